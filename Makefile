@@ -10,7 +10,7 @@ export PYTHONDONTWRITEBYTECODE :=
 # By default the system's own Python, if it is 3.11 or newer, else python3 on the PATH.
 PYTHON ?=
 BIN := .venv/bin
-# Root of the demo's lakehouse: an absolute path, or s3://bucket/prefix with AWS_ACCESS_KEY_ID and so on in the environment.
+# Root of the demo's lakehouse: an absolute path, or a URI with options and credentials in the environment (docs/getting-started.md).
 ROOT ?= $(CURDIR)/.demo/lakehouse
 DAGSTER_HOME ?= $(CURDIR)/.demo/dagster_home
 PORT ?= 3000
@@ -35,7 +35,7 @@ QUICK_TESTS := tests/format tests/tree tests/transaction tests/golden tests/tabl
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' Makefile
-	@echo "Variables: ROOT (demo lakehouse, a folder or s3://bucket/prefix), DAGSTER_HOME (demo runs), PORT (of make ui), ARGS (for demo or pytest), PYTHON"
+	@echo "Variables: ROOT (demo lakehouse, a folder or a URI such as s3://bucket/prefix), DAGSTER_HOME (demo runs), PORT (of make ui), ARGS (for demo or pytest), PYTHON"
 
 setup: ## create .venv with the pinned packages; at once when it is current
 	@PYTHON="$(PYTHON)" scripts/setup_venv.sh

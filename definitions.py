@@ -4,8 +4,8 @@
 ``TRINITYLAKE_STORAGE_OPTIONS``  options of its storage, ``K=V,K=V``, such as ``endpoint=https://s3.example.com``
 ``SPARK_MASTER``                 Spark master URL (default: local[2])
 
-Credentials of S3 are not among these, as Dagster shows options: each process takes them from its own environment,
-``AWS_ACCESS_KEY_ID`` and so on, or from its role.
+Credentials are not among these, as Dagster shows options. Each process takes them from its own environment, from
+``AWS_ACCESS_KEY_ID``, ``AZURE_STORAGE_ACCOUNT_KEY``, ``REDIS_PASSWORD`` and so on, or from its role.
 """
 
 import os

@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from trinitylake_ops.storage.options import redact_assignments
+
 PROJECT = Path(__file__).parents[1]
 PACKAGE = PROJECT / "trinitylake_ops"
 FOLDERS = sorted({path.parent for path in PACKAGE.rglob("*.py") if path.parent.name != "generated"})
@@ -146,6 +148,13 @@ def test_sentences_of_messages_are_short(folder: Path) -> None:
         for sentence in too_long_in_messages(path.read_text())
     }
     assert found == set()
+
+
+@pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: str(folder.relative_to(PROJECT)))
+def test_no_message_has_words_that_are_taken_for_credentials(folder: Path) -> None:
+    """The command line prints asterisks for them."""
+    texts = {text for path in folder.glob("*.py") for text in messages(ast.parse(path.read_text()))}
+    assert {text for text in texts if redact_assignments(text) != text} == set()
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(PROJECT)))

@@ -30,6 +30,8 @@ WRONG = [
     ("storage_options: {colour: red}", "unknown option 'colour'"),
     ("allowed_roots: [s3://KEY:secret@bucket/lake]", "one of 'allowed_roots' is not shown"),
     (f"storage_options: {{secret_access_key: {SECRET_ACCESS_KEY}}}", "'secret_access_key' is a credential"),
+    (f"storage_options: {{s3.secret_access_key: {SECRET_ACCESS_KEY}}}", "'s3.secret_access_key' is a credential"),
+    ("storage_options: {gs.region: here}", "unknown option 'gs.region'"),
     (f"secret_options_from_env: {{access_key_id: {SECRET_ACCESS_KEY}}}", "no name of an environment variable"),
     ("tables: [orders]", "'orders' names no table; write NAMESPACE.TABLE"),
     ("timezone: Atlantis", "Atlantis"),

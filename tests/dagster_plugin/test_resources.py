@@ -1,16 +1,19 @@
 """The lakehouse resource: which options it takes, and that credentials never enter Dagster's configuration."""
 
 import traceback
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import dagster as dg
 import pytest
+import yaml
 from pydantic import ValidationError
 
 from tests.credentials.canaries import ACCESS_KEY_ID, RIGHT, SECRET_ACCESS_KEY, SESSION_TOKEN, leaks
 from tests.dagster_plugin.quiet import QUIET
 from trinitylake_ops import Lakehouse
+from trinitylake_ops.dagster_plugin import TrinityLakeMaintenanceComponent
 from trinitylake_ops.dagster_plugin.resources import (
     SecretVariables,
     SparkResource,
@@ -19,15 +22,17 @@ from trinitylake_ops.dagster_plugin.resources import (
 )
 from trinitylake_ops.errors import InvalidInputError
 from trinitylake_ops.storage.cache.options import CACHE_OPTIONS
-from trinitylake_ops.storage.options import OPTIONS_VARIABLE, SECRET_OPTIONS, StorageOptions
+from trinitylake_ops.storage.options import OPTIONS_VARIABLE, SECRET_OPTIONS, StorageOptions, is_secret
 from trinitylake_ops.storage.schemes import OWN_SCHEMES
 
 
 def test_every_option_has_its_place_in_the_configuration() -> None:
     of_schemes = {name for scheme in OWN_SCHEMES.values() for name in scheme.options}
     of_all = CACHE_OPTIONS | {"allowed_roots", "whole_file_limit_bytes"}
-    assert set(StorageSettings.model_fields) == (of_schemes | of_all) - SECRET_OPTIONS
-    assert set(SecretVariables.model_fields) == SECRET_OPTIONS
+    named = {f"{scheme.name}.{name}" for scheme in OWN_SCHEMES.values() for name in scheme.options}
+    secret = {name for name in named if is_secret(name)}
+    assert StorageSettings.names() == ((of_schemes | of_all) - SECRET_OPTIONS) | (named - secret)
+    assert SecretVariables.names() == SECRET_OPTIONS | secret
 
 
 def test_options_reach_the_lakehouse_and_stay_when_it_is_made_anew(tmp_path: Path) -> None:
@@ -64,6 +69,65 @@ def test_credentials_come_from_named_variables_when_they_are_needed(monkeypatch:
     resource.open()
     assert opened == [("s3://bucket/lake", StorageOptions(RIGHT))]
     assert leaks(f"{resource!r} {resource} {resource.model_dump_json()} {opened}") == []
+
+
+def test_options_of_other_roots_have_their_scheme_before_their_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MY_KEY", ACCESS_KEY_ID)
+    monkeypatch.setenv("MY_SECRET", SECRET_ACCESS_KEY)
+    shown = {"fsync": "false", "s3.endpoint": "https://host:9000", "redis.cluster": "true"}
+    variables = {"s3.access_key_id": "MY_KEY", "s3.secret_access_key": "MY_SECRET"}
+    resource = TrinityLakeResource(
+        root=str(tmp_path),
+        storage_options=StorageSettings(**shown),
+        secret_options_from_env=SecretVariables(**variables),
+    )
+    hidden = {f"s3.{name}": value for name, value in RIGHT.items()}
+    assert resource.open_or_create().storage_options == {**shown, **hidden}
+    assert leaks(f"{resource!r} {resource.model_dump_json()}") == []
+
+
+@pytest.mark.parametrize(
+    ("make", "given", "said"),
+    [
+        (StorageSettings, {"s3.endpoint": f"https://user:{SECRET_ACCESS_KEY}@host"}, "'endpoint' must be"),
+        (StorageSettings, {"s3.secret_access_key": SECRET_ACCESS_KEY}, "'s3.secret_access_key' is a credential"),
+        (SecretVariables, {"s3.secret_access_key": SECRET_ACCESS_KEY}, "'s3.secret_access_key' is no name of an env"),
+        (StorageSettings, {"gs.region": SECRET_ACCESS_KEY}, "unknown option 'gs.region'; .*, and each as SCHEME.NAME"),
+        (StorageSettings, {"s3__region": SECRET_ACCESS_KEY}, "unknown option 's3__region'"),
+    ],
+)
+def test_mistakes_among_options_of_other_roots_are_refused_unseen(
+    make: Callable[..., object], given: dict[str, str], said: str
+) -> None:
+    with pytest.raises(InvalidInputError, match=said) as caught:
+        make(**given)
+    assert leaks(everything_shown(caught.value)) == []
+
+
+def test_options_of_other_roots_come_from_variables_and_from_the_launchpad(monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = StorageSettings(**{"s3.endpoint": dg.EnvVar("LAKE_ENDPOINT")})
+    resource = TrinityLakeResource(root="memory://never-made/", storage_options=settings)
+    monkeypatch.setenv("LAKE_ENDPOINT", f"https://user:{SECRET_ACCESS_KEY}@host")
+    given = {"root": "memory://never-made/", "storage_options": {"s3.region": "here", "gs.project": "mine"}}
+    with dg.instance_for_test() as instance:
+        seen = failed_look(instance, resource)
+        assert "'endpoint' must be" in seen
+        assert leaks(seen) == []
+        monkeypatch.setenv("LAKE_ENDPOINT", "https://host")
+        assert "there is no lakehouse at memory://never-made/" in failed_look(instance, resource)
+        assert "there is no lakehouse at memory://never-made/" in failed_look(instance, resource, given)
+
+
+def test_what_the_page_shows_is_the_same_by_code_and_by_yaml() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "dagster.md").read_text()
+    section = page.partition("## Options of the storage")[2]
+    code, written = (section.partition(f"```{kind}\n")[2].partition("```")[0] for kind in ("python", "yaml"))
+    by_code = eval(code)
+    component = TrinityLakeMaintenanceComponent(**yaml.safe_load(written))
+    assert component.settings().lakehouse == by_code
+    assert by_code.storage_options.given()["s3.region"] == "eu-1"
 
 
 @pytest.mark.parametrize("name", sorted(SECRET_OPTIONS))
@@ -253,7 +317,7 @@ def test_values_of_the_launchpad_are_refused_unseen(config: dict[str, Any], said
     assert leaks(seen) == []
 
 
-@pytest.mark.parametrize("name", ["secret_access_key", "secret_key"])
+@pytest.mark.parametrize("name", ["secret_access_key", "secret_key", "s3.secret_access_key"])
 def test_the_launchpad_refuses_credentials_before_a_run_is_recorded(name: str) -> None:
     resource = TrinityLakeResource(root="memory://never-made/")
     given = {"root": "memory://never-made/", "storage_options": {name: SECRET_ACCESS_KEY}}

@@ -12,6 +12,7 @@ import sys
 import time
 import urllib.request
 from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -36,14 +37,15 @@ OTHER_RUNS = 1 + 2 + 4  # beside one for each month
 
 
 class FinishedDemo:
-    def __init__(self, folder: Path, months: int):
+    def __init__(self, folder: Path, months: int, environment: Mapping[str, str] | None = None):
         self.months = months
         self.runs = months + OTHER_RUNS
         self.root = str(folder / "lakehouse")
         self.home = folder / "dagster_home"
         self.home.mkdir()
         shutil.copy(REPOSITORY / "deploy" / "demo" / "dagster.yaml", self.home)
-        self.environment = {**os.environ, "DAGSTER_HOME": str(self.home), "TRINITYLAKE_ROOT": self.root}
+        given = {"DAGSTER_HOME": str(self.home), "TRINITYLAKE_ROOT": self.root, **(environment or {})}
+        self.environment = {**os.environ, **given}
         command = [sys.executable, "-m", "trinitylake_ops.demo", "--months", str(months)]
         done = subprocess.run(
             command, cwd=REPOSITORY, env=self.environment, capture_output=True, text=True, timeout=900, check=False

@@ -73,6 +73,13 @@ def test_the_options_of_one_storage_do_not_reach_the_other(places: Places) -> No
     assert Lakehouse.open(places.root, plain).snapshot().namespaces() == ["ns"]
 
 
+def test_a_relocation_asks_at_the_table_root_with_its_own_options(places: Places) -> None:
+    lake = Lakehouse.create(places.root, {**places.options, "durability": "always"}, table_root=places.table_root)
+    catalog_at(lake).create_namespace("ns")
+    catalog_at(lake).create_table("ns.t", _SCHEMA)
+    assert maintenance.plan_relocation(lake).is_empty
+
+
 def test_the_command_line_sets_it(places: Places) -> None:
     given = [word for name, value in places.options.items() for word in ("--storage-option", f"{name}={value}")]
     command = ["--root", places.root, *given]

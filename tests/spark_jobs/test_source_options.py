@@ -91,41 +91,60 @@ def test_storage_options_win_over_those_of_the_environment(monkeypatch: pytest.M
     }  # fmt: skip
 
 
+def own(given: dict[str, str]) -> dict[str, str]:
+    """Return the storage options for the root itself."""
+    options = SourceOptions.parse(given).storage_options
+    return {name: value for name, value in options.items() if "." not in name}
+
+
 @pytest.mark.parametrize("given", [S3, DYNAMODB])
 def test_credentials_of_the_environment_go_along(monkeypatch: pytest.MonkeyPatch, given: dict[str, str]) -> None:
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "a")
-    assert dict(SourceOptions.parse(given).storage_options) == {}
+    assert own(given) == {}
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "b")
-    assert dict(SourceOptions.parse(given).storage_options) == {"access_key_id": "a", "secret_access_key": "b"}
-    assert dict(SourceOptions.parse(LOCAL).storage_options) == {}
+    assert own(given) == {"access_key_id": "a", "secret_access_key": "b"}
+    assert own(LOCAL) == {}
     monkeypatch.setenv("AWS_SESSION_TOKEN", "c")
-    assert SourceOptions.parse(given).storage_options["session_token"] == "c"
+    assert own(given)["session_token"] == "c"
     monkeypatch.setenv(OPTIONS_VARIABLE, "access_key_id=x,secret_access_key=y")
-    assert dict(SourceOptions.parse(given).storage_options) == {"access_key_id": "x", "secret_access_key": "y"}
+    assert own(given) == {"access_key_id": "x", "secret_access_key": "y"}
 
 
 def test_user_and_password_of_the_environment_go_along(monkeypatch: pytest.MonkeyPatch) -> None:
     given = {"root": "rediss://host/0/lake/", "path": "ns.t"}
     monkeypatch.setenv("REDIS_USERNAME", "writer")
-    assert dict(SourceOptions.parse(given).storage_options) == {}, "a user without a password is nobody"
+    assert own(given) == {}, "a user without a password is nobody"
     monkeypatch.setenv("REDIS_PASSWORD", "word")
-    assert dict(SourceOptions.parse(given).storage_options) == {"username": "writer", "password": "word"}
-    assert dict(SourceOptions.parse(S3).storage_options) == {}
+    assert own(given) == {"username": "writer", "password": "word"}
+    assert own(S3) == {}
     monkeypatch.setenv(OPTIONS_VARIABLE, "password=given")
-    assert dict(SourceOptions.parse(given).storage_options) == {"password": "given"}
+    assert own(given) == {"password": "given"}
 
 
 def test_an_account_of_the_environment_goes_along(monkeypatch: pytest.MonkeyPatch) -> None:
     without_account = {**AZURE, "root": "az://box/lake/"}
     monkeypatch.setenv("AZURE_STORAGE_ACCOUNT_NAME", "account")
-    assert dict(SourceOptions.parse(AZURE).storage_options) == {}, "the root names its own"
-    assert dict(SourceOptions.parse(without_account).storage_options) == {"account_name": "account"}
+    assert own(AZURE) == {}, "the root names its own"
+    assert own(without_account) == {"account_name": "account"}
     monkeypatch.setenv("AZURE_STORAGE_SAS_TOKEN", "c")
-    assert dict(SourceOptions.parse(AZURE).storage_options) == {"sas_token": "c"}
+    assert own(AZURE) == {"sas_token": "c"}
     monkeypatch.setenv("AZURE_STORAGE_ACCOUNT_KEY", "b")
-    assert dict(SourceOptions.parse(without_account).storage_options) == {"account_name": "account", "account_key": "b"}
+    assert own(without_account) == {"account_name": "account", "account_key": "b"}
     monkeypatch.setenv("AZURE_STORAGE_CONNECTION_STRING", "a")
-    assert dict(SourceOptions.parse(without_account).storage_options) == {"connection_string": "a"}
-    assert dict(SourceOptions.parse(S3).storage_options) == {}
+    assert own(without_account) == {"connection_string": "a"}
+    assert own(S3) == {}
     monkeypatch.setenv(OPTIONS_VARIABLE, "sas_token=given")
-    assert dict(SourceOptions.parse(AZURE).storage_options) == {"sas_token": "given"}
+    assert own(AZURE) == {"sas_token": "given"}
+
+
+def test_what_the_environment_gives_to_other_roots_goes_along_for_these(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "a")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "b")
+    given = {"root": "redis://host/0/lake/", "path": "ns.t", "storage.s3.endpoint": "https://one.example"}
+    options = SourceOptions.parse(given).storage_options
+    assert options.beyond(given["root"], "s3://bucket/tables/").of_scheme("s3", is_own=False) == {  # type: ignore[union-attr]
+        "endpoint": "https://one.example", "access_key_id": "a", "secret_access_key": "b",
+    }  # fmt: skip
+    assert options.of_scheme("redis") == {}
+    with pytest.raises(InvalidInputError, match=r"'storage.s3.secret_access_key' would be seen"):
+        SourceOptions.parse({**given, "storage.s3.secret_access_key": "hush"})

@@ -63,7 +63,7 @@ def test_roots(root: str, container: str, prefix: str, account: str | None, endp
     ],
 )  # fmt: skip
 def test_other_roots_are_refused_and_not_repeated(root: str) -> None:
-    with pytest.raises(InvalidLocationError, match="has the form abfss://CONTAINER@ACCOUNT") as caught:
+    with pytest.raises(InvalidLocationError, match="has the form abfss://container@ACCOUNT") as caught:
         AzureLocation.of(root)
     assert "hu" not in str(caught.value).lower()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import pickle
 import socket
 import subprocess
@@ -354,6 +355,21 @@ def test_a_forked_child_is_refused_and_its_parent_goes_on(root: str) -> None:
     assert "forked" in child.next_report()
     assert child.finish()[0] == 0
     assert storage.read("f") == BODY
+
+
+def test_a_forked_child_does_not_wait_where_it_drops_what_its_parent_used(root: str) -> None:
+    """A client that is destroyed waits for its threads. In the child there are none."""
+    used = [open_storage(root)]
+    used[0].create("f", BODY)
+
+    def drop(report: Callable[[str], None]) -> None:
+        used.clear()
+        gc.collect()
+        report("dropped")
+
+    child = fork(drop, time_limit_seconds=20)
+    assert child.finish() == (0, ["dropped"])
+    assert used[0].read("f") == BODY
 
 
 def test_a_child_that_was_forked_before_the_first_use_works(root: str) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import pickle
 from pathlib import Path
 
 import pytest
@@ -9,9 +11,12 @@ import pytest
 from trinitylake_ops import Lakehouse
 from trinitylake_ops.errors import InvalidInputError, InvalidLocationError
 from trinitylake_ops.storage import open_storage
-from trinitylake_ops.storage.options import StorageOptions
+from trinitylake_ops.storage.aws.settings import AwsSettings
+from trinitylake_ops.storage.gcs.settings import GcsSettings
+from trinitylake_ops.storage.options import StorageOptions, is_secret
 from trinitylake_ops.storage.scheme import Scheme
-from trinitylake_ops.storage.schemes import OWN_SCHEMES, environment_of
+from trinitylake_ops.storage.schemes import OWN_SCHEMES, environment_of, with_environment
+from trinitylake_ops.tree.nodes.elsewhere import Elsewhere
 
 _MODULE = """
 from trinitylake_ops.storage import LocalStorage
@@ -30,6 +35,13 @@ file = shelves_of_others:SCHEME
 box = shelves_of_others:OTHER
 bag = shelves_of_others:open_shelf
 """
+
+
+@pytest.fixture(autouse=True)
+def empty_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hide what the machine's environment gives to roots."""
+    for name in {name for scheme in OWN_SCHEMES.values() for name in scheme.environment}:
+        monkeypatch.delenv(name, raising=False)
 
 
 @pytest.fixture(autouse=True)
@@ -84,3 +96,94 @@ def test_the_documentation_has_every_scheme_and_what_it_takes_of_the_environment
     page = (Path(__file__).parents[2] / "docs" / "storage.md").read_text()
     assert f"{scheme.name}://" in page
     assert [variable for variable in scheme.environment if f"`{variable}`" not in page] == []
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("azure.endpoint", "what stands before the dot is a scheme, as file, memory, s3"),
+        ("s3.endpont", r"unknown storage option 'endpont': s3:// supports"),
+        ("gs.fsync", r"unknown storage option 'fsync': gs:// supports"),
+    ],
+)
+def test_a_mistyped_option_for_other_roots_is_refused(tmp_path: Path, name: str, said: str) -> None:
+    with pytest.raises(InvalidInputError, match=said) as caught:
+        open_storage(f"file://{tmp_path}/", {name: "nobody-may-see-this"})
+    assert "nobody-may-see-this" not in str(caught.value)
+
+
+def test_options_for_roots_of_other_packages_are_taken_as_they_are(tmp_path: Path) -> None:
+    assert open_storage(f"file://{tmp_path}/", {"shelf.slow": "true"}).root == f"file://{tmp_path}/"
+
+
+_SOME_KEY = {"type": "service_account", "private_key": "key-of-the-environment", "client_email": "a"}
+_GIVEN: dict[str, tuple[dict[str, str], dict[str, str]]] = {
+    "s3://bucket/lake/": (
+        {
+            "AWS_ACCESS_KEY_ID": "hush1",
+            "AWS_SECRET_ACCESS_KEY": "hush2",
+            "AWS_REGION": "here",
+            "AWS_ENDPOINT_URL": "http://a",
+        },
+        {"access_key_id": "hush1", "secret_access_key": "hush2", "region": "here", "endpoint": "http://a"},
+    ),
+    "dynamodb://table/lake/": (
+        {"AWS_ENDPOINT_URL": "http://a", "AWS_ENDPOINT_URL_DYNAMODB": "http://b", "AWS_DEFAULT_REGION": "there"},
+        {"endpoint": "http://b", "region": "there"},
+    ),
+    "az://box/lake/": (
+        {"AZURE_STORAGE_ACCOUNT_NAME": "account", "AZURE_STORAGE_ACCOUNT_KEY": "aHVzaA=="},
+        {"account_name": "account", "account_key": "aHVzaA=="},
+    ),
+    "redis://host/0/lake/": ({"REDIS_PASSWORD": "hush"}, {"password": "hush"}),
+    "gs://bucket/lake/": ({"STORAGE_EMULATOR_HOST": "a:1"}, {"endpoint": "http://a:1", "credentials": "anonymous"}),
+}
+
+
+@pytest.mark.parametrize("root", _GIVEN)
+def test_a_pickled_storage_has_what_the_environment_gave(root: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    variables, expected = _GIVEN[root]
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    storage = open_storage(root)
+    pickled, further = pickle.dumps(storage), pickle.dumps(Elsewhere("memory://x/", StorageOptions()))
+    for name in variables:
+        monkeypatch.delenv(name)
+    assert pickle.loads(pickled).inner.options == expected
+    scheme = root.partition("://")[0]
+    options = pickle.loads(further)._options.beyond("memory://x/", root)
+    assert options.of_scheme(scheme, is_own=False) == expected
+    assert not any(value in repr(options) for name, value in expected.items() if is_secret(name))
+
+
+def test_a_file_of_credentials_goes_along_as_its_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "key.json"
+    monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(file))
+    for text, expected in (
+        (json.dumps(_SOME_KEY), {"credentials": json.dumps(_SOME_KEY)}),
+        (json.dumps({"type": "external_account"}), {}),
+        ("{", {}),
+        ("{" * 70_000, {}),
+    ):
+        file.write_text(text)
+        assert with_environment("gs://bucket/", {}) == expected
+    file.unlink()
+    assert with_environment("gs://bucket/", {}) == {}
+    assert with_environment("gs://bucket/", {"credentials": "anonymous"}) == {"credentials": "anonymous"}
+
+
+def test_an_emulator_gets_nobodys_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert GcsSettings.of(StorageOptions()).credentials is None
+    monkeypatch.setenv("STORAGE_EMULATOR_HOST", "a:1")
+    assert GcsSettings.of(StorageOptions()).credentials == "anonymous"
+    assert GcsSettings.of(StorageOptions({"endpoint": "http://b"})).credentials is None
+    assert GcsSettings.of(StorageOptions({"credentials": "/key.json"})).credentials == "/key.json"
+
+
+def test_a_region_is_found_by_each_of_its_variables(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Botocore looks at one of them only."""
+    monkeypatch.setenv("AWS_REGION", "here")
+    assert AwsSettings.of(StorageOptions()).region == "here"
+    assert AwsSettings.of(StorageOptions({"region": "there"})).region == "there"
+    monkeypatch.setenv("AWS_DEFAULT_REGION", "elsewhere")
+    assert AwsSettings.of(StorageOptions()).region is None, "botocore finds it"

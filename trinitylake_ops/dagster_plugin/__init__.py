@@ -22,12 +22,8 @@ if TYPE_CHECKING:
     from trinitylake_ops.dagster_plugin.ops.jobs import build_jobs
     from trinitylake_ops.dagster_plugin.ops.scheduled import ApplyLimits
     from trinitylake_ops.dagster_plugin.publish import build_publish_asset
-    from trinitylake_ops.dagster_plugin.resources import (
-        SecretVariables,
-        SparkResource,
-        StorageSettings,
-        TrinityLakeResource,
-    )
+    from trinitylake_ops.dagster_plugin.resources import SparkResource, TrinityLakeResource
+    from trinitylake_ops.dagster_plugin.storage_settings import SecretVariables, StorageSettings
 
 __all__ = [
     "ApplyLimits",
@@ -92,10 +88,12 @@ __getattr__, __dir__ = lazy_face(
         "ops.scheduled": ("ApplyLimits",),
         "publish": ("build_publish_asset",),
         "resources": (
-            "SecretVariables",
             "SparkResource",
-            "StorageSettings",
             "TrinityLakeResource",
+        ),
+        "storage_settings": (
+            "SecretVariables",
+            "StorageSettings",
         ),
     },
     extra="dagster",

@@ -117,7 +117,7 @@ def _root(settings: LakehouseSettings) -> tuple[str, str | None]:
         return settings.lakehouse.root, None
     root = normalize_root_uri(root)
     options = settings.lakehouse.storage_options
-    given = (_value(getattr(options, name)) for name in place_of(root))
+    given = (_value(options.of_scheme(root.partition("://")[0], name)) for name in place_of(root))
     return root, next((place.rstrip("/") for place in given if place), None)
 
 

@@ -17,7 +17,8 @@ from trinitylake_ops.dagster_plugin.checks import CheckLimits
 from trinitylake_ops.dagster_plugin.code_location import LakehouseSettings, build_trinitylake_definitions
 from trinitylake_ops.dagster_plugin.names import LakehouseNames
 from trinitylake_ops.dagster_plugin.ops.scheduled import ApplyLimits
-from trinitylake_ops.dagster_plugin.resources import SecretVariables, StorageSettings, TrinityLakeResource
+from trinitylake_ops.dagster_plugin.resources import TrinityLakeResource
+from trinitylake_ops.dagster_plugin.storage_settings import SecretVariables, StorageSettings
 from trinitylake_ops.errors import InvalidInputError
 from trinitylake_ops.maintenance import Budget
 

@@ -103,7 +103,7 @@ def _place_or_none(option: str, example: str) -> AfterValidator:
     def check(text: str) -> None:
         if text and not is_root_uri(text):
             raise InvalidInputError(
-                f"{option} is not shown, as it may hold credentials: give an absolute path or a URI such as {example}"
+                f"{option} is not shown, as it may hold credentials; give an absolute path or a URI such as {example}"
             )
 
     return _checked(check)

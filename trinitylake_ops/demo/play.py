@@ -253,7 +253,8 @@ def main(root: str, source: str, months: int, definitions_file: str) -> None:
     """Fill a lakehouse with a year of flights, month by month, and play two incidents in the last month.
 
     A lakehouse that is already at the root is kept: the demo publishes on top of it. Options of its
-    storage come from TRINITYLAKE_STORAGE_OPTIONS, credentials of S3 from AWS_ACCESS_KEY_ID and so on.
+    storage come from TRINITYLAKE_STORAGE_OPTIONS. Credentials come from the storage's own variables, such as
+    AWS_ACCESS_KEY_ID or REDIS_PASSWORD.
     """
     os.environ["TRINITYLAKE_ROOT"] = root
     console = Console(file=sys.stdout, width=None if sys.stdout.isatty() else _PIPED_WIDTH_CHARS)

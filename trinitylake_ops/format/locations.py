@@ -14,7 +14,7 @@ _USER_INFO = re.compile(r"^(?:[A-Za-z][A-Za-z0-9+.-]*:/{1,2})?[^/@:]+:(?!\d+(?:/
 _CONTAINER_AT_ACCOUNT = re.compile(r"(?:\$root|\$web|[a-z0-9-]{3,63})@[a-z0-9][a-z0-9.-]*")
 _AZURE_SCHEMES = frozenset({"abfs", "abfss"})
 _S3_SCHEMES = re.compile(r"^s3[an]://")
-_NO_CREDENTIALS = "a root holds no credentials: leave out what stands before '@' and give it by the environment"
+_NO_CREDENTIALS = "a root holds no credentials, so leave out what stands before '@' and give it by the environment"
 _FILE_PATH = re.compile(r"^file:/(?!/)")
 _URI = re.compile(r"^([A-Za-z][A-Za-z0-9+.-]*)://([^/]*)(/.*)?$", re.DOTALL)
 

@@ -23,7 +23,7 @@ from trinitylake_ops.storage.open import open_storage
 from trinitylake_ops.storage.parallel import in_one_round, run_parallel
 from trinitylake_ops.tables.files.relocating import DELETES_REMEDY, MovedFiles, moved_files, write_relocated
 from trinitylake_ops.tables.io.file_io import reading_io, writing_io
-from trinitylake_ops.transaction.lakehouse import Lakehouse
+from trinitylake_ops.transaction.lakehouse import Lakehouse, options_for
 from trinitylake_ops.versions.snapshot import Snapshot
 
 MAX_ATTEMPTS = 5
@@ -199,7 +199,7 @@ def _left_table_root(lake: Lakehouse, base: Snapshot, found: Sequence[MovedTable
     if any(uri.startswith(root) for one in found for uri in one.files.uris):
         return table_root
     try:
-        writing_io(lake).folders.check_is_of_no_copy(open_storage(root, lake.storage_options))
+        writing_io(lake).folders.check_is_of_no_copy(open_storage(root, options_for(lake, root)))
     except LocationNotAllowedError:
         return table_root
     return ""

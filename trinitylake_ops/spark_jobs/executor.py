@@ -179,7 +179,8 @@ class SparkExecutor:
         for storage in storages:
             if storage.root.startswith("memory://"):
                 raise InvalidInputError(
-                    f"Spark's tasks are other processes and cannot see {storage.root}; use an s3:// or file:// root"
+                    f"Spark's tasks are other processes and cannot see {storage.root};"
+                    " use a root on a storage that they reach"
                 )
         buffer = io.BytesIO()
         _WorkPickler(buffer, rate).dump(work)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from trinitylake_ops.errors import InvalidInputError
 from trinitylake_ops.storage.cache.options import CACHE_OPTIONS
 from trinitylake_ops.storage.interface import Storage
 from trinitylake_ops.storage.options import ALLOWED_ROOTS, WHOLE_FILE_LIMIT, StorageOptions
-from trinitylake_ops.storage.schemes import scheme_of
+from trinitylake_ops.storage.scheme import Scheme
+from trinitylake_ops.storage.schemes import OWN_SCHEMES, is_added, scheme_of
 from trinitylake_ops.storage.wrappers.retry import RetryStorage
 
 _OF_ALL = CACHE_OPTIONS | {ALLOWED_ROOTS, WHOLE_FILE_LIMIT}
@@ -28,9 +29,26 @@ def open_storage(root_uri: str, storage_options: Mapping[str, str] | None = None
     known or not valid. Neither repeats credentials. Raises MissingExtraError if a client's library is missing.
     """
     scheme = scheme_of(root_uri)
-    options = StorageOptions(storage_options).of_scheme(scheme.name)
+    given = StorageOptions(storage_options)
+    options = given.of_scheme(scheme.name)
+    _check_names(scheme, options)
+    for name in given:
+        _check_other(name)
+    return RetryStorage(scheme.open(root_uri, options))
+
+
+def _check_names(scheme: Scheme, names: Iterable[str]) -> None:
     known = scheme.options | _OF_ALL
-    if unknown := sorted(set(options) - known):
+    if unknown := sorted(set(names) - known):
         supported = ", ".join(sorted(known))
         raise InvalidInputError(f"unknown storage option {unknown[0]!r}: {scheme.name}:// supports {supported}")
-    return RetryStorage(scheme.open(root_uri, options))
+
+
+def _check_other(name: str) -> None:
+    """Refuse an option for roots of a scheme that nobody has. What another package takes is checked when it opens."""
+    scheme, dot, plain = name.partition(".")
+    if dot and scheme in OWN_SCHEMES:
+        _check_names(OWN_SCHEMES[scheme], [plain])
+    elif dot and not is_added(scheme):
+        known = ", ".join(OWN_SCHEMES)
+        raise InvalidInputError(f"unknown storage option {name!r}: what stands before the dot is a scheme, as {known}")

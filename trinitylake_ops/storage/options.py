@@ -131,6 +131,10 @@ class StorageOptions(Mapping[str, str]):
         further = {name: value for name, value in self._values.items() if "." in name}
         return StorageOptions(further) if further else None
 
+    def on_top_of(self, others: Mapping[str, str]) -> StorageOptions:
+        """Return these options with others below them, such as those that the environment gives."""
+        return StorageOptions({**others, **self._values})
+
     def shown(self) -> dict[str, str]:
         """Return the options as people may see them: credentials as asterisks."""
         return {name: _HIDDEN if is_secret(name) else value for name, value in self._values.items()}

@@ -13,18 +13,22 @@ from importlib.metadata import EntryPoint, entry_points
 
 from trinitylake_ops.errors import InvalidInputError, InvalidLocationError
 from trinitylake_ops.extras import needs
-from trinitylake_ops.storage.aws.settings import aws_credentials
 from trinitylake_ops.storage.azure.account import account_of_environment
 from trinitylake_ops.storage.azure.settings import AZURE_CLIENTS, AZURE_ENVIRONMENT, AZURE_OPTIONS, AzureLocation
-from trinitylake_ops.storage.dynamodb.settings import DYNAMODB_ENVIRONMENT, DYNAMODB_OPTIONS, DynamoDBLocation
-from trinitylake_ops.storage.gcs.settings import GCS_ENVIRONMENT, GCS_OPTIONS, GcsLocation
+from trinitylake_ops.storage.dynamodb.settings import (
+    DYNAMODB_ENVIRONMENT,
+    DYNAMODB_OPTIONS,
+    DynamoDBLocation,
+    dynamodb_of_environment,
+)
+from trinitylake_ops.storage.gcs.settings import GCS_ENVIRONMENT, GCS_OPTIONS, GcsLocation, gcs_of_environment
 from trinitylake_ops.storage.hdfs.settings import HDFS_ENVIRONMENT, HDFS_OPTIONS, HdfsLocation
 from trinitylake_ops.storage.interface import Storage
 from trinitylake_ops.storage.local.storage import LocalStorage
 from trinitylake_ops.storage.memory import MemoryStorage
 from trinitylake_ops.storage.options import StorageOptions, whole_file_limit_bytes
-from trinitylake_ops.storage.redis.settings import REDIS_ENVIRONMENT, REDIS_OPTIONS, RedisLocation, redis_credentials
-from trinitylake_ops.storage.s3.settings import S3_CLIENTS, S3_ENVIRONMENT, S3_OPTIONS, S3Location
+from trinitylake_ops.storage.redis.settings import REDIS_ENVIRONMENT, REDIS_OPTIONS, RedisLocation, redis_of_environment
+from trinitylake_ops.storage.s3.settings import S3_CLIENTS, S3_ENVIRONMENT, S3_OPTIONS, S3Location, s3_of_environment
 from trinitylake_ops.storage.scheme import Scheme
 
 ENTRY_POINTS = "trinitylake_ops.storages"
@@ -76,15 +80,23 @@ def place_of(root_uri: str) -> tuple[str, ...]:
 
 
 def with_environment(root_uri: str, options: Mapping[str, str]) -> StorageOptions:
-    """Return the options of a root of our own schemes, with those that the environment gives below them.
+    """Return the options of a lakehouse, with those that the environment gives below them: for tasks elsewhere.
 
-    Credentials are among them. Those of the environment are taken where the options have none.
+    Credentials are among them, each where the options have none. Those for other roots than the lakehouse's have
+    their scheme before their name.
     """
-    scheme = OWN_SCHEMES.get(root_uri.partition("://")[0])
-    if scheme is None:
-        return StorageOptions(options)
-    own = StorageOptions(options).of_scheme(scheme.name)
-    return StorageOptions({**scheme.from_environment(root_uri, own), **options})
+    given, own = StorageOptions(options), root_uri.partition("://")[0]
+    found: dict[str, str] = {}
+    for name, scheme in OWN_SCHEMES.items():
+        of_scheme = given.of_scheme(name, is_own=name == own)
+        more = scheme.from_environment(root_uri if name == own else f"{name}://", of_scheme)
+        found |= more if name == own else {f"{name}.{option}": value for option, value in more.items()}
+    return StorageOptions({**found, **given})
+
+
+def is_added(scheme: str) -> bool:
+    """Whether another package adds this scheme."""
+    return scheme in _added()
 
 
 def _added() -> Mapping[str, EntryPoint]:
@@ -169,7 +181,7 @@ OWN_SCHEMES: Mapping[str, Scheme] = {
     for scheme in (
         Scheme("file", frozenset({"fsync"}), _open_local),
         Scheme("memory", frozenset(), _open_memory),
-        Scheme("s3", S3_OPTIONS, _open_s3, S3_ENVIRONMENT, S3Location.of, ("endpoint",), aws_credentials),
+        Scheme("s3", S3_OPTIONS, _open_s3, S3_ENVIRONMENT, S3Location.of, ("endpoint",), s3_of_environment),
         Scheme(
             "abfss",
             AZURE_OPTIONS,
@@ -187,7 +199,7 @@ OWN_SCHEMES: Mapping[str, Scheme] = {
             ("endpoint", "account_name"),
             account_of_environment,
         ),
-        Scheme("gs", GCS_OPTIONS, _open_gcs, GCS_ENVIRONMENT, GcsLocation.of, ("endpoint",)),
+        Scheme("gs", GCS_OPTIONS, _open_gcs, GCS_ENVIRONMENT, GcsLocation.of, ("endpoint",), gcs_of_environment),
         Scheme(
             "dynamodb",
             DYNAMODB_OPTIONS,
@@ -195,10 +207,15 @@ OWN_SCHEMES: Mapping[str, Scheme] = {
             DYNAMODB_ENVIRONMENT,
             DynamoDBLocation.of,
             ("endpoint",),
-            aws_credentials,
+            dynamodb_of_environment,
         ),
         Scheme(
-            "redis", REDIS_OPTIONS, _open_redis, REDIS_ENVIRONMENT, RedisLocation.of, from_environment=redis_credentials
+            "redis",
+            REDIS_OPTIONS,
+            _open_redis,
+            REDIS_ENVIRONMENT,
+            RedisLocation.of,
+            from_environment=redis_of_environment,
         ),
         Scheme(
             "rediss",
@@ -206,7 +223,7 @@ OWN_SCHEMES: Mapping[str, Scheme] = {
             _open_redis,
             REDIS_ENVIRONMENT,
             RedisLocation.of,
-            from_environment=redis_credentials,
+            from_environment=redis_of_environment,
         ),
         Scheme("hdfs", HDFS_OPTIONS, _open_hdfs, HDFS_ENVIRONMENT, HdfsLocation.of, ("namenodes",)),
     )

@@ -100,7 +100,7 @@ def build_maintenance_schedules(
         raise InvalidInputError(f"there is no operation {unknown[0]!r} to schedule; there are {', '.join(CRONS)}")
     if export_target and not is_root_uri(export_target):
         raise InvalidInputError(
-            "export_target is not shown, as it may hold credentials: give an absolute path or a URI such as"
+            "export_target is not shown, as it may hold credentials; give an absolute path or a URI such as"
             " s3://BUCKET/PREFIX"
         )
     if not timedelta(0) <= export_retain <= timedelta(days=MOST_DAYS):

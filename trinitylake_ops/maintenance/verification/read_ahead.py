@@ -28,6 +28,7 @@ from trinitylake_ops.maintenance.verification.tables import CONTENT_KINDS, Conte
 from trinitylake_ops.storage import FileInfo, Storage
 from trinitylake_ops.storage.options import StorageOptions
 from trinitylake_ops.storage.parallel import run_parallel
+from trinitylake_ops.storage.schemes import with_environment
 from trinitylake_ops.tables.files.reach import FileKind, TableFile
 from trinitylake_ops.tables.files.whole_files import TableFiles, WholeFileIO
 
@@ -225,7 +226,7 @@ class ReadAhead:
     ):
         self._executor = executor
         self._storage = storage
-        self._storage_options = storage_options
+        self._storage_options = with_environment(storage.root, storage_options)  # for tasks elsewhere
         self._known = known
         self._listing = listing
         self._keeps_bytes = keeps_bytes

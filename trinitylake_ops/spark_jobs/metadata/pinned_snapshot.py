@@ -9,6 +9,7 @@ from trinitylake_ops.format.file_names import RootNaming
 from trinitylake_ops.format.nodes.node_file import decode_node
 from trinitylake_ops.storage.interface import Storage
 from trinitylake_ops.storage.options import StorageOptions
+from trinitylake_ops.storage.schemes import with_environment
 from trinitylake_ops.transaction.lakehouse import Lakehouse
 from trinitylake_ops.versions.snapshot import Snapshot
 
@@ -33,7 +34,7 @@ class PinnedSnapshot:
         is_elsewhere = snapshot.files.storage.root != lake.root
         return cls(
             lake.storage,
-            lake.storage_options,
+            with_environment(lake.root, lake.storage_options),
             lake.files.roots.naming,
             snapshot.version,
             snapshot.location,

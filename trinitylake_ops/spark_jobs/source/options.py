@@ -92,7 +92,8 @@ class SourceOptions:
         if secret := next(filter(is_secret, storage), None):
             raise InvalidInputError(
                 f"the option {STORAGE_PREFIX + secret!r} would be seen in Spark's plans and logs; credentials come from"
-                f" the environment of the driver, by {OPTIONS_VARIABLE} or AWS's variables, set before Spark starts"
+                f" the environment of the driver, by {OPTIONS_VARIABLE} or the storage's own variables, set before"
+                " Spark starts"
             )
         plain = {name: value for name, value in given.items() if not name.startswith(STORAGE_PREFIX)}
         if unknown := next((name for name in plain if name not in (*OPTIONS, *also, TABLE)), None):

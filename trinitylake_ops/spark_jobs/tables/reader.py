@@ -242,5 +242,5 @@ def check_reachable(lake: Lakehouse | StorageFileIO) -> None:
     """Raise InvalidInputError for a lakehouse in this process's memory, which Spark's tasks would not see."""
     if lake.root.startswith("memory://"):
         raise InvalidInputError(
-            f"Spark's tasks are other processes and cannot see {lake.root}; use an s3:// or file:// root"
+            f"Spark's tasks are other processes and cannot see {lake.root}; use a root on a storage that they reach"
         )

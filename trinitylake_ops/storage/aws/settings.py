@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from trinitylake_ops.errors import InvalidInputError
@@ -17,9 +17,11 @@ AWS_OPTIONS = frozenset(
         "session_token",
     }
 )  # fmt: skip
+#: The variable with the address of all services. That of a single service comes before it.
+ENDPOINT_VARIABLE = "AWS_ENDPOINT_URL"
 #: Variables that decide which server a root is on, and which user asks, if the options do not.
 AWS_ENVIRONMENT = (
-    "AWS_ACCESS_KEY_ID", "AWS_CONFIG_FILE", "AWS_DEFAULT_PROFILE", "AWS_DEFAULT_REGION", "AWS_ENDPOINT_URL",
+    "AWS_ACCESS_KEY_ID", "AWS_CONFIG_FILE", "AWS_DEFAULT_PROFILE", "AWS_DEFAULT_REGION", ENDPOINT_VARIABLE,
     "AWS_PROFILE", "AWS_REGION", "AWS_ROLE_ARN", "AWS_SHARED_CREDENTIALS_FILE",
 )  # fmt: skip
 
@@ -53,15 +55,34 @@ class AwsSettings:
         endpoint = options.get("endpoint")
         if endpoint is not None:
             check_endpoint(endpoint)
-        return AwsSettings(endpoint, options.get("region"), connect_timeout_of(options), read_timeout_of(options))
+        region = options.get("region") or _region()
+        return AwsSettings(endpoint, region, connect_timeout_of(options), read_timeout_of(options))
 
 
-def aws_credentials(root: str, options: Mapping[str, str]) -> dict[str, str]:
-    """Return the credentials that the environment's variables give to a root whose options have none."""
-    del root  # the same for every root
-    if any(map(is_secret, options)):
-        return {}
+def aws_environment(service: str) -> Callable[[str, Mapping[str, str]], dict[str, str]]:
+    """Return a function of a root of a service and of its options, which says what the environment gives to it.
+
+    These are credentials where the options have none, the region, and the endpoint.
+    """
+
+    def given(root: str, options: Mapping[str, str]) -> dict[str, str]:
+        del root  # the same for every root
+        endpoint = os.environ.get(f"{ENDPOINT_VARIABLE}_{service}") or os.environ.get(ENDPOINT_VARIABLE)
+        if os.environ.get("AWS_IGNORE_CONFIGURED_ENDPOINT_URLS", "").lower() == "true":
+            endpoint = None
+        region = os.environ.get("AWS_DEFAULT_REGION") or _region()
+        found = {**_credentials(options), "endpoint": endpoint, "region": region}
+        return {name: value for name, value in found.items() if value and name not in options}
+
+    return given
+
+
+def _credentials(options: Mapping[str, str]) -> dict[str, str]:
     found = {name: os.environ.get(variable, "") for name, variable in _CREDENTIALS.items()}
-    if not (found["access_key_id"] and found["secret_access_key"]):
-        return {}
-    return {name: value for name, value in found.items() if value}
+    has_own = any(map(is_secret, options))
+    return found if not has_own and found["access_key_id"] and found["secret_access_key"] else {}
+
+
+def _region() -> str | None:
+    """Return the region by the variable that botocore, unlike the other clients of AWS, does not look at."""
+    return None if os.environ.get("AWS_DEFAULT_REGION") else os.environ.get("AWS_REGION") or None

@@ -46,7 +46,7 @@ class Account:
         if name is None or not ACCOUNT.fullmatch(name):
             raise InvalidInputError(
                 f"the root {location.root} names no account: give the option 'account_name' or the variable"
-                " AZURE_STORAGE_ACCOUNT_NAME, or a root abfss://CONTAINER@ACCOUNT.dfs.core.windows.net/PREFIX/"
+                " AZURE_STORAGE_ACCOUNT_NAME, or a root abfss://container@ACCOUNT.dfs.core.windows.net/PREFIX/"
             )
         key = parts.get("accountkey") if parts else credential if kind == "account_key" else None
         sas_token = parts.get("sharedaccesssignature") if parts else credential if kind == "sas_token" else None
@@ -71,7 +71,7 @@ def _connection_parts(text: str) -> Mapping[str, str]:
     has_credential = {"accountkey", "sharedaccesssignature"} & set(by_name)
     if not has_credential:
         raise InvalidInputError(
-            "storage option 'connection_string' is not shown, as it holds credentials: it needs AccountKey=... or"
+            "storage option 'connection_string' is not shown, as it holds credentials; it needs AccountKey=... or"
             " SharedAccessSignature=..., in parts with ';' between them"
         )
     return by_name

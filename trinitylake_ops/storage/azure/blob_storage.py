@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
 from trinitylake_ops.errors import FileMissingError, StorageError, TransientError, TrinityLakeError
-from trinitylake_ops.storage.azure.account import Account
+from trinitylake_ops.storage.azure.account import Account, account_of_environment
 from trinitylake_ops.storage.azure.answers import NO_BATCH_CODES, AzureRequest, error_from_answer
 from trinitylake_ops.storage.azure.blob_client import Answer, BlobClient
 from trinitylake_ops.storage.azure.blob_failures import CLIENT_ERRORS, code_of, typed_error
@@ -70,7 +70,7 @@ class AzureStorage(Storage):
         return f"{type(self).__name__}({self.root!r}, {self.options!r})"
 
     def __reduce__(self) -> tuple[type[AzureStorage], tuple[str, StorageOptions]]:
-        return (type(self), (self.root, self.options))
+        return (type(self), (self.root, self.options.on_top_of(account_of_environment(self.root, self.options))))
 
     def read(self, path: str, *, offset: int = 0, length: int | None = None, limit_bytes: int | None = None) -> bytes:
         check_range(path, offset, length)

@@ -81,7 +81,7 @@ class AzureLocation:
         has_form = bool(account) if scheme == "abfss" else not at
         if not (has_form and _CONTAINER.fullmatch(container)) or _SIGNATURE.search(root):
             raise InvalidLocationError(
-                "a root on Azure has the form abfss://CONTAINER@ACCOUNT.dfs.core.windows.net/PREFIX/ or"
+                "a root on Azure has the form abfss://container@ACCOUNT.dfs.core.windows.net/PREFIX/ or"
                 " az://CONTAINER/PREFIX/; credentials and another server's address are storage options"
             )
         _, path = split_root(root, scheme)

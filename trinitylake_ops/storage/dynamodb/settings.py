@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from trinitylake_ops.errors import InvalidLocationError
-from trinitylake_ops.storage.aws.settings import AWS_ENVIRONMENT, AWS_OPTIONS, AwsSettings
+from trinitylake_ops.storage.aws.settings import AWS_ENVIRONMENT, AWS_OPTIONS, AwsSettings, aws_environment
 from trinitylake_ops.storage.options import StorageOptions
 from trinitylake_ops.storage.paths import check_path, check_prefix, split_root
 
@@ -21,6 +21,7 @@ _LONGEST_ADDITION = len("parts/") + 32 + len("/") + 10
 DYNAMODB_OPTIONS = AWS_OPTIONS | {"create_table"}
 #: Variables that decide which server a root is on, and which user asks, if the options do not.
 DYNAMODB_ENVIRONMENT = (*AWS_ENVIRONMENT, "AWS_ENDPOINT_URL_DYNAMODB")
+dynamodb_of_environment = aws_environment("DYNAMODB")
 
 #: The table's partition key and sort key.
 ROOT_KEY, PATH_KEY = "root", "path"

@@ -20,7 +20,7 @@ from trinitylake_ops.storage.dynamodb.failures import throttled
 from trinitylake_ops.storage.dynamodb.items import StoredFile, Upload
 from trinitylake_ops.storage.dynamodb.parts import BATCH_ITEMS, Parts
 from trinitylake_ops.storage.dynamodb.requests import TableRequests
-from trinitylake_ops.storage.dynamodb.settings import PATH_KEY, DynamoDBLocation
+from trinitylake_ops.storage.dynamodb.settings import PATH_KEY, DynamoDBLocation, dynamodb_of_environment
 from trinitylake_ops.storage.interface import FileInfo, Storage
 from trinitylake_ops.storage.options import StorageOptions, whole_file_limit_bytes
 from trinitylake_ops.storage.paths import check_range, is_hidden
@@ -60,7 +60,7 @@ class DynamoDBStorage(Storage):
         return f"DynamoDBStorage({self.root!r}, {self.options!r})"
 
     def __reduce__(self) -> tuple[type[DynamoDBStorage], tuple[str, StorageOptions]]:
-        return (DynamoDBStorage, (self.root, self.options))
+        return (DynamoDBStorage, (self.root, self.options.on_top_of(dynamodb_of_environment(self.root, self.options))))
 
     def read(self, path: str, *, offset: int = 0, length: int | None = None, limit_bytes: int | None = None) -> bytes:
         check_range(path, offset, length)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -21,13 +22,16 @@ MAX_NAMES_PER_PAGE = 1000
 MAX_CALLS_PER_BATCH = 100
 #: The value of ``credentials`` for requests without any.
 ANONYMOUS = "anonymous"
+#: The variable with the address of an emulator, as all of Google's clients read it.
+EMULATOR_VARIABLE = "STORAGE_EMULATOR_HOST"
+CREDENTIALS_VARIABLE = "GOOGLE_APPLICATION_CREDENTIALS"
 
 #: Options of ``gs://`` roots. Credentials and the endpoint that are not given come from Google's environment.
 GCS_OPTIONS = frozenset({"connect_timeout_seconds", "credentials", "endpoint", "project", "read_timeout_seconds"})
 #: Variables that decide which server a root is on, and which user asks, if the options do not.
 GCS_ENVIRONMENT = (
-    "CLOUDSDK_ACTIVE_CONFIG_NAME", "CLOUDSDK_CONFIG", "GCE_METADATA_HOST", "GOOGLE_APPLICATION_CREDENTIALS",
-    "GOOGLE_CLOUD_QUOTA_PROJECT", "GOOGLE_CLOUD_UNIVERSE_DOMAIN", "STORAGE_EMULATOR_HOST",
+    "CLOUDSDK_ACTIVE_CONFIG_NAME", "CLOUDSDK_CONFIG", "GCE_METADATA_HOST", CREDENTIALS_VARIABLE,
+    "GOOGLE_CLOUD_QUOTA_PROJECT", "GOOGLE_CLOUD_UNIVERSE_DOMAIN", EMULATOR_VARIABLE,
 )  # fmt: skip
 
 #: Kinds of credentials that an option may hold. Others name programs and addresses, which only the environment may.
@@ -35,6 +39,8 @@ KINDS_OF_CREDENTIALS = ("service_account", "authorized_user")
 #: What is secret in the text of credentials.
 _SECRET_PARTS = ("client_secret", "private_key", "private_key_id", "refresh_token")
 
+#: No file of credentials is larger.
+_MAX_CREDENTIALS_BYTES = 64 << 10
 #: A shorter line of a key is no secret.
 _MIN_SECRET_LINE = 8
 
@@ -122,10 +128,13 @@ class GcsSettings:
             check_endpoint(endpoint, has_path=False)
         if project is not None and not _PROJECT.fullmatch(project):
             raise InvalidInputError("storage option 'project' must be the id of a project of Google Cloud")
+        credentials = _credentials(options.get("credentials"))
+        if credentials is None and endpoint is None and _emulator():
+            credentials = ANONYMOUS  # as Google's own clients do: an emulator gets nobody's token
         return cls(
             endpoint=endpoint.rstrip("/") if endpoint else None,
             project=project,
-            credentials=_credentials(options.get("credentials")),
+            credentials=credentials,
             connect_timeout_seconds=connect_timeout_of(options),
             read_timeout_seconds=read_timeout_of(options),
         )
@@ -144,6 +153,43 @@ def check_kind(credentials: object) -> Mapping[str, Any]:
     if not isinstance(credentials, Mapping) or credentials.get("type") not in KINDS_OF_CREDENTIALS:
         raise ValueError(f"credentials are a JSON object whose 'type' is one of {', '.join(KINDS_OF_CREDENTIALS)}")
     return credentials
+
+
+def gcs_of_environment(root: str, options: Mapping[str, str]) -> dict[str, str]:
+    """Return the endpoint and the credentials that the environment gives to a root with these options.
+
+    Credentials are the text of a file that an option may hold, as the file is on no other machine.
+    """
+    del root  # the same for every root
+    emulator = None if "endpoint" in options else _emulator()
+    found = {} if emulator is None else {"endpoint": emulator}
+    if "credentials" not in options:
+        text = ANONYMOUS if emulator else _text_of(os.environ.get(CREDENTIALS_VARIABLE))
+        found |= {"credentials": text} if text else {}
+    return found
+
+
+def _emulator() -> str | None:
+    host = os.environ.get(EMULATOR_VARIABLE, "")
+    if host in ("", "default"):
+        return None
+    return host if host.startswith(("http://", "https://")) else f"http://{host}"
+
+
+def _text_of(path: str | None) -> str | None:
+    """Return the text of a file of credentials, None where an option may not hold it or where it cannot be read.
+
+    Whoever sends a request then looks for credentials itself, and says what is wrong.
+    """
+    if not path:
+        return None
+    try:
+        with open(path, encoding="utf-8") as file:
+            text = file.read(_MAX_CREDENTIALS_BYTES)
+        check_kind(json.loads(text))
+    except (OSError, ValueError, RecursionError):
+        return None
+    return text
 
 
 def _credentials(value: str | None) -> str | Mapping[str, Any] | None:

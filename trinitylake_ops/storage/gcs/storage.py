@@ -21,7 +21,13 @@ from trinitylake_ops.storage.gcs.answers import GcsRequest, error_from_answer, u
 from trinitylake_ops.storage.gcs.client import Call, GcsClient
 from trinitylake_ops.storage.gcs.failures import CLIENT_ERRORS, typed_error
 from trinitylake_ops.storage.gcs.multipart import answers_of_batch, batch_of_deletes, object_target, upload_body
-from trinitylake_ops.storage.gcs.settings import MAX_CALLS_PER_BATCH, MAX_NAMES_PER_PAGE, GcsLocation, GcsSettings
+from trinitylake_ops.storage.gcs.settings import (
+    MAX_CALLS_PER_BATCH,
+    MAX_NAMES_PER_PAGE,
+    GcsLocation,
+    GcsSettings,
+    gcs_of_environment,
+)
 from trinitylake_ops.storage.interface import FileInfo, Storage
 from trinitylake_ops.storage.options import StorageOptions, whole_file_limit_bytes
 from trinitylake_ops.storage.paths import check_range, is_hidden
@@ -79,7 +85,7 @@ class GcsStorage(Storage):
         return f"GcsStorage({self.root!r}, {self.options!r})"
 
     def __reduce__(self) -> tuple[type[GcsStorage], tuple[str, StorageOptions]]:
-        return (GcsStorage, (self.root, self.options))
+        return (GcsStorage, (self.root, self.options.on_top_of(gcs_of_environment(self.root, self.options))))
 
     def read(self, path: str, *, offset: int = 0, length: int | None = None, limit_bytes: int | None = None) -> bytes:
         check_range(path, offset, length)

@@ -9,7 +9,7 @@ from typing import TypeVar
 
 from hdfs_native import Client
 
-from trinitylake_ops.storage.fork import at_fork
+from trinitylake_ops.storage.fork import at_fork, keep_for_ever
 from trinitylake_ops.storage.hdfs.calls import OverdueError, call_within
 from trinitylake_ops.storage.hdfs.failures import FAILURES, Request, typed_error
 from trinitylake_ops.storage.hdfs.settings import HdfsLocation, HdfsSettings
@@ -31,6 +31,9 @@ class HdfsClient:
     def forget(self) -> None:
         """Make a new lock: a forked child does not have the thread that held it."""
         self._lock = threading.Lock()
+        if self._client is not None:
+            # A client that is destroyed waits for its threads, which a child does not have.
+            keep_for_ever(self._client)
 
     def ask(self, request: Request, work: Callable[[Client], T], n_bytes: int = 0) -> T:
         """Make a call that transfers so many bytes. Raises the typed error of its failure."""

@@ -196,7 +196,7 @@ def _credentials(options: StorageOptions) -> tuple[str | None, str | None]:
     return username or None, password or None
 
 
-def redis_credentials(root: str, options: Mapping[str, str]) -> dict[str, str]:
+def redis_of_environment(root: str, options: Mapping[str, str]) -> dict[str, str]:
     """Return user and password that the environment gives to a root whose options have neither."""
     del root  # the same for every root
     if "username" in options or "password" in options:

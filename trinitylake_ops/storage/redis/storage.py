@@ -43,6 +43,7 @@ from trinitylake_ops.storage.redis.settings import (
     MAX_FILES_PER_REQUEST,
     RedisLocation,
     RedisSettings,
+    redis_of_environment,
 )
 from trinitylake_ops.storage.remote.repeated import sent_again
 from trinitylake_ops.storage.remote.requests import Request, StorageRequest
@@ -81,7 +82,7 @@ class RedisStorage(Storage):
         return f"RedisStorage({self.root!r}, {self.options!r})"
 
     def __reduce__(self) -> tuple[type[RedisStorage], tuple[str, StorageOptions]]:
-        return (RedisStorage, (self.root, self.options))
+        return (RedisStorage, (self.root, self.options.on_top_of(redis_of_environment(self.root, self.options))))
 
     def forget(self) -> None:
         """Make a new lock: a forked child does not have the thread that held it."""

@@ -24,7 +24,7 @@ from trinitylake_ops.storage.s3.answers import is_range_beyond_end
 from trinitylake_ops.storage.s3.obstore_client import S3Stores
 from trinitylake_ops.storage.s3.obstore_failures import typed_error
 from trinitylake_ops.storage.s3.s3fs_storage import S3Storage
-from trinitylake_ops.storage.s3.settings import MAX_KEYS_PER_REQUEST, S3Settings
+from trinitylake_ops.storage.s3.settings import MAX_KEYS_PER_REQUEST, S3Settings, s3_of_environment
 
 if TYPE_CHECKING:
     from obstore import GetOptions, ListStream, ObjectMeta, PutMode
@@ -57,7 +57,7 @@ class ObstoreS3Storage(S3Storage):
         return f"ObstoreS3Storage({self.root!r}, {self.options!r})"
 
     def __reduce__(self) -> tuple[type[ObstoreS3Storage], tuple[str, StorageOptions]]:
-        return (ObstoreS3Storage, (self.root, self.options))
+        return (ObstoreS3Storage, (self.root, self.options.on_top_of(s3_of_environment(self.root, self.options))))
 
     def read(self, path: str, *, offset: int = 0, length: int | None = None, limit_bytes: int | None = None) -> bytes:
         check_range(path, offset, length)

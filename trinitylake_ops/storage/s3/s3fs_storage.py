@@ -20,7 +20,7 @@ from trinitylake_ops.storage.remote.requests import Request
 from trinitylake_ops.storage.s3.answers import S3Request, error_from_answer, is_range_beyond_end
 from trinitylake_ops.storage.s3.s3fs_client import S3Client
 from trinitylake_ops.storage.s3.s3fs_failures import CLIENT_ERRORS, answer_of, status_and_code, typed_error
-from trinitylake_ops.storage.s3.settings import MAX_KEYS_PER_REQUEST, S3Location, S3Settings
+from trinitylake_ops.storage.s3.settings import MAX_KEYS_PER_REQUEST, S3Location, S3Settings, s3_of_environment
 
 T = TypeVar("T")
 Answer = Mapping[str, Any]
@@ -62,7 +62,7 @@ class S3Storage(Storage):
         return f"S3Storage({self.root!r}, {self.options!r})"
 
     def __reduce__(self) -> tuple[type[S3Storage], tuple[str, StorageOptions]]:
-        return (S3Storage, (self.root, self.options))
+        return (S3Storage, (self.root, self.options.on_top_of(s3_of_environment(self.root, self.options))))
 
     def read(self, path: str, *, offset: int = 0, length: int | None = None, limit_bytes: int | None = None) -> bytes:
         check_range(path, offset, length)

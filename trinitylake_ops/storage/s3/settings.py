@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 
 from trinitylake_ops.errors import InvalidLocationError
-from trinitylake_ops.storage.aws.settings import AWS_ENVIRONMENT, AWS_OPTIONS, AwsSettings
+from trinitylake_ops.storage.aws.settings import AWS_ENVIRONMENT, AWS_OPTIONS, AwsSettings, aws_environment
 from trinitylake_ops.storage.options import StorageOptions
 from trinitylake_ops.storage.paths import check_path, check_prefix, split_root
 
@@ -20,6 +20,7 @@ S3_OPTIONS = AWS_OPTIONS | {"addressing_style", "client"}
 S3_CLIENTS = ("s3fs", "obstore")
 #: Variables that decide which server a root is on, and which user asks, if the options do not.
 S3_ENVIRONMENT = (*AWS_ENVIRONMENT, "AWS_ENDPOINT_URL_S3")
+s3_of_environment = aws_environment("S3")
 
 _BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{1,61}[A-Za-z0-9]")
 

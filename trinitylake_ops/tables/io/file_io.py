@@ -32,6 +32,7 @@ from trinitylake_ops.storage.cache.storage import CacheStorage
 from trinitylake_ops.storage.interface import Storage
 from trinitylake_ops.storage.open import open_storage
 from trinitylake_ops.storage.options import StorageOptions
+from trinitylake_ops.storage.schemes import with_environment
 from trinitylake_ops.tables.claims.avro_decoder import read_bounded_avro
 from trinitylake_ops.tables.io.file_errors import as_pyiceberg_expects
 from trinitylake_ops.tables.io.folder_owners import FolderOwners, latest_definition_at
@@ -128,7 +129,7 @@ class StorageFileIO(FileIO):
         return {
             "properties": self.properties,
             "storage": self.storage,
-            "options": self.storage_options,
+            "options": with_environment(self.root, self.storage_options),
             "read_only": self.read_only,
             "others": self._others,
             "names": self._elsewhere.names,

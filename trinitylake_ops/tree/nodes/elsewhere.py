@@ -14,6 +14,7 @@ from trinitylake_ops.storage.interface import Storage
 from trinitylake_ops.storage.open import open_storage
 from trinitylake_ops.storage.options import ALLOWED_ROOTS, StorageOptions
 from trinitylake_ops.storage.parallel import in_one_round, run_parallel
+from trinitylake_ops.storage.schemes import with_environment
 
 #: Returns the lakehouse definition if none was noted so far, None if there is none.
 LookUp = Callable[[], LakehouseDef | None]
@@ -22,10 +23,10 @@ LookUp = Callable[[], LakehouseDef | None]
 class Elsewhere:
     """Opens the storages of places beyond a root, each at its first use, and reads from them.
 
-    Options are handed on to a storage of the same scheme. A storage of another scheme finds its own in the environment.
-    ``names`` are the roots that definitions name. Before a place that none of them names is refused, ``look_up`` is
-    asked once. ``given`` are open storages that a caller passed. ``own`` is the storage of the root; it tells where a
-    moved file is. Safe to use from several threads; pickles without ``look_up`` and ``own``.
+    Options are handed on to a storage of the same scheme. One of another scheme gets those with its scheme, and looks
+    for others in the environment. ``names`` are the roots that definitions name. Before a place that none of them names
+    is refused, ``look_up`` is asked once. ``given`` are open storages that a caller passed. ``own`` is the storage of
+    the root; it tells where a moved file is. Safe to use from several threads; pickles without ``look_up`` and ``own``.
     """
 
     def __init__(
@@ -51,10 +52,12 @@ class Elsewhere:
         self.places = Places(root, self.names, allowed, passed, follows_moves)
         self._storages: dict[str, Storage] = {}
         self._lock = threading.Lock()
+        self._looking = threading.RLock()
 
     def __reduce__(self) -> tuple[object, ...]:
-        state = (self.places.root, self._options, self.names, tuple(self._given), self.places.follows_moves)
-        return (_reopened, state)
+        # Whoever gets the copy may have another environment, and reads the same files.
+        options = with_environment(self.places.root, self._options)
+        return (_reopened, (self.places.root, options, self.names, tuple(self._given), self.places.follows_moves))
 
     def give(self, storage: Storage) -> None:
         """Read the files under the root of a storage through it, with its own options."""
@@ -118,10 +121,17 @@ class Elsewhere:
         return tuple(root for root in self.names.table_roots if self.places.may_be_named(root))
 
     def _look(self) -> None:
-        look_up, self._look_up = self._look_up, None
-        definition = None if look_up is None else look_up()
-        if definition is not None:
-            self.names.note(definition)
+        with self._looking:  # a thread that went on without the names would take a table's file for a moved one
+            look_up, self._look_up = self._look_up, None  # what it reads itself is looked for without them
+            if look_up is None:
+                return
+            try:
+                definition = look_up()
+            except BaseException:
+                self._look_up = look_up
+                raise
+            if definition is not None:
+                self.names.note(definition)
 
     def storage_of(self, place: Place) -> Storage:
         """Return the storage of a place."""
