@@ -74,9 +74,9 @@ def reached_paths(lake: Lakehouse) -> set[str]:
     return {path for path in paths if not is_uri(path)}
 
 
-def allowing(lake: Lakehouse, *folders: Path) -> Lakehouse:
-    """Return the same lakehouse for an operator who allows further folders to be read."""
-    roots = " ".join(f"file://{folder}/" for folder in folders)
+def allowing(lake: Lakehouse, *places: Path | str) -> Lakehouse:
+    """Return the same lakehouse for an operator who allows further folders, or other roots, to be read."""
+    roots = " ".join(place if isinstance(place, str) else f"file://{place}/" for place in places)
     return Lakehouse(lake.storage, {**lake.storage_options, "allowed_roots": roots})
 
 
@@ -135,6 +135,14 @@ class Lakes:
         root = f"memory://{self.folder.name}-{name}/"
         self._memory_roots.append(root)
         return MemoryStorage(root)
+
+    def root(self, name: str) -> str:
+        """Return a root at which nothing is: a folder, or a place on the server."""
+        return f"file://{self.folder}/{name}/" if self.server is None else self._server_root(self.server, name)
+
+    def open(self, root: str) -> Lakehouse:
+        """Open the lakehouse at a root, by what the server needs to be asked."""
+        return Lakehouse.open(root, self.server and self.server.storage_options)
 
     def _on_server(self, server: Server, name: str, **fields: Any) -> Lakehouse:
         return Lakehouse.create(self._server_root(server, name), server.storage_options, **fields)
