@@ -226,8 +226,8 @@ def report(results: Results, n_tables: int, n_turns: int, folder: Path) -> list[
         "",
         f"Made by `benchmarks/storages.py`: {n_tables:,} tables, default settings, {n_turns} turns, servers on"
         " loopback, which share the processors with their client. Local disk, Redis, Valkey and HDFS sync.",
-        "A request is one call of the storage's interface. On HDFS a file that is read takes two calls of the server or"
-        " three, one that is created five. What is done beside a commit, the write of the hint, is left out.",
+        "A request is one call of the storage's interface; on HDFS it is several calls of NameNode and DataNodes."
+        " What is done beside a commit, the write of the hint, is left out.",
         "",
         plot("storages", lambda axes: draw(axes, results), n_axes=2, width=6.5, height=5, folder=folder),
         "",

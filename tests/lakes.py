@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from tests.servers.gcs import GcsServer
 from tests.servers.kinds import Server
 from trinitylake_ops import Lakehouse
 from trinitylake_ops.errors import VersionExpiredError
@@ -140,10 +141,6 @@ class Lakes:
         """Return a root at which nothing is: a folder, or a place on the server."""
         return f"file://{self.folder}/{name}/" if self.server is None else self._server_root(self.server, name)
 
-    def open(self, root: str) -> Lakehouse:
-        """Open the lakehouse at a root, by what the server needs to be asked."""
-        return Lakehouse.open(root, self.server and self.server.storage_options)
-
     def _on_server(self, server: Server, name: str, **fields: Any) -> Lakehouse:
         return Lakehouse.create(self._server_root(server, name), server.storage_options, **fields)
 
@@ -170,8 +167,19 @@ class Lakes:
 
 
 @pytest.fixture
-def lakes(tmp_path: Path, lakes_server: Server | None) -> Iterator[Lakes]:
-    """Lakehouses whose invariants are checked, at every version, when the test ends."""
+def lakes(tmp_path: Path, lakes_server: Server | None, monkeypatch: pytest.MonkeyPatch) -> Iterator[Lakes]:
+    """Lakehouses whose invariants are checked, at every version, when the test ends.
+
+    Those on a server can be opened by their roots alone, as in a folder.
+    """
+    if lakes_server is not None:
+        for name, value in lakes_server.environment.items():
+            monkeypatch.setenv(name, value)
+    if isinstance(lakes_server, GcsServer):  # which asks for no credentials, and none can be had without the service
+        import google.auth
+        from google.auth.credentials import AnonymousCredentials
+
+        monkeypatch.setattr(google.auth, "default", lambda *_, **__: (AnonymousCredentials(), None))
     made = Lakes(tmp_path, lakes_server)
     yield made
     made.finish()

@@ -127,12 +127,10 @@ def test_a_full_one_shares_no_file_with_its_version(lake: Lakehouse) -> None:
 
 
 @each_level
-def test_one_at_another_root_is_a_lakehouse_of_its_own(
-    lakes: Lakes, lake: Lakehouse, target: str, arguments: dict[str, Any]
-) -> None:
+def test_one_at_another_root_is_a_lakehouse_of_its_own(lake: Lakehouse, target: str, arguments: dict[str, Any]) -> None:
     expected = content(lake)
     report = export(lake, "away", target=target, **arguments)
-    other = lakes.open(target)
+    other = Lakehouse.open(target)
     assert (report.target_version, other.latest_version()) == (0, 0)
     assert content(other) == content(lake, "away") == expected
     definition = other.snapshot().definition
@@ -147,13 +145,13 @@ def test_one_at_another_root_is_a_lakehouse_of_its_own(
 
 
 @pytest.mark.local_only("gives a folder another name, and DuckDB reads files of the disk")
-def test_a_full_one_is_read_when_its_source_is_gone(lakes: Lakes, lake: Lakehouse, target: str, tmp_path: Path) -> None:
+def test_a_full_one_is_read_when_its_source_is_gone(lake: Lakehouse, target: str, tmp_path: Path) -> None:
     expected = content(lake)
     export(lake, "away", "full", target=target)
     source = Path(lake.root.removeprefix("file://"))
     source.rename(tmp_path / "moved")
     try:
-        other = lakes.open(target)
+        other = Lakehouse.open(target)
         assert content(other) == expected
         for name in NAMES:
             with catalog_at(other) as catalog:
@@ -169,15 +167,15 @@ def test_a_full_one_is_read_when_its_source_is_gone(lakes: Lakes, lake: Lakehous
         (tmp_path / "moved").rename(source)
 
 
-def test_the_next_one_copies_only_what_is_new(lakes: Lakes, lake: Lakehouse, target: str) -> None:
+def test_the_next_one_copies_only_what_is_new(lake: Lakehouse, target: str) -> None:
     first = export(lake, "first", "full", target=target)
     append_rows(lake, "ns.t")
     create(lake, "fresh", "a")
     drop(lake, "filler0")
-    before = listed(lakes.open(target).storage)
+    before = listed(Lakehouse.open(target).storage)
     plan = maintenance.plan_export(lake, "second", "full", target=target)
     second = plan.execute()
-    other = lakes.open(target)
+    other = Lakehouse.open(target)
     assert (plan.into_version, second.target_version) == (0, 1)
     assert content(other) == content(lake)
     copied = {path for path in listed(other.storage) - before if path.startswith("tables/")}
@@ -208,7 +206,7 @@ def test_chosen_namespaces(lake: Lakehouse, target: str) -> None:
 
 
 @each_level
-def test_one_at_another_root_is_restored(lakes: Lakes, lake: Lakehouse, target: str, arguments: dict[str, Any]) -> None:
+def test_one_at_another_root_is_restored(lake: Lakehouse, target: str, arguments: dict[str, Any]) -> None:
     expected = content(lake)
     export(lake, "away", target=target, **arguments)
     append_rows(lake, "ns.t")
@@ -227,7 +225,7 @@ def test_one_at_another_root_is_restored(lakes: Lakes, lake: Lakehouse, target: 
     version = plan.execute(plan.digest).version
     assert (version, content(lake)) == (lake.latest_version(), expected)
     if arguments["level"] == "full":
-        drop_all(lakes.open(target))
+        drop_all(Lakehouse.open(target))
     append_rows(lake, "other.v")
     assert ids(lake, "other.v") == sorted(3 * [1, 2, 3])
     assert maintenance.restore_export(lake, "away") != version if arguments["level"] != "full" else True
@@ -239,7 +237,7 @@ def test_another_lakehouse_is_never_overwritten(lake: Lakehouse, target: str, la
     with pytest.raises(InvalidInputError, match="is no export"):
         maintenance.plan_export(lake, "away", "full", target=other.root)
     export(lake, "away", "full", target=target)
-    create(lakes.open(target), "theirs")
+    create(Lakehouse.open(target), "theirs")
     with pytest.raises(InvalidInputError, match=r"version 1 .* is no export"):
         maintenance.plan_export(lake, "again", "full", target=target)
     for inside in (lake.root, f"{lake.root}exports/", lake.root.rsplit("/", 2)[0]):
@@ -278,7 +276,7 @@ def test_a_cut_off_one_goes_on_as_it_was_begun(lake: Lakehouse) -> None:
     assert maintenance.verify(lake).findings == ()
 
 
-def test_two_at_once_into_one_target_do_not_mix(lakes: Lakes, lake: Lakehouse, target: str) -> None:
+def test_two_at_once_into_one_target_do_not_mix(lake: Lakehouse, target: str) -> None:
     """What they change there may be different tables: each version there is one of the source, or is not made."""
     first = export(lake, "first", "full", target=target)
     append_rows(lake, "ns.t")
@@ -294,7 +292,7 @@ def test_two_at_once_into_one_target_do_not_mix(lakes: Lakes, lake: Lakehouse, t
     slower = maintenance.plan_export(lake, "slower", "full", version, target=target)
     with pytest.raises(MaintenanceBlockedError, match="export once more"):
         slower.execute(progress=overtake)
-    assert objects(lakes.open(target).snapshot()) == objects(lake.snapshot("faster"))
+    assert objects(Lakehouse.open(target).snapshot()) == objects(lake.snapshot("faster"))
     export(lake, "slower", "full", version=version, target=target)
     assert content(lake, "slower") == content(lake, version)
 

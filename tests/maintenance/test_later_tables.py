@@ -82,7 +82,7 @@ def test_exports_without_data_keep_vectors_and_are_restored(lake: Lakehouse, vec
 def test_a_full_export_carries_row_lineage_on(lakes: Lakes, lake: Lakehouse, lineage: LaterTable) -> None:
     root = lakes.root("copy")
     maintenance.plan_export(lake, "x", "full", target=root).execute()
-    check_lineage(lakes.open(root), lineage)
+    check_lineage(Lakehouse.open(root), lineage)
     with lake.transaction() as txn:
         txn.drop_table("ns", "lineage")
     maintenance.plan_restore(lake, "x").execute()

@@ -62,6 +62,11 @@ class HdfsServer:
         return {}
 
     @property
+    def environment(self) -> dict[str, str]:
+        """The variables by which a root on this server is opened without options."""
+        return {}
+
+    @property
     def address(self) -> str:
         """Host and port of the NameNode."""
         return f"127.0.0.1:{self.namenode_port}"

@@ -130,6 +130,7 @@ def in_killed_process(work: Callable[[], object]) -> None:
     assert status == -signal.SIGKILL
 
 
+@pytest.mark.forks
 @pytest.mark.parametrize("moment", ["before", "after"])
 def test_a_worker_killed_at_its_commit(local: Lakehouse, moment: str) -> None:
     tables = staged_tables(local)
@@ -145,6 +146,7 @@ def test_a_worker_killed_at_its_commit(local: Lakehouse, moment: str) -> None:
     assert publications(local) == [done.version]
 
 
+@pytest.mark.forks
 def test_a_worker_killed_after_its_commit(local: Lakehouse) -> None:
     tables = staged_tables(local)
 
