@@ -79,7 +79,13 @@ def _commit(lake: Lakehouse) -> Callable[[], object]:
     return txn.commit
 
 
+def _read(lake: Lakehouse) -> Callable[[], object]:
+    path = lake.snapshot().definition_location
+    return lambda: lake.storage.read(path)
+
+
 WORKS = (
+    Work("one read, by the storage alone", False, _read),
     Work("begin, warm", False, lambda lake: lambda: lake.snapshot().definition),
     Work("commit of one table, warm", False, _commit),
     Work("look a table up, cold", True, lambda lake: lambda: lake.snapshot().table("ns", name(42))),
