@@ -25,6 +25,9 @@ LONG_ON_RADOSGW := tests/transaction/test_find_latest.py tests/transaction/test_
 	tests/maintenance tests/tables
 WITH_SHUFFLED_LISTS := tests/transaction tests/maintenance tests/tables
 LONG_ON_MOTO := tests/transaction/test_transaction.py tests/maintenance/test_rollback.py
+# What runs once more in `make soak` with its lakehouses on each other server.
+ON_OTHER_SERVERS := tests/transaction tests/concurrency tests/maintenance tests/tables
+OTHER_SERVERS := azurite fake_gcs dynalite redis_server valkey_server hdfs
 
 #: Tests that need no server, no JVM and no Dagster, and take about two minutes.
 QUICK_TESTS := tests/format tests/tree tests/transaction tests/golden tests/tables/test_catalog.py \
@@ -60,13 +63,16 @@ check: lint ## lint, types, contracts and the quick tests, for the minutes betwe
 	@echo "==> pytest, the quick tests"; $(BIN)/python -m pytest -q -n 2 --max-worker-restart=0 --dist loadfile \
 		-m "not soak and not debian_packages" $(QUICK_TESTS) $(ARGS)
 
-soak: setup ## run the races between writers at full length, and the rest of the engine's tests on S3; kept in soak/
+soak: setup ## run the races between writers at full length, and the engine's tests on every storage; kept in soak/
 	@selection=$$(scripts/debian_packages.sh); mkdir -p soak; log="soak/$$(date -u +%Y-%m-%dT%H%M%SZ).log"; \
 	$(BIN)/python -m pytest -v --durations=0 -m "soak$${selection:+ and $$selection}" $(ARGS) 2>&1 | tee "$$log"; \
 	if $(if $(strip $(ARGS)),false,true); then \
 		$(BIN)/python -m pytest -v -n 2 --dist worksteal --lakes=radosgw $(LONG_ON_RADOSGW) 2>&1 | tee -a "$$log"; \
 		$(BIN)/python -m pytest -v -n 2 --dist worksteal --lakes=moto $(LONG_ON_MOTO) 2>&1 | tee -a "$$log"; \
 		$(BIN)/python -m pytest -v -n 2 --dist worksteal --lists=shuffled $(WITH_SHUFFLED_LISTS) 2>&1 | tee -a "$$log"; \
+		for kind in $(OTHER_SERVERS); do \
+			$(BIN)/python -m pytest -v -n 2 --dist worksteal --lakes=$$kind $(ON_OTHER_SERVERS) 2>&1 | tee -a "$$log"; \
+		done; \
 	fi
 
 lint: setup ## ruff, mypy --strict, import contracts, declared dependencies
@@ -79,10 +85,10 @@ lint: setup ## ruff, mypy --strict, import contracts, declared dependencies
 	@echo "==> declared dependencies"; $(BIN)/deptry . > .venv/deptry.log 2>&1 \
 		|| { cat .venv/deptry.log; exit 1; }
 
-bench: setup ## measure requests, rounds, bytes and ratios of times: tables and plots in benchmarks/results/ (about 45 minutes)
+bench: setup ## measure requests, rounds, bytes and ratios of times: tables and plots in benchmarks/results/ (about 50 minutes)
 	@PYTHON="$(PYTHON)" scripts/setup_venv.sh bench
 	@for benchmark in request_counts buffer_targets times catalogs writers compression scale profiles spark_read start_up; do $(BIN)/python -m benchmarks.$$benchmark; done
-	@scripts/debian_packages.sh >/dev/null; $(BIN)/python -m benchmarks.expiry; $(BIN)/python -m benchmarks.exports; $(BIN)/python -m benchmarks.s3; $(BIN)/python -m benchmarks.processes; $(BIN)/python -m benchmarks.peers
+	@scripts/debian_packages.sh >/dev/null; $(BIN)/python -m benchmarks.expiry; $(BIN)/python -m benchmarks.exports; $(BIN)/python -m benchmarks.s3; $(BIN)/python -m benchmarks.storages; $(BIN)/python -m benchmarks.processes; $(BIN)/python -m benchmarks.peers
 
 proto: setup ## generate trinitylake_ops/format/generated from proto/definitions.proto
 	@$(BIN)/python scripts/generate_protobuf.py .

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from tests.servers.gcs import GcsServer
 from tests.servers.kinds import Server
 from trinitylake_ops import Lakehouse
 from trinitylake_ops.errors import VersionExpiredError
@@ -74,9 +75,9 @@ def reached_paths(lake: Lakehouse) -> set[str]:
     return {path for path in paths if not is_uri(path)}
 
 
-def allowing(lake: Lakehouse, *folders: Path) -> Lakehouse:
-    """Return the same lakehouse for an operator who allows further folders to be read."""
-    roots = " ".join(f"file://{folder}/" for folder in folders)
+def allowing(lake: Lakehouse, *places: Path | str) -> Lakehouse:
+    """Return the same lakehouse for an operator who allows further folders, or other roots, to be read."""
+    roots = " ".join(place if isinstance(place, str) else f"file://{place}/" for place in places)
     return Lakehouse(lake.storage, {**lake.storage_options, "allowed_roots": roots})
 
 
@@ -136,6 +137,10 @@ class Lakes:
         self._memory_roots.append(root)
         return MemoryStorage(root)
 
+    def root(self, name: str) -> str:
+        """Return a root at which nothing is: a folder, or a place on the server."""
+        return f"file://{self.folder}/{name}/" if self.server is None else self._server_root(self.server, name)
+
     def _on_server(self, server: Server, name: str, **fields: Any) -> Lakehouse:
         return Lakehouse.create(self._server_root(server, name), server.storage_options, **fields)
 
@@ -162,8 +167,19 @@ class Lakes:
 
 
 @pytest.fixture
-def lakes(tmp_path: Path, lakes_server: Server | None) -> Iterator[Lakes]:
-    """Lakehouses whose invariants are checked, at every version, when the test ends."""
+def lakes(tmp_path: Path, lakes_server: Server | None, monkeypatch: pytest.MonkeyPatch) -> Iterator[Lakes]:
+    """Lakehouses whose invariants are checked, at every version, when the test ends.
+
+    Those on a server can be opened by their roots alone, as in a folder.
+    """
+    if lakes_server is not None:
+        for name, value in lakes_server.environment.items():
+            monkeypatch.setenv(name, value)
+    if isinstance(lakes_server, GcsServer):  # which asks for no credentials, and none can be had without the service
+        import google.auth
+        from google.auth.credentials import AnonymousCredentials
+
+        monkeypatch.setattr(google.auth, "default", lambda *_, **__: (AnonymousCredentials(), None))
     made = Lakes(tmp_path, lakes_server)
     yield made
     made.finish()

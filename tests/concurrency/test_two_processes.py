@@ -36,6 +36,7 @@ def _create_tables(made: Lakehouse, worker: int, n_commits: int) -> Callable[[Re
     return work
 
 
+@pytest.mark.forks
 @pytest.mark.timeout(600)
 def test_two_processes_of_many_commits_each_lose_nothing(lakes: Lakes) -> None:
     lake = _new_lake(lakes)
@@ -88,6 +89,7 @@ def _count_up(made: Lakehouse) -> Callable[[Report], None]:
     return work
 
 
+@pytest.mark.forks
 def test_four_processes_on_one_table_win_once_or_conflict(lakes: Lakes) -> None:
     lake = _new_lake(lakes)
     with lake.transaction() as txn:

@@ -17,6 +17,7 @@ from tests.processes import fork
 from tests.servers.dynalite import DynamoDBServer
 from trinitylake_ops import Lakehouse, maintenance
 from trinitylake_ops.errors import FileExistsAlreadyError, StorageError
+from trinitylake_ops.format.definitions import METADATA_LOCATION
 from trinitylake_ops.format.file_names import new_node_path
 from trinitylake_ops.storage import Storage, open_storage
 from trinitylake_ops.storage.contract.suite import MIB, run_together
@@ -140,7 +141,7 @@ def test_two_processes_lose_no_commit(dynalite: DynamoDBServer, root: str, n_com
     assert maintenance.verify(lake).findings == ()
 
 
-def content(lake: Lakehouse) -> object:
+def content(lake: Lakehouse) -> tuple[object, list[int]]:
     with catalog_at(lake) as catalog:
         rows = catalog.load_table("ns.t").scan().to_arrow()["id"].to_pylist()
     return objects(lake.snapshot()), sorted(rows)
@@ -197,6 +198,18 @@ def test_a_lakehouse_end_to_end(dynalite: DynamoDBServer, root: str, tmp_path: P
     assert content(lake) == expected
     assert maintenance.verify(lake, deep=True).findings == ()
     check_lake(lake)
+
+
+def test_a_table_of_another_root_that_is_allowed_is_registered(dynalite: DynamoDBServer, root: str) -> None:
+    """Its files show below this very root alone, and not below the folder of its metadata."""
+    other = Lakehouse.create(f"{root}other/", dynalite.storage_options)
+    append_rows(other)
+    lake = Lakehouse.create(f"{root}lake/", {**dynalite.storage_options, "allowed_roots": other.root})
+    with lake.transaction() as txn:
+        txn.create_namespace("ns")
+    metadata = other.root + other.snapshot().table("ns", "t").format_properties[METADATA_LOCATION]
+    maintenance.register_table(lake, "ns", "t", metadata)
+    assert content(lake)[1] == content(other)[1]
 
 
 def test_init_makes_the_table(dynalite: DynamoDBServer) -> None:

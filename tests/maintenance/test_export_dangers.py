@@ -413,15 +413,12 @@ def test_a_damaged_manifest_is_said_to_be_one(aging: Aging, damage: bytes | str)
     assert maintenance.verify_export(lake, "begun", deep=True).is_clean
 
 
-def test_namespaces_with_dots_come_back_table_by_table(lakes: Lakes, target: AgingStorage) -> None:
+def test_namespaces_with_dots_come_back_table_by_table(lakes: Lakes) -> None:
     lake = lakes.local()
     for namespace in ("a.b", "a", "c"):
         create(lake, namespace, "t", "u")
-    for name, export in (("here", maintenance.plan_export), ("away", None)):
-        if export is not None:
-            export(lake, name, "full", namespaces=["a.b"]).execute()
-        else:
-            export_to(target, lake, name, namespaces=["a.b"])
+    for name, target in (("here", None), ("away", lakes.root("target"))):
+        maintenance.plan_export(lake, name, "full", target=target, namespaces=["a.b"]).execute()
         drop(lake, "a.b", "t")
         maintenance.restore_export(lake, name, tables=["a.b.t"])
         assert lake.snapshot().tables("a.b") == ["t", "u"]

@@ -30,6 +30,7 @@ def content(lake: Lakehouse) -> object:
     return objects(lake.snapshot()), sorted(rows)
 
 
+@pytest.mark.local_only("begins on a disk")
 @pytest.mark.parametrize("client", ["s3fs", "obstore"])
 @pytest.mark.parametrize("level", ["minimal", "partial", "full"])
 def test_from_a_disk_to_s3_and_back(

@@ -83,6 +83,7 @@ def test_verify_names_a_huge_file_of_the_catalog_and_goes_on(kind: str, tmp_path
     assert read_bytes.count
 
 
+@pytest.mark.local_only("puts sparse files on the disk")
 def test_verify_names_huge_files_of_tables_and_goes_on(lakes: Lakes, read_bytes: ReadBytes) -> None:
     lake = lakes.local(is_watched=False)
     catalog = catalog_at(lake)
@@ -130,6 +131,7 @@ def test_the_log_and_a_snapshot_refuse_a_huge_root(tmp_path: Path, read_bytes: R
     assert read_bytes.count
 
 
+@pytest.mark.local_only("puts sparse files on the disk")
 def test_a_huge_lease_ends_by_its_age(lakes: Lakes, read_bytes: ReadBytes) -> None:
     lake = lakes.local(is_watched=False)
     storage = LocalStorage(lake.root)
@@ -144,6 +146,7 @@ def test_a_huge_lease_ends_by_its_age(lakes: Lakes, read_bytes: ReadBytes) -> No
     assert not read_bytes.count
 
 
+@pytest.mark.local_only("puts sparse files on the disk")
 def test_a_huge_record_is_told_and_written_anew(lakes: Lakes, read_bytes: ReadBytes) -> None:
     lake = lakes.local(is_watched=False)
     storage = LocalStorage(lake.root)

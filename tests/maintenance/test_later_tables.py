@@ -79,8 +79,8 @@ def test_exports_without_data_keep_vectors_and_are_restored(lake: Lakehouse, vec
     assert vectors.ids() == KEPT
 
 
-def test_a_full_export_carries_row_lineage_on(lake: Lakehouse, lineage: LaterTable, tmp_path: Path) -> None:
-    root = f"file://{tmp_path}/copy/"
+def test_a_full_export_carries_row_lineage_on(lakes: Lakes, lake: Lakehouse, lineage: LaterTable) -> None:
+    root = lakes.root("copy")
     maintenance.plan_export(lake, "x", "full", target=root).execute()
     check_lineage(Lakehouse.open(root), lineage)
     with lake.transaction() as txn:
@@ -158,7 +158,7 @@ def test_a_roll_back_brings_vectors_back(lake: Lakehouse, vectors: LaterTable) -
 
 
 def test_a_later_table_is_registered_and_read(lakes: Lakes, vectors: LaterTable) -> None:
-    other = allowing(lakes.local("other"), lakes.folder)
+    other = allowing(lakes.local("other"), vectors.lake.root)
     metadata = vectors.lake.root + vectors.metadata_path
     with other.transaction() as txn:
         txn.create_namespace("ns")

@@ -106,7 +106,7 @@ def test_verify_tells_a_managed_table_that_names_a_place_elsewhere(lakes: Lakes,
     assert "id_rsa" in report.findings[0].message
 
 
-def test_what_a_table_of_others_may_share_stays_until_its_root_is_allowed(lakes: Lakes, tmp_path: Path) -> None:
+def test_what_a_table_of_others_may_share_stays_until_its_root_is_allowed(lakes: Lakes) -> None:
     aging = Aging.on(lakes.storage())
     other = lakes.local("other")
     append_rows(other)
@@ -115,7 +115,7 @@ def test_what_a_table_of_others_may_share_stays_until_its_root_is_allowed(lakes:
     maintenance.register_table(aging.lake, "ns", "theirs", other.root + location)
     with aging.lake.transaction() as txn:
         txn.drop_table("ns", "t")
-    allowed = replace(aging, lake=allowing(aging.lake, tmp_path))
+    allowed = replace(aging, lake=allowing(aging.lake, other.root))
     aging.later()
     allowed.expire()
     aging.later()

@@ -13,6 +13,7 @@ from unittest import mock
 
 import pytest
 
+from tests.lakes import Lakes
 from tests.maintenance.aging import Aging, keeping
 from trinitylake_ops import Lakehouse, maintenance
 from trinitylake_ops.format.file_names import HINT_PATH, is_immutable_path
@@ -77,8 +78,8 @@ def test_execute_returns_a_frozen_report_with_its_cost(plan: type[Plan]) -> None
 
 
 @pytest.mark.parametrize("name", sorted(_MADE))
-def test_a_plan_is_shown_and_its_report_is(aging: Aging, tmp_path: Path, name: str) -> None:
-    plan = _MADE[name](aging.lake, str(tmp_path / "away"))
+def test_a_plan_is_shown_and_its_report_is(aging: Aging, lakes: Lakes, name: str) -> None:
+    plan = _MADE[name](aging.lake, lakes.root("away"))
     assert type(plan).__name__ == name
     said = json.loads(json.dumps(plan.to_dict()))
     assert said["digest"] == plan.digest
@@ -116,8 +117,8 @@ def _no_data(value: object, where: str, seen: set[int]) -> Iterator[str]:
 
 
 @pytest.mark.parametrize("name", sorted(_MADE))
-def test_a_plan_is_data_and_its_operation_executes_it(aging: Aging, tmp_path: Path, name: str) -> None:
-    plan = _MADE[name](aging.lake, str(tmp_path / "away"))
+def test_a_plan_is_data_and_its_operation_executes_it(aging: Aging, lakes: Lakes, name: str) -> None:
+    plan = _MADE[name](aging.lake, lakes.root("away"))
     fields = {spec.name: spec for spec in dataclasses.fields(plan)}
     operation = fields.pop("operation")
     assert (operation.repr, operation.compare) == (False, False)
@@ -136,8 +137,8 @@ def test_a_plan_is_data_and_its_operation_executes_it(aging: Aging, tmp_path: Pa
 
 
 @pytest.mark.parametrize("name", sorted(_MADE))
-def test_an_operation_makes_its_plan_again(aging: Aging, tmp_path: Path, name: str) -> None:
-    plan = _MADE[name](aging.lake, str(tmp_path / "away"))
+def test_an_operation_makes_its_plan_again(aging: Aging, lakes: Lakes, name: str) -> None:
+    plan = _MADE[name](aging.lake, lakes.root("away"))
     again = plan.operation.plan()
     assert (type(again), again.base_version) == (type(plan), plan.base_version)
     if not hasattr(plan, "now_ms"):
@@ -247,13 +248,13 @@ class _ReadsNoted(StorageWrapper):
 @pytest.mark.parametrize("name", ["DropNamespacePlan", "PrunePlan", "RestorePlan"])
 @pytest.mark.parametrize("is_approved", [False, True], ids=["as planned", "approved"])
 def test_executing_asks_for_no_file_again_that_planning_read(
-    aging: Aging, tmp_path: Path, name: str, is_approved: bool
+    aging: Aging, lakes: Lakes, name: str, is_approved: bool
 ) -> None:
-    _MADE["RestorePlan"](aging.lake, str(tmp_path / "away"))
+    _MADE["RestorePlan"](aging.lake, lakes.root("away"))
     with aging.lake.transaction() as txn:
         txn.create_namespace("fresh")
     noted = _ReadsNoted(aging.lake.storage)
-    target = str(tmp_path / "away")
+    target = lakes.root("away")
     make = (lambda lake, _: maintenance.plan_restore(lake, "away")) if name == "RestorePlan" else _MADE[name]
     plan = make(Lakehouse(noted), target)
     read = {path for path in noted.paths if is_immutable_path(path)}

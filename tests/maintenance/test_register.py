@@ -278,11 +278,13 @@ class Twice(Within):
 
 def test_another_lakehouse_is_a_catalog_too(lake: Lakehouse, lakes: Lakes) -> None:
     other = lakes.local("other")
+    lake = allowing(lake, other.root)
     append_rows(other)
     with other.transaction() as txn:
         txn.create_table("ns", "lance", TableDef(table_format="LANCE"))
     properties = {"py-catalog-impl": "trinitylake_ops.tables.catalog.TrinityLakeCatalog", "root": other.root}
-    report = maintenance.register_catalog(lake, "other", {**properties, "storage.fsync": "false"})
+    options = {f"storage.{name}": value for name, value in other.storage_options.items()}
+    report = maintenance.register_catalog(lake, "other", {**properties, **options})
     assert (report.tables, report.not_iceberg) == (("ns.t",), ("ns.lance",))
     assert read(lake, "ns", "t") == [1, 2, 3]
     assert lake.snapshot().table("ns", "t").table_type == "EXTERNAL"

@@ -57,6 +57,7 @@ def test_one_operation_holds_the_lease(aging: Aging) -> None:
             pass
 
 
+@pytest.mark.local_only("about lists of storages in memory")
 def test_lists_of_the_whole_process_can_be_shuffled(monkeypatch: pytest.MonkeyPatch, lakes: Lakes) -> None:
     storage = lakes.storage()
     assert isinstance(storage, MemoryStorage)

@@ -57,6 +57,12 @@ class AzureServer:
         """Storage options that open a root on this server."""
         return {"endpoint": self.endpoint, "account_name": self.account_name, "account_key": self.account_key}
 
+    @property
+    def environment(self) -> dict[str, str]:
+        """The variables by which a root on this server is opened without options."""
+        parts = {"AccountName": self.account_name, "AccountKey": self.account_key, "BlobEndpoint": self.endpoint}
+        return {"AZURE_STORAGE_CONNECTION_STRING": ";".join(f"{name}={value}" for name, value in parts.items())}
+
     def fresh_root(self, name: str = "lake", *, scheme: str = "az") -> str:
         """Return the root URI of a prefix that nobody used before."""
         account = f"@{self.account_name}.dfs.core.windows.net" if scheme == "abfss" else ""

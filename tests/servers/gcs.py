@@ -54,6 +54,11 @@ class GcsServer:
         """Storage options that open a root on this server."""
         return {"endpoint": self.endpoint, "credentials": "anonymous"}
 
+    @property
+    def environment(self) -> dict[str, str]:
+        """The variables by which a root on this server is opened without options, but for credentials."""
+        return {"STORAGE_EMULATOR_HOST": self.endpoint}
+
     def fresh_root(self, name: str = "lake") -> str:
         """Return the root URI of a prefix that nobody used before."""
         return f"gs://{self.bucket}/{uuid.uuid4().hex}/{name}/"

@@ -28,6 +28,8 @@ JAVA_OPTIONS = (
     "--add-opens=java.security.jgss/sun.security.krb5=ALL-UNNAMED",
     *(f"--add-opens=java.base/{package}=ALL-UNNAMED" for package in _OPENED),
 )  # fmt: skip
+#: In a cluster's folder, where its web servers unpack their pages: a process that is killed leaves them there.
+JAVA_FOLDER = "java"
 _NAMENODE = "org.apache.hadoop.hdfs.server.namenode.NameNode"
 _DATANODE = "org.apache.hadoop.hdfs.server.datanode.DataNode"
 _LOGGING = """log4j.rootLogger=WARN,console
@@ -57,6 +59,11 @@ class HdfsServer:
     @property
     def storage_options(self) -> dict[str, str]:
         """Storage options that open a root on this server."""
+        return {}
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """The variables by which a root on this server is opened without options."""
         return {}
 
     @property
@@ -109,6 +116,7 @@ class HdfsCluster:
         for name in ("hdfs", "datanode"):
             (self.folder / "conf" / "webapps" / name / "WEB-INF").mkdir(parents=True)
         (self.folder / "conf" / "log4j.properties").write_text(_LOGGING)
+        (self.folder / JAVA_FOLDER).mkdir()
         self._configure("conf", {})
         self.start_namenode(daemons, format_first=True)
         for number in range(self.n_datanodes):
@@ -173,7 +181,9 @@ class HdfsCluster:
     def _command(self, program: str, conf: str) -> list[str]:
         folders = [str(self.folder / conf), str(self.folder / "conf")]
         jars = ":".join([*folders, *map(str, self._jars)])
-        return [self._java, *JAVA_OPTIONS, f"-Dhadoop.log.dir={self.folder}", "-cp", jars, program]
+        properties = {"hadoop.log.dir": self.folder, "java.io.tmpdir": self.folder / JAVA_FOLDER}
+        defined = [f"-D{name}={value}" for name, value in properties.items()]
+        return [self._java, *JAVA_OPTIONS, *defined, "-cp", jars, program]
 
     def _configure(self, conf: str, more: Mapping[str, str]) -> None:
         server, folder = self.server, self.folder

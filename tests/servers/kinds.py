@@ -25,6 +25,10 @@ class Server(Protocol):
     def storage_options(self) -> dict[str, str]:
         """Storage options that open a root on this server."""
 
+    @property
+    def environment(self) -> dict[str, str]:
+        """The variables by which a root on this server is opened without options."""
+
     def fresh_root(self, name: str = "lake", /) -> str:
         """Return the root URI of a place that nobody used before."""
 
@@ -43,13 +47,15 @@ class Kind:
     server: Callable[[str, str, Path], Server]
     #: Whether it needs the packages of deploy/debian-packages.txt.
     is_of_debian: bool = False
+    #: Whether a child that was forked after a root was used can ask it.
+    survives_forks: bool = True
 
 
 KINDS: dict[str, Kind] = {
     "azurite": Kind(start_azurite, AzureServer, is_of_debian=True),
     "dynalite": Kind(start_dynalite, DynamoDBServer, is_of_debian=True),
     "fake_gcs": Kind(start_fake_gcs, GcsServer),
-    "hdfs": Kind(start_hdfs, kept_hdfs, is_of_debian=True),
+    "hdfs": Kind(start_hdfs, kept_hdfs, is_of_debian=True, survives_forks=False),
     "moto": Kind(start_moto, S3Server),
     "radosgw": Kind(start_radosgw, S3Server, is_of_debian=True),
     "redis_server": Kind(redis.start_kept("redis"), redis.kept("redis"), is_of_debian=True),

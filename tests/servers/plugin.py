@@ -170,7 +170,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         if not _OF_DEBIAN.isdisjoint({kind, *_fixtures(item)}):
             item.add_marker(pytest.mark.debian_packages)
     if kind != "default":
-        kept = [item for item in items if "lakes" in _fixtures(item) and not item.get_closest_marker("local_only")]
+        left_out = ["local_only", *([] if KINDS[kind].survives_forks else ["forks"])]
+        kept = [
+            item for item in items if "lakes" in _fixtures(item) and not any(map(item.get_closest_marker, left_out))
+        ]
         config.hook.pytest_deselected(items=[item for item in items if item not in kept])
         items[:] = kept
 

@@ -64,6 +64,11 @@ class RedisServer:
         """Storage options that open a root on this server."""
         return {}
 
+    @property
+    def environment(self) -> dict[str, str]:
+        """The variables by which a root on this server is opened without options."""
+        return {}
+
     def delete_all(self, root: str) -> None:
         """Delete all files of a root's name."""
         index = f"{{{root.split('/')[4]}}}"

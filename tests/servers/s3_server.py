@@ -41,6 +41,16 @@ class S3Server:
             "secret_access_key": self.secret_access_key,
         }
 
+    @property
+    def environment(self) -> dict[str, str]:
+        """The variables by which a root on this server is opened without options."""
+        return {
+            "AWS_ENDPOINT_URL": self.endpoint,
+            "AWS_DEFAULT_REGION": self.region,
+            "AWS_ACCESS_KEY_ID": self.access_key_id,
+            "AWS_SECRET_ACCESS_KEY": self.secret_access_key,
+        }
+
     def fresh_root(self, name: str = "lake") -> str:
         """Return the root URI of a prefix that nobody used before."""
         return f"s3://{self.bucket}/{uuid.uuid4().hex}/{name}/"

@@ -7,6 +7,7 @@ import pickle
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,7 +16,7 @@ import pytest
 
 from tests.processes import fork
 from tests.servers.daemons import free_port
-from tests.servers.hdfs import SUPERUSER, HdfsServer
+from tests.servers.hdfs import JAVA_FOLDER, SUPERUSER, HdfsServer
 from tests.storage.hdfs_relay import Relay, RelayFault
 from trinitylake_ops import Lakehouse
 from trinitylake_ops.errors import (
@@ -413,3 +414,9 @@ def test_the_clock_never_leads_and_asks_every_two_minutes() -> None:
     assert stamps[0] == 8
     local_ms[0] += 200_000
     assert clock.now_ms(lambda: 500_000) == 500_000, "a clock that was set back is followed"
+
+
+def test_a_server_leaves_its_pages_in_its_own_folder(hdfs: HdfsServer) -> None:
+    """A server that is killed removes nothing: what it unpacks goes with its folder when the tests end."""
+    assert list(hdfs.log.parent.glob(f"data-*/{JAVA_FOLDER}/Jetty_*"))
+    assert not list(Path(tempfile.gettempdir()).glob(f"Jetty_*_{hdfs.http_port}_*"))

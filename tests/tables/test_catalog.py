@@ -139,13 +139,14 @@ def test_managed_tables_live_under_their_id(lake: Lakehouse, catalog: TrinityLak
     assert (definition.table_type, definition.table_format) == ("MANAGED", "ICEBERG")
 
 
-def test_a_table_root_takes_managed_tables_elsewhere(lakes: Lakes, tmp_path: Path) -> None:
-    lake = lakes.local(table_root=f"file://{tmp_path}/tables-elsewhere")
+def test_a_table_root_takes_managed_tables_elsewhere(lakes: Lakes) -> None:
+    elsewhere = lakes.root("tables-elsewhere")
+    lake = lakes.local(table_root=elsewhere)
     catalog = catalog_at(lake)
     catalog.create_namespace("ns")
     catalog.create_table("ns.t", SCHEMA).append(rows(1, 2))
     definition = lake.snapshot().table("ns", "t")
-    start = f"file://{tmp_path}/tables-elsewhere/tables/{definition.id}/"
+    start = f"{elsewhere}tables/{definition.id}/"
     assert definition.format_properties["metadata_location"].startswith(start)
     assert ids_of(catalog_at(lake).load_table("ns.t")) == [1, 2]
     assert list(lake.storage.list("tables/")) == []
@@ -349,11 +350,12 @@ def test_other_formats_and_broken_tables_are_told_clearly(lake: Lakehouse, catal
 
 
 def test_registered_tables_are_external(lake: Lakehouse, catalog: TrinityLakeCatalog, lakes: Lakes) -> None:
-    other = catalog_at(lakes.local("other"))
+    others = lakes.local("other")
+    other = catalog_at(others)
     other.create_namespace("ns")
     foreign = other.create_table("ns.t", SCHEMA)
     foreign.append(rows(1, 2))
-    catalog = catalog_at(allowing(lake, lakes.folder))
+    catalog = catalog_at(allowing(lake, others.root))
     registered = catalog.register_table("ns.ext", foreign.metadata_location)
     assert lake.snapshot().table("ns", "ext").table_type == "EXTERNAL"
     assert lake.snapshot().table("ns", "ext").format_properties["metadata_location"] == foreign.metadata_location

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -16,7 +15,7 @@ from trinitylake_ops import Lakehouse, maintenance
 from trinitylake_ops.errors import CorruptFileError, FileExistsAlreadyError, InvalidInputError, LocationNotAllowedError
 from trinitylake_ops.format.definitions import METADATA_LOCATION, LakehouseDef
 from trinitylake_ops.format.file_names import owner_path
-from trinitylake_ops.storage import MeteredStorage
+from trinitylake_ops.storage import MeteredStorage, open_storage
 from trinitylake_ops.tables.catalog import TrinityLakeCatalog, catalog_at, catalog_for
 from trinitylake_ops.tables.managed import metadata_uri
 from trinitylake_ops.tables.ownership import claim_location, owner_file, read_owner
@@ -84,17 +83,20 @@ def test_the_owner_file_takes_no_round_of_its_own(
     assert with_owner.counts.rounds == without.counts.rounds
 
 
-def test_tables_under_a_table_root_are_claimed_there(lakes: Lakes, tmp_path: Path) -> None:
-    lake = lakes.local(table_root=f"file://{tmp_path}/elsewhere")
+def test_tables_under_a_table_root_are_claimed_there(lakes: Lakes) -> None:
+    elsewhere = lakes.root("elsewhere")
+    lake = lakes.local(table_root=elsewhere)
     catalog = catalog_at(lake)
     catalog.create_namespace("ns")
     table = catalog.create_table("ns.t", SCHEMA)
     table.append(rows(1))
     plan_write(lake, "ns", "u", SCHEMA)
     assert list(lake.storage.list("tables/")) == []
-    owners = {path: read_owner(path.read_bytes(), path.name) for path in tmp_path.rglob("_owner.json")}
+    there = open_storage(elsewhere, lake.storage_options)
+    paths = [info.path for info in there.list() if info.path.endswith("_owner.json")]
+    owners = {there.root + path: read_owner(there.read(path), path) for path in paths}
     assert set(owners.values()) == {lake.snapshot().definition.id}
-    assert Path(table.location().removeprefix("file://")) / "_owner.json" in owners
+    assert f"{table.location()}/_owner.json" in owners
 
 
 def test_a_table_of_another_lakehouse_is_not_written_through_a_table_root(lakes: Lakes) -> None:
@@ -117,7 +119,7 @@ def test_a_table_of_another_lakehouse_is_not_written_through_a_table_root(lakes:
     with pytest.raises(LocationNotAllowedError, match="belongs to another lakehouse"):
         catalog.io.delete(some_file)
     assert {info.path for info in victim.storage.list()} == before
-    allowed = catalog_at(allowing(lake, Path(victim.root.removeprefix("file://"))))
+    allowed = catalog_at(allowing(lake, victim.root))
     allowed.load_table("ns.t").append(rows(1))
 
 

@@ -16,7 +16,7 @@ from tests.processes import fork
 from trinitylake_ops import Lakehouse
 from trinitylake_ops.errors import CommitConflictError, CommitOutcomeUnknownError, InvalidInputError, UnreachableError
 from trinitylake_ops.format.file_names import root_path
-from trinitylake_ops.storage import LocalStorage
+from trinitylake_ops.storage import open_storage
 from trinitylake_ops.tables.writing.arrow_writer import stage_arrow
 from trinitylake_ops.tables.writing.publication import publication_id, publish_once, published_version
 from trinitylake_ops.tables.writing.staged_table import StagedTable
@@ -130,14 +130,14 @@ def in_killed_process(work: Callable[[], object]) -> None:
     assert status == -signal.SIGKILL
 
 
+@pytest.mark.forks
 @pytest.mark.parametrize("moment", ["before", "after"])
 def test_a_worker_killed_at_its_commit(local: Lakehouse, moment: str) -> None:
     tables = staged_tables(local)
-    root = local.root
 
     def publish_and_die() -> None:
         fault = kill(1, moment, kind="create", path_part=root_path(1))  # type: ignore[arg-type]
-        publish_once(Lakehouse(FaultyStorage(LocalStorage(root), [fault])), tables, ID)
+        publish_once(Lakehouse(FaultyStorage(local.storage, [fault])), tables, ID)
 
     in_killed_process(publish_and_die)
     commit_other(local)
@@ -146,12 +146,12 @@ def test_a_worker_killed_at_its_commit(local: Lakehouse, moment: str) -> None:
     assert publications(local) == [done.version]
 
 
+@pytest.mark.forks
 def test_a_worker_killed_after_its_commit(local: Lakehouse) -> None:
     tables = staged_tables(local)
-    root = local.root
 
     def publish_and_die() -> None:
-        publish_once(Lakehouse(LocalStorage(root)), tables, ID)
+        publish_once(Lakehouse(local.storage), tables, ID)
         os.kill(os.getpid(), signal.SIGKILL)
 
     in_killed_process(publish_and_die)
@@ -164,7 +164,7 @@ def test_workers_of_one_run_race(local: Lakehouse) -> None:
         rows = pa.table({"n": [number]})
         tables = [stage_arrow(local, rows, "ns", name, mode="append") for name in ("a", "b")]
         publication = publication_id("run", str(number))
-        workers = [Lakehouse(LocalStorage(local.root)) for _ in range(4)]
+        workers = [Lakehouse(open_storage(local.root, local.storage_options)) for _ in range(4)]
 
         def publish(worker: Lakehouse, number: int = number) -> tuple[int, bool]:
             if number % 2:

@@ -196,6 +196,7 @@ def test_other_readers_pass_seals_by(written: dict[str, bytes]) -> None:
             assert GzipCompressor().stream_decompressor(io.BytesIO(data)).read() == METADATA
 
 
+@pytest.mark.local_only("DuckDB reads files of the disk")
 def test_duckdb_reads_sealed_files_by_itself(lakes: Lakes, tmp_path: str) -> None:
     lake = lakes.local()
     catalog = catalog_at(lake)

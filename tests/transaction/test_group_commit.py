@@ -328,7 +328,7 @@ class _StoppedDiscard(StorageWrapper):
 
 def _two_and_a_stopped_discard(lakes: Lakes) -> tuple[_StoppedDiscard, Lakehouse, list[Transaction]]:
     storage = _StoppedDiscard(lakes.storage())
-    storage.concurrency = 1
+    storage.concurrency = storage.delete_batch_size = 1
     lake = lakes.watch(Lakehouse.create(storage.root, storage=storage))
     with lake.transaction() as txn:
         txn.create_namespace("ns")

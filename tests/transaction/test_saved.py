@@ -60,6 +60,7 @@ def everything(lake: Lakehouse) -> str:
     return txn.save()
 
 
+@pytest.mark.forks
 def test_a_saved_transaction_is_resumed_in_another_process(filled: Lakehouse) -> None:
     transaction_id = everything(filled)
     assert filled.latest_version() == 1, "nothing is committed by saving"
@@ -269,6 +270,7 @@ def test_preconditions_of_an_operation_cannot_be_saved(filled: Lakehouse) -> Non
     txn.rollback()
 
 
+@pytest.mark.forks
 def test_other_processes_stage_definitions(filled: Lakehouse) -> None:
     txn = filled.transaction()
     current = txn.table("ns", "t")

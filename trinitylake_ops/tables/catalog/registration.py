@@ -32,9 +32,9 @@ def registered_uri(root: str, metadata_location: str) -> str:
 def registering_io(io: StorageFileIO, uris: Iterable[str]) -> StorageFileIO:
     """Return a FileIO for metadata files that a caller named by URIs, wherever they are.
 
-    Raises InvalidLocationError.
+    Those under no root that is known are read by their folder. Raises InvalidLocationError.
     """
-    folders = {normalize_root_uri(uri[: uri.rindex("/") + 1]) for uri in uris if not uri.startswith(io.root)}
+    folders = {normalize_root_uri(uri[: uri.rindex("/") + 1]) for uri in uris if io.places.known(uri) is None}
     opened = [open_storage(folder, io.storage_options.beyond(io.root, folder)) for folder in sorted(folders)]
     names = io.places.names
     return StorageFileIO.on(io.storage, io.storage_options, read_only=True, others=opened, names=names).strict()

@@ -10,6 +10,7 @@ from trinitylake_ops.format.definitions import LakehouseDef
 from trinitylake_ops.format.file_names import owner_path
 from trinitylake_ops.format.locations import validate_path
 from trinitylake_ops.format.places import NamedRoots, Place, Places, allowed_roots
+from trinitylake_ops.storage.fork import at_fork
 from trinitylake_ops.storage.interface import Storage
 from trinitylake_ops.storage.open import open_storage
 from trinitylake_ops.storage.options import ALLOWED_ROOTS, StorageOptions
@@ -51,8 +52,13 @@ class Elsewhere:
         passed = tuple(storage.root for storage in given)
         self.places = Places(root, self.names, allowed, passed, follows_moves)
         self._storages: dict[str, Storage] = {}
+        self.forget()
+        at_fork(self)
+
+    def forget(self) -> None:
+        """Make new locks: a forked child does not have the threads that held them."""
         self._lock = threading.Lock()
-        self._looking = threading.RLock()
+        self._looking = threading.RLock()  # what is looked up may itself be elsewhere
 
     def __reduce__(self) -> tuple[object, ...]:
         # Whoever gets the copy may have another environment, and reads the same files.
@@ -121,7 +127,8 @@ class Elsewhere:
         return tuple(root for root in self.names.table_roots if self.places.may_be_named(root))
 
     def _look(self) -> None:
-        with self._looking:  # a thread that went on without the names would take a table's file for a moved one
+        """Ask for the names, unless that was done. Whoever comes meanwhile waits: without them all seem to be here."""
+        with self._looking:
             look_up, self._look_up = self._look_up, None  # what it reads itself is looked for without them
             if look_up is None:
                 return
