@@ -13,6 +13,7 @@ from trinitylake_ops.storage.options import ALLOWED_ROOTS, StorageOptions
 from trinitylake_ops.tables.ownership import claim_folder
 from trinitylake_ops.transaction.lakehouse import Lakehouse
 from trinitylake_ops.tree.nodes.elsewhere import Elsewhere
+from trinitylake_ops.tree.nodes.table_users import add_user
 
 _TABLE_FILE = re.compile(rf"{TABLES_PREFIX}([^/]+)/.+", re.DOTALL)
 
@@ -36,9 +37,11 @@ class FolderOwners:
         """
         if storage is self._storage:
             self.claim(path)
-        elif storage.root in self._elsewhere.names.table_roots and storage.root not in self._elsewhere.places.allowed:
-            self.check_is_of_no_copy(storage)
-            self._claim(storage, path)
+        elif storage.root in self._elsewhere.names.table_roots:
+            if not self._elsewhere.places.is_allowed(storage.root):
+                self.check_is_of_no_copy(storage)
+                self._claim(storage, path)
+            self._leave_word(storage)
 
     def claim(self, path: str) -> None:
         """In a copy, write the owner file of a table's folder, once, as the file to write may be the first one there.
@@ -63,6 +66,13 @@ class FolderOwners:
                 path=cut(table_root.root),
             )
         self._checked_roots.add(table_root.root)
+
+    def _leave_word(self, table_root: Storage) -> None:
+        """Say, once, that this lakehouse writes under a table root, so that no copy of it frees these files."""
+        names = self._elsewhere.names
+        if table_root.root not in names.claimed:
+            add_user(table_root, names.lakehouse_id, self._elsewhere.places.root)
+            names.note_claimed(table_root.root)
 
     def _claim(self, storage: Storage, path: str) -> None:
         names = self._elsewhere.names
