@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,13 +13,16 @@ from tests.lakes import Lakes
 from tests.maintenance.aging import Aging
 from trinitylake_ops import Lakehouse
 from trinitylake_ops.format.file_names import owner_path
+from trinitylake_ops.format.places import Place
 from trinitylake_ops.storage import Storage, open_storage
 from trinitylake_ops.tables.files.reach import files_of
 from trinitylake_ops.tables.io.file_io import reading_io
+from trinitylake_ops.tables.ownership import claim_folder
 from trinitylake_ops.tree.nodes import elsewhere
 from trinitylake_ops.tree.nodes.table_users import TableUser
 
-OpenStorage = Callable[..., Storage]
+#: The id of a table that no version defines.
+NEW_ID = "00000000-0000-4000-8000-00000000000a"
 
 
 class _SameClock(AgingStorage):
@@ -54,11 +57,11 @@ class TableRoots:
         """Create a lakehouse as ``init --table-root`` does."""
         return self.aging(self.lakes.storage(name), table_root=table_root)
 
-    def aging(self, storage: Storage, **fields: Any) -> Aging:
+    def aging(self, storage: Storage, options: Mapping[str, str] | None = None, **fields: Any) -> Aging:
         first = self.clocks[0] if self.clocks else None
         clock = AgingStorage(storage, storage.now_ms()) if first is None else _SameClock(storage, first, {})
         self.clocks.append(clock)
-        return Aging(Lakehouse.create(storage.root, storage=clock, **fields), clock)
+        return Aging(Lakehouse.create(storage.root, options, storage=clock, **fields), clock)
 
 
 @pytest.fixture
@@ -72,6 +75,17 @@ def table_roots(lakes: Lakes, monkeypatch: pytest.MonkeyPatch) -> TableRoots:
 
     monkeypatch.setattr(elsewhere, "open_storage", opened)
     return made
+
+
+def put_orphans(aging: Aging, root: str) -> set[str]:
+    """Leave what killed writers leave: a file of a table, and a table that no version ever had. Returns the paths."""
+    table_id = aging.lake.snapshot().table("ns", "t").id
+    storage = aging.lake.elsewhere.storage_of(Place(root, ""))
+    claim_folder(storage, NEW_ID, aging.lake.snapshot().definition.id)
+    paths = {f"tables/{table_id}/data/stray.parquet", f"tables/{NEW_ID}/data/stray.parquet"}
+    for path in paths:
+        storage.create(path, b"stray")
+    return {*paths, owner_path(NEW_ID)}
 
 
 def there(table_root: str) -> set[str]:

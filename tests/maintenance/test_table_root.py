@@ -2,37 +2,40 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
 from tests.clock import AgingStorage
 from tests.maintenance.aging import DAY_MS, Aging, keeping
 from tests.maintenance.changes import ROWS, append_rows, drop, overwrite_rows
 from tests.maintenance.copies import clean_up, copied, drop_all, rows
-from tests.maintenance.table_roots import TableRoots, needed_there, table_roots, there
+from tests.maintenance.table_roots import NEW_ID, TableRoots, needed_there, put_orphans, table_roots, there
 from trinitylake_ops import Lakehouse, maintenance
+from trinitylake_ops.cli.app import trinitylake
 from trinitylake_ops.errors import (
     FileMissingError,
     InvalidInputError,
     LocationNotAllowedError,
     MaintenanceBlockedError,
 )
-from trinitylake_ops.format.file_names import owner_path
+from trinitylake_ops.format.definitions import METADATA_LOCATION
+from trinitylake_ops.format.places import Place
 from trinitylake_ops.maintenance.gc.unreached import delete_unreached, unreached
 from trinitylake_ops.maintenance.reach.mark import Mark
 from trinitylake_ops.maintenance.reach.survey import survey_versions
 from trinitylake_ops.maintenance.state.lease import lease
 from trinitylake_ops.storage import Storage, open_storage
 from trinitylake_ops.tables.catalog import catalog_at
-from trinitylake_ops.tables.ownership import claim_folder
 from trinitylake_ops.tree.nodes.table_users import TableUser, add_user, claim_table_root, users_of
 
 __all__ = ["table_roots"]
 
 pytestmark = pytest.mark.local_only("opens roots in this process's memory by their names alone")
-
-NEW_ID = "00000000-0000-4000-8000-00000000000a"
 
 
 @pytest.fixture
@@ -55,17 +58,6 @@ def copy_of(aging: Aging, table_roots: TableRoots) -> Aging:
     storage = table_roots.lakes.storage("copy")
     clock = AgingStorage(storage, aging.clock.time_ms)
     return Aging(copied(aging.lake, clock), clock)
-
-
-def put_orphans(aging: Aging, root: str) -> set[str]:
-    """Leave what killed writers leave: a file of a table, and a table that no version ever had."""
-    table_id = aging.lake.snapshot().table("ns", "t").id
-    storage = aging.lake.elsewhere.storage_of(aging.lake.elsewhere.places.find(f"{root}tables/{table_id}/data/x"))
-    claim_folder(storage, NEW_ID, aging.lake.snapshot().definition.id)
-    paths = {f"tables/{table_id}/data/stray.parquet", f"tables/{NEW_ID}/data/stray.parquet"}
-    for path in paths:
-        storage.create(path, b"stray")
-    return {*paths, owner_path(NEW_ID)}
 
 
 def test_what_nothing_needs_is_freed_there(aging: Aging, root: str) -> None:
@@ -113,7 +105,7 @@ def test_a_storage_whose_clock_is_behind_makes_no_file_older(
 ) -> None:
     """Files there have times of that clock. By the lakehouse's clock a new one looks as old as the clocks differ."""
     put_orphans(aging, root)
-    storage = aging.lake.elsewhere.storage_of(aging.lake.elsewhere.places.find(f"{root}tables/x/data/x"))
+    storage = aging.lake.elsewhere.storage_of(Place(root, ""))
     now_ms = aging.clock.time_ms
     aging.later(3 * DAY_MS)
     monkeypatch.setattr(type(storage), "now_ms", lambda _self: now_ms)
@@ -377,3 +369,45 @@ def test_where_a_table_root_may_not_be(aging: Aging, table_roots: TableRoots, ro
     with catalog_at(lake) as catalog:
         catalog.create_table("ns.t", ROWS.schema).append(ROWS)
     assert there(other) >= needed_there(lake, other)
+
+
+def test_a_file_that_a_purge_may_delete_is_not_registered_in_passing(
+    aging: Aging, table_roots: TableRoots, root: str
+) -> None:
+    other = table_roots.lake(root, "other")
+    append_rows(other.lake)
+    uri, theirs = (
+        lake.snapshot().table("ns", "t").format_properties[METADATA_LOCATION] for lake in (aging.lake, other.lake)
+    )
+    with pytest.raises(InvalidInputError, match="which let no purge run beside them"):
+        catalog_at(aging.lake).register_table("ns.again", uri)
+    maintenance.register_table(aging.lake, "ns", "again", uri)
+    catalog_at(aging.lake).register_table("ns.theirs", theirs)
+    drop(aging.lake, "ns", "t")
+    maintenance.compact(aging.lake)
+    aging.clean_up()
+    assert catalog_at(aging.lake).load_table("ns.again").scan().to_arrow().num_rows == 3
+
+
+def test_the_command_line_frees_and_takes_a_table_root(tmp_path: Path) -> None:
+    root, table_root = tmp_path / "lake", f"file://{tmp_path}/tables/"
+    command = ["--root", str(root), "--storage-option", "fsync=false"]
+
+    def run(*arguments: str) -> dict[str, Any]:
+        done = CliRunner().invoke(trinitylake, [*command, *arguments, "--json"])
+        assert done.exit_code == 0, done.output
+        found: dict[str, Any] = json.loads(done.stdout)
+        return found
+
+    run("init", "--table-root", table_root)
+    append_rows(Lakehouse.open(str(root)))
+    assert run("orphans")["left_table_root"] == ""
+    root.rename(tmp_path / "moved")
+    command[1] = str(tmp_path / "moved")
+    append_rows(Lakehouse.open(command[1]))
+    assert f"the lakehouse at file://{root}/" in run("orphans")["left_table_root"]
+    plan = run("relocate", "--table-root", table_root)
+    assert plan["table_root"] == table_root
+    assert run("relocate", "--table-root", table_root, "--apply", plan["digest"])["table_root"] == table_root
+    assert run("orphans")["left_table_root"] == ""
+    assert run("verify")["findings"] == []

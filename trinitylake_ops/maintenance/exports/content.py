@@ -128,7 +128,7 @@ def gather(
     """Find what an export of a version copies; ``there`` are the entries that its target has already.
 
     ``entries`` are those to copy, by default all that were chosen. ``own_io`` reads the lakehouse to which the copies
-    go, if their tables go where it has its own: below its table root, if it has one. Definitions, and for a full export
+    go, if their tables go where it has its own. That may be below its table root. Definitions, and for a full export
     manifests of all tables are read, by an executor, but for those that are there. Raises NamespaceNotFoundError,
     InvalidInputError for tables that cannot be copied, StorageError.
     """

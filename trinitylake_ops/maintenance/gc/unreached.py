@@ -79,8 +79,8 @@ def _delete_there(
 def unreached(mark: Mark, sizes_bytes: Mapping[str, int]) -> dict[str, int]:
     """Return the files that a mark does not reach and that may be deleted, by location with their sizes.
 
-    Of those under the table root only files in folders count that have the owner file of this lakehouse, while the
-    table root is freed from here. Whoever made the plan may have named anything. Raises StorageError.
+    Under the table root these are files in folders that have the owner file of this lakehouse. There are none if it is
+    not freed from here. Whoever made the plan may have named anything. Raises StorageError.
     """
     found = {path: size for path, size in sizes_bytes.items() if path not in mark}
     uris = {uri for uri in found if is_uri(uri)}

@@ -135,7 +135,7 @@ class ReachedThere:
     """The files of tables under a table root that definitions reach, by their paths there.
 
     ``root`` is that of the table root, empty where there is none. ``opaque_ids`` are those of all tables. A path is in
-    it that may be one of these files, that is of a table whose files are unknown, or that is the owner file of a table.
+    it that may be one of these files, or the owner file of a table. So are all files of tables whose files are unknown.
     """
 
     def __init__(self, root: str, opaque_ids: FoldedSet):

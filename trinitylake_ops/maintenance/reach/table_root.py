@@ -1,7 +1,7 @@
 """The table root of a lakehouse, as operations that delete see it (docs/protocol.md, "Table roots").
 
-A ``table_root`` is content. Nothing there is deleted unless an operator made it that of this lakehouse, no copy of the
-lakehouse uses it, and the owner file of the table's folder names the lakehouse.
+A ``table_root`` is content. Files there are deleted if an operator made it that of this lakehouse, and no copy of the
+lakehouse uses it. The owner file of the table's folder must name the lakehouse, too.
 """
 
 from __future__ import annotations

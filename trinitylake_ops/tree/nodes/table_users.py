@@ -1,8 +1,8 @@
 """The lakehouses that use a table root (FORMAT.md, "Users of a table root").
 
 A ``table_root`` is content, and several lakehouses may name one, copies of the same lakehouse too. So each leaves a
-file there that says where it is, before its first other file. Files there are freed only by the lakehouse that an
-operator made the table root's own, while no other copy of it uses that table root.
+file there that says where it is, before its first other file. An operator makes the
+table root that of one lakehouse. Only this one frees files there, while no copy of it uses the table root.
 """
 
 from __future__ import annotations
