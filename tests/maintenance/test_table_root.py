@@ -156,7 +156,7 @@ def test_a_copy_frees_nothing_of_its_original(aging: Aging, table_roots: TableRo
     assert there(root) == before
     shown = str(maintenance.plan_orphan_removal(copy.lake).table().title)
     assert f"files under the table root {root} stay" in shown
-    assert f"the lakehouse at {aging.lake.root}, of the same id" in shown
+    assert f"the lakehouse at {aging.lake.root!r}, of the same id" in shown
     assert [one.code for one in maintenance.verify(copy.lake).findings if one.path == root] == ["table-root-kept"]
 
 
@@ -240,6 +240,55 @@ def test_a_plan_may_name_anything(aging: Aging, table_roots: TableRoots, root: s
     elsewhere = {"memory://any/tables/x/data/1", f"{root}notes.txt", f"{root}tables/nobody/data/1"}
     mark = Mark(survey_versions(aging.lake), with_tables=True)
     assert unreached(mark, dict.fromkeys({*theirs, *elsewhere, own}, 1)) == {own: 1}
+
+
+@pytest.mark.parametrize("linked", ["", "tables"])
+def test_a_table_root_that_is_the_own_root_by_another_name(
+    table_roots: TableRoots, tmp_path: Path, linked: str
+) -> None:
+    """The same files are listed twice then, and each listing shows only a part of what is needed by its own names."""
+    folder, link = tmp_path / "lake", tmp_path / "link"
+    aging = table_roots.aging(open_storage(f"file://{folder}/", {"fsync": "false"}))
+    append_rows(aging.lake, "ns.older")
+    if linked:
+        link.mkdir()
+    (link / linked).symlink_to(folder / linked)
+    aging.lake.alter_definition(table_root=f"file://{link}/")
+    if not linked:
+        with pytest.raises(LocationNotAllowedError, match="root of another copy"):
+            append_rows(aging.lake)
+        aging.clean_up()
+        assert catalog_at(aging.lake).load_table("ns.older").scan().to_arrow().num_rows == 3
+        return
+    append_rows(aging.lake)
+    overwrite_rows(aging.lake, "ns.t")
+    expected = rows(aging.lake)
+    aging.clean_up()
+    clean_up(aging)
+    aging.clean_up()
+    assert len(rows(aging.lake)) == len(expected) + 3
+    assert catalog_at(aging.lake).load_table("ns.older").scan().to_arrow().num_rows == 3
+    assert [one for one in maintenance.verify(aging.lake, deep=True).findings if one.severity == "error"] == []
+
+
+def test_a_table_root_that_is_the_root_of_another_lakehouse(table_roots: TableRoots) -> None:
+    host = table_roots.aging(table_roots.lakes.storage("host"))
+    append_rows(host.lake)
+    guest = table_roots.lake(host.lake.root, "guest")
+    append_rows(guest.lake)
+    overwrite_rows(guest.lake, "ns.t")
+    for aging in (guest, host, guest):
+        clean_up(aging)
+    assert len(rows(host.lake)) == 6
+    assert maintenance.verify(host.lake, deep=True).findings == ()
+    assert maintenance.verify(guest.lake, deep=True).findings == ()
+    drop(guest.lake, "ns", "t")
+    maintenance.compact(guest.lake)
+    guest.clean_up()
+    host_id = host.lake.snapshot().table("ns", "t").id
+    left = {path for path in there(host.lake.root) if path.startswith("tables/")}
+    user = TableUser(guest.lake.snapshot().definition.id, guest.lake.root).path
+    assert {path for path in left if not path.startswith(f"tables/{host_id}/")} == {user}
 
 
 def test_nothing_more_is_deleted_once_a_copy_writes_there(aging: Aging, root: str) -> None:
@@ -405,7 +454,7 @@ def test_the_command_line_frees_and_takes_a_table_root(tmp_path: Path) -> None:
     root.rename(tmp_path / "moved")
     command[1] = str(tmp_path / "moved")
     append_rows(Lakehouse.open(command[1]))
-    assert f"the lakehouse at file://{root}/" in run("orphans")["left_table_root"]
+    assert f"the lakehouse at 'file://{root}/'" in run("orphans")["left_table_root"]
     plan = run("relocate", "--table-root", table_root)
     assert plan["table_root"] == table_root
     assert run("relocate", "--table-root", table_root, "--apply", plan["digest"])["table_root"] == table_root

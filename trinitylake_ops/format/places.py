@@ -20,6 +20,10 @@ from trinitylake_ops.format.locations import as_uri, is_uri, normalize_root_uri
 _LOCAL_SCHEMES = frozenset({"file", "memory"})
 _TABLE_FILE = re.compile(rf"{TABLES_PREFIX}[^/]+/.+", re.DOTALL)
 _MOVED_TABLE_FILE = re.compile(rf"[A-Za-z][A-Za-z0-9+.-]*://.*?/({TABLES_PREFIX}[^/]+/.+)", re.DOTALL)
+#: The same with an id that we give. It comes first, as a root may end in ``tables/`` itself.
+_MOVED_FILE_OF_OURS = re.compile(
+    rf"[A-Za-z][A-Za-z0-9+.-]*://.*?/({TABLES_PREFIX}[0-9a-f]{{8}}(?:-[0-9a-f]{{4}}){{3}}-[0-9a-f]{{12}}/.+)", re.DOTALL
+)
 _TABLE_FOLDER = re.compile(rf"(.*?/{TABLES_PREFIX}[^/]+/|.*/)(?:metadata|data)/.*", re.DOTALL)
 _LONGEST_SHOWN_CHARS = 200
 
@@ -198,7 +202,9 @@ class Places:
             self._refused(root)
 
     def _moved(self, uri: str) -> Place | None:
-        match = _MOVED_TABLE_FILE.fullmatch(uri) if self.follows_moves else None
+        if not self.follows_moves:
+            return None
+        match = _MOVED_FILE_OF_OURS.fullmatch(uri) or _MOVED_TABLE_FILE.fullmatch(uri)
         return Place(self.root, match[1], is_moved=True) if match else None
 
     def _refused(self, uri: str) -> Place:

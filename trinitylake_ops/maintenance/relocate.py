@@ -210,7 +210,8 @@ class RelocationReport(Document):
         """Return one row for each table."""
         rows = [("table root taken", self.table_root)] if self.table_root else []
         rows += [*(("relocated", name) for name in self.tables), *(("left", name) for name in self.refused)]
-        done = f"committed as version {self.version}" if self.tables else f"nothing to do, version {self.version}"
+        what = "table root taken" if self.table_root else "nothing to do"
+        done = f"committed as version {self.version}" if self.tables else f"{what}, version {self.version}"
         return new_table(f"Relocation, {done}: {self.files:,} files written", "", "table", rows=rows)
 
 

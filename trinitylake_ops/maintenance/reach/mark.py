@@ -284,7 +284,7 @@ class Mark:
         kept = kept_roots(survey, without=self._without, without_exports=self._without_exports)
         self.catalog.add(kept.roots, self._progress)
         self._paths |= kept.paths
-        self.tables.there.taken(set(kept.paths), None)
+        self.tables.there.take([path for path in kept.paths if is_uri(path)])
         self._other_names.update(kept.paths)
         if self._has_tables:
             self.add_tables()

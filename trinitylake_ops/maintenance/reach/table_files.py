@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import copy
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Protocol
 
@@ -33,7 +33,8 @@ from trinitylake_ops.versions.snapshot import LakehouseFiles
 
 _TOLD_EACH = 256
 
-_TABLE_FOLDER = re.compile(rf"(?<![^/\n]){TABLES_PREFIX}([^/\n]+)(?=/|$)", re.MULTILINE)
+#: Each folder of a table that a text may name, also after a root that ends in ``tables/`` itself.
+_TABLE_FOLDER = re.compile(rf"(?<![^/\n])(?={TABLES_PREFIX}([^/\n]+)(?:/|$))", re.MULTILINE)
 _TABLE_PATH = re.compile(rf"{TABLES_PREFIX}([^/]+)/.+", re.DOTALL)
 
 
@@ -69,7 +70,7 @@ class TableReach:
         self.managed_ids = FoldedSet()
         self.opaque_ids = FoldedSet()
         self.other_names = OtherNames()
-        self.there = ReachedThere(table_root, self.opaque_ids)
+        self.there = ReachedThere(table_root)
 
     def add(self, locations: Iterable[str], progress: Progress = no_progress) -> None:
         """Add what the tables of definitions reach.
@@ -98,6 +99,7 @@ class TableReach:
             if outline.is_managed_here:
                 self.managed_ids.update([outline.id])
             self.opaque_ids.update(outline.opaque_ids)
+            self.there.opaque_ids.update(outline.opaque_ids)
             is_new = outline.metadata not in seen and outline.metadata not in self._walked_metadata
             seen.add(outline.metadata)
             yield outline if outline.definition is not None and is_new else None
@@ -117,51 +119,56 @@ class TableReach:
         if isinstance(found, FileMissingError | CorruptFileError | InvalidLocationError | LocationNotAllowedError):
             if not _is_metadata_gone(found, location, self._root):
                 raise _stopped_by(found, location) from found
-            self.opaque_ids.update([outline.id, table_id_in(location) or outline.id])
+            ids = [outline.id, *_TABLE_FOLDER.findall(location)]
+            self.opaque_ids.update(ids)
+            self.there.opaque_ids.update(ids)
         elif isinstance(found, TrinityLakeError):
             raise found
         else:
             is_managed = outline.definition is not None and outline.definition.is_managed
-            there = self.there.taken(found, outline.id if is_managed else None)
-            self.files |= found - there
-            self.other_names.update(found - there)
-            for uri in filter(is_uri, found - there):
+            self.files |= found
+            self.other_names.update(found)
+            for uri in filter(is_uri, found):  # they may be under this root by another name
                 self.opaque_ids.update(_TABLE_FOLDER.findall(uri))
                 self.opaque_ids.update([outline.id] if is_managed else [])
+            self.there.take(found, outline.id if is_managed else None)
         self._walked_metadata.add(outline.metadata)
 
 
 class ReachedThere:
     """The files of tables under a table root that definitions reach, by their paths there.
 
-    ``root`` is that of the table root, empty where there is none. ``opaque_ids`` are those of all tables. A path is in
-    it that may be one of these files, or the owner file of a table. So are all files of tables whose files are unknown.
+    ``root`` is that of the table root, empty where there is none. A path is in it that may be one of these files, or
+    the owner file of a table. So are all files of the tables of ``opaque_ids``: their files are unknown, or elsewhere.
+    A file elsewhere may be under the table root by another name.
     """
 
-    def __init__(self, root: str, opaque_ids: FoldedSet):
+    def __init__(self, root: str):
         self.root = root
         self.managed_ids = FoldedSet()
+        self.opaque_ids = FoldedSet()
         self._files: set[str] = set()
         self._other_names = OtherNames()
-        self._opaque_ids = opaque_ids
 
-    def taken(self, locations: set[str], managed_id: str | None) -> set[str]:
-        """Add those of some files that are under the table root, and return them. ``managed_id`` is their table's."""
+    def take(self, locations: Collection[str], managed_id: str | None = None) -> None:
+        """Add files that one definition reaches. ``managed_id`` is that of its table, if that is MANAGED."""
         if not self.root:
-            return set()
+            return
         there = {location for location in locations if location.startswith(self.root)}
         paths = {location.removeprefix(self.root) for location in there}
         self._files |= paths
         self._other_names.update(paths)
-        if managed_id is not None and any(table_id_in(path) == managed_id for path in paths):
-            self.managed_ids.update([managed_id])
-        return there
+        elsewhere = [location for location in locations if location not in there]
+        self.opaque_ids.update(_TABLE_FOLDER.findall("\n".join(elsewhere)))
+        if managed_id is not None:
+            self.managed_ids.update([managed_id] if any(table_id_in(path) == managed_id for path in paths) else [])
+            self.opaque_ids.update([managed_id] if any(map(is_uri, elsewhere)) else [])
 
     def __contains__(self, path: object) -> bool:
         if not isinstance(path, str):
             return False
         table_id = table_id_in(path) or ""
-        if self._opaque_ids.has_like(table_id) or path in self._files:
+        if self.opaque_ids.has_like(table_id) or path in self._files:
             return True
         is_owner = path == f"{TABLES_PREFIX}{table_id}/{OWNER_NAME}"
         if is_owner and self.managed_ids.has_like(table_id):

@@ -71,13 +71,13 @@ def named_standing(
 
 
 def table_root_of(lake: Lakehouse, definition: LakehouseDef) -> TableRoot | None:
-    """Return the table root that a definition names, None if that is the own root or may not be used.
+    """Return the table root that a definition names, None if that is below the own root or may not be used.
 
     It takes a few requests there. Raises StorageError.
     """
     root = normalize_root_uri(definition.table_root) if definition.table_root else lake.root
     places = lake.elsewhere.places
-    if root == lake.root or not (places.may_be_named(root) or places.is_allowed(root)):
+    if root.startswith(lake.root) or not (places.may_be_named(root) or places.is_allowed(root)):
         return None
     storage = counted_with(lake.storage, lake.elsewhere.storage_of(Place(root, "")))
     return TableRoot(storage, definition.id, lake.root, _refusal(lake, storage, definition.id))

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import uuid
 from dataclasses import dataclass
+from itertools import islice
 
 from trinitylake_ops.errors import CorruptFileError, FileMissingError
 from trinitylake_ops.format.file_names import TABLES_PREFIX, derived_uuid
@@ -20,6 +21,7 @@ from trinitylake_ops.storage.interface import Storage
 
 #: The command that makes a table root a lakehouse's own.
 CLAIM_REMEDY = "'trinitylake relocate --table-root' makes it the table root of this one"
+_MOST_READ = 100
 _LAKEHOUSE_ID, _ROOT, _FREES = "lakehouse_id", "root", "frees"
 
 
@@ -60,12 +62,12 @@ def _prefix(lakehouse_id: str) -> str:
 
 
 def users_of(storage: Storage, lakehouse_id: str) -> list[TableUser]:
-    """Return the users of a table root that have this id: the lakehouse and its copies.
+    """Return the users of a table root that have this id, up to 100: the lakehouse and its copies.
 
     It takes a listing, and a request for each. Raises CorruptFileError, StorageError.
     """
     users = []
-    for info in list(storage.list(_prefix(lakehouse_id))):
+    for info in list(islice(storage.list(_prefix(lakehouse_id)), _MOST_READ)):
         try:
             data = storage.read(info.path, limit_bytes=MAX_NOTE_BYTES)
         except FileMissingError:  # taken away since the listing
@@ -107,7 +109,7 @@ def why_not_freed(storage: Storage, lakehouse_id: str, root: str) -> str:
     except CorruptFileError as error:
         return f"it cannot be told which lakehouses use it: {error.message}"
     if others := [user.root for user in users if user.root != root]:
-        return f"the lakehouse at {cut(others[0])}, of the same id, uses it, too; if that one is gone, {CLAIM_REMEDY}"
+        return f"the lakehouse at {cut(others[0])!r}, of the same id, uses it, too; if that one is gone, {CLAIM_REMEDY}"
     if not any(user.frees for user in users):
         return f"nobody made it the table root of the lakehouse at {root}; {CLAIM_REMEDY}"
     return ""
