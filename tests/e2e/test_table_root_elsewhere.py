@@ -11,6 +11,11 @@ import pyarrow as pa
 import pytest
 from click.testing import CliRunner
 
+from tests.lakes import lakes
+from tests.maintenance.aging import Aging
+from tests.maintenance.changes import append_rows, overwrite_rows
+from tests.maintenance.copies import clean_up, rows
+from tests.maintenance.table_roots import TableRoots, needed_there, put_orphans, table_roots
 from tests.servers.redis import RedisServer
 from tests.servers.s3_server import S3Server
 from trinitylake_ops import Lakehouse, maintenance
@@ -18,6 +23,8 @@ from trinitylake_ops.cli.app import trinitylake
 from trinitylake_ops.errors import InvalidDefinitionError
 from trinitylake_ops.storage import open_storage
 from trinitylake_ops.tables.catalog import catalog_at
+
+__all__ = ["lakes", "table_roots"]
 
 _SCHEMA = pa.schema([("id", pa.int64())])
 _ROWS = pa.table({"id": [1, 2, 3]})
@@ -88,3 +95,47 @@ def test_the_command_line_sets_it(places: Places) -> None:
     assert json.loads(done.output)["definition"]["table_root"] == places.table_root
     refused = CliRunner().invoke(trinitylake, [*command, "init", "--table-root", "nowhere"])
     assert isinstance(refused.exception, InvalidDefinitionError)
+
+
+def grown(places: Places, table_roots: TableRoots) -> Aging:
+    """Return a lakehouse whose table has files that no version needs any more, and orphans."""
+    made = table_roots.aging(open_storage(places.root, places.options), places.options, table_root=places.table_root)
+    append_rows(made.lake)
+    overwrite_rows(made.lake, "ns.t")
+    put_orphans(made, places.table_root)
+    return made
+
+
+def test_what_nothing_needs_is_deleted_there(places: Places, table_roots: TableRoots) -> None:
+    aging = grown(places, table_roots)
+    before = len(places.on_s3())
+    clean_up(aging)
+    assert places.on_s3() == needed_there(aging.lake, places.table_root)
+    assert len(places.on_s3()) < before
+    assert list(aging.lake.storage.list("tables/")) == []
+    report = maintenance.verify(aging.lake, deep=True)
+    assert (report.findings, report.orphan_files) == ((), 0)
+
+
+@pytest.mark.soak
+def test_exports_restores_and_relocation_keep_tables_there(places: Places, table_roots: TableRoots) -> None:
+    aging = grown(places, table_roots)
+    lake, expected = aging.lake, rows(aging.lake)
+    maintenance.plan_export(lake, "here", "full").execute()
+    assert maintenance.verify_export(lake, "here", deep=True).changed == ()
+    append_rows(lake)
+    maintenance.plan_restore(lake, "here").execute()
+    assert rows(lake) == expected
+    maintenance.drop_export(lake, "here")
+    target = places.server.fresh_root("new-tables")
+    source = open_storage(places.table_root, places.server.storage_options)
+    storage = open_storage(target, places.server.storage_options)
+    for info in list(source.list()):
+        storage.write(info.path, source.read(info.path))
+        source.delete(info.path)
+    maintenance.plan_relocation(lake, target).execute()
+    assert rows(lake) == expected
+    assert maintenance.verify(lake, deep=True).findings == ()
+    clean_up(aging)
+    assert {info.path for info in storage.list()} == needed_there(lake, target)
+    places.server.delete_all(target)

@@ -79,6 +79,9 @@ def test_the_file_of_a_table_of_a_lakehouse_that_was_moved_is_read_here() -> Non
     place = places().find(f"file:///old/place/{FILE}")
     assert (place.root, place.path, place.is_moved) == (ROOT, FILE, True)
     assert not place.is_writable
+    own = f"tables/{uuid.UUID(int=0)}/data/tables/f.parquet"
+    for former in ("file:///old/place/", "s3://bucket/tables/", "s3://bucket/tables/x/tables/"):
+        assert places().find(f"{former}{own}").path == own, "a root may end in 'tables/' itself"
     assert refused(places().strict(), f"file:///old/place/{FILE}")
     assert refused(places(), "file:///old/place/tables/")
     assert refused(places(), "file:///old/place/tables/x")

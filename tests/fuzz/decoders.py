@@ -66,6 +66,7 @@ from trinitylake_ops.tables.io.file_io import StorageFileIO, reading_io
 from trinitylake_ops.tables.managed import table_definition
 from trinitylake_ops.tables.ownership import read_owner
 from trinitylake_ops.transaction.time_to_live import removed_before_ms
+from trinitylake_ops.tree.nodes.table_users import TableUser
 from trinitylake_ops.versions.history import version_infos
 from trinitylake_ops.versions.snapshot import utc_of
 
@@ -216,6 +217,11 @@ def _inventory(file_format: str) -> Callable[[bytes, str], None]:
 
 def _owner(data: bytes, path: str) -> None:
     assert read_owner(data, path)
+
+
+def _table_user(data: bytes, path: str) -> None:
+    user = TableUser.from_bytes(data, path)
+    assert TableUser.from_bytes(user.to_bytes(), user.path) == user
 
 
 def _lease(data: bytes, path: str) -> None:
@@ -385,6 +391,7 @@ DECODERS: dict[str, Decoder] = {
     "inventory_orc": Decoder(_inventory("ORC"), f"{_INVENTORY}/data.orc", mutations.orc_changed),
     "inventory_parquet": Decoder(_inventory("Parquet"), f"{_INVENTORY}/data.parquet", mutations.parquet_changed),
     "owner": Decoder(_owner, f"tables/{TABLE_ID}/_owner.json", mutations.json_changed),
+    "table_user": Decoder(_table_user, TableUser("a", "s3://bucket/lake/").path, mutations.json_changed),
     "lease": Decoder(_lease, lease_path(7), mutations.json_changed),
     "orphan_barrier": Decoder(_orphan_barrier, ORPHAN_BARRIER_PATH, mutations.json_changed),
     "verified_record": Decoder(

@@ -47,6 +47,7 @@ from trinitylake_ops.storage import drop_memory_root
 from trinitylake_ops.tables.catalog import catalog_at
 from trinitylake_ops.tables.claims.table_seals import seal_pairs, sealed_table_file
 from trinitylake_ops.tables.ownership import owner_file
+from trinitylake_ops.tree.nodes.table_users import TableUser
 
 _SCHEMA = Schema(
     NestedField(1, "id", LongType(), required=False),
@@ -173,6 +174,7 @@ def _operations() -> Iterator[tuple[str, str, bytes]]:
     plan = PlanFile("purge", 9, 1_700_000_000_000, "1-3", ("e",), {"node-a": 7})
     yield "plan", "purge.json", plan.to_bytes(_path("plan"))
     yield "owner", "owner.json", owner_file(LakehouseDef(id="a"))
+    yield "table_user", "user.json", TableUser("a", "s3://bucket/lake/", frees=True).to_bytes()
     holder = {"holder": UUID, "operation": "purge", "run_id": None, "expires_at_ms": 7}
     yield "lease", "lease.json", encode_sealed_json(holder, _path("lease"))
     yield "lease", "unsealed.json", json.dumps(holder).encode()

@@ -16,7 +16,7 @@ from tests.maintenance.changes import ROWS, append_rows
 from tests.maintenance.copies import clean_up, copied, drop_all, files, rows
 from tests.maintenance.later_tables import make_later
 from trinitylake_ops import Lakehouse, TableDef, maintenance
-from trinitylake_ops.errors import CommitConflictError, LocationNotAllowedError
+from trinitylake_ops.errors import CommitConflictError, InvalidInputError, LocationNotAllowedError
 from trinitylake_ops.format.file_names import owner_path
 from trinitylake_ops.maintenance import relocate
 from trinitylake_ops.storage import MeteredStorage, StorageWrapper
@@ -255,7 +255,10 @@ def test_a_table_root_that_was_the_own_root_is_given_up(
         with pytest.raises(LocationNotAllowedError, match="another copy of this lakehouse"):
             catalog_at(copy).create_table("ns.new", ROWS.schema)
         assert files(lake) == before
-    assert [finding.code for finding in maintenance.verify(copy).findings if finding.mend == "relocate"] == ["moved"]
+    found = [finding.code for finding in maintenance.verify(copy).findings if finding.mend == "relocate"]
+    assert found == (["moved"] if is_source_gone else ["table-root-kept", "moved"])
+    with pytest.raises((InvalidInputError, LocationNotAllowedError), match=r"former place|another copy"):
+        maintenance.plan_relocation(copy, lake.root)
     plan = maintenance.plan_relocation(copy)
     assert plan.left_table_root == lake.root
     plan.execute(plan.digest)

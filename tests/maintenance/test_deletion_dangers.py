@@ -20,7 +20,7 @@ from trinitylake_ops import Lakehouse, TableDef, maintenance
 from trinitylake_ops.errors import FileMissingError, InvalidInputError, MaintenanceBlockedError, ThrottledError
 from trinitylake_ops.format.file_names import lease_path, new_node_path, owner_path
 from trinitylake_ops.maintenance.gc import sweep as deletion
-from trinitylake_ops.maintenance.gc.sweep import delete_unreached
+from trinitylake_ops.maintenance.gc.unreached import delete_unreached
 from trinitylake_ops.maintenance.reach.mark import Mark
 from trinitylake_ops.maintenance.reach.survey import survey_versions
 from trinitylake_ops.maintenance.state.lease import DURATION_MS, lease

@@ -320,20 +320,30 @@ def repair(session: Session, to_last_good: bool, deep: bool, digest: str | None,
 
 
 @click.command(short_help="Plan or do the relocation of tables.")
+@click.option(
+    "--table-root",
+    metavar="URI",
+    help="Where the files under the table root stand now. It becomes the table root of this lakehouse, which from then"
+    " on frees what it does not need there. No copy of the lakehouse may go on using it.",
+)
 @approval_options
 @json_option
 @pass_session
-def relocate(session: Session, digest: str | None, yes: bool, as_json: bool) -> None:
+def relocate(session: Session, table_root: str | None, digest: str | None, yes: bool, as_json: bool) -> None:
     """Write the tables' metadata for the place where the lakehouse is; without --apply or --yes, print which.
 
     This is for a lakehouse whose files were copied or moved. The files of its Iceberg tables hold full URIs, which name
     the former place. The lakehouse reads them at its own place all the same; other engines do not. No data file is
     copied, and the result is one new version for all tables.
 
-    Example: trinitylake relocate
+    With --table-root it is for a lakehouse whose tables stand under a table root. Give the new one when its files were
+    copied there, while writers rest. Give the same one when only the lakehouse itself was moved. Purge, orphans and
+    expire then delete files there.
+
+    Example: trinitylake relocate --table-root s3://new-bucket/tables
     """
     lake = session.lake()
     with shown_progress("reading the tables"):
-        plan = maintenance.plan_relocation(lake)
+        plan = maintenance.plan_relocation(lake, table_root)
         report = None if digest is None and not yes else plan.execute(digest)
     print_outcome(plan, report, as_json, is_empty=plan.is_empty)

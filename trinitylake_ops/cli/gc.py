@@ -191,8 +191,8 @@ def purge(
     """Delete the files that only expired versions need; without --apply or --yes, print how many and when.
 
     Once it has begun, nothing brings these versions back. It deletes files that the plans of their expiry list and that
-    nothing reaches by now. These are nodes, definitions, and files of managed tables in their own places. It never
-    deletes files of external, federated or registered tables, or files that no plan lists.
+    nothing reaches by now. These are nodes, definitions, and files of managed tables in their own places, under a table
+    root, too. It never deletes files of external, federated or registered tables, or files that no plan lists.
 
     A purge that was cut off, or stopped by a limit, goes on when you run it again. Exit code 1 when files are left,
     because of a limit or because the storage refused. The report says which files and why. Give --grace again with
@@ -220,7 +220,7 @@ def purge(
     "--inventory",
     metavar="URI",
     help="The manifest.json of an inventory of the storage (Amazon S3 Inventory) to take the files from, instead of"
-    " listing them. Files that came later are not looked at.",
+    " listing them. Files that came later are not looked at, nor those under a table root.",
 )
 @_budget_options
 @engine_options
@@ -240,7 +240,7 @@ def orphans(
 ) -> None:
     """Delete what failed commits and aborted writes left behind; without --apply or --yes, print these files.
 
-    An orphan has a name that the lakehouse gives, and is under its root or in the place of one of its managed tables.
+    An orphan has a name that the lakehouse gives, and is under its root, or under its table root in a table's folder.
     No version that can be opened or undeleted reaches it. It is older than any transaction can be. Other files beside
     them are never deleted, nor are those of external, federated or registered tables.
 

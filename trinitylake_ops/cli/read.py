@@ -87,8 +87,8 @@ def _setting_options(command: Any) -> Any:
     "--table-root",
     default="",
     metavar="URI",
-    help="Where files of new tables go, if not below the root. It may be on another kind of storage; SCHEME.NAME gives"
-    " its storage options.",
+    help="Where files of new tables go, if not below the root. This lakehouse frees what it does not need there. It may"
+    " be on another kind of storage; SCHEME.NAME gives its storage options.",
 )
 @click.option("--property", "properties", multiple=True, metavar="K=V", help="A property of the lakehouse.")
 @json_option

@@ -10,6 +10,7 @@ import re
 import threading
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from typing import Self
 
 from trinitylake_ops.errors import InvalidInputError, InvalidLocationError, LocationNotAllowedError
 from trinitylake_ops.format.definitions import LakehouseDef, SourceRecord
@@ -19,6 +20,10 @@ from trinitylake_ops.format.locations import as_uri, is_uri, normalize_root_uri
 _LOCAL_SCHEMES = frozenset({"file", "memory"})
 _TABLE_FILE = re.compile(rf"{TABLES_PREFIX}[^/]+/.+", re.DOTALL)
 _MOVED_TABLE_FILE = re.compile(rf"[A-Za-z][A-Za-z0-9+.-]*://.*?/({TABLES_PREFIX}[^/]+/.+)", re.DOTALL)
+#: The same with an id that we give. It comes first, as a root may end in ``tables/`` itself.
+_MOVED_FILE_OF_OURS = re.compile(
+    rf"[A-Za-z][A-Za-z0-9+.-]*://.*?/({TABLES_PREFIX}[0-9a-f]{{8}}(?:-[0-9a-f]{{4}}){{3}}-[0-9a-f]{{12}}/.+)", re.DOTALL
+)
 _TABLE_FOLDER = re.compile(rf"(.*?/{TABLES_PREFIX}[^/]+/|.*/)(?:metadata|data)/.*", re.DOTALL)
 _LONGEST_SHOWN_CHARS = 200
 
@@ -41,8 +46,9 @@ class NamedRoots:
     """The roots that definitions of one lakehouse name.
 
     They are noted as definitions are read, and shared by all readers. Only files with names that a lakehouse gives may
-    be read there. ``sources`` are those of a copy, in their order. ``targets`` are roots of exports. ``lakehouse_id``
-    is its id, where it names any. ``claimed`` are the ids of tables whose folders are known to have its owner file.
+    be read there. ``table_roots`` has that of the latest version seen, if any. ``sources`` are those of a copy, in
+    their order. ``targets`` are roots of exports. ``lakehouse_id`` is its id, where it names any. ``claimed`` are the
+    ids of tables whose folders are known to have its owner file, and the roots of such folders that know this user.
     Safe to use from several threads.
     """
 
@@ -53,6 +59,7 @@ class NamedRoots:
         targets: tuple[str, ...] = (),
         lakehouse_id: str = "",
         claimed: frozenset[str] = frozenset(),
+        version: int = -1,
     ):
         self._lock = threading.Lock()
         self.table_roots = table_roots
@@ -60,21 +67,46 @@ class NamedRoots:
         self.targets = targets
         self.lakehouse_id = lakehouse_id
         self.claimed = claimed
+        self._version = version
+        self._is_fixed = False
 
     def __reduce__(self) -> tuple[object, ...]:
-        return (NamedRoots, (self.table_roots, self.sources, self.targets, self.lakehouse_id, self.claimed))
+        roots = (self.table_roots, self.sources, self.targets)
+        return (NamedRoots, (*roots, self.lakehouse_id, self.claimed, self._version))
 
-    def note(self, definition: LakehouseDef) -> None:
-        """Add the roots that a definition names: its table root, the sources of a copy, and the targets of exports."""
+    @classmethod
+    def of(cls, definition: LakehouseDef) -> Self:
+        """Return those of one definition, which no other one changes."""
+        names = cls()
+        names.note(definition)
+        names._is_fixed = True
+        return names
+
+    def note(self, definition: LakehouseDef, version: int | None = None) -> None:
+        """Add the roots that the definition of a version names: sources of a copy, targets of exports, its table root.
+
+        The latest version seen says where the table root is: tables may have been moved since the others. None stands
+        for the latest of all.
+        """
         sources = [record.root for record in definition.sources]
         targets = [record.target_uri for record in definition.exports if record.target_uri]
-        if not sources and not targets and not definition.table_root:
+        if self._is_fixed:
             return
         with self._lock:
-            self.table_roots = _with_roots(self.table_roots, [definition.table_root] if definition.table_root else [])
+            is_latest = version is None or version >= self._version
+            self._version = max(self._version, 0 if version is None else version)
+            if not sources and not targets and not definition.table_root and not self.table_roots:
+                return
+            if is_latest:
+                self.table_roots = _with_roots((), [definition.table_root] if definition.table_root else [])
             self.sources = _with_roots(self.sources, sources)
             self.targets = _with_roots(self.targets, targets)
             self.lakehouse_id = definition.id
+
+    @property
+    def is_known(self) -> bool:
+        """Whether the definition of a version was seen, so that a table root would be known."""
+        return self._version >= 0
 
     @property
     def is_copy(self) -> bool:
@@ -82,7 +114,7 @@ class NamedRoots:
         return bool(self.sources)
 
     def note_claimed(self, table_id: str) -> None:
-        """Note that the folder of a table has the owner file of the lakehouse."""
+        """Note that the folder of a table has the owner file of the lakehouse, or a table root the file of its user."""
         with self._lock:
             self.claimed |= {table_id}
 
@@ -134,16 +166,20 @@ class Places:
         for root in self.given:
             if uri.startswith(root):
                 return Place(root, uri.removeprefix(root))
+        for root in self.names.table_roots:  # before allowed ones, which may hold it: writers leave word there
+            path = uri.removeprefix(root)
+            if path != uri and _TABLE_FILE.fullmatch(path) and (self.may_be_named(root) or self.is_allowed(root)):
+                return Place(root, path, is_writable=True)
         for root in self.allowed:
             if uri.startswith(root):
                 return Place(root, uri.removeprefix(root), is_writable=True)
         return self._named(uri)
 
+    def is_allowed(self, root: str) -> bool:
+        """Whether the operator allows a root, or one that holds it."""
+        return any(root.startswith(known) for known in self.allowed)
+
     def _named(self, uri: str) -> Place | None:
-        for root in self.names.table_roots:
-            path = uri.removeprefix(root)
-            if path != uri and _TABLE_FILE.fullmatch(path) and self.may_be_named(root):
-                return Place(root, path, is_writable=True)
         for root in (*self.names.sources, *self.names.targets):
             path = uri.removeprefix(root)
             if path != uri and self.may_be_named(root) and (_TABLE_FILE.fullmatch(path) or is_immutable_path(path)):
@@ -161,11 +197,14 @@ class Places:
 
     def check_root(self, root: str) -> None:
         """Raise LocationNotAllowedError for the root of another lakehouse that content may not name."""
-        if not self.may_be_named(root) and not any(root.startswith(known) for known in (*self.allowed, *self.given)):
+        is_known = self.is_allowed(root) or any(root.startswith(known) for known in self.given)
+        if not self.may_be_named(root) and not is_known:
             self._refused(root)
 
     def _moved(self, uri: str) -> Place | None:
-        match = _MOVED_TABLE_FILE.fullmatch(uri) if self.follows_moves else None
+        if not self.follows_moves:
+            return None
+        match = _MOVED_FILE_OF_OURS.fullmatch(uri) or _MOVED_TABLE_FILE.fullmatch(uri)
         return Place(self.root, match[1], is_moved=True) if match else None
 
     def _refused(self, uri: str) -> Place:

@@ -21,7 +21,7 @@ from trinitylake_ops.maintenance.plans.cost import Cost, MeteredLakehouse, uncac
 from trinitylake_ops.maintenance.plans.document import Document, Table, new_table
 from trinitylake_ops.maintenance.reach.mark import CatalogReach, kept_roots
 from trinitylake_ops.maintenance.reach.survey import survey_versions
-from trinitylake_ops.maintenance.reach.table_files import iceberg_metadata, is_below_tables
+from trinitylake_ops.maintenance.reach.table_files import iceberg_metadata
 from trinitylake_ops.maintenance.state.lease import lease
 from trinitylake_ops.storage.options import redact_assignments
 from trinitylake_ops.storage.parallel import in_one_round, run_parallel
@@ -80,7 +80,8 @@ def _undisturbed(lake: Lakehouse, uris: Iterable[str]) -> Iterator[Callable[[Sna
     failed commit. Yields a precondition of the commit: that this is so still. Raises MaintenanceBlockedError while an
     operation deletes files, InvalidInputError for a file that no kept version names.
     """
-    own = {path for uri in uris if is_below_tables(path := to_location(lake.root, uri))}
+    io = reading_io(lake)
+    own = {io.location(uri) for uri in uris if io.folders.is_own_file(uri)}
     if not own:
         yield lambda _base: None
         return

@@ -8,20 +8,26 @@ from trinitylake_ops.errors import (
     CommitOutcomeUnknownError,
     FileExistsAlreadyError,
     InvalidDefinitionError,
+    InvalidInputError,
     LakehouseExistsError,
     StorageError,
     TrinityLakeError,
 )
-from trinitylake_ops.format.definitions import LakehouseDef
+from trinitylake_ops.format.definitions import METADATA_LOCATION, LakehouseDef
 from trinitylake_ops.format.file_names import ROOT_NAMING, ROOT_PREFIX, new_lakehouse_def_path, root_naming
+from trinitylake_ops.format.locations import normalize_root_uri
+from trinitylake_ops.format.nodes.keys import TABLE_KEY_PREFIX
 from trinitylake_ops.format.nodes.node_file import NodeFile
 from trinitylake_ops.format.nodes.system_rows import COMMIT_ID, COMMIT_INFO, CREATED_AT_MILLIS, LAKEHOUSE_DEF
+from trinitylake_ops.format.places import Place
 from trinitylake_ops.storage.conditional_create import create_fresh
 from trinitylake_ops.storage.interface import Storage
 from trinitylake_ops.transaction.commit import check_time, create_root, discard
 from trinitylake_ops.tree.nodes.node import TreeLimits
+from trinitylake_ops.tree.nodes.table_users import claim_table_root
+from trinitylake_ops.tree.search import prefix_end, scan
 from trinitylake_ops.versions.commit_info import CommitCost, CommitInfo
-from trinitylake_ops.versions.snapshot import LakehouseFiles
+from trinitylake_ops.versions.snapshot import LakehouseFiles, Snapshot
 
 
 def create_lakehouse(files: LakehouseFiles, definition: LakehouseDef) -> None:
@@ -40,6 +46,7 @@ def create_lakehouse(files: LakehouseFiles, definition: LakehouseDef) -> None:
         )
     if has_roots(storage):
         raise LakehouseExistsError(f"there is a lakehouse at {storage.root} already", path=storage.root)
+    claim_named_root(files, definition)
     path = new_lakehouse_def_path()
     info = CommitInfo("init", "create the lakehouse")
     try:
@@ -54,6 +61,32 @@ def create_lakehouse(files: LakehouseFiles, definition: LakehouseDef) -> None:
     if not is_ours:
         discard(storage, [path])
         raise LakehouseExistsError(f"another process has just created a lakehouse at {storage.root}", path=storage.root)
+
+
+def claim_named_root(files: LakehouseFiles, definition: LakehouseDef) -> None:
+    """Make the table root that the operator names, if any, that of this lakehouse. Raises StorageError.
+
+    A root that content may not name stays as it is: nothing is ever written there.
+    """
+    if not definition.table_root:
+        return
+    elsewhere, root = files.nodes.elsewhere, normalize_root_uri(definition.table_root)
+    if elsewhere.places.may_be_named(root) or elsewhere.places.is_allowed(root):
+        claim_table_root(elsewhere.storage_of(Place(root, "")), definition.id, files.storage.root)
+
+
+def check_no_table_under(base: Snapshot, table_root: str) -> None:
+    """Raise InvalidInputError if tables of a version stand under its table root: they would be looked for elsewhere."""
+    root = normalize_root_uri(table_root)
+    for key, location in scan(base.files.nodes, base.root, TABLE_KEY_PREFIX, prefix_end(TABLE_KEY_PREFIX)):
+        definition = base.table_at(location)
+        if definition.is_managed and definition.format_properties.get(METADATA_LOCATION, "").startswith(root):
+            name = base.keys.decode(key)
+            raise InvalidInputError(
+                f"table {name} stands under the table root {root}, so another table root cannot be set; move the files,"
+                " and say where they are: trinitylake relocate --table-root",
+                path=location,
+            )
 
 
 def has_roots(storage: Storage) -> bool:

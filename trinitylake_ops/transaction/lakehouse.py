@@ -22,7 +22,7 @@ from trinitylake_ops.storage.cache.options import storage_identity
 from trinitylake_ops.storage.cache.storage import CacheStorage, private_cache_view, shared_cache_view
 from trinitylake_ops.storage.options import ALLOWED_ROOTS, StorageOptions
 from trinitylake_ops.transaction.commit import DEFAULT_MAX_ATTEMPTS, Committable, commit
-from trinitylake_ops.transaction.creation import create_lakehouse
+from trinitylake_ops.transaction.creation import check_no_table_under, claim_named_root, create_lakehouse
 from trinitylake_ops.transaction.groups.queue import CommitQueue, shared_queue
 from trinitylake_ops.transaction.resolve import CommitResolution, resolve_commit
 from trinitylake_ops.transaction.saved import StagedDefinition, checked_id, read_saved, stage_definition
@@ -244,10 +244,17 @@ class Lakehouse:
     def alter_definition(self, message: str | None = None, **fields: Any) -> int:
         """Change settings of the lakehouse in a commit of its own; returns the version.
 
-        Raises InvalidDefinitionError for unknown fields and for those fixed at creation.
+        A new ``table_root`` is made that of this lakehouse. Raises InvalidDefinitionError for unknown fields and for
+        those fixed at creation, InvalidInputError for a new table root while tables stand under the former one.
         """
         with self.transaction(message=message, operation="alter-definition") as txn:
-            txn.alter_definition(_without_own_root(_replaced(txn.base.definition, fields), self.root))
+            before = txn.base.definition
+            definition = _without_own_root(_replaced(before, fields), self.root)
+            if definition.table_root != before.table_root:
+                if before.table_root:
+                    check_no_table_under(txn.base, before.table_root)
+                claim_named_root(self.files, definition)
+            txn.alter_definition(definition)
         assert txn.committed_version is not None
         return txn.committed_version
 

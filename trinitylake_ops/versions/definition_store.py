@@ -42,10 +42,10 @@ class DefinitionStore:
         other._cache = self._cache
         return other
 
-    def lakehouse(self, location: str) -> LakehouseDef:
-        """Return the lakehouse definition at a location. Raises CorruptFileError, StorageError."""
+    def lakehouse(self, location: str, version: int = -1) -> LakehouseDef:
+        """Return the lakehouse definition of a version, at a location. Raises CorruptFileError, StorageError."""
         definition = self._load([location], LakehouseDef, _lakehouse_def)[0]
-        self._elsewhere.names.note(definition)
+        self._elsewhere.names.note(definition, version)
         return definition
 
     def unread_path(self, location: str) -> str | None:

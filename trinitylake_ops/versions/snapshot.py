@@ -219,7 +219,7 @@ class Snapshot(CatalogReader):
     def definition(self) -> LakehouseDef:
         """The lakehouse definition of this version."""
         with self.reading():
-            return self.files.definitions.lakehouse(self.definition_location)
+            return self.files.definitions.lakehouse(self.definition_location, self.version)
 
     @cached_attribute
     def limits(self) -> TreeLimits:

@@ -66,7 +66,7 @@ def survey_data_files(lake: Lakehouse, version: Snapshot, max_seconds: float) ->
     n_seen = 0
     for batch in defined(version, tables):
         n_seen += len(batch)
-        ours = [(name, definition) for name, _, definition in batch if is_trimmable(definition)]
+        ours = [(name, definition) for name, _, definition in batch if is_trimmable(definition, io)]
         counts = run_parallel(
             in_one_round(lambda definition: _counts(definition, io)),
             [definition for _, definition in ours],

@@ -23,7 +23,7 @@ from trinitylake_ops.storage import Storage, open_storage
 from trinitylake_ops.storage.options import StorageOptions
 from trinitylake_ops.storage.parallel import run_parallel
 from trinitylake_ops.tables.files.reach import files_of
-from trinitylake_ops.tables.io.file_io import reading_io
+from trinitylake_ops.tables.io.file_io import StorageFileIO, reading_io
 from trinitylake_ops.transaction.lakehouse import Lakehouse, options_for
 
 _BATCH = 256
@@ -93,6 +93,10 @@ def verify_export(
         options = StorageOptions(target_options if target_options is not None else options_for(lake, record.target_uri))
         storage = metered.also(open_storage(record.target_uri, options))
     there = {info.path: info.size_bytes for info in storage.list()}
+    io = reading_io(metered.lake)
+    beyond = [copy.target for copy in copies if is_uri(copy.target)]  # below the table root
+    sizes = run_parallel(io.size_bytes, beyond, storage.concurrency)
+    there |= {uri: size for uri, size in zip(beyond, sizes, strict=True) if size is not None}
     sizes_bytes: dict[str, int | None] = {copy.target: copy.size_bytes for copy in copies}
     damaged: set[str] = set()
     if record.target_uri:
@@ -104,7 +108,7 @@ def verify_export(
     changed = damaged | {path for path, size in sizes_bytes.items() if size not in (None, there.get(path, size))}
     if deep:
         same = [copy for copy in copies if there.get(copy.target) == copy.size_bytes]
-        changed |= {copy.target for copy in _with_other_checksums(storage, same, progress)}
+        changed |= {copy.target for copy in _with_other_checksums(storage, io, same, progress)}
     return ExportCheck(
         name=name,
         root=storage.root,
@@ -166,10 +170,15 @@ def _sha256(storage: Storage, path: str) -> str:
             return hashed.hexdigest()
 
 
-def _with_other_checksums(storage: Storage, copies: Sequence[CopiedFile], progress: Progress) -> list[CopiedFile]:
+def _with_other_checksums(
+    storage: Storage, io: StorageFileIO, copies: Sequence[CopiedFile], progress: Progress
+) -> list[CopiedFile]:
+    """Return the copies with another content. Those beyond the root, by their URIs, are read by ``io``."""
+
     def is_other(copy: CopiedFile) -> bool:
         try:
-            return _sha256(storage, copy.target) != copy.sha256
+            held_by, path = io.placed(copy.target) if is_uri(copy.target) else (storage, copy.target)
+            return _sha256(held_by, path) != copy.sha256
         except FileMissingError:
             return True  # deleted since the list
 

@@ -17,7 +17,7 @@ from trinitylake_ops.format.file_names import (
     owner_path,
     table_prefix,
 )
-from trinitylake_ops.format.locations import is_uri, normalize_root_uri, to_location
+from trinitylake_ops.format.locations import is_uri, normalize_root_uri, to_uri
 from trinitylake_ops.format.nodes.keys import ObjectName
 from trinitylake_ops.maintenance.exports.destination import Destination
 from trinitylake_ops.maintenance.plans.executor import LOCAL, Executor, Weight
@@ -93,7 +93,7 @@ class Content:
             yield definition.source, definition.target
         for table in self.tables:
             for file in table.files:
-                yield file.source, file.target
+                yield file.source, table.places.location(file.target)
 
 
 def chosen_entries(source: Snapshot, namespaces: Sequence[str]) -> list[tuple[str, str]]:
@@ -123,15 +123,17 @@ def gather(
     there: Mapping[str, str] | None = None,
     entries: Sequence[tuple[str, str]] | None = None,
     executor: Executor = LOCAL,
+    own_io: StorageFileIO | None = None,
 ) -> Content:
     """Find what an export of a version copies; ``there`` are the entries that its target has already.
 
-    ``entries`` are those to copy, by default all that were chosen. Definitions, and for a full export manifests of all
-    tables are read, by an executor, but for those that are there. Raises NamespaceNotFoundError,
+    ``entries`` are those to copy, by default all that were chosen. ``own_io`` reads the lakehouse to which the copies
+    go, if their tables go where it has its own. That may be below its table root. Definitions, and for a full export
+    manifests of all tables are read, by an executor, but for those that are there. Raises NamespaceNotFoundError,
     InvalidInputError for tables that cannot be copied, StorageError.
     """
     chosen = chosen_entries(source, choice.namespaces) if entries is None else entries
-    return _Gathering(source, choice, destination, io, there or {}, executor).run(chosen)
+    return _Gathering(source, choice, destination, io, there or {}, executor, own_io).run(chosen)
 
 
 class _Gathering:
@@ -143,6 +145,7 @@ class _Gathering:
         io: StorageFileIO,
         there: Mapping[str, str],
         executor: Executor,
+        own_io: StorageFileIO | None,
     ):
         self._source = source
         self._executor = executor
@@ -154,6 +157,7 @@ class _Gathering:
             choice.level == ExportLevel.FULL,
             destination,
             normalize_root_uri(table_root) if table_root else "",
+            own_io,
         )
         self._root = source.files.storage.root
         self._choice = choice
@@ -216,7 +220,8 @@ class _Gathering:
         if copy is None:
             location = self._destination.pointer(self._root, metadata)
         else:
-            location = copy.places.path(to_location(self._root, metadata))
+            read_at = self._copies.io.location(to_uri(self._root, metadata))
+            location = copy.places.location(copy.places.path(read_at))
         if location == metadata and not is_uri(source):
             return None
         return copied_definition(definition, location)
@@ -226,7 +231,8 @@ class _Gathering:
 class TableCopies:
     """Work: finds out which files of tables are copied, by the locations of their definitions.
 
-    ``copies_files`` says whether files of managed tables are; ``table_root`` is another place of theirs.
+    ``copies_files`` says whether files of managed tables are; ``table_root`` is another place of theirs. ``own_io`` is
+    as in :func:`gather`.
     """
 
     weight: ClassVar[Weight] = Weight.DEFINITION
@@ -237,6 +243,7 @@ class TableCopies:
     copies_files: bool
     destination: Destination
     table_root: str
+    own_io: StorageFileIO | None = None
 
     @property
     def storages(self) -> Sequence[Storage]:
@@ -263,7 +270,9 @@ class TableCopies:
         is_at_destination = not is_uri(self.destination.pointer(root, metadata))
         if is_at_destination and self.destination.root != root:
             return None
-        places = TablePlaces(definition.id, root, self.destination.root, self.table_root, self.destination.folder)
+        target_root = self.destination.root if self.own_io is None else self.own_io.home_of(definition.id)
+        folder, holder_root = self.destination.folder, self.destination.root
+        places = TablePlaces(definition.id, root, target_root, self.table_root, folder, holder_root)
         return TableCopy(places, tuple(copies_of(definition, self.io, places)))
 
     def _check_without_files(self, definition: TableDef) -> None:

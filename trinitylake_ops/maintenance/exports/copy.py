@@ -7,6 +7,7 @@ from collections import ChainMap
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import ClassVar
 
 from trinitylake_ops.errors import CorruptFileError
@@ -134,6 +135,8 @@ def _copy_in_task(io: StorageFileIO, target: Storage) -> CopyWork:
 class Copier:
     """Copies into one storage, by an executor. ``there`` are the sizes of files that stand at the target, by path.
 
+    Files of tables that go below a table root go to the one of ``table_storages`` with that root.
+
     ``known`` are those among them that were compared before, with the version that the target has; they are
     passed over. ``files`` gathers all copies, ``copied_files`` and ``copied_bytes`` count those that were sent.
     """
@@ -144,6 +147,7 @@ class Copier:
     progress: Progress = no_progress
     n_expected: int = 0
     executor: Executor = LOCAL
+    table_storages: Mapping[str, Storage] = field(default_factory=dict)
     files: list[CopiedFile] = field(default_factory=list)
     copied_files: int = 0
     copied_bytes: int = 0
@@ -158,8 +162,11 @@ class Copier:
         Raises CorruptFileError where a copy is not what it was made of, FileMissingError, StorageError.
         """
         own = [kind for kind in FileKind if kind not in REWRITTEN]
+        roots = sorted({table.places.target_root for table in content.tables})
         for kinds in (own, *((kind,) for kind in REWRITTEN)):
-            self._run(list(self._table_jobs(content.tables, kinds)), io)
+            for root in roots:
+                tables = [table for table in content.tables if table.places.target_root == root]
+                self._run(list(self._table_jobs(tables, kinds)), io, target=self.table_storages.get(root))
         self._run([self._definition_job(copy) for copy in content.definitions], io)
 
     def place(self, files: Mapping[str, bytes], sources: Mapping[str, str] | None = None) -> None:
@@ -186,15 +193,22 @@ class Copier:
     def _definition_job(self, copy: DefinitionCopy) -> CopyJob:
         return CopyJob(copy.source, copy.target, copy.data, there_bytes=self.there.get(copy.target), is_definition=True)
 
-    def _run(self, jobs: Sequence[CopyJob], io: StorageFileIO, executor: Executor | None = None) -> None:
-        for copied in (executor or self.executor).map(CopyWork(io, self.target, self._note), jobs):
+    def _run(
+        self,
+        jobs: Sequence[CopyJob],
+        io: StorageFileIO,
+        executor: Executor | None = None,
+        target: Storage | None = None,
+    ) -> None:
+        note = partial(self._note, root="" if target is None else target.root)
+        for copied in (executor or self.executor).map(CopyWork(io, target or self.target, note), jobs):
             if copied is not None:
-                self._note(copied)
+                note(copied)
 
-    def _note(self, copied: Copied) -> None:
+    def _note(self, copied: Copied, root: str) -> None:
         file = copied.file
         with self._lock:
-            self.files.append(file)
+            self.files.append(replace(file, target=f"{root}{file.target}"))
             self._sizes_bytes[file.target] = file.size_bytes
             self.copied_files += not copied.was_there
             self.copied_bytes += 0 if copied.was_there else file.size_bytes

@@ -12,11 +12,11 @@ from dataclasses import dataclass, field, replace
 
 from trinitylake_ops.errors import CommitConflictError
 from trinitylake_ops.format.definitions import ExportLevel
-from trinitylake_ops.format.file_names import table_prefix
 from trinitylake_ops.maintenance.exports.content import Choice, Content, chosen_entries, gather
 from trinitylake_ops.maintenance.exports.copy import Copier
 from trinitylake_ops.maintenance.exports.destination import Destination
 from trinitylake_ops.maintenance.exports.roots import check_made_of
+from trinitylake_ops.maintenance.exports.table_places import claim_places
 from trinitylake_ops.maintenance.plans.cost import MeteredLakehouse, uncached
 from trinitylake_ops.maintenance.plans.document import Table, change_rows, new_table
 from trinitylake_ops.maintenance.plans.plan import CommitReport, Plan, PlannedOperation, digest_of
@@ -30,8 +30,7 @@ from trinitylake_ops.maintenance.rollbacks import (
 )
 from trinitylake_ops.maintenance.state.export_records import record_of
 from trinitylake_ops.storage import Storage
-from trinitylake_ops.tables.io.file_io import StorageFileIO, reading_io
-from trinitylake_ops.tables.ownership import claim_location
+from trinitylake_ops.tables.io.file_io import StorageFileIO, reading_io, writing_io
 from trinitylake_ops.transaction.lakehouse import Lakehouse, options_for
 from trinitylake_ops.tree.diff import KeyChange
 from trinitylake_ops.tree.search import scan
@@ -149,8 +148,8 @@ class Restore(PlannedOperation[RestorePlan, CommitReport]):
         fresh = Destination(self.lake.root, identifier, f"restore-{identifier}/")
         other = export.files.storage
         io = self._reading(other, self.lake)
-        content = gather(export, Choice(ExportLevel.FULL), fresh, io, entries=different)
         own_io = reading_io(self.lake)
+        content = gather(export, Choice(ExportLevel.FULL), fresh, io, entries=different, own_io=own_io)
         for definition in content.uncopied:
             check_table_files(export.version, own_io, definition)
         removed = tuple(sorted(here.keys() - there.keys()))
@@ -197,9 +196,8 @@ class Restore(PlannedOperation[RestorePlan, CommitReport]):
                 txn.restore_entry(key, None)
             for key, location in plan.content.entries:
                 txn.restore_entry(key, location)
-            for table_id in sorted({table.places.table_id for table in plan.content.tables}):
-                claim_location(lake.storage, f"{lake.root}{table_prefix(table_id)}".rstrip("/"), txn.base.definition)
             copier = Copier(lake.storage, progress=progress, n_expected=plan.content.n_files)
+            copier.table_storages = claim_places(writing_io(lake), plan.content.tables, txn.base.definition)
             copier.copy_content(plan.content, io)
         assert txn.committed_version is not None
         return txn.committed_version

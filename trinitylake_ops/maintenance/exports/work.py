@@ -24,6 +24,7 @@ from trinitylake_ops.maintenance.exports.roots import (
     lakehouse_def_copy,
     root_in_same_lakehouse,
 )
+from trinitylake_ops.maintenance.exports.table_places import claim_places, standing_in
 from trinitylake_ops.maintenance.plans.cost import Cost, MeteredLakehouse, uncached_on
 from trinitylake_ops.maintenance.plans.document import Document, Table, new_table
 from trinitylake_ops.maintenance.plans.executor import Executor
@@ -36,7 +37,7 @@ from trinitylake_ops.maintenance.state.export_records import (
 )
 from trinitylake_ops.storage import FileInfo, open_storage
 from trinitylake_ops.tables.files.reach import files_of
-from trinitylake_ops.tables.io.file_io import StorageFileIO, reading_io
+from trinitylake_ops.tables.io.file_io import StorageFileIO, reading_io, writing_io
 from trinitylake_ops.tables.ownership import claim_location
 from trinitylake_ops.transaction.commit import discard
 from trinitylake_ops.transaction.lakehouse import Lakehouse
@@ -123,7 +124,8 @@ class ExportWork:
         content = Content()
         if choice.level != ExportLevel.MINIMAL:
             there_already = {} if target is None else target.entries()
-            content = gather(source, choice, destination, io, there_already, executor=executor)
+            own_io = io if target is None else None
+            content = gather(source, choice, destination, io, there_already, executor=executor, own_io=own_io)
         if choice.copies_definitions and target is None:
             content.add_lakehouse_def(source.definition_location, lakehouse_def_copy(export_id(record)))
         return cls(Opened(source, io, target, target_options), record, choice, content, executor)
@@ -190,14 +192,16 @@ class ExportWork:
         storage = metered.lake.storage
         there = {info.path: info.size_bytes for info in storage.list()} if resumed else {}
         copier = Copier(storage, there, progress=progress, n_expected=self.content.n_files + 1, executor=self.executor)
+        io = writing_io(metered.lake)
         if self.choice.level == ExportLevel.MINIMAL:
             root = copied_root(self.source, self.record.root_location)
         else:
             targets = [*self.content.targets(), *((None, path) for path in self._node_paths())]
             begin_manifest(storage, self.record, targets, with_definitions=self.choice.with_definitions)
-            for table_id in self._table_ids():
-                claim_location(storage, f"{storage.root}{table_prefix(table_id)}".rstrip("/"), self.source.definition)
-            copier.copy_content(self.content, StorageFileIO.on(storage, self.opened.io.storage_options, read_only=True))
+            copier.table_storages = claim_places(io, self.content.tables, self.source.definition)
+            if resumed:
+                copier.there |= standing_in(copier.table_storages, self.content.tables)
+            copier.copy_content(self.content, io)
             tree = self._built_tree(copier.place)
             copied_def = lakehouse_def_copy(export_id(self.record))
             definition_path = copied_def if self.choice.copies_definitions else self.source.definition_location

@@ -11,10 +11,13 @@ from typing import TypeVar
 
 from trinitylake_ops.format.definitions import ExpirationState
 from trinitylake_ops.format.file_names import is_operation_path
-from trinitylake_ops.maintenance.reach.listing import list_named
+from trinitylake_ops.format.locations import is_uri
+from trinitylake_ops.maintenance.gc.unreached import unreached
 from trinitylake_ops.maintenance.reach.mark import CatalogReach, Mark, exported_roots, is_deletable, owned_tables
+from trinitylake_ops.maintenance.reach.own_files import freed_table_files
 from trinitylake_ops.maintenance.reach.survey import Progress, Survey
-from trinitylake_ops.maintenance.reach.table_files import freed_table_files, table_id_in
+from trinitylake_ops.maintenance.reach.table_files import table_id_in
+from trinitylake_ops.maintenance.reach.table_root import named_standing
 
 Key = TypeVar("Key", str, int)
 
@@ -76,7 +79,9 @@ def freed_files(survey: Survey, expiring: Iterable[int], exports: Sequence[str],
         if path and is_operation_path(path)
     ]
     gone.add([*(survey.roots[version] for version in leaving), *exported_roots(survey, exports)], progress)
-    files = freed_table_files(lake, sorted(gone.tables), survey.executor)
+    table_root = None if mark.table_root is None or mark.table_root.refusal else mark.table_root
+    root = "" if table_root is None else table_root.root
+    files = freed_table_files(lake, sorted(gone.tables), survey.executor, root)
     if files:
         mark.add_tables()
     kind_of = {
@@ -85,14 +90,14 @@ def freed_files(survey: Survey, expiring: Iterable[int], exports: Sequence[str],
         **{path: str(file.kind) for path, file in files.items()},
         **dict.fromkeys(export_paths, "export"),
     }
-    candidates = {path for path in kind_of if path not in mark}
+    candidates = unreached(mark, dict.fromkeys(kind_of, 0)).keys()
     defined = {table_id for path in files if (table_id := table_id_in(path)) is not None}
-    owned = owned_tables(lake, defined, survey.definition.id, defined)
+    owned = owned_tables(lake.storage, defined, survey.definition.id, defined)
     writers = _Writers(survey)
     sizes_bytes: dict[str, int] = {}
     writer_of: dict[str, int] = {}
-    for info in list_named(lake.storage, survey.executor, candidates) if candidates else ():
-        if info.path in candidates and (info.path in export_paths or is_deletable(info.path, owned)):
+    for info in named_standing(lake.storage, survey.executor, candidates, table_root):
+        if is_uri(info.path) or info.path in export_paths or is_deletable(info.path, owned):
             sizes_bytes[info.path] = info.size_bytes
             writer_of[info.path] = writers.at(info.last_modified_ms)
     return FreedFiles(

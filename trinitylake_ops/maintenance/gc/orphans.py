@@ -7,23 +7,17 @@ still name it.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
-from typing import Self
 
 from trinitylake_ops.errors import MaintenanceBlockedError
 from trinitylake_ops.format.definitions import ExpirationState, LakehouseDef
-from trinitylake_ops.format.file_names import (
-    OWNER_NAME,
-    TABLES_PREFIX,
-    is_immutable_path,
-    is_operation_path,
-    is_verified_path,
-    lease_path,
-    parse_lease_path,
-)
-from trinitylake_ops.maintenance.gc.sweep import DeletingOperation, Deletion, DeletionReport, delete_unreached
+from trinitylake_ops.format.file_names import OWNER_NAME, TABLES_PREFIX, is_immutable_path
+from trinitylake_ops.format.locations import is_uri
+from trinitylake_ops.maintenance.gc.orphan_files import Orphans, find_orphans, find_orphans_there
+from trinitylake_ops.maintenance.gc.sweep import DeletingOperation, Deletion, DeletionReport
+from trinitylake_ops.maintenance.gc.unreached import delete_unreached, left_table_root, unreached
 from trinitylake_ops.maintenance.plans.budget import NO_LIMITS, Budget, Spending
 from trinitylake_ops.maintenance.plans.cost import MeteredLakehouse
 from trinitylake_ops.maintenance.plans.document import Table, new_table
@@ -32,12 +26,11 @@ from trinitylake_ops.maintenance.plans.plan import TimedPlan, timed_digest
 from trinitylake_ops.maintenance.plans.retention import barred_before_ms, duration_ms, protected_ms
 from trinitylake_ops.maintenance.reach.inventory import list_by_inventory, read_inventory
 from trinitylake_ops.maintenance.reach.listing import list_without
-from trinitylake_ops.maintenance.reach.mark import Mark, is_deletable, owned_tables
+from trinitylake_ops.maintenance.reach.mark import Mark
 from trinitylake_ops.maintenance.reach.survey import Progress, no_progress, on_latest, survey_versions
 from trinitylake_ops.maintenance.reach.table_files import is_below_tables, table_id_in
 from trinitylake_ops.maintenance.state.lease import lease
 from trinitylake_ops.maintenance.state.state_change import StateChange
-from trinitylake_ops.storage import FileInfo
 from trinitylake_ops.transaction.lakehouse import Lakehouse
 from trinitylake_ops.transaction.time_to_live import raise_barrier
 from trinitylake_ops.versions.snapshot import Snapshot, utc_of
@@ -65,8 +58,9 @@ class OrphanPlan(TimedPlan):
     """The orphans at a version and time: how many by kind, and their bytes.
 
     ``unowned`` are files under ``tables/`` that no version defines and no owner file claims for this lakehouse. They
-    are left alone. With an ``inventory``, the URI of its manifest, files after its begin, ``inventory_created_at_ms``,
-    were not looked at.
+    are left alone. Files under the table root are given by URIs; ``left_table_root`` says why none there is deleted,
+    empty if they may be. With an ``inventory``, the URI of its manifest, these were not looked at, and neither were
+    files after its begin, ``inventory_created_at_ms``.
     """
 
     base_version: int
@@ -80,6 +74,7 @@ class OrphanPlan(TimedPlan):
     inventory_created_at_ms: int | None
     sizes_bytes: Mapping[str, int] = field(repr=False, compare=False)
     owners: Mapping[str, int] = field(repr=False, compare=False)
+    left_table_root: str = field(compare=False)
     operation: OrphanRemoval = field(repr=False, compare=False)
 
     @property
@@ -109,6 +104,7 @@ class OrphanPlan(TimedPlan):
         known = self.inventory_created_at_ms
         by = "" if known is None else f", of what the inventory of {utc_of(known):%Y-%m-%d %H:%M} UTC has"
         title = f"At version {self.base_version}: {len(self.paths)} orphans of {self.bytes} bytes{by}{more}{unowned}"
+        title += f"; {self.left_table_root}" if self.left_table_root else ""
         sizes_bytes = self._all()
         rows = [(path, _kind(path), sizes_bytes[path]) for path in self.paths[:_LISTED]]
         return new_table(title, "path", "kind", "bytes", rows=rows)
@@ -149,6 +145,8 @@ class OrphanRemoval(DeletingOperation[OrphanPlan, OrphanReport]):
         else:
             listed = list_by_inventory(self.lake, self.executor, known, mark, progress)
         found = find_orphans(self.lake, mark, listed, now_ms - age_ms)
+        if known is None:
+            found = Orphans.of_all(found, find_orphans_there(mark, now_ms, age_ms))
         sizes_bytes = {**found.sizes_bytes, **found.owners}
         return OrphanPlan(
             base_version=base.version,
@@ -162,6 +160,7 @@ class OrphanRemoval(DeletingOperation[OrphanPlan, OrphanReport]):
             inventory_created_at_ms=None if known is None else known.created_at_ms,
             sizes_bytes=found.sizes_bytes,
             owners=found.owners,
+            left_table_root=left_table_root(mark),
             operation=self if known is None else replace(self, inventory=known.location),
         )
 
@@ -182,7 +181,7 @@ class OrphanRemoval(DeletingOperation[OrphanPlan, OrphanReport]):
         if approved.is_empty:
             return OrphanReport.of(Deletion(), version=None, still_needed=0, cost=metered.cost())
         with lease(lake.storage, _OPERATION) as held:
-            has_tables = any(map(is_below_tables, approved.paths))
+            has_tables = any(is_uri(path) or is_below_tables(path) for path in approved.paths)
 
             with spending.planning(progress) as told:
 
@@ -209,25 +208,17 @@ class OrphanRemoval(DeletingOperation[OrphanPlan, OrphanReport]):
                 {"files": len(approved.paths), "bytes": approved.bytes},
             )
             version = change.commit(lake, mark.base)
-            doomed = {path: size for path, size in approved.sizes_bytes.items() if path not in mark}
+            doomed = unreached(mark, approved.sizes_bytes)
             done = delete_unreached(lake.storage, doomed, mark, held, spending, progress)
             still_needed = len(approved.sizes_bytes) - len(doomed) + done.spared
             # deleted last: without it, the owner of the other files is unknown
             if done.is_complete and approved.owners:
-                inhabited = {table_id_in(path) for path in approved.sizes_bytes if path in mark}
-                owners = {
-                    path: size
-                    for path, size in approved.owners.items()
-                    if path not in mark and table_id_in(path) not in inhabited
-                }
+                inhabited = {_owner_beside(path, mark) for path in approved.sizes_bytes if path not in doomed}
+                owners = unreached(mark, approved.owners)
+                owners = {path: size for path, size in owners.items() if path not in inhabited}
                 last = delete_unreached(lake.storage, owners, mark, held, spending)
                 still_needed += len(approved.owners) - len(owners) + last.spared
-                done = replace(
-                    last,
-                    files=done.files + last.files,
-                    bytes=done.bytes + last.bytes,
-                    throttled=done.throttled + last.throttled,
-                )
+                done.add(last)
         return OrphanReport.of(done, version=version, still_needed=still_needed, cost=metered.cost())
 
 
@@ -254,72 +245,6 @@ def plan_orphan_removal(
     return removal.plan(budget=budget, progress=progress)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Orphans:
-    """Orphans with their sizes in bytes, apart from owner files, which are deleted last.
-
-    Also files without a known owner.
-    """
-
-    sizes_bytes: Mapping[str, int]
-    owners: Mapping[str, int]
-    unowned_files: int
-    unowned_bytes: int
-
-
-def find_orphans(lake: Lakehouse, mark: Mark, listed: Iterable[FileInfo], modified_before_ms: int) -> Orphans:
-    """Find the orphans among listed files by a mark, which is extended to files of tables where needed.
-
-    Raises what marking raises.
-    """
-    found = _Listing.of(listed, modified_before_ms)
-    old = {path: info for path, info in found.old.items() if path not in mark}
-    table_ids = {table_id for path in old if (table_id := table_id_in(path)) is not None}
-    owned: set[str] = set()
-    if table_ids:
-        mark.add_tables()
-        owned = owned_tables(lake, table_ids, mark.base.definition.id, mark.tables.managed_ids)
-    orphans = {
-        path: info.size_bytes for path, info in sorted(old.items()) if path not in mark and _is_ours(path, owned)
-    }
-    owners = _owners_that_go(orphans, found, mark)
-    unowned = [info for path, info in old.items() if (table_id := table_id_in(path)) and table_id not in owned]
-    going = {path: size for path, size in orphans.items() if path in owners or not _is_owner_path(path)}
-    return Orphans(
-        sizes_bytes={path: size for path, size in going.items() if path not in owners},
-        owners={path: size for path, size in going.items() if path in owners},
-        unowned_files=len(unowned),
-        unowned_bytes=sum(info.size_bytes for info in unowned),
-    )
-
-
-@dataclass(frozen=True)
-class _Listing:
-    """The listed files under the root: old files that may be ours, and the number in each table's folder."""
-
-    old: dict[str, FileInfo]
-    n_table_files: Counter[str]
-
-    @classmethod
-    def of(cls, listed: Iterable[FileInfo], modified_before_ms: int) -> Self:
-        old: dict[str, FileInfo] = {}
-        newest_lease = 0
-        newest_record = (0, "")
-        n_table_files: Counter[str] = Counter()
-        for info in listed:
-            table_id = table_id_in(info.path)
-            if table_id is not None:
-                n_table_files[table_id] += 1
-            newest_lease = max(newest_lease, parse_lease_path(info.path) or 0)
-            if is_verified_path(info.path):
-                newest_record = max(newest_record, (info.last_modified_ms, info.path))
-            if info.last_modified_ms < modified_before_ms:
-                old[info.path] = info
-        old.pop(lease_path(newest_lease), None)  # its number must not be given again
-        old.pop(newest_record[1], None)  # the others are superseded
-        return cls(old, n_table_files)
-
-
 def _check_no_purge(definition: LakehouseDef) -> None:
     """Raise MaintenanceBlockedError while a purge is unfinished: its files are neither kept nor orphans."""
     for batch in definition.expirations:
@@ -327,30 +252,15 @@ def _check_no_purge(definition: LakehouseDef) -> None:
             raise MaintenanceBlockedError(f"the purge of versions {batch.versions} is unfinished; run it first: purge")
 
 
-def _is_ours(path: str, tables: set[str]) -> bool:
-    is_operational = is_operation_path(path) or parse_lease_path(path) is not None
-    return is_operational or is_deletable(path, tables)
-
-
-def _is_owner_path(path: str) -> bool:
-    table_id = table_id_in(path)
-    return table_id is not None and path == f"{TABLES_PREFIX}{table_id}/{OWNER_NAME}"
-
-
-def _owners_that_go(orphans: Iterable[str], found: _Listing, mark: Mark) -> set[str]:
-    """Return the owner files of tables that no kept version defines, if all other files are deleted, too."""
-    going = Counter(table_id for path in orphans if (table_id := table_id_in(path)) is not None)
-    return {
-        path
-        for path in orphans
-        if _is_owner_path(path)
-        and not mark.tables.managed_ids.has_like(table_id := table_id_in(path) or "")
-        and going[table_id] == found.n_table_files[table_id]
-    }
+def _owner_beside(location: str, mark: Mark) -> str | None:
+    """Return the location of the owner file of the table in whose folder a file is, None where it is in none."""
+    root = mark.table_root.root if mark.table_root is not None and location.startswith(mark.table_root.root) else ""
+    table_id = table_id_in(location.removeprefix(root))
+    return None if table_id is None else f"{root}{TABLES_PREFIX}{table_id}/{OWNER_NAME}"
 
 
 def _kind(path: str) -> str:
-    if table_id_in(path) is not None:
+    if is_uri(path) or table_id_in(path) is not None:
         return "table file"
     if not is_immutable_path(path):
         return "operation"

@@ -11,18 +11,19 @@ from datetime import timedelta
 
 from trinitylake_ops.errors import FileMissingError, MaintenanceBlockedError, PlanChangedError
 from trinitylake_ops.format.definitions import ExpirationState, LakehouseDef
+from trinitylake_ops.format.locations import is_uri
 from trinitylake_ops.format.nodes.node_file import decode_system_rows, encode_sealed_root
 from trinitylake_ops.format.nodes.system_rows import SEALED_AT_MILLIS
 from trinitylake_ops.format.version_ranges import VersionRanges
 from trinitylake_ops.maintenance.gc.batches import PurgeBatch, unpurged_batches, with_purged
-from trinitylake_ops.maintenance.gc.sweep import DeletingOperation, Deletion, DeletionReport, delete_unreached
+from trinitylake_ops.maintenance.gc.sweep import DeletingOperation, Deletion, DeletionReport
+from trinitylake_ops.maintenance.gc.unreached import delete_unreached, left_table_root, unreached
 from trinitylake_ops.maintenance.plans.budget import NO_LIMITS, Budget, Spending
 from trinitylake_ops.maintenance.plans.cost import MeteredLakehouse
 from trinitylake_ops.maintenance.plans.document import Table, new_table
 from trinitylake_ops.maintenance.plans.executor import LOCAL, Executor
 from trinitylake_ops.maintenance.plans.plan import TimedPlan, timed_digest
 from trinitylake_ops.maintenance.plans.retention import duration_ms, protected_ms
-from trinitylake_ops.maintenance.reach.listing import list_named
 from trinitylake_ops.maintenance.reach.mark import Mark
 from trinitylake_ops.maintenance.reach.survey import (
     Progress,
@@ -34,6 +35,7 @@ from trinitylake_ops.maintenance.reach.survey import (
     survey_versions,
 )
 from trinitylake_ops.maintenance.reach.table_files import is_below_tables
+from trinitylake_ops.maintenance.reach.table_root import named_standing
 from trinitylake_ops.maintenance.state.lease import Lease, lease
 from trinitylake_ops.maintenance.state.state_change import StateChange
 from trinitylake_ops.storage.parallel import in_one_round, run_parallel
@@ -70,7 +72,8 @@ class PurgePlan(TimedPlan):
     """The roots and files that a purge would seal and delete.
 
     ``still_needed`` files of the expiry's plans are reached now and stay. Batches without a readable plan are sealed. A
-    removal of orphans deletes their files.
+    removal of orphans deletes their files. Files under the table root are given by URIs. ``left_table_root`` says why
+    they stay, if they do.
     """
 
     base_version: int
@@ -82,6 +85,7 @@ class PurgePlan(TimedPlan):
     still_needed: int
     sizes_bytes: Mapping[str, int] = field(repr=False, compare=False)
     planned: Mapping[str, int] = field(repr=False, compare=False)
+    left_table_root: str = field(compare=False)
     operation: Purge = field(repr=False, compare=False)
 
     @property
@@ -101,6 +105,7 @@ class PurgePlan(TimedPlan):
             f"At version {self.base_version}: purge of {len(VersionRanges.parse(self.versions))} versions deletes"
             f" {self.files} files of {self.bytes} bytes; {self.still_needed} more are still needed"
         )
+        title += f"; {self.left_table_root}" if self.left_table_root else ""
         rows = [
             (
                 batch.versions,
@@ -140,11 +145,12 @@ class Purge(DeletingOperation[PurgePlan, PurgeReport]):
         grace_ms = max(self.grace_ms or 0, protected_ms(base.definition))
         batches, versions, planned = unpurged_batches(self.lake, base.definition, now_ms, grace_ms)
         doomed: dict[str, int] = {}
+        left = ""
         if any(batch.is_due for batch in batches):
             survey = survey_versions(self.lake, base, progress, executor=self.executor)
             mark = _marked(survey, versions, planned, progress)
             check_not_pinned(survey, versions, now_ms)
-            doomed = {path: size for path, size in planned.items() if path not in mark}
+            doomed, left = unreached(mark, planned), left_table_root(mark)
         return PurgePlan(
             base_version=base.version,
             now_ms=now_ms,
@@ -155,6 +161,7 @@ class Purge(DeletingOperation[PurgePlan, PurgeReport]):
             still_needed=len(planned) - len(doomed),
             sizes_bytes=doomed,
             planned=planned,
+            left_table_root=left if any(map(is_uri, planned)) else "",
             operation=replace(self, grace_ms=grace_ms),
         )
 
@@ -200,11 +207,11 @@ class _PurgeRun:
             cost = self._metered.cost()
             return PurgeReport.of(left, version=None, still_needed=0, cost=cost, versions=self._plan.versions)
         mark.extend(self._lake.snapshot())
-        doomed = {path: size for path, size in self._plan.sizes_bytes.items() if path not in mark}
+        doomed = unreached(mark, self._plan.sizes_bytes)
         still_needed = len(self._plan.planned) - len(doomed)
         if self._is_resumed:  # files that are gone would use up the budget, and count twice
-            standing = list_named(self._lake.storage, self._executor, doomed)
-            doomed = {info.path: doomed[info.path] for info in standing if info.path in doomed}
+            standing = named_standing(self._lake.storage, self._executor, doomed, mark.table_root)
+            doomed = {info.path: doomed[info.path] for info in standing}
         deletion = delete_unreached(self._lake.storage, doomed, mark, self._held, self._spending, self._progress)
         still_needed += deletion.spared
         version = self._finish(deletion, still_needed) if deletion.is_complete else None
@@ -352,4 +359,5 @@ def plan_purge(
 
 def _marked(survey: Survey, leaving: VersionRanges, planned: Iterable[str], progress: Progress) -> Mark:
     """Mark the files that stay when versions are purged. Tables' files are marked if some are planned."""
-    return Mark(survey, without=leaving, with_tables=any(map(is_below_tables, planned)), progress=progress)
+    with_tables = any(is_uri(path) or is_below_tables(path) for path in planned)
+    return Mark(survey, without=leaving, with_tables=with_tables, progress=progress)

@@ -24,10 +24,8 @@ from trinitylake_ops.maintenance.plans.cost import Cost, MeteredLakehouse, uncac
 from trinitylake_ops.maintenance.plans.document import Document
 from trinitylake_ops.maintenance.plans.executor import LOCAL, Executor, Fence
 from trinitylake_ops.maintenance.plans.plan import ReportT, TimedOperation, TimedT
-from trinitylake_ops.maintenance.reach.mark import Mark
 from trinitylake_ops.maintenance.reach.survey import Progress, no_progress, on_latest
 from trinitylake_ops.maintenance.reach.table_files import table_id_in
-from trinitylake_ops.maintenance.state.lease import Lease
 from trinitylake_ops.storage import Storage
 from trinitylake_ops.versions.snapshot import Snapshot
 
@@ -57,6 +55,13 @@ class Deletion:
     def is_complete(self) -> bool:
         """Whether all files are gone."""
         return self.stopped is None and not self.failures
+
+    def add(self, other: Deletion, root: str = "") -> None:
+        """Add what was done after it. ``root`` is that of the other files, where it is another one."""
+        for name in ("files", "bytes", "spared", "requests", "throttled"):
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+        self.failures |= {f"{root}{path}": error for path, error in other.failures.items()}
+        self.stopped = other.stopped
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,39 +126,6 @@ def delete_files(
     more slowly, a few times. After the first refusal under a prefix nothing more is tried there.
     """
     return _Deleting(storage, sizes_bytes, budget, before_batch, spared, progress, executor).run()
-
-
-def delete_unreached(
-    storage: Storage,
-    sizes_bytes: Mapping[str, int],
-    mark: Mark,
-    held: Lease,
-    budget: Budget | Spending = NO_LIMITS,
-    progress: Progress = no_progress,
-) -> Deletion:
-    """Delete files that a mark does not reach, under a lease. Before each batch both are checked again.
-
-    Raises MaintenanceBlockedError if the lease is lost or another program changed the settings, PlanChangedError.
-    """
-    roots = mark.survey.lake.files.roots
-
-    def look() -> Fence:
-        held.check()
-        before = mark.base
-        mark.look()
-        if mark.base is not before:  # the mark may take longer than the lease lasts
-            held.check()
-        return Fence(held.number, held.expires_at_ms, roots.path(mark.base.version + 1))
-
-    return delete_files(
-        storage,
-        sizes_bytes,
-        budget,
-        before_batch=look,
-        spared=mark,
-        progress=progress,
-        executor=mark.survey.executor,
-    )
 
 
 class _Deleting:

@@ -206,11 +206,12 @@ def _commit(lake: Lakehouse, plan: TrimPlan, trims: Sequence[tuple[TableTrim, fr
     message = f"{sum(len(dropped) for _, dropped in trims)} snapshots of {len(trims)} tables"
     tables = [trim for trim, _ in trims]
     dropped_of = {(trim.namespace, trim.table): dropped for trim, dropped in trims}
+    io = writing_io(lake)
     with (
-        discarded_on_failure(lake.storage) as written,
+        discarded_on_failure(io) as written,
         lake.transaction(message=message, operation=_OPERATION) as txn,
     ):
-        base, io = txn.base, writing_io(lake)
+        base = txn.base
         txn.require(lambda latest: _check_settings(latest, plan))
         check_tables(txn, tables, _OPERATION, remedy="; plan it again")
 

@@ -73,8 +73,8 @@ def candidates_of(lake: Lakehouse, base: Snapshot, only: Sequence[str] | None) -
     unwritable: list[str] = []
     refused: list[str] = []
     for entries in defined(base, tables_of(base, only)):
-        refused += [str(name) for name, _, definition in entries if not is_trimmable(definition)]
-        ours = [entry for entry in entries if is_trimmable(entry[2])]
+        refused += [str(name) for name, _, definition in entries if not is_trimmable(definition, io)]
+        ours = [entry for entry in entries if is_trimmable(entry[2], io)]
         found = run_parallel(in_one_round(listed), [definition for _, _, definition in ours], lake.storage.concurrency)
         for (name, location, definition), snapshots in zip(ours, found, strict=True):
             if snapshots is None:
@@ -88,7 +88,7 @@ def candidates_of(lake: Lakehouse, base: Snapshot, only: Sequence[str] | None) -
                 candidates.append(Candidate(name, location, definition.id, metadata_location, snapshots))
     if only is not None and refused:
         raise InvalidInputError(
-            f"table {refused[0]} cannot be trimmed: only MANAGED Iceberg tables in their own place under the root can"
+            f"table {refused[0]} cannot be trimmed: only MANAGED Iceberg tables in their own place can"
         )
     if only is not None and unwritable:
         raise InvalidInputError(
@@ -142,7 +142,7 @@ def _needed(lake: Lakehouse, candidates: Sequence[Candidate], kept_definitions: 
         fresh: dict[str, TableDef] = {}
         for definition in lake.files.definitions.tables(batch):
             metadata_location = definition.format_properties.get(METADATA_LOCATION, "")
-            if undecided.get(definition.id) and is_trimmable(definition) and metadata_location not in seen:
+            if undecided.get(definition.id) and is_trimmable(definition, io) and metadata_location not in seen:
                 fresh[metadata_location] = definition
         seen.update(fresh)
         found = run_parallel(in_one_round(referred), list(fresh.values()), lake.storage.concurrency)

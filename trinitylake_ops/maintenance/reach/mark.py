@@ -19,6 +19,7 @@ from trinitylake_ops.format.nodes.node_file import NodeFile, decode_node
 from trinitylake_ops.maintenance.plans.executor import LOCAL, Executor, Weight
 from trinitylake_ops.maintenance.reach.survey import Pointers, Progress, Survey, SurveyedRoot, no_progress
 from trinitylake_ops.maintenance.reach.table_files import TableReach, TableWalk, table_id_in
+from trinitylake_ops.maintenance.reach.table_root import table_root_of
 from trinitylake_ops.maintenance.state.export_manifest import manifest_targets
 from trinitylake_ops.storage import Storage
 from trinitylake_ops.tables.files.reach import files_of
@@ -191,7 +192,8 @@ def _read_exported(lake: Lakehouse, path: str) -> SurveyedRoot | None:
 class Mark:
     """What the kept roots reach at one version, and then at later ones: what has once been reached stays marked.
 
-    ``without`` and ``without_exports`` go, as for :func:`kept_roots`. Files of tables are marked with
+    A location is in it that may be needed: a path under the root, or a URI under the table root. ``without`` and
+    ``without_exports`` go, as for :func:`kept_roots`. Files of tables are marked with
     ``with_tables``, or from ``add_tables`` on. Raises MaintenanceBlockedError where another program changed the
     lakehouse definition and nobody reconciled, and what reading raises.
     """
@@ -208,7 +210,10 @@ class Mark:
     ):
         self.survey = survey
         self.catalog = CatalogReach(survey.lake.files, executor=survey.executor)
-        self.tables = TableReach(survey.lake, walk, survey.executor)
+        #: The table root of the lakehouse, if its definition names one: some of its files may be there.
+        self.table_root = table_root_of(survey.lake, survey.definition)
+        self.tables = TableReach(survey.lake, walk, survey.executor, self.table_root.root if self.table_root else "")
+        self._named_table_root = survey.definition.table_root
         self._without = frozenset(without)
         self._without_exports = frozenset(without_exports)
         self._has_tables = with_tables
@@ -220,6 +225,8 @@ class Mark:
     def __contains__(self, path: object) -> bool:
         if not isinstance(path, str):
             return False
+        if self.table_root is not None and path.startswith(self.table_root.root):
+            return path.removeprefix(self.table_root.root) in self.tables.there
         if self._has(path) or self._is_of_kept_table(path):
             return True
         # A listing may show another name than a file was given: what may be needed stays.
@@ -272,9 +279,12 @@ class Mark:
 
     def _add(self, survey: Survey) -> None:
         survey.check_reconciled()
+        if survey.definition.table_root != self._named_table_root:
+            raise PlanChangedError("the table root of the lakehouse was changed meanwhile: run it again")
         kept = kept_roots(survey, without=self._without, without_exports=self._without_exports)
         self.catalog.add(kept.roots, self._progress)
         self._paths |= kept.paths
+        self.tables.there.take([path for path in kept.paths if is_uri(path)])
         self._other_names.update(kept.paths)
         if self._has_tables:
             self.add_tables()
@@ -289,12 +299,14 @@ def is_deletable(path: str, owned_tables: Container[str]) -> bool:
     return is_immutable_path(path) if table_id is None else table_id in owned_tables
 
 
-def owned_tables(lake: Lakehouse, table_ids: Iterable[str], lakehouse_id: str, managed_ids: Container[str]) -> set[str]:
-    """Return the tables whose owner files name this lakehouse; without such a file, those that it defines."""
+def owned_tables(
+    storage: Storage, table_ids: Iterable[str], lakehouse_id: str, managed_ids: Container[str] = ()
+) -> set[str]:
+    """Return the tables whose owner files name this lakehouse; without such a file, those of ``managed_ids``."""
     ordered = sorted(table_id for table_id in table_ids if table_id not in (".", ".."))
     owned = set()
     paths = [owner_path(table_id) for table_id in ordered]
-    owners = lake.storage.read_available(paths, limit_bytes=MAX_NOTE_BYTES)
+    owners = storage.read_available(paths, limit_bytes=MAX_NOTE_BYTES)
     for table_id, path, data in zip(ordered, paths, owners, strict=True):
         try:
             if isinstance(data, StorageError):

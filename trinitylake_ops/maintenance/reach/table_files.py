@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import copy
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Protocol
 
@@ -16,12 +16,11 @@ from trinitylake_ops.errors import (
     FileMissingError,
     InvalidLocationError,
     LocationNotAllowedError,
-    StorageError,
     TrinityLakeError,
 )
 from trinitylake_ops.format.definitions import METADATA_LOCATION, TableDef
-from trinitylake_ops.format.file_identity import FoldedSet, OtherNames
-from trinitylake_ops.format.file_names import TABLES_PREFIX
+from trinitylake_ops.format.file_identity import FoldedSet, OtherNames, folded
+from trinitylake_ops.format.file_names import OWNER_NAME, TABLES_PREFIX
 from trinitylake_ops.format.locations import is_uri, to_location
 from trinitylake_ops.maintenance.plans.executor import LOCAL, Executor, Weight
 from trinitylake_ops.maintenance.reach.survey import Progress, no_progress
@@ -34,7 +33,8 @@ from trinitylake_ops.versions.snapshot import LakehouseFiles
 
 _TOLD_EACH = 256
 
-_TABLE_FOLDER = re.compile(rf"(?<![^/\n]){TABLES_PREFIX}([^/\n]+)(?=/|$)", re.MULTILINE)
+#: Each folder of a table that a text may name, also after a root that ends in ``tables/`` itself.
+_TABLE_FOLDER = re.compile(rf"(?<![^/\n])(?={TABLES_PREFIX}([^/\n]+)(?:/|$))", re.MULTILINE)
 _TABLE_PATH = re.compile(rf"{TABLES_PREFIX}([^/]+)/.+", re.DOTALL)
 
 
@@ -56,10 +56,10 @@ class TableReach:
     Managed tables that name files beyond this root belong to them, too. Files beyond the root may be files under it by
     another name of the root, or of a folder in it. Names in other letters than ASCII's lower case may be listed
     otherwise. ``other_names`` are the names of such files. ``walk`` is how a table's files are told, for those who know
-    them already; work in other processes does not know.
+    them already; work in other processes does not know. ``there`` are the files under ``table_root``, if that is given.
     """
 
-    def __init__(self, lake: Lakehouse, walk: TableWalk = files_of, executor: Executor = LOCAL):
+    def __init__(self, lake: Lakehouse, walk: TableWalk = files_of, executor: Executor = LOCAL, table_root: str = ""):
         self._root = lake.root
         self._outlines = OutlineWalk(lake.files)
         self._walk = TableFilesWalk(reading_io(lake), walk)
@@ -70,6 +70,7 @@ class TableReach:
         self.managed_ids = FoldedSet()
         self.opaque_ids = FoldedSet()
         self.other_names = OtherNames()
+        self.there = ReachedThere(table_root)
 
     def add(self, locations: Iterable[str], progress: Progress = no_progress) -> None:
         """Add what the tables of definitions reach.
@@ -98,6 +99,7 @@ class TableReach:
             if outline.is_managed_here:
                 self.managed_ids.update([outline.id])
             self.opaque_ids.update(outline.opaque_ids)
+            self.there.opaque_ids.update(outline.opaque_ids)
             is_new = outline.metadata not in seen and outline.metadata not in self._walked_metadata
             seen.add(outline.metadata)
             yield outline if outline.definition is not None and is_new else None
@@ -117,16 +119,61 @@ class TableReach:
         if isinstance(found, FileMissingError | CorruptFileError | InvalidLocationError | LocationNotAllowedError):
             if not _is_metadata_gone(found, location, self._root):
                 raise _stopped_by(found, location) from found
-            self.opaque_ids.update([outline.id, table_id_in(location) or outline.id])
+            ids = [outline.id, *_TABLE_FOLDER.findall(location)]
+            self.opaque_ids.update(ids)
+            self.there.opaque_ids.update(ids)
         elif isinstance(found, TrinityLakeError):
             raise found
         else:
+            is_managed = outline.definition is not None and outline.definition.is_managed
             self.files |= found
             self.other_names.update(found)
-            for uri in filter(is_uri, found):
+            for uri in filter(is_uri, found):  # they may be under this root by another name
                 self.opaque_ids.update(_TABLE_FOLDER.findall(uri))
-                self.opaque_ids.update([outline.id] if outline.definition and outline.definition.is_managed else [])
+                self.opaque_ids.update([outline.id] if is_managed else [])
+            self.there.take(found, outline.id if is_managed else None)
         self._walked_metadata.add(outline.metadata)
+
+
+class ReachedThere:
+    """The files of tables under a table root that definitions reach, by their paths there.
+
+    ``root`` is that of the table root, empty where there is none. A path is in it that may be one of these files, or
+    the owner file of a table. So are all files of the tables of ``opaque_ids``: their files are unknown, or elsewhere.
+    A file elsewhere may be under the table root by another name.
+    """
+
+    def __init__(self, root: str):
+        self.root = root
+        self.managed_ids = FoldedSet()
+        self.opaque_ids = FoldedSet()
+        self._files: set[str] = set()
+        self._other_names = OtherNames()
+
+    def take(self, locations: Collection[str], managed_id: str | None = None) -> None:
+        """Add files that one definition reaches. ``managed_id`` is that of its table, if that is MANAGED."""
+        if not self.root:
+            return
+        there = {location for location in locations if location.startswith(self.root)}
+        paths = {location.removeprefix(self.root) for location in there}
+        self._files |= paths
+        self._other_names.update(paths)
+        elsewhere = [location for location in locations if location not in there]
+        self.opaque_ids.update(_TABLE_FOLDER.findall("\n".join(elsewhere)))
+        if managed_id is not None:
+            self.managed_ids.update([managed_id] if any(table_id_in(path) == managed_id for path in paths) else [])
+            self.opaque_ids.update([managed_id] if any(map(is_uri, elsewhere)) else [])
+
+    def __contains__(self, path: object) -> bool:
+        if not isinstance(path, str):
+            return False
+        table_id = table_id_in(path) or ""
+        if self.opaque_ids.has_like(table_id) or path in self._files:
+            return True
+        is_owner = path == f"{TABLES_PREFIX}{table_id}/{OWNER_NAME}"
+        if is_owner and self.managed_ids.has_like(table_id):
+            return True
+        return folded(path) in self._files or path in self._other_names
 
 
 @dataclass(frozen=True, slots=True)
@@ -258,92 +305,11 @@ def table_id_in(path: str) -> str | None:
     return match[1] if match else None
 
 
+def table_id_at(location: str, table_root: str) -> str | None:
+    """Return the id of the table in whose folder a location is, below the root or below the table root, if any."""
+    return table_id_in(location.removeprefix(table_root) if table_root else location)
+
+
 def is_below_tables(path: str) -> bool:
     """Whether a path lies under the prefix of some table."""
     return table_id_in(path) is not None
-
-
-def freed_table_files(lake: Lakehouse, locations: Sequence[str], executor: Executor) -> dict[str, TableFile]:
-    """Return what :func:`table_files` tells of the tables of definitions.
-
-    Those that are gone or cannot be decoded are passed over. Raises other StorageErrors.
-    """
-    paths = [location for location in locations if not is_uri(location)]
-    by_table: dict[str, list[TableDef]] = {}
-    for definition in executor.map(DefinitionRead(lake.files), paths):
-        if definition is not None and definition.is_managed and iceberg_metadata(definition):
-            by_table.setdefault(definition.id, []).append(definition)
-    found: dict[str, TableFile] = {}
-    for files in executor.map(OwnFilesWalk(reading_io(lake)), list(by_table.values())):
-        found |= files
-    return found
-
-
-@dataclass(frozen=True, slots=True)
-class DefinitionRead:
-    """Work: reads definitions of tables, by their paths."""
-
-    weight: ClassVar[Weight] = Weight.ANSWER
-
-    files: LakehouseFiles
-
-    @property
-    def storages(self) -> Sequence[Storage]:
-        """That of the lakehouse."""
-        return (self.files.storage,)
-
-    def __call__(self, paths: Sequence[str]) -> list[TableDef | None]:
-        """Return definitions, None for one that is gone or cannot be decoded. Raises other StorageErrors."""
-        return [
-            _decoded(path, data) for path, data in zip(paths, self.files.storage.read_available(paths), strict=True)
-        ]
-
-
-def _decoded(path: str, data: bytes | StorageError) -> TableDef | None:
-    try:
-        if isinstance(data, StorageError):
-            raise data
-        return TableDef.from_bytes(data, path)
-    except (FileMissingError, CorruptFileError):
-        return None
-
-
-@dataclass(frozen=True, slots=True)
-class OwnFilesWalk:
-    """Work: walks through the files of tables under their own prefixes; each thing is all definitions of one."""
-
-    weight: ClassVar[Weight] = Weight.TABLE
-
-    io: StorageFileIO
-
-    @property
-    def storages(self) -> Sequence[Storage]:
-        """That of the lakehouse."""
-        return (self.io.storage,)
-
-    def __call__(self, tables: Sequence[Sequence[TableDef]]) -> list[dict[str, TableFile]]:
-        """Return the files of each table by path, up to what is gone or cannot be decoded. Raises StorageError."""
-        return run_parallel(lambda definitions: table_files(definitions, self.io), tables, self.io.storage.concurrency)
-
-
-def table_files(definitions: Sequence[TableDef], io: StorageFileIO) -> dict[str, TableFile]:
-    """Return the files that MANAGED Iceberg tables reach under their own prefixes, by path, live or not.
-
-    A table part of which cannot be decoded or is gone yields what was found until then: what it
-    shares with nobody becomes an orphan.
-    """
-    known: dict[str, set[str]] = {}  # by table: one that has another's metadata yields none of the other's files
-    found: dict[str, TableFile] = {}
-    walked: set[tuple[str, str]] = set()
-    for definition in definitions:
-        metadata = iceberg_metadata(definition)
-        if not definition.is_managed or not metadata or (definition.id, metadata) in walked:
-            continue
-        walked.add((definition.id, metadata))
-        try:
-            for file in files_of(definition, io, known.setdefault(definition.id, set())):
-                if table_id_in(file.location) == definition.id:
-                    found.setdefault(file.location, file)
-        except (FileMissingError, CorruptFileError):
-            continue
-    return found

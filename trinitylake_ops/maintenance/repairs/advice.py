@@ -42,6 +42,8 @@ _ADVICE = {
     "owner-damaged": "move the file away, if the folder is this lakehouse's; repair then writes it anew",
     "owner-other": "find that lakehouse before anything is removed; if it has no such table, do as with a damaged one",
     "owner-missing": "read the definition of the lakehouse again first; repair then writes it",
+    "owner-missing-there": "write to the table: each write makes it first",
+    "table-root-kept": "if the table root is this lakehouse's, run relocate --table-root with it",
     "record-damaged": "run verify --incremental, which writes a new one",
     "record-not-written": "allow verify to create files under _ops/, or run it without --incremental",
     "external-unreadable": "ask the owner of the table; else drop it, or register it again",

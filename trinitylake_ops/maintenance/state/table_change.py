@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Protocol, TypeVar
 
 from trinitylake_ops.errors import CommitConflictError, CommitOutcomeUnknownError, TrinityLakeError
 from trinitylake_ops.format.definitions import TableDef
+from trinitylake_ops.format.locations import is_uri
 from trinitylake_ops.storage import Storage
 from trinitylake_ops.storage.parallel import in_one_round, run_parallel
+from trinitylake_ops.tables.io.file_io import StorageFileIO
 from trinitylake_ops.transaction.commit import discard
 from trinitylake_ops.transaction.transaction import Transaction
+
+logger = logging.getLogger(__name__)
 
 
 class PlannedTable(Protocol):
@@ -34,8 +39,8 @@ T = TypeVar("T", bound=PlannedTable)
 
 
 @contextmanager
-def discarded_on_failure(storage: Storage) -> Iterator[list[str]]:
-    """Yield a list for the paths of written files, which are deleted, best effort, when nothing was committed."""
+def discarded_on_failure(io: StorageFileIO) -> Iterator[list[str]]:
+    """Yield a list for the locations of written files. These are deleted, best effort, when nothing was committed."""
     written: list[str] = []
     try:
         yield written
@@ -43,7 +48,12 @@ def discarded_on_failure(storage: Storage) -> Iterator[list[str]]:
         raise
     except TrinityLakeError:
         # Typed errors say that nothing was committed, so no version names these files.
-        discard(storage, written)
+        discard(io.storage, [location for location in written if not is_uri(location)])
+        for uri in filter(is_uri, written):
+            try:
+                io.delete(uri)
+            except TrinityLakeError as error:
+                logger.warning("could not delete %s, which no version names: %s", uri, error)
         raise
 
 

@@ -15,7 +15,7 @@ from trinitylake_ops.errors import (
 from trinitylake_ops.format.definitions import ExpirationState, LakehouseDef
 from trinitylake_ops.format.file_names import OPERATIONS_PREFIX, is_operation_path, lease_path, parse_lease_path
 from trinitylake_ops.format.file_sizes import MAX_FILE_LIST_BYTES, MAX_NOTE_BYTES
-from trinitylake_ops.maintenance.gc.orphans import Orphans, find_orphans
+from trinitylake_ops.maintenance.gc.orphan_files import Orphans, find_orphans, find_orphans_there
 from trinitylake_ops.maintenance.plans.retention import protected_ms
 from trinitylake_ops.maintenance.reach.listing import list_without, may_be_ours
 from trinitylake_ops.maintenance.reach.mark import Mark, kept_roots
@@ -151,9 +151,10 @@ def orphans_of(survey: Survey, listing: Mapping[str, FileInfo], walk: TableWalk)
     storage = survey.lake.storage
     before_ms = storage.now_ms() - protected_ms(survey.definition)
     listed: Iterable[FileInfo] = [*listing.values(), *storage.list(TEMPORARY_PREFIX)]
-    if not any(info.last_modified_ms < before_ms and may_be_ours(info.path) for info in listed):
+    is_any_old = any(info.last_modified_ms < before_ms and may_be_ours(info.path) for info in listed)
+    if not is_any_old and not survey.definition.table_root:
         return _NO_ORPHANS
-    return find_orphans(survey.lake, Mark(survey, walk=walk), listed, before_ms)
+    return _all_orphans(survey, Mark(survey, walk=walk), listed)
 
 
 def orphans_listed_anew(survey: Survey) -> Orphans:
@@ -170,7 +171,14 @@ def orphans_listed_anew(survey: Survey) -> Orphans:
         if any(info.last_modified_ms < before_ms for info in list_without(storage, executor, ())):
             raise
         return _NO_ORPHANS  # whatever is reached: all of it is too young
-    return find_orphans(survey.lake, mark, list_without(storage, executor, mark.catalog.paths), before_ms)
+    return _all_orphans(survey, mark, list_without(storage, executor, mark.catalog.paths))
+
+
+def _all_orphans(survey: Survey, mark: Mark, listed: Iterable[FileInfo]) -> Orphans:
+    """Tell the orphans by a mark: those under the root, by a listing, and those under the table root."""
+    now_ms, age_ms = survey.lake.storage.now_ms(), protected_ms(survey.definition)
+    own = find_orphans(survey.lake, mark, listed, now_ms - age_ms)
+    return Orphans.of_all(own, find_orphans_there(mark, now_ms, age_ms))
 
 
 def _check_no_purge(survey: Survey) -> None:

@@ -46,7 +46,8 @@ class TableVerifier:
         is_deep: bool,
     ):
         self._storage = storage
-        self._listing = listing
+        #: The files that stand: by paths under the root, by URIs under the table root.
+        self.listing = dict(listing)
         self._report = report
         self._is_deep = is_deep
         #: By the names of EXTERNAL tables: why their files may not be read.
@@ -182,9 +183,9 @@ class TableVerifier:
 
     def _check_files(self, name: ObjectName, files: Sequence[TableFile], version: int) -> None:
         fresh = {file.location: file for file in files if file.location not in self._is_whole}
-        beyond = [location for location in fresh if location not in self._listing]
+        beyond = [location for location in fresh if location not in self.listing]
         sizes = dict(zip(beyond, run_parallel(self._io.size_bytes, beyond, self._storage.concurrency), strict=True))
-        sizes.update((location, self._listing[location].size_bytes) for location in fresh if location in self._listing)
+        sizes.update((location, self.listing[location].size_bytes) for location in fresh if location in self.listing)
         for location, file in fresh.items():
             self._is_whole[location] = self._has_size(name, file, sizes[location], version)
         if self._is_deep:

@@ -12,7 +12,7 @@ from trinitylake_ops.errors import InvalidInputError, StorageError, TrinityLakeE
 from trinitylake_ops.format.definitions import ExpirationState, LakehouseDef
 from trinitylake_ops.format.file_names import HINT_PATH, parse_root_path, root_naming
 from trinitylake_ops.format.version_ranges import VersionRanges
-from trinitylake_ops.maintenance.gc.orphans import Orphans
+from trinitylake_ops.maintenance.gc.orphan_files import Orphans
 from trinitylake_ops.maintenance.hint import HintState, inspect_hint
 from trinitylake_ops.maintenance.plans.budget import NO_LIMITS, Budget, BudgetSpentError, Spending
 from trinitylake_ops.maintenance.plans.cost import MeteredLakehouse, uncached_on
@@ -25,7 +25,7 @@ from trinitylake_ops.maintenance.state.verified_files import Records, read_recor
 from trinitylake_ops.maintenance.verification import state as verify_state
 from trinitylake_ops.maintenance.verification.exports import ExportVerifier
 from trinitylake_ops.maintenance.verification.operations import check_operation_files
-from trinitylake_ops.maintenance.verification.owners import check_owners, warn_of_missing
+from trinitylake_ops.maintenance.verification.owners import TableRootVerifier, check_owners, warn_of_missing
 from trinitylake_ops.maintenance.verification.read_ahead import ReadAhead
 from trinitylake_ops.maintenance.verification.report import Finding, Findings, VerifyReport
 from trinitylake_ops.maintenance.verification.storage import KnownFilesStorage
@@ -103,6 +103,7 @@ class _Verification:
         self._has_read_ahead = False
         self._orphans: tuple[int, int] | None = None
         self._unclaimed: tuple[str, ...] = ()
+        self._there: TableRootVerifier | None = None
         self._unchecked: list[str] = []
 
     def run(self, progress: Callable[[int, int], None]) -> VerifyReport:
@@ -111,6 +112,7 @@ class _Verification:
             "names of roots, records": self._check_listed,
             "settings, leases and purges": self._check_state,
             "hint": self._check_hint,
+            "tables under the table root": self._list_table_root,
             "versions": lambda: self._check_versions(progress),
             "exports": self._check_exports,
             "files of operations": self._check_operation_files,
@@ -284,6 +286,13 @@ class _Verification:
         if self._is_deep:
             check_operation_files(self._known, self.listing, self.findings)
 
+    def _list_table_root(self) -> None:
+        """List the tables under the table root: so no file of theirs is asked for by itself."""
+        definition = self._read_definition()
+        if definition is not None and definition.table_root:
+            self._there = TableRootVerifier(self._metered.lake, definition)
+            self.tables.listing |= self._there.listing
+
     def _check_owners(self) -> None:
         self._unclaimed = check_owners(
             self._known,
@@ -293,6 +302,9 @@ class _Verification:
             self.findings,
             is_deep=self._is_deep,
         )
+        if self._there is not None:  # an owner file under the own root would say that the table is here
+            self._unclaimed = tuple(one for one in self._unclaimed if one not in self._there.table_ids)
+            self._there.check(self.tables.managed_ids, self.findings, is_deep=self._is_deep)
         warn_of_missing(self._unclaimed, self.findings)
 
     def _check_left_over(self) -> None:

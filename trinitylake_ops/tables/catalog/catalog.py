@@ -44,8 +44,7 @@ from pyiceberg.typedef import EMPTY_DICT, Identifier, Properties, TableVersion
 
 from trinitylake_ops import errors
 from trinitylake_ops.format.definitions import TableDef
-from trinitylake_ops.format.file_names import TABLES_PREFIX, is_table_metadata_path
-from trinitylake_ops.format.locations import to_location
+from trinitylake_ops.format.file_names import is_table_metadata_path
 from trinitylake_ops.storage.cache.storage import private_cache_view
 from trinitylake_ops.tables.catalog.change import changing
 from trinitylake_ops.tables.catalog.loaded_table import (
@@ -193,7 +192,7 @@ class TrinityLakeCatalog(NamespaceCatalog):
         namespace, table = self.identifier_to_database_and_table(identifier)
         uri = registered_uri(self.io.root, metadata_location)
         with changing(self.target, self.io, f"register table {namespace}.{table}") as change:
-            if to_location(self.io.root, uri).startswith(TABLES_PREFIX):
+            if self.io.folders.is_own_file(uri):
                 raise errors.InvalidInputError(
                     f"{metadata_location!r} is of a table of this lakehouse; bring it back with the command"
                     " register-table, or maintenance.register_table, which let no purge run beside them"

@@ -69,7 +69,8 @@ class TablePlaces:
     """Where the files of one table are after the copy.
 
     Under another root each file keeps its path. Under the same root it goes into ``folder``. A file elsewhere, for
-    example under another ``table_root``, comes into the table's folder, too.
+    example under another ``table_root``, comes into the table's folder, too. ``holder_root`` is the root of the
+    lakehouse that has the copy, where the table's folder is not below it.
     """
 
     table_id: str
@@ -77,6 +78,11 @@ class TablePlaces:
     target_root: str
     table_root: str = ""
     folder: str = ""
+    holder_root: str = ""
+
+    def location(self, path: str) -> str:
+        """Return the location, in the lakehouse that has the copy, of a path under ``target_root``: a path or a URI."""
+        return f"{self.target_root}{path}" if self.holder_root and self.holder_root != self.target_root else path
 
     def path(self, location: str) -> str:
         """Return the path, under the target's root, of the copy of a file, given as a path or URI."""

@@ -12,7 +12,7 @@ from pyiceberg.table.metadata import TableMetadata
 from trinitylake_ops.errors import InvalidDefinitionError
 from trinitylake_ops.format.definitions import TableDef
 from trinitylake_ops.format.file_names import table_prefix
-from trinitylake_ops.format.locations import is_uri
+from trinitylake_ops.format.locations import to_uri
 from trinitylake_ops.tables.io.file_io import StorageFileIO
 from trinitylake_ops.tables.managed import metadata_uri, table_id_of
 
@@ -23,9 +23,11 @@ def in_own_place(metadata: TableMetadata, definition: TableDef, io: StorageFileI
         return metadata
     if table_id_of(metadata.location) != definition.id:
         return metadata
-    if not is_uri(io.location(metadata_uri(definition, io.root))):  # otherwise the source of this copy was moved
+    home = io.home_of(definition.id)
+    read_at = to_uri(io.root, io.location(metadata_uri(definition, io.root)))
+    if read_at.startswith(home):  # otherwise the source of this copy was moved
         io.note_place_of(metadata.location)
-    return metadata.model_copy(update={"location": own_location(definition, io.root)})
+    return metadata.model_copy(update={"location": own_location(definition, home)})
 
 
 def is_in_own_place(location: str, definition: TableDef, io: StorageFileIO) -> bool:

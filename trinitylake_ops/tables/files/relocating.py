@@ -16,7 +16,7 @@ from pyiceberg.catalog import MetastoreCatalog
 from trinitylake_ops.errors import InvalidInputError
 from trinitylake_ops.format.definitions import TableDef
 from trinitylake_ops.format.file_names import table_prefix
-from trinitylake_ops.format.locations import is_uri
+from trinitylake_ops.format.locations import is_uri, to_uri
 from trinitylake_ops.storage.conditional_create import create_fresh
 from trinitylake_ops.storage.parallel import run_parallel
 from trinitylake_ops.tables.files.copying import FileCopy, TablePlaces, copied_definition, rewritten
@@ -35,13 +35,14 @@ _LONGEST_NAME_CHARS = 150
 
 @dataclass(frozen=True, slots=True)
 class MovedFiles:
-    """The files of a table, as paths under the root, that name its former place.
+    """The files of a table that name its former place, as paths under ``home``: the own root, or the table root.
 
     ``lists`` and ``manifests`` are written anew, and so are all lists that name such a manifest. ``sizes_bytes`` are
     those of all manifests. ``deletes`` is a live file of position deletes, None if there is none. ``uris`` are those
-    of the table's place and of all its lists, as the metadata names them.
+    of the table's place and of all its lists, as the metadata names them. Files elsewhere are given by URIs.
     """
 
+    home: str
     metadata: str
     lists: tuple[str, ...]
     manifests: tuple[str, ...]
@@ -62,8 +63,8 @@ class _Relocated(TablePlaces):
     renamed: Mapping[str, str] = field(default_factory=dict)
 
     def uri(self, io: StorageFileIO, uri: str) -> str:
-        location = io.location(uri)
-        return location if is_uri(location) else self.target_root + self.renamed.get(location, location)
+        path = _path_at(uri, self.target_root, io)
+        return path if is_uri(path) else self.target_root + self.renamed.get(path, path)
 
 
 def moved_files(definition: TableDef, io: StorageFileIO) -> MovedFiles | None:
@@ -71,9 +72,9 @@ def moved_files(definition: TableDef, io: StorageFileIO) -> MovedFiles | None:
 
     Reads its metadata and all manifest lists and manifests. Raises CorruptFileError, StorageError.
     """
-    uri = metadata_uri(definition, io.root)
+    uri, home = metadata_uri(definition, io.root), io.home_of(definition.id)
     metadata = read_table_metadata(io, uri)
-    snapshots = {io.location(one.manifest_list): one for one in metadata.snapshots if one.manifest_list}
+    snapshots = {_path_at(one.manifest_list, home, io): one for one in metadata.snapshots if one.manifest_list}
     listed = run_parallel(lambda one: manifests_in(one, io), list(snapshots.values()), io.storage.concurrency)
     found = {manifest.manifest_path: manifest for several in listed for manifest in several}
     entries = run_parallel(lambda one: entries_in(one, io), list(found.values()), io.storage.concurrency)
@@ -82,31 +83,37 @@ def moved_files(definition: TableDef, io: StorageFileIO) -> MovedFiles | None:
     for path, several in zip(found, entries, strict=True):
         files = [content_file(entry, io, live=True) for entry in several]
         deletes = deletes or next((one.location for one in files if one.kind == FileKind.POSITION_DELETES), None)
-        if any(_is_moved(entry.data_file.file_path, io) for entry in several) and not is_uri(io.location(path)):
-            moved.add(io.location(path))
+        if any(_is_moved(entry.data_file.file_path, home, io) for entry in several):
+            moved.update(filter(lambda path: not is_uri(path), [_path_at(path, home, io)]))
+
+    def is_rewritten(path: str) -> bool:
+        return _is_moved(path, home, io) or _path_at(path, home, io) in moved
+
     lists = [
         location
         for (location, _), several in zip(snapshots.items(), listed, strict=True)
-        if not is_uri(location)
-        and any(_is_moved(one.manifest_path, io) or io.location(one.manifest_path) in moved for one in several)
+        if not is_uri(location) and any(is_rewritten(one.manifest_path) for one in several)
     ]
     named = [*(one.manifest_list for one in snapshots.values()), *(one.statistics_path for one in metadata.statistics)]
     named += [one.statistics_path for one in metadata.partition_statistics]
-    is_own = not is_uri(io.location(uri))
-    names_former = any(_is_moved(one, io) for one in (*named, uri)) or (is_own and _is_former(metadata.location, io))
+    is_own = not is_uri(_path_at(uri, home, io))
+    names_former = any(_is_moved(one, home, io) for one in (*named, uri))
+    names_former |= is_own and not metadata.location.startswith(home) and io.note_place_of(metadata.location)
     if not moved and not lists and not names_former:
         return None
-    sizes_bytes = {io.location(path): manifest.manifest_length for path, manifest in found.items()}
+    sizes_bytes = {_path_at(path, home, io): manifest.manifest_length for path, manifest in found.items()}
     uris = (metadata.location, *(snapshot.manifest_list for snapshot in metadata.snapshots))
-    return MovedFiles(io.location(uri), tuple(lists), tuple(sorted(moved)), sizes_bytes, deletes, uris)
+    metadata_path = _path_at(uri, home, io)
+    return MovedFiles(home, metadata_path, tuple(lists), tuple(sorted(moved)), sizes_bytes, deletes, uris)
 
 
-def _is_former(location: str, io: StorageFileIO) -> bool:
-    return not location.startswith(io.root) and io.note_place_of(location)
+def _path_at(uri: str, home: str, io: StorageFileIO) -> str:
+    """Return the path under ``home`` where a file is read, its URI if that is elsewhere."""
+    return to_uri(io.root, io.location(uri)).removeprefix(home)
 
 
-def _is_moved(uri: str, io: StorageFileIO) -> bool:
-    return not uri.startswith(io.root) and not is_uri(io.location(uri))
+def _is_moved(uri: str, home: str, io: StorageFileIO) -> bool:
+    return not uri.startswith(home) and not is_uri(_path_at(uri, home, io))
 
 
 def write_relocated(
@@ -114,8 +121,8 @@ def write_relocated(
 ) -> TableDef:
     """Write a table's moved files anew and return the definition that names its new metadata file.
 
-    ``announce`` gets each path before it is written. Raises InvalidInputError for a table with position deletes, which
-    name data files in their rows. Raises CorruptFileError, StorageError.
+    ``announce`` gets each location before it is written. Raises InvalidInputError for a table with position deletes,
+    which name data files in their rows. Raises CorruptFileError, StorageError.
     """
     if moved.deletes is not None:
         raise InvalidInputError(
@@ -125,21 +132,26 @@ def write_relocated(
     folder, identifier = f"{table_prefix(definition.id)}metadata/", uuid.uuid4()
     paths = (*moved.lists, *moved.manifests)
     renamed = {path: f"{folder}{identifier}-{path.rpartition('/')[2][-_LONGEST_NAME_CHARS:]}" for path in paths}
-    places = _Relocated(definition.id, io.root, io.root, renamed=renamed)
-    sizes_bytes = dict(moved.sizes_bytes)
-    io.folders.claim(f"{folder}{identifier}")
+    places = _Relocated(definition.id, io.root, moved.home, holder_root=io.root, renamed=renamed)
+    sizes_bytes, storage = dict(moved.sizes_bytes), io.storage_at(moved.home)
+    io.folders.check(storage, f"{folder}{identifier}")
+
+    def write(path: str, data: bytes) -> None:
+        announce(places.location(path))
+        create_fresh(storage, {path: data})
+
+    def read(path: str) -> bytes:
+        return io.read_whole(path if is_uri(path) else places.location(path))
+
     for kind, paths in ((FileKind.MANIFEST, moved.manifests), (FileKind.MANIFEST_LIST, moved.lists)):
         for path in paths:
-            data = rewritten(FileCopy(kind, path, renamed[path], None), io.read_whole(path), io, places, sizes_bytes)
+            data = rewritten(FileCopy(kind, path, renamed[path], None), read(path), io, places, sizes_bytes)
             sizes_bytes[renamed[path]] = len(data)
-            announce(renamed[path])
-            create_fresh(io.storage, {renamed[path]: data})
+            write(renamed[path], data)
     target = f"{folder}{_next_name(moved.metadata, identifier)}"
     copy = FileCopy(FileKind.METADATA, moved.metadata, target, None)
-    data = rewritten(copy, io.read_whole(moved.metadata), io, places, sizes_bytes)
-    announce(target)
-    create_fresh(io.storage, {target: data})
-    return copied_definition(definition, target)
+    write(target, rewritten(copy, read(moved.metadata), io, places, sizes_bytes))
+    return copied_definition(definition, places.location(target))
 
 
 def _next_name(location: str, identifier: uuid.UUID) -> str:

@@ -24,8 +24,9 @@ from trinitylake_ops.errors import FileMissingError
 from trinitylake_ops.format.definitions import METADATA_LOCATION, TableDef
 from trinitylake_ops.format.file_names import table_prefix
 from trinitylake_ops.tables.files.metadata import table_metadata
+from trinitylake_ops.tables.files.placement import is_in_own_place
 from trinitylake_ops.tables.io.file_io import StorageFileIO
-from trinitylake_ops.tables.managed import LATEST_WRITTEN_VERSION, managed_table_id, metadata_uri
+from trinitylake_ops.tables.managed import LATEST_WRITTEN_VERSION, metadata_uri
 from trinitylake_ops.tables.properties import location_provider
 
 
@@ -49,11 +50,17 @@ class ListedSnapshots:
         return frozenset(self.ids) - self.referred
 
 
-def is_trimmable(definition: TableDef) -> bool:
-    """Whether a table is a MANAGED Iceberg table whose metadata file is in the folder of its id."""
-    location = definition.format_properties.get(METADATA_LOCATION, "")
+def is_trimmable(definition: TableDef, io: StorageFileIO) -> bool:
+    """Whether a table is a MANAGED Iceberg table whose metadata file is in the folder of its id.
+
+    That folder is below the root, or below the table root. Raises StorageError.
+    """
     is_ours = definition.is_managed and definition.is_iceberg and bool(definition.id)
-    return is_ours and location.startswith(table_prefix(definition.id))
+    if not is_ours or not definition.format_properties.get(METADATA_LOCATION):
+        return False
+    location = io.location(metadata_uri(definition, io.root))
+    folder = table_prefix(definition.id)
+    return any(location.startswith(f"{root}{folder}") for root in ("", *io.table_roots))
 
 
 def listed_snapshots(definition: TableDef, io: StorageFileIO) -> ListedSnapshots:
@@ -61,7 +68,7 @@ def listed_snapshots(definition: TableDef, io: StorageFileIO) -> ListedSnapshots
     metadata = table_metadata(definition, io)
     ordered = sorted(metadata.snapshots, key=lambda snapshot: (snapshot.sequence_number or 0, snapshot.timestamp_ms))
     ids = tuple(snapshot.snapshot_id for snapshot in ordered)
-    is_in_place = managed_table_id(metadata.location, io.root) == definition.id
+    is_in_place = is_in_own_place(metadata.location, definition, io)
     return ListedSnapshots(ids, _referred(metadata), is_in_place, metadata.format_version <= LATEST_WRITTEN_VERSION)
 
 
@@ -81,7 +88,7 @@ def write_without_snapshots(
 ) -> TableDef:
     """Write a table's metadata without some of its snapshots as a new file. Returns the definition that names it.
 
-    ``announce`` gets the path of the file before it is written. Raises CorruptFileError and other StorageErrors.
+    ``announce`` gets the location of the file before it is written. Raises CorruptFileError and other StorageErrors.
     """
     uri = metadata_uri(definition, io.root)
     metadata = table_metadata(definition, io)

@@ -27,7 +27,7 @@ from trinitylake_ops.errors import (
 )
 from trinitylake_ops.format.definitions import LakehouseDef, TableDef
 from trinitylake_ops.format.locations import as_uri, is_uri, normalize_root_uri, to_location, to_uri
-from trinitylake_ops.format.places import NamedRoots, Places, cut
+from trinitylake_ops.format.places import NamedRoots, Place, Places, cut
 from trinitylake_ops.storage.cache.storage import CacheStorage
 from trinitylake_ops.storage.interface import Storage
 from trinitylake_ops.storage.open import open_storage
@@ -143,13 +143,24 @@ class StorageFileIO(FileIO):
 
     @property
     def table_roots(self) -> tuple[str, ...]:
-        """The table roots of the lakehouse, with their final ``/``."""
+        """The table root of the lakehouse, with its final ``/``, if it has one."""
         return self._elsewhere.table_roots()
+
+    def home_of(self, table_id: str) -> str:
+        """Return the root under which the folder of a MANAGED table is: the own one or the table root.
+
+        Raises StorageError.
+        """
+        return self._elsewhere.home_of(table_id)
 
     @property
     def places(self) -> Places:
         """The places that may be read beyond the root, as far as it is known."""
         return self._elsewhere.places
+
+    def storage_at(self, root: str) -> Storage:
+        """Return the storage of the own root or of the table root."""
+        return self._elsewhere.storage_of(Place(root, ""))
 
     def strict(self) -> Self:
         """Return a FileIO for tables of others.
@@ -241,8 +252,15 @@ class StorageFileIO(FileIO):
 
     def real_uri(self, uri: str) -> str:
         """Return the URI at which a file is read. Raises InvalidLocationError, LocationNotAllowedError."""
-        storage, path = self._resolve(uri)
+        storage, path = self.placed(uri)
         return storage.root + path
+
+    def placed(self, uri: str) -> tuple[Storage, str]:
+        """Return the storage that holds a file, and its path there.
+
+        Raises InvalidLocationError, LocationNotAllowedError, StorageError.
+        """
+        return self._resolve(uri)
 
     def size_bytes(self, location: str) -> int | None:
         """Return the size of a file, given as a path under the root or a URI.
@@ -318,7 +336,7 @@ class StorageFileIO(FileIO):
                 path=cut(uri),
             )
         self.has_moved |= place.is_moved
-        return self.storage if place.is_moved else self._elsewhere.storage_of(place), place.path
+        return self._elsewhere.storage_of(place), place.path
 
 
 _said: set[str] = set()

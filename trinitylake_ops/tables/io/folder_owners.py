@@ -4,15 +4,24 @@ from __future__ import annotations
 
 import re
 
-from trinitylake_ops.errors import FileExistsAlreadyError, LakehouseNotFoundError, LocationNotAllowedError
+from trinitylake_ops.errors import (
+    CorruptFileError,
+    FileExistsAlreadyError,
+    FileMissingError,
+    LakehouseNotFoundError,
+    LocationNotAllowedError,
+)
 from trinitylake_ops.format.definitions import LakehouseDef
 from trinitylake_ops.format.file_names import OWNER_NAME, TABLES_PREFIX, table_prefix
-from trinitylake_ops.format.places import cut
+from trinitylake_ops.format.file_sizes import MAX_NOTE_BYTES
+from trinitylake_ops.format.locations import to_location
+from trinitylake_ops.format.places import Place, cut
 from trinitylake_ops.storage.interface import Storage
 from trinitylake_ops.storage.options import ALLOWED_ROOTS, StorageOptions
-from trinitylake_ops.tables.ownership import claim_folder
+from trinitylake_ops.tables.ownership import claim_folder, read_owner
 from trinitylake_ops.transaction.lakehouse import Lakehouse
 from trinitylake_ops.tree.nodes.elsewhere import Elsewhere
+from trinitylake_ops.tree.nodes.table_users import add_user
 
 _TABLE_FILE = re.compile(rf"{TABLES_PREFIX}([^/]+)/.+", re.DOTALL)
 
@@ -36,9 +45,32 @@ class FolderOwners:
         """
         if storage is self._storage:
             self.claim(path)
-        elif storage.root in self._elsewhere.names.table_roots and storage.root not in self._elsewhere.places.allowed:
-            self.check_is_of_no_copy(storage)
-            self._claim(storage, path)
+        elif storage.root in self._elsewhere.names.table_roots:
+            if not self._elsewhere.places.is_allowed(storage.root):
+                self.check_is_of_no_copy(storage)
+                self._claim(storage, path)
+            self._leave_word(storage)
+
+    def is_own_file(self, uri: str) -> bool:
+        """Whether a file is one in a table's folder of this lakehouse, below its root or its table root.
+
+        Below the table root the owner file tells, and an unreadable one counts as this lakehouse's. Raises
+        StorageError.
+        """
+        if to_location(self._storage.root, uri).startswith(TABLES_PREFIX):
+            return True
+        for root in self._elsewhere.table_roots():
+            match = _TABLE_FILE.fullmatch(uri.removeprefix(root))
+            if match is not None and uri.startswith(root):
+                path = f"{TABLES_PREFIX}{match[1]}/{OWNER_NAME}"
+                try:
+                    data = self._elsewhere.storage_of(Place(root, path)).read(path, limit_bytes=MAX_NOTE_BYTES)
+                    return read_owner(data, path) == self._elsewhere.names.lakehouse_id
+                except FileMissingError:
+                    return False
+                except CorruptFileError:
+                    return True
+        return False
 
     def claim(self, path: str) -> None:
         """In a copy, write the owner file of a table's folder, once, as the file to write may be the first one there.
@@ -63,6 +95,13 @@ class FolderOwners:
                 path=cut(table_root.root),
             )
         self._checked_roots.add(table_root.root)
+
+    def _leave_word(self, table_root: Storage) -> None:
+        """Say, once, that this lakehouse writes under a table root, so that no copy of it frees these files."""
+        names = self._elsewhere.names
+        if table_root.root not in names.claimed:
+            add_user(table_root, names.lakehouse_id, self._elsewhere.places.root)
+            names.note_claimed(table_root.root)
 
     def _claim(self, storage: Storage, path: str) -> None:
         names = self._elsewhere.names

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from trinitylake_ops.errors import InvalidLocationError, StorageError
 from trinitylake_ops.format.definitions import LakehouseDef
-from trinitylake_ops.format.file_names import owner_path
+from trinitylake_ops.format.file_names import TABLES_PREFIX, owner_path
 from trinitylake_ops.format.locations import validate_path
 from trinitylake_ops.format.places import NamedRoots, Place, Places, allowed_roots
 from trinitylake_ops.storage.fork import at_fork
@@ -16,9 +17,13 @@ from trinitylake_ops.storage.open import open_storage
 from trinitylake_ops.storage.options import ALLOWED_ROOTS, StorageOptions
 from trinitylake_ops.storage.parallel import in_one_round, run_parallel
 from trinitylake_ops.storage.schemes import with_environment
+from trinitylake_ops.tree.nodes.table_users import users_of
 
 #: Returns the lakehouse definition if none was noted so far, None if there is none.
 LookUp = Callable[[], LakehouseDef | None]
+
+#: Content can name any number of roots. For so many of them the latest definition is looked up.
+_MOST_LOOKS = 8
 
 
 class Elsewhere:
@@ -26,8 +31,9 @@ class Elsewhere:
 
     Options are handed on to a storage of the same scheme. One of another scheme gets those with its scheme, and looks
     for others in the environment. ``names`` are the roots that definitions name. Before a place that none of them names
-    is refused, ``look_up`` is asked once. ``given`` are open storages that a caller passed. ``own`` is the storage of
-    the root; it tells where a moved file is. Safe to use from several threads; pickles without ``look_up`` and ``own``.
+    is refused, ``look_up`` is asked once for its root. ``given`` are open storages that a caller passed. ``own`` is the
+    storage of the root; it tells where a moved file is. Safe to use from several threads; pickles without ``look_up``
+    and ``own``.
     """
 
     def __init__(
@@ -48,6 +54,7 @@ class Elsewhere:
         self._own = own
         self._standing: dict[str, Place] = {}
         self._stands_here: dict[str, bool] = {}
+        self._is_claimed: dict[str, bool] = {}
         allowed = allowed_roots(storage_options.get(ALLOWED_ROOTS, ""))
         passed = tuple(storage.root for storage in given)
         self.places = Places(root, self.names, allowed, passed, follows_moves)
@@ -59,6 +66,8 @@ class Elsewhere:
         """Make new locks: a forked child does not have the threads that held them."""
         self._lock = threading.Lock()
         self._looking = threading.RLock()  # what is looked up may itself be elsewhere
+        self._is_looking = False
+        self._looked_for: set[str] = set()
 
     def __reduce__(self) -> tuple[object, ...]:
         # Whoever gets the copy may have another environment, and reads the same files.
@@ -76,8 +85,9 @@ class Elsewhere:
     def find(self, uri: str) -> Place:
         """Return where a URI is read. Raises InvalidLocationError, LocationNotAllowedError, StorageError.
 
-        A file of a moved table is read at its own place. In a copy that has sources, the file may be missing there. It
-        is then read in the first source that has it, as a source may have been moved before it was copied.
+        A file of a moved table is read at its own place, which may be under the table root. In a copy that has sources,
+        the file may be missing there. It is then read in the first source that has it. A source may have been moved
+        before it was copied.
         """
         place = self.place_named(uri)
         return self._where_it_stands(place) if place.is_moved else place
@@ -89,22 +99,40 @@ class Elsewhere:
         """
         place = self.places.known(uri)
         if place is None:
-            self._look()
+            self._look(uri.partition(f"/{TABLES_PREFIX}")[0])
             place = self.places.find(uri)
+        if place.is_moved:
+            return replace(place, root=self.home_of(place.path.split("/")[1]))
         return Place(self.places.root, place.path, is_moved=True) if self._is_left(place) else place
 
     def _is_left(self, place: Place) -> bool:
         """Whether a file under a table root belongs to a table that is under the own root, with its owner file.
 
         This happens in a copy of a lakehouse whose table root was its own root. It takes one request for each table,
-        once.
+        once. Where the table root was made that of this lakehouse, its files are there.
         """
-        if self._own is None or place.root not in self.names.table_roots:
+        if place.root not in self.names.table_roots or not self._is_owner_here(place.path.split("/")[1]):
             return False
-        table_id = place.path.split("/")[1]
+        if place.root not in self._is_claimed:
+            users = users_of(self.storage_of(place), self.names.lakehouse_id)
+            self._is_claimed[place.root] = any(user.frees and user.root == self.places.root for user in users)
+        return not self._is_claimed[place.root]
+
+    def _is_owner_here(self, table_id: str) -> bool:
+        """Whether the folder of a table under the own root has an owner file. It is asked once."""
+        if self._own is None or table_id in (".", ".."):
+            return False
         if table_id not in self._stands_here:
             self._stands_here[table_id] = self._own.exists(owner_path(table_id))
         return self._stands_here[table_id]
+
+    def home_of(self, table_id: str) -> str:
+        """Return the root under which the folder of a MANAGED table is, whatever its metadata says.
+
+        That is the own root if its owner file is there, else the table root, if there is one. Raises StorageError.
+        """
+        roots = self.table_roots()
+        return roots[0] if roots and not self._is_owner_here(table_id) else self.places.root
 
     def _where_it_stands(self, moved: Place) -> Place:
         """Return the place of a moved file. It costs one request for each place asked. The result is remembered."""
@@ -122,23 +150,27 @@ class Elsewhere:
 
     def table_roots(self) -> tuple[str, ...]:
         """Return the table roots that the lakehouse's definitions may name. Raises StorageError."""
-        if not self.names.table_roots:
-            self._look()
+        if not self.names.is_known:
+            self._look("")
         return tuple(root for root in self.names.table_roots if self.places.may_be_named(root))
 
-    def _look(self) -> None:
-        """Ask for the names, unless that was done. Whoever comes meanwhile waits: without them all seem to be here."""
+    def _look(self, root: str) -> None:
+        """Look up the latest definition, once for each root that nobody knew, as tables may have been moved there.
+
+        Whoever comes meanwhile waits: without the names all files seem to be here.
+        """
         with self._looking:
-            look_up, self._look_up = self._look_up, None  # what it reads itself is looked for without them
-            if look_up is None:
+            is_done = root in self._looked_for or len(self._looked_for) == _MOST_LOOKS
+            if self._look_up is None or is_done or self._is_looking:  # what it reads itself is found without it
                 return
+            self._is_looking = True
             try:
-                definition = look_up()
-            except BaseException:
-                self._look_up = look_up
-                raise
+                definition = self._look_up()
+            finally:
+                self._is_looking = False
             if definition is not None:
                 self.names.note(definition)
+            self._looked_for.add(root)
 
     def storage_of(self, place: Place) -> Storage:
         """Return the storage of a place."""
