@@ -15,9 +15,10 @@ from pyspark.sql import DataFrame, SparkSession
 from tests.dagster_plugin.quiet import QUIET
 from tests.lakes import Lakes
 from trinitylake_ops import Lakehouse
-from trinitylake_ops.dagster_plugin.io_manager import TrinityLakeIOManager, stored_as
+from trinitylake_ops.dagster_plugin.io_manager import TrinityLakeIOManager
 from trinitylake_ops.dagster_plugin.publish import build_publish_asset
 from trinitylake_ops.dagster_plugin.resources import SparkResource, TrinityLakeResource
+from trinitylake_ops.dagster_plugin.stored.settings import stored_as
 from trinitylake_ops.errors import CommitConflictError, InvalidInputError
 from trinitylake_ops.storage import LocalStorage
 from trinitylake_ops.tables.catalog import catalog_at
@@ -202,6 +203,57 @@ def test_a_partition_is_replaced_and_read_alone(lake: Lakehouse, instance: dg.Da
     assert (latest.message, latest.properties["partition"]) == ("publish 2020-01-01", "2020-01-01")
 
 
+COUNTRIES = dg.StaticPartitionsDefinition(["eu", "us"])
+
+
+def by_country(**given: Any) -> dg.AssetsDefinition:
+    @dg.asset(key=["facts", "orders"], partitions_def=COUNTRIES, metadata=stored_as(**given))
+    def orders(context: dg.AssetExecutionContext) -> pa.Table:
+        return pa.table({"country": [context.partition_key], "n": [1]})
+
+    return orders
+
+
+def test_a_partitioned_asset_replaces_its_partition_alone(lake: Lakehouse, instance: dg.DagsterInstance) -> None:
+    for key in ("eu", "us", "us"):
+        run(lake, instance, [by_country(partition_by=["country"])], partition_key=key)
+    assert sorted(row["country"] for row in rows(lake, "facts", "orders")) == ["eu", "us"]
+    whole = by_country(mode="overwrite", partition_by=["country"])
+    run(lake, instance, [whole], partition_key="eu")
+    assert rows(lake, "facts", "orders") == [{"country": "eu", "n": 1}]
+
+
+def test_the_dimensions_of_its_partitions_are_the_columns(lake: Lakehouse, instance: dg.DagsterInstance) -> None:
+    both = dg.MultiPartitionsDefinition({"country": COUNTRIES, "kind": dg.StaticPartitionsDefinition(["a", "b"])})
+
+    @dg.asset(key=["facts", "orders"], partitions_def=both)
+    def orders(context: dg.AssetExecutionContext) -> pa.Table:
+        key = context.partition_key
+        assert isinstance(key, dg.MultiPartitionKey)
+        return pa.table({name: [value] for name, value in key.keys_by_dimension.items()})
+
+    for country, kind in [("eu", "a"), ("us", "a"), ("eu", "a"), ("eu", "b")]:
+        key = dg.MultiPartitionKey({"country": country, "kind": kind})
+        run(lake, instance, [orders], partition_key=key)
+    found = sorted((row["country"], row["kind"]) for row in rows(lake, "facts", "orders"))
+    assert found == [("eu", "a"), ("eu", "b"), ("us", "a")]
+
+
+def test_partitions_of_an_unknown_column_are_refused(lake: Lakehouse, instance: dg.DagsterInstance) -> None:
+    """Each partition would replace the whole table: definitions do not load, and no run stores it."""
+    orders = by_country()
+    said = r"nothing says which column of table facts\.orders holds them. Give it metadata=stored_as\(partition_by="
+    with pytest.raises(InvalidInputError, match=said):
+        build_publish_asset(key=["publish"], tables={"orders": orders}, description="All.", partitions_def=COUNTRIES)
+    version = lake.latest_version()
+    with pytest.raises(InvalidInputError, match=said):
+        run(lake, instance, [orders], partition_key="eu")
+    assert lake.latest_version() == version
+    two = by_country(mode="overwrite_partition", partition_by=["country", "kind"])
+    with pytest.raises(InvalidInputError, match="a partition is one value, the table has the partition columns"):
+        build_publish_asset(key=["publish"], tables={"orders": two}, description="All.", partitions_def=COUNTRIES)
+
+
 def test_a_table_that_moved_since_is_a_clear_failure(lake: Lakehouse, instance: dg.DagsterInstance) -> None:
     @dg.asset(key=["ref", "rates"])
     def rates() -> pa.Table:
@@ -264,7 +316,12 @@ def test_a_frame_of_pandas_that_would_lose_values_is_refused(lake: Lakehouse, in
 def test_what_a_commit_says_of_long_names_has_room_in_it(lake: Lakehouse, instance: dg.DagsterInstance) -> None:
     partition = "\N{GRINNING FACE}" * 200  # four bytes each
 
-    @dg.asset(key=["marts", "named"], code_version='"' * 900, partitions_def=dg.StaticPartitionsDefinition([partition]))
+    @dg.asset(
+        key=["marts", "named"],
+        code_version='"' * 900,
+        partitions_def=dg.StaticPartitionsDefinition([partition]),
+        metadata=stored_as(mode="overwrite"),
+    )
     def named() -> pa.Table:
         return pa.table({"n": [1]})
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from trinitylake_ops.dagster_plugin.checks import CheckLimits, build_checks_job, build_lakehouse_checks
     from trinitylake_ops.dagster_plugin.code_location import LakehouseSettings, build_trinitylake_definitions
     from trinitylake_ops.dagster_plugin.component import TrinityLakeMaintenanceComponent
-    from trinitylake_ops.dagster_plugin.io_manager import TrinityLakeIOManager, stored_as
+    from trinitylake_ops.dagster_plugin.io_manager import TrinityLakeIOManager
     from trinitylake_ops.dagster_plugin.names import LakehouseNames
     from trinitylake_ops.dagster_plugin.ops.jobs import build_jobs
     from trinitylake_ops.dagster_plugin.ops.scheduled import ApplyLimits
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
         StorageSettings,
         TrinityLakeResource,
     )
+    from trinitylake_ops.dagster_plugin.stored.settings import stored_as
 
 __all__ = [
     "ApplyLimits",
@@ -83,10 +84,7 @@ __getattr__, __dir__ = lazy_face(
             "build_trinitylake_definitions",
         ),
         "component": ("TrinityLakeMaintenanceComponent",),
-        "io_manager": (
-            "TrinityLakeIOManager",
-            "stored_as",
-        ),
+        "io_manager": ("TrinityLakeIOManager",),
         "names": ("LakehouseNames",),
         "ops.jobs": ("build_jobs",),
         "ops.scheduled": ("ApplyLimits",),
@@ -97,6 +95,7 @@ __getattr__, __dir__ = lazy_face(
             "StorageSettings",
             "TrinityLakeResource",
         ),
+        "stored.settings": ("stored_as",),
     },
     extra="dagster",
 )

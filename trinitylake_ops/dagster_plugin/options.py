@@ -9,8 +9,8 @@ from typing import Annotated, Any, Self
 import dagster as dg
 from pydantic import AfterValidator, Field, ModelWrapValidatorHandler, ValidationError, model_validator
 
-from trinitylake_ops.dagster_plugin.io_manager import LONGEST_NAME_BYTES, split_name
 from trinitylake_ops.dagster_plugin.resources import is_root_uri
+from trinitylake_ops.dagster_plugin.stored.settings import LONGEST_NAME_BYTES, split_name
 from trinitylake_ops.errors import InvalidInputError, TrinityLakeError
 from trinitylake_ops.format.nodes.keys import validate_name
 from trinitylake_ops.format.version_ranges import VersionRanges

@@ -13,6 +13,7 @@ from trinitylake_ops.dagster_plugin.names import ONLY, LakehouseNames
 from trinitylake_ops.dagster_plugin.resources import lakehouse_of
 from trinitylake_ops.dagster_plugin.runs.reads import RunReads
 from trinitylake_ops.dagster_plugin.runs.records import CLOCK_SKEW, created_at, newest_materialization, run_chain
+from trinitylake_ops.dagster_plugin.stored.settings import check_stored
 from trinitylake_ops.errors import CommitConflictError, TransactionExpiredError, VersionNotFoundError
 from trinitylake_ops.tables.writing.publication import Publication, publication_id, publish_once, published_version
 from trinitylake_ops.tables.writing.staged_table import StagedTable
@@ -33,7 +34,7 @@ _LARGEST_VERSIONS_BYTES = 2048
 def build_publish_asset(
     *,
     key: Sequence[str],
-    tables: Mapping[str, dg.AssetKey],
+    tables: Mapping[str, dg.AssetKey | dg.AssetsDefinition],
     description: str,
     partitions_def: dg.PartitionsDefinition[str] | None = None,
     group_name: str | None = None,
@@ -42,22 +43,24 @@ def build_publish_asset(
 ) -> dg.AssetsDefinition:
     """Return an asset that commits staged tables, and only together.
 
-    ``tables`` are the assets that stage them, by an identifier each. Their outputs are StagedTables, or stored by
-    :class:`TrinityLakeIOManager`. A blocking check of any of them that fails keeps this asset from running, so nothing
-    is published. The commit's operation is ``publish``, and its run id is the Dagster run's. Its properties name this
-    asset, the partition, and each table's code and data version.
+    ``tables`` are the assets that stage them, or their keys, by an identifier each. Their outputs are StagedTables, or
+    stored by :class:`TrinityLakeIOManager`. How an asset is stored is checked here, that of a key when it is stored. A
+    blocking check of any of them that fails keeps this asset from running, so nothing is published. The commit's
+    operation is ``publish``, and its run id is the Dagster run's. Its properties name this asset, the partition, and
+    each table's code and data version.
 
     A run publishes once, however often its step is started. A repeated step reports the existing version. So does a
     re-execution if the run before it had committed, and died before Dagster knew. A commit that met a newer one of the
     same tables fails at once, since only staging them again helps. A serializable commit also fails at once if a table
     that the run read through the IO manager has changed since. After other failures ``retry_policy`` applies. ``names``
-    distinguish the lakehouse from others of the code location.
+    distinguish the lakehouse from others of the code location. Raises InvalidInputError.
     """
     asset_key = dg.AssetKey(list(key))
+    table_keys = {name: _key_of(table) for name, table in tables.items()}
 
     @dg.asset(
         key=asset_key,
-        ins={name: dg.AssetIn(table_key, dagster_type=_STAGED) for name, table_key in tables.items()},
+        ins={name: dg.AssetIn(table_key, dagster_type=_STAGED) for name, table_key in table_keys.items()},
         partitions_def=partitions_def,
         group_name=group_name,
         description=description,
@@ -73,7 +76,7 @@ def build_publish_asset(
         listed = ", ".join(f"{table.namespace}.{table.table}" for table in ordered)
         try:
             isolation = None if lakehouse.isolation == "lakehouse" else lakehouse.isolation
-            publication = _publish(context, lake, asset_key, ordered, list(tables.values()), isolation)
+            publication = _publish(context, lake, asset_key, ordered, list(table_keys.values()), isolation)
         except (CommitConflictError, TransactionExpiredError) as error:
             raise dg.Failure(
                 description=str(error), metadata={"error": type(error).__name__}, allow_retries=False
@@ -87,6 +90,14 @@ def build_publish_asset(
         yield dg.MaterializeResult(metadata={"was_published": publication.was_published, **metadata})
 
     return published
+
+
+def _key_of(table: dg.AssetKey | dg.AssetsDefinition) -> dg.AssetKey:
+    """Return the key of an asset that stages a table. Raises InvalidInputError for one that could not be stored."""
+    if isinstance(table, dg.AssetKey):
+        return table
+    check_stored(table)
+    return table.key
 
 
 def _publish(
