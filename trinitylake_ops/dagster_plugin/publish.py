@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, cast
 
 import dagster as dg
@@ -16,9 +16,11 @@ from trinitylake_ops.dagster_plugin.runs.records import CLOCK_SKEW, created_at, 
 from trinitylake_ops.dagster_plugin.stored.settings import check_stored
 from trinitylake_ops.errors import CommitConflictError, TransactionExpiredError, VersionNotFoundError
 from trinitylake_ops.tables.writing.publication import Publication, publication_id, publish_once, published_version
+from trinitylake_ops.tables.writing.reads import check_unchanged
 from trinitylake_ops.tables.writing.staged_table import StagedTable
+from trinitylake_ops.tables.writing.staging import is_published
 from trinitylake_ops.versions.roots import ProbedRoots
-from trinitylake_ops.versions.snapshot import epoch_ms
+from trinitylake_ops.versions.snapshot import Snapshot, epoch_ms
 from trinitylake_ops.versions.time_travel import find_version_at
 
 # Tells the IO manager the wanted type: Dagster reads no types from a signature that takes any number of tables.
@@ -26,6 +28,7 @@ _STAGED = dg.PythonObjectDagsterType(StagedTable)
 # The published version is in the metadata, so no IO manager has to store it.
 _NOTHING = cast(dg.DagsterType, dg.Nothing)
 _CODE_VERSION_TAG = "dagster/code_version"
+_PUBLISHING = "publishing"
 # A root keeps 4 KiB for all entries of a commit about itself, as JSON.
 _LARGEST_NAME_BYTES = 384
 _LARGEST_VERSIONS_BYTES = 2048
@@ -39,6 +42,7 @@ def build_publish_asset(
     partitions_def: dg.PartitionsDefinition[str] | None = None,
     group_name: str | None = None,
     retry_policy: dg.RetryPolicy | None = None,
+    pool: str | None = None,
     names: LakehouseNames = ONLY,
 ) -> dg.AssetsDefinition:
     """Return an asset that commits staged tables, and only together.
@@ -50,10 +54,12 @@ def build_publish_asset(
     each table's code and data version.
 
     A run publishes once, however often its step is started. A repeated step reports the existing version. So does a
-    re-execution if the run before it had committed, and died before Dagster knew. A commit that met a newer one of the
-    same tables fails at once, since only staging them again helps. A serializable commit also fails at once if a table
-    that the run read through the IO manager has changed since. After other failures ``retry_policy`` applies. ``names``
-    distinguish the lakehouse from others of the code location. Raises InvalidInputError.
+    re-execution if the run before it had committed, and died before Dagster knew. Where another run published other
+    partitions of a table since, or appended to it, both stay. Where it changed what this run replaces, the commit fails
+    at once. A re-execution from there takes what was staged, and replaces what is there by then. A serializable commit
+    also fails at once if a table that the run read through the IO manager has changed since. After other failures
+    ``retry_policy`` applies. ``pool`` is the pool of the step. ``names`` distinguish the lakehouse from others of the
+    code location. Raises InvalidInputError.
     """
     asset_key = dg.AssetKey(list(key))
     table_keys = {name: _key_of(table) for name, table in tables.items()}
@@ -66,6 +72,7 @@ def build_publish_asset(
         description=description,
         kinds={"trinitylake"},
         retry_policy=retry_policy,
+        pool=pool,
         dagster_type=_NOTHING,
         required_resource_keys={names.resource_key},
     )
@@ -79,13 +86,16 @@ def build_publish_asset(
             publication = _publish(context, lake, asset_key, ordered, list(table_keys.values()), isolation)
         except (CommitConflictError, TransactionExpiredError) as error:
             raise dg.Failure(
-                description=str(error), metadata={"error": type(error).__name__}, allow_retries=False
+                description=str(error),
+                metadata={"error": type(error).__name__, _PUBLISHING: asset_key.to_user_string()},
+                allow_retries=False,
             ) from error
         if publication.was_published:
             context.log.info("%s had been published as version %s before", listed, publication.version)
         else:
             context.log.info("published %s as version %s", listed, publication.version)
-        metadata = {"lakehouse_version": publication.version, **staged_tables_metadata(ordered)}
+        published_tables = publication.tables or ordered
+        metadata = {"lakehouse_version": publication.version, **staged_tables_metadata(published_tables)}
         yield dg.AssetMaterialization(asset_key=names.lakehouse_key, metadata={"operation": "publish", **metadata})
         yield dg.MaterializeResult(metadata={"was_published": publication.was_published, **metadata})
 
@@ -120,17 +130,40 @@ def _publish(
         **_asset_versions(context.instance, runs, table_keys),
     }
     reads = RunReads(context.instance, runs, table_keys)
+    is_anew = any(_met_a_conflict(context.instance, run, asset) for run in earlier)
+    if is_anew:
+        context.log.info("an earlier run met a conflict: what was staged replaces what is there now")
     return publish_once(
         lake,
         staged,
         publication_id(own.run_id, asset, partition),
         reads=reads.all(),
         own=reads.staged(),
+        is_anew=is_anew,
+        require=_not_made_of_older(staged, reads) if is_anew else None,
         isolation=isolation,
         run_id=own.run_id,
         message=_shortened(f"publish {partition or asset_key.path[-1]}"),
         properties=properties,
     )
+
+
+def _met_a_conflict(instance: dg.DagsterInstance, run: dg.DagsterRun, asset: str) -> bool:
+    """Whether a publication failed in a run, as others had changed what it replaces."""
+    for record in instance.get_records_for_run(run.run_id, of_type=dg.DagsterEventType.STEP_FAILURE).records:
+        event = record.event_log_entry.dagster_event
+        failure = None if event is None else event.step_failure_data.user_failure_data
+        said = {} if failure is None else {name: value.value for name, value in failure.metadata.items()}
+        if (said.get("error"), said.get(_PUBLISHING)) == (CommitConflictError.__name__, asset):
+            return True
+    return False
+
+
+def _not_made_of_older(staged: Sequence[StagedTable], reads: RunReads) -> Callable[[Snapshot], None]:
+    """Return the check that no table has changed of which the run made new rows for that table itself."""
+    names = {(table.namespace, table.table) for table in staged}
+    of_itself = [read for read in reads.all() if (read.namespace, read.table) in names]
+    return lambda latest: check_unchanged(latest, of_itself, reads.staged(), is_published)
 
 
 def _bytes_as_json(text: str) -> int:
