@@ -79,7 +79,7 @@ def test_runs_of_other_partitions_publish_in_between(sales: Sales) -> None:
     assert first.success
     assert sorted(sales.published()) == KEYS[:3]
     assert (sales.months("orders"), sales.months("events")) == ({1: 1, 2: 2, 3: 3}, {1: 1, 2: 1, 3: 1})
-    (event,) = first.asset_materializations_for_node("publish__month")[1:]
+    event = first.asset_materializations_for_node("publish__month")[-1]
     assert event.metadata["rows_added"].value == 2
     MEANWHILE.append(lambda: sales.run(KEYS[3]))
     assert sales.run(KEYS[1]).success

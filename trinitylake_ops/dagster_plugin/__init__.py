@@ -8,6 +8,7 @@ from trinitylake_ops.faces import lazy_face
 
 if TYPE_CHECKING:
     from trinitylake_ops.dagster_plugin.assets import build_exports_asset, build_head_asset, build_table_asset
+    from trinitylake_ops.dagster_plugin.automation.conditions import published
     from trinitylake_ops.dagster_plugin.automation.schedules import BlackoutWindow, build_maintenance_schedules
     from trinitylake_ops.dagster_plugin.automation.sensors import (
         FailedRun,
@@ -54,6 +55,7 @@ __all__ = [
     "build_publish_asset",
     "build_table_asset",
     "build_trinitylake_definitions",
+    "published",
     "stored_as",
 ]
 
@@ -65,6 +67,7 @@ __getattr__, __dir__ = lazy_face(
             "build_head_asset",
             "build_table_asset",
         ),
+        "automation.conditions": ("published",),
         "automation.schedules": (
             "BlackoutWindow",
             "build_maintenance_schedules",

@@ -2,15 +2,14 @@
 
 An output is staged as a table's new data. An input is read from its staged table, or from the lakehouse. The output of
 an asset is written as data files and Iceberg metadata of its table, unpublished. A publish asset
-(:func:`publish.build_publish_asset`) commits all tables of the run together. Between steps, the metadata of the asset's
-event carries a description of the staged table: no data, no shared disk. An input that the run staged is read from
-there. Any other input is read from the lakehouse. Its version is the same for all steps of the run, whatever others
-commit meanwhile.
+(:func:`publish.build_publish_asset`) commits all tables of the run together, and reports their assets as materialized.
+Between steps, a note of the asset carries a description of the staged table: no data, no shared disk. An input that the
+run staged is read from there. Any other input is read from the lakehouse. Its version is the same for all steps of the
+run, whatever others commit meanwhile.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -22,10 +21,10 @@ from pyiceberg.expressions.literals import literal
 from pyiceberg.table import Table
 
 from trinitylake_ops import Lakehouse
-from trinitylake_ops.dagster_plugin.metadata import staged_table_metadata
 from trinitylake_ops.dagster_plugin.resources import SparkResource, TrinityLakeResource
 from trinitylake_ops.dagster_plugin.runs.reads import RESUMED_TAG, record_read, record_taken
-from trinitylake_ops.dagster_plugin.runs.records import STAGED, newest_materialization, run_chain, staged_of
+from trinitylake_ops.dagster_plugin.runs.records import run_chain
+from trinitylake_ops.dagster_plugin.runs.staging import newest_staged, note_staged
 from trinitylake_ops.dagster_plugin.stored.frames import arrow_of, is_pandas, is_spark
 from trinitylake_ops.dagster_plugin.stored.settings import Stored
 from trinitylake_ops.errors import InvalidInputError
@@ -71,9 +70,7 @@ class _TableIOManager(dg.IOManager):
         self._instance = instance
 
     def handle_output(self, context: dg.OutputContext, obj: Any) -> None:
-        staged = obj if isinstance(obj, StagedTable) else self._stage(context, obj)
-        described = dg.MetadataValue.json(json.loads(staged.to_json()))
-        context.add_output_metadata({**staged_table_metadata(staged), STAGED: described})
+        note_staged(context, obj if isinstance(obj, StagedTable) else self._stage(context, obj))
 
     def _stage(self, context: dg.OutputContext, obj: Any) -> StagedTable:
         partitions_def = context.asset_partitions_def if context.has_asset_partitions else None
@@ -142,10 +139,12 @@ class _TableIOManager(dg.IOManager):
         """Return the table that this run, or a run from which it goes on, staged for an asset. None if neither did."""
         if self._run is None or self._instance is None:
             return None
-        record = newest_materialization(self._instance, run_chain(self._instance, self._run), asset_key)
-        staged = staged_of(record)
-        if staged is not None and record is not None and record.run_id != self._run.run_id:
-            record_taken(self._instance, self._run, asset_key, record.run_id)
+        found = newest_staged(self._instance, run_chain(self._instance, self._run), asset_key)
+        if found is None:
+            return None
+        run_id, staged = found
+        if run_id != self._run.run_id:
+            record_taken(self._instance, self._run, asset_key, run_id)
         return staged
 
     def _record_read(self, lake: Lakehouse, asset_key: dg.AssetKey, version: int | str, name: tuple[str, str]) -> None:

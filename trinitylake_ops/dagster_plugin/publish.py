@@ -13,6 +13,7 @@ from trinitylake_ops.dagster_plugin.names import ONLY, LakehouseNames
 from trinitylake_ops.dagster_plugin.resources import lakehouse_of
 from trinitylake_ops.dagster_plugin.runs.reads import RunReads
 from trinitylake_ops.dagster_plugin.runs.records import CLOCK_SKEW, created_at, newest_materialization, run_chain
+from trinitylake_ops.dagster_plugin.runs.staging import newest_notes, published_events
 from trinitylake_ops.dagster_plugin.stored.settings import check_stored
 from trinitylake_ops.errors import CommitConflictError, TransactionExpiredError, VersionNotFoundError
 from trinitylake_ops.tables.writing.publication import Publication, publication_id, publish_once, published_version
@@ -23,8 +24,8 @@ from trinitylake_ops.versions.roots import ProbedRoots
 from trinitylake_ops.versions.snapshot import Snapshot, epoch_ms
 from trinitylake_ops.versions.time_travel import find_version_at
 
-# Tells the IO manager the wanted type: Dagster reads no types from a signature that takes any number of tables.
-_STAGED = dg.PythonObjectDagsterType(StagedTable)
+#: Tells the IO manager the wanted type: Dagster reads no types from a signature that takes any number of tables.
+STAGED = dg.PythonObjectDagsterType(StagedTable)
 # The published version is in the metadata, so no IO manager has to store it.
 _NOTHING = cast(dg.DagsterType, dg.Nothing)
 _CODE_VERSION_TAG = "dagster/code_version"
@@ -66,7 +67,7 @@ def build_publish_asset(
 
     @dg.asset(
         key=asset_key,
-        ins={name: dg.AssetIn(table_key, dagster_type=_STAGED) for name, table_key in table_keys.items()},
+        ins={name: dg.AssetIn(table_key, dagster_type=STAGED) for name, table_key in table_keys.items()},
         partitions_def=partitions_def,
         group_name=group_name,
         description=description,
@@ -96,6 +97,9 @@ def build_publish_asset(
             context.log.info("published %s as version %s", listed, publication.version)
         published_tables = publication.tables or ordered
         metadata = {"lakehouse_version": publication.version, **staged_tables_metadata(published_tables)}
+        runs = run_chain(context.instance, context.run)
+        by_key = dict(zip(table_keys.values(), published_tables, strict=True))
+        yield from published_events(context.instance, runs, by_key, publication.version)
         yield dg.AssetMaterialization(asset_key=names.lakehouse_key, metadata={"operation": "publish", **metadata})
         yield dg.MaterializeResult(metadata={"was_published": publication.was_published, **metadata})
 
@@ -226,9 +230,9 @@ def _asset_versions(
     """Return code and data version of each staged asset, or a digest of them if they take too much room."""
     versions: dict[str, dict[str, str]] = {}
     for asset_key in asset_keys:
-        record = newest_materialization(instance, runs, asset_key)
-        tags = record.asset_materialization.tags if record is not None and record.asset_materialization else None
-        named = {"code": (tags or {}).get(_CODE_VERSION_TAG), "data": (tags or {}).get(DATA_VERSION_TAG)}
+        notes = newest_notes(instance, runs, asset_key)
+        tags = notes[0].tags if notes else {}
+        named = {"code": tags.get(_CODE_VERSION_TAG), "data": tags.get(DATA_VERSION_TAG)}
         versions[asset_key.to_user_string()] = {name: value for name, value in named.items() if value}
     text = json.dumps(versions, sort_keys=True, ensure_ascii=False, separators=(",", ":"))
     if _bytes_as_json(text) <= _LARGEST_VERSIONS_BYTES:
