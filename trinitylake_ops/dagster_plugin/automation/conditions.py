@@ -11,7 +11,7 @@ def published() -> Any:
     """Return a condition, an ``AutomationCondition``, to run when a table that an asset depends on was published.
 
     It is as ``AutomationCondition.eager()``, which also follows published tables only. But this one never joins the run
-    that stages a table, where the asset would read what no version has yet: it waits for the version.
+    that stages a table. There the asset would read what no version has yet.
     """
     condition = dg.AutomationCondition
     is_new = condition.newly_updated() & ~condition.executed_with_root_target()

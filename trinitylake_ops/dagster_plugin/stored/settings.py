@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, Self, TypeAlias, get_args
 
 import dagster as dg
+import pyarrow as pa
 
 from trinitylake_ops.errors import InvalidInputError
 from trinitylake_ops.format.nodes.keys import validate_name
@@ -94,6 +95,19 @@ class Stored:
                 " replaces the rows of its partitions. With stored_as(mode='overwrite') each replaces the whole table"
             )
 
+    def check_days(
+        self, asset_key: dg.AssetKey, schema: pa.Schema, partitions: dg.PartitionsDefinition[str] | None
+    ) -> None:
+        """Raise InvalidInputError if a partition by time is to be all rows of one moment."""
+        if self.formats or not isinstance(partitions, dg.TimeWindowPartitionsDefinition):
+            return
+        for column in self.columns:
+            if column in schema.names and pa.types.is_timestamp(schema.field(column).type):
+                raise InvalidInputError(
+                    f"asset {asset_key.to_user_string()}: column {column!r} holds moments, and a partition is longer."
+                    " Add a column with the day of each row, or its month, and name it in partition_by"
+                )
+
     def values(self, keys: Sequence[str], partitions: dg.PartitionsDefinition[str]) -> list[dict[str, str]]:
         """Return the values of the partition columns for each of some partitions."""
         return [self._values_of(key, partitions) for key in keys]
@@ -138,6 +152,11 @@ def _check_dimensions(
             f"asset {shown}: a partition is one value, the table has the partition columns {', '.join(columns)}; give a"
             " partition_format, or partitions of as many dimensions"
         )
+
+
+def names_table(metadata: Mapping[str, Any]) -> bool:
+    """Whether the metadata of an asset names its table."""
+    return bool(_plain(metadata.get(_TABLE)))
 
 
 def table_of(asset_key: dg.AssetKey, metadata: Mapping[str, Any]) -> tuple[str, str]:
