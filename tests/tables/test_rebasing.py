@@ -202,6 +202,29 @@ def test_what_the_table_has_become_counts(local: Lakehouse) -> None:
         put(local, dropped)
 
 
+def test_columns_that_are_replaced_with_the_table_are_on_a_newer_one_too(local: Lakehouse) -> None:
+    put(local, month(local, 1))
+    rows_of_text = pa.table({"month": [1], "n": ["one"]})
+    staged = [
+        stage_arrow(local, rows_of_text, *NAME, mode="replace_table", replaces_columns=True),
+        stage_arrow(local, rows_of_text.drop(["n"]), *NAME, mode="replace_table", replaces_columns=True),
+    ]
+    with catalog_at(local).load_table(NAME).transaction() as change:
+        change.set_properties({"note": "another engine's"})
+    put(local, staged[0])
+    found = catalog_at(local).load_table(NAME)
+    assert found.scan().to_arrow().to_pylist() == [{"month": 1, "n": "one"}]
+    with pytest.raises(CommitConflictError, match="others changed what it replaces"):
+        put(local, staged[1])
+    late = month(local, 2, "two")  # type: ignore[arg-type]
+    put(
+        local,
+        stage_arrow(local, pa.table({"month": [3], "n": [3]}), *NAME, mode="replace_table", replaces_columns=True),
+    )
+    with pytest.raises(CommitConflictError, match=r"others changed what it replaces|its columns were changed"):
+        put(local, late)
+
+
 def test_anew_replaces_what_is_there_now(local: Lakehouse) -> None:
     put(local, month(local, 1))
     ours = month(local, 2, 2)

@@ -25,7 +25,7 @@ from trinitylake_ops.dagster_plugin.resources import SparkResource, TrinityLakeR
 from trinitylake_ops.dagster_plugin.runs.reads import RESUMED_TAG, record_read, record_taken
 from trinitylake_ops.dagster_plugin.runs.records import run_chain
 from trinitylake_ops.dagster_plugin.runs.staging import newest_staged, note_staged
-from trinitylake_ops.dagster_plugin.stored.frames import arrow_of, is_pandas, is_spark
+from trinitylake_ops.dagster_plugin.stored.frames import arrow_of, arrow_of_polars, is_pandas, is_polars, is_spark
 from trinitylake_ops.dagster_plugin.stored.settings import Stored
 from trinitylake_ops.errors import InvalidInputError
 from trinitylake_ops.tables.catalog import catalog_at
@@ -34,16 +34,18 @@ from trinitylake_ops.tables.writing.publication import publication_id
 from trinitylake_ops.tables.writing.reads import TableRead
 from trinitylake_ops.tables.writing.staged_table import StagedTable
 from trinitylake_ops.tables.writing.staging import load_staged
+from trinitylake_ops.tables.writing.write_plan import Evolution, evolve_to
 from trinitylake_ops.transaction.saved import pinned_version
 
 
 class TrinityLakeIOManager(dg.ConfigurableIOManagerFactory[dg.IOManager]):
     """Stages the outputs of assets as tables of a lakehouse, and reads their inputs.
 
-    Outputs are Spark DataFrames, pyarrow Tables and RecordBatchReaders, pandas DataFrames, or a StagedTable of the
-    asset itself. Levels with a name of an index of pandas become columns. Inputs have the type that the asset
-    annotates: one of these, or a pyiceberg ``Table``, which reads lazily. If both assets have the same Dagster
-    partitions, only the rows of the run's partition are read. Only Spark's types start Spark.
+    Outputs are Spark DataFrames, pyarrow Tables and RecordBatchReaders, pandas DataFrames, frames of polars, or a
+    StagedTable of the asset itself. Those that replace the whole table replace its columns, too. Levels with a name of
+    an index of pandas become columns. Inputs have the type that the asset annotates: one of these, or a pyiceberg
+    ``Table``, which reads lazily. If both assets have the same Dagster partitions, only the rows of the run's partition
+    are read. Only Spark's types start Spark.
     """
 
     lakehouse: TrinityLakeResource
@@ -70,6 +72,11 @@ class _TableIOManager(dg.IOManager):
         self._instance = instance
 
     def handle_output(self, context: dg.OutputContext, obj: Any) -> None:
+        if not context.has_asset_key:
+            raise InvalidInputError(
+                f"output {context.name!r} of step {context.step_key} is no asset, and only assets are stored as tables;"
+                " within a graph, give the output an io_manager_key of its own, such as that of files"
+            )
         note_staged(context, obj if isinstance(obj, StagedTable) else self._stage(context, obj))
 
     def _stage(self, context: dg.OutputContext, obj: Any) -> StagedTable:
@@ -84,14 +91,32 @@ class _TableIOManager(dg.IOManager):
         if is_spark(type(obj)):
             from trinitylake_ops.spark_jobs import stage_dataframe
 
-            return stage_dataframe(lake, obj, *stored.name, partition_by=partition_by, mode=mode, partitions=partitions)
-        rows = arrow_of(obj) if is_pandas(type(obj)) else obj
+            return stage_dataframe(
+                lake,
+                obj,
+                *stored.name,
+                partition_by=partition_by,
+                mode=mode,
+                partitions=partitions,
+                evolve=_columns_of(obj) if mode == "replace_table" else None,
+            )
+        rows = arrow_of(obj) if is_pandas(type(obj)) else arrow_of_polars(obj) if is_polars(type(obj)) else obj
         if not isinstance(rows, pa.Table | pa.RecordBatchReader):
             raise InvalidInputError(
                 f"asset {context.asset_key.to_user_string()} returned a {type(obj).__name__}; return a DataFrame of"
-                " Spark or pandas, a pyarrow Table or RecordBatchReader, or a StagedTable"
+                " Spark, pandas or polars, a pyarrow Table or RecordBatchReader, or a StagedTable"
             )
-        return stage_arrow(lake, rows, *stored.name, partition_by=partition_by, mode=mode, partitions=partitions)
+        if partitions is not None:
+            stored.check_days(context.asset_key, rows.schema, partitions_def)
+        return stage_arrow(
+            lake,
+            rows,
+            *stored.name,
+            partition_by=partition_by,
+            mode=mode,
+            partitions=partitions,
+            replaces_columns=True,
+        )
 
     def load_input(self, context: dg.InputContext) -> Any:
         wanted = context.dagster_type.typing_type
@@ -130,9 +155,12 @@ class _TableIOManager(dg.IOManager):
             return scan.to_arrow()
         if is_pandas(wanted):
             return scan.to_arrow().to_pandas()
+        if is_polars(wanted):
+            return wanted(scan.to_arrow())
         raise InvalidInputError(
-            f"annotate the input with what to read {'.'.join(table.name())} into: DataFrame of Spark or pandas,"
-            f" pyarrow.Table, pyarrow.RecordBatchReader, pyiceberg.table.Table or StagedTable, not {wanted!r}"
+            f"annotate the input with what to read {'.'.join(table.name())} into: DataFrame of Spark, pandas or"
+            " polars, LazyFrame, pyarrow.Table, pyarrow.RecordBatchReader, pyiceberg.table.Table or StagedTable, not"
+            f" {wanted!r}"
         )
 
     def _staged(self, asset_key: dg.AssetKey) -> StagedTable | None:
@@ -166,6 +194,15 @@ class _TableIOManager(dg.IOManager):
         if run.tags.get(RESUMED_TAG) == "true":
             run = run_chain(self._instance, run)[-1]  # the run takes over what that one staged, on that version
         return pinned_version(latest, publication_id("pin", run.run_id))
+
+
+def _columns_of(frame: Any) -> Evolution:
+    """Return the change of a table's columns to those of a DataFrame of Spark."""
+    from trinitylake_ops.spark_jobs.tables.schema import to_iceberg_schema
+
+    return evolve_to(
+        {field.name: field.field_type for field in to_iceberg_schema(frame.schema).fields}, replaces_table=True
+    )
 
 
 def _rows_of(context: dg.InputContext, stored: Stored) -> BooleanExpression:

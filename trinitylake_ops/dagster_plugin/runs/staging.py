@@ -1,8 +1,8 @@
 """What a run staged is noted with its asset, and reported as the asset's new data once a version has it.
 
-Dagster logs a materialization of an asset as soon as its output is stored. For a staged table that would be too early:
-automation downstream would start on data that no version has, and a publication that fails would leave the asset green.
-So an observation is logged in its place. It has all that the materialization would have had. The step that publishes
+Dagster logs a materialization of an asset as soon as its output is stored. For a staged table that would be too early.
+Automation downstream would start on data that no version has. A publication that fails would leave the asset green. So
+an observation is logged in its place. It has all that the materialization would have had. The step that publishes
 makes the materialization of it.
 """
 

@@ -25,6 +25,23 @@ def is_pandas(kind: Any) -> bool:
     return getattr(kind, "__name__", "") == "DataFrame" and (module == "pandas" or module.startswith("pandas."))
 
 
+def is_polars(kind: Any) -> bool:
+    """Whether a type is the DataFrame or LazyFrame of polars, without importing polars."""
+    module = getattr(kind, "__module__", "")
+    is_frame = getattr(kind, "__name__", "") in ("DataFrame", "LazyFrame")
+    return is_frame and (module == "polars" or module.startswith("polars."))
+
+
+def arrow_of_polars(frame: Any) -> pa.Table:
+    """Return a frame of polars. A lazy one is collected. Raises InvalidInputError for values that do not fit."""
+    collected = frame.collect() if type(frame).__name__ == "LazyFrame" else frame
+    try:
+        rows: pa.Table = collected.to_arrow()
+    except (ValueError, TypeError, NotImplementedError) as error:
+        raise InvalidInputError(f"the frame of polars cannot be stored: {error}") from error
+    return rows
+
+
 def arrow_of(frame: Any) -> pa.Table:
     """Return a DataFrame of pandas with its columns and the named levels of its index.
 

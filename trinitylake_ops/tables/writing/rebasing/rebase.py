@@ -12,9 +12,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from dataclasses import replace as with_changes
 
+from pyiceberg.exceptions import ValidationError
 from pyiceberg.manifest import DataFile, ManifestEntry, ManifestEntryStatus
 from pyiceberg.table import Table, Transaction
 from pyiceberg.table.metadata import TableMetadata
+from pyiceberg.table.update import AddSchemaUpdate, SetCurrentSchemaUpdate
 
 from trinitylake_ops.errors import CommitConflictError, FileMissingError
 from trinitylake_ops.format.definitions import METADATA_LOCATION
@@ -135,9 +137,17 @@ class _Rebase:
         return spec.partition_to_path(file.partition, self._table.schema())
 
     def _put_columns(self, transaction: Transaction) -> None:
-        """Add the columns that were staged. Raises CommitConflictError if the table is not what the files fit."""
+        """Give the table the staged columns. Raises CommitConflictError if it is not what the files fit."""
         before, staged, now = self._change.base, self._change.metadata, self._table.metadata
-        extend_schema(transaction, staged.schema())
+        try:
+            if before is None or _columns(before) != _columns(now):
+                extend_schema(transaction, staged.schema())
+            elif _columns(staged) != _columns(now):
+                number = 1 + max(schema.schema_id for schema in now.schemas)
+                schema = staged.schema().model_copy(update={"schema_id": number})
+                transaction._apply((AddSchemaUpdate(schema=schema), SetCurrentSchemaUpdate()), ())
+        except (ValidationError, ValueError) as error:  # others gave a column another type
+            raise self._moved("its columns were changed") from error
         columns = {field.field_id: field for field in transaction.table_metadata.schema().fields}
         fits = staged.spec() == now.spec() and staged.default_spec_id == now.default_spec_id
         if not fits or any(columns.get(field.field_id) != field for field in staged.schema().fields):
@@ -205,6 +215,10 @@ def _base_of(staged: StagedTable, io: StorageFileIO) -> TableMetadata | None:
     except FileMissingError as error:
         name = (staged.namespace, staged.table)
         raise moved(name, staged.base_version, "the version that it was staged on was purged") from error
+
+
+def _columns(metadata: TableMetadata) -> object:
+    return metadata.schema().fields, metadata.last_column_id
 
 
 def _keys(metadata: TableMetadata) -> object:
