@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import re
+import shutil
+import subprocess
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -57,3 +60,19 @@ def test_what_the_services_refer_to_is_there() -> None:
     ]
     assert {f"!{source}" for source in copied} == {line for line in ignored if line.startswith("!")}
     assert all((REPOSITORY / source).exists() for source in copied)
+
+
+def test_the_image_can_have_its_user(tmp_path: Path) -> None:
+    """Debian has groups of its own, such as operator, and useradd makes no group of such a name."""
+    (command,) = re.findall(r"\buseradd [^&\n]*", (DEPLOY / "Dockerfile").read_text())
+    (tmp_path / "etc").mkdir()
+    for name in ("passwd", "group"):
+        shutil.copy(f"/usr/share/base-passwd/{name}.master", tmp_path / "etc" / name)
+    shutil.copy("/etc/login.defs", tmp_path / "etc")
+    (tmp_path / "home").mkdir()
+    _, *arguments = command.split()
+    added = subprocess.run(
+        ["/usr/sbin/useradd", "--prefix", str(tmp_path), *arguments], capture_output=True, text=True, check=False
+    )
+    assert added.returncode == 0, added.stderr
+    assert f"USER {arguments[-1]}" in (DEPLOY / "Dockerfile").read_text().splitlines()

@@ -10,6 +10,7 @@ import duckdb
 from pyiceberg.table import Table
 
 from trinitylake_ops import Lakehouse
+from trinitylake_ops.dagster_plugin.io_manager import TrinityLakeIOManager
 from trinitylake_ops.dagster_plugin.ops.jobs import build_jobs
 from trinitylake_ops.dagster_plugin.resources import SparkResource, TrinityLakeResource
 from trinitylake_ops.demo.assets import INITIAL_JOB, MONTHLY_JOB, NAMESPACES, flights_definitions
@@ -31,6 +32,7 @@ class Pipeline:
                 jobs=build_jobs(),
                 resources={
                     "lakehouse": lakehouse,
+                    "lakehouse_io_manager": TrinityLakeIOManager(lakehouse=lakehouse),
                     "spark": SparkResource(),
                 },
                 executor=dg.in_process_executor,

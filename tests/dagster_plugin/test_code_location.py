@@ -184,7 +184,7 @@ def test_a_failed_check_names_the_job_of_its_lakehouse(lakes: Lakes, instance: d
 
 def test_commits_to_each_lakehouse_are_its_sensors(lakes: Lakes, instance: dg.DagsterInstance) -> None:
     sales, hr = lakes.local("sales"), lakes.local("hr")
-    both = (settings(sales.root, "sales"), settings(hr.root, "hr"))
+    both = (settings(sales.root, "sales"), settings(hr.root, "hr", tables=["shop.orders"]))
     repository = build_trinitylake_definitions(*both).get_repository_def()
     resources = {one.names.resource_key: one.lakehouse for one in both}
     sensors = {name: repository.get_sensor_def(f"{name}_trinitylake_commits") for name in ("sales", "hr")}

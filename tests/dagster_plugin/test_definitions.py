@@ -121,6 +121,8 @@ def test_wrong_values_are_refused_in_one_line_before_a_run_exists(
     [
         ("rollback", {"to": "1", "tables": "a.b"}),
         ("rollback", {"to": "1", "unknown": 1}),
+        ("rollback", {"to": {"env": "HOME"}}),
+        ("rollback", {"to": 1.5}),
         ("rollback", {"to": "1", "resources": {"lakehouse": {"config": {"root": "memory://another/"}}}}),
         ("export_minimal", {"name": "x", "namespaces": ["a"]}),
         ("export_full", {"name": "x", "definitions": True}),

@@ -151,6 +151,7 @@ def test_rules_of_the_configuration(jobs: Jobs) -> None:
         ("undelete", {"versions": "3"}, "versions 3 are not expired"),
         ("trim_plan", {"tables": ["ns.nowhere"]}, "ns.nowhere"),
         ("rollback", {"to": "999"}, "version 999 does not exist"),
+        ("rollback", {"to": 999}, "version 999 does not exist"),
         ("drop_export", {"name": "nowhere"}, "there is no export 'nowhere'"),
     ],
 )

@@ -2,22 +2,25 @@
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from datetime import date
+from datetime import UTC, date, datetime
 from typing import Any
+from zoneinfo import ZoneInfo
 
 import dagster as dg
 import pandas as pd
 import pyarrow as pa
 import pytest
+from pyiceberg.schema import Schema
 from pyiceberg.table import Table
 from pyspark.sql import DataFrame, SparkSession
 
 from tests.dagster_plugin.quiet import QUIET
 from tests.lakes import Lakes
 from trinitylake_ops import Lakehouse
-from trinitylake_ops.dagster_plugin.io_manager import TrinityLakeIOManager, stored_as
+from trinitylake_ops.dagster_plugin.io_manager import TrinityLakeIOManager
 from trinitylake_ops.dagster_plugin.publish import build_publish_asset
 from trinitylake_ops.dagster_plugin.resources import SparkResource, TrinityLakeResource
+from trinitylake_ops.dagster_plugin.stored.settings import stored_as
 from trinitylake_ops.errors import CommitConflictError, InvalidInputError
 from trinitylake_ops.storage import LocalStorage
 from trinitylake_ops.tables.catalog import catalog_at
@@ -202,6 +205,57 @@ def test_a_partition_is_replaced_and_read_alone(lake: Lakehouse, instance: dg.Da
     assert (latest.message, latest.properties["partition"]) == ("publish 2020-01-01", "2020-01-01")
 
 
+COUNTRIES = dg.StaticPartitionsDefinition(["eu", "us"])
+
+
+def by_country(**given: Any) -> dg.AssetsDefinition:
+    @dg.asset(key=["facts", "orders"], partitions_def=COUNTRIES, metadata=stored_as(**given))
+    def orders(context: dg.AssetExecutionContext) -> pa.Table:
+        return pa.table({"country": [context.partition_key], "n": [1]})
+
+    return orders
+
+
+def test_a_partitioned_asset_replaces_its_partition_alone(lake: Lakehouse, instance: dg.DagsterInstance) -> None:
+    for key in ("eu", "us", "us"):
+        run(lake, instance, [by_country(partition_by=["country"])], partition_key=key)
+    assert sorted(row["country"] for row in rows(lake, "facts", "orders")) == ["eu", "us"]
+    whole = by_country(mode="overwrite", partition_by=["country"])
+    run(lake, instance, [whole], partition_key="eu")
+    assert rows(lake, "facts", "orders") == [{"country": "eu", "n": 1}]
+
+
+def test_the_dimensions_of_its_partitions_are_the_columns(lake: Lakehouse, instance: dg.DagsterInstance) -> None:
+    both = dg.MultiPartitionsDefinition({"country": COUNTRIES, "kind": dg.StaticPartitionsDefinition(["a", "b"])})
+
+    @dg.asset(key=["facts", "orders"], partitions_def=both)
+    def orders(context: dg.AssetExecutionContext) -> pa.Table:
+        key = context.partition_key
+        assert isinstance(key, dg.MultiPartitionKey)
+        return pa.table({name: [value] for name, value in key.keys_by_dimension.items()})
+
+    for country, kind in [("eu", "a"), ("us", "a"), ("eu", "a"), ("eu", "b")]:
+        key = dg.MultiPartitionKey({"country": country, "kind": kind})
+        run(lake, instance, [orders], partition_key=key)
+    found = sorted((row["country"], row["kind"]) for row in rows(lake, "facts", "orders"))
+    assert found == [("eu", "a"), ("eu", "b"), ("us", "a")]
+
+
+def test_partitions_of_an_unknown_column_are_refused(lake: Lakehouse, instance: dg.DagsterInstance) -> None:
+    """Each partition would replace the whole table: definitions do not load, and no run stores it."""
+    orders = by_country()
+    said = r"nothing says which column of table facts\.orders holds them. Give it metadata=stored_as\(partition_by="
+    with pytest.raises(InvalidInputError, match=said):
+        build_publish_asset(key=["publish"], tables={"orders": orders}, description="All.", partitions_def=COUNTRIES)
+    version = lake.latest_version()
+    with pytest.raises(InvalidInputError, match=said):
+        run(lake, instance, [orders], partition_key="eu")
+    assert lake.latest_version() == version
+    two = by_country(mode="overwrite_partition", partition_by=["country", "kind"])
+    with pytest.raises(InvalidInputError, match="a partition is one value, the table has the partition columns"):
+        build_publish_asset(key=["publish"], tables={"orders": two}, description="All.", partitions_def=COUNTRIES)
+
+
 def test_a_table_that_moved_since_is_a_clear_failure(lake: Lakehouse, instance: dg.DagsterInstance) -> None:
     @dg.asset(key=["ref", "rates"])
     def rates() -> pa.Table:
@@ -233,6 +287,13 @@ def test_frames_of_spark(lake: Lakehouse, instance: dg.DagsterInstance, spark: S
     assert rows(lake, "marts", "doubled") == [{"rate": 2}]
     assert rows(lake, "marts", "again") == [{"rate": 4}]
 
+    @dg.asset(key=["marts", "again"])
+    def named() -> DataFrame:
+        return spark.sql("SELECT 'four' AS rate, 1 AS more")
+
+    run(lake, instance, [named])
+    assert rows(lake, "marts", "again") == [{"rate": "four", "more": 1}]
+
 
 def stored(lake: Lakehouse, instance: dg.DagsterInstance, frame: pd.DataFrame) -> list[dict[str, Any]]:
     @dg.asset(key=["marts", "framed"])
@@ -241,6 +302,18 @@ def stored(lake: Lakehouse, instance: dg.DagsterInstance, frame: pd.DataFrame) -
 
     run(lake, instance, [framed])
     return rows(lake, "marts", "framed")
+
+
+def stored_frame(lake: Lakehouse, instance: dg.DagsterInstance, frame: Any, **given: Any) -> None:
+    @dg.asset(key=["marts", "framed"], metadata=stored_as(**given))
+    def framed() -> Any:
+        return frame
+
+    run(lake, instance, [framed])
+
+
+def schema_of(lake: Lakehouse) -> Schema:
+    return catalog_at(lake).load_table(("marts", "framed")).schema()
 
 
 def test_an_index_of_pandas_that_has_a_name_is_a_column(lake: Lakehouse, instance: dg.DagsterInstance) -> None:
@@ -261,10 +334,104 @@ def test_a_frame_of_pandas_that_would_lose_values_is_refused(lake: Lakehouse, in
             stored(lake, instance, frame)
 
 
+def test_overwrite_replaces_the_columns_too(lake: Lakehouse, instance: dg.DagsterInstance) -> None:
+    """Types change, columns go; older versions are read as they were, and numbers that fit keep their column."""
+    for frame in (
+        pa.table({"n": pa.array([1, None]), "note": ["a", "b"]}),
+        pd.DataFrame({"n": [1.0, None], "note": ["a", "b"]}),
+    ):
+        stored_frame(lake, instance, frame)
+        assert [str(field.field_type) for field in schema_of(lake).fields] == ["long", "string"]
+    first = lake.latest_version()
+    stored_frame(lake, instance, pa.table({"n": ["one"], "more": [True]}))
+    assert [(field.name, str(field.field_type)) for field in schema_of(lake).fields] == [
+        ("n", "string"),
+        ("more", "boolean"),
+    ]
+    assert rows(lake, "marts", "framed") == [{"n": "one", "more": True}]
+    before = catalog_at(lake, first).load_table(("marts", "framed")).scan().to_arrow().to_pylist()
+    assert before == [{"n": 1, "note": "a"}, {"n": None, "note": "b"}]
+    sizes = [(pa.array([1], pa.int32()), "int"), (pa.array([1]), "long"), (pa.array([1.5]), "double")]
+    for size, name in (*sizes, (pa.array([1]), "double")):
+        stored_frame(lake, instance, pa.table({"size": size}))
+        assert [str(field.field_type) for field in schema_of(lake).fields] == [name]
+
+
+def test_partitions_and_appended_rows_are_widened_or_refused_by_name(
+    lake: Lakehouse, instance: dg.DagsterInstance
+) -> None:
+    stored_frame(lake, instance, pa.table({"n": pa.array([1], pa.int32())}), mode="append")
+    stored_frame(lake, instance, pa.table({"n": [2]}), mode="append")
+    assert str(schema_of(lake).find_type("n")) == "int"
+    stored_frame(lake, instance, pa.table({"n": [1 << 40]}), mode="append")
+    assert str(schema_of(lake).find_type("n")) == "long"
+    with pytest.raises(InvalidInputError, match=r"marts\.framed: column 'n' cannot be stored as long: .*; cast it"):
+        stored_frame(lake, instance, pa.table({"n": ["three"]}), mode="append")
+    assert sorted(row["n"] for row in rows(lake, "marts", "framed")) == [1, 2, 1 << 40]
+
+
+def test_times_of_other_zones_are_stored_in_utc(lake: Lakehouse, instance: dg.DagsterInstance) -> None:
+    moment = datetime(2030, 1, 1, 1, tzinfo=ZoneInfo("Europe/Berlin"))
+    rows_of_berlin = pa.table({"at": pa.array([moment], pa.timestamp("us", "Europe/Berlin"))})
+    for _ in range(2):
+        stored_frame(lake, instance, rows_of_berlin)
+        assert [row["at"].isoformat() for row in rows(lake, "marts", "framed")] == ["2030-01-01T00:00:00+00:00"]
+
+
+def test_frames_of_polars_come_and_go(lake: Lakehouse, instance: dg.DagsterInstance) -> None:
+    polars = pytest.importorskip("polars")
+
+    def eager(rates):  # type: ignore[no-untyped-def]
+        assert type(rates) is polars.DataFrame
+        return rates.with_columns(name=polars.lit("a"))
+
+    def lazy(eager):  # type: ignore[no-untyped-def]
+        assert type(eager) is polars.LazyFrame
+        return eager.select(polars.col("rate") * 2, "name")
+
+    eager.__annotations__["rates"] = polars.DataFrame
+    lazy.__annotations__["eager"] = polars.LazyFrame
+    first = dg.asset(key=["marts", "eager"], ins={"rates": dg.AssetIn(UPSTREAM)})(eager)
+    second = dg.asset(key=["marts", "lazy"], ins={"eager": dg.AssetIn(["marts", "eager"])})(lazy)
+    run(lake, instance, [first, second])
+    assert rows(lake, "marts", "lazy") == [{"rate": 2, "name": "a"}]
+
+
+def test_days_of_moments_and_inner_steps_are_refused_in_a_line(lake: Lakehouse, instance: dg.DagsterInstance) -> None:
+    days = dg.DailyPartitionsDefinition("2020-01-01", end_date="2020-01-03")
+
+    @dg.asset(key=["facts", "events"], partitions_def=days, metadata=stored_as(partition_by=["at"]))
+    def events() -> pa.Table:
+        return pa.table({"at": [datetime(2020, 1, 1, 5, tzinfo=UTC)]})
+
+    with pytest.raises(InvalidInputError, match="column 'at' holds moments, and a partition"):
+        run(lake, instance, [events], partition_key="2020-01-01")
+
+    @dg.op
+    def inner() -> pa.Table:
+        return pa.table({"n": [1]})
+
+    @dg.op
+    def outer(rows: pa.Table) -> pa.Table:
+        return rows
+
+    @dg.graph_asset(key=["marts", "made"])
+    def made() -> pa.Table:
+        return outer(inner())
+
+    with pytest.raises(InvalidInputError, match=r"output 'result' of step marts__made\.inner is no asset"):
+        run(lake, instance, [made])
+
+
 def test_what_a_commit_says_of_long_names_has_room_in_it(lake: Lakehouse, instance: dg.DagsterInstance) -> None:
     partition = "\N{GRINNING FACE}" * 200  # four bytes each
 
-    @dg.asset(key=["marts", "named"], code_version='"' * 900, partitions_def=dg.StaticPartitionsDefinition([partition]))
+    @dg.asset(
+        key=["marts", "named"],
+        code_version='"' * 900,
+        partitions_def=dg.StaticPartitionsDefinition([partition]),
+        metadata=stored_as(mode="overwrite"),
+    )
     def named() -> pa.Table:
         return pa.table({"n": [1]})
 

@@ -55,13 +55,19 @@ def test_a_repair_is_planned_and_applied(jobs: Jobs) -> None:
     plan = jobs.plan("repair")
     assert "| hint |" in plan["steps"]
     assert f"| definition-unreadable | {damaged} |" in plan["left"]
+    assert jobs.apply(plan, "repair").success
+    left = jobs.run("repair_plan")
+    assert not left.success, "there is nothing to do, and it is not in order"
+    assert "1 error is left that repair does not mend: the table 'left' says what you can do" in left.error
     plan = jobs.plan("repair", to_last_good=True)
     assert "| rollback | more.t |" in plan["steps"]
     ran = jobs.apply(plan, "repair")
     assert ran.success, ran.error
     latest = jobs.lake.latest_version()
     assert [(event["lakehouse_version"], event["operation"]) for event in ran.materialized] == [(latest, "repair")]
-    assert jobs.plan("repair", to_last_good=True)["is_empty"] is True
+    left = jobs.run("repair_plan", to_last_good=True)
+    assert not left.success, "version 5 stays damaged"
+    assert left.metadata["is_empty"] is True
     assert jobs.lake.snapshot().table("more", "t").properties == {}
     refused = jobs.apply_digest("repair", plan["digest"], to_last_good=True)
     assert not refused.success

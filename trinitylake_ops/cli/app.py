@@ -142,7 +142,8 @@ def trinitylake(
     """Look at and operate a TrinityLake lakehouse.
 
     Commands that drop, roll back or free space print their plan and do nothing. They act when they are given --apply
-    with the plan's digest, or --yes. With --json a command prints one JSON document on standard output.
+    with the plan's digest, or --yes. Only drop-export acts at once. With --json a command prints one JSON document on
+    standard output.
     """
     if allowed_roots:
         roots = " ".join((*allowed_roots, storage_options.get(ALLOWED_ROOTS, "")))

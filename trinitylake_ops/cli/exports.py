@@ -145,7 +145,7 @@ def verify_export(
 @json_option
 @pass_session
 def drop_export(session: Session, name: str, as_json: bool) -> None:
-    """Forget an export and delete its root. Its version can expire from then on.
+    """Forget an export and delete its root, at once. Its version can expire from then on.
 
     The next removal of orphans deletes its other copies, unless a version that it was restored to needs them. An export
     at another root stays there. A minimal or partial one loses the files that it still reads from here.

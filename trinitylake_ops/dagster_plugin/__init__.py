@@ -8,6 +8,7 @@ from trinitylake_ops.faces import lazy_face
 
 if TYPE_CHECKING:
     from trinitylake_ops.dagster_plugin.assets import build_exports_asset, build_head_asset, build_table_asset
+    from trinitylake_ops.dagster_plugin.automation.conditions import published
     from trinitylake_ops.dagster_plugin.automation.schedules import BlackoutWindow, build_maintenance_schedules
     from trinitylake_ops.dagster_plugin.automation.sensors import (
         FailedRun,
@@ -17,13 +18,14 @@ if TYPE_CHECKING:
     from trinitylake_ops.dagster_plugin.checks import CheckLimits, build_checks_job, build_lakehouse_checks
     from trinitylake_ops.dagster_plugin.code_location import LakehouseSettings, build_trinitylake_definitions
     from trinitylake_ops.dagster_plugin.component import TrinityLakeMaintenanceComponent
-    from trinitylake_ops.dagster_plugin.io_manager import TrinityLakeIOManager, stored_as
+    from trinitylake_ops.dagster_plugin.io_manager import TrinityLakeIOManager
     from trinitylake_ops.dagster_plugin.names import LakehouseNames
     from trinitylake_ops.dagster_plugin.ops.jobs import build_jobs
     from trinitylake_ops.dagster_plugin.ops.scheduled import ApplyLimits
     from trinitylake_ops.dagster_plugin.publish import build_publish_asset
     from trinitylake_ops.dagster_plugin.resources import SparkResource, TrinityLakeResource
     from trinitylake_ops.dagster_plugin.storage_settings import SecretVariables, StorageSettings
+    from trinitylake_ops.dagster_plugin.stored.settings import stored_as
 
 __all__ = [
     "ApplyLimits",
@@ -49,6 +51,7 @@ __all__ = [
     "build_publish_asset",
     "build_table_asset",
     "build_trinitylake_definitions",
+    "published",
     "stored_as",
 ]
 
@@ -60,6 +63,7 @@ __getattr__, __dir__ = lazy_face(
             "build_head_asset",
             "build_table_asset",
         ),
+        "automation.conditions": ("published",),
         "automation.schedules": (
             "BlackoutWindow",
             "build_maintenance_schedules",
@@ -79,10 +83,7 @@ __getattr__, __dir__ = lazy_face(
             "build_trinitylake_definitions",
         ),
         "component": ("TrinityLakeMaintenanceComponent",),
-        "io_manager": (
-            "TrinityLakeIOManager",
-            "stored_as",
-        ),
+        "io_manager": ("TrinityLakeIOManager",),
         "names": ("LakehouseNames",),
         "ops.jobs": ("build_jobs",),
         "ops.scheduled": ("ApplyLimits",),
@@ -95,6 +96,7 @@ __getattr__, __dir__ = lazy_face(
             "SecretVariables",
             "StorageSettings",
         ),
+        "stored.settings": ("stored_as",),
     },
     extra="dagster",
 )

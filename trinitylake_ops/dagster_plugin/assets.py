@@ -16,11 +16,11 @@ import dagster as dg
 
 from trinitylake_ops import Lakehouse, maintenance
 from trinitylake_ops.dagster_plugin.head_metadata import GAP, VERSION, head_metadata
-from trinitylake_ops.dagster_plugin.io_manager import split_name, stored_as
 from trinitylake_ops.dagster_plugin.metadata import DATA_VERSION_TAG, column_schema, figures
 from trinitylake_ops.dagster_plugin.names import ONLY, LakehouseNames
 from trinitylake_ops.dagster_plugin.options import NO_OPTIONS
 from trinitylake_ops.dagster_plugin.resources import lakehouse_of
+from trinitylake_ops.dagster_plugin.stored.settings import split_name, stored_as
 from trinitylake_ops.format.definitions import METADATA_LOCATION, TableDef
 from trinitylake_ops.maintenance import ExportInfo
 from trinitylake_ops.tables.catalog import catalog_at

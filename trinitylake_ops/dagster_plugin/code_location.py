@@ -26,6 +26,7 @@ from trinitylake_ops.dagster_plugin.names import LakehouseNames
 from trinitylake_ops.dagster_plugin.ops.jobs import build_jobs
 from trinitylake_ops.dagster_plugin.ops.scheduled import ApplyLimits
 from trinitylake_ops.dagster_plugin.resources import SparkResource, TrinityLakeResource, is_root_uri
+from trinitylake_ops.dagster_plugin.ops.table_events import TableKey
 from trinitylake_ops.errors import InvalidInputError
 from trinitylake_ops.format.locations import normalize_root_uri
 from trinitylake_ops.maintenance import Budget
@@ -49,8 +50,10 @@ class LakehouseSettings:
     ``budget`` bounds the requests of a scheduled purge or removal of orphans. ``checks`` are the limits of checks.
     ``location_name`` is the code location, for their links to jobs. ``reclaimable_seconds`` is how long an observation
     may count the bytes that can be freed. ``on_commit`` names the job that runs after commits of others, by default the
-    one of the checks. ``alert`` is called for each failed run of the lakehouse's jobs. Schedules and sensors are off
-    until somebody turns them on, or ``is_on``. ``spark`` is for the IO manager and the operations that use Spark.
+    one of the checks. ``table_key(namespace, table)`` names the asset to which changes of a table are reported, by
+    default the assets that hold it (:class:`TableAssets`). ``alert`` is called for each failed run of the lakehouse's
+    jobs. Schedules and sensors are off until somebody turns them on, or ``is_on``. ``spark`` is for the IO manager and
+    the operations that use Spark.
     """
 
     lakehouse: TrinityLakeResource
@@ -69,6 +72,7 @@ class LakehouseSettings:
     location_name: str | None = None
     reclaimable_seconds: float = RECLAIMABLE_SECONDS
     on_commit: str | None = None
+    table_key: TableKey | None = None
     alert: Callable[[FailedRun], None] | None = None
     is_on: bool = False
     spark: SparkResource = field(default_factory=SparkResource)
@@ -137,7 +141,11 @@ def _definitions(settings: LakehouseSettings) -> dg.Definitions:
     )
     checks = build_lakehouse_checks(names, limits=settings.checks, location_name=settings.location_name)
     observe_job = build_observe_job(names, [table.key for table in tables])
-    jobs = [*build_jobs(names, settings.spark), build_checks_job(checks, names), observe_job]
+    jobs = [
+        *build_jobs(names, settings.spark, table_key=settings.table_key),
+        build_checks_job(checks, names),
+        observe_job,
+    ]
     schedules = _schedules(settings, observe_job)
     scheduled = {names.of(f"{operation}_schedule") for operation in _LETS_GO}
     scheduled_jobs = [schedule.job for schedule in schedules if schedule.name in scheduled]
@@ -157,7 +165,12 @@ def _definitions(settings: LakehouseSettings) -> dg.Definitions:
 def _sensors(settings: LakehouseSettings, jobs: Sequence[Any]) -> list[dg.SensorDefinition]:
     names = settings.names
     status = dg.DefaultSensorStatus.RUNNING if settings.is_on else dg.DefaultSensorStatus.STOPPED
-    commits = build_commit_sensor(names, job_name=settings.on_commit or names.of(CHECKS_JOB), default_status=status)
+    commits = build_commit_sensor(
+        names,
+        job_name=settings.on_commit or names.of(CHECKS_JOB),
+        table_key=settings.table_key,
+        default_status=status,
+    )
     if settings.alert is None:
         return [commits]
     return [commits, build_failed_run_sensor(settings.alert, names, jobs=jobs, default_status=status)]

@@ -7,10 +7,10 @@ from collections.abc import Callable, Mapping
 from typing import Annotated, Any, Self
 
 import dagster as dg
-from pydantic import AfterValidator, Field, ModelWrapValidatorHandler, ValidationError, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, ModelWrapValidatorHandler, ValidationError, model_validator
 
-from trinitylake_ops.dagster_plugin.io_manager import LONGEST_NAME_BYTES, split_name
 from trinitylake_ops.dagster_plugin.resources import is_root_uri
+from trinitylake_ops.dagster_plugin.stored.settings import LONGEST_NAME_BYTES, split_name
 from trinitylake_ops.errors import InvalidInputError, TrinityLakeError
 from trinitylake_ops.format.nodes.keys import validate_name
 from trinitylake_ops.format.version_ranges import VersionRanges
@@ -29,6 +29,14 @@ _TYPES: Mapping[Any, Any] = {bool: bool, int: int, float: float, str: str, list[
 NO_OPTIONS = dg.ConfigMapping(lambda _nothing: {}, config_schema={})
 
 
+def _as_text(given: Any) -> Any:
+    return str(given) if type(given) is int else given
+
+
+#: Texts that may be numbers of versions. YAML takes ``to: 21`` for a number, and Dagster's type of text refuses it.
+_NUMBER_TOO = BeforeValidator(_as_text)
+
+
 class Options(dg.Config):
     """Base of the options of an operation.
 
@@ -40,7 +48,11 @@ class Options(dg.Config):
     def fields(cls) -> dict[str, dg.Field]:
         """Return the options for Dagster: type, default and description."""
         return {
-            name: dg.Field(_TYPES[option.annotation], default_value=option.default, description=option.description)
+            name: dg.Field(
+                dg.Any if _NUMBER_TOO in option.metadata else _TYPES[option.annotation],
+                default_value=option.default,
+                description=option.description,
+            )
             for name, option in cls.model_fields.items()
         }
 
@@ -123,15 +135,17 @@ def _check_digest(text: str) -> None:
 
 
 #: The version to work on, by its number. It is empty for the latest.
-VersionText = Annotated[str, _checked(_check_version)]
+VersionText = Annotated[str, _NUMBER_TOO, _checked(_check_version)]
 #: Versions such as ``3-90,95``.
-VersionsText = Annotated[str, _required("versions", _LONGEST_VERSIONS_CHARS), _checked(VersionRanges.parse)]
+VersionsText = Annotated[
+    str, _NUMBER_TOO, _required("versions", _LONGEST_VERSIONS_CHARS), _checked(VersionRanges.parse)
+]
 #: The name of a new export.
 NewExportText = Annotated[str, _required("name"), _checked(check_name)]
 #: The name of an export that is there: other programs may give it any.
 ExportText = Annotated[str, _required("name")]
 #: A version by its number, or an export.
-PlaceText = Annotated[str, _required("to")]
+PlaceText = Annotated[str, _NUMBER_TOO, _required("to")]
 #: Another root, empty for none.
 TargetText = Annotated[str, _place_or_none("target", "s3://BUCKET/PREFIX")]
 #: The manifest of an inventory, empty for none.

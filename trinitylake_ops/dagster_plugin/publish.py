@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, cast
 
 import dagster as dg
@@ -13,18 +13,23 @@ from trinitylake_ops.dagster_plugin.names import ONLY, LakehouseNames
 from trinitylake_ops.dagster_plugin.resources import lakehouse_of
 from trinitylake_ops.dagster_plugin.runs.reads import RunReads
 from trinitylake_ops.dagster_plugin.runs.records import CLOCK_SKEW, created_at, newest_materialization, run_chain
+from trinitylake_ops.dagster_plugin.runs.staging import newest_notes, published_events
+from trinitylake_ops.dagster_plugin.stored.settings import check_stored
 from trinitylake_ops.errors import CommitConflictError, TransactionExpiredError, VersionNotFoundError
 from trinitylake_ops.tables.writing.publication import Publication, publication_id, publish_once, published_version
+from trinitylake_ops.tables.writing.reads import check_unchanged
 from trinitylake_ops.tables.writing.staged_table import StagedTable
+from trinitylake_ops.tables.writing.staging import is_published
 from trinitylake_ops.versions.roots import ProbedRoots
-from trinitylake_ops.versions.snapshot import epoch_ms
+from trinitylake_ops.versions.snapshot import Snapshot, epoch_ms
 from trinitylake_ops.versions.time_travel import find_version_at
 
-# Tells the IO manager the wanted type: Dagster reads no types from a signature that takes any number of tables.
-_STAGED = dg.PythonObjectDagsterType(StagedTable)
+#: Tells the IO manager the wanted type: Dagster reads no types from a signature that takes any number of tables.
+STAGED = dg.PythonObjectDagsterType(StagedTable)
 # The published version is in the metadata, so no IO manager has to store it.
 _NOTHING = cast(dg.DagsterType, dg.Nothing)
 _CODE_VERSION_TAG = "dagster/code_version"
+_PUBLISHING = "publishing"
 # A root keeps 4 KiB for all entries of a commit about itself, as JSON.
 _LARGEST_NAME_BYTES = 384
 _LARGEST_VERSIONS_BYTES = 2048
@@ -33,36 +38,42 @@ _LARGEST_VERSIONS_BYTES = 2048
 def build_publish_asset(
     *,
     key: Sequence[str],
-    tables: Mapping[str, dg.AssetKey],
+    tables: Mapping[str, dg.AssetKey | dg.AssetsDefinition],
     description: str,
     partitions_def: dg.PartitionsDefinition[str] | None = None,
     group_name: str | None = None,
     retry_policy: dg.RetryPolicy | None = None,
+    pool: str | None = None,
     names: LakehouseNames = ONLY,
 ) -> dg.AssetsDefinition:
     """Return an asset that commits staged tables, and only together.
 
-    ``tables`` are the assets that stage them, by an identifier each. Their outputs are StagedTables, or stored by
-    :class:`TrinityLakeIOManager`. A blocking check of any of them that fails keeps this asset from running, so nothing
-    is published. The commit's operation is ``publish``, and its run id is the Dagster run's. Its properties name this
-    asset, the partition, and each table's code and data version.
+    ``tables`` are the assets that stage them, or their keys, by an identifier each. Their outputs are StagedTables, or
+    stored by :class:`TrinityLakeIOManager`. How an asset is stored is checked here, that of a key when it is stored. A
+    blocking check of any of them that fails keeps this asset from running, so nothing is published. The commit's
+    operation is ``publish``, and its run id is the Dagster run's. Its properties name this asset, the partition, and
+    each table's code and data version.
 
     A run publishes once, however often its step is started. A repeated step reports the existing version. So does a
-    re-execution if the run before it had committed, and died before Dagster knew. A commit that met a newer one of the
-    same tables fails at once, since only staging them again helps. A serializable commit also fails at once if a table
-    that the run read through the IO manager has changed since. After other failures ``retry_policy`` applies. ``names``
-    distinguish the lakehouse from others of the code location.
+    re-execution if the run before it had committed, and died before Dagster knew. Where another run published other
+    partitions of a table since, or appended to it, both stay. Where it changed what this run replaces, the commit fails
+    at once. A re-execution from there takes what was staged, and replaces what is there by then. A serializable commit
+    also fails at once if a table that the run read through the IO manager has changed since. After other failures
+    ``retry_policy`` applies. ``pool`` is the pool of the step. ``names`` distinguish the lakehouse from others of the
+    code location. Raises InvalidInputError.
     """
     asset_key = dg.AssetKey(list(key))
+    table_keys = {name: _key_of(table) for name, table in tables.items()}
 
     @dg.asset(
         key=asset_key,
-        ins={name: dg.AssetIn(table_key, dagster_type=_STAGED) for name, table_key in tables.items()},
+        ins={name: dg.AssetIn(table_key, dagster_type=STAGED) for name, table_key in table_keys.items()},
         partitions_def=partitions_def,
         group_name=group_name,
         description=description,
         kinds={"trinitylake"},
         retry_policy=retry_policy,
+        pool=pool,
         dagster_type=_NOTHING,
         required_resource_keys={names.resource_key},
     )
@@ -73,20 +84,34 @@ def build_publish_asset(
         listed = ", ".join(f"{table.namespace}.{table.table}" for table in ordered)
         try:
             isolation = None if lakehouse.isolation == "lakehouse" else lakehouse.isolation
-            publication = _publish(context, lake, asset_key, ordered, list(tables.values()), isolation)
+            publication = _publish(context, lake, asset_key, ordered, list(table_keys.values()), isolation)
         except (CommitConflictError, TransactionExpiredError) as error:
             raise dg.Failure(
-                description=str(error), metadata={"error": type(error).__name__}, allow_retries=False
+                description=str(error),
+                metadata={"error": type(error).__name__, _PUBLISHING: asset_key.to_user_string()},
+                allow_retries=False,
             ) from error
         if publication.was_published:
             context.log.info("%s had been published as version %s before", listed, publication.version)
         else:
             context.log.info("published %s as version %s", listed, publication.version)
-        metadata = {"lakehouse_version": publication.version, **staged_tables_metadata(ordered)}
+        published_tables = publication.tables or ordered
+        metadata = {"lakehouse_version": publication.version, **staged_tables_metadata(published_tables)}
+        runs = run_chain(context.instance, context.run)
+        by_key = dict(zip(table_keys.values(), published_tables, strict=True))
+        yield from published_events(context.instance, runs, by_key, publication.version)
         yield dg.AssetMaterialization(asset_key=names.lakehouse_key, metadata={"operation": "publish", **metadata})
         yield dg.MaterializeResult(metadata={"was_published": publication.was_published, **metadata})
 
     return published
+
+
+def _key_of(table: dg.AssetKey | dg.AssetsDefinition) -> dg.AssetKey:
+    """Return the key of an asset that stages a table. Raises InvalidInputError for one that could not be stored."""
+    if isinstance(table, dg.AssetKey):
+        return table
+    check_stored(table)
+    return table.key
 
 
 def _publish(
@@ -109,17 +134,40 @@ def _publish(
         **_asset_versions(context.instance, runs, table_keys),
     }
     reads = RunReads(context.instance, runs, table_keys)
+    is_anew = any(_met_a_conflict(context.instance, run, asset) for run in earlier)
+    if is_anew:
+        context.log.info("an earlier run met a conflict: what was staged replaces what is there now")
     return publish_once(
         lake,
         staged,
         publication_id(own.run_id, asset, partition),
         reads=reads.all(),
         own=reads.staged(),
+        is_anew=is_anew,
+        require=_not_made_of_older(staged, reads) if is_anew else None,
         isolation=isolation,
         run_id=own.run_id,
         message=_shortened(f"publish {partition or asset_key.path[-1]}"),
         properties=properties,
     )
+
+
+def _met_a_conflict(instance: dg.DagsterInstance, run: dg.DagsterRun, asset: str) -> bool:
+    """Whether a publication failed in a run, as others had changed what it replaces."""
+    for record in instance.get_records_for_run(run.run_id, of_type=dg.DagsterEventType.STEP_FAILURE).records:
+        event = record.event_log_entry.dagster_event
+        failure = None if event is None else event.step_failure_data.user_failure_data
+        said = {} if failure is None else {name: value.value for name, value in failure.metadata.items()}
+        if (said.get("error"), said.get(_PUBLISHING)) == (CommitConflictError.__name__, asset):
+            return True
+    return False
+
+
+def _not_made_of_older(staged: Sequence[StagedTable], reads: RunReads) -> Callable[[Snapshot], None]:
+    """Return the check that no table has changed of which the run made new rows for that table itself."""
+    names = {(table.namespace, table.table) for table in staged}
+    of_itself = [read for read in reads.all() if (read.namespace, read.table) in names]
+    return lambda latest: check_unchanged(latest, of_itself, reads.staged(), is_published)
 
 
 def _bytes_as_json(text: str) -> int:
@@ -182,9 +230,9 @@ def _asset_versions(
     """Return code and data version of each staged asset, or a digest of them if they take too much room."""
     versions: dict[str, dict[str, str]] = {}
     for asset_key in asset_keys:
-        record = newest_materialization(instance, runs, asset_key)
-        tags = record.asset_materialization.tags if record is not None and record.asset_materialization else None
-        named = {"code": (tags or {}).get(_CODE_VERSION_TAG), "data": (tags or {}).get(DATA_VERSION_TAG)}
+        notes = newest_notes(instance, runs, asset_key)
+        tags = notes[0].tags if notes else {}
+        named = {"code": tags.get(_CODE_VERSION_TAG), "data": tags.get(DATA_VERSION_TAG)}
         versions[asset_key.to_user_string()] = {name: value for name, value in named.items() if value}
     text = json.dumps(versions, sort_keys=True, ensure_ascii=False, separators=(",", ":"))
     if _bytes_as_json(text) <= _LARGEST_VERSIONS_BYTES:

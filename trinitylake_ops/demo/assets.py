@@ -9,8 +9,8 @@ from pydantic import Field
 from pyspark.sql import DataFrame, SparkSession
 
 from trinitylake_ops import Lakehouse
-from trinitylake_ops.dagster_plugin.metadata import staged_table_metadata
-from trinitylake_ops.dagster_plugin.publish import build_publish_asset
+from trinitylake_ops.dagster_plugin.names import ONLY
+from trinitylake_ops.dagster_plugin.publish import STAGED, build_publish_asset
 from trinitylake_ops.dagster_plugin.resources import SparkResource, TrinityLakeResource
 from trinitylake_ops.demo.flights_checks import checks_for, run_checks
 from trinitylake_ops.demo.flights_faults import corrupt
@@ -67,7 +67,7 @@ class FlightsConfig(SourceConfig):
 
 
 def flights_definitions() -> dg.Definitions:
-    """Return the pipeline's assets, checks and jobs. They need the resources ``lakehouse`` and ``spark``."""
+    """Return the pipeline's assets, checks and jobs. They need the resources of a lakehouse, and ``spark``."""
     assets = [_staging_asset(table) for table in TABLES.values()]
     reference = {name: table_key(name) for name, table in TABLES.items() if not table.is_monthly}
     monthly = {name: table_key(name) for name, table in TABLES.items() if table.is_monthly}
@@ -109,7 +109,9 @@ def table_key(name: str) -> dg.AssetKey:
 def _staging_asset(table: FlightsTable) -> dg.AssetsDefinition:
     """Return the asset that writes a table's new data and audits it. Nothing is published."""
     key = table_key(table.name)
-    staged_inputs = {name: dg.AssetIn(table_key(name)) for name in table.inputs if TABLES[name].is_monthly}
+    staged_inputs = {
+        name: dg.AssetIn(table_key(name), dagster_type=STAGED) for name in table.inputs if TABLES[name].is_monthly
+    }
     published_inputs = [name for name in table.inputs if not TABLES[name].is_monthly]
 
     def stage(
@@ -131,7 +133,7 @@ def _staging_asset(table: FlightsTable) -> dg.AssetsDefinition:
             context.log.warning("spoiling the flights on purpose: %s", config.fault)
             frame = corrupt(frame, config.fault)
         staged = _stage(lake, table, frame, month)
-        yield dg.Output(staged, metadata=staged_table_metadata(staged))
+        yield dg.Output(staged)
         yield from _audit(lake, session, table, staged, month)
 
     # Dagster reads the type of the configuration off the signature.
@@ -139,6 +141,7 @@ def _staging_asset(table: FlightsTable) -> dg.AssetsDefinition:
     return dg.asset(
         key=key,
         ins=staged_inputs,
+        io_manager_key=ONLY.io_manager_key,
         deps=[REFERENCE_PUBLISHED] if published_inputs or table.name == "flights" else [],
         partitions_def=MONTHS if table.is_monthly else None,
         group_name=NAMESPACES[table.name],

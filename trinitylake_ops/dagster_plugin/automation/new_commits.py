@@ -68,11 +68,13 @@ class Limits:
 class Stretch:
     """Versions ``first`` to ``last`` that others committed, and the changes of all of them together.
 
-    ``commits`` describe each of them whose root is there.
+    ``ends`` are the version before the first, as far as it can be read, and the last. ``commits`` describe each of them
+    whose root is there.
     """
 
     first: int
     last: int
+    ends: tuple[Snapshot, Snapshot]
     changes: tuple[Change, ...]
     commits: tuple[VersionInfo, ...]
 
@@ -238,7 +240,10 @@ class _Look:
                 changes = diff_snapshots(base, target)[skipped:]
                 commits = [info for version in range(first, target.version + 1) if (info := infos.get(version))]
                 listed = tuple(changes[:room])
-                self.stretches.append(Stretch(first=first, last=target.version, changes=listed, commits=tuple(commits)))
+                found = Stretch(
+                    first=first, last=target.version, ends=(base, target), changes=listed, commits=tuple(commits)
+                )
+                self.stretches.append(found)
                 if len(changes) > room:
                     return replace(reached, until=target.version, reported=skipped + room)
                 room -= len(changes)

@@ -10,14 +10,15 @@ from typing import Any
 import dagster as dg
 from tenacity import Retrying, stop_after_attempt, wait_random_exponential
 
+from trinitylake_ops import Lakehouse
 from trinitylake_ops.dagster_plugin.automation.new_commits import Limits, News, Stretch, find_news
 from trinitylake_ops.dagster_plugin.head_metadata import GAP, VERSION
 from trinitylake_ops.dagster_plugin.metadata import DATA_VERSION_TAG, markdown_table
 from trinitylake_ops.dagster_plugin.names import ONLY, LakehouseNames
 from trinitylake_ops.dagster_plugin.resources import lakehouse_of
+from trinitylake_ops.dagster_plugin.ops.table_events import TableAssets, TableChanges, TableEvent, TableKey
 from trinitylake_ops.errors import LakehouseNotFoundError
 from trinitylake_ops.format.nodes.system_rows import COMMIT_ID
-from trinitylake_ops.versions.changes import Change
 
 #: Tag of a run that a sensor requested: the version that was the latest.
 VERSION_TAG = "trinitylake/version"
@@ -44,7 +45,7 @@ def build_commit_sensor(
     job: dg.JobDefinition | None = None,
     job_name: str | None = None,
     run_config: Callable[[int], Mapping[str, Any]] | None = None,
-    table_key: Callable[[str, str], dg.AssetKey] | None = None,
+    table_key: TableKey | None = None,
     minimum_interval_seconds: int = 30,
     max_versions_per_tick: int = 1000,
     max_tables_per_tick: int = 1000,
@@ -53,8 +54,9 @@ def build_commit_sensor(
 ) -> dg.SensorDefinition:
     """Return a sensor that reports commits to a lakehouse by others than runs of this Dagster instance.
 
-    Each table that such commits added or changed becomes a materialization of ``table_key(namespace, table)``, by
-    default ``names.table_key``. A removed table becomes an observation. Each tick with news is a materialization of the
+    Each table that such commits added or changed becomes a materialization of the assets that hold it, of the
+    partitions that have other files (:class:`TableAssets`). ``table_key(namespace, table)`` names its asset instead. A
+    removed table becomes an observation. Each tick with news is a materialization of the
     lakehouse. One run of the job, if any, is requested for the newest version (``job_name`` gives a job of assets).
     ``run_config`` makes its configuration from that version's number. The first tick only remembers the latest version.
     A tick does no more than the limits say, and the next one goes on. By default its time is what the daemon waits,
@@ -79,13 +81,18 @@ def build_commit_sensor(
     def commits(context: dg.SensorEvaluationContext) -> dg.SensorResult:
         instance = context.instance
         try:
-            lake = lakehouse_of(context.resources, names).open()
+            resource = lakehouse_of(context.resources, names)
+            lake = resource.open()
         except LakehouseNotFoundError as error:
             return dg.SensorResult(skip_reason=str(error))
         news = find_news(lake, context.cursor, lambda run: _is_run(instance, run), limits)
+        location = context.repository_def
+        keys = table_key or (names.table_key if location is None else None)  # a test has no code location
+        assets = TableAssets(location, names, resource, keys)
         events = [
             *_note_events(news, names.lakehouse_key),
-            *_events(news, names.lakehouse_key, table_key or names.table_key),
+            *_table_events(news, lake, assets, instance),
+            *_events(news, names.lakehouse_key),
         ]
         requests = [_run_request(news, run_config)] if has_job and news.is_run_due else []
         return dg.SensorResult(
@@ -137,13 +144,16 @@ def _note_events(news: News, lakehouse_key: dg.AssetKey) -> Iterator[dg.AssetObs
         )
 
 
-def _events(
-    news: News, lakehouse_key: dg.AssetKey, table_key: Callable[[str, str], dg.AssetKey]
-) -> Iterator[dg.AssetMaterialization | dg.AssetObservation]:
+def _table_events(
+    news: News, lake: Lakehouse, assets: TableAssets, instance: dg.DagsterInstance
+) -> Iterator[TableEvent]:
     for stretch in news.stretches:
-        for change in stretch.changes:
-            if change.table is not None:
-                yield _table_event(change, change.table, stretch, table_key)
+        before, after = stretch.ends
+        changes = TableChanges(lake, before, after, assets, instance)
+        yield from changes.events(stretch.changes, {"versions": stretch.versions})
+
+
+def _events(news: News, lakehouse_key: dg.AssetKey) -> Iterator[dg.AssetMaterialization]:
     if news.stretches:
         yield dg.AssetMaterialization(
             lakehouse_key,
@@ -155,21 +165,6 @@ def _events(
                 **_details(news.stretches),
             },
         )
-
-
-def _table_event(
-    change: Change, table: str, stretch: Stretch, table_key: Callable[[str, str], dg.AssetKey]
-) -> dg.AssetMaterialization | dg.AssetObservation:
-    metadata: dict[str, Any] = {
-        "dagster/table_name": f"{change.namespace}.{table}",
-        "lakehouse_version": stretch.last,
-        "change": change.kind,
-        "versions": stretch.versions,
-    }
-    key = table_key(change.namespace, table)
-    # Only a materialization lets dependent assets run, and a removed table gives them nothing to run on.
-    kind = dg.AssetObservation if change.kind == "removed" else dg.AssetMaterialization
-    return kind(key, metadata=metadata)
 
 
 def _figures(news: News) -> dict[str, float]:

@@ -12,6 +12,7 @@ from trinitylake_ops.dagster_plugin.ops.purge import ORPHANS, PURGE, RECONCILE
 from trinitylake_ops.dagster_plugin.ops.retention import EXPIRE, RELOCATE, TRIM, UNDELETE
 from trinitylake_ops.dagster_plugin.ops.verify import REPAIR, REPAIR_AT_ONCE, VERIFY
 from trinitylake_ops.dagster_plugin.resources import SparkResource
+from trinitylake_ops.dagster_plugin.ops.table_events import TableKey
 
 _ALL: tuple[Operation[Any], ...] = (
     *OPERATIONS,
@@ -29,9 +30,12 @@ _ALL: tuple[Operation[Any], ...] = (
 )
 
 
-def build_jobs(names: LakehouseNames = ONLY, spark: SparkResource | None = None) -> list[dg.JobDefinition]:
+def build_jobs(
+    names: LakehouseNames = ONLY, spark: SparkResource | None = None, *, table_key: TableKey | None = None
+) -> list[dg.JobDefinition]:
     """Return the operations on a lakehouse as jobs, each of one op.
 
-    ``spark`` gives the sessions of the jobs that use Spark. By default they are of this machine.
+    ``spark`` gives the sessions of the jobs that use Spark. By default they are of this machine. A job that changes
+    tables reports the assets that hold them, or those that ``table_key(namespace, table)`` names.
     """
-    return [build_job(operation, names, spark) for operation in _ALL]
+    return [build_job(operation, names, spark, table_key) for operation in _ALL]

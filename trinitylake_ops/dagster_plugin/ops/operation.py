@@ -4,11 +4,12 @@ Operations are ops, not assets, so that nothing materializes them by accident.
 """
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
 import dagster as dg
+from dagster._check import CheckError  # this is in none of its public modules
 
 from trinitylake_ops import Lakehouse
 from trinitylake_ops.dagster_plugin.assets import report_exports
@@ -16,15 +17,21 @@ from trinitylake_ops.dagster_plugin.metadata import figures
 from trinitylake_ops.dagster_plugin.names import LakehouseNames
 from trinitylake_ops.dagster_plugin.options import NO_OPTIONS, Options
 from trinitylake_ops.dagster_plugin.resources import SparkResource, lakehouse_of
-from trinitylake_ops.errors import TrinityLakeError
+from trinitylake_ops.dagster_plugin.ops.table_events import TableAssets, TableChanges, TableEvent, TableKey
+from trinitylake_ops.errors import TrinityLakeError, VersionExpiredError, VersionNotFoundError
 from trinitylake_ops.maintenance.plans.budget import Spending
 from trinitylake_ops.maintenance.plans.executor import Executor
+from trinitylake_ops.versions.changes import diff_snapshots
 from trinitylake_ops.versions.commit_info import acting_for_run
+from trinitylake_ops.versions.history import version_infos
 
 _PROGRESS_SECONDS = 10.0
 
 # A destructive or one-off operation is never repeated by the instance's retry settings.
 _TAGS = {"dagster/max_retries": "0"}
+
+# Operations that write tables anew, with the same rows.
+_SAME_ROWS = ("compact-tables", "relocate", "trim")
 
 OptionsT = TypeVar("OptionsT", bound=Options | None)
 
@@ -33,13 +40,16 @@ OptionsT = TypeVar("OptionsT", bound=Options | None)
 class Running(Generic[OptionsT]):
     """An operation while it runs, on an open lakehouse.
 
-    ``spark`` is a resource that is not set up yet, as few operations need a session. ``executor`` returns the executor
+    ``begun_on`` is the latest version when it began, and ``assets`` are those that hold tables. ``spark`` is a resource
+    that is not set up yet, as few operations need a session. ``executor`` returns the executor
     for the bulk of it. ``spending`` bounds the requests of its plan and of its execution together. ``details`` are
     metadata of all that it reports.
     """
 
     context: dg.OpExecutionContext
     lake: Lakehouse
+    begun_on: int
+    assets: TableAssets
     names: LakehouseNames
     options: OptionsT
     spark: SparkResource
@@ -62,14 +72,33 @@ class Running(Generic[OptionsT]):
     def report(self, said: str, metadata: Mapping[str, Any], *, committed: str | None = None) -> None:
         """Log what was done, and show its figures.
 
-        ``committed`` names the operation if it made a version. Then the lakehouse is reported as materialized.
+        ``committed`` names the operation if it made a version. Then the lakehouse is reported as materialized, and so
+        are the assets of tables that it changed.
         """
         shown = figures({**self.details, **metadata})
         self.context.log.info("%s", said)
         if committed is not None:
+            for event in self._table_events(committed):
+                self.context.log_event(event)
             version = {"lakehouse_version": self.lake.latest_version(), "operation": committed, **shown}
             self.context.log_event(dg.AssetMaterialization(self.names.lakehouse_key, metadata=version))
         self.context.add_output_metadata(shown)
+
+    def _table_events(self, committed: str) -> Iterator[TableEvent]:
+        """Yield the events of the tables that the versions of this run changed. Versions of others are none of it."""
+        head = self.lake.snapshot()
+        versions = range(self.begun_on + 1, head.version + 1)
+        for info in version_infos(self.lake.files, versions, head):
+            if info.run_id != self.context.run.run_id or info.state != "live":
+                continue
+            try:
+                before, after = (self.lake.snapshot(one, latest=head) for one in (info.version - 1, info.version))
+            except (VersionExpiredError, VersionNotFoundError) as error:
+                self.context.log.warning("tables that version %s changed are not reported: %s", info.version, error)
+                continue
+            changes = TableChanges(self.lake, before, after, self.assets, self.context.instance)
+            said = {"operation": committed, **figures(self.details)}
+            yield from changes.events(diff_snapshots(before, after), said, has_new_rows=committed not in _SAME_ROWS)
 
     def failure(self, description: str, metadata: Mapping[str, Any]) -> dg.Failure:
         """Return a failure of one clear line, with figures, that is never retried."""
@@ -93,13 +122,20 @@ class Operation(Generic[OptionsT]):
     approved_by: str | None = None
 
 
-def build_job(operation: Operation[Any], names: LakehouseNames, spark: SparkResource | None = None) -> dg.JobDefinition:
+def build_job(
+    operation: Operation[Any],
+    names: LakehouseNames,
+    spark: SparkResource | None = None,
+    table_key: TableKey | None = None,
+) -> dg.JobDefinition:
     """Return an operation as a job of its own. Its run configuration has the options, and nothing beside them.
 
     So no run is pointed at another lakehouse. The options are checked when a run is launched. A run with wrong options
-    is refused before it exists. ``spark`` gives sessions to operations that use Spark.
+    is refused before it exists. ``spark`` gives sessions to operations that use Spark. Changes of tables are reported
+    to the assets that hold them, or that ``table_key`` names.
     """
-    op, job, options = _build_op(operation, names, spark or SparkResource()), names.of(operation.job), operation.options
+    op = _build_op(operation, names, spark or SparkResource(), table_key)
+    job, options = names.of(operation.job), operation.options
 
     def checked(given: Mapping[str, Any]) -> Mapping[str, Any]:
         assert options is not None
@@ -115,7 +151,9 @@ def _schema(operation: Operation[Any]) -> dict[str, dg.Field] | None:
     return None if operation.options is None else operation.options.fields()
 
 
-def _build_op(operation: Operation[Any], names: LakehouseNames, spark: SparkResource) -> dg.OpDefinition:
+def _build_op(
+    operation: Operation[Any], names: LakehouseNames, spark: SparkResource, table_key: TableKey | None
+) -> dg.OpDefinition:
     @dg.op(
         name=names.op(operation.job),
         description=operation.description,
@@ -136,6 +174,8 @@ def _build_op(operation: Operation[Any], names: LakehouseNames, spark: SparkReso
                 running = Running(
                     context=context,
                     lake=lake,
+                    begun_on=lake.latest_version(),
+                    assets=TableAssets(_repository(context), names, resource, table_key),
                     names=names,
                     options=options,
                     spark=spark,
@@ -151,6 +191,14 @@ def _build_op(operation: Operation[Any], names: LakehouseNames, spark: SparkReso
             ) from error
 
     return run
+
+
+def _repository(context: dg.OpExecutionContext) -> dg.RepositoryDefinition | None:
+    """Return the code location of a run, None for one that was started without, as in a test."""
+    try:
+        return context.repository_def
+    except CheckError:
+        return None
 
 
 def _check_pool(context: dg.OpExecutionContext, pool: str) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from datetime import timedelta
@@ -132,7 +131,8 @@ class Planned(Generic[PlanOptionsT, PlanT]):
 
     ``plan`` makes the plan from ``options``, None if there are none. ``shown`` is the plan's metadata. ``apply``
     executes it, approved by a digest, or within limits without one, and reports. ``approval`` has the options of the
-    job that applies, including those of the plan.
+    job that applies, including those of the plan. ``left`` says what is wrong that the plan does not mend. A plan that
+    mends nothing of it is a failed run.
     """
 
     name: str
@@ -145,6 +145,7 @@ class Planned(Generic[PlanOptionsT, PlanT]):
     apply: Callable[[Running[Any], PlanT, str | None], None]
     is_pooled: bool = True
     changes_exports: bool = False
+    left: Callable[[PlanT], str] = lambda _plan: ""
 
     def operations(self) -> tuple[Operation[Any], Operation[Any]]:
         """Return the job that plans and the one that applies."""
@@ -174,8 +175,13 @@ class Planned(Generic[PlanOptionsT, PlanT]):
             "base_version": plan.base_version,
             "is_empty": plan.is_empty,
             **self.shown(plan),
-            f"configuration of {apply_job}": dg.MetadataValue.md(f"```\n{json.dumps(approval, indent=2)}\n```"),
+            f"configuration of {apply_job}": dg.MetadataValue.json(approval),
         }
+        left = self.left(plan)
+        if left and plan.is_empty:
+            raise run.failure(f"{title}; {left}", metadata)
+        if left:
+            run.context.log.warning("%s", left)
         run.report(f"{title}; {'there is nothing to do' if plan.is_empty else to_do}", metadata)
 
     def _apply_approved(self, run: Running[Any]) -> None:

@@ -108,6 +108,15 @@ def _repair_shown(repair: RepairPlan | RepairReport) -> dict[str, Any]:
     }
 
 
+def _left(plan: RepairPlan) -> str:
+    """Say how many errors a repair would leave. It is empty if there is none."""
+    errors = sum(finding.severity == "error" for finding in plan.not_mended)
+    if not errors:
+        return ""
+    shown = "1 error is" if errors == 1 else f"{errors} errors are"
+    return f"{shown} left that repair does not mend: the table 'left' says what you can do"
+
+
 def _repair(run: Running[Any], plan: RepairPlan, digest: str | None) -> None:
     report = plan.execute(digest)
     if not report.is_complete:
@@ -128,6 +137,7 @@ REPAIR = Planned(
     apply=_repair,
     is_pooled=False,
     changes_exports=True,
+    left=_left,
 )
 
 

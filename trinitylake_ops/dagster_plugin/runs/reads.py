@@ -13,7 +13,7 @@ from itertools import pairwise
 import dagster as dg
 from dagster._core.events import EngineEventData  # this is in none of Dagster's public modules
 
-from trinitylake_ops.dagster_plugin.runs.records import newest_materialization, staged_of
+from trinitylake_ops.dagster_plugin.runs.staging import newest_notes, newest_staged
 from trinitylake_ops.tables.writing.reads import TableRead
 from trinitylake_ops.tables.writing.staged_table import StagedTable
 
@@ -54,8 +54,7 @@ class RunReads:
         known = {run.run_id: run for run in runs}
         wanted = [runs[0].run_id]
         for asset_key in published:
-            record = newest_materialization(instance, runs, asset_key)
-            wanted += [record.run_id] if record is not None else []
+            wanted += [note.run_id for note in newest_notes(instance, runs, asset_key)[:1]]
         for run, earlier in pairwise(runs):
             if run.tags.get(RESUMED_TAG) != "true":
                 break
@@ -74,8 +73,8 @@ class RunReads:
 
     def staged(self) -> list[StagedTable]:
         """Return the tables among those read that the runs staged themselves."""
-        found = (staged_of(newest_materialization(self._instance, self._runs, key)) for key in self._by_asset)
-        return [staged for staged in found if staged is not None]
+        found = (newest_staged(self._instance, self._runs, key) for key in self._by_asset)
+        return [staged for _, staged in filter(None, found)]
 
     def _gather(self, run_id: str) -> Iterator[str]:
         """Take the reads of a run. Yields the runs whose results it took over."""

@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
 from datetime import datetime, timedelta
 
 import dagster as dg
 
-from trinitylake_ops.tables.writing.staged_table import StagedTable
-
-#: The IO manager notes this at the event of an asset: the description of the staged table.
-STAGED = "trinitylake/staged"
 _PAGE = 100
 #: The most by which the clocks of run workers, Dagster's database and the lakehouse's storage may differ.
 CLOCK_SKEW = timedelta(hours=1)
@@ -46,16 +41,6 @@ def newest_materialization(
     return next((found[run.run_id] for run in runs if run.run_id in found), None)
 
 
-def staged_of(record: dg.EventLogRecord | None) -> StagedTable | None:
-    """Return the staged table, as the materialization of its asset describes it. None without one.
-
-    Raises InvalidInputError.
-    """
-    event = None if record is None else record.asset_materialization
-    described = None if event is None else event.metadata.get(STAGED)
-    return None if described is None else StagedTable.from_json(json.dumps(described.value))
-
-
 def _materializations(
     instance: dg.DagsterInstance, runs: Sequence[dg.DagsterRun], asset_key: dg.AssetKey
 ) -> Iterator[dg.EventLogRecord]:
@@ -68,6 +53,22 @@ def _materializations(
     while True:
         page = instance.fetch_materializations(records_filter, limit=_PAGE, cursor=cursor)
         yield from page.records
+        if not page.has_more:
+            return
+        cursor = page.cursor
+
+
+def asset_events(
+    instance: dg.DagsterInstance, run_id: str, of_type: dg.DagsterEventType, asset_key: dg.AssetKey
+) -> Iterator[dg.AssetMaterialization | dg.AssetObservation]:
+    """Yield the events of one type that a run logged of an asset, in their order."""
+    cursor: str | None = None
+    while True:
+        page = instance.get_records_for_run(run_id, cursor, of_type, _PAGE)
+        for record in page.records:
+            event = record.asset_observation or record.asset_materialization
+            if event is not None and event.asset_key == asset_key:
+                yield event
         if not page.has_more:
             return
         cursor = page.cursor

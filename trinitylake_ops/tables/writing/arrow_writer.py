@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping, Sequence
 
 import pyarrow as pa
+from pyiceberg.types import IcebergType
 
+from trinitylake_ops.errors import UnsupportedTypeError
+from trinitylake_ops.format.definitions import Schema as Columns
+from trinitylake_ops.tables.types import arrow_to_iceberg_schema, to_iceberg_schema
 from trinitylake_ops.tables.writing.data_files import check_distinct
 from trinitylake_ops.tables.writing.partition_key import PartitionValue
 from trinitylake_ops.tables.writing.staged_table import StagedTable
 from trinitylake_ops.tables.writing.write_mode import Mode, check_mode, replaced_by, stage_replacing
-from trinitylake_ops.tables.writing.write_plan import plan_write
+from trinitylake_ops.tables.writing.write_plan import evolve_to, plan_write
 from trinitylake_ops.transaction.lakehouse import Lakehouse
 
 
@@ -23,34 +28,79 @@ def stage_arrow(
     mode: Mode,
     partition_by: Sequence[str] | None = None,
     partitions: Sequence[Mapping[str, PartitionValue]] | None = None,
+    replaces_columns: bool = False,
 ) -> StagedTable:
     """Write rows as data files of a managed table and return it staged, unpublished.
 
-    A missing table is created, with identity partitions by ``partition_by``. An existing table keeps its columns'
-    types, and rows are cast to them. Columns that it lacks are added as optional ones. Its columns that the rows lack
-    are null. ``mode`` says which files the new ones replace. ``replace_table`` replaces all, ``append`` none.
-    ``replace_partitions`` replaces those of ``partitions``, each a value for every partition column (text is read as
-    the column's type). Without ``partitions`` it replaces those that rows arrive for. Memory is bounded if ``rows`` are
-    a reader.
+    A missing table is created, with identity partitions by ``partition_by``. Columns that an existing table lacks are
+    added as optional ones. Its columns that the rows lack are null. Rows are cast to the table's types. A column that a
+    table's rows do not fit is widened where Iceberg widens it, such as int to long. Times of other zones are stored in
+    UTC. ``mode`` says
+    which files the new ones replace. ``replace_table`` replaces all, ``append`` none. ``replace_partitions`` replaces
+    those of ``partitions``, each a value for every partition column (text is read as the column's type). Without
+    ``partitions`` it replaces those that rows arrive for. With ``replaces_columns``, ``replace_table`` gives the table
+    the columns of the rows, too (:func:`write_plan.evolve_to`). Memory is bounded if ``rows`` are a reader.
 
     Raises InvalidInputError for a wrong request and for rows that do not fit, CommitConflictError when the table
     changed meanwhile. Raises InvalidDefinitionError, UnsupportedTypeError, StorageError. Nothing is staged then.
     """
     check_mode(mode)
     check_distinct(rows.schema)
-    schema = _wanted_schema(lake, rows.schema, namespace, table)
-    plan = plan_write(lake, namespace, table, schema, partition_by=partition_by)
+    snapshot = lake.snapshot()
+    exists = snapshot.has_namespace(namespace) and snapshot.has_table(namespace, table)
+    schema, evolve = _in_utc(rows.schema.remove_metadata()), None
+    if exists:
+        known = snapshot.table(namespace, table).schema
+        replaces_table = replaces_columns and mode == "replace_table"
+        wanted_types = _types_that_do_not_fit(rows, schema, known, is_whole=replaces_table)
+        evolve = evolve_to(wanted_types, replaces_table=replaces_table)
+        names = {column.name for column in known.columns}
+        schema = pa.schema([field.with_nullable(True) for field in schema if field.name not in names])
+    plan = plan_write(lake, namespace, table, schema if len(schema) else None, partition_by=partition_by, evolve=evolve)
     wanted, replacing = replaced_by(plan, mode, partitions)
     batches = rows.to_batches() if isinstance(rows, pa.Table) else rows
     return stage_replacing(lake, plan, plan.write(batches), wanted, replacing)
 
 
-def _wanted_schema(lake: Lakehouse, given: pa.Schema, namespace: str, table: str) -> pa.Schema | None:
-    """Return the schema of a new table, or the columns that an existing one lacks, None if there are none."""
-    snapshot = lake.snapshot()
-    plain = given.remove_metadata()
-    if not (snapshot.has_namespace(namespace) and snapshot.has_table(namespace, table)):
-        return plain
-    known = {column.name for column in snapshot.table(namespace, table).schema.columns}
-    added = [field.with_nullable(True) for field in plain if field.name not in known]
-    return pa.schema(added) if added else None
+def _in_utc(schema: pa.Schema) -> pa.Schema:
+    """Return a schema whose times of other zones are in UTC. Iceberg keeps the moment, and no zone."""
+    fields = []
+    for field in schema:
+        has_zone = pa.types.is_timestamp(field.type) and field.type.tz is not None
+        fields.append(field.with_type(pa.timestamp(field.type.unit, "UTC")) if has_zone else field)
+    return pa.schema(fields)
+
+
+def _types_that_do_not_fit(
+    rows: pa.Table | pa.RecordBatchReader, given: pa.Schema, known: Columns, *, is_whole: bool
+) -> dict[str, IcebergType | None]:
+    """Return the type of each column of rows that is not stored as the table has it, None for the others.
+
+    If the rows replace the whole table (``is_whole``), types count. Otherwise values do: rows that can be cast fit.
+    pandas makes floats of integers as soon as one is missing, so such floats fit integers in any case. Rows of a reader
+    are not looked at: they fit.
+    """
+    from pyiceberg.io.pyarrow import schema_to_pyarrow  # importing it loads pandas
+
+    stored = {field.name: field.type for field in schema_to_pyarrow(to_iceberg_schema(known), include_field_ids=False)}
+    found: dict[str, IcebergType | None] = {}
+    for at, field in enumerate(given):
+        found[field.name] = None
+        target = stored.get(field.name)
+        if target is None or field.type == target:
+            continue
+        is_missing_integers = pa.types.is_floating(field.type) and pa.types.is_integer(target)
+        looks = isinstance(rows, pa.Table) and (is_missing_integers or not is_whole)
+        if (looks and _can_be_cast(rows.column(at), target)) or not (is_whole or isinstance(rows, pa.Table)):
+            continue
+        with contextlib.suppress(UnsupportedTypeError):  # the cast is tried
+            found[field.name] = arrow_to_iceberg_schema(pa.schema([field])).fields[0].field_type
+    return found
+
+
+def _can_be_cast(column: pa.ChunkedArray, target: pa.DataType) -> bool:
+    try:
+        column.cast(target)
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
+        return False
+    return True

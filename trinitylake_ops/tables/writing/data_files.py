@@ -295,7 +295,8 @@ def _conformed_column(batch: pa.RecordBatch, target: pa.Field, schema: Schema) -
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
             reason = str(error).partition("\n")[0]
             raise InvalidInputError(
-                f"column {target.name!r} cannot be stored as {schema.find_type(target.name)}: {reason}"
+                f"column {target.name!r} cannot be stored as {schema.find_type(target.name)}: {reason}; cast it, or"
+                " change the table's column"
             ) from error
     if column.null_count and not target.nullable:
         raise InvalidInputError(f"column {target.name!r} is required and {column.null_count} rows have no value")

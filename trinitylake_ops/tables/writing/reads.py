@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Self
 
 from trinitylake_ops.errors import CommitConflictError, InvalidInputError
 from trinitylake_ops.tables.writing.staged_table import StagedTable
-from trinitylake_ops.tables.writing.staging import is_published
 from trinitylake_ops.versions.snapshot import Snapshot
 
 
@@ -46,7 +45,12 @@ class TableRead:
             raise InvalidInputError(f"this is no read of a table: {error}") from error
 
 
-def check_unchanged(latest: Snapshot, reads: Sequence[TableRead], own: Sequence[StagedTable]) -> None:
+def check_unchanged(
+    latest: Snapshot,
+    reads: Sequence[TableRead],
+    own: Sequence[StagedTable],
+    is_there: Callable[[Snapshot, StagedTable], bool],
+) -> None:
     """Raise CommitConflictError if a table is not as it was read. Reads of other lakehouses do not count.
 
     A table that is there as one of ``own`` was staged was published by the reader itself, after its read.
@@ -58,7 +62,7 @@ def check_unchanged(latest: Snapshot, reads: Sequence[TableRead], own: Sequence[
         name = (read.namespace, read.table)
         if latest.entry(latest.keys.table_key(*name)) == read.location:
             continue
-        if name in by_name and is_published(latest, by_name[name]):
+        if name in by_name and is_there(latest, by_name[name]):
             continue
         changed.setdefault(f"table {read.namespace}.{read.table}", read.version)
     if changed:

@@ -1,17 +1,22 @@
-"""Finds the data files of a table that new ones replace."""
+"""Finds the data files of a table that new ones replace, and puts those in their place."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from pyiceberg.expressions import AlwaysTrue, And, BooleanExpression, EqualTo, IsNull, Or, Reference
-from pyiceberg.manifest import DataFile
-from pyiceberg.table import FileScanTask, Table
+from pyiceberg.manifest import DataFile, ManifestFile
+from pyiceberg.table import FileScanTask, Table, Transaction
+from pyiceberg.table.update.snapshot import _OverwriteFiles
 from pyiceberg.typedef import Record
 
 from trinitylake_ops.errors import InvalidDefinitionError, InvalidInputError
 from trinitylake_ops.tables.writing.data_files import identity_columns
+
+#: Whether pyiceberg looks for files to remove by a filter, and raises where it found less. That of 0.11 looks into all
+#: manifests, removes what it finds and says nothing: whoever asks it has to know that the files are there.
+FILTERS_MANIFESTS = hasattr(_OverwriteFiles, "_build_manifest_evaluator")
 
 # Beyond this many partitions all manifests are read instead of filtered: deep expressions overflow the stack.
 _MAX_FILTERED_PARTITIONS = 100
@@ -57,6 +62,49 @@ def files_matching(table: Table, row_filter: str | BooleanExpression) -> list[Da
             )
         replaced.append(_without_deletes(task))
     return replaced
+
+
+def add_snapshot(
+    change: Transaction, added: Sequence[DataFile], removed: Sequence[DataFile], properties: dict[str, str]
+) -> None:
+    """Let a change of a table add and remove data files, as one snapshot."""
+    if not added and not removed:
+        return
+    snapshot = change.update_snapshot(snapshot_properties=properties)
+    if not removed:
+        with snapshot.fast_append() as append:
+            for data_file in added:
+                append.append_data_file(data_file)
+        return
+    with _filtering_by_itself(snapshot.overwrite()) as overwrite:
+        specs = change.table_metadata.specs()
+        if FILTERS_MANIFESTS and any(specs[data_file.spec_id].is_unpartitioned() for data_file in removed):
+            # Without this, pyiceberg searches no manifest of such a table for the files to delete.
+            overwrite.delete_by_predicate(AlwaysTrue())
+        for data_file in removed:
+            overwrite.delete_data_file(data_file)
+        for data_file in added:
+            overwrite.append_data_file(data_file)
+
+
+def _filtering_by_itself(overwrite: _OverwriteFiles) -> _OverwriteFiles:
+    """Let each search in a manifest have a filter of its own.
+
+    The search for files to delete runs in several threads of pyiceberg with one filter object. That holds the manifest
+    of one search. So sometimes pyiceberg passes over the manifest that it needs, and refuses to commit.
+    """
+    if not FILTERS_MANIFESTS:
+        return overwrite
+    build = overwrite._build_manifest_evaluator
+
+    def build_for_each(spec_id: int) -> Callable[[ManifestFile], bool]:
+        def evaluate(manifest: ManifestFile) -> bool:
+            return build(spec_id)(manifest)
+
+        return evaluate
+
+    overwrite._build_manifest_evaluator = build_for_each  # type: ignore[method-assign]
+    return overwrite
 
 
 def _planned(table: Table, row_filter: str | BooleanExpression) -> list[FileScanTask]:

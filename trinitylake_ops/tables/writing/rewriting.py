@@ -39,8 +39,9 @@ from trinitylake_ops.tables.writing.data_files import (
     identity_columns,
     write_data_files,
 )
+from trinitylake_ops.tables.writing.replacement import FILTERS_MANIFESTS
 from trinitylake_ops.tables.writing.staged_table import StagedTable
-from trinitylake_ops.tables.writing.staging import FILTERS_MANIFESTS, StagingCatalog
+from trinitylake_ops.tables.writing.staging import StagingCatalog
 from trinitylake_ops.transaction.lakehouse import Lakehouse
 
 TARGET_PROPERTY = "write.target-file-size-bytes"

@@ -39,7 +39,9 @@ class StagedTable:
     storage's clock. No file that was written for it is older. Rows and bytes are totals of the table with the staged
     change. ``added_*`` and ``removed_*`` count data files, their rows and their bytes. Rewritten files count on both
     sides. ``partitions`` are those with added or removed files, such as ``year=2013/month=1``. They are empty for an
-    unpartitioned table.
+    unpartitioned table. ``replaces`` says what the new files replace: ``nothing``, ``partitions`` or ``all``. It is
+    None for a change of another kind, which conflicts with any other. ``replaced_partitions`` are those that are
+    replaced, whether or not they have files.
     """
 
     namespace: str
@@ -58,6 +60,8 @@ class StagedTable:
     removed_rows: int
     removed_bytes: int
     partitions: tuple[str, ...]
+    replaces: str | None = None
+    replaced_partitions: tuple[str, ...] = ()
 
     @property
     def metadata_location(self) -> str:
@@ -77,7 +81,9 @@ class StagedTable:
             state: dict[str, Any] = json.loads(text)
             data = base64.b64decode(state.pop("table_def"), validate=True)
             table_def = TableDef.from_bytes(data, "staged table definition")
-            return cls(table_def=table_def, partitions=tuple(state.pop("partitions")), **state)
+            state["partitions"] = tuple(state["partitions"])
+            state["replaced_partitions"] = tuple(state.get("replaced_partitions", ()))
+            return cls(table_def=table_def, **state)
         except (ValueError, KeyError, TypeError, AttributeError, TrinityLakeError) as error:
             raise InvalidInputError(f"this is no staged table: {error}") from error
 

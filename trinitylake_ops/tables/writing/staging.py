@@ -17,21 +17,20 @@ Files that are never published are orphans. ``StagingCatalog`` does the same for
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from enum import Enum
 
 import pyarrow as pa
-from pyiceberg.expressions import AlwaysTrue, BooleanExpression
-from pyiceberg.manifest import DataFile, ManifestFile
+from pyiceberg.expressions import BooleanExpression
+from pyiceberg.manifest import DataFile
 from pyiceberg.partitioning import UNPARTITIONED_PARTITION_SPEC, PartitionSpec
 from pyiceberg.schema import Schema
 from pyiceberg.table import CommitTableResponse, CreateTableTransaction, Table, Transaction
 from pyiceberg.table import StagedTable as UncommittedTable
 from pyiceberg.table.sorting import UNSORTED_SORT_ORDER, SortOrder
 from pyiceberg.table.update import TableRequirement, TableUpdate
-from pyiceberg.table.update.snapshot import _OverwriteFiles
-from pyiceberg.typedef import EMPTY_DICT, Identifier, Properties
+from pyiceberg.typedef import EMPTY_DICT, Identifier, Properties, Record
 
 from trinitylake_ops.errors import CommitConflictError, InvalidInputError, TransactionExpiredError
 from trinitylake_ops.format.definitions import METADATA_LOCATION, TableDef
@@ -39,17 +38,13 @@ from trinitylake_ops.tables.catalog.catalog import TrinityLakeCatalog
 from trinitylake_ops.tables.catalog.target import SnapshotTarget, TransactionTarget
 from trinitylake_ops.tables.files.metadata import table_metadata
 from trinitylake_ops.tables.managed import metadata_uri
-from trinitylake_ops.tables.writing.replacement import all_files, files_in_partitions_of, files_matching
+from trinitylake_ops.tables.writing.replacement import add_snapshot, all_files, files_in_partitions_of, files_matching
 from trinitylake_ops.tables.writing.staged_table import StagedTable, describe_change
 from trinitylake_ops.tables.writing.write_plan import TableWrite, extend_schema
 from trinitylake_ops.transaction.lakehouse import Lakehouse
 from trinitylake_ops.transaction.time_to_live import removed_before_ms
 from trinitylake_ops.transaction.transaction import Transaction as LakehouseTransaction
 from trinitylake_ops.versions.snapshot import CatalogReader
-
-#: Whether pyiceberg looks for files to remove by a filter, and raises where it found less. That of 0.11 looks into all
-#: manifests, removes what it finds and says nothing: whoever asks it has to know that the files are there.
-FILTERS_MANIFESTS = hasattr(_OverwriteFiles, "_build_manifest_evaluator")
 
 
 class Replace(Enum):
@@ -63,13 +58,15 @@ class Replace(Enum):
 class StagingCatalog(TrinityLakeCatalog):
     """A catalog whose changes are written but not published. :meth:`staged` hands them on.
 
-    Reads see the catalog's base version and its own changes. A table may be created in a namespace that does not exist
-    yet. Tables can be created and changed, not dropped or renamed.
+    Reads see the catalog's base version, by default the latest, and its own changes. A table may be created in a
+    namespace that does not exist yet. Tables can be created and changed, not dropped or renamed.
     """
 
-    def __init__(self, lake: Lakehouse, name: str = "staging"):
+    def __init__(self, lake: Lakehouse, name: str = "staging", *, version: int | None = None):
         # A transaction that is never committed. It sees its own writes, and so does this catalog.
         self._transaction = lake.transaction(message="staging")
+        if version is not None:
+            self._transaction.base = lake.snapshot(version)
         super(TrinityLakeCatalog, self).__init__(name)
         self._bind(TransactionTarget(self._transaction, lake.storage_options))
         self._changed: dict[tuple[str, str], None] = {}
@@ -134,15 +131,19 @@ def stage_data_files(
     *,
     replacing: Replace | str | BooleanExpression = Replace.NOTHING,
     snapshot_properties: Mapping[str, str] | None = None,
+    partitions: Collection[Record] | None = None,
+    on_plan: bool = False,
 ) -> StagedTable:
     """Make one Iceberg snapshot of data files that were written for a plan, unpublished.
 
     ``replacing`` says which files they replace: none, all files of their own partitions, all files, or the files that a
     filter selects whole. A filter is over partition columns, an expression or text such as ``"year = 2013 and month =
-    2"``. A new table is created. Raises CommitConflictError when the table changed since the plan. Raises
-    InvalidInputError for a filter that selects only some rows of a file, StorageError.
+    2"``. ``partitions`` are those of a filter, if it selects nothing else: then others may change the rest of the table
+    until it is published. A new table is created. Raises CommitConflictError when the table changed since the plan.
+    With ``on_plan`` it is staged on the version of the plan all the same, and ``publish_once`` finds what conflicts.
+    Raises InvalidInputError for a filter that selects only some rows of a file, StorageError.
     """
-    catalog = StagingCatalog(lake)
+    catalog = StagingCatalog(lake, version=write.base_version if on_plan else None)
     identifier = (write.namespace, write.table)
     _check_unmoved(catalog.target.reader(), identifier, write.base_metadata_location, write.base_version)
     if write.base_metadata_location is None:
@@ -155,10 +156,18 @@ def stage_data_files(
         table = catalog.load_table(identifier)
         change = table.transaction()
         change._apply(write.updates, ())
-        removed = _files_to_remove(table, data_files, replacing)
-    _add_snapshot(change, data_files, removed, dict(snapshot_properties or {}))
+        removed = files_to_remove(table, data_files, replacing)
+    add_snapshot(change, data_files, removed, dict(snapshot_properties or {}))
     change.commit_transaction()
-    return replace(catalog.staged(identifier), begun_at_ms=write.begun_at_ms)
+    staged = replace(catalog.staged(identifier), begun_at_ms=write.begun_at_ms)
+    if isinstance(replacing, Replace):
+        partitions = [file.partition for file in data_files] if replacing is Replace.PARTITIONS else ()
+    if partitions is None:
+        return staged
+    spec, schema = write.metadata.spec(), write.metadata.schema()
+    paths = tuple(sorted({spec.partition_to_path(partition, schema) for partition in partitions}))
+    kind = replacing if isinstance(replacing, Replace) else Replace.PARTITIONS
+    return replace(staged, replaces=kind.value, replaced_partitions=paths)
 
 
 def stage_appended(
@@ -180,20 +189,20 @@ def stage_appended(
     identifier = (write.namespace, write.table)
     reader = catalog.target.reader()
     if not (reader.has_namespace(write.namespace) and reader.has_table(*identifier)):
-        raise _moved(identifier, write.base_version, "it was dropped")
+        raise moved(identifier, write.base_version, "it was dropped")
     table = catalog.load_table(identifier)
     if table.metadata.table_uuid != write.metadata.table_uuid:
-        raise _moved(identifier, write.base_version, "another table has its name")
+        raise moved(identifier, write.base_version, "another table has its name")
     change = table.transaction()
     planned = write.metadata.schema()
     extend_schema(change, planned)
     now = {field.field_id: field for field in change.table_metadata.schema().fields}
     is_same_spec = change.table_metadata.default_spec_id == write.metadata.default_spec_id
     if not is_same_spec or any(now.get(field.field_id) != field for field in planned.fields):
-        raise _moved(identifier, write.base_version, "its columns or partitions were changed")
-    _add_snapshot(change, data_files, [], dict(snapshot_properties or {}))
+        raise moved(identifier, write.base_version, "its columns or partitions were changed")
+    add_snapshot(change, data_files, [], dict(snapshot_properties or {}))
     change.commit_transaction()
-    return replace(catalog.staged(identifier), begun_at_ms=write.begun_at_ms)
+    return replace(catalog.staged(identifier), begun_at_ms=write.begun_at_ms, replaces=Replace.NOTHING.value)
 
 
 def load_staged(lake: Lakehouse, staged: StagedTable) -> Table:
@@ -230,7 +239,7 @@ def publish(
         if current is None:
             transaction.create_table(*identifier, staged.table_def)
         elif current.id != staged.table_def.id:
-            raise _moved(identifier, staged.base_version, "another table has its name")
+            raise moved(identifier, staged.base_version, "another table has its name")
         elif staged.metadata_location != staged.base_metadata_location:
             # Properties of ours that a concurrent commit changed stay as they are now.
             mirrored = replace(
@@ -255,56 +264,15 @@ def is_published(reader: CatalogReader, staged: StagedTable) -> bool:
     return is_same and current.format_properties.get(METADATA_LOCATION) == staged.metadata_location
 
 
-def _files_to_remove(
+def files_to_remove(
     table: Table, added: Sequence[DataFile], replacing: Replace | str | BooleanExpression
 ) -> list[DataFile]:
+    """Return the data files of a table that new ones replace. Raises as :func:`stage_data_files`."""
     if not isinstance(replacing, Replace):
         return files_matching(table, replacing)
     if replacing is Replace.ALL:
         return all_files(table)
     return files_in_partitions_of(table, added) if replacing is Replace.PARTITIONS and added else []
-
-
-def _add_snapshot(
-    change: Transaction, added: Sequence[DataFile], removed: Sequence[DataFile], properties: dict[str, str]
-) -> None:
-    if not added and not removed:
-        return
-    snapshot = change.update_snapshot(snapshot_properties=properties)
-    if not removed:
-        with snapshot.fast_append() as append:
-            for data_file in added:
-                append.append_data_file(data_file)
-        return
-    with _filtering_by_itself(snapshot.overwrite()) as overwrite:
-        specs = change.table_metadata.specs()
-        if FILTERS_MANIFESTS and any(specs[data_file.spec_id].is_unpartitioned() for data_file in removed):
-            # Without this, pyiceberg searches no manifest of such a table for the files to delete.
-            overwrite.delete_by_predicate(AlwaysTrue())
-        for data_file in removed:
-            overwrite.delete_data_file(data_file)
-        for data_file in added:
-            overwrite.append_data_file(data_file)
-
-
-def _filtering_by_itself(overwrite: _OverwriteFiles) -> _OverwriteFiles:
-    """Let each search in a manifest have a filter of its own.
-
-    The search for files to delete runs in several threads of pyiceberg with one filter object. That holds the manifest
-    of one search. So sometimes pyiceberg passes over the manifest that it needs, and refuses to commit.
-    """
-    if not FILTERS_MANIFESTS:
-        return overwrite
-    build = overwrite._build_manifest_evaluator
-
-    def build_for_each(spec_id: int) -> Callable[[ManifestFile], bool]:
-        def evaluate(manifest: ManifestFile) -> bool:
-            return build(spec_id)(manifest)
-
-        return evaluate
-
-    overwrite._build_manifest_evaluator = build_for_each  # type: ignore[method-assign]
-    return overwrite
 
 
 def _check_unmoved(
@@ -314,11 +282,11 @@ def _check_unmoved(
     exists = reader.has_namespace(identifier[0]) and reader.has_table(*identifier)
     current = reader.table(*identifier) if exists else None
     if current is None and base_metadata_location is not None:
-        raise _moved(identifier, base_version, "it was dropped")
+        raise moved(identifier, base_version, "it was dropped")
     if current is not None and base_metadata_location is None:
-        raise _moved(identifier, base_version, "it was created")
+        raise moved(identifier, base_version, "it was created")
     if current is not None and current.format_properties.get(METADATA_LOCATION) != base_metadata_location:
-        raise _moved(identifier, base_version, "it was changed")
+        raise moved(identifier, base_version, "it was changed")
     return current
 
 
@@ -334,7 +302,8 @@ def _check_fresh(transaction: LakehouseTransaction, staged: StagedTable) -> None
         )
 
 
-def _moved(identifier: tuple[str, str], base_version: int, how: str) -> CommitConflictError:
+def moved(identifier: tuple[str, str], base_version: int, how: str) -> CommitConflictError:
+    """Return the error for a table that others changed since it was staged."""
     name = ".".join(identifier)
     return CommitConflictError(
         f"table {name} was staged on version {base_version} and since then {how}; stage it again",

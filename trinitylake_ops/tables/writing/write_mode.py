@@ -67,7 +67,7 @@ def stage_replacing(
     """
     try:
         check_partitions(data_files, wanted, [field.name for field in plan.metadata.spec().fields])
-        return stage_data_files(lake, plan, data_files, replacing=replacing)
+        return stage_data_files(lake, plan, data_files, replacing=replacing, partitions=wanted, on_plan=True)
     except BaseException:
         delete_data_files(plan.io, data_files)
         raise

@@ -7,16 +7,18 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 import pyarrow as pa
+from pyiceberg.exceptions import ResolveError
 from pyiceberg.manifest import DataFile
 from pyiceberg.partitioning import PARTITION_FIELD_ID_START, PartitionField, PartitionSpec
-from pyiceberg.schema import Schema, assign_fresh_schema_ids
+from pyiceberg.schema import Schema, assign_fresh_schema_ids, promote
 from pyiceberg.table import Transaction
 from pyiceberg.table.metadata import TableMetadata, new_table_metadata
 from pyiceberg.table.sorting import UNSORTED_SORT_ORDER
 from pyiceberg.table.update import TableUpdate
 from pyiceberg.transforms import IdentityTransform
+from pyiceberg.types import DoubleType, IcebergType, IntegerType, LongType, NestedField, PrimitiveType
 
-from trinitylake_ops.errors import InvalidDefinitionError, TableNotFoundError
+from trinitylake_ops.errors import InvalidDefinitionError, InvalidInputError, TableNotFoundError
 from trinitylake_ops.format.definitions import Schema as Columns
 from trinitylake_ops.format.locations import is_uri
 from trinitylake_ops.tables.catalog.catalog import TrinityLakeCatalog
@@ -54,8 +56,11 @@ class TableWrite:
     def write(
         self, batches: Iterable[pa.RecordBatch], *, target_file_size_bytes: int = TARGET_FILE_SIZE_BYTES
     ) -> list[DataFile]:
-        """Write Arrow batches as data files; see :func:`data_files.write_data_files`."""
-        return write_data_files(self.io, self.metadata, batches, target_file_size_bytes=target_file_size_bytes)
+        """Write Arrow batches as data files; see :func:`data_files.write_data_files`. Errors name the table."""
+        try:
+            return write_data_files(self.io, self.metadata, batches, target_file_size_bytes=target_file_size_bytes)
+        except InvalidInputError as error:
+            raise InvalidInputError(f"table {self.namespace}.{self.table}: {error.message}") from error
 
 
 def plan_write(
@@ -149,6 +154,59 @@ def _check_partitions(metadata: TableMetadata, partition_by: Sequence[str] | Non
     current = [field.name for field in metadata.spec().fields]
     if current != list(partition_by):
         raise InvalidDefinitionError(f"table {name} is partitioned by {current}, not by {list(partition_by)}")
+
+
+def evolve_to(wanted: Mapping[str, IcebergType | None], *, replaces_table: bool) -> Evolution:
+    """Return the change of a table's columns to those of rows, by Iceberg's rules, before columns are added.
+
+    ``wanted`` are the types of the rows' columns, None for one that fits the table's. A type is widened where Iceberg
+    widens it: int to long, float to double, decimals of more digits. If the rows replace the whole table, a column that
+    they lack is dropped. One of another type becomes a new column of that name. Columns that partitions, keys or an
+    order need stay as they are.
+    """
+
+    def evolve(change: Transaction) -> None:
+        metadata = change.table_metadata
+        needed = _needed_columns(metadata)
+        with change.update_schema() as update:
+            for field in metadata.schema().fields:
+                kind = wanted.get(field.name)
+                fits = field.name in wanted and (kind is None or _holds(field.field_type, kind))
+                if kind is not None and _is_wider(field.field_type, kind):
+                    update.update_column((field.name,), field_type=kind)
+                elif replaces_table and not fits and field.field_id not in needed:
+                    update.delete_column((field.name,))
+                    if kind is not None:
+                        update.add_column((field.name,), kind)
+
+    return evolve
+
+
+def _needed_columns(metadata: TableMetadata) -> set[int]:
+    order = metadata.sort_order_by_id(metadata.default_sort_order_id)
+    sources = [*metadata.spec().fields, *(order.fields if order is not None else ())]
+    return {field.source_id for field in sources} | set(metadata.schema().identifier_field_ids)
+
+
+def _is_wider(before: IcebergType, after: IcebergType) -> bool:
+    """Whether Iceberg lets a column of one type become one of another."""
+    if before == after or not (isinstance(before, PrimitiveType) and isinstance(after, PrimitiveType)):
+        return False
+    try:
+        return promote(before, after) == after
+    except ResolveError:
+        return False
+
+
+def _holds(table: IcebergType, rows: IcebergType) -> bool:
+    """Whether a column can stay as it is for such rows: it has their type, or a number that holds theirs."""
+    is_number = isinstance(table, DoubleType) and isinstance(rows, IntegerType | LongType)
+    return is_number or _plain(table) == _plain(rows) or _is_wider(rows, table)
+
+
+def _plain(kind: IcebergType) -> str:
+    """Return a type without the ids of its fields."""
+    return str(assign_fresh_schema_ids(Schema(NestedField(1, "of", kind, required=False))))
 
 
 def extend_schema(change: Transaction, wanted: Schema | None) -> None:

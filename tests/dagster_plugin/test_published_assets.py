@@ -1,0 +1,153 @@
+"""Assets follow what is published: what is staged makes nothing green, and nothing downstream starts on it."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import dagster as dg
+import pyarrow as pa
+import pytest
+from dagster._core.definitions.data_version import CachingStaleStatusResolver, StaleStatus
+from dagster._core.loader import LoadingContextForTest
+
+from tests.dagster_plugin.quiet import QUIET
+from tests.lakes import Lakes
+from trinitylake_ops import Lakehouse
+from trinitylake_ops.dagster_plugin.automation.conditions import published
+from trinitylake_ops.dagster_plugin.io_manager import TrinityLakeIOManager
+from trinitylake_ops.dagster_plugin.publish import build_publish_asset
+from trinitylake_ops.dagster_plugin.resources import TrinityLakeResource
+from trinitylake_ops.tables.writing.arrow_writer import stage_arrow
+from trinitylake_ops.tables.writing.publication import publication_id, publish_once
+
+ORDERS, TOTALS = dg.AssetKey(["sales", "orders"]), dg.AssetKey(["sales", "totals"])
+PUBLISHED = dg.AssetKey(["publish", "sales"])
+REPORT, LATER = dg.AssetKey(["report"]), dg.AssetKey(["later"])
+
+
+class Project:
+    """Two tables that one run stages and publishes, and two assets that automation runs after them."""
+
+    def __init__(self, lake: Lakehouse, instance: dg.DagsterInstance):
+        self.lake = lake
+        self.instance = instance
+        self.conflict = False
+        lakehouse = TrinityLakeResource(root=lake.root)
+        assets = [*self._tables(), self._after(REPORT, dg.AutomationCondition.eager()), self._after(LATER, published())]
+        self.definitions = dg.Definitions(
+            assets=assets,
+            resources={
+                "lakehouse": lakehouse,
+                "io_manager": TrinityLakeIOManager(lakehouse=lakehouse),
+                "nothing": dg.mem_io_manager,
+            },
+            jobs=[
+                dg.define_asset_job("all", selection=[ORDERS, TOTALS, PUBLISHED]),
+                dg.define_asset_job("stage", selection=[ORDERS, TOTALS]),
+            ],
+            executor=dg.in_process_executor,
+        )
+        self.cursor: Any = None
+        self.tick()
+
+    def _tables(self) -> list[dg.AssetsDefinition]:
+        @dg.asset(key=ORDERS, code_version="1", metadata={"owner": "ann"})
+        def orders() -> pa.Table:
+            return pa.table({"n": [1, 2]})
+
+        @dg.asset(key=TOTALS, code_version="1")
+        def totals(context: dg.AssetExecutionContext, orders: pa.Table) -> pa.Table:
+            if self.conflict:
+                publish_elsewhere(self.lake, "orders")
+            context.add_output_metadata({"checked": 1})
+            return pa.table({"n": [sum(orders["n"].to_pylist())]})
+
+        publish = build_publish_asset(
+            key=PUBLISHED.path, tables={"totals": totals, "orders": orders}, description="Sales."
+        )
+        return [orders, totals, publish]
+
+    @staticmethod
+    def _after(key: dg.AssetKey, condition: Any) -> dg.AssetsDefinition:
+        @dg.asset(key=key, deps=[TOTALS], automation_condition=condition, io_manager_key="nothing")
+        def after() -> None:
+            """Read the totals."""
+
+        return after
+
+    def run(self, job: str = "all") -> dg.ExecuteInProcessResult:
+        resolved = self.definitions.resolve_job_def(job)
+        return resolved.execute_in_process(instance=self.instance, run_config=QUIET, raise_on_error=False)
+
+    def tick(self) -> set[dg.AssetKey]:
+        """Let automation look once, and return what it asks for."""
+        result = dg.evaluate_automation_conditions(
+            self.definitions, self.instance, dg.AssetSelection.assets(REPORT, LATER), cursor=self.cursor
+        )
+        self.cursor = result.cursor
+        return {key for key in (REPORT, LATER) if result.get_num_requested(key)}
+
+    def versions(self, key: dg.AssetKey) -> list[int]:
+        records = self.instance.fetch_materializations(key, limit=100).records
+        found = [record.asset_materialization for record in records]
+        return [event.metadata["lakehouse_version"].value for event in found if event is not None]  # type: ignore[misc]
+
+    def stale(self, key: dg.AssetKey) -> StaleStatus:
+        graph = self.definitions.resolve_asset_graph()
+        resolver = CachingStaleStatusResolver(self.instance, graph, LoadingContextForTest(self.instance))
+        return resolver.get_status(key)
+
+
+def publish_elsewhere(lake: Lakehouse, table: str) -> None:
+    staged = stage_arrow(lake, pa.table({"n": [7]}), "sales", table, mode="append")
+    publish_once(lake, [staged], publication_id("elsewhere", staged.metadata_location))
+
+
+@pytest.fixture
+def project(lakes: Lakes) -> Iterator[Project]:
+    with dg.instance_for_test() as instance:
+        yield Project(lakes.local(), instance)
+
+
+def test_a_good_publication_reports_its_tables(project: Project) -> None:
+    result = project.run()
+    assert result.success
+    assert (project.versions(ORDERS), project.versions(TOTALS)) == ([1], [1])
+    assert project.tick() == {REPORT, LATER}
+    assert project.tick() == set()
+    event = project.instance.get_latest_materialization_event(TOTALS)
+    assert event is not None and event.asset_materialization is not None
+    metadata = event.asset_materialization.metadata
+    assert (metadata["dagster/row_count"].value, metadata["checked"].value) == (1, 1)
+    assert metadata["staged_by"].value == event.run_id == result.run_id
+    assert event.step_key == "publish__sales"
+    assert "trinitylake/staged" not in metadata
+    (note,) = project.instance.fetch_observations(TOTALS, limit=9).records
+    assert note.asset_observation is not None and note.asset_observation.description == "Staged, not published yet."
+
+
+def test_what_is_staged_alone_is_not_green(project: Project) -> None:
+    assert project.run("stage").success
+    assert (project.versions(ORDERS), project.versions(TOTALS)) == ([], [])
+    assert project.tick() == set()
+
+
+def test_a_failed_publication_leaves_its_tables_as_they_were(project: Project) -> None:
+    assert project.run().success
+    assert project.tick() == {REPORT, LATER}
+    project.conflict = True
+    assert not project.run().success
+    assert (project.versions(ORDERS), project.versions(TOTALS), project.lake.latest_version()) == ([1], [1], 2)
+    assert project.tick() == set()
+
+
+def test_tables_of_one_run_are_made_of_each_other(project: Project) -> None:
+    """Dagster takes none for stale: what a run staged of a staged table was made of the published one."""
+    for _ in range(2):
+        assert project.run().success
+        assert [project.stale(key) for key in (ORDERS, TOTALS)] == [StaleStatus.FRESH] * 2
+    tags = project.instance.get_latest_materialization_event(TOTALS)
+    assert tags is not None and tags.asset_materialization is not None
+    found = tags.asset_materialization.tags or {}
+    (orders,) = project.instance.fetch_materializations(ORDERS, limit=1).records
+    assert found["dagster/input_event_pointer/sales/orders"] == str(orders.storage_id)
+    assert found["dagster/code_version"] == "1"

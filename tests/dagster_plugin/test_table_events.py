@@ -1,0 +1,142 @@
+"""Changes of tables by operations and by other engines come to the assets that hold the tables, and to no others."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import dagster as dg
+import pyarrow as pa
+import pytest
+from dagster._core.definitions.reconstruct import ReconstructableRepository
+
+from tests.dagster_plugin.located_project import AFTER_ORDERS, AFTER_PRICES, MONTHS, ORDERS, PRICES, ROOT, location
+from tests.dagster_plugin.quiet import QUIET
+from tests.lakes import Lakes
+from trinitylake_ops import Lakehouse
+from trinitylake_ops.dagster_plugin.automation.sensors import build_commit_sensor
+from trinitylake_ops.dagster_plugin.names import ONLY
+from trinitylake_ops.dagster_plugin.resources import TrinityLakeResource
+from trinitylake_ops.dagster_plugin.ops.table_events import TableAssets, TableChanges
+from trinitylake_ops.tables.catalog import catalog_at
+from trinitylake_ops.tables.writing.arrow_writer import stage_arrow
+from trinitylake_ops.tables.writing.publication import publication_id, publish_once
+from trinitylake_ops.versions.changes import diff_snapshots
+
+KEYS = MONTHS.get_partition_keys()
+
+
+class Located:
+    """The code location on one lakehouse, with one Dagster instance."""
+
+    def __init__(self, lake: Lakehouse, instance: dg.DagsterInstance):
+        self.lake = lake
+        self.instance = instance
+        self.definitions = location()
+        self._repository = ReconstructableRepository.for_module("tests.dagster_plugin.located_project", "location")
+        self._cursor: Any = None
+        self._sensor_cursor: str | None = None
+        self.tick()
+
+    def run(self, job: str, config: Mapping[str, Any] = QUIET, partition: str | None = None) -> None:
+        """Run a job as a process of the code location does, which knows all of its definitions."""
+        made = self._repository.get_reconstructable_job(job)
+        tags = {} if partition is None else {"dagster/partition": partition}
+        with dg.execute_job(made, self.instance, run_config=config, tags=tags) as result:
+            assert result.success
+
+    def load(self) -> None:
+        self.run("load_prices")
+        for key in KEYS[1:]:
+            self.run("load_orders", partition=key)
+
+    def tick(self) -> set[tuple[str, str | None]]:
+        """Let automation look once, and return what it asks for."""
+        selection = dg.AssetSelection.assets(AFTER_ORDERS, AFTER_PRICES)
+        result = dg.evaluate_automation_conditions(self.definitions, self.instance, selection, cursor=self._cursor)
+        self._cursor = result.cursor
+        asked = {("after_orders", key) for key in result.get_requested_partitions(AFTER_ORDERS)}
+        return asked | ({("after_prices", None)} if result.get_num_requested(AFTER_PRICES) else set())
+
+    def look(self) -> list[Any]:
+        """Let the sensor of commits look once, and report its events as the daemon does."""
+        sensor = build_commit_sensor()
+        repository = self.definitions.get_repository_def()
+        resources = {"lakehouse": repository.get_top_level_resources()["lakehouse"]}
+        with dg.build_sensor_context(
+            instance=self.instance, cursor=self._sensor_cursor, repository_def=repository, resources=resources
+        ) as context:
+            result = sensor.evaluate_tick(context)
+        self._sensor_cursor = result.cursor
+        for event in result.asset_events:
+            self.instance.report_runless_asset_event(event)  # type: ignore[arg-type]
+        return [event for event in result.asset_events if event.asset_key != ONLY.lakehouse_key]
+
+
+def put(lake: Lakehouse, table: str, rows: dict[str, list[Any]], namespace: str = "sales") -> None:
+    """Append to a table as another engine does."""
+    staged = stage_arrow(lake, pa.table(rows), namespace, table, mode="append")
+    publish_once(lake, [staged], publication_id(staged.metadata_location))
+
+
+@pytest.fixture
+def located(lakes: Lakes, monkeypatch: pytest.MonkeyPatch) -> Iterator[Located]:
+    lake = lakes.local()
+    monkeypatch.setenv(ROOT, lake.root)
+    with dg.instance_for_test() as instance:
+        yield Located(lake, instance)
+
+
+def test_a_rollback_by_a_job_reports_the_assets_of_its_tables(located: Located) -> None:
+    located.load()
+    assert located.tick() == {("after_orders", KEYS[2]), ("after_prices", None)}
+    put(located.lake, "prices", {"n": [7]})
+    put(located.lake, "orders", {"year": [2020], "month": [3], "n": [7]})
+    assert located.tick() == set()
+    located.run("rollback", {"to": "3"})
+    assert located.tick() == {("after_orders", KEYS[2]), ("after_prices", None)}
+    events = {}
+    for key in (ORDERS, PRICES):
+        record = located.instance.get_latest_materialization_event(key)
+        assert record is not None and record.asset_materialization is not None
+        events[key] = record.asset_materialization
+    assert (events[ORDERS].partition, events[PRICES].partition) == (KEYS[2], None)
+    assert {event.metadata["lakehouse_version"].value for event in events.values()} == {6}
+    assert {event.metadata["operation"].value for event in events.values()} == {"rollback"}
+    assert catalog_at(located.lake).load_table("sales.orders").scan().to_arrow().num_rows == 2
+
+
+def test_a_commit_of_another_engine_reports_the_assets_that_hold_its_tables(located: Located) -> None:
+    located.load()
+    assert located.look() == []
+    assert located.tick() == {("after_orders", KEYS[2]), ("after_prices", None)}
+    assert located.tick() == set()
+    put(located.lake, "prices", {"n": [7]})
+    put(located.lake, "orders", {"year": [2020, 2020], "month": [1, 3], "n": [7, 8]})
+    put(located.lake, "nobodys", {"n": [7]})
+    put(located.lake, "observed", {"n": [7]}, "others")
+    found = {(event.asset_key, event.partition) for event in located.look()}
+    observed = dg.AssetKey(["others", "observed"])
+    assert found == {(PRICES, None), (ORDERS, KEYS[0]), (ORDERS, KEYS[2]), (observed, None)}
+    assert located.tick() == {("after_orders", KEYS[2]), ("after_prices", None)}
+
+
+def test_what_is_written_anew_or_removed_is_an_observation(located: Located) -> None:
+    repository = located.definitions.get_repository_def()
+    lakehouse = TrinityLakeResource(root=located.lake.root)
+    put(located.lake, "prices", {"n": [7]})
+    put(located.lake, "orders", {"year": [2020], "month": [3], "n": [7]})
+    head = located.lake.snapshot()
+    changes = diff_snapshots(located.lake.snapshot(0), head)
+
+    def events(kind: str, *, has_new_rows: bool = True, **given: Any) -> set[tuple[type, dg.AssetKey]]:
+        assets = TableAssets(repository, ONLY, lakehouse, **given)
+        found = TableChanges(located.lake, located.lake.snapshot(0), head, assets, located.instance)
+        changed = [dataclasses.replace(change, kind=kind) for change in changes]
+        return {(type(event), event.asset_key) for event in found.events(changed, {}, has_new_rows=has_new_rows)}
+
+    both = {(dg.AssetObservation, ORDERS), (dg.AssetObservation, PRICES)}
+    assert events("removed") == events("changed", has_new_rows=False) == both
+    named = dg.AssetKey(["mine"])
+    assert events("changed", table_key=lambda _namespace, _table: named) == {(dg.AssetMaterialization, named)}

@@ -1,0 +1,260 @@
+"""Staged tables on newer ones: what others did since stays, and what both changed is a conflict."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import pyarrow as pa
+import pytest
+from pyiceberg.table.snapshots import Operation
+
+from tests.lakes import Lakes, check_lake
+from trinitylake_ops import Lakehouse, maintenance
+from trinitylake_ops.errors import CommitConflictError
+from trinitylake_ops.storage import LocalStorage
+from trinitylake_ops.tables.catalog import catalog_at
+from trinitylake_ops.tables.writing.arrow_writer import stage_arrow
+from trinitylake_ops.tables.writing.publication import Publication, publication_id, publish_once
+from trinitylake_ops.tables.writing.reads import TableRead
+from trinitylake_ops.tables.writing.rebasing.rebase import STAGED_AS
+from trinitylake_ops.tables.writing.staged_table import StagedTable
+from trinitylake_ops.tables.writing.write_mode import Mode
+
+NAME = ("ns", "t")
+
+
+@pytest.fixture
+def local(lakes: Lakes) -> Lakehouse:
+    return lakes.local()
+
+
+def month(
+    lake: Lakehouse, number: int, n: int = 1, *, mode: Mode = "replace_partitions", **more: object
+) -> StagedTable:
+    """Stage a month of one row."""
+    rows = pa.table({"month": pa.array([number]), "n": [n], **{name: [value] for name, value in more.items()}})
+    partitions = [{"month": number}] if mode == "replace_partitions" else None
+    return stage_arrow(lake, rows, *NAME, mode=mode, partition_by=["month"], partitions=partitions)
+
+
+def put(lake: Lakehouse, *staged: StagedTable, run: str = "", **more: object) -> Publication:
+    return publish_once(lake, staged, publication_id(run or staged[0].metadata_location), **more)  # type: ignore[arg-type]
+
+
+def rows(lake: Lakehouse) -> dict[int, list[int]]:
+    """The values of each month, with nothing twice in the manifests either."""
+    table = catalog_at(lake).load_table(NAME)
+    files = [task.file.file_path for task in table.scan().plan_files()]
+    assert len(files) == len(set(files))
+    found: dict[int, list[int]] = {}
+    for row in table.scan().to_arrow().to_pylist():
+        found.setdefault(row["month"], []).append(row["n"])
+    return {number: sorted(found[number]) for number in sorted(found)}
+
+
+def test_replaces_of_other_partitions_and_appends_go_on_top(local: Lakehouse) -> None:
+    put(local, month(local, 1))
+    put(local, month(local, 1, mode="append"))
+    staged = [month(local, 1, 10), month(local, 2, 20), month(local, 2, 21, mode="append"), month(local, 3, 30)]
+    done = [put(local, one) for one in staged]
+    assert [one.version for one in done] == [3, 4, 5, 6]
+    assert rows(local) == {1: [10], 2: [20, 21], 3: [30]}
+    table = catalog_at(local).load_table(NAME)
+    summary = table.metadata.snapshots[-1].summary
+    assert summary is not None and (summary.operation, summary["total-records"]) == (Operation.APPEND, "4")
+    assert summary[STAGED_AS] == staged[-1].metadata_location
+    numbers = [snapshot.sequence_number for snapshot in table.metadata.snapshots]
+    assert numbers == sorted(numbers)
+    (now,) = done[-1].tables
+    assert (now.base_version, now.row_count, now.added_rows) == (5, 4, 1)
+    assert maintenance.verify(local).is_clean
+    check_lake(local)
+
+
+def test_what_others_publish_while_rows_are_written_stays(local: Lakehouse) -> None:
+    put(local, month(local, 1))
+
+    def batches() -> Iterator[pa.RecordBatch]:
+        yield rows_of_two.to_batches()[0]
+        put(local, month(local, 3))
+
+    rows_of_two = pa.table({"month": pa.array([2]), "n": [2]})
+    reader = pa.RecordBatchReader.from_batches(rows_of_two.schema, batches())
+    put(local, stage_arrow(local, reader, *NAME, mode="replace_partitions", partitions=[{"month": 2}]))
+    assert rows(local) == {1: [1], 2: [2], 3: [1]}
+
+
+def test_all_of_them_create_the_table(local: Lakehouse) -> None:
+    """The first partitions of a table are staged at the same time: each made a table of its own."""
+    staged = [month(local, number) for number in (1, 2)] + [month(local, 2, 5, mode="append")]
+    for one in staged:
+        put(local, one)
+    assert rows(local) == {1: [1], 2: [1, 5]}
+    assert maintenance.verify(local).is_clean
+    other = [stage_arrow(local, pa.table({"a": [1], "b": [2]}), "ns", "other", mode="append") for _ in range(2)]
+    reordered = stage_arrow(local, pa.table({"b": [1], "a": [2]}), "ns", "other", mode="append")
+    for one in other:
+        put(local, one)
+    with pytest.raises(CommitConflictError, match=r"ns\.other was staged on version 3 .*its columns or partitions"):
+        put(local, reordered)
+
+
+def test_what_both_changed_is_a_conflict_that_names_it(local: Lakehouse) -> None:
+    put(local, month(local, 1))
+    said = r"ns\.t was staged on version 1 and since then others changed what it replaces \(month=2\); stage it again"
+    for theirs in ("replace_partitions", "append"):
+        ours, other = month(local, 2, 2), month(local, 2, 3, mode=theirs)  # type: ignore[arg-type]
+        put(local, other)
+        with pytest.raises(CommitConflictError, match=said):
+            put(local, ours)
+        said = said.replace("version 1", "version 2")
+    whole = stage_arrow(local, pa.table({"month": [1], "n": [9]}), *NAME, mode="replace_table")
+    empty = [
+        stage_arrow(
+            local,
+            pa.table({"month": [7], "n": [9]}).slice(1),
+            *NAME,
+            mode="replace_partitions",
+            partitions=[{"month": 7}],
+        )
+    ]
+    put(local, month(local, 7))
+    for one in (whole, *empty):
+        with pytest.raises(CommitConflictError, match=r"others changed what it replaces \(month=7\)"):
+            put(local, one)
+
+
+def test_nothing_is_added_twice(local: Lakehouse) -> None:
+    put(local, month(local, 1))
+    staged = month(local, 2, 2, mode="append")
+    put(local, month(local, 3))
+    assert put(local, staged).version == 3
+    put(local, month(local, 4))
+    with pytest.raises(CommitConflictError, match="its files were published"):
+        put(local, staged, run="another")
+    assert rows(local) == {1: [1], 2: [2], 3: [1], 4: [1]}
+    new = stage_arrow(local, pa.table({"n": [1]}), "ns", "new", mode="append")
+    put(local, new)
+    put(local, stage_arrow(local, pa.table({"n": [2]}), "ns", "new", mode="append"))
+    with pytest.raises(CommitConflictError, match="created by another publication"):
+        put(local, new, run="another")
+
+
+def test_a_rebased_table_is_known_as_what_was_staged(local: Lakehouse) -> None:
+    """A run that is executed again takes over what its publication put on a newer table, and stages the rest again."""
+    kept, first = month(local, 1), stage_arrow(local, pa.table({"n": [1]}), "ns", "rest", mode="append")
+    put(local, month(local, 2))
+    read = TableRead.of(local.snapshot(), *NAME)
+    put(local, kept, first, run="one")
+    again = stage_arrow(local, pa.table({"n": [2]}), "ns", "rest", mode="append")
+    done = put(local, kept, again, run="two", reads=[read], isolation="serializable")
+    assert done.version == 3
+    assert {(change.kind, change.table) for change in local.diff(2, 3)} == {("changed", "rest")}
+    assert put(local, kept, again, run="two").was_published
+    assert rows(local) == {1: [1], 2: [1]}
+
+
+def test_a_changed_read_ends_it_after_a_rebase_too(local: Lakehouse) -> None:
+    put(local, month(local, 1), stage_arrow(local, pa.table({"n": [1]}), "ns", "read", mode="append"))
+    read = TableRead.of(local.snapshot(), "ns", "read")
+    staged = month(local, 2)
+    put(local, month(local, 3), stage_arrow(local, pa.table({"n": [2]}), "ns", "read", mode="append"))
+    with pytest.raises(CommitConflictError, match=r"ns\.read: we read it at version 1"):
+        put(local, staged, reads=[read], isolation="serializable")
+    assert put(local, staged, reads=[read]).version == 3
+
+
+def test_files_that_were_written_anew_are_replaced_too(local: Lakehouse) -> None:
+    for n in range(6):
+        put(local, month(local, 1, n, mode="append"))
+    staged, other = month(local, 1, 9), month(local, 2, mode="append")
+    plan = maintenance.plan_compact_tables(local, min_input_files=2)
+    assert plan.execute().version is not None
+    put(local, staged)
+    put(local, other)
+    assert rows(local) == {1: [9], 2: [1]}
+
+
+def test_what_the_table_has_become_counts(local: Lakehouse) -> None:
+    """Columns of both sides stay; a table that was dropped, replaced or set back is not what was staged."""
+    put(local, month(local, 1))
+    added, same = month(local, 2, extra="a"), month(local, 3, extra="b")
+    other = month(local, 4, another=5)
+    put(local, added)
+    put(local, same)
+    assert catalog_at(local).load_table(NAME).schema().column_names == ["month", "n", "extra"]
+    with pytest.raises(CommitConflictError, match="its columns or partitions were changed"):
+        put(local, other)
+    late = month(local, 5)
+    maintenance.plan_rollback(local, 1).execute()
+    with pytest.raises(CommitConflictError, match="it was set back"):
+        put(local, late)
+    appended = month(local, 6, mode="append")
+    maintenance.plan_rollback(local, 3).execute()
+    put(local, appended)
+    assert rows(local) == {1: [1], 2: [1], 3: [1], 6: [1]}
+    dropped = month(local, 7)
+    with local.transaction() as txn:
+        txn.drop_table(*NAME)
+    with pytest.raises(CommitConflictError, match="it was dropped"):
+        put(local, dropped)
+
+
+def test_columns_that_are_replaced_with_the_table_are_on_a_newer_one_too(local: Lakehouse) -> None:
+    put(local, month(local, 1))
+    rows_of_text = pa.table({"month": [1], "n": ["one"]})
+    staged = [
+        stage_arrow(local, rows_of_text, *NAME, mode="replace_table", replaces_columns=True),
+        stage_arrow(local, rows_of_text.drop(["n"]), *NAME, mode="replace_table", replaces_columns=True),
+    ]
+    with catalog_at(local).load_table(NAME).transaction() as change:
+        change.set_properties({"note": "another engine's"})
+    put(local, staged[0])
+    found = catalog_at(local).load_table(NAME)
+    assert found.scan().to_arrow().to_pylist() == [{"month": 1, "n": "one"}]
+    with pytest.raises(CommitConflictError, match="others changed what it replaces"):
+        put(local, staged[1])
+    late = month(local, 2, "two")  # type: ignore[arg-type]
+    put(
+        local,
+        stage_arrow(local, pa.table({"month": [3], "n": [3]}), *NAME, mode="replace_table", replaces_columns=True),
+    )
+    with pytest.raises(CommitConflictError, match=r"others changed what it replaces|its columns were changed"):
+        put(local, late)
+
+
+def test_anew_replaces_what_is_there_now(local: Lakehouse) -> None:
+    put(local, month(local, 1))
+    ours = month(local, 2, 2)
+    nothing = stage_arrow(
+        local, pa.table({"month": [2], "n": [9]}).slice(1), *NAME, mode="replace_partitions", partitions=[{"month": 2}]
+    )
+    put(local, month(local, 2, 3))
+    put(local, month(local, 2, 4, mode="append"))
+    put(local, ours, is_anew=True)
+    assert rows(local) == {1: [1], 2: [2]}
+    put(local, nothing, is_anew=True)
+    assert rows(local) == {1: [1]}
+
+
+def test_changes_of_other_kinds_are_conflicts_as_before(local: Lakehouse) -> None:
+    put(local, month(local, 1))
+    unknown = dataclasses.replace(month(local, 2), replaces=None, replaced_partitions=())
+    assert StagedTable.from_json(unknown.to_json()) == unknown
+    put(local, month(local, 3))
+    with pytest.raises(CommitConflictError, match="it was changed"):
+        put(local, unknown)
+
+
+def test_writers_of_all_partitions_race(local: Lakehouse) -> None:
+    def write(number: int) -> None:
+        own = Lakehouse(LocalStorage(local.root))
+        put(own, month(own, number, number))
+        put(own, month(own, number, -number, mode="append"))
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(write, range(1, 9)))
+    assert rows(local) == {number: [-number, number] for number in range(1, 9)}
+    assert maintenance.verify(local).is_clean

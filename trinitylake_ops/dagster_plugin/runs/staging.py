@@ -1,0 +1,170 @@
+"""What a run staged is noted with its asset, and reported as the asset's new data once a version has it.
+
+Dagster logs a materialization of an asset as soon as its output is stored. For a staged table that would be too early.
+Automation downstream would start on data that no version has. A publication that fails would leave the asset green. So
+an observation is logged in its place. It has all that the materialization would have had. The step that publishes
+makes the materialization of it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import dagster as dg
+
+# These are in none of Dagster's public modules.
+from dagster._core.definitions.assets.definition.asset_spec import AssetExecutionType
+from dagster._core.execution.plan.execute_step import _get_output_asset_events
+
+from trinitylake_ops.dagster_plugin.metadata import DATA_VERSION_TAG, staged_table_metadata
+from trinitylake_ops.dagster_plugin.runs.records import asset_events
+from trinitylake_ops.tables.writing.staged_table import StagedTable
+
+#: The note of a staged table has this: its description.
+STAGED = "trinitylake/staged"
+_TAGS = "trinitylake/tags"
+_INPUT_VERSION = "dagster/input_data_version/"
+_INPUT_POINTER = "dagster/input_event_pointer/"
+
+
+def note_staged(context: dg.OutputContext, staged: StagedTable) -> None:
+    """Note a staged table with its asset, for each partition of the run, in place of a materialization."""
+    described = dg.MetadataValue.json(json.loads(staged.to_json()))
+    metadata = {**staged_table_metadata(staged), STAGED: described}
+    for event in _materializations_of(context, metadata):
+        tags = dg.MetadataValue.json(dict(event.tags or {}))
+        context.log_event(
+            dg.AssetObservation(
+                asset_key=event.asset_key,
+                partition=event.partition,
+                description="Staged, not published yet.",
+                metadata={**event.metadata, _TAGS: tags},
+            )
+        )
+    context.add_output_metadata(metadata)
+    context._asset_key = None  # Dagster logs the materialization of an output that has one
+
+
+def _materializations_of(context: dg.OutputContext, metadata: Mapping[str, Any]) -> list[dg.AssetMaterialization]:
+    """Return what Dagster would log for an output: with tags of its code, of its inputs, and of its data."""
+    events = _get_output_asset_events(
+        context.asset_key,
+        context.asset_partition_keys if context.has_asset_partitions else [],
+        dg.Output(None, output_name=context.name, metadata=context.output_metadata),
+        context.op_def.output_def_named(context.name),
+        metadata,
+        context.step_context,
+        AssetExecutionType.MATERIALIZATION,
+    )
+    return [event for event in events if isinstance(event, dg.AssetMaterialization)]
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """The note of a staged table, for one partition of its asset. ``tags`` are those of the materialization."""
+
+    run_id: str
+    partition: str | None
+    metadata: Mapping[str, Any]
+    tags: Mapping[str, str]
+
+    @property
+    def staged(self) -> StagedTable | None:
+        """The staged table, None if another IO manager stored it. Raises InvalidInputError."""
+        described = self.metadata.get(STAGED)
+        return None if described is None else StagedTable.from_json(json.dumps(described.value))
+
+
+def newest_notes(instance: dg.DagsterInstance, runs: Sequence[dg.DagsterRun], asset_key: dg.AssetKey) -> list[Note]:
+    """Return the notes of an asset by the first of some runs that staged it, one for each partition.
+
+    An asset that another IO manager stores is materialized when it is staged: then that is what is noted.
+    """
+    for of_type in (dg.DagsterEventType.ASSET_OBSERVATION, dg.DagsterEventType.ASSET_MATERIALIZATION):
+        for run in runs:
+            found: dict[str | None, Note] = {}
+            for event in asset_events(instance, run.run_id, of_type, asset_key):
+                if isinstance(event, dg.AssetMaterialization):
+                    found[event.partition] = Note(run.run_id, event.partition, event.metadata, event.tags or {})
+                elif STAGED in event.metadata:
+                    tags = event.metadata[_TAGS].value
+                    assert isinstance(tags, dict)
+                    found[event.partition] = Note(run.run_id, event.partition, event.metadata, tags)
+            if found:
+                return list(found.values())
+    return []
+
+
+def newest_staged(
+    instance: dg.DagsterInstance, runs: Sequence[dg.DagsterRun], asset_key: dg.AssetKey
+) -> tuple[str, StagedTable] | None:
+    """Return what the first of some runs that staged an asset staged, after the id of that run. None if none did.
+
+    Raises InvalidInputError.
+    """
+    for note in newest_notes(instance, runs, asset_key):
+        staged = note.staged
+        if staged is not None:
+            return note.run_id, staged
+    return None
+
+
+def published_events(
+    instance: dg.DagsterInstance,
+    runs: Sequence[dg.DagsterRun],
+    tables: Mapping[dg.AssetKey, StagedTable],
+    version: int,
+) -> Iterator[dg.AssetMaterialization]:
+    """Yield the materializations of the assets of tables that a version has now, those that others are made of first.
+
+    Each event must be stored when the next one is asked for, as by a step that yields them: the next one names it.
+    """
+    notes = {key: newest_notes(instance, runs, key) for key in tables}
+    reported: dict[dg.AssetKey, tuple[str | None, int | None]] = {}
+    while len(reported) < len(tables):
+        left = [key for key in tables if key not in reported]
+        ready = [key for key in left if not _inputs(notes[key]) & {*left} - {key}]
+        for key in ready or left:
+            for note in notes[key]:
+                yield _published(key, note, tables[key], version, reported)
+            records = instance.fetch_materializations(key, limit=1).records
+            data_version = notes[key][0].tags.get(DATA_VERSION_TAG) if notes[key] else None
+            reported[key] = (data_version, records[0].storage_id if records else None)
+
+
+def _published(
+    key: dg.AssetKey,
+    note: Note,
+    staged: StagedTable,
+    version: int,
+    reported: Mapping[dg.AssetKey, tuple[str | None, int | None]],
+) -> dg.AssetMaterialization:
+    # Inputs that the run staged, too, were noted as they were published before.
+    tags = dict(note.tags)
+    for input_key, (data_version, storage_id) in reported.items():
+        name = input_key.to_user_string()
+        if f"{_INPUT_VERSION}{name}" in tags and data_version is not None:
+            tags[f"{_INPUT_VERSION}{name}"] = data_version
+            tags[f"{_INPUT_POINTER}{name}"] = "NULL" if storage_id is None else str(storage_id)
+    given = {name: value for name, value in note.metadata.items() if name not in (STAGED, _TAGS)}
+    return dg.AssetMaterialization(
+        asset_key=key,
+        partition=note.partition,
+        description=f"Published as version {version} of the lakehouse.",
+        metadata={
+            **given,
+            **staged_table_metadata(staged),
+            "lakehouse_version": version,
+            "snapshot": str(staged.snapshot_id),
+            "staged_by": dg.MetadataValue.dagster_run(note.run_id),
+        },
+        tags=tags,
+    )
+
+
+def _inputs(notes: Sequence[Note]) -> set[dg.AssetKey]:
+    names = {tag.removeprefix(_INPUT_VERSION) for note in notes for tag in note.tags if tag.startswith(_INPUT_VERSION)}
+    return {dg.AssetKey.from_user_string(name) for name in names}

@@ -1,0 +1,1 @@
+"""How assets are stored as tables: what their metadata says, and what they return and ask for."""

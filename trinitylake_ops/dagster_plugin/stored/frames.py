@@ -1,0 +1,62 @@
+"""What assets return and ask for: DataFrames, by types that need not be installed."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import pyarrow as pa
+
+from trinitylake_ops.errors import InvalidInputError
+
+
+def is_spark(kind: Any) -> bool:
+    """Whether a type is Spark's DataFrame, without importing Spark: where nobody did, there is none."""
+    if not isinstance(kind, type) or "pyspark.sql.dataframe" not in sys.modules:
+        return False
+    from pyspark.sql import DataFrame
+
+    return issubclass(kind, DataFrame)
+
+
+def is_pandas(kind: Any) -> bool:
+    """Whether a type is the DataFrame of pandas, without importing pandas, which need not be installed."""
+    module = getattr(kind, "__module__", "")
+    return getattr(kind, "__name__", "") == "DataFrame" and (module == "pandas" or module.startswith("pandas."))
+
+
+def is_polars(kind: Any) -> bool:
+    """Whether a type is the DataFrame or LazyFrame of polars, without importing polars."""
+    module = getattr(kind, "__module__", "")
+    is_frame = getattr(kind, "__name__", "") in ("DataFrame", "LazyFrame")
+    return is_frame and (module == "polars" or module.startswith("polars."))
+
+
+def arrow_of_polars(frame: Any) -> pa.Table:
+    """Return a frame of polars. A lazy one is collected. Raises InvalidInputError for values that do not fit."""
+    collected = frame.collect() if type(frame).__name__ == "LazyFrame" else frame
+    try:
+        rows: pa.Table = collected.to_arrow()
+    except (ValueError, TypeError, NotImplementedError) as error:
+        raise InvalidInputError(f"the frame of polars cannot be stored: {error}") from error
+    return rows
+
+
+def arrow_of(frame: Any) -> pa.Table:
+    """Return a DataFrame of pandas with its columns and the named levels of its index.
+
+    Row numbers are left out. Raises InvalidInputError for other levels, which would get lost, and for values that do
+    not fit.
+    """
+    levels = frame.index.levels if frame.index.nlevels > 1 else [frame.index]
+    for name, level in zip(frame.index.names, levels, strict=True):
+        if name is None and len(level) and level.dtype.kind not in "iu":
+            raise InvalidInputError(
+                f"the index of the DataFrame holds {level.dtype} values and has no name: name it, and it becomes a"
+                " column, or drop it with reset_index(drop=True)"
+            )
+    kept = [name for name in frame.index.names if name is not None and name not in frame.columns]
+    try:
+        return pa.Table.from_pandas(frame.reset_index(level=kept) if kept else frame, preserve_index=False)
+    except (ValueError, TypeError, NotImplementedError) as error:  # also errors of Arrow
+        raise InvalidInputError(f"the DataFrame of pandas cannot be stored: {error}") from error

@@ -1,0 +1,186 @@
+"""The metadata of an asset that says how it is stored, and what it means for the partitions of a run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, Self, TypeAlias, get_args
+
+import dagster as dg
+import pyarrow as pa
+
+from trinitylake_ops.errors import InvalidInputError
+from trinitylake_ops.format.nodes.keys import validate_name
+from trinitylake_ops.tables.writing.staged_table import StagedTable
+from trinitylake_ops.tables.writing.write_mode import Mode
+
+StoreMode: TypeAlias = Literal["overwrite", "overwrite_partition", "append"]
+
+_MODES: Mapping[StoreMode, Mode] = {
+    "overwrite": "replace_table",
+    "overwrite_partition": "replace_partitions",
+    "append": "append",
+}
+_TABLE = "trinitylake/table"
+_MODE = "trinitylake/mode"
+_PARTITION_BY = "trinitylake/partition_by"
+_PARTITION_FORMAT = "trinitylake/partition_format"
+
+
+#: A lakehouse allows less, or refuses with a message.
+LONGEST_NAME_BYTES = 4096
+
+
+def stored_as(
+    *,
+    table: str | None = None,
+    mode: StoreMode | None = None,
+    partition_by: Sequence[str] = (),
+    partition_format: Mapping[str, str] | None = None,
+) -> dict[str, Any]:
+    """Return the metadata of an asset that says how :class:`TrinityLakeIOManager` stores it.
+
+    ``table`` is ``namespace.table``, by default the last two parts of the asset's key. With the ``mode`` ``overwrite``
+    all rows are replaced, with ``append`` none. With ``overwrite_partition``, those of the run's partitions are
+    replaced if the asset has Dagster partitions. Otherwise it replaces the partitions that rows arrive for. The default
+    is ``overwrite_partition`` for an asset with Dagster partitions, and ``overwrite`` for others. ``partition_by`` are
+    the table's partition columns. Dagster's partition key is the value of the one column. In a key of several
+    dimensions, each is the value of the column of its name, and ``partition_by`` need not be given. For partitions by
+    time ``partition_format`` may give a ``strftime`` format per column, such as ``{"year": "%Y", "month": "%m"}``.
+    Raises InvalidInputError.
+    """
+    if mode is not None and mode not in _MODES:
+        raise InvalidInputError(f"mode {mode!r} is none of {', '.join(get_args(StoreMode))}")
+    if table is not None:
+        split_name(table)
+    columns = list(partition_by)
+    if mode == "overwrite_partition" and not columns:
+        raise InvalidInputError("mode overwrite_partition needs the columns of the partitions, partition_by")
+    if partition_format is not None and sorted(partition_format) != sorted(columns):
+        raise InvalidInputError("partition_format needs a format for each column of partition_by, and for no other")
+    metadata = {_TABLE: table, _MODE: mode, _PARTITION_BY: columns, _PARTITION_FORMAT: partition_format}
+    return {name: value for name, value in metadata.items() if value}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stored:
+    """What the metadata of an asset says, with what its partitions add: ``columns`` are those of the table's."""
+
+    name: tuple[str, str]
+    mode: Mode
+    columns: tuple[str, ...]
+    formats: Mapping[str, str] | None
+
+    @classmethod
+    def of(
+        cls, asset_key: dg.AssetKey, metadata: Mapping[str, Any], partitions: dg.PartitionsDefinition[str] | None
+    ) -> Self:
+        """Return how an asset of some partitions, None without any, is stored. Raises InvalidInputError."""
+        said: StoreMode | None = _plain(metadata.get(_MODE))
+        columns = list(_plain(metadata.get(_PARTITION_BY)) or ())
+        formats: Mapping[str, str] | None = _plain(metadata.get(_PARTITION_FORMAT))
+        if isinstance(partitions, dg.MultiPartitionsDefinition) and not columns and said != "overwrite":
+            columns = [dimension.name for dimension in partitions.partitions_defs]
+        if partitions is not None:
+            _check_dimensions(asset_key.to_user_string(), partitions, columns, formats)
+        mode = _MODES[said or ("overwrite" if partitions is None else "overwrite_partition")]
+        return cls(name=table_of(asset_key, metadata), mode=mode, columns=tuple(columns), formats=formats)
+
+    def check_rows_are_known(self, asset_key: dg.AssetKey) -> None:
+        """Raise InvalidInputError if nothing says which rows of the table a run replaces."""
+        if self.mode == "replace_partitions" and not self.columns:
+            raise InvalidInputError(
+                f"asset {asset_key.to_user_string()} has partitions, and nothing says which column of table"
+                f" {'.'.join(self.name)} holds them. Give it metadata=stored_as(partition_by=[COLUMN]), and each run"
+                " replaces the rows of its partitions. With stored_as(mode='overwrite') each replaces the whole table"
+            )
+
+    def check_days(
+        self, asset_key: dg.AssetKey, schema: pa.Schema, partitions: dg.PartitionsDefinition[str] | None
+    ) -> None:
+        """Raise InvalidInputError if a partition by time is to be all rows of one moment."""
+        if self.formats or not isinstance(partitions, dg.TimeWindowPartitionsDefinition):
+            return
+        for column in self.columns:
+            if column in schema.names and pa.types.is_timestamp(schema.field(column).type):
+                raise InvalidInputError(
+                    f"asset {asset_key.to_user_string()}: column {column!r} holds moments, and a partition is longer."
+                    " Add a column with the day of each row, or its month, and name it in partition_by"
+                )
+
+    def values(self, keys: Sequence[str], partitions: dg.PartitionsDefinition[str]) -> list[dict[str, str]]:
+        """Return the values of the partition columns for each of some partitions."""
+        return [self._values_of(key, partitions) for key in keys]
+
+    def _values_of(self, key: str, partitions: dg.PartitionsDefinition[str]) -> dict[str, str]:
+        if self.formats:
+            assert isinstance(partitions, dg.TimeWindowPartitionsDefinition)
+            start = partitions.time_window_for_partition_key(key).start
+            return {column: start.strftime(text) for column, text in self.formats.items()}
+        if isinstance(key, dg.MultiPartitionKey):
+            return dict(key.keys_by_dimension)
+        return {self.columns[0]: key}
+
+
+def check_stored(asset: dg.AssetsDefinition) -> None:
+    """Refuse an asset that no run could store, when definitions load. Raises InvalidInputError."""
+    for output, key in asset.keys_by_output_name.items():
+        if asset.op.output_def_named(output).dagster_type.typing_type is StagedTable:
+            continue  # the asset itself says what it replaces
+        spec = asset.get_asset_spec(key)
+        Stored.of(key, spec.metadata, spec.partitions_def).check_rows_are_known(key)
+
+
+def _check_dimensions(
+    shown: str,
+    partitions: dg.PartitionsDefinition[str],
+    columns: Sequence[str],
+    formats: Mapping[str, str] | None,
+) -> None:
+    """Raise InvalidInputError if a partition key does not give one value for each partition column."""
+    if isinstance(partitions, dg.MultiPartitionsDefinition):
+        dimensions = sorted(dimension.name for dimension in partitions.partitions_defs)
+        if columns and sorted(columns) != dimensions:
+            raise InvalidInputError(
+                f"asset {shown} has partitions by {', '.join(dimensions)}, and the table by {', '.join(columns)}; name"
+                " the dimensions as the columns"
+            )
+    elif formats and not isinstance(partitions, dg.TimeWindowPartitionsDefinition):
+        raise InvalidInputError(f"asset {shown}: partition_format is for partitions by time")
+    elif len(columns) > 1 and not formats:
+        raise InvalidInputError(
+            f"asset {shown}: a partition is one value, the table has the partition columns {', '.join(columns)}; give a"
+            " partition_format, or partitions of as many dimensions"
+        )
+
+
+def names_table(metadata: Mapping[str, Any]) -> bool:
+    """Whether the metadata of an asset names its table."""
+    return bool(_plain(metadata.get(_TABLE)))
+
+
+def table_of(asset_key: dg.AssetKey, metadata: Mapping[str, Any]) -> tuple[str, str]:
+    """Return namespace and table of an asset. Raises InvalidInputError."""
+    name = _plain(metadata.get(_TABLE))
+    if name:
+        return split_name(name)
+    if len(asset_key.path) < 2:
+        raise InvalidInputError(
+            f"asset {asset_key.to_user_string()} names no namespace: give it a key such as ['sales', 'orders'], or"
+            " metadata=stored_as(table='sales.orders')"
+        )
+    return asset_key.path[-2], asset_key.path[-1]
+
+
+def split_name(name: str) -> tuple[str, str]:
+    """Return namespace and table of ``namespace.table``. Raises InvalidInputError."""
+    namespace, dot, table = name.partition(".")
+    if not (namespace and dot and table) or "." in table:
+        raise InvalidInputError(f"{name!r} names no table; write NAMESPACE.TABLE")
+    validate_name(namespace, LONGEST_NAME_BYTES, "namespace")
+    validate_name(table, LONGEST_NAME_BYTES, "table")
+    return namespace, table
+
+
+def _plain(value: Any) -> Any:
+    return value.value if isinstance(value, dg.MetadataValue) else value

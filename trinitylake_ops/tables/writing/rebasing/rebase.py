@@ -1,0 +1,254 @@
+"""The rebase of a staged table: its data files on the table as others left it, with new metadata.
+
+A table is staged on one version and published on another. Where others changed it in between, its new files are put on
+the newer table, if what they replace is as it was (:mod:`concurrent`). Data files are never written again. The new
+snapshot has a property of its own that says what was staged. So whoever looks for the staged table finds it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from dataclasses import replace as with_changes
+
+from pyiceberg.exceptions import ValidationError
+from pyiceberg.manifest import DataFile, ManifestEntry, ManifestEntryStatus
+from pyiceberg.table import Table, Transaction
+from pyiceberg.table.metadata import TableMetadata
+from pyiceberg.table.update import AddSchemaUpdate, SetCurrentSchemaUpdate
+
+from trinitylake_ops.errors import CommitConflictError, FileMissingError
+from trinitylake_ops.format.definitions import METADATA_LOCATION
+from trinitylake_ops.tables.catalog.catalog import TrinityLakeCatalog
+from trinitylake_ops.tables.catalog.target import SnapshotTarget
+from trinitylake_ops.tables.files.metadata import table_metadata
+from trinitylake_ops.tables.files.reach import entries_in, manifests_in
+from trinitylake_ops.tables.io.file_io import StorageFileIO
+from trinitylake_ops.tables.writing.rebasing.concurrent import added_paths, changed_files, live_paths, snapshots_since
+from trinitylake_ops.tables.writing.replacement import add_snapshot, all_files
+from trinitylake_ops.tables.writing.staged_table import StagedTable
+from trinitylake_ops.tables.writing.staging import (
+    Replace,
+    StagingCatalog,
+    files_to_remove,
+    is_published,
+    moved,
+)
+from trinitylake_ops.tables.writing.write_plan import extend_schema
+from trinitylake_ops.transaction.lakehouse import Lakehouse
+from trinitylake_ops.versions.snapshot import Snapshot
+
+#: The property of a snapshot that was rebased: the metadata that was staged.
+STAGED_AS = "trinitylake.staged-as"
+
+# Figures of a snapshot that pyiceberg counts anew.
+_COUNTED = re.compile(r"(added|changed|deleted|removed|total|partitions?)[-.].*")
+_MOST_SHOWN = 3
+
+
+def rebase(lake: Lakehouse, staged: StagedTable, *, is_anew: bool = False) -> StagedTable:
+    """Return a staged table as it is on the table of the latest version, itself if that has not moved.
+
+    With ``is_anew`` it replaces what is there now, whatever others did there since: as if its files were staged now.
+    Raises CommitConflictError, which names the table and the partitions, where others changed what it replaces. Raises
+    it also for another table of that name, for other columns or partitions, and if its files are in the table already.
+    Raises StorageError.
+    """
+    catalog = StagingCatalog(lake)
+    reader = catalog.target.reader()
+    name = (staged.namespace, staged.table)
+    exists = reader.has_namespace(staged.namespace) and reader.has_table(*name)
+    base_location = staged.base_metadata_location
+    if not exists and base_location is None:
+        return staged
+    if not exists:
+        raise moved(name, staged.base_version, "it was dropped")
+    definition = reader.table(*name)
+    if definition.is_iceberg and definition.format_properties.get(METADATA_LOCATION) == base_location:
+        return staged
+    if not definition.is_iceberg or (base_location is not None and definition.id != staged.table_def.id):
+        raise moved(name, staged.base_version, "another table has its name")
+    if base_location is None and definition.id == staged.table_def.id:
+        raise moved(name, staged.base_version, "it was created by another publication of it")
+    if staged.replaces is None:
+        raise moved(name, staged.base_version, "it was changed")
+    return _Rebase(catalog, catalog.load_table(name), staged, is_anew=is_anew).staged_again()
+
+
+class _Rebase:
+    def __init__(self, catalog: StagingCatalog, table: Table, staged: StagedTable, *, is_anew: bool):
+        self._catalog = catalog
+        self._table = table
+        self._io = catalog.io
+        self._staged = staged
+        self._is_anew = is_anew
+        self._change = _Change.of(staged, catalog.io)
+
+    def staged_again(self) -> StagedTable:
+        self._check_files()
+        transaction = self._table.transaction()
+        self._put_columns(transaction)
+        removed = self._removed()
+        properties = {**self._change.properties, STAGED_AS: self._staged.metadata_location}
+        add_snapshot(transaction, self._change.added, removed, properties)
+        transaction.commit_transaction()
+        return with_changes(
+            self._catalog.staged((self._staged.namespace, self._staged.table)),
+            begun_at_ms=self._staged.begun_at_ms,
+            replaces=self._staged.replaces,
+            replaced_partitions=self._staged.replaced_partitions,
+        )
+
+    def _removed(self) -> list[DataFile]:
+        """Return the data files of the table that it replaces."""
+        if self._staged.replaces == Replace.PARTITIONS.value and self._is_anew:
+            wanted = self._staged.replaced_partitions
+            return [file for file in all_files(self._table) if self._path_of(file) in wanted]
+        return files_to_remove(self._table, self._change.files, Replace(self._staged.replaces))
+
+    def _check_files(self) -> None:
+        """Raise CommitConflictError if others changed what the files replace, or if they are there already."""
+        metadata, added = self._table.metadata, {file.file_path for file in self._change.added}
+        since = snapshots_since(metadata, self._change.base_snapshot_id)
+        there = live_paths(metadata.current_snapshot(), self._io) if since is None else added_paths(since, self._io)
+        if added & there:
+            raise self._moved("its files were published")
+        if self._is_anew or self._staged.replaces == Replace.NOTHING.value:
+            return
+        if since is None:
+            raise self._moved("it was set back, or lost the snapshots since then")
+        changed = {self._path_of(entry.data_file) for entry in changed_files(since, self._io, self._is_replaced)}
+        if changed:
+            shown = ", ".join(sorted(changed)[:_MOST_SHOWN]) + (", ..." if len(changed) > _MOST_SHOWN else "")
+            raise self._moved(f"others changed what it replaces ({shown})")
+
+    def _is_replaced(self, entry: ManifestEntry) -> bool:
+        return (
+            self._staged.replaces == Replace.ALL.value
+            or self._path_of(entry.data_file) in self._staged.replaced_partitions
+        )
+
+    def _path_of(self, file: DataFile) -> str:
+        """Return the partition of a file, such as ``year=2013/month=1``."""
+        spec = self._table.specs()[file.spec_id]
+        if spec.is_unpartitioned() or len(file.partition) == 0:
+            return "all rows"
+        return spec.partition_to_path(file.partition, self._table.schema())
+
+    def _put_columns(self, transaction: Transaction) -> None:
+        """Give the table the staged columns. Raises CommitConflictError if it is not what the files fit."""
+        before, staged, now = self._change.base, self._change.metadata, self._table.metadata
+        try:
+            if before is None or _columns(before) != _columns(now):
+                extend_schema(transaction, staged.schema())
+            elif _columns(staged) != _columns(now):
+                number = 1 + max(schema.schema_id for schema in now.schemas)
+                schema = staged.schema().model_copy(update={"schema_id": number})
+                transaction._apply((AddSchemaUpdate(schema=schema), SetCurrentSchemaUpdate()), ())
+        except (ValidationError, ValueError) as error:  # others gave a column another type
+            raise self._moved("its columns were changed") from error
+        columns = {field.field_id: field for field in transaction.table_metadata.schema().fields}
+        fits = staged.spec() == now.spec() and staged.default_spec_id == now.default_spec_id
+        if not fits or any(columns.get(field.field_id) != field for field in staged.schema().fields):
+            raise self._moved("its columns or partitions were changed")
+        for of in (_keys, _order, _properties):
+            was_changed = before is not None and of(before) != of(staged)
+            if (was_changed or before is None) and of(now) != of(staged):
+                raise self._moved("its keys, its order or its properties were changed")
+
+    def _moved(self, how: str) -> CommitConflictError:
+        return moved((self._staged.namespace, self._staged.table), self._staged.base_version, how)
+
+
+@dataclass(frozen=True)
+class _Change:
+    """What was staged: the metadata before and after it, and the data files of its snapshot."""
+
+    base: TableMetadata | None
+    metadata: TableMetadata
+    added: Sequence[DataFile]
+    removed: Sequence[DataFile]
+    properties: Mapping[str, str]
+
+    @classmethod
+    def of(cls, staged: StagedTable, io: StorageFileIO) -> _Change:
+        """Return it. Raises CommitConflictError if its base is gone, StorageError."""
+        metadata, base = table_metadata(staged.table_def, io), _base_of(staged, io)
+        known = set() if base is None else {snapshot.snapshot_id for snapshot in base.snapshots}
+        snapshot = metadata.current_snapshot()
+        if snapshot is None or snapshot.snapshot_id in known:
+            return cls(base, metadata, [], [], {})
+        entries = [
+            entry
+            for manifest in manifests_in(snapshot, io)
+            if manifest.added_snapshot_id == snapshot.snapshot_id
+            for entry in entries_in(manifest, io)
+        ]
+        given = {} if snapshot.summary is None else snapshot.summary.additional_properties
+        return cls(
+            base,
+            metadata,
+            [entry.data_file for entry in entries if entry.status == ManifestEntryStatus.ADDED],
+            [entry.data_file for entry in entries if entry.status == ManifestEntryStatus.DELETED],
+            {key: value for key, value in given.items() if not _COUNTED.fullmatch(key)},
+        )
+
+    @property
+    def base_snapshot_id(self) -> int | None:
+        """The snapshot on which it was staged."""
+        return None if self.base is None else self.base.current_snapshot_id
+
+    @property
+    def files(self) -> list[DataFile]:
+        """Files of all partitions that had any, before or after."""
+        return [*self.added, *self.removed]
+
+
+def _base_of(staged: StagedTable, io: StorageFileIO) -> TableMetadata | None:
+    location = staged.base_metadata_location
+    if location is None:
+        return None
+    properties = {**staged.table_def.format_properties, METADATA_LOCATION: location}
+    try:
+        return table_metadata(with_changes(staged.table_def, format_properties=properties), io)
+    except FileMissingError as error:
+        name = (staged.namespace, staged.table)
+        raise moved(name, staged.base_version, "the version that it was staged on was purged") from error
+
+
+def _columns(metadata: TableMetadata) -> object:
+    return metadata.schema().fields, metadata.last_column_id
+
+
+def _keys(metadata: TableMetadata) -> object:
+    return set(metadata.schema().identifier_field_ids)
+
+
+def _order(metadata: TableMetadata) -> object:
+    order = metadata.sort_order_by_id(metadata.default_sort_order_id)
+    return None if order is None else order.fields
+
+
+def _properties(metadata: TableMetadata) -> object:
+    return metadata.properties
+
+
+def is_there(lake: Lakehouse, version: Snapshot, staged: StagedTable) -> bool:
+    """Whether a publication made a table what was staged, also on a newer table than it was staged on.
+
+    Raises StorageError.
+    """
+    if is_published(version, staged):
+        return True
+    name = (staged.namespace, staged.table)
+    if staged.replaces is None or not (version.has_namespace(staged.namespace) and version.has_table(*name)):
+        return False
+    definition = version.table(*name)
+    location = definition.format_properties.get(METADATA_LOCATION)
+    if not definition.is_iceberg or location in (None, staged.base_metadata_location):
+        return False
+    catalog = TrinityLakeCatalog.on(SnapshotTarget(version, lake.storage_options))
+    snapshot = table_metadata(definition, catalog.io).current_snapshot()
+    summary = None if snapshot is None else snapshot.summary
+    return summary is not None and summary.additional_properties.get(STAGED_AS) == staged.metadata_location
