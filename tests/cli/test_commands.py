@@ -107,6 +107,9 @@ def test_the_commands_are_the_fixed_ones() -> None:
         "restore",
         "verify-export",
         "prune-exports",
+        "clone",
+        "clones",
+        "drop-clone",
     ]
     assert sorted([*fixed.split(), *freeing.split(), *more]) == COMMANDS
 
@@ -403,6 +406,33 @@ def test_exports_of_other_levels(cli: Cli, lake: Lakehouse, tmp_path: Path) -> N
     assert_error(cli("export", "x", "--level", "full", "--target", "here"), 2, "here")
     assert_error(cli("export", "x", "--target-option", "region"), 2, "--target-option takes K=V")
     assert_error(cli("export", "x", "--namespace", "ns"), 2, "minimal")
+
+
+def test_clones(cli: Cli, lake: Lakehouse, tmp_path: Path) -> None:
+    target = f"file://{tmp_path}/feature-x/"
+    made = cli("clone", target, "--retain-for", "14d", "--json").json
+    assert (made["name"], made["version"], made["target"]) == ("feature-x", lake.latest_version() - 2, target)
+    assert cli("ls", "--json", root=target).json == cli("ls", "--json").json
+    (found,) = cli("clones", "--json").json
+    assert (found["name"], found["state"], found["versions"], found["parent_versions"]) == (
+        "feature-x",
+        "standing",
+        0,
+        2,
+    )
+    assert "feature-x" in cli("clones").out
+    assert_error(cli("clone", target), 3, "feature-x")
+    assert_error(cli("clone", f"{target}b", "--version", 1, "--timestamp", 5), 2, "--timestamp")
+    assert_error(cli("drop-export", "feature-x"), 2, "drop-clone")
+    assert_error(cli("drop-clone", "nobody"), 4, "nobody")
+    assert cli("show", "--version", "parent@1", "--json", root=target).code == 0
+    plan = cli("drop-clone", "feature-x", "--delete-files", "--json").json
+    assert plan["files"] > 0
+    assert_error(cli("drop-clone", "feature-x", "--apply", plan["digest"]), 3, "look at the plan again")
+    done = cli("drop-clone", "feature-x", "--delete-files", "--apply", plan["digest"], "--json").json
+    assert (done["files"], done["failures"]) == (plan["files"], {})
+    assert cli("clones", "--json").json == []
+    assert_error(cli("ls", root=target), 4, "no lakehouse")
 
 
 def test_prune_exports(cli: Cli, lake: Lakehouse) -> None:

@@ -30,13 +30,20 @@ def _away(lake: Lakehouse, target: str) -> Plan:
     return maintenance.plan_restore(lake, "away")
 
 
+def _cloned(lake: Lakehouse, target: str) -> str:
+    maintenance.plan_clone(lake, target, "clone").execute()
+    return "clone"
+
+
 _PLANS = [
     found
     for name in maintenance.__all__
     if inspect.isclass(found := getattr(maintenance, name)) and issubclass(found, Plan)
 ]
 _MADE: dict[str, Callable[[Lakehouse, str], Plan]] = {
+    "ClonePlan": lambda lake, target: maintenance.plan_clone(lake, target, "clone"),
     "CompactTablesPlan": lambda lake, _: maintenance.plan_compact_tables(lake),
+    "DropClonePlan": lambda lake, target: maintenance.plan_drop_clone(lake, _cloned(lake, target), delete_files=True),
     "DropNamespacePlan": lambda lake, _: maintenance.plan_drop_namespace(lake, "n0", cascade=True),
     "ExpirationPlan": lambda lake, _: maintenance.plan_expiration(lake, keeping(1)),
     "ExportPlan": lambda lake, _: maintenance.plan_export(lake, "other"),

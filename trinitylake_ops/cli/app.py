@@ -29,10 +29,13 @@ EXIT_TERMINATED = 143
 
 #: The module and the short help of each command. A module is loaded once one of its commands is called.
 _COMMANDS: Mapping[str, tuple[str, str]] = {
+    "clone": ("clones", "Clone the lakehouse to another root, without a copy of its tables."),
+    "clones": ("clones", "List the clones."),
     "compact": ("change", "Flush buffers and merge thin nodes."),
     "compact-tables": ("change", "Plan or do the merge of small data files."),
     "create-namespace": ("change", "Create a namespace."),
     "diff": ("read", "List what differs between two versions."),
+    "drop-clone": ("clones", "Plan or do the drop of a clone."),
     "drop-export": ("exports", "Forget an export."),
     "drop-namespace": ("change", "Plan or do the drop of a namespace."),
     "expire": ("gc", "Plan or do the expiry of old versions."),

@@ -7,6 +7,9 @@ from typing import TYPE_CHECKING
 from trinitylake_ops.faces import lazy_face
 
 if TYPE_CHECKING:
+    from trinitylake_ops.maintenance.clones.clone import ClonePlan, CloneReport, plan_clone
+    from trinitylake_ops.maintenance.clones.drop import DropClonePlan, DropCloneReport, drop_clone, plan_drop_clone
+    from trinitylake_ops.maintenance.clones.listing import CloneInfo, CloneState, list_clones
     from trinitylake_ops.maintenance.compaction.compacted import CompactTablesReport
     from trinitylake_ops.maintenance.compaction.tables import CompactTablesPlan, plan_compact_tables
     from trinitylake_ops.maintenance.compaction.tree import CompactionReport, compact
@@ -44,10 +47,16 @@ if TYPE_CHECKING:
 __all__ = [
     "LOCAL",
     "Budget",
+    "CloneInfo",
+    "ClonePlan",
+    "CloneReport",
+    "CloneState",
     "CommitReport",
     "CompactTablesPlan",
     "CompactTablesReport",
     "CompactionReport",
+    "DropClonePlan",
+    "DropCloneReport",
     "DropNamespacePlan",
     "Executor",
     "ExpirationPlan",
@@ -81,10 +90,14 @@ __all__ = [
     "Verdict",
     "VerifyReport",
     "compact",
+    "drop_clone",
     "drop_export",
     "inspect_hint",
+    "list_clones",
     "list_exports",
+    "plan_clone",
     "plan_compact_tables",
+    "plan_drop_clone",
     "plan_drop_namespace",
     "plan_expiration",
     "plan_export",
@@ -111,6 +124,22 @@ __all__ = [
 __getattr__, __dir__ = lazy_face(
     __name__,
     {
+        "clones.clone": (
+            "ClonePlan",
+            "CloneReport",
+            "plan_clone",
+        ),
+        "clones.drop": (
+            "DropClonePlan",
+            "DropCloneReport",
+            "drop_clone",
+            "plan_drop_clone",
+        ),
+        "clones.listing": (
+            "CloneInfo",
+            "CloneState",
+            "list_clones",
+        ),
         "compaction.compacted": ("CompactTablesReport",),
         "compaction.tables": (
             "CompactTablesPlan",

@@ -51,6 +51,7 @@ class Elsewhere:
         self.places = Places(root, self.names, allowed, passed, follows_moves)
         self._storages: dict[str, Storage] = {}
         self._lock = threading.Lock()
+        self._looking = threading.RLock()
 
     def __reduce__(self) -> tuple[object, ...]:
         state = (self.places.root, self._options, self.names, tuple(self._given), self.places.follows_moves)
@@ -118,10 +119,12 @@ class Elsewhere:
         return tuple(root for root in self.names.table_roots if self.places.may_be_named(root))
 
     def _look(self) -> None:
-        look_up, self._look_up = self._look_up, None
-        definition = None if look_up is None else look_up()
-        if definition is not None:
-            self.names.note(definition)
+        """Note the roots that the definition names. Whoever asks meanwhile waits for them."""
+        with self._looking:  # by one thread again, if the look itself reads beyond the root
+            look_up, self._look_up = self._look_up, None
+            definition = None if look_up is None else look_up()
+            if definition is not None:
+                self.names.note(definition)
 
     def storage_of(self, place: Place) -> Storage:
         """Return the storage of a place."""
