@@ -14,7 +14,7 @@ import pytest
 
 from tests.faults import DeathError, Fault, FaultyStorage, Moment, Request, fail, lose_response
 from tests.lakes import objects
-from tests.maintenance.changes import append_rows, create, small_sizes
+from tests.maintenance.changes import alter, append_rows, create, small_sizes
 from trinitylake_ops import Lakehouse, maintenance
 from trinitylake_ops.errors import (
     ExportExistsError,
@@ -69,9 +69,25 @@ def dropping(lake: Lakehouse) -> object:
     return report
 
 
+def changed_both(lake: Lakehouse) -> None:
+    changed_clone(lake)
+    append_rows(lake, "ns.u")
+    alter(lake, "a", "u")
+
+
+def promoting(lake: Lakehouse) -> object:
+    return maintenance.plan_promotion(lake, "feature").execute()
+
+
+def refreshing(lake: Lakehouse) -> object:
+    return maintenance.plan_refresh(lake, "feature").execute()
+
+
 OPERATIONS = [
     Operation("clone", cloning),
     Operation("clone-part", cloning_a_part),
+    Operation("promote", promoting, changed_both),
+    Operation("refresh", refreshing, changed_both),
     Operation("drop", dropping, changed_clone),
 ]
 each_side = pytest.mark.parametrize("side", ["parent", "clone"])
@@ -240,8 +256,15 @@ def test_every_answer_is_lost(restored: Callable[[Operation], Lakehouse], operat
     stopped(restored, operation, side, fault_at)
 
 
+#: Refused at every request in the soak alone.
+LONG = ("clone-part", "promote", "refresh")
+
+
 @pytest.mark.timeout(600)
 @each_side
-@each_operation
+@pytest.mark.parametrize(
+    "operation",
+    [pytest.param(one, id=one.name, marks=[pytest.mark.soak] if one.name in LONG else []) for one in OPERATIONS],
+)
 def test_every_request_is_refused(restored: Callable[[Operation], Lakehouse], operation: Operation, side: str) -> None:
     stopped(restored, operation, side, lambda request: fail(request.number, StoragePermissionError))

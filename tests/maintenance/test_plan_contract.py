@@ -14,6 +14,7 @@ from unittest import mock
 import pytest
 
 from tests.maintenance.aging import Aging, keeping
+from tests.maintenance.changes import create
 from trinitylake_ops import Lakehouse, maintenance
 from trinitylake_ops.format.file_names import HINT_PATH, is_immutable_path
 from trinitylake_ops.maintenance.plans.cost import Cost
@@ -35,6 +36,13 @@ def _cloned(lake: Lakehouse, target: str) -> str:
     return "clone"
 
 
+def _changed_clone(lake: Lakehouse, target: str) -> str:
+    name = _cloned(lake, target)
+    for each in (Lakehouse.open(target), lake):
+        create(each, "clone" if each is lake else "parent", "t")
+    return name
+
+
 _PLANS = [
     found
     for name in maintenance.__all__
@@ -48,8 +56,10 @@ _MADE: dict[str, Callable[[Lakehouse, str], Plan]] = {
     "ExpirationPlan": lambda lake, _: maintenance.plan_expiration(lake, keeping(1)),
     "ExportPlan": lambda lake, _: maintenance.plan_export(lake, "other"),
     "OrphanPlan": lambda lake, _: maintenance.plan_orphan_removal(lake),
+    "PromotionPlan": lambda lake, target: maintenance.plan_promotion(lake, _changed_clone(lake, target)),
     "PrunePlan": lambda lake, _: maintenance.plan_prune_exports(lake, "*", keeping(1)),
     "PurgePlan": lambda lake, _: maintenance.plan_purge(lake),
+    "RefreshPlan": lambda lake, target: maintenance.plan_refresh(lake, _changed_clone(lake, target)),
     "RelocationPlan": lambda lake, _: maintenance.plan_relocation(lake),
     "RepairPlan": lambda lake, _: maintenance.plan_repair(lake),
     "RestorePlan": _away,

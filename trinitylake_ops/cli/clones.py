@@ -1,8 +1,10 @@
-"""Commands about clones: clone, clones, drop-clone."""
+"""Commands about clones: clone, clones, compare, promote, refresh, drop-clone."""
 
 from __future__ import annotations
 
 from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Any
 
 import click
 
@@ -12,7 +14,9 @@ from trinitylake_ops.cli.context import (
     Session,
     Timestamp,
     approval_options,
+    html_option,
     json_option,
+    page_written,
     pass_session,
     print_json,
     print_outcome,
@@ -93,6 +97,107 @@ def clones(session: Session, target_options: StorageOptions | None, as_json: boo
     ]
     columns = ("name", "state", "of version", "created (UTC)", "kept until", "versions", "versions here", "own bytes")
     print_table(new_table("", *columns, "root", rows=rows))
+
+
+def choice_options(command: Any) -> Any:
+    """Add ``--ours`` and ``--theirs``, by which conflicts are decided."""
+    command = click.option(
+        "--theirs", multiple=True, metavar="NS[.TABLE]", help="Take this as the other side has it; may be repeated."
+    )(command)
+    return click.option("--ours", multiple=True, metavar="NS[.TABLE]", help="Leave this as it is; may be repeated.")(
+        command
+    )
+
+
+@click.command(short_help="Compare a clone with this lakehouse.")
+@click.argument("name", metavar="CLONE")
+@target_option
+@html_option
+@json_option
+@pass_session
+def compare(
+    session: Session, name: str, target_options: StorageOptions | None, html: Path | None, as_json: bool
+) -> None:
+    """List what changed in a clone, here, or in both, since the version that both share.
+
+    Rows, files and bytes are those that the snapshots of tables record. The first are those of the clone.
+
+    Example: trinitylake compare feature-x
+    """
+    lake = session.lake()
+    comparison = maintenance.compare(lake, name, target_options=target_options)
+    print_shown(comparison, as_json)
+    if html is not None:
+        from trinitylake_ops.pages import comparison_page  # with the code that draws it
+
+        page_written(html, comparison_page(comparison, lake.storage.now_ms()))
+
+
+@click.command(short_help="Plan or do the promotion of what was made in a clone.")
+@click.argument("name", metavar="CLONE")
+@click.option("--namespace", "namespaces", multiple=True, help="Only this namespace; may be repeated.")
+@click.option("--table", "tables", multiple=True, metavar="NS.TABLE", help="Only this table; may be repeated.")
+@choice_options
+@target_option
+@approval_options
+@json_option
+@pass_session
+def promote(
+    session: Session,
+    name: str,
+    namespaces: tuple[str, ...],
+    tables: tuple[str, ...],
+    ours: tuple[str, ...],
+    theirs: tuple[str, ...],
+    target_options: StorageOptions | None,
+    digest: str | None,
+    yes: bool,
+    as_json: bool,
+) -> None:
+    """Bring what changed in a clone into this lakehouse, as one version; without --apply or --yes, print what.
+
+    Files that are new in the clone are copied. What changed on both sides is a conflict. With --ours it stays as it is
+    here, and with --theirs it becomes what the clone has.
+
+    Example: trinitylake promote feature-x --theirs sales.orders
+    """
+    plan = maintenance.plan_promotion(
+        session.lake(), name, namespaces, tables, ours=ours, theirs=theirs, target_options=target_options
+    )
+    report = None
+    if digest is not None or yes:
+        with shown_progress() as progress:
+            report = plan.execute(digest, progress=progress)
+    print_outcome(plan, report, as_json, is_empty=plan.is_empty)
+
+
+@click.command(short_help="Plan or do the refresh of a clone with what is new here.")
+@click.argument("name", metavar="CLONE")
+@choice_options
+@target_option
+@approval_options
+@json_option
+@pass_session
+def refresh(
+    session: Session,
+    name: str,
+    ours: tuple[str, ...],
+    theirs: tuple[str, ...],
+    target_options: StorageOptions | None,
+    digest: str | None,
+    yes: bool,
+    as_json: bool,
+) -> None:
+    """Bring what changed here into a clone, as one version there; without --apply or --yes, print what.
+
+    What changed on both sides is a conflict. With --ours it stays as it is in the clone, and with --theirs it becomes
+    what this lakehouse has.
+
+    Example: trinitylake refresh feature-x --ours sales.orders
+    """
+    plan = maintenance.plan_refresh(session.lake(), name, ours=ours, theirs=theirs, target_options=target_options)
+    report = None if digest is None and not yes else plan.execute(digest)
+    print_outcome(plan, report, as_json, is_empty=plan.is_empty)
 
 
 @click.command("drop-clone", short_help="Plan or do the drop of a clone.")

@@ -24,6 +24,14 @@ def clone_record(definition: LakehouseDef, name: str) -> ExportRecord:
     return record
 
 
+def same_clone(definition: LakehouseDef, record: ExportRecord) -> ExportRecord:
+    """Return the record of a clone as it is now. Raises ExportNotFoundError if it was dropped meanwhile."""
+    found = clone_record(definition, record.name)
+    if found.clone_id != record.clone_id:
+        raise ExportNotFoundError(f"clone {record.name!r} was dropped meanwhile, and another one has its name")
+    return found
+
+
 def is_clone(record: ExportRecord) -> bool:
     """Whether a record is that of a clone itself, and not of a further version that it needs."""
     return bool(record.clone_id) and bool(record.manifest_path) and str(export_id(record)) == record.clone_id
