@@ -413,6 +413,7 @@ def test_exports_of_other_levels(cli: Cli, lake: Lakehouse, tmp_path: Path) -> N
 
 def test_clones(cli: Cli, lake: Lakehouse, tmp_path: Path) -> None:
     target = f"file://{tmp_path}/feature-x/"
+    append_rows(lake, "ns.filled")
     made = cli("clone", target, "--retain-for", "14d", "--json").json
     assert (made["name"], made["version"], made["target"]) == ("feature-x", lake.latest_version() - 2, target)
     assert cli("ls", "--json", root=target).json == cli("ls", "--json").json
@@ -429,20 +430,20 @@ def test_clones(cli: Cli, lake: Lakehouse, tmp_path: Path) -> None:
     assert_error(cli("drop-export", "feature-x"), 2, "drop-clone")
     assert_error(cli("drop-clone", "nobody"), 4, "nobody")
     assert cli("show", "--version", "parent@1", "--json", root=target).code == 0
-    append_rows(Lakehouse.open(target))
+    append_rows(Lakehouse.open(target), "ns.filled")
     compared = cli("compare", "feature-x", "--html", tmp_path / "page.html", "--json").json
-    assert [one["name"] for one in compared["objects"]] == ["ns.t"]
-    assert "ns.t" in (tmp_path / "page.html").read_text()
+    assert [one["name"] for one in compared["objects"]] == ["ns.filled"]
+    assert "ns.filled" in (tmp_path / "page.html").read_text()
     assert "in the clone alone" in cli("compare", "feature-x").out
     plan = cli("promote", "feature-x", "--json").json
-    assert [change["table"] for change in plan["changes"]] == ["t"]
+    assert [change["table"] for change in plan["changes"]] == ["filled"]
     done = cli("promote", "feature-x", "--apply", plan["digest"], "--json").json
     assert (done["version"], done["changed"]) == (lake.latest_version(), 1)
     assert "Nothing to do" in cli("promote", "feature-x").err
-    append_rows(lake)
-    append_rows(Lakehouse.open(target))
-    assert_error(cli("promote", "feature-x", "--yes"), 3, "--theirs ns.t")
-    assert cli("promote", "feature-x", "--theirs", "ns.t", "--yes").code == 0
+    append_rows(lake, "ns.filled")
+    append_rows(Lakehouse.open(target), "ns.filled")
+    assert_error(cli("promote", "feature-x", "--yes"), 3, "--theirs ns.filled")
+    assert cli("promote", "feature-x", "--theirs", "ns.filled", "--yes").code == 0
     assert cli("refresh", "feature-x").code == 0
     assert cli("refresh", "feature-x", "--yes", "--json").json["changed"] == 1
     plan = cli("drop-clone", "feature-x", "--delete-files", "--json").json

@@ -200,6 +200,9 @@ def test_dropping_with_its_files_leaves_nothing_of_it(parent: Aging, lakes: Lake
     before = files(parent.lake)
     plan = maintenance.plan_drop_clone(parent.lake, only(parent.lake).name, delete_files=True)
     assert plan.left == 2
+    # A drop that was cut off knows by the owner file that the rest of a folder is the clone's.
+    (owner,) = [number for number, stage in enumerate(plan.stages) if any("_owner.json" in path for path in stage)]
+    assert not [path for stage in plan.stages[owner:] for path in stage if "/data/" in path or "/metadata/" in path]
     report = plan.execute(plan.digest)
     assert (report.files, report.is_complete) == (plan.files, True)
     assert files(clone) == {"tables/of-others/file", "readme"}
@@ -227,6 +230,20 @@ def test_a_clone_that_vanished_is_told_and_forgotten(parent: Aging, lakes: Lakes
     assert "is gone" in str(plan)
     plan.execute()
     assert maintenance.list_clones(parent.lake) == []
+
+
+def test_the_definition_of_a_clone_without_roots_goes_with_its_drop(parent: Aging, lakes: Lakes) -> None:
+    """It is deleted last, after the latest root: a drop may be cut off between both."""
+    clone = cloned(lakes, parent.lake)
+    other = lakes.memory("other").snapshot()
+    last = clone.snapshot().definition_location
+    for path in files(clone) - {last}:
+        clone.storage.delete(path)
+    clone.storage.create(other.definition_location, other.files.storage.read(other.definition_location))
+    plan = maintenance.plan_drop_clone(parent.lake, only(parent.lake).name, delete_files=True)
+    assert (plan.files, plan.clone_version) == (1, None)
+    plan.execute()
+    assert files(clone) == {other.definition_location}
 
 
 def test_an_overdue_clone_is_told_and_ends_with_the_next_expiry(parent: Aging, lakes: Lakes) -> None:

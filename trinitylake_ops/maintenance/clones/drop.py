@@ -7,14 +7,23 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from trinitylake_ops.errors import CommitConflictError, LakehouseNotFoundError, MaintenanceBlockedError
+from trinitylake_ops.errors import (
+    CommitConflictError,
+    CorruptFileError,
+    FileMissingError,
+    LakehouseNotFoundError,
+    MaintenanceBlockedError,
+)
 from trinitylake_ops.format.definitions import ExportLevel, ExportRecord
 from trinitylake_ops.format.file_names import (
     HINT_PATH,
+    LAKEHOUSE_DEF_PREFIX,
     ORPHAN_BARRIER_PATH,
+    ROOT_NAMING,
     is_immutable_path,
     is_operation_path,
     is_verified_path,
+    owner_path,
     parse_lease_path,
     root_naming,
 )
@@ -23,6 +32,8 @@ from trinitylake_ops.maintenance.clones.records import (
     OpenedClone,
     OtherLakehouseError,
     clone_record,
+    is_parent,
+    lakehouse_of,
     opened_clone,
     records_of_clone,
 )
@@ -34,6 +45,7 @@ from trinitylake_ops.maintenance.reach.mark import owned_tables
 from trinitylake_ops.maintenance.reach.survey import Progress, no_progress
 from trinitylake_ops.maintenance.reach.table_files import table_id_in
 from trinitylake_ops.maintenance.state.export_records import drop_exports
+from trinitylake_ops.transaction.creation import has_roots
 from trinitylake_ops.transaction.lakehouse import Lakehouse
 
 _OPERATION = "drop-clone"
@@ -121,8 +133,11 @@ class DropClone(PlannedOperation[DropClonePlan, DropCloneReport]):
         n_left = 0
         if clone is not None:
             _check_no_dependents(clone)
-            if self.deletes_files:
-                stages, n_left = _own_files(clone)
+        if clone is not None and self.deletes_files:
+            stages, n_left = _own_files(clone)
+        elif self.deletes_files:
+            left = lakehouse_of(metered, record, self.target_options)
+            stages = (_last_files(left, record, latest.definition.id),)
         return DropClonePlan(
             base_version=latest.version,
             name=self.name,
@@ -153,7 +168,7 @@ class DropClone(PlannedOperation[DropClonePlan, DropCloneReport]):
         definition = metered.lake.snapshot().definition
         record = clone_record(definition, plan.name)
         deletion = Deletion()
-        if plan.stages:
+        if plan.files:
             deletion = self._delete(plan, metered, record, progress)
         version = None
         if deletion.is_complete:
@@ -166,14 +181,17 @@ class DropClone(PlannedOperation[DropClonePlan, DropCloneReport]):
     def _delete(
         self, plan: DropClonePlan, metered: MeteredLakehouse, record: ExportRecord, progress: Progress
     ) -> Deletion:
-        clone = opened_clone(metered, record, self.target_options)
-        storage, roots = clone.lake.storage, clone.lake.files.roots
+        if plan.clone_version is None:
+            lake, following = lakehouse_of(metered, record, self.target_options), 0
+        else:
+            lake, following = opened_clone(metered, record, self.target_options).lake, plan.clone_version + 1
+        storage, naming = lake.storage, lake.files.roots.known_naming or ROOT_NAMING
 
         def check_unchanged() -> None:
-            if storage.exists(roots.path((plan.clone_version or 0) + 1)):
+            if storage.exists(naming.path(following)):
                 raise CommitConflictError(
                     f"somebody committed to the clone {plan.name!r} since its drop was planned; look at the plan again",
-                    conflicts=(f"version {(plan.clone_version or 0) + 1} of {plan.root}",),
+                    conflicts=(f"version {following} of {plan.root}",),
                     base_version=plan.clone_version,
                 )
 
@@ -225,7 +243,8 @@ def _check_no_dependents(clone: OpenedClone) -> None:
 def _own_files(clone: OpenedClone) -> tuple[tuple[dict[str, int], ...], int]:
     """Return the files of a clone in the order in which they go, and the number of other files below its root.
 
-    Its latest root goes last but for the definition that tells whose it is. So a drop that was cut off finds the clone.
+    A table's owner file goes when the rest of its folder is gone. The latest root goes last but for the definition that
+    tells whose it is. So a drop that was cut off finds the clone, and what is the clone's.
     """
     lake, latest = clone.lake, clone.latest
     sizes_bytes = {info.path: info.size_bytes for info in lake.storage.list()}
@@ -234,9 +253,30 @@ def _own_files(clone: OpenedClone) -> tuple[tuple[dict[str, int], ...], int]:
     last = [latest.location, to_location(lake.root, latest.definition_location)]
     own = [path for path in sizes_bytes if _is_own(path, owned) and path not in last]
     roots = {path for path in own if root_naming(path) is not None or path == HINT_PATH}
-    stages = ([path for path in own if path not in roots], roots, last[:1], last[1:])
+    owners = {owner_path(table_id) for table_id in owned}
+    others = [path for path in own if path not in roots and path not in owners]
+    stages = (others, owners, roots, last[:1], last[1:])
     sized = tuple({path: sizes_bytes[path] for path in stage if path in sizes_bytes} for stage in stages)
     return sized, len(sizes_bytes) - sum(map(len, sized))
+
+
+def _last_files(left: Lakehouse, record: ExportRecord, source_id: str) -> dict[str, int]:
+    """Return the definitions of a clone without roots: a drop deletes one last, and a clone that is made begins by it.
+
+    Each says itself that it is of this clone. Where any root stands, that is the lakehouse of somebody else.
+    """
+    storage = left.storage
+    if has_roots(storage):
+        return {}
+    found = {}
+    for info in storage.list(LAKEHOUSE_DEF_PREFIX):
+        try:
+            parent = left.files.definitions.lakehouse(info.path).parent
+        except (CorruptFileError, FileMissingError):
+            continue
+        if parent is not None and is_parent(parent, record, source_id):
+            found[info.path] = info.size_bytes
+    return found
 
 
 def _is_own(path: str, owned: set[str]) -> bool:

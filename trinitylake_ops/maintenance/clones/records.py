@@ -55,6 +55,22 @@ class OpenedClone:
     parent: ParentRecord
 
 
+def is_parent(parent: ParentRecord, record: ExportRecord, source_id: str) -> bool:
+    """Whether what a lakehouse says of its parent is that it is this very clone."""
+    return parent.clone_id == record.clone_id and parent.lakehouse_id == source_id
+
+
+def lakehouse_of(
+    metered: MeteredLakehouse, record: ExportRecord, target_options: Mapping[str, str] | None
+) -> Lakehouse:
+    """Return whatever lakehouse stands at the root of a clone. Raises LocationNotAllowedError."""
+    source = metered.lake
+    if target_options is None:  # otherwise the caller knows the target
+        source.elsewhere.places.check_root(record.target_uri)
+        target_options = options_for(source, record.target_uri)
+    return uncached_on(metered.also(open_storage(record.target_uri, target_options)), target_options)
+
+
 def opened_clone(
     metered: MeteredLakehouse, record: ExportRecord, target_options: Mapping[str, str] | None = None
 ) -> OpenedClone:
@@ -64,13 +80,10 @@ def opened_clone(
     LakehouseNotFoundError if there is none, OtherLakehouseError for another one, LocationNotAllowedError, StorageError.
     """
     source = metered.lake
-    if target_options is None:  # otherwise the caller knows the target
-        source.elsewhere.places.check_root(record.target_uri)
-        target_options = options_for(source, record.target_uri)
-    lake = uncached_on(metered.also(open_storage(record.target_uri, target_options)), target_options)
+    lake = lakehouse_of(metered, record, target_options)
     latest = lake.snapshot()
     parent = latest.definition.parent
-    if parent is None or parent.clone_id != record.clone_id or parent.lakehouse_id != source.snapshot().definition.id:
+    if parent is None or not is_parent(parent, record, source.snapshot().definition.id):
         raise OtherLakehouseError(
             f"the lakehouse at {lake.root} is not the clone {record.name!r} of this one: another one has taken its"
             " place; drop the clone, which leaves that lakehouse alone",
