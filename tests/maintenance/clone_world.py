@@ -72,6 +72,7 @@ class CloneWorld:
             drop_memory_root(root)
 
     def lake(self, side: str) -> Lakehouse:
+        beside.flush()
         clear_process_caches()
         return Lakehouse.open(self.roots[side])
 
@@ -184,7 +185,6 @@ class CloneWorld:
             assert report.is_complete
 
         self._leap()
-        beside.flush()  # hints of earlier commits
         self._cut_off("drop", drop, ExportNotFoundError)
         self.stands = False
         left = [info.path for info in MemoryStorage(self.roots["clone"]).list()]
@@ -270,6 +270,7 @@ class CloneWorld:
                     stack.enter_context(mock.patch.object(module, "open_storage", lambda root, _=None: storages[root]))
                 clear_process_caches()
                 run(Lakehouse(storages[self.roots["parent"]], cache="off"))
+                beside.flush()  # the thread that writes the hint may die, too
         except DeathError:
             assert seen(), self.journal
             self.journal.append("it died")
