@@ -9,6 +9,7 @@ from typing import Any
 Step = dict[str, Any]
 
 COMMANDS = (
+    *("clone", "clones", "compare", "drop-clone", "promote", "refresh"),
     *("compact", "compact-tables", "create-namespace", "diff", "drop-export", "drop-namespace", "expire", "export"),
     *("exports", "hint", "init", "log", "ls", "orphans", "prune-exports", "purge", "reconcile", "register-table"),
     *("relocate", "repair", "resolve-commit", "restore", "rollback", "show", "tree", "trim", "undelete", "verify"),
@@ -218,6 +219,10 @@ def _exports(folder: Path) -> Iterator[Step]:
         yield from _both(other / level, "verify", "--deep")
         yield from _both(other / level, "log")
         yield from _both(lake, "verify-export", f"there-{level}", "--deep")
+    yield from _both(lake, "clones")
+    yield from _both(lake, "clone", other / "clone", "--version", "nobody")
+    for about_a_clone in ("compare", "promote", "refresh", "drop-clone"):
+        yield from _both(lake, about_a_clone, "nobody")
     yield from _both(lake, "exports")
     yield from _both(lake, "verify-export", "pin")
     yield from _both(lake, "verify-export", "nobody")

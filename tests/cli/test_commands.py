@@ -107,6 +107,12 @@ def test_the_commands_are_the_fixed_ones() -> None:
         "restore",
         "verify-export",
         "prune-exports",
+        "clone",
+        "clones",
+        "drop-clone",
+        "compare",
+        "promote",
+        "refresh",
     ]
     assert sorted([*fixed.split(), *freeing.split(), *more]) == COMMANDS
 
@@ -403,6 +409,72 @@ def test_exports_of_other_levels(cli: Cli, lake: Lakehouse, tmp_path: Path) -> N
     assert_error(cli("export", "x", "--level", "full", "--target", "here"), 2, "here")
     assert_error(cli("export", "x", "--target-option", "region"), 2, "--target-option takes K=V")
     assert_error(cli("export", "x", "--namespace", "ns"), 2, "minimal")
+
+
+def test_clones(cli: Cli, lake: Lakehouse, tmp_path: Path) -> None:
+    target = f"file://{tmp_path}/feature-x/"
+    append_rows(lake, "ns.filled")
+    made = cli("clone", target, "--retain-for", "14d", "--json").json
+    assert (made["name"], made["version"], made["target"]) == ("feature-x", lake.latest_version() - 2, target)
+    assert cli("ls", "--json", root=target).json == cli("ls", "--json").json
+    (found,) = cli("clones", "--json").json
+    assert (found["name"], found["state"], found["versions"], found["parent_versions"]) == (
+        "feature-x",
+        "standing",
+        0,
+        2,
+    )
+    assert "feature-x" in cli("clones").out
+    assert_error(cli("clone", target), 3, "feature-x")
+    assert_error(cli("clone", f"{target}b", "--version", 1, "--timestamp", 5), 2, "--timestamp")
+    assert_error(cli("drop-export", "feature-x"), 2, "drop-clone")
+    assert_error(cli("drop-clone", "nobody"), 4, "nobody")
+    assert cli("show", "--version", "parent@1", "--json", root=target).code == 0
+    append_rows(Lakehouse.open(target), "ns.filled")
+    compared = cli("compare", "feature-x", "--html", tmp_path / "page.html", "--json").json
+    assert [one["name"] for one in compared["objects"]] == ["ns.filled"]
+    assert "ns.filled" in (tmp_path / "page.html").read_text()
+    assert "in the clone alone" in cli("compare", "feature-x").out
+    plan = cli("promote", "feature-x", "--json").json
+    assert [change["table"] for change in plan["changes"]] == ["filled"]
+    done = cli("promote", "feature-x", "--apply", plan["digest"], "--json").json
+    assert (done["version"], done["changed"]) == (lake.latest_version(), 1)
+    assert "Nothing to do" in cli("promote", "feature-x").err
+    append_rows(lake, "ns.filled")
+    append_rows(Lakehouse.open(target), "ns.filled")
+    assert_error(cli("promote", "feature-x", "--yes"), 3, "--theirs ns.filled")
+    assert cli("promote", "feature-x", "--theirs", "ns.filled", "--yes").code == 0
+    assert cli("refresh", "feature-x").code == 0
+    assert cli("refresh", "feature-x", "--yes", "--json").json["changed"] == 1
+    plan = cli("drop-clone", "feature-x", "--delete-files", "--json").json
+    assert plan["files"] > 0
+    assert_error(cli("drop-clone", "feature-x", "--apply", plan["digest"]), 3, "look at the plan again")
+    done = cli("drop-clone", "feature-x", "--delete-files", "--apply", plan["digest"], "--json").json
+    assert (done["files"], done["failures"]) == (plan["files"], {})
+    assert cli("clones", "--json").json == []
+    assert_error(cli("ls", root=target), 4, "no lakehouse")
+
+
+def test_what_the_page_about_clones_shows_runs(
+    cli: Cli, lake: Lakehouse, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    text = (Path(__file__).parents[2] / "docs" / "clones.md").read_text()
+    (block,) = re.findall(r"```sh\n(.*?)```", text, re.DOTALL)
+    digest = ""
+    for line in block.replace("file:///data/", f"file://{tmp_path}/").splitlines():
+        program, *arguments = line.split()
+        assert program == "trinitylake"
+        root = {"root": arguments[1]} if arguments[0] == "--root" else {}
+        result = (
+            cli(*arguments[2 if root else 0 :], *(["--json"]), **root)
+            if "DIGEST" not in line
+            else cli(*(digest if one == "DIGEST" else one for one in arguments), "--json")
+        )
+        assert result.code == 0, (line, result)
+        digest = result.json.get("digest", "") if isinstance(result.json, dict) else ""
+    assert lake.snapshot().has_namespace("experiments")
+    assert cli("clones", "--json").json == []
 
 
 def test_prune_exports(cli: Cli, lake: Lakehouse) -> None:

@@ -17,6 +17,8 @@ from trinitylake_ops.cli.app import trinitylake
 pytestmark = pytest.mark.debian_packages
 
 #: Every command, with arguments for the lakehouse of :func:`filled`; those that change something come in this order.
+#: Stands for the root of a clone, which is beside the lakehouse.
+CLONE = "the root of the clone"
 CALLS: dict[str, tuple[str, ...]] = {
     "init": ("init",),
     "undelete": ("undelete", "0"),
@@ -24,6 +26,7 @@ CALLS: dict[str, tuple[str, ...]] = {
     "register-table": ("register-table", "ns.ext", "copy.metadata.json"),
     "export": ("export", "kept", "--version", "1"),
     "exports": ("exports", "--json"),
+    "clones": ("clones", "--json"),
     "log": ("log",),
     "ls": ("ls", "ns"),
     "show": ("show", "ns.t", "--json"),
@@ -31,6 +34,11 @@ CALLS: dict[str, tuple[str, ...]] = {
     "hint": ("hint", "--repair"),
     "verify": ("verify",),
     "resolve-commit": ("resolve-commit", "1", "00000000-0000-0000-0000-000000000000"),
+    "clone": ("clone", CLONE, "--name", "feature"),
+    "compare": ("compare", "feature", "--json"),
+    "promote": ("promote", "feature", "--yes"),
+    "refresh": ("refresh", "feature", "--yes"),
+    "drop-clone": ("drop-clone", "feature", "--delete-files", "--yes"),
     "verify-export": ("verify-export", "kept", "--deep"),
     "restore": ("restore", "kept"),
     "prune-exports": ("prune-exports", "kept*", "--keep-last", "1"),
@@ -61,6 +69,10 @@ def filled(canaries: CanaryServer) -> CanaryServer:
     return canaries
 
 
+def arguments_of(name: str, canaries: CanaryServer) -> list[str]:
+    return [canaries.root.replace("/lake/", "/clone/") if one == CLONE else one for one in CALLS[name]]
+
+
 def assert_silent(result: Result) -> None:
     assert leaks(result.out + result.err) == []
 
@@ -70,8 +82,8 @@ def test_the_list_of_commands_is_complete() -> None:
 
 
 def test_commands_with_credentials_of_the_environment(filled: CanaryServer) -> None:
-    for name, arguments in CALLS.items():
-        result = run(*arguments, **filled.environment)
+    for name in CALLS:
+        result = run(*arguments_of(name, filled), **filled.environment)
         assert_silent(result)
         expected = {"init": 3, "resolve-commit": 1}.get(name, 0)
         assert result.code == expected, (name, result)
@@ -111,7 +123,7 @@ def test_each_failure_is_one_line_without_credentials(filled: CanaryServer, obst
     }
     names = CALLS if obstacle == "wrong secret" else ("ls",)
     for name in names:
-        result = run(*CALLS[name], **environment)
+        result = run(*arguments_of(name, filled), **environment)
         assert_silent(result)
         assert_one_line(result, 5, "")
 

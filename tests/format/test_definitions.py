@@ -70,6 +70,7 @@ def test_absent_optional_fields_take_the_formats_defaults() -> None:
         "node_compression": "",
         "orphans_removed_before_millis": 0,
         "sources": (),
+        "parent": None,
         "unknown_fields": b"",
     }
 

@@ -15,6 +15,7 @@ import pytest
 
 from tests.lakes import Lakes
 from tests.maintenance.aging import Aging, keeping
+from tests.maintenance.changes import create
 from trinitylake_ops import Lakehouse, maintenance
 from trinitylake_ops.format.file_names import HINT_PATH, is_immutable_path
 from trinitylake_ops.maintenance.plans.cost import Cost
@@ -31,19 +32,35 @@ def _away(lake: Lakehouse, target: str) -> Plan:
     return maintenance.plan_restore(lake, "away")
 
 
+def _cloned(lake: Lakehouse, target: str) -> str:
+    maintenance.plan_clone(lake, target, "clone").execute()
+    return "clone"
+
+
+def _changed_clone(lake: Lakehouse, target: str) -> str:
+    name = _cloned(lake, target)
+    for each in (Lakehouse.open(target), lake):
+        create(each, "clone" if each is lake else "parent", "t")
+    return name
+
+
 _PLANS = [
     found
     for name in maintenance.__all__
     if inspect.isclass(found := getattr(maintenance, name)) and issubclass(found, Plan)
 ]
 _MADE: dict[str, Callable[[Lakehouse, str], Plan]] = {
+    "ClonePlan": lambda lake, target: maintenance.plan_clone(lake, target, "clone"),
     "CompactTablesPlan": lambda lake, _: maintenance.plan_compact_tables(lake),
+    "DropClonePlan": lambda lake, target: maintenance.plan_drop_clone(lake, _cloned(lake, target), delete_files=True),
     "DropNamespacePlan": lambda lake, _: maintenance.plan_drop_namespace(lake, "n0", cascade=True),
     "ExpirationPlan": lambda lake, _: maintenance.plan_expiration(lake, keeping(1)),
     "ExportPlan": lambda lake, _: maintenance.plan_export(lake, "other"),
     "OrphanPlan": lambda lake, _: maintenance.plan_orphan_removal(lake),
+    "PromotionPlan": lambda lake, target: maintenance.plan_promotion(lake, _changed_clone(lake, target)),
     "PrunePlan": lambda lake, _: maintenance.plan_prune_exports(lake, "*", keeping(1)),
     "PurgePlan": lambda lake, _: maintenance.plan_purge(lake),
+    "RefreshPlan": lambda lake, target: maintenance.plan_refresh(lake, _changed_clone(lake, target)),
     "RelocationPlan": lambda lake, _: maintenance.plan_relocation(lake),
     "RepairPlan": lambda lake, _: maintenance.plan_repair(lake),
     "RestorePlan": _away,

@@ -29,10 +29,14 @@ EXIT_TERMINATED = 143
 
 #: The module and the short help of each command. A module is loaded once one of its commands is called.
 _COMMANDS: Mapping[str, tuple[str, str]] = {
+    "clone": ("clones", "Clone the lakehouse to another root, without a copy of its tables."),
+    "clones": ("clones", "List the clones."),
     "compact": ("change", "Flush buffers and merge thin nodes."),
     "compact-tables": ("change", "Plan or do the merge of small data files."),
+    "compare": ("clones", "Compare a clone with this lakehouse."),
     "create-namespace": ("change", "Create a namespace."),
     "diff": ("read", "List what differs between two versions."),
+    "drop-clone": ("clones", "Plan or do the drop of a clone."),
     "drop-export": ("exports", "Forget an export."),
     "drop-namespace": ("change", "Plan or do the drop of a namespace."),
     "expire": ("gc", "Plan or do the expiry of old versions."),
@@ -43,9 +47,11 @@ _COMMANDS: Mapping[str, tuple[str, str]] = {
     "log": ("read", "List versions, newest first."),
     "ls": ("read", "List namespaces, or the tables of one."),
     "orphans": ("gc", "Plan or do the removal of orphans."),
+    "promote": ("clones", "Plan or do the promotion of what was made in a clone."),
     "prune-exports": ("exports", "Plan or do the drop of old exports by rules."),
     "purge": ("gc", "Plan or do the purge of expired versions."),
     "reconcile": ("gc", "Settle what another program did to the settings."),
+    "refresh": ("clones", "Plan or do the refresh of a clone with what is new here."),
     "register-table": ("register", "Bring existing Iceberg tables in."),
     "relocate": ("change", "Plan or do the relocation of tables."),
     "repair": ("change", "Plan or do a repair of the findings of verify."),

@@ -133,6 +133,18 @@ def page_written(path: Path, page: str) -> None:
     click.echo(f"Page: {visible(str(path))}", err=True)
 
 
+def target_option(command: C) -> C:
+    """Add ``--target-option`` to a command that opens another lakehouse."""
+    return click.option(
+        "--target-option",
+        "target_options",
+        multiple=True,
+        metavar="K=V",
+        callback=target_options_of,
+        help="An option of the target's storage; default: those of the lakehouse's own where the scheme is the same.",
+    )(command)
+
+
 def at_options(command: C) -> C:
     """Add ``--version`` and ``--timestamp`` to a command that reads."""
     command = click.option(

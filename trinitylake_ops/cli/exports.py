@@ -21,7 +21,7 @@ from trinitylake_ops.cli.context import (
     print_shown,
     print_table,
     shown_progress,
-    target_options_of,
+    target_option,
 )
 from trinitylake_ops.cli.engine import Engine, engine_options
 from trinitylake_ops.cli.gc import policy_options
@@ -32,23 +32,12 @@ from trinitylake_ops.maintenance.plans.document import new_table
 from trinitylake_ops.storage.options import StorageOptions
 
 
-def _target_options(command: Any) -> Any:
-    return click.option(
-        "--target-option",
-        "target_options",
-        multiple=True,
-        metavar="K=V",
-        callback=target_options_of,
-        help="An option of the target's storage; default: those of the lakehouse's own where the scheme is the same.",
-    )(command)
-
-
 @click.command(short_help="Keep a version under a name, here or elsewhere.")
 @click.argument("name")
 @click.option("--level", type=click.Choice(LEVELS), default=LEVELS[0], show_default=True, help="How much is copied.")
 @click.option("--version", metavar="N", help="The version to export; default: the latest.")
 @click.option("--target", metavar="URI", help="Another root, where the export becomes a lakehouse of its own.")
-@_target_options
+@target_option
 @click.option("--namespace", "namespaces", multiple=True, help="Only this namespace; may be repeated.")
 @click.option("--definitions", is_flag=True, help="Let a partial export copy definitions, too.")
 @click.option("--retain-for", type=Duration(), help="Keeps its version so long, such as 30d; default: until dropped.")
@@ -119,7 +108,7 @@ def exports(session: Session, as_json: bool) -> None:
 @click.command("verify-export", short_help="Compare an export with its manifest.")
 @click.argument("name")
 @click.option("--deep", is_flag=True, help="Read all copies and compare their checksums, not only their sizes.")
-@_target_options
+@target_option
 @json_option
 @pass_session
 def verify_export(
@@ -166,7 +155,7 @@ def drop_export(session: Session, name: str, as_json: bool) -> None:
 @click.argument("name")
 @click.option("--namespace", "namespaces", multiple=True, help="Only this namespace; may be repeated.")
 @click.option("--table", "tables", multiple=True, metavar="NS.TABLE", help="Only this table; may be repeated.")
-@_target_options
+@target_option
 @approval_options
 @json_option
 @pass_session

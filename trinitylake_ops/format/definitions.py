@@ -106,7 +106,10 @@ class DataType(_OpenEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExportRecord:
-    """One export, recorded in the lakehouse definition (field 1000)."""
+    """One export, recorded in the lakehouse definition (field 1000).
+
+    With a ``clone_id`` it is that of a clone, or a further version that the clone needs since it was refreshed.
+    """
 
     name: str
     version: int
@@ -118,6 +121,18 @@ class ExportRecord:
     retain_until_millis: int | None = None
     namespaces: tuple[str, ...] = ()
     manifest_path: str = ""
+    clone_id: str = ""
+    promotions: tuple[PromotionRecord, ...] = ()
+    unknown_fields: bytes = b""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PromotionRecord:
+    """One promotion of a clone: its id, the version of the clone, and the version of this lakehouse that has it."""
+
+    id: str
+    clone_version: int = 0
+    version: int = 0
     unknown_fields: bytes = b""
 
 
@@ -169,6 +184,23 @@ class SourceRecord:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ParentRecord:
+    """The lakehouse of which this one is a clone (field 1007).
+
+    ``version`` is the parent's version with which both are compared: ``cloned_version``, and later the one with which
+    the clone was refreshed. ``name`` is that of the clone there.
+    """
+
+    root: str
+    lakehouse_id: str = ""
+    version: int = 0
+    clone_id: str = ""
+    name: str = ""
+    cloned_version: int = 0
+    unknown_fields: bytes = b""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LakehouseDef:
     """Settings and operational state of a lakehouse. Sizes in bytes, ages in milliseconds."""
 
@@ -193,6 +225,7 @@ class LakehouseDef:
     node_compression: str = ""
     orphans_removed_before_millis: int = 0
     sources: tuple[SourceRecord, ...] = ()
+    parent: ParentRecord | None = None
     unknown_fields: bytes = b""
 
     def to_bytes(self, path: str = "") -> bytes:
@@ -370,6 +403,8 @@ _NESTED: dict[str, Callable[..., Any]] = {
     "expirations": ExpirationBatch,
     "retention_rules": RetentionRules,
     "sources": SourceRecord,
+    "parent": ParentRecord,
+    "promotions": PromotionRecord,
     "schema": Schema,
     "columns": Column,
     "struct_fields": Column,

@@ -19,6 +19,7 @@ TURN_PREFIX = f"{OPERATIONS_PREFIX}turn-"
 LEASE_PREFIX = f"{OPERATIONS_PREFIX}lease-"
 VERIFIED_PREFIX = f"{OPERATIONS_PREFIX}verified-"
 ORPHAN_BARRIER_PATH = f"{OPERATIONS_PREFIX}orphan-barrier.json"
+LAKEHOUSE_DEF_PREFIX = "_lakehouse_def_"
 TABLES_PREFIX = "tables/"
 #: The file in a table's folder that says which lakehouse owns it.
 OWNER_NAME = "_owner.json"
@@ -246,7 +247,7 @@ def parse_hint(data: bytes) -> int | None:
 
 def new_lakehouse_def_path(identifier: uuid.UUID | None = None) -> str:
     """Return a fresh path for a lakehouse definition, or the one of a uuid (L11)."""
-    return f"_lakehouse_def_{identifier or uuid.uuid4()}.binpb"
+    return f"{LAKEHOUSE_DEF_PREFIX}{identifier or uuid.uuid4()}.binpb"
 
 
 def new_export_root_path() -> str:

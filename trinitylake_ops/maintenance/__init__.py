@@ -7,6 +7,14 @@ from typing import TYPE_CHECKING
 from trinitylake_ops.faces import lazy_face
 
 if TYPE_CHECKING:
+    from trinitylake_ops.maintenance.clones.clone import ClonePlan, CloneReport, plan_clone
+    from trinitylake_ops.maintenance.clones.compare import ComparedObject, Comparison, TableDelta, compare
+    from trinitylake_ops.maintenance.clones.drop import DropClonePlan, DropCloneReport, drop_clone, plan_drop_clone
+    from trinitylake_ops.maintenance.clones.listing import CloneInfo, CloneState, list_clones
+    from trinitylake_ops.maintenance.clones.merge import Conflict
+    from trinitylake_ops.maintenance.clones.promote import PromotionPlan, PromotionReport, plan_promotion
+    from trinitylake_ops.maintenance.clones.refresh import RefreshPlan, plan_refresh
+    from trinitylake_ops.maintenance.clones.three_way import ChangedOn
     from trinitylake_ops.maintenance.compaction.compacted import CompactTablesReport
     from trinitylake_ops.maintenance.compaction.tables import CompactTablesPlan, plan_compact_tables
     from trinitylake_ops.maintenance.compaction.tree import CompactionReport, compact
@@ -44,10 +52,20 @@ if TYPE_CHECKING:
 __all__ = [
     "LOCAL",
     "Budget",
+    "ChangedOn",
+    "CloneInfo",
+    "ClonePlan",
+    "CloneReport",
+    "CloneState",
     "CommitReport",
     "CompactTablesPlan",
     "CompactTablesReport",
     "CompactionReport",
+    "ComparedObject",
+    "Comparison",
+    "Conflict",
+    "DropClonePlan",
+    "DropCloneReport",
     "DropNamespacePlan",
     "Executor",
     "ExpirationPlan",
@@ -61,11 +79,14 @@ __all__ = [
     "HintState",
     "OrphanPlan",
     "OrphanReport",
+    "PromotionPlan",
+    "PromotionReport",
     "PrunePlan",
     "PurgeBatch",
     "PurgePlan",
     "PurgeReport",
     "ReconcileReport",
+    "RefreshPlan",
     "RegistrationReport",
     "RelocationPlan",
     "RelocationReport",
@@ -75,22 +96,30 @@ __all__ = [
     "RestorePlan",
     "RetentionPolicy",
     "RollbackPlan",
+    "TableDelta",
     "TrimPlan",
     "TrimReport",
     "Unmended",
     "Verdict",
     "VerifyReport",
     "compact",
+    "compare",
+    "drop_clone",
     "drop_export",
     "inspect_hint",
+    "list_clones",
     "list_exports",
+    "plan_clone",
     "plan_compact_tables",
+    "plan_drop_clone",
     "plan_drop_namespace",
     "plan_expiration",
     "plan_export",
     "plan_orphan_removal",
+    "plan_promotion",
     "plan_prune_exports",
     "plan_purge",
+    "plan_refresh",
     "plan_relocation",
     "plan_repair",
     "plan_restore",
@@ -111,6 +140,39 @@ __all__ = [
 __getattr__, __dir__ = lazy_face(
     __name__,
     {
+        "clones.clone": (
+            "ClonePlan",
+            "CloneReport",
+            "plan_clone",
+        ),
+        "clones.compare": (
+            "ComparedObject",
+            "Comparison",
+            "TableDelta",
+            "compare",
+        ),
+        "clones.drop": (
+            "DropClonePlan",
+            "DropCloneReport",
+            "drop_clone",
+            "plan_drop_clone",
+        ),
+        "clones.listing": (
+            "CloneInfo",
+            "CloneState",
+            "list_clones",
+        ),
+        "clones.merge": ("Conflict",),
+        "clones.promote": (
+            "PromotionPlan",
+            "PromotionReport",
+            "plan_promotion",
+        ),
+        "clones.refresh": (
+            "RefreshPlan",
+            "plan_refresh",
+        ),
+        "clones.three_way": ("ChangedOn",),
         "compaction.compacted": ("CompactTablesReport",),
         "compaction.tables": (
             "CompactTablesPlan",

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from trinitylake_ops.faces import lazy_face
 
 if TYPE_CHECKING:
+    from trinitylake_ops.pages.comparison import comparison_page
     from trinitylake_ops.pages.files import check_page_path, write_page
     from trinitylake_ops.pages.pages import (
         expiration_page,
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "check_page_path",
+    "comparison_page",
     "expiration_page",
     "expiration_picture",
     "log_page",
@@ -34,6 +36,7 @@ __all__ = [
 __getattr__, __dir__ = lazy_face(
     __name__,
     {
+        "comparison": ("comparison_page",),
         "files": (
             "check_page_path",
             "write_page",

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from trinitylake_ops.maintenance.plans.document import visible
 from trinitylake_ops.pages.chart import Chart
-from trinitylake_ops.pages.content import Page
+from trinitylake_ops.pages.content import Figure, Heading, Page
 from trinitylake_ops.pages.timeline import VersionState
 
 
@@ -39,6 +39,15 @@ def _pixels(value: float) -> str:
 def render_page(page: Page) -> str:
     """Return a page as one HTML document that refers to nothing beyond itself."""
     return _environment().get_template("page.html.jinja").render(page=page, heading=page.heading, chart=page.chart)
+
+
+def render_comparison(heading: Heading, figures: Sequence[Figure], sections: Sequence[object]) -> str:
+    """Return a page of a comparison as one HTML document.
+
+    Sections have a title, rows, and a count of those left out.
+    """
+    template = _environment().get_template("comparison.html.jinja")
+    return template.render(heading=heading, figures=figures, sections=sections)
 
 
 def render_picture(chart: Chart, states: Mapping[VersionState, str], headline: str) -> str:

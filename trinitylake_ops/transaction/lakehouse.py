@@ -13,7 +13,7 @@ from trinitylake_ops.errors import (
     InvalidDefinitionError,
     InvalidInputError,
 )
-from trinitylake_ops.format.definitions import IsolationLevel, LakehouseDef, TableDef
+from trinitylake_ops.format.definitions import IsolationLevel, LakehouseDef, ParentRecord, TableDef
 from trinitylake_ops.format.file_names import is_immutable_path
 from trinitylake_ops.format.limits import validate_lakehouse_def
 from trinitylake_ops.format.locations import as_uri, normalize_root_uri
@@ -36,7 +36,7 @@ from trinitylake_ops.versions.definition_store import DefinitionStore
 from trinitylake_ops.versions.hint import HintWriter
 from trinitylake_ops.versions.history import VersionInfo, history
 from trinitylake_ops.versions.latest import latest_snapshot, open_latest
-from trinitylake_ops.versions.lookup import VersionLookup
+from trinitylake_ops.versions.lookup import VersionLookup, check_granted, check_within
 from trinitylake_ops.versions.roots import Roots, find_latest
 from trinitylake_ops.versions.snapshot import LakehouseFiles, Snapshot
 
@@ -69,7 +69,7 @@ class Lakehouse:
         roots = Roots(storage, keeps_newest=cache != "off")
         nodes, definitions = NodeStore(files, elsewhere=elsewhere), DefinitionStore(files, elsewhere=elsewhere)
         self.files = LakehouseFiles(files, nodes, definitions, HintWriter(storage), roots)
-        self._lookup = VersionLookup(self.files, self._version_elsewhere)
+        self._lookup = VersionLookup(self.files, self._version_elsewhere, self._version_of_parent)
         is_shared = cache == "shared"
         self._queue = shared_queue(storage_identity(self.root, self.storage_options)) if is_shared else CommitQueue()
 
@@ -133,7 +133,7 @@ class Lakehouse:
             definitions=self.files.definitions.on(files, other.elsewhere),
         )
         other.files.roots.known_naming = self.files.roots.known_naming
-        other._lookup = VersionLookup(other.files, other._version_elsewhere)
+        other._lookup = VersionLookup(other.files, other._version_elsewhere, other._version_of_parent)
         return other
 
     def _latest_definition(self) -> LakehouseDef | None:
@@ -162,7 +162,8 @@ class Lakehouse:
         """Return the latest version, or a version by its number, by an export's name, or by a time.
 
         ``timestamp`` is an aware datetime or milliseconds since the epoch; the newest version created at or before it
-        is returned. ``latest`` is the latest version, if the caller has just found it. Raises VersionNotFoundError,
+        is returned. In a clone, times before it began lead to the parent's versions, and ``parent@N`` is one of them.
+        ``latest`` is the latest version, if the caller has just found it. Raises VersionNotFoundError,
         VersionExpiredError, ExportNotFoundError, InvalidInputError when both are given.
         """
         return self._lookup.snapshot(version, timestamp, latest)
@@ -182,6 +183,20 @@ class Lakehouse:
         other = Lakehouse.open(root, storage_options)
         other.elsewhere.give(self.storage)  # files that were not copied
         return other.snapshot(version)
+
+    def _version_of_parent(self, parent: ParentRecord, version: int | None, timestamp_ms: int | None) -> Snapshot:
+        """Return a version of the lakehouse of which this one is a clone, from before it began."""
+        places = self.elsewhere.places
+        places.check_root(parent.root)
+        other = Lakehouse.open(parent.root, options_for(self, parent.root))
+        latest = other.snapshot()
+        check_granted(parent, latest.definition, places)
+        if version is not None:
+            return other.snapshot(check_within(parent, version), latest=latest)
+        found = other.snapshot(timestamp=timestamp_ms, latest=latest)
+        if found.version <= parent.cloned_version:
+            return found
+        return other.snapshot(parent.cloned_version, latest=latest)
 
     def history(self, limit: int | None = None, latest: Snapshot | None = None) -> Iterator[VersionInfo]:
         """Yield versions, newest first, at most ``limit``; roots are read in parallel batches.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from datetime import datetime
 
@@ -10,31 +11,41 @@ from trinitylake_ops.errors import (
     ExportNotFoundError,
     FileMissingError,
     InvalidInputError,
+    LocationNotAllowedError,
     VersionExpiredError,
     VersionNotFoundError,
 )
-from trinitylake_ops.format.definitions import ExpirationState, LakehouseDef
+from trinitylake_ops.format.definitions import ExpirationState, LakehouseDef, ParentRecord
 from trinitylake_ops.format.file_names import MAX_VERSION, parse_root_path
 from trinitylake_ops.format.locations import is_uri, normalize_root_uri, to_location
 from trinitylake_ops.format.nodes.node_file import NodeFile, decode_node
 from trinitylake_ops.format.nodes.system_rows import LAKEHOUSE_DEF, PREVIOUS_ROOT
+from trinitylake_ops.format.places import Places, cut
 from trinitylake_ops.versions.latest import latest_snapshot
 from trinitylake_ops.versions.roots import ProbedRoots
 from trinitylake_ops.versions.snapshot import LakehouseFiles, Snapshot, epoch_ms
 from trinitylake_ops.versions.time_travel import find_version_at
 
+#: How a version of the parent is named in its clone.
+_OF_PARENT = re.compile(r"parent@(\d{1,10})", re.ASCII)
 _MAX_VERSION_DIGITS = 100  # far more than any version has, and few enough to convert and show
 
 #: Returns a version of the lakehouse at another root. It gets that root's storage options, if the caller gave any.
 VersionElsewhere = Callable[[str, int, Mapping[str, str] | None], Snapshot]
+#: Returns a version of the parent of a clone, by its number or a time in milliseconds.
+VersionOfParent = Callable[[ParentRecord, int | None, int | None], Snapshot]
 
 
 class VersionLookup:
-    """Finds the versions of one lakehouse. ``elsewhere`` opens exports at another root."""
+    """Finds the versions of one lakehouse.
 
-    def __init__(self, files: LakehouseFiles, elsewhere: VersionElsewhere):
+    ``elsewhere`` opens exports at another root, and ``of_parent`` what came before the beginning of a clone.
+    """
+
+    def __init__(self, files: LakehouseFiles, elsewhere: VersionElsewhere, of_parent: VersionOfParent):
         self._files = files
         self._elsewhere = elsewhere
+        self._of_parent = of_parent
 
     def snapshot(
         self, version: int | str | None, timestamp: datetime | int | None, latest: Snapshot | None
@@ -54,9 +65,25 @@ class VersionLookup:
         probed = ProbedRoots(self._files.roots.storage)
         latest = latest or latest_snapshot(self._files, probed)
         if timestamp is not None:
-            found = find_version_at(self._files.roots, _millis(timestamp), latest.version, probed)
-            return self._of(found, latest, probed)
-        return latest if version is None else self.exported(version, latest)
+            return self._at(_millis(timestamp), latest, probed)
+        return latest if version is None else self._named(version, latest)
+
+    def _at(self, timestamp_ms: int, latest: Snapshot, probed: ProbedRoots) -> Snapshot:
+        """Return the version of a time. In a clone, one from before its beginning is the parent's."""
+        try:
+            found = find_version_at(self._files.roots, timestamp_ms, latest.version, probed)
+        except VersionNotFoundError:
+            if latest.definition.parent is None:
+                raise
+            return self._of_parent(latest.definition.parent, None, timestamp_ms)
+        return self._of(found, latest, probed)
+
+    def _named(self, name: str, latest: Snapshot) -> Snapshot:
+        """Return an export's version, or in a clone one of the parent's, ``parent@N``."""
+        number, definition = _parents_version(name), latest.definition
+        if number is not None and definition.parent is not None and name not in definition.exported_snapshots:
+            return self._of_parent(definition.parent, number, None)
+        return self.exported(name, latest)
 
     def _of_number(self, version: int, latest: Snapshot | None) -> Snapshot:
         """Return a version, whose root is read together with the latest one's. This takes four requests in two rounds.
@@ -177,3 +204,40 @@ def _exported_version(name: str, path: str, root: NodeFile, definition: Lakehous
         return version
     previous = parse_root_path(root.system.get(PREVIOUS_ROOT, ""))
     return 0 if previous is None else min(previous + 1, MAX_VERSION)
+
+
+def _parents_version(name: str) -> int | None:
+    """Return the number in ``parent@N``, None for any other name of a version."""
+    match = _OF_PARENT.fullmatch(name)
+    return int(match[1]) if match else None
+
+
+def check_within(parent: ParentRecord, version: int) -> int:
+    """Return a version of the parent. Raises VersionNotFoundError for one that came after the clone was made."""
+    if version > parent.cloned_version:
+        raise VersionNotFoundError(
+            f"version {version} of {cut(parent.root)} is none of this clone's past, which ends at the version that was"
+            f" cloned, {parent.cloned_version}; open that lakehouse itself",
+            version=version,
+        )
+    return version
+
+
+def check_granted(parent: ParentRecord, latest: LakehouseDef, places: Places) -> None:
+    """Raise LocationNotAllowedError unless a parent, by its latest definition, knows this clone at this root.
+
+    The names of roots can be guessed. So a clone's own content does not decide that all versions of another lakehouse
+    may be read. A root that the operator allows may be read in any case.
+    """
+    root = normalize_root_uri(parent.root)
+    if any(root.startswith(known) for known in (*places.allowed, *places.given)):
+        return
+    for record in latest.exports:
+        if record.clone_id and record.clone_id == parent.clone_id and record.target_uri == places.root:
+            return
+    raise LocationNotAllowedError(
+        f"the lakehouse at {cut(parent.root)!r} records no such clone at {places.root}: its versions are not read from"
+        " here; if you trust whoever writes here with them, allow that root, by --allow-root or the storage option"
+        " 'allowed_roots'",
+        path=cut(parent.root),
+    )

@@ -172,6 +172,8 @@ class ExportRecord(_message.Message):
     RETAIN_UNTIL_MILLIS_FIELD_NUMBER: _builtins.int
     NAMESPACES_FIELD_NUMBER: _builtins.int
     MANIFEST_PATH_FIELD_NUMBER: _builtins.int
+    CLONE_ID_FIELD_NUMBER: _builtins.int
+    PROMOTIONS_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     version: _builtins.int
     level: Global___ExportLevel.ValueType
@@ -181,8 +183,11 @@ class ExportRecord(_message.Message):
     created_at_millis: _builtins.int
     retain_until_millis: _builtins.int
     manifest_path: _builtins.str
+    clone_id: _builtins.str
     @_builtins.property
     def namespaces(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    @_builtins.property
+    def promotions(self) -> _containers.RepeatedCompositeFieldContainer[Global___PromotionRecord]: ...
     def __init__(
         self,
         *,
@@ -196,16 +201,43 @@ class ExportRecord(_message.Message):
         retain_until_millis: _builtins.int | None = ...,
         namespaces: _abc.Iterable[_builtins.str] | None = ...,
         manifest_path: _builtins.str = ...,
+        clone_id: _builtins.str = ...,
+        promotions: _abc.Iterable[Global___PromotionRecord] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_retain_until_millis", b"_retain_until_millis", "retain_until_millis", b"retain_until_millis"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_retain_until_millis", b"_retain_until_millis", "created_at_millis", b"created_at_millis", "level", b"level", "manifest_path", b"manifest_path", "name", b"name", "namespaces", b"namespaces", "retain_until_millis", b"retain_until_millis", "root_location", b"root_location", "state", b"state", "target_uri", b"target_uri", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_retain_until_millis", b"_retain_until_millis", "clone_id", b"clone_id", "created_at_millis", b"created_at_millis", "level", b"level", "manifest_path", b"manifest_path", "name", b"name", "namespaces", b"namespaces", "promotions", b"promotions", "retain_until_millis", b"retain_until_millis", "root_location", b"root_location", "state", b"state", "target_uri", b"target_uri", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__retain_until_millis: _TypeAlias = _typing.Literal["retain_until_millis"]  # noqa: Y015
     _WhichOneofArgType__retain_until_millis: _TypeAlias = _typing.Literal["_retain_until_millis", b"_retain_until_millis"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType__retain_until_millis) -> _WhichOneofReturnType__retain_until_millis | None: ...
 
 Global___ExportRecord: _TypeAlias = ExportRecord  # noqa: Y015
+
+@_typing.final
+class PromotionRecord(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ID_FIELD_NUMBER: _builtins.int
+    CLONE_VERSION_FIELD_NUMBER: _builtins.int
+    VERSION_FIELD_NUMBER: _builtins.int
+    id: _builtins.str
+    clone_version: _builtins.int
+    version: _builtins.int
+    def __init__(
+        self,
+        *,
+        id: _builtins.str = ...,
+        clone_version: _builtins.int = ...,
+        version: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["clone_version", b"clone_version", "id", b"id", "version", b"version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PromotionRecord: _TypeAlias = PromotionRecord  # noqa: Y015
 
 @_typing.final
 class ExpirationBatch(_message.Message):
@@ -302,6 +334,40 @@ class SourceRecord(_message.Message):
 Global___SourceRecord: _TypeAlias = SourceRecord  # noqa: Y015
 
 @_typing.final
+class ParentRecord(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ROOT_FIELD_NUMBER: _builtins.int
+    LAKEHOUSE_ID_FIELD_NUMBER: _builtins.int
+    VERSION_FIELD_NUMBER: _builtins.int
+    CLONE_ID_FIELD_NUMBER: _builtins.int
+    NAME_FIELD_NUMBER: _builtins.int
+    CLONED_VERSION_FIELD_NUMBER: _builtins.int
+    root: _builtins.str
+    lakehouse_id: _builtins.str
+    version: _builtins.int
+    clone_id: _builtins.str
+    name: _builtins.str
+    cloned_version: _builtins.int
+    def __init__(
+        self,
+        *,
+        root: _builtins.str = ...,
+        lakehouse_id: _builtins.str = ...,
+        version: _builtins.int = ...,
+        clone_id: _builtins.str = ...,
+        name: _builtins.str = ...,
+        cloned_version: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["clone_id", b"clone_id", "cloned_version", b"cloned_version", "lakehouse_id", b"lakehouse_id", "name", b"name", "root", b"root", "version", b"version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ParentRecord: _TypeAlias = ParentRecord  # noqa: Y015
+
+@_typing.final
 class LakehouseDef(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -386,6 +452,7 @@ class LakehouseDef(_message.Message):
     NODE_COMPRESSION_FIELD_NUMBER: _builtins.int
     ORPHANS_REMOVED_BEFORE_MILLIS_FIELD_NUMBER: _builtins.int
     SOURCES_FIELD_NUMBER: _builtins.int
+    PARENT_FIELD_NUMBER: _builtins.int
     SEAL_FIELD_NUMBER: _builtins.int
     SEAL_2_FIELD_NUMBER: _builtins.int
     id: _builtins.str
@@ -420,6 +487,8 @@ class LakehouseDef(_message.Message):
     def retention_rules(self) -> Global___RetentionRules: ...
     @_builtins.property
     def sources(self) -> _containers.RepeatedCompositeFieldContainer[Global___SourceRecord]: ...
+    @_builtins.property
+    def parent(self) -> Global___ParentRecord: ...
     def __init__(
         self,
         *,
@@ -444,12 +513,13 @@ class LakehouseDef(_message.Message):
         node_compression: _builtins.str = ...,
         orphans_removed_before_millis: _builtins.int = ...,
         sources: _abc.Iterable[Global___SourceRecord] | None = ...,
+        parent: Global___ParentRecord | None = ...,
         seal: _builtins.str = ...,
         seal_2: _builtins.str = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_file_path_max_size_bytes", b"_file_path_max_size_bytes", "_isolation_level", b"_isolation_level", "_maximum_version_age_millis", b"_maximum_version_age_millis", "_minimum_versions_to_keep", b"_minimum_versions_to_keep", "_namespace_name_max_size_bytes", b"_namespace_name_max_size_bytes", "_node_file_max_size_bytes", b"_node_file_max_size_bytes", "_order", b"_order", "_table_name_max_size_bytes", b"_table_name_max_size_bytes", "_txn_ttl_millis", b"_txn_ttl_millis", "file_path_max_size_bytes", b"file_path_max_size_bytes", "isolation_level", b"isolation_level", "maximum_version_age_millis", b"maximum_version_age_millis", "minimum_versions_to_keep", b"minimum_versions_to_keep", "namespace_name_max_size_bytes", b"namespace_name_max_size_bytes", "node_file_max_size_bytes", b"node_file_max_size_bytes", "order", b"order", "retention_rules", b"retention_rules", "table_name_max_size_bytes", b"table_name_max_size_bytes", "txn_ttl_millis", b"txn_ttl_millis"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_file_path_max_size_bytes", b"_file_path_max_size_bytes", "_isolation_level", b"_isolation_level", "_maximum_version_age_millis", b"_maximum_version_age_millis", "_minimum_versions_to_keep", b"_minimum_versions_to_keep", "_namespace_name_max_size_bytes", b"_namespace_name_max_size_bytes", "_node_file_max_size_bytes", b"_node_file_max_size_bytes", "_order", b"_order", "_table_name_max_size_bytes", b"_table_name_max_size_bytes", "_txn_ttl_millis", b"_txn_ttl_millis", "file_path_max_size_bytes", b"file_path_max_size_bytes", "isolation_level", b"isolation_level", "maximum_version_age_millis", b"maximum_version_age_millis", "minimum_versions_to_keep", b"minimum_versions_to_keep", "namespace_name_max_size_bytes", b"namespace_name_max_size_bytes", "node_file_max_size_bytes", b"node_file_max_size_bytes", "order", b"order", "parent", b"parent", "retention_rules", b"retention_rules", "table_name_max_size_bytes", b"table_name_max_size_bytes", "txn_ttl_millis", b"txn_ttl_millis"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_file_path_max_size_bytes", b"_file_path_max_size_bytes", "_isolation_level", b"_isolation_level", "_maximum_version_age_millis", b"_maximum_version_age_millis", "_minimum_versions_to_keep", b"_minimum_versions_to_keep", "_namespace_name_max_size_bytes", b"_namespace_name_max_size_bytes", "_node_file_max_size_bytes", b"_node_file_max_size_bytes", "_order", b"_order", "_table_name_max_size_bytes", b"_table_name_max_size_bytes", "_txn_ttl_millis", b"_txn_ttl_millis", "expirations", b"expirations", "exported_snapshots", b"exported_snapshots", "exports", b"exports", "file_path_max_size_bytes", b"file_path_max_size_bytes", "id", b"id", "isolation_level", b"isolation_level", "major_version", b"major_version", "maximum_version_age_millis", b"maximum_version_age_millis", "maximum_version_age_millis_overrides", b"maximum_version_age_millis_overrides", "minimum_versions_to_keep", b"minimum_versions_to_keep", "namespace_name_max_size_bytes", b"namespace_name_max_size_bytes", "node_compression", b"node_compression", "node_file_max_size_bytes", b"node_file_max_size_bytes", "order", b"order", "orphans_removed_before_millis", b"orphans_removed_before_millis", "properties", b"properties", "retention_rules", b"retention_rules", "seal", b"seal", "seal_2", b"seal_2", "sources", b"sources", "table_name_max_size_bytes", b"table_name_max_size_bytes", "table_root", b"table_root", "txn_ttl_millis", b"txn_ttl_millis"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_file_path_max_size_bytes", b"_file_path_max_size_bytes", "_isolation_level", b"_isolation_level", "_maximum_version_age_millis", b"_maximum_version_age_millis", "_minimum_versions_to_keep", b"_minimum_versions_to_keep", "_namespace_name_max_size_bytes", b"_namespace_name_max_size_bytes", "_node_file_max_size_bytes", b"_node_file_max_size_bytes", "_order", b"_order", "_table_name_max_size_bytes", b"_table_name_max_size_bytes", "_txn_ttl_millis", b"_txn_ttl_millis", "expirations", b"expirations", "exported_snapshots", b"exported_snapshots", "exports", b"exports", "file_path_max_size_bytes", b"file_path_max_size_bytes", "id", b"id", "isolation_level", b"isolation_level", "major_version", b"major_version", "maximum_version_age_millis", b"maximum_version_age_millis", "maximum_version_age_millis_overrides", b"maximum_version_age_millis_overrides", "minimum_versions_to_keep", b"minimum_versions_to_keep", "namespace_name_max_size_bytes", b"namespace_name_max_size_bytes", "node_compression", b"node_compression", "node_file_max_size_bytes", b"node_file_max_size_bytes", "order", b"order", "orphans_removed_before_millis", b"orphans_removed_before_millis", "parent", b"parent", "properties", b"properties", "retention_rules", b"retention_rules", "seal", b"seal", "seal_2", b"seal_2", "sources", b"sources", "table_name_max_size_bytes", b"table_name_max_size_bytes", "table_root", b"table_root", "txn_ttl_millis", b"txn_ttl_millis"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__file_path_max_size_bytes: _TypeAlias = _typing.Literal["file_path_max_size_bytes"]  # noqa: Y015
     _WhichOneofArgType__file_path_max_size_bytes: _TypeAlias = _typing.Literal["_file_path_max_size_bytes", b"_file_path_max_size_bytes"]  # noqa: Y015

@@ -17,7 +17,7 @@ from trinitylake_ops.maintenance.reach.mark import CatalogReach
 from trinitylake_ops.maintenance.reach.survey import Progress, SurveyedRoot, no_progress
 from trinitylake_ops.maintenance.reach.table_files import iceberg_metadata
 from trinitylake_ops.maintenance.state.export_manifest import CopiedFile, read_manifest
-from trinitylake_ops.maintenance.state.export_records import record_of
+from trinitylake_ops.maintenance.state.export_records import check_no_clone, record_of
 from trinitylake_ops.maintenance.verification.storage import PIECE_BYTES
 from trinitylake_ops.storage import Storage, open_storage
 from trinitylake_ops.storage.options import StorageOptions
@@ -81,6 +81,7 @@ def verify_export(
     record = record_of(definition, name)
     if record is None and name not in definition.exported_snapshots:
         raise ExportNotFoundError(f"there is no export {name!r}")
+    check_no_clone(record)
     if record is None or not record.manifest_path:
         raise InvalidInputError(f"export {name!r} was recorded by another program, without a manifest to compare with")
     if record.state != ExportState.COMPLETE:

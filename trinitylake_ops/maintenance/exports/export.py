@@ -108,8 +108,8 @@ class Export(PlannedOperation[ExportPlan, ExportReport]):
         """Plan on the latest version. Raises what :func:`plan_export` raises."""
         check_name(self.name)
         choice = _choice(self.level, self.namespaces, self.definitions)
-        retain_for_ms = _retained_ms(self.lake, self.retain_for)
-        target_uri = _target_uri(self.lake, self.target)
+        retain_for_ms = retained_ms(self.lake, self.retain_for)
+        target_uri = target_root(self.lake, self.target)
         latest = self.lake.snapshot()
         existing = record_of(latest.definition, self.name)
         source = self._source(latest, existing)
@@ -220,7 +220,8 @@ def _choice(level: str, namespaces: Sequence[str], definitions: bool) -> Choice:
     return Choice(ExportLevel[level.upper()], tuple(sorted(set(namespaces))), definitions)
 
 
-def _retained_ms(lake: Lakehouse, retain_for: timedelta | int | None) -> int | None:
+def retained_ms(lake: Lakehouse, retain_for: timedelta | int | None) -> int | None:
+    """Return how long an export keeps its version, None for ever. Raises InvalidInputError."""
     if retain_for is None:
         return None
     retain_for_ms = duration_ms(retain_for, "retain_for")
@@ -231,7 +232,8 @@ def _retained_ms(lake: Lakehouse, retain_for: timedelta | int | None) -> int | N
     return retain_for_ms
 
 
-def _target_uri(lake: Lakehouse, target: str | None) -> str:
+def target_root(lake: Lakehouse, target: str | None) -> str:
+    """Return the normalised root of a target, empty for none. Raises InvalidInputError, InvalidLocationError."""
     if target is None:
         return ""
     root = normalize_root_uri(target)

@@ -87,7 +87,7 @@ class PruneExports(PlannedOperation[PrunePlan, CommitReport]):
         records = [
             record
             for record in latest.definition.exports
-            if record.state == ExportState.COMPLETE and fnmatchcase(record.name, self.pattern)
+            if record.state == ExportState.COMPLETE and not record.clone_id and fnmatchcase(record.name, self.pattern)
         ]
         ordered = sorted(records, key=lambda record: (record.created_at_millis, record.name))
         verdicts = judge(_ages(ordered), replace(self.policy, protected_ms=0), self.lake.storage.now_ms())

@@ -28,7 +28,7 @@ from trinitylake_ops.maintenance.rollbacks import (
     is_chosen,
     plan_rollback,
 )
-from trinitylake_ops.maintenance.state.export_records import record_of
+from trinitylake_ops.maintenance.state.export_records import check_no_clone, record_of
 from trinitylake_ops.storage import Storage
 from trinitylake_ops.tables.io.file_io import StorageFileIO, reading_io, writing_io
 from trinitylake_ops.transaction.lakehouse import Lakehouse, options_for
@@ -97,8 +97,8 @@ def plan_restore(
     """Plan to bring back the content of an export, or chosen namespaces and tables of it. Only reads.
 
     ``target_options`` are for the storage of an export at another root. From an export of some namespaces only these
-    come back. Raises ExportNotFoundError, InvalidInputError for objects that the export does not have, FileMissingError
-    if a file that it needs is gone, StorageError.
+    come back. Raises ExportNotFoundError, InvalidInputError for objects that the export does not have and for a clone,
+    FileMissingError if a file that it needs is gone, StorageError.
     """
     lake = uncached(lake)
     export = lake.exported(name, target_options)
@@ -138,6 +138,7 @@ class Restore(PlannedOperation[RestorePlan, CommitReport]):
     def plan(self) -> RestorePlan:
         """Plan on the latest version. Raises what :func:`plan_restore` raises."""
         base, export = self.lake.snapshot(), self.lake.exported(self.name, self.target_options)
+        check_no_clone(record_of(base.definition, self.name))
         check_made_of(export, base, self.name)
         only = held_objects(base, export, self.name, self.namespaces, self.tables)
         here = {key: place for key, place in scan(base.files.nodes, base.root) if is_chosen(base, key, only)}

@@ -198,6 +198,7 @@ class TargetExport:
             orphans_removed_before_millis=0,
             table_root="",
             sources=self._sources,
+            parent=None,
         )
 
     @property

@@ -143,6 +143,7 @@ class _Settled:
                 expirations=expirations,
                 maximum_version_age_millis_overrides=_longest_ages(ours, replaced),
                 sources=tuple({one.root: one for known in (*replaced, ours) for one in known.sources}.values()),
+                parent=next((one.parent for one in (ours, *replaced) if one.parent is not None), None),
                 orphans_removed_before_millis=max(
                     definition.orphans_removed_before_millis for definition in (ours, *replaced)
                 ),

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 
-from trinitylake_ops.errors import ExportExistsError, ExportNotFoundError, InvalidNameError
+from trinitylake_ops.errors import ExportExistsError, ExportNotFoundError, InvalidInputError, InvalidNameError
 from trinitylake_ops.format.definitions import ExportRecord, ExportState, LakehouseDef
 from trinitylake_ops.format.file_identity import name_identity
 from trinitylake_ops.format.nodes.keys import validate_name
@@ -48,8 +48,8 @@ def is_cut_off(record: ExportRecord | None, wanted: ExportRecord) -> bool:
     return (
         record is not None
         and record.state == ExportState.COPYING
-        and (record.version, record.level, record.target_uri, record.namespaces)
-        == (wanted.version, wanted.level, wanted.target_uri, wanted.namespaces)
+        and (record.version, record.level, record.target_uri, record.namespaces, bool(record.clone_id))
+        == (wanted.version, wanted.level, wanted.target_uri, wanted.namespaces, bool(wanted.clone_id))
     )
 
 
@@ -129,9 +129,10 @@ class ExportInfo:
 
 
 def list_exports(lake: Lakehouse) -> list[ExportInfo]:
-    """Return all exports, complete or not, by name."""
+    """Return all exports, complete or not, by name. Clones are none (``list_clones``)."""
     definition = lake.snapshot().definition
-    known = {record.name: _info(record) for record in definition.exports}
+    clones = {record.name for record in definition.exports if record.clone_id}
+    known = {record.name: _info(record) for record in definition.exports if not record.clone_id}
     foreign = {
         name: ExportInfo(
             name=name,
@@ -144,7 +145,7 @@ def list_exports(lake: Lakehouse) -> list[ExportInfo]:
             manifest_path=None,
         )
         for name, location in definition.exported_snapshots.items()
-        if name not in known
+        if name not in known and name not in clones
     }
     return [info for _, info in sorted({**known, **foreign}.items())]
 
@@ -169,9 +170,19 @@ def drop_export(lake: Lakehouse, name: str) -> int:
 
     Its version can expire from then on. A removal of orphans deletes other copies under this root, and files that could
     not be deleted. A version that the export was restored to may need them. Another root is left as it is. Raises
-    ExportNotFoundError, CommitAttemptsExhaustedError, StorageError.
+    ExportNotFoundError, CommitAttemptsExhaustedError, StorageError, and InvalidInputError for a clone.
     """
+    check_no_clone(record_of(lake.snapshot().definition, name))
     return drop_exports(lake, [name])
+
+
+def check_no_clone(record: ExportRecord | None) -> None:
+    """Raise InvalidInputError for the record of a clone, which other operations are for."""
+    if record is not None and record.clone_id:
+        raise InvalidInputError(
+            f"{record.name!r} is a clone, at {record.target_uri}; clones are looked at by compare and verify, brought"
+            " back by promote, and dropped by drop-clone"
+        )
 
 
 def drop_exports(lake: Lakehouse, names: Sequence[str]) -> int:

@@ -14,7 +14,7 @@ import json
 import uuid
 import zlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import fastavro
@@ -70,7 +70,9 @@ class TablePlaces:
 
     Under another root each file keeps its path. Under the same root it goes into ``folder``. A file elsewhere, for
     example under another ``table_root``, comes into the table's folder, too. ``holder_root`` is the root of the
-    lakehouse that has the copy, where the table's folder is not below it.
+    lakehouse that has the copy, where the table's folder is not below it. Files under ``kept_root`` are not copied and
+    keep their URIs; the copies then have a ``folder`` of their own. ``standing`` are copies that the target has
+    already: source -> path there.
     """
 
     table_id: str
@@ -79,13 +81,25 @@ class TablePlaces:
     table_root: str = ""
     folder: str = ""
     holder_root: str = ""
+    kept_root: str = ""
+    standing: Mapping[str, str] = field(default_factory=dict)
 
     def location(self, path: str) -> str:
         """Return the location, in the lakehouse that has the copy, of a path under ``target_root``: a path or a URI."""
         return f"{self.target_root}{path}" if self.holder_root and self.holder_root != self.target_root else path
 
+    def keeps(self, location: str) -> bool:
+        """Whether a file, given as a path or URI of the source, stays where it is."""
+        return self.kept_root != "" and location.startswith(self.kept_root)
+
+    def is_copied(self, uri: str) -> bool:
+        """Whether a URI in a new file of Iceberg's is that of a copy."""
+        return self.kept_root == "" or uri.startswith(f"{self.location_uri}/{self.folder}")
+
     def path(self, location: str) -> str:
         """Return the path, under the target's root, of the copy of a file, given as a path or URI."""
+        if location in self.standing:
+            return self.standing[location]
         prefix = table_prefix(self.table_id)
         path = location
         for root in (self.source_root, self.table_root):
@@ -98,7 +112,8 @@ class TablePlaces:
 
     def uri(self, io: StorageFileIO, uri: str) -> str:
         """Return the new form of a URI in a file of Iceberg's. ``io`` is that of the source."""
-        return self.target_root + self.path(io.location(uri))
+        location = io.location(uri)
+        return location if self.keeps(location) else self.target_root + self.path(location)
 
     @property
     def location_uri(self) -> str:
@@ -113,6 +128,8 @@ def copies_of(definition: TableDef, io: StorageFileIO, places: TablePlaces) -> l
     """
     found = []
     for file in files_of(definition, io):
+        if places.keeps(file.location) or file.location in places.standing:
+            continue
         if file.kind == FileKind.POSITION_DELETES and file.live:
             raise InvalidInputError(
                 f"table {definition.id} has position deletes, which name data files by their paths and cannot be"
@@ -156,9 +173,7 @@ def _rewritten(
     if copy.kind == FileKind.METADATA:
         return _metadata(copy.source, data, new_uri, places)
     if copy.kind == FileKind.MANIFEST_LIST:
-        return _avro(
-            copy.source, data, lambda record: _place_manifest(record, new_uri, places.target_root, sizes_bytes)
-        )
+        return _avro(copy.source, data, lambda record: _place_manifest(record, new_uri, places, sizes_bytes))
     return _avro(copy.source, data, lambda record: _place_data_file(record, new_uri))
 
 
@@ -180,10 +195,11 @@ def _metadata(location: str, data: bytes, new_uri: Callable[[str], str], places:
 
 
 def _place_manifest(
-    record: dict[str, Any], new_uri: Callable[[str], str], target_root: str, sizes_bytes: Mapping[str, int]
+    record: dict[str, Any], new_uri: Callable[[str], str], places: TablePlaces, sizes_bytes: Mapping[str, int]
 ) -> None:
     record["manifest_path"] = new_uri(record["manifest_path"])
-    record["manifest_length"] = sizes_bytes[record["manifest_path"].removeprefix(target_root)]
+    if places.is_copied(record["manifest_path"]):
+        record["manifest_length"] = sizes_bytes[record["manifest_path"].removeprefix(places.target_root)]
 
 
 def _place_data_file(record: dict[str, Any], new_uri: Callable[[str], str]) -> None:

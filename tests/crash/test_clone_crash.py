@@ -1,0 +1,270 @@
+"""Clones, and what brings them back, stopped at every request to either storage.
+
+After each: both lakehouses verify clean as far as they stand, and doing it again ends as if nothing had happened.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from unittest import mock
+
+import pytest
+
+from tests.faults import DeathError, Fault, FaultyStorage, Moment, Request, fail, lose_response
+from tests.lakes import objects
+from tests.maintenance.changes import alter, append_rows, create, small_sizes
+from trinitylake_ops import Lakehouse, maintenance
+from trinitylake_ops.errors import (
+    ExportExistsError,
+    ExportNotFoundError,
+    LakehouseNotFoundError,
+    StorageError,
+    StoragePermissionError,
+)
+from trinitylake_ops.maintenance.clones import clone as clone_module
+from trinitylake_ops.maintenance.clones import records as records_module
+from trinitylake_ops.maintenance.gc import sweep
+from trinitylake_ops.storage import MemoryStorage, Storage, drop_memory_root
+from trinitylake_ops.storage.cache.storage import clear_process_caches
+from trinitylake_ops.tables.catalog import catalog_at
+
+PARENT, CLONE = "memory://clone-crash-parent/", "memory://clone-crash-clone/"
+ROOTS = {"parent": PARENT, "clone": CLONE}
+Files = dict[str, dict[str, bytes]]
+#: The operation, and what it had done to both storages when a fault ended it.
+Course = tuple[str, object, object]
+
+
+@dataclass(frozen=True)
+class Operation:
+    """``prepare`` makes what it begins on, ``run`` does it."""
+
+    name: str
+    run: Callable[[Lakehouse], object]
+    prepare: Callable[[Lakehouse], object] = lambda lake: None
+
+
+def cloning(lake: Lakehouse) -> object:
+    return maintenance.plan_clone(lake, CLONE, "feature").execute()
+
+
+def cloning_a_part(lake: Lakehouse) -> object:
+    return maintenance.plan_clone(lake, CLONE, "feature", namespaces=["ns"]).execute()
+
+
+def changed_clone(lake: Lakehouse) -> None:
+    cloning(lake)
+    clone = Lakehouse(MemoryStorage(CLONE))
+    append_rows(clone, "ns.t")
+    append_rows(clone, "new.t")
+
+
+def dropping(lake: Lakehouse) -> object:
+    report = maintenance.drop_clone(lake, "feature", delete_files=True)
+    for path, reason in report.failures.items():
+        assert report.version is None
+        raise StorageError(reason, path=path)
+    return report
+
+
+def changed_both(lake: Lakehouse) -> None:
+    changed_clone(lake)
+    append_rows(lake, "ns.u")
+    alter(lake, "a", "u")
+
+
+def promoting(lake: Lakehouse) -> object:
+    return maintenance.plan_promotion(lake, "feature").execute()
+
+
+def refreshing(lake: Lakehouse) -> object:
+    return maintenance.plan_refresh(lake, "feature").execute()
+
+
+OPERATIONS = [
+    Operation("clone", cloning),
+    Operation("clone-part", cloning_a_part),
+    Operation("promote", promoting, changed_both),
+    Operation("refresh", refreshing, changed_both),
+    Operation("drop", dropping, changed_clone),
+]
+each_side = pytest.mark.parametrize("side", ["parent", "clone"])
+each_operation = pytest.mark.parametrize("operation", OPERATIONS, ids=lambda operation: operation.name)
+
+
+def files_of(root: str) -> dict[str, bytes]:
+    storage = MemoryStorage(root)
+    return {info.path: storage.read(info.path) for info in storage.list()}
+
+
+@pytest.fixture(scope="module")
+def bases() -> dict[str, Files]:
+    """What both roots hold before each operation."""
+    found = {}
+    for operation in OPERATIONS:
+        lake = Lakehouse.create(PARENT, storage=MemoryStorage(PARENT), order=3, **small_sizes(3))
+        append_rows(lake, "ns.t")
+        create(lake, "a", "t", "u", "v")
+        operation.prepare(lake)
+        found[operation.name] = {root: files_of(root) for root in ROOTS.values()}
+        for root in ROOTS.values():
+            drop_memory_root(root)
+    return found
+
+
+@pytest.fixture
+def restored(bases: dict[str, Files]) -> Iterator[Callable[[Operation], Lakehouse]]:
+    """Gives both storages as they were before the operation, each time anew."""
+
+    def restore(operation: Operation) -> Lakehouse:
+        for root, files in bases[operation.name].items():
+            drop_memory_root(root)
+            storage = MemoryStorage(root)
+            for path, data in files.items():
+                storage.create(path, data)
+        return Lakehouse(MemoryStorage(PARENT), cache="off")
+
+    yield restore
+    for root in ROOTS.values():
+        drop_memory_root(root)
+
+
+@pytest.fixture(autouse=True)
+def without_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sweep, "_FIRST_PAUSE_SECONDS", 0.0)
+
+
+@dataclass(frozen=True)
+class Run:
+    """What was asked of one side with the fault, the error that ended the operation, and what it did before."""
+
+    requests: tuple[Request, ...]
+    error: BaseException | None
+    course: Course
+
+
+def run_with(operation: Operation, side: str, faults: list[Fault]) -> Run:
+    error: BaseException | None = None
+    faulty = {
+        root: FaultyStorage(MemoryStorage(root), faults if name == side else [], concurrency=1)
+        for name, root in ROOTS.items()
+    }
+
+    def opened(root: str, _options: object = None) -> Storage:
+        return faulty[root]
+
+    with ExitStack() as stack:
+        for module in (clone_module, records_module):
+            stack.enter_context(mock.patch.object(module, "open_storage", opened))
+        clear_process_caches()
+        try:
+            operation.run(Lakehouse(faulty[PARENT], cache="off"))
+        except (DeathError, StorageError) as raised:
+            error = raised
+    return Run(faulty[ROOTS[side]].log, error, (operation.name, faulty[PARENT].effects, faulty[CLONE].effects))
+
+
+def content(lake: Lakehouse) -> object:
+    snapshot = lake.snapshot()
+    rows = {}
+    for namespace in snapshot.namespaces():
+        for name in snapshot.tables(namespace):
+            if snapshot.table(namespace, name).format_properties:
+                table = catalog_at(lake).load_table(f"{namespace}.{name}")
+                rows[namespace, name] = sorted(table.scan().to_arrow()["id"].to_pylist())
+    return objects(snapshot), rows
+
+
+def state() -> object:
+    """Return what both sides have, without names, times and numbers that differ from run to run."""
+    parent, clone = (Lakehouse(MemoryStorage(root)) for root in ROOTS.values())
+    clones = [(info.name, info.state, info.cloned_version) for info in maintenance.list_clones(parent)]
+    try:
+        return content(parent), clones, content(clone)
+    except LakehouseNotFoundError:
+        return content(parent), clones, None
+
+
+def assert_converges(operation: Operation, lake: Lakehouse, expected: object, where: object, run: Run) -> None:
+    report = maintenance.verify(lake)
+    assert report.is_clean, (where, report.findings)
+    try:
+        operation.run(lake)
+    except (ExportExistsError, ExportNotFoundError):  # the answer was lost, or came too late: it was done
+        assert run.error is not None, where
+    assert state() == expected, where
+    for root in ROOTS.values():
+        each = Lakehouse(MemoryStorage(root))
+        try:
+            maintenance.repair_hint(each)
+        except LakehouseNotFoundError:
+            continue
+        assert [found for found in maintenance.verify(each).findings if found.code != "orphans"] == [], where
+
+
+def stopped(
+    restored: Callable[[Operation], Lakehouse],
+    operation: Operation,
+    side: str,
+    fault_at: Callable[[Request], Fault | None],
+) -> None:
+    lake = restored(operation)
+    requests, expected = run_with(operation, side, []).requests, state()
+    assert len(requests) > 3
+    converged: set[Course] = set()
+    for request in requests:
+        fault = fault_at(request)
+        if fault is None:
+            continue
+        lake = restored(operation)
+        run = run_with(operation, side, [fault])
+        if run.error is not None and run.course in converged:
+            continue
+        if run.error is None:
+            assert state() == expected, request
+            continue
+        if isinstance(run.error, StorageError):
+            assert run.error.path is not None, "a typed error that names the file is an answer too"
+        assert_converges(operation, lake, expected, request, run)
+        converged.add(run.course)
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("moment", [pytest.param("before", marks=pytest.mark.soak), "after"])
+@each_side
+@each_operation
+def test_it_dies_at_every_request(
+    restored: Callable[[Operation], Lakehouse], operation: Operation, side: str, moment: Moment
+) -> None:
+    def fault_at(request: Request) -> Fault | None:
+        if moment == "after" and request.kind in ("read", "stat", "list"):
+            return None
+        return fail(request.number, DeathError, moment)  # type: ignore[arg-type]
+
+    stopped(restored, operation, side, fault_at)
+
+
+@pytest.mark.timeout(600)
+@each_side
+@each_operation
+def test_every_answer_is_lost(restored: Callable[[Operation], Lakehouse], operation: Operation, side: str) -> None:
+    def fault_at(request: Request) -> Fault | None:
+        return None if request.kind in ("read", "stat", "list") else lose_response(request.number)
+
+    stopped(restored, operation, side, fault_at)
+
+
+#: Refused at every request in the soak alone.
+LONG = ("clone-part", "promote", "refresh")
+
+
+@pytest.mark.timeout(600)
+@each_side
+@pytest.mark.parametrize(
+    "operation",
+    [pytest.param(one, id=one.name, marks=[pytest.mark.soak] if one.name in LONG else []) for one in OPERATIONS],
+)
+def test_every_request_is_refused(restored: Callable[[Operation], Lakehouse], operation: Operation, side: str) -> None:
+    stopped(restored, operation, side, lambda request: fail(request.number, StoragePermissionError))

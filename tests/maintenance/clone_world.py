@@ -1,0 +1,299 @@
+"""A lakehouse and a clone of it: random steps on both sides, cut off at random requests, beside a model in Python.
+
+The model is two maps from an object to what it holds: a text for a table without files, a list of rows for an Iceberg
+table, which every change makes anew. A step that was cut off has happened as a whole, or not at all.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from unittest import mock
+
+import pyarrow as pa
+
+from tests.faults import DeathError, Fault, FaultyStorage, fail, lose_response
+from tests.lakes import table
+from tests.maintenance.aging import DAY_MS, keeping
+from tests.maintenance.changes import small_sizes
+from tests.maintenance.copy_world import Clock
+from trinitylake_ops import Lakehouse, maintenance
+from trinitylake_ops.errors import CommitConflictError, ExportExistsError, ExportNotFoundError, LakehouseNotFoundError
+from trinitylake_ops.maintenance.clones import clone as clone_module
+from trinitylake_ops.maintenance.clones import records as records_module
+from trinitylake_ops.storage import MemoryStorage, Storage, beside, drop_memory_root
+from trinitylake_ops.storage.cache.storage import clear_process_caches
+from trinitylake_ops.tables.catalog import catalog_at
+
+_NAME = "feature"
+_STAMPED = ("a", "b", "c")
+_FILLED = ("s", "t")
+#: What a side holds: table -> its stamp, or its rows.
+Content = dict[str, object]
+_LONG_MS = 2 * DAY_MS
+
+
+@dataclass
+class Side:
+    """What one lakehouse holds, and all that it ever held of each table."""
+
+    content: Content = field(default_factory=dict)
+    past: dict[str, list[object]] = field(default_factory=dict)
+
+    def set(self, content: Content) -> None:
+        for name, value in content.items():
+            self.past.setdefault(name, []).append(value)
+        self.content = dict(content)
+
+
+class CloneWorld:
+    """Both sides, what they share, and a journal of what was done."""
+
+    def __init__(self, seed: int, clock: Clock):
+        self.rng = random.Random(seed)
+        self.clock = clock
+        self.roots = {side: f"memory://clones-{seed}-{side}/" for side in ("parent", "clone")}
+        self.parent, self.clone = Side(), Side()
+        self.shared: Content = {}
+        self.stands = False
+        self.journal: list[str] = []
+        self._tokens = itertools.count()
+        lake = Lakehouse.create(self.roots["parent"], order=3, txn_ttl_millis=60_000, **small_sizes(3))
+        with lake.transaction() as txn:
+            txn.create_namespace("n")
+        for name in (*_STAMPED[:2], *_FILLED):
+            self._change("parent", name)
+
+    def close(self) -> None:
+        for root in self.roots.values():
+            drop_memory_root(root)
+
+    def lake(self, side: str) -> Lakehouse:
+        beside.flush()
+        clear_process_caches()
+        return Lakehouse.open(self.roots[side])
+
+    def step(self) -> None:
+        """Do one thing, perhaps with a fault, and check both sides."""
+        self.clock.later(self.rng.choice((1_000, 30_000, DAY_MS)))
+        steps: list[Callable[[], None]] = [self._change_parent] * 3 + [self._clean_parent]
+        if self.stands:
+            steps += [self._change_clone] * 3 + [self._clean_clone]
+            steps += [self._promote] * 3 + [self._refresh] * 2 + [self._drop]
+        else:
+            steps += [self._make] * 4
+        self.rng.choice(steps)()
+        self.check()
+
+    # What both sides hold
+
+    def check(self) -> None:
+        assert _content(self.lake("parent")) == self.parent.content, self.journal
+        if self.stands:
+            assert _content(self.lake("clone")) == self.clone.content, self.journal
+
+    def check_all(self) -> None:
+        """Verify both sides, every version of them, and let the parent go on alone."""
+        for side in ("parent", "clone") if self.stands else ("parent",):
+            report = maintenance.verify(self.lake(side), deep=True)
+            assert report.is_clean, (self.journal, report.findings)
+        if self.stands:
+            self.journal.append("drop in the end")
+            self._leap()
+            maintenance.drop_clone(self.lake("parent"), _NAME, delete_files=True)
+            self.stands = False
+        for _ in range(2):
+            self._clean("parent")
+        self.check()
+        report = maintenance.verify(self.lake("parent"), deep=True)
+        assert report.is_clean, (self.journal, report.findings)
+
+    # Steps
+
+    def _change_parent(self) -> None:
+        self._change("parent", self.rng.choice((*_STAMPED, *_FILLED)))
+
+    def _change_clone(self) -> None:
+        self._change("clone", self.rng.choice((*_STAMPED, *_FILLED)))
+
+    def _change(self, side: str, name: str) -> None:
+        here = self.parent if side == "parent" else self.clone
+        lake, token = self.lake(side), next(self._tokens)
+        content = dict(here.content)
+        self.journal.append(f"{side}: change {name} ({token})")
+        if name in content and self.rng.random() < 0.2:
+            with lake.transaction() as txn:
+                txn.drop_table("n", name)
+            del content[name]
+        elif name in _FILLED:
+            rows = pa.table({"id": pa.array([token], pa.int64())})
+            with catalog_at(lake) as catalog:
+                catalog.create_table_if_not_exists(f"n.{name}", rows.schema).append(rows)
+            before = content.get(name, [])
+            assert isinstance(before, list)
+            content[name] = [*before, token]
+        else:
+            with lake.transaction() as txn:
+                put = txn.alter_table if name in content else txn.create_table
+                put("n", name, table(stamp=str(token)))
+            content[name] = str(token)
+        here.set(content)
+
+    def _leap(self) -> None:
+        self.clock.later(_LONG_MS)
+
+    def _clean_parent(self) -> None:
+        self._clean("parent")
+
+    def _clean_clone(self) -> None:
+        self._clean("clone")
+
+    def _clean(self, side: str) -> None:
+        """Do steps of upkeep in any order."""
+        lake = self.lake(side)
+        deeds: list[Callable[[], object]] = [
+            lambda: maintenance.plan_expiration(lake, keeping(self.rng.choice((1, 2)))).execute(),
+            lambda: maintenance.plan_purge(lake).execute(),
+            lambda: maintenance.compact(lake),
+        ]
+        if not self.stands:  # to the other side these are changes, which the model does not know
+            deeds.append(lambda: maintenance.plan_trim_tables(lake, keeping(1)).execute())
+            deeds.append(lambda: maintenance.plan_compact_tables(lake, min_input_files=2).execute())
+        self.rng.shuffle(deeds)
+        self.journal.append(f"{side}: clean up")
+        for deed in deeds:
+            deed()
+            self._leap()
+        maintenance.plan_purge(lake).execute()
+        maintenance.plan_orphan_removal(lake).execute()
+
+    def _make(self) -> None:
+        def make(lake: Lakehouse) -> object:
+            return maintenance.plan_clone(lake, self.roots["clone"], _NAME).execute()
+
+        self._cut_off("clone", make, ExportExistsError)
+        self.stands, self.clone = True, Side()
+        self.clone.set(self.parent.content)
+        self.shared = dict(self.parent.content)
+
+    def _drop(self) -> None:
+        def drop(lake: Lakehouse) -> None:
+            report = maintenance.drop_clone(lake, _NAME, delete_files=True)
+            assert report.is_complete
+
+        self._leap()
+        self._cut_off("drop", drop, ExportNotFoundError)
+        self.stands = False
+        left = [info.path for info in MemoryStorage(self.roots["clone"]).list()]
+        assert not left, (self.journal, left)
+
+    def _promote(self) -> None:
+        self._merge("promote", self.parent, self.clone)
+
+    def _refresh(self) -> None:
+        self._merge("refresh", self.clone, self.parent)
+
+    def _merge(self, what: str, ours: Side, theirs: Side) -> None:
+        """Bring one side's changes into the other; a random side is chosen for each conflict."""
+        planned = maintenance.plan_promotion if what == "promote" else maintenance.plan_refresh
+        expected, conflicts = self._merged(ours, theirs)
+        plan = planned(self.lake("parent"), _NAME)
+        found = {one.name for one in plan.conflicts}
+        assert found == {f"n.{name}" for name in conflicts}, (self.journal, found, conflicts)
+        chosen = {name: self.rng.choice(("ours", "theirs")) for name in conflicts}
+        choices = {side: [f"n.{name}" for name, text in chosen.items() if text == side] for side in ("ours", "theirs")}
+        for name, side in chosen.items():
+            if side == "theirs":
+                _put(expected, name, theirs.content.get(name))
+        if conflicts:
+            try:
+                plan.execute()
+            except CommitConflictError:
+                pass
+            else:
+                raise AssertionError(self.journal)
+        before = dict(ours.content)
+        side = "parent" if what == "promote" else "clone"
+        changes = not planned(self.lake("parent"), _NAME, **choices).is_empty
+        self._cut_off(
+            what,
+            lambda lake: planned(lake, _NAME, **choices).execute(),
+            seen=lambda: _content(self.lake(side)) in (before, expected),
+        )
+        ours.set(expected)
+        if what == "refresh" and changes:
+            self.shared = dict(self.parent.content)
+
+    def _merged(self, ours: Side, theirs: Side) -> tuple[Content, list[str]]:
+        """Return what the side that gets the changes should hold, conflicts left as they are, and the conflicts."""
+        expected, conflicts = dict(ours.content), []
+        for name in (*_STAMPED, *_FILLED):
+            base, here, there = self.shared.get(name), ours.content.get(name), theirs.content.get(name)
+            if here == there:
+                continue
+            parent = self.parent.content.get(name)
+            if parent is not None and parent != base and parent in self.clone.past.get(name, []):
+                base = parent  # the parent has what the clone gave it
+            if base not in (there, here):
+                conflicts.append(name)
+            elif there != base:
+                _put(expected, name, there)
+        return expected, conflicts
+
+    def _cut_off(
+        self,
+        what: str,
+        run: Callable[[Lakehouse], object],
+        *done: type[Exception],
+        seen: Callable[[], bool] = lambda: True,
+    ) -> None:
+        """Run something that is cut off at a random request of one side, then as often as it needs to be done."""
+        side = self.rng.choice(("parent", "clone"))
+        at = self.rng.randint(1, 60)
+        faults: list[Fault] = []
+        if self.rng.random() < 0.7:
+            moment = self.rng.choice(("before", "after"))
+            faults = [fail(at, DeathError, moment)]  # type: ignore[arg-type]
+        elif self.rng.random() < 0.5:
+            faults = [lose_response(at // 4 + 1, kind=self.rng.choice(("create", "write")))]
+        self.journal.append(f"{what}, with {faults or 'nothing'} at {side}")
+        storages: dict[str, Storage] = {
+            root: FaultyStorage(MemoryStorage(root), faults if name == side else [], concurrency=1)
+            for name, root in self.roots.items()
+        }
+        try:
+            with ExitStack() as stack:
+                for module in (clone_module, records_module):
+                    stack.enter_context(mock.patch.object(module, "open_storage", lambda root, _=None: storages[root]))
+                clear_process_caches()
+                run(Lakehouse(storages[self.roots["parent"]], cache="off"))
+                beside.flush()  # the thread that writes the hint may die, too
+        except DeathError:
+            assert seen(), self.journal
+            self.journal.append("it died")
+            try:
+                run(self.lake("parent"))
+            except (*done, LakehouseNotFoundError) as error:
+                assert isinstance(error, done), self.journal
+
+
+def _put(content: Content, name: str, value: object) -> None:
+    if value is None:
+        content.pop(name, None)
+    else:
+        content[name] = value
+
+
+def _content(lake: Lakehouse) -> Content:
+    snapshot = lake.snapshot()
+    found: Content = {}
+    with catalog_at(lake) as catalog:
+        for name in snapshot.tables("n"):
+            if name in _FILLED:
+                found[name] = sorted(catalog.load_table(f"n.{name}").scan().to_arrow()["id"].to_pylist())
+            else:
+                found[name] = snapshot.table("n", name).properties["stamp"]
+    return found

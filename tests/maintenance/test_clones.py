@@ -1,0 +1,362 @@
+"""Clones: whole lakehouses that cost nothing, pinned in their parents, and dropped without a trace."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from tests.clock import AgingStorage
+from tests.faults import FaultyStorage
+from tests.lakes import Lakes, allowing, objects
+from tests.maintenance.aging import DAY_MS, Aging, keeping
+from tests.maintenance.changes import append_rows, create, drop, expire, overwrite_rows
+from tests.maintenance.copies import copied, files, rows
+from trinitylake_ops import Lakehouse, maintenance
+from trinitylake_ops.errors import (
+    CommitConflictError,
+    ExportExistsError,
+    ExportNotFoundError,
+    InvalidInputError,
+    InvalidNameError,
+    LakehouseExistsError,
+    LocationNotAllowedError,
+    MaintenanceBlockedError,
+    NamespaceNotFoundError,
+    PlanChangedError,
+    VersionExpiredError,
+    VersionNotFoundError,
+)
+from trinitylake_ops.maintenance import CloneInfo, CloneState
+from trinitylake_ops.storage import drop_memory_root
+
+pytestmark = pytest.mark.usefixtures("targets")
+NAMES = ("clone-a", "clone-b", "clone-c")
+
+
+@pytest.fixture
+def targets(lakes: Lakes) -> None:
+    for name in NAMES:
+        lakes.storage(name)  # its root is dropped when the test ends
+
+
+def root_of(lakes: Lakes, name: str = "clone-a") -> str:
+    return f"memory://{lakes.folder.name}-{name}/"
+
+
+def cloned(lakes: Lakes, lake: Lakehouse, name: str = "clone-a", **options: object) -> Lakehouse:
+    maintenance.plan_clone(lake, root_of(lakes, name), **options).execute()  # type: ignore[arg-type]
+    return Lakehouse.open(root_of(lakes, name))
+
+
+def only(lake: Lakehouse) -> CloneInfo:
+    (info,) = maintenance.list_clones(lake)
+    return info
+
+
+@pytest.fixture
+def parent(aging: Aging) -> Aging:
+    append_rows(aging.lake)
+    return aging
+
+
+def test_a_clone_has_all_objects_and_writes_below_its_own_root(parent: Aging, lakes: Lakes) -> None:
+    before = files(parent.lake)
+    clone = cloned(lakes, parent.lake)
+    after = files(parent.lake)
+    assert not [path for path in after - before if path.startswith("tables/")]
+    assert not [path for path in files(clone) if path.startswith("tables/")]
+    assert objects(clone.snapshot()) == objects(parent.lake.snapshot())
+    append_rows(clone)
+    create(clone, "own", "t")
+    drop(clone, "n0")
+    assert rows(clone) == [1, 1, 2, 2, 3, 3]
+    assert rows(parent.lake) == [1, 2, 3]
+    assert files(parent.lake) == after
+    assert maintenance.verify(clone).is_clean
+    assert maintenance.verify(parent.lake).is_clean
+    info = only(parent.lake)
+    assert (info.state, info.name, info.versions) == (CloneState.STANDING, info.root.rstrip("/").split("/")[-1], 3)
+    assert info.own_bytes == sum(file.size_bytes for file in clone.storage.list())
+
+
+def test_its_requests_do_not_grow_with_tables(parent: Aging, lakes: Lakes) -> None:
+    def requests(name: str) -> tuple[int, int]:
+        cost = maintenance.plan_clone(parent.lake, root_of(lakes, name)).execute().cost
+        return cost.total_requests, cost.bytes_read
+
+    first = requests("clone-a")
+    with parent.lake.transaction() as txn:
+        txn.create_namespace("many")
+    create(parent.lake, "more", *(f"t{number:03}" for number in range(200)))
+    second = requests("clone-b")
+    assert second[0] <= first[0] + 2
+    assert second[1] < 2 * first[1]
+
+
+def test_the_parent_keeps_its_version_until_the_clone_is_dropped(parent: Aging, lakes: Lakes) -> None:
+    version = parent.lake.latest_version()
+    clone = cloned(lakes, parent.lake)
+    overwrite_rows(parent.lake, "ns.t")
+    drop(parent.lake, "n1")
+    maintenance.compact(parent.lake)
+    maintenance.plan_trim_tables(parent.lake, keeping(1)).execute()
+    parent.clean_up()
+    assert parent.lake.snapshot(version).version == version
+    with pytest.raises(VersionExpiredError):
+        parent.lake.snapshot(version - 1)
+    clone = Lakehouse.open(clone.root)
+    assert rows(clone) == [1, 2, 3]
+    assert clone.snapshot().has_namespace("n1")
+    assert maintenance.verify(clone).is_clean
+
+    maintenance.drop_clone(parent.lake, only(parent.lake).name)
+    parent.clean_up()
+    with pytest.raises(VersionExpiredError):
+        parent.lake.snapshot(version)
+    assert maintenance.list_clones(parent.lake) == []
+
+
+def test_what_a_clone_deletes_is_its_own(parent: Aging, lakes: Lakes) -> None:
+    made = cloned(lakes, parent.lake)
+    clock = AgingStorage(made.storage, parent.clock.time_ms)
+    clone = Aging(Lakehouse(clock), clock)
+    kept = {path: parent.lake.storage.read(path) for path in files(parent.lake)}
+    for _ in range(2):
+        overwrite_rows(clone.lake, "ns.t")
+        maintenance.plan_compact_tables(clone.lake, min_input_files=2).execute()
+        maintenance.plan_trim_tables(clone.lake, keeping(1)).execute()
+        maintenance.compact(clone.lake)
+        clone.clean_up()
+    assert rows(clone.lake) == [1, 2, 3]
+    assert {path: parent.lake.storage.read(path) for path in files(parent.lake)} == kept
+    assert maintenance.verify(clone.lake).is_clean
+    assert only(parent.lake).state == CloneState.STANDING
+
+
+def test_time_travel_goes_on_in_the_parent(parent: Aging, lakes: Lakes) -> None:
+    before = parent.lake.snapshot()
+    parent.clock.time_ms += 10
+    create(parent.lake, "later")
+    parent.clock.time_ms += 10
+    clone = cloned(lakes, parent.lake, version=before.version)
+    create(clone, "own")
+    assert clone.snapshot(timestamp=before.created_at_ms).version == before.version
+    assert clone.snapshot("parent@2").version == 2
+    # What the parent committed after the cloned version is none of the clone's past.
+    began_ms = clone.snapshot(0).created_at_ms
+    found = clone.snapshot(timestamp=began_ms - 1)
+    assert not found.has_namespace("later")
+    with pytest.raises(VersionNotFoundError, match="past"):
+        clone.snapshot(f"parent@{before.version + 1}")
+    with pytest.raises(VersionNotFoundError):
+        clone.snapshot(timestamp=1)
+    with pytest.raises(ExportNotFoundError):
+        parent.lake.snapshot("parent@2")
+
+
+def test_content_alone_opens_no_parent(parent: Aging, lakes: Lakes) -> None:
+    """A lakehouse that says it is a clone, or a copy of one, does not read roots, whose names can be guessed."""
+    clone = cloned(lakes, parent.lake)
+    forged = lakes.memory("forged")
+    forged.alter_definition(parent=clone.snapshot().definition.parent)
+    copy = copied(clone, lakes.storage("clone-b"))
+    for lake in (forged, copy):
+        with pytest.raises(LocationNotAllowedError, match="records no such clone"):
+            lake.snapshot("parent@1")
+        with pytest.raises(LocationNotAllowedError):
+            lake.snapshot(timestamp=parent.lake.snapshot(1).created_at_ms)
+    allowed = Lakehouse(copy.storage, {"allowed_roots": parent.lake.root})
+    assert allowed.snapshot("parent@1").version == 1
+    assert rows(copy) == [1, 2, 3]
+    maintenance.drop_clone(parent.lake, only(parent.lake).name)
+    with pytest.raises(LocationNotAllowedError):
+        clone.snapshot("parent@1")
+
+
+def test_a_record_alone_reaches_no_other_lakehouse(parent: Aging, lakes: Lakes) -> None:
+    """Whoever writes to the parent cannot let a drop delete the lakehouse of somebody else."""
+    other = lakes.memory("other")
+    create(other, "precious", "t")
+    kept = files(other)
+    cloned(lakes, parent.lake)
+    definition = parent.lake.snapshot().definition
+    records = tuple(replace(one, target_uri=other.root) if one.clone_id else one for one in definition.exports)
+    parent.lake.alter_definition(exports=records)
+    assert only(parent.lake).state == CloneState.GONE
+    plan = maintenance.plan_drop_clone(parent.lake, only(parent.lake).name, delete_files=True)
+    assert (plan.files, plan.clone_version) == (0, None)
+    plan.execute()
+    assert files(other) == kept
+
+
+def test_dropping_with_its_files_leaves_nothing_of_it(parent: Aging, lakes: Lakes) -> None:
+    clone = cloned(lakes, parent.lake)
+    append_rows(clone)
+    maintenance.verify(clone, incremental=True)
+    maintenance.plan_export(clone, "kept").execute()
+    clone.storage.create("tables/of-others/file", b"not ours")
+    clone.storage.create("readme", b"not ours")
+    before = files(parent.lake)
+    plan = maintenance.plan_drop_clone(parent.lake, only(parent.lake).name, delete_files=True)
+    assert plan.left == 2
+    # A drop that was cut off knows by the owner file that the rest of a folder is the clone's.
+    (owner,) = [number for number, stage in enumerate(plan.stages) if any("_owner.json" in path for path in stage)]
+    assert not [path for stage in plan.stages[owner:] for path in stage if "/data/" in path or "/metadata/" in path]
+    report = plan.execute(plan.digest)
+    assert (report.files, report.is_complete) == (plan.files, True)
+    assert files(clone) == {"tables/of-others/file", "readme"}
+    assert maintenance.list_clones(parent.lake) == []
+    assert not [path for path in before - files(parent.lake) if not path.startswith("_ops/export-")]
+    assert maintenance.verify(parent.lake).findings == ()
+
+
+def test_a_commit_in_the_clone_stops_its_drop(parent: Aging, lakes: Lakes) -> None:
+    clone = cloned(lakes, parent.lake)
+    plan = maintenance.plan_drop_clone(parent.lake, only(parent.lake).name, delete_files=True)
+    append_rows(clone)
+    with pytest.raises(PlanChangedError):
+        plan.execute(plan.digest)
+    with pytest.raises(CommitConflictError, match="somebody committed"):
+        plan.execute()
+    assert rows(Lakehouse.open(clone.root)) == [1, 1, 2, 2, 3, 3]
+
+
+def test_a_clone_that_vanished_is_told_and_forgotten(parent: Aging, lakes: Lakes) -> None:
+    clone = cloned(lakes, parent.lake)
+    drop_memory_root(clone.root)
+    assert only(parent.lake).state == CloneState.GONE
+    plan = maintenance.plan_drop_clone(parent.lake, only(parent.lake).name, delete_files=True)
+    assert "is gone" in str(plan)
+    plan.execute()
+    assert maintenance.list_clones(parent.lake) == []
+
+
+def test_the_definition_of_a_clone_without_roots_goes_with_its_drop(parent: Aging, lakes: Lakes) -> None:
+    """It is deleted last, after the latest root: a drop may be cut off between both."""
+    clone = cloned(lakes, parent.lake)
+    other = lakes.memory("other").snapshot()
+    last = clone.snapshot().definition_location
+    for path in files(clone) - {last}:
+        clone.storage.delete(path)
+    clone.storage.create(other.definition_location, other.files.storage.read(other.definition_location))
+    plan = maintenance.plan_drop_clone(parent.lake, only(parent.lake).name, delete_files=True)
+    assert (plan.files, plan.clone_version) == (1, None)
+    plan.execute()
+    assert files(clone) == {other.definition_location}
+
+
+def test_an_overdue_clone_is_told_and_ends_with_the_next_expiry(parent: Aging, lakes: Lakes) -> None:
+    cloned(lakes, parent.lake, retain_for=DAY_MS)
+    assert only(parent.lake).state == CloneState.STANDING
+    parent.later()
+    assert only(parent.lake).state == CloneState.OVERDUE
+    plan = maintenance.plan_expiration(parent.lake)
+    assert plan.exports == (only(parent.lake).name,)
+    plan.execute()
+    assert maintenance.list_clones(parent.lake) == []
+
+
+def test_a_clone_of_some_namespaces(parent: Aging, lakes: Lakes) -> None:
+    clone = cloned(lakes, parent.lake, namespaces=["ns", "n1"])
+    assert clone.snapshot().namespaces() == ["n1", "ns"]
+    assert rows(clone) == [1, 2, 3]
+    append_rows(clone)
+    assert maintenance.verify(clone).is_clean
+    with pytest.raises(NamespaceNotFoundError):
+        maintenance.plan_clone(parent.lake, root_of(lakes, "clone-b"), namespaces=["nowhere"])
+
+
+def test_a_clone_of_an_export_or_a_time(parent: Aging, lakes: Lakes) -> None:
+    version = parent.lake.latest_version()
+    maintenance.plan_export(parent.lake, "kept", "full").execute()
+    create(parent.lake, "later")
+    clone = cloned(lakes, parent.lake, version="kept")
+    assert not clone.snapshot().has_namespace("later")
+    maintenance.drop_export(parent.lake, "kept")
+    parent.clean_up()
+    assert rows(Lakehouse.open(clone.root)) == [1, 2, 3]
+    when_ms = parent.lake.snapshot(version).created_at_ms
+    second = cloned(lakes, parent.lake, "clone-b", timestamp=when_ms)
+    assert not second.snapshot().has_namespace("later")
+    expire(parent.lake, "2")
+    with pytest.raises(VersionExpiredError):
+        maintenance.plan_clone(parent.lake, root_of(lakes, "clone-c"), version=2)
+
+
+def test_a_whole_lakehouse_exports_and_is_copied_in_full(parent: Aging, lakes: Lakes) -> None:
+    clone = cloned(lakes, parent.lake)
+    append_rows(clone)
+    maintenance.plan_export(clone, "kept").execute()
+    maintenance.plan_export(clone, "away", "full", target=root_of(lakes, "clone-b")).execute()
+    away = Lakehouse.open(root_of(lakes, "clone-b"))
+    assert away.snapshot().definition.parent is None
+    drop_memory_root(clone.root)
+    maintenance.drop_clone(parent.lake, only(parent.lake).name)
+    assert rows(away) == [1, 1, 2, 2, 3, 3]
+
+
+def test_what_reads_a_clone_blocks_its_drop(parent: Aging, lakes: Lakes) -> None:
+    clone = cloned(lakes, parent.lake)
+    maintenance.plan_export(clone, "more", target=root_of(lakes, "clone-b")).execute()
+    with pytest.raises(MaintenanceBlockedError, match="more"):
+        maintenance.plan_drop_clone(parent.lake, only(parent.lake).name)
+
+
+def test_what_cannot_be_cloned(parent: Aging, lakes: Lakes) -> None:
+    lake = parent.lake
+    clone = cloned(lakes, lake, name="clone-a")
+    target = root_of(lakes, "clone-b")
+    with pytest.raises(InvalidInputError, match="is a clone or a copy"):
+        maintenance.plan_clone(clone, target)
+    with pytest.raises(ExportExistsError):
+        maintenance.plan_clone(lake, target, only(lake).name)
+    with pytest.raises(LakehouseExistsError):
+        maintenance.plan_clone(lake, clone.root, "again")
+    with pytest.raises(InvalidInputError, match="holds the lakehouse itself"):
+        maintenance.plan_clone(lake, f"{lake.root}below/")
+    with pytest.raises(InvalidNameError):
+        maintenance.plan_clone(lake, target, "12")
+    with pytest.raises(ExportNotFoundError, match="there is no clone"):
+        maintenance.plan_drop_clone(lake, "nothing")
+
+
+def test_a_target_that_is_taken_meanwhile_is_left_alone(parent: Aging, lakes: Lakes) -> None:
+    plan = maintenance.plan_clone(parent.lake, root_of(lakes), "mine")
+    other = Lakehouse.create(root_of(lakes))
+    create(other, "theirs")
+    with pytest.raises(LakehouseExistsError):
+        plan.execute()
+    assert other.snapshot().namespaces() == ["theirs"]
+    assert only(parent.lake).state == CloneState.CUT_OFF
+    maintenance.drop_clone(parent.lake, "mine", delete_files=True)
+    assert Lakehouse.open(root_of(lakes)).snapshot().namespaces() == ["theirs"]
+
+
+def test_operations_on_exports_leave_clones_alone(parent: Aging, lakes: Lakes) -> None:
+    cloned(lakes, parent.lake)
+    name = only(parent.lake).name
+    for operation in (maintenance.drop_export, maintenance.restore_export, maintenance.verify_export):
+        with pytest.raises(InvalidInputError, match="is a clone"):
+            operation(parent.lake, name)
+    parent.later()
+    assert maintenance.plan_prune_exports(parent.lake, "*", keeping(1)).is_empty
+    assert maintenance.list_exports(parent.lake) == []
+    assert parent.lake.snapshot(name).version == 0
+    assert len(maintenance.list_clones(allowing(parent.lake))) == 1
+
+
+def test_a_clone_that_cannot_be_read_is_among_the_others(parent: Aging, lakes: Lakes) -> None:
+    clone = cloned(lakes, parent.lake)
+    path = clone.snapshot().definition_location
+    clone.storage.write(path, b"damaged")
+    info = only(parent.lake)
+    assert info.state == CloneState.UNREADABLE
+    assert path in (info.reason or "") or "protobuf" in (info.reason or "")
+
+
+def test_no_file_of_a_table_is_read_or_written(parent: Aging, lakes: Lakes) -> None:
+    logged = FaultyStorage(parent.lake.storage, [])
+    maintenance.plan_clone(Lakehouse(logged), root_of(lakes)).execute()
+    assert logged.log
+    assert not [request for request in logged.log if request.path.startswith("tables/")]

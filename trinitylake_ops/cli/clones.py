@@ -1,0 +1,232 @@
+"""Commands about clones: clone, clones, compare, promote, refresh, drop-clone."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import click
+
+from trinitylake_ops import maintenance
+from trinitylake_ops.cli.context import (
+    Duration,
+    Session,
+    Timestamp,
+    approval_options,
+    html_option,
+    json_option,
+    page_written,
+    pass_session,
+    print_json,
+    print_outcome,
+    print_shown,
+    print_table,
+    shown_progress,
+    target_option,
+)
+from trinitylake_ops.maintenance.plans.document import new_table
+from trinitylake_ops.storage.options import StorageOptions
+
+
+@click.command(short_help="Clone the lakehouse to another root, without a copy of its tables.")
+@click.argument("target")
+@click.option("--name", help="The clone's name here; default: the last part of TARGET.")
+@click.option("--version", metavar="N", help="The version to clone; default: the latest.")
+@click.option("--export", "exported", metavar="NAME", help="Clone the version of this export.")
+@click.option("--timestamp", type=Timestamp(), help="Clone the newest version at that time.")
+@click.option("--namespace", "namespaces", multiple=True, help="Only this namespace; may be repeated.")
+@click.option("--retain-for", type=Duration(), help="Keep its version so long, such as 14d; default: until dropped.")
+@target_option
+@json_option
+@pass_session
+def clone(
+    session: Session,
+    /,
+    target: str,
+    name: str | None,
+    version: str | None,
+    exported: str | None,
+    timestamp: datetime | int | None,
+    namespaces: tuple[str, ...],
+    retain_for: timedelta | None,
+    target_options: StorageOptions | None,
+    as_json: bool,
+) -> None:
+    """Make a lakehouse of its own at TARGET, which has all objects of a version.
+
+    No file of a table is copied: the clone reads them here, and they are kept as long as it stands. What is committed
+    there goes below its own root. A clone that was cut off goes on when the command is given again.
+
+    Example: trinitylake clone s3://dev/feature-x --retain-for 14d
+    """
+    if sum(one is not None for one in (version, exported, timestamp)) > 1:
+        raise click.UsageError("give one of --version, --export and --timestamp")
+    plan = maintenance.plan_clone(
+        session.lake(),
+        target,
+        name,
+        version if exported is None else exported,
+        timestamp=timestamp,
+        namespaces=namespaces,
+        retain_for=retain_for,
+        target_options=target_options,
+    )
+    print_shown(plan.execute(), as_json)
+
+
+@click.command()
+@target_option
+@json_option
+@pass_session
+def clones(session: Session, target_options: StorageOptions | None, as_json: bool) -> None:
+    """List the clones: their age, how far both sides went on, and the bytes of their own files.
+
+    Example: trinitylake clones
+    """
+    found = maintenance.list_clones(session.lake(), target_options)
+    if as_json:
+        print_json(found)
+        return
+    rows = [
+        (
+            *(one.name, one.state, one.cloned_version, one.created_at, one.retain_until),
+            *(one.versions, one.parent_versions, one.own_bytes, one.root),
+        )
+        for one in found
+    ]
+    columns = ("name", "state", "of version", "created (UTC)", "kept until", "versions", "versions here", "own bytes")
+    print_table(new_table("", *columns, "root", rows=rows))
+
+
+def choice_options(command: Any) -> Any:
+    """Add ``--ours`` and ``--theirs``, by which conflicts are decided."""
+    command = click.option(
+        "--theirs", multiple=True, metavar="NS[.TABLE]", help="Take this as the other side has it; may be repeated."
+    )(command)
+    return click.option("--ours", multiple=True, metavar="NS[.TABLE]", help="Leave this as it is; may be repeated.")(
+        command
+    )
+
+
+@click.command(short_help="Compare a clone with this lakehouse.")
+@click.argument("name", metavar="CLONE")
+@target_option
+@html_option
+@json_option
+@pass_session
+def compare(
+    session: Session, name: str, target_options: StorageOptions | None, html: Path | None, as_json: bool
+) -> None:
+    """List what changed in a clone, here, or in both, since the version that both share.
+
+    Rows, files and bytes are those that the snapshots of tables record. The first are those of the clone.
+
+    Example: trinitylake compare feature-x
+    """
+    lake = session.lake()
+    comparison = maintenance.compare(lake, name, target_options=target_options)
+    print_shown(comparison, as_json)
+    if html is not None:
+        from trinitylake_ops.pages import comparison_page  # with the code that draws it
+
+        page_written(html, comparison_page(comparison, lake.storage.now_ms()))
+
+
+@click.command(short_help="Plan or do the promotion of what was made in a clone.")
+@click.argument("name", metavar="CLONE")
+@click.option("--namespace", "namespaces", multiple=True, help="Only this namespace; may be repeated.")
+@click.option("--table", "tables", multiple=True, metavar="NS.TABLE", help="Only this table; may be repeated.")
+@choice_options
+@target_option
+@approval_options
+@json_option
+@pass_session
+def promote(
+    session: Session,
+    name: str,
+    namespaces: tuple[str, ...],
+    tables: tuple[str, ...],
+    ours: tuple[str, ...],
+    theirs: tuple[str, ...],
+    target_options: StorageOptions | None,
+    digest: str | None,
+    yes: bool,
+    as_json: bool,
+) -> None:
+    """Bring what changed in a clone into this lakehouse, as one version; without --apply or --yes, print what.
+
+    Files that are new in the clone are copied. What changed on both sides is a conflict. With --ours it stays as it is
+    here, and with --theirs it becomes what the clone has.
+
+    Example: trinitylake promote feature-x --theirs sales.orders
+    """
+    plan = maintenance.plan_promotion(
+        session.lake(), name, namespaces, tables, ours=ours, theirs=theirs, target_options=target_options
+    )
+    report = None
+    if digest is not None or yes:
+        with shown_progress() as progress:
+            report = plan.execute(digest, progress=progress)
+    print_outcome(plan, report, as_json, is_empty=plan.is_empty)
+
+
+@click.command(short_help="Plan or do the refresh of a clone with what is new here.")
+@click.argument("name", metavar="CLONE")
+@choice_options
+@target_option
+@approval_options
+@json_option
+@pass_session
+def refresh(
+    session: Session,
+    name: str,
+    ours: tuple[str, ...],
+    theirs: tuple[str, ...],
+    target_options: StorageOptions | None,
+    digest: str | None,
+    yes: bool,
+    as_json: bool,
+) -> None:
+    """Bring what changed here into a clone, as one version there; without --apply or --yes, print what.
+
+    What changed on both sides is a conflict. With --ours it stays as it is in the clone, and with --theirs it becomes
+    what this lakehouse has.
+
+    Example: trinitylake refresh feature-x --ours sales.orders
+    """
+    plan = maintenance.plan_refresh(session.lake(), name, ours=ours, theirs=theirs, target_options=target_options)
+    report = None if digest is None and not yes else plan.execute(digest)
+    print_outcome(plan, report, as_json, is_empty=plan.is_empty)
+
+
+@click.command("drop-clone", short_help="Plan or do the drop of a clone.")
+@click.argument("name")
+@click.option("--delete-files", "delete_files", is_flag=True, help="Delete the clone's own files, too.")
+@target_option
+@approval_options
+@json_option
+@pass_session
+def drop_clone(
+    session: Session,
+    name: str,
+    delete_files: bool,
+    target_options: StorageOptions | None,
+    digest: str | None,
+    yes: bool,
+    as_json: bool,
+) -> None:
+    """Forget a clone; without --apply or --yes, print what would go.
+
+    Nothing is kept for it from then on: a clone whose own files stay loses those that it reads here. With
+    --delete-files its own files go first. End all writers there before. Exit code 1 when a file could not be deleted.
+
+    Example: trinitylake drop-clone feature-x --delete-files
+    """
+    plan = maintenance.plan_drop_clone(session.lake(), name, delete_files=delete_files, target_options=target_options)
+    report = None
+    if digest is not None or yes:
+        with shown_progress() as progress:
+            report = plan.execute(digest, progress=progress)
+    is_complete = report is None or report.is_complete
+    print_outcome(plan, report, as_json, is_empty=plan.is_empty, is_complete=is_complete)

@@ -1,0 +1,1 @@
+"""Clones: a whole lakehouse at another root, made, compared, promoted, refreshed and dropped."""

@@ -1,0 +1,192 @@
+"""Brings the changes of one side into the other, as far as they do not conflict.
+
+``ours`` is the side that gets the changes, ``theirs`` the one that has them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from trinitylake_ops.errors import CommitConflictError, InvalidInputError
+from trinitylake_ops.format.nodes.keys import ObjectName
+from trinitylake_ops.maintenance.clones.three_way import ChangedOn, ObjectState
+from trinitylake_ops.tree.diff import diff_trees
+from trinitylake_ops.versions.snapshot import Snapshot
+
+_MOST_NAMED = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Conflict:
+    """An object that both sides changed, or that cannot stand beside what the other side did, and how."""
+
+    name: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Choices:
+    """The sides that were chosen for conflicts, as ``namespace`` or ``namespace.table``.
+
+    A namespace stands for all conflicts in it.
+    """
+
+    ours: frozenset[str]
+    theirs: frozenset[str]
+
+    @classmethod
+    def of(cls, ours: Collection[str], theirs: Collection[str]) -> Choices:
+        """Check the names that somebody chose. Raises InvalidInputError for a name on both sides."""
+        if both := sorted(set(ours) & set(theirs)):
+            raise InvalidInputError(f"{both[0]!r} is chosen from both sides; choose one")
+        return cls(frozenset(ours), frozenset(theirs))
+
+    def side_of(self, name: ObjectName) -> str | None:
+        """Return "ours", "theirs", or None without a choice. That of a table comes before that of its namespace."""
+        for text in (str(name), name.namespace):
+            if text in self.ours:
+                return "ours"
+            if text in self.theirs:
+                return "theirs"
+        return None
+
+
+@dataclass
+class Merge:
+    """The changes to make: key -> URI of a definition, None for what goes; and what nobody has decided yet.
+
+    ``into`` is the latest version of the side that gets them. ``into_parent`` says which side that is.
+    """
+
+    into: Snapshot
+    theirs: Snapshot
+    states: Sequence[ObjectState]
+    choices: Choices
+    into_parent: bool
+    changes: dict[str, str | None] = field(default_factory=dict)
+    conflicts: list[Conflict] = field(default_factory=list)
+    _named: set[str] = field(default_factory=set)
+
+    @classmethod
+    def of(
+        cls,
+        into: Snapshot,
+        theirs: Snapshot,
+        states: Sequence[ObjectState],
+        chosen: Sequence[ObjectState],
+        choices: Choices,
+        *,
+        into_parent: bool,
+    ) -> Merge:
+        """Merge the ``chosen`` ones of all states. Raises InvalidInputError for a choice where there is no conflict."""
+        merge = cls(into, theirs, states, choices, into_parent)
+        for state in chosen:
+            merge._take(state)
+        by_key = {state.key: state for state in states}
+        for state in chosen:
+            if state.name.table is not None:
+                merge._check_namespace(state, by_key)
+        for state in chosen:
+            if state.name.table is None and merge.changes.get(state.key, "") is None:
+                merge._check_empty(state)
+        if unknown := sorted((choices.ours | choices.theirs) - merge._named):
+            raise InvalidInputError(f"{unknown[0]!r} is in no conflict, so there is nothing to choose; leave it out")
+        return merge
+
+    def _take(self, state: ObjectState) -> None:
+        source = ChangedOn.CLONE if self.into_parent else ChangedOn.PARENT
+        if state.changed_on == source:
+            self.changes[state.key] = self._theirs_of(state)
+        elif state.changed_on == ChangedOn.BOTH:
+            ours, theirs = (state.parent, state.clone) if self.into_parent else (state.clone, state.parent)
+            reason = f"ours {_verb(state.base, ours)} it, theirs {_verb(state.base, theirs)} it"
+            if self._is_theirs(state.name, reason):
+                self.changes[state.key] = theirs
+
+    def _theirs_of(self, state: ObjectState) -> str | None:
+        return state.clone if self.into_parent else state.parent
+
+    def _is_theirs(self, name: ObjectName, reason: str) -> bool:
+        """Whether the other side was chosen for a conflict. Without a choice the conflict is noted."""
+        self._named |= {str(name), name.namespace}
+        side = self.choices.side_of(name)
+        if side is None:
+            self.conflicts.append(Conflict(str(name), reason))
+        return side == "theirs"
+
+    def _check_namespace(self, state: ObjectState, by_key: Mapping[str, ObjectState]) -> None:
+        """A table that comes needs its namespace. One that is new on the other side comes with it."""
+        if self.changes.get(state.key) is None:
+            return
+        key = self.into.keys.namespace_key(state.name.namespace)
+        standing = self.changes[key] if key in self.changes else self.into.entry(key)
+        if standing is not None:
+            return
+        there = by_key.get(key)
+        is_new = there is not None and there.base is None and self._theirs_of(there) is not None
+        if is_new or self._is_theirs(state.name, "ours dropped its namespace, theirs has it new or changed"):
+            location = self._theirs_of(there) if there is not None else None
+            assert location is not None, "a table there has a namespace there"
+            self.changes[key] = location
+        else:
+            del self.changes[state.key]
+
+    def _check_empty(self, state: ObjectState) -> None:
+        """A namespace that goes must leave no table."""
+        namespace = state.name.namespace
+        left = {
+            key: table
+            for table in self.into.tables(namespace)
+            if self.changes.get(key := self.into.keys.table_key(namespace, table), "") is not None
+        }
+        if not left:
+            return
+        names = ", ".join(sorted(left.values())[:_MOST_NAMED])
+        if self._is_theirs(
+            state.name, f"theirs dropped it, ours has {len(left)} tables new or changed in it ({names})"
+        ):
+            self.changes |= dict.fromkeys(left)
+        else:
+            del self.changes[state.key]
+
+
+def _verb(base: str | None, now: str | None) -> str:
+    if base is None:
+        return "created"
+    return "dropped" if now is None else "altered"
+
+
+def conflict_error(conflicts: Sequence[Conflict], base_version: int) -> CommitConflictError:
+    """Return the error for conflicts that nobody decided. It names them, and how to choose."""
+    texts = tuple(f"{conflict.name}: {conflict.reason}" for conflict in conflicts)
+    shown = "; ".join(texts[:_MOST_NAMED]) + ("; ..." if len(texts) > _MOST_NAMED else "")
+    return CommitConflictError(
+        f"{len(texts)} conflicts, nothing was changed: {shown}; choose for each, such as --theirs"
+        f" {conflicts[0].name} or --ours {conflicts[0].name}",
+        conflicts=texts,
+        base_version=base_version,
+        latest_version=base_version,
+    )
+
+
+def check_untouched(base: Snapshot, latest: Snapshot, written: Mapping[str, str | None], what: str) -> None:
+    """Raise CommitConflictError when commits in between touched what is written, or what that presupposes."""
+    keys = base.keys
+    names = {key: name for key in written if (name := keys.decode(key)) is not None}
+    relied = {keys.namespace_key(name.namespace) for key, name in names.items() if name.table is not None}
+    dropped = {name.namespace for key, name in names.items() if name.table is None and written[key] is None}
+    touched = []
+    for change in diff_trees(base.files.nodes, base.root, latest.root):
+        name = keys.decode(change.key)
+        in_dropped = name is not None and name.namespace in dropped
+        if change.key in written or change.key in relied or in_dropped:
+            touched.append(f"{name}: a concurrent commit changed it")
+    if touched:
+        raise CommitConflictError(
+            f"version {latest.version} changed what the {what} writes, as planned on version {base.version}: "
+            f"{'; '.join(touched[:_MOST_NAMED])}; look at the new plan",
+            conflicts=tuple(touched),
+            base_version=base.version,
+            latest_version=latest.version,
+        )

@@ -1,0 +1,260 @@
+"""Promotes what was made in a clone: copies what is new there, and points the parent to it in one commit."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from trinitylake_ops.errors import NamespaceNotFoundError
+from trinitylake_ops.format.definitions import ExportRecord, PromotionRecord
+from trinitylake_ops.format.file_names import new_lakehouse_def_path, table_prefix
+from trinitylake_ops.format.nodes.keys import ObjectName
+from trinitylake_ops.maintenance.clones.merge import Choices, Conflict, Merge, check_untouched, conflict_error
+from trinitylake_ops.maintenance.clones.promoted import Promoted, PromotedContent, clone_io
+from trinitylake_ops.maintenance.clones.records import same_clone
+from trinitylake_ops.maintenance.clones.three_way import ObjectState, Sides
+from trinitylake_ops.maintenance.exports.copy import Copier
+from trinitylake_ops.maintenance.plans.cost import Cost, MeteredLakehouse, uncached
+from trinitylake_ops.maintenance.plans.document import Document, Table, change_rows, new_table
+from trinitylake_ops.maintenance.plans.plan import Plan, PlannedOperation, digest_of
+from trinitylake_ops.maintenance.reach.survey import Progress, no_progress
+from trinitylake_ops.maintenance.state.table_change import discarded_on_failure
+from trinitylake_ops.tables.ownership import claim_location
+from trinitylake_ops.transaction.draft import Draft, RootStamp, Writes
+from trinitylake_ops.transaction.lakehouse import Lakehouse
+from trinitylake_ops.tree.diff import KeyChange
+from trinitylake_ops.versions.changes import Change, change_of
+from trinitylake_ops.versions.commit_info import CommitInfo
+from trinitylake_ops.versions.names import resolve_table
+from trinitylake_ops.versions.snapshot import Snapshot
+
+PROMOTE = "promote"
+_MOST_PROMOTIONS = 256
+
+
+@dataclass(frozen=True, kw_only=True)
+class PromotionPlan(Plan):
+    """What a promotion would change in the parent. With ``conflicts`` it cannot be executed before somebody chooses.
+
+    ``clone_version`` is promoted. ``shared_version`` of the parent is the one that both sides are compared with.
+    ``files`` counts what would be copied, and ``bytes`` those of manifests and data files.
+    """
+
+    base_version: int
+    name: str
+    clone_version: int
+    shared_version: int
+    only: tuple[str, ...]
+    changes: tuple[Change, ...]
+    conflicts: tuple[Conflict, ...]
+    files: int
+    bytes: int
+    promotion_id: str = field(repr=False, compare=False)
+    promoted: Promoted = field(repr=False, compare=False)
+    operation: Promote = field(repr=False, compare=False)
+
+    @property
+    def digest(self) -> str:
+        """Return ``<base version>-<sha256>`` over both versions and all changes and conflicts."""
+        changes = [[change.kind, change.namespace, change.table] for change in self.changes]
+        conflicts = [[conflict.name, conflict.reason] for conflict in self.conflicts]
+        content = (self.name, self.clone_version, self.shared_version, list(self.only), changes, conflicts, self.files)
+        return digest_of(self.base_version, PROMOTE, *content)
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is nothing to promote."""
+        return not self.changes and not self.conflicts
+
+    def table(self) -> Table:
+        """Return one row for each namespace and table that would change, and for each conflict."""
+        title = (
+            f"Promotion of clone {self.name}, version {self.clone_version}, into version {self.base_version}:"
+            f" {self.files} files to copy, {self.bytes} bytes of data"
+        )
+        rows: list[Sequence[object]] = [(*row, "") for row in change_rows(self.changes)]
+        rows += [("conflict", conflict.name, conflict.reason) for conflict in self.conflicts]
+        return new_table(title, "change", "object", "why", rows=rows)
+
+    def execute(self, approved_digest: str | None = None, *, progress: Progress = no_progress) -> PromotionReport:
+        """Copy what is new in the clone, and commit. Nothing is committed where nothing is to be promoted.
+
+        What was copied before a failure is deleted, best effort, or removed as orphans later. Raises PlanChangedError,
+        CommitConflictError for conflicts that nobody decided, and when a commit in between touched what is promoted.
+        Raises CorruptFileError, StorageError.
+        """
+        return self.operation.execute(self, approved_digest, progress=progress)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PromotionReport(Document):
+    """A promotion. ``version`` of the parent has it; it is ``base_version`` if there was nothing to promote."""
+
+    name: str
+    clone_version: int
+    base_version: int
+    version: int
+    changed: int
+    copied_files: int
+    copied_bytes: int
+    cost: Cost
+
+    def table(self) -> Table:
+        """Return one row."""
+        row = (self.name, self.clone_version, self.version, self.changed, self.copied_files, self.copied_bytes)
+        columns = ("clone", "version there", "version", "changed", "files copied", "bytes copied")
+        return new_table("Promotion", *columns, rows=[row])
+
+
+@dataclass(frozen=True, kw_only=True)
+class Promote(PlannedOperation[PromotionPlan, PromotionReport]):
+    """The promotion of a clone, or of chosen objects, with the sides that were chosen for conflicts."""
+
+    name: str
+    namespaces: tuple[str, ...]
+    tables: tuple[str, ...]
+    choices: Choices
+    target_options: Mapping[str, str] | None
+
+    def plan(self) -> PromotionPlan:
+        """Plan on the latest versions of both sides. Raises what :func:`plan_promotion` raises."""
+        return self._planned(Sides.open(MeteredLakehouse(self.lake), self.name, self.target_options))
+
+    def _planned(self, sides: Sides) -> PromotionPlan:
+        only = chosen_names(sides, self.namespaces, self.tables)
+        chosen = [state for state in sides.states if is_chosen(state, only)]
+        merge = Merge.of(sides.latest, sides.clone.latest, sides.states, chosen, self.choices, into_parent=True)
+        promotion_id = str(uuid.uuid4())
+        promoted = PromotedContent(sides, promotion_id).of(merge.changes)
+        keys = sides.latest.keys
+        changes = [
+            change_of(keys, KeyChange(key, sides.latest.entry(key), location))
+            for key, location in sorted(promoted.entries.items())
+        ]
+        return PromotionPlan(
+            base_version=sides.latest.version,
+            name=self.name,
+            clone_version=sides.clone.latest.version,
+            shared_version=sides.base.version,
+            only=tuple(map(str, only)),
+            changes=tuple(change for change in changes if change is not None),
+            conflicts=tuple(merge.conflicts),
+            files=promoted.content.n_files,
+            bytes=promoted.content.known_bytes,
+            promotion_id=promotion_id,
+            promoted=promoted,
+            operation=self,
+        )
+
+    def execute(
+        self, plan: PromotionPlan, approved_digest: str | None = None, *, progress: Progress = no_progress
+    ) -> PromotionReport:
+        """Copy and commit. Raises what :meth:`PromotionPlan.execute` raises."""
+        metered = MeteredLakehouse(self.lake)
+        sides = Sides.open(metered, self.name, self.target_options)
+        if approved_digest is not None:
+            plan = self._planned(sides)
+            plan.check_approved(approved_digest)
+        if plan.conflicts:
+            raise conflict_error(plan.conflicts, plan.base_version)
+        copier = Copier(metered.lake.storage, progress=progress, n_expected=plan.files)
+        version = plan.base_version if plan.is_empty else self._promote(plan, sides, copier)
+        return PromotionReport(
+            name=plan.name,
+            clone_version=plan.clone_version,
+            base_version=plan.base_version,
+            version=version,
+            changed=len(plan.changes),
+            copied_files=copier.copied_files,
+            copied_bytes=copier.copied_bytes,
+            cost=metered.cost(),
+        )
+
+    def _promote(self, plan: PromotionPlan, sides: Sides, copier: Copier) -> int:
+        lake, content = sides.lake, plan.promoted.content
+        base = lake.snapshot(plan.base_version, latest=sides.latest)
+        written_since_ms = lake.storage.now_ms()
+        for table_id in sorted({table.places.table_id for table in content.tables}):
+            claim_location(lake.storage, f"{lake.root}{table_prefix(table_id)}".rstrip("/"), base.definition)
+        properties = {
+            "promoted-from": plan.name,
+            "clone_id": sides.record.clone_id,
+            "clone_version": str(plan.clone_version),
+            "promotion": plan.promotion_id,
+        }
+        message = f"clone {plan.name}, version {plan.clone_version}"[:500]
+        info = CommitInfo(PROMOTE, message, properties=properties, counts={"changed": len(plan.changes)})
+        change = _Promotion(plan, sides.record, info)
+        with discarded_on_failure(lake.storage) as written:
+            try:
+                copier.copy_content(content, clone_io(sides))
+            finally:
+                written += [file.target for file in copier.files]
+            return lake.commit(change, base, written_since_ms=written_since_ms)
+
+
+@dataclass(frozen=True)
+class _Promotion:
+    """The commit of a promotion, which records it with the clone (commit.Committable)."""
+
+    plan: PromotionPlan
+    clone: ExportRecord
+    info: CommitInfo
+
+    def draft(self, base: Snapshot, stamp: RootStamp) -> Draft:
+        record = same_clone(base.definition, self.clone)
+        mine = PromotionRecord(
+            id=self.plan.promotion_id, clone_version=self.plan.clone_version, version=base.version + 1
+        )
+        noted = replace(record, promotions=(*record.promotions, mine)[-_MOST_PROMOTIONS:])
+        exports = tuple(noted if one.name == record.name else one for one in base.definition.exports)
+        definition, path = replace(base.definition, exports=exports), new_lakehouse_def_path()
+        files = {path: definition.to_bytes(path)}
+        return Writes(self.plan.promoted.entries, files, self.info, path, definition).draft(base, stamp)
+
+    def rebase(self, base: Snapshot, latest: Snapshot) -> None:
+        check_untouched(base, latest, self.plan.promoted.entries, "promotion")
+
+
+def plan_promotion(
+    lake: Lakehouse,
+    name: str,
+    namespaces: Sequence[str] = (),
+    tables: Sequence[str] = (),
+    *,
+    ours: Sequence[str] = (),
+    theirs: Sequence[str] = (),
+    target_options: Mapping[str, str] | None = None,
+) -> PromotionPlan:
+    """Plan to bring the changes of a clone into its parent, or those of chosen namespaces and tables. Only reads.
+
+    Objects that changed on both sides are conflicts. ``ours`` names those, as namespaces or ``namespace.table``, that
+    stay as the parent has them, and ``theirs`` those that become what the clone has.
+
+    Raises ExportNotFoundError, LakehouseNotFoundError if the clone is gone, NamespaceNotFoundError, TableNotFoundError,
+    LocationNotAllowedError, StorageError. Raises InvalidInputError for another lakehouse at the clone's root, for a
+    choice where there is no conflict, and for tables that cannot be copied.
+    """
+    return Promote(
+        lake=uncached(lake),
+        name=name,
+        namespaces=tuple(namespaces),
+        tables=tuple(tables),
+        choices=Choices.of(ours, theirs),
+        target_options=target_options,
+    ).plan()
+
+
+def chosen_names(sides: Sides, namespaces: Sequence[str], tables: Sequence[str]) -> tuple[ObjectName, ...]:
+    """Return what was named, as one of the sides has it. Raises NamespaceNotFoundError, TableNotFoundError."""
+    readers = (sides.clone.latest, sides.latest, sides.base)
+    for namespace in namespaces:
+        if not any(reader.has_namespace(namespace) for reader in readers):
+            raise NamespaceNotFoundError(f"there is no namespace {namespace!r} in the clone and in its parent")
+    return (*map(ObjectName, namespaces), *(ObjectName(*resolve_table(table, *readers)) for table in tables))
+
+
+def is_chosen(state: ObjectState, only: Sequence[ObjectName]) -> bool:
+    """Whether an object was named, by itself or by its namespace. Without names all are."""
+    return not only or state.name in only or ObjectName(state.name.namespace) in only

@@ -1,0 +1,93 @@
+"""Clones as both lakehouses record them, and opening one from its parent (docs/decisions/0060)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from trinitylake_ops.errors import ExportNotFoundError, InvalidInputError
+from trinitylake_ops.format.definitions import ExportRecord, LakehouseDef, ParentRecord
+from trinitylake_ops.maintenance.exports.roots import export_id
+from trinitylake_ops.maintenance.plans.cost import MeteredLakehouse, uncached_on
+from trinitylake_ops.maintenance.state.export_records import record_of
+from trinitylake_ops.storage import open_storage
+from trinitylake_ops.transaction.lakehouse import Lakehouse, options_for
+from trinitylake_ops.versions.snapshot import Snapshot
+
+
+def clone_record(definition: LakehouseDef, name: str) -> ExportRecord:
+    """Return the record of a clone in its parent's definition. Raises ExportNotFoundError."""
+    record = record_of(definition, name)
+    if record is None or not is_clone(record):
+        known = ", ".join(sorted(one.name for one in definition.exports if is_clone(one))) or "none"
+        raise ExportNotFoundError(f"there is no clone {name!r}; clones: {known}")
+    return record
+
+
+def same_clone(definition: LakehouseDef, record: ExportRecord) -> ExportRecord:
+    """Return the record of a clone as it is now. Raises ExportNotFoundError if it was dropped meanwhile."""
+    found = clone_record(definition, record.name)
+    if found.clone_id != record.clone_id:
+        raise ExportNotFoundError(f"clone {record.name!r} was dropped meanwhile, and another one has its name")
+    return found
+
+
+def is_clone(record: ExportRecord) -> bool:
+    """Whether a record is that of a clone itself, and not of a further version that it needs."""
+    return bool(record.clone_id) and bool(record.manifest_path) and str(export_id(record)) == record.clone_id
+
+
+def records_of_clone(definition: LakehouseDef, clone_id: str) -> list[ExportRecord]:
+    """Return all records that keep versions of the parent for one clone."""
+    return [record for record in definition.exports if record.clone_id == clone_id]
+
+
+class OtherLakehouseError(InvalidInputError):
+    """At the root of a clone there is another lakehouse by now."""
+
+
+@dataclass(frozen=True)
+class OpenedClone:
+    """A clone, opened from its parent: its lakehouse, its latest version, and what it says of its parent."""
+
+    lake: Lakehouse
+    latest: Snapshot
+    parent: ParentRecord
+
+
+def is_parent(parent: ParentRecord, record: ExportRecord, source_id: str) -> bool:
+    """Whether what a lakehouse says of its parent is that it is this very clone."""
+    return parent.clone_id == record.clone_id and parent.lakehouse_id == source_id
+
+
+def lakehouse_of(
+    metered: MeteredLakehouse, record: ExportRecord, target_options: Mapping[str, str] | None
+) -> Lakehouse:
+    """Return whatever lakehouse stands at the root of a clone. Raises LocationNotAllowedError."""
+    source = metered.lake
+    if target_options is None:  # otherwise the caller knows the target
+        source.elsewhere.places.check_root(record.target_uri)
+        target_options = options_for(source, record.target_uri)
+    return uncached_on(metered.also(open_storage(record.target_uri, target_options)), target_options)
+
+
+def opened_clone(
+    metered: MeteredLakehouse, record: ExportRecord, target_options: Mapping[str, str] | None = None
+) -> OpenedClone:
+    """Open a clone. Its requests are counted with those of its parent.
+
+    Both sides have to know each other: a record alone could name the lakehouse of anybody. Raises
+    LakehouseNotFoundError if there is none, OtherLakehouseError for another one, LocationNotAllowedError, StorageError.
+    """
+    source = metered.lake
+    lake = lakehouse_of(metered, record, target_options)
+    latest = lake.snapshot()
+    parent = latest.definition.parent
+    if parent is None or not is_parent(parent, record, source.snapshot().definition.id):
+        raise OtherLakehouseError(
+            f"the lakehouse at {lake.root} is not the clone {record.name!r} of this one: another one has taken its"
+            " place; drop the clone, which leaves that lakehouse alone",
+            path=lake.root,
+        )
+    lake.elsewhere.give(source.storage)
+    return OpenedClone(lake, latest, parent)

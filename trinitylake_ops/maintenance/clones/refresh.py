@@ -1,0 +1,224 @@
+"""Brings the parent's newer changes into a clone, as one commit there."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from trinitylake_ops.errors import CommitConflictError, InvalidInputError
+from trinitylake_ops.format.definitions import ExportRecord, ExportState, LakehouseDef
+from trinitylake_ops.format.file_names import new_lakehouse_def_path, new_manifest_path
+from trinitylake_ops.maintenance.clones.merge import Choices, Conflict, Merge, check_untouched, conflict_error
+from trinitylake_ops.maintenance.clones.records import records_of_clone, same_clone
+from trinitylake_ops.maintenance.clones.three_way import ChangedOn, Sides
+from trinitylake_ops.maintenance.plans.cost import MeteredLakehouse, uncached
+from trinitylake_ops.maintenance.plans.document import Table, change_rows, new_table
+from trinitylake_ops.maintenance.plans.plan import CommitReport, Plan, PlannedOperation, digest_of
+from trinitylake_ops.maintenance.state.export_manifest import finish_manifest
+from trinitylake_ops.maintenance.state.state_change import StateChange
+from trinitylake_ops.transaction.commit import discard
+from trinitylake_ops.transaction.draft import Draft, RootStamp, Writes
+from trinitylake_ops.transaction.lakehouse import Lakehouse
+from trinitylake_ops.tree.diff import KeyChange
+from trinitylake_ops.versions.changes import Change, change_of
+from trinitylake_ops.versions.commit_info import CommitInfo
+from trinitylake_ops.versions.lookup import check_not_expired
+from trinitylake_ops.versions.snapshot import Snapshot
+
+REFRESH = "refresh"
+_MOST_REFRESHES = 100
+
+
+@dataclass(frozen=True, kw_only=True)
+class RefreshPlan(Plan):
+    """What a refresh would change in a clone. With ``conflicts`` it cannot be executed before somebody chooses.
+
+    ``base_version`` is the parent's version that comes in, ``shared_version`` the one that both sides were compared
+    with so far, and ``clone_version`` the clone's latest.
+    """
+
+    base_version: int
+    name: str
+    clone_version: int
+    shared_version: int
+    changes: tuple[Change, ...]
+    conflicts: tuple[Conflict, ...]
+    entries: Mapping[str, str | None] = field(repr=False, compare=False)
+    operation: Refresh = field(repr=False, compare=False)
+
+    @property
+    def digest(self) -> str:
+        """Return ``<base version>-<sha256>`` over both versions and all changes and conflicts."""
+        changes = [[change.kind, change.namespace, change.table] for change in self.changes]
+        conflicts = [[conflict.name, conflict.reason] for conflict in self.conflicts]
+        content = (self.name, self.clone_version, self.shared_version, changes, conflicts)
+        return digest_of(self.base_version, REFRESH, *content)
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether the parent has nothing that the clone lacks."""
+        return not self.changes and not self.conflicts
+
+    def table(self) -> Table:
+        """Return one row for each namespace and table that would change, and for each conflict."""
+        title = f"Refresh of clone {self.name}, version {self.clone_version}, with version {self.base_version}"
+        rows: list[Sequence[object]] = [(*row, "") for row in change_rows(self.changes)]
+        rows += [("conflict", conflict.name, conflict.reason) for conflict in self.conflicts]
+        return new_table(title, "change", "object", "why", rows=rows)
+
+    def execute(self, approved_digest: str | None = None) -> CommitReport:
+        """Keep the parent's version for the clone, and commit there. ``version`` of the report is the clone's.
+
+        Raises PlanChangedError, CommitConflictError for conflicts that nobody decided, and when a commit in the clone
+        touched what comes in. Raises VersionExpiredError, StorageError.
+        """
+        return self.operation.execute(self, approved_digest)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Refresh(PlannedOperation[RefreshPlan, CommitReport]):
+    """The refresh of a clone, with the sides that were chosen for conflicts."""
+
+    name: str
+    choices: Choices
+    target_options: Mapping[str, str] | None
+
+    def plan(self) -> RefreshPlan:
+        """Plan on the latest versions of both sides. Raises what :func:`plan_refresh` raises."""
+        return self._planned(Sides.open(MeteredLakehouse(self.lake), self.name, self.target_options))
+
+    def _planned(self, sides: Sides) -> RefreshPlan:
+        clone = sides.clone.latest
+        merge = Merge.of(clone, sides.latest, sides.states, sides.states, self.choices, into_parent=False)
+        # What was promoted is read from the parent from now on, and so the same on both sides.
+        adopted = {
+            state.key: state.parent
+            for state in sides.states
+            if state.changed_on == ChangedOn.SAME and state.parent != state.clone
+        }
+        entries = {**adopted, **merge.changes}
+        changes = [
+            change_of(clone.keys, KeyChange(key, clone.entry(key), location))
+            for key, location in sorted(entries.items())
+        ]
+        return RefreshPlan(
+            base_version=sides.latest.version,
+            name=self.name,
+            clone_version=clone.version,
+            shared_version=sides.base.version,
+            changes=tuple(change for change in changes if change is not None),
+            conflicts=tuple(merge.conflicts),
+            entries=entries,
+            operation=self,
+        )
+
+    def execute(self, plan: RefreshPlan, approved_digest: str | None = None) -> CommitReport:
+        """Keep and commit. Raises what :meth:`RefreshPlan.execute` raises."""
+        metered = MeteredLakehouse(self.lake)
+        sides = Sides.open(metered, self.name, self.target_options)
+        if approved_digest is not None:
+            plan = self._planned(sides)
+            plan.check_approved(approved_digest)
+        if plan.conflicts:
+            raise conflict_error(plan.conflicts, plan.base_version)
+        version = plan.clone_version
+        if not plan.is_empty:
+            _keep(sides, plan)
+            message = f"version {plan.base_version} of {sides.lake.root}"[:500]
+            properties = {"source": sides.lake.root, "source_version": str(plan.base_version)}
+            info = CommitInfo(REFRESH, message, properties=properties, counts={"changed": len(plan.changes)})
+            clone = sides.clone
+            base = clone.lake.snapshot(plan.clone_version, latest=clone.latest)
+            version = clone.lake.commit(_Refresh(plan, info), base)
+        return CommitReport(
+            operation=REFRESH,
+            base_version=plan.clone_version,
+            version=version,
+            changed=len(plan.changes),
+            cost=metered.cost(),
+        )
+
+
+def _keep(sides: Sides, plan: RefreshPlan) -> None:
+    """Commit in the parent that it keeps one more version for the clone, unless an earlier attempt did so.
+
+    Versions that the clone shared before stay, too: its own versions, and files of its tables, need them.
+    """
+    lake, clone = sides.lake, sides.record
+    wanted = ExportRecord(
+        name=f"{clone.name}@{plan.base_version}",
+        version=plan.base_version,
+        level=clone.level,
+        target_uri=clone.target_uri,
+        root_location=clone.root_location,
+        state=ExportState.COMPLETE,
+        created_at_millis=lake.storage.now_ms(),
+        retain_until_millis=clone.retain_until_millis,
+        namespaces=clone.namespaces,
+        manifest_path=new_manifest_path(),
+        clone_id=clone.clone_id,
+    )
+    finish_manifest(lake.storage, wanted, [], with_definitions=False)
+
+    def kept(base: Snapshot) -> LakehouseDef | None:
+        same_clone(base.definition, clone)
+        known = records_of_clone(base.definition, clone.clone_id)
+        if any(record.version == wanted.version for record in known):
+            return None
+        if len(known) > _MOST_REFRESHES:
+            raise InvalidInputError(
+                f"clone {clone.name!r} was refreshed {_MOST_REFRESHES} times, and the parent keeps a version for each;"
+                " promote it and make a new one"
+            )
+        check_not_expired(wanted.version, base.definition)
+        definition = base.definition
+        snapshots = {**definition.exported_snapshots, wanted.name: wanted.root_location}
+        return replace(definition, exports=(*definition.exports, wanted), exported_snapshots=snapshots)
+
+    change = StateChange(REFRESH, f"{clone.name}: keep version {wanted.version}", kept)
+    if change.commit(lake, sides.latest) == sides.latest.version:
+        discard(lake.storage, [wanted.manifest_path])
+
+
+@dataclass(frozen=True)
+class _Refresh:
+    """The commit in the clone: entries of the parent, and which version both share now (commit.Committable)."""
+
+    plan: RefreshPlan
+    info: CommitInfo
+
+    def draft(self, base: Snapshot, stamp: RootStamp) -> Draft:
+        parent = base.definition.parent
+        assert parent is not None
+        shared = replace(parent, version=self.plan.base_version)
+        definition, path = replace(base.definition, parent=shared), new_lakehouse_def_path()
+        files = {path: definition.to_bytes(path)}
+        return Writes(self.plan.entries, files, self.info, path, definition).draft(base, stamp)
+
+    def rebase(self, base: Snapshot, latest: Snapshot) -> None:
+        if latest.definition.parent != base.definition.parent:
+            raise CommitConflictError(
+                "the clone was refreshed by somebody else meanwhile; look at the new plan",
+                conflicts=(f"version {latest.version}",),
+                base_version=base.version,
+                latest_version=latest.version,
+            )
+        check_untouched(base, latest, self.plan.entries, "refresh")
+
+
+def plan_refresh(
+    lake: Lakehouse,
+    name: str,
+    *,
+    ours: Sequence[str] = (),
+    theirs: Sequence[str] = (),
+    target_options: Mapping[str, str] | None = None,
+) -> RefreshPlan:
+    """Plan to bring the parent's changes into a clone. Only reads.
+
+    ``lake`` is the parent. Objects that changed on both sides are conflicts. ``ours`` names those that stay as the
+    clone has them, and ``theirs`` those that become what the parent has. Raises what :func:`plan_promotion` raises.
+    """
+    return Refresh(
+        lake=uncached(lake), name=name, choices=Choices.of(ours, theirs), target_options=target_options
+    ).plan()
