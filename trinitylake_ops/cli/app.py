@@ -52,6 +52,7 @@ _COMMANDS: Mapping[str, tuple[str, str]] = {
     "resolve-commit": ("change", "Show the outcome of a commit that got no answer."),
     "restore": ("exports", "Plan or do the restore of an export."),
     "rollback": ("change", "Plan or do a rollback."),
+    "serve": ("serve", "Serve lakehouses to any engine, by Iceberg's REST protocol."),
     "show": ("read", "Show the lakehouse, a namespace or a table."),
     "tree": ("read", "Draw the tree: levels, fill, buffers, bytes."),
     "trim": ("gc", "Plan or do the trim of tables."),
