@@ -14,6 +14,10 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+import duckdb
+import duckdb_extension_avro
+import duckdb_extension_httpfs
+import duckdb_extension_iceberg
 import uvicorn
 from pyiceberg.catalog.rest import RestCatalog
 
@@ -92,7 +96,11 @@ def serving(settings: ServerSettings, warehouses: Warehouses | None = None) -> I
         listener.close()
 
 
-def extension(package: Any) -> str:
-    """Return the file of an extension of DuckDB in its package."""
-    (found,) = Path(package.__path__[0]).rglob("*.duckdb_extension")
-    return str(found)
+@contextmanager
+def duckdb_with_iceberg() -> Iterator[duckdb.DuckDBPyConnection]:
+    """Open DuckDB with the extensions that a REST catalog needs, from their packages."""
+    with duckdb.connect(config={"allow_unsigned_extensions": "true"}) as connection:
+        for package in (duckdb_extension_httpfs, duckdb_extension_avro, duckdb_extension_iceberg):
+            (extension,) = Path(package.__path__[0]).rglob("*.duckdb_extension")
+            connection.execute(f"LOAD '{extension}'")
+        yield connection

@@ -92,7 +92,8 @@ class Application:
         said["milliseconds"] = round((time.monotonic() - begun_s) * 1_000, 1)
         if answer.error is not None:
             said |= {"error": answer.error, "detail": self._redacted(answer.detail or "")}
-        logger.log(logging.WARNING if answer.status >= 500 else logging.INFO, "request", extra={"fields": said})
+        level = logging.WARNING if answer.status >= 500 else logging.INFO
+        logger.log(level, "%s %s: %d", request.method, said["path"], answer.status, extra={"fields": said})
         return Answer(answer.status, answer.body, {**answer.headers, "x-request-id": request_id})
 
     def _redacted(self, text: str) -> str:

@@ -18,6 +18,7 @@ from trinitylake_ops.server.answers import RefusedError, bad_request
 from trinitylake_ops.server.settings import Limits
 from trinitylake_ops.server.tokens import Principal, Scope
 from trinitylake_ops.server.warehouses import Warehouse
+from trinitylake_ops.tables.catalog.updates import asked_for
 
 M = TypeVar("M", bound=IcebergBaseModel)
 
@@ -75,9 +76,11 @@ class Call:
     def model(self, kind: type[M], **defaults: Any) -> M:
         """Return the body as a model. ``defaults`` are for fields that the specification lets clients leave out.
 
-        Raises RefusedError, 400, and pydantic's ValidationError.
+        Raises RefusedError, 400, InvalidInputError, and pydantic's ValidationError.
         """
-        return kind.model_validate({**defaults, **self.document()})
+        content = {**defaults, **self.document()}
+        with asked_for():
+            return kind.model_validate(content)
 
     def check(self, scope: Scope, namespace: str) -> None:
         """Raise RefusedError, 403, if the principal may not do something in a namespace."""

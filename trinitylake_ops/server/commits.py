@@ -198,6 +198,7 @@ def _was_applied(commit: TableCommit, table: Table | None) -> bool:
 def check_readable(metadata: TableMetadata, uri: str) -> None:
     """Raise RefusedError, 400, for metadata that no reader would take, before any version has it."""
     try:
-        parse_metadata(metadata.model_dump_json().encode(), uri)
+        with asked_for():
+            parse_metadata(metadata.model_dump_json().encode(), uri)
     except CorruptFileError as error:
         raise bad_request(f"the updates would leave metadata that cannot be read: {error}") from error

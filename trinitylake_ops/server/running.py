@@ -5,9 +5,12 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import signal
 import socket
 import sys
+from collections.abc import Iterator
 from datetime import UTC, datetime
+from types import FrameType
 
 import uvicorn
 
@@ -65,14 +68,26 @@ def serve(settings: ServerSettings) -> None:
             },
         )
         try:
-            server.run(sockets=[listener])
-        except KeyboardInterrupt:
-            # uvicorn has ended well, and raises the signal again
-            if not server.should_exit:
-                raise
+            with _stopped_by_signals(server):
+                server.run(sockets=[listener])
         finally:
             application.stop()
         logger.info("stopped")
+
+
+@contextlib.contextmanager
+def _stopped_by_signals(server: uvicorn.Server) -> Iterator[None]:
+    """Let a signal stop a server, and nothing more: uvicorn raises it again when all is done."""
+
+    def stop(_number: int, _frame: FrameType | None) -> None:
+        server.should_exit = True
+
+    before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _listening(host: str, port: int) -> socket.socket:

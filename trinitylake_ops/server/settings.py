@@ -99,8 +99,8 @@ def read_lakehouses(path: Path) -> dict[str, LakehouseSettings]:
     and ``allowed_roots``, a list.
     """
     content = read_yaml(path, "lakehouses")
-    if not content:
-        raise InvalidInputError(f"{str(path)!r} names no lakehouse", path=str(path))
+    if not isinstance(content, dict) or not content:
+        raise InvalidInputError(f"{str(path)!r}: 'lakehouses' must be a mapping of names to lakehouses", path=str(path))
     return {name: _lakehouse(path, name, said) for name, said in content.items()}
 
 

@@ -121,7 +121,9 @@ def commit_transaction(call: Call) -> Answer:
     changes = call.document().get("table-changes")
     if not isinstance(changes, list) or not 1 <= len(changes) <= _MOST_IN_TRANSACTION:
         raise bad_request(f"table-changes must be a list of 1 to {_MOST_IN_TRANSACTION} commits")
-    commit_tables(call, [TableCommit.of(CommitTableRequest.model_validate(change)) for change in changes])
+    with asked_for():
+        requests = [CommitTableRequest.model_validate(change) for change in changes]
+    commit_tables(call, [TableCommit.of(request) for request in requests])
     return NO_CONTENT
 
 
@@ -191,7 +193,8 @@ def no_views(call: Call) -> Answer:
 
 
 def _identifier(content: Any) -> tuple[str, str]:
-    found = TableIdentifier.model_validate(content)
+    with asked_for():
+        found = TableIdentifier.model_validate(content)
     return single_level(found.namespace.root), found.name
 
 

@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
-from pyiceberg.exceptions import CommitFailedException
+from pydantic import ValidationError as PydanticError
+from pyiceberg.exceptions import CommitFailedException, ValidationError, ValidationException
 from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.table.update import (
     AddPartitionSpecUpdate,
@@ -33,7 +34,16 @@ from trinitylake_ops.errors import InvalidDefinitionError, InvalidInputError, Tr
 from trinitylake_ops.tables.managed import LATEST_WRITTEN_VERSION, MANAGED_PROPERTIES
 from trinitylake_ops.tables.properties import PATH_PROPERTIES
 
-_WRONG = (ValueError, TypeError, LookupError, AttributeError, NotImplementedError, RecursionError)
+_WRONG = (
+    ValidationError,
+    ValidationException,
+    ValueError,
+    TypeError,
+    LookupError,
+    AttributeError,
+    NotImplementedError,
+    RecursionError,
+)
 LAST_ADDED = -1
 _FORMAT_VERSION = "format-version"
 
@@ -86,7 +96,7 @@ def asked_for() -> Iterator[None]:
     """
     try:
         yield
-    except (TrinityLakeError, CommitFailedException):
+    except (TrinityLakeError, CommitFailedException, PydanticError):
         raise
     except _WRONG as error:
         if "sequence number" in str(error):
