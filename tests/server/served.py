@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import socket
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping
@@ -94,6 +96,22 @@ def serving(settings: ServerSettings, warehouses: Warehouses | None = None) -> I
         server.should_exit = True
         thread.join()
         listener.close()
+
+
+@contextmanager
+def command(*arguments: str) -> Iterator[tuple[subprocess.Popen[str], str, dict[str, Any]]]:
+    """Run ``trinitylake serve``; yields the process, its address and the first line of its log."""
+    code = "from trinitylake_ops.cli import main; main()"
+    process = subprocess.Popen(
+        [sys.executable, "-c", code, "serve", *arguments, "--port", "0"], stderr=subprocess.PIPE, text=True
+    )
+    try:
+        assert process.stderr is not None
+        begun = json.loads(process.stderr.readline())
+        yield process, begun["address"], begun
+    finally:
+        process.kill()
+        process.communicate()
 
 
 @contextmanager

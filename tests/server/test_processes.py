@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,7 @@ from tests.faults import FaultyStorage, kill
 from tests.processes import Child, fork
 from tests.proxy import FaultyProxy, drop_answer, drop_request
 from tests.server.requests import TABLE, commit_of, new_key, properties
-from tests.server.served import Served, serving, settings_for
+from tests.server.served import Served, command, serving, settings_for
 from tests.server.test_commits import appended
 from trinitylake_ops import Lakehouse, maintenance
 from trinitylake_ops.server.running import log_as_json, serve
@@ -41,26 +40,10 @@ def table(lake: Lakehouse) -> Lakehouse:
     return lake
 
 
-@contextlib.contextmanager
-def command(*arguments: str) -> Iterator[tuple[subprocess.Popen[str], str, list[Any]]]:
-    """Run ``trinitylake serve``; yields the process, its address and its log so far."""
-    code = "from trinitylake_ops.cli import main; main()"
-    process = subprocess.Popen(
-        [sys.executable, "-c", code, "serve", *arguments, "--port", "0"], stderr=subprocess.PIPE, text=True
-    )
-    try:
-        assert process.stderr is not None
-        begun = json.loads(process.stderr.readline())
-        yield process, begun["address"], [begun]
-    finally:
-        process.kill()
-        process.communicate()
-
-
 def test_the_command_serves_until_a_signal(table: Lakehouse) -> None:
-    with command(table.root, "--anonymous-writes") as (process, url, log):
-        assert log[0]["message"] == "serving"
-        assert log[0]["lakehouses"] == {"main": table.root}
+    with command(table.root, "--anonymous-writes") as (process, url, begun):
+        assert begun["message"] == "serving"
+        assert begun["lakehouses"] == {"main": table.root}
         catalog = Served(url).catalog()
         catalog.load_table("ns.t").append(ROWS)
         process.send_signal(signal.SIGTERM)

@@ -83,7 +83,7 @@ def serve(
     if lakehouses is not None:
         served = read_lakehouses(lakehouses)
     else:
-        served = {ONLY: LakehouseSettings(root or session.root, session.storage_options)}
+        served = {ONLY: LakehouseSettings(session.root if root is None else root, session.storage_options)}
     default = Limits()
     limits = dataclasses.replace(
         default,

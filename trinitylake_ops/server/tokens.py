@@ -76,6 +76,10 @@ class Tokens:
         self._principals: dict[str, Principal] = {}
         self._load()
 
+    def principals(self) -> list[Principal]:
+        """Return everybody whom the file names. Raises InvalidInputError."""
+        return list(self._load().values())
+
     def principal(self, authorization: str | None) -> Principal:
         """Return who sends a header ``Authorization``. Raises RefusedError, 401, and 503 for a broken file."""
         try:
