@@ -281,6 +281,18 @@ def test_data_files_of_others_are_refused(served: Served, rest: RestCatalog, lak
     assert lake.latest_version() == before
 
 
+def test_a_new_table_needs_a_schema(served: Served, rest: RestCatalog, lake: Lakehouse) -> None:
+    before = lake.latest_version()
+    schema = {"action": "add-schema", "schema": WIDER}
+    for updates in ([], [properties(a="1")], [schema], [schema, {"action": "set-current-schema", "schema-id": 5}]):
+        body = commit_of(*updates, requirements=({"type": "assert-create"},), name="new")
+        assert served.ask("POST", f"{TABLES}/new", body).error == (400, "BadRequestException"), updates
+    body = {**commit_of(requirements=({"type": "assert-create"},)), "identifier": {"namespace": ["no"], "name": "t"}}
+    missing = served.ask("POST", "/v1/main/namespaces/no/tables/t", body)
+    assert missing.error == (404, "NoSuchNamespaceException")
+    assert lake.latest_version() == before
+
+
 def staged_commit(served: Served, location: str | None, name: str = "new") -> Any:
     body = commit_of(
         {"action": "assign-uuid", "uuid": "017f22e2-79b0-7cc3-98c4-dc0c0c07398f"},

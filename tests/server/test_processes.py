@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -153,7 +154,8 @@ def test_a_stop_lets_a_commit_finish(table: Lakehouse) -> None:
         serve(settings_for(table, port=port))
         report("stopped")
 
-    port = 20_000 + os.getpid() % 10_000
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
     child = fork(run)
     assert child.next_report() == "ready"
     served = Served(f"http://127.0.0.1:{port}")

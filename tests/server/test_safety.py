@@ -8,14 +8,21 @@ import json
 import logging
 import os
 import socket
+import ssl
 from collections.abc import Iterator
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from http.client import HTTPSConnection
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
 from pyiceberg.exceptions import ForbiddenError, UnauthorizedError
 
 from tests.lakes import Lakes, allowing
@@ -23,7 +30,7 @@ from tests.server.requests import TABLE, TABLES, commit_of, created, properties
 from tests.server.served import Reply, Served, serving, settings_for
 from trinitylake_ops import Lakehouse
 from trinitylake_ops.errors import InvalidInputError
-from trinitylake_ops.server.running import JsonFormatter
+from trinitylake_ops.server.running import JsonFormatter, serve
 from trinitylake_ops.server.settings import LakehouseSettings, Limits, ServerSettings
 from trinitylake_ops.server.tokens import Tokens
 from trinitylake_ops.storage.options import StorageOptions
@@ -230,9 +237,10 @@ def test_pages_in_a_browser_are_not_answered(served: Served) -> None:
         {"Host": "evil.example:8181"},
         {"Host": "evil.example"},
         {"Host": ""},
+        {"Host": "[::1"},
     ):
         assert served.ask("GET", "/v1/config", headers=headers).error == FORBIDDEN
-    for host in ("localhost:8181", "127.0.0.1", "[::1]:8181"):
+    for host in ("localhost:8181", "127.0.0.1", "[::1]:8181", "[::1]"):
         assert served.ask("GET", "/v1/config", headers={"Host": host}).status == 200
 
 
@@ -251,6 +259,39 @@ def test_settings_that_let_strangers_in_are_refused(tmp_path: Path) -> None:
     replace(plain, host="0.0.0.0", tokens=file, tls_certificate=file, tls_key=file).check()
     for host in ("localhost", "127.0.0.2", "::1"):
         replace(plain, host=host, anonymous_writes=True).check()
+
+
+def certificate(folder: Path) -> tuple[Path, Path]:
+    """Write a certificate for 127.0.0.1 that signs itself, and its key."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "127.0.0.1")])
+    now = datetime.now(UTC)
+    made = (
+        x509.CertificateBuilder(name, name, key.public_key(), x509.random_serial_number())
+        .not_valid_before(now - timedelta(days=1))
+        .not_valid_after(now + timedelta(days=1))
+        .add_extension(x509.SubjectAlternativeName([x509.IPAddress(ip_address("127.0.0.1"))]), critical=False)
+        .sign(key, hashes.SHA256())
+    )
+    (folder / "certificate.pem").write_bytes(made.public_bytes(serialization.Encoding.PEM))
+    (folder / "key.pem").write_bytes(
+        key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+    )
+    return folder / "certificate.pem", folder / "key.pem"
+
+
+def test_tls(lake: Lakehouse, tokens: Path, tmp_path: Path) -> None:
+    file, key = certificate(tmp_path)
+    settings = settings_for(lake, tokens=tokens, tls_certificate=file, tls_key=key)
+    with serving(settings) as served:
+        trusting = ssl.create_default_context(cafile=str(file))
+        connection = HTTPSConnection("127.0.0.1", int(served.url.rpartition(":")[2]), context=trusting)
+        connection.request("GET", "/v1/config", headers={"Authorization": f"Bearer {READER}"})
+        assert connection.getresponse().status == 200
+        connection.close()
+    file.write_text("no certificate")
+    with pytest.raises(InvalidInputError, match="cannot be used"):
+        serve(settings)
 
 
 def test_bodies_pages_and_queries_have_limits(lake: Lakehouse) -> None:
@@ -275,7 +316,7 @@ def test_a_request_that_takes_too_long_goes_on(lake: Lakehouse, monkeypatch: pyt
     with serving(settings_for(lake, limits=Limits(seconds=0.2, threads=1))) as served:
         assert served.application is not None
         own = served.application.warehouses.served[0].lake
-        begin, go_on = own.transaction, io.BytesIO()
+        begin = own.transaction
         reader, writer = os.pipe()
 
         def slowly(*arguments: Any, **named: Any) -> Any:
@@ -288,7 +329,6 @@ def test_a_request_that_takes_too_long_goes_on(lake: Lakehouse, monkeypatch: pyt
         waiting = served.ask("GET", "/v1/main/namespaces")  # the only thread is taken, so it was not begun
         assert waiting.error == (503, "ServiceUnavailableException")
         os.write(writer, b"x")
-        go_on.close()
     assert lake.snapshot().namespaces() == ["ns"]  # the server has waited for it
     os.close(reader)
     os.close(writer)

@@ -173,6 +173,8 @@ NO_COMMITS: list[Any] = [
     b'"text"',
     b"\xff",
     b"[" * 10_000,
+    {"updates": [{"action": "set-snapshot-ref", "ref-name": "m", "type": "tag", "snapshot-id": 2**63}]},
+    b'{"updates": [], "requirements": [], "x": NaN}',
     {"requirements": [{"type": "assert-nothing"}], "updates": []},
     {"updates": [{"action": "paint-it-black"}]},
     {"updates": [{"action": "set-current-schema", "schema-id": 7}]},

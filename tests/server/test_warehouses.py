@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from urllib.parse import quote
 
 import pyarrow as pa
 import pytest
@@ -16,7 +17,9 @@ from tests.server.served import Served, serving, settings_for
 from trinitylake_ops import Lakehouse, maintenance
 from trinitylake_ops.errors import InvalidInputError
 from trinitylake_ops.maintenance.plans.retention import RetentionPolicy
-from trinitylake_ops.server.settings import read_lakehouses
+from trinitylake_ops.server.settings import ONLY, read_lakehouses
+from trinitylake_ops.server.warehouses import Warehouses
+from trinitylake_ops.storage import Storage, StorageWrapper
 from trinitylake_ops.tables import catalog_at
 
 ROWS = pa.table({"id": pa.array([1, 2], pa.int64())})
@@ -44,8 +47,9 @@ def test_any_version_is_a_warehouse(versions: Lakehouse, served: Served) -> None
     counts = {"main": 4, "v2": 0, "v3": 2, f"at-{moment.isoformat()}": 2, "export-before": 2}
     assert {name: n_rows(served, name) for name in counts} == counts
     millis = int(moment.timestamp() * 1_000)
-    by_time = served.ask("GET", f"/v1/config?warehouse=at-{millis}").document["overrides"]["prefix"]
-    assert by_time == "v3"  # the same for as long as the client is connected
+    for time in (millis, quote(moment.isoformat())):
+        by_time = served.ask("GET", f"/v1/config?warehouse=at-{time}").document["overrides"]["prefix"]
+        assert by_time == "v3"  # the same for as long as the client is connected
     with pytest.raises(NoSuchNamespaceError):
         served.catalog("v0").list_tables("ns")
 
@@ -149,3 +153,31 @@ def test_a_file_of_lakehouses_that_is_not_there(tmp_path: Path) -> None:
     (tmp_path / "large.yaml").write_text("#" * 2_000_000)
     with pytest.raises(InvalidInputError, match="larger"):
         read_lakehouses(tmp_path / "large.yaml")
+
+
+class AsOnS3(StorageWrapper):
+    """A storage whose files have names on S3."""
+
+    def __init__(self, inner: Storage):
+        super().__init__(inner)
+        self.root = "s3://bucket/lake/"
+
+
+def test_clients_on_s3_are_told_where_it_is(lakes: Lakes) -> None:
+    """They get no credentials."""
+    secret = {"access_key_id": "verysecret42", "secret_access_key": "verysecret43"}
+    options = {"endpoint": "https://s3.example", "region": "eu-central-1", "addressing_style": "path", **secret}
+    storage = AsOnS3(lakes.storage("s3"))
+    lake = Lakehouse.create(storage.root, options, storage=storage)
+    with serving(settings_for(lake), Warehouses({ONLY: lake})) as served:
+        assert served.ask("POST", "/v1/main/namespaces", {"namespace": ["ns"]}).status == 200
+        answers = [
+            served.ask("POST", TABLES, created()),
+            served.ask("POST", TABLES, created("u", **{"stage-create": True})),
+            served.ask("GET", TABLE),
+        ]
+    told = {"s3.endpoint": "https://s3.example", "s3.region": "eu-central-1", "s3.path-style-access": "true"}
+    for answer in answers:
+        assert answer.document["config"] == told
+        assert answer.document["metadata"]["location"].startswith("s3://bucket/lake/tables/")
+        assert b"verysecret" not in answer.body

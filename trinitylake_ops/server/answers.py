@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -21,6 +22,8 @@ from pyiceberg.exceptions import (
 from pyiceberg.typedef import IcebergBaseModel
 
 from trinitylake_ops import errors
+
+logger = logging.getLogger(__name__)
 
 UNKNOWN_STATE = "CommitStateUnknownException"
 UNAVAILABLE = "ServiceUnavailableException"
@@ -118,6 +121,7 @@ def failed(error: Exception, *, changes: bool, request_id: str) -> Answer:
             return _failure(500, "InternalServerError", _message(error))
         return _failure(503, UNAVAILABLE, _message(error), {"Retry-After": "1"})
     unforeseen = UNKNOWN_STATE if changes else "InternalServerError"
+    logger.error("request %s failed", request_id, exc_info=error)
     told = f"the server failed; its log says why, by the request id {request_id}"
     return _failure(500, unforeseen, told, detail=f"{type(error).__name__}: {error}")
 

@@ -11,7 +11,8 @@ import secrets
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from urllib.parse import parse_qsl
+from dataclasses import replace
+from urllib.parse import parse_qsl, urlsplit
 
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
@@ -132,17 +133,14 @@ class Application:
             return await self._in_thread(work, changes=changes)
         except ClientDisconnect:
             return failed(bad_request("the client went away before it had sent all"), changes=False, request_id="")
-        except Exception as error:  # each becomes an answer, and the log has what was unforeseen
-            if not isinstance(error, TrinityLakeError):
-                logger.debug("request %s failed", request_id, exc_info=True)
+        except Exception as error:  # noqa: BLE001 - each becomes an answer, and the log has what was unforeseen
             return failed(error, changes=changes, request_id=request_id)
 
     def _principal(self, request: Request) -> Principal:
         if self._tokens is not None:
             return self._tokens.principal(request.headers.get("authorization"))
         # Pages in a browser of this machine could ask, too, with any name for this machine.
-        host = request.headers.get("host", "").rpartition(":")[0] or request.headers.get("host", "")
-        if "origin" in request.headers or not is_loopback(host.strip("[]")):
+        if "origin" in request.headers or not is_loopback(_host(request)):
             raise forbidden("without tokens only programs on this machine are answered, not pages in a browser")
         return self._anonymous
 
@@ -153,13 +151,12 @@ class Application:
 
     def _configuration(self, principal: Principal, query: dict[str, str]) -> Answer:
         warehouse = self._warehouse(principal, query.get("warehouse", ""))
-        name = warehouse.prefix
-        if warehouse.version is not None and warehouse.name.startswith("at-"):
-            name = warehouse.prefix.replace(warehouse.name, f"v{warehouse.version.version}")
+        if warehouse.is_by_time and warehouse.version is not None:
+            warehouse = replace(warehouse, name=f"v{warehouse.version.version}")
         return answers.ok(
             {
                 "defaults": {},
-                "overrides": {"prefix": name},
+                "overrides": {"prefix": warehouse.prefix},
                 "endpoints": list(ENDPOINTS),
                 "idempotency-key-lifetime": f"PT{KEY_LIFETIME_MS // 60_000}M",
             }
@@ -188,12 +185,19 @@ class Application:
         future = self._threads.submit(work)
         self._n_asked += 1
         future.add_done_callback(self._done(asyncio.get_running_loop()))
-        try:
-            return await asyncio.wait_for(asyncio.shield(asyncio.wrap_future(future)), self._limits.seconds)
-        except TimeoutError:
-            if future.done() and not future.cancelled():
-                return future.result()
-            return answers.timed_out(has_begun=not future.cancel(), changes=changes)
+        waiting = asyncio.wrap_future(future)
+        await asyncio.wait({waiting}, timeout=self._limits.seconds)
+        if waiting.done():
+            return waiting.result()
+        has_begun = not future.cancel()
+        if has_begun:
+            waiting.add_done_callback(self._ended_late)
+        return answers.timed_out(has_begun=has_begun, changes=changes)
+
+    def _ended_late(self, waiting: asyncio.Future[Answer]) -> None:
+        error = None if waiting.cancelled() else waiting.exception()
+        how = "well" if error is None else f"with {type(error).__name__}: {error}"
+        logger.warning("a request that took too long has ended %s", self._redacted(how))
 
     def _done(self, loop: asyncio.AbstractEventLoop) -> Callable[[Future[Answer]], None]:
         def count() -> None:
@@ -229,6 +233,13 @@ class Application:
             logger.warning("not ready: %s", self._redacted(str(error)) or "a lakehouse took too long")
             return False
         return True
+
+
+def _host(request: Request) -> str:
+    try:
+        return urlsplit(f"//{request.headers.get('host', '')}").hostname or ""
+    except ValueError:
+        return ""
 
 
 def _path(request: Request) -> str:

@@ -66,11 +66,12 @@ class Call:
     def document(self) -> dict[str, Any]:
         """Return the body, a JSON object. Raises RefusedError, 400."""
         try:
-            content = from_json(self.body)
+            content = from_json(self.body, allow_inf_nan=False)
         except ValueError as error:
             raise bad_request(f"the body is no JSON: {error}") from None
         if not isinstance(content, dict):
             raise bad_request("the body must be a JSON object")
+        _check_numbers(content)
         return content
 
     def model(self, kind: type[M], **defaults: Any) -> M:
@@ -92,6 +93,19 @@ class Call:
         if value not in ("true", "false"):
             raise bad_request(f"{name} must be true or false")
         return value == "true"
+
+
+def _check_numbers(content: Any) -> None:
+    """Raise RefusedError, 400, for a whole number beyond 64 bits: other programs read what is kept of it."""
+    rest = [content]
+    while rest:
+        found = rest.pop()
+        if isinstance(found, dict):
+            rest += found.values()
+        elif isinstance(found, list):
+            rest += found
+        elif isinstance(found, int) and not -(2**63) <= found < 2**63:
+            raise bad_request("a number in the body does not fit into 64 bits")
 
 
 def single_level(levels: Sequence[str]) -> str:

@@ -23,7 +23,9 @@ from trinitylake_ops.tables.writing.publication import publication_id
 from trinitylake_ops.transaction.lakehouse import Lakehouse
 from trinitylake_ops.transaction.saved import CommittedElsewhereError, version_of
 from trinitylake_ops.transaction.transaction import Transaction
+from trinitylake_ops.versions.roots import ProbedRoots
 from trinitylake_ops.versions.snapshot import Snapshot
+from trinitylake_ops.versions.time_travel import find_version_at
 
 T = TypeVar("T")
 
@@ -117,8 +119,9 @@ def _unpublished(lake: Lakehouse, publication: str, key: uuid.UUID, call: Call) 
 
 
 def _version_before(lake: Lakehouse, moment_ms: int) -> int:
+    roots = lake.files.roots
     try:
-        return lake.snapshot(timestamp=moment_ms).version
+        return find_version_at(roots, moment_ms, lake.latest_version(), ProbedRoots(roots.storage))
     except VersionNotFoundError:  # the lakehouse is younger
         return 0
 

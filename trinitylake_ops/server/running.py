@@ -7,6 +7,7 @@ import json
 import logging
 import signal
 import socket
+import ssl
 import sys
 from collections.abc import Iterator
 from datetime import UTC, datetime
@@ -17,6 +18,7 @@ import uvicorn
 from trinitylake_ops.errors import InvalidInputError
 from trinitylake_ops.server.application import Application
 from trinitylake_ops.server.settings import ServerSettings
+from trinitylake_ops.storage.options import redact_assignments
 
 logger = logging.getLogger(__name__)
 
@@ -33,7 +35,7 @@ class JsonFormatter(logging.Formatter):
         said = {"time": moment, "level": record.levelname.lower(), "logger": record.name}
         said["message"] = record.getMessage()
         if record.exc_info:
-            said["exception"] = self.formatException(record.exc_info)
+            said["exception"] = redact_assignments(self.formatException(record.exc_info))
         fields = getattr(record, "fields", {})
         return json.dumps({**said, **fields}, default=str)
 
@@ -49,9 +51,10 @@ def log_as_json() -> None:
 def serve(settings: ServerSettings) -> None:
     """Serve lakehouses until SIGTERM or SIGINT. Requests that were begun are carried out before it returns.
 
-    Raises InvalidInputError when the address cannot be had, and what :class:`Application` raises.
+    Raises InvalidInputError when address or certificate cannot be had, and what :class:`Application` raises.
     """
     settings.check()
+    _check_certificate(settings)
     with contextlib.closing(_listening(settings.host, settings.port)) as listener:
         application = Application(settings)
         server = uvicorn.Server(configuration_of(application, settings))
@@ -73,6 +76,15 @@ def serve(settings: ServerSettings) -> None:
         finally:
             application.stop()
         logger.info("stopped")
+
+
+def _check_certificate(settings: ServerSettings) -> None:
+    if settings.tls_certificate is None:
+        return
+    try:
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(settings.tls_certificate, settings.tls_key)
+    except (OSError, ValueError) as error:  # among them those of SSL
+        raise InvalidInputError(f"the certificate for TLS, or its key, cannot be used: {error}") from error
 
 
 @contextlib.contextmanager

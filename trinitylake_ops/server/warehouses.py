@@ -57,6 +57,11 @@ class Warehouse:
         """The prefix of its paths, as it stands in an URL."""
         return quote(f"{self.served.name}.{self.name}" if self.served.name else self.name, safe="")
 
+    @property
+    def is_by_time(self) -> bool:
+        """Whether a time chose the version. Later commits may be no younger, so another version may be chosen then."""
+        return self.name.startswith(_TIME)
+
     def catalog(self) -> TrinityLakeCatalog:
         """Return a catalog that reads it."""
         if self.version is None:

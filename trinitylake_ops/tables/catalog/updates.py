@@ -41,8 +41,10 @@ _WRONG = (
     TypeError,
     LookupError,
     AttributeError,
+    ArithmeticError,
     NotImplementedError,
     RecursionError,
+    StopIteration,
 )
 LAST_ADDED = -1
 _FORMAT_VERSION = "format-version"
