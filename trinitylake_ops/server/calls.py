@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from pydantic import TypeAdapter
-from pydantic_core import from_json
+from pydantic import ValidationError as PydanticError
 from pyiceberg.exceptions import NoSuchNamespaceError
 from pyiceberg.typedef import IcebergBaseModel
 
@@ -24,6 +24,7 @@ M = TypeVar("M", bound=IcebergBaseModel)
 
 #: Stands between the levels of a namespace in a path.
 SEPARATOR = "\x1f"
+_DOCUMENT: TypeAdapter[dict[str, Any]] = TypeAdapter(dict[str, Any])
 _PROPERTIES: TypeAdapter[dict[str, str]] = TypeAdapter(dict[str, str])
 _NAMES: TypeAdapter[list[str]] = TypeAdapter(list[str])
 _UNPRINTABLE = re.compile(r"[^\x20-\x7e]")
@@ -66,11 +67,10 @@ class Call:
     def document(self) -> dict[str, Any]:
         """Return the body, a JSON object. Raises RefusedError, 400."""
         try:
-            content = from_json(self.body, allow_inf_nan=False)
-        except ValueError as error:
-            raise bad_request(f"the body is no JSON: {error}") from None
-        if not isinstance(content, dict):
-            raise bad_request("the body must be a JSON object")
+            content = _DOCUMENT.validate_json(self.body)
+        except PydanticError as error:
+            reason = error.errors(include_url=False, include_context=False, include_input=False)[0]["msg"]
+            raise bad_request(f"the body is no JSON object: {reason}") from None
         _check_numbers(content)
         return content
 
@@ -96,7 +96,7 @@ class Call:
 
 
 def _check_numbers(content: Any) -> None:
-    """Raise RefusedError, 400, for a whole number beyond 64 bits: other programs read what is kept of it."""
+    """Raise RefusedError, 400, for a number beyond 64 bits, or none: other programs read what is kept of it."""
     rest = [content]
     while rest:
         found = rest.pop()
@@ -104,7 +104,7 @@ def _check_numbers(content: Any) -> None:
             rest += found.values()
         elif isinstance(found, list):
             rest += found
-        elif isinstance(found, int) and not -(2**63) <= found < 2**63:
+        elif isinstance(found, int | float) and not -(2**63) <= found < 2**63:
             raise bad_request("a number in the body does not fit into 64 bits")
 
 

@@ -108,7 +108,7 @@ def _listening(host: str, port: int) -> socket.socket:
         return socket.create_server((host, port), family=family, backlog=_BACKLOG)
     except (OSError, OverflowError) as error:
         reason = getattr(error, "strerror", None) or str(error)
-        raise InvalidInputError(f"cannot listen at {host} port {port}: {reason}") from error
+        raise InvalidInputError(f"cannot listen at {host[:64]} port {port}: {reason}") from error
 
 
 def configuration_of(application: Application, settings: ServerSettings) -> uvicorn.Config:

@@ -19,6 +19,7 @@ ONLY = ""
 _NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,62}")
 _KNOWN = frozenset({"root", "storage_options", "allowed_roots"})
 _MAX_FILE_BYTES = 1 << 20
+_SHOWN_CHARS = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,12 +73,12 @@ class ServerSettings:
             return
         if self.tokens is None:
             raise InvalidInputError(
-                f"others can reach {self.host}, and without a file of tokens everybody is let in;"
+                f"others can reach {self.host[:_SHOWN_CHARS]!r}, and without a file of tokens everybody is let in;"
                 " give --tokens FILE, or a loopback address such as 127.0.0.1"
             )
         if self.tls_certificate is None and not self.behind_proxy:
             raise InvalidInputError(
-                f"others can reach {self.host}, and without TLS they can read the tokens on their way;"
+                f"others can reach {self.host[:_SHOWN_CHARS]!r}, and without TLS they can read the tokens on their way;"
                 " give --tls-certificate and --tls-key, or --behind-proxy if a proxy has TLS"
             )
 
