@@ -100,6 +100,7 @@ NEEDING = {
     "hdfs": ["--root", "hdfs://namenode:8020/lake", "log"],
     "spark": ["--root", "ROOT", "verify", "--engine", "spark"],
     "connect": ["--root", "ROOT", "verify", "--engine", "spark", "--spark-remote", "sc://127.0.0.1:1"],
+    "server": ["serve", "ROOT"],
 }
 
 

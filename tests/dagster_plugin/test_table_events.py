@@ -17,8 +17,8 @@ from tests.lakes import Lakes
 from trinitylake_ops import Lakehouse
 from trinitylake_ops.dagster_plugin.automation.sensors import build_commit_sensor
 from trinitylake_ops.dagster_plugin.names import ONLY
-from trinitylake_ops.dagster_plugin.resources import TrinityLakeResource
 from trinitylake_ops.dagster_plugin.ops.table_events import TableAssets, TableChanges
+from trinitylake_ops.dagster_plugin.resources import TrinityLakeResource
 from trinitylake_ops.tables.catalog import catalog_at
 from trinitylake_ops.tables.writing.arrow_writer import stage_arrow
 from trinitylake_ops.tables.writing.publication import publication_id, publish_once

@@ -360,3 +360,18 @@ def test_no_file_of_a_table_is_read_or_written(parent: Aging, lakes: Lakes) -> N
     maintenance.plan_clone(Lakehouse(logged), root_of(lakes)).execute()
     assert logged.log
     assert not [request for request in logged.log if request.path.startswith("tables/")]
+
+
+def test_a_lakehouse_whose_tables_stand_elsewhere_has_no_clones(lakes: Lakes, parent: Aging) -> None:
+    lake, elsewhere = parent.lake, root_of(lakes, "clone-b")
+    cloned(lakes, lake)
+    empty = Lakehouse.create(root_of(lakes, "clone-c"), table_root=elsewhere)
+    with pytest.raises(InvalidInputError, match="such a lakehouse has no clones"):
+        maintenance.plan_clone(empty, f"{elsewhere}clone/", name="of-empty")
+    with lake.transaction() as txn:
+        for namespace in txn.namespaces():
+            txn.drop_namespace(namespace, cascade=True)
+    lake.alter_definition(table_root=elsewhere)
+    for refused in (maintenance.compare, maintenance.plan_promotion, maintenance.plan_refresh):
+        with pytest.raises(InvalidInputError, match="such a lakehouse has no clones"):
+            refused(lake, only(lake).name)  # type: ignore[operator]

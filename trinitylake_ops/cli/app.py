@@ -15,8 +15,8 @@ from typing import cast
 import click
 
 from trinitylake_ops.cli.context import Session, storage_options_of
-from trinitylake_ops.cli.signals import Terminated
-from trinitylake_ops.cli.wording import SaidFormatter, log_warning, said
+from trinitylake_ops.cli.terminal.signals import Terminated
+from trinitylake_ops.cli.terminal.wording import SaidFormatter, log_warning, said
 from trinitylake_ops.errors import TrinityLakeError
 from trinitylake_ops.storage import beside
 from trinitylake_ops.storage.options import ALLOWED_ROOTS, StorageOptions
@@ -58,6 +58,7 @@ _COMMANDS: Mapping[str, tuple[str, str]] = {
     "resolve-commit": ("change", "Show the outcome of a commit that got no answer."),
     "restore": ("exports", "Plan or do the restore of an export."),
     "rollback": ("change", "Plan or do a rollback."),
+    "serve": ("serve", "Serve lakehouses to any engine, by Iceberg's REST protocol."),
     "show": ("read", "Show the lakehouse, a namespace or a table."),
     "tree": ("read", "Draw the tree: levels, fill, buffers, bytes."),
     "trim": ("gc", "Plan or do the trim of tables."),

@@ -7,9 +7,10 @@ and may be removed as orphans. A folder without that file, which no version defi
 
 from __future__ import annotations
 
-from trinitylake_ops.errors import CorruptFileError, FileExistsAlreadyError
+from trinitylake_ops.errors import CorruptFileError, FileExistsAlreadyError, FileMissingError
 from trinitylake_ops.format.definitions import LakehouseDef
 from trinitylake_ops.format.file_names import OWNER_NAME, owner_path
+from trinitylake_ops.format.file_sizes import MAX_NOTE_BYTES
 from trinitylake_ops.format.sealed_json import decode_sealed_json, encode_sealed_json
 from trinitylake_ops.storage import Storage
 from trinitylake_ops.storage.conditional_create import create_settled
@@ -36,6 +37,15 @@ def read_owner(data: bytes, path: str) -> str:
     if not isinstance(owner, str) or not owner:
         raise CorruptFileError(f"this is no owner file of a table: it has no {_LAKEHOUSE_ID!r}", path=path)
     return owner
+
+
+def is_owner(storage: Storage, table_id: str, definition: LakehouseDef) -> bool:
+    """Whether the folder of a table under the root has the owner file of a lakehouse. Raises StorageError."""
+    path = owner_path(table_id)
+    try:
+        return read_owner(storage.read(path, limit_bytes=MAX_NOTE_BYTES), path) == definition.id
+    except FileMissingError:
+        return False
 
 
 def claim_location(storage: Storage, location: str, definition: LakehouseDef) -> str | None:

@@ -15,8 +15,8 @@ from trinitylake_ops.dagster_plugin.automation.new_commits import Limits, News, 
 from trinitylake_ops.dagster_plugin.head_metadata import GAP, VERSION
 from trinitylake_ops.dagster_plugin.metadata import DATA_VERSION_TAG, markdown_table
 from trinitylake_ops.dagster_plugin.names import ONLY, LakehouseNames
-from trinitylake_ops.dagster_plugin.resources import lakehouse_of
 from trinitylake_ops.dagster_plugin.ops.table_events import TableAssets, TableChanges, TableEvent, TableKey
+from trinitylake_ops.dagster_plugin.resources import lakehouse_of
 from trinitylake_ops.errors import LakehouseNotFoundError
 from trinitylake_ops.format.nodes.system_rows import COMMIT_ID
 

@@ -10,9 +10,9 @@ from trinitylake_ops.dagster_plugin.ops.exports import OPERATIONS
 from trinitylake_ops.dagster_plugin.ops.operation import Operation, build_job
 from trinitylake_ops.dagster_plugin.ops.purge import ORPHANS, PURGE, RECONCILE
 from trinitylake_ops.dagster_plugin.ops.retention import EXPIRE, RELOCATE, TRIM, UNDELETE
+from trinitylake_ops.dagster_plugin.ops.table_events import TableKey
 from trinitylake_ops.dagster_plugin.ops.verify import REPAIR, REPAIR_AT_ONCE, VERIFY
 from trinitylake_ops.dagster_plugin.resources import SparkResource
-from trinitylake_ops.dagster_plugin.ops.table_events import TableKey
 
 _ALL: tuple[Operation[Any], ...] = (
     *OPERATIONS,

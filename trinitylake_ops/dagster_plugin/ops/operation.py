@@ -15,9 +15,9 @@ from trinitylake_ops import Lakehouse
 from trinitylake_ops.dagster_plugin.assets import report_exports
 from trinitylake_ops.dagster_plugin.metadata import figures
 from trinitylake_ops.dagster_plugin.names import LakehouseNames
+from trinitylake_ops.dagster_plugin.ops.table_events import TableAssets, TableChanges, TableEvent, TableKey
 from trinitylake_ops.dagster_plugin.options import NO_OPTIONS, Options
 from trinitylake_ops.dagster_plugin.resources import SparkResource, lakehouse_of
-from trinitylake_ops.dagster_plugin.ops.table_events import TableAssets, TableChanges, TableEvent, TableKey
 from trinitylake_ops.errors import TrinityLakeError, VersionExpiredError, VersionNotFoundError
 from trinitylake_ops.maintenance.plans.budget import Spending
 from trinitylake_ops.maintenance.plans.executor import Executor

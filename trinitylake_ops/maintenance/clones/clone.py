@@ -17,6 +17,7 @@ from trinitylake_ops.format.file_names import new_manifest_path
 from trinitylake_ops.format.locations import to_uri
 from trinitylake_ops.format.nodes.node_file import NodeFile
 from trinitylake_ops.format.nodes.system_rows import COMMIT_ID, CREATED_AT_MILLIS
+from trinitylake_ops.maintenance.clones.records import check_no_table_root
 from trinitylake_ops.maintenance.exports.content import Choice, chosen_entries
 from trinitylake_ops.maintenance.exports.export import retained_ms, target_root
 from trinitylake_ops.maintenance.exports.roots import (
@@ -133,6 +134,7 @@ class Clone(PlannedOperation[ClonePlan, CloneReport]):
                 f"{self.lake.root} is a clone or a copy that reads files of {latest.definition.sources[0].root};"
                 " clone that lakehouse"
             )
+        check_no_table_root(latest.definition, self.lake.root)
         existing = record_of(latest.definition, self.name)
         manifest_path = new_manifest_path()
         wanted = ExportRecord(
@@ -148,7 +150,9 @@ class Clone(PlannedOperation[ClonePlan, CloneReport]):
         if not resumes:
             check_unused(latest.definition, self.name)
         record = existing if resumes and existing else wanted
-        self._check_namespaces(self.lake.snapshot(record.version, latest=latest))
+        source = self.lake.snapshot(record.version, latest=latest)
+        check_no_table_root(source.definition, self.lake.root)
+        self._check_namespaces(source)
         self._check_target(record)
         return ClonePlan(
             base_version=latest.version,

@@ -249,7 +249,7 @@ def _own_files(clone: OpenedClone) -> tuple[tuple[dict[str, int], ...], int]:
     lake, latest = clone.lake, clone.latest
     sizes_bytes = {info.path: info.size_bytes for info in lake.storage.list()}
     table_ids = {table_id for path in sizes_bytes if (table_id := table_id_in(path)) is not None}
-    owned = owned_tables(lake, table_ids, latest.definition.id, frozenset())
+    owned = owned_tables(lake.storage, table_ids, latest.definition.id)
     last = [latest.location, to_location(lake.root, latest.definition_location)]
     own = [path for path in sizes_bytes if _is_own(path, owned) and path not in last]
     roots = {path for path in own if root_naming(path) is not None or path == HINT_PATH}

@@ -20,6 +20,7 @@ from trinitylake_ops.maintenance.plans.document import Document, Table, change_r
 from trinitylake_ops.maintenance.plans.plan import Plan, PlannedOperation, digest_of
 from trinitylake_ops.maintenance.reach.survey import Progress, no_progress
 from trinitylake_ops.maintenance.state.table_change import discarded_on_failure
+from trinitylake_ops.tables.io.file_io import writing_io
 from trinitylake_ops.tables.ownership import claim_location
 from trinitylake_ops.transaction.draft import Draft, RootStamp, Writes
 from trinitylake_ops.transaction.lakehouse import Lakehouse
@@ -186,7 +187,7 @@ class Promote(PlannedOperation[PromotionPlan, PromotionReport]):
         message = f"clone {plan.name}, version {plan.clone_version}"[:500]
         info = CommitInfo(PROMOTE, message, properties=properties, counts={"changed": len(plan.changes)})
         change = _Promotion(plan, sides.record, info)
-        with discarded_on_failure(lake.storage) as written:
+        with discarded_on_failure(writing_io(lake)) as written:
             try:
                 copier.copy_content(content, clone_io(sides))
             finally:

@@ -108,7 +108,6 @@ class PromotedContent:
             definition.id,
             clone_root,
             root,
-            self._sides.base.definition.table_root,
             folder=_folder(self._id),
             kept_root=root,
             standing=self._standing_copies(key, definition),

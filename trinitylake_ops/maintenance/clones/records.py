@@ -32,6 +32,14 @@ def same_clone(definition: LakehouseDef, record: ExportRecord) -> ExportRecord:
     return found
 
 
+def check_no_table_root(definition: LakehouseDef, root: str) -> None:
+    """Raise InvalidInputError for a lakehouse whose tables stand elsewhere: nobody could tell whose they are then."""
+    if definition.table_root:
+        raise InvalidInputError(
+            f"tables of {root} stand under its table root {definition.table_root}; such a lakehouse has no clones"
+        )
+
+
 def is_clone(record: ExportRecord) -> bool:
     """Whether a record is that of a clone itself, and not of a further version that it needs."""
     return bool(record.clone_id) and bool(record.manifest_path) and str(export_id(record)) == record.clone_id

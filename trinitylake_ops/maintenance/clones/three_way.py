@@ -16,7 +16,13 @@ from trinitylake_ops.format.definitions import ExportRecord, ExportState, Promot
 from trinitylake_ops.format.file_names import derived_uuid, new_namespace_path, new_table_path
 from trinitylake_ops.format.locations import to_location, to_uri
 from trinitylake_ops.format.nodes.keys import ObjectName
-from trinitylake_ops.maintenance.clones.records import OpenedClone, clone_record, opened_clone, records_of_clone
+from trinitylake_ops.maintenance.clones.records import (
+    OpenedClone,
+    check_no_table_root,
+    clone_record,
+    opened_clone,
+    records_of_clone,
+)
 from trinitylake_ops.maintenance.plans.cost import MeteredLakehouse
 from trinitylake_ops.transaction.lakehouse import Lakehouse
 from trinitylake_ops.tree.diff import KeyChange, diff_trees
@@ -66,7 +72,9 @@ class Sides:
         record = clone_record(latest.definition, name)
         if record.state != ExportState.COMPLETE:
             raise InvalidInputError(f"clone {name!r} was cut off; clone once more to finish it, or drop it")
+        check_no_table_root(latest.definition, metered.lake.root)
         clone = opened_clone(metered, record, target_options)
+        check_no_table_root(clone.latest.definition, clone.lake.root)
         kept = {one.version for one in records_of_clone(latest.definition, record.clone_id)}
         if clone.parent.version not in kept:
             raise CorruptFileError(

@@ -178,7 +178,7 @@ def _with_other_checksums(
 
     def is_other(copy: CopiedFile) -> bool:
         try:
-            held_by, path = io.placed(copy.target) if is_uri(copy.target) else (storage, copy.target)
+            held_by, path = io.resolve(copy.target) if is_uri(copy.target) else (storage, copy.target)
             return _sha256(held_by, path) != copy.sha256
         except FileMissingError:
             return True  # deleted since the list

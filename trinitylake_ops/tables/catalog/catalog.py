@@ -157,6 +157,24 @@ class TrinityLakeCatalog(NamespaceCatalog):
         The table's owner file is written at once, as data files may follow from now on. Raises UnsupportedTypeError,
         InvalidDefinitionError, StorageError, and InvalidInputError when read-only.
         """
+        staged = self.stage_table(identifier, schema, location, partition_spec, sort_order, properties)
+        if self.io.writes_pending(staged.metadata.location):
+            staged.io = self.io.for_change()
+        return CreateTableTransaction(staged)
+
+    def stage_table(
+        self,
+        identifier: str | Identifier,
+        schema: Schema | pa.Schema,
+        location: str | None = None,
+        partition_spec: PartitionSpec = UNPARTITIONED_PARTITION_SPEC,
+        sort_order: SortOrder = UNSORTED_SORT_ORDER,
+        properties: Properties = EMPTY_DICT,
+    ) -> StagedTable:
+        """Return a managed table that no version has, with its place, where the owner file is written.
+
+        Raises as :meth:`create_table_transaction`.
+        """
         if self.target.read_only:
             raise errors.InvalidInputError("this catalog only reads; open one on the latest version to create a table")
         lakehouse = self.target.reader().definition
@@ -164,20 +182,18 @@ class TrinityLakeCatalog(NamespaceCatalog):
         staged = self._create_staged_table(identifier, schema, place, partition_spec, sort_order, properties)
         staged.config = loaded_now(self.io.storage)
         claim_location(self.io.storage, staged.metadata.location, lakehouse)
-        if self.io.writes_pending(staged.metadata.location):
-            staged.io = self.io.for_change()
-        return CreateTableTransaction(staged)
+        return staged
 
     def load_table(self, identifier: str | Identifier) -> Table:
         """Return a table. Raises NoSuchTableError, NoSuchIcebergTableError for other formats, StorageError."""
         namespace, table = self.identifier_to_database_and_table(identifier, NoSuchTableError)
-        return self._load(namespace, table, self._definition_of(namespace, table))
+        return self.load_defined(namespace, table, self.definition_of(namespace, table))
 
     def table_exists(self, identifier: str | Identifier) -> bool:
         """Whether an Iceberg table of that name exists. Its files are not read."""
         namespace, table = self.identifier_to_database_and_table(identifier, NoSuchTableError)
         try:
-            self._definition_of(namespace, table)
+            self.definition_of(namespace, table)
         except NoSuchTableError:
             return False
         return True
@@ -219,6 +235,11 @@ class TrinityLakeCatalog(NamespaceCatalog):
 
         Raises NoSuchTableError, TableAlreadyExistsError, NoSuchNamespaceError.
         """
+        self.move_table(from_identifier, to_identifier)
+        return self.load_table(self.identifier_to_database_and_table(to_identifier))
+
+    def move_table(self, from_identifier: str | Identifier, to_identifier: str | Identifier) -> None:
+        """Rename a table and do not load it. Raises as :meth:`rename_table`."""
         old_namespace, old_table = self.identifier_to_database_and_table(from_identifier, NoSuchTableError)
         namespace, table = self.identifier_to_database_and_table(to_identifier)
         with changing(
@@ -228,7 +249,6 @@ class TrinityLakeCatalog(NamespaceCatalog):
             definition = change.writer.table(old_namespace, old_table)
             change.writer.create_table(namespace, table, definition)
             change.writer.drop_table(old_namespace, old_table)
-        return self.load_table((namespace, table))
 
     def commit_table(
         self, table: Table, requirements: tuple[TableRequirement, ...], updates: tuple[TableUpdate, ...]
@@ -290,14 +310,16 @@ class TrinityLakeCatalog(NamespaceCatalog):
 
     # Between definitions and tables
 
-    def _definition_of(self, namespace: str, table: str) -> TableDef:
+    def definition_of(self, namespace: str, table: str) -> TableDef:
+        """Return the definition of an Iceberg table. Raises as :meth:`load_table`, which then reads the files."""
         try:
             definition = self.target.reader().table(namespace, table)
         except (errors.TableNotFoundError, errors.NamespaceNotFoundError) as error:
             raise NoSuchTableError(f"Table does not exist: {namespace}.{table}") from error
         return check_format(definition, f"{namespace}.{table}")
 
-    def _load(self, namespace: str, table: str, definition: TableDef) -> Table:
+    def load_defined(self, namespace: str, table: str, definition: TableDef) -> Table:
+        """Return the table of a definition that was just read. Raises StorageError."""
         uri = metadata_uri(definition, self.io.root)
         return self._table((namespace, table), table_metadata(definition, self.io), uri, io_for(definition, self.io))
 
@@ -306,7 +328,7 @@ class TrinityLakeCatalog(NamespaceCatalog):
         check_format(definition, f"{namespace}.{name}")
         if table.metadata_location == metadata_uri(definition, self.io.root):
             return table
-        return self._load(namespace, name, definition)
+        return self.load_defined(namespace, name, definition)
 
     def _table(
         self, identifier: Identifier, metadata: TableMetadata, uri: str, io: StorageFileIO | None = None

@@ -6,17 +6,15 @@ from collections.abc import Iterable
 
 from pyiceberg.table.metadata import TableMetadata
 
-from trinitylake_ops.errors import FileMissingError, InvalidInputError
+from trinitylake_ops.errors import InvalidInputError
 from trinitylake_ops.format.definitions import LakehouseDef, TableDef
-from trinitylake_ops.format.file_names import owner_path
-from trinitylake_ops.format.file_sizes import MAX_NOTE_BYTES
 from trinitylake_ops.format.locations import as_uri, normalize_root_uri, to_uri
 from trinitylake_ops.format.places import Places
 from trinitylake_ops.storage import open_storage
 from trinitylake_ops.tables.files.metadata import read_table_metadata
 from trinitylake_ops.tables.io.file_io import StorageFileIO
 from trinitylake_ops.tables.managed import EXTERNAL, MANAGED, managed_table_id, metadata_uri, table_definition
-from trinitylake_ops.tables.ownership import read_owner
+from trinitylake_ops.tables.ownership import is_owner
 
 FEDERATED = "FEDERATED"
 
@@ -67,14 +65,6 @@ def registered_table(
     metadata = read_table_metadata(io, uri)
     table_id = managed_table_id(metadata.location, io.root)
     is_in_place = table_id is not None and uri.startswith(f"{metadata.location}/")
-    if table_id is not None and is_in_place and _is_owner(io, table_id, lakehouse):
+    if table_id is not None and is_in_place and is_owner(io.storage, table_id, lakehouse):
         return metadata, table_definition(metadata, uri, io.root, table_id=table_id, table_type=MANAGED)
     return metadata, table_definition(metadata, uri, io.root, table_type=table_type)
-
-
-def _is_owner(io: StorageFileIO, table_id: str, lakehouse: LakehouseDef) -> bool:
-    path = owner_path(table_id)
-    try:
-        return read_owner(io.storage.read(path, limit_bytes=MAX_NOTE_BYTES), path) == lakehouse.id
-    except FileMissingError:
-        return False

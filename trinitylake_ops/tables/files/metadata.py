@@ -98,7 +98,11 @@ def metadata_json(data: bytes, location: str) -> bytes:
 
 def load_metadata(io: StorageFileIO, uri: str) -> LoadedMetadata:
     """Read an Iceberg metadata file. Raises CorruptFileError, FileMissingError and other StorageErrors."""
-    text = metadata_json(io.new_input(uri).read_whole(), uri)
+    return parse_metadata(metadata_json(io.new_input(uri).read_whole(), uri), uri)
+
+
+def parse_metadata(text: bytes, uri: str) -> LoadedMetadata:
+    """Return the metadata in a JSON text, which has its place at ``uri``. Raises CorruptFileError."""
     try:
         decoded = text.decode()
         content = json.loads(decoded)

@@ -99,7 +99,8 @@ def statistics_of(metadata: TableMetadata, io: StorageFileIO) -> list[TableFile]
 
 def oldest_file_ms(metadata: TableMetadata, snapshot_ids: Collection[int], io: StorageFileIO) -> int:
     """Return when the oldest file that these snapshots add was last modified, as :func:`oldest_of` does."""
-    return oldest_of(lambda: _added_uris(metadata, snapshot_ids, io), io)
+    snapshots = [shot for shot in metadata.snapshots if shot.snapshot_id in snapshot_ids]
+    return oldest_of(lambda: added_uris(snapshots, io), io)
 
 
 def oldest_of(written: Callable[[], Iterable[str]], io: StorageFileIO) -> int:
@@ -118,9 +119,10 @@ def oldest_of(written: Callable[[], Iterable[str]], io: StorageFileIO) -> int:
     return min((info.last_modified_ms for info in infos), default=io.storage.now_ms())
 
 
-def _added_uris(metadata: TableMetadata, snapshot_ids: Collection[int], io: StorageFileIO) -> set[str]:
-    """Return the files that these snapshots add."""
-    snapshots = [shot for shot in metadata.snapshots if shot.snapshot_id in snapshot_ids and shot.manifest_list]
+def added_uris(added: Iterable[Snapshot], io: StorageFileIO) -> set[str]:
+    """Return the files that these snapshots add, by the URIs that they have there. Raises StorageError."""
+    snapshots = [shot for shot in added if shot.manifest_list]
+    snapshot_ids = {shot.snapshot_id for shot in snapshots}
     listed = run_parallel(lambda snapshot: manifests_in(snapshot, io), snapshots, io.storage.concurrency)
     manifests = [one for several in listed for one in several if one.added_snapshot_id in snapshot_ids]
     entries = run_parallel(lambda manifest: entries_in(manifest, io), manifests, io.storage.concurrency)

@@ -53,7 +53,7 @@ class WholeFileIO(StorageFileIO):
 
     def new_input(self, location: str) -> StorageInputFile:
         """Return a file to read. Raises InvalidLocationError."""
-        storage, path = self._resolve(location)
+        storage, path = self.resolve(location)
         return _WholeFile(location, storage, path, self)
 
 

@@ -33,7 +33,7 @@ class CheckedFileIO(StorageFileIO):
 
     def new_input(self, location: str) -> StorageInputFile:
         """Return a file to read. Raises InvalidLocationError."""
-        storage, path = self._resolve(location)
+        storage, path = self.resolve(location)
         return _CheckedFile(location, storage, path, shown=self.location(location))
 
 

@@ -252,15 +252,8 @@ class StorageFileIO(FileIO):
 
     def real_uri(self, uri: str) -> str:
         """Return the URI at which a file is read. Raises InvalidLocationError, LocationNotAllowedError."""
-        storage, path = self.placed(uri)
+        storage, path = self.resolve(uri)
         return storage.root + path
-
-    def placed(self, uri: str) -> tuple[Storage, str]:
-        """Return the storage that holds a file, and its path there.
-
-        Raises InvalidLocationError, LocationNotAllowedError, StorageError.
-        """
-        return self._resolve(uri)
 
     def size_bytes(self, location: str) -> int | None:
         """Return the size of a file, given as a path under the root or a URI.
@@ -278,14 +271,14 @@ class StorageFileIO(FileIO):
         Raises FileMissingError, StorageError, CorruptFileError for a file larger than that and than any file read
         whole.
         """
-        storage, path = self._resolve(to_uri(self.root, location))
+        storage, path = self.resolve(to_uri(self.root, location))
         return self._through(storage).read(
             path, limit_bytes=size_bytes if size_bytes > storage.whole_file_limit_bytes else None
         )
 
     def new_input(self, location: str) -> StorageInputFile:
         """Return a file to read. Raises InvalidLocationError."""
-        storage, path = self._resolve(location)
+        storage, path = self.resolve(location)
         shown = self._shown(location, storage, path)
         return StorageInputFile(location, self._through(storage), path, shown=shown)
 
@@ -300,7 +293,7 @@ class StorageFileIO(FileIO):
         is neither under the root nor under its table root, nor allowed by the operator.
         """
         self._check_writable(location)
-        storage, path = self._resolve(location, is_written=True)
+        storage, path = self.resolve(location, is_written=True)
         self.folders.check(storage, path)
         if self.has_moved:
             _say_once(self.root)
@@ -310,7 +303,7 @@ class StorageFileIO(FileIO):
         """Delete a file. A missing file is no error. Raises StorageError, InvalidInputError when read-only."""
         text = location if isinstance(location, str) else location.location
         self._check_writable(text)
-        storage, path = self._resolve(text, is_written=True)
+        storage, path = self.resolve(text, is_written=True)
         self.folders.check(storage, path)
         with as_pyiceberg_expects(text):
             self._through(storage).delete(path)
@@ -322,7 +315,8 @@ class StorageFileIO(FileIO):
                 path=location,
             )
 
-    def _resolve(self, location: str, *, is_written: bool = False) -> tuple[Storage, str]:
+    def resolve(self, location: str, *, is_written: bool = False) -> tuple[Storage, str]:
+        """Return the storage of a file, and its path there. Raises InvalidLocationError, LocationNotAllowedError."""
         if not isinstance(location, str):  # the writer of a manifest says which types its fields have
             raise InvalidLocationError(f"{cut(repr(location))} is no text, and so no location")
         uri = as_uri(location)

@@ -116,7 +116,7 @@ class StagingCatalog(TrinityLakeCatalog):
         namespace, name = self.identifier_to_database_and_table(identifier)
         base = self._transaction.base
         before = base.table(namespace, name) if base.has_table(namespace, name) else None
-        definition = self._definition_of(namespace, name)
+        definition = self.definition_of(namespace, name)
         return describe_change(self.io, namespace, name, base, before, definition)
 
     def all_staged(self) -> list[StagedTable]:

@@ -1,0 +1,24 @@
+"""A lakehouse in a folder, and a server of it in a thread."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.lakes import Lakes, lakes
+from tests.server.served import Served, serving, settings_for
+from trinitylake_ops import Lakehouse
+
+__all__ = ["lakes"]
+
+
+@pytest.fixture
+def lake(lakes: Lakes) -> Lakehouse:
+    return lakes.local()
+
+
+@pytest.fixture
+def served(lake: Lakehouse) -> Iterator[Served]:
+    with serving(settings_for(lake)) as server:
+        yield server

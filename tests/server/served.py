@@ -1,0 +1,124 @@
+"""Servers for tests: in a thread of the test process, with a plain client beside those of pyiceberg and DuckDB."""
+
+from __future__ import annotations
+
+import json
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from http.client import HTTPConnection
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import duckdb
+import duckdb_extension_avro
+import duckdb_extension_httpfs
+import duckdb_extension_iceberg
+import uvicorn
+from pyiceberg.catalog.rest import RestCatalog
+
+from trinitylake_ops import Lakehouse
+from trinitylake_ops.server.application import Application
+from trinitylake_ops.server.running import configuration_of
+from trinitylake_ops.server.settings import ONLY, LakehouseSettings, ServerSettings
+from trinitylake_ops.server.warehouses import Warehouses
+
+
+@dataclass(frozen=True)
+class Reply:
+    status: int
+    headers: Mapping[str, str]
+    body: bytes
+
+    @property
+    def document(self) -> Any:
+        return json.loads(self.body)
+
+    @property
+    def error(self) -> tuple[int, str]:
+        """Status and type of an error, whose body has the same status."""
+        error = self.document["error"]
+        assert error["code"] == self.status
+        assert set(error) == {"message", "type", "code"}
+        return self.status, error["type"]
+
+
+@dataclass(frozen=True)
+class Served:
+    """A server that runs, by its address."""
+
+    url: str
+    application: Application | None = None
+
+    def ask(self, method: str, path: str, body: Any = None, headers: Mapping[str, str] | None = None) -> Reply:
+        """Send one request. A body that is no bytes is sent as JSON."""
+        split = urlsplit(self.url)
+        connection = HTTPConnection(split.hostname or "", split.port, timeout=60)
+        data = body if body is None or isinstance(body, bytes) else json.dumps(body).encode()
+        try:
+            connection.request(method, path, data, dict(headers or {}))
+            answer = connection.getresponse()
+            return Reply(answer.status, {k.lower(): v for k, v in answer.getheaders()}, answer.read())
+        finally:
+            connection.close()
+
+    def catalog(self, warehouse: str = "main", **properties: str) -> RestCatalog:
+        """Return pyiceberg's own client of this server."""
+        return RestCatalog("rest", uri=self.url, warehouse=warehouse, **properties)
+
+
+def settings_for(lake: Lakehouse, **settings: Any) -> ServerSettings:
+    """Return settings for a server of one lakehouse at any free port. Everybody may write, unless there are tokens."""
+    lakehouses = {ONLY: LakehouseSettings(lake.root, lake.storage_options)}
+    return replace(ServerSettings(lakehouses, port=0, anonymous_writes=settings.get("tokens") is None), **settings)
+
+
+@contextmanager
+def serving(settings: ServerSettings, warehouses: Warehouses | None = None) -> Iterator[Served]:
+    """Run a server in a thread. At the end it is stopped as a signal would."""
+    application = Application(settings, warehouses)
+    listener = socket.create_server(("127.0.0.1", 0))
+    server = uvicorn.Server(configuration_of(application, settings))
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
+    thread.start()
+    try:
+        while not server.started:
+            assert thread.is_alive()
+            time.sleep(0.005)
+        yield Served(f"http://127.0.0.1:{listener.getsockname()[1]}", application)
+    finally:
+        server.should_exit = True
+        thread.join()
+        listener.close()
+
+
+@contextmanager
+def command(*arguments: str) -> Iterator[tuple[subprocess.Popen[str], str, dict[str, Any]]]:
+    """Run ``trinitylake serve``; yields the process, its address and the first line of its log."""
+    code = "from trinitylake_ops.cli import main; main()"
+    process = subprocess.Popen(
+        [sys.executable, "-c", code, "serve", *arguments, "--port", "0"], stderr=subprocess.PIPE, text=True
+    )
+    try:
+        assert process.stderr is not None
+        begun = json.loads(process.stderr.readline())
+        yield process, begun["address"], begun
+    finally:
+        process.kill()
+        process.communicate()
+
+
+@contextmanager
+def duckdb_with_iceberg() -> Iterator[duckdb.DuckDBPyConnection]:
+    """Open DuckDB with the extensions that a REST catalog needs, from their packages."""
+    with duckdb.connect(config={"allow_unsigned_extensions": "true"}) as connection:
+        for package in (duckdb_extension_httpfs, duckdb_extension_avro, duckdb_extension_iceberg):
+            (extension,) = Path(package.__path__[0]).rglob("*.duckdb_extension")
+            connection.execute(f"LOAD '{extension}'")
+        yield connection

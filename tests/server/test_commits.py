@@ -1,0 +1,388 @@
+"""Commits through the server: requirements, transactions of tables, lost races and lost answers, foreign files."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyiceberg.catalog.rest import RestCatalog
+from pyiceberg.exceptions import CommitFailedException
+
+from tests.faults import FaultyStorage, fail, lose_response
+from tests.lakes import Lakes
+from tests.server.requests import COMMIT, TABLE, TABLES, WIDER, commit_of, created, new_key, properties
+from tests.server.served import Served, serving, settings_for
+from trinitylake_ops import Lakehouse, maintenance
+from trinitylake_ops.errors import AmbiguousWriteError, StorageFullError, TransientError
+from trinitylake_ops.server.settings import ONLY
+from trinitylake_ops.server.warehouses import Warehouses
+from trinitylake_ops.storage import Storage, StorageWrapper
+from trinitylake_ops.tables import catalog_at
+
+ROWS = pa.table({"id": pa.array([1, 2], pa.int64())})
+CONFLICT = (409, "CommitFailedException")
+UNKNOWN = (500, "CommitStateUnknownException")
+FORBIDDEN = (403, "ForbiddenException")
+
+
+@pytest.fixture
+def rest(served: Served, lake: Lakehouse) -> RestCatalog:
+    """The client of pyiceberg for a server whose namespace ``ns`` has the tables ``t`` and ``u``."""
+    catalog = served.catalog()
+    catalog.create_namespace("ns")
+    for name in ("ns.t", "ns.u"):
+        catalog.create_table(name, ROWS.schema)
+    return catalog
+
+
+def main_is(snapshot_id: int | None) -> dict[str, Any]:
+    return {"type": "assert-ref-snapshot-id", "ref": "main", "snapshot-id": snapshot_id}
+
+
+def test_requirements_are_checked(served: Served, rest: RestCatalog, lake: Lakehouse) -> None:
+    uuid = served.ask("GET", TABLE).document["metadata"]["table-uuid"]
+    held = (
+        {"type": "assert-table-uuid", "uuid": uuid},
+        main_is(None),
+        {"type": "assert-current-schema-id", "current-schema-id": 0},
+        {"type": "assert-last-assigned-field-id", "last-assigned-field-id": 1},
+        {"type": "assert-default-spec-id", "default-spec-id": 0},
+        {"type": "assert-default-sort-order-id", "default-sort-order-id": 0},
+    )
+    assert served.ask("POST", TABLE, commit_of(properties(a="1"), requirements=held)).status == 200
+    before = lake.latest_version()
+    broken = (
+        {"type": "assert-create"},
+        {"type": "assert-table-uuid", "uuid": "017f22e2-79b0-7cc3-98c4-dc0c0c07398f"},
+        main_is(5),
+        {"type": "assert-current-schema-id", "current-schema-id": 3},
+    )
+    for requirement in broken:
+        refused = served.ask("POST", TABLE, commit_of(properties(a="2"), requirements=(requirement,)))
+        assert refused.error == CONFLICT
+    assert lake.latest_version() == before
+
+
+def test_a_transaction_is_one_version_or_nothing(served: Served, rest: RestCatalog, lake: Lakehouse) -> None:
+    before = lake.latest_version()
+    changes = [commit_of(properties(a="1")), commit_of(properties(a="1"), name="u")]
+    assert served.ask("POST", COMMIT, {"table-changes": changes}).status == 204
+    assert lake.latest_version() == before + 1
+    assert [change.table for change in lake.diff(before, before + 1)] == ["t", "u"]
+    changes = [commit_of(properties(a="2")), commit_of(properties(a="2"), name="u", requirements=(main_is(5),))]
+    assert served.ask("POST", COMMIT, {"table-changes": changes}).error == CONFLICT
+    changes = [commit_of(properties(a="2")), commit_of(properties(a="2"), name="none")]
+    assert served.ask("POST", COMMIT, {"table-changes": changes}).error == (404, "NoSuchTableException")
+    assert served.ask("POST", COMMIT, {"table-changes": [changes[0]] * 2}).error == (400, "BadRequestException")
+    assert lake.latest_version() == before + 1
+
+
+def test_a_commit_says_who_asked_for_it(served: Served, rest: RestCatalog, lake: Lakehouse) -> None:
+    answer = served.ask("POST", TABLE, commit_of(properties(a="1")))
+    (latest,) = lake.history(1)
+    assert dict(latest.properties) == {"principal": "anonymous", "request": answer.headers["x-request-id"]}
+    assert latest.message == "update ns.t"
+
+
+def racing(lake: Lakehouse, monkeypatch: pytest.MonkeyPatch, others: list[Callable[[], None]]) -> None:
+    """Let each of the server's next transactions lose to a commit of another."""
+    begin = lake.transaction
+
+    def transaction(*arguments: Any, **named: Any) -> Any:
+        txn = begin(*arguments, **named)
+        if others:
+            others.pop(0)()
+        return txn
+
+    monkeypatch.setattr(lake, "transaction", transaction)
+
+
+@pytest.fixture
+def own(served: Served) -> Lakehouse:
+    """The lakehouse as the server has it open."""
+    assert served.application is not None
+    return served.application.warehouses.served[0].lake
+
+
+def test_a_lost_race_is_made_again_where_the_requirements_hold(
+    served: Served, rest: RestCatalog, lake: Lakehouse, own: Lakehouse, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = catalog_at(lake)
+
+    def alter(name: str, value: str) -> None:
+        with other.load_table(name).transaction() as txn:
+            txn.set_properties(other=value)
+
+    racing(own, monkeypatch, [lambda: alter("ns.u", "1"), lambda: alter("ns.t", "2"), lambda: alter("ns.t", "3")])
+    for at, requirement in enumerate((main_is(None), main_is(None))):
+        answer = served.ask("POST", TABLE, commit_of(properties(a=str(at)), requirements=(requirement,)))
+        assert answer.status == 200
+    assert answer.document["metadata"]["properties"].items() >= {"a": "1", "other": "3"}.items()
+    racing(own, monkeypatch, [lambda: other.load_table("ns.t").append(ROWS)])
+    refused = served.ask("POST", TABLE, commit_of(properties(a="9"), requirements=(main_is(None),)))
+    assert refused.error == CONFLICT
+    assert other.load_table("ns.t").properties["a"] == "1"
+
+
+def test_other_changes_are_made_again_too(
+    served: Served, rest: RestCatalog, lake: Lakehouse, own: Lakehouse, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def alter(**values: str) -> None:
+        with lake.transaction() as txn:
+            txn.alter_namespace("ns", values)
+
+    racing(own, monkeypatch, [lambda: alter(a="1"), lambda: alter(a="2")])
+    changed = served.ask("POST", "/v1/main/namespaces/ns/properties", {"updates": {"b": "3"}})
+    assert changed.document["updated"] == ["b"]
+    assert dict(lake.snapshot().namespace("ns").properties) == {"a": "2", "b": "3"}
+
+
+def test_a_client_that_never_wins_is_told(
+    served: Served, rest: RestCatalog, lake: Lakehouse, own: Lakehouse, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("trinitylake_ops.server.changes.MOST_ATTEMPTS", 3)
+    count = iter(range(100))
+
+    def alter() -> None:
+        with catalog_at(lake).load_table("ns.t").transaction() as txn:
+            txn.set_properties(n=str(next(count)))
+
+    racing(own, monkeypatch, [alter] * 3)
+    assert served.ask("POST", TABLE, commit_of(properties(a="1"))).error == CONFLICT
+
+
+def test_many_clients_lose_nothing(served: Served, rest: RestCatalog, lake: Lakehouse) -> None:
+    """Two clients on one table and one on another: each append is there once, and others retry as pyiceberg does."""
+    n_each, begun = 4, lake.latest_version()
+
+    def append(name: str, marks: range) -> None:
+        catalog = served.catalog()
+        for mark in marks:
+            while True:
+                try:
+                    catalog.load_table(name).append(pa.table({"id": pa.array([mark], pa.int64())}))
+                    break
+                except CommitFailedException:
+                    continue
+
+    works = [("ns.t", range(n_each)), ("ns.t", range(10, 10 + n_each)), ("ns.u", range(n_each))]
+    threads = [threading.Thread(target=append, args=work) for work in works]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(rest.load_table("ns.t").scan().to_arrow()["id"].to_pylist()) == [0, 1, 2, 3, 10, 11, 12, 13]
+    assert sorted(rest.load_table("ns.u").scan().to_arrow()["id"].to_pylist()) == [0, 1, 2, 3]
+    assert lake.latest_version() - begun <= 3 * n_each
+    assert maintenance.verify(lake, deep=True).findings == ()
+
+
+def test_a_request_with_a_key_is_carried_out_once(served: Served, rest: RestCatalog, lake: Lakehouse) -> None:
+    requests = (
+        ("POST", TABLE, commit_of(properties(a="1"))),
+        ("POST", COMMIT, {"table-changes": [commit_of(properties(b="1"))]}),
+        ("POST", "/v1/main/namespaces", {"namespace": ["new"]}),
+        ("POST", "/v1/main/namespaces/new/properties", {"updates": {"a": "1"}, "removals": ["b"]}),
+        ("POST", "/v1/main/namespaces/new/tables", created()),
+        ("DELETE", "/v1/main/namespaces/new/tables/t", None),
+        ("DELETE", "/v1/main/namespaces/new", None),
+    )
+    for method, path, body in requests:
+        headers, before = {"Idempotency-Key": new_key()}, lake.latest_version()
+        first = served.ask(method, path, body, headers)
+        assert first.status in (200, 204)
+        again = served.ask(method, path, body, {"Idempotency-Key": headers["Idempotency-Key"].upper()})
+        assert again.status == first.status
+        if first.body and "properties" not in path:
+            assert again.document == first.document
+        assert lake.latest_version() == before + 1
+    assert (
+        served.ask("POST", "/v1/main/namespaces", {"namespace": ["new"]}, {"Idempotency-Key": new_key()}).status == 200
+    )
+
+
+def test_another_server_knows_the_key(served: Served, rest: RestCatalog, lake: Lakehouse) -> None:
+    headers = {"Idempotency-Key": new_key()}
+    body = {"source": {"namespace": ["ns"], "name": "t"}, "destination": {"namespace": ["ns"], "name": "v"}}
+    with serving(settings_for(lake)) as replica:
+        assert served.ask("POST", "/v1/main/tables/rename", body, headers).status == 204
+        for _ in range(3):
+            lake.alter_definition(message="others go on")
+        assert replica.ask("POST", "/v1/main/tables/rename", body, headers).status == 204
+        assert replica.ask("POST", "/v1/main/tables/rename", body).error == (404, "NoSuchTableException")
+
+
+def test_keys_that_make_no_sense(served: Served, rest: RestCatalog, lake: Lakehouse) -> None:
+    before, body = lake.latest_version(), commit_of(properties(a="1"))
+    version_4 = "1b4e28ba-2fa1-41d2-883f-0016d3cca427"
+    for key in ("x", version_4, new_key().replace("-", ""), new_key(age_ms=36 * 60_000)):
+        assert served.ask("POST", TABLE, body, {"Idempotency-Key": key}).error == (400, "BadRequestException")
+    assert lake.latest_version() == before
+    key = {"Idempotency-Key": new_key(age_ms=-20 * 60_000)}  # a clock that is fast
+    assert [served.ask("POST", TABLE, body, key).status for _ in range(2)] == [200, 200]
+    assert lake.latest_version() == before + 1
+    reused = served.ask("POST", f"{TABLES}/u", commit_of(properties(a="1"), name="u"), key)
+    assert reused.error == (422, "UnprocessableEntityException")
+
+
+def appended(rest: RestCatalog, name: str) -> dict[str, Any]:
+    """Return the body of an append, whose files are written, as pyiceberg would send it."""
+    table = rest.load_table(name)
+    txn = table.transaction()
+    txn.append(ROWS)
+    body = commit_of(name=name.partition(".")[2])
+    body["updates"] = [update.model_dump(mode="json") for update in txn._updates]
+    body["requirements"] = [requirement.model_dump(mode="json") for requirement in txn._requirements]
+    return body
+
+
+def test_an_append_that_is_sent_again_is_applied_once(served: Served, rest: RestCatalog, lake: Lakehouse) -> None:
+    body = appended(rest, "ns.t")
+    first = served.ask("POST", TABLE, body)
+    before = lake.latest_version()
+    again = served.ask("POST", TABLE, body)
+    assert (first.status, again.status) == (200, 200)
+    assert again.document == first.document
+    assert served.ask("POST", COMMIT, {"table-changes": [body, commit_of(name="u")]}).status == 204
+    assert lake.latest_version() == before
+    assert rest.load_table("ns.t").scan().to_arrow().num_rows == 2
+
+
+def test_files_beyond_the_tables_place_are_refused(served: Served, rest: RestCatalog, lake: Lakehouse) -> None:
+    before = lake.latest_version()
+    body = appended(rest, "ns.u")
+    assert served.ask("POST", TABLE, {**body, "identifier": commit_of()["identifier"]}).error == FORBIDDEN
+    body["requirements"] = []
+    assert served.ask("POST", TABLE, {**body, "identifier": commit_of()["identifier"]}).error == FORBIDDEN
+    for place in ("file:///etc/passwd", "s3://other/list.avro", "../list.avro"):
+        body["updates"][0]["snapshot"]["manifest-list"] = place
+        assert served.ask("POST", f"{TABLES}/u", body).error == FORBIDDEN
+    inside = served.ask("GET", f"{TABLES}/u").document["metadata"]["location"]
+    body["updates"][0]["snapshot"]["manifest-list"] = f"{inside}/metadata/none.avro"
+    assert served.ask("POST", f"{TABLES}/u", body).error == (400, "BadRequestException")
+    statistics = {
+        "snapshot-id": 1, "statistics-path": "file:///etc/passwd", "file-size-in-bytes": 1,
+        "file-footer-size-in-bytes": 1, "blob-metadata": [],
+    }  # fmt: skip
+    update = {"action": "set-statistics", "snapshot-id": 1, "statistics": statistics}
+    assert served.ask("POST", TABLE, commit_of(update)).error == FORBIDDEN
+    assert lake.latest_version() == before
+
+
+def test_data_files_of_others_are_refused(served: Served, rest: RestCatalog, lake: Lakehouse) -> None:
+    rest.load_table("ns.u").append(ROWS)
+    (task,) = rest.load_table("ns.u").scan().plan_files()
+    before = lake.latest_version()
+    with pytest.raises(Exception, match="does not lie in the table's place"):
+        rest.load_table("ns.t").add_files([task.file.file_path])
+    assert lake.latest_version() == before
+
+
+def test_a_new_table_needs_a_schema(served: Served, rest: RestCatalog, lake: Lakehouse) -> None:
+    before = lake.latest_version()
+    schema = {"action": "add-schema", "schema": WIDER}
+    for updates in ([], [properties(a="1")], [schema], [schema, {"action": "set-current-schema", "schema-id": 5}]):
+        body = commit_of(*updates, requirements=({"type": "assert-create"},), name="new")
+        assert served.ask("POST", f"{TABLES}/new", body).error == (400, "BadRequestException"), updates
+    body = {**commit_of(requirements=({"type": "assert-create"},)), "identifier": {"namespace": ["no"], "name": "t"}}
+    missing = served.ask("POST", "/v1/main/namespaces/no/tables/t", body)
+    assert missing.error == (404, "NoSuchNamespaceException")
+    assert lake.latest_version() == before
+
+
+def staged_commit(served: Served, location: str | None, name: str = "new") -> Any:
+    body = commit_of(
+        {"action": "assign-uuid", "uuid": "017f22e2-79b0-7cc3-98c4-dc0c0c07398f"},
+        {"action": "upgrade-format-version", "format-version": 2},
+        {"action": "add-schema", "schema": WIDER},
+        {"action": "set-current-schema", "schema-id": -1},
+        {"action": "add-spec", "spec": {"spec-id": 0, "fields": []}},
+        {"action": "set-default-spec", "spec-id": -1},
+        {"action": "add-sort-order", "sort-order": {"order-id": 0, "fields": []}},
+        {"action": "set-default-sort-order", "sort-order-id": -1},
+        requirements=({"type": "assert-create"},),
+        name=name,
+    )
+    if location is not None:
+        body["updates"].append({"action": "set-location", "location": location})
+    return served.ask("POST", f"{TABLES}/{name}", body)
+
+
+def test_a_staged_table_is_created_by_its_commit(served: Served, rest: RestCatalog, lake: Lakehouse) -> None:
+    before = lake.latest_version()
+    staged = served.ask("POST", TABLES, created("new", **{"stage-create": True})).document
+    assert "metadata-location" not in staged
+    assert lake.latest_version() == before
+    place = staged["metadata"]["location"]
+    made = staged_commit(served, place)
+    assert made.document["metadata"]["location"] == place
+    assert made.document["metadata"]["properties"]["gc.enabled"] == "false"
+    assert staged_commit(served, place).error == CONFLICT
+    assert rest.load_table("ns.new").schema().column_names == ["id", "name"]
+    assert staged_commit(served, None, "other").status == 200
+    assert lake.latest_version() == before + 2
+    assert maintenance.verify(lake, deep=True).findings == ()
+
+
+def test_no_table_takes_the_place_of_another(served: Served, rest: RestCatalog, lake: Lakehouse) -> None:
+    taken = rest.load_table("ns.t").location()
+    dropped = rest.load_table("ns.u").location()
+    rest.drop_table("ns.u")
+    before = lake.latest_version()
+    fresh = f"{lake.root}tables/017f22e2-79b0-4cc3-98c4-dc0c0c07398f"
+    for place in (taken, dropped, fresh, f"{taken}/data", f"{lake.root}_ops", "file:///elsewhere/t", f"{taken}/../x"):
+        assert staged_commit(served, place).error == FORBIDDEN
+    assert lake.latest_version() == before
+
+
+class SilentRoot(StorageWrapper):
+    """A storage that makes one root, gives no answer, and then does not let it be read."""
+
+    def __init__(self, inner: Storage, root: str):
+        super().__init__(inner)
+        self._root = root
+        self._is_made = False
+
+    def create(self, path: str, data: bytes) -> None:
+        super().create(path, data)
+        if path == self._root:
+            self._is_made = True
+            raise AmbiguousWriteError("no answer", path=path)
+
+    def read(self, path: str, **part: Any) -> bytes:
+        if path == self._root and self._is_made:
+            raise TransientError("no answer", path=path)
+        return super().read(path, **part)
+
+
+def faulty(lake: Lakehouse, *faults: Any) -> Warehouses:
+    return Warehouses({ONLY: Lakehouse(FaultyStorage(lake.storage, list(faults)), lake.storage_options)})
+
+
+def test_500_says_that_nobody_knows(lakes: Lakes) -> None:
+    """Only where the root's answer was lost and its name cannot be read. What certainly failed is 503."""
+    lake = lakes.local()
+    with serving(settings_for(lake)) as served:
+        served.catalog().create_namespace("ns")
+        assert served.ask("POST", TABLES, created()).status == 200
+    key, body = {"Idempotency-Key": new_key()}, commit_of(properties(a="1"))
+    version = lake.latest_version()
+    root = lake.files.roots.path(version + 1)
+    silent = SilentRoot(lake.storage, root)
+    with serving(settings_for(lake), Warehouses({ONLY: Lakehouse(silent, lake.storage_options)})) as served:
+        assert served.ask("POST", TABLE, body, key).error == UNKNOWN
+    with serving(settings_for(lake)) as served:
+        assert served.ask("POST", TABLE, body, key).status == 200
+    assert lake.latest_version() == version + 1
+    full = fail(1, StorageFullError, kind="create", times=50)
+    with serving(settings_for(lake), faulty(lake, full)) as served:
+        refused = served.ask("POST", TABLE, commit_of(properties(a="2")))
+        assert refused.error == (503, "ServiceUnavailableException")
+    assert lake.latest_version() == version + 1
+    lost = lose_response(1, kind="create", path_part=lake.files.roots.path(version + 2))
+    with serving(settings_for(lake), faulty(lake, lost)) as served:
+        assert served.ask("POST", TABLE, commit_of(properties(a="3"))).status == 200
+    assert lake.latest_version() == version + 2

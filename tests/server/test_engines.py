@@ -1,0 +1,163 @@
+"""Engines that others wrote read and write a lakehouse through the server: pyiceberg, DuckDB, Polars."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import polars as pl
+import pyarrow as pa
+import pytest
+from pyiceberg.exceptions import (
+    CommitFailedException,
+    ForbiddenError,
+    NamespaceAlreadyExistsError,
+    NamespaceNotEmptyError,
+    NoSuchNamespaceError,
+    NoSuchTableError,
+    TableAlreadyExistsError,
+)
+from pyiceberg.types import StringType
+
+from tests.server.served import Served, duckdb_with_iceberg
+from trinitylake_ops import Lakehouse, maintenance
+from trinitylake_ops.tables import catalog_at
+
+ROWS = pa.table({"id": pa.array([1, 2, 3], pa.int64()), "name": ["a", "b", "c"]})
+
+
+def test_pyiceberg(served: Served, lake: Lakehouse) -> None:
+    catalog = served.catalog()
+    catalog.create_namespace("ns", {"owner": "me"})
+    table = catalog.create_table("ns.t", ROWS.schema)
+    table.append(ROWS)
+    table.delete("id = 2")
+    table.upsert(pa.table({"id": pa.array([1], pa.int64()), "name": ["z"]}), ["id"])
+    with table.update_schema() as update:
+        update.add_column("note", StringType())
+    with table.transaction() as txn:
+        txn.set_properties(a="1", b="2")
+        txn.remove_properties("b")
+    with catalog.create_table_transaction("ns.u", ROWS.schema) as txn:
+        txn.append(ROWS)
+    catalog.rename_table("ns.u", "ns.v")
+    read = catalog.load_table("ns.t").scan().to_arrow().sort_by("id")
+    assert read.to_pylist() == [{"id": 1, "name": "z", "note": None}, {"id": 3, "name": "c", "note": None}]
+    assert catalog.load_table("ns.v").scan("id > 1").to_arrow().num_rows == 2
+    assert catalog_at(lake).load_table("ns.t").scan().to_arrow().num_rows == 2
+    assert catalog.load_namespace_properties("ns") == {"owner": "me"}
+    assert catalog.list_tables("ns") == [("ns", "t"), ("ns", "v")]
+    assert catalog.list_views("ns") == []
+    old = served.catalog("v3")
+    assert old.load_table("ns.t").scan().to_arrow().num_rows == 3
+    catalog.drop_table("ns.v")
+    assert not catalog.table_exists("ns.v")
+    assert maintenance.verify(lake, deep=True).findings == ()
+
+
+def test_pyiceberg_is_told_in_its_own_terms(served: Served) -> None:
+    catalog = served.catalog()
+    catalog.create_namespace("ns")
+    table = catalog.create_table("ns.t", ROWS.schema)
+    with pytest.raises(NamespaceAlreadyExistsError):
+        catalog.create_namespace("ns")
+    with pytest.raises(TableAlreadyExistsError):
+        catalog.create_table("ns.t", ROWS.schema)
+    with pytest.raises(NamespaceNotEmptyError):
+        catalog.drop_namespace("ns")
+    with pytest.raises(NoSuchNamespaceError):
+        catalog.list_tables("none")
+    with pytest.raises(NoSuchTableError):
+        catalog.load_table("ns.none")
+    with pytest.raises(ForbiddenError):
+        served.catalog("v2").drop_table("ns.t")
+    stale = catalog.load_table("ns.t")
+    table.append(ROWS)
+    with pytest.raises(CommitFailedException), stale.update_schema() as update:
+        table.update_schema().add_column("first", StringType()).commit()
+        update.add_column("second", StringType())
+
+
+def rows(connection: duckdb.DuckDBPyConnection, query: str) -> list[Any]:
+    return connection.execute(query).fetchall()
+
+
+def attach(connection: duckdb.DuckDBPyConnection, served: Served, warehouse: str, name: str) -> None:
+    connection.execute(
+        f"ATTACH '{warehouse}' AS {name} (TYPE iceberg, ENDPOINT '{served.url}', AUTHORIZATION_TYPE 'none')"
+    )
+
+
+def test_duckdb(served: Served, lake: Lakehouse) -> None:
+    """DDL and DML, a transaction over two tables as one version, time travel, and an error, all in SQL."""
+    catalog_at(lake).create_namespace("ns")
+    catalog_at(lake).create_table("ns.t", ROWS.schema)
+    with duckdb_with_iceberg() as connection:
+        attach(connection, served, "main", "l")
+        connection.execute("INSERT INTO l.ns.t VALUES (1, 'a'), (2, 'b')")
+        connection.execute("CREATE SCHEMA l.more")
+        connection.execute("CREATE TABLE l.more.made AS SELECT 7 AS n, 'x' AS s")
+        before = lake.latest_version()
+        connection.execute("BEGIN; INSERT INTO l.ns.t VALUES (3, 'c'); INSERT INTO l.more.made VALUES (8, 'y'); COMMIT")
+        assert lake.latest_version() == before + 1
+        connection.execute("DELETE FROM l.ns.t WHERE id = 1")
+        connection.execute("UPDATE l.ns.t SET name = 'z' WHERE id = 2")
+        connection.execute("ALTER TABLE l.ns.t ADD COLUMN more INTEGER")
+        assert rows(connection, "SELECT id, name FROM l.ns.t ORDER BY id") == [(2, "z"), (3, "c")]
+        assert rows(connection, "SELECT * FROM l.more.made ORDER BY n") == [(7, "x"), (8, "y")]
+        attach(connection, served, f"v{before}", "old")
+        assert rows(connection, "SELECT id FROM old.ns.t ORDER BY id") == [(1,), (2,)]
+        with pytest.raises(duckdb.Error, match="connect to the warehouse main to write"):
+            connection.execute("INSERT INTO old.ns.t VALUES (9, 'q')")
+        connection.execute("DROP TABLE l.more.made")
+    assert lake.snapshot().tables("more") == []
+    assert served.catalog().load_table("ns.t").scan().to_arrow().num_rows == 2
+    assert maintenance.verify(lake, deep=True).findings == ()
+
+
+def test_duckdb_and_pyiceberg_write_at_once(served: Served, lake: Lakehouse) -> None:
+    """Each into a table of its own: nothing is lost, and nobody hears of a conflict."""
+    catalog = served.catalog()
+    catalog.create_namespace("ns")
+    for name in ("t", "u"):
+        catalog.create_table(f"ns.{name}", ROWS.schema)
+    failures: list[BaseException] = []
+
+    def by_duckdb() -> None:
+        with duckdb_with_iceberg() as connection:
+            attach(connection, served, "main", "l")
+            for number in range(5):
+                connection.execute(f"INSERT INTO l.ns.t VALUES ({number}, 'a')")
+
+    def by_pyiceberg() -> None:
+        table = served.catalog().load_table("ns.u")
+        for _ in range(5):
+            table.append(ROWS)
+
+    def guarded(work: Any) -> None:
+        try:
+            work()
+        except BaseException as error:  # noqa: BLE001 - shown by the test's own thread
+            failures.append(error)
+
+    threads = [threading.Thread(target=guarded, args=(work,)) for work in (by_duckdb, by_pyiceberg)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert failures == []
+    assert catalog.load_table("ns.t").scan().to_arrow().num_rows == 5
+    assert catalog.load_table("ns.u").scan().to_arrow().num_rows == 15
+
+
+def test_polars(served: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("POLARS_ICEBERG_PLANNER", "pyiceberg")
+    catalog = served.catalog()
+    catalog.create_namespace("ns")
+    catalog.create_table("ns.t", ROWS.schema)
+    pl.from_arrow(ROWS).write_iceberg(catalog.load_table("ns.t"), mode="append")  # type: ignore[union-attr]
+    read = pl.scan_iceberg(catalog.load_table("ns.t")).filter(pl.col("id") > 1).collect()
+    assert read["name"].to_list() == ["b", "c"]
+    assert pl.scan_iceberg(served.catalog("v2").load_table("ns.t")).collect().height == 0

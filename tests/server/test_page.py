@@ -1,0 +1,67 @@
+"""Every snippet of docs/serve.md runs, one after the other, against a server that the page's own command starts."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.server.served import command, duckdb_with_iceberg
+from trinitylake_ops import Lakehouse
+from trinitylake_ops.server.routes import ENDPOINTS
+from trinitylake_ops.server.settings import read_lakehouses
+from trinitylake_ops.server.tokens import Scope, Tokens
+
+PAGE = Path(__file__).parents[2] / "docs" / "serve.md"
+_SNIPPET = re.compile(r"^```(\w+)\n(.*?)^```", re.MULTILINE | re.DOTALL)
+_ADDRESS = "http://127.0.0.1:8181"
+
+
+def snippets() -> list[tuple[str, str]]:
+    return _SNIPPET.findall(PAGE.read_text())
+
+
+def test_the_snippets_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setenv("POLARS_ICEBERG_PLANNER", "pyiceberg")
+    found = snippets()
+    (start,) = [text for kind, text in found if kind == "sh" and " init" in text]
+    _, init, serve = (shlex.split(line.replace("/data/lake", str(tmp_path / "lake"))) for line in start.splitlines())
+    assert init[:1] == serve[:1] == ["trinitylake"]
+    root = init[2]
+    Lakehouse.create(root, {"fsync": "false"})
+    names: dict[str, object] = {}
+    counts: list[object] = []
+    with command(*serve[2:]) as (_, url, _begun), duckdb_with_iceberg() as connection:
+        for kind, text in found:
+            snippet = text.replace(_ADDRESS, url)
+            if kind == "python":
+                exec(compile(snippet, str(PAGE), "exec"), names)
+            elif kind == "sql":
+                statements = [one for one in snippet.split(";\n") if not one.startswith(("INSTALL", "LOAD")) and one]
+                counts = [connection.execute(one).fetchall() for one in statements]
+            elif "curl" in text:
+                asked = subprocess.run(shlex.split(snippet), capture_output=True, text=True, check=True)
+                assert ENDPOINTS[0] in asked.stdout
+    assert counts[-1] == [(2,)]
+    assert capsys.readouterr().out.count("9.5") >= 2
+    lake = Lakehouse.open(root)
+    by_duckdb = next(one for one in lake.history() if one.message and ";" in one.message)
+    assert {change.table for change in lake.diff(by_duckdb.version - 1, by_duckdb.version)} == {"orders", "refunds"}
+
+
+def test_the_files_of_the_page_are_understood(tmp_path: Path) -> None:
+    files = [text for kind, text in snippets() if kind == "yaml"]
+    for name, text in zip(("lakehouses", "tokens"), files, strict=True):
+        (tmp_path / name).write_text(text)
+    assert list(read_lakehouses(tmp_path / "lakehouses")) == ["sales", "archive"]
+    principals = Tokens(tmp_path / "tokens").principals()
+    etl, operator = (next(one for one in principals if one.name == name) for name in ("etl", "operator"))
+    assert (etl.may(Scope.WRITE, "sales"), etl.may(Scope.WRITE, "other"), etl.may(Scope.READ, "secret")) == (
+        True,
+        False,
+        False,
+    )
+    assert operator.may(Scope.OPERATE, "any")

@@ -1,0 +1,182 @@
+"""Servers as processes: the command, replicas of one lakehouse, kills, lost answers, and a stop that loses nothing."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyiceberg.exceptions import CommitFailedException
+
+from tests.faults import FaultyStorage, kill
+from tests.processes import Child, fork
+from tests.proxy import FaultyProxy, drop_answer, drop_request
+from tests.server.requests import TABLE, commit_of, new_key, properties
+from tests.server.served import Served, command, serving, settings_for
+from tests.server.test_commits import appended
+from trinitylake_ops import Lakehouse, maintenance
+from trinitylake_ops.server.running import log_as_json, serve
+from trinitylake_ops.server.settings import ONLY
+from trinitylake_ops.server.warehouses import Warehouses
+from trinitylake_ops.tables import catalog_at
+
+ROWS = pa.table({"id": pa.array([1, 2], pa.int64())})
+
+
+@pytest.fixture
+def table(lake: Lakehouse) -> Lakehouse:
+    """A lakehouse with an empty table ``ns.t``."""
+    catalog = catalog_at(lake)
+    catalog.create_namespace("ns")
+    catalog.create_table("ns.t", ROWS.schema)
+    return lake
+
+
+def test_the_command_serves_until_a_signal(table: Lakehouse) -> None:
+    with command(table.root, "--anonymous-writes") as (process, url, begun):
+        assert begun["message"] == "serving"
+        assert begun["lakehouses"] == {"main": table.root}
+        catalog = Served(url).catalog()
+        catalog.load_table("ns.t").append(ROWS)
+        process.send_signal(signal.SIGTERM)
+        _, rest = process.communicate(timeout=60)
+        lines = [json.loads(line) for line in rest.splitlines()]
+    assert process.returncode == 0
+    assert [line["status"] for line in lines if line["message"].startswith("POST")] == [200]
+    assert lines[-1]["message"] == "stopped"
+    assert catalog_at(table).load_table("ns.t").scan().to_arrow().num_rows == 2
+
+
+def replica(lake: Lakehouse, *faults: Any) -> tuple[Child, Served]:
+    """Fork a server of the same lakehouse."""
+
+    def run(report: Any) -> None:
+        storage = FaultyStorage(lake.storage, list(faults)) if faults else lake.storage
+        with serving(settings_for(lake), Warehouses({ONLY: Lakehouse(storage, lake.storage_options)})) as served:
+            report(served.url)
+            signal.pause()
+
+    child = fork(run)
+    return child, Served(child.next_report())
+
+
+def end(child: Child) -> None:
+    os.kill(child.pid, signal.SIGKILL)
+    child.finish()
+
+
+def test_a_replica_that_is_killed_in_mid_commit_loses_nothing(table: Lakehouse) -> None:
+    """The client's request ends without an answer. Sent to another replica with its key, it is applied once."""
+    for moment, path in (("before", "tables/"), ("before", ".arrow"), ("after", "root")):
+        before = table.latest_version()
+        root = table.files.roots.path(before + 1)
+        child, broken = replica(table, kill(1, moment, kind="create", path_part=root if path == "root" else path))
+        healthy, other = replica(table)
+        try:
+            key, body = {"Idempotency-Key": new_key()}, commit_of(properties(a=f"{moment} {path}"))
+            with pytest.raises((ConnectionError, OSError)):
+                broken.ask("POST", TABLE, body, key)
+            assert child.finish()[0] == -signal.SIGKILL
+            assert other.ask("POST", TABLE, body, key).status == 200
+            assert table.latest_version() == before + 1
+        finally:
+            end(healthy)
+    assert catalog_at(table).load_table("ns.t").properties["a"] == "after root"
+
+
+def test_replicas_take_commits_of_all_clients(table: Lakehouse) -> None:
+    """Two clients, each at a replica of its own, append to one table. Nothing is lost, nothing is there twice."""
+    children = [replica(table) for _ in range(2)]
+    n_each = 4
+
+    def append(served: Served, first: int) -> None:
+        catalog = served.catalog()
+        for mark in range(first, first + n_each):
+            while True:
+                try:
+                    catalog.load_table("ns.t").append(pa.table({"id": pa.array([mark], pa.int64())}))
+                    break
+                except CommitFailedException:
+                    continue
+
+    clients = [fork(lambda _, at=at: append(children[at][1], 10 * at)) for at in range(2)]
+    assert [client.finish()[0] for client in clients] == [0, 0]
+    for child, _ in children:
+        end(child)
+    found = catalog_at(table).load_table("ns.t").scan().to_arrow()["id"].to_pylist()
+    assert sorted(found) == [0, 1, 2, 3, 10, 11, 12, 13]
+    assert maintenance.verify(table, deep=True).findings == ()
+
+
+def test_an_answer_that_is_lost_is_asked_for_again(table: Lakehouse) -> None:
+    """A request or its answer is lost on the wire. Sent again, an append is applied once, with a key or without."""
+    with serving(settings_for(table)) as served:
+        rest = served.catalog()
+        for fault in (drop_request(method="POST"), drop_answer(method="POST")):
+            for headers in ({}, {"Idempotency-Key": new_key()}):
+                before = rest.load_table("ns.t").scan().to_arrow().num_rows
+                body = appended(rest, "ns.t")
+                with FaultyProxy(served.url, [fault]) as proxy:
+                    client = Served(proxy.url)
+                    with pytest.raises((ConnectionError, OSError)):
+                        client.ask("POST", TABLE, body, headers)
+                    assert client.ask("POST", TABLE, body, headers).status == 200
+                assert rest.load_table("ns.t").scan().to_arrow().num_rows == before + 2
+    assert maintenance.verify(table, deep=True).findings == ()
+
+
+def test_a_stop_lets_a_commit_finish(table: Lakehouse) -> None:
+    """SIGTERM comes while the storage still writes the root: the client gets its answer, and the process ends well."""
+
+    def run(report: Any) -> None:
+        own = Lakehouse.open(table.root, table.storage_options)
+        root = own.files.roots.path(own.latest_version() + 1)
+        create = type(own.storage).create
+
+        def slowly(storage: Any, path: str, data: bytes) -> None:
+            if path == root:
+                os.kill(os.getpid(), signal.SIGTERM)
+                time.sleep(0.3)
+            create(storage, path, data)
+
+        type(own.storage).create = slowly  # type: ignore[method-assign]
+        log_as_json()
+        report("ready")
+        serve(settings_for(table, port=port))
+        report("stopped")
+
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    child = fork(run)
+    assert child.next_report() == "ready"
+    served = Served(f"http://127.0.0.1:{port}")
+    while True:
+        with contextlib.suppress(ConnectionError):
+            if served.ask("GET", "/readyz").status == 200:
+                break
+        time.sleep(0.02)
+    assert served.ask("POST", TABLE, commit_of(properties(a="1"))).status == 200
+    assert child.finish() == (0, ["stopped"])
+    assert catalog_at(table).load_table("ns.t").properties["a"] == "1"
+
+
+def test_an_address_that_is_taken(table: Lakehouse, tmp_path: Path) -> None:
+    with serving(settings_for(table)) as served:
+        port = served.url.rpartition(":")[2]
+        ran = subprocess.run(
+            [sys.executable, "-m", "trinitylake_ops.cli", "serve", table.root, "--port", port],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+    assert (ran.returncode, ran.stderr.count("\n")) == (2, 1)
+    assert ran.stderr.startswith(f"Error: cannot listen at 127.0.0.1 port {port}: ")

@@ -1,0 +1,260 @@
+"""Every endpoint by plain requests: statuses, types of errors, bodies, as Iceberg's specification has them."""
+
+from __future__ import annotations
+
+from typing import Any
+from urllib.parse import quote
+
+import pytest
+
+from tests.server.requests import COMMIT, TABLE, TABLES, WIDER, commit_of, created, properties
+from tests.server.served import Served
+from trinitylake_ops import Lakehouse
+from trinitylake_ops.server.routes import ROUTES
+
+NAMESPACES = "/v1/main/namespaces"
+NS = f"{NAMESPACES}/ns"
+NO_NAMESPACE, NO_TABLE, NO_VIEW = "NoSuchNamespaceException", "NoSuchTableException", "NoSuchViewException"
+BAD = (400, "BadRequestException")
+
+
+@pytest.fixture
+def table(served: Served) -> Served:
+    """A server whose namespace ``ns`` has the table ``t``."""
+    assert served.ask("POST", NAMESPACES, {"namespace": ["ns"], "properties": {"a": "1"}}).status == 200
+    assert served.ask("POST", TABLES, created()).status == 200
+    return served
+
+
+def test_the_configuration_lists_what_is_answered(served: Served) -> None:
+    config = served.ask("GET", "/v1/config").document
+    assert config["overrides"] == {"prefix": "main"}
+    assert config["idempotency-key-lifetime"] == "PT30M"
+    told = {tuple(endpoint.split()) for endpoint in config["endpoints"]}
+    assert told == {(route.method, route.template) for route in ROUTES if route.is_told}
+    assert ("POST", "/v1/{prefix}/transactions/commit") in told
+    assert not any("views" in path for _, path in told)
+
+
+def test_namespaces(served: Served) -> None:
+    made = served.ask("POST", NAMESPACES, {"namespace": ["ns"], "properties": {"a": "1", "b": "2"}})
+    assert made.document == {"namespace": ["ns"], "properties": {"a": "1", "b": "2"}}
+    assert served.ask("POST", NAMESPACES, {"namespace": ["ns"]}).error == (409, "AlreadyExistsException")
+    assert served.ask("GET", NAMESPACES).document["namespaces"] == [["ns"]]
+    assert served.ask("GET", f"{NAMESPACES}?parent=ns").document["namespaces"] == []
+    assert served.ask("GET", NS).document == made.document
+    exists = served.ask("HEAD", NS)
+    assert (exists.status, exists.body) == (204, b"")
+    changed = served.ask("POST", f"{NS}/properties", {"removals": ["a", "x"], "updates": {"c": "3"}})
+    assert changed.document == {"removed": ["a"], "updated": ["c"], "missing": ["x"]}
+    assert served.ask("GET", NS).document["properties"] == {"b": "2", "c": "3"}
+    both = served.ask("POST", f"{NS}/properties", {"removals": ["b"], "updates": {"b": "3"}})
+    assert both.error == (422, "UnprocessableEntityException")
+    served.ask("POST", TABLES, created())
+    assert served.ask("DELETE", NS).error == (409, "NamespaceNotEmptyException")
+    assert served.ask("DELETE", TABLE).status == 204
+    assert served.ask("DELETE", NS).status == 204
+    assert served.ask("HEAD", NS).status == 404
+
+
+def test_a_namespace_that_is_not_there(served: Served) -> None:
+    none = f"{NAMESPACES}/none"
+    for method, path, body in (
+        ("GET", none, None),
+        ("DELETE", none, None),
+        ("GET", f"{NAMESPACES}?parent=none", None),
+        ("POST", f"{none}/properties", {"updates": {"a": "1"}}),
+        ("GET", f"{none}/tables", None),
+        ("POST", f"{none}/tables", created()),
+        ("POST", f"{none}/tables", created(**{"stage-create": True})),
+        ("GET", f"{none}/views", None),
+    ):
+        assert served.ask(method, path, body).error == (404, NO_NAMESPACE), (method, path)
+
+
+def test_namespaces_have_one_level(served: Served) -> None:
+    assert served.ask("GET", f"{NAMESPACES}/a%1Fb").error == (404, NO_NAMESPACE)
+    assert served.ask("GET", f"{NAMESPACES}?parent=a%1Fb").error == (404, NO_NAMESPACE)
+    refused = served.ask("POST", NAMESPACES, {"namespace": ["a", "b"]})
+    assert refused.error == BAD
+    assert "one level" in refused.document["error"]["message"]
+
+
+def test_lists_come_in_pages(served: Served, lake: Lakehouse) -> None:
+    names = sorted(f"n{number}" for number in range(7))
+    with lake.transaction() as txn:
+        for name in names:
+            txn.create_namespace(name)
+    found, token, n_pages = [], "", 0
+    while token is not None:
+        page = served.ask("GET", f"{NAMESPACES}?pageSize=3&pageToken={token}").document
+        found += [name for (name,) in page["namespaces"]]
+        token, n_pages = page.get("next-page-token"), n_pages + 1
+    assert (found, n_pages) == (names, 3)
+    assert len(served.ask("GET", f"{NAMESPACES}?pageSize=3").document["namespaces"]) == 7  # no token was sent
+    for wrong in ("pageToken=%00", "pageToken=!", "pageToken=&pageSize=0", "pageToken=&pageSize=x"):
+        assert served.ask("GET", f"{NAMESPACES}?{wrong}").error == BAD
+
+
+def test_a_table_is_created_loaded_and_dropped(table: Served, lake: Lakehouse) -> None:
+    assert table.ask("POST", TABLES, created()).error == (409, "AlreadyExistsException")
+    assert table.ask("GET", TABLES).document["identifiers"] == [{"namespace": ["ns"], "name": "t"}]
+    loaded = table.ask("GET", TABLE)
+    assert loaded.document["metadata-location"].startswith(loaded.document["metadata"]["location"])
+    assert loaded.document["metadata"]["properties"]["gc.enabled"] == "false"
+    assert table.ask("HEAD", TABLE).status == 204
+    assert table.ask("DELETE", f"{TABLE}?purgeRequested=perhaps").error == BAD
+    assert table.ask("DELETE", f"{TABLE}?purgeRequested=true").status == 204
+    assert table.ask("HEAD", TABLE).status == 404
+    assert table.ask("DELETE", TABLE).error == (404, NO_TABLE)
+    assert table.ask("GET", TABLE).error == (404, NO_TABLE)
+    assert table.ask("POST", TABLE, commit_of(properties(a="1"))).error == (404, NO_TABLE)
+    assert lake.snapshot(lake.latest_version() - 1).has_table("ns", "t")
+
+
+def test_a_client_that_has_the_metadata_gets_none(table: Served) -> None:
+    loaded = table.ask("GET", TABLE)
+    tag = loaded.headers["etag"]
+    assert table.ask("GET", TABLE, headers={"If-None-Match": tag}).status == 304
+    assert table.ask("GET", TABLE, headers={"If-None-Match": f'"other", W/{tag}'}).body == b""
+    refs = table.ask("GET", f"{TABLE}?snapshots=refs", headers={"If-None-Match": tag})
+    assert (refs.status, refs.headers["etag"] != tag) == (200, True)
+    committed = table.ask("POST", TABLE, commit_of(properties(a="1")))
+    assert committed.headers["etag"] != tag
+    again = table.ask("GET", TABLE, headers={"If-None-Match": tag})
+    assert (again.status, again.headers["etag"]) == (200, committed.headers["etag"])
+    assert table.ask("GET", f"{TABLE}?snapshots=some").error == BAD
+
+
+def test_tables_are_renamed(table: Served) -> None:
+    def rename(source: str, target: str, namespace: str = "ns") -> Any:
+        body = {
+            "source": {"namespace": ["ns"], "name": source},
+            "destination": {"namespace": [namespace], "name": target},
+        }
+        return table.ask("POST", "/v1/main/tables/rename", body)
+
+    assert rename("t", "u").status == 204
+    assert rename("t", "u").error == (404, NO_TABLE)
+    table.ask("POST", TABLES, created())
+    assert rename("t", "u").error == (409, "AlreadyExistsException")
+    assert rename("t", "v", "none").error == (404, NO_NAMESPACE)
+    assert table.ask("POST", "/v1/main/tables/rename", {"source": {}}).error == BAD
+
+
+def test_names_may_hold_anything(served: Served) -> None:
+    name = "a/b%2F.ü?\"'#"
+    assert served.ask("POST", NAMESPACES, {"namespace": [name]}).status == 200
+    path = f"{NAMESPACES}/{quote(name, safe='')}"
+    assert served.ask("GET", path).document["namespace"] == [name]
+    assert served.ask("POST", f"{path}/tables", created(name)).status == 200
+    assert served.ask("HEAD", f"{path}/tables/{quote(name, safe='')}").status == 204
+    assert served.ask("GET", f"{NAMESPACES}/%ff").error == BAD
+    assert served.ask("GET", f"{NAMESPACES}/{'x' * 10_001}").error == BAD
+
+
+def test_there_are_no_views(table: Served) -> None:
+    assert table.ask("GET", f"{NS}/views").document["identifiers"] == []
+    assert table.ask("GET", f"{NS}/views/v").error == (404, NO_VIEW)
+    assert table.ask("HEAD", f"{NS}/views/v").status == 404
+    assert table.ask("POST", f"{NS}/views", {"name": "v"}).error == (406, "UnsupportedOperationException")
+
+
+def test_reports_of_clients_are_taken(table: Served) -> None:
+    assert table.ask("POST", f"{TABLE}/metrics", {"report-type": "scan-report"}).status == 204
+    assert table.ask("POST", f"{TABLES}/none/metrics", {"report-type": "scan-report"}).error == (404, NO_TABLE)
+    assert table.ask("POST", f"{TABLE}/metrics", b"[]").error == BAD
+
+
+NO_COMMITS: list[Any] = [
+    b"",
+    b"{",
+    b"[1]",
+    b'"text"',
+    b"\xff",
+    b"[" * 10_000,
+    {"updates": [{"action": "set-snapshot-ref", "ref-name": "m", "type": "tag", "snapshot-id": 2**63}]},
+    b'{"updates": [], "requirements": [], "x": NaN}',
+    {"requirements": [{"type": "assert-nothing"}], "updates": []},
+    {"updates": [{"action": "paint-it-black"}]},
+    {"updates": [{"action": "set-current-schema", "schema-id": 7}]},
+    {"updates": [{"action": "set-current-schema", "schema-id": -1}]},
+    {"updates": [{"action": "add-schema", "schema": {"type": "struct", "fields": [{"id": 1}]}}]},
+    {"updates": [{"action": "set-snapshot-ref", "ref-name": "main", "type": "branch", "snapshot-id": 5}]},
+    {"updates": [{"action": "remove-snapshots", "snapshot-ids": [5]}]},
+    {"updates": [{"action": "upgrade-format-version", "format-version": 3}]},
+    {"updates": [{"action": "upgrade-format-version", "format-version": 1}]},
+    {"updates": [{"action": "assign-uuid", "uuid": "017f22e2-79b0-7cc3-98c4-dc0c0c07398f"}]},
+    {"updates": [properties(**{"write.data.path": "file:///etc/"})]},
+    {"updates": [properties(**{"write.py-location-provider.impl": "os.system"})]},
+    {"identifier": {"namespace": ["ns"], "name": "another"}, "updates": []},
+]
+
+
+def test_commits_that_make_no_sense_change_nothing(table: Served, lake: Lakehouse) -> None:
+    before = lake.latest_version()
+    for body in NO_COMMITS:
+        assert table.ask("POST", TABLE, body).error == BAD, body
+    assert lake.latest_version() == before
+
+
+NO_TABLES: list[dict[str, Any]] = [
+    {"schema": {"type": "struct", "fields": [{"id": 1, "name": "a", "type": "fixed[-1]", "required": True}]}},
+    {"schema": {"type": "struct", "fields": [{"id": 1, "name": "a", "type": "no", "required": True}]}},
+    {"location": "file:///elsewhere/t"},
+    {"properties": {"format-version": "3"}},
+    {"properties": {"format-version": "x"}},
+    {"properties": {"write.metadata.path": "file:///etc/"}},
+    {"properties": {"encryption.kms-impl": "evil"}},
+    {"name": ""},
+    {"name": "x" * 10_000},
+    {"partition-spec": {"fields": [{"source-id": 9, "field-id": 1000, "transform": "identity", "name": "p"}]}},
+]
+
+
+def test_tables_that_make_no_sense_are_not_created(table: Served, lake: Lakehouse) -> None:
+    before = lake.latest_version()
+    for fields in NO_TABLES:
+        assert table.ask("POST", TABLES, created(**{"name": "u", **fields})).error == BAD, fields
+    assert lake.latest_version() == before
+
+
+def test_ids_are_given_as_icebergs_own_server_does(table: Served) -> None:
+    """A schema or order that is there is used again, and new ones get the next id, whatever a client counts."""
+    added = [
+        {"action": "add-schema", "schema": {**WIDER, "schema-id": 7}},
+        {"action": "set-current-schema", "schema-id": -1},
+    ]
+    order = {
+        "order-id": 9,
+        "fields": [{"transform": "identity", "source-id": 1, "direction": "asc", "null-order": "nulls-first"}],
+    }
+    ordered = [
+        {"action": "add-sort-order", "sort-order": order},
+        {"action": "set-default-sort-order", "sort-order-id": -1},
+    ]
+    for _ in range(2):
+        metadata = table.ask("POST", TABLE, commit_of(*added, *ordered)).document["metadata"]
+        assert [schema["schema-id"] for schema in metadata["schemas"]] == [0, 1]
+        assert [one["order-id"] for one in metadata["sort-orders"]] == [0, 1]
+        assert (metadata["current-schema-id"], metadata["default-sort-order-id"]) == (1, 1)
+    back = commit_of({"action": "set-current-schema", "schema-id": 0}, {"action": "add-schema", "schema": WIDER})
+    assert table.ask("POST", TABLE, back).document["metadata"]["current-schema-id"] == 0
+
+
+def test_managed_properties_and_places_stay_silently(table: Served) -> None:
+    before = table.ask("GET", TABLE).document["metadata"]
+    moved = {"action": "set-location", "location": "file:///elsewhere"}
+    removed = {"action": "remove-properties", "removals": ["gc.enabled", "never-there"]}
+    body = commit_of(moved, removed, properties(**{"gc.enabled": "true", "a": "1"}))
+    after = table.ask("POST", TABLE, body).document["metadata"]
+    assert after["location"] == before["location"]
+    assert after["properties"] == {**before["properties"], "a": "1"}
+
+
+def test_other_paths_and_methods(served: Served) -> None:
+    assert served.ask("GET", "/").error[0] == 404
+    assert served.ask("GET", "/v1/main/namespaces/ns/tables/t/plan").error[0] == 404
+    wrong = served.ask("PUT", NAMESPACES, {})
+    assert (wrong.error[0], wrong.headers["allow"]) == (405, "GET, POST")
+    assert served.ask("POST", COMMIT, {"table-changes": []}).error == BAD

@@ -1,0 +1,183 @@
+"""Warehouses: the latest version and others by number, time and export; several lakehouses in one server."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from urllib.parse import quote
+
+import pyarrow as pa
+import pytest
+from pyiceberg.exceptions import ForbiddenError, NoSuchNamespaceError
+
+from tests.clock import ClockStorage
+from tests.lakes import Lakes
+from tests.maintenance.aging import LONG_MS
+from tests.server.requests import TABLE, TABLES, commit_of, created, properties
+from tests.server.served import Served, serving, settings_for
+from trinitylake_ops import Lakehouse, maintenance
+from trinitylake_ops.errors import InvalidInputError
+from trinitylake_ops.maintenance.plans.retention import RetentionPolicy
+from trinitylake_ops.server.settings import ONLY, read_lakehouses
+from trinitylake_ops.server.warehouses import Warehouses
+from trinitylake_ops.storage import Storage, StorageWrapper
+from trinitylake_ops.tables import catalog_at
+
+ROWS = pa.table({"id": pa.array([1, 2], pa.int64())})
+UNKNOWN = (404, "NoSuchWarehouseException")
+
+
+@pytest.fixture
+def versions(lake: Lakehouse) -> Lakehouse:
+    """A lakehouse whose table ``ns.t`` has 0, 2 and 4 rows in the versions 2, 3 and 4. An export keeps version 3."""
+    catalog = catalog_at(lake)
+    catalog.create_namespace("ns")
+    table = catalog.create_table("ns.t", ROWS.schema)
+    table.append(ROWS)
+    maintenance.plan_export(lake, "before", "minimal", version=3).execute()
+    table.append(ROWS)
+    return lake
+
+
+def n_rows(served: Served, warehouse: str) -> int:
+    return int(served.catalog(warehouse).load_table("ns.t").scan().to_arrow().num_rows)
+
+
+def test_any_version_is_a_warehouse(versions: Lakehouse, served: Served) -> None:
+    moment = versions.snapshot(3).created_at
+    counts = {"main": 4, "v2": 0, "v3": 2, f"at-{moment.isoformat()}": 2, "export-before": 2}
+    assert {name: n_rows(served, name) for name in counts} == counts
+    millis = int(moment.timestamp() * 1_000)
+    for time in (millis, quote(moment.isoformat())):
+        by_time = served.ask("GET", f"/v1/config?warehouse=at-{time}").document["overrides"]["prefix"]
+        assert by_time == "v3"  # the same for as long as the client is connected
+    with pytest.raises(NoSuchNamespaceError):
+        served.catalog("v0").list_tables("ns")
+
+
+def test_other_warehouses_are_not_there(versions: Lakehouse, served: Served) -> None:
+    for name in ("v99", "v-1", "w3", "export-none", "export-3", "%20", "Main", "%2e%2e"):
+        assert served.ask("GET", f"/v1/{name}/namespaces").error == UNKNOWN, name
+    for name in ("at-", "at-yesterday"):
+        assert served.ask("GET", f"/v1/{name}/namespaces").error == (400, "BadRequestException")
+
+
+def test_a_version_is_not_written(versions: Lakehouse, served: Served) -> None:
+    before = versions.latest_version()
+    with pytest.raises(ForbiddenError, match="connect to the warehouse main to write"):
+        served.catalog("v3").load_table("ns.t").append(ROWS)
+    requests = (
+        ("POST", TABLES, created("u")),
+        ("POST", TABLES, created("u", **{"stage-create": True})),
+        ("POST", TABLE, commit_of(properties(a="1"))),
+        ("DELETE", TABLE, None),
+        ("POST", "/v1/main/namespaces", {"namespace": ["new"]}),
+        ("DELETE", "/v1/main/namespaces/ns", None),
+        ("POST", "/v1/main/transactions/commit", {"table-changes": [commit_of(properties(a="1"))]}),
+        ("POST", "/v1/main/tables/rename", {}),
+    )
+    for warehouse in ("v3", "export-before", f"at-{int(versions.snapshot().created_at.timestamp() * 1_000) + 60_000}"):
+        for method, path, body in requests:
+            refused = served.ask(method, path.replace("main", warehouse), body)
+            assert refused.error == (403, "ForbiddenException"), (warehouse, method, path)
+    assert versions.latest_version() == before
+
+
+def test_an_expired_version_is_gone(versions: Lakehouse, served: Served) -> None:
+    assert n_rows(served, "v2") == 0
+    storage = ClockStorage(versions.storage, versions.storage.now_ms() + LONG_MS)
+    later = Lakehouse(storage, versions.storage_options)
+    maintenance.plan_expiration(later, RetentionPolicy(maximum_age_ms=0, minimum_versions=1, protected_ms=0)).execute()
+    refused = served.ask("GET", "/v1/v2/namespaces")
+    assert refused.error == UNKNOWN
+    assert n_rows(served, "export-before") == 2
+
+
+def test_several_lakehouses(lakes: Lakes, tmp_path: Path) -> None:
+    north, south = lakes.local("north"), lakes.local("south")
+    for lake, name in ((north, "n"), (south, "s")):
+        with lake.transaction() as txn:
+            txn.create_namespace(name)
+    path = tmp_path / "lakehouses.yaml"
+    path.write_text(
+        f"lakehouses:\n  north: {{root: '{north.root}'}}\n"
+        f"  south:\n    root: {south.root}\n    storage_options: {{fsync: 'false'}}\n    allowed_roots: ['file:///data/']\n"
+    )
+    lakehouses = read_lakehouses(path)
+    assert lakehouses["south"].storage_options == {"fsync": "false", "allowed_roots": "file:///data/"}
+    with serving(settings_for(north, lakehouses=lakehouses)) as served:
+        assert served.catalog("north").list_namespaces() == [("n",)]
+        assert served.catalog("north.main").list_namespaces() == [("n",)]
+        assert served.catalog("south").list_namespaces() == [("s",)]
+        assert served.catalog("south.v0").list_namespaces() == []
+        served.catalog("south").create_namespace("new")
+        assert served.ask("GET", "/v1/config").error == UNKNOWN
+        assert served.ask("GET", "/v1/config?warehouse=west.main").error == UNKNOWN
+        assert served.ask("GET", "/v1/main/namespaces").error == UNKNOWN
+        assert served.ask("POST", "/v1/south.v0/namespaces", {"namespace": ["x"]}).error[0] == 403
+    assert south.snapshot().namespaces() == ["new", "s"]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "[]",
+        "lakehouses: {}",
+        "lakehouses: [a]",
+        "others: {}",
+        "lakehouses: {A: {root: /data}}",
+        "lakehouses: {a.b: {root: /data}}",
+        "lakehouses: {1: {root: /data}}",
+        "lakehouses: {a: /data}",
+        "lakehouses: {a: {}}",
+        "lakehouses: {a: {root: 5}}",
+        "lakehouses: {a: {root: /data, secret: x}}",
+        "lakehouses: {a: {root: /data, storage_options: {fsync: false}}}",
+        "lakehouses: {a: {root: /data, allowed_roots: /other}}",
+        "lakehouses: {a: {root: !!python/object/apply:os.system [echo]}}",
+        "lakehouses: {a",
+        "lakehouses: " + "[" * 1_000,
+    ],
+    ids=range(17),
+)
+def test_files_of_lakehouses_that_make_no_sense(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "lakehouses.yaml"
+    path.write_text(text)
+    with pytest.raises(InvalidInputError):
+        read_lakehouses(path)
+
+
+def test_a_file_of_lakehouses_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(InvalidInputError, match="No such file"):
+        read_lakehouses(tmp_path / "none.yaml")
+    (tmp_path / "large.yaml").write_text("#" * 2_000_000)
+    with pytest.raises(InvalidInputError, match="larger"):
+        read_lakehouses(tmp_path / "large.yaml")
+
+
+class AsOnS3(StorageWrapper):
+    """A storage whose files have names on S3."""
+
+    def __init__(self, inner: Storage):
+        super().__init__(inner)
+        self.root = "s3://bucket/lake/"
+
+
+def test_clients_on_s3_are_told_where_it_is(lakes: Lakes) -> None:
+    """They get no credentials."""
+    secret = {"access_key_id": "verysecret42", "secret_access_key": "verysecret43"}
+    options = {"endpoint": "https://s3.example", "region": "eu-central-1", "addressing_style": "path", **secret}
+    storage = AsOnS3(lakes.storage("s3"))
+    lake = Lakehouse.create(storage.root, options, storage=storage)
+    with serving(settings_for(lake), Warehouses({ONLY: lake})) as served:
+        assert served.ask("POST", "/v1/main/namespaces", {"namespace": ["ns"]}).status == 200
+        answers = [
+            served.ask("POST", TABLES, created()),
+            served.ask("POST", TABLES, created("u", **{"stage-create": True})),
+            served.ask("GET", TABLE),
+        ]
+    told = {"s3.endpoint": "https://s3.example", "s3.region": "eu-central-1", "s3.path-style-access": "true"}
+    for answer in answers:
+        assert answer.document["config"] == told
+        assert answer.document["metadata"]["location"].startswith("s3://bucket/lake/tables/")
+        assert b"verysecret" not in answer.body

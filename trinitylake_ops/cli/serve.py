@@ -1,0 +1,97 @@
+"""The command that serves lakehouses to any engine."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import click
+
+from trinitylake_ops.cli.context import Number, Session, WholeNumber, pass_session
+from trinitylake_ops.extras import needs
+
+_FILE = click.Path(path_type=Path)
+
+
+@click.command(
+    short_help="Serve lakehouses to any engine, by Iceberg's REST protocol.",
+    epilog="""\b
+Warehouses, which a client names when it connects:
+  main                         the latest version; the only one that can be written
+  v12                          version 12
+  at-2026-11-01T00:00:00Z      the newest version at that time
+  export-NAME                  the version that an export keeps
+With --lakehouses, the name of the lakehouse and a dot stand before it: sales.main, sales.v12.
+
+\b
+A file of tokens (--tokens) has the SHA-256 of each token, never the token:
+  tokens:
+    - name: etl                  stands in the log, and in each commit
+      sha256: 64 hexadecimal digits, from: printf %s "$TOKEN" | sha256sum
+      scope: read                none, read, write or operate, for all namespaces
+      namespaces: {sales: write} and for some
+      expires: 2030-01-31T00:00:00Z
+
+\b
+Examples:
+  trinitylake serve /data/lake                      this machine may read
+  trinitylake serve /data/lake --anonymous-writes   this machine may write
+  trinitylake serve s3://bucket/lake --tokens tokens.yaml --host 0.0.0.0 --behind-proxy
+  curl http://127.0.0.1:8181/v1/config?warehouse=v12
+
+\b
+Paths: /v1/config and those that it lists, /healthz, /readyz. The log is one JSON object a line, on standard
+error. SIGTERM and Ctrl-C let the requests that were begun finish.""",
+)
+@click.argument("root", required=False)
+@click.option("--lakehouses", type=_FILE, metavar="FILE", help="Several lakehouses by name, in YAML, instead of ROOT.")
+@click.option("--host", default="127.0.0.1", show_default=True, help="The address to listen at.")
+@click.option("--port", type=WholeNumber(0, 65_535), default=8181, show_default=True, help="The port; 0 is any.")
+@click.option("--tokens", type=_FILE, metavar="FILE", help="Who may do what, in YAML. Read again when it changes.")
+@click.option("--anonymous-writes", is_flag=True, help="Let every program on this machine write. For loopback only.")
+@click.option("--tls-certificate", type=_FILE, metavar="FILE", help="A certificate, with its chain, in PEM.")
+@click.option("--tls-key", type=_FILE, metavar="FILE", help="The key of the certificate, in PEM.")
+@click.option("--behind-proxy", is_flag=True, help="A proxy in front has TLS, so tokens come in clear text.")
+@click.option("--max-body-bytes", type=WholeNumber(1_024), metavar="N", help="The largest body.  [default: 16 MiB]")
+@click.option(
+    "--max-seconds", type=Number(0, 86_400, min_open=True), metavar="N", help="The longest request.  [default: 300]"
+)
+@click.option("--threads", type=WholeNumber(1, 1_000), metavar="N", help="Requests worked on at once.  [default: 32]")
+@pass_session
+def serve(
+    session: Session,
+    /,
+    root: str | None,
+    lakehouses: Path | None,
+    max_body_bytes: int | None,
+    max_seconds: float | None,
+    threads: int | None,
+    **chosen: object,
+) -> None:
+    """Serve the lakehouse at ROOT, or several, to any engine that speaks Iceberg's REST protocol.
+
+    Any number of servers may serve one lakehouse: none of them keeps anything. Without --tokens only programs on this
+    machine are answered, and they may only read. docs/serve.md shows how engines connect.
+    """
+    with needs("server"):
+        from trinitylake_ops.server.running import log_as_json
+        from trinitylake_ops.server.running import serve as run_server
+        from trinitylake_ops.server.settings import ONLY, LakehouseSettings, Limits, ServerSettings, read_lakehouses
+
+    if lakehouses is not None and root is not None:
+        raise click.UsageError("give ROOT or --lakehouses, not both")
+    if lakehouses is not None:
+        served = read_lakehouses(lakehouses)
+    else:
+        served = {ONLY: LakehouseSettings(session.root if root is None else root, session.storage_options)}
+    default = Limits()
+    limits = dataclasses.replace(
+        default,
+        body_bytes=max_body_bytes or default.body_bytes,
+        seconds=max_seconds or default.seconds,
+        threads=threads or default.threads,
+    )
+    settings = ServerSettings(served, limits=limits, **chosen)  # type: ignore[arg-type]  # by the names of the options
+    settings.check()
+    log_as_json()
+    run_server(settings)

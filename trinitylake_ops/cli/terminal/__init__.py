@@ -1,0 +1,1 @@
+"""How a command words what it says, and how a signal ends it."""

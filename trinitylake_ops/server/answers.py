@@ -1,0 +1,156 @@
+"""Answers, and the status and type that Iceberg's specification has for each failure."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from pydantic import ValidationError as PydanticError
+from pyiceberg.exceptions import (
+    CommitFailedException,
+    CommitStateUnknownException,
+    NamespaceAlreadyExistsError,
+    NamespaceNotEmptyError,
+    NoSuchNamespaceError,
+    NoSuchTableError,
+    NoSuchViewError,
+    TableAlreadyExistsError,
+)
+from pyiceberg.typedef import IcebergBaseModel
+
+from trinitylake_ops import errors
+
+logger = logging.getLogger(__name__)
+
+UNKNOWN_STATE = "CommitStateUnknownException"
+UNAVAILABLE = "ServiceUnavailableException"
+_LONGEST_MESSAGE_CHARS = 2_000
+_SHOWN_FAULTS = 3
+
+#: The first that fits counts, so that a subclass stands before its base.
+_STATUS: tuple[tuple[type[Exception], int, str], ...] = (
+    (NoSuchNamespaceError, 404, "NoSuchNamespaceException"),
+    (NoSuchTableError, 404, "NoSuchTableException"),
+    (NoSuchViewError, 404, "NoSuchViewException"),
+    (NamespaceAlreadyExistsError, 409, "AlreadyExistsException"),
+    (TableAlreadyExistsError, 409, "AlreadyExistsException"),
+    (NamespaceNotEmptyError, 409, "NamespaceNotEmptyException"),
+    (CommitFailedException, 409, "CommitFailedException"),
+    (CommitStateUnknownException, 500, UNKNOWN_STATE),
+    (PydanticError, 400, "BadRequestException"),
+    (errors.InvalidInputError, 400, "BadRequestException"),
+    (errors.CommitOutcomeUnknownError, 500, UNKNOWN_STATE),
+    (errors.NamespaceNotFoundError, 404, "NoSuchNamespaceException"),
+    (errors.TableNotFoundError, 404, "NoSuchTableException"),
+    (errors.NotFoundError, 404, "NoSuchWarehouseException"),
+    (errors.ConflictError, 409, "CommitFailedException"),
+    (errors.LocationNotAllowedError, 403, "ForbiddenException"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """An answer to a request: status, body of JSON, further headers. ``error`` is its type, for the log."""
+
+    status: int
+    body: bytes = b""
+    headers: Mapping[str, str] = field(default_factory=dict)
+    error: str | None = None
+    detail: str | None = None
+
+
+class RefusedError(errors.TrinityLakeError):
+    """A request is refused with a status and a type of the specification. ``detail`` is for the log alone."""
+
+    def __init__(
+        self,
+        status: int,
+        kind: str,
+        message: str,
+        *,
+        headers: Mapping[str, str] | None = None,
+        detail: str | None = None,
+    ):
+        super().__init__(message)
+        self.status = status
+        self.kind = kind
+        self.headers = dict(headers or {})
+        self.detail = detail
+
+
+def bad_request(message: str) -> RefusedError:
+    """Return the error for a request that makes no sense."""
+    return RefusedError(400, "BadRequestException", message)
+
+
+def forbidden(message: str) -> RefusedError:
+    """Return the error for what a principal, or a warehouse, does not allow."""
+    return RefusedError(403, "ForbiddenException", message)
+
+
+def unsupported(message: str) -> RefusedError:
+    """Return the error for what the specification has, and this server does not."""
+    return RefusedError(406, "UnsupportedOperationException", message)
+
+
+def ok(model: IcebergBaseModel | Mapping[str, Any], headers: Mapping[str, str] | None = None) -> Answer:
+    """Return the answer 200 with a model of pyiceberg, or a document."""
+    text = model.model_dump_json() if isinstance(model, IcebergBaseModel) else json.dumps(model)
+    return Answer(200, text.encode(), dict(headers or {}))
+
+
+NO_CONTENT = Answer(204)
+
+
+def failed(error: Exception, *, changes: bool, request_id: str) -> Answer:
+    """Return the answer to a request that failed.
+
+    ``changes`` says that the request would change something. Then 500 tells clients that nobody knows the outcome. So a
+    failure of the storage is 503, since it certainly changed nothing. What is unforeseen is not told to clients.
+    """
+    if isinstance(error, RefusedError):
+        return _failure(error.status, error.kind, error.message, error.headers, error.detail)
+    for kind, status, name in _STATUS:
+        if isinstance(error, kind):
+            return _failure(status, name, _message(error))
+    if isinstance(error, errors.StorageError):
+        if isinstance(error, errors.CorruptFileError) and not changes:
+            return _failure(500, "InternalServerError", _message(error))
+        return _failure(503, UNAVAILABLE, _message(error), {"Retry-After": "1"})
+    unforeseen = UNKNOWN_STATE if changes else "InternalServerError"
+    logger.error("request %s failed", request_id, exc_info=error)
+    told = f"the server failed; its log says why, by the request id {request_id}"
+    return _failure(500, unforeseen, told, detail=f"{type(error).__name__}: {error}")
+
+
+def timed_out(*, has_begun: bool, changes: bool) -> Answer:
+    """Return the answer to a request that took too long. One that has begun goes on, and nobody knows its outcome."""
+    if has_begun:
+        return _failure(504, UNKNOWN_STATE if changes else UNAVAILABLE, "the request took too long, and goes on")
+    return busy()
+
+
+def busy() -> Answer:
+    """Return the answer to a request that found no free thread. Nothing was done."""
+    return _failure(503, UNAVAILABLE, "too many requests wait already; try again", {"Retry-After": "1"})
+
+
+def _message(error: Exception) -> str:
+    if isinstance(error, PydanticError):
+        shown = [
+            f"{'.'.join(map(str, fault['loc']))}: {fault['msg']}"
+            for fault in error.errors(include_url=False, include_context=False, include_input=False)[:_SHOWN_FAULTS]
+        ]
+        return f"the request is not as the specification has it: {'; '.join(shown)}"
+    return str(error) or type(error).__name__
+
+
+def _failure(
+    status: int, kind: str, message: str, headers: Mapping[str, str] | None = None, detail: str | None = None
+) -> Answer:
+    shown = message[:_LONGEST_MESSAGE_CHARS]
+    body = json.dumps({"error": {"message": shown, "type": kind, "code": status}}).encode()
+    return Answer(status, body, dict(headers or {}), kind, detail or shown)

@@ -1,0 +1,168 @@
+"""A request as its handler sees it: who asks for what, and its body as pyiceberg's models have it."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from pydantic import TypeAdapter
+from pydantic import ValidationError as PydanticError
+from pyiceberg.exceptions import NoSuchNamespaceError
+from pyiceberg.typedef import IcebergBaseModel
+
+from trinitylake_ops.server.answers import RefusedError, bad_request
+from trinitylake_ops.server.settings import Limits
+from trinitylake_ops.server.tokens import Principal, Scope
+from trinitylake_ops.server.warehouses import Warehouse
+from trinitylake_ops.tables.catalog.updates import asked_for
+
+M = TypeVar("M", bound=IcebergBaseModel)
+
+#: Stands between the levels of a namespace in a path.
+SEPARATOR = "\x1f"
+_DOCUMENT: TypeAdapter[dict[str, Any]] = TypeAdapter(dict[str, Any])
+_PROPERTIES: TypeAdapter[dict[str, str]] = TypeAdapter(dict[str, str])
+_NAMES: TypeAdapter[list[str]] = TypeAdapter(list[str])
+_UNPRINTABLE = re.compile(r"[^\x20-\x7e]")
+_LONGEST_CLIENT_CHARS = 100
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A request that somebody may make. ``names`` are the parts of its path that are names, decoded.
+
+    ``path`` is as it came, without its query. ``query`` and ``headers`` have lower case names for headers.
+    """
+
+    method: str
+    path: str
+    names: Mapping[str, str]
+    query: Mapping[str, str]
+    headers: Mapping[str, str]
+    body: bytes
+    principal: Principal
+    warehouse: Warehouse
+    request_id: str
+    limits: Limits
+
+    @property
+    def namespace(self) -> str:
+        """The namespace in the path. Raises NoSuchNamespaceError for one of several levels."""
+        return single_level(self.names["namespace"].split(SEPARATOR))
+
+    @property
+    def table(self) -> tuple[str, str]:
+        """The namespace and the table in the path. Raises NoSuchNamespaceError."""
+        return self.namespace, self.names["table"]
+
+    @property
+    def client(self) -> str:
+        """The program that asks, as it says."""
+        return _UNPRINTABLE.sub("?", self.headers.get("user-agent", ""))[:_LONGEST_CLIENT_CHARS]
+
+    def document(self) -> dict[str, Any]:
+        """Return the body, a JSON object. Raises RefusedError, 400."""
+        try:
+            content = _DOCUMENT.validate_json(self.body)
+        except PydanticError as error:
+            reason = error.errors(include_url=False, include_context=False, include_input=False)[0]["msg"]
+            raise bad_request(f"the body is no JSON object: {reason}") from None
+        _check_numbers(content)
+        return content
+
+    def model(self, kind: type[M], **defaults: Any) -> M:
+        """Return the body as a model. ``defaults`` are for fields that the specification lets clients leave out.
+
+        Raises RefusedError, 400, InvalidInputError, and pydantic's ValidationError.
+        """
+        content = {**defaults, **self.document()}
+        with asked_for():
+            return kind.model_validate(content)
+
+    def check(self, scope: Scope, namespace: str) -> None:
+        """Raise RefusedError, 403, if the principal may not do something in a namespace."""
+        self.principal.check(scope, namespace)
+
+    def flag(self, name: str) -> bool:
+        """Return a parameter of the query that is true or false, false if absent. Raises RefusedError, 400."""
+        value = self.query.get(name, "false").lower()
+        if value not in ("true", "false"):
+            raise bad_request(f"{name} must be true or false")
+        return value == "true"
+
+
+def _check_numbers(content: Any) -> None:
+    """Raise RefusedError, 400, for a number beyond 64 bits, or none: other programs read what is kept of it."""
+    rest = [content]
+    while rest:
+        found = rest.pop()
+        if isinstance(found, dict):
+            rest += found.values()
+        elif isinstance(found, list):
+            rest += found
+        elif isinstance(found, int | float) and not -(2**63) <= found < 2**63:
+            raise bad_request("a number in the body does not fit into 64 bits")
+
+
+def single_level(levels: Sequence[str]) -> str:
+    """Return the name of a namespace. Raises NoSuchNamespaceError for one of no or several levels: there is none."""
+    if len(levels) != 1:
+        raise NoSuchNamespaceError(
+            f"Namespace does not exist: {'.'.join(levels)} (namespaces of a lakehouse have one level)"
+        )
+    return levels[0]
+
+
+def texts(value: Any) -> dict[str, str]:
+    """Return properties of a body. Raises pydantic's ValidationError for another thing than texts by names."""
+    return _PROPERTIES.validate_python(value)
+
+
+def names(value: Any) -> list[str]:
+    """Return names of a body. Raises pydantic's ValidationError for another thing than a list of texts."""
+    return _NAMES.validate_python(value)
+
+
+def page_of(call: Call, found: Sequence[str]) -> tuple[list[str], str | None]:
+    """Return one page of names, in their order, and the token of the next one, None for the last.
+
+    Clients that send no ``pageToken`` get all. Raises RefusedError, 400.
+    """
+    token, ordered = call.query.get("pageToken"), sorted(found)
+    size = _page_size(call)
+    if token is None:
+        return ordered, None
+    if token:
+        after = _decoded(token)
+        ordered = [name for name in ordered if name > after]
+    page = ordered[:size]
+    return page, _encoded(page[-1]) if len(ordered) > size else None
+
+
+def _page_size(call: Call) -> int:
+    text = call.query.get("pageSize")
+    if text is None:
+        return call.limits.page_names
+    if not (text.isascii() and text.isdecimal()) or len(text) > 9 or int(text) < 1:
+        raise bad_request("pageSize must be a whole number of at least 1")
+    return min(int(text), call.limits.page_names)
+
+
+def _encoded(name: str) -> str:
+    return base64.urlsafe_b64encode(name.encode()).decode().rstrip("=")
+
+
+def _decoded(token: str) -> str:
+    try:
+        return base64.b64decode(token + "=" * (-len(token) % 4), altchars=b"-_", validate=True).decode()
+    except (ValueError, binascii.Error):
+        raise bad_request("pageToken is not one that this server gave") from None
+
+
+def too_large(limit_bytes: int) -> RefusedError:
+    """Return the error for a body that is too large."""
+    return RefusedError(413, "BadRequestException", f"the body has more than {limit_bytes} bytes; send less at once")

@@ -1,0 +1,204 @@
+"""Commits of tables: one request is one version of the lakehouse, however many tables it changes.
+
+Requirements are checked on the version that the commit builds on. Where another commit was faster, the engine rebases.
+If it cannot, since the same table has changed, all is done again on what is there now. So a client hears of a conflict
+only if its own requirements no longer hold.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from pyiceberg.exceptions import NoSuchNamespaceError, NoSuchTableError
+from pyiceberg.table import CommitTableRequest, CommitTableResponse, StagedTable, Table
+from pyiceberg.table.metadata import TableMetadata
+from pyiceberg.table.update import AddSnapshotUpdate, AssertCreate, SetLocationUpdate, TableUpdate
+
+from trinitylake_ops.errors import CorruptFileError, FileMissingError
+from trinitylake_ops.format.locations import normalize_root_uri
+from trinitylake_ops.server.answers import bad_request, forbidden
+from trinitylake_ops.server.calls import Call, single_level
+from trinitylake_ops.server.changes import transaction_of, until_it_lands
+from trinitylake_ops.server.tokens import Scope
+from trinitylake_ops.tables.catalog.catalog import TrinityLakeCatalog
+from trinitylake_ops.tables.catalog.loaded_table import commit_message, loaded_now
+from trinitylake_ops.tables.catalog.target import TransactionTarget
+from trinitylake_ops.tables.catalog.updates import asked_for, fitted, location_in, named_files
+from trinitylake_ops.tables.files.metadata import parse_metadata
+from trinitylake_ops.tables.files.reach import added_uris, oldest_of
+from trinitylake_ops.tables.io.file_io import StorageFileIO
+from trinitylake_ops.tables.io.listing import files_below
+from trinitylake_ops.tables.managed import check_format_version, managed_table_id, new_table_location
+from trinitylake_ops.tables.ownership import claim_location, is_owner
+
+Name = tuple[str, str]
+
+
+class _OneCommit(TransactionTarget):
+    """An open transaction in which each table changes once, so that its files can go with the commit."""
+
+    commits_changes = True
+
+
+@dataclass(frozen=True, slots=True)
+class TableCommit:
+    """What a client asks for one table."""
+
+    name: Name
+    request: CommitTableRequest
+
+    @classmethod
+    def of(cls, request: CommitTableRequest) -> TableCommit:
+        """Return the commit of a request. Raises NoSuchNamespaceError."""
+        namespace = single_level(request.identifier.namespace.root)
+        return cls((namespace, request.identifier.name), request)
+
+    @property
+    def added(self) -> list[AddSnapshotUpdate]:
+        """The snapshots that it adds."""
+        return [update for update in self.request.updates if isinstance(update, AddSnapshotUpdate)]
+
+    @property
+    def creates(self) -> bool:
+        """Whether the table must not exist."""
+        return any(isinstance(requirement, AssertCreate) for requirement in self.request.requirements)
+
+
+def commit_tables(call: Call, commits: Sequence[TableCommit]) -> Mapping[Name, CommitTableResponse]:
+    """Commit changes of tables as one version, and return what each of them is then.
+
+    A request that was carried out before, and whose answer was lost, returns what is there now. Raises
+    CommitFailedException, NoSuchTableError, RefusedError, and what a commit raises.
+    """
+    for commit in commits:
+        call.check(Scope.WRITE, commit.name[0])
+    if len({commit.name for commit in commits}) < len(commits):
+        raise bad_request("a transaction may change each table once")
+    made = until_it_lands(lambda: _Attempt(call, commits).commit())
+    return made if made is not None else _present(call.warehouse.served.catalog, commits)
+
+
+def _present(catalog: TrinityLakeCatalog, commits: Sequence[TableCommit]) -> dict[Name, CommitTableResponse]:
+    return {commit.name: response_of(catalog.load_table(commit.name)) for commit in commits}
+
+
+def response_of(table: Table) -> CommitTableResponse:
+    """Return the answer to a commit that leaves this table."""
+    return CommitTableResponse.model_construct(metadata=table.metadata, metadata_location=table.metadata_location)
+
+
+class _Attempt:
+    """One attempt to commit a request, on the version that is the latest when it begins."""
+
+    def __init__(self, call: Call, commits: Sequence[TableCommit]):
+        self._served = call.warehouse.served
+        self._commits = commits
+        said = "; ".join(commit_message(".".join(one.name), one.request.updates) for one in commits)
+        self._txn = transaction_of(call, said or "nothing")
+        target = _OneCommit(self._txn, self._served.lake.storage_options)
+        self._catalog = self._served.catalog_on(target)
+        self._io: StorageFileIO = self._catalog.io
+
+    def commit(self) -> Mapping[Name, CommitTableResponse]:
+        """Commit, and return what each table is then. Raises as :func:`commit_tables`, and CommitConflictError."""
+        with self._txn:
+            tables = {commit.name: self._load(commit) for commit in self._commits}
+            if any(_was_applied(commit, tables[commit.name]) for commit in self._commits):
+                self._txn.rollback()
+                return _present(self._served.catalog, self._commits)
+            return {commit.name: self._change(commit, tables[commit.name]) for commit in self._commits}
+
+    def _load(self, commit: TableCommit) -> Table | None:
+        namespace, _ = commit.name
+        try:
+            return self._catalog.load_table(commit.name)
+        except NoSuchTableError:
+            if not commit.creates:
+                raise
+        if not self._txn.has_namespace(namespace):
+            raise NoSuchNamespaceError(f"Namespace does not exist: {namespace}")
+        return None
+
+    def _change(self, commit: TableCommit, table: Table | None) -> CommitTableResponse:
+        current = table.metadata if table is not None else None
+        for requirement in commit.request.requirements:
+            requirement.validate(current)
+        is_managed = table is None or self._txn.table(*commit.name).is_managed
+        updates = fitted(commit.request.updates, current, is_managed=is_managed)
+        if table is None or current is None:
+            updates = self._placed(updates)
+            table = self._new_table(commit.name)
+            place = location_in(updates)
+        else:
+            check_format_version(current)
+            place = current.location
+        self._check_files(commit, updates, place, table.io)
+        with asked_for():
+            response = self._catalog.commit_table(table, commit.request.requirements, tuple(updates))
+        check_readable(response.metadata, response.metadata_location)
+        return response
+
+    def _new_table(self, name: Name) -> StagedTable:
+        config = loaded_now(self._io.storage)
+        return StagedTable(name, self._catalog._empty_table_metadata(), "", self._io, self._catalog, config)
+
+    def _placed(self, updates: list[TableUpdate]) -> list[TableUpdate]:
+        """Return the updates of a new table with its place, which is one of this lakehouse that no table has had."""
+        lakehouse = self._txn.base.definition
+        place = location_in(updates)
+        if not place:
+            place = new_table_location(self._io.root, lakehouse)
+            claim_location(self._io.storage, place, lakehouse)
+            return [*updates, SetLocationUpdate(location=place)]
+        roots = [self._io.root, *([normalize_root_uri(lakehouse.table_root)] if lakehouse.table_root else [])]
+        if all(managed_table_id(place, root) is None for root in roots):
+            raise forbidden("a new table lies where this server staged it; begin with a staged create, or leave it out")
+        table_id = managed_table_id(place, self._io.root)
+        is_ours = table_id is None or is_owner(self._io.storage, table_id, lakehouse)
+        if not is_ours or _has_metadata(self._io, place):
+            raise forbidden("the place of the new table is not one that this server staged, or it is in use already")
+        kept = [update for update in updates if not isinstance(update, SetLocationUpdate)]
+        return [*kept, SetLocationUpdate(location=place)]
+
+    def _check_files(self, commit: TableCommit, updates: Sequence[TableUpdate], place: str, io: object) -> None:
+        """Raise RefusedError for a file beyond the table's place. Let the transaction be as old as the oldest file."""
+        if not isinstance(io, StorageFileIO):
+            raise TypeError(type(io).__name__)
+        files = set(named_files(updates))
+        _check_within(files, place)
+        if commit.added:
+            try:
+                added = added_uris([update.snapshot for update in commit.added], io)
+            except (FileMissingError, CorruptFileError) as error:
+                raise bad_request(f"a file that the commit names cannot be read: {error}") from error
+            _check_within(added, place)
+            self._txn.date_back(oldest_of(lambda: added, io))
+
+
+def _check_within(files: set[str], place: str) -> None:
+    inside = f"{place.rstrip('/')}/"
+    for file in files:
+        if not file.startswith(inside) or "/../" in file or "/./" in file:
+            raise forbidden(f"{file[:200]!r} does not lie in the table's place {inside!r}, and cannot be added")
+
+
+def _has_metadata(io: StorageFileIO, place: str) -> bool:
+    return any(file.path.endswith(".metadata.json") for file in files_below(io, f"{place}/metadata/"))
+
+
+def _was_applied(commit: TableCommit, table: Table | None) -> bool:
+    """Whether a table has the snapshots of a commit, exactly. Their ids are random, so it is this commit's own."""
+    if table is None or not commit.added:
+        return False
+    found = {snapshot.snapshot_id: snapshot.manifest_list for snapshot in table.metadata.snapshots}
+    return all(found.get(update.snapshot.snapshot_id) == update.snapshot.manifest_list != "" for update in commit.added)
+
+
+def check_readable(metadata: TableMetadata, uri: str) -> None:
+    """Raise RefusedError, 400, for metadata that no reader would take, before any version has it."""
+    try:
+        with asked_for():
+            parse_metadata(metadata.model_dump_json().encode(), uri)
+    except CorruptFileError as error:
+        raise bad_request(f"the updates would leave metadata that cannot be read: {error}") from error

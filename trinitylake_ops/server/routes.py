@@ -1,0 +1,103 @@
+"""The paths of Iceberg's REST specification that this server answers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from urllib.parse import unquote_to_bytes
+
+from trinitylake_ops.server import namespaces, tables
+from trinitylake_ops.server.answers import Answer, RefusedError, bad_request
+from trinitylake_ops.server.calls import Call
+
+_NAMESPACES = "/v1/{prefix}/namespaces"
+_NAMESPACE = f"{_NAMESPACES}/{{namespace}}"
+_TABLES = f"{_NAMESPACE}/tables"
+_TABLE = f"{_TABLES}/{{table}}"
+_VIEWS = f"{_NAMESPACE}/views"
+_VIEW = f"{_VIEWS}/{{view}}"
+_LONGEST_NAME_BYTES = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """An endpoint. ``changes`` says that it changes the lakehouse, ``is_told`` that clients hear that it is there."""
+
+    method: str
+    template: str
+    handle: Callable[[Call], Answer]
+    changes: bool = False
+    is_told: bool = True
+
+
+ROUTES = (
+    Route("GET", _NAMESPACES, namespaces.list_namespaces),
+    Route("POST", _NAMESPACES, namespaces.create_namespace, changes=True),
+    Route("GET", _NAMESPACE, namespaces.load_namespace),
+    Route("HEAD", _NAMESPACE, namespaces.namespace_exists),
+    Route("DELETE", _NAMESPACE, namespaces.drop_namespace, changes=True),
+    Route("POST", f"{_NAMESPACE}/properties", namespaces.update_properties, changes=True),
+    Route("GET", _TABLES, tables.list_tables),
+    Route("POST", _TABLES, tables.create_table, changes=True),
+    Route("GET", _TABLE, tables.load_table),
+    Route("HEAD", _TABLE, tables.table_exists),
+    Route("POST", _TABLE, tables.commit_table, changes=True),
+    Route("DELETE", _TABLE, tables.drop_table, changes=True),
+    Route("POST", f"{_NAMESPACE}/register", tables.register_table, changes=True),
+    Route("POST", f"{_TABLE}/metrics", tables.report_metrics),
+    Route("POST", "/v1/{prefix}/tables/rename", tables.rename_table, changes=True),
+    Route("POST", "/v1/{prefix}/transactions/commit", tables.commit_transaction, changes=True),
+    # Some clients ask for views whatever they are told.
+    Route("GET", _VIEWS, tables.list_views, is_told=False),
+    Route("POST", _VIEWS, tables.no_views, changes=True, is_told=False),
+    Route("GET", _VIEW, tables.no_such_view, is_told=False),
+    Route("HEAD", _VIEW, tables.no_such_view, is_told=False),
+    Route("POST", _VIEW, tables.no_such_view, is_told=False),
+    Route("DELETE", _VIEW, tables.no_such_view, is_told=False),
+)
+#: What clients are told in the configuration.
+ENDPOINTS = tuple(f"{route.method} {route.template}" for route in ROUTES if route.is_told)
+_SPLIT = tuple((route, route.template.strip("/").split("/")) for route in ROUTES)
+
+
+def find_route(method: str, raw_path: bytes) -> tuple[Route, Mapping[str, str]]:
+    """Return the route of a path as it came, percent-encoded, and the names in it.
+
+    Names are decoded one by one, as they may hold a slash. Raises RefusedError: 404 for another path, 405 for another
+    method, 400 for a name that is no text.
+    """
+    segments = raw_path.decode("ascii", "replace").strip("/").split("/")
+    methods = []
+    for route, template in _SPLIT:
+        names = _names_in(segments, template)
+        if names is None:
+            continue
+        if route.method == method:
+            return route, {name: _decoded(text) for name, text in names.items()}
+        methods.append(route.method)
+    if methods:
+        raise RefusedError(
+            405, "BadRequestException", f"{method} is not for this path", headers={"Allow": ", ".join(methods)}
+        )
+    raise RefusedError(404, "NotFoundException", "No such path: it begins with /v1/ and the prefix of a warehouse")
+
+
+def _names_in(segments: list[str], template: list[str]) -> dict[str, str] | None:
+    if len(segments) != len(template):
+        return None
+    names = {}
+    for segment, part in zip(segments, template, strict=True):
+        if part.startswith("{"):
+            names[part[1:-1]] = segment
+        elif segment != part:
+            return None
+    return names
+
+
+def _decoded(text: str) -> str:
+    if len(text) > _LONGEST_NAME_BYTES:
+        raise bad_request("a name in the path is too long")
+    try:
+        return unquote_to_bytes(text).decode()
+    except UnicodeDecodeError:
+        raise bad_request("a name in the path is no UTF-8") from None

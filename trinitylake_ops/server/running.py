@@ -1,0 +1,129 @@
+"""Runs a server until a signal ends it. Its log is one JSON object a line, on standard error."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import signal
+import socket
+import ssl
+import sys
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from types import FrameType
+
+import uvicorn
+
+from trinitylake_ops.errors import InvalidInputError
+from trinitylake_ops.server.application import Application
+from trinitylake_ops.server.settings import ServerSettings
+from trinitylake_ops.storage.options import redact_assignments
+
+logger = logging.getLogger(__name__)
+
+_BACKLOG = 2_048
+_IDLE_SECONDS = 75
+_MOST_HEADER_BYTES = 64 << 10
+
+
+class JsonFormatter(logging.Formatter):
+    """One JSON object in ASCII for each record, so that no name of a client can break a line or a terminal."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        moment = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
+        said = {"time": moment, "level": record.levelname.lower(), "logger": record.name}
+        said["message"] = record.getMessage()
+        if record.exc_info:
+            said["exception"] = redact_assignments(self.formatException(record.exc_info))
+        fields = getattr(record, "fields", {})
+        return json.dumps({**said, **fields}, default=str)
+
+
+def log_as_json() -> None:
+    """Let all loggers of the process write JSON lines to standard error."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(JsonFormatter())
+    logging.getLogger().handlers[:] = [handler]
+    logging.getLogger("trinitylake_ops").setLevel(logging.INFO)
+
+
+def serve(settings: ServerSettings) -> None:
+    """Serve lakehouses until SIGTERM or SIGINT. Requests that were begun are carried out before it returns.
+
+    Raises InvalidInputError when address or certificate cannot be had, and what :class:`Application` raises.
+    """
+    settings.check()
+    _check_certificate(settings)
+    with contextlib.closing(_listening(settings.host, settings.port)) as listener:
+        application = Application(settings)
+        server = uvicorn.Server(configuration_of(application, settings))
+        scheme = "http" if settings.tls_certificate is None else "https"
+        shown = f"[{settings.host}]" if ":" in settings.host else settings.host
+        logger.info(
+            "serving",
+            extra={
+                "fields": {
+                    "address": f"{scheme}://{shown}:{listener.getsockname()[1]}",
+                    "lakehouses": {one.name or "main": one.lake.root for one in application.warehouses.served},
+                    "authentication": "tokens" if settings.tokens is not None else "none",
+                }
+            },
+        )
+        try:
+            with _stopped_by_signals(server):
+                server.run(sockets=[listener])
+        finally:
+            application.stop()
+        logger.info("stopped")
+
+
+def _check_certificate(settings: ServerSettings) -> None:
+    if settings.tls_certificate is None:
+        return
+    try:
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(settings.tls_certificate, settings.tls_key)
+    except (OSError, ValueError) as error:  # among them those of SSL
+        raise InvalidInputError(f"the certificate for TLS, or its key, cannot be used: {error}") from error
+
+
+@contextlib.contextmanager
+def _stopped_by_signals(server: uvicorn.Server) -> Iterator[None]:
+    """Let a signal stop a server, and nothing more: uvicorn raises it again when all is done."""
+
+    def stop(_number: int, _frame: FrameType | None) -> None:
+        server.should_exit = True
+
+    before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _listening(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        return socket.create_server((host, port), family=family, backlog=_BACKLOG)
+    except (OSError, OverflowError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise InvalidInputError(f"cannot listen at {host[:64]} port {port}: {reason}") from error
+
+
+def configuration_of(application: Application, settings: ServerSettings) -> uvicorn.Config:
+    """Return how uvicorn serves an application."""
+    return uvicorn.Config(
+        application,
+        http="h11",
+        ws="none",
+        lifespan="on",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        proxy_headers=False,
+        timeout_keep_alive=_IDLE_SECONDS,
+        h11_max_incomplete_event_size=_MOST_HEADER_BYTES,
+        ssl_certfile=None if settings.tls_certificate is None else str(settings.tls_certificate),
+        ssl_keyfile=None if settings.tls_key is None else str(settings.tls_key),
+    )

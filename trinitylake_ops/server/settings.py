@@ -1,0 +1,141 @@
+"""What the operator of a server decides: its lakehouses, who may do what, and the limits of a request."""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from trinitylake_ops.errors import InvalidInputError
+from trinitylake_ops.storage.options import ALLOWED_ROOTS, StorageOptions
+
+#: The name of the only lakehouse of a server. Warehouses of it are named without it.
+ONLY = ""
+_NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,62}")
+_KNOWN = frozenset({"root", "storage_options", "allowed_roots"})
+_MAX_FILE_BYTES = 1 << 20
+_SHOWN_CHARS = 64
+
+
+@dataclass(frozen=True, slots=True)
+class LakehouseSettings:
+    """A lakehouse that is served: its root, and options of its storage."""
+
+    root: str
+    storage_options: StorageOptions
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """The limits of a request, and of all that are served at a time.
+
+    ``body_bytes`` is the largest body, ``page_names`` the longest page of a list. A request that takes longer than
+    ``seconds`` is answered, and goes on. At most ``threads`` requests are worked on, and ``waiting`` wait for a thread.
+    """
+
+    body_bytes: int = 16 << 20
+    page_names: int = 1_000
+    seconds: float = 300.0
+    threads: int = 32
+    waiting: int = 1_000
+
+
+@dataclass(frozen=True, slots=True)
+class ServerSettings:
+    """All settings of a server. ``lakehouses`` are by name; the only one may have the name ``ONLY``.
+
+    Without a file of tokens everybody may read, and with ``anonymous_writes`` also write. That is for loopback
+    addresses only, and :meth:`check` refuses anything else.
+    """
+
+    lakehouses: Mapping[str, LakehouseSettings]
+    host: str = "127.0.0.1"
+    port: int = 8181
+    tokens: Path | None = None
+    anonymous_writes: bool = False
+    tls_certificate: Path | None = None
+    tls_key: Path | None = None
+    behind_proxy: bool = False
+    limits: Limits = field(default_factory=Limits)
+
+    def check(self) -> None:
+        """Raise InvalidInputError for settings that would let strangers in, or send tokens in clear text."""
+        if self.anonymous_writes and self.tokens is not None:
+            raise InvalidInputError("anonymous writes and a file of tokens exclude each other; leave one out")
+        if (self.tls_certificate is None) != (self.tls_key is None):
+            raise InvalidInputError("TLS needs both a certificate and its key; give both files, or neither")
+        if is_loopback(self.host):
+            return
+        if self.tokens is None:
+            raise InvalidInputError(
+                f"others can reach {self.host[:_SHOWN_CHARS]!r}, and without a file of tokens everybody is let in;"
+                " give --tokens FILE, or a loopback address such as 127.0.0.1"
+            )
+        if self.tls_certificate is None and not self.behind_proxy:
+            raise InvalidInputError(
+                f"others can reach {self.host[:_SHOWN_CHARS]!r}, and without TLS they can read the tokens on their way;"
+                " give --tls-certificate and --tls-key, or --behind-proxy if a proxy has TLS"
+            )
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach an address."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def read_lakehouses(path: Path) -> dict[str, LakehouseSettings]:
+    """Return the lakehouses of a YAML file, by their names. Raises InvalidInputError.
+
+    The file has a mapping ``lakehouses`` of names to settings: ``root``, and perhaps ``storage_options``, a mapping,
+    and ``allowed_roots``, a list.
+    """
+    content = read_yaml(path, "lakehouses")
+    if not isinstance(content, dict) or not content:
+        raise InvalidInputError(f"{str(path)!r}: 'lakehouses' must be a mapping of names to lakehouses", path=str(path))
+    return {name: _lakehouse(path, name, said) for name, said in content.items()}
+
+
+def _lakehouse(path: Path, name: Any, said: Any) -> LakehouseSettings:
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
+        raise InvalidInputError(
+            f"{str(path)!r}: {str(name)[:64]!r} is no name of a lakehouse; use up to 63 of a-z, 0-9, '_' and '-'"
+        )
+    where = f"{str(path)!r}: lakehouse {name!r}"
+    if not isinstance(said, dict) or not said.keys() <= _KNOWN or not isinstance(said.get("root"), str):
+        raise InvalidInputError(f"{where} must be a mapping with a root, and perhaps storage_options and allowed_roots")
+    options, roots = said.get("storage_options", {}), said.get("allowed_roots", [])
+    if not isinstance(options, dict) or not isinstance(roots, list) or not all(isinstance(root, str) for root in roots):
+        raise InvalidInputError(f"{where}: storage_options is a mapping of texts, allowed_roots a list of URIs")
+    if roots:
+        options = {**options, ALLOWED_ROOTS: " ".join(roots)}
+    return LakehouseSettings(said["root"], StorageOptions(options))
+
+
+def read_yaml(path: Path, key: str) -> Any:
+    """Return what a YAML file of an operator has under its only key. Raises InvalidInputError, quoting no content."""
+    try:
+        with path.open("rb") as file:
+            data = file.read(_MAX_FILE_BYTES + 1)
+    except OSError as error:
+        raise InvalidInputError(f"{str(path)!r} cannot be read: {error.strerror}", path=str(path)) from error
+    if len(data) > _MAX_FILE_BYTES:
+        raise InvalidInputError(f"{str(path)!r} is larger than {_MAX_FILE_BYTES} bytes", path=str(path))
+    try:
+        content = yaml.safe_load(data)
+    except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
+        mark = getattr(error, "problem_mark", None)
+        where = "" if mark is None else f", line {mark.line + 1}"
+        raise InvalidInputError(f"{str(path)!r} is no YAML{where}", path=str(path)) from None
+    if not isinstance(content, dict) or list(content) != [key]:
+        raise InvalidInputError(f"{str(path)!r} must hold one mapping with the key {key!r}", path=str(path))
+    return content[key]

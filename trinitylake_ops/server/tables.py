@@ -1,0 +1,251 @@
+"""Requests about tables, and about views, of which a lakehouse has none."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from pyiceberg.catalog.rest import (
+    CreateTableRequest,
+    ListTablesResponse,
+    RegisterTableRequest,
+    TableResponse,
+)
+from pyiceberg.exceptions import NoSuchTableError, NoSuchViewError
+from pyiceberg.partitioning import UNPARTITIONED_PARTITION_SPEC
+from pyiceberg.table import CommitTableRequest, Table, TableIdentifier
+from pyiceberg.table.metadata import TableMetadata, new_table_metadata
+from pyiceberg.table.sorting import UNSORTED_SORT_ORDER
+
+from trinitylake_ops.format.locations import as_uri
+from trinitylake_ops.server.answers import NO_CONTENT, Answer, bad_request, forbidden, ok, unsupported
+from trinitylake_ops.server.calls import Call, page_of, single_level
+from trinitylake_ops.server.changes import changed
+from trinitylake_ops.server.commits import TableCommit, check_readable, commit_tables
+from trinitylake_ops.server.tokens import Scope
+from trinitylake_ops.tables.catalog.registration import registered_uri
+from trinitylake_ops.tables.catalog.updates import asked_for, check_format
+from trinitylake_ops.tables.files.metadata import read_table_metadata
+from trinitylake_ops.tables.managed import MANAGED_PROPERTIES, metadata_uri
+from trinitylake_ops.tables.properties import check_names_no_code
+
+logger = logging.getLogger(__name__)
+
+_LOCAL = "file://"
+_MOST_IN_TRANSACTION = 1_000
+#: Options of a storage on S3 that its clients need too, by the names that Iceberg has for them. None is a secret.
+_CLIENT_OPTIONS = {"endpoint": "s3.endpoint", "region": "s3.region"}
+_PATH_STYLE = "s3.path-style-access"
+
+
+def list_tables(call: Call) -> Answer:
+    """List the tables of a namespace."""
+    namespace = call.namespace
+    call.check(Scope.READ, namespace)
+    page, token = page_of(call, [name for _, name in call.warehouse.catalog().list_tables((namespace,))])
+    entries = [{"name": name, "namespace": [namespace]} for name in page]
+    return ok(ListTablesResponse.model_validate({"identifiers": entries, "next-page-token": token}))
+
+
+def load_table(call: Call) -> Answer:
+    """Return the metadata of a table, or 304 if the client has it."""
+    namespace, name = call.table
+    call.check(Scope.READ, namespace)
+    mode = call.query.get("snapshots", "all")
+    if mode not in ("all", "refs"):
+        raise bad_request("snapshots must be all or refs")
+    catalog = call.warehouse.catalog()
+    definition = catalog.definition_of(namespace, name)
+    tag = _tag(metadata_uri(definition, catalog.io.root), mode)
+    if _matches(call.headers.get("if-none-match", ""), tag):
+        return Answer(304, headers={"ETag": tag})
+    table = catalog.load_defined(namespace, name, definition)
+    if call.warehouse.version is None and call.principal.may(Scope.WRITE, namespace):
+        _make_local_folders(call, table.metadata.location)
+    return _table_answer(call, table, mode)
+
+
+def table_exists(call: Call) -> Answer:
+    """Tell whether a table exists."""
+    namespace, name = call.table
+    call.check(Scope.READ, namespace)
+    if not call.warehouse.catalog().table_exists((namespace, name)):
+        raise NoSuchTableError(f"Table does not exist: {namespace}.{name}")
+    return NO_CONTENT
+
+
+def create_table(call: Call) -> Answer:
+    """Create a managed table, or stage one that a later commit creates."""
+    namespace = call.namespace
+    call.check(Scope.WRITE, namespace)
+    absent: dict[str, Any] = {"location": None, "partition-spec": None, "write-order": None}
+    asked = call.model(CreateTableRequest, **absent)
+    if asked.location:
+        raise bad_request("location must be left out: the lakehouse chooses the place of a table")
+    properties = {name: value for name, value in asked.properties.items() if name not in MANAGED_PROPERTIES}
+    check_format(properties)
+    check_names_no_code(properties)
+    spec, order = asked.partition_spec or UNPARTITIONED_PARTITION_SPEC, asked.write_order or UNSORTED_SORT_ORDER
+    with asked_for():
+        made = new_table_metadata(asked.table_schema, spec, order, "file:///place", dict(properties))
+    check_readable(made, "the new table")
+    arguments = ((namespace, asked.name), asked.table_schema, None, spec, order, properties)
+    if asked.stage_create:
+        catalog = call.warehouse.catalog()
+        catalog.load_namespace_properties((namespace,))
+        staged = catalog.stage_table(*arguments)
+        _make_local_folders(call, staged.metadata.location)
+        return ok(TableResponse.model_construct(metadata=staged.metadata, config=_client_config(call)))
+    table = changed(call, lambda catalog: catalog.create_table(*arguments))
+    table = table or call.warehouse.catalog().load_table((namespace, asked.name))
+    _make_local_folders(call, table.metadata.location)
+    return _table_answer(call, table)
+
+
+def commit_table(call: Call) -> Answer:
+    """Commit updates to one table."""
+    namespace, name = call.table
+    asked = call.model(CommitTableRequest, identifier={"namespace": [namespace], "name": name})
+    commit = TableCommit.of(asked)
+    if commit.name != (namespace, name):
+        raise bad_request("the identifier in the body is not the table in the path")
+    response = commit_tables(call, [commit])[commit.name]
+    return ok(response, {"ETag": _tag(response.metadata_location, "all")})
+
+
+def commit_transaction(call: Call) -> Answer:
+    """Commit updates to several tables as one version of the lakehouse."""
+    changes = call.document().get("table-changes")
+    if not isinstance(changes, list) or not 1 <= len(changes) <= _MOST_IN_TRANSACTION:
+        raise bad_request(f"table-changes must be a list of 1 to {_MOST_IN_TRANSACTION} commits")
+    with asked_for():
+        requests = [CommitTableRequest.model_validate(change) for change in changes]
+    commit_tables(call, [TableCommit.of(request) for request in requests])
+    return NO_CONTENT
+
+
+def register_table(call: Call) -> Answer:
+    """Register a table of others by its metadata file, which lies where the operator of the server allows it."""
+    namespace = call.namespace
+    call.check(Scope.OPERATE, namespace)
+    asked = call.model(RegisterTableRequest, overwrite=False)
+    io = call.warehouse.served.catalog.io.strict()
+    uri = registered_uri(io.root, asked.metadata_location)
+    _check_allowed(call, uri)
+    _check_allowed(call, f"{as_uri(read_table_metadata(io, uri).location).rstrip('/')}/metadata/any")
+    table = changed(
+        call, lambda catalog: catalog.register_table((namespace, asked.name), uri, overwrite=bool(asked.overwrite))
+    )
+    return _table_answer(call, table or call.warehouse.catalog().load_table((namespace, asked.name)))
+
+
+def rename_table(call: Call) -> Answer:
+    """Rename a table, also into another namespace."""
+    asked = call.document()
+    source, target = (_identifier(asked.get(name)) for name in ("source", "destination"))
+    call.check(Scope.WRITE, source[0])
+    call.check(Scope.WRITE, target[0])
+    changed(call, lambda catalog: catalog.move_table(source, target))
+    return NO_CONTENT
+
+
+def drop_table(call: Call) -> Answer:
+    """Drop a table. Older versions still read its files, so a purge that is asked for waits for theirs."""
+    namespace, name = call.table
+    call.check(Scope.WRITE, namespace)
+    call.flag("purgeRequested")
+    changed(call, lambda catalog: catalog.drop_table((namespace, name)))
+    return NO_CONTENT
+
+
+def report_metrics(call: Call) -> Answer:
+    """Take a report of a client, which is only logged."""
+    namespace, name = call.table
+    call.check(Scope.READ, namespace)
+    kind = call.document().get("report-type")
+    if not call.warehouse.catalog().table_exists((namespace, name)):
+        raise NoSuchTableError(f"Table does not exist: {namespace}.{name}")
+    logger.debug("%s sent a report about %s.%s: %.40r", call.principal.name, namespace, name, kind)
+    return NO_CONTENT
+
+
+def list_views(call: Call) -> Answer:
+    """List the views of a namespace: none."""
+    namespace = call.namespace
+    call.check(Scope.READ, namespace)
+    call.warehouse.catalog().load_namespace_properties((namespace,))
+    return ok({"identifiers": [], "next-page-token": None})
+
+
+def no_such_view(call: Call) -> Answer:
+    """Tell that a view does not exist."""
+    call.check(Scope.READ, call.namespace)
+    raise NoSuchViewError(f"View does not exist: {call.namespace}.{call.names['view']}")
+
+
+def no_views(call: Call) -> Answer:
+    """Refuse to create a view."""
+    call.check(Scope.WRITE, call.namespace)
+    raise unsupported("a lakehouse holds no views")
+
+
+def _identifier(content: Any) -> tuple[str, str]:
+    with asked_for():
+        found = TableIdentifier.model_validate(content)
+    return single_level(found.namespace.root), found.name
+
+
+def _check_allowed(call: Call, uri: str) -> None:
+    io = call.warehouse.served.catalog.io
+    if io.strict().places.known(uri) is None:
+        raise forbidden(
+            f"{uri[:200]!r} lies where this server may not read; its operator allows a root that holds it by"
+            " --allow-root, or allowed_roots of the lakehouse"
+        )
+
+
+def _table_answer(call: Call, table: Table, mode: str = "all") -> Answer:
+    metadata = table.metadata if mode == "all" else _with_refs_only(table.metadata)
+    response = TableResponse.model_construct(
+        metadata_location=table.metadata_location, metadata=metadata, config=_client_config(call)
+    )
+    return ok(response, {"ETag": _tag(table.metadata_location, mode)})
+
+
+def _with_refs_only(metadata: TableMetadata) -> TableMetadata:
+    kept = {ref.snapshot_id for ref in metadata.refs.values()}
+    return metadata.model_copy(
+        update={"snapshots": [snapshot for snapshot in metadata.snapshots if snapshot.snapshot_id in kept]}
+    )
+
+
+def _client_config(call: Call) -> dict[str, str]:
+    """Return what a client needs to reach the files of tables, beside credentials of its own."""
+    lake = call.warehouse.served.lake
+    if not lake.root.startswith("s3://"):
+        return {}
+    options: Mapping[str, str] = lake.storage_options.of_scheme("s3")
+    found = {client: options[name] for name, client in _CLIENT_OPTIONS.items() if name in options}
+    if options.get("addressing_style") == "path":
+        found[_PATH_STYLE] = "true"
+    return found
+
+
+def _tag(metadata_location: str, mode: str) -> str:
+    """Return the ETag of a table's metadata. Each metadata file has a name of its own, and is never changed."""
+    return f'"{hashlib.sha256(f"{mode} {metadata_location}".encode()).hexdigest()[:32]}"'
+
+
+def _matches(asked: str, tag: str) -> bool:
+    return tag in (one.strip().removeprefix("W/") for one in asked.split(","))
+
+
+def _make_local_folders(call: Call, location: str) -> None:
+    """Make the folders of a table on a local disk. Some engines write files there, and make none."""
+    root = call.warehouse.served.lake.root
+    if root.startswith(_LOCAL) and location.startswith(root):
+        for folder in ("data", "metadata"):
+            os.makedirs(f"{location.removeprefix(_LOCAL)}/{folder}", exist_ok=True)

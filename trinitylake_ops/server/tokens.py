@@ -1,0 +1,179 @@
+"""Who asks: bearer tokens from a file of the operator, which holds their hashes only."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import threading
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from enum import IntEnum
+from pathlib import Path
+from typing import Any
+
+from trinitylake_ops.errors import InvalidInputError
+from trinitylake_ops.server.answers import RefusedError, forbidden
+from trinitylake_ops.server.settings import read_yaml
+
+_HASH = re.compile(r"[0-9a-f]{64}")
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,63}")
+_KNOWN = frozenset({"name", "sha256", "scope", "namespaces", "lakehouses", "expires"})
+
+
+class Scope(IntEnum):
+    """What a principal may do. Each includes those before it; OPERATE registers tables of others."""
+
+    NONE = 0
+    READ = 1
+    WRITE = 2
+    OPERATE = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Principal:
+    """Somebody who asks, with a name for the log.
+
+    ``scope`` holds in namespaces that ``namespaces`` does not have. ``lakehouses`` are the names of those that may be
+    seen at all, None for every one. ``expires`` is when the token ends.
+    """
+
+    name: str
+    scope: Scope
+    namespaces: Mapping[str, Scope] = field(default_factory=dict)
+    lakehouses: frozenset[str] | None = None
+    expires: datetime | None = None
+
+    def may(self, scope: Scope, namespace: str) -> bool:
+        """Whether something is allowed in a namespace."""
+        return self.namespaces.get(namespace, self.scope) >= scope
+
+    def check(self, scope: Scope, namespace: str) -> None:
+        """Raise RefusedError, 403, if something is not allowed in a namespace, whether or not it exists."""
+        if not self.may(scope, namespace):
+            raise forbidden(f"{self.name} may not {scope.name.lower()} in namespace {namespace}")
+
+    def may_see(self, lakehouse: str) -> bool:
+        """Whether a lakehouse, given by its name, may be seen."""
+        return self.lakehouses is None or lakehouse in self.lakehouses
+
+
+def anonymous(scope: Scope) -> Principal:
+    """Return the principal for everybody, where there are no tokens."""
+    return Principal("anonymous", scope)
+
+
+class Tokens:
+    """The principals of a file of tokens. The file is read again when it has changed, so that a token can be revoked.
+
+    Raises InvalidInputError when the file cannot be used at first. Later nobody is let in until it can.
+    """
+
+    def __init__(self, path: Path):
+        self._path = path
+        self._lock = threading.Lock()
+        self._state: tuple[int, int, int] | None = None
+        self._principals: dict[str, Principal] = {}
+        self._load()
+
+    def principals(self) -> list[Principal]:
+        """Return everybody whom the file names. Raises InvalidInputError."""
+        return list(self._load().values())
+
+    def principal(self, authorization: str | None) -> Principal:
+        """Return who sends a header ``Authorization``. Raises RefusedError, 401, and 503 for a broken file."""
+        try:
+            principals = self._load()
+        except InvalidInputError as error:
+            raise RefusedError(
+                503, "ServiceUnavailableException", "the file of tokens cannot be used", detail=str(error)
+            ) from error
+        kind, _, token = (authorization or "").partition(" ")
+        if kind.lower() != "bearer" or not token.strip():
+            raise _unauthorized("a bearer token is needed")
+        found = principals.get(hashlib.sha256(token.strip().encode("utf-8", "replace")).hexdigest())
+        if found is None:
+            raise _unauthorized("the token is not known")
+        if found.expires is not None and found.expires <= datetime.now(UTC):
+            raise _unauthorized(f"the token of {found.name} has expired")
+        return found
+
+    def _load(self) -> dict[str, Principal]:
+        with self._lock:
+            try:
+                status = self._path.stat()
+            except OSError as error:
+                self._state = None
+                raise InvalidInputError(f"{str(self._path)!r} cannot be read: {error.strerror}") from error
+            state = (status.st_mtime_ns, status.st_size, status.st_ino)
+            if state != self._state:
+                self._state = None
+                self._principals = _principals(self._path)
+                self._state = state
+            return self._principals
+
+
+def _unauthorized(message: str) -> RefusedError:
+    return RefusedError(401, "NotAuthorizedException", message, headers={"WWW-Authenticate": "Bearer"})
+
+
+def _principals(path: Path) -> dict[str, Principal]:
+    content = read_yaml(path, "tokens")
+    if not isinstance(content, list):
+        raise InvalidInputError(f"{str(path)!r}: 'tokens' must be a list")
+    found: dict[str, Principal] = {}
+    for at, said in enumerate(content, 1):
+        digest, principal = _principal(f"{str(path)!r}: token {at}", said)
+        if digest in found:
+            raise InvalidInputError(f"{str(path)!r}: token {at} is there twice")
+        found[digest] = principal
+    return found
+
+
+def _principal(where: str, said: Any) -> tuple[str, Principal]:
+    if not isinstance(said, dict) or not said.keys() <= _KNOWN:
+        raise InvalidInputError(f"{where} must be a mapping with no other keys than {', '.join(sorted(_KNOWN))}")
+    name, digest = said.get("name"), said.get("sha256")
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
+        raise InvalidInputError(f"{where} needs a name of letters, digits, '.', '_', '@' and '-'")
+    if not isinstance(digest, str) or not _HASH.fullmatch(digest):
+        raise InvalidInputError(f"{where} needs the SHA-256 of the token as 'sha256', in 64 hexadecimal digits")
+    namespaces = said.get("namespaces", {})
+    if not isinstance(namespaces, dict):
+        raise InvalidInputError(f"{where}: 'namespaces' must be a mapping of namespaces to scopes")
+    return digest, Principal(
+        name,
+        _scope(where, said.get("scope", "none")),
+        {str(namespace): _scope(where, scope) for namespace, scope in namespaces.items()},
+        _names(where, said.get("lakehouses")),
+        _moment(where, said.get("expires")),
+    )
+
+
+def _scope(where: str, said: Any) -> Scope:
+    known = {scope.name.lower(): scope for scope in Scope}
+    if not isinstance(said, str) or said not in known:
+        raise InvalidInputError(f"{where}: a scope is one of {', '.join(known)}")
+    return known[said]
+
+
+def _names(where: str, said: Any) -> frozenset[str] | None:
+    if said is None:
+        return None
+    if not isinstance(said, list) or not all(isinstance(name, str) for name in said):
+        raise InvalidInputError(f"{where}: 'lakehouses' must be a list of names")
+    names: Iterable[str] = said
+    return frozenset(names)
+
+
+def _moment(where: str, said: Any) -> datetime | None:
+    if said is None:
+        return None
+    if isinstance(said, str):
+        try:
+            said = datetime.fromisoformat(said)
+        except ValueError:
+            said = None
+    if not isinstance(said, datetime):
+        raise InvalidInputError(f"{where}: 'expires' must be a time, such as 2030-01-31T12:00:00Z")
+    return said if said.tzinfo is not None else said.replace(tzinfo=UTC)

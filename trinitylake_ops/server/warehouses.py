@@ -1,0 +1,147 @@
+"""Warehouses: a lakehouse at its latest version, or at one that a name, a number or a time chooses.
+
+The name of a warehouse is also the prefix in the paths of its requests: ``main``, ``v12``, ``at-<time>`` or
+``export-<name>``. Where a server has several lakehouses, the name of the lakehouse and a dot stand before it.
+"""
+
+from __future__ import annotations
+
+import copy
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Self
+from urllib.parse import quote
+
+from trinitylake_ops import errors
+from trinitylake_ops.server.answers import RefusedError, bad_request, forbidden
+from trinitylake_ops.server.settings import ONLY, LakehouseSettings
+from trinitylake_ops.tables.catalog.catalog import TrinityLakeCatalog, catalog_at
+from trinitylake_ops.tables.catalog.target import CatalogTarget, SnapshotTarget
+from trinitylake_ops.transaction.lakehouse import Lakehouse
+from trinitylake_ops.versions.snapshot import Snapshot
+
+MAIN = "main"
+_VERSION = re.compile(r"v([0-9]{1,18})")
+_TIME = "at-"
+_EXPORT = "export-"
+_LONGEST_CHARS = 1_000
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """A lakehouse that is served, with a catalog that keeps the metadata of tables for all requests."""
+
+    name: str
+    lake: Lakehouse
+    catalog: TrinityLakeCatalog
+
+    def catalog_on(self, target: CatalogTarget) -> TrinityLakeCatalog:
+        """Return a catalog of the same lakehouse, with the same cache, that reads and changes a target."""
+        made = copy.copy(self.catalog)
+        made.target = target
+        return made
+
+
+@dataclass(frozen=True, slots=True)
+class Warehouse:
+    """What a prefix names. ``version`` is None for the latest version, and the only one that can be written."""
+
+    served: Served
+    name: str
+    version: Snapshot | None = None
+
+    @property
+    def prefix(self) -> str:
+        """The prefix of its paths, as it stands in an URL."""
+        return quote(f"{self.served.name}.{self.name}" if self.served.name else self.name, safe="")
+
+    @property
+    def is_by_time(self) -> bool:
+        """Whether a time chose the version. Later commits may be no younger, so another version may be chosen then."""
+        return self.name.startswith(_TIME)
+
+    def catalog(self) -> TrinityLakeCatalog:
+        """Return a catalog that reads it."""
+        if self.version is None:
+            return self.served.catalog
+        return self.served.catalog_on(SnapshotTarget(self.version, self.served.lake.storage_options))
+
+    def check_writable(self) -> None:
+        """Raise RefusedError, 403, for a version that can only be read."""
+        if self.version is not None:
+            main = f"{self.served.name}.{MAIN}" if self.served.name else MAIN
+            raise forbidden(
+                f"warehouse {self.name} is version {self.version.version}, which nothing changes any more;"
+                f" connect to the warehouse {main} to write"
+            )
+
+
+class Warehouses:
+    """The lakehouses of a server, by their names."""
+
+    def __init__(self, lakes: Mapping[str, Lakehouse]):
+        self._served = {name: Served(name, lake, catalog_at(lake)) for name, lake in lakes.items()}
+
+    @classmethod
+    def opened(cls, settings: Mapping[str, LakehouseSettings]) -> Self:
+        """Open lakehouses. Raises what ``Lakehouse.open`` raises."""
+        return cls({name: Lakehouse.open(one.root, one.storage_options) for name, one in settings.items()})
+
+    @property
+    def served(self) -> tuple[Served, ...]:
+        """All lakehouses."""
+        return tuple(self._served.values())
+
+    def named(self, name: str) -> Warehouse:
+        """Return the warehouse of a name. Raises RefusedError, 404 where nothing has that name, and StorageError."""
+        served, rest = self._lakehouse(name[:_LONGEST_CHARS])
+        return Warehouse(served, rest, _snapshot(served.lake, rest))
+
+    def lakehouse_of(self, name: str) -> str:
+        """Return the name of the lakehouse that a warehouse belongs to. Raises RefusedError, 404."""
+        return self._lakehouse(name[:_LONGEST_CHARS])[0].name
+
+    def _lakehouse(self, name: str) -> tuple[Served, str]:
+        if ONLY in self._served:
+            return self._served[ONLY], name or MAIN
+        lakehouse, _, rest = name.partition(".")
+        if lakehouse not in self._served:
+            raise unknown_warehouse(name, "it begins with the name of a lakehouse, such as LAKEHOUSE.main")
+        return self._served[lakehouse], rest or MAIN
+
+
+def unknown_warehouse(name: str, how: str) -> RefusedError:
+    """Return the error for a name that no warehouse has."""
+    return RefusedError(404, "NoSuchWarehouseException", f"Warehouse does not exist: {name[:200]}; {how}")
+
+
+def _snapshot(lake: Lakehouse, name: str) -> Snapshot | None:
+    """Return the version that a name chooses, None for the latest."""
+    if name == MAIN:
+        return None
+    try:
+        if match := _VERSION.fullmatch(name):
+            return lake.snapshot(int(match[1]))
+        if name.startswith(_TIME):
+            return lake.snapshot(timestamp=_moment(name.removeprefix(_TIME)))
+        if name.startswith(_EXPORT):
+            export = name.removeprefix(_EXPORT)
+            if not export.isdecimal():  # otherwise it would be taken for a version
+                return lake.snapshot(export)
+    except errors.NotFoundError as error:
+        raise unknown_warehouse(name, str(error)) from error
+    raise unknown_warehouse(name, f"write {MAIN}, v12, {_TIME}2030-01-31T12:00:00Z or {_EXPORT}NAME")
+
+
+def _moment(text: str) -> datetime | int:
+    if text.isascii() and text.isdecimal() and len(text) < 16:
+        return int(text)
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError:
+        raise bad_request(
+            f"{text[:64]!r} is neither ISO 8601, such as 2030-01-31T12:00:00Z, nor milliseconds"
+        ) from None
+    return moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)

@@ -1,0 +1,220 @@
+"""The updates of a commit, as a client sends them, made fit for pyiceberg and for the rules of a lakehouse.
+
+pyiceberg adds what it is told. Iceberg's own server gives ids to schemas, partition specs and sort orders, and reuses
+one that is there already. Its clients count on that. A lakehouse keeps some properties, and the place of a table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+
+from pydantic import ValidationError as PydanticError
+from pyiceberg.exceptions import CommitFailedException, ValidationError, ValidationException
+from pyiceberg.table.metadata import TableMetadata
+from pyiceberg.table.update import (
+    AddPartitionSpecUpdate,
+    AddSchemaUpdate,
+    AddSnapshotUpdate,
+    AddSortOrderUpdate,
+    AssignUUIDUpdate,
+    RemovePropertiesUpdate,
+    SetCurrentSchemaUpdate,
+    SetDefaultSortOrderUpdate,
+    SetDefaultSpecUpdate,
+    SetLocationUpdate,
+    SetPartitionStatisticsUpdate,
+    SetPropertiesUpdate,
+    SetStatisticsUpdate,
+    TableUpdate,
+    UpgradeFormatVersionUpdate,
+)
+
+from trinitylake_ops.errors import InvalidDefinitionError, InvalidInputError, TrinityLakeError
+from trinitylake_ops.tables.managed import LATEST_WRITTEN_VERSION, MANAGED_PROPERTIES
+from trinitylake_ops.tables.properties import PATH_PROPERTIES
+
+_WRONG = (
+    ValidationError,
+    ValidationException,
+    ValueError,
+    TypeError,
+    LookupError,
+    AttributeError,
+    ArithmeticError,
+    NotImplementedError,
+    RecursionError,
+    StopIteration,
+)
+LAST_ADDED = -1
+_FORMAT_VERSION = "format-version"
+
+
+def fitted(updates: Sequence[TableUpdate], current: TableMetadata | None, *, is_managed: bool) -> list[TableUpdate]:
+    """Return the updates as pyiceberg may apply them to a table, None for a new one.
+
+    The place of a table that exists is not changed, without an error, as engines name it in each commit. Raises
+    InvalidDefinitionError for what no lakehouse stores.
+    """
+    fitting = _Fitting(current, is_managed=is_managed)
+    made = [fitted for update in updates for fitted in fitting.fit(update)]
+    if current is None and is_managed:
+        made.append(SetPropertiesUpdate(updates=dict(MANAGED_PROPERTIES)))
+    return made
+
+
+def check_format(properties: Mapping[str, str]) -> None:
+    """Raise InvalidDefinitionError for the properties of a new table in a format that is not written here."""
+    version = properties.get(_FORMAT_VERSION, "2")
+    if not (version.isascii() and version.isdecimal()) or not 1 <= int(version[:9]) <= LATEST_WRITTEN_VERSION:
+        raise InvalidDefinitionError(
+            f"format-version {version[:20]!r} is not written here: use {LATEST_WRITTEN_VERSION};"
+            " tables of later versions can be registered and read"
+        )
+
+
+def location_in(updates: Sequence[TableUpdate]) -> str:
+    """Return the place that updates give to a new table, empty where they give none."""
+    places = [update.location for update in updates if isinstance(update, SetLocationUpdate)]
+    return places[-1].rstrip("/") if places else ""
+
+
+def named_files(updates: Sequence[TableUpdate]) -> Iterator[str]:
+    """Yield the locations of files that updates name by themselves."""
+    for update in updates:
+        if isinstance(update, AddSnapshotUpdate):
+            yield update.snapshot.manifest_list
+        elif isinstance(update, SetStatisticsUpdate):
+            yield update.statistics.statistics_path
+        elif isinstance(update, SetPartitionStatisticsUpdate):
+            yield update.partition_statistics.statistics_path
+
+
+@contextmanager
+def asked_for() -> Iterator[None]:
+    """Take what pyiceberg raises for content that makes no sense as InvalidInputError. No commit ends in it.
+
+    A snapshot that is too old for the table is a CommitFailedException.
+    """
+    try:
+        yield
+    except (TrinityLakeError, CommitFailedException, PydanticError):
+        raise
+    except _WRONG as error:
+        if "sequence number" in str(error):
+            raise CommitFailedException(f"the table has changed: {error}") from error
+        raise InvalidInputError(f"this fits no table: {str(error) or type(error).__name__}") from error
+
+
+class _Fitting:
+    """What the updates so far leave of a table's schemas, specs, orders and properties."""
+
+    def __init__(self, current: TableMetadata | None, *, is_managed: bool):
+        self._current = current
+        self._is_managed = is_managed
+        self._schemas = list(current.schemas) if current is not None else []
+        self._specs = list(current.partition_specs) if current is not None else []
+        self._orders = list(current.sort_orders) if current is not None else []
+        self._properties = set(current.properties) if current is not None else set()
+        self._schema_ids: dict[int, int] = {}
+        self._spec_ids: dict[int, int] = {}
+        self._order_ids: dict[int, int] = {}
+
+    def fit(self, update: TableUpdate) -> list[TableUpdate]:
+        """Return what to apply for an update, nothing for one without an effect."""
+        match update:
+            case AddSchemaUpdate():
+                return self._add_schema(update)
+            case AddPartitionSpecUpdate():
+                return self._add_spec(update)
+            case AddSortOrderUpdate():
+                return self._add_order(update)
+            case SetCurrentSchemaUpdate():
+                return [update.model_copy(update={"schema_id": _known(self._schema_ids, update.schema_id, "schema")})]
+            case SetDefaultSpecUpdate():
+                return [update.model_copy(update={"spec_id": _known(self._spec_ids, update.spec_id, "spec")})]
+            case SetDefaultSortOrderUpdate():
+                order_id = _known(self._order_ids, update.sort_order_id, "sort order")
+                return [update.model_copy(update={"sort_order_id": order_id})]
+            case AddSnapshotUpdate():
+                return [self._add_snapshot(update)]
+        return self._fit_settings(update)
+
+    def _fit_settings(self, update: TableUpdate) -> list[TableUpdate]:
+        match update:
+            case SetPropertiesUpdate():
+                return self._set_properties(update.updates)
+            case RemovePropertiesUpdate():
+                return self._remove_properties(update.removals)
+            case SetLocationUpdate():
+                return [update] if self._current is None else []
+            case AssignUUIDUpdate() if self._current is not None and update.uuid != self._current.table_uuid:
+                raise InvalidDefinitionError("Cannot reassign uuid: the table has another one")
+            case UpgradeFormatVersionUpdate() if update.format_version > LATEST_WRITTEN_VERSION:
+                check_format({_FORMAT_VERSION: str(update.format_version)})
+        return [update]
+
+    def _add_schema(self, update: AddSchemaUpdate) -> list[TableUpdate]:
+        schema = update.schema_
+        same = next((one for one in self._schemas if one == schema), None)
+        number = max((one.schema_id for one in self._schemas), default=-1) + 1 if same is None else same.schema_id
+        self._schema_ids[schema.schema_id] = self._schema_ids[LAST_ADDED] = number
+        if same is not None:
+            return []
+        made = schema.model_copy(update={"schema_id": number})
+        self._schemas.append(made)
+        return [update.model_copy(update={"schema_": made})]
+
+    def _add_spec(self, update: AddPartitionSpecUpdate) -> list[TableUpdate]:
+        spec = update.spec
+        same = next((one for one in self._specs if one.compatible_with(spec)), None)
+        number = max((one.spec_id for one in self._specs), default=-1) + 1 if same is None else same.spec_id
+        self._spec_ids[spec.spec_id] = self._spec_ids[LAST_ADDED] = number
+        if same is not None:
+            return []
+        made = spec.model_copy(update={"spec_id": number})
+        self._specs.append(made)
+        return [update.model_copy(update={"spec": made})]
+
+    def _add_order(self, update: AddSortOrderUpdate) -> list[TableUpdate]:
+        order = update.sort_order
+        same = next((one for one in self._orders if one.fields == order.fields), None)
+        free = 0 if order.is_unsorted else max((one.order_id for one in self._orders), default=0) + 1
+        number = free if same is None else same.order_id
+        self._order_ids[order.order_id] = self._order_ids[LAST_ADDED] = number
+        if same is not None:
+            return []
+        made = order.model_copy(update={"order_id": number})
+        self._orders.append(made)
+        return [update.model_copy(update={"sort_order": made})]
+
+    def _add_snapshot(self, update: AddSnapshotUpdate) -> TableUpdate:
+        schema_id = update.snapshot.schema_id
+        if schema_id is None or self._schema_ids.get(schema_id, schema_id) == schema_id:
+            return update
+        snapshot = update.snapshot.model_copy(update={"schema_id": self._schema_ids[schema_id]})
+        return update.model_copy(update={"snapshot": snapshot})
+
+    def _set_properties(self, updates: Mapping[str, str]) -> list[TableUpdate]:
+        for name in PATH_PROPERTIES:
+            if name in updates:
+                raise InvalidDefinitionError(
+                    f"property {name!r} cannot be set: a table's files stay under its own location"
+                )
+        kept = {name: value for name, value in updates.items() if not self._is_fixed(name)}
+        self._properties |= kept.keys()
+        return [SetPropertiesUpdate(updates=kept)] if kept else []
+
+    def _remove_properties(self, removals: Sequence[str]) -> list[TableUpdate]:
+        found = [name for name in dict.fromkeys(removals) if name in self._properties and not self._is_fixed(name)]
+        self._properties -= set(found)
+        return [RemovePropertiesUpdate(removals=found)] if found else []
+
+    def _is_fixed(self, name: str) -> bool:
+        return self._is_managed and name in MANAGED_PROPERTIES
+
+
+def _known(numbers: Mapping[int, int], asked: int, what: str) -> int:
+    if asked == LAST_ADDED and LAST_ADDED not in numbers:
+        raise InvalidDefinitionError(f"Cannot set the last added {what}: none was added")
+    return numbers.get(asked, asked)
