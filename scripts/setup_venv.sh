@@ -51,10 +51,13 @@ create_venv() {
 install() {
     local pip=("$venv/bin/python" -m pip --disable-pip-version-check --no-input -qq)
     # The build backend comes first, so that packages built here are built by the pinned one.
-    "${pip[@]}" install --constraint constraints.txt pip setuptools wheel </dev/null
+    "${pip[@]}" install --constraint constraints.txt pip setuptools uv wheel </dev/null
     echo "==> installing pinned packages (about $([ -n "$1" ] && echo 500 MB || echo 1 GB), a few minutes)"
     # Most modules are never imported: Python compiles the others at their first import.
-    "${pip[@]}" install --no-compile --constraint constraints.txt --no-build-isolation --editable ".[$extras]" </dev/null
+    local what=(--constraint constraints.txt --no-build-isolation --editable ".[$extras]")
+    # uv fetches packages side by side, and links those that it has. It does not know what pip is configured to do.
+    "$venv/bin/uv" pip install --quiet --system-certs --python "$venv/bin/python" "${what[@]}" </dev/null 2>/dev/null ||
+        "${pip[@]}" install --no-compile "${what[@]}" </dev/null
 }
 
 # The system's own Python is preferred: distributions build it with profile-guided optimisation.
