@@ -38,6 +38,13 @@ defs = dg.Definitions.merge(
     definitions.defs,
     build_trinitylake_definitions(on_volume("expiring"), on_volume("purged"), on_volume("sales")),
     dg.Definitions(
-        sensors=[build_commit_sensor(name="quick_commits", job_name="repair_hint", minimum_interval_seconds=1)]
+        sensors=[
+            build_commit_sensor(
+                name="quick_commits",
+                job_name="repair_hint",
+                table_key=lambda namespace, table: dg.AssetKey([namespace, table]),
+                minimum_interval_seconds=1,
+            )
+        ]
     ),
 )

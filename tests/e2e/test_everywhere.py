@@ -17,7 +17,7 @@ import pytest
 from tests.cli.forked import run
 from tests.cli.test_processes import assert_one_line
 from tests.cli.test_processes import run as run_program
-from tests.credentials.test_command_line import CALLS
+from tests.credentials.test_command_line import CALLS, CLONE
 from tests.e2e.everywhere import DONE, KINDS, MORE, Place, as_json, place_on, rows, use_tables, with_variables
 from tests.e2e.test_demo import FinishedDemo
 from tests.maintenance.aging import Aging
@@ -118,8 +118,9 @@ def test_every_command(kind: str, server_of: Any) -> None:
         filled(place)
     # what was forked after HDFS was used cannot use it
     command = run_program if place.scheme == "hdfs" else run
+    clone = f"{place.root.removesuffix('/')}-clone/"
     for name, arguments in CALLS.items():
-        result = command(*arguments, **place.environment)
+        result = command(*(clone if one == CLONE else one for one in arguments), **place.environment)
         expected = {"init": 3, "resolve-commit": 1}.get(name, 0)
         assert result.code == expected, (name, result)
         assert not any(value in result.out + result.err for name, value in place.hidden.items() if is_secret(name))

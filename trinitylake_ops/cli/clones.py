@@ -75,7 +75,7 @@ def clone(
     print_shown(plan.execute(), as_json)
 
 
-@click.command()
+@click.command(short_help="List the clones.")
 @target_option
 @json_option
 @pass_session

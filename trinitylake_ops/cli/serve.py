@@ -33,8 +33,7 @@ A file of tokens (--tokens) has the SHA-256 of each token, never the token:
       expires: 2030-01-31T00:00:00Z
 
 \b
-Examples:
-  trinitylake serve /data/lake                      this machine may read
+More examples; the one above lets this machine read:
   trinitylake serve /data/lake --anonymous-writes   this machine may write
   trinitylake serve s3://bucket/lake --tokens tokens.yaml --host 0.0.0.0 --behind-proxy
   curl http://127.0.0.1:8181/v1/config?warehouse=v12
@@ -72,6 +71,8 @@ def serve(
 
     Any number of servers may serve one lakehouse: none of them keeps anything. Without --tokens only programs on this
     machine are answered, and they may only read. docs/serve.md shows how engines connect.
+
+    Example: trinitylake serve /data/lake
     """
     with needs("server"):
         from trinitylake_ops.server.running import log_as_json

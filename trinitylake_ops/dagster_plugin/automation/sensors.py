@@ -56,11 +56,11 @@ def build_commit_sensor(
 
     Each table that such commits added or changed becomes a materialization of the assets that hold it, of the
     partitions that have other files (:class:`TableAssets`). ``table_key(namespace, table)`` names its asset instead. A
-    removed table becomes an observation. Each tick with news is a materialization of the
-    lakehouse. One run of the job, if any, is requested for the newest version (``job_name`` gives a job of assets).
-    ``run_config`` makes its configuration from that version's number. The first tick only remembers the latest version.
-    A tick does no more than the limits say, and the next one goes on. By default its time is what the daemon waits,
-    less 20 seconds. Events are delivered at least once, and a run is requested once.
+    removed table becomes an observation. Each tick with news is a materialization of the lakehouse. One run of the job,
+    if any, is requested for the newest version (``job_name`` gives a job of assets). ``run_config`` makes its
+    configuration from that version's number. The first tick only remembers the latest version. A tick does no more than
+    the limits say, and the next one goes on. By default its time is what the daemon waits, less 20 seconds. Events are
+    delivered at least once, and a run is requested once.
     """
     limits = Limits(
         versions=max_versions_per_tick,
