@@ -5,13 +5,19 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 from trinitylake_ops.errors import CommitConflictError, InvalidInputError
 from trinitylake_ops.format.nodes.keys import ObjectName
-from trinitylake_ops.maintenance.clones.three_way import ChangedOn, ObjectState
+from trinitylake_ops.maintenance.clones.three_way import ChangedOn, ObjectState, Sides
+from trinitylake_ops.maintenance.plans.cost import MeteredLakehouse
+from trinitylake_ops.maintenance.plans.document import change_rows
+from trinitylake_ops.maintenance.plans.plan import Plan, PlannedOperation, ReportT
 from trinitylake_ops.tree.diff import diff_trees
+from trinitylake_ops.versions.changes import Change
 from trinitylake_ops.versions.snapshot import Snapshot
 
 _MOST_NAMED = 3
@@ -168,6 +174,60 @@ def conflict_error(conflicts: Sequence[Conflict], base_version: int) -> CommitCo
         base_version=base_version,
         latest_version=base_version,
     )
+
+
+class MergePlan(Plan):
+    """Base of plans to bring one side's changes into the other. Each declares these fields in its own order."""
+
+    base_version: int
+    changes: tuple[Change, ...]
+    conflicts: tuple[Conflict, ...]
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether the other side has nothing that this one lacks."""
+        return not self.changes and not self.conflicts
+
+    def rows(self) -> list[Sequence[object]]:
+        """Return one row for each namespace and table that would change, and for each conflict."""
+        changed: list[Sequence[object]] = [(*row, "") for row in change_rows(self.changes)]
+        return changed + [("conflict", conflict.name, conflict.reason) for conflict in self.conflicts]
+
+
+MergePlanT = TypeVar("MergePlanT", bound=MergePlan)
+
+
+@dataclass(frozen=True, kw_only=True)
+class MergeOperation(PlannedOperation[MergePlanT, ReportT]):
+    """Base of what brings one side's changes into the other: the clone's name, and the sides chosen for conflicts."""
+
+    name: str
+    choices: Choices
+    target_options: Mapping[str, str] | None
+
+    @abstractmethod
+    def planned(self, sides: Sides) -> MergePlanT:
+        """Plan on both sides, as they were opened."""
+
+    def plan(self) -> MergePlanT:
+        """Plan on the latest versions of both sides. Raises what opening them and :meth:`planned` raise."""
+        return self.planned(self.opened(MeteredLakehouse(self.lake)))
+
+    def opened(self, metered: MeteredLakehouse) -> Sides:
+        """Open both sides at their latest versions. Raises what :meth:`Sides.open` raises."""
+        return Sides.open(metered, self.name, self.target_options)
+
+    def decided(self, plan: MergePlanT, approved_digest: str | None, sides: Sides) -> MergePlanT:
+        """Return the plan to execute, made again if a digest was approved.
+
+        Raises PlanChangedError, and CommitConflictError for conflicts that nobody decided.
+        """
+        if approved_digest is not None:
+            plan = self.planned(sides)
+            plan.check_approved(approved_digest)
+        if plan.conflicts:
+            raise conflict_error(plan.conflicts, plan.base_version)
+        return plan
 
 
 def check_untouched(base: Snapshot, latest: Snapshot, written: Mapping[str, str | None], what: str) -> None:

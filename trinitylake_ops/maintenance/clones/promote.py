@@ -10,14 +10,21 @@ from trinitylake_ops.errors import NamespaceNotFoundError
 from trinitylake_ops.format.definitions import ExportRecord, PromotionRecord
 from trinitylake_ops.format.file_names import new_lakehouse_def_path, table_prefix
 from trinitylake_ops.format.nodes.keys import ObjectName
-from trinitylake_ops.maintenance.clones.merge import Choices, Conflict, Merge, check_untouched, conflict_error
+from trinitylake_ops.maintenance.clones.merge import (
+    Choices,
+    Conflict,
+    Merge,
+    MergeOperation,
+    MergePlan,
+    check_untouched,
+)
 from trinitylake_ops.maintenance.clones.promoted import Promoted, PromotedContent, clone_io
 from trinitylake_ops.maintenance.clones.records import same_clone
 from trinitylake_ops.maintenance.clones.three_way import ObjectState, Sides
 from trinitylake_ops.maintenance.exports.copy import Copier
 from trinitylake_ops.maintenance.plans.cost import Cost, MeteredLakehouse, uncached
-from trinitylake_ops.maintenance.plans.document import Document, Table, change_rows, new_table
-from trinitylake_ops.maintenance.plans.plan import Plan, PlannedOperation, digest_of
+from trinitylake_ops.maintenance.plans.document import Document, Table, new_table
+from trinitylake_ops.maintenance.plans.plan import digest_of
 from trinitylake_ops.maintenance.reach.survey import Progress, no_progress
 from trinitylake_ops.maintenance.state.table_change import discarded_on_failure
 from trinitylake_ops.tables.io.file_io import writing_io
@@ -35,7 +42,7 @@ _MOST_PROMOTIONS = 256
 
 
 @dataclass(frozen=True, kw_only=True)
-class PromotionPlan(Plan):
+class PromotionPlan(MergePlan):
     """What a promotion would change in the parent. With ``conflicts`` it cannot be executed before somebody chooses.
 
     ``clone_version`` is promoted. ``shared_version`` of the parent is the one that both sides are compared with.
@@ -63,20 +70,13 @@ class PromotionPlan(Plan):
         content = (self.name, self.clone_version, self.shared_version, list(self.only), changes, conflicts, self.files)
         return digest_of(self.base_version, PROMOTE, *content)
 
-    @property
-    def is_empty(self) -> bool:
-        """Whether there is nothing to promote."""
-        return not self.changes and not self.conflicts
-
     def table(self) -> Table:
         """Return one row for each namespace and table that would change, and for each conflict."""
         title = (
             f"Promotion of clone {self.name}, version {self.clone_version}, into version {self.base_version}:"
             f" {self.files} files to copy, {self.bytes} bytes of data"
         )
-        rows: list[Sequence[object]] = [(*row, "") for row in change_rows(self.changes)]
-        rows += [("conflict", conflict.name, conflict.reason) for conflict in self.conflicts]
-        return new_table(title, "change", "object", "why", rows=rows)
+        return new_table(title, "change", "object", "why", rows=self.rows())
 
     def execute(self, approved_digest: str | None = None, *, progress: Progress = no_progress) -> PromotionReport:
         """Copy what is new in the clone, and commit. Nothing is committed where nothing is to be promoted.
@@ -109,20 +109,14 @@ class PromotionReport(Document):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Promote(PlannedOperation[PromotionPlan, PromotionReport]):
+class Promote(MergeOperation[PromotionPlan, PromotionReport]):
     """The promotion of a clone, or of chosen objects, with the sides that were chosen for conflicts."""
 
-    name: str
     namespaces: tuple[str, ...]
     tables: tuple[str, ...]
-    choices: Choices
-    target_options: Mapping[str, str] | None
 
-    def plan(self) -> PromotionPlan:
-        """Plan on the latest versions of both sides. Raises what :func:`plan_promotion` raises."""
-        return self._planned(Sides.open(MeteredLakehouse(self.lake), self.name, self.target_options))
-
-    def _planned(self, sides: Sides) -> PromotionPlan:
+    def planned(self, sides: Sides) -> PromotionPlan:
+        """Plan on both sides. Raises what :func:`plan_promotion` raises."""
         only = chosen_names(sides, self.namespaces, self.tables)
         chosen = [state for state in sides.states if is_chosen(state, only)]
         merge = Merge.of(sides.latest, sides.clone.latest, sides.states, chosen, self.choices, into_parent=True)
@@ -153,12 +147,8 @@ class Promote(PlannedOperation[PromotionPlan, PromotionReport]):
     ) -> PromotionReport:
         """Copy and commit. Raises what :meth:`PromotionPlan.execute` raises."""
         metered = MeteredLakehouse(self.lake)
-        sides = Sides.open(metered, self.name, self.target_options)
-        if approved_digest is not None:
-            plan = self._planned(sides)
-            plan.check_approved(approved_digest)
-        if plan.conflicts:
-            raise conflict_error(plan.conflicts, plan.base_version)
+        sides = self.opened(metered)
+        plan = self.decided(plan, approved_digest, sides)
         copier = Copier(metered.lake.storage, progress=progress, n_expected=plan.files)
         version = plan.base_version if plan.is_empty else self._promote(plan, sides, copier)
         return PromotionReport(

@@ -8,12 +8,19 @@ from dataclasses import dataclass, field, replace
 from trinitylake_ops.errors import CommitConflictError, InvalidInputError
 from trinitylake_ops.format.definitions import ExportRecord, ExportState, LakehouseDef
 from trinitylake_ops.format.file_names import new_lakehouse_def_path, new_manifest_path
-from trinitylake_ops.maintenance.clones.merge import Choices, Conflict, Merge, check_untouched, conflict_error
+from trinitylake_ops.maintenance.clones.merge import (
+    Choices,
+    Conflict,
+    Merge,
+    MergeOperation,
+    MergePlan,
+    check_untouched,
+)
 from trinitylake_ops.maintenance.clones.records import records_of_clone, same_clone
 from trinitylake_ops.maintenance.clones.three_way import ChangedOn, Sides
 from trinitylake_ops.maintenance.plans.cost import MeteredLakehouse, uncached
-from trinitylake_ops.maintenance.plans.document import Table, change_rows, new_table
-from trinitylake_ops.maintenance.plans.plan import CommitReport, Plan, PlannedOperation, digest_of
+from trinitylake_ops.maintenance.plans.document import Table, new_table
+from trinitylake_ops.maintenance.plans.plan import CommitReport, digest_of
 from trinitylake_ops.maintenance.state.export_manifest import finish_manifest
 from trinitylake_ops.maintenance.state.state_change import StateChange
 from trinitylake_ops.transaction.commit import discard
@@ -30,7 +37,7 @@ _MOST_REFRESHES = 100
 
 
 @dataclass(frozen=True, kw_only=True)
-class RefreshPlan(Plan):
+class RefreshPlan(MergePlan):
     """What a refresh would change in a clone. With ``conflicts`` it cannot be executed before somebody chooses.
 
     ``base_version`` is the parent's version that comes in, ``shared_version`` the one that both sides were compared
@@ -54,17 +61,10 @@ class RefreshPlan(Plan):
         content = (self.name, self.clone_version, self.shared_version, changes, conflicts)
         return digest_of(self.base_version, REFRESH, *content)
 
-    @property
-    def is_empty(self) -> bool:
-        """Whether the parent has nothing that the clone lacks."""
-        return not self.changes and not self.conflicts
-
     def table(self) -> Table:
         """Return one row for each namespace and table that would change, and for each conflict."""
         title = f"Refresh of clone {self.name}, version {self.clone_version}, with version {self.base_version}"
-        rows: list[Sequence[object]] = [(*row, "") for row in change_rows(self.changes)]
-        rows += [("conflict", conflict.name, conflict.reason) for conflict in self.conflicts]
-        return new_table(title, "change", "object", "why", rows=rows)
+        return new_table(title, "change", "object", "why", rows=self.rows())
 
     def execute(self, approved_digest: str | None = None) -> CommitReport:
         """Keep the parent's version for the clone, and commit there. ``version`` of the report is the clone's.
@@ -76,18 +76,11 @@ class RefreshPlan(Plan):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Refresh(PlannedOperation[RefreshPlan, CommitReport]):
+class Refresh(MergeOperation[RefreshPlan, CommitReport]):
     """The refresh of a clone, with the sides that were chosen for conflicts."""
 
-    name: str
-    choices: Choices
-    target_options: Mapping[str, str] | None
-
-    def plan(self) -> RefreshPlan:
-        """Plan on the latest versions of both sides. Raises what :func:`plan_refresh` raises."""
-        return self._planned(Sides.open(MeteredLakehouse(self.lake), self.name, self.target_options))
-
-    def _planned(self, sides: Sides) -> RefreshPlan:
+    def planned(self, sides: Sides) -> RefreshPlan:
+        """Plan on both sides. Raises what :func:`plan_refresh` raises."""
         clone = sides.clone.latest
         merge = Merge.of(clone, sides.latest, sides.states, sides.states, self.choices, into_parent=False)
         # What was promoted is read from the parent from now on, and so the same on both sides.
@@ -115,12 +108,8 @@ class Refresh(PlannedOperation[RefreshPlan, CommitReport]):
     def execute(self, plan: RefreshPlan, approved_digest: str | None = None) -> CommitReport:
         """Keep and commit. Raises what :meth:`RefreshPlan.execute` raises."""
         metered = MeteredLakehouse(self.lake)
-        sides = Sides.open(metered, self.name, self.target_options)
-        if approved_digest is not None:
-            plan = self._planned(sides)
-            plan.check_approved(approved_digest)
-        if plan.conflicts:
-            raise conflict_error(plan.conflicts, plan.base_version)
+        sides = self.opened(metered)
+        plan = self.decided(plan, approved_digest, sides)
         version = plan.clone_version
         if not plan.is_empty:
             _keep(sides, plan)
