@@ -19,8 +19,9 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from tests.servers.aws import REGION, SECRET_ACCESS_KEY
 from tests.servers.azurite import AzureServer
-from tests.servers.dynalite import ACCESS_KEY_ID, REGION, SECRET_ACCESS_KEY, DynamoDBServer
+from tests.servers.dynalite import ACCESS_KEY_ID, DynamoDBServer
 from tests.servers.gcs import GcsServer
 from tests.servers.hdfs import SUPERUSER, HdfsServer
 from tests.servers.kinds import Server

@@ -16,13 +16,12 @@ from typing import Any
 import botocore.session
 from botocore.config import Config
 
+from tests.servers.aws import AwsServer
 from tests.servers.daemons import Daemons, free_port, listens
 from tests.servers.npm import installed
 from trinitylake_ops.cached_attribute import cached_attribute
 
 ACCESS_KEY_ID = "testsAccessKey"
-SECRET_ACCESS_KEY = "tests-secret-key"
-REGION = "us-east-1"
 TABLE = "tests"
 
 _PACKAGE = Path(__file__).resolve().parent / "dynalite_package"
@@ -45,36 +44,11 @@ def refusal_document(code: str) -> bytes:
 
 
 @dataclass(frozen=True)
-class DynamoDBServer:
-    """Endpoint and credentials of a server. Tests share a table, and take a fresh root of it each."""
+class DynamoDBServer(AwsServer):
+    """A server of DynamoDB. Tests share a table, and take a fresh root of it each."""
 
-    kind: str
-    endpoint: str
-    folder: Path
-    table: str = TABLE
-    region: str = REGION
     access_key_id: str = ACCESS_KEY_ID
-    secret_access_key: str = SECRET_ACCESS_KEY
-
-    @property
-    def storage_options(self) -> dict[str, str]:
-        """Storage options that open a root on this server."""
-        return {
-            "endpoint": self.endpoint,
-            "region": self.region,
-            "access_key_id": self.access_key_id,
-            "secret_access_key": self.secret_access_key,
-        }
-
-    @property
-    def environment(self) -> dict[str, str]:
-        """The variables by which a root on this server is opened without options."""
-        return {
-            "AWS_ENDPOINT_URL": self.endpoint,
-            "AWS_DEFAULT_REGION": self.region,
-            "AWS_ACCESS_KEY_ID": self.access_key_id,
-            "AWS_SECRET_ACCESS_KEY": self.secret_access_key,
-        }
+    table: str = TABLE
 
     def fresh_root(self, name: str = "lake") -> str:
         """Return the root URI of a prefix that nobody used before."""

@@ -6,8 +6,9 @@ import os
 import uuid
 from pathlib import Path
 
+from tests.servers.aws import SECRET_ACCESS_KEY
 from tests.servers.daemons import Daemons, free_port, listens, run
-from tests.servers.s3_server import ACCESS_KEY_ID, SECRET_ACCESS_KEY, S3Server
+from tests.servers.s3_server import ACCESS_KEY_ID, S3Server
 
 #: Objects live in memory, so tests delete what they wrote; a full store would refuse writes.
 STORE_BYTES = 6 << 30

@@ -4,52 +4,25 @@ from __future__ import annotations
 
 import uuid
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
+from tests.servers.aws import AwsServer
 from trinitylake_ops.cached_attribute import cached_attribute
 
 ACCESS_KEY_ID = "tests-access-key"
-SECRET_ACCESS_KEY = "tests-secret-key"
-REGION = "us-east-1"
 BUCKET = "tests"
 
 
 @dataclass(frozen=True)
-class S3Server:
-    """Endpoint and credentials of a server, and the folder with its logs.
+class S3Server(AwsServer):
+    """A server of S3.
 
     Tests share one bucket and take a fresh prefix of it each; those that count or forbid requests
     make a bucket of their own.
     """
 
-    kind: str
-    endpoint: str
-    folder: Path
     access_key_id: str = ACCESS_KEY_ID
-    secret_access_key: str = SECRET_ACCESS_KEY
-    region: str = REGION
     bucket: str = BUCKET
-
-    @property
-    def storage_options(self) -> dict[str, str]:
-        """Storage options that open a root on this server."""
-        return {
-            "endpoint": self.endpoint,
-            "region": self.region,
-            "access_key_id": self.access_key_id,
-            "secret_access_key": self.secret_access_key,
-        }
-
-    @property
-    def environment(self) -> dict[str, str]:
-        """The variables by which a root on this server is opened without options."""
-        return {
-            "AWS_ENDPOINT_URL": self.endpoint,
-            "AWS_DEFAULT_REGION": self.region,
-            "AWS_ACCESS_KEY_ID": self.access_key_id,
-            "AWS_SECRET_ACCESS_KEY": self.secret_access_key,
-        }
 
     def fresh_root(self, name: str = "lake") -> str:
         """Return the root URI of a prefix that nobody used before."""
