@@ -8,6 +8,7 @@ from zoneinfo import ZoneInfo
 
 import dagster as dg
 import pandas as pd
+import polars as pl
 import pyarrow as pa
 import pytest
 from pyiceberg.schema import Schema
@@ -379,18 +380,16 @@ def test_times_of_other_zones_are_stored_in_utc(lake: Lakehouse, instance: dg.Da
 
 
 def test_frames_of_polars_come_and_go(lake: Lakehouse, instance: dg.DagsterInstance) -> None:
-    polars = pytest.importorskip("polars")
-
     def eager(rates):  # type: ignore[no-untyped-def]
-        assert type(rates) is polars.DataFrame
-        return rates.with_columns(name=polars.lit("a"))
+        assert type(rates) is pl.DataFrame
+        return rates.with_columns(name=pl.lit("a"))
 
     def lazy(eager):  # type: ignore[no-untyped-def]
-        assert type(eager) is polars.LazyFrame
-        return eager.select(polars.col("rate") * 2, "name")
+        assert type(eager) is pl.LazyFrame
+        return eager.select(pl.col("rate") * 2, "name")
 
-    eager.__annotations__["rates"] = polars.DataFrame
-    lazy.__annotations__["eager"] = polars.LazyFrame
+    eager.__annotations__["rates"] = pl.DataFrame
+    lazy.__annotations__["eager"] = pl.LazyFrame
     first = dg.asset(key=["marts", "eager"], ins={"rates": dg.AssetIn(UPSTREAM)})(eager)
     second = dg.asset(key=["marts", "lazy"], ins={"eager": dg.AssetIn(["marts", "eager"])})(lazy)
     run(lake, instance, [first, second])
