@@ -30,9 +30,9 @@ pytestmark = pytest.mark.local_only("chooses its places itself")
 N_WRITERS = 16
 N_SHARED_TABLES = 4
 CONTENDED = 0.3  # of all transactions change a table that others change, too
-SECONDS, THREADS_SECONDS, SOAK_SECONDS = 8, 20, 300
+SECONDS, THREADS_SECONDS, SOAK_SECONDS = 5, 20, 300
 #: On a busy machine they go on until there are so many: of fewer, what each has would be chance.
-FEWEST_COMMITS = 8 * N_WRITERS
+FEWEST_COMMITS = 6 * N_WRITERS
 LATEST_END_S = 240  # after the time is over
 
 

@@ -10,7 +10,7 @@ from trinitylake_ops.storage import MemoryStorage
 pytestmark = pytest.mark.filterwarnings("ignore:Delete operation did not match any records")
 
 _STEPS = 25
-_SEEDS_EACH = 10
+_SEEDS_EACH = 5
 
 
 def _run(monkeypatch: pytest.MonkeyPatch, seeds: range) -> None:
@@ -27,12 +27,12 @@ def _run(monkeypatch: pytest.MonkeyPatch, seeds: range) -> None:
             world.close()
 
 
-@pytest.mark.parametrize("first", range(0, 40, _SEEDS_EACH))
+@pytest.mark.parametrize("first", range(0, 20, _SEEDS_EACH))
 def test_nothing_that_is_needed_is_ever_gone(monkeypatch: pytest.MonkeyPatch, first: int) -> None:
     _run(monkeypatch, range(first, first + _SEEDS_EACH))
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("first", range(40, 240, _SEEDS_EACH))
+@pytest.mark.parametrize("first", range(20, 220, _SEEDS_EACH))
 def test_nothing_that_is_needed_is_ever_gone_in_200_more(monkeypatch: pytest.MonkeyPatch, first: int) -> None:
     _run(monkeypatch, range(first, first + _SEEDS_EACH))

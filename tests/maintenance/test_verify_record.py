@@ -153,7 +153,7 @@ def flip_bit(storage: Storage, path: str, bit: int) -> None:
     storage.write(path, bytes(data))
 
 
-@settings(max_examples=150)
+@settings(max_examples=80)
 @given(SEEDS, st.data())
 def test_which_flipped_bits_cannot_be_seen_without_a_record(seed: int, data: st.DataObject) -> None:
     """In a node only such that change nothing, or text of keys and system rows; never a pointer, nor a row.
@@ -177,7 +177,7 @@ def test_which_flipped_bits_cannot_be_seen_without_a_record(seed: int, data: st.
         assert len(new.keys) == len(old.keys)
 
 
-@settings(max_examples=60)
+@settings(max_examples=40)
 @given(st.integers(0, 3), st.data())
 def test_which_flipped_bits_of_tables_cannot_be_seen_without_a_record(seed: int, data: st.DataObject) -> None:
     """Such that leave a metadata or manifest file that can be read and names no file that it did not name."""

@@ -17,7 +17,7 @@ from tests.simulator.world import FAULTS, REQUESTS
 
 CHOSEN = Path(__file__).with_name("chosen_seeds.txt")
 #: Simulated in any case: seeds that nobody chose.
-N_FIRST_SEEDS = 100
+N_FIRST_SEEDS = 30
 _MOST_LOOKED_AT = 5_000
 _AT_A_TIME = 100
 _TIMES_MET = 2  # where that many are: a small change of the engine may move one of them
