@@ -22,6 +22,8 @@ TESTS_ON_RADOSGW := tests/concurrency tests/transaction
 LONG_ON_RADOSGW := tests/transaction/test_find_latest.py tests/transaction/test_root_naming.py \
 	tests/transaction/test_group_commit.py tests/transaction/test_rebase.py tests/transaction/test_lakehouse.py \
 	tests/transaction/test_saved.py tests/transaction/test_fairness.py tests/transaction/test_surroundings.py \
+	tests/transaction/test_copied_stamps.py tests/transaction/test_newest_root.py tests/transaction/test_read_ahead.py \
+	tests/transaction/test_shared_cache.py tests/transaction/test_change_set.py tests/transaction/test_added_files.py \
 	tests/maintenance tests/tables
 WITH_SHUFFLED_LISTS := tests/transaction tests/maintenance tests/tables
 LONG_ON_MOTO := tests/transaction/test_transaction.py tests/maintenance/test_rollback.py

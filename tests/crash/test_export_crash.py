@@ -227,7 +227,7 @@ def test_it_dies_at_every_request(
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("fault", ["lost", "refused"])
+@pytest.mark.parametrize("fault", ["lost", "refused", pytest.param("reads refused, too", marks=pytest.mark.soak)])
 @each_side
 def test_every_answer_is_lost_and_every_request_refused(
     restored: Callable[[Operation], Lakehouse],
@@ -238,9 +238,10 @@ def test_every_answer_is_lost_and_every_request_refused(
 ) -> None:
     lake = restored(operation)
     requests, expected = run_with(operation, side, []).requests, state(lake)
-    writes = [request for request in requests if fault == "refused" or request.kind in ("create", "write", "delete")]
-    assert writes or operation.name.startswith("restore")
-    for request in writes:
+    has_reads, changes = fault == "reads refused, too", ("create", "write", "delete")
+    struck = [request for request in requests if has_reads or request.kind in changes]
+    assert struck or operation.name.startswith("restore")
+    for request in struck:
         lake = restored(operation)
         planned = lose_response(request.number) if fault == "lost" else fail(request.number, StoragePermissionError)
         run = run_with(operation, side, [planned])

@@ -10,7 +10,7 @@ from tests.foreign import ForeignLake
 from tests.lakes import check_lake, table
 from trinitylake_ops import Lakehouse
 from trinitylake_ops.errors import StorageError
-from trinitylake_ops.format.file_names import HINT_PATH, root_path
+from trinitylake_ops.format.file_names import HINT_PATH, root_naming, root_path
 from trinitylake_ops.storage import (
     LocalStorage,
     MemoryStorage,
@@ -64,7 +64,7 @@ def test_a_lost_attempt_costs_two_rounds(lake: Lakehouse, meter: MeteredStorage)
     commit(other, "of-another")
     with meter.measure() as committing:
         txn.commit()
-    assert committing.counts.requests == {"create": 3, "read": 3, "write": 1}
+    assert committing.counts.requests == {"create": 3, "read": 3 + 2, "write": 1}, "a look beside the second root"
     assert committing.counts.rounds == 1 + 2 + 1 + 1, "files; the lost root and the look; the root; the hint beside"
     assert lake.snapshot().namespaces() == ["a", "b", "of-another"]
 
@@ -84,8 +84,8 @@ def test_who_lost_looks_beside_its_files_and_sends_no_root_in_vain(lake: Lakehou
     commit(lake, "of-another")
     with meter.measure() as committing:
         assert txn.commit() == 5
-    assert committing.counts.requests == {"create": 2, "read": 2, "write": 1}
-    assert committing.counts.rounds == 1 + 1 + 1, "the files with the look; the root; the hint beside"
+    assert committing.counts.requests == {"create": 2, "read": 2 + 2, "write": 1}
+    assert committing.counts.rounds == 1 + 1 + 1, "the files with the look; the root with another; the hint beside"
     assert lake.snapshot().namespaces() == ["a", "b", "first", "lost-once", "of-another"]
 
 
@@ -110,8 +110,39 @@ def test_who_meets_nobody_for_some_commits_looks_no_longer(lake: Lakehouse, mete
         with meter.measure() as committing:
             txn.commit()
         reads.append(committing.counts.requests.get("read", 0))
-    assert reads[0] == 2
+    assert reads[0] == 2 + 2
     assert reads[-1] == 0
+
+
+class FirstAtRoots(StorageWrapper):
+    """Another process commits just before each of so many roots is created."""
+
+    def __init__(self, inner: Storage, other: Lakehouse):
+        super().__init__(inner)
+        self.other = other
+        self.times = 0
+        self.concurrency = 1  # the reads beside a root come after it
+
+    def create(self, path: str, data: bytes) -> None:
+        if self.times and root_naming(path) is not None:
+            self.times -= 1
+            commit(self.other, f"first-{self.times}")
+        self.inner.create(path, data)
+
+
+def test_attempts_lost_in_a_row_cost_a_round_each(meter: MeteredStorage) -> None:
+    """The root that was refused is read in the same round, and so is what follows it."""
+    others = MeteredStorage(MemoryStorage(ROOT))
+    racing = FirstAtRoots(meter, Lakehouse.create(ROOT, storage=others))
+    lake = Lakehouse(racing)
+    lose(lake)
+    txn = lake.transaction()
+    txn.create_namespace("b")
+    racing.times = 3
+    with meter.measure() as committing:
+        assert txn.commit() == 2 + 3 + 1
+    assert committing.counts.requests == {"create": 1 + 4, "read": 2 + 4 * 2, "write": 1}
+    assert committing.counts.rounds == 1 + 4 + 1, "the files; three lost roots and ours; the hint beside"
 
 
 def test_a_look_that_fails_in_part_tells_whose_root_stands(lake: Lakehouse, meter: MeteredStorage) -> None:

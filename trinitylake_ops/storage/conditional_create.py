@@ -33,6 +33,7 @@ def create_settled(
     before_send: Callable[[], None] = lambda: None,
     trusts_refusals: bool = False,
     read_back: Callable[[], bytes] | None = None,
+    also: Sequence[Callable[[], None]] = (),
 ) -> bool:
     """Create a file if absent. Returns True when the file there is ours, False when it is another writer's.
 
@@ -41,14 +42,15 @@ def create_settled(
     have taken effect, or still may. Any other error, of ``before_send`` too, means that the file was not created.
 
     ``trusts_refusals`` says that a refusal is raised as it came if the name cannot be read. ``read_back`` reads the
-    name for callers who read more in the same round.
+    name for callers who read more in the same round. The calls of ``also`` are made in the round of the first send.
     """
     lost_answer: TrinityLakeError | None = None
     # The file of another writer may differ a little from ours in size.
     limit_bytes = max(2 * len(data), storage.whole_file_limit_bytes)
     read_back = read_back or functools.partial(storage.read, path, limit_bytes=limit_bytes)
     for _ in range(_MAX_SENDS):
-        refusal = _send(storage, path, data, before_send)
+        refusal = _send(storage, path, data, before_send, also)
+        also = ()
         if refusal is None:
             return True
         if isinstance(refusal, AmbiguousWriteError):
@@ -82,11 +84,7 @@ def create_fresh(storage: Storage, files: Mapping[str, bytes], also: Sequence[Ca
         *(functools.partial(create_fresh_file, storage, path, data) for path, data in files.items()),
         *also,
     ]
-
-    def call(work: Callable[[], None]) -> None:
-        work()
-
-    run_parallel(in_one_round(call), calls, storage.concurrency, storage.few_creates)
+    _in_one_round(storage, calls)
 
 
 def create_fresh_file(storage: Storage, path: str, data: bytes) -> None:
@@ -100,15 +98,34 @@ def create_fresh_file(storage: Storage, path: str, data: bytes) -> None:
         raise FileExistsAlreadyError(f"another file stands at the fresh name {path!r}", path=path)
 
 
-def _send(storage: Storage, path: str, data: bytes, before_send: Callable[[], None]) -> TrinityLakeError | None:
+def _send(
+    storage: Storage, path: str, data: bytes, before_send: Callable[[], None], also: Sequence[Callable[[], None]]
+) -> TrinityLakeError | None:
     """Send a create. Returns the refusal, or None."""
-    try:
-        before_send()
-        with checked_resends(before_send):
-            storage.create(path, data)
-    except TrinityLakeError as error:
-        return error
-    return None
+    refusals: list[TrinityLakeError] = []
+
+    def send() -> None:
+        try:
+            before_send()
+            with checked_resends(before_send):
+                storage.create(path, data)
+        except TrinityLakeError as error:
+            refusals.append(error)
+
+    if also:
+        _in_one_round(storage, [send, *also])
+    else:
+        send()
+    return refusals[0] if refusals else None
+
+
+def _in_one_round(storage: Storage, calls: Sequence[Callable[[], None]]) -> None:
+    """Make calls at the same time. Raises the first failure once all have ended."""
+
+    def call(work: Callable[[], None]) -> None:
+        work()
+
+    run_parallel(in_one_round(call), calls, storage.concurrency, storage.few_creates)
 
 
 def _ambiguous(path: str, cause: TrinityLakeError) -> AmbiguousWriteError:

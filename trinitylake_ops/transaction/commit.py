@@ -7,7 +7,7 @@ import functools
 import logging
 import time
 import uuid
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -222,11 +222,18 @@ class Commit:
         if storage.prepares:
             beside_files.append(functools.partial(storage.prepare, root.path, root.data))
             self._unprepare = functools.partial(storage.unprepare, root.data)
-        if self._courtesy is not None and self._courtesy.is_crowded and (fresh or nodes):
-            self._look, reads = look_beside(base.files.roots, attempt.version)
-            beside_files += reads
+        if fresh or nodes:
+            beside_files += self._looks_beside(attempt, base)
         create_fresh(self._files.storage, {**fresh, **nodes}, beside_files)
         return root
+
+    def _looks_beside(self, attempt: _Attempt, base: Snapshot) -> list[Callable[[], None]]:
+        """Return reads of the version and the next one for a round of ours, where others commit at the same time."""
+        self._look = None
+        if self._courtesy is None or not self._courtesy.is_crowded:
+            return []
+        self._look, reads = look_beside(base.files.roots, attempt.version)
+        return reads
 
     def _is_outrun(self, root: KnownRoot) -> bool:
         """Whether the look beside the files saw another root of this version. Then ours need not be sent."""
@@ -239,11 +246,20 @@ class Commit:
         """
         in_time = functools.partial(self._age_limit.check, base.definition)
         self.sent = (attempt.version, attempt.commit_id)
-        read_back = functools.partial(self._read_back, base.files.roots, attempt.version)
-        return create_root(base.files.roots, attempt.version, root_file, attempt.commit_id, in_time, read_back)
+        roots = base.files.roots
+        read_back = functools.partial(self._read_back, roots, attempt.version)
+        # A storage that prepares has short ways: a look costs it more than a refused root.
+        also = [] if roots.storage.prepares else self._looks_beside(attempt, base)
+        return create_root(roots, attempt.version, root_file, attempt.commit_id, in_time, read_back, also)
 
     def _read_back(self, roots: Roots, version: int) -> bytes:
-        """Read the root that stands there. In the same round, find what follows it, in case that it is not ours."""
+        """Read the root that stands there. In the same round, find what follows it, in case that it is not ours.
+
+        Nothing is read where the look beside the root has seen it. A root never changes.
+        """
+        seen = None if self._look is None else self._look.probed.contents.get(roots.path(version))
+        if seen is not None:
+            return seen
         self._look = look_after(roots, version)
         found = self._look.probed.contents[roots.path(version)]
         if found is None:
@@ -334,12 +350,14 @@ def create_root(
     commit_id: str,
     before_send: Callable[[], None] = lambda: None,
     read_back: Callable[[], bytes] | None = None,
+    also: Sequence[Callable[[], None]] = (),
 ) -> bool:
     """Create a root if absent. Returns True when it is ours, False when another root has the name.
 
     Any answer but "created" is settled by reading the root back: its ``commit_id`` tells whose it is. ``before_send``
-    runs before every send. Raises CommitOutcomeUnknownError when this cannot be told now: a delayed request may still
-    create the root. Any other typed error means that the root was not created.
+    runs before every send, and the calls of ``also`` in the round of the first. Raises CommitOutcomeUnknownError when
+    this cannot be told now: a delayed request may still create the root. Any other typed error means that the root was
+    not created.
     """
     path = roots.path(version)
     count_created_root()
@@ -351,6 +369,7 @@ def create_root(
             is_ours=lambda found: decode_system_rows(found, path).get(COMMIT_ID) == commit_id,
             before_send=before_send,
             read_back=read_back,
+            also=also,
         )
     except AmbiguousWriteError as error:
         raise outcome_unknown(roots, version, commit_id, error.message) from error
