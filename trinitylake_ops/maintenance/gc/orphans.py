@@ -59,8 +59,8 @@ class OrphanPlan(TimedPlan):
 
     ``unowned`` are files under ``tables/`` that no version defines and no owner file claims for this lakehouse. They
     are left alone. Files under the table root are given by URIs; ``left_table_root`` says why none there is deleted,
-    empty if they may be. With an ``inventory``, the URI of its manifest, files after its begin were not looked at,
-    ``inventory_created_at_ms``, but for a root of which it has no file.
+    empty if they may be. With an ``inventory``, the URI of its manifest, files after its begin were not looked at. That
+    was at ``inventory_created_at_ms``. A root of which it has no file was listed.
     """
 
     base_version: int
