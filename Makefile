@@ -66,16 +66,8 @@ check: lint ## lint, types, contracts and the quick tests, for the minutes betwe
 		-m "not soak and not debian_packages" $(QUICK_TESTS) $(ARGS)
 
 soak: setup ## run the races between writers at full length, and the engine's tests on every storage; kept in soak/
-	@selection=$$(scripts/debian_packages.sh); mkdir -p soak; log="soak/$$(date -u +%Y-%m-%dT%H%M%SZ).log"; \
-	$(BIN)/python -m pytest -v --durations=0 -m "soak$${selection:+ and $$selection}" $(ARGS) 2>&1 | tee "$$log"; \
-	if $(if $(strip $(ARGS)),false,true); then \
-		$(BIN)/python -m pytest -v -n 2 --dist worksteal --lakes=radosgw $(LONG_ON_RADOSGW) 2>&1 | tee -a "$$log"; \
-		$(BIN)/python -m pytest -v -n 2 --dist worksteal --lakes=moto $(LONG_ON_MOTO) 2>&1 | tee -a "$$log"; \
-		$(BIN)/python -m pytest -v -n 2 --dist worksteal --lists=shuffled $(WITH_SHUFFLED_LISTS) 2>&1 | tee -a "$$log"; \
-		for kind in $(OTHER_SERVERS); do \
-			$(BIN)/python -m pytest -v -n 2 --dist worksteal --lakes=$$kind $(ON_OTHER_SERVERS) 2>&1 | tee -a "$$log"; \
-		done; \
-	fi
+	@LONG_ON_RADOSGW="$(LONG_ON_RADOSGW)" LONG_ON_MOTO="$(LONG_ON_MOTO)" WITH_SHUFFLED_LISTS="$(WITH_SHUFFLED_LISTS)" \
+		ON_OTHER_SERVERS="$(ON_OTHER_SERVERS)" OTHER_SERVERS="$(OTHER_SERVERS)" scripts/run_soak.sh $(ARGS)
 
 lint: setup ## ruff, mypy --strict, import contracts, declared dependencies
 	@echo "==> ruff check"; $(BIN)/ruff check --quiet .

@@ -113,6 +113,7 @@ class Lakes:
         self._made: list[Lakehouse] = []
         self._memory_roots: list[str] = []
         self._server_roots: list[str] = []
+        self._named_roots: dict[str, str] = {}
 
     def local(self, name: str = "lake", *, fsync: bool = False, is_watched: bool = True, **fields: Any) -> Lakehouse:
         """Create a lakehouse in a folder; ``is_watched=False`` spares its many versions the check at the end."""
@@ -136,6 +137,19 @@ class Lakes:
         root = f"memory://{self.folder.name}-{name}/"
         self._memory_roots.append(root)
         return MemoryStorage(root)
+
+    def named_root(self, name: str) -> str:
+        """Return the root of a storage in memory, or of a place on the server: the same each time."""
+        if name not in self._named_roots:
+            self._named_roots[name] = self.storage(name).root
+        return self._named_roots[name]
+
+    def drop(self, root: str) -> None:
+        """Delete all below a root of :meth:`named_root`."""
+        if self.server is None:
+            drop_memory_root(root)
+        else:
+            self.server.delete_all(root)
 
     def root(self, name: str) -> str:
         """Return a root at which nothing is: a folder, or a place on the server."""

@@ -122,6 +122,37 @@ def test_make_help_lists_every_target() -> None:
     assert set(phony[1].split()) == set(re.findall(r"^  make ([a-z-]+)", shown, flags=re.MULTILINE))
 
 
+def soak_in(folder: Path, fails: str) -> subprocess.CompletedProcess[str]:
+    """Run what ``make soak`` runs, on a Python that fails where its arguments have some text."""
+    for path, text in {
+        ".venv/bin/python": f'#!/bin/sh\necho "ran $*"\ncase "$*" in *{fails}*) exit 1;; esac\n',
+        "scripts/debian_packages.sh": "#!/bin/sh\n",
+        "scripts/run_soak.sh": (PROJECT / "scripts/run_soak.sh").read_text(),
+    }.items():
+        script = folder / path
+        script.parent.mkdir(parents=True, exist_ok=True)
+        script.write_text(text)
+        script.chmod(0o755)
+    told = subprocess.run(
+        ["make", "-n", "-o", "setup", "soak"], cwd=PROJECT, check=True, capture_output=True, text=True
+    )
+    return subprocess.run(["bash", "-c", told.stdout], cwd=folder, capture_output=True, text=True, check=False)
+
+
+def test_soak_goes_on_after_a_part_that_failed(tmp_path: Path) -> None:
+    """It stopped at the first kind of server that failed, and ended well where another one ran after it."""
+    kinds = ("radosgw", "moto", "azurite", "fake_gcs", "dynalite", "redis_server", "valkey_server", "hdfs")
+    ran = soak_in(tmp_path, "lakes=dynalite")
+    assert [kind for kind in kinds if f"--lakes={kind} " in ran.stdout] == list(kinds)
+    assert ran.returncode == 1
+    last = ran.stdout.splitlines()[-1]
+    assert last.startswith("make soak: failed, see soak/")
+    assert last.endswith(": lakehouses on dynalite; ")
+    (log,) = (tmp_path / "soak").iterdir()
+    assert log.read_text() == ran.stdout
+    assert soak_in(tmp_path, "nothing").returncode == 0
+
+
 def test_demo_dagster_instance_starts_runs_without_a_daemon(tmp_path: Path) -> None:
     settings = (PROJECT / "deploy/demo/dagster.yaml").read_text()
     (tmp_path / "dagster.yaml").write_text(settings)

@@ -9,14 +9,15 @@ from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree as ET
 
+import dagster as dg
 import pytest
 
 from tests.dagster_plugin.maintenance_jobs import APPROVER, Jobs
 from tests.lakes import check_lake
 from tests.local_clock import LocalClock
 from tests.maintenance.aging import with_least_requests
-from tests.maintenance.changes import content, overwrite_rows
-from trinitylake_ops import maintenance
+from tests.maintenance.changes import append_rows, content, overwrite_rows
+from trinitylake_ops import Lakehouse, maintenance
 from trinitylake_ops.errors import StoragePermissionError, VersionExpiredError
 from trinitylake_ops.format.file_names import root_path
 from trinitylake_ops.maintenance.state.lease import lease
@@ -112,6 +113,26 @@ def test_a_lakehouse_that_was_moved_is_relocated(jobs: Jobs, tmp_path: Path) -> 
     assert [(event["lakehouse_version"], event["operation"]) for event in ran.materialized] == [(latest, "relocate")]
     assert moved.plan("relocate")["is_empty"] is True
     assert former not in catalog_at(moved.lake).load_table("ns.a").metadata.model_dump_json()
+
+
+def test_a_table_root_that_was_moved_is_taken(jobs: Jobs, tmp_path: Path) -> None:
+    former, new = tmp_path / "tables", tmp_path / "elsewhere"
+    Lakehouse.create(str(tmp_path / "apart"), jobs.lake.storage_options, table_root=f"file://{former}/")
+    apart = jobs.at(str(tmp_path / "apart"))
+    append_rows(apart.lake, "ns.a")
+    expected = catalog_at(apart.lake).load_table("ns.a").scan().to_arrow()
+    shutil.move(former, new)
+    plan = apart.plan("relocate", table_root=f"file://{new}/")
+    assert (plan["tables"], plan["table_root"], plan["is_empty"]) == (1, f"file://{new}/", False)
+    ran = apart.apply(plan, "relocate")
+    assert ran.success, ran.error
+    assert [event["operation"] for event in ran.materialized] == ["relocate"]
+    assert apart.lake.snapshot().definition.table_root == f"file://{new}/"
+    assert catalog_at(apart.lake).load_table("ns.a").scan().to_arrow() == expected
+    assert apart.plan("relocate", table_root=f"file://{new}/")["is_empty"] is True
+    with pytest.raises(dg.DagsterInvalidConfigError, match="table_root is not shown") as refused:
+        apart.run("relocate_plan", table_root="s3://key:secret@bucket/tables")
+    assert "secret" not in str(refused.value)
 
 
 def test_a_stale_digest_is_refused_in_one_line(jobs: Jobs) -> None:

@@ -96,6 +96,21 @@ def test_long_and_wrong_locations() -> None:
     assert (names.table_roots, names.sources) == ((), ())
 
 
+@pytest.mark.parametrize(
+    ("uri", "said"),
+    [
+        (f"s3://other/lake/{FILE}", "allow a root that holds it, such as 's3://other/lake/tables/an-id/';"),
+        (f"dynamodb://t/lake/{FILE}", "allow the root of the lakehouse that has it, such as 'dynamodb://t/lake/';"),
+        ("dynamodb://t/lake/0101/x.binpb", "allow the root of the lakehouse that has it;"),
+    ],
+)
+def test_what_to_allow(uri: str, said: str) -> None:
+    """In DynamoDB a root shows nothing of roots above it, so that no folder of a table may be allowed."""
+    with pytest.raises(LocationNotAllowedError) as caught:
+        places(moves=False).find(uri)
+    assert said in caught.value.message
+
+
 def test_the_operators_roots() -> None:
     assert allowed_roots(" s3://a/b\n/data/x s3://a/b/ ") == ("s3://a/b/", "file:///data/x/")
     with pytest.raises(InvalidInputError, match="allowed_roots"):

@@ -48,7 +48,8 @@ from trinitylake_ops.format.nodes.keys import KeyCodec
 from trinitylake_ops.format.nodes.node_file import decode_node, decode_system_rows, encode_node
 from trinitylake_ops.format.nodes.system_rows import COMMIT_INFO
 from trinitylake_ops.format.version_ranges import VersionRanges
-from trinitylake_ops.maintenance.reach.inventory import Inventory, InventorySearch, read_inventory
+from trinitylake_ops.maintenance.reach.inventory import read_inventory
+from trinitylake_ops.maintenance.reach.inventory_search import Inventory, InventorySearch, Sought
 from trinitylake_ops.maintenance.reach.table_files import iceberg_metadata
 from trinitylake_ops.maintenance.state.export_manifest import manifest_targets, read_manifest
 from trinitylake_ops.maintenance.state.lease import lease
@@ -210,7 +211,7 @@ def _inventory(file_format: str) -> Callable[[bytes, str], None]:
         _lake().storage.write(path, data)
         uri = _uri(path)
         columns = ("bucket", "key", "versionid", "islatest", "isdeletemarker", "size", "lastmodifieddate")
-        InventorySearch(_io(), Inventory(uri, 0, file_format, columns, "", (uri,)), b"")([uri])
+        InventorySearch(_io(), Inventory(uri, 0, file_format, columns, "", (uri,)), (Sought.beyond("", []),))([uri])
 
     return decode
 

@@ -28,7 +28,6 @@ from trinitylake_ops.errors import (
     VersionNotFoundError,
 )
 from trinitylake_ops.maintenance import CloneInfo, CloneState
-from trinitylake_ops.storage import drop_memory_root
 
 pytestmark = pytest.mark.usefixtures("targets")
 NAMES = ("clone-a", "clone-b", "clone-c")
@@ -37,11 +36,11 @@ NAMES = ("clone-a", "clone-b", "clone-c")
 @pytest.fixture
 def targets(lakes: Lakes) -> None:
     for name in NAMES:
-        lakes.storage(name)  # its root is dropped when the test ends
+        lakes.named_root(name)  # its root is dropped when the test ends
 
 
 def root_of(lakes: Lakes, name: str = "clone-a") -> str:
-    return f"memory://{lakes.folder.name}-{name}/"
+    return lakes.named_root(name)
 
 
 def cloned(lakes: Lakes, lake: Lakehouse, name: str = "clone-a", **options: object) -> Lakehouse:
@@ -224,7 +223,7 @@ def test_a_commit_in_the_clone_stops_its_drop(parent: Aging, lakes: Lakes) -> No
 
 def test_a_clone_that_vanished_is_told_and_forgotten(parent: Aging, lakes: Lakes) -> None:
     clone = cloned(lakes, parent.lake)
-    drop_memory_root(clone.root)
+    lakes.drop(clone.root)
     assert only(parent.lake).state == CloneState.GONE
     plan = maintenance.plan_drop_clone(parent.lake, only(parent.lake).name, delete_files=True)
     assert "is gone" in str(plan)
@@ -291,7 +290,7 @@ def test_a_whole_lakehouse_exports_and_is_copied_in_full(parent: Aging, lakes: L
     maintenance.plan_export(clone, "away", "full", target=root_of(lakes, "clone-b")).execute()
     away = Lakehouse.open(root_of(lakes, "clone-b"))
     assert away.snapshot().definition.parent is None
-    drop_memory_root(clone.root)
+    lakes.drop(clone.root)
     maintenance.drop_clone(parent.lake, only(parent.lake).name)
     assert rows(away) == [1, 1, 2, 2, 3, 3]
 

@@ -37,12 +37,11 @@ def parent(aging: Aging, lakes: Lakes) -> Aging:
 
 @pytest.fixture
 def clone(parent: Aging, lakes: Lakes) -> Lakehouse:
-    lakes.storage("clone")  # its root is dropped when the test ends
     return Lakehouse.open(root_of(lakes))
 
 
 def root_of(lakes: Lakes) -> str:
-    return f"memory://{lakes.folder.name}-clone/"
+    return lakes.named_root("clone")  # it is dropped when the test ends
 
 
 def compared(lake: Lakehouse) -> dict[str, tuple[str, str | None, str | None]]:
@@ -388,8 +387,7 @@ def test_what_was_promoted_is_the_same_after_a_refresh(parent: Aging, clone: Lak
 
 def test_a_clone_of_some_namespaces_is_compared_within_them(parent: Aging, lakes: Lakes) -> None:
     lake = parent.lake
-    lakes.storage("part")
-    root = f"memory://{lakes.folder.name}-part/"
+    root = lakes.named_root("part")
     maintenance.plan_clone(lake, root, "part", namespaces=["ns"]).execute()
     part = Lakehouse.open(root)
     assert maintenance.compare(lake, "part").objects == ()

@@ -12,7 +12,7 @@ from trinitylake_ops import Lakehouse
 from trinitylake_ops.errors import CorruptFileError
 from trinitylake_ops.format.file_names import new_verified_path
 from trinitylake_ops.format.nodes.ipc_body import check_stream
-from trinitylake_ops.maintenance.reach.inventory import Inventory, InventorySearch
+from trinitylake_ops.maintenance.reach.inventory_search import Inventory, InventorySearch, Sought
 from trinitylake_ops.maintenance.state.verified_files import _SCHEMA, VerifiedFile, read_records, write_record
 from trinitylake_ops.maintenance.state.verified_files import Kept as KeptOf
 from trinitylake_ops.tables.io.file_io import reading_io
@@ -53,7 +53,9 @@ def test_an_inventory_of_more_keys_than_its_bytes_hold_is_refused(lake: Lakehous
         lake.storage.write("inventory", inventory_file(keys, file_format))
         uri = lake.root + "inventory"
         columns = ("bucket", "key", "versionid", "islatest", "isdeletemarker", "size", "lastmodifieddate")
-        return InventorySearch(reading_io(lake), Inventory(uri, 0, file_format, columns, "", (uri,)), b"")([uri])
+        return InventorySearch(
+            reading_io(lake), Inventory(uri, 0, file_format, columns, "", (uri,)), (Sought.beyond("", []),)
+        )([uri])
 
     assert search(["a"] * 10_000)
     with pytest.raises(CorruptFileError, match=r"names more than a file|longer than any key"):

@@ -6,7 +6,7 @@ import json
 import re
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -18,18 +18,21 @@ from pyspark.sql import SparkSession
 from tests.inventories import write_inventory
 from tests.maintenance.aging import Aging, grow, keeping
 from tests.maintenance.changes import append_rows, overwrite_rows
+from tests.maintenance.table_roots import TableRoots, needed_there, put_orphans, table_roots, there
 from tests.own_time import give_own_time
 from tests.servers.s3_server import S3Server
 from trinitylake_ops import Lakehouse, maintenance
 from trinitylake_ops.cli.app import trinitylake
 from trinitylake_ops.format.file_names import is_immutable_path, new_node_path
-from trinitylake_ops.maintenance.plans.executor import LOCAL, Executor
+from trinitylake_ops.maintenance.plans.executor import LOCAL, Executor, Fence, Sent
 from trinitylake_ops.maintenance.verification.read_ahead import NodeRead
 from trinitylake_ops.spark_jobs import executor as spark_executor_module
 from trinitylake_ops.spark_jobs.executor import SparkExecutor
-from trinitylake_ops.storage import open_storage
+from trinitylake_ops.storage import Storage, open_storage
 from trinitylake_ops.storage.local import storage as local_storage_module
 from trinitylake_ops.tree.walk import walk
+
+__all__ = ["table_roots"]
 
 pytestmark = pytest.mark.debian_packages
 
@@ -200,6 +203,50 @@ def test_orphans_by_an_inventory(aging: Aging, place: Place, spark_tasks: SparkE
     assert spark == local
     assert spark.returned[0] == expected
     assert len(spark.deleted) == 1
+
+
+class Recording(SparkExecutor):
+    """Spark's tasks, and where they deleted how many files."""
+
+    def __init__(self, spark: SparkSession):
+        super().__init__(spark)
+        self.deleted: Counter[str] = Counter()
+
+    def delete(self, storage: Storage, paths: Sequence[str], fence: Fence | None) -> Sent:
+        self.deleted[storage.root] += len(paths)
+        return super().delete(storage, paths, fence)
+
+
+@pytest.mark.parametrize("place", ["local"], indirect=True)
+def test_files_under_a_table_root(
+    place: Place, table_roots: TableRoots, spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(spark_executor_module, "FEW", 0)
+    table_root = f"file://{tmp_path}/tables/"
+    aging = table_roots.aging(open_storage(place.root, place.options), place.options, table_root=table_root)
+    append_rows(aging.lake)
+    overwrite_rows(aging.lake, "ns.t")
+    orphans = put_orphans(aging, table_root)
+    aging.later()
+    maintenance.plan_trim_tables(aging.lake, keeping(1)).execute()
+    aging.later()
+    aging.expire()
+    aging.later()
+    tasks = Recording(spark)
+    purged = maintenance.plan_purge(aging.lake, executor=tasks)
+    doomed = {path for path in purged.sizes_bytes if path.startswith(table_root)}
+    assert doomed
+    assert purged.digest == maintenance.plan_purge(aging.lake).digest
+    assert purged.execute(purged.digest).is_complete
+    assert tasks.deleted[table_root] == len(doomed)
+    location = write_inventory(tmp_path / "inventory", table_root, sorted(there(table_root)), files=20)
+    plan = maintenance.plan_orphan_removal(aging.lake, inventory=location, executor=tasks)
+    assert plan.paths == sorted(f"{table_root}{path}" for path in orphans)
+    assert plan.digest == maintenance.plan_orphan_removal(aging.lake).digest
+    report = plan.execute(plan.digest)
+    assert (report.files, report.failures) == (len(orphans), {})
+    assert tasks.deleted[table_root] == len(doomed) + len(orphans)
+    assert there(table_root) == needed_there(aging.lake, table_root)
 
 
 def test_a_full_export(aging: Aging, place: Place, spark_tasks: SparkExecutor) -> None:

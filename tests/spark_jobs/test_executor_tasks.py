@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -12,16 +13,15 @@ from pyspark.sql import SparkSession
 from tests.clock import ClockStorage
 from tests.lakes import listed, local_storage
 from tests.own_time import give_own_time
-from trinitylake_ops.errors import StorageError, TransientError
+from trinitylake_ops.errors import MaintenanceBlockedError, StorageError, TransientError
 from trinitylake_ops.format.file_names import lease_path, root_path
-from trinitylake_ops.maintenance.plans.executor import Fence
+from trinitylake_ops.maintenance.plans.executor import Fence, Guard
 from trinitylake_ops.spark_jobs import executor as executor_module
 from trinitylake_ops.spark_jobs.executor import SparkExecutor, batch_size
 from trinitylake_ops.spark_jobs.executor_tasks import FRESH_MS, DeletesDone, FencedDeletes, delete_parts
 from trinitylake_ops.storage import FileInfo, RetryStorage, Storage, StorageWrapper
 
 NOW_MS = 1_000_000
-FENCE = Fence(lease=3, until_ms=NOW_MS + 60_000, next_root=root_path(8))
 
 
 @pytest.fixture
@@ -32,8 +32,12 @@ def clock(tmp_path: Path) -> ClockStorage:
     return storage
 
 
+def fence_by(storage: Storage, guard: Guard | None = None) -> Fence:
+    return Fence(storage, lease=3, until_ms=NOW_MS + 60_000, next_root=root_path(8), guard=guard)
+
+
 def fenced(storage: Storage) -> FencedDeletes:
-    return FencedDeletes(storage, FENCE, looked_ms=NOW_MS, until_ms=NOW_MS + 30_000)
+    return FencedDeletes(storage, fence_by(storage), looked_ms=NOW_MS, until_ms=NOW_MS + 30_000)
 
 
 def test_a_fence_holds_until_its_time_is_over(clock: ClockStorage) -> None:
@@ -79,6 +83,32 @@ class Fails(StorageWrapper):
 
 def test_a_fence_that_cannot_be_seen_does_not_hold(clock: ClockStorage) -> None:
     assert not fenced(Fails(clock, "list")).holds()
+
+
+@dataclass
+class Forbids:
+    """Forbids deletes once there is a file on its storage."""
+
+    storage: Storage
+
+    def check(self) -> None:
+        if self.storage.exists("stop"):
+            raise MaintenanceBlockedError("stopped")
+
+
+def test_files_elsewhere_go_by_the_clock_and_the_leases_of_the_lakehouse(clock: ClockStorage, tmp_path: Path) -> None:
+    elsewhere = ClockStorage(local_storage(tmp_path / "elsewhere"), 5 * NOW_MS)
+    elsewhere.create(lease_path(9), b"")
+    elsewhere.create(root_path(8), b"")
+    deletes = FencedDeletes(elsewhere, fence_by(clock, Forbids(elsewhere)), looked_ms=NOW_MS, until_ms=NOW_MS + 30_000)
+    assert deletes.holds()
+    assert deletes.storages == [elsewhere, clock]
+    elsewhere.create("stop", b"")
+    assert not deletes.holds()
+    elsewhere.delete("stop")
+    assert deletes.holds()
+    clock.create(lease_path(4), b"")
+    assert not deletes.holds()
 
 
 class Late(ClockStorage):
@@ -133,7 +163,7 @@ def test_interrupts_do_not_end_the_wait_for_a_lost_task(
     monkeypatch.setattr(executor_module, "run_in_tasks", interrupted)
     give_own_time(monkeypatch, executor_module, monotonic=lambda: now_s, sleep=sleep)
     with pytest.raises(KeyboardInterrupt):
-        SparkExecutor(spark).delete(clock, ["a"], FENCE)
+        SparkExecutor(spark).delete(clock, ["a"], fence_by(clock))
     assert slept == [40, 39, 38]
 
 

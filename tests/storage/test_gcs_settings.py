@@ -26,8 +26,8 @@ KEY = {"type": "service_account", "private_key": "-----BEGIN-----\nhush-hush-hus
 )
 def test_roots(root: str, bucket: str, prefix: str) -> None:
     location = GcsLocation.of(root)
-    assert (location.bucket, location.prefix) == (bucket, prefix)
-    assert location.name("x/y?generation=1#2") == f"{prefix}x/y?generation=1#2"
+    assert (location.bucket, location.key_prefix) == (bucket, prefix)
+    assert location.key("x/y?generation=1#2") == f"{prefix}x/y?generation=1#2"
     assert location.path(f"{prefix}x/y") == "x/y"
     assert location.path(f"{prefix}folder/") is None
     assert location.listed("") == prefix
@@ -55,16 +55,16 @@ def test_roots_that_are_not_normalised(root: str) -> None:
 def test_names_that_the_service_does_not_take() -> None:
     location = GcsLocation.of("gs://bucket/prefix/")
     longest = "x" * (1024 - len("prefix/"))
-    assert location.name(longest) == f"prefix/{longest}"
+    assert location.key(longest) == f"prefix/{longest}"
     for too_long in (f"{longest}x", "ü" * 509):
-        for refuse in (location.name, location.listed):
+        for refuse in (location.key, location.listed):
             with pytest.raises(InvalidLocationError, match="Storage allows 1024: use a shorter name"):
                 refuse(too_long)
     for name in ("a\nb", "a\rb"):
         with pytest.raises(InvalidLocationError, match="no line break"):
-            location.name(name)
+            location.key(name)
     with pytest.raises(InvalidLocationError, match="acme-challenge"):
-        GcsLocation.of("gs://bucket/").name(".well-known/acme-challenge/x")
+        GcsLocation.of("gs://bucket/").key(".well-known/acme-challenge/x")
     with pytest.raises(InvalidLocationError):
         GcsLocation.of(f"gs://bucket/{'x' * 1024}/")
 

@@ -71,6 +71,27 @@ def test_interruption_stops_what_has_not_begun() -> None:
     assert len(begun) < 100
 
 
+def test_nothing_still_runs_after_an_interrupt_of_the_calling_thread() -> None:
+    """A file that another thread still wrote was left behind, as nobody knew of it yet."""
+    both, caller, caller_id = threading.Barrier(2), threading.current_thread(), threading.get_ident()
+    begun: list[int] = []
+    ended: list[int] = []
+
+    def work(number: int) -> None:
+        begun.append(number)
+        both.wait(timeout=10)
+        if threading.current_thread() is caller:
+            return
+        signal.pthread_kill(caller_id, signal.SIGINT)
+        time.sleep(0.05)
+        ended.append(number)
+
+    with pytest.raises(KeyboardInterrupt):
+        run_parallel(work, range(2), 2)
+    assert len(begun) == 2
+    assert len(ended) == 1
+
+
 def test_nested_calls_in_a_crowded_pool_end() -> None:
     def outer(number: int) -> int:
         return sum(run_parallel(lambda inner: inner, range(8), 8)) + number

@@ -5,8 +5,11 @@ from __future__ import annotations
 import errno
 import os
 import shutil
+import signal
 import threading
+import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -73,6 +76,53 @@ def test_a_prepared_file_meets_a_name_that_is_taken(storage: LocalStorage, folde
         storage.create("name", data)
     assert storage.read("name") == b"another"
     assert list((folder / "_ops/tmp").iterdir()) == []
+
+
+@pytest.mark.parametrize("call", ["open", "fsync"])
+def test_an_interrupt_while_a_file_is_prepared_leaves_nothing(
+    storage: LocalStorage, folder: Path, monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    storage.create("first", b"x")
+    true_call, data = getattr(os, call), b"prepared"
+
+    def interrupted(*arguments: Any, **options: Any) -> Any:
+        made = true_call(*arguments, **options)
+        if call == "open":
+            os.close(made)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, call, interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            storage.prepare("name", data)
+    assert len(list((folder / "_ops/tmp").iterdir())) == 1
+    storage.unprepare(data)
+    assert list((folder / "_ops/tmp").iterdir()) == []
+
+
+def test_a_commit_that_is_interrupted_while_a_thread_prepares_leaves_no_temporary_file(
+    storage: LocalStorage, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lake = Lakehouse.create(storage.root, storage=storage)
+    true_prepare = LocalStorage.prepare
+    caller, caller_id = threading.current_thread(), threading.get_ident()
+
+    def interrupting(self: LocalStorage, path: str, data: bytes) -> None:
+        if threading.current_thread() is not caller:
+            signal.pthread_kill(caller_id, signal.SIGINT)
+            time.sleep(0.05)
+        true_prepare(self, path, data)
+        if threading.current_thread() is caller:
+            raise KeyboardInterrupt
+
+    txn = lake.transaction()
+    txn.create_namespace("a")
+    with monkeypatch.context() as patch:
+        patch.setattr(LocalStorage, "prepare", interrupting)
+        with pytest.raises(KeyboardInterrupt):
+            txn.commit()
+    assert list((folder / "_ops/tmp").iterdir()) == []
+    assert lake.latest_version() == 0
 
 
 def test_without_fsync_nothing_is_prepared(folder: Path) -> None:

@@ -220,7 +220,7 @@ def purge(
     "--inventory",
     metavar="URI",
     help="The manifest.json of an inventory of the storage (Amazon S3 Inventory) to take the files from, instead of"
-    " listing them. Files that came later are not looked at, nor those under a table root.",
+    " listing them. Files that came later are not looked at. It may be of the root, of the table root, or of both.",
 )
 @_budget_options
 @engine_options

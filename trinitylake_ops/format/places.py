@@ -24,6 +24,9 @@ _MOVED_TABLE_FILE = re.compile(rf"[A-Za-z][A-Za-z0-9+.-]*://.*?/({TABLES_PREFIX}
 _MOVED_FILE_OF_OURS = re.compile(
     rf"[A-Za-z][A-Za-z0-9+.-]*://.*?/({TABLES_PREFIX}[0-9a-f]{{8}}(?:-[0-9a-f]{{4}}){{3}}-[0-9a-f]{{12}}/.+)", re.DOTALL
 )
+_LAKEHOUSE_OF_TABLE = re.compile(rf"(.*?/){TABLES_PREFIX}[^/]+/.*", re.DOTALL)
+#: Schemes whose roots do not show what is under roots above or below them.
+_APART = frozenset({"dynamodb"})
 _TABLE_FOLDER = re.compile(rf"(.*?/{TABLES_PREFIX}[^/]+/|.*/)(?:metadata|data)/.*", re.DOTALL)
 _LONGEST_SHOWN_CHARS = 200
 
@@ -208,14 +211,22 @@ class Places:
         return Place(self.root, match[1], is_moved=True) if match else None
 
     def _refused(self, uri: str) -> Place:
-        match = _TABLE_FOLDER.fullmatch(uri)
-        folder = match[1] if match else uri[: uri.rindex("/") + 1]
         raise LocationNotAllowedError(
             f"{_shown(uri)} lies beyond the lakehouse at {self.root}, which alone does not make it readable; if you"
-            f" trust whoever writes this lakehouse with it, allow a root that holds it, such as {_shown(folder)};"
+            f" trust whoever writes this lakehouse with it, allow {_root_to_allow(uri)};"
             " --allow-root, TRINITYLAKE_ALLOWED_ROOTS and the storage option 'allowed_roots' do so",
             path=cut(uri),
         )
+
+
+def _root_to_allow(uri: str) -> str:
+    """Say which root has a file, as small as it may be."""
+    if uri.partition("://")[0] not in _APART:
+        match = _TABLE_FOLDER.fullmatch(uri)
+        return f"a root that holds it, such as {_shown(match[1] if match else uri[: uri.rindex('/') + 1])}"
+    match = _LAKEHOUSE_OF_TABLE.fullmatch(uri)
+    root = match[1] if match else uri if uri.endswith("/") else ""
+    return "the root of the lakehouse that has it" + (f", such as {_shown(root)}" if root else "")
 
 
 def allowed_roots(text: str) -> tuple[str, ...]:

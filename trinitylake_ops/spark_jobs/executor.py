@@ -136,14 +136,14 @@ class SparkExecutor:
         If a task was lost, this waits until it can send nothing more, despite interrupts. Only then may the lease be
         given back. Raises JobFailedError, after the same wait.
         """
-        looked_ms = storage.now_ms()
+        looked_ms = (storage if fence is None else fence.storage).now_ms()
         until_ms = looked_ms + ROUND_MS if fence is None else min(looked_ms + ROUND_MS, fence.until_ms - SETTLE_MS)
         begun_s = time.monotonic()
         over_s = begun_s + (until_ms + SETTLE_MS - looked_ms) / 1000
         slots = self.slots
         deletes = FencedDeletes(storage, fence, looked_ms, until_ms)
         # otherwise there could be a wait between the look and the send
-        pickled = self._pickled(deletes, (storage,), None)
+        pickled = self._pickled(deletes, deletes.storages, None)
         n_parts = max(1, min(slots, -(-len(paths) // storage.delete_batch_size)))
         size = -(-len(paths) // n_parts)
         parts = [pickle.dumps(list(paths[start : start + size])) for start in range(0, len(paths), size)]
@@ -160,7 +160,7 @@ class SparkExecutor:
             time.sleep(max(0.0, begun_s + -(-len(paths) // storage.delete_batch_size) / self._rate - time.monotonic()))
         failures: dict[str, StorageError] = {}
         for done in rows:
-            _count((storage,), done.requests)
+            _count(deletes.storages, done.requests)
             failures |= done.failures
         return Sent(failures, frozenset(path for row in rows for path in row.held_back))
 

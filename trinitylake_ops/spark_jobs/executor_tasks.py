@@ -15,7 +15,7 @@ from typing import Any
 
 from pyspark import TaskContext
 
-from trinitylake_ops.errors import StorageError, TrinityLakeError
+from trinitylake_ops.errors import MaintenanceBlockedError, StorageError, TrinityLakeError
 from trinitylake_ops.format.file_names import LEASE_PREFIX, parse_lease_path
 from trinitylake_ops.maintenance.plans.executor import Fence
 from trinitylake_ops.storage import MeteredStorage, RequestCounts, Storage
@@ -53,9 +53,10 @@ class DeletesDone:
 
 @dataclass(frozen=True, slots=True)
 class FencedDeletes:
-    """The condition for deletes: until ``until_ms`` by the storage's clock, and as long as the fence holds.
+    """The condition for deletes: until ``until_ms``, and as long as the fence holds.
 
-    ``looked_ms`` is when the driver saw that the fence holds.
+    ``looked_ms`` is when the driver saw that the fence holds. Both are times of the clock of the fence's storage, of
+    ``storage`` where there is no fence.
     """
 
     storage: Storage
@@ -64,24 +65,29 @@ class FencedDeletes:
     until_ms: int
 
     @property
-    def storages(self) -> Sequence[Storage]:
-        """The storage that deletes."""
-        return (self.storage,)
+    def storages(self) -> list[Storage]:
+        """The storage that deletes, and those that the fence asks, each once."""
+        fence = self.fence
+        asked = [] if fence is None else [fence.storage, *([fence.guard.storage] if fence.guard is not None else [])]
+        return list({id(storage): storage for storage in (self.storage, *asked)}.values())
 
     def holds(self) -> bool:
         """Whether the next requests may be sent. They may not if that cannot be seen."""
+        fence = self.fence
         try:
-            now_ms = self.storage.now_ms()
+            now_ms = (self.storage if fence is None else fence.storage).now_ms()
             if now_ms >= self.until_ms:
                 return False
-            if self.fence is None:
+            if fence is None:
                 return True
-            leases = (parse_lease_path(info.path) or 0 for info in self.storage.list(LEASE_PREFIX))
-            if max(leases, default=0) > self.fence.lease:
+            leases = (parse_lease_path(info.path) or 0 for info in fence.storage.list(LEASE_PREFIX))
+            if max(leases, default=0) > fence.lease:
                 return False
+            if fence.guard is not None:
+                fence.guard.check()
             is_fresh = now_ms - self.looked_ms <= FRESH_MS
-            return is_fresh or not self.storage.exists(self.fence.next_root)
-        except StorageError:
+            return is_fresh or not fence.storage.exists(fence.next_root)
+        except (StorageError, MaintenanceBlockedError):  # the driver looks again, and says why
             return False
 
 
@@ -116,14 +122,15 @@ def delete_parts(pickled_deletes: bytes, parts: Iterator[bytes]) -> Iterator[byt
 def _deleted(deletes: FencedDeletes, paths: list[str]) -> DeletesDone:
     # Sending again is the driver's decision, too, as it looks at lease and versions before.
     storage = sent_once(deletes.storage)
-    before = _counts([storage])
+    asked = [storage if one is deletes.storage else one for one in deletes.storages]
+    before = _counts(asked)
     failures: dict[str, StorageError] = {}
     size = storage.concurrency * storage.delete_batch_size
     for start in range(0, len(paths), size):
         if not deletes.holds():
-            return DeletesDone(failures, tuple(paths[start:]), False, _since(before, [storage]))
+            return DeletesDone(failures, tuple(paths[start:]), False, _since(before, asked))
         failures |= storage.delete_many(paths[start : start + size])
-    return DeletesDone(failures, (), False, _since(before, [storage]))
+    return DeletesDone(failures, (), False, _since(before, asked))
 
 
 def _loaded(pickled: bytes) -> Any:

@@ -48,22 +48,40 @@ def in_one_round(call: Callable[[A], T]) -> Callable[[A], T]:
 def run_parallel(call: Callable[[A], T], arguments: Sequence[A], concurrency: int, few: int = 1) -> list[T]:
     """Map ``call`` over the arguments with up to ``concurrency`` threads, in order. ``few`` calls need no threads.
 
-    All calls end before the first failure (in argument order) is raised. So nothing still runs when the caller goes on.
-    The calling thread takes part in the work and never waits for a thread that has not started. So nested calls, a
-    crowded pool and a freshly forked process cannot deadlock.
+    All calls end before the first failure (in argument order) is raised, and before an interrupt of the calling thread.
+    So nothing still runs when the caller goes on. The calling thread takes part in the work and never waits for a
+    thread that has not started. So nested calls, a crowded pool and a freshly forked process cannot deadlock.
     """
     if len(arguments) <= few or concurrency <= 1:
         return [call(argument) for argument in arguments]
     batch = _Batch(call, arguments)
     n_extra_threads = min(concurrency, len(arguments), MAX_POOL_THREADS + 1) - 1
     threads: list[Future[None]] = []
-    with contextlib.suppress(RuntimeError):  # an interpreter that ends starts no threads: the caller does all
-        threads.extend(_shared_pool.submit(batch.work) for _ in range(n_extra_threads))
-    batch.work()
+
+    def start() -> None:
+        with contextlib.suppress(RuntimeError):  # an interpreter that ends starts no threads: the caller does all
+            threads.extend(_shared_pool.submit(batch.work) for _ in range(n_extra_threads))
+
+    interrupt = _uninterrupted(start, batch.stop) or _uninterrupted(batch.work, batch.stop)
     for thread in threads:
-        if not thread.cancel():
+        while not thread.cancel() and not thread.done():
+            interrupt = _uninterrupted(thread.exception, batch.stop) or interrupt
+    if interrupt is not None:
+        raise interrupt
+    for thread in threads:
+        if not thread.cancelled():
             thread.result()
     return batch.finished_results()
+
+
+def _uninterrupted(work: Callable[[], object], stop: Callable[[], None]) -> BaseException | None:
+    """Do work of this thread, and return the interrupt that ended it, if one did. Then nothing more is begun."""
+    try:
+        work()
+    except BaseException as error:  # noqa: BLE001 - by whatever a handler of signals raises; the caller raises it
+        stop()
+        return error
+    return None
 
 
 class _Batch(Generic[A, T]):
@@ -84,7 +102,7 @@ class _Batch(Generic[A, T]):
             except BaseException as error:  # noqa: BLE001 - raised by finished_results, in the caller's thread
                 self._failures[index] = error
                 if not isinstance(error, Exception):
-                    self._stop()
+                    self.stop()
 
     def finished_results(self) -> list[T]:
         # An interrupt is raised first: reported as the failure of a storage, it would be retried.
@@ -100,7 +118,8 @@ class _Batch(Generic[A, T]):
             self._next_index += 1
             return index
 
-    def _stop(self) -> None:
+    def stop(self) -> None:
+        """Begin no more calls."""
         with self._lock:
             self._next_index = len(self._arguments)
 

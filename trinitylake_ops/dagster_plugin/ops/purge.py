@@ -32,7 +32,8 @@ class OrphansOptions(Options):
     inventory: InventoryText = Field(
         default="",
         description="The manifest.json of an inventory of the storage (Amazon S3 Inventory) to take what stands from,"
-        " instead of listing it; what came since the inventory is not looked at. Empty: list.",
+        " instead of listing it; what came since the inventory is not looked at. It may be of the root, of the table"
+        " root, or of both. Empty: list.",
     )
 
 

@@ -10,7 +10,7 @@ from trinitylake_ops import maintenance
 from trinitylake_ops.dagster_plugin.metadata import markdown_table, picture
 from trinitylake_ops.dagster_plugin.ops.operation import Operation, Running, report_figures
 from trinitylake_ops.dagster_plugin.ops.planned import Approval, Planned, RulesOptions
-from trinitylake_ops.dagster_plugin.options import Options, TableTexts, VersionsText
+from trinitylake_ops.dagster_plugin.options import Options, TableRootText, TableTexts, VersionsText
 from trinitylake_ops.maintenance import ExpirationPlan, RelocationPlan, TrimPlan
 from trinitylake_ops.pages import expiration_picture
 
@@ -28,6 +28,21 @@ class TrimOptions(RulesOptions):
 
 
 class TrimApproval(TrimOptions, Approval):
+    """The options of the plan, and its digest."""
+
+
+class RelocateOptions(Options):
+    """Where the files under the table root stand."""
+
+    table_root: TableRootText = Field(
+        default="",
+        description="Where the files under the table root stand now. It becomes the table root of this lakehouse, which"
+        " from then on frees what it does not need there. No copy of the lakehouse may go on using it. Empty: the"
+        " lakehouse alone was copied or moved.",
+    )
+
+
+class RelocateApproval(RelocateOptions, Approval):
     """The options of the plan, and its digest."""
 
 
@@ -122,8 +137,8 @@ TRIM = Planned(
 )
 
 
-def _plan_relocation(run: Running[Any]) -> RelocationPlan:
-    return maintenance.plan_relocation(run.lake)
+def _plan_relocation(run: Running[RelocateOptions]) -> RelocationPlan:
+    return maintenance.plan_relocation(run.lake, run.options.table_root or None)
 
 
 def _relocation_shown(plan: RelocationPlan) -> dict[str, Any]:
@@ -132,6 +147,8 @@ def _relocation_shown(plan: RelocationPlan) -> dict[str, Any]:
         "tables": len(plan.tables),
         "files": plan.files,
         "refused": ", ".join(plan.refused),
+        "table_root": plan.table_root,
+        "left_table_root": plan.left_table_root,
         "plan": markdown_table(("table", "what happens"), rows),
     }
 
@@ -145,15 +162,17 @@ def _relocate(run: Running[Any], plan: RelocationPlan, digest: str | None) -> No
         "tables": len(report.tables),
         "refused": ", ".join(report.refused),
     }
-    run.report(str(report.table().title), metadata, committed="relocate" if report.tables else None)
+    # A table root may be taken without a commit.
+    is_committed = report.tables or report.version > run.begun_on
+    run.report(str(report.table().title), metadata, committed="relocate" if is_committed else None)
 
 
-RELOCATE: Planned[Any, RelocationPlan] = Planned(
+RELOCATE = Planned(
     name="relocate",
-    plans="Shows which tables name the place where the lakehouse stood before it was copied or moved",
+    plans="Shows which tables name the place where the lakehouse, or its table root, stood before it was moved",
     applies="Writes the metadata of tables of an approved plan for the place of the lakehouse; copies no data.",
-    options=None,
-    approval=Approval,
+    options=RelocateOptions,
+    approval=RelocateApproval,
     plan=_plan_relocation,
     shown=_relocation_shown,
     apply=_relocate,

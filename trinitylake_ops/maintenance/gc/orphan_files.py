@@ -71,17 +71,18 @@ def find_orphans(lake: Lakehouse, mark: Mark, listed: Iterable[FileInfo], modifi
     )
 
 
-def find_orphans_there(mark: Mark, now_ms: int, age_ms: int) -> Orphans:
+def find_orphans_there(mark: Mark, now_ms: int, age_ms: int, listed: Iterable[FileInfo] | None = None) -> Orphans:
     """Find the orphans under the table root, in folders whose owner files name the lakehouse, of an age at ``now_ms``.
 
     Files of others, and of a table root that is not freed from here, are left alone and not counted. Age is told by the
-    clock of its storage where that is behind. Lists all tables there. Raises what marking raises.
+    clock of its storage where that is behind. Lists all tables there, unless ``listed`` are the files to look at.
+    Raises what marking raises.
     """
     table_root = mark.table_root
     if table_root is None or table_root.refusal:
         return Orphans(sizes_bytes={}, owners={}, unowned_files=0, unowned_bytes=0)
     before_ms = min(now_ms, table_root.storage.now_ms()) - age_ms
-    found = _Listing.of(table_root.storage.list(TABLES_PREFIX), before_ms)
+    found = _Listing.of(table_root.storage.list(TABLES_PREFIX) if listed is None else listed, before_ms)
     old = {path: info for path, info in found.old.items() if table_id_in(path) is not None}
     if old:
         mark.add_tables()

@@ -59,8 +59,8 @@ class OrphanPlan(TimedPlan):
 
     ``unowned`` are files under ``tables/`` that no version defines and no owner file claims for this lakehouse. They
     are left alone. Files under the table root are given by URIs; ``left_table_root`` says why none there is deleted,
-    empty if they may be. With an ``inventory``, the URI of its manifest, these were not looked at, and neither were
-    files after its begin, ``inventory_created_at_ms``.
+    empty if they may be. With an ``inventory``, the URI of its manifest, files after its begin were not looked at. That
+    was at ``inventory_created_at_ms``. A root of which it has no file was listed.
     """
 
     base_version: int
@@ -137,16 +137,19 @@ class OrphanRemoval(DeletingOperation[OrphanPlan, OrphanReport]):
     def made_at(self, base: Snapshot, now_ms: int, *, progress: Progress = no_progress) -> OrphanPlan:
         """Return the plan with the same age for a version and time."""
         _check_no_purge(base.definition)
-        known = None if self.inventory is None else read_inventory(self.lake, self.inventory)
+        known = (
+            None if self.inventory is None else read_inventory(self.lake, self.inventory, base.definition.table_root)
+        )
         age_ms = max(self.older_than_ms or 0, protected_ms(base.definition))
         mark = Mark(survey_versions(self.lake, base, progress, executor=self.executor), progress=progress)
-        if known is None:
-            listed = list_without(self.lake.storage, self.executor, mark.catalog.paths)
-        else:
-            listed = list_by_inventory(self.lake, self.executor, known, mark, progress)
-        found = find_orphans(self.lake, mark, listed, now_ms - age_ms)
-        if known is None:
-            found = Orphans.of_all(found, find_orphans_there(mark, now_ms, age_ms))
+        own = there = None
+        if known is not None:
+            own, there = list_by_inventory(self.lake, self.executor, known, mark, progress)
+        if own is None:
+            own = list_without(self.lake.storage, self.executor, mark.catalog.paths)
+        found = Orphans.of_all(
+            find_orphans(self.lake, mark, own, now_ms - age_ms), find_orphans_there(mark, now_ms, age_ms, there)
+        )
         sizes_bytes = {**found.sizes_bytes, **found.owners}
         return OrphanPlan(
             base_version=base.version,
@@ -235,10 +238,10 @@ def plan_orphan_removal(
 
     The age is never less than the lakehouse's ``txn_ttl_millis`` and 5 minutes, which is also the default. Lists the
     root once and reads all nodes, definitions and tables that kept roots reach, by an executor. An ``inventory``, given
-    by its manifest's URI, replaces the listing. ``budget`` is that of the whole run if the plan where the plan is
-    executed with the same Spending. Raises InvalidInputError for a negative age and for an inventory of something else.
-    Raises MaintenanceBlockedError for an unfinished purge or before a reconcile, BudgetSpentBeforeError, and the errors
-    of an inventory and of marking.
+    by its manifest's URI, replaces the listing of the root, of the table root, or of both. ``budget`` is that of the
+    whole run if the plan where the plan is executed with the same Spending. Raises InvalidInputError for a negative age
+    and for an inventory of something else. Raises MaintenanceBlockedError for an unfinished purge or before a
+    reconcile, BudgetSpentBeforeError, and the errors of an inventory and of marking.
     """
     older_than_ms = None if older_than is None else duration_ms(older_than, "older_than")
     removal = OrphanRemoval(lake=lake, older_than_ms=older_than_ms, inventory=inventory, executor=executor)

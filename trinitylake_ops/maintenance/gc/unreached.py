@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 from trinitylake_ops.format.locations import is_uri
 from trinitylake_ops.format.places import cut
@@ -27,8 +28,8 @@ def delete_unreached(
 ) -> Deletion:
     """Delete files that a mark does not reach, under a lease. Before each batch both are checked again.
 
-    Files under the table root are given by URIs. They go last, by the threads of this process. Before each batch of
-    these it is looked whether this lakehouse still frees them. Raises MaintenanceBlockedError if not, if the lease is
+    Files under the table root are given by URIs. They go last. Before each batch of these it is looked whether this
+    lakehouse still frees them. Raises MaintenanceBlockedError if not, if the lease is
     lost or another program changed the settings, and PlanChangedError.
     """
     roots = mark.survey.lake.files.roots
@@ -39,7 +40,7 @@ def delete_unreached(
         mark.look()
         if mark.base is not before:  # the mark may take longer than the lease lasts
             held.check()
-        return Fence(held.number, held.expires_at_ms, roots.path(mark.base.version + 1))
+        return Fence(storage, held.number, held.expires_at_ms, roots.path(mark.base.version + 1))
 
     spending = Spending.of(budget)
     own = {path: size for path, size in sizes_bytes.items() if not is_uri(path)}
@@ -62,18 +63,22 @@ def _delete_there(
     spending: Spending,
     progress: Progress,
 ) -> Deletion:
-    """Delete files under the table root, given by their URIs.
-
-    Tasks elsewhere look for leases beside what they delete. These are beside the lakehouse, so that none deletes here.
-    """
+    """Delete files under the table root, given by their URIs. Leases and versions stand beside the lakehouse."""
 
     def look_there() -> Fence:
         table_root.check()
-        return look()
+        return replace(look(), guard=table_root)
 
     paths = {uri.removeprefix(table_root.root): size for uri, size in sizes_bytes.items()}
-    reached = mark.tables.there
-    return delete_files(table_root.storage, paths, spending, before_batch=look_there, spared=reached, progress=progress)
+    return delete_files(
+        table_root.storage,
+        paths,
+        spending,
+        before_batch=look_there,
+        spared=mark.tables.there,
+        progress=progress,
+        executor=mark.survey.executor,
+    )
 
 
 def unreached(mark: Mark, sizes_bytes: Mapping[str, int]) -> dict[str, int]:

@@ -55,18 +55,31 @@ class Work(Protocol[A_contra, T_co]):
         """Return the result of each thing of a batch, in order."""
 
 
+class Guard(Protocol):
+    """A further condition of deletes, which pickles: whether files may be deleted at a place at all."""
+
+    @property
+    def storage(self) -> Storage:
+        """The storage that it asks."""
+
+    def check(self) -> None:
+        """Raise MaintenanceBlockedError where nothing may be deleted any more. Raises StorageError."""
+
+
 @dataclass(frozen=True, slots=True)
 class Fence:
     """The conditions under which a batch of deletes is safe, as they were seen just before.
 
-    The lease of number ``lease`` is held until ``until_ms`` by the storage's clock. ``next_root`` is the path of the
-    version after the marked ones. Nothing more may be sent if there is a larger lease or that version, or if the time
-    is over.
+    The lease of number ``lease`` is held until ``until_ms`` by the clock of ``storage``, that of the lakehouse.
+    ``next_root`` is the path of the version after the marked ones. Nothing more may be sent if there is a larger lease
+    or that version, if the time is over, or if a ``guard`` forbids it. What is deleted may stand on another storage.
     """
 
+    storage: Storage
     lease: int
     until_ms: int
     next_root: str
+    guard: Guard | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -150,6 +150,11 @@ class ReachedThere:
         self._files: set[str] = set()
         self._other_names = OtherNames()
 
+    @property
+    def paths(self) -> Collection[str]:
+        """The files that definitions reach, without owner files."""
+        return self._files
+
     def take(self, locations: Collection[str], managed_id: str | None = None) -> None:
         """Add files that one definition reaches. ``managed_id`` is that of its table, if that is MANAGED."""
         if not self.root:

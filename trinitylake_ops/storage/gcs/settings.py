@@ -11,11 +11,9 @@ from typing import Any
 
 from trinitylake_ops.errors import InvalidInputError, InvalidLocationError
 from trinitylake_ops.storage.options import StorageOptions
-from trinitylake_ops.storage.paths import check_path, check_prefix, split_root
+from trinitylake_ops.storage.remote.buckets import BucketLocation
 from trinitylake_ops.storage.remote.settings import check_endpoint, connect_timeout_of, read_timeout_of
 
-#: The service limits the name of an object, the prefix of the root included, to this many bytes of UTF-8.
-MAX_NAME_BYTES = 1024
 #: The service gives at most this many objects in one page of a list.
 MAX_NAMES_PER_PAGE = 1000
 #: The service takes at most this many calls in one batch.
@@ -44,63 +42,31 @@ _MAX_CREDENTIALS_BYTES = 64 << 10
 #: A shorter line of a key is no secret.
 _MIN_SECRET_LINE = 8
 
-_BUCKET = re.compile(r"[a-z0-9][a-z0-9._-]{1,220}[a-z0-9]")
 _PROJECT = re.compile(r"[a-z0-9][a-z0-9.:-]{1,98}[a-z0-9]")
 _LINE_BREAKS = re.compile(r"[\r\n]")
 _NEVER_A_NAME = ".well-known/acme-challenge/"
 
 
-@dataclass(frozen=True, slots=True)
-class GcsLocation:
-    """Bucket and name prefix of a root; the prefix is empty or ends with ``/``."""
+class GcsLocation(BucketLocation):
+    """Bucket and key prefix of a root on Google Cloud Storage, which calls a key the name of an object."""
 
-    root: str
-    bucket: str
-    prefix: str
+    __slots__ = ()
+    scheme = "gs"
+    service = "Google Cloud Storage"
+    bucket_name = re.compile(r"[a-z0-9][a-z0-9._-]{1,220}[a-z0-9]")
+    root_form = (
+        "a root on Google Cloud Storage has the form gs://BUCKET/PREFIX/, with at least 3 lower-case letters, digits,"
+        " '.', '_' or '-' as BUCKET; credentials and the server's address are storage options"
+    )
 
-    @classmethod
-    def of(cls, root: str) -> GcsLocation:
-        """Split a normalised root URI.
-
-        Raises InvalidLocationError for another form, for a root that is too long, and for a bucket that is no name of
-        one. The message does not repeat a root of another form or bucket, as it may hold credentials.
-        """
-        authority = root.removeprefix("gs://").partition("/")[0]
-        if not _BUCKET.fullmatch(authority):
+    def check_key(self, key: str, shown: str) -> None:
+        """Raise InvalidLocationError for a key that is too long, or that the service gives to no object."""
+        BucketLocation.check_key(self, key, shown)
+        if _LINE_BREAKS.search(key) or key.startswith(_NEVER_A_NAME):
             raise InvalidLocationError(
-                "a root on Google Cloud Storage has the form gs://BUCKET/PREFIX/, with at least 3 lower-case letters, "
-                "digits, '.', '_' or '-' as BUCKET; credentials and the server's address are storage options"
+                f"Google Cloud Storage has no object named {shown[:80]!r}: names hold no line break and do not begin"
+                f" with {_NEVER_A_NAME!r}"
             )
-        bucket, path = split_root(root, "gs")
-        location = cls(root, bucket, path[1:])
-        _check_name(location.prefix, root)
-        return location
-
-    def name(self, path: str) -> str:
-        """Return the object's name of a path.
-
-        Raises InvalidLocationError for a path that no storage accepts, or that the service does not.
-        """
-        check_path(path)
-        name = self.prefix + path
-        _check_name(name, path)
-        return name
-
-    def listed(self, prefix: str) -> str:
-        """Return the start of all names below a path prefix. Raises InvalidLocationError as ``name`` does."""
-        check_prefix(prefix)
-        start = self.prefix + prefix
-        _check_name(start, prefix)
-        return start
-
-    def path(self, name: str) -> str | None:
-        """Return the path of a listed name, or None for a name that no path has (``folder/``, ``a//b``)."""
-        path = name.removeprefix(self.prefix)
-        try:
-            check_path(path)
-        except InvalidLocationError:
-            return None
-        return path
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,17 +170,3 @@ def _credentials(value: str | None) -> str | Mapping[str, Any] | None:
         f"storage option 'credentials' must be {ANONYMOUS!r}, the absolute path of a JSON file, or the text of one, "
         f"{reason}; Google's environment takes every other kind"
     )
-
-
-def _check_name(name: str, shown: str) -> None:
-    n_bytes = len(name.encode())
-    if n_bytes > MAX_NAME_BYTES:
-        raise InvalidLocationError(
-            f"the name of {shown[:80]!r}... would have {n_bytes} bytes with the prefix of its root, Google Cloud "
-            f"Storage allows {MAX_NAME_BYTES}: use a shorter name"
-        )
-    if _LINE_BREAKS.search(name) or name.startswith(_NEVER_A_NAME):
-        raise InvalidLocationError(
-            f"Google Cloud Storage has no object named {shown[:80]!r}: names hold no line break and do not begin with "
-            f"{_NEVER_A_NAME!r}"
-        )

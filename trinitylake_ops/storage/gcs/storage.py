@@ -89,7 +89,7 @@ class GcsStorage(Storage):
 
     def read(self, path: str, *, offset: int = 0, length: int | None = None, limit_bytes: int | None = None) -> bytes:
         check_range(path, offset, length)
-        target = object_target(self._location.bucket, self._location.name(path))
+        target = object_target(self._location.bucket, self._location.key(path))
         if length == 0:
             self.stat(path)
             return b""
@@ -111,7 +111,7 @@ class GcsStorage(Storage):
         return found
 
     def stat(self, path: str) -> FileInfo:
-        target = object_target(self._location.bucket, self._location.name(path))
+        target = object_target(self._location.bucket, self._location.key(path))
         answer = self._send(Request.STAT, path, Call("GET", f"/storage/v1/{target}", {"fields": _FILE_FIELDS}))
         request = self._request(Request.STAT, path)
         return _file_info(request, path, _decoded(request, answer))
@@ -123,7 +123,7 @@ class GcsStorage(Storage):
         self._upload(Request.WRITE, path, data, {})
 
     def delete(self, path: str) -> None:
-        target = object_target(self._location.bucket, self._location.name(path))
+        target = object_target(self._location.bucket, self._location.key(path))
         try:
             self._send(Request.DELETE, path, Call("DELETE", f"/storage/v1/{target}"))
         except FileMissingError:
@@ -131,7 +131,7 @@ class GcsStorage(Storage):
 
     def delete_batch(self, paths: Sequence[str]) -> dict[str, StorageError]:
         """Delete up to 100 files in one batch, a request with as many calls in its body."""
-        by_target = {object_target(self._location.bucket, self._location.name(path)): path for path in paths}
+        by_target = {object_target(self._location.bucket, self._location.key(path)): path for path in paths}
         if not by_target:
             return {}
         query = f"?{urlencode({'userProject': self._project})}" if self._project else ""
@@ -157,11 +157,11 @@ class GcsStorage(Storage):
 
     def now_ms(self) -> int:
         # A list of one object: to ask for the bucket itself would need another right.
-        one = {"maxResults": "1", "prefix": self._location.prefix, "fields": "kind"}
+        one = {"maxResults": "1", "prefix": self._location.key_prefix, "fields": "kind"}
         return self._clock.now_ms(lambda: self._send(Request.CLOCK, "", Call("GET", self._objects(), one)))
 
     def _upload(self, operation: Request, path: str, data: bytes, condition: Mapping[str, str]) -> None:
-        body = upload_body(self._location.name(path), data)
+        body = upload_body(self._location.key(path), data)
         parameters = {"uploadType": "multipart", "fields": "generation", **condition}
         headers = {"Content-Type": body.content_type}
         self._send(operation, path, Call("POST", f"/upload{self._objects()}", parameters, headers, body.data))

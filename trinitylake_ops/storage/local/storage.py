@@ -106,14 +106,13 @@ class LocalStorage(Storage):
         if not self.fsync:
             return
         temporary = self._new_temporary()
+        self._prepared[id(data)] = _Prepared(data, temporary)  # before there is a file: ``unprepare`` knows of it
         try:
             self._sync(self._make_folder(self._temporary_folder))
             write_new_file(temporary, data, fsync=True)
         except OSError as error:
             logger.debug("%r is not prepared: %s", path, error)
-            _remove_temporary(temporary)
-            return
-        self._prepared[id(data)] = _Prepared(data, temporary)
+            self.unprepare(data)
 
     def unprepare(self, data: bytes) -> None:
         prepared = self._prepared.pop(id(data), None)

@@ -1,0 +1,42 @@
+#!/usr/bin/env bash
+# Runs the long tests, and then those of the engine once more with their lakehouses on each server: make soak.
+# Arguments go to pytest; with any, only the long tests run. All parts run, whichever fail; these are named at the end.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+
+python=.venv/bin/python
+read -ra long_on_radosgw <<<"$LONG_ON_RADOSGW"
+read -ra long_on_moto <<<"$LONG_ON_MOTO"
+read -ra with_shuffled_lists <<<"$WITH_SHUFFLED_LISTS"
+read -ra on_other_servers <<<"$ON_OTHER_SERVERS"
+read -ra other_servers <<<"$OTHER_SERVERS"
+mkdir -p soak
+log=soak/$(date -u +%Y-%m-%dT%H%M%SZ).log
+failed=()
+
+# Runs pytest for one part, and notes whether it failed.
+run_part() {
+    local name=$1
+    shift
+    echo "==> $name"
+    $python -m pytest -v "$@" || failed+=("$name")
+}
+
+run_all() {
+    trap 'exit 130' INT # pytest ends by itself then, and the next part would begin
+    run_part "long tests" --durations=0 -m "soak${selection:+ and $selection}" "$@"
+    if [ $# = 0 ]; then
+        run_part "lakehouses on radosgw" -n 2 --dist worksteal --lakes=radosgw "${long_on_radosgw[@]}"
+        run_part "lakehouses on moto" -n 2 --dist worksteal --lakes=moto "${long_on_moto[@]}"
+        run_part "shuffled lists" -n 2 --dist worksteal --lists=shuffled "${with_shuffled_lists[@]}"
+        local kind
+        for kind in "${other_servers[@]}"; do
+            run_part "lakehouses on $kind" -n 2 --dist worksteal --lakes="$kind" "${on_other_servers[@]}"
+        done
+    fi
+    [ ${#failed[@]} = 0 ] || echo "make soak: failed, see $log: $(printf '%s; ' "${failed[@]}")"
+    return $((${#failed[@]} > 0))
+}
+
+selection=$(scripts/debian_packages.sh)
+run_all "$@" 2>&1 | tee "$log"
