@@ -1,85 +1,44 @@
-"""Each operation of both clients of Azure meets each fault on the wire, without retries around them.
-
-S7: an error says whether the request certainly had no effect, or may have had one. A read or list never returns a
-part. No client repeats a request by itself: a repeated create would meet its own file.
-"""
+"""Each operation of both clients of Azure meets each fault on the wire (``wire_faults.py``)."""
 
 from __future__ import annotations
 
 import base64
-import functools
-import socket
-import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
-from typing import Any
+from collections.abc import Iterator
 
 import pytest
 
-from tests import proxy as wire
-from tests.proxy import FaultyProxy, WireFault
+from tests.proxy import FaultyProxy
 from tests.servers.azurite import ACCOUNT_NAME, AzureServer
-from trinitylake_ops.errors import (
-    AmbiguousWriteError,
-    StorageError,
-    StoragePermissionError,
-    ThrottledError,
-    TransientError,
-    UnreachableError,
+from tests.storage import wire_faults
+from tests.storage.wire_faults import (
+    BODY,
+    PATIENT,
+    Row,
+    Wire,
+    check_clock,
+    check_closed_port,
+    check_silent_server,
+    faults_in_xml,
+    faults_of_any_server,
+    outcome,
+    was_sent,
 )
+from trinitylake_ops.errors import StorageError, StoragePermissionError, ThrottledError, TransientError
 from trinitylake_ops.storage import RetryStorage, Storage, open_storage
 from trinitylake_ops.storage.azure import blob_storage
 
 pytestmark = pytest.mark.debian_packages
 
-BODY = bytes(range(256)) * 400
 READ_TIMEOUT_S = 0.25
-PATIENCE_S = 20.0
-Outcome = type[StorageError] | None
-
-
-@dataclass(frozen=True)
-class Operation:
-    """A call of the storage, its method on the wire, and whether it may have an effect."""
-
-    call: Callable[[Storage], Any]
-    method: str
-    changes_files: bool = False
-
-
-OPERATIONS = {
-    "read": Operation(lambda storage: storage.read("f"), "GET"),
-    "read of a range": Operation(lambda storage: storage.read("f", offset=7, length=50_000), "GET"),
-    "stat": Operation(lambda storage: storage.stat("f"), "HEAD"),
-    "list": Operation(lambda storage: sorted(info.path for info in storage.list()), "GET"),
-    "create": Operation(lambda storage: storage.create("new", BODY), "PUT", True),
-    "write": Operation(lambda storage: storage.write("new", BODY), "PUT", True),
-    "delete": Operation(lambda storage: storage.delete("f"), "DELETE", True),
-    "delete_batch": Operation(lambda storage: storage.delete_batch(["f", "g"]), "POST", True),
+HIDDEN = ("SharedKey", "sig=", "<Error>", "<?xml")
+OPERATIONS = wire_faults.operations()
+CODES = {
+    "error": "InternalError",
+    "after the effect": "OperationTimedOut",
+    "slower": "ServerBusy",
+    "denied": "AuthorizationFailure",
 }
-CHANGES = [name for name, operation in OPERATIONS.items() if operation.changes_files]
-#: Fault -> what a reading operation raises, what a changing one does.
-FAULTS: dict[str, tuple[WireFault, Outcome, Outcome]] = {
-    "request dropped": (wire.drop_request(), TransientError, AmbiguousWriteError),
-    "answer dropped": (wire.drop_answer(), TransientError, AmbiguousWriteError),
-    "request held back": (wire.hold_request(), TransientError, AmbiguousWriteError),
-    "answer late": (wire.delay_answer(seconds=2 * READ_TIMEOUT_S), TransientError, AmbiguousWriteError),
-    "head cut": (wire.cut_head(), TransientError, AmbiguousWriteError),
-    "body cut": (wire.cut_body(), TransientError, AmbiguousWriteError),
-    "500": (wire.answer(status=500, code="InternalError"), TransientError, AmbiguousWriteError),
-    "500 empty": (wire.answer(status=500), TransientError, AmbiguousWriteError),
-    "500 after the effect": (
-        wire.answer(status=500, code="OperationTimedOut", is_forwarded=True),
-        TransientError,
-        AmbiguousWriteError,
-    ),
-    "503": (wire.answer(status=503, code="ServerBusy"), ThrottledError, ThrottledError),
-    "503 empty": (wire.answer(status=503), TransientError, AmbiguousWriteError),
-    "504 empty": (wire.answer(status=504, is_forwarded=True), TransientError, AmbiguousWriteError),
-    "403": (wire.answer(status=403, code="AuthorizationFailure"), StoragePermissionError, StoragePermissionError),
-    "403 empty": (wire.answer(status=403), StoragePermissionError, StoragePermissionError),
-    "409 empty": (wire.answer(status=409), TransientError, AmbiguousWriteError),
-}
+FAULTS: dict[str, Row] = {**faults_of_any_server(READ_TIMEOUT_S), **faults_in_xml(CODES)}
 NO_BODY = {"stat", "create", "write", "delete"}  # their answers have none that could be cut
 
 
@@ -106,10 +65,11 @@ def through(proxy: FaultyProxy) -> str:
     return f"{proxy.url}/{ACCOUNT_NAME}"
 
 
-def storage_for(fault: WireFault, root: str, server: AzureServer, client: str, **options: str) -> Storage:
-    """A storage with a short time-out only where the fault is a wait: a slow machine must not look like one."""
-    timeout_s = READ_TIMEOUT_S if fault.action in ("hold_request", "delay_answer") else PATIENCE_S
-    return bare(root, server, client, read_timeout_seconds=str(timeout_s), **options)
+@pytest.fixture
+def behind(proxy: FaultyProxy, azurite: AzureServer, client: str, root: str) -> Wire:
+    endpoint = through(proxy)
+    hasty = bare(root, azurite, client, endpoint=endpoint, read_timeout_seconds=str(READ_TIMEOUT_S))
+    return Wire(proxy, bare(root, azurite, client, endpoint=endpoint), hasty, HIDDEN)
 
 
 def bare(root: str, server: AzureServer, client: str, **options: str) -> Storage:
@@ -117,8 +77,7 @@ def bare(root: str, server: AzureServer, client: str, **options: str) -> Storage
     given = {
         **server.storage_options,
         "client": client,
-        "connect_timeout_seconds": str(PATIENCE_S),
-        "read_timeout_seconds": str(PATIENCE_S),
+        **PATIENT,
         **options,
     }
     storage = open_storage(root, {name: value for name, value in given.items() if value})
@@ -126,35 +85,10 @@ def bare(root: str, server: AzureServer, client: str, **options: str) -> Storage
     return storage.inner
 
 
-def outcome(call: Callable[[], Any]) -> tuple[Outcome, Any]:
-    try:
-        found = call()
-    except StorageError as error:
-        assert_clear(error)
-        return type(error), error
-    if isinstance(found, dict) and found:  # a batch reports failures by file
-        assert set(found) == {"f", "g"}
-        return type(found["f"]), found["f"]
-    return None, found
-
-
-def assert_clear(error: Exception, *secrets: str) -> None:
-    message = str(error)
-    assert message
-    assert "\n" not in message
-    assert error.__cause__ is None
-    for hidden in (*secrets, "SharedKey", "sig=", "<Error>", "<?xml"):
-        assert hidden not in message
-
-
 @pytest.mark.parametrize("name", OPERATIONS)
-def test_every_fault(azurite: AzureServer, proxy: FaultyProxy, client: str, root: str, name: str) -> None:
+def test_every_fault(azurite: AzureServer, behind: Wire, root: str, name: str) -> None:
     operation = OPERATIONS[name]
-    storages = {
-        action: storage_for(fault, root, azurite, client, endpoint=through(proxy))
-        for action, fault in (("other", wire.drop_request()), ("wait", wire.hold_request()))
-    }
-    for storage in storages.values():
+    for storage in (behind.patient, behind.hasty):
         assert not RetryStorage(storage).exists("f")  # loads the client, which takes longer than any request
     for fault_name, (fault, when_reading, when_changing) in FAULTS.items():
         if operation.changes_files or fault_name == next(iter(FAULTS)):
@@ -166,20 +100,12 @@ def test_every_fault(azurite: AzureServer, proxy: FaultyProxy, client: str, root
             expected = TransientError  # without a body, nothing says why
         if fault_name == "body cut" and name in NO_BODY:
             expected = None
-        storage = storages["wait" if fault.action in ("hold_request", "delay_answer") else "other"]
-        proxy.begin(fault)
-        started = time.monotonic()
-        kind, found = outcome(functools.partial(operation.call, storage))
-        assert kind is expected, (fault_name, found)
-        assert time.monotonic() - started < PATIENCE_S / 2
-        assert [exchange.method for exchange in proxy.log] == [operation.method], (fault_name, "sent once")
-        proxy.release()
-        proxy.begin()
+        behind.check_fault(fault, operation, expected)
         if name == "create":
-            was_sent = fault.action not in ("drop_request", "answer") or fault.is_forwarded
-            assert ("new" in azurite.names(root)) == was_sent, fault_name
+            assert ("new" in azurite.names(root)) == was_sent(fault), fault_name
         if name != "delete_batch":  # on a connection that was closed unannounced, a retry may be due
-            assert RetryStorage(storage).read("g") == BODY, "the next request gets its own answer"
+            again = RetryStorage(behind.storage(fault))
+            assert again.read("g") == BODY, "the next request gets its own answer"
 
 
 @pytest.mark.parametrize("size_bytes", [0, 1 << 20, 9 << 20])
@@ -194,45 +120,26 @@ def test_a_create_is_one_conditional_request_at_any_size(
 
 
 def test_a_list_is_whole_or_raises(
-    azurite: AzureServer, proxy: FaultyProxy, client: str, root: str, monkeypatch: pytest.MonkeyPatch
+    azurite: AzureServer, behind: Wire, root: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The first page is left to the retries around the storage; a later one only the storage can ask for again."""
     monkeypatch.setattr(blob_storage, "MAX_NAMES_PER_PAGE", 5)
     everything = [f"{number:02}" for number in range(8)]
     for path in everything:
         azurite.put(root, path, b"x")
     for name in ("request dropped", "answer dropped", "head cut", "body cut", "500", "503", "403"):
-        fault, expected, _ = FAULTS[name]
-        storage = storage_for(fault, root, azurite, client, endpoint=through(proxy))
-        is_passing = expected in (TransientError, ThrottledError)
-        for page, tried in ((1, RetryStorage(storage, base_delay_seconds=0.001)), (2, storage)):
-            proxy.begin(replace(fault, at=page))
-            kind, found = outcome(lambda tried=tried: [info.path for info in tried.list()])  # type: ignore[misc]
-            assert proxy.log[page - 1].fault is not None
-            if is_passing:
-                assert (kind, found) == (None, everything), (name, page)
-                assert len(proxy.log) == 3, (name, page)
-            else:
-                assert kind is expected, (name, page, found)
-                assert len(proxy.log) == page, (name, page)
+        behind.check_list(FAULTS[name], everything)
 
 
 def test_the_clock(azurite: AzureServer, proxy: FaultyProxy, client: str, root: str) -> None:
     for name in ("answer dropped", "head cut", "500", "403"):
-        fault, expected, _ = FAULTS[name]
-        storage = bare(root, azurite, client, endpoint=through(proxy))
-        proxy.begin(fault)
-        kind, found = outcome(storage.now_ms)
-        assert kind is expected, (name, found)
-        assert len(proxy.log) == 1
-        assert abs(storage.now_ms() - time.time() * 1000) < 5_000
+        check_clock(bare(root, azurite, client, endpoint=through(proxy)), proxy, FAULTS[name], HIDDEN)
 
 
 @pytest.mark.parametrize("name", OPERATIONS)
 def test_wrong_container_and_credentials(azurite: AzureServer, client: str, root: str, name: str) -> None:
     call = OPERATIONS[name].call
     no_container = bare("az://no-such-container/lake/", azurite, client)
-    kind, error = outcome(lambda: call(no_container))
+    kind, error = outcome(lambda: call(no_container), HIDDEN)
     # obstore shows no header of an answer to HEAD, which has no body either.
     if (client, name) == ("obstore", "stat"):
         assert not no_container.exists("f")
@@ -245,34 +152,24 @@ def test_wrong_container_and_credentials(azurite: AzureServer, client: str, root
         {"account_key": "", "sas_token": "sv=2024-11-04&ss=b&srt=sco&sp=rwdlac&se=2099-01-01T00:00:00Z&sig=d3Jvbmc%3D"},
     ]
     for options in wrong:
-        kind, error = outcome(lambda options=options: call(bare(root, azurite, client, **options)))  # type: ignore[misc]
+        hidden = (*HIDDEN, *filter(None, options.values()), azurite.account_key, "d3Jvbmc")
+        kind, error = outcome(lambda options=options: call(bare(root, azurite, client, **options)), hidden)  # type: ignore[misc]
         assert kind is StoragePermissionError, (options, error)
-        assert_clear(error, *filter(None, options.values()), azurite.account_key, "d3Jvbmc")
 
 
 @pytest.mark.parametrize("name", OPERATIONS)
 def test_a_closed_port(azurite: AzureServer, client: str, root: str, name: str) -> None:
-    with socket.socket() as unused:
-        unused.bind(("127.0.0.1", 0))
-        endpoint = f"http://127.0.0.1:{unused.getsockname()[1]}/{ACCOUNT_NAME}"
-        storage = bare(root, azurite, client, endpoint=endpoint)
-        started = time.monotonic()
-        kind, error = outcome(lambda: OPERATIONS[name].call(storage))
-    assert kind is UnreachableError, "nothing was sent"
-    assert endpoint in str(error)
-    assert time.monotonic() - started < PATIENCE_S / 2
+    check_closed_port(
+        lambda endpoint: bare(root, azurite, client, endpoint=f"{endpoint}/{ACCOUNT_NAME}"),
+        OPERATIONS[name].call,
+        HIDDEN,
+    )
 
 
 @pytest.mark.parametrize("name", OPERATIONS)
 def test_a_server_that_never_answers(azurite: AzureServer, client: str, root: str, name: str) -> None:
-    with socket.socket() as silent:
-        silent.bind(("127.0.0.1", 0))
-        silent.listen()
-        endpoint = f"http://127.0.0.1:{silent.getsockname()[1]}/{ACCOUNT_NAME}"
-        storage = bare(root, azurite, client, endpoint=endpoint, read_timeout_seconds=str(READ_TIMEOUT_S))
-        started = time.monotonic()
-        kind, error = outcome(lambda: OPERATIONS[name].call(storage))
-        elapsed_s = time.monotonic() - started
-    assert kind is (AmbiguousWriteError if OPERATIONS[name].changes_files else TransientError)
-    assert endpoint in str(error)
-    assert READ_TIMEOUT_S * 0.9 < elapsed_s < PATIENCE_S
+    def opened(endpoint: str) -> Storage:
+        own = {"endpoint": f"{endpoint}/{ACCOUNT_NAME}", "read_timeout_seconds": str(READ_TIMEOUT_S)}
+        return bare(root, azurite, client, **own)
+
+    check_silent_server(opened, OPERATIONS[name], READ_TIMEOUT_S, HIDDEN)

@@ -19,6 +19,19 @@ import pytest
 from tests import proxy as wire
 from tests.proxy import FaultyProxy, WireFault
 from tests.servers.dynalite import DynamoDBServer, refusal_document
+from tests.storage.wire_faults import (
+    BODY,
+    PATIENCE_S,
+    PATIENT,
+    UNKNOWN,
+    Row,
+    check_clock,
+    check_closed_port,
+    faults_of_any_server,
+    is_wait,
+    outcome,
+    was_sent,
+)
 from trinitylake_ops.errors import (
     AmbiguousWriteError,
     FileExistsAlreadyError,
@@ -26,19 +39,16 @@ from trinitylake_ops.errors import (
     StoragePermissionError,
     ThrottledError,
     TransientError,
-    UnreachableError,
 )
 from trinitylake_ops.storage import RetryStorage, Storage
 from trinitylake_ops.storage.dynamodb import parts
 from trinitylake_ops.storage.dynamodb.storage import DynamoDBStorage
 from trinitylake_ops.storage.remote import repeated
 
-BODY = bytes(range(256)) * 400
 LARGE = bytes(range(256)) * 4 * 1024  # three parts
 READ_TIMEOUT_S = 0.5
-PATIENCE_S = 20.0
 SECRET, TOKEN = "secret-of-this-test", "session-token-of-this-test"
-Outcome = type[StorageError] | None
+HIDDEN = (SECRET, TOKEN, "AWS4-HMAC", "Signature=", "__type")
 
 
 @dataclass(frozen=True)
@@ -74,20 +84,11 @@ def refusal(code: str, status: int = 400) -> WireFault:
 
 
 #: Fault -> what a reading operation raises, what a changing one does.
-FAULTS: dict[str, tuple[WireFault, Outcome, Outcome]] = {
-    "request dropped": (wire.drop_request(), TransientError, AmbiguousWriteError),
-    "answer dropped": (wire.drop_answer(), TransientError, AmbiguousWriteError),
-    "request held back": (wire.hold_request(), TransientError, AmbiguousWriteError),
-    "answer late": (wire.delay_answer(seconds=2 * READ_TIMEOUT_S), TransientError, AmbiguousWriteError),
-    "head cut": (wire.cut_head(), TransientError, AmbiguousWriteError),
-    "body cut": (wire.cut_body(), TransientError, AmbiguousWriteError),
-    "200 of another server": (wire.answer(status=200), TransientError, AmbiguousWriteError),
-    "500": (refusal("InternalServerError", 500), TransientError, AmbiguousWriteError),
-    "500 empty": (wire.answer(status=500), TransientError, AmbiguousWriteError),
-    "503 empty": (wire.answer(status=503), TransientError, AmbiguousWriteError),
-    "504 empty, after the effect": (
-        wire.answer(status=504, is_forwarded=True), TransientError, AmbiguousWriteError
-    ),
+FAULTS: dict[str, Row] = {
+    **faults_of_any_server(READ_TIMEOUT_S),
+    "200 of another server": (wire.answer(status=200), *UNKNOWN),
+    "500": (refusal("InternalServerError", 500), *UNKNOWN),
+    "503 empty": (wire.answer(status=503), *UNKNOWN),
     "over the capacity": (refusal("ProvisionedThroughputExceededException"), ThrottledError, ThrottledError),
     "over the account's capacity": (refusal("RequestLimitExceeded"), ThrottledError, ThrottledError),
     "throttled": (refusal("ThrottlingException"), ThrottledError, ThrottledError),
@@ -99,8 +100,7 @@ FAULTS: dict[str, tuple[WireFault, Outcome, Outcome]] = {
     "403 empty": (wire.answer(status=403), StoragePermissionError, StoragePermissionError),
     "no table": (refusal("ResourceNotFoundException"), StorageError, StorageError),
     "404 of another server": (wire.answer(status=404), StorageError, StorageError),
-}  # fmt: skip
-WAITS = {"request held back", "answer late"}
+}
 #: Operations that go through the same code as others meet one fault of each kind, and no wait.
 LIKE_OTHERS = {"read of a range", "stat", "exists", "write", "delete_batch, its look"}
 ONE_OF_EACH_KIND = {"request dropped", "answer dropped", "body cut", "500", "throttled", "not allowed", "no table"}
@@ -127,27 +127,9 @@ def root(dynalite: DynamoDBServer) -> Iterator[str]:
 
 def bare(root: str, server: DynamoDBServer, **options: str) -> DynamoDBStorage:
     """The storage itself, without the retries around it, loaded, and with no sweep due."""
-    times = {"connect_timeout_seconds": str(PATIENCE_S), "read_timeout_seconds": str(PATIENCE_S)}
-    storage = DynamoDBStorage(root, {**server.storage_options, **times, **options})
+    storage = DynamoDBStorage(root, {**server.storage_options, **PATIENT, **options})
     storage._next_sweep_s = time.monotonic() + 3600
     return storage
-
-
-def outcome(call: Callable[[], Any]) -> tuple[Outcome, Any]:
-    try:
-        found = call()
-    except StorageError as error:
-        assert_clear(error)
-        return type(error), error
-    return None, found
-
-
-def assert_clear(error: Exception) -> None:
-    message = str(error)
-    assert message
-    assert "\n" not in message
-    for hidden in (SECRET, TOKEN, "AWS4-HMAC", "Signature=", "__type"):
-        assert hidden not in message
 
 
 def sent(proxy: FaultyProxy) -> tuple[str, ...]:
@@ -171,17 +153,16 @@ def test_every_fault(dynalite: DynamoDBServer, proxy: FaultyProxy, root: str, na
             direct.delete("new")
             for path in ("f", "g"):
                 direct.write(path, BODY)
-        storage = hasty if fault_name in WAITS else patient
+        storage = hasty if is_wait(fault) else patient
         proxy.begin(replace(fault, at=operation.at))
         started = time.monotonic()
-        kind, found = outcome(functools.partial(operation.call, storage))
+        kind, found = outcome(functools.partial(operation.call, storage), HIDDEN)
         assert kind is (when_changing if operation.changes_files else when_reading), (fault_name, found)
         assert time.monotonic() - started < PATIENCE_S / 2
         assert sent(proxy) == operation.requests[: operation.at], (fault_name, "sent once")
         proxy.release()
         if name == "create":
-            was_sent = fault.action not in ("drop_request", "answer") or fault.is_forwarded
-            assert direct.exists("new") == was_sent, fault_name
+            assert direct.exists("new") == was_sent(fault), fault_name
         proxy.begin()
         assert RetryStorage(storage).stat("kept").size_bytes == 4, "the next request gets its own answer"
 
@@ -252,13 +233,8 @@ def test_later_pages_of_a_list_are_sent_again(
 
 def test_the_clock(dynalite: DynamoDBServer, proxy: FaultyProxy, root: str) -> None:
     for name in ("answer dropped", "head cut", "500", "throttled"):
-        fault, expected, _ = FAULTS[name]
-        storage = bare(root, dynalite, endpoint=proxy.url)
-        proxy.begin(fault)
-        kind, found = outcome(storage.now_ms)
-        assert kind is expected, (name, found)
-        assert sent(proxy) == ("GetItem",)
-        assert abs(storage.now_ms() - time.time() * 1000) < 5_000
+        check_clock(bare(root, dynalite, endpoint=proxy.url), proxy, FAULTS[name], HIDDEN)
+        assert set(sent(proxy)) == {"GetItem"}
 
 
 def test_reads_that_fail_are_repeated_by_the_retries(dynalite: DynamoDBServer, proxy: FaultyProxy, root: str) -> None:
@@ -272,15 +248,7 @@ def test_reads_that_fail_are_repeated_by_the_retries(dynalite: DynamoDBServer, p
 
 @pytest.mark.parametrize("name", OPERATIONS)
 def test_a_closed_port(dynalite: DynamoDBServer, root: str, name: str) -> None:
-    with socket.socket() as unused:
-        unused.bind(("127.0.0.1", 0))
-        endpoint = f"http://127.0.0.1:{unused.getsockname()[1]}"
-        storage = bare(root, dynalite, endpoint=endpoint)
-        started = time.monotonic()
-        kind, error = outcome(lambda: OPERATIONS[name].call(storage))
-    assert kind is UnreachableError, "nothing was sent"
-    assert endpoint in str(error)
-    assert time.monotonic() - started < PATIENCE_S / 2
+    check_closed_port(lambda endpoint: bare(root, dynalite, endpoint=endpoint), OPERATIONS[name].call, HIDDEN)
 
 
 @pytest.mark.parametrize("name", ["read", "list", "create", "delete"])
@@ -289,7 +257,7 @@ def test_a_server_that_never_answers(dynalite: DynamoDBServer, proxy: FaultyProx
     storage.now_ms()
     proxy.begin(wire.hold_request(times=None))
     started = time.monotonic()
-    kind, error = outcome(lambda: OPERATIONS[name].call(storage))
+    kind, error = outcome(lambda: OPERATIONS[name].call(storage), HIDDEN)
     elapsed_s = time.monotonic() - started
     assert kind is (AmbiguousWriteError if OPERATIONS[name].changes_files else TransientError)
     assert proxy.url in str(error)
@@ -305,7 +273,7 @@ def test_a_large_create_gives_up_soon_where_nobody_answers(
     storage._parts._concurrency = 2
     storage.now_ms()
     proxy.begin(wire.hold_request(2, times=None))
-    kind, _ = outcome(lambda: storage.create("large", LARGE * 5))
+    kind, _ = outcome(lambda: storage.create("large", LARGE * 5), HIDDEN)
     assert kind is TransientError, "certainly without effect"
     assert sent(proxy) == ("PutItem",) * 3 + ("BatchWriteItem",), "the record, a part from each thread, the removal"
 
@@ -332,7 +300,7 @@ def test_a_server_that_trickles_is_cut_off(dynalite: DynamoDBServer, root: str) 
         thread = threading.Thread(target=trickle)
         thread.start()
         started = time.monotonic()
-        kind, error = outcome(lambda: storage.read("f"))
+        kind, error = outcome(lambda: storage.read("f"), HIDDEN)
         elapsed_s = time.monotonic() - started
         thread.join(10)
     assert not thread.is_alive()

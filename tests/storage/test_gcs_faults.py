@@ -1,20 +1,13 @@
-"""Each operation on Google Cloud Storage meets each fault on the wire, without retries around it.
+"""Each operation on Google Cloud Storage meets each fault on the wire (``wire_faults.py``).
 
-S7: an error says whether the request certainly had no effect, or may have had one. A read or list never returns a
-part. Nothing repeats a request by itself: a repeated create would meet its own file. The emulator refuses nobody and
-is never too busy, so such answers come from the proxy.
+The emulator refuses nobody and is never too busy, so such answers come from the proxy.
 """
 
 from __future__ import annotations
 
-import functools
 import json
-import socket
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
-from typing import Any
 
 import pytest
 
@@ -22,6 +15,20 @@ from tests import proxy as wire
 from tests.proxy import FaultyProxy, WireFault
 from tests.servers.gcs import GcsServer
 from tests.servers.plugin import SERVER_RUN
+from tests.storage import wire_faults
+from tests.storage.wire_faults import (
+    BODY,
+    PATIENT,
+    UNKNOWN,
+    Row,
+    Wire,
+    check_clock,
+    check_closed_port,
+    check_silent_server,
+    faults_of_any_server,
+    outcome,
+    was_sent,
+)
 from trinitylake_ops.errors import (
     AmbiguousWriteError,
     FileExistsAlreadyError,
@@ -35,32 +42,10 @@ from trinitylake_ops.errors import (
 )
 from trinitylake_ops.storage import RetryStorage, Storage, open_storage
 
-BODY = bytes(range(256)) * 400
 READ_TIMEOUT_S = 0.3
-PATIENCE_S = 20.0
 N_MANY = 1_005  # two pages
-Outcome = type[StorageError] | None
-
-
-@dataclass(frozen=True)
-class Operation:
-    """A call of the storage, its method on the wire, and whether it may have an effect."""
-
-    call: Callable[[Storage], Any]
-    method: str
-    changes_files: bool = False
-
-
-OPERATIONS = {
-    "read": Operation(lambda storage: storage.read("f"), "GET"),
-    "read of a range": Operation(lambda storage: storage.read("f", offset=7, length=50_000), "GET"),
-    "stat": Operation(lambda storage: storage.stat("f"), "GET"),
-    "list": Operation(lambda storage: sorted(info.path for info in storage.list()), "GET"),
-    "create": Operation(lambda storage: storage.create("new", BODY), "POST", True),
-    "write": Operation(lambda storage: storage.write("new", BODY), "POST", True),
-    "delete": Operation(lambda storage: storage.delete("f"), "DELETE", True),
-    "delete_batch": Operation(lambda storage: storage.delete_batch(["f", "g"]), "POST", True),
-}
+HIDDEN = ("Bearer", '{"error"', "<")
+OPERATIONS = wire_faults.operations(stat_method="GET", write_method="POST")
 
 
 def refusal(status: int, reason: str, message: str = "as the test says") -> bytes:
@@ -72,23 +57,14 @@ def told(status: int, reason: str) -> WireFault:
     return wire.answer(status=status, document=refusal(status, reason))
 
 
-#: Fault -> what a reading operation raises, what a changing one does.
-FAULTS: dict[str, tuple[WireFault, Outcome, Outcome]] = {
-    "request dropped": (wire.drop_request(), TransientError, AmbiguousWriteError),
-    "answer dropped": (wire.drop_answer(), TransientError, AmbiguousWriteError),
-    "request held back": (wire.hold_request(), TransientError, AmbiguousWriteError),
-    "answer late": (wire.delay_answer(seconds=2 * READ_TIMEOUT_S), TransientError, AmbiguousWriteError),
-    "head cut": (wire.cut_head(), TransientError, AmbiguousWriteError),
-    "body cut": (wire.cut_body(), TransientError, AmbiguousWriteError),
-    "500": (told(500, "internalError"), TransientError, AmbiguousWriteError),
-    "500 empty": (wire.answer(status=500), TransientError, AmbiguousWriteError),
+FAULTS: dict[str, Row] = {
+    **faults_of_any_server(READ_TIMEOUT_S),
+    "500": (told(500, "internalError"), *UNKNOWN),
     "503 after the effect": (
         wire.answer(status=503, document=refusal(503, "backendError"), is_forwarded=True),
-        TransientError,
-        AmbiguousWriteError,
+        *UNKNOWN,
     ),
-    "504 empty": (wire.answer(status=504, is_forwarded=True), TransientError, AmbiguousWriteError),
-    "408": (told(408, "uploadBrokenConnection"), TransientError, AmbiguousWriteError),
+    "408": (told(408, "uploadBrokenConnection"), *UNKNOWN),
     "429": (told(429, "rateLimitExceeded"), ThrottledError, ThrottledError),
     "429 empty": (wire.answer(status=429), ThrottledError, AmbiguousWriteError),
     "403 slower": (told(403, "userRateLimitExceeded"), ThrottledError, ThrottledError),
@@ -97,7 +73,7 @@ FAULTS: dict[str, tuple[WireFault, Outcome, Outcome]] = {
     "403 held": (told(403, "retentionPolicyNotMet"), StoragePermissionError, StoragePermissionError),
     "401": (told(401, "authError"), StoragePermissionError, StoragePermissionError),
     "409": (told(409, "conflict"), TransientError, TransientError),
-    "409 empty": (wire.answer(status=409), TransientError, AmbiguousWriteError),
+    "409 empty": (wire.answer(status=409), *UNKNOWN),
     "400 who pays": (told(400, "userProjectMissing"), StoragePermissionError, StoragePermissionError),
     "400": (told(400, "invalid"), StorageError, StorageError),
     "413": (told(413, "uploadTooLarge"), StorageError, StorageError),
@@ -130,8 +106,7 @@ def bare(root: str, endpoint: str, **options: str) -> Storage:
     given = {
         "endpoint": endpoint,
         "credentials": "anonymous",
-        "connect_timeout_seconds": str(PATIENCE_S),
-        "read_timeout_seconds": str(PATIENCE_S),
+        **PATIENT,
         **options,
     }
     storage = open_storage(root, given)
@@ -139,54 +114,24 @@ def bare(root: str, endpoint: str, **options: str) -> Storage:
     return storage.inner
 
 
-def outcome(call: Callable[[], Any]) -> tuple[Outcome, Any]:
-    try:
-        found = call()
-    except StorageError as error:
-        assert_clear(error)
-        return type(error), error
-    if isinstance(found, dict) and found:  # a batch reports failures by file
-        assert set(found) == {"f", "g"}
-        return type(found["f"]), found["f"]
-    return None, found
-
-
-def assert_clear(error: Exception, *secrets: str) -> None:
-    message = str(error)
-    assert message
-    assert "\n" not in message
-    assert len(message) < 600
-    for hidden in (*secrets, "Bearer", '{"error"', "<"):
-        assert hidden not in message
+def wire_at(root: str, proxy: FaultyProxy) -> Wire:
+    hasty = bare(root, proxy.url, read_timeout_seconds=str(READ_TIMEOUT_S))
+    return Wire(proxy, bare(root, proxy.url), hasty, HIDDEN)
 
 
 @pytest.mark.parametrize("name", OPERATIONS)
 def test_every_fault(server: GcsServer, proxy: FaultyProxy, root: str, name: str) -> None:
-    operation = OPERATIONS[name]
-    waits = ("hold_request", "delay_answer")
-    patient = bare(root, proxy.url)
-    # A short time-out only where the fault is a wait: a slow machine must not look like one.
-    hasty = bare(root, proxy.url, read_timeout_seconds=str(READ_TIMEOUT_S))
+    operation, behind = OPERATIONS[name], wire_at(root, proxy)
     for fault_name, (fault, when_reading, when_changing) in FAULTS.items():
         if operation.changes_files or fault_name == next(iter(FAULTS)):
             server.delete_all(root)
             for path in ("f", "g"):
                 server.put(root, path, BODY)
-        expected = when_changing if operation.changes_files else when_reading
-        storage = hasty if fault.action in waits else patient
-        proxy.begin(fault)
-        started = time.monotonic()
-        kind, found = outcome(functools.partial(operation.call, storage))
-        assert kind is expected, (fault_name, found)
-        assert time.monotonic() - started < PATIENCE_S / 2
-        assert [exchange.method for exchange in proxy.log] == [operation.method], (fault_name, "sent once")
-        proxy.release()
-        proxy.begin()
+        behind.check_fault(fault, operation, when_changing if operation.changes_files else when_reading)
         if name == "create":
-            was_sent = fault.action not in ("drop_request", "answer") or fault.is_forwarded
-            assert ("new" in server.names(root)) == was_sent, fault_name
+            assert ("new" in server.names(root)) == was_sent(fault), fault_name
         if name != "delete_batch":  # on a connection that was closed unannounced, a retry may be due
-            assert RetryStorage(patient).read("g") == BODY, "the next request gets its own answer"
+            assert RetryStorage(behind.patient).read("g") == BODY, "the next request gets its own answer"
 
 
 def test_a_create_is_one_conditional_upload_of_any_size(server: GcsServer, proxy: FaultyProxy, root: str) -> None:
@@ -244,38 +189,21 @@ def many(server: GcsServer) -> Iterator[str]:
 
 
 def test_a_list_is_whole_or_raises(proxy: FaultyProxy, many: str) -> None:
-    """The first page is left to the retries around the storage; a later one only the storage can ask for again."""
+    behind = wire_at(many, proxy)
     everything = [f"{number:04}" for number in range(N_MANY)]
-    storage = bare(many, proxy.url)
     for name in ("request dropped", "answer dropped", "head cut", "body cut", "500", "429", "403"):
-        fault, expected, _ = FAULTS[name]
-        is_passing = expected in (TransientError, ThrottledError)
-        for page, tried in ((1, RetryStorage(storage, base_delay_seconds=0.001)), (2, storage)):
-            proxy.begin(replace(fault, at=page))
-            kind, found = outcome(lambda tried=tried: [info.path for info in tried.list()])  # type: ignore[misc]
-            if is_passing:
-                assert (kind, found) == (None, everything), (name, page)
-                assert len(proxy.log) == 3, (name, page)
-            else:
-                assert kind is expected, (name, page, found)
-                assert len(proxy.log) == page, (name, page)
+        behind.check_list(FAULTS[name], everything)
 
 
 def test_the_clock(proxy: FaultyProxy, root: str) -> None:
     for name in ("answer dropped", "head cut", "500", "403"):
-        fault, expected, _ = FAULTS[name]
-        storage = bare(root, proxy.url)
-        proxy.begin(fault)
-        kind, found = outcome(storage.now_ms)
-        assert kind is expected, (name, found)
-        assert len(proxy.log) == 1
-        assert abs(storage.now_ms() - time.time() * 1000) < 5_000
+        check_clock(bare(root, proxy.url), proxy, FAULTS[name], HIDDEN)
 
 
 def test_a_missing_bucket(server: GcsServer) -> None:
     storage = bare("gs://no-such-bucket-of-mine/lake/", server.endpoint)
     for name in ("list", "create", "write"):
-        kind, error = outcome(lambda name=name: OPERATIONS[name].call(storage))  # type: ignore[misc]
+        kind, error = outcome(lambda name=name: OPERATIONS[name].call(storage), HIDDEN)  # type: ignore[misc]
         assert kind is StorageError
         assert "bucket 'no-such-bucket-of-mine' does not exist" in str(error)
     # The emulator says "Not Found" of both; the service names the bucket.
@@ -288,36 +216,23 @@ def test_a_missing_bucket_as_the_service_tells_it(proxy: FaultyProxy, root: str)
     for document in (refusal(404, "notFound", gone), gone.encode()):  # a download is refused by plain text
         for name in ("read", "stat", "delete"):
             proxy.begin(wire.answer(status=404, document=document))
-            kind, error = outcome(lambda name=name: OPERATIONS[name].call(bare(root, proxy.url)))  # type: ignore[misc]
+            call = OPERATIONS[name].call
+            kind, error = outcome(lambda call=call: call(bare(root, proxy.url)), HIDDEN)  # type: ignore[misc]
             assert kind is StorageError
             assert "bucket 'tests' does not exist" in str(error)
 
 
 @pytest.mark.parametrize("name", OPERATIONS)
 def test_a_closed_port(root: str, name: str) -> None:
-    with socket.socket() as unused:
-        unused.bind(("127.0.0.1", 0))
-        endpoint = f"http://127.0.0.1:{unused.getsockname()[1]}"
-        started = time.monotonic()
-        kind, error = outcome(lambda: OPERATIONS[name].call(bare(root, endpoint)))
-    assert kind is UnreachableError, "nothing was sent"
-    assert endpoint in str(error)
-    assert time.monotonic() - started < PATIENCE_S / 2
+    check_closed_port(lambda endpoint: bare(root, endpoint), OPERATIONS[name].call, HIDDEN)
 
 
 @pytest.mark.parametrize("name", OPERATIONS)
 def test_a_server_that_never_answers(root: str, name: str) -> None:
-    with socket.socket() as silent:
-        silent.bind(("127.0.0.1", 0))
-        silent.listen()
-        endpoint = f"http://127.0.0.1:{silent.getsockname()[1]}"
-        storage = bare(root, endpoint, read_timeout_seconds=str(READ_TIMEOUT_S))
-        started = time.monotonic()
-        kind, error = outcome(lambda: OPERATIONS[name].call(storage))
-        elapsed_s = time.monotonic() - started
-    assert kind is (AmbiguousWriteError if OPERATIONS[name].changes_files else TransientError)
-    assert endpoint in str(error)
-    assert READ_TIMEOUT_S * 0.9 < elapsed_s < PATIENCE_S
+    def opened(endpoint: str) -> Storage:
+        return bare(root, endpoint, read_timeout_seconds=str(READ_TIMEOUT_S))
+
+    check_silent_server(opened, OPERATIONS[name], READ_TIMEOUT_S, HIDDEN)
 
 
 def test_a_host_that_has_no_address(root: str) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -136,6 +138,70 @@ def test_a_silent_server_ends_in_bounded_time(proxy: RedisProxy, root: str) -> N
         with pytest.raises(kind, match=r"\(time-out\)|Timeout"):
             call()
         assert time.monotonic() - started_s < 3
+
+
+def test_tls_to_a_port_without_it_ends_soon(redis_server: RedisServer) -> None:
+    """A handshake waited as long as an answer may take, and five times: two and a half minutes."""
+    root = redis_server.fresh_root().replace("redis://", "rediss://")
+    for options in ({}, {"cluster": "true"}):
+        storage = open_storage(root, {"connect_timeout_seconds": "1", "read_timeout_seconds": "300", **options})
+        for _ in range(3):  # a server answers if it takes a part of the handshake for a line
+            with pytest.raises(StorageError, match=r"TLS handshake failed .*redis:// is for one") as caught:
+                storage.read("name")
+            assert not isinstance(caught.value, TransientError), "it would be tried again"
+
+
+class Lines(threading.Thread):
+    """A server of lines, as Redis is where no byte of a handshake ends one. It keeps what it was told."""
+
+    def __init__(self) -> None:
+        super().__init__(daemon=True)
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port: int = self._listener.getsockname()[1]
+        self.lines: list[bytes] = []
+        self.start()
+
+    def run(self) -> None:
+        while True:
+            try:
+                connection, _ = self._listener.accept()
+            except OSError:
+                return
+            threading.Thread(target=self._answer, args=(connection,), daemon=True).start()
+
+    def _answer(self, connection: socket.socket) -> None:
+        with connection, contextlib.suppress(ConnectionError):  # the client may hang up
+            while data := connection.recv(4096):
+                if data.startswith(b"PING"):
+                    self.lines.append(data)
+                    connection.sendall(b"-NOAUTH Authentication required.\r\n")
+
+    def close(self) -> None:
+        self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+        self.join(10)
+
+
+def test_a_port_that_waits_for_the_end_of_the_handshake_is_asked_plainly() -> None:
+    server = Lines()
+    try:
+        secret = {"username": "somebody", "password": "secret-of-this-test"}
+        storage = RedisStorage(
+            f"rediss://127.0.0.1:{server.port}/0/lake/", {"connect_timeout_seconds": "0.3", **secret}
+        )
+        with pytest.raises(StorageError, match=r"TLS handshake failed .*the port takes no TLS") as caught:
+            storage.read("name")
+        assert not isinstance(caught.value, TransientError)
+        assert server.lines == [b"PING\r\n"], "no credentials went in plain text"
+    finally:
+        server.close()
+
+
+def test_a_handshake_that_nobody_answers_may_be_tried_again() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        root = f"rediss://127.0.0.1:{silent.getsockname()[1]}/0/lake/"
+        with pytest.raises(UnreachableError, match="no connection"):
+            RedisStorage(root, {"connect_timeout_seconds": "0.3"}).read("name")
 
 
 def test_an_unreachable_server_ends_at_once(tmp_path: Path) -> None:

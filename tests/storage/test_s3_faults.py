@@ -1,87 +1,59 @@
-"""Each operation of both S3 clients meets each fault on the wire, without retries around them.
-
-S7: an error says whether the request certainly had no effect, or may have had one. A read or list
-never returns a part. No client repeats a request by itself: a repeated create would meet its own file.
-"""
+"""Each operation of both S3 clients meets each fault on the wire (``wire_faults.py``)."""
 
 from __future__ import annotations
 
-import functools
-import socket
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
-from typing import Any
 
 import pytest
 
 from tests import proxy as wire
-from tests.proxy import FaultyProxy, WireFault
+from tests.proxy import FaultyProxy
 from tests.servers.plugin import SERVER_RUN
 from tests.servers.s3_server import S3Server
+from tests.storage import wire_faults
+from tests.storage.wire_faults import (
+    BODY,
+    PATIENT,
+    Operation,
+    Row,
+    Wire,
+    check_clock,
+    check_closed_port,
+    check_silent_server,
+    faults_in_xml,
+    faults_of_any_server,
+    outcome,
+    was_sent,
+)
 from trinitylake_ops.errors import (
-    AmbiguousWriteError,
     StorageError,
     StoragePermissionError,
     ThrottledError,
     TransientError,
-    UnreachableError,
 )
 from trinitylake_ops.storage import RetryStorage, Storage, open_storage
 
 pytestmark = pytest.mark.debian_packages
 
-BODY = bytes(range(256)) * 400
 READ_TIMEOUT_S = 0.5
-PATIENCE_S = 20.0
 N_MANY = 1_005  # two pages
-Outcome = type[StorageError] | None
-
-
-@dataclass(frozen=True)
-class Operation:
-    """A call of the storage, its method on the wire, and whether it may have an effect."""
-
-    call: Callable[[Storage], Any]
-    method: str
-    changes_files: bool = False
-
-
+HIDDEN = ("AWS4-HMAC", "Signature=", "<Error>", "<?xml")
 OPERATIONS = {
-    "read": Operation(lambda storage: storage.read("f"), "GET"),
-    "read of a range": Operation(lambda storage: storage.read("f", offset=7, length=50_000), "GET"),
-    "stat": Operation(lambda storage: storage.stat("f"), "HEAD"),
+    **wire_faults.operations(),
     "exists": Operation(lambda storage: storage.exists("f"), "HEAD"),
-    "list": Operation(lambda storage: sorted(info.path for info in storage.list()), "GET"),
-    "create": Operation(lambda storage: storage.create("new", BODY), "PUT", True),
-    "write": Operation(lambda storage: storage.write("new", BODY), "PUT", True),
-    "delete": Operation(lambda storage: storage.delete("f"), "DELETE", True),
-    "delete_batch": Operation(lambda storage: storage.delete_batch(["f", "g"]), "POST", True),
 }
 CHANGES = [name for name, operation in OPERATIONS.items() if operation.changes_files]
-#: Fault -> what a reading operation raises, what a changing one does.
-FAULTS: dict[str, tuple[WireFault, Outcome, Outcome]] = {
-    "request dropped": (wire.drop_request(), TransientError, AmbiguousWriteError),
-    "answer dropped": (wire.drop_answer(), TransientError, AmbiguousWriteError),
-    "request held back": (wire.hold_request(), TransientError, AmbiguousWriteError),
-    "answer late": (wire.delay_answer(seconds=2 * READ_TIMEOUT_S), TransientError, AmbiguousWriteError),
-    "head cut": (wire.cut_head(), TransientError, AmbiguousWriteError),
-    "body cut": (wire.cut_body(), TransientError, AmbiguousWriteError),
-    "500": (wire.answer(status=500, code="InternalError"), TransientError, AmbiguousWriteError),
-    "500 empty": (wire.answer(status=500), TransientError, AmbiguousWriteError),
-    "500 after the effect": (
-        wire.answer(status=500, code="InternalError", is_forwarded=True),
-        TransientError,
-        AmbiguousWriteError,
-    ),
-    "503": (wire.answer(status=503, code="SlowDown"), ThrottledError, ThrottledError),
-    "503 empty": (wire.answer(status=503), TransientError, AmbiguousWriteError),
-    "504 empty": (wire.answer(status=504, is_forwarded=True), TransientError, AmbiguousWriteError),
-    "403": (wire.answer(status=403, code="AccessDenied"), StoragePermissionError, StoragePermissionError),
-    "403 empty": (wire.answer(status=403), StoragePermissionError, StoragePermissionError),
+CODES = {
+    "error": "InternalError",
+    "after the effect": "InternalError",
+    "slower": "SlowDown",
+    "denied": "AccessDenied",
+}
+FAULTS: dict[str, Row] = {
+    **faults_of_any_server(READ_TIMEOUT_S),
+    **faults_in_xml(CODES),
     "409": (wire.answer(status=409, code="ConditionalRequestConflict"), TransientError, TransientError),
-    "409 empty": (wire.answer(status=409), TransientError, AmbiguousWriteError),
 }
 NO_BODY = {"stat", "exists", "create", "write", "delete"}  # their answers have none that could be cut
 
@@ -110,10 +82,15 @@ def root(server: S3Server) -> Iterator[str]:
     server.delete_all(made)
 
 
-def storage_for(fault: WireFault, root: str, server: S3Server, client: str, **options: str) -> Storage:
-    """A storage with a short time-out only where the fault is a wait: a slow machine must not look like one."""
-    timeout_s = READ_TIMEOUT_S if fault.action in ("hold_request", "delay_answer") else PATIENCE_S
-    return bare(root, server, client, read_timeout_seconds=str(timeout_s), **options)
+@pytest.fixture
+def behind(proxy: FaultyProxy, server: S3Server, client: str, root: str) -> Wire:
+    return wire_at(root, proxy, server, client)
+
+
+def wire_at(root: str, proxy: FaultyProxy, server: S3Server, client: str) -> Wire:
+    patient = bare(root, server, client, endpoint=proxy.url)
+    hasty = bare(root, server, client, endpoint=proxy.url, read_timeout_seconds=str(READ_TIMEOUT_S))
+    return Wire(proxy, patient, hasty, HIDDEN)
 
 
 def bare(root: str, server: S3Server, client: str, **options: str) -> Storage:
@@ -121,8 +98,7 @@ def bare(root: str, server: S3Server, client: str, **options: str) -> Storage:
     given = {
         **server.storage_options,
         "client": client,
-        "connect_timeout_seconds": str(PATIENCE_S),
-        "read_timeout_seconds": str(PATIENCE_S),
+        **PATIENT,
         **options,
     }
     storage = open_storage(root, given)
@@ -130,34 +106,10 @@ def bare(root: str, server: S3Server, client: str, **options: str) -> Storage:
     return storage.inner
 
 
-def outcome(call: Callable[[], Any]) -> tuple[Outcome, Any]:
-    try:
-        found = call()
-    except StorageError as error:
-        assert_clear(error)
-        return type(error), error
-    if isinstance(found, dict) and found:  # a batch reports failures by file
-        assert set(found) == {"f", "g"}
-        return type(found["f"]), found["f"]
-    return None, found
-
-
-def assert_clear(error: Exception, *secrets: str) -> None:
-    message = str(error)
-    assert message
-    assert "\n" not in message
-    for hidden in (*secrets, "AWS4-HMAC", "Signature=", "<Error>", "<?xml"):
-        assert hidden not in message
-
-
 @pytest.mark.parametrize("name", OPERATIONS)
-def test_every_fault(server: S3Server, proxy: FaultyProxy, client: str, root: str, name: str) -> None:
+def test_every_fault(server: S3Server, behind: Wire, root: str, name: str) -> None:
     operation = OPERATIONS[name]
-    storages = {
-        action: storage_for(fault, root, server, client, endpoint=proxy.url)
-        for action, fault in (("other", wire.drop_request()), ("wait", wire.hold_request()))
-    }
-    for storage in storages.values():
+    for storage in (behind.patient, behind.hasty):
         assert not RetryStorage(storage).exists("f")  # loads the client, which takes longer than any request
     for fault_name, (fault, when_reading, when_changing) in FAULTS.items():
         server.delete_all(root)
@@ -168,20 +120,12 @@ def test_every_fault(server: S3Server, proxy: FaultyProxy, client: str, root: st
             expected = TransientError  # without a body, nothing says why
         if fault_name == "body cut" and name in NO_BODY:
             expected = None
-        storage = storages["wait" if fault.action in ("hold_request", "delay_answer") else "other"]
-        proxy.begin(fault)
-        started = time.monotonic()
-        kind, found = outcome(functools.partial(operation.call, storage))
-        assert kind is expected, (fault_name, found)
-        assert time.monotonic() - started < PATIENCE_S / 2
-        assert [exchange.method for exchange in proxy.log] == [operation.method], (fault_name, "sent once")
-        proxy.release()
-        proxy.begin()
+        behind.check_fault(fault, operation, expected)
         if name == "create":
-            was_sent = fault.action not in ("drop_request", "answer") or fault.is_forwarded
-            assert _is_stored(server, root, "new") == was_sent, fault_name
+            assert _is_stored(server, root, "new") == was_sent(fault), fault_name
         if name != "delete_batch":  # on a connection that was closed unannounced, a retry may be due
-            assert RetryStorage(storage).read("g") == BODY, "the next request gets its own answer"
+            again = RetryStorage(behind.storage(fault))
+            assert again.read("g") == BODY, "the next request gets its own answer"
 
 
 def _is_stored(server: S3Server, root: str, path: str) -> bool:
@@ -208,33 +152,15 @@ def many(server: S3Server) -> Iterator[str]:
 
 
 def test_a_list_is_whole_or_raises(server: S3Server, proxy: FaultyProxy, client: str, many: str) -> None:
-    """The first page is left to the retries around the storage; a later one only the storage can ask for again."""
+    behind = wire_at(many, proxy, server, client)
     everything = [f"{number:04}" for number in range(N_MANY)]
     for name in ("request dropped", "answer dropped", "request held back", "head cut", "body cut", "500", "503", "403"):
-        fault, expected, _ = FAULTS[name]
-        storage = storage_for(fault, many, server, client, endpoint=proxy.url)
-        is_passing = expected in (TransientError, ThrottledError)
-        for page, tried in ((1, RetryStorage(storage, base_delay_seconds=0.001)), (2, storage)):
-            proxy.begin(replace(fault, at=page))
-            kind, found = outcome(lambda tried=tried: [info.path for info in tried.list()])  # type: ignore[misc]
-            assert proxy.log[page - 1].fault is not None
-            if is_passing:
-                assert (kind, found) == (None, everything), (name, page)
-                assert len(proxy.log) == 3, (name, page)
-            else:
-                assert kind is expected, (name, page, found)
-                assert len(proxy.log) == page, (name, page)
+        behind.check_list(FAULTS[name], everything)
 
 
 def test_the_clock(server: S3Server, proxy: FaultyProxy, client: str, root: str) -> None:
     for name in ("answer dropped", "head cut", "500", "403"):
-        fault, expected, _ = FAULTS[name]
-        storage = bare(root, server, client, endpoint=proxy.url)
-        proxy.begin(fault)
-        kind, found = outcome(storage.now_ms)
-        assert kind is expected, (name, found)
-        assert len(proxy.log) == 1
-        assert abs(storage.now_ms() - time.time() * 1000) < 5_000
+        check_clock(bare(root, server, client, endpoint=proxy.url), proxy, FAULTS[name], HIDDEN)
 
 
 def test_reads_that_are_cut_are_repeated_by_the_retries(
@@ -257,7 +183,7 @@ def test_expired_credentials(server: S3Server, proxy: FaultyProxy, client: str, 
     proxy.begin(wire.answer(status=400, code="ExpiredToken", times=None))
     with pytest.raises(StoragePermissionError, match="expired") as caught:
         OPERATIONS[name].call(storage)
-    assert_clear(caught.value, token, server.secret_access_key, server.access_key_id)
+    wire_faults.assert_clear(caught.value, (*HIDDEN, token, server.secret_access_key, server.access_key_id))
     with pytest.raises(StoragePermissionError, match="expired"):
         storage.read("f")
     with pytest.raises(StorageError, match="expired"):  # an answer to HEAD has no body that could say more
@@ -269,9 +195,9 @@ def test_wrong_bucket_and_credentials(server: S3Server, client: str, root: str, 
     call = OPERATIONS[name].call
     no_bucket = bare("s3://no-such-bucket-of-mine/lake/", server, client)
     if OPERATIONS[name].method == "HEAD":  # no body either: nothing tells a missing bucket from a missing file
-        assert outcome(lambda: no_bucket.exists("f")) == (None, False)
+        assert outcome(lambda: no_bucket.exists("f"), HIDDEN) == (None, False)
     else:
-        kind, error = outcome(lambda: call(no_bucket))
+        kind, error = outcome(lambda: call(no_bucket), HIDDEN)
         assert kind is StorageError
         assert "bucket 'no-such-bucket-of-mine' does not exist" in str(error)
     wrong: list[dict[str, str]] = [
@@ -279,34 +205,19 @@ def test_wrong_bucket_and_credentials(server: S3Server, client: str, root: str, 
         {"access_key_id": "wrong-key-of-this-test"},
     ]
     for options in wrong:
-        kind, error = outcome(lambda options=options: call(bare(root, server, client, **options)))  # type: ignore[misc]
+        hidden = (*HIDDEN, *options.values(), server.secret_access_key, server.access_key_id)
+        kind, _ = outcome(lambda options=options: call(bare(root, server, client, **options)), hidden)  # type: ignore[misc]
         assert kind is StoragePermissionError, options
-        assert_clear(error, *options.values(), server.secret_access_key, server.access_key_id)
 
 
 @pytest.mark.parametrize("name", OPERATIONS)
 def test_a_closed_port(server: S3Server, client: str, root: str, name: str) -> None:
-    with socket.socket() as unused:
-        unused.bind(("127.0.0.1", 0))
-        endpoint = f"http://127.0.0.1:{unused.getsockname()[1]}"
-        storage = bare(root, server, client, endpoint=endpoint)
-        started = time.monotonic()
-        kind, error = outcome(lambda: OPERATIONS[name].call(storage))
-    assert kind is UnreachableError, "nothing was sent"
-    assert endpoint in str(error)
-    assert time.monotonic() - started < PATIENCE_S / 2
+    check_closed_port(lambda endpoint: bare(root, server, client, endpoint=endpoint), OPERATIONS[name].call, HIDDEN)
 
 
 @pytest.mark.parametrize("name", OPERATIONS)
 def test_a_server_that_never_answers(server: S3Server, client: str, root: str, name: str) -> None:
-    with socket.socket() as silent:
-        silent.bind(("127.0.0.1", 0))
-        silent.listen()
-        endpoint = f"http://127.0.0.1:{silent.getsockname()[1]}"
-        storage = bare(root, server, client, endpoint=endpoint, read_timeout_seconds=str(READ_TIMEOUT_S))
-        started = time.monotonic()
-        kind, error = outcome(lambda: OPERATIONS[name].call(storage))
-        elapsed_s = time.monotonic() - started
-    assert kind is (AmbiguousWriteError if OPERATIONS[name].changes_files else TransientError)
-    assert endpoint in str(error)
-    assert READ_TIMEOUT_S * 0.9 < elapsed_s < PATIENCE_S
+    def opened(endpoint: str) -> Storage:
+        return bare(root, server, client, endpoint=endpoint, read_timeout_seconds=str(READ_TIMEOUT_S))
+
+    check_silent_server(opened, OPERATIONS[name], READ_TIMEOUT_S, HIDDEN)

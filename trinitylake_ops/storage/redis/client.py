@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 from weakref import WeakSet, finalize
 
-from redis import Connection, ConnectionPool, RedisCluster, SSLConnection
+from redis import Connection, ConnectionPool, RedisCluster
 from redis.backoff import NoBackoff
 from redis.cluster import ClusterNode
 from redis.exceptions import AskError, AuthenticationError, BusyLoadingError, MovedError, ReadOnlyError, ResponseError
@@ -19,6 +19,7 @@ from trinitylake_ops.storage.fork import at_fork
 from trinitylake_ops.storage.redis.durability import Command, DurabilityCheck
 from trinitylake_ops.storage.redis.failures import CLIENT_ERRORS, NoAnswerError, NoConnectionError
 from trinitylake_ops.storage.redis.settings import RedisLocation, RedisSettings
+from trinitylake_ops.storage.redis.tls import TlsConnection
 
 #: A thread holds one connection at a time, so there are never as many.
 _MAX_CONNECTIONS = 1 << 16
@@ -111,7 +112,7 @@ class RedisClient:
     def _server(self) -> ConnectionPool:
         with self._lock:
             if self._pool is None:
-                kind: type[Connection] = SSLConnection if self._location.is_tls else Connection
+                kind: type[Connection] = TlsConnection if self._location.is_tls else Connection
                 self._pool = ConnectionPool(
                     kind,
                     _MAX_CONNECTIONS,
@@ -141,6 +142,11 @@ class RedisClient:
             return self._cluster
 
     def _new_cluster(self) -> RedisCluster:
+        if self._location.is_tls:  # redis-py makes those to nodes, whose handshakes have the time of an answer
+            once = Retry(NoBackoff(), 0)
+            first = TlsConnection(host=self._location.host, port=self._location.port, retry=once, **self._arguments())
+            first.connect()  # type: ignore[no-untyped-call]
+            first.disconnect()  # type: ignore[no-untyped-call]
         return RedisCluster(
             self._location.host,
             self._location.port,

@@ -110,7 +110,8 @@ def error_without_connection(request: StorageRequest, failed: NoConnectionError)
         return ThrottledError(f"{where}: the server has too many clients; retry at a slower pace", path=request.path)
     if isinstance(error.__context__, (ssl.SSLError, FileNotFoundError, PermissionError)):  # of files of certificates
         return StorageError(
-            f"{where}: the TLS handshake failed ({reason}); check the option 'tls_ca_file' and the certificate",
+            f"{where}: the TLS handshake failed ({reason}); check the option 'tls_ca_file', the certificate, and that"
+            " the port takes TLS: redis:// is for one that does not",
             path=request.path,
         )
     return UnreachableError(
