@@ -272,6 +272,19 @@ def test_files_beyond_the_tables_place_are_refused(served: Served, rest: RestCat
     assert lake.latest_version() == before
 
 
+def test_files_may_be_spelt_as_hadoop_does(served: Served, rest: RestCatalog) -> None:
+    """Iceberg's Java runtime writes ``file:/path`` with one slash. Such a name leads nowhere else, either."""
+    body = appended(rest, "ns.u")
+    snapshot = body["updates"][0]["snapshot"]
+    place = snapshot["manifest-list"]
+    for elsewhere in ("file:/etc/passwd", place.replace("/metadata/", "/../x/").replace("file:///", "file:/")):
+        snapshot["manifest-list"] = elsewhere
+        assert served.ask("POST", f"{TABLES}/u", body).error == FORBIDDEN
+    snapshot["manifest-list"] = place.replace("file:///", "file:/")
+    assert served.ask("POST", f"{TABLES}/u", body).status == 200
+    assert rest.load_table("ns.u").scan().to_arrow().num_rows == 2
+
+
 def test_data_files_of_others_are_refused(served: Served, rest: RestCatalog, lake: Lakehouse) -> None:
     rest.load_table("ns.u").append(ROWS)
     (task,) = rest.load_table("ns.u").scan().plan_files()

@@ -201,7 +201,6 @@ def test_commits_that_make_no_sense_change_nothing(table: Served, lake: Lakehous
 NO_TABLES: list[dict[str, Any]] = [
     {"schema": {"type": "struct", "fields": [{"id": 1, "name": "a", "type": "fixed[-1]", "required": True}]}},
     {"schema": {"type": "struct", "fields": [{"id": 1, "name": "a", "type": "no", "required": True}]}},
-    {"location": "file:///elsewhere/t"},
     {"properties": {"format-version": "3"}},
     {"properties": {"format-version": "x"}},
     {"properties": {"write.metadata.path": "file:///etc/"}},
@@ -250,6 +249,13 @@ def test_managed_properties_and_places_stay_silently(table: Served) -> None:
     after = table.ask("POST", TABLE, body).document["metadata"]
     assert after["location"] == before["location"]
     assert after["properties"] == {**before["properties"], "a": "1"}
+
+
+def test_a_new_table_stands_where_the_lakehouse_says(table: Served, lake: Lakehouse) -> None:
+    """Sail gives each new table a place, even a relative one."""
+    for name, location in (("u", "file:///elsewhere/t"), ("v", "spark-warehouse/v")):
+        made = table.ask("POST", TABLES, created(name, location=location)).document["metadata"]
+        assert made["location"].startswith(f"{lake.root}tables/")
 
 
 def test_other_paths_and_methods(served: Served) -> None:

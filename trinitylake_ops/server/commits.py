@@ -15,8 +15,8 @@ from pyiceberg.table import CommitTableRequest, CommitTableResponse, StagedTable
 from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.table.update import AddSnapshotUpdate, AssertCreate, SetLocationUpdate, TableUpdate
 
-from trinitylake_ops.errors import CorruptFileError, FileMissingError
-from trinitylake_ops.format.locations import normalize_root_uri
+from trinitylake_ops.errors import CorruptFileError, FileMissingError, InvalidLocationError
+from trinitylake_ops.format.locations import normalize_root_uri, to_location
 from trinitylake_ops.server.answers import bad_request, forbidden
 from trinitylake_ops.server.calls import Call, single_level
 from trinitylake_ops.server.changes import transaction_of, until_it_lands
@@ -179,7 +179,11 @@ class _Attempt:
 def _check_within(files: set[str], place: str) -> None:
     inside = f"{place.rstrip('/')}/"
     for file in files:
-        if not file.startswith(inside) or "/../" in file or "/./" in file:
+        try:
+            path = to_location(inside, file)  # engines on Hadoop spell some URIs in their own way
+        except InvalidLocationError:
+            path = file
+        if path == file:
             raise forbidden(f"{file[:200]!r} does not lie in the table's place {inside!r}, and cannot be added")
 
 

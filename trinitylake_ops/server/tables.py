@@ -83,8 +83,6 @@ def create_table(call: Call) -> Answer:
     call.check(Scope.WRITE, namespace)
     absent: dict[str, Any] = {"location": None, "partition-spec": None, "write-order": None}
     asked = call.model(CreateTableRequest, **absent)
-    if asked.location:
-        raise bad_request("location must be left out: the lakehouse chooses the place of a table")
     properties = {name: value for name, value in asked.properties.items() if name not in MANAGED_PROPERTIES}
     check_format(properties)
     check_names_no_code(properties)
