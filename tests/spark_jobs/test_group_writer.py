@@ -23,7 +23,7 @@ from trinitylake_ops.spark_jobs.tables.reader import read_table
 from trinitylake_ops.tables.catalog import catalog_at
 from trinitylake_ops.tables.io.file_io import StorageFileIO
 from trinitylake_ops.tables.writing.arrow_writer import stage_arrow
-from trinitylake_ops.tables.writing.rewriting import RewriteRules, find_groups
+from trinitylake_ops.tables.writing.compacting.groups import RewriteRules, find_groups
 from trinitylake_ops.tables.writing.staging import publish
 
 __all__ = ["lakes"]

@@ -1,0 +1,202 @@
+"""Tables as other engines leave them: delete files, several schemas, specs and orders, branches, tags, statistics.
+
+All is written by pyiceberg's own writers and committed through the catalog. Only the manifests of delete files, which
+pyiceberg does not write, are by a writer derived from its own. DuckDB and pyiceberg read these tables in tests.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import fastavro
+import pyarrow as pa
+import pyarrow.parquet as pq
+from pyiceberg.manifest import DataFile, DataFileContent, FileFormat, ManifestEntry, ManifestEntryStatus, ManifestFile
+from pyiceberg.table import Table, Transaction
+from pyiceberg.table.snapshots import Operation, Summary
+from pyiceberg.table.statistics import PartitionStatisticsFile, StatisticsFile
+from pyiceberg.table.update import SetPartitionStatisticsUpdate
+from pyiceberg.table.update.snapshot import _FastAppendFiles
+from pyiceberg.typedef import EMPTY_DICT, Record
+
+from trinitylake_ops import Lakehouse
+from trinitylake_ops.tables.catalog import catalog_at
+from trinitylake_ops.tables.writing.compacting.delete_manifests import DeleteManifestWriter
+
+PATH_ID, POS_ID = 2147483546, 2147483545
+
+
+def of_id(name: str, kind: pa.DataType, number: int) -> pa.Field:
+    return pa.field(name, kind, nullable=False, metadata={b"PARQUET:field_id": str(number).encode()})
+
+
+@dataclass(frozen=True)
+class EngineTable:
+    """A managed table ``ns.<name>`` of a lakehouse, to which another engine writes."""
+
+    lake: Lakehouse
+    name: str
+
+    @property
+    def loaded(self) -> Table:
+        return catalog_at(self.lake).load_table(("ns", self.name))
+
+    @property
+    def data_files(self) -> list[str]:
+        """The data files of the current snapshot, oldest first."""
+        inspected = self.loaded.inspect.data_files()
+        return sorted(inspected["file_path"].to_pylist())
+
+    def append(self, rows: pa.Table) -> str:
+        """Append rows as one file and return its path."""
+        before = set(self.data_files) if self.loaded.current_snapshot() is not None else set()
+        self.loaded.append(rows)
+        (path,) = set(self.data_files) - before
+        return path
+
+    def delete_positions(self, positions: Mapping[str, Sequence[int]], suffix: str = "parquet") -> str:
+        """Delete rows of data files by one file of position deletes. Returns its path."""
+        pairs = sorted((path, pos) for path, found in positions.items() for pos in found)
+        if suffix == "avro":
+            data = _avro_positions(pairs)
+        else:
+            schema = pa.schema([of_id("file_path", pa.string(), PATH_ID), of_id("pos", pa.int64(), POS_ID)])
+            data = _parquet(pa.table([[path for path, _ in pairs], [pos for _, pos in pairs]], schema=schema))
+        bounds = {PATH_ID: pairs[0][0].encode()}, {PATH_ID: pairs[-1][0].encode()}
+        return self._delete(DataFileContent.POSITION_DELETES, data, suffix, len(pairs), bounds)
+
+    def delete_equal(self, rows: pa.Table, partition: Record | None = None) -> str:
+        """Delete rows by an equality delete file, whose columns are named as those of the table. Returns its path."""
+        columns = {field.name: field.field_id for schema in self.loaded.metadata.schemas for field in schema.fields}
+        ids = [columns[name] for name in rows.column_names]
+        fields = [of_id(field.name, field.type, number) for field, number in zip(rows.schema, ids, strict=True)]
+        data = _parquet(rows.cast(pa.schema([field.with_nullable(True) for field in fields])))
+        kind = DataFileContent.EQUALITY_DELETES
+        return self._delete(kind, data, "parquet", len(rows), ({}, {}), equality_ids=ids, partition=partition)
+
+    def _delete(
+        self,
+        content: DataFileContent,
+        data: bytes,
+        suffix: str,
+        rows: int,
+        bounds: tuple[Any, Any],
+        *,
+        equality_ids: list[int] | None = None,
+        partition: Record | None = None,
+    ) -> str:
+        table = self.loaded
+        path = f"{table.location()}/data/{uuid.uuid4()}-deletes.{suffix}"
+        self.lake.storage.create(path.removeprefix(self.lake.root), data)
+        file = DataFile.from_args(
+            content=content, file_path=path, file_format=FileFormat[suffix.upper()], partition=partition or Record(),
+            record_count=rows, file_size_in_bytes=len(data), column_sizes={}, value_counts={}, null_value_counts={},
+            nan_value_counts={}, lower_bounds=bounds[0], upper_bounds=bounds[1], key_metadata=None, split_offsets=[4],
+            sort_order_id=None, equality_ids=equality_ids,
+        )  # fmt: skip
+        file.spec_id = table.metadata.default_spec_id
+        with table.transaction() as change:
+            with _RowDelta(change, [file]):
+                pass
+        return path
+
+    def set_statistics(self) -> tuple[str, str]:
+        """Give the current snapshot a statistics file and a partition statistics file. Returns their paths."""
+        table = self.loaded
+        snapshot = table.current_snapshot()
+        assert snapshot is not None
+        paths = []
+        for suffix in ("puffin", "parquet"):
+            path = f"{table.location()}/metadata/{uuid.uuid4()}.stats.{suffix}"
+            self.lake.storage.create(path.removeprefix(self.lake.root), _statistics(suffix, snapshot.snapshot_id))
+            paths.append(path)
+        sizes = [len(_statistics(suffix, snapshot.snapshot_id)) for suffix in ("puffin", "parquet")]
+        with table.update_statistics() as update:
+            update.set_statistics(
+                StatisticsFile.model_validate(
+                    {
+                        "snapshot-id": snapshot.snapshot_id, "statistics-path": paths[0],
+                        "file-size-in-bytes": sizes[0], "file-footer-size-in-bytes": 28, "blob-metadata": [],
+                    }  # fmt: skip
+                )
+            )
+        of_partitions = PartitionStatisticsFile.model_validate(
+            {"snapshot-id": snapshot.snapshot_id, "statistics-path": paths[1], "file-size-in-bytes": sizes[1]}
+        )
+        table = self.loaded
+        table.catalog.commit_table(table, (), (SetPartitionStatisticsUpdate(partition_statistics=of_partitions),))
+        return paths[0], paths[1]
+
+    def ids(self, version: int | str | None = None) -> list[int]:
+        """Return the ids that pyiceberg reads; it applies no equality deletes."""
+        with catalog_at(self.lake, version) as catalog:
+            return sorted(catalog.load_table(("ns", self.name)).scan().to_arrow()["id"].to_pylist())
+
+
+class _RowDelta(_FastAppendFiles):
+    """A snapshot that adds delete files."""
+
+    def __init__(self, change: Transaction, deletes: Sequence[DataFile]):
+        super().__init__(operation=Operation.OVERWRITE, transaction=change, io=change._table.io)
+        self._deletes = list(deletes)
+
+    def _process_manifests(self, manifests: list[ManifestFile]) -> list[ManifestFile]:
+        spec = self._transaction.table_metadata.spec()
+        output = self.new_manifest_output()
+        with DeleteManifestWriter(spec, self.schema(), output, self._snapshot_id, self._compression) as writer:
+            for file in self._deletes:
+                writer.add(
+                    ManifestEntry.from_args(
+                        status=ManifestEntryStatus.ADDED, snapshot_id=self._snapshot_id, sequence_number=None,
+                        file_sequence_number=None, data_file=file,
+                    )  # fmt: skip
+                )
+        return [*manifests, writer.to_manifest_file()]
+
+    def _summary(self, snapshot_properties: dict[str, str] = EMPTY_DICT) -> Summary:
+        self._added_data_files = self._deletes  # only to be counted
+        try:
+            return super()._summary(snapshot_properties)
+        finally:
+            self._added_data_files = []
+
+
+def make_table(lake: Lakehouse, name: str, schema: pa.Schema | None = None) -> EngineTable:
+    """Create ``ns.<name>`` with the columns ``id`` and ``place``."""
+    with catalog_at(lake) as catalog:
+        catalog.create_namespace_if_not_exists("ns")
+        catalog.create_table(("ns", name), schema or rows().schema)
+    return EngineTable(lake, name)
+
+
+def rows(*ids: int | None, place: str | None = "a") -> pa.Table:
+    return pa.table({"id": pa.array(ids, pa.int64()), "place": pa.array([place] * len(ids), pa.string())})
+
+
+def _parquet(table: pa.Table) -> bytes:
+    sink = io.BytesIO()
+    pq.write_table(table, sink, store_schema=False)
+    return sink.getvalue()
+
+
+def _avro_positions(pairs: Sequence[tuple[str, int]]) -> bytes:
+    fields = [
+        {"name": "file_path", "type": "string", "field-id": PATH_ID},
+        {"name": "pos", "type": "long", "field-id": POS_ID},
+    ]
+    schema = {"type": "record", "name": "position_deletes", "fields": fields}
+    sink = io.BytesIO()
+    fastavro.writer(sink, schema, [{"file_path": path, "pos": pos} for path, pos in pairs], codec="deflate")
+    return sink.getvalue()
+
+
+def _statistics(suffix: str, snapshot_id: int) -> bytes:
+    if suffix == "parquet":
+        return _parquet(pa.table({"spec_id": pa.array([0], pa.int32()), "data_file_count": pa.array([1], pa.int32())}))
+    footer = json.dumps({"blobs": [], "properties": {"of": str(snapshot_id)}}).encode()
+    return b"PFA1PFA1" + footer + len(footer).to_bytes(4, "little") + bytes(4) + b"PFA1"
