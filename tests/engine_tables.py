@@ -100,9 +100,8 @@ class EngineTable:
             sort_order_id=None, equality_ids=equality_ids,
         )  # fmt: skip
         file.spec_id = table.metadata.default_spec_id
-        with table.transaction() as change:
-            with _RowDelta(change, [file]):
-                pass
+        with table.transaction() as change, _RowDelta(change, [file]):
+            pass
         return path
 
     def set_statistics(self) -> tuple[str, str]:
@@ -120,9 +119,12 @@ class EngineTable:
             update.set_statistics(
                 StatisticsFile.model_validate(
                     {
-                        "snapshot-id": snapshot.snapshot_id, "statistics-path": paths[0],
-                        "file-size-in-bytes": sizes[0], "file-footer-size-in-bytes": 28, "blob-metadata": [],
-                    }  # fmt: skip
+                        "snapshot-id": snapshot.snapshot_id,
+                        "statistics-path": paths[0],
+                        "file-size-in-bytes": sizes[0],
+                        "file-footer-size-in-bytes": 28,
+                        "blob-metadata": [],
+                    }
                 )
             )
         of_partitions = PartitionStatisticsFile.model_validate(
@@ -152,9 +154,12 @@ class _RowDelta(_FastAppendFiles):
             for file in self._deletes:
                 writer.add(
                     ManifestEntry.from_args(
-                        status=ManifestEntryStatus.ADDED, snapshot_id=self._snapshot_id, sequence_number=None,
-                        file_sequence_number=None, data_file=file,
-                    )  # fmt: skip
+                        status=ManifestEntryStatus.ADDED,
+                        snapshot_id=self._snapshot_id,
+                        sequence_number=None,
+                        file_sequence_number=None,
+                        data_file=file,
+                    )
                 )
         return [*manifests, writer.to_manifest_file()]
 

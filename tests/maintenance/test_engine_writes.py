@@ -7,9 +7,8 @@ import pytest
 from pyiceberg.table.snapshots import Operation
 
 from tests.engine_tables import EngineTable, make_table, rows
-from tests.lakes import Lakes, listed
+from tests.lakes import Lakes
 from trinitylake_ops import Lakehouse, maintenance
-from trinitylake_ops.tables.catalog import catalog_at
 
 
 @pytest.fixture

@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
-from collections.abc import Container, Iterable, Mapping
+import logging
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from trinitylake_ops.errors import ExportNotFoundError, FileMissingError
+from trinitylake_ops.errors import (
+    CorruptFileError,
+    ExportNotFoundError,
+    FileMissingError,
+    InvalidInputError,
+    LocationNotAllowedError,
+    TrinityLakeError,
+)
 from trinitylake_ops.format.definitions import ExportLevel, ExportRecord
 from trinitylake_ops.format.file_names import table_prefix
 from trinitylake_ops.format.locations import is_uri, to_location
@@ -34,6 +43,7 @@ from trinitylake_ops.maintenance.state.export_records import (
     begin,
     check_copying,
     complete,
+    drop_exports,
 )
 from trinitylake_ops.storage import FileInfo, open_storage
 from trinitylake_ops.tables.files.reach import files_of
@@ -45,12 +55,19 @@ from trinitylake_ops.transaction.transaction import Transaction
 from trinitylake_ops.tree.nodes.node import TreeLimits
 from trinitylake_ops.versions.snapshot import Snapshot
 
+logger = logging.getLogger(__name__)
+
+#: What a run that is made again would meet again.
+_LASTING = (InvalidInputError, CorruptFileError, FileMissingError, LocationNotAllowedError)
+_SHOWN = 10
+
 
 @dataclass(frozen=True, kw_only=True)
 class ExportReport(Document):
     """A finished export: its root's location, and the copies that this run sent.
 
-    ``files`` are all its files. ``target_version`` is the version of the lakehouse at another root.
+    ``files`` are all its files. ``target_version`` is the version of the lakehouse at another root. ``registered``
+    names tables whose files a full export did not copy, as another catalog keeps them.
     """
 
     name: str
@@ -64,13 +81,22 @@ class ExportReport(Document):
     copied_files: int
     copied_bytes: int
     resumed: bool
+    registered: tuple[str, ...]
     cost: Cost
 
     def table(self) -> Table:
         """Return one row."""
         row = (self.name, self.version, self.level, self.location, self.files, self.copied_files, self.copied_bytes)
         columns = ("name", "version", "level", "root", "files", "files copied", "bytes copied")
-        return new_table("Export", *columns, rows=[row])
+        return new_table(f"Export{left_files(self.registered)}", *columns, rows=[row])
+
+
+def left_files(registered: Sequence[str]) -> str:
+    """Return what people have to know of tables whose files a full export does not copy, empty if there are none."""
+    if not registered:
+        return ""
+    shown = ", ".join(registered[:_SHOWN]) + (f" and {len(registered) - _SHOWN} more" if registered[_SHOWN:] else "")
+    return f"; registered tables, whose files stay with their own catalogs and are not copied: {shown}"
 
 
 @dataclass(frozen=True)
@@ -158,9 +184,12 @@ class ExportWork:
                 copied = work.copy_elsewhere(metered, progress)
             until_ms = None if retain_for_ms is None else lake.storage.now_ms() + retain_for_ms
             version = complete(metered.lake, record, copied.root_location, until_ms, self._check_source)
-        except (ExportNotFoundError, FileMissingError):
-            _clean_up_if_dropped(metered.lake, work)
-            raise
+        except TrinityLakeError as error:
+            if isinstance(error, ExportNotFoundError | FileMissingError):
+                _clean_up_if_dropped(metered.lake, work)
+            if isinstance(error, ExportNotFoundError):
+                raise
+            raise _after_failure(metered.lake, record, error, resumed=resumed) from error
         return ExportReport(
             name=record.name,
             version=record.version,
@@ -173,6 +202,7 @@ class ExportWork:
             copied_files=copied.copier.copied_files,
             copied_bytes=copied.copier.copied_bytes,
             resumed=resumed,
+            registered=tuple(sorted(work.content.registered)),
             cost=metered.cost(),
         )
 
@@ -312,6 +342,29 @@ class ExportWork:
                 if definition.id in ids:
                     found.update(file.location for file in files_of(definition, io) if file.live)
         return frozenset(found)
+
+
+def _after_failure(
+    lake: Lakehouse, record: ExportRecord, error: TrinityLakeError, *, resumed: bool
+) -> TrinityLakeError:
+    """Return the error of a failed export, which says that its version stays kept.
+
+    A first run that would fail again in the same way is forgotten instead, so that it keeps nothing.
+    """
+    failed = copy.copy(error)
+    if not resumed and isinstance(error, _LASTING):
+        try:
+            check_copying(lake.snapshot(), record)
+            drop_exports(lake, [record.name])
+        except TrinityLakeError as why:
+            logger.warning("could not forget the failed export %s: %s", record.name, why)
+        else:
+            return failed
+    failed.message = (
+        f"{error.message}; export {record.name!r} is unfinished and keeps version {record.version} until it is run"
+        " again or dropped"
+    )
+    return failed
 
 
 @dataclass(frozen=True)

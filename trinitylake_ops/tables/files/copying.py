@@ -159,8 +159,8 @@ def rewritten(
 ) -> bytes:
     """Return the bytes of a copy of a file that holds paths.
 
-    ``sizes_bytes`` are those of the copies that it gives sizes of, by target. Raises CorruptFileError for a file that cannot be decoded,
-    or not be written again as it was.
+    ``sizes_bytes`` are those of the copies that it gives sizes of, by target. Raises CorruptFileError for a file that
+    cannot be decoded, or not be written again as it was.
     """
 
     def new_uri(uri: str) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+
 import pyarrow as pa
 from pyiceberg.expressions import AlwaysTrue
 from pyiceberg.table import FileScanTask
@@ -46,8 +47,9 @@ def reading_at(version: ReadVersion | None, io: StorageFileIO) -> Iterator[None]
 def file_batches(rows: RemainingRows, task: FileScanTask, io: StorageFileIO) -> Iterator[pa.RecordBatch]:
     """Yield the rows of a file that a scan selects and no delete file of its task deletes.
 
-    Raises InvalidDefinitionError for deletes that cannot be applied. Raises CorruptFileError if the file, or a delete file of it, cannot be decoded or has other columns than the table.
-    Raises it after the last batch if all rows are read and their number is not the manifest's. Raises StorageError.
+    Raises InvalidDefinitionError for deletes that cannot be applied. Raises CorruptFileError if the file, or a delete
+    file of it, cannot be decoded or has other columns than the table. Raises it after the last batch if all rows are
+    read and their number is not the manifest's. Raises StorageError.
     """
     n_rows = 0
     batches = rows.batches(task)

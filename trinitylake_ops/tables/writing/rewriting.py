@@ -148,11 +148,11 @@ def stage_rewritten(
         raise _moved(name, catalog.base_version, _LOST_FILES) from error
     change.commit_transaction()
     staged = replace(catalog.staged(name), begun_at_ms=begun_at_ms)
-    rows = [sum(file.record_count for file in files) for files in (removed, added)]
-    if [staged.removed_rows, staged.added_rows] != rows:
+    least_rows, most_rows = sum(group.least_rows for group in groups), sum(group.rows for group in groups)
+    if staged.removed_rows != most_rows or not least_rows <= staged.added_rows <= most_rows:
         raise CorruptFileError(
-            f"table {'.'.join(name)} would have {staged.added_rows} rows instead of {staged.removed_rows}, where"
-            f" {rows[1]} were written instead of {rows[0]}",
+            f"table {'.'.join(name)} would have {staged.added_rows - staged.removed_rows} rows more than before, beside"
+            f" up to {most_rows - least_rows} deleted ones",
             path=staged.metadata_location,
         )
     return staged

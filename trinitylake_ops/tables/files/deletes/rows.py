@@ -7,6 +7,7 @@ are those of a row of a delete file. Nulls are equal to each other there, and so
 from __future__ import annotations
 
 import copy
+import functools
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
@@ -52,12 +53,13 @@ class RemainingRows:
         positions = {file for file in task.delete_files if file.content == DataFileContent.POSITION_DELETES}
         columns = {number: self._column(number) for ids in by_ids for number in ids}
         wider, names = self._wider_scan(columns)
-        keys = [(self._deleted(ids, files, columns), [names[number] for number in ids]) for ids, files in by_ids.items()]
+        keys = [
+            (self._deleted(ids, files, columns), [names[number] for number in ids]) for ids, files in by_ids.items()
+        ]
         shown = [field.name for field in self.scan._projected_schema.fields]
         for batch in wider.to_record_batches([FileScanTask(task.file, positions, task.residual)]):
-            for deleted, key_names in keys:
-                batch = batch.filter(pc.invert(deleted.matches([batch.column(name) for name in key_names])))
-            yield batch.select(shown)
+            gone = [deleted.matches([batch.column(name) for name in key_names]) for deleted, key_names in keys]
+            yield batch.filter(pc.invert(functools.reduce(pc.or_, gone))).select(shown)
 
     def _column(self, number: int) -> NestedField:
         """Return a column by its id, also one that was dropped since."""
@@ -137,7 +139,9 @@ class _DeletedKeys:
         key: pa.Array | None = None
         for column, (values, known) in zip(columns, self._steps, strict=True):
             codes = pc.index_in(_plain(column).cast(values.type), value_set=values)
-            key = codes if key is None or known is None else pc.index_in(_pairs(key, codes, len(values)), value_set=known)
+            key = (
+                codes if key is None or known is None else pc.index_in(_pairs(key, codes, len(values)), value_set=known)
+            )
         assert key is not None
         return pc.is_valid(key)
 
