@@ -9,19 +9,21 @@ from __future__ import annotations
 import io
 import json
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import fastavro
 import pyarrow as pa
 import pyarrow.parquet as pq
+from pyarrow import orc
 from pyiceberg.manifest import DataFile, DataFileContent, FileFormat, ManifestEntry, ManifestEntryStatus, ManifestFile
 from pyiceberg.table import Table, Transaction
 from pyiceberg.table.snapshots import Operation, Summary
 from pyiceberg.table.statistics import PartitionStatisticsFile, StatisticsFile
 from pyiceberg.table.update import SetPartitionStatisticsUpdate
 from pyiceberg.table.update.snapshot import _FastAppendFiles
+from pyiceberg.transforms import IdentityTransform
 from pyiceberg.typedef import EMPTY_DICT, Record
 
 from trinitylake_ops import Lakehouse
@@ -59,16 +61,22 @@ class EngineTable:
         (path,) = set(self.data_files) - before
         return path
 
-    def delete_positions(self, positions: Mapping[str, Sequence[int]], suffix: str = "parquet") -> str:
+    def delete_positions_of_spec(self, spec_id: int, positions: Mapping[str, Sequence[int]]) -> str:
+        """Delete rows of unpartitioned data files of an older spec."""
+        return self.delete_positions(positions, spec_id=spec_id)
+
+    def delete_positions(
+        self, positions: Mapping[str, Sequence[int]], suffix: str = "parquet", *, spec_id: int | None = None
+    ) -> str:
         """Delete rows of data files by one file of position deletes. Returns its path."""
         pairs = sorted((path, pos) for path, found in positions.items() for pos in found)
-        if suffix == "avro":
-            data = _avro_positions(pairs)
-        else:
-            schema = pa.schema([of_id("file_path", pa.string(), PATH_ID), of_id("pos", pa.int64(), POS_ID)])
-            data = _parquet(pa.table([[path for path, _ in pairs], [pos for _, pos in pairs]], schema=schema))
+        schema = pa.schema([of_id("file_path", pa.string(), PATH_ID), of_id("pos", pa.int64(), POS_ID)])
+        table = pa.table([[path for path, _ in pairs], [pos for _, pos in pairs]], schema=schema)
+        data = {"avro": lambda: _avro_positions(pairs), "orc": lambda: _orc(table)}.get(
+            suffix, lambda: _parquet(table)
+        )()
         bounds = {PATH_ID: pairs[0][0].encode()}, {PATH_ID: pairs[-1][0].encode()}
-        return self._delete(DataFileContent.POSITION_DELETES, data, suffix, len(pairs), bounds)
+        return self._delete(DataFileContent.POSITION_DELETES, data, suffix, len(pairs), bounds, spec_id=spec_id)
 
     def delete_equal(self, rows: pa.Table, partition: Record | None = None) -> str:
         """Delete rows by an equality delete file, whose columns are named as those of the table. Returns its path."""
@@ -89,6 +97,7 @@ class EngineTable:
         *,
         equality_ids: list[int] | None = None,
         partition: Record | None = None,
+        spec_id: int | None = None,
     ) -> str:
         table = self.loaded
         path = f"{table.location()}/data/{uuid.uuid4()}-deletes.{suffix}"
@@ -99,40 +108,37 @@ class EngineTable:
             nan_value_counts={}, lower_bounds=bounds[0], upper_bounds=bounds[1], key_metadata=None, split_offsets=[4],
             sort_order_id=None, equality_ids=equality_ids,
         )  # fmt: skip
-        file.spec_id = table.metadata.default_spec_id
+        file.spec_id = table.metadata.default_spec_id if spec_id is None else spec_id
         with table.transaction() as change, _RowDelta(change, [file]):
             pass
         return path
 
     def set_statistics(self) -> tuple[str, str]:
         """Give the current snapshot a statistics file and a partition statistics file. Returns their paths."""
-        table = self.loaded
-        snapshot = table.current_snapshot()
-        assert snapshot is not None
-        paths = []
+        found = self.statistics_files()
+        self.set_table_statistics(found)
+        self.set_partition_statistics(found)
+        return found[0][0], found[1][0]
+
+    def statistics_files(self) -> list[tuple[str, int]]:
+        """Write a statistics file and a partition statistics file. Returns their paths and sizes."""
+        found = []
         for suffix in ("puffin", "parquet"):
-            path = f"{table.location()}/metadata/{uuid.uuid4()}.stats.{suffix}"
-            self.lake.storage.create(path.removeprefix(self.lake.root), _statistics(suffix, snapshot.snapshot_id))
-            paths.append(path)
-        sizes = [len(_statistics(suffix, snapshot.snapshot_id)) for suffix in ("puffin", "parquet")]
+            path, data = f"{self.loaded.location()}/metadata/{uuid.uuid4()}.stats.{suffix}", _statistics(suffix)
+            self.lake.storage.create(path.removeprefix(self.lake.root), data)
+            found.append((path, len(data)))
+        return found
+
+    def set_table_statistics(self, files: Sequence[tuple[str, int]]) -> None:
+        table, (path, size_bytes) = self.loaded, files[0]
+        said = {"file-footer-size-in-bytes": 28, "blob-metadata": []}
         with table.update_statistics() as update:
-            update.set_statistics(
-                StatisticsFile.model_validate(
-                    {
-                        "snapshot-id": snapshot.snapshot_id,
-                        "statistics-path": paths[0],
-                        "file-size-in-bytes": sizes[0],
-                        "file-footer-size-in-bytes": 28,
-                        "blob-metadata": [],
-                    }
-                )
-            )
-        of_partitions = PartitionStatisticsFile.model_validate(
-            {"snapshot-id": snapshot.snapshot_id, "statistics-path": paths[1], "file-size-in-bytes": sizes[1]}
-        )
-        table = self.loaded
-        table.catalog.commit_table(table, (), (SetPartitionStatisticsUpdate(partition_statistics=of_partitions),))
-        return paths[0], paths[1]
+            update.set_statistics(StatisticsFile.model_validate({**_named(table, path, size_bytes), **said}))
+
+    def set_partition_statistics(self, files: Sequence[tuple[str, int]]) -> None:
+        table, (path, size_bytes) = self.loaded, files[1]
+        file = PartitionStatisticsFile.model_validate(_named(table, path, size_bytes))
+        table.catalog.commit_table(table, (), (SetPartitionStatisticsUpdate(partition_statistics=file),))
 
     def ids(self, version: int | str | None = None) -> list[int]:
         """Return the ids that pyiceberg reads; it applies no equality deletes."""
@@ -148,7 +154,7 @@ class _RowDelta(_FastAppendFiles):
         self._deletes = list(deletes)
 
     def _process_manifests(self, manifests: list[ManifestFile]) -> list[ManifestFile]:
-        spec = self._transaction.table_metadata.spec()
+        spec = self.spec(self._deletes[0].spec_id)
         output = self.new_manifest_output()
         with DeleteManifestWriter(spec, self.schema(), output, self._snapshot_id, self._compression) as writer:
             for file in self._deletes:
@@ -164,7 +170,8 @@ class _RowDelta(_FastAppendFiles):
         return [*manifests, writer.to_manifest_file()]
 
     def _summary(self, snapshot_properties: dict[str, str] = EMPTY_DICT) -> Summary:
-        self._added_data_files = self._deletes  # only to be counted
+        is_current = self._deletes[0].spec_id == self._transaction.table_metadata.default_spec_id
+        self._added_data_files = self._deletes if is_current else []  # only to be counted
         try:
             return super()._summary(snapshot_properties)
         finally:
@@ -189,19 +196,99 @@ def _parquet(table: pa.Table) -> bytes:
     return sink.getvalue()
 
 
-def _avro_positions(pairs: Sequence[tuple[str, int]]) -> bytes:
+def _orc(table: pa.Table) -> bytes:
+    sink = io.BytesIO()
+    orc.write_table(table, sink)
+    return sink.getvalue()
+
+
+def _avro_positions(table: pa.Table) -> bytes:
     fields = [
         {"name": "file_path", "type": "string", "field-id": PATH_ID},
         {"name": "pos", "type": "long", "field-id": POS_ID},
     ]
     schema = {"type": "record", "name": "position_deletes", "fields": fields}
     sink = io.BytesIO()
-    fastavro.writer(sink, schema, [{"file_path": path, "pos": pos} for path, pos in pairs], codec="deflate")
+    fastavro.writer(sink, schema, table.to_pylist(), codec="deflate")
     return sink.getvalue()
 
 
-def _statistics(suffix: str, snapshot_id: int) -> bytes:
+def _named(table: Table, path: str, size_bytes: int) -> dict[str, Any]:
+    snapshot_id = table.metadata.current_snapshot_id
+    return {"snapshot-id": snapshot_id, "statistics-path": path, "file-size-in-bytes": size_bytes}
+
+
+def _statistics(suffix: str) -> bytes:
     if suffix == "parquet":
         return _parquet(pa.table({"spec_id": pa.array([0], pa.int32()), "data_file_count": pa.array([1], pa.int32())}))
-    footer = json.dumps({"blobs": [], "properties": {"of": str(snapshot_id)}}).encode()
+    footer = json.dumps({"blobs": [], "properties": {}}).encode()
     return b"PFA1PFA1" + footer + len(footer).to_bytes(4, "little") + bytes(4) + b"PFA1"
+
+
+#: The rows (id, place) that are left of each table.
+POSITIONS = [(2, "a"), (3, "a"), (4, "a")]
+EQUALITY = [(1, "a"), (1, "b"), (2, "a"), (3, "a"), (9, "b")]
+EVOLVED = [(2, "a"), (4, "b"), (5, "b")]
+
+
+def with_positions(lake: Lakehouse, suffix: str = "parquet") -> EngineTable:
+    """Make two files of three rows. One file deletes a row of each, and another one more row of the second."""
+    table = make_table(lake, "positions")
+    first, second = table.append(rows(1, 2, 3)), table.append(rows(4, 5, 6))
+    table.delete_positions({first: [0], second: [1]}, suffix)
+    table.delete_positions({second: [2]}, suffix)
+    return table
+
+
+def with_equality(lake: Lakehouse) -> EngineTable:
+    """Delete rows by their values, one of them null, and write one again."""
+    table = make_table(lake, "equality")
+    table.append(rows(1, 2, 3, None))
+    table.append(rows(1, 9, place="b"))
+    table.delete_equal(pa.table({"place": ["a", "a"], "id": pa.array([1, None], pa.int64())}))
+    table.append(rows(1))
+    return table
+
+
+def with_statistics(lake: Lakehouse) -> EngineTable:
+    """Give a table statistics files of two snapshots, a branch and a tag that main has left behind, and an audit."""
+    table = make_table(lake, "statistics")
+    table.append(rows(1))
+    first = table.loaded.current_snapshot()
+    assert first is not None
+    table.set_statistics()
+    table.loaded.manage_snapshots().create_tag(first.snapshot_id, "begin").commit()
+    table.loaded.append(rows(7), branch=None, snapshot_properties={"wap.id": "audit-7"})
+    table.loaded.manage_snapshots().create_branch(first.snapshot_id, "dev").commit()
+    table.loaded.append(rows(8), branch="dev")
+    table.append(rows(2))
+    table.append(rows(3))
+    table.set_statistics()
+    return table
+
+
+def with_evolution(lake: Lakehouse) -> EngineTable:
+    """Write by two partition specs, two schemas and two orders, with deletes by a column that was dropped since."""
+    table = make_table(lake, "evolved", rows().append_column("old", pa.array([], pa.int64())).schema)
+    of_old = table.append(rows(1, 2, 3).append_column("old", pa.array([10, 20, 30], pa.int64())))
+    table.delete_equal(pa.table({"old": pa.array([10], pa.int64())}))
+    with table.loaded.update_spec() as spec:
+        spec.add_identity("place")
+    with table.loaded.update_schema() as schema:
+        schema.delete_column("old")
+        schema.rename_column("id", "number")
+        schema.rename_column("number", "id")
+    with table.loaded.update_sort_order() as order:
+        order.asc("id", IdentityTransform())
+    table.append(rows(6, 5, 4, place="b"))
+    table.delete_equal(pa.table({"id": pa.array([6], pa.int64())}), partition=Record("b"))
+    table.delete_positions_of_spec(0, {of_old: [2]})
+    return table
+
+
+KINDS: dict[str, Callable[[Lakehouse], EngineTable]] = {
+    "positions": with_positions,
+    "equality": with_equality,
+    "statistics": with_statistics,
+    "evolved": with_evolution,
+}

@@ -28,7 +28,7 @@ from trinitylake_ops.spark_jobs.tables.filters import bound, parsed
 from trinitylake_ops.spark_jobs.tables.schema import to_spark_schema
 from trinitylake_ops.spark_jobs.tables.tasks import ReadJob, Scan, TableScan, read_group
 from trinitylake_ops.tables.files.data_reading import ReadVersion, check_manifests, reading_at
-from trinitylake_ops.tables.files.deletes.index import planned_tasks
+from trinitylake_ops.tables.files.deletes.index import check_is_read, planned_tasks
 from trinitylake_ops.tables.files.metadata import read_table_metadata, table_metadata
 from trinitylake_ops.tables.io.file_io import StorageFileIO, io_for, reading_io
 from trinitylake_ops.tables.managed import ICEBERG
@@ -226,7 +226,10 @@ def planned(scan: DataScan) -> list[FileScanTask]:
     """
     assert isinstance(scan.io, StorageFileIO)
     try:
-        return list(scan.plan_files())
+        tasks = list(scan.plan_files())
+        for file in {file for task in tasks for file in task.delete_files}:
+            check_is_read(file)
+        return tasks
     except (TrinityLakeError, MemoryError):
         raise
     except Exception as error:  # for broken bytes the Avro decoder raises any exception

@@ -54,14 +54,8 @@ class DeleteFiles:
 
     def _add(self, entry: ManifestEntry) -> None:
         file, number = entry.data_file, entry.sequence_number or 0
-        is_equality = file.content == DataFileContent.EQUALITY_DELETES
-        if file.file_format not in (_EQUALITY_FORMATS if is_equality else _POSITION_FORMATS):
-            kind = "equality" if is_equality else "position"
-            raise InvalidDefinitionError(
-                f"it has {kind} deletes in the format {file.file_format.value}, which is not read here"
-                f" ({file.file_path!r}); let the engine that wrote them rewrite its data files"
-            )
-        if is_equality:
+        check_is_read(file)
+        if file.content == DataFileContent.EQUALITY_DELETES:
             is_of_all = self._specs[file.spec_id].is_unpartitioned()
             self._equality.setdefault(None if is_of_all else _scope(file), []).append((number, file))
         elif (path := only_path(file)) is not None:
@@ -77,6 +71,17 @@ class DeleteFiles:
         by_value = [*self._equality.get(None, ()), *self._equality.get(scope, ())]
         found = {delete for later, delete in by_position if later >= number and _may_name(delete, file.file_path)}
         return found | {delete for later, delete in by_value if later > number}
+
+
+def check_is_read(file: DataFile) -> None:
+    """Raise InvalidDefinitionError for a delete file of a format in which it is not read, with its name."""
+    is_equality = file.content == DataFileContent.EQUALITY_DELETES
+    if file.file_format not in (_EQUALITY_FORMATS if is_equality else _POSITION_FORMATS):
+        kind = "equality" if is_equality else "position"
+        raise InvalidDefinitionError(
+            f"it has {kind} deletes in the format {file.file_format.value}, which is not read here"
+            f" ({file.file_path!r}); let the engine that wrote them rewrite its data files"
+        )
 
 
 def _scope(file: DataFile) -> _Scope:
