@@ -290,11 +290,30 @@ def test_a_restore_brings_back_what_an_unchanged_table_lost(lakes: Lakes, lake: 
     assert maintenance.plan_restore(lake, "x").is_empty
     lake.storage.delete(path)
     plan = maintenance.plan_restore(lake, "x")
-    assert [(change.kind, change.table) for change in plan.changes] == [("altered", "positions")]
+    assert [(change.kind, change.table) for change in plan.changes] == [("changed", "positions")]
     plan.execute()
     assert table.ids() == expected
-    assert maintenance.plan_restore(lake, "x").is_empty or lost
     assert named_files(lake, "positions") <= listed(lake.storage)
+
+
+def test_deletes_of_a_clone_are_promoted(lakes: Lakes, lake: Lakehouse) -> None:
+    """They name files of the parent, by its paths, and files of the clone, which get other paths in the parent."""
+    table = make_table(lake, "t")
+    of_parent = table.append(rows(1, 2, 3))
+    root = lakes.root("clone")
+    maintenance.plan_clone(lake, root, "dev").execute()
+    in_clone = EngineTable(Lakehouse.open(root), "t")
+    of_clone = in_clone.append(rows(4, 5))
+    in_clone.delete_positions({of_parent: [0], of_clone: [1]})
+    in_clone.delete_positions({of_parent: [1]})
+    assert in_clone.ids() == [3, 4]
+    maintenance.plan_promotion(lake, "dev").execute()
+    assert table.ids() == [3, 4]
+    maintenance.plan_drop_clone(lake, "dev", delete_files=True).execute()
+    assert table.ids() == [3, 4]
+    maintenance.plan_compact_tables(lake).execute()
+    assert table.ids() == [3, 4]
+    assert maintenance.verify(lake, deep=True).findings == ()
 
 
 # Freeing space

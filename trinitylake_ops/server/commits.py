@@ -188,7 +188,7 @@ class _Attempt:
 def _check_keeps_snapshots(commit: TableCommit) -> None:
     """Raise RefusedError for a commit that removes snapshots: what sends it may delete their files next."""
     if any(isinstance(update, RemoveSnapshotsUpdate) for update in commit.request.updates):
-        raise forbidden(
+        raise bad_request(
             f"snapshots of {'.'.join(commit.name)} are not removed by engines: versions of the lakehouse read them, and"
             " an engine would delete their files next; 'trinitylake trim' drops those that no kept version needs, then"
             " 'trinitylake expire' and 'trinitylake purge' free their files, and 'trinitylake orphans' what nothing"

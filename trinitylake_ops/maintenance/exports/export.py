@@ -17,7 +17,8 @@ from trinitylake_ops.format.file_names import new_export_root_path, new_manifest
 from trinitylake_ops.format.locations import normalize_root_uri
 from trinitylake_ops.format.nodes.system_rows import MAX_TIME_MS
 from trinitylake_ops.maintenance.exports.content import Choice, Content
-from trinitylake_ops.maintenance.exports.work import ExportReport, ExportWork, Opened, left_files
+from trinitylake_ops.maintenance.exports.outcome import ExportReport, left_files
+from trinitylake_ops.maintenance.exports.work import ExportWork, Opened
 from trinitylake_ops.maintenance.plans.document import Table, new_table
 from trinitylake_ops.maintenance.plans.executor import LOCAL, Executor
 from trinitylake_ops.maintenance.plans.plan import Plan, PlannedOperation, digest_of

@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import copy
 import itertools
-import logging
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from trinitylake_ops.errors import (
-    CorruptFileError,
     ExportNotFoundError,
     FileMissingError,
-    InvalidInputError,
-    LocationNotAllowedError,
     TrinityLakeError,
 )
 from trinitylake_ops.format.definitions import ExportLevel, ExportRecord
@@ -23,6 +18,7 @@ from trinitylake_ops.format.nodes.node_file import NodeFile
 from trinitylake_ops.maintenance.exports.content import Choice, Content, chosen_entries, gather
 from trinitylake_ops.maintenance.exports.copy import Copier
 from trinitylake_ops.maintenance.exports.destination import Destination
+from trinitylake_ops.maintenance.exports.outcome import ExportReport, after_failure, clean_up_if_dropped
 from trinitylake_ops.maintenance.exports.roots import (
     TargetExport,
     TargetLakehouse,
@@ -34,69 +30,22 @@ from trinitylake_ops.maintenance.exports.roots import (
     root_in_same_lakehouse,
 )
 from trinitylake_ops.maintenance.exports.table_places import claim_places, standing_in
-from trinitylake_ops.maintenance.plans.cost import Cost, MeteredLakehouse, uncached_on
-from trinitylake_ops.maintenance.plans.document import Document, Table, new_table
+from trinitylake_ops.maintenance.plans.cost import MeteredLakehouse, uncached_on
 from trinitylake_ops.maintenance.plans.executor import Executor
 from trinitylake_ops.maintenance.reach.survey import Progress
 from trinitylake_ops.maintenance.state.export_manifest import CopiedFile, begin_manifest, finish_manifest
 from trinitylake_ops.maintenance.state.export_records import (
     begin,
-    check_copying,
     complete,
-    drop_exports,
 )
 from trinitylake_ops.storage import FileInfo, open_storage
 from trinitylake_ops.tables.files.reach import files_of
 from trinitylake_ops.tables.io.file_io import StorageFileIO, reading_io, writing_io
 from trinitylake_ops.tables.ownership import claim_location
-from trinitylake_ops.transaction.commit import discard
 from trinitylake_ops.transaction.lakehouse import Lakehouse
 from trinitylake_ops.transaction.transaction import Transaction
 from trinitylake_ops.tree.nodes.node import TreeLimits
 from trinitylake_ops.versions.snapshot import Snapshot
-
-logger = logging.getLogger(__name__)
-
-#: What a run that is made again would meet again.
-_LASTING = (InvalidInputError, CorruptFileError, FileMissingError, LocationNotAllowedError)
-_SHOWN = 10
-
-
-@dataclass(frozen=True, kw_only=True)
-class ExportReport(Document):
-    """A finished export: its root's location, and the copies that this run sent.
-
-    ``files`` are all its files. ``target_version`` is the version of the lakehouse at another root. ``registered``
-    names tables whose files a full export did not copy, as another catalog keeps them.
-    """
-
-    name: str
-    version: int
-    level: str
-    location: str
-    manifest_path: str
-    committed_version: int
-    target_version: int | None
-    files: int
-    copied_files: int
-    copied_bytes: int
-    resumed: bool
-    registered: tuple[str, ...]
-    cost: Cost
-
-    def table(self) -> Table:
-        """Return one row."""
-        row = (self.name, self.version, self.level, self.location, self.files, self.copied_files, self.copied_bytes)
-        columns = ("name", "version", "level", "root", "files", "files copied", "bytes copied")
-        return new_table(f"Export{left_files(self.registered)}", *columns, rows=[row])
-
-
-def left_files(registered: Sequence[str]) -> str:
-    """Return what people have to know of tables whose files a full export does not copy, empty if there are none."""
-    if not registered:
-        return ""
-    shown = ", ".join(registered[:_SHOWN]) + (f" and {len(registered) - _SHOWN} more" if registered[_SHOWN:] else "")
-    return f"; registered tables, whose files stay with their own catalogs and are not copied: {shown}"
 
 
 @dataclass(frozen=True)
@@ -186,10 +135,10 @@ class ExportWork:
             version = complete(metered.lake, record, copied.root_location, until_ms, self._check_source)
         except TrinityLakeError as error:
             if isinstance(error, ExportNotFoundError | FileMissingError):
-                _clean_up_if_dropped(metered.lake, work)
+                clean_up_if_dropped(metered.lake, record)
             if isinstance(error, ExportNotFoundError):
                 raise
-            raise _after_failure(metered.lake, record, error, resumed=resumed) from error
+            raise after_failure(metered.lake, record, error, resumed=resumed) from error
         return ExportReport(
             name=record.name,
             version=record.version,
@@ -344,45 +293,9 @@ class ExportWork:
         return frozenset(found)
 
 
-def _after_failure(
-    lake: Lakehouse, record: ExportRecord, error: TrinityLakeError, *, resumed: bool
-) -> TrinityLakeError:
-    """Return the error of a failed export, which says that its version stays kept.
-
-    A first run that would fail again in the same way is forgotten instead, so that it keeps nothing.
-    """
-    failed = copy.copy(error)
-    if not resumed and isinstance(error, _LASTING):
-        try:
-            check_copying(lake.snapshot(), record)
-            drop_exports(lake, [record.name])
-        except TrinityLakeError as why:
-            logger.warning("could not forget the failed export %s: %s", record.name, why)
-        else:
-            return failed
-    failed.message = (
-        f"{error.message}; export {record.name!r} is unfinished and keeps version {record.version} until it is run"
-        " again or dropped"
-    )
-    return failed
-
-
 @dataclass(frozen=True)
 class _Copied:
     copier: Copier
     root_location: str
     files: int
     target_version: int | None
-
-
-def _clean_up_if_dropped(lake: Lakehouse, work: ExportWork) -> None:
-    """Delete root and manifest of an export that was dropped meanwhile, and raise ExportNotFoundError for it.
-
-    A removal of orphans deletes the other copies.
-    """
-    latest = lake.snapshot()
-    try:
-        check_copying(latest, work.record)
-    except ExportNotFoundError:
-        discard(lake.storage, [path for path in (work.record.root_location, work.record.manifest_path) if path])
-        raise
