@@ -275,7 +275,7 @@ def test_full_exports_name_registered_tables(lakes: Lakes, lake: Lakehouse) -> N
     assert EngineTable(copy, "theirs").ids() == [1]
 
 
-@pytest.mark.parametrize("lost", ["data", "deletes", "statistics", "metadata"])
+@pytest.mark.parametrize("lost", ["data", "deletes", "statistics", "metadata", "damaged"])
 def test_a_restore_brings_back_what_an_unchanged_table_lost(lakes: Lakes, lake: Lakehouse, lost: str) -> None:
     table, other = with_positions(lake), make_table(lake, "other")
     other.append(rows(1))
@@ -284,11 +284,14 @@ def test_a_restore_brings_back_what_an_unchanged_table_lost(lakes: Lakes, lake: 
         "deletes": table.delete_positions({table.data_files[0]: [1]}),
         "statistics": table.set_statistics()[0],
         "metadata": table.loaded.metadata_location,
+        "damaged": manifest_list_of(table),
     }[lost].removeprefix(lake.root)
     expected = table.ids()
     maintenance.plan_export(lake, "x", "full", target=lakes.root("copy")).execute()
     assert maintenance.plan_restore(lake, "x").is_empty
     lake.storage.delete(path)
+    if lost == "damaged":
+        lake.storage.create(path, b"Obj\x01 cut off")
     plan = maintenance.plan_restore(lake, "x")
     assert [(change.kind, change.table) for change in plan.changes] == [("changed", "positions")]
     plan.execute()
@@ -314,6 +317,12 @@ def test_deletes_of_a_clone_are_promoted(lakes: Lakes, lake: Lakehouse) -> None:
     maintenance.plan_compact_tables(lake).execute()
     assert table.ids() == [3, 4]
     assert maintenance.verify(lake, deep=True).findings == ()
+
+
+def manifest_list_of(table: EngineTable) -> str:
+    snapshot = table.loaded.current_snapshot()
+    assert snapshot is not None
+    return snapshot.manifest_list
 
 
 # Freeing space

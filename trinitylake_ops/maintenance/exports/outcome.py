@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from trinitylake_ops.errors import (
+    CommitOutcomeUnknownError,
     CorruptFileError,
     ExportNotFoundError,
     FileMissingError,
@@ -72,6 +73,8 @@ def after_failure(lake: Lakehouse, record: ExportRecord, error: TrinityLakeError
     A first run that would fail again in the same way is forgotten instead, so that it keeps nothing.
     """
     failed = copy.copy(error)
+    if isinstance(error, CommitOutcomeUnknownError):
+        return failed  # it may be complete
     if not resumed and isinstance(error, _LASTING):
         try:
             check_copying(lake.snapshot(), record)

@@ -11,7 +11,7 @@ import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from trinitylake_ops.errors import CommitConflictError, FileMissingError
+from trinitylake_ops.errors import CommitConflictError, CorruptFileError, FileMissingError, LocationNotAllowedError
 from trinitylake_ops.format.definitions import ExportLevel
 from trinitylake_ops.maintenance.exports.content import Choice, Content, chosen_entries, gather
 from trinitylake_ops.maintenance.exports.copy import Copier
@@ -220,7 +220,10 @@ class Restore(PlannedOperation[RestorePlan, CommitReport]):
     def _with_lost_files(
         self, base: Snapshot, here: Mapping[str, str], keys: Iterable[str], own_io: StorageFileIO
     ) -> list[str]:
-        """Return the keys of objects that lost a file here, of those that are as a full export has them."""
+        """Return the keys of objects that lost a file here, of those that are as a full export has them.
+
+        A damaged definition, metadata file or manifest counts as lost. Data files are not read.
+        """
         record = record_of(base.definition, self.name)
         if record is None or record.level != ExportLevel.FULL:
             return []  # such an export has no files of its own to bring back
@@ -234,7 +237,9 @@ class Restore(PlannedOperation[RestorePlan, CommitReport]):
                     base.files.definitions.namespace(here[key])
                 else:
                     check_table_files(base.version, own_io, base.files.definitions.table(here[key]))
-            except FileMissingError:
+            except LocationNotAllowedError:
+                return False  # it needs files of others, which no export of this lakehouse brings back
+            except (FileMissingError, CorruptFileError):
                 return True
             return False
 
