@@ -238,10 +238,10 @@ def plan_compact_tables(
     """Plan to write small data files of managed Iceberg tables anew as fewer. Only reads.
 
     Files of one partition below three quarters of the target are merged, up to the target. There must be
-    ``min_input_files`` of them, or enough to fill a file. A file of which delete files delete rows is written anew, too,
-    whatever its size, without these rows. The target is ``target_file_size_bytes``, else the table's
-    property ``write.target-file-size-bytes``, else 128 MiB. With ``repartition`` all files of older partition specs are
-    written by the current one, too. ``tables``, as ``namespace.table``, limit it.
+    ``min_input_files`` of them, or enough to fill a file. The target is ``target_file_size_bytes``, else the table's
+    property ``write.target-file-size-bytes``, else 128 MiB. A file of which delete files delete rows is written anew,
+    too, whatever its size, without these rows. With ``repartition`` all files of older partition specs are written by
+    the current one. ``tables``, as ``namespace.table``, limit it.
 
     Tables that cannot be compacted are left, with the reason. Raises TableNotFoundError, CorruptFileError and other
     StorageErrors. Raises InvalidInputError for numbers out of range and for a named table that cannot be compacted.
