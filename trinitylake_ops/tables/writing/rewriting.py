@@ -36,6 +36,7 @@ from trinitylake_ops.tables.io.file_io import StorageFileIO
 from trinitylake_ops.tables.writing.compacting.delete_manifests import without_deletes
 from trinitylake_ops.tables.writing.compacting.groups import FileGroup, RewriteRules
 from trinitylake_ops.tables.writing.data_files import conform, delete_data_files, write_data_files
+from trinitylake_ops.tables.writing.replacement import FILTERS_MANIFESTS
 from trinitylake_ops.tables.writing.staged_table import StagedTable
 from trinitylake_ops.tables.writing.staging import StagingCatalog
 from trinitylake_ops.transaction.lakehouse import Lakehouse
@@ -170,6 +171,9 @@ def _deletes_that_go(
     """
     current, io = table.current_snapshot(), catalog.io
     manifests = [] if current is None else manifests_in(current, io)
+    has_deletes = any(manifest.content == ManifestContent.DELETES for manifest in manifests)
+    if FILTERS_MANIFESTS and not has_deletes and not any(group.deletes for group in groups):
+        return set()  # pyiceberg itself reads the manifests of data, and looks for the files
     deletes = DeleteFiles(live_entries(manifests, io, ManifestContent.DELETES), table.metadata)
     entries = {entry.data_file.file_path: entry for entry in live_entries(manifests, io, ManifestContent.DATA)}
     for group in groups:
