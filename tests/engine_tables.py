@@ -78,14 +78,14 @@ class EngineTable:
         bounds = {PATH_ID: pairs[0][0].encode()}, {PATH_ID: pairs[-1][0].encode()}
         return self._delete(DataFileContent.POSITION_DELETES, data, suffix, len(pairs), bounds, spec_id=spec_id)
 
-    def delete_equal(self, rows: pa.Table, partition: Record | None = None) -> str:
+    def delete_equal(self, rows: pa.Table, partition: Record | None = None, suffix: str = "parquet") -> str:
         """Delete rows by an equality delete file, whose columns are named as those of the table. Returns its path."""
         columns = {field.name: field.field_id for schema in self.loaded.metadata.schemas for field in schema.fields}
         ids = [columns[name] for name in rows.column_names]
         fields = [of_id(field.name, field.type, number) for field, number in zip(rows.schema, ids, strict=True)]
         data = _parquet(rows.cast(pa.schema([field.with_nullable(True) for field in fields])))
         kind = DataFileContent.EQUALITY_DELETES
-        return self._delete(kind, data, "parquet", len(rows), ({}, {}), equality_ids=ids, partition=partition)
+        return self._delete(kind, data, suffix, len(rows), ({}, {}), equality_ids=ids, partition=partition)
 
     def _delete(
         self,

@@ -85,8 +85,9 @@ def test_another_engine_reads_what_is_tested_here(lake: Lakehouse) -> None:
 # Compaction
 
 
-def test_compaction_applies_position_deletes(lake: Lakehouse) -> None:
-    table = with_positions(lake)
+@pytest.mark.parametrize("suffix", ["parquet", "orc"])
+def test_compaction_applies_position_deletes(lake: Lakehouse, suffix: str) -> None:
+    table = with_positions(lake, suffix)
     before = lake.latest_version()
     report = maintenance.plan_compact_tables(lake).execute()
     assert [done.table for done in report.tables] == ["ns.positions"]
@@ -210,6 +211,14 @@ def check_same_metadata(table: EngineTable, copy: EngineTable) -> None:
         files = [getattr(metadata, name) for metadata in (ours, theirs)]
         assert [file.snapshot_id for file in files[0]] == [file.snapshot_id for file in files[1]]
         assert all(file.statistics_path.startswith(copy.lake.root) for file in files[1])
+
+
+def test_equality_deletes_in_other_formats_are_refused_by_name(lake: Lakehouse) -> None:
+    table = make_table(lake, "t")
+    table.append(rows(1))
+    table.delete_equal(rows(1), suffix="avro")
+    (reason,) = maintenance.plan_compact_tables(lake).left.values()
+    assert "equality deletes in the format AVRO, which is not read here" in reason
 
 
 @pytest.mark.parametrize("suffix", ["parquet", "avro"])

@@ -30,7 +30,7 @@ from trinitylake_ops.tables.files.reach import entries_in, manifests_in
 from trinitylake_ops.tables.io.file_io import StorageFileIO
 
 _POSITION_FORMATS = (FileFormat.PARQUET, FileFormat.ORC, FileFormat.PUFFIN)
-_EQUALITY_FORMATS = (FileFormat.PARQUET, FileFormat.ORC)
+_EQUALITY_FORMATS = (FileFormat.PARQUET,)
 
 #: A spec and a partition of it, None for files that are of all partitions.
 _Scope = tuple[int, Record] | None
