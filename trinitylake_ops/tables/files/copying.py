@@ -194,7 +194,7 @@ def _rewritten(
 
 def _position_deletes(copy: FileCopy, data: bytes, new_uri: Callable[[str], str]) -> bytes:
     if is_parquet(data):
-        return parquet_deletes(data, copy.target, new_uri)
+        return parquet_deletes(data, copy.source, copy.target, new_uri)
     if is_puffin(data):
         return puffin_vectors(data, copy.source, new_uri)
     return _avro(copy.source, data, lambda record: record.update(file_path=new_uri(record["file_path"])))

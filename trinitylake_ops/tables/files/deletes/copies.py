@@ -19,6 +19,7 @@ import pyarrow.parquet as pq
 from trinitylake_ops.errors import InvalidInputError
 from trinitylake_ops.tables.claims.puffin_claims import MAGIC as PUFFIN_MAGIC
 from trinitylake_ops.tables.claims.puffin_claims import check_puffin
+from trinitylake_ops.tables.io.checked_files import check_parquet_pages
 
 _PARQUET_MAGIC = b"PAR1"
 _PATH, _POSITION = "file_path", "pos"
@@ -37,14 +38,15 @@ def is_copied_format(location: str) -> bool:
     return not location.endswith(UNCOPIED_ENDINGS)
 
 
-def parquet_deletes(data: bytes, target: str, new_uri: Callable[[str], str]) -> bytes:
+def parquet_deletes(data: bytes, source: str, target: str, new_uri: Callable[[str], str]) -> bytes:
     """Return a Parquet file of position deletes with new paths, for a file named ``target``, sorted by them.
 
-    Column ids and properties stay. The same bytes and paths always give the same file. Raises KeyError for a file
-    without paths, and what Arrow raises.
+    Column ids and properties stay. The same bytes and paths always give the same file. Raises CorruptFileError for a
+    file whose claims are not believed, KeyError for one without paths, and what Arrow raises.
     """
     from trinitylake_ops.tables.io.parquet_writer import SealingWriter  # importing it loads pandas
 
+    check_parquet_pages(len(data), lambda at, length: data[at : at + length], source)
     table = pq.ParquetFile(pa.BufferReader(data)).read()
     at = table.schema.get_field_index(_PATH)
     paths = table.column(_PATH).cast(pa.string())
