@@ -21,7 +21,7 @@ from pyiceberg.manifest import DataFile, DataFileContent, FileFormat, ManifestEn
 from pyiceberg.table import Table, Transaction
 from pyiceberg.table.snapshots import Operation, Summary
 from pyiceberg.table.statistics import PartitionStatisticsFile, StatisticsFile
-from pyiceberg.table.update import SetPartitionStatisticsUpdate
+from pyiceberg.table.update import SetPartitionStatisticsUpdate, SetStatisticsUpdate
 from pyiceberg.table.update.snapshot import _FastAppendFiles
 from pyiceberg.transforms import IdentityTransform
 from pyiceberg.typedef import EMPTY_DICT, Record
@@ -132,8 +132,8 @@ class EngineTable:
     def set_table_statistics(self, files: Sequence[tuple[str, int]]) -> None:
         table, (path, size_bytes) = self.loaded, files[0]
         said = {"file-footer-size-in-bytes": 28, "blob-metadata": []}
-        with table.update_statistics() as update:
-            update.set_statistics(StatisticsFile.model_validate({**_named(table, path, size_bytes), **said}))
+        file = StatisticsFile.model_validate({**_named(table, path, size_bytes), **said})
+        table.catalog.commit_table(table, (), (SetStatisticsUpdate(statistics=file),))
 
     def set_partition_statistics(self, files: Sequence[tuple[str, int]]) -> None:
         table, (path, size_bytes) = self.loaded, files[1]
@@ -170,8 +170,7 @@ class _RowDelta(_FastAppendFiles):
         return [*manifests, writer.to_manifest_file()]
 
     def _summary(self, snapshot_properties: dict[str, str] = EMPTY_DICT) -> Summary:
-        is_current = self._deletes[0].spec_id == self._transaction.table_metadata.default_spec_id
-        self._added_data_files = self._deletes if is_current else []  # only to be counted
+        self._added_data_files = self._deletes  # only to be counted
         try:
             return super()._summary(snapshot_properties)
         finally:
@@ -277,6 +276,7 @@ def with_evolution(lake: Lakehouse) -> EngineTable:
     with table.loaded.update_schema() as schema:
         schema.delete_column("old")
         schema.rename_column("id", "number")
+    with table.loaded.update_schema() as schema:
         schema.rename_column("number", "id")
     with table.loaded.update_sort_order() as order:
         order.asc("id", IdentityTransform())

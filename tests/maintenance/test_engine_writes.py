@@ -7,9 +7,11 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from pyiceberg.exceptions import CommitFailedException
 from pyiceberg.table.snapshots import Operation
 from pyiceberg.transforms import BucketTransform
 
+from tests.clock import AgingStorage
 from tests.engine_tables import (
     EQUALITY,
     EVOLVED,
@@ -33,7 +35,6 @@ from trinitylake_ops.errors import (
     FileMissingError,
     InvalidDefinitionError,
     InvalidInputError,
-    TransactionExpiredError,
 )
 from trinitylake_ops.format.definitions import METADATA_LOCATION
 from trinitylake_ops.tables.writing.rewriting import rewrite_here
@@ -339,9 +340,9 @@ def manifest_list_of(table: EngineTable) -> str:
 
 @pytest.fixture
 def aging(lakes: Lakes) -> Aging:
-    aging = Aging.on(lakes.storage())
-    lakes.watch(aging.lake)
-    return aging
+    storage = lakes.storage()
+    clock = AgingStorage(storage, storage.now_ms())
+    return Aging(lakes.watch(Lakehouse.create(storage.root, storage=clock)), clock)
 
 
 @pytest.mark.parametrize("kind", [*KINDS, "vectors"])
@@ -411,11 +412,11 @@ def test_statistics_files_are_as_old_as_they_are(aging: Aging) -> None:
     aging.later(LONG_MS)
     version = aging.lake.latest_version()
     for name_it in (table.set_table_statistics, table.set_partition_statistics):
-        with pytest.raises(TransactionExpiredError):
+        with pytest.raises(CommitFailedException, match="txn_ttl_millis"):
             name_it(statistics)
     aging.remove_orphans()
     for name_it in (table.set_table_statistics, table.set_partition_statistics):
-        with pytest.raises(TransactionExpiredError, match="is gone, removed as an orphan"):
+        with pytest.raises(CommitFailedException, match="is gone, removed as an orphan"):
             name_it(statistics)
     assert table.loaded.metadata.statistics == []
     assert version <= aging.lake.latest_version()
