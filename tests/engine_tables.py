@@ -230,9 +230,9 @@ EQUALITY = [(1, "a"), (1, "b"), (2, "a"), (3, "a"), (9, "b")]
 EVOLVED = [(2, "a"), (4, "b"), (5, "b")]
 
 
-def with_positions(lake: Lakehouse, suffix: str = "parquet") -> EngineTable:
+def with_positions(lake: Lakehouse, suffix: str = "parquet", name: str = "positions") -> EngineTable:
     """Make two files of three rows. One file deletes a row of each, and another one more row of the second."""
-    table = make_table(lake, "positions")
+    table = make_table(lake, name)
     first, second = table.append(rows(1, 2, 3)), table.append(rows(4, 5, 6))
     table.delete_positions({first: [0], second: [1]}, suffix)
     table.delete_positions({second: [2]}, suffix)

@@ -229,14 +229,14 @@ def test_a_first_write_that_fails_leaves_a_folder_that_is_known_for_the_copys_ow
 
 def test_position_deletes_and_vectors_name_the_files_of_the_new_place(source: Aging, there: AgingStorage) -> None:
     make_later(source.lake, "dv", with_vectors=True)
-    positions = make_table(source.lake, "positions")
+    positions = make_table(source.lake, "pos")
     first = positions.append(engine_rows(1, 2, 3))
     positions.delete_positions({first: [1]})
     copy = copied(source.lake, there)
     drop_all(source.lake)
     report = maintenance.plan_relocation(copy).execute()
-    assert (report.tables, report.refused) == (("ns.dv", "ns.positions", "ns.t"), {})
-    assert EngineTable(copy, "positions").ids() == [1, 3]
+    assert (report.tables, report.refused) == (("ns.dv", "ns.pos", "ns.t"), {})
+    assert EngineTable(copy, "pos").ids() == [1, 3]
     assert EngineTable(copy, "dv").ids() == [2, 2, 3, 3]
     assert maintenance.plan_relocation(copy).is_empty
     assert maintenance.verify(copy, deep=True).findings == ()
@@ -245,12 +245,12 @@ def test_position_deletes_and_vectors_name_the_files_of_the_new_place(source: Ag
 def test_position_deletes_that_cannot_be_written_anew_are_left_and_the_plan_says_what_to_do(
     source: Aging, there: AgingStorage
 ) -> None:
-    positions = make_table(source.lake, "positions")
+    positions = make_table(source.lake, "pos")
     positions.delete_positions({positions.append(engine_rows(1, 2, 3)): [1]}, suffix="orc")
     copy = copied(source.lake, there)
     plan = maintenance.plan_relocation(copy)
-    assert (plan.tables, list(plan.refused)) == (("ns.t",), ["ns.positions"])
-    assert "compact-tables" in plan.refused["ns.positions"]
+    assert (plan.tables, list(plan.refused)) == (("ns.t",), ["ns.pos"])
+    assert "compact-tables" in plan.refused["ns.pos"]
     report = plan.execute()
     assert (report.tables, report.refused) == (plan.tables, plan.refused)
 

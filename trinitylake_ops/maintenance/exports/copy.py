@@ -33,9 +33,9 @@ _MOST_BYTES_IN_TASK = 128 * 1024 * 1024
 class CopyJob:
     """A file to copy: from ``source``, or of ``data`` where that is given, to ``target``.
 
-    ``places`` are those of its table where ``file``, one of Iceberg's that holds paths, is to be rewritten, and
-    ``sizes_bytes`` those of copies that it gives sizes of. ``size_bytes`` is about its size, ``there_bytes`` that of
-    the file that stands at the target. The seals of a copied definition are those of its new name.
+    ``places`` are those of its table where ``file``, one of Iceberg's that holds paths, is to be rewritten.
+    ``sizes_bytes`` are those of copies that it gives sizes of. ``size_bytes`` is about its size, ``there_bytes`` that
+    of the file that stands at the target. The seals of a copied definition are those of its new name.
     """
 
     source: str | None
