@@ -72,9 +72,7 @@ class EngineTable:
         pairs = sorted((path, pos) for path, found in positions.items() for pos in found)
         schema = pa.schema([of_id("file_path", pa.string(), PATH_ID), of_id("pos", pa.int64(), POS_ID)])
         table = pa.table([[path for path, _ in pairs], [pos for _, pos in pairs]], schema=schema)
-        data = {"avro": lambda: _avro_positions(pairs), "orc": lambda: _orc(table)}.get(
-            suffix, lambda: _parquet(table)
-        )()
+        data = {"parquet": _parquet, "avro": _avro_positions, "orc": _orc}[suffix](table)
         bounds = {PATH_ID: pairs[0][0].encode()}, {PATH_ID: pairs[-1][0].encode()}
         return self._delete(DataFileContent.POSITION_DELETES, data, suffix, len(pairs), bounds, spec_id=spec_id)
 
