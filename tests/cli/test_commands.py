@@ -387,6 +387,9 @@ def test_exports(cli: Cli, lake: Lakehouse) -> None:
     assert_error(cli("export", "x", "--version", 99), 4)
     for duration in ("30", "d", "0d", "-1d", "999999999d", "1.5h"):
         assert_error(cli("export", "x", "--retain-for", duration), 2)
+    full = cli("export", "whole", "--level", "full", "--retain-for", "30d")
+    assert "--retain-for has no effect" in full.err
+    assert [one["retain_until"] for one in cli("exports", "--json").json if one["name"] == "whole"] == [None]
 
 
 def test_exports_of_other_levels(cli: Cli, lake: Lakehouse, tmp_path: Path) -> None:
@@ -493,7 +496,11 @@ def test_prune_exports(cli: Cli, lake: Lakehouse) -> None:
     assert done["names"] == ["nightly-1", "nightly-0"]
     assert [export["name"] for export in cli("exports", "--json").json] == ["by-hand", "nightly-2", "nightly-3"]
     assert "Nothing to do" in cli("prune-exports", "nightly-*", "--keep-last", 2).err
-    assert_error(cli("prune-exports", "*"), 2, "empty")
+    assert "and no rule keeps it" in cli("prune-exports", "nightly-*", "--keep-last", 1).out
+    assert_error(cli("prune-exports", "*"), 2, "all but the newest would be dropped")
+    said = " ".join(cli("prune-exports", "--help").out.split())
+    assert "Keep the last N exports." in said and "Keep what was made no longer ago" in said
+    assert "Keep the last N versions." in " ".join(cli("expire", "--help").out.split())
 
 
 def test_an_export_that_others_recorded(cli: Cli, lake: Lakehouse) -> None:

@@ -60,6 +60,7 @@ from trinitylake_ops.tables.catalog import catalog_at
 from trinitylake_ops.tables.claims.avro_files import SNAPSHOT_ID, uncompressed
 from trinitylake_ops.tables.files.copying import FileCopy, TablePlaces, rewritten
 from trinitylake_ops.tables.files.data_reading import file_batches
+from trinitylake_ops.tables.files.deletes.rows import RemainingRows
 from trinitylake_ops.tables.files.metadata import read_table_metadata
 from trinitylake_ops.tables.files.reach import FileKind, content_file, entries_in, files_of, manifests_in, statistics_of
 from trinitylake_ops.tables.io.checked_files import CheckedFileIO
@@ -341,7 +342,7 @@ def _data_parquet(data: bytes, path: str) -> None:
     task = FileScanTask(_data_file(path, DataFileContent.DATA, FileFormat.PARQUET))
     metadata = _table().metadata
     for io in (_io(), CheckedFileIO.like(_io())):
-        for batch in file_batches(ArrowScan(metadata, io, metadata.schema(), AlwaysTrue()), task, io):
+        for batch in file_batches(RemainingRows(ArrowScan(metadata, io, metadata.schema(), AlwaysTrue())), task, io):
             batch.validate()
 
 
@@ -359,7 +360,7 @@ def _deletes(data: bytes, path: str) -> None:
     (task,) = scan.plan_files()
     vectors = _data_file(path, DataFileContent.POSITION_DELETES, FileFormat.PUFFIN)
     reader = ArrowScan(scan.table_metadata, _io(), scan.table_metadata.schema(), AlwaysTrue())
-    for batch in file_batches(reader, FileScanTask(task.file, {vectors}), _io()):
+    for batch in file_batches(RemainingRows(reader), FileScanTask(task.file, {vectors}), _io()):
         batch.validate()
 
 

@@ -25,7 +25,8 @@ from trinitylake_ops.errors import (
 )
 from trinitylake_ops.format.file_names import root_path
 from trinitylake_ops.tables.catalog import catalog_at
-from trinitylake_ops.tables.writing.rewriting import FileGroup, Rewriting, rewrite_here
+from trinitylake_ops.tables.writing.compacting.groups import FileGroup
+from trinitylake_ops.tables.writing.rewriting import Rewriting, rewrite_here
 
 Written = list[list[DataFile]]
 TTL_MS = 60_000

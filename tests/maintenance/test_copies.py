@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+from tests.engine_tables import EngineTable, make_table
+from tests.engine_tables import rows as engine_rows
 from tests.lakes import Lakes
 from tests.maintenance.aging import Aging, AgingStorage
 from tests.maintenance.changes import ROWS, append_rows
@@ -225,12 +227,30 @@ def test_a_first_write_that_fails_leaves_a_folder_that_is_known_for_the_copys_ow
     assert not [path for path in files(copy.lake) if path.startswith("tables/")]
 
 
-def test_a_table_with_position_deletes_is_left_and_the_plan_says_what_to_do(source: Aging, there: AgingStorage) -> None:
+def test_position_deletes_and_vectors_name_the_files_of_the_new_place(source: Aging, there: AgingStorage) -> None:
     make_later(source.lake, "dv", with_vectors=True)
+    positions = make_table(source.lake, "pos")
+    first = positions.append(engine_rows(1, 2, 3))
+    positions.delete_positions({first: [1]})
+    copy = copied(source.lake, there)
+    drop_all(source.lake)
+    report = maintenance.plan_relocation(copy).execute()
+    assert (report.tables, report.refused) == (("ns.dv", "ns.pos", "ns.t"), {})
+    assert EngineTable(copy, "pos").ids() == [1, 3]
+    assert EngineTable(copy, "dv").ids() == [2, 2, 3, 3]
+    assert maintenance.plan_relocation(copy).is_empty
+    assert maintenance.verify(copy, deep=True).findings == ()
+
+
+def test_position_deletes_that_cannot_be_written_anew_are_left_and_the_plan_says_what_to_do(
+    source: Aging, there: AgingStorage
+) -> None:
+    positions = make_table(source.lake, "pos")
+    positions.delete_positions({positions.append(engine_rows(1, 2, 3)): [1]}, suffix="orc")
     copy = copied(source.lake, there)
     plan = maintenance.plan_relocation(copy)
-    assert (plan.tables, list(plan.refused)) == (("ns.t",), ["ns.dv"])
-    assert "rewrite_data_files" in plan.refused["ns.dv"]
+    assert (plan.tables, list(plan.refused)) == (("ns.t",), ["ns.pos"])
+    assert "compact-tables" in plan.refused["ns.pos"]
     report = plan.execute()
     assert (report.tables, report.refused) == (plan.tables, plan.refused)
 

@@ -355,7 +355,8 @@ def test_an_export_of_an_export_that_is_dropped_meanwhile_is_not_completed(aging
     with pytest.raises((ExportNotFoundError, FileMissingError)):
         maintenance.plan_export(lake, "new", level, version="old").execute(progress=drop_old)
     assert maintenance.verify(lake).is_clean
-    assert [(info.name, info.state) for info in maintenance.list_exports(lake)] == [("new", "copying")]
+    left = [] if level == "full" else [("new", "copying")]  # a full one misses files, and would again
+    assert [(info.name, info.state) for info in maintenance.list_exports(lake)] == left
     maintenance.plan_export(lake, "kept", "full").execute()
     maintenance.plan_export(lake, "of-kept", level, version="kept").execute()
     assert maintenance.verify(lake).is_clean

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import threading
+import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
@@ -292,6 +295,53 @@ def test_data_files_of_others_are_refused(served: Served, rest: RestCatalog, lak
     with pytest.raises(Exception, match="does not lie in the table's place"):
         rest.load_table("ns.t").add_files([task.file.file_path])
     assert lake.latest_version() == before
+
+
+def test_an_engine_removes_no_snapshots_and_is_told_our_commands(
+    served: Served, rest: RestCatalog, lake: Lakehouse
+) -> None:
+    """A client sends what Iceberg's Java would, if ``gc.enabled`` did not stop it, before it deletes their files."""
+    table = rest.load_table("ns.t")
+    table.append(ROWS)
+    table.append(ROWS)
+    before, first = lake.latest_version(), table.metadata.snapshots[0]
+    with pytest.raises(Exception, match=r"'trinitylake trim' .* 'trinitylake expire' and 'trinitylake purge'"):
+        table.maintenance.expire_snapshots().by_id(first.snapshot_id).commit()
+    assert table.metadata.properties["gc.enabled"] == "false"
+    assert lake.latest_version() == before
+    assert served.catalog().load_table("ns.t").snapshot_by_id(first.snapshot_id) == first
+
+
+def test_a_registered_table_is_not_written(served: Served, rest: RestCatalog, lake: Lakehouse) -> None:
+    rest.load_table("ns.u").append(ROWS)
+    with lake.transaction() as txn:
+        txn.create_table("ns", "theirs", replace(txn.table("ns", "u"), table_type="EXTERNAL"))
+    before = lake.latest_version()
+    body = {**commit_of(properties(a="1")), "identifier": {"namespace": ["ns"], "name": "theirs"}}
+    answer = served.ask("POST", f"{TABLES}/theirs", body)
+    assert answer.error == FORBIDDEN
+    assert "would fork it" in answer.document["error"]["message"]
+    assert lake.latest_version() == before
+
+
+def test_statistics_files_count_for_the_age_of_a_commit(served: Served, rest: RestCatalog, lake: Lakehouse) -> None:
+    rest.load_table("ns.t").append(ROWS)
+    table = rest.load_table("ns.t")
+    path = f"{table.location()}/metadata/old.stats"
+    statistics = {
+        "snapshot-id": table.metadata.current_snapshot_id, "statistics-path": path, "file-size-in-bytes": 4,
+        "file-footer-size-in-bytes": 1, "blob-metadata": [],
+    }  # fmt: skip
+    update = {"action": "set-statistics", "snapshot-id": statistics["snapshot-id"], "statistics": statistics}
+    before = lake.latest_version()
+    assert served.ask("POST", TABLE, commit_of(update)).status >= 400, "there is no such file"
+    lake.storage.create(path.removeprefix(lake.root), b"old!")
+    long_ago_s = time.time() - 10 * 24 * 3_600
+    os.utime(path.removeprefix("file://"), (long_ago_s, long_ago_s))
+    assert "txn_ttl_millis" in served.ask("POST", TABLE, commit_of(update)).document["error"]["message"]
+    assert lake.latest_version() == before
+    os.utime(path.removeprefix("file://"))
+    assert served.ask("POST", TABLE, commit_of(update)).status == 200
 
 
 def test_a_new_table_needs_a_schema(served: Served, rest: RestCatalog, lake: Lakehouse) -> None:

@@ -21,6 +21,7 @@ from pyiceberg.exceptions import (
 )
 from pyiceberg.types import StringType
 
+from tests.lakes import Lakes
 from tests.server.served import Served, duckdb_with_iceberg
 from trinitylake_ops import Lakehouse, maintenance
 from trinitylake_ops.tables import catalog_at
@@ -90,7 +91,7 @@ def attach(connection: duckdb.DuckDBPyConnection, served: Served, warehouse: str
     )
 
 
-def test_duckdb(served: Served, lake: Lakehouse) -> None:
+def test_duckdb(served: Served, lake: Lakehouse, lakes: Lakes) -> None:
     """DDL and DML, a transaction over two tables as one version, time travel, and an error, all in SQL."""
     catalog_at(lake).create_namespace("ns")
     catalog_at(lake).create_table("ns.t", ROWS.schema)
@@ -115,6 +116,25 @@ def test_duckdb(served: Served, lake: Lakehouse) -> None:
     assert lake.snapshot().tables("more") == []
     assert served.catalog().load_table("ns.t").scan().to_arrow().num_rows == 2
     assert maintenance.verify(lake, deep=True).findings == ()
+    check_deletes_are_carried_on_and_applied(lake, lakes.root("copy"))
+
+
+def check_deletes_are_carried_on_and_applied(lake: Lakehouse, copy: str) -> None:
+    """DuckDB wrote files of position deletes: a full export has them with paths of its own, compaction applies them."""
+    maintenance.plan_export(lake, "away", "full", target=copy).execute()
+    for place in (lake, Lakehouse.open(copy)):
+        assert int(total_delete_files(place)) > 0
+        maintenance.plan_compact_tables(place).execute()
+        assert total_delete_files(place) == "0"
+        read = catalog_at(place).load_table("ns.t").scan().to_arrow().sort_by("id").to_pylist()
+        assert [(row["id"], row["name"]) for row in read] == [(2, "z"), (3, "c")]
+        assert maintenance.verify(place, deep=True).findings == ()
+
+
+def total_delete_files(lake: Lakehouse) -> str:
+    snapshot = catalog_at(lake).load_table("ns.t").current_snapshot()
+    assert snapshot is not None and snapshot.summary is not None
+    return snapshot.summary["total-delete-files"]
 
 
 def test_duckdb_and_pyiceberg_write_at_once(served: Served, lake: Lakehouse) -> None:

@@ -10,20 +10,17 @@ import duckdb
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from pyiceberg.manifest import DataFileContent
 from pyspark.sql import SparkSession
 
+from tests.engine_tables import EQUALITY, POSITIONS, with_equality, with_positions
 from tests.lakes import Lakes, check_lake, lakes
 from tests.maintenance.changes import append_rows
-from tests.spark_jobs.test_table_reader import with_deletes
 from trinitylake_ops import Lakehouse, maintenance
-from trinitylake_ops.errors import CorruptFileError, InvalidDefinitionError, InvalidInputError
+from trinitylake_ops.errors import CorruptFileError, InvalidInputError
 from trinitylake_ops.spark_jobs.tables.group_writer import write_groups_on
 from trinitylake_ops.spark_jobs.tables.reader import read_table
 from trinitylake_ops.tables.catalog import catalog_at
-from trinitylake_ops.tables.io.file_io import StorageFileIO
 from trinitylake_ops.tables.writing.arrow_writer import stage_arrow
-from trinitylake_ops.tables.writing.rewriting import RewriteRules, find_groups
 from trinitylake_ops.tables.writing.staging import publish
 
 __all__ = ["lakes"]
@@ -92,18 +89,13 @@ def append_one_row(parquet: bytes) -> bytes:
     return body.getvalue()
 
 
-def test_a_table_with_delete_files_is_left(lake: Lakehouse) -> None:
-    catalog = catalog_at(lake)
-    catalog.create_namespace("facts")
-    rows = pa.table({"month": pa.array([1, 2], pa.int32())})
-    table = catalog.create_table("facts.plain", rows.schema)
-    table.append(rows)
-    (task,) = table.scan().plan_files()
-    positions = pa.table({"file_path": [task.file.file_path], "pos": pa.array([0], pa.int64())})
-    deleted = with_deletes(lake, table, DataFileContent.POSITION_DELETES, positions)
-    assert isinstance(deleted.io, StorageFileIO)
-    with pytest.raises(InvalidDefinitionError, match="it has delete files, which cannot be applied here"):
-        find_groups(deleted.metadata, deleted.io, RewriteRules())
+def test_tasks_apply_delete_files(spark: SparkSession, lake: Lakehouse) -> None:
+    positions, equality = with_positions(lake), with_equality(lake)
+    maintenance.plan_compact_tables(lake).execute(write_groups_on(spark))
+    assert maintenance.plan_compact_tables(lake).is_empty
+    for table, expected in ((positions, POSITIONS), (equality, EQUALITY)):
+        found = table.loaded.scan().to_arrow().to_pylist()
+        assert sorted((row["id"], row["place"]) for row in found) == expected
 
 
 def test_a_lakehouse_in_memory_is_refused(spark: SparkSession, lakes: Lakes) -> None:

@@ -29,6 +29,7 @@ from pyspark.errors import PythonException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType, _parse_datatype_string
 
+from tests.engine_tables import EQUALITY, EVOLVED, with_equality, with_evolution, with_positions
 from tests.lakes import check_lake, seal
 from trinitylake_ops import Lakehouse, TableDef
 from trinitylake_ops.errors import (
@@ -378,14 +379,30 @@ def test_delete_files(spark: SparkSession, lake: Lakehouse) -> None:
     assert texts(read_files(spark, lake, table)) == ["1/1", "1/2"]
 
 
-def test_equality_deletes_are_refused(spark: SparkSession, lake: Lakehouse) -> None:
-    staged = stage_dataframe(lake, months(spark, 1).coalesce(1), "facts", "plain", mode="append")
-    table = catalog_for_writing(lake, staged)
-    deleted = with_deletes(
-        lake, table, DataFileContent.EQUALITY_DELETES, pa.table({"month": pa.array([1], pa.int32())})
-    )
-    with pytest.raises(InvalidDefinitionError, match="equality delete files"):
-        read_files(spark, lake, deleted)
+def test_equality_deletes(spark: SparkSession, lake: Lakehouse) -> None:
+    equality, evolved = with_equality(lake), with_evolution(lake)
+    assert places(read_table(spark, lake, "ns.equality")) == EQUALITY
+    assert places(read_table(spark, lake, "ns.evolved")) == EVOLVED
+    assert places(read_table(spark, lake, "ns.equality", row_filter="id < 3 and place = 'a'")) == [(1, "a"), (2, "a")]
+    only = read_table(
+        spark, lake, "ns.equality", columns=["place"]
+    )  # its deletes are by a column that nobody asked for
+    assert (only.columns, sorted(row.place for row in only.collect())) == (["place"], ["a", "a", "a", "b", "b"])
+    assert places(read_files(spark, lake, equality.loaded)) == EQUALITY
+    assert places(spark.read.format("trinitylake").option("root", lake.root).load("ns.evolved")) == EVOLVED
+    assert evolved.loaded.metadata.default_spec_id == 1
+
+
+def places(frame: DataFrame) -> list[tuple[int, str]]:
+    return sorted((row.id, row.place) for row in frame.collect())
+
+
+def test_deletes_in_avro_are_refused_by_name(spark: SparkSession, lake: Lakehouse) -> None:
+    positions, equality = with_positions(lake, "avro"), with_equality(lake)
+    equality.delete_positions({equality.data_files[0]: [0]}, "avro")
+    for table in (positions, equality):
+        with pytest.raises(InvalidDefinitionError, match="position deletes in the format AVRO, which is not read here"):
+            read_files(spark, lake, table.loaded)
 
 
 def catalog_for_writing(lake: Lakehouse, staged: StagedTable) -> Table:

@@ -22,6 +22,7 @@ from pyiceberg.io import load_file_io
 from pyiceberg.partitioning import PartitionField, PartitionSpec
 from pyiceberg.schema import Schema
 from pyiceberg.table.sorting import SortField, SortOrder
+from pyiceberg.table.update import SetPropertiesUpdate
 from pyiceberg.transforms import IdentityTransform
 from pyiceberg.types import LongType, NestedField, StringType, StructType
 
@@ -359,9 +360,14 @@ def test_registered_tables_are_external(lake: Lakehouse, catalog: TrinityLakeCat
     registered = catalog.register_table("ns.ext", foreign.metadata_location)
     assert lake.snapshot().table("ns", "ext").table_type == "EXTERNAL"
     assert lake.snapshot().table("ns", "ext").format_properties["metadata_location"] == foreign.metadata_location
-    registered.append(rows(3))
-    assert ids_of(catalog.load_table("ns.ext")) == [1, 2, 3]
-    assert ids_of(other.load_table("ns.t")) == [1, 2]
+    assert ids_of(catalog.load_table("ns.ext")) == [1, 2]
+    files, version = {info.path for info in others.storage.list()}, lake.latest_version()
+    for loaded in (registered, catalog.load_table("ns.ext")):
+        with pytest.raises(InvalidDefinitionError, match=r"ns\.ext is registered, .* a write here would fork it"):
+            loaded.append(rows(3))
+    with pytest.raises(InvalidDefinitionError, match=r"ns\.ext is registered"):
+        catalog.commit_table(registered, (), (SetPropertiesUpdate(updates={"a": "b"}),))
+    assert ({info.path for info in others.storage.list()}, lake.latest_version()) == (files, version)
     mine = catalog.create_table("ns.t", SCHEMA)
     mine.append(rows(9))
     catalog.drop_table("ns.t")

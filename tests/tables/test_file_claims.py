@@ -33,6 +33,7 @@ from trinitylake_ops.tables.claims.file_claims import (
 from trinitylake_ops.tables.claims.orc_tail import OrcTail
 from trinitylake_ops.tables.claims.parquet_pages import CheckedPages
 from trinitylake_ops.tables.claims.puffin_claims import check_puffin
+from trinitylake_ops.tables.files.deletes.copies import parquet_deletes
 from trinitylake_ops.tables.io.checked_files import CheckedFileIO, check_parquet_pages
 from trinitylake_ops.tables.io.file_io import StorageFileIO, reading_io
 from trinitylake_ops.tables.io.input_file import WHOLE_FILE_BYTES
@@ -78,6 +79,8 @@ def test_a_parquet_file_of_zeros_is_refused_by_all_who_read_rows(
     for open_file in (reading_io(lake).new_input, CheckedFileIO.like(reading_io(lake)).new_input):
         with pytest.raises(CorruptFileError, match="no table's file does"):
             open_file(task.file.file_path).open()
+    with pytest.raises(CorruptFileError, match="no table's file does"):  # a copy of deletes, whatever their name
+        parquet_deletes(parquet_bomb, "deletes", "copy.parquet", str)
 
 
 def test_of_a_large_file_the_claims_are_checked_when_its_end_is_read(lake: Lakehouse, parquet_bomb: bytes) -> None:

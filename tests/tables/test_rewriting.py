@@ -23,16 +23,8 @@ from trinitylake_ops import Lakehouse
 from trinitylake_ops.errors import CommitConflictError, CorruptFileError, InvalidDefinitionError
 from trinitylake_ops.tables.catalog import TrinityLakeCatalog, catalog_at
 from trinitylake_ops.tables.io.file_io import StorageFileIO
-from trinitylake_ops.tables.writing.rewriting import (
-    TARGET_PROPERTY,
-    FileGroup,
-    RewriteRules,
-    Rewriting,
-    find_groups,
-    rewrite_here,
-    rewriting_of,
-    stage_rewritten,
-)
+from trinitylake_ops.tables.writing.compacting.groups import TARGET_PROPERTY, FileGroup, RewriteRules, find_groups
+from trinitylake_ops.tables.writing.rewriting import Rewriting, rewrite_here, rewriting_of, stage_rewritten
 from trinitylake_ops.tables.writing.staging import load_staged
 
 SCHEMA = Schema(
@@ -136,7 +128,7 @@ def test_files_of_an_older_spec_are_split_by_the_current_one(lake: Lakehouse, ca
     assert ([len(group.files) for group in found.groups], found.older_spec_files) == ([3], 3)
     written = rewrite_here([(rewriting_of(table.metadata, io_of(table), RewriteRules()), found.groups[0])])
     staged = stage_rewritten(
-        lake, ("ns", "t"), table.metadata, found.groups[0].files, written[0], begun_at_ms=lake.storage.now_ms()
+        lake, ("ns", "t"), table.metadata, found.groups[:1], written[0], begun_at_ms=lake.storage.now_ms()
     )
     after = load_staged(lake, staged)
     assert {(task.file.spec_id, task.file.partition[0]) for task in after.scan().plan_files()} == {
@@ -205,4 +197,4 @@ def test_what_no_longer_fits_conflicts(lake: Lakehouse, catalog: TrinityLakeCata
         if change == "recreate":
             catalog.create_table("ns.t", SCHEMA)
     with pytest.raises(CommitConflictError, match=r"ns\.t were written anew, and since then"):
-        stage_rewritten(lake, ("ns", "t"), metadata, group.files, written, begun_at_ms=0)
+        stage_rewritten(lake, ("ns", "t"), metadata, [group], written, begun_at_ms=0)

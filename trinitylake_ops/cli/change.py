@@ -208,9 +208,10 @@ def compact_tables(
 ) -> None:
     """Write small data files of managed Iceberg tables anew as fewer; without --apply or --yes, print which.
 
-    Files of one partition below three quarters of the target are merged, if there are enough of them. The result is one
-    new version for all tables, or for the named ones. No row changes, and older versions read the old files. Commits of
-    others in between are kept. Give the same options again with --apply.
+    Files of one partition below three quarters of the target are merged, if there are enough of them. Files of which
+    delete files delete rows are written anew without these, and the delete files go. The result is one new version for
+    all tables, or for the named ones. No row changes, and older versions read the old files. Commits of others in
+    between are kept. Give the same options again with --apply.
 
     Example: trinitylake compact-tables sales.orders --spark 'local[4]'
     """

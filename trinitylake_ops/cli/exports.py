@@ -24,7 +24,7 @@ from trinitylake_ops.cli.context import (
     target_option,
 )
 from trinitylake_ops.cli.engine import Engine, engine_options
-from trinitylake_ops.cli.gc import policy_options
+from trinitylake_ops.cli.gc import policy_options_of
 from trinitylake_ops.format.definitions import ExportLevel
 from trinitylake_ops.maintenance import RetentionPolicy
 from trinitylake_ops.maintenance.exports.export import LEVELS
@@ -40,7 +40,11 @@ from trinitylake_ops.storage.options import StorageOptions
 @target_option
 @click.option("--namespace", "namespaces", multiple=True, help="Only this namespace; may be repeated.")
 @click.option("--definitions", is_flag=True, help="Let a partial export copy definitions, too.")
-@click.option("--retain-for", type=Duration(), help="Keeps its version so long, such as 30d; default: until dropped.")
+@click.option(
+    "--retain-for",
+    type=Duration(),
+    help="Keeps its version so long, such as 30d; default: until dropped. No full export needs it.",
+)
 @engine_options
 @json_option
 @pass_session
@@ -62,12 +66,13 @@ def export(
 
     The level minimal copies the root node only. The level partial copies all nodes and, with --definitions, these.
     Files that are not copied stay in place and are kept from expiring. The level full copies everything, with the files
-    of managed tables. Such an export no longer needs the source.
+    of managed tables. Such an export no longer needs the source, and keeps no version once it is complete. Registered
+    tables are named: their files stay with their own catalogs.
 
     With --target the export is a lakehouse at another root. The next export with the same target, level and
     namespaces adds a version there and copies only what is new.
 
-    Example: trinitylake export nightly-0412 --level full --target s3://backup/lake --retain-for 30d
+    Example: trinitylake export nightly-0412 --level full --target s3://backup/lake
     """
     with engine.executor() as executor, shown_progress() as progress:
         plan = maintenance.plan_export(
@@ -84,6 +89,8 @@ def export(
         )
         report = plan.execute(progress=progress)
     print_shown(report, as_json)
+    if retain_for is not None and report.level == ExportLevel.FULL.name.lower():
+        print_notice("--retain-for has no effect: a full export keeps no version once it is complete")
 
 
 @click.command()
@@ -171,8 +178,8 @@ def restore(
 ) -> None:
     """Bring back what an export holds, as a new version; without --apply or --yes, print what would change.
 
-    From another root, objects that are missing or was changed here is copied back. An export of some namespaces brings
-    back only these.
+    From another root, objects that are missing or were changed here are copied back. So are, from a full export, those
+    that lost a file here. An export of some namespaces brings back only these.
 
     Example: trinitylake restore nightly-0412 --table sales.orders
     """
@@ -191,7 +198,7 @@ def restore(
 
 @click.command("prune-exports", short_help="Plan or do the drop of old exports by rules.")
 @click.argument("pattern")
-@policy_options
+@policy_options_of("export")
 @approval_options
 @json_option
 @pass_session

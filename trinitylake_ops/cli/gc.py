@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -35,22 +36,34 @@ from trinitylake_ops.maintenance.plans.document import visible
 
 _NUMBER = WholeNumber(0)
 _RULES = (
-    ("min_versions", "minimum_versions", "Keep at least so many of the newest versions."),
-    ("keep_last", "keep_last", "Keep the last N versions."),
-    ("keep_hourly", "keep_hourly", "Keep the newest version of each of the last N hours that have one."),
+    ("min_versions", "minimum_versions", "Keep at least so many of the newest {what}s."),
+    ("keep_last", "keep_last", "Keep the last N {what}s."),
+    ("keep_hourly", "keep_hourly", "Keep the newest {what} of each of the last N hours that have one."),
     ("keep_daily", "keep_daily", "The same for days."),
     ("keep_weekly", "keep_weekly", "The same for weeks, from Monday."),
     ("keep_monthly", "keep_monthly", "The same for months."),
 )
 
 
-def policy_options(command: C) -> C:
-    """Add the rules of retention to a command, as keyword arguments. An argument is None if its rule is not given."""
-    for name, _, what in reversed(_RULES):
-        command = click.option("--" + name.replace("_", "-"), name, type=_NUMBER, metavar="N", help=what)(command)
-    return click.option(
-        "--max-age", type=Duration(), help="Keep what was superseded no longer ago than that, such as 30d."
-    )(command)
+def policy_options_of(what: str) -> Callable[[C], C]:
+    """Return a decorator that adds the rules of retention of versions or exports to a command, as keyword arguments.
+
+    An argument is None if its rule is not given.
+    """
+
+    def add(command: C) -> C:
+        for name, _, rule in reversed(_RULES):
+            flag, said = "--" + name.replace("_", "-"), rule.format(what=what)
+            command = click.option(flag, name, type=_NUMBER, metavar="N", help=said)(command)
+        aged = "superseded" if what == "version" else "made"
+        return click.option("--max-age", type=Duration(), help=f"Keep what was {aged} no longer ago, such as 30d.")(
+            command
+        )
+
+    return add
+
+
+policy_options = policy_options_of("version")
 
 
 def _policy(lake: Lakehouse, max_age: timedelta | None, **given: int | None) -> RetentionPolicy | None:

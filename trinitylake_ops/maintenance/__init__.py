@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     from trinitylake_ops.maintenance.drop_namespace import DropNamespacePlan, plan_drop_namespace
     from trinitylake_ops.maintenance.exports.check import ExportCheck, verify_export
     from trinitylake_ops.maintenance.exports.export import ExportPlan, plan_export
+    from trinitylake_ops.maintenance.exports.outcome import ExportReport
     from trinitylake_ops.maintenance.exports.prune import PrunePlan, plan_prune_exports
     from trinitylake_ops.maintenance.exports.restore import RestorePlan, plan_restore, restore_export
-    from trinitylake_ops.maintenance.exports.work import ExportReport
     from trinitylake_ops.maintenance.gc.batches import PurgeBatch
     from trinitylake_ops.maintenance.gc.expire import ExpirationPlan, ExpirationReport, plan_expiration, undelete
     from trinitylake_ops.maintenance.gc.orphans import OrphanPlan, OrphanReport, plan_orphan_removal
@@ -203,7 +203,7 @@ __getattr__, __dir__ = lazy_face(
             "plan_restore",
             "restore_export",
         ),
-        "exports.work": ("ExportReport",),
+        "exports.outcome": ("ExportReport",),
         "gc.batches": ("PurgeBatch",),
         "gc.expire": (
             "ExpirationPlan",

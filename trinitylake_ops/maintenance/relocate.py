@@ -122,8 +122,8 @@ class Relocation(PlannedOperation[RelocationPlan, "RelocationReport"]):
             check_files_stand(base, io, self.table_root)
         found = moved_tables(self.lake, base, io)
         self._check_none_left(found)
-        moved = tuple(one for one in found if one.files.deletes is None)
-        deletes = {one.name: one.files.deletes for one in found if one.files.deletes is not None}
+        moved = tuple(one for one in found if not one.files.unmoved_deletes)
+        deletes = {one.name: one.files.unmoved_deletes for one in found if one.files.unmoved_deletes}
         return RelocationPlan(
             base_version=base.version,
             left_table_root="" if self.table_root else _left_table_root(self.lake, base, found),

@@ -13,7 +13,13 @@ from dataclasses import dataclass
 from pyiceberg.exceptions import NoSuchNamespaceError, NoSuchTableError
 from pyiceberg.table import CommitTableRequest, CommitTableResponse, StagedTable, Table
 from pyiceberg.table.metadata import TableMetadata
-from pyiceberg.table.update import AddSnapshotUpdate, AssertCreate, SetLocationUpdate, TableUpdate
+from pyiceberg.table.update import (
+    AddSnapshotUpdate,
+    AssertCreate,
+    RemoveSnapshotsUpdate,
+    SetLocationUpdate,
+    TableUpdate,
+)
 
 from trinitylake_ops.errors import CorruptFileError, FileMissingError, InvalidLocationError
 from trinitylake_ops.format.locations import normalize_root_uri, to_location
@@ -22,7 +28,7 @@ from trinitylake_ops.server.calls import Call, single_level
 from trinitylake_ops.server.changes import transaction_of, until_it_lands
 from trinitylake_ops.server.tokens import Scope
 from trinitylake_ops.tables.catalog.catalog import TrinityLakeCatalog
-from trinitylake_ops.tables.catalog.loaded_table import commit_message, loaded_now
+from trinitylake_ops.tables.catalog.loaded_table import commit_message, loaded_now, registered_elsewhere
 from trinitylake_ops.tables.catalog.target import TransactionTarget
 from trinitylake_ops.tables.catalog.updates import asked_for, fitted, location_in, named_files
 from trinitylake_ops.tables.files.metadata import parse_metadata
@@ -124,8 +130,10 @@ class _Attempt:
         current = table.metadata if table is not None else None
         for requirement in commit.request.requirements:
             requirement.validate(current)
-        is_managed = table is None or self._txn.table(*commit.name).is_managed
-        updates = fitted(commit.request.updates, current, is_managed=is_managed)
+        if table is not None and not self._txn.table(*commit.name).is_managed:
+            raise forbidden(registered_elsewhere(".".join(commit.name)).message)
+        _check_keeps_snapshots(commit)
+        updates = fitted(commit.request.updates, current)
         if table is None or current is None:
             updates = self._placed(updates)
             table = self._new_table(commit.name)
@@ -167,13 +175,25 @@ class _Attempt:
             raise TypeError(type(io).__name__)
         files = set(named_files(updates))
         _check_within(files, place)
-        if commit.added:
-            try:
-                added = added_uris([update.snapshot for update in commit.added], io)
-            except (FileMissingError, CorruptFileError) as error:
-                raise bad_request(f"a file that the commit names cannot be read: {error}") from error
-            _check_within(added, place)
-            self._txn.date_back(oldest_of(lambda: added, io))
+        if not files:
+            return
+        try:
+            added = files | added_uris([update.snapshot for update in commit.added], io)
+        except (FileMissingError, CorruptFileError) as error:
+            raise bad_request(f"a file that the commit names cannot be read: {error}") from error
+        _check_within(added, place)
+        self._txn.date_back(oldest_of(lambda: added, io))
+
+
+def _check_keeps_snapshots(commit: TableCommit) -> None:
+    """Raise RefusedError for a commit that removes snapshots: what sends it may delete their files next."""
+    if any(isinstance(update, RemoveSnapshotsUpdate) for update in commit.request.updates):
+        raise bad_request(
+            f"snapshots of {'.'.join(commit.name)} are not removed by engines: versions of the lakehouse read them, and"
+            " an engine would delete their files next; 'trinitylake trim' drops those that no kept version needs, then"
+            " 'trinitylake expire' and 'trinitylake purge' free their files, and 'trinitylake orphans' what nothing"
+            " names"
+        )
 
 
 def _check_within(files: set[str], place: str) -> None:

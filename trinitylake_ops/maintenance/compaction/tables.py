@@ -1,5 +1,7 @@
 """Compaction of tables: their small data files become fewer, in one version for all tables. No row changes.
 
+Files of which delete files delete rows are written anew, too, without these rows. Their delete files go.
+
 Nothing is deleted. Older versions read the old files, which are freed when those versions are expired and purged. A
 commit of others in between is no conflict as long as the old files are still the table's. Their appended rows stay.
 """
@@ -33,14 +35,12 @@ from trinitylake_ops.storage.parallel import in_one_round, run_parallel
 from trinitylake_ops.tables.files.metadata import table_metadata
 from trinitylake_ops.tables.files.reach import oldest_of
 from trinitylake_ops.tables.io.file_io import StorageFileIO, reading_io, writing_io
+from trinitylake_ops.tables.writing.compacting.groups import FileGroup, RewriteRules, find_groups
 from trinitylake_ops.tables.writing.data_files import delete_data_files
 from trinitylake_ops.tables.writing.publication import Publication, publication_id, publish_once, published_version
 from trinitylake_ops.tables.writing.rewriting import (
-    FileGroup,
     GroupWriter,
-    RewriteRules,
     Rewriting,
-    find_groups,
     rewrite_here,
     rewriting_of,
     stage_rewritten,
@@ -95,8 +95,7 @@ class CompactTablesPlan(Plan):
     def digest(self) -> str:
         """Return ``<base version>-<sha256>`` over all tables and the files that each would have written anew."""
         content = [
-            [one.namespace, one.table, one.table_id, [[file.file_path for file in group.files] for group in one.found]]
-            for one in self.tables
+            [one.namespace, one.table, one.table_id, [_paths(group) for group in one.found]] for one in self.tables
         ]
         return digest_of(self.base_version, _OPERATION, content)
 
@@ -240,8 +239,9 @@ def plan_compact_tables(
 
     Files of one partition below three quarters of the target are merged, up to the target. There must be
     ``min_input_files`` of them, or enough to fill a file. The target is ``target_file_size_bytes``, else the table's
-    property ``write.target-file-size-bytes``, else 128 MiB. With ``repartition`` all files of older partition specs are
-    written by the current one, too. ``tables``, as ``namespace.table``, limit it.
+    property ``write.target-file-size-bytes``, else 128 MiB. A file of which delete files delete rows is written anew,
+    too, whatever its size, without these rows. With ``repartition`` all files of older partition specs are written by
+    the current one. ``tables``, as ``namespace.table``, limit it.
 
     Tables that cannot be compacted are left, with the reason. Raises TableNotFoundError, CorruptFileError and other
     StorageErrors. Raises InvalidInputError for numbers out of range and for a named table that cannot be compacted.
@@ -252,6 +252,11 @@ def plan_compact_tables(
         raise InvalidInputError(f"min_input_files is {min_input_files}, it must be at least 2")
     rules = RewriteRules(target_file_size_bytes, min_input_files, repartition)
     return CompactTables(lake=lake, rules=rules, only=None if tables is None else tuple(tables)).plan()
+
+
+def _paths(group: FileGroup) -> list[str]:
+    deletes = {file.file_path for found in group.deletes.values() for file in found}
+    return [*(file.file_path for file in group.files), *sorted(deletes)]
 
 
 def _is_candidate(definition: TableDef) -> bool:
@@ -351,13 +356,12 @@ class _Work:
         self.staged = {}
         left: dict[str, CommitConflictError] = {}
         for one in self._tables:
-            removed = [file for group in one.found for file in group.files]
             try:
                 self.staged[one.name] = stage_rewritten(
                     self._lake,
                     (one.namespace, one.table),
                     one.metadata,
-                    removed,
+                    one.found,
                     self._written[one.name],
                     begun_at_ms=self._begun_at_ms,
                 )

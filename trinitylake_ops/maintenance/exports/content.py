@@ -65,13 +65,15 @@ class TableCopy:
 class Content:
     """What an export copies; ``entries`` are (key, location) of its tree, ascending by key.
 
-    ``uncopied`` are copied definitions whose tables' files stay where they are.
+    ``uncopied`` are copied definitions whose tables' files stay where they are. ``registered`` are the names of those
+    among them that a full export leaves so, as another catalog keeps their files.
     """
 
     entries: list[tuple[str, str]] = field(default_factory=list)
     definitions: list[DefinitionCopy] = field(default_factory=list)
     tables: list[TableCopy] = field(default_factory=list)
     uncopied: list[TableDef] = field(default_factory=list)
+    registered: list[str] = field(default_factory=list)
 
     @property
     def n_files(self) -> int:
@@ -206,6 +208,8 @@ class _Gathering:
                 self._content.tables.append(copy)
             else:
                 self._content.uncopied.append(changed or definition)
+                is_left = self._choice.level == ExportLevel.FULL and not definition.is_managed
+                self._content.registered += [str(name)] if is_left else []
             placed[key] = self._copy_definition(name, location, changed)
         return placed
 

@@ -20,7 +20,7 @@ from trinitylake_ops.storage import Storage
 from trinitylake_ops.storage.conditional_create import create_settled
 from trinitylake_ops.storage.options import StorageOptions
 from trinitylake_ops.storage.parallel import run_parallel
-from trinitylake_ops.tables.files.copying import REWRITTEN, FileCopy, TablePlaces, rewritten
+from trinitylake_ops.tables.files.copying import REWRITTEN, SIZED_IN, FileCopy, TablePlaces, rewritten
 from trinitylake_ops.tables.files.reach import FileKind
 from trinitylake_ops.tables.io.checked_files import check_whole
 from trinitylake_ops.tables.io.file_io import StorageFileIO
@@ -33,9 +33,9 @@ _MOST_BYTES_IN_TASK = 128 * 1024 * 1024
 class CopyJob:
     """A file to copy: from ``source``, or of ``data`` where that is given, to ``target``.
 
-    ``places`` are those of its table where ``file``, one of Iceberg's that holds paths, is to be rewritten, and
-    ``sizes_bytes`` those of copied manifests. ``size_bytes`` is about its size, ``there_bytes`` that of the file that
-    stands at the target. The seals of a copied definition are those of its new name.
+    ``places`` are those of its table where ``file``, one of Iceberg's that holds paths, is to be rewritten.
+    ``sizes_bytes`` are those of copies that it gives sizes of. ``size_bytes`` is about its size, ``there_bytes`` that
+    of the file that stands at the target. The seals of a copied definition are those of its new name.
     """
 
     source: str | None
@@ -50,8 +50,9 @@ class CopyJob:
 
     @property
     def _data_bytes(self) -> int:
-        """The size of a file of data, which may be large, as its table gives it."""
-        return 0 if self.file is not None and self.file.kind in REWRITTEN else self.size_bytes
+        """The size of a file of data or deletes, which may be large, as its table gives it."""
+        is_metadata = self.file is not None and self.file.kind != FileKind.POSITION_DELETES
+        return 0 if is_metadata else self.size_bytes
 
     def content(self, io: StorageFileIO) -> bytes:
         """Return the bytes of the copy. Raises CorruptFileError, StorageError."""
@@ -179,15 +180,14 @@ class Copier:
         sizes_bytes = ChainMap(self._sizes_bytes, self.there)
         for table in tables:
             files = [file for file in table.files if file.kind in kinds and file.target not in self.known]
-            of_manifests = {}
-            if files and FileKind.MANIFEST_LIST in kinds:
-                manifests = [file.target for file in table.files if file.kind == FileKind.MANIFEST]
-                of_manifests = {target: sizes_bytes[target] for target in manifests if target in sizes_bytes}
+            sized = {SIZED_IN[kind] for kind in kinds if kind in SIZED_IN} if files else set()
+            named = [file.target for file in table.files if file.kind in sized]
+            of_named = {target: sizes_bytes[target] for target in named if target in sizes_bytes}
             for file in files:
                 there_bytes = self.there.get(file.target)
                 job = CopyJob(file.source, file.target, None, file.size_bytes or 0, there_bytes)
                 if file.kind in REWRITTEN:
-                    job = replace(job, file=file, places=table.places, sizes_bytes=of_manifests)
+                    job = replace(job, file=file, places=table.places, sizes_bytes=of_named)
                 yield job
 
     def _definition_job(self, copy: DefinitionCopy) -> CopyJob:

@@ -17,7 +17,8 @@ from trinitylake_ops.format.file_names import new_export_root_path, new_manifest
 from trinitylake_ops.format.locations import normalize_root_uri
 from trinitylake_ops.format.nodes.system_rows import MAX_TIME_MS
 from trinitylake_ops.maintenance.exports.content import Choice, Content
-from trinitylake_ops.maintenance.exports.work import ExportReport, ExportWork, Opened
+from trinitylake_ops.maintenance.exports.outcome import ExportReport, left_files
+from trinitylake_ops.maintenance.exports.work import ExportWork, Opened
 from trinitylake_ops.maintenance.plans.document import Table, new_table
 from trinitylake_ops.maintenance.plans.executor import LOCAL, Executor
 from trinitylake_ops.maintenance.plans.plan import Plan, PlannedOperation, digest_of
@@ -42,7 +43,8 @@ class ExportPlan(Plan):
 
     ``bytes`` counts the sizes known before: the root of a minimal export, else data files and manifests. ``resumes``
     says that a cut-off export of this name goes on. ``into_version`` is the present version of the lakehouse at the
-    target, None if there is none.
+    target, None if there is none. ``registered`` names tables of a full export whose files another catalog keeps. The
+    export has their definitions, and points to their files.
     """
 
     base_version: int
@@ -57,6 +59,7 @@ class ExportPlan(Plan):
     files: int
     bytes: int
     resumes: bool
+    registered: tuple[str, ...]
     record: ExportRecord = field(repr=False, compare=False)
     content: Content = field(repr=False, compare=False)
     operation: Export = field(repr=False, compare=False)
@@ -78,7 +81,7 @@ class ExportPlan(Plan):
         state = "goes on" if self.resumes else "new"
         row = (self.name, self.version, self.level, ", ".join(self.namespaces), where, self.files, self.bytes, state)
         columns = ("name", "version", "level", "namespaces", "to", "files", "bytes", "state")
-        return new_table("Export plan", *columns, rows=[row])
+        return new_table(f"Export plan{left_files(self.registered)}", *columns, rows=[row])
 
     def execute(self, approved_digest: str | None = None, *, progress: Progress = no_progress) -> ExportReport:
         """Export, or finish an export that was cut off. The run that finishes it says how long it is retained.
@@ -109,6 +112,8 @@ class Export(PlannedOperation[ExportPlan, ExportReport]):
         check_name(self.name)
         choice = _choice(self.level, self.namespaces, self.definitions)
         retain_for_ms = retained_ms(self.lake, self.retain_for)
+        if choice.level == ExportLevel.FULL:
+            retain_for_ms = None  # once it is complete it needs nothing of its version
         target_uri = target_root(self.lake, self.target)
         latest = self.lake.snapshot()
         existing = record_of(latest.definition, self.name)
@@ -141,6 +146,7 @@ class Export(PlannedOperation[ExportPlan, ExportReport]):
             files=work.content.n_files + 1,
             bytes=work.known_bytes,
             resumes=resumes,
+            registered=tuple(sorted(work.content.registered)),
             record=record,
             content=work.content,
             operation=replace(self, target_options=options, opened=work.opened),
@@ -190,7 +196,8 @@ def plan_export(
     another root, where the export becomes a lakehouse of its own. ``target_options`` are for its storage. By default
     they are those of this storage if the scheme is the same. If earlier exports of this lakehouse made one there, it
     gets one more version, and only new files are copied. ``retain_for``, a timedelta or milliseconds, is how long the
-    export keeps its version from expiring. None means until it is dropped, or for a full one until it is complete.
+    export keeps its version from expiring. None means until it is dropped. A full export keeps it until it is complete,
+    whatever is given.
     ``executor`` finds the files to copy, and copies them when the plan is executed.
 
     Raises InvalidNameError, ExportExistsError, NamespaceNotFoundError, VersionNotFoundError, VersionExpiredError,

@@ -83,6 +83,11 @@ class PruneExports(PlannedOperation[PrunePlan, CommitReport]):
         """Plan on the latest version. Raises what :func:`plan_prune_exports` raises."""
         if self.policy.age_overrides:
             raise InvalidInputError("rules for single versions mean nothing for exports; leave age_overrides out")
+        if self.policy.is_empty:
+            raise InvalidInputError(
+                "no rule says which exports are kept: all but the newest would be dropped; give a maximum age, a number"
+                " of exports, or a rule that keeps some"
+            )
         latest = self.lake.snapshot()
         records = [
             record
@@ -99,12 +104,19 @@ class PruneExports(PlannedOperation[PrunePlan, CommitReport]):
                     name=record.name,
                     created_at=utc_of(record.created_at_millis),
                     is_dropped=verdict.expires,
-                    reason=verdict.reason.replace("superseded", "made").replace(" version of ", " one of "),
+                    reason=self._said(verdict.reason, is_dropped=verdict.expires),
                 )
                 for record, verdict in reversed(list(zip(ordered, verdicts, strict=True)))
             ),
             operation=self,
         )
+
+    def _said(self, reason: str, *, is_dropped: bool) -> str:
+        """Return why an export is kept or dropped, of what is said of a version as old as it is."""
+        said = reason.replace("superseded", "made").replace(" version of ", " one of ")
+        if is_dropped and not self.policy.maximum_age_ms:
+            return f"{said.partition(',')[0]}, and no rule keeps it"
+        return said.replace("it is the latest", "it is the newest")
 
     def execute(self, plan: PrunePlan, approved_digest: str | None = None) -> CommitReport:
         """Drop them in one commit. Raises what :meth:`PrunePlan.execute` raises."""

@@ -1,16 +1,17 @@
 """Brings back the content of an export (docs/protocol.md, "Restore").
 
 From an export in the lakehouse itself this is a rollback. An export at another root is a lakehouse of its own. Objects
-that differ from the latest version are copied back, under fresh names, and committed as one version.
+that differ from the latest version are copied back, under fresh names, and committed as one version. So are, from a
+full export, objects that lost a file here.
 """
 
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from trinitylake_ops.errors import CommitConflictError
+from trinitylake_ops.errors import CommitConflictError, CorruptFileError, FileMissingError, LocationNotAllowedError
 from trinitylake_ops.format.definitions import ExportLevel
 from trinitylake_ops.maintenance.exports.content import Choice, Content, chosen_entries, gather
 from trinitylake_ops.maintenance.exports.copy import Copier
@@ -30,6 +31,7 @@ from trinitylake_ops.maintenance.rollbacks import (
 )
 from trinitylake_ops.maintenance.state.export_records import check_no_clone, record_of
 from trinitylake_ops.storage import Storage
+from trinitylake_ops.storage.parallel import run_parallel
 from trinitylake_ops.tables.io.file_io import StorageFileIO, reading_io, writing_io
 from trinitylake_ops.transaction.lakehouse import Lakehouse, options_for
 from trinitylake_ops.tree.diff import KeyChange
@@ -143,13 +145,15 @@ class Restore(PlannedOperation[RestorePlan, CommitReport]):
         only = held_objects(base, export, self.name, self.namespaces, self.tables)
         here = {key: place for key, place in scan(base.files.nodes, base.root) if is_chosen(base, key, only)}
         there = {key: place for key, place in chosen_entries(export, ()) if is_chosen(base, key, only)}
+        own_io = reading_io(self.lake)
         is_same = self._comparison(base, export)
         different = [(key, place) for key, place in there.items() if not is_same(key, here.get(key), place)]
+        lost = self._with_lost_files(base, here, there.keys() - dict(different), own_io)
+        different = sorted([*different, *((key, there[key]) for key in lost)])
         identifier = uuid.uuid4()
         fresh = Destination(self.lake.root, identifier, f"restore-{identifier}/")
         other = export.files.storage
         io = self._reading(other, self.lake)
-        own_io = reading_io(self.lake)
         content = gather(export, Choice(ExportLevel.FULL), fresh, io, entries=different, own_io=own_io)
         for definition in content.uncopied:
             check_table_files(export.version, own_io, definition)
@@ -212,6 +216,36 @@ class Restore(PlannedOperation[RestorePlan, CommitReport]):
                 base_version=plan.base_version,
                 latest_version=base.version,
             )
+
+    def _with_lost_files(
+        self, base: Snapshot, here: Mapping[str, str], keys: Iterable[str], own_io: StorageFileIO
+    ) -> list[str]:
+        """Return the keys of objects that lost a file here, of those that are as a full export has them.
+
+        A damaged definition, metadata file or manifest counts as lost. Data files are not read.
+        """
+        record = record_of(base.definition, self.name)
+        if record is None or record.level != ExportLevel.FULL:
+            return []  # such an export has no files of its own to bring back
+
+        def has_lost(key: str) -> bool:
+            name = base.keys.decode(key)
+            if name is None:
+                return False
+            try:
+                if name.table is None:
+                    base.files.definitions.namespace(here[key])
+                else:
+                    check_table_files(base.version, own_io, base.files.definitions.table(here[key]))
+            except LocationNotAllowedError:
+                return False  # it needs files of others, which no export of this lakehouse brings back
+            except (FileMissingError, CorruptFileError):
+                return True
+            return False
+
+        chosen = sorted(keys)
+        found = run_parallel(has_lost, chosen, self.lake.storage.concurrency)
+        return [key for key, is_lost in zip(chosen, found, strict=True) if is_lost]
 
     def _reading(self, other: Storage, lake: Lakehouse) -> StorageFileIO:
         """Return a reader of the export's files, and of those that were left in the lakehouse."""

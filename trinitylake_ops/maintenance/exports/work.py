@@ -6,7 +6,11 @@ import itertools
 from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass, replace
 
-from trinitylake_ops.errors import ExportNotFoundError, FileMissingError
+from trinitylake_ops.errors import (
+    ExportNotFoundError,
+    FileMissingError,
+    TrinityLakeError,
+)
 from trinitylake_ops.format.definitions import ExportLevel, ExportRecord
 from trinitylake_ops.format.file_names import table_prefix
 from trinitylake_ops.format.locations import is_uri, to_location
@@ -14,6 +18,7 @@ from trinitylake_ops.format.nodes.node_file import NodeFile
 from trinitylake_ops.maintenance.exports.content import Choice, Content, chosen_entries, gather
 from trinitylake_ops.maintenance.exports.copy import Copier
 from trinitylake_ops.maintenance.exports.destination import Destination
+from trinitylake_ops.maintenance.exports.outcome import ExportReport, after_failure, clean_up_if_dropped
 from trinitylake_ops.maintenance.exports.roots import (
     TargetExport,
     TargetLakehouse,
@@ -25,52 +30,22 @@ from trinitylake_ops.maintenance.exports.roots import (
     root_in_same_lakehouse,
 )
 from trinitylake_ops.maintenance.exports.table_places import claim_places, standing_in
-from trinitylake_ops.maintenance.plans.cost import Cost, MeteredLakehouse, uncached_on
-from trinitylake_ops.maintenance.plans.document import Document, Table, new_table
+from trinitylake_ops.maintenance.plans.cost import MeteredLakehouse, uncached_on
 from trinitylake_ops.maintenance.plans.executor import Executor
 from trinitylake_ops.maintenance.reach.survey import Progress
 from trinitylake_ops.maintenance.state.export_manifest import CopiedFile, begin_manifest, finish_manifest
 from trinitylake_ops.maintenance.state.export_records import (
     begin,
-    check_copying,
     complete,
 )
 from trinitylake_ops.storage import FileInfo, open_storage
 from trinitylake_ops.tables.files.reach import files_of
 from trinitylake_ops.tables.io.file_io import StorageFileIO, reading_io, writing_io
 from trinitylake_ops.tables.ownership import claim_location
-from trinitylake_ops.transaction.commit import discard
 from trinitylake_ops.transaction.lakehouse import Lakehouse
 from trinitylake_ops.transaction.transaction import Transaction
 from trinitylake_ops.tree.nodes.node import TreeLimits
 from trinitylake_ops.versions.snapshot import Snapshot
-
-
-@dataclass(frozen=True, kw_only=True)
-class ExportReport(Document):
-    """A finished export: its root's location, and the copies that this run sent.
-
-    ``files`` are all its files. ``target_version`` is the version of the lakehouse at another root.
-    """
-
-    name: str
-    version: int
-    level: str
-    location: str
-    manifest_path: str
-    committed_version: int
-    target_version: int | None
-    files: int
-    copied_files: int
-    copied_bytes: int
-    resumed: bool
-    cost: Cost
-
-    def table(self) -> Table:
-        """Return one row."""
-        row = (self.name, self.version, self.level, self.location, self.files, self.copied_files, self.copied_bytes)
-        columns = ("name", "version", "level", "root", "files", "files copied", "bytes copied")
-        return new_table("Export", *columns, rows=[row])
 
 
 @dataclass(frozen=True)
@@ -158,9 +133,12 @@ class ExportWork:
                 copied = work.copy_elsewhere(metered, progress)
             until_ms = None if retain_for_ms is None else lake.storage.now_ms() + retain_for_ms
             version = complete(metered.lake, record, copied.root_location, until_ms, self._check_source)
-        except (ExportNotFoundError, FileMissingError):
-            _clean_up_if_dropped(metered.lake, work)
-            raise
+        except TrinityLakeError as error:
+            if isinstance(error, ExportNotFoundError | FileMissingError):
+                clean_up_if_dropped(metered.lake, record)
+            if isinstance(error, ExportNotFoundError):
+                raise
+            raise after_failure(metered.lake, record, error, resumed=resumed) from error
         return ExportReport(
             name=record.name,
             version=record.version,
@@ -173,6 +151,7 @@ class ExportWork:
             copied_files=copied.copier.copied_files,
             copied_bytes=copied.copier.copied_bytes,
             resumed=resumed,
+            registered=tuple(sorted(work.content.registered)),
             cost=metered.cost(),
         )
 
@@ -320,16 +299,3 @@ class _Copied:
     root_location: str
     files: int
     target_version: int | None
-
-
-def _clean_up_if_dropped(lake: Lakehouse, work: ExportWork) -> None:
-    """Delete root and manifest of an export that was dropped meanwhile, and raise ExportNotFoundError for it.
-
-    A removal of orphans deletes the other copies.
-    """
-    latest = lake.snapshot()
-    try:
-        check_copying(latest, work.record)
-    except ExportNotFoundError:
-        discard(lake.storage, [path for path in (work.record.root_location, work.record.manifest_path) if path])
-        raise

@@ -16,6 +16,9 @@ from trinitylake_ops.maintenance.verification.storage import PIECE_BYTES, KnownF
 from trinitylake_ops.storage import FileInfo
 from trinitylake_ops.storage.options import StorageOptions
 from trinitylake_ops.storage.parallel import run_parallel
+from trinitylake_ops.tables.claims.avro_files import is_avro, uncompressed
+from trinitylake_ops.tables.claims.puffin_claims import MAGIC as PUFFIN_MAGIC
+from trinitylake_ops.tables.claims.puffin_claims import check_puffin
 from trinitylake_ops.tables.claims.table_seals import PieceCheck
 from trinitylake_ops.tables.files.metadata import load_metadata, misplaced
 from trinitylake_ops.tables.files.reach import FileKind, TableFile, files_of
@@ -278,13 +281,29 @@ class ContentReader:
         else:
             data = self._storage.read_data(file.location, check.add)
         has_checksum = check.finish(lambda n_bytes: source.read_range(len(source) - n_bytes, n_bytes))
-        if has_checksum or file.kind == FileKind.STATISTICS or not file.location.endswith(_PARQUET):
+        if has_checksum or file.kind == FileKind.STATISTICS:
             return has_checksum
+        if not file.location.endswith(_PARQUET):
+            _check_deletes(file, data)
+            return False
         if data is not None:
             check_parquet_pages(len(data), lambda at, length: data[at : at + length], file.location)
         else:
             check_parquet_pages(len(source), source.read_range, file.location)
         return False
+
+
+def _check_deletes(file: TableFile, data: bytes | None) -> None:
+    """Raise CorruptFileError for deletion vectors or deletes in Avro that cannot be read.
+
+    ``data`` is None for a file too large to be held, which is only read.
+    """
+    if data is None or file.kind not in (FileKind.POSITION_DELETES, FileKind.DELETES):
+        return
+    if data.startswith(PUFFIN_MAGIC):
+        check_puffin(data, file.location)
+    elif is_avro(file.location, data):
+        uncompressed(data, file.location)
 
 
 def _read_pieces(source: StorageInputFile, check: PieceCheck) -> bytes | None:

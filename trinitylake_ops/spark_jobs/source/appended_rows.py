@@ -89,8 +89,10 @@ class FollowedTable:
                 " again, or where that does not help, begin a new stream",
                 latest_version=end["version"],
             )
-        # The filter means the columns that had these names at load, even if others have them now.
-        loaded = {"schemas": [self.table_schema], "current_schema_id": self.table_schema.schema_id}
+        # The filter means the columns that had these names at load, even if others have them now. Other schemas tell
+        # which columns equality deletes are by.
+        others = [schema for schema in batch.metadata.schemas if schema.schema_id != self.table_schema.schema_id]
+        loaded = {"schemas": [*others, self.table_schema], "current_schema_id": self.table_schema.schema_id}
         metadata = without_history(batch.metadata).model_copy(update=loaded)
         job = pickle.dumps(ReadJob(batch.io, metadata, self.schema, self.row_filter))
         return [AppendedPart(job, group) for group in group_files(tasks, self.parallelism)]

@@ -17,7 +17,8 @@ from pyspark.sql import SparkSession
 
 from trinitylake_ops.spark_jobs.runtime.task_jobs import run_in_tasks
 from trinitylake_ops.spark_jobs.tables.reader import check_reachable
-from trinitylake_ops.tables.writing.rewriting import FileGroup, GroupWriter, Rewriting
+from trinitylake_ops.tables.writing.compacting.groups import FileGroup
+from trinitylake_ops.tables.writing.rewriting import GroupWriter, Rewriting
 
 
 def write_groups_on(spark: SparkSession) -> GroupWriter:

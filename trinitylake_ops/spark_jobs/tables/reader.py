@@ -18,7 +18,7 @@ from pyiceberg.table import DataScan, FileScanTask, Table
 from pyiceberg.table.metadata import TableMetadata
 from pyspark.sql import DataFrame, SparkSession
 
-from trinitylake_ops.errors import InvalidDefinitionError, InvalidInputError, TrinityLakeError
+from trinitylake_ops.errors import InvalidInputError, TrinityLakeError
 from trinitylake_ops.format.locations import to_uri
 from trinitylake_ops.spark_jobs.runtime.connect import default_parallelism, is_remote
 from trinitylake_ops.spark_jobs.runtime.handover import HANDOVER, handed_over
@@ -28,6 +28,7 @@ from trinitylake_ops.spark_jobs.tables.filters import bound, parsed
 from trinitylake_ops.spark_jobs.tables.schema import to_spark_schema
 from trinitylake_ops.spark_jobs.tables.tasks import ReadJob, Scan, TableScan, read_group
 from trinitylake_ops.tables.files.data_reading import ReadVersion, check_manifests, reading_at
+from trinitylake_ops.tables.files.deletes.index import check_is_read, planned_tasks
 from trinitylake_ops.tables.files.metadata import read_table_metadata, table_metadata
 from trinitylake_ops.tables.io.file_io import StorageFileIO, io_for, reading_io
 from trinitylake_ops.tables.managed import ICEBERG
@@ -94,7 +95,7 @@ def read_files(
     top-level names, in the order wanted. The files are those of this moment, however late and often the DataFrame is
     used.
 
-    Positional delete files are applied. Raises InvalidDefinitionError for equality delete files. Raises
+    Delete files are applied. Raises InvalidDefinitionError for some in Avro, or by a column within another. Raises
     InvalidInputError for a filter that cannot be parsed or bound, an unknown column or a lakehouse in memory. Raises
     UnsupportedTypeError, StorageError. When the frame is used, a missing or broken file comes as Spark's
     PythonException.
@@ -221,19 +222,19 @@ def projected(schema: Schema, columns: Sequence[str] | None) -> Schema:
 def planned(scan: DataScan) -> list[FileScanTask]:
     """Return the files of a scan.
 
-    Raises InvalidDefinitionError for equality delete files, CorruptFileError for a manifest, StorageError.
+    Raises InvalidDefinitionError for delete files that are not read, CorruptFileError for a manifest, StorageError.
     """
+    assert isinstance(scan.io, StorageFileIO)
     try:
-        return list(scan.plan_files())
+        tasks = list(scan.plan_files())
+        for file in {file for task in tasks for file in task.delete_files}:
+            check_is_read(file)
+        return tasks
     except (TrinityLakeError, MemoryError):
         raise
     except Exception as error:  # for broken bytes the Avro decoder raises any exception
         if isinstance(error, ValueError) and "equality delete" in str(error):
-            raise InvalidDefinitionError(
-                "the table has equality delete files, which cannot be read here;"
-                " rewrite it with the engine that wrote them"
-            ) from error
-        assert isinstance(scan.io, StorageFileIO)
+            return planned_tasks(scan.table_metadata, scan.io, scan.row_filter, scan.snapshot_id)
         check_manifests(scan.table_metadata, scan.io)
         raise
 

@@ -182,11 +182,12 @@ def read_tasks(job: ReadJob, tasks: Sequence[FileScanTask], schema: StructType) 
     from pyiceberg.io.pyarrow import ArrowScan
 
     from trinitylake_ops.tables.files.data_reading import file_batches, reading_at
+    from trinitylake_ops.tables.files.deletes.rows import RemainingRows
 
-    scan = ArrowScan(job.metadata, job.io, job.schema, job.row_filter)
+    rows = RemainingRows(ArrowScan(job.metadata, job.io, job.schema, job.row_filter))
     wanted = arrow_schema(schema)
     with reading_at(job.version, job.io):
         for task in tasks:  # one at a time: pyiceberg holds all batches of the files it is given
-            for batch in file_batches(scan, task, job.io):
+            for batch in file_batches(rows, task, job.io):
                 if batch.num_rows:
                     yield batch.select(wanted.names).cast(wanted)

@@ -217,7 +217,7 @@ class TrinityLakeCatalog(NamespaceCatalog):
             if overwrite and change.writer.has_table(namespace, table):
                 change.writer.drop_table(namespace, table)
             change.writer.create_table(namespace, table, definition)
-        return self._table((namespace, table), metadata, uri, io_for(definition, self.io))
+        return self._table((namespace, table), metadata, uri, io_for(definition, self.io), definition)
 
     def drop_table(self, identifier: str | Identifier) -> None:
         """Drop a table. Older versions still read it, so its files stay. Raises NoSuchTableError."""
@@ -257,7 +257,7 @@ class TrinityLakeCatalog(NamespaceCatalog):
 
         Raises CommitFailedException when the table has changed meanwhile (pyiceberg then retries), and
         CommitStateUnknownException when the outcome could not be read back. Raises InvalidDefinitionError when the
-        update would move a managed table, let Iceberg delete files or name code.
+        update would move a managed table, let Iceberg delete files or name code, and for a registered table.
         """
         namespace, name = self.identifier_to_database_and_table(table.name(), NoSuchTableError)
         io = table.io if isinstance(table.io, StorageFileIO) else self.io
@@ -272,7 +272,7 @@ class TrinityLakeCatalog(NamespaceCatalog):
             staged = staged_on(current, (namespace, name), stage)
             if current is not None and staged.metadata == current.metadata:
                 return commit_response(current)
-            check_update(staged.metadata, current, base)
+            check_update(f"{namespace}.{name}", staged.metadata, current, base)
             date_back(writer, table, staged.metadata, updates, io)
             change.write_metadata(staged)
             definition = self._definition(staged, base)
@@ -321,7 +321,8 @@ class TrinityLakeCatalog(NamespaceCatalog):
     def load_defined(self, namespace: str, table: str, definition: TableDef) -> Table:
         """Return the table of a definition that was just read. Raises StorageError."""
         uri = metadata_uri(definition, self.io.root)
-        return self._table((namespace, table), table_metadata(definition, self.io), uri, io_for(definition, self.io))
+        metadata, io = table_metadata(definition, self.io), io_for(definition, self.io)
+        return self._table((namespace, table), metadata, uri, io, definition)
 
     def _current(self, table: Table, namespace: str, name: str, definition: TableDef) -> Table:
         """Return the table as the lakehouse has it. It is the caller's own, unless that is stale."""
@@ -331,9 +332,15 @@ class TrinityLakeCatalog(NamespaceCatalog):
         return self.load_defined(namespace, name, definition)
 
     def _table(
-        self, identifier: Identifier, metadata: TableMetadata, uri: str, io: StorageFileIO | None = None
+        self,
+        identifier: Identifier,
+        metadata: TableMetadata,
+        uri: str,
+        io: StorageFileIO | None = None,
+        definition: TableDef | None = None,
     ) -> Table:
-        return LoadedTable(identifier, metadata, uri, io or self.io, self, loaded_now(self.io.storage))
+        config = loaded_now(self.io.storage, is_registered=definition is not None and not definition.is_managed)
+        return LoadedTable(identifier, metadata, uri, io or self.io, self, config)
 
     def _definition(self, staged: StagedTable, base: TableDef | None = None) -> TableDef:
         table_id = table_id_of(staged.metadata.location) or ""

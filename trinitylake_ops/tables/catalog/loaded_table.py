@@ -15,14 +15,17 @@ from pyiceberg.typedef import Identifier
 from trinitylake_ops import errors
 from trinitylake_ops.format.definitions import LakehouseDef, TableDef
 from trinitylake_ops.storage import Storage
+from trinitylake_ops.tables.catalog.updates import named_statistics
 from trinitylake_ops.tables.files.metadata import InlineSnapshot
-from trinitylake_ops.tables.files.reach import oldest_file_ms
+from trinitylake_ops.tables.files.reach import oldest_file_ms, oldest_of
 from trinitylake_ops.tables.io.file_io import StorageFileIO
 from trinitylake_ops.tables.managed import ICEBERG, check_managed_properties, new_table_location
 from trinitylake_ops.tables.properties import location_provider
 from trinitylake_ops.transaction.transaction import Transaction
 
 _LOADED_AT_MS = "trinitylake.loaded-at-ms"
+#: Whether the table's files are another catalog's.
+_IS_REGISTERED = "trinitylake.is-registered"
 
 
 class TableTransaction(IcebergTransaction):
@@ -81,6 +84,8 @@ class LoadedTable(Table):
 
     def transaction(self) -> IcebergTransaction:
         """Begin a change. Raises InvalidDefinitionError for a table that can be read, but not written."""
+        if _IS_REGISTERED in self.config:
+            raise registered_elsewhere(".".join(self.name()))
         if any(isinstance(snapshot, InlineSnapshot) for snapshot in self.metadata.snapshots):
             raise errors.InvalidDefinitionError(
                 f"table {'.'.join(self.name())} has snapshots of format version 1 that list their manifests by"
@@ -152,9 +157,18 @@ def place_of_new(identifier: str | Identifier, location: str | None, root: str, 
     return new_table_location(root, lakehouse)
 
 
-def loaded_now(storage: Storage) -> dict[str, str]:
+def loaded_now(storage: Storage, *, is_registered: bool = False) -> dict[str, str]:
     """Return the config of a table that is loaded now, by the storage's clock."""
-    return {_LOADED_AT_MS: str(storage.now_ms())}
+    marks = {_IS_REGISTERED: "true"} if is_registered else {}
+    return {_LOADED_AT_MS: str(storage.now_ms()), **marks}
+
+
+def registered_elsewhere(name: str) -> errors.InvalidDefinitionError:
+    """Return the error for a change of a table that was registered, whose history another catalog keeps."""
+    return errors.InvalidDefinitionError(
+        f"table {name} is registered, and another catalog keeps its history: a write here would fork it; write it there"
+        " and register it again, or copy its rows into a table of this lakehouse"
+    )
 
 
 def date_back(
@@ -162,10 +176,14 @@ def date_back(
 ) -> None:
     """Let the transaction be as old as the oldest file that it adds. A removal of orphans spares no file for longer.
 
-    Files that are added were written after the table was loaded. If that was too long ago, the storage says when they
-    were written. Raises TransactionExpiredError where a file is gone.
+    Files of snapshots that are added were written after the table was loaded. If that was too long ago, the storage
+    says when they were written. It is asked in any case for statistics files, which may be of any age. Raises
+    TransactionExpiredError where a file is gone.
     """
     added = {update.snapshot.snapshot_id for update in updates if isinstance(update, AddSnapshotUpdate)}
+    statistics = set(named_statistics(updates))
+    if statistics:
+        writer.date_back(oldest_of(lambda: statistics, io))
     if not added:
         return
     begun_at_ms = int(table.config.get(_LOADED_AT_MS, "0"))
@@ -174,10 +192,13 @@ def date_back(
     writer.date_back(begun_at_ms)
 
 
-def check_update(metadata: TableMetadata, current: Table | None, base: TableDef | None) -> None:
-    """Raise InvalidDefinitionError if a managed table would move, or would have forbidden properties."""
+def check_update(name: str, metadata: TableMetadata, current: Table | None, base: TableDef | None) -> None:
+    """Raise InvalidDefinitionError for a registered table, which is not changed here.
+
+    Raises it also if a managed table would move, or would have forbidden properties.
+    """
     if base is not None and not base.is_managed:
-        return
+        raise registered_elsewhere(name)
     check_managed_properties(metadata.properties)
     if current is not None and metadata.location != current.metadata.location:
         raise errors.InvalidDefinitionError(

@@ -50,15 +50,15 @@ LAST_ADDED = -1
 _FORMAT_VERSION = "format-version"
 
 
-def fitted(updates: Sequence[TableUpdate], current: TableMetadata | None, *, is_managed: bool) -> list[TableUpdate]:
-    """Return the updates as pyiceberg may apply them to a table, None for a new one.
+def fitted(updates: Sequence[TableUpdate], current: TableMetadata | None) -> list[TableUpdate]:
+    """Return the updates as pyiceberg may apply them to a managed table, None for a new one.
 
     The place of a table that exists is not changed, without an error, as engines name it in each commit. Raises
     InvalidDefinitionError for what no lakehouse stores.
     """
-    fitting = _Fitting(current, is_managed=is_managed)
+    fitting = _Fitting(current)
     made = [fitted for update in updates for fitted in fitting.fit(update)]
-    if current is None and is_managed:
+    if current is None:
         made.append(SetPropertiesUpdate(updates=dict(MANAGED_PROPERTIES)))
     return made
 
@@ -81,10 +81,14 @@ def location_in(updates: Sequence[TableUpdate]) -> str:
 
 def named_files(updates: Sequence[TableUpdate]) -> Iterator[str]:
     """Yield the locations of files that updates name by themselves."""
+    yield from (update.snapshot.manifest_list for update in updates if isinstance(update, AddSnapshotUpdate))
+    yield from named_statistics(updates)
+
+
+def named_statistics(updates: Sequence[TableUpdate]) -> Iterator[str]:
+    """Yield the locations of statistics files, of tables and of partitions, that updates name."""
     for update in updates:
-        if isinstance(update, AddSnapshotUpdate):
-            yield update.snapshot.manifest_list
-        elif isinstance(update, SetStatisticsUpdate):
+        if isinstance(update, SetStatisticsUpdate):
             yield update.statistics.statistics_path
         elif isinstance(update, SetPartitionStatisticsUpdate):
             yield update.partition_statistics.statistics_path
@@ -109,9 +113,8 @@ def asked_for() -> Iterator[None]:
 class _Fitting:
     """What the updates so far leave of a table's schemas, specs, orders and properties."""
 
-    def __init__(self, current: TableMetadata | None, *, is_managed: bool):
+    def __init__(self, current: TableMetadata | None):
         self._current = current
-        self._is_managed = is_managed
         self._schemas = list(current.schemas) if current is not None else []
         self._specs = list(current.partition_specs) if current is not None else []
         self._orders = list(current.sort_orders) if current is not None else []
@@ -201,17 +204,16 @@ class _Fitting:
                 raise InvalidDefinitionError(
                     f"property {name!r} cannot be set: a table's files stay under its own location"
                 )
-        kept = {name: value for name, value in updates.items() if not self._is_fixed(name)}
+        kept = {name: value for name, value in updates.items() if name not in MANAGED_PROPERTIES}
         self._properties |= kept.keys()
         return [SetPropertiesUpdate(updates=kept)] if kept else []
 
     def _remove_properties(self, removals: Sequence[str]) -> list[TableUpdate]:
-        found = [name for name in dict.fromkeys(removals) if name in self._properties and not self._is_fixed(name)]
+        found = [
+            name for name in dict.fromkeys(removals) if name in self._properties and name not in MANAGED_PROPERTIES
+        ]
         self._properties -= set(found)
         return [RemovePropertiesUpdate(removals=found)] if found else []
-
-    def _is_fixed(self, name: str) -> bool:
-        return self._is_managed and name in MANAGED_PROPERTIES
 
 
 def _known(numbers: Mapping[int, int], asked: int, what: str) -> int:

@@ -1,8 +1,8 @@
 """Copying managed Iceberg tables to other places (docs/protocol.md, "Export").
 
 Iceberg writes full URIs into its own files, so a copy of a table is more than copies of its files. The metadata file,
-manifest lists and manifests are written anew, with the places of the copies. Nothing else in them changes. The same
-file always gives the same bytes, so a copy that was cut off can go on.
+manifest lists, manifests and deletes by position are written anew, with the places of the copies. Nothing else in them
+changes. The same file always gives the same bytes, so a copy that was cut off can go on.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import fastavro
+from pyiceberg.manifest import ManifestEntryStatus
 
 from trinitylake_ops.errors import CorruptFileError, InvalidInputError, TrinityLakeError
 from trinitylake_ops.format.checksums import SEAL_KEYS
@@ -25,13 +26,25 @@ from trinitylake_ops.format.definitions import METADATA_LOCATION, TableDef
 from trinitylake_ops.format.file_names import derived_uuid, table_prefix
 from trinitylake_ops.tables.claims.avro_files import uncompressed
 from trinitylake_ops.tables.claims.table_seals import sealed_table_file
+from trinitylake_ops.tables.files.deletes.copies import (
+    is_copied_format,
+    is_parquet,
+    is_puffin,
+    parquet_deletes,
+    place_deletes,
+    puffin_vectors,
+)
 from trinitylake_ops.tables.files.metadata import COMPRESSED, metadata_json
 from trinitylake_ops.tables.files.reach import FileKind, files_of
 from trinitylake_ops.tables.io.file_io import StorageFileIO
 from trinitylake_ops.tables.properties import without_code
 
-#: Iceberg files that hold paths. Manifest lists hold the lengths of manifests, so they come after those.
-REWRITTEN = (FileKind.MANIFEST, FileKind.MANIFEST_LIST, FileKind.METADATA)
+#: Iceberg files that hold paths. Manifests hold the sizes of delete files, and lists those of manifests, so these come
+#: before those.
+REWRITTEN = (FileKind.POSITION_DELETES, FileKind.MANIFEST, FileKind.MANIFEST_LIST, FileKind.METADATA)
+#: The files whose sizes a file that is written anew holds.
+SIZED_IN = {FileKind.MANIFEST: FileKind.POSITION_DELETES, FileKind.MANIFEST_LIST: FileKind.MANIFEST}
+_POSITION_DELETES = 1  # the content of a file, as manifests say it
 
 #: The first bytes of an Avro file.
 _HEADER = fastavro.parse_schema(
@@ -124,17 +137,17 @@ class TablePlaces:
 def copies_of(definition: TableDef, io: StorageFileIO, places: TablePlaces) -> list[FileCopy]:
     """Return the copies of all files that a managed Iceberg table needs. Former metadata files stay behind.
 
-    Raises InvalidInputError for a table with position deletes, which hold paths in their data, and StorageError.
+    Raises InvalidInputError for position deletes of a format in which they cannot be written anew, and StorageError.
     """
     found = []
     for file in files_of(definition, io):
         if places.keeps(file.location) or file.location in places.standing:
             continue
-        if file.kind == FileKind.POSITION_DELETES and file.live:
+        if file.kind == FileKind.POSITION_DELETES and file.live and not is_copied_format(file.location):
             raise InvalidInputError(
-                f"table {definition.id} has position deletes, which name data files by their paths and cannot be"
-                f" copied ({file.location!r}); let an engine rewrite its data files first, such as by Spark's"
-                " rewrite_data_files with 'delete-file-threshold' 1, or leave its namespace out"
+                f"table {definition.id} has position deletes in a format that cannot be written anew with other paths"
+                f" ({file.location!r}); let the engine that wrote them rewrite its data files, or leave its namespace"
+                " out"
             )
         if file.live:
             found.append(FileCopy(file.kind, file.location, places.path(file.location), file.size_bytes))
@@ -146,8 +159,8 @@ def rewritten(
 ) -> bytes:
     """Return the bytes of a copy of a file that holds paths.
 
-    ``sizes_bytes`` are those of copied manifests, by target. Raises CorruptFileError for a file that cannot be decoded,
-    or not be written again as it was.
+    ``sizes_bytes`` are those of the copies that it gives sizes of, by target. Raises CorruptFileError for a file that
+    cannot be decoded, or not be written again as it was.
     """
 
     def new_uri(uri: str) -> str:
@@ -174,7 +187,17 @@ def _rewritten(
         return _metadata(copy.source, data, new_uri, places)
     if copy.kind == FileKind.MANIFEST_LIST:
         return _avro(copy.source, data, lambda record: _place_manifest(record, new_uri, places, sizes_bytes))
-    return _avro(copy.source, data, lambda record: _place_data_file(record, new_uri))
+    if copy.kind == FileKind.POSITION_DELETES:
+        return _position_deletes(copy, data, new_uri)
+    return _avro(copy.source, data, lambda record: _place_data_file(record, new_uri, places, sizes_bytes))
+
+
+def _position_deletes(copy: FileCopy, data: bytes, new_uri: Callable[[str], str]) -> bytes:
+    if is_parquet(data):
+        return parquet_deletes(data, copy.source, copy.target, new_uri)
+    if is_puffin(data):
+        return puffin_vectors(data, copy.source, new_uri)
+    return _avro(copy.source, data, lambda record: record.update(file_path=new_uri(record["file_path"])))
 
 
 def _metadata(location: str, data: bytes, new_uri: Callable[[str], str], places: TablePlaces) -> bytes:
@@ -202,11 +225,16 @@ def _place_manifest(
         record["manifest_length"] = sizes_bytes[record["manifest_path"].removeprefix(places.target_root)]
 
 
-def _place_data_file(record: dict[str, Any], new_uri: Callable[[str], str]) -> None:
+def _place_data_file(
+    record: dict[str, Any], new_uri: Callable[[str], str], places: TablePlaces, sizes_bytes: Mapping[str, int]
+) -> None:
     data_file = record["data_file"]
     data_file["file_path"] = new_uri(data_file["file_path"])
     if data_file.get("referenced_data_file"):
         data_file["referenced_data_file"] = new_uri(data_file["referenced_data_file"])
+    is_deletes = data_file.get("content") == _POSITION_DELETES and record["status"] != ManifestEntryStatus.DELETED
+    if is_deletes and places.is_copied(data_file["file_path"]):
+        place_deletes(data_file, new_uri, sizes_bytes[data_file["file_path"].removeprefix(places.target_root)])
 
 
 def _avro(location: str, data: bytes, change: Callable[[dict[str, Any]], None]) -> bytes:

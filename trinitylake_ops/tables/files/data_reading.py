@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import pyarrow as pa
 from pyiceberg.expressions import AlwaysTrue
@@ -13,12 +12,10 @@ from pyiceberg.table import FileScanTask
 from pyiceberg.table.metadata import TableMetadata
 
 from trinitylake_ops.errors import CorruptFileError, FileMissingError, TrinityLakeError, VersionExpiredError
+from trinitylake_ops.tables.files.deletes.rows import RemainingRows
 from trinitylake_ops.tables.files.reach import entries_in, manifests_in
 from trinitylake_ops.tables.io.file_io import StorageFileIO
 from trinitylake_ops.versions.snapshot import Snapshot, is_sealed_root
-
-if TYPE_CHECKING:
-    from pyiceberg.io.pyarrow import ArrowScan  # importing it loads pandas
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,14 +44,15 @@ def reading_at(version: ReadVersion | None, io: StorageFileIO) -> Iterator[None]
         ) from error
 
 
-def file_batches(scan: ArrowScan, task: FileScanTask, io: StorageFileIO) -> Iterator[pa.RecordBatch]:
-    """Yield the rows of a file that a scan selects.
+def file_batches(rows: RemainingRows, task: FileScanTask, io: StorageFileIO) -> Iterator[pa.RecordBatch]:
+    """Yield the rows of a file that a scan selects and no delete file of its task deletes.
 
-    Raises CorruptFileError if the file, or a delete file of it, cannot be decoded or has other columns than the table.
-    Raises it after the last batch if all rows are read and their number is not the manifest's. Raises StorageError.
+    Raises InvalidDefinitionError for deletes that cannot be applied. Raises CorruptFileError if the file, or a delete
+    file of it, cannot be decoded or has other columns than the table. Raises it after the last batch if all rows are
+    read and their number is not the manifest's. Raises StorageError.
     """
-    rows = 0
-    batches = scan.to_record_batches([task])
+    n_rows = 0
+    batches = rows.batches(task)
     while True:
         try:
             batch = next(batches, None)
@@ -69,13 +67,13 @@ def file_batches(scan: ArrowScan, task: FileScanTask, io: StorageFileIO) -> Iter
             ) from error
         if batch is None:
             break
-        rows += batch.num_rows
+        n_rows += batch.num_rows
         yield batch
-    reads_all = not task.delete_files and scan._bound_row_filter is AlwaysTrue()
-    if reads_all and rows != task.file.record_count:
+    reads_all = not task.delete_files and rows.scan._bound_row_filter is AlwaysTrue()
+    if reads_all and n_rows != task.file.record_count:
         location = io.location(task.file.file_path)
         raise CorruptFileError(
-            f"data file {location!r} holds {rows} rows, its manifest says {task.file.record_count}", path=location
+            f"data file {location!r} holds {n_rows} rows, its manifest says {task.file.record_count}", path=location
         )
 
 

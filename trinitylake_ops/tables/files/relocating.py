@@ -1,17 +1,19 @@
 """Metadata of a table that was moved with its lakehouse, written anew for the place where it is now.
 
 Iceberg's files hold full URIs. So in a lakehouse whose files were copied or moved, they go on naming the former place.
-This module writes a table's metadata file once more, under a fresh name. It does the same for the manifest lists and
-manifests that name the former place. No data file is read, and the names of other lakehouses' files stay.
+This module writes a table's metadata file once more, under a fresh name. It does the same for the manifest lists,
+manifests and deletes by position that name the former place. No data file is read, and the names of other lakehouses'
+files stay.
 """
 
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from pyiceberg.catalog import MetastoreCatalog
+from pyiceberg.manifest import DataFileContent, ManifestEntry, ManifestEntryStatus
 
 from trinitylake_ops.errors import InvalidInputError
 from trinitylake_ops.format.definitions import TableDef
@@ -20,15 +22,17 @@ from trinitylake_ops.format.locations import is_uri, to_uri
 from trinitylake_ops.storage.conditional_create import create_fresh
 from trinitylake_ops.storage.parallel import run_parallel
 from trinitylake_ops.tables.files.copying import FileCopy, TablePlaces, copied_definition, rewritten
+from trinitylake_ops.tables.files.deletes.copies import is_copied_format
 from trinitylake_ops.tables.files.metadata import COMPRESSED, read_table_metadata
-from trinitylake_ops.tables.files.reach import FileKind, content_file, entries_in, manifests_in
+from trinitylake_ops.tables.files.reach import FileKind, entries_in, manifests_in
+from trinitylake_ops.tables.io.checked_files import check_whole
 from trinitylake_ops.tables.io.file_io import StorageFileIO
 from trinitylake_ops.tables.managed import metadata_uri
 
-#: The advice for a table with position deletes. They hold paths in their rows, which this program does not rewrite.
+#: The advice for a table with position deletes that hold paths and cannot be written anew.
 DELETES_REMEDY = (
-    "let an engine rewrite its data files, such as by Spark's rewrite_data_files with 'delete-file-threshold' 1, which"
-    " leaves none; until then it is read at this place by this program alone"
+    "let 'trinitylake compact-tables' apply them, or the engine that wrote them, and then trim the table; until then it"
+    " is read at this place by this program alone"
 )
 _LONGEST_NAME_CHARS = 150
 
@@ -38,8 +42,9 @@ class MovedFiles:
     """The files of a table that name its former place, as paths under ``home``: the own root, or the table root.
 
     ``lists`` and ``manifests`` are written anew, and so are all lists that name such a manifest. ``sizes_bytes`` are
-    those of all manifests. ``deletes`` is a live file of position deletes, None if there is none. ``uris`` are those
-    of the table's place and of all its lists, as the metadata names them. Files elsewhere are given by URIs.
+    those of all manifests. ``deletes`` are files of position deletes that are written anew, with their sizes.
+    ``unmoved_deletes`` is one that cannot be, empty if there is none. ``uris`` are those of the table's place and of
+    all its lists, as the metadata names them. Files elsewhere are given by URIs.
     """
 
     home: str
@@ -47,13 +52,14 @@ class MovedFiles:
     lists: tuple[str, ...]
     manifests: tuple[str, ...]
     sizes_bytes: Mapping[str, int]
-    deletes: str | None
+    deletes: Mapping[str, int]
+    unmoved_deletes: str
     uris: tuple[str, ...]
 
     @property
     def count(self) -> int:
         """How many files are written anew."""
-        return 1 + len(self.lists) + len(self.manifests)
+        return 1 + len(self.lists) + len(self.manifests) + len(self.deletes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,10 +67,14 @@ class _Relocated(TablePlaces):
     """The places of files: those written anew under their new names, others by their paths, here or in a source."""
 
     renamed: Mapping[str, str] = field(default_factory=dict)
+    written: frozenset[str] = frozenset()
 
     def uri(self, io: StorageFileIO, uri: str) -> str:
         path = _path_at(uri, self.target_root, io)
         return path if is_uri(path) else self.target_root + self.renamed.get(path, path)
+
+    def is_copied(self, uri: str) -> bool:
+        return uri.removeprefix(self.target_root) in self.written
 
 
 def moved_files(definition: TableDef, io: StorageFileIO) -> MovedFiles | None:
@@ -78,13 +88,17 @@ def moved_files(definition: TableDef, io: StorageFileIO) -> MovedFiles | None:
     listed = run_parallel(lambda one: manifests_in(one, io), list(snapshots.values()), io.storage.concurrency)
     found = {manifest.manifest_path: manifest for several in listed for manifest in several}
     entries = run_parallel(lambda one: entries_in(one, io), list(found.values()), io.storage.concurrency)
-    moved: set[str] = set()
-    deletes: str | None = None
-    for path, several in zip(found, entries, strict=True):
-        files = [content_file(entry, io, live=True) for entry in several]
-        deletes = deletes or next((one.location for one in files if one.kind == FileKind.POSITION_DELETES), None)
-        if any(_is_moved(entry.data_file.file_path, home, io) for entry in several):
-            moved.update(filter(lambda path: not is_uri(path), [_path_at(path, home, io)]))
+    listing = {_path_at(path, home, io): several for path, several in zip(found, entries, strict=True)}
+    moved = {
+        path
+        for path, several in listing.items()
+        if not is_uri(path) and any(_is_moved(entry.data_file.file_path, home, io) for entry in several)
+    }
+    deletes: dict[str, int] = {}
+    for path, several in listing.items() if moved else ():
+        positions = _position_deletes(several, home, io)
+        deletes |= positions
+        moved.update([path] if positions and not is_uri(path) else [])
 
     def is_rewritten(path: str) -> bool:
         return _is_moved(path, home, io) or _path_at(path, home, io) in moved
@@ -104,7 +118,18 @@ def moved_files(definition: TableDef, io: StorageFileIO) -> MovedFiles | None:
     sizes_bytes = {_path_at(path, home, io): manifest.manifest_length for path, manifest in found.items()}
     uris = (metadata.location, *(snapshot.manifest_list for snapshot in metadata.snapshots))
     metadata_path = _path_at(uri, home, io)
-    return MovedFiles(home, metadata_path, tuple(lists), tuple(sorted(moved)), sizes_bytes, deletes, uris)
+    unmoved = next((path for path in sorted(deletes) if is_uri(path) or not is_copied_format(path)), "")
+    return MovedFiles(home, metadata_path, tuple(lists), tuple(sorted(moved)), sizes_bytes, deletes, unmoved, uris)
+
+
+def _position_deletes(entries: Iterable[ManifestEntry], home: str, io: StorageFileIO) -> dict[str, int]:
+    """Return the sizes of live files of position deletes, by their paths. Whatever they name, it may have moved."""
+    files = [entry.data_file for entry in entries if entry.status != ManifestEntryStatus.DELETED]
+    return {
+        _path_at(file.file_path, home, io): file.file_size_in_bytes
+        for file in files
+        if file.content == DataFileContent.POSITION_DELETES
+    }
 
 
 def _path_at(uri: str, home: str, io: StorageFileIO) -> str:
@@ -121,18 +146,19 @@ def write_relocated(
 ) -> TableDef:
     """Write a table's moved files anew and return the definition that names its new metadata file.
 
-    ``announce`` gets each location before it is written. Raises InvalidInputError for a table with position deletes,
-    which name data files in their rows. Raises CorruptFileError, StorageError.
+    ``announce`` gets each location before it is written. Raises InvalidInputError for a table with position deletes
+    that cannot be written anew. Raises CorruptFileError, StorageError.
     """
-    if moved.deletes is not None:
+    if moved.unmoved_deletes:
         raise InvalidInputError(
-            f"table {definition.id} has position deletes, which name data files by their paths ({moved.deletes!r});"
-            f" {DELETES_REMEDY}"
+            f"table {definition.id} has position deletes, which name data files by their paths"
+            f" ({moved.unmoved_deletes!r}); {DELETES_REMEDY}"
         )
     folder, identifier = f"{table_prefix(definition.id)}metadata/", uuid.uuid4()
-    paths = (*moved.lists, *moved.manifests)
+    paths = (*moved.lists, *moved.manifests, *moved.deletes)
     renamed = {path: f"{folder}{identifier}-{path.rpartition('/')[2][-_LONGEST_NAME_CHARS:]}" for path in paths}
-    places = _Relocated(definition.id, io.root, moved.home, holder_root=io.root, renamed=renamed)
+    written = frozenset(renamed.values())
+    places = _Relocated(definition.id, io.root, moved.home, holder_root=io.root, renamed=renamed, written=written)
     sizes_bytes, storage = dict(moved.sizes_bytes), io.storage_at(moved.home)
     io.folders.check(storage, f"{folder}{identifier}")
 
@@ -141,9 +167,15 @@ def write_relocated(
         create_fresh(storage, {path: data})
 
     def read(path: str) -> bytes:
-        return io.read_whole(path if is_uri(path) else places.location(path))
+        data = io.read_whole(path if is_uri(path) else places.location(path), moved.deletes.get(path, 0))
+        check_whole(data, path)
+        return data
 
-    for kind, paths in ((FileKind.MANIFEST, moved.manifests), (FileKind.MANIFEST_LIST, moved.lists)):
+    for kind, paths in (
+        (FileKind.POSITION_DELETES, tuple(moved.deletes)),
+        (FileKind.MANIFEST, moved.manifests),
+        (FileKind.MANIFEST_LIST, moved.lists),
+    ):
         for path in paths:
             data = rewritten(FileCopy(kind, path, renamed[path], None), read(path), io, places, sizes_bytes)
             sizes_bytes[renamed[path]] = len(data)

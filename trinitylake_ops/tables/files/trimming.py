@@ -29,12 +29,17 @@ from trinitylake_ops.tables.io.file_io import StorageFileIO
 from trinitylake_ops.tables.managed import LATEST_WRITTEN_VERSION, metadata_uri
 from trinitylake_ops.tables.properties import location_provider
 
+#: What Spark's write-audit-publish leaves in the summaries of a staged snapshot, and of the one that published it.
+_AUDIT, _PUBLISHED_AUDIT = "wap.id", "published-wap-id"
+_MAX_AGE_PROPERTY, _MAX_AGE_MS = "history.expire.max-snapshot-age-ms", 5 * 24 * 3_600_000
+
 
 @dataclass(frozen=True, slots=True)
 class ListedSnapshots:
     """The ids of the snapshots in a table's metadata, oldest first, and which of them it refers to.
 
-    ``referred`` are the current snapshot and those of branches and tags. ``is_in_place`` says whether the table's
+    ``referred`` are the current snapshot, those of branches and tags, and those that an engine staged lately and has
+    not published yet. ``is_in_place`` says whether the table's
     location is the place of the managed table of its id. ``is_writable`` says whether its format version can be
     written.
     """
@@ -69,7 +74,8 @@ def listed_snapshots(definition: TableDef, io: StorageFileIO) -> ListedSnapshots
     ordered = sorted(metadata.snapshots, key=lambda snapshot: (snapshot.sequence_number or 0, snapshot.timestamp_ms))
     ids = tuple(snapshot.snapshot_id for snapshot in ordered)
     is_in_place = is_in_own_place(metadata.location, definition, io)
-    return ListedSnapshots(ids, _referred(metadata), is_in_place, metadata.format_version <= LATEST_WRITTEN_VERSION)
+    referred = _referred(metadata) | _staged(metadata, io.storage.now_ms())
+    return ListedSnapshots(ids, referred, is_in_place, metadata.format_version <= LATEST_WRITTEN_VERSION)
 
 
 def referred_snapshots(definition: TableDef, io: StorageFileIO) -> frozenset[int]:
@@ -113,3 +119,22 @@ def _referred(metadata: TableMetadata) -> frozenset[int]:
     if metadata.current_snapshot_id is not None:
         referred.add(metadata.current_snapshot_id)
     return frozenset(referred)
+
+
+def _staged(metadata: TableMetadata, now_ms: int) -> frozenset[int]:
+    """Return the snapshots that an engine wrote to be audited, and may still publish (write, audit, publish).
+
+    Nothing refers to such a snapshot: it has an id of the audit, and was never current. It is waited for as long as
+    Iceberg keeps snapshots by default, or by the property of the table.
+    """
+    most_ms = int(metadata.properties.get(_MAX_AGE_PROPERTY, _MAX_AGE_MS))
+    was_current = {entry.snapshot_id for entry in metadata.snapshot_log}
+    said = {shot.snapshot_id: shot.summary.additional_properties for shot in metadata.snapshots if shot.summary}
+    published = {summary.get(_PUBLISHED_AUDIT) for summary in said.values()} | {None}
+    return frozenset(
+        shot.snapshot_id
+        for shot in metadata.snapshots
+        if said.get(shot.snapshot_id, {}).get(_AUDIT) not in published
+        and shot.snapshot_id not in was_current
+        and now_ms - shot.timestamp_ms <= most_ms
+    )

@@ -108,14 +108,20 @@ def _filtering_by_itself(overwrite: _OverwriteFiles) -> _OverwriteFiles:
 
 
 def _planned(table: Table, row_filter: str | BooleanExpression) -> list[FileScanTask]:
-    return list(table.scan(row_filter=row_filter).plan_files())
+    try:
+        return list(table.scan(row_filter=row_filter).plan_files())
+    except ValueError as error:
+        if "equality delete" not in str(error):
+            raise
+        raise InvalidDefinitionError(f"{'.'.join(table.name())} has equality deletes; {_COMPACT_FIRST}") from error
+
+
+_COMPACT_FIRST = "let 'trinitylake compact-tables' apply its delete files first"
 
 
 def _without_deletes(task: FileScanTask) -> DataFile:
     if task.delete_files:
-        raise InvalidDefinitionError(
-            f"{task.file.file_path!r} has delete files, which this version cannot replace; rewrite the table first"
-        )
+        raise InvalidDefinitionError(f"{task.file.file_path!r} has delete files; {_COMPACT_FIRST}")
     return task.file
 
 
