@@ -148,6 +148,8 @@ ExportText = Annotated[str, _required("name")]
 PlaceText = Annotated[str, _NUMBER_TOO, _required("to")]
 #: Another root, empty for none.
 TargetText = Annotated[str, _place_or_none("target", "s3://BUCKET/PREFIX")]
+#: Another root, which has to be given.
+RequiredTargetText = Annotated[str, _required("target"), _place_or_none("target", "s3://BUCKET/PREFIX")]
 #: The manifest of an inventory, empty for none.
 InventoryText = Annotated[str, _place_or_none("inventory", "s3://BUCKET/PREFIX/manifest.json")]
 #: Who approved something.
