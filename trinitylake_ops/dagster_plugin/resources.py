@@ -88,16 +88,17 @@ class TrinityLakeResource(dg.ConfigurableResource["TrinityLakeResource"]):
 
         A process works for a branch if the environment says so: the variable TRINITYLAKE_BRANCH, or those that Dagster+
         sets in branch deployments. Each branch has a clone below ``clones_root``, which its first run makes, and which
-        is kept for ``retain_for``. Both roots may be EnvVars. ``settings`` are the other fields. Production may read
-        below ``clones_root``, to compare and promote. Raises InvalidInputError for a branch without a name.
+        is kept for ``retain_for``. Both roots may be EnvVars. That of ``clones_root`` is read here, when definitions
+        load. ``settings`` are the other fields. Production may read below ``clones_root``, to compare and promote.
+        Raises InvalidInputError for a branch without a name, and if the variable of ``clones_root`` is not set.
         """
         branch = current_branch()
-        if branch is None:
-            return cls(root=root, allowed_roots=[*allowed_roots, clones_root], **settings)
-        name = branch_clone(branch)
         clones = clones_root.get_value() if isinstance(clones_root, dg.EnvVar) else clones_root
         if not clones:
-            raise InvalidInputError("the environment variable of clones_root is not set in this branch deployment")
+            raise InvalidInputError("the environment variable of clones_root is not set in this process")
+        if branch is None:
+            return cls(root=root, allowed_roots=[*allowed_roots, clones], **settings)
+        name = branch_clone(branch)
         return cls(
             root=f"{clones.rstrip('/')}/{name}/",
             clone_of=root,
@@ -106,6 +107,11 @@ class TrinityLakeResource(dg.ConfigurableResource["TrinityLakeResource"]):
             allowed_roots=[*allowed_roots],
             **settings,
         )
+
+    @property
+    def is_branch(self) -> bool:
+        """Whether this is the clone of a branch."""
+        return self.clone_of is not None
 
     @field_validator("root", "clone_of", mode="before")
     @classmethod
