@@ -125,7 +125,7 @@ def test_the_first_run_makes_the_clone_and_later_ones_find_it(
     # Somebody took its files away without a word: it says so, and is not made anew under the same name.
     for path in [*clone.storage.list()]:
         clone.storage.delete(path.path)
-    with pytest.raises(ExportExistsError, match="drop it first"):
+    with pytest.raises(ExportExistsError, match="drop-clone branch-feature"):
         branch.open()
     other = Lakehouse.create(clone.root)
     with pytest.raises(InvalidInputError, match="is not the clone"):
