@@ -10,6 +10,7 @@ from tests.maintenance.aging import Aging
 from tests.maintenance.changes import ROWS, append_rows, drop, overwrite_rows
 from tests.maintenance.copies import files, rows
 from trinitylake_ops import Lakehouse, TableDef, maintenance
+from trinitylake_ops.errors import CommitConflictError
 from trinitylake_ops.tables.catalog import catalog_at
 
 NAME = "feature"
@@ -100,6 +101,28 @@ def test_a_refresh_puts_the_clones_rows_on_the_parents_table(parent: Aging, clon
     refresh(lake)
     promote(lake)
     assert rows(lake) == rows(clone) == [*THREE, 10, 11, 20, 21, 22]
+    for each in (lake, clone):
+        assert maintenance.verify(each, deep=True).is_clean
+
+
+def test_a_plan_does_what_it_said_whatever_the_parent_did_since(parent: Aging, clone: Lakehouse) -> None:
+    lake = parent.lake
+    append(lake, 10)
+    append(clone, 20)
+    plan = maintenance.plan_refresh(lake, NAME)
+    append(lake, 11)
+    plan.execute()
+    assert rows(clone) == [*THREE, 10, 20]
+    refresh(lake)
+    assert rows(clone) == [*THREE, 10, 11, 20]
+    append(clone, 21)
+    append(lake, 12)
+    plan_2 = maintenance.plan_promotion(lake, NAME)
+    append(lake, 13)
+    with pytest.raises(CommitConflictError, match="concurrent"):
+        plan_2.execute()
+    promote(lake)
+    assert rows(lake) == [*THREE, 10, 11, 12, 13, 20, 21]
     for each in (lake, clone):
         assert maintenance.verify(each, deep=True).is_clean
 

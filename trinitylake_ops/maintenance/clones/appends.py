@@ -41,12 +41,13 @@ _SAME_ROWS = (Operation.APPEND, Operation.REPLACE)
 class Appends:
     """What was appended in the clone to a table that the parent appended to, too.
 
-    ``files`` are those that the parent's table lacks, with their places in the clone. ``to_snapshot`` is the clone's
-    snapshot that has them.
+    ``parent_location`` is the URI of the parent's definition. ``files`` are those that the parent's table lacks, with
+    their places in the clone. ``to_snapshot`` is the clone's snapshot that has them.
     """
 
     key: str
     name: ObjectName
+    parent_location: str
     table_id: str
     files: tuple[DataFile, ...]
     to_snapshot: int
@@ -82,7 +83,7 @@ class FindsAppends:
             return None
         to_snapshot = theirs.current_snapshot_id
         assert to_snapshot is not None, "an append left a snapshot"
-        return Appends(state.key, state.name, parent.id, tuple(files), to_snapshot)
+        return Appends(state.key, state.name, state.parent, parent.id, tuple(files), to_snapshot)
 
     def _added(self, snapshots: list[Snapshot]) -> list[DataFile] | None:
         """Return the data files that snapshots added, None if they have anything else."""

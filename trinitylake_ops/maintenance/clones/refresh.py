@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from trinitylake_ops.errors import CommitConflictError, InvalidInputError
-from trinitylake_ops.format.definitions import ExportRecord, ExportState, LakehouseDef, TableDef
+from trinitylake_ops.format.definitions import METADATA_LOCATION, ExportRecord, ExportState, LakehouseDef, TableDef
 from trinitylake_ops.format.file_names import new_lakehouse_def_path, new_manifest_path, new_table_path
 from trinitylake_ops.maintenance.clones.appends import Appends, FindsAppends, combined
 from trinitylake_ops.maintenance.clones.merge import (
@@ -26,6 +26,8 @@ from trinitylake_ops.maintenance.plans.document import Table, new_table
 from trinitylake_ops.maintenance.plans.plan import CommitReport, digest_of
 from trinitylake_ops.maintenance.state.export_manifest import finish_manifest
 from trinitylake_ops.maintenance.state.state_change import StateChange
+from trinitylake_ops.maintenance.state.table_change import discarded_on_failure
+from trinitylake_ops.tables.io.file_io import writing_io
 from trinitylake_ops.transaction.commit import discard
 from trinitylake_ops.transaction.draft import Draft, RootStamp, Writes
 from trinitylake_ops.transaction.lakehouse import Lakehouse
@@ -135,7 +137,10 @@ class Refresh(MergeOperation[RefreshPlan, CommitReport]):
             info = CommitInfo(REFRESH, message, properties=properties, counts={"changed": len(plan.changes)})
             clone = sides.clone
             base = clone.lake.snapshot(plan.clone_version, latest=clone.latest)
-            version = clone.lake.commit(_Refresh(plan, info, _combined(sides, plan, base)), base)
+            written_since_ms = clone.lake.storage.now_ms()
+            with discarded_on_failure(writing_io(clone.lake)) as written:
+                change = _Refresh(plan, info, _combined(sides, plan, base, written))
+                version = clone.lake.commit(change, base, written_since_ms=written_since_ms)
         return CommitReport(
             operation=REFRESH,
             base_version=plan.clone_version,
@@ -145,13 +150,13 @@ class Refresh(MergeOperation[RefreshPlan, CommitReport]):
         )
 
 
-def _combined(sides: Sides, plan: RefreshPlan, base: Snapshot) -> dict[str, tuple[str, TableDef]]:
+def _combined(sides: Sides, plan: RefreshPlan, base: Snapshot, written: list[str]) -> dict[str, tuple[str, TableDef]]:
     """Return the definitions of tables that both sides appended to, by key, with their paths in the clone."""
     found = {}
     limit_bytes = base.definition.file_path_max_size_bytes
-    states = {state.key: state for state in sides.states}
     for one in plan.appended:
-        definition = combined(sides.clone.lake, base, one, lambda uri: uri, states[one.key].parent)
+        definition = combined(sides.clone.lake, base, one, lambda uri: uri, one.parent_location)
+        written.append(definition.format_properties[METADATA_LOCATION])
         found[one.key] = (new_table_path(one.name.namespace, one.name.table or "", limit_bytes), definition)
     return found
 
