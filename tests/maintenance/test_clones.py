@@ -331,7 +331,7 @@ def test_what_cannot_be_cloned(parent: Aging, lakes: Lakes) -> None:
     target = root_of(lakes, "clone-b")
     with pytest.raises(InvalidInputError, match="is a clone or a copy"):
         maintenance.plan_clone(clone, target)
-    with pytest.raises(ExportExistsError, match="drop it first: trinitylake drop-clone clone-a"):
+    with pytest.raises(ExportExistsError, match="drop it first: trinitylake drop-clone "):
         maintenance.plan_clone(lake, target, only(lake).name)
     with pytest.raises(LakehouseExistsError):
         maintenance.plan_clone(lake, clone.root, "again")
