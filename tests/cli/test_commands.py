@@ -14,7 +14,7 @@ import click
 import pytest
 
 from tests.lakes import Lakes, lakes, table
-from tests.maintenance.changes import append_rows, content, create, drop, expire
+from tests.maintenance.changes import append_rows, content, create, drop, expire, overwrite_rows
 from tests.transaction.groups import commit_together
 from trinitylake_ops import Lakehouse, maintenance
 from trinitylake_ops.cli.app import main, trinitylake
@@ -446,6 +446,13 @@ def test_clones(cli: Cli, lake: Lakehouse, tmp_path: Path) -> None:
     assert "Nothing to do" in cli("promote", "feature-x").err
     append_rows(lake, "ns.filled")
     append_rows(Lakehouse.open(target), "ns.filled")
+    for command in ("promote", "refresh"):
+        steps = cli(command, "feature-x", "--dry-run", "--json").json
+        assert {"step": "append", "what": "1 files, 3 rows"}.items() <= steps[1].items()
+        assert "changed" in cli(command, "feature-x", "--dry-run").out
+        assert_error(cli(command, "feature-x", "--dry-run", "--yes"), 2, "leave out --apply and --yes")
+    assert_error(cli("promote", "feature-x", "--spark-master", "local[1]"), 2, "--engine spark")
+    overwrite_rows(Lakehouse.open(target), "ns.filled")
     assert_error(cli("promote", "feature-x", "--yes"), 3, "--theirs ns.filled")
     assert cli("promote", "feature-x", "--theirs", "ns.filled", "--yes").code == 0
     assert cli("refresh", "feature-x").code == 0

@@ -25,8 +25,8 @@ from trinitylake_ops.storage import LocalStorage
 from trinitylake_ops.tables.catalog import catalog_at
 
 ALL = {
-    "hint_right", "verify_clean", "retention_kept", "exports_fresh", "orphans_bounded", "tree_in_shape",
-    "data_files_in_shape",
+    "hint_right", "verify_clean", "retention_kept", "exports_fresh", "clones_in_time", "orphans_bounded",
+    "tree_in_shape", "data_files_in_shape",
 }  # fmt: skip
 ERROR, WARN = dg.AssetCheckSeverity.ERROR, dg.AssetCheckSeverity.WARN
 

@@ -46,7 +46,7 @@ def test_credentials_are_refused_unseen_when_it_is_loaded(tmp_path: Path, variab
     assert leaks_in_files(tmp_path) == []
 
 
-PLANNED = ("relocate", "trim", "expire", "purge", "orphans", "repair")
+PLANNED = ("relocate", "trim", "expire", "purge", "orphans", "repair", "promote", "refresh_clone", "drop_clone")
 DIGEST = f"3-{'0' * 64}"
 APPROVAL = {"approved_digest": DIGEST, "approved_by": "Ada Lovelace"}
 
@@ -61,6 +61,7 @@ def test_operations_are_jobs_that_nothing_repeats(maintenance_jobs: dg.Definitio
     names = {job.name for job in maintenance_jobs.resolve_all_job_defs() if not job.name.startswith("__")}
     others = {"verify", "repair", "repair_hint", "reconcile", "compact", "rollback", "undelete"}
     others |= {"compact_tables_plan", "compact_tables"}
+    others |= {"clone", "compare_clone", "drop_closed_branch"}
     exports = {f"export_{level}" for level in LEVELS} | {"drop_export", "restore_export"}
     planned = {f"{name}_{step}" for name in PLANNED for step in ("plan", "apply")}
     assert names == planned | exports | others

@@ -79,7 +79,7 @@ def test_a_project_gets_a_lakehouse_in_under_20_lines(
     assert {one.check_name for one in checks if not one.passed} == {"exports_fresh"}
     assert run(definitions, instance, "export_full", name="first").success
     checks = run(definitions, instance, "lakehouse_checks").get_asset_check_evaluations()
-    assert len(checks) == 7 and all(one.passed for one in checks)
+    assert len(checks) == 8 and all(one.passed for one in checks)
 
 
 def test_an_asset_reads_one_lakehouse_and_publishes_into_the_other(

@@ -25,7 +25,8 @@ from trinitylake_ops import Lakehouse, maintenance
 pytestmark = [pytest.mark.usefixtures("radosgw"), pytest.mark.timeout(900)]
 
 CHECKS = {
-    "data_files_in_shape", "exports_fresh", "hint_right", "orphans_bounded", "retention_kept", "tree_in_shape",
+    "clones_in_time", "data_files_in_shape", "exports_fresh", "hint_right", "orphans_bounded", "retention_kept",
+    "tree_in_shape",
     "verify_clean",
 }  # fmt: skip
 APPROVER = "Ada Lovelace"

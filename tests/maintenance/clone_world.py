@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from unittest import mock
@@ -21,7 +22,13 @@ from tests.maintenance.aging import DAY_MS, keeping
 from tests.maintenance.changes import small_sizes
 from tests.maintenance.copy_world import Clock
 from trinitylake_ops import Lakehouse, maintenance
-from trinitylake_ops.errors import CommitConflictError, ExportExistsError, ExportNotFoundError, LakehouseNotFoundError
+from trinitylake_ops.errors import (
+    CommitConflictError,
+    ExportExistsError,
+    ExportNotFoundError,
+    LakehouseNotFoundError,
+    TrinityLakeError,
+)
 from trinitylake_ops.maintenance.clones import clone as clone_module
 from trinitylake_ops.maintenance.clones import records as records_module
 from trinitylake_ops.storage import MemoryStorage, Storage, beside, drop_memory_root
@@ -34,6 +41,23 @@ _FILLED = ("s", "t")
 #: What a side holds: table -> its stamp, or its rows.
 Content = dict[str, object]
 _LONG_MS = 2 * DAY_MS
+
+
+class _Visited(FaultyStorage):
+    """Lets something else happen once, before a request of the main thread."""
+
+    def __init__(self, inner: Storage, plan: Sequence[Fault], at: int, visit: Callable[[], None] | None):
+        super().__init__(inner, plan, concurrency=1)
+        self._at = at
+        self._visit = visit
+
+    def _register(self, kind: str, path: str) -> list[Fault]:
+        faults = super()._register(kind, path)
+        is_main = threading.current_thread() is threading.main_thread()
+        if self._visit is not None and is_main and len(self.log) >= self._at:
+            visit, self._visit = self._visit, None
+            visit()
+        return faults
 
 
 @dataclass
@@ -91,9 +115,9 @@ class CloneWorld:
     # What both sides hold
 
     def check(self) -> None:
-        assert _content(self.lake("parent")) == self.parent.content, self.journal
+        assert _content(self.lake("parent")) == _sorted(self.parent.content), self.journal
         if self.stands:
-            assert _content(self.lake("clone")) == self.clone.content, self.journal
+            assert _content(self.lake("clone")) == _sorted(self.clone.content), self.journal
 
     def check_all(self) -> None:
         """Verify both sides, every version of them, and let the parent go on alone."""
@@ -154,11 +178,7 @@ class CloneWorld:
     def _clean(self, side: str) -> None:
         """Do steps of upkeep in any order."""
         lake = self.lake(side)
-        deeds: list[Callable[[], object]] = [
-            lambda: maintenance.plan_expiration(lake, keeping(self.rng.choice((1, 2)))).execute(),
-            lambda: maintenance.plan_purge(lake).execute(),
-            lambda: maintenance.compact(lake),
-        ]
+        deeds = self._upkeep(lake)
         if not self.stands:  # to the other side these are changes, which the model does not know
             deeds.append(lambda: maintenance.plan_trim_tables(lake, keeping(1)).execute())
             deeds.append(lambda: maintenance.plan_compact_tables(lake, min_input_files=2).execute())
@@ -169,6 +189,33 @@ class CloneWorld:
             self._leap()
         maintenance.plan_purge(lake).execute()
         maintenance.plan_orphan_removal(lake).execute()
+
+    def _upkeep(self, lake: Lakehouse) -> list[Callable[[], object]]:
+        return [
+            lambda: maintenance.plan_expiration(lake, keeping(self.rng.choice((1, 2)))).execute(),
+            lambda: maintenance.plan_purge(lake).execute(),
+            lambda: maintenance.compact(lake),
+        ]
+
+    def _clean_beside(self) -> None:
+        """Keep a side in order in the middle of something else, with or without days in between."""
+        side = self.rng.choice(("parent", "clone"))
+        try:
+            lake = self.lake(side)
+        except LakehouseNotFoundError:  # the clone is not made yet, or gone
+            return
+        deeds = [
+            *self._upkeep(lake),
+            lambda: maintenance.plan_purge(lake).execute(),
+            lambda: maintenance.plan_orphan_removal(lake).execute(),
+        ]
+        self.rng.shuffle(deeds)
+        is_slow = self.rng.random() < 0.5
+        self.journal.append(f"{side}: clean up beside it, {'slowly' if is_slow else 'at once'}")
+        for deed in deeds:
+            if is_slow:
+                self._leap()
+            deed()
 
     def _make(self) -> None:
         def make(lake: Lakehouse) -> object:
@@ -221,18 +268,25 @@ class CloneWorld:
         self._cut_off(
             what,
             lambda lake: planned(lake, _NAME, **choices).execute(),
-            seen=lambda: _content(self.lake(side)) in (before, expected),
+            seen=lambda: _content(self.lake(side)) in (_sorted(before), _sorted(expected)),
         )
         ours.set(expected)
         if what == "refresh" and changes:
             self.shared = dict(self.parent.content)
 
     def _merged(self, ours: Side, theirs: Side) -> tuple[Content, list[str]]:
-        """Return what the side that gets the changes should hold, conflicts left as they are, and the conflicts."""
+        """Return what the side that gets the changes should hold, conflicts left as they are, and the conflicts.
+
+        Rows of a table that neither side dropped since are all there: every change of such a table appends. Its first
+        row is of the table alone, so it tells whether both sides have the same one.
+        """
         expected, conflicts = dict(ours.content), []
         for name in (*_STAMPED, *_FILLED):
             base, here, there = self.shared.get(name), ours.content.get(name), theirs.content.get(name)
             if here == there:
+                continue
+            if isinstance(here, list) and isinstance(there, list) and here[0] == there[0]:
+                expected[name] = here + [row for row in there if row not in here]
                 continue
             parent = self.parent.content.get(name)
             if parent is not None and parent != base and parent in self.clone.past.get(name, []):
@@ -254,14 +308,15 @@ class CloneWorld:
         side = self.rng.choice(("parent", "clone"))
         at = self.rng.randint(1, 60)
         faults: list[Fault] = []
-        if self.rng.random() < 0.7:
+        visit = self._clean_beside if self.rng.random() < 0.4 else None
+        if visit is None and self.rng.random() < 0.7:
             moment = self.rng.choice(("before", "after"))
             faults = [fail(at, DeathError, moment)]  # type: ignore[arg-type]
-        elif self.rng.random() < 0.5:
+        elif visit is None and self.rng.random() < 0.5:
             faults = [lose_response(at // 4 + 1, kind=self.rng.choice(("create", "write")))]
-        self.journal.append(f"{what}, with {faults or 'nothing'} at {side}")
+        self.journal.append(f"{what}, with {faults or ('upkeep' if visit else 'nothing')} at request {at} of {side}")
         storages: dict[str, Storage] = {
-            root: FaultyStorage(MemoryStorage(root), faults if name == side else [], concurrency=1)
+            root: _Visited(MemoryStorage(root), faults if name == side else [], at, visit if name == side else None)
             for name, root in self.roots.items()
         }
         try:
@@ -271,9 +326,11 @@ class CloneWorld:
                 clear_process_caches()
                 run(Lakehouse(storages[self.roots["parent"]], cache="off"))
                 beside.flush()  # the thread that writes the hint may die, too
-        except DeathError:
+        except (DeathError, TrinityLakeError) as error:
+            if isinstance(error, TrinityLakeError) and visit is None:
+                raise
             assert seen(), self.journal
-            self.journal.append("it died")
+            self.journal.append(f"it ended with {error!r}")
             try:
                 run(self.lake("parent"))
             except (*done, LakehouseNotFoundError) as error:
@@ -285,6 +342,10 @@ def _put(content: Content, name: str, value: object) -> None:
         content.pop(name, None)
     else:
         content[name] = value
+
+
+def _sorted(content: Content) -> Content:
+    return {name: sorted(value) if isinstance(value, list) else value for name, value in content.items()}
 
 
 def _content(lake: Lakehouse) -> Content:

@@ -154,6 +154,28 @@ def test_time_travel_goes_on_in_the_parent(parent: Aging, lakes: Lakes) -> None:
         parent.lake.snapshot("parent@2")
 
 
+def test_versions_from_before_its_beginning_are_compared_and_not_gone_back_to(parent: Aging, lakes: Lakes) -> None:
+    lake = parent.lake
+    before = lake.latest_version()
+    create(lake, "later", "t")
+    drop(lake, "n0")
+    clone = cloned(lakes, lake)
+    create(clone, "own")
+    for back, expected in ((0, {("added", "later", None), ("added", "later", "t")}), (1, {("added", "own", None)})):
+        found = clone.diff(f"parent@{before}", back)
+        changes = {(one.kind, one.namespace, one.table) for one in found}
+        assert expected <= changes
+        assert {one[1] for one in changes if one[0] == "removed"} == {"n0"}
+        assert len(changes) == len(lake.diff(before, before + 2)) + back
+        opposite = clone.diff(back, f"parent@{before}")
+        assert {one.namespace for one in opposite if one.kind == "added"} == {"n0"}
+    assert clone.diff(f"parent@{before}", f"parent@{before + 1}") == lake.diff(before, before + 1)
+    assert clone.diff(f"parent@{before + 2}", 0) == []
+    for target in ({"to": f"parent@{before}"}, {"timestamp": lake.snapshot(before).created_at_ms}):
+        with pytest.raises(InvalidInputError, match="from before the beginning of this clone"):
+            maintenance.plan_rollback(clone, **target)  # type: ignore[arg-type]
+
+
 def test_content_alone_opens_no_parent(parent: Aging, lakes: Lakes) -> None:
     """A lakehouse that says it is a clone, or a copy of one, does not read roots, whose names can be guessed."""
     clone = cloned(lakes, parent.lake)
@@ -308,7 +330,7 @@ def test_what_cannot_be_cloned(parent: Aging, lakes: Lakes) -> None:
     target = root_of(lakes, "clone-b")
     with pytest.raises(InvalidInputError, match="is a clone or a copy"):
         maintenance.plan_clone(clone, target)
-    with pytest.raises(ExportExistsError):
+    with pytest.raises(ExportExistsError, match="drop it first: trinitylake drop-clone "):
         maintenance.plan_clone(lake, target, only(lake).name)
     with pytest.raises(LakehouseExistsError):
         maintenance.plan_clone(lake, clone.root, "again")

@@ -219,7 +219,7 @@ def test_chosen_objects_are_promoted_alone(parent: Aging, clone: Lakehouse) -> N
 
 def both_altered(lake: Lakehouse, clone: Lakehouse) -> str:
     append_rows(lake)
-    append_rows(clone)
+    overwrite_rows(clone, "ns.t")
     return "ns.t"
 
 

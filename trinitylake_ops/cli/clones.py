@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import datetime, timedelta
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -25,8 +25,12 @@ from trinitylake_ops.cli.context import (
     shown_progress,
     target_option,
 )
+from trinitylake_ops.cli.engine import Engine, engine_options
 from trinitylake_ops.maintenance.plans.document import new_table
 from trinitylake_ops.storage.options import StorageOptions
+
+if TYPE_CHECKING:
+    from trinitylake_ops.maintenance.clones.merge import MergePlan
 
 
 @click.command(short_help="Clone the lakehouse to another root, without a copy of its tables.")
@@ -133,12 +137,30 @@ def compare(
         page_written(html, comparison_page(comparison, lake.storage.now_ms()))
 
 
+def dry_run_option(command: Any) -> Any:
+    """Add ``--dry-run``, which prints the steps of a plan."""
+    return click.option("--dry-run", "is_dry_run", is_flag=True, help="Print each step that it would do.")(command)
+
+
+def _steps_printed(plan: MergePlan, digest: str | None, yes: bool, as_json: bool) -> None:
+    """Print the steps of a plan. Raises UsageError where it is to be done."""
+    if digest is not None or yes:
+        raise click.UsageError("--dry-run does nothing: leave out --apply and --yes")
+    steps = plan.steps()
+    if as_json:
+        print_json([dict(zip(("step", "what", "from", "to"), row, strict=True)) for row in steps.rows])
+        return
+    print_table(steps)
+
+
 @click.command(short_help="Plan or do the promotion of what was made in a clone.")
 @click.argument("name", metavar="CLONE")
 @click.option("--namespace", "namespaces", multiple=True, help="Only this namespace; may be repeated.")
 @click.option("--table", "tables", multiple=True, metavar="NS.TABLE", help="Only this table; may be repeated.")
 @choice_options
 @target_option
+@engine_options
+@dry_run_option
 @approval_options
 @json_option
 @pass_session
@@ -150,6 +172,8 @@ def promote(
     ours: tuple[str, ...],
     theirs: tuple[str, ...],
     target_options: StorageOptions | None,
+    engine: Engine,
+    is_dry_run: bool,
     digest: str | None,
     yes: bool,
     as_json: bool,
@@ -157,16 +181,26 @@ def promote(
     """Bring what changed in a clone into this lakehouse, as one version; without --apply or --yes, print what.
 
     Files that are new in the clone are copied. What changed on both sides is a conflict. With --ours it stays as it is
-    here, and with --theirs it becomes what the clone has.
+    here, and with --theirs it becomes what the clone has. Rows that both sides appended to a table are combined.
 
     Example: trinitylake promote feature-x --theirs sales.orders
     """
-    plan = maintenance.plan_promotion(
-        session.lake(), name, namespaces, tables, ours=ours, theirs=theirs, target_options=target_options
-    )
-    report = None
-    if digest is not None or yes:
-        with shown_progress() as progress:
+    lake, report = session.lake(), None
+    with engine.executor() as executor, shown_progress() as progress:
+        plan = maintenance.plan_promotion(
+            lake,
+            name,
+            namespaces,
+            tables,
+            ours=ours,
+            theirs=theirs,
+            target_options=target_options,
+            executor=executor,
+        )
+        if is_dry_run:
+            _steps_printed(plan, digest, yes, as_json)
+            return
+        if digest is not None or yes:
             report = plan.execute(digest, progress=progress)
     print_outcome(plan, report, as_json, is_empty=plan.is_empty)
 
@@ -175,6 +209,7 @@ def promote(
 @click.argument("name", metavar="CLONE")
 @choice_options
 @target_option
+@dry_run_option
 @approval_options
 @json_option
 @pass_session
@@ -184,6 +219,7 @@ def refresh(
     ours: tuple[str, ...],
     theirs: tuple[str, ...],
     target_options: StorageOptions | None,
+    is_dry_run: bool,
     digest: str | None,
     yes: bool,
     as_json: bool,
@@ -196,6 +232,9 @@ def refresh(
     Example: trinitylake refresh feature-x --ours sales.orders
     """
     plan = maintenance.plan_refresh(session.lake(), name, ours=ours, theirs=theirs, target_options=target_options)
+    if is_dry_run:
+        _steps_printed(plan, digest, yes, as_json)
+        return
     report = None if digest is None and not yes else plan.execute(digest)
     print_outcome(plan, report, as_json, is_empty=plan.is_empty)
 

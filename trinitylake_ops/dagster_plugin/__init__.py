@@ -8,6 +8,7 @@ from trinitylake_ops.faces import lazy_face
 
 if TYPE_CHECKING:
     from trinitylake_ops.dagster_plugin.assets import build_exports_asset, build_head_asset, build_table_asset
+    from trinitylake_ops.dagster_plugin.automation.closed_branches import build_closed_branch_sensor
     from trinitylake_ops.dagster_plugin.automation.conditions import published
     from trinitylake_ops.dagster_plugin.automation.schedules import BlackoutWindow, build_maintenance_schedules
     from trinitylake_ops.dagster_plugin.automation.sensors import (
@@ -41,6 +42,7 @@ __all__ = [
     "TrinityLakeMaintenanceComponent",
     "TrinityLakeResource",
     "build_checks_job",
+    "build_closed_branch_sensor",
     "build_commit_sensor",
     "build_exports_asset",
     "build_failed_run_sensor",
@@ -63,6 +65,7 @@ __getattr__, __dir__ = lazy_face(
             "build_head_asset",
             "build_table_asset",
         ),
+        "automation.closed_branches": ("build_closed_branch_sensor",),
         "automation.conditions": ("published",),
         "automation.schedules": (
             "BlackoutWindow",

@@ -12,6 +12,7 @@ import dagster as dg
 from trinitylake_ops import Lakehouse, maintenance
 from trinitylake_ops.dagster_plugin.metadata import figures, markdown_table
 from trinitylake_ops.dagster_plugin.names import ONLY, LakehouseNames
+from trinitylake_ops.dagster_plugin.ops.clones.overdue import clones_past_their_time
 from trinitylake_ops.dagster_plugin.ops.verify import findings_table
 from trinitylake_ops.dagster_plugin.options import NO_OPTIONS
 from trinitylake_ops.dagster_plugin.resources import lakehouse_of
@@ -104,7 +105,7 @@ def build_lakehouse_checks(
     limits: CheckLimits | None = None,
     location_name: str | None = None,
 ) -> list[dg.AssetChecksDefinition]:
-    """Return the checks of the lakehouse: hint, verify, retention, exports, orphans, tree, data files.
+    """Return the checks of the lakehouse: hint, verify, retention, exports, clones, orphans, tree, data files.
 
     The metadata ``mended_by`` of a failed check names the job that repairs it. It is a link if ``location_name`` says
     in which code location the jobs are. A danger of loss is an error, and a cost of time or space is a warning.
@@ -114,6 +115,7 @@ def build_lakehouse_checks(
         "verify_clean": (_verify, "Verify finds no error in versions, trees, definitions, tables and exports."),
         "retention_kept": (_retention, "What is to expire does, and what expired is purged, without long delay."),
         "exports_fresh": (_exports, "Exports are as they were made, finished, and the newest is young enough."),
+        "clones_in_time": (_clones, "No clone is past its time, gone or unfinished."),
         "orphans_bounded": (_orphans, "Failed commits and aborted writes have not left too many files behind."),
         "tree_in_shape": (_tree, "The nodes of the latest tree are not thin, and their buffers not too full."),
         "data_files_in_shape": (_data_files, "No table of the latest version has very many small data files."),
@@ -267,6 +269,12 @@ def _exports(lake: Lakehouse, limits: CheckLimits) -> _Found:
             "newest_full_export_age_hours": None if age is None else age / timedelta(hours=1),
         },
     )
+
+
+def _clones(lake: Lakehouse, _limits: CheckLimits) -> _Found:
+    wrong, metadata = clones_past_their_time(lake)
+    fine = f"{metadata['clones']} clones are within their time"
+    return _Found(wrong=wrong, fine=fine, mended_by="drop_clone_plan", metadata=metadata)
 
 
 def _span(duration: timedelta) -> str:

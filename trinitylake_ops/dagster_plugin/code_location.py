@@ -33,7 +33,7 @@ from trinitylake_ops.maintenance import Budget
 from trinitylake_ops.storage.schemes import place_of
 
 #: The operations that free something. Without limits none of them is scheduled.
-_LETS_GO = ("trim", "expire", "purge", "orphans")
+_LETS_GO = ("trim", "expire", "purge", "orphans", "drop_clones")
 _NOTHING = ApplyLimits(max_files=0, max_bytes=0, min_age=timedelta(0))
 
 

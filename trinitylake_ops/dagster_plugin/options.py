@@ -150,6 +150,8 @@ PlaceText = Annotated[str, _NUMBER_TOO, _required("to")]
 TargetText = Annotated[str, _place_or_none("target", "s3://BUCKET/PREFIX")]
 #: A table root, empty for none.
 TableRootText = Annotated[str, _place_or_none("table_root", "s3://BUCKET/PREFIX")]
+#: Another root, which has to be given.
+RequiredTargetText = Annotated[str, _required("target"), _place_or_none("target", "s3://BUCKET/PREFIX")]
 #: The manifest of an inventory, empty for none.
 InventoryText = Annotated[str, _place_or_none("inventory", "s3://BUCKET/PREFIX/manifest.json")]
 #: Who approved something.

@@ -5,12 +5,14 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any, Literal
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 import dagster as dg
 from pydantic import ConfigDict, Field, PrivateAttr, field_validator
 
 from trinitylake_ops import Lakehouse
+from trinitylake_ops.dagster_plugin.branches.branch import branch_clone, current_branch, open_branch
 from trinitylake_ops.dagster_plugin.names import LakehouseNames
 from trinitylake_ops.dagster_plugin.storage_settings import SecretVariables, StorageSettings, is_plain_text
 from trinitylake_ops.errors import InvalidInputError, InvalidLocationError, LakehouseExistsError, LakehouseNotFoundError
@@ -64,7 +66,54 @@ class TrinityLakeResource(dg.ConfigurableResource["TrinityLakeResource"]):
         " the process of the run; 'spark' means tasks of the Spark that the code location has.",
     )
 
-    @field_validator("root", mode="before")
+    clone_of: str | None = Field(
+        default=None,
+        description="Root of the lakehouse that is cloned to 'root' when a run finds no lakehouse there"
+        " (for_branch_deployment sets it).",
+    )
+    clone_name: str = Field(default="", description="Name of that clone.")
+    clone_retain_days: float = Field(default=14, gt=0, description="How many days it is kept.")
+
+    @classmethod
+    def for_branch_deployment(
+        cls,
+        root: str,
+        clones_root: str,
+        *,
+        retain_for: timedelta = timedelta(days=14),
+        allowed_roots: tuple[str, ...] = (),
+        **settings: Any,
+    ) -> Self:
+        """Return the lakehouse at ``root`` in production, and a clone of it in the deployment of a branch.
+
+        A process works for a branch if the environment says so: the variable TRINITYLAKE_BRANCH, or those that Dagster+
+        sets in branch deployments. Each branch has a clone below ``clones_root``, which its first run makes, and which
+        is kept for ``retain_for``. Both roots may be EnvVars. That of ``clones_root`` is read here, when definitions
+        load. ``settings`` are the other fields. Production may read below ``clones_root``, to compare and promote.
+        Raises InvalidInputError for a branch without a name, and if the variable of ``clones_root`` is not set.
+        """
+        branch = current_branch()
+        clones = clones_root.get_value() if isinstance(clones_root, dg.EnvVar) else clones_root
+        if not clones:
+            raise InvalidInputError("the environment variable of clones_root is not set in this process")
+        if branch is None:
+            return cls(root=root, allowed_roots=[*allowed_roots, clones], **settings)
+        name = branch_clone(branch)
+        return cls(
+            root=f"{clones.rstrip('/')}/{name}/",
+            clone_of=root,
+            clone_name=name,
+            clone_retain_days=retain_for / timedelta(days=1),
+            allowed_roots=[*allowed_roots],
+            **settings,
+        )
+
+    @property
+    def is_branch(self) -> bool:
+        """Whether this is the clone of a branch."""
+        return self.clone_of is not None
+
+    @field_validator("root", "clone_of", mode="before")
     @classmethod
     def _check_root(cls, given: Any) -> Any:
         if is_plain_text(given) and not is_root_uri(given):
@@ -87,11 +136,19 @@ class TrinityLakeResource(dg.ConfigurableResource["TrinityLakeResource"]):
         return given
 
     def open(self) -> Lakehouse:
-        """Return the lakehouse. Raises LakehouseNotFoundError."""
-        return Lakehouse.open(self.root, self._options())
+        """Return the lakehouse. In the deployment of a branch the first run makes it, as a clone.
+
+        Raises LakehouseNotFoundError, and what a clone raises.
+        """
+        if self.clone_of is None:
+            return Lakehouse.open(self.root, self._options())
+        retain_ms = timedelta(days=self.clone_retain_days) // timedelta(milliseconds=1)
+        return open_branch(self.root, self.clone_of, self.clone_name, retain_ms, self._options())
 
     def open_or_create(self) -> Lakehouse:
-        """Return the lakehouse, a new one if there is none."""
+        """Return the lakehouse, a new one if there is none. That of a branch is a clone in any case."""
+        if self.clone_of is not None:
+            return self.open()
         with contextlib.suppress(LakehouseNotFoundError):
             return self.open()
         with contextlib.suppress(LakehouseExistsError):  # another run created it first

@@ -276,6 +276,12 @@ def held_objects(
 def _target(lake: Lakehouse, base: Snapshot, to: int | str | None, timestamp: datetime | int | None = None) -> _Target:
     snapshot = lake.snapshot(to, timestamp, latest=base)
     if snapshot.files is not lake.files:
+        is_export = isinstance(to, str) and to in base.definition.exported_snapshots
+        if base.definition.parent is not None and not is_export:
+            raise InvalidInputError(
+                f"version {snapshot.version} of {snapshot.files.storage.root} is from before the beginning of this"
+                " clone, which goes back to versions of its own; the first of them, 0, is the version that was cloned"
+            )
         raise InvalidInputError(
             f"export {to!r} is a lakehouse of its own, at {snapshot.files.storage.root}; what it holds is brought back"
             f" by: trinitylake restore {to}"

@@ -211,7 +211,7 @@ class Lakehouse:
 
         Subtrees that both share are not read. Raises what ``snapshot`` raises.
         """
-        return diff_snapshots(self.snapshot(before), self.snapshot(after))
+        return diff_snapshots(self.snapshot(before), self.snapshot(after), self.files)
 
     # Changes
 

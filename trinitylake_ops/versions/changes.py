@@ -5,9 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from trinitylake_ops.format.locations import to_uri
 from trinitylake_ops.format.nodes.keys import KeyCodec
+from trinitylake_ops.format.nodes.node_file import NodeFile
 from trinitylake_ops.tree.diff import KeyChange, diff_trees
-from trinitylake_ops.versions.snapshot import Snapshot
+from trinitylake_ops.versions.snapshot import LakehouseFiles, Snapshot
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,11 +21,25 @@ class Change:
     table: str | None = None
 
 
-def diff_snapshots(before: Snapshot, after: Snapshot) -> list[Change]:
-    """Return the changes between two versions of one lakehouse. Objects of unknown type are left out."""
+def diff_snapshots(before: Snapshot, after: Snapshot, files: LakehouseFiles | None = None) -> list[Change]:
+    """Return the changes between two versions of one lakehouse. Objects of unknown type are left out.
+
+    ``files`` are those of the lakehouse, by default of ``after``. A version that stands elsewhere, such as one from
+    before the beginning of a clone, is compared by the full locations of what it has.
+    """
+    files = after.files if files is None else files
     with before.reading(), after.reading():
-        changes = [change_of(after.keys, change) for change in diff_trees(before.files.nodes, before.root, after.root)]
+        differences = diff_trees(files.nodes, _root_in(files, before), _root_in(files, after))
+        changes = [change_of(after.keys, change) for change in differences]
     return [change for change in changes if change is not None]
+
+
+def _root_in(files: LakehouseFiles, version: Snapshot) -> NodeFile:
+    """Return the root of a version with locations as a lakehouse writes them."""
+    root = version.files.storage.root
+    if root == files.storage.root:
+        return version.root
+    return version.root.rebased(lambda location: to_uri(root, location))
 
 
 def change_of(keys: KeyCodec, change: KeyChange) -> Change | None:

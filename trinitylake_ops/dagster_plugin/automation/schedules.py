@@ -11,6 +11,7 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 import dagster as dg
 
 from trinitylake_ops.dagster_plugin.names import ONLY, LakehouseNames
+from trinitylake_ops.dagster_plugin.ops.clones.overdue import drop_overdue
 from trinitylake_ops.dagster_plugin.ops.operation import build_job
 from trinitylake_ops.dagster_plugin.ops.scheduled import ApplyLimits, scheduled_operations
 from trinitylake_ops.dagster_plugin.options import MOST_DAYS
@@ -22,6 +23,7 @@ from trinitylake_ops.maintenance import Budget
 CRONS: Mapping[str, str] = {
     "hint": "7 * * * *",
     "verify": "0 1 * * *",
+    "drop_clones": "30 2 * * *",  # before expiry, which ends what is kept for them and leaves their files
     "expire": "0 3 * * *",
     "trim": "0 2 * * 0",
     "purge": "0 4 * * 0",
@@ -89,7 +91,7 @@ def build_maintenance_schedules(
     """Return schedules that keep a lakehouse in order: for ``dg.Definitions``, beside the jobs of ``build_jobs``.
 
     They are named ``<operation>_schedule`` for the operations in CRONS, after the name of the lakehouse, if it has one.
-    ``crons`` gives other times; None leaves one out. Trim, expire, purge and orphans run as jobs
+    ``crons`` gives other times; None leaves one out. Trim, expire, purge, orphans and drops of clones run as jobs
     ``<operation>_scheduled``, made here. They run without approval within ``limits``, in the lakehouse's pool. Purge
     and orphans stop at ``budget``. The others run the jobs of the same lakehouse. Exports are full, named by prefix and
     date, and retained for a time. ``checks_job`` is the name of the job that ``build_checks_job`` made, None if there
@@ -110,7 +112,7 @@ def build_maintenance_schedules(
         "verify": lambda _at: {"incremental": True, "max_seconds": verify_seconds},
         "export": _export_config(export_prefix, export_target, export_retain),
     }
-    scheduled = scheduled_operations(limits, budget or Budget())
+    scheduled = {**scheduled_operations(limits, budget or Budget()), "drop_clones": drop_overdue(limits)}
     jobs = {name: build_job(operation, names) for name, operation in scheduled.items()}
     others = {name: names.of(job) for name, job in _JOBS.items()} | {"checks": checks_job}
     return [

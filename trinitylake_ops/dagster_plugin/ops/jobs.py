@@ -5,6 +5,7 @@ from typing import Any
 import dagster as dg
 
 from trinitylake_ops.dagster_plugin.names import ONLY, LakehouseNames
+from trinitylake_ops.dagster_plugin.ops.clones.operations import CLONES
 from trinitylake_ops.dagster_plugin.ops.compaction import COMPACT_TABLES
 from trinitylake_ops.dagster_plugin.ops.exports import OPERATIONS
 from trinitylake_ops.dagster_plugin.ops.operation import Operation, build_job
@@ -16,6 +17,7 @@ from trinitylake_ops.dagster_plugin.resources import SparkResource
 
 _ALL: tuple[Operation[Any], ...] = (
     *OPERATIONS,
+    *CLONES,
     VERIFY,
     REPAIR_AT_ONCE,
     *REPAIR.operations(),

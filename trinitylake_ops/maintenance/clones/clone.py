@@ -11,7 +11,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 
-from trinitylake_ops.errors import ExportNotFoundError, InvalidInputError, LakehouseExistsError, LakehouseNotFoundError
+from trinitylake_ops.errors import (
+    ExportExistsError,
+    ExportNotFoundError,
+    InvalidInputError,
+    LakehouseExistsError,
+    LakehouseNotFoundError,
+)
 from trinitylake_ops.format.definitions import ExportLevel, ExportRecord, LakehouseDef, ParentRecord
 from trinitylake_ops.format.file_names import new_manifest_path
 from trinitylake_ops.format.locations import to_uri
@@ -148,7 +154,7 @@ class Clone(PlannedOperation[ClonePlan, CloneReport]):
         wanted = replace(wanted, clone_id=str(export_id(wanted)))
         resumes = existing is not None and is_cut_off(existing, wanted)
         if not resumes:
-            check_unused(latest.definition, self.name)
+            _check_unused(latest.definition, self.name)
         record = existing if resumes and existing else wanted
         source = self.lake.snapshot(record.version, latest=latest)
         check_no_table_root(source.definition, self.lake.root)
@@ -251,6 +257,17 @@ def plan_clone(
         namespaces=tuple(sorted(set(namespaces))),
         target_options=target_options,
     ).plan()
+
+
+def _check_unused(definition: LakehouseDef, name: str) -> None:
+    """Raise ExportExistsError if an export or a clone has the name."""
+    existing = record_of(definition, name)
+    if existing is not None and existing.clone_id:
+        raise ExportExistsError(
+            f"a clone {name!r} of version {existing.version} is recorded, at {existing.target_uri}; choose another"
+            f" name, or drop it first: trinitylake drop-clone {name}"
+        )
+    check_unused(definition, name)
 
 
 def _commit_id(record: ExportRecord) -> str:

@@ -68,6 +68,12 @@ def list_clones(lake: Lakehouse, target_options: Mapping[str, str] | None = None
     return [_info(metered, record, latest, now_ms, target_options) for record in records]
 
 
+def overdue_clones(lake: Lakehouse) -> list[str]:
+    """Return the names of the clones whose time is past, by the records of the parent alone. Raises StorageError."""
+    definition, now_ms = lake.snapshot().definition, lake.storage.now_ms()
+    return sorted(one.name for one in definition.exports if is_clone(one) and is_lapsed(one, now_ms))
+
+
 def _info(
     metered: MeteredLakehouse,
     record: ExportRecord,

@@ -6,15 +6,16 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
 from trinitylake_ops.errors import CommitConflictError, InvalidInputError
 from trinitylake_ops.format.nodes.keys import ObjectName
+from trinitylake_ops.maintenance.clones.appends import Appends
 from trinitylake_ops.maintenance.clones.three_way import ChangedOn, ObjectState, Sides
 from trinitylake_ops.maintenance.plans.cost import MeteredLakehouse
-from trinitylake_ops.maintenance.plans.document import change_rows
+from trinitylake_ops.maintenance.plans.document import Table, change_rows, new_table
 from trinitylake_ops.maintenance.plans.plan import Plan, PlannedOperation, ReportT
 from trinitylake_ops.tree.diff import diff_trees
 from trinitylake_ops.versions.changes import Change
@@ -62,7 +63,8 @@ class Choices:
 class Merge:
     """The changes to make: key -> URI of a definition, None for what goes; and what nobody has decided yet.
 
-    ``into`` is the latest version of the side that gets them. ``into_parent`` says which side that is.
+    ``into`` is the latest version of the side that gets them. ``into_parent`` says which side that is. ``appends``
+    finds what the clone appended to a table that both sides appended to. ``appended`` has those with files to combine.
     """
 
     into: Snapshot
@@ -70,23 +72,28 @@ class Merge:
     states: Sequence[ObjectState]
     choices: Choices
     into_parent: bool
+    appends: Callable[[ObjectState], Appends | None]
     changes: dict[str, str | None] = field(default_factory=dict)
+    appended: list[Appends] = field(default_factory=list)
     conflicts: list[Conflict] = field(default_factory=list)
     _named: set[str] = field(default_factory=set)
 
     @classmethod
     def of(
         cls,
-        into: Snapshot,
-        theirs: Snapshot,
-        states: Sequence[ObjectState],
+        sides: Sides,
         chosen: Sequence[ObjectState],
         choices: Choices,
+        appends: Callable[[ObjectState], Appends | None],
         *,
         into_parent: bool,
     ) -> Merge:
         """Merge the ``chosen`` ones of all states. Raises InvalidInputError for a choice where there is no conflict."""
-        merge = cls(into, theirs, states, choices, into_parent)
+        states = sides.states
+        into, theirs = sides.latest, sides.clone.latest
+        if not into_parent:
+            into, theirs = theirs, into
+        merge = cls(into, theirs, states, choices, into_parent, appends)
         for state in chosen:
             merge._take(state)
         by_key = {state.key: state for state in states}
@@ -104,11 +111,24 @@ class Merge:
         source = ChangedOn.CLONE if self.into_parent else ChangedOn.PARENT
         if state.changed_on == source:
             self.changes[state.key] = self._theirs_of(state)
-        elif state.changed_on == ChangedOn.BOTH:
+        elif state.changed_on == ChangedOn.BOTH and not self._combines(state):
             ours, theirs = (state.parent, state.clone) if self.into_parent else (state.clone, state.parent)
             reason = f"ours {_verb(state.base, ours)} it, theirs {_verb(state.base, theirs)} it"
             if self._is_theirs(state.name, reason):
                 self.changes[state.key] = theirs
+
+    def _combines(self, state: ObjectState) -> bool:
+        """Whether both sides appended to a table, and nobody chose a side of it."""
+        if self.choices.side_of(state.name) is not None:
+            return False
+        found = self.appends(state)
+        if found is None:
+            return False
+        if found.files:
+            self.appended.append(found)
+        elif not self.into_parent:  # the parent has all of the clone's
+            self.changes[state.key] = state.parent
+        return True
 
     def _theirs_of(self, state: ObjectState) -> str | None:
         return state.clone if self.into_parent else state.parent
@@ -182,6 +202,11 @@ class MergePlan(Plan):
     base_version: int
     changes: tuple[Change, ...]
     conflicts: tuple[Conflict, ...]
+    appended: tuple[Appends, ...]
+
+    @abstractmethod
+    def steps(self) -> Table:
+        """Return what would be done, step by step: the files to write, and the objects that change."""
 
     @property
     def is_empty(self) -> bool:
@@ -190,7 +215,8 @@ class MergePlan(Plan):
 
     def rows(self) -> list[Sequence[object]]:
         """Return one row for each namespace and table that would change, and for each conflict."""
-        changed: list[Sequence[object]] = [(*row, "") for row in change_rows(self.changes)]
+        combined = {str(one.name): f"{len(one.files)} files of the clone are appended" for one in self.appended}
+        changed: list[Sequence[object]] = [(*row, combined.get(str(row[1]), "")) for row in change_rows(self.changes)]
         return changed + [("conflict", conflict.name, conflict.reason) for conflict in self.conflicts]
 
 
@@ -228,6 +254,16 @@ class MergeOperation(PlannedOperation[MergePlanT, ReportT]):
         if plan.conflicts:
             raise conflict_error(plan.conflicts, plan.base_version)
         return plan
+
+
+def steps_table(title: str, rows: Sequence[Sequence[object]]) -> Table:
+    """Return the steps of a plan, one row each: what is done with what, from where and to where."""
+    return new_table(title, "step", "what", "from", "to", rows=rows)
+
+
+def change_steps(changes: Sequence[Change], version: int) -> list[Sequence[object]]:
+    """Return the last steps of a plan: the objects that a version changes."""
+    return [(kind, name, "", f"version {version}") for kind, name in change_rows(changes)]
 
 
 def check_untouched(base: Snapshot, latest: Snapshot, written: Mapping[str, str | None], what: str) -> None:

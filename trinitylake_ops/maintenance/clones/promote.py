@@ -7,16 +7,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from trinitylake_ops.errors import NamespaceNotFoundError
-from trinitylake_ops.format.definitions import ExportRecord, PromotionRecord
-from trinitylake_ops.format.file_names import new_lakehouse_def_path, table_prefix
+from trinitylake_ops.format.definitions import METADATA_LOCATION, ExportRecord, PromotionRecord, TableDef
+from trinitylake_ops.format.file_names import new_lakehouse_def_path, new_table_path, table_prefix
 from trinitylake_ops.format.nodes.keys import ObjectName
+from trinitylake_ops.maintenance.clones.appends import Appends, FindsAppends, combined
 from trinitylake_ops.maintenance.clones.merge import (
     Choices,
     Conflict,
     Merge,
     MergeOperation,
     MergePlan,
+    change_steps,
     check_untouched,
+    steps_table,
 )
 from trinitylake_ops.maintenance.clones.promoted import Promoted, PromotedContent, clone_io
 from trinitylake_ops.maintenance.clones.records import same_clone
@@ -24,9 +27,11 @@ from trinitylake_ops.maintenance.clones.three_way import ObjectState, Sides
 from trinitylake_ops.maintenance.exports.copy import Copier
 from trinitylake_ops.maintenance.plans.cost import Cost, MeteredLakehouse, uncached
 from trinitylake_ops.maintenance.plans.document import Document, Table, new_table
+from trinitylake_ops.maintenance.plans.executor import LOCAL, Executor
 from trinitylake_ops.maintenance.plans.plan import digest_of
 from trinitylake_ops.maintenance.reach.survey import Progress, no_progress
 from trinitylake_ops.maintenance.state.table_change import discarded_on_failure
+from trinitylake_ops.tables.files.copying import REWRITTEN
 from trinitylake_ops.tables.io.file_io import writing_io
 from trinitylake_ops.tables.ownership import claim_location
 from trinitylake_ops.transaction.draft import Draft, RootStamp, Writes
@@ -58,6 +63,7 @@ class PromotionPlan(MergePlan):
     conflicts: tuple[Conflict, ...]
     files: int
     bytes: int
+    appended: tuple[Appends, ...] = field(repr=False, compare=False)
     promotion_id: str = field(repr=False, compare=False)
     promoted: Promoted = field(repr=False, compare=False)
     operation: Promote = field(repr=False, compare=False)
@@ -67,8 +73,24 @@ class PromotionPlan(MergePlan):
         """Return ``<base version>-<sha256>`` over both versions and all changes and conflicts."""
         changes = [[change.kind, change.namespace, change.table] for change in self.changes]
         conflicts = [[conflict.name, conflict.reason] for conflict in self.conflicts]
-        content = (self.name, self.clone_version, self.shared_version, list(self.only), changes, conflicts, self.files)
-        return digest_of(self.base_version, PROMOTE, *content)
+        appended = [[str(one.name), len(one.files)] for one in self.appended]
+        sides = (self.name, self.clone_version, self.shared_version, list(self.only))
+        return digest_of(self.base_version, PROMOTE, *sides, changes, conflicts, self.files, appended)
+
+    def steps(self) -> Table:
+        """Return each file that would be copied or written, and each object that would change."""
+        content = self.promoted.content
+        copies = [
+            ("write anew" if file.kind in REWRITTEN else "copy", file.kind, file.source, table.places.path(file.source))
+            for table in content.tables
+            for file in table.files
+        ]
+        definitions = [("write", "definition", copy.source, copy.target) for copy in content.definitions]
+        appended = [
+            ("append", f"{len(one.files)} files, {one.rows} rows", "the clone", str(one.name)) for one in self.appended
+        ]
+        rows = [*copies, *definitions, *appended, *change_steps(self.changes, self.base_version + 1)]
+        return steps_table(str(self.table().title), rows)
 
     def table(self) -> Table:
         """Return one row for each namespace and table that would change, and for each conflict."""
@@ -114,18 +136,22 @@ class Promote(MergeOperation[PromotionPlan, PromotionReport]):
 
     namespaces: tuple[str, ...]
     tables: tuple[str, ...]
+    executor: Executor
 
     def planned(self, sides: Sides) -> PromotionPlan:
         """Plan on both sides. Raises what :func:`plan_promotion` raises."""
         only = chosen_names(sides, self.namespaces, self.tables)
         chosen = [state for state in sides.states if is_chosen(state, only)]
-        merge = Merge.of(sides.latest, sides.clone.latest, sides.states, chosen, self.choices, into_parent=True)
+        merge = Merge.of(sides, chosen, self.choices, FindsAppends(sides), into_parent=True)
         promotion_id = str(uuid.uuid4())
-        promoted = PromotedContent(sides, promotion_id).of(merge.changes)
+        content = PromotedContent(sides, promotion_id)
+        promoted = content.of(merge.changes)
+        promoted.content.tables += [content.appended(one.table_id, one.files) for one in merge.appended]
         keys = sides.latest.keys
+        entries = {**promoted.entries, **{one.key: "combined" for one in merge.appended}}
         changes = [
             change_of(keys, KeyChange(key, sides.latest.entry(key), location))
-            for key, location in sorted(promoted.entries.items())
+            for key, location in sorted(entries.items())
         ]
         return PromotionPlan(
             base_version=sides.latest.version,
@@ -135,6 +161,7 @@ class Promote(MergeOperation[PromotionPlan, PromotionReport]):
             only=tuple(map(str, only)),
             changes=tuple(change for change in changes if change is not None),
             conflicts=tuple(merge.conflicts),
+            appended=tuple(merge.appended),
             files=promoted.content.n_files,
             bytes=promoted.content.known_bytes,
             promotion_id=promotion_id,
@@ -149,7 +176,7 @@ class Promote(MergeOperation[PromotionPlan, PromotionReport]):
         metered = MeteredLakehouse(self.lake)
         sides = self.opened(metered)
         plan = self.decided(plan, approved_digest, sides)
-        copier = Copier(metered.lake.storage, progress=progress, n_expected=plan.files)
+        copier = Copier(metered.lake.storage, progress=progress, n_expected=plan.files, executor=self.executor)
         version = plan.base_version if plan.is_empty else self._promote(plan, sides, copier)
         return PromotionReport(
             name=plan.name,
@@ -176,13 +203,26 @@ class Promote(MergeOperation[PromotionPlan, PromotionReport]):
         }
         message = f"clone {plan.name}, version {plan.clone_version}"[:500]
         info = CommitInfo(PROMOTE, message, properties=properties, counts={"changed": len(plan.changes)})
-        change = _Promotion(plan, sides.record, info)
         with discarded_on_failure(writing_io(lake)) as written:
             try:
                 copier.copy_content(content, clone_io(sides))
             finally:
                 written += [file.target for file in copier.files]
+            change = _Promotion(plan, sides.record, info, self._combined(plan, sides, base, written))
             return lake.commit(change, base, written_since_ms=written_since_ms)
+
+    def _combined(
+        self, plan: PromotionPlan, sides: Sides, base: Snapshot, written: list[str]
+    ) -> dict[str, tuple[str, TableDef]]:
+        """Return the definitions of tables that both sides appended to, by key, with their paths."""
+        content, found = PromotedContent(sides, plan.promotion_id), {}
+        limit_bytes = base.definition.file_path_max_size_bytes
+        for one in plan.appended:
+            definition = combined(sides.lake, base, one, content.new_place(one.table_id))
+            written.append(definition.format_properties[METADATA_LOCATION])
+            path = new_table_path(one.name.namespace, one.name.table or "", limit_bytes)
+            found[one.key] = (path, definition)
+        return found
 
 
 @dataclass(frozen=True)
@@ -192,6 +232,7 @@ class _Promotion:
     plan: PromotionPlan
     clone: ExportRecord
     info: CommitInfo
+    combined: Mapping[str, tuple[str, TableDef]]
 
     def draft(self, base: Snapshot, stamp: RootStamp) -> Draft:
         record = same_clone(base.definition, self.clone)
@@ -202,10 +243,15 @@ class _Promotion:
         exports = tuple(noted if one.name == record.name else one for one in base.definition.exports)
         definition, path = replace(base.definition, exports=exports), new_lakehouse_def_path()
         files = {path: definition.to_bytes(path)}
-        return Writes(self.plan.promoted.entries, files, self.info, path, definition).draft(base, stamp)
+        files |= {place: table.to_bytes(place) for place, table in self.combined.values()}
+        return Writes(self._entries, files, self.info, path, definition).draft(base, stamp)
+
+    @property
+    def _entries(self) -> dict[str, str | None]:
+        return {**self.plan.promoted.entries, **{key: path for key, (path, _) in self.combined.items()}}
 
     def rebase(self, base: Snapshot, latest: Snapshot) -> None:
-        check_untouched(base, latest, self.plan.promoted.entries, "promotion")
+        check_untouched(base, latest, self._entries, "promotion")
 
 
 def plan_promotion(
@@ -217,11 +263,13 @@ def plan_promotion(
     ours: Sequence[str] = (),
     theirs: Sequence[str] = (),
     target_options: Mapping[str, str] | None = None,
+    executor: Executor = LOCAL,
 ) -> PromotionPlan:
     """Plan to bring the changes of a clone into its parent, or those of chosen namespaces and tables. Only reads.
 
-    Objects that changed on both sides are conflicts. ``ours`` names those, as namespaces or ``namespace.table``, that
-    stay as the parent has them, and ``theirs`` those that become what the clone has.
+    Objects that changed on both sides are conflicts, unless both appended to a table. ``ours`` names those, as
+    namespaces or ``namespace.table``, that stay as the parent has them, and ``theirs`` those that become what the clone
+    has. ``executor`` copies files when the plan is executed.
 
     Raises ExportNotFoundError, LakehouseNotFoundError if the clone is gone, NamespaceNotFoundError, TableNotFoundError,
     LocationNotAllowedError, StorageError. Raises InvalidInputError for another lakehouse at the clone's root, for a
@@ -234,6 +282,7 @@ def plan_promotion(
         tables=tuple(tables),
         choices=Choices.of(ours, theirs),
         target_options=target_options,
+        executor=executor,
     ).plan()
 
 

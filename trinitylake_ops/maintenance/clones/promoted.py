@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+
+from pyiceberg.manifest import DataFile
 
 from trinitylake_ops.errors import InvalidInputError
 from trinitylake_ops.format.definitions import TableDef
@@ -15,8 +17,8 @@ from trinitylake_ops.maintenance.clones.three_way import Sides, promoted_path
 from trinitylake_ops.maintenance.exports.content import Content, DefinitionCopy, TableCopy
 from trinitylake_ops.maintenance.reach.table_files import iceberg_metadata
 from trinitylake_ops.storage.parallel import run_parallel
-from trinitylake_ops.tables.files.copying import REWRITTEN, TablePlaces, copied_definition, copies_of
-from trinitylake_ops.tables.files.reach import files_of
+from trinitylake_ops.tables.files.copying import REWRITTEN, FileCopy, TablePlaces, copied_definition, copies_of
+from trinitylake_ops.tables.files.reach import FileKind, files_of
 from trinitylake_ops.tables.io.file_io import StorageFileIO, reading_io
 
 
@@ -73,6 +75,31 @@ class PromotedContent:
             content.tables += [] if copy is None else [copy]
         return Promoted(content, entries)
 
+    def appended(self, table_id: str, files: Sequence[DataFile]) -> TableCopy:
+        """Return the copies of data files of a table that both sides appended to."""
+        places, found = self._places(table_id), []
+        for file in files:
+            location = self._io.location(file.file_path)
+            if not places.keeps(location):
+                found.append(FileCopy(FileKind.DATA, location, places.path(location), file.file_size_in_bytes))
+        return TableCopy(places, tuple(found))
+
+    def new_place(self, table_id: str) -> Callable[[str], str]:
+        """Return what tells where a data file of the clone, given by its URI, stands after the promotion."""
+        places = self._places(table_id)
+        return lambda uri: places.uri(self._io, uri)
+
+    def _places(self, table_id: str, standing: Mapping[str, str] | None = None) -> TablePlaces:
+        root = self._sides.lake.root
+        return TablePlaces(
+            table_id,
+            self._sides.clone.lake.root,
+            root,
+            folder=_folder(self._id),
+            kept_root=root,
+            standing=standing or {},
+        )
+
     def _standing(self, key: str, name: ObjectName, uri: str) -> str:
         """Return the path of a definition of the parent's. It must be one that is kept for the clone."""
         path = to_location(self._sides.lake.root, uri)
@@ -104,14 +131,7 @@ class PromotedContent:
         place = to_location(clone_root, metadata)
         if not definition.is_managed:
             return copied_definition(definition, to_uri(clone_root, metadata)), None
-        places = TablePlaces(
-            definition.id,
-            clone_root,
-            root,
-            folder=_folder(self._id),
-            kept_root=root,
-            standing=self._standing_copies(key, definition),
-        )
+        places = self._places(definition.id, self._standing_copies(key, definition))
         where = self._io.location(to_uri(clone_root, metadata))
         if places.keeps(where):  # the clone changed the definition alone
             return copied_definition(definition, to_location(root, where)), None

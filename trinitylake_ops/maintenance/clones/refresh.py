@@ -6,15 +6,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from trinitylake_ops.errors import CommitConflictError, InvalidInputError
-from trinitylake_ops.format.definitions import ExportRecord, ExportState, LakehouseDef
-from trinitylake_ops.format.file_names import new_lakehouse_def_path, new_manifest_path
+from trinitylake_ops.format.definitions import METADATA_LOCATION, ExportRecord, ExportState, LakehouseDef, TableDef
+from trinitylake_ops.format.file_names import new_lakehouse_def_path, new_manifest_path, new_table_path
+from trinitylake_ops.maintenance.clones.appends import Appends, FindsAppends, combined
 from trinitylake_ops.maintenance.clones.merge import (
     Choices,
     Conflict,
     Merge,
     MergeOperation,
     MergePlan,
+    change_steps,
     check_untouched,
+    steps_table,
 )
 from trinitylake_ops.maintenance.clones.records import records_of_clone, same_clone
 from trinitylake_ops.maintenance.clones.three_way import ChangedOn, Sides
@@ -23,6 +26,8 @@ from trinitylake_ops.maintenance.plans.document import Table, new_table
 from trinitylake_ops.maintenance.plans.plan import CommitReport, digest_of
 from trinitylake_ops.maintenance.state.export_manifest import finish_manifest
 from trinitylake_ops.maintenance.state.state_change import StateChange
+from trinitylake_ops.maintenance.state.table_change import discarded_on_failure
+from trinitylake_ops.tables.io.file_io import writing_io
 from trinitylake_ops.transaction.commit import discard
 from trinitylake_ops.transaction.draft import Draft, RootStamp, Writes
 from trinitylake_ops.transaction.lakehouse import Lakehouse
@@ -50,6 +55,7 @@ class RefreshPlan(MergePlan):
     shared_version: int
     changes: tuple[Change, ...]
     conflicts: tuple[Conflict, ...]
+    appended: tuple[Appends, ...] = field(repr=False, compare=False)
     entries: Mapping[str, str | None] = field(repr=False, compare=False)
     operation: Refresh = field(repr=False, compare=False)
 
@@ -58,8 +64,19 @@ class RefreshPlan(MergePlan):
         """Return ``<base version>-<sha256>`` over both versions and all changes and conflicts."""
         changes = [[change.kind, change.namespace, change.table] for change in self.changes]
         conflicts = [[conflict.name, conflict.reason] for conflict in self.conflicts]
-        content = (self.name, self.clone_version, self.shared_version, changes, conflicts)
+        appended = [[str(one.name), len(one.files)] for one in self.appended]
+        content = (self.name, self.clone_version, self.shared_version, changes, conflicts, appended)
         return digest_of(self.base_version, REFRESH, *content)
+
+    def steps(self) -> Table:
+        """Return that the parent's version is kept, and each object that would change in the clone."""
+        kept = ("keep", f"version {self.base_version} for the clone", "", "the parent")
+        appended = [
+            ("append", f"{len(one.files)} files, {one.rows} rows", "the clone", f"{one.name} as the parent has it")
+            for one in self.appended
+        ]
+        rows = [] if self.is_empty else [kept, *appended, *change_steps(self.changes, self.clone_version + 1)]
+        return steps_table(str(self.table().title), rows)
 
     def table(self) -> Table:
         """Return one row for each namespace and table that would change, and for each conflict."""
@@ -82,7 +99,7 @@ class Refresh(MergeOperation[RefreshPlan, CommitReport]):
     def planned(self, sides: Sides) -> RefreshPlan:
         """Plan on both sides. Raises what :func:`plan_refresh` raises."""
         clone = sides.clone.latest
-        merge = Merge.of(clone, sides.latest, sides.states, sides.states, self.choices, into_parent=False)
+        merge = Merge.of(sides, sides.states, self.choices, FindsAppends(sides), into_parent=False)
         # What was promoted is read from the parent from now on, and so the same on both sides.
         adopted = {
             state.key: state.parent
@@ -90,9 +107,10 @@ class Refresh(MergeOperation[RefreshPlan, CommitReport]):
             if state.changed_on == ChangedOn.SAME and state.parent != state.clone
         }
         entries = {**adopted, **merge.changes}
+        combining = {one.key: "combined" for one in merge.appended}
         changes = [
             change_of(clone.keys, KeyChange(key, clone.entry(key), location))
-            for key, location in sorted(entries.items())
+            for key, location in sorted({**entries, **combining}.items())
         ]
         return RefreshPlan(
             base_version=sides.latest.version,
@@ -101,6 +119,7 @@ class Refresh(MergeOperation[RefreshPlan, CommitReport]):
             shared_version=sides.base.version,
             changes=tuple(change for change in changes if change is not None),
             conflicts=tuple(merge.conflicts),
+            appended=tuple(merge.appended),
             entries=entries,
             operation=self,
         )
@@ -118,7 +137,10 @@ class Refresh(MergeOperation[RefreshPlan, CommitReport]):
             info = CommitInfo(REFRESH, message, properties=properties, counts={"changed": len(plan.changes)})
             clone = sides.clone
             base = clone.lake.snapshot(plan.clone_version, latest=clone.latest)
-            version = clone.lake.commit(_Refresh(plan, info), base)
+            written_since_ms = clone.lake.storage.now_ms()
+            with discarded_on_failure(writing_io(clone.lake)) as written:
+                change = _Refresh(plan, info, _combined(sides, plan, base, written))
+                version = clone.lake.commit(change, base, written_since_ms=written_since_ms)
         return CommitReport(
             operation=REFRESH,
             base_version=plan.clone_version,
@@ -126,6 +148,17 @@ class Refresh(MergeOperation[RefreshPlan, CommitReport]):
             changed=len(plan.changes),
             cost=metered.cost(),
         )
+
+
+def _combined(sides: Sides, plan: RefreshPlan, base: Snapshot, written: list[str]) -> dict[str, tuple[str, TableDef]]:
+    """Return the definitions of tables that both sides appended to, by key, with their paths in the clone."""
+    found = {}
+    limit_bytes = base.definition.file_path_max_size_bytes
+    for one in plan.appended:
+        definition = combined(sides.clone.lake, base, one, lambda uri: uri, one.parent_location)
+        written.append(definition.format_properties[METADATA_LOCATION])
+        found[one.key] = (new_table_path(one.name.namespace, one.name.table or "", limit_bytes), definition)
+    return found
 
 
 def _keep(sides: Sides, plan: RefreshPlan) -> None:
@@ -175,6 +208,7 @@ class _Refresh:
 
     plan: RefreshPlan
     info: CommitInfo
+    combined: Mapping[str, tuple[str, TableDef]]
 
     def draft(self, base: Snapshot, stamp: RootStamp) -> Draft:
         parent = base.definition.parent
@@ -182,7 +216,12 @@ class _Refresh:
         shared = replace(parent, version=self.plan.base_version)
         definition, path = replace(base.definition, parent=shared), new_lakehouse_def_path()
         files = {path: definition.to_bytes(path)}
-        return Writes(self.plan.entries, files, self.info, path, definition).draft(base, stamp)
+        files |= {place: table.to_bytes(place) for place, table in self.combined.values()}
+        return Writes(self._entries, files, self.info, path, definition).draft(base, stamp)
+
+    @property
+    def _entries(self) -> dict[str, str | None]:
+        return {**self.plan.entries, **{key: path for key, (path, _) in self.combined.items()}}
 
     def rebase(self, base: Snapshot, latest: Snapshot) -> None:
         if latest.definition.parent != base.definition.parent:
@@ -192,7 +231,7 @@ class _Refresh:
                 base_version=base.version,
                 latest_version=latest.version,
             )
-        check_untouched(base, latest, self.plan.entries, "refresh")
+        check_untouched(base, latest, self._entries, "refresh")
 
 
 def plan_refresh(
@@ -205,8 +244,9 @@ def plan_refresh(
 ) -> RefreshPlan:
     """Plan to bring the parent's changes into a clone. Only reads.
 
-    ``lake`` is the parent. Objects that changed on both sides are conflicts. ``ours`` names those that stay as the
-    clone has them, and ``theirs`` those that become what the parent has. Raises what :func:`plan_promotion` raises.
+    ``lake`` is the parent. Objects that changed on both sides are conflicts, unless both appended to a table. ``ours``
+    names those that stay as the clone has them, and ``theirs`` those that become what the parent has. Raises what
+    :func:`plan_promotion` raises.
     """
     return Refresh(
         lake=uncached(lake), name=name, choices=Choices.of(ours, theirs), target_options=target_options

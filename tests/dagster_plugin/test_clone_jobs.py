@@ -1,0 +1,189 @@
+"""Clones as jobs, the check of their time, and the schedule that drops them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import dagster as dg
+import pytest
+
+from tests.dagster_plugin.maintenance_jobs import APPROVER, Ran
+from tests.lakes import Lakes
+from tests.local_clock import HOUR_MS, LocalClock
+from tests.maintenance.changes import append_rows, create, overwrite_rows
+from tests.maintenance.copies import rows
+from trinitylake_ops import Lakehouse, maintenance
+from trinitylake_ops.dagster_plugin import (
+    ApplyLimits,
+    StorageSettings,
+    TrinityLakeResource,
+    build_lakehouse_checks,
+    build_maintenance_schedules,
+)
+from trinitylake_ops.dagster_plugin.names import ONLY
+from trinitylake_ops.dagster_plugin.ops.clones.operations import CLONES
+from trinitylake_ops.dagster_plugin.ops.operation import build_job
+
+AT = datetime(2026, 11, 22, 2, 30, tzinfo=UTC)
+
+pytestmark = pytest.mark.local_only("the jobs open the lakehouse by its folder")
+
+
+@pytest.fixture(scope="module")
+def instance() -> Iterator[dg.DagsterInstance]:
+    with dg.instance_for_test() as made:
+        yield made
+
+
+class CloneJobs:
+    """A lakehouse with one table, and the jobs of clones on it."""
+
+    def __init__(self, lake: Lakehouse, folder: Path, instance: dg.DagsterInstance):
+        self.lake = lake
+        self.target = f"{folder}/clones/feature"
+        self.instance = instance
+        append_rows(lake)
+        self.set(ApplyLimits(max_files=1000, max_bytes=10**9, min_age=timedelta(days=30)))
+
+    def set(self, limits: ApplyLimits) -> None:
+        resource = TrinityLakeResource(
+            root=self.lake.root,
+            storage_options=StorageSettings(fsync="false"),
+            allowed_roots=[self.target.removesuffix("/feature")],
+        )
+        schedules = build_maintenance_schedules(limits=limits)
+        self.checks = build_lakehouse_checks()
+        self.definitions = dg.Definitions(
+            jobs=[build_job(operation, ONLY) for operation in CLONES],
+            schedules=[one for one in schedules if one.name == "drop_clones_schedule"],
+            resources={"lakehouse": resource},
+            executor=dg.in_process_executor,
+        )
+        self.resource = resource
+
+    @property
+    def clone(self) -> Lakehouse:
+        return Lakehouse.open(self.target, {"fsync": "false"})
+
+    def run(self, job: str, **config: Any) -> Ran:
+        definition = self.definitions.resolve_job_def(job)
+        return Ran(definition.execute_in_process(run_config=config, instance=self.instance, raise_on_error=False))
+
+    def must_run(self, job: str, **config: Any) -> Ran:
+        ran = self.run(job, **config)
+        assert ran.success, ran.error
+        return ran
+
+    def must_apply(self, operation: str, **options: Any) -> Ran:
+        shown = self.must_run(f"{operation}_plan", **options).metadata[f"configuration of {operation}_apply"]
+        return self.must_run(f"{operation}_apply", **{**shown, "approved_by": APPROVER})
+
+    def check(self) -> tuple[bool, str]:
+        (check,) = [one for one in self.checks if next(iter(one.check_specs)).name == "clones_in_time"]
+        result = (
+            dg.Definitions(
+                asset_checks=[check],
+                jobs=[dg.define_asset_job("checks", selection=dg.AssetSelection.checks(check))],
+                resources={"lakehouse": self.resource},
+                executor=dg.in_process_executor,
+            )
+            .resolve_job_def("checks")
+            .execute_in_process(instance=self.instance)
+        )
+        (found,) = result.get_asset_check_evaluations()
+        return found.passed, found.description or ""
+
+
+@pytest.fixture
+def jobs(lakes: Lakes, tmp_path: Path, instance: dg.DagsterInstance) -> CloneJobs:
+    return CloneJobs(lakes.local(), tmp_path, instance)
+
+
+def test_a_clone_is_made_compared_promoted_refreshed_and_dropped(jobs: CloneJobs) -> None:
+    ran = jobs.must_run("clone", name="feature", target=jobs.target, retain_days=1.0)
+    assert ran.materialized[0]["operation"] == "clone"
+    append_rows(jobs.clone)
+    append_rows(jobs.lake)
+    create(jobs.lake, "later")
+    compared = jobs.must_run("compare_clone", name="feature")
+    assert (compared.metadata["changed_in_both"], compared.metadata["changed_in_parent"]) == (1, 1)
+    assert "ns.t" in compared.metadata["objects"]
+    ran = jobs.must_apply("promote", name="feature")
+    assert ran.materialized[0]["operation"] == "promote"
+    assert rows(jobs.lake) == [1, 1, 1, 2, 2, 2, 3, 3, 3]
+    info = next(jobs.lake.history(1))
+    assert (info.operation, info.approved_by, info.run_id) == ("promote", APPROVER, ran.run_id)
+    jobs.must_apply("refresh_clone", name="feature")
+    assert rows(jobs.clone) == rows(jobs.lake)
+    assert jobs.must_run("promote_plan", name="feature").metadata["is_empty"]
+    ran = jobs.must_apply("drop_clone", name="feature", delete_files=True)
+    assert ran.metadata["files"] > 5
+    assert not [path for path in Path(jobs.target).rglob("*") if path.is_file()]
+    assert maintenance.list_clones(jobs.lake) == []
+
+
+def test_conflicts_are_shown_and_decided(jobs: CloneJobs) -> None:
+    jobs.must_run("clone", name="feature", target=jobs.target)
+    overwrite_rows(jobs.clone, "ns.t")
+    append_rows(jobs.lake)
+    plan = jobs.must_run("promote_plan", name="feature")
+    assert plan.metadata["conflicts"] == 1
+    assert "ns.t" in plan.metadata["to_choose"]
+    before = jobs.lake.latest_version()
+    refused = jobs.run("promote_apply", name="feature", approved_digest=plan.metadata["digest"], approved_by=APPROVER)
+    assert "1 conflicts, nothing was changed: ns.t: ours altered it" in refused.error
+    assert jobs.lake.latest_version() == before
+    jobs.must_apply("promote", name="feature", theirs=["ns.t"])
+    assert rows(jobs.lake) == rows(jobs.clone)
+    assert "there is no clone 'nothing'" in jobs.run("compare_clone", name="nothing").error
+    assert "is not that of a branch" in jobs.run("drop_closed_branch", name="feature").error
+
+
+def test_a_clone_past_its_time_is_told_and_dropped_within_limits(
+    jobs: CloneJobs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = LocalClock(monkeypatch)
+    assert jobs.check() == (True, "0 clones are within their time")
+    jobs.must_run("clone", name="feature", target=jobs.target, retain_days=1.0)
+    maintenance.plan_clone(jobs.lake, f"{jobs.target}-kept", retain_for=100 * HOUR_MS).execute()
+    append_rows(jobs.clone)
+    assert jobs.check() == (True, "2 clones are within their time")
+    clock.forward(25)
+    passed, said = jobs.check()
+    assert not passed
+    assert "the time of clone 'feature' is past since" in said
+    (request,) = (
+        jobs.definitions.resolve_schedule_def("drop_clones_schedule")
+        .evaluate_tick(dg.build_schedule_context(instance=jobs.instance, scheduled_execution_time=AT))
+        .run_requests
+        or []
+    )
+    assert request.run_config == {}
+    jobs.set(ApplyLimits(max_files=3, max_bytes=10**9, min_age=timedelta(0)))
+    refused = jobs.run("drop_clones_scheduled")
+    assert "beyond what schedules may do without approval" in refused.error
+    assert rows(jobs.clone) == [1, 1, 2, 2, 3, 3]
+    jobs.set(ApplyLimits(max_files=1000, max_bytes=10**9, min_age=timedelta(days=30)))
+    ran = jobs.must_run("drop_clones_scheduled")
+    assert ran.metadata["dropped"] == "feature"
+    assert ran.materialized[0]["approved_by"] == "the limits of schedules"
+    assert [one.name for one in maintenance.list_clones(jobs.lake)] == ["feature-kept"]
+    assert not [path for path in Path(jobs.target).rglob("*") if path.is_file()]
+    assert jobs.must_run("drop_clones_scheduled").materialized == []
+
+
+def test_what_cannot_be_dropped_fails_the_run_and_stops_no_other(
+    jobs: CloneJobs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = LocalClock(monkeypatch)
+    jobs.must_run("clone", name="feature", target=jobs.target, retain_days=1.0)
+    maintenance.plan_clone(jobs.lake, f"{jobs.target}-read", retain_for=HOUR_MS).execute()
+    read = Lakehouse.open(f"{jobs.target}-read", {"fsync": "false"})
+    maintenance.plan_export(read, "more", target=f"{tmp_path}/more").execute()
+    clock.forward(25)
+    ran = jobs.run("drop_clones_scheduled")
+    assert "1 clones were not dropped, such as feature-read: the lakehouse at " in ran.error
+    assert [record.name for record in jobs.lake.snapshot().definition.exports] == ["feature-read"]

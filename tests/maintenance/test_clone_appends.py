@@ -1,0 +1,219 @@
+"""Appends on both sides of one table: combined by a promotion and a refresh, each file once, or a conflict."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+import pytest
+
+from tests.lakes import Lakes
+from tests.maintenance.aging import Aging
+from tests.maintenance.changes import ROWS, append_rows, drop, overwrite_rows
+from tests.maintenance.copies import files, rows
+from trinitylake_ops import Lakehouse, TableDef, maintenance
+from trinitylake_ops.errors import CommitConflictError
+from trinitylake_ops.tables.catalog import catalog_at
+
+NAME = "feature"
+THREE = [1, 2, 3]
+
+
+@pytest.fixture
+def parent(aging: Aging, lakes: Lakes) -> Aging:
+    append_rows(aging.lake)
+    maintenance.plan_clone(aging.lake, root_of(lakes), NAME).execute()
+    return aging
+
+
+@pytest.fixture
+def clone(parent: Aging, lakes: Lakes) -> Lakehouse:
+    lakes.storage("clone")  # its root is dropped when the test ends
+    return Lakehouse.open(root_of(lakes))
+
+
+def root_of(lakes: Lakes) -> str:
+    return f"memory://{lakes.folder.name}-clone/"
+
+
+def append(lake: Lakehouse, *ids: int) -> None:
+    catalog_at(lake).load_table("ns.t").append(pa.table({"id": pa.array(ids, pa.int64())}, ROWS.schema))
+
+
+def promote(lake: Lakehouse) -> maintenance.PromotionPlan:
+    plan = maintenance.plan_promotion(lake, NAME)
+    plan.execute(plan.digest)
+    return plan
+
+
+def refresh(lake: Lakehouse) -> maintenance.RefreshPlan:
+    plan = maintenance.plan_refresh(lake, NAME)
+    plan.execute(plan.digest)
+    return plan
+
+
+def test_rows_of_both_sides_are_in_the_parent_once(parent: Aging, clone: Lakehouse) -> None:
+    lake = parent.lake
+    append(lake, 10)
+    append(clone, 20)
+    append(clone, 21)
+    plan = promote(lake)
+    assert plan.conflicts == ()
+    assert [(str(one.name), len(one.files), one.rows) for one in plan.appended] == [("ns.t", 2, 2)]
+    assert plan.files == 2, "the data files of the clone"
+    assert "2 files of the clone are appended" in str(plan.table())
+    assert rows(lake) == [*THREE, 10, 20, 21]
+    assert len(catalog_at(lake).load_table("ns.t").history()) == 3  # one snapshot for what came
+    assert promote(lake).is_empty
+    # Later appends: only what is new comes.
+    append(clone, 22)
+    append(lake, 11)
+    assert [len(one.files) for one in promote(lake).appended] == [1]
+    assert rows(lake) == [*THREE, 10, 11, 20, 21, 22]
+    # The clone gets what the parent has, which has all of the clone's.
+    assert refresh(lake).appended == ()
+    assert rows(clone) == rows(lake)
+    assert promote(lake).is_empty
+    for each in (lake, clone):
+        assert maintenance.verify(each, deep=True).is_clean
+    maintenance.drop_clone(lake, NAME, delete_files=True)
+    parent.clean_up()
+    assert rows(lake) == [*THREE, 10, 11, 20, 21, 22]
+    assert maintenance.verify(lake, deep=True).is_clean
+
+
+def test_a_refresh_puts_the_clones_rows_on_the_parents_table(parent: Aging, clone: Lakehouse) -> None:
+    lake = parent.lake
+    append(lake, 10)
+    append(clone, 20)
+    own = {path for path in files(clone) if path.endswith(".parquet")}
+    plan = refresh(lake)
+    assert [(len(one.files), one.rows) for one in plan.appended] == [(1, 1)]
+    assert rows(clone) == [*THREE, 10, 20]
+    assert {path for path in files(clone) if path.endswith(".parquet")} == own, "no data file is copied"
+    assert rows(lake) == [*THREE, 10]
+    append(clone, 21)
+    before = [one.snapshot_id for one in catalog_at(lake).load_table("ns.t").history()]
+    promote(lake)
+    after = [one.snapshot_id for one in catalog_at(lake).load_table("ns.t").history()]
+    assert after[: len(before)] == before, "the parent's history goes on"
+    assert rows(lake) == [*THREE, 10, 20, 21]
+    append(lake, 11)
+    append(clone, 22)
+    refresh(lake)
+    promote(lake)
+    assert rows(lake) == rows(clone) == [*THREE, 10, 11, 20, 21, 22]
+    for each in (lake, clone):
+        assert maintenance.verify(each, deep=True).is_clean
+
+
+def test_a_plan_does_what_it_said_whatever_the_parent_did_since(parent: Aging, clone: Lakehouse) -> None:
+    lake = parent.lake
+    append(lake, 10)
+    append(clone, 20)
+    plan = maintenance.plan_refresh(lake, NAME)
+    append(lake, 11)
+    plan.execute()
+    assert rows(clone) == [*THREE, 10, 20]
+    refresh(lake)
+    assert rows(clone) == [*THREE, 10, 11, 20]
+    append(clone, 21)
+    append(lake, 12)
+    plan_2 = maintenance.plan_promotion(lake, NAME)
+    append(lake, 13)
+    with pytest.raises(CommitConflictError, match="concurrent"):
+        plan_2.execute()
+    promote(lake)
+    assert rows(lake) == [*THREE, 10, 11, 12, 13, 20, 21]
+    for each in (lake, clone):
+        assert maintenance.verify(each, deep=True).is_clean
+
+
+def test_a_compaction_of_the_parent_is_no_conflict_and_repeats_no_row(parent: Aging, clone: Lakehouse) -> None:
+    lake = parent.lake
+    append(lake, 10)
+    append(clone, 20)
+    promote(lake)
+    maintenance.plan_compact_tables(lake, min_input_files=2).execute()
+    append(clone, 21)
+    promote(lake)
+    assert rows(lake) == [*THREE, 10, 20, 21]
+    assert maintenance.verify(lake, deep=True).is_clean
+
+
+def altered(lake: Lakehouse) -> None:
+    catalog_at(lake).load_table("ns.t").transaction().set_properties({"owner": "me"}).commit_transaction()
+
+
+def with_a_column(lake: Lakehouse) -> None:
+    with catalog_at(lake).load_table("ns.t").update_schema() as update:
+        update.union_by_name(pa.schema([*ROWS.schema, pa.field("more", pa.int64())]))
+
+
+def made_anew(lake: Lakehouse) -> None:
+    drop(lake, "ns", "t")
+    append_rows(lake)
+
+
+def set_back(lake: Lakehouse) -> None:
+    table = catalog_at(lake).load_table("ns.t")
+    table.manage_snapshots().set_current_snapshot(table.history()[0].snapshot_id).commit()
+
+
+def relabelled(lake: Lakehouse) -> None:
+    with lake.transaction() as txn:
+        fields = {name: getattr(txn.table("ns", "t"), name) for name in TableDef.__dataclass_fields__}
+        txn.alter_table("ns", "t", TableDef(**{**fields, "properties": {"owner": "me"}}))
+
+
+CHANGES = {
+    "rows removed": lambda lake: catalog_at(lake).load_table("ns.t").delete("id = 1"),
+    "overwritten": lambda lake: overwrite_rows(lake, "ns.t"),
+    "properties of Iceberg": altered,
+    "properties of the definition": relabelled,
+    "another column": with_a_column,
+    "made anew": made_anew,
+}
+
+
+@pytest.mark.parametrize("side", ["parent", "clone"])
+@pytest.mark.parametrize("change", CHANGES)
+def test_anything_else_on_one_side_is_a_conflict(parent: Aging, clone: Lakehouse, change: str, side: str) -> None:
+    ours, theirs = (parent.lake, clone) if side == "parent" else (clone, parent.lake)
+    append(ours, 10)
+    CHANGES[change](ours)
+    append(theirs, 20)
+    for planned in (maintenance.plan_promotion, maintenance.plan_refresh):
+        assert [found.name for found in planned(parent.lake, NAME).conflicts] == ["ns.t"]
+
+
+def test_a_table_that_was_set_back_is_a_conflict(aging: Aging, lakes: Lakes) -> None:
+    lake = aging.lake
+    append_rows(lake)
+    append(lake, 4)
+    lakes.storage("clone")
+    maintenance.plan_clone(lake, root_of(lakes), NAME).execute()
+    clone = Lakehouse.open(root_of(lakes))
+    set_back(lake)
+    append(lake, 10)
+    append(clone, 20)
+    assert [found.name for found in maintenance.plan_promotion(lake, NAME).conflicts] == ["ns.t"]
+
+
+def test_a_side_can_be_chosen_all_the_same(parent: Aging, clone: Lakehouse) -> None:
+    append(parent.lake, 10)
+    append(clone, 20)
+    maintenance.plan_promotion(parent.lake, NAME, theirs=["ns.t"]).execute()
+    assert rows(parent.lake) == [*THREE, 20]
+
+
+def test_the_steps_of_a_plan(parent: Aging, clone: Lakehouse) -> None:
+    append(parent.lake, 10)
+    append(clone, 20)
+    append_rows(clone, "new.t")
+    before = files(parent.lake), files(clone)
+    promotion = [row[0] for row in maintenance.plan_promotion(parent.lake, NAME).steps().rows]
+    assert promotion.count("copy") == 2, "a data file of each table"
+    assert promotion.count("write anew") == 3, "manifest, list and metadata of the new table"
+    assert promotion[-4:] == ["append", "added", "added", "changed"]
+    steps = [row[0] for row in maintenance.plan_refresh(parent.lake, NAME).steps().rows]
+    assert steps == ["keep", "append", "changed"]
+    assert (files(parent.lake), files(clone)) == before

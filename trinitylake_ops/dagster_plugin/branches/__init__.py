@@ -1,0 +1,1 @@
+"""Branch deployments: which branch a process works for, and the clone of production that it gets."""

@@ -1,0 +1,1 @@
+"""Clones as operations: made, compared, promoted, refreshed, dropped."""

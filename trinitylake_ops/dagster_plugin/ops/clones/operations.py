@@ -1,0 +1,288 @@
+"""Clones as jobs. What changes a side is planned first: a job shows the plan, and another one carries it out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any
+
+from pydantic import Field
+
+from trinitylake_ops import maintenance
+from trinitylake_ops.dagster_plugin.branches.branch import BRANCH_PREFIX
+from trinitylake_ops.dagster_plugin.metadata import markdown_table
+from trinitylake_ops.dagster_plugin.ops.operation import Operation, Running, report_figures
+from trinitylake_ops.dagster_plugin.ops.planned import Approval, Planned
+from trinitylake_ops.dagster_plugin.options import (
+    MOST_DAYS,
+    ExportText,
+    NamespaceTexts,
+    NewExportText,
+    Options,
+    RequiredTargetText,
+    TableTexts,
+    VersionText,
+)
+from trinitylake_ops.errors import InvalidInputError
+from trinitylake_ops.maintenance import DropCloneReport, PromotionPlan, RefreshPlan
+from trinitylake_ops.maintenance.clones.drop import DropClonePlan
+from trinitylake_ops.maintenance.clones.merge import Conflict
+
+
+class CloneOptions(Options):
+    """The version to clone, its target, and how long the clone is kept."""
+
+    name: NewExportText = Field(
+        default="",
+        description="Required: name of the clone, without spaces and not digits only. That of one that was cut off"
+        " goes on with it.",
+    )
+    target: RequiredTargetText = Field(
+        default="", description="Required: the root of the clone. It must be one where no lakehouse stands."
+    )
+    version: VersionText = Field(default="", description="The version to clone, by its number; empty: the latest.")
+    namespaces: NamespaceTexts = Field(default=[], description="Only these namespaces; empty: all.")
+    retain_days: float = Field(
+        default=0,
+        ge=0,
+        le=MOST_DAYS,
+        allow_inf_nan=False,
+        description="Days for which its version is kept for the clone; 0: until it is dropped.",
+    )
+
+
+class CloneNameOptions(Options):
+    """The name of a clone."""
+
+    name: ExportText = Field(default="", description="Required: name of the clone.")
+
+
+class RefreshOptions(CloneNameOptions):
+    """The clone, and the sides that are chosen for conflicts."""
+
+    ours: list[str] = Field(
+        default=[],
+        description="Conflicts in which the side that gets the changes stays as it is: namespaces, or namespace.table.",
+    )
+    theirs: list[str] = Field(default=[], description="Conflicts in which it becomes what the other side has.")
+
+
+class PromoteOptions(RefreshOptions):
+    """The clone, how much of it, and the sides that are chosen for conflicts."""
+
+    namespaces: NamespaceTexts = Field(
+        default=[], description="Only these namespaces with their tables; empty, and no tables either: everything."
+    )
+    tables: TableTexts = Field(default=[], description="Only these tables, each as namespace.table.")
+
+
+class RefreshApproval(RefreshOptions, Approval):
+    """The options of the plan, and its digest."""
+
+
+class PromoteApproval(PromoteOptions, Approval):
+    """The options of the plan, and its digest."""
+
+
+class DropCloneOptions(CloneNameOptions):
+    """The clone to drop, and whether its own files go with it."""
+
+    delete_files: bool = Field(
+        default=False, description="Whether the clone's own files are deleted, too. End all writers there before."
+    )
+
+
+class DropCloneApproval(DropCloneOptions, Approval):
+    """The options of the plan, and its digest."""
+
+
+def _clone(run: Running[CloneOptions]) -> None:
+    options = run.options
+    plan = maintenance.plan_clone(
+        run.lake,
+        options.target,
+        options.name,
+        options.version or None,
+        namespaces=options.namespaces,
+        retain_for=timedelta(days=options.retain_days) if options.retain_days else None,
+    )
+    report = plan.execute()
+    said = f"clone {report.name} is version {report.version}, at {report.target}"
+    run.report(said, report_figures(report.to_dict()), committed="clone")
+
+
+def _compare(run: Running[CloneNameOptions]) -> None:
+    found = maintenance.compare(run.lake, run.options.name)
+    shown = found.table()
+    metadata = {
+        **report_figures(found.to_dict()),
+        **{f"changed_in_{side.value}": len(found.on(side)) for side in maintenance.ChangedOn},
+        "objects": markdown_table(shown.columns, shown.rows),
+    }
+    run.report(found.headline, metadata)
+
+
+def _conflicts(conflicts: Sequence[Conflict]) -> dict[str, Any]:
+    rows = [(conflict.name, conflict.reason) for conflict in conflicts]
+    return {"conflicts": len(rows), "to_choose": markdown_table(("object", "why"), rows)}
+
+
+def _merge_shown(plan: PromotionPlan | RefreshPlan) -> dict[str, Any]:
+    return {
+        "clone_version": plan.clone_version,
+        "shared_version": plan.shared_version,
+        "objects": len(plan.changes),
+        **_conflicts(plan.conflicts),
+        "plan": markdown_table(("change", "object", "why"), plan.rows()),
+    }
+
+
+def _undecided(plan: PromotionPlan | RefreshPlan) -> str:
+    """Return that somebody has to choose, nothing without conflicts."""
+    if not plan.conflicts:
+        return ""
+    return f"{len(plan.conflicts)} conflicts, such as {plan.conflicts[0].name}: choose for each by ours or theirs"
+
+
+def _plan_promotion(run: Running[PromoteOptions]) -> PromotionPlan:
+    options = run.options
+    return maintenance.plan_promotion(
+        run.lake,
+        options.name,
+        options.namespaces,
+        options.tables,
+        ours=options.ours,
+        theirs=options.theirs,
+        executor=run.executor(),
+    )
+
+
+def _promotion_shown(plan: PromotionPlan) -> dict[str, Any]:
+    return {"files": plan.files, "bytes": plan.bytes, **_merge_shown(plan)}
+
+
+def _promote(run: Running[Any], plan: PromotionPlan, digest: str | None) -> None:
+    report = plan.execute(digest, progress=run.progress())
+    committed = "promote" if report.version != report.base_version else None
+    run.report(str(report.table().title), report_figures(report.to_dict()), committed=committed)
+
+
+PROMOTE = Planned(
+    name="promote",
+    plans="Shows what a promotion of a clone would change here, and what conflicts",
+    applies="Brings the changes of a clone into this lakehouse, as one version, by an approved plan.",
+    options=PromoteOptions,
+    approval=PromoteApproval,
+    plan=_plan_promotion,
+    shown=_promotion_shown,
+    apply=_promote,
+    is_pooled=False,
+    left=_undecided,
+)
+
+
+def _plan_refresh(run: Running[RefreshOptions]) -> RefreshPlan:
+    options = run.options
+    return maintenance.plan_refresh(run.lake, options.name, ours=options.ours, theirs=options.theirs)
+
+
+def _refresh(run: Running[Any], plan: RefreshPlan, digest: str | None) -> None:
+    report = plan.execute(digest)
+    committed = "refresh" if report.changed else None  # here: that the version is kept for the clone
+    run.report(str(report.table().title), report_figures(report.to_dict()), committed=committed)
+
+
+REFRESH_CLONE = Planned(
+    name="refresh_clone",
+    plans="Shows what a refresh would bring from here into a clone, and what conflicts",
+    applies="Brings what changed here into a clone, as one version there, by an approved plan.",
+    options=RefreshOptions,
+    approval=RefreshApproval,
+    plan=_plan_refresh,
+    shown=_merge_shown,
+    apply=_refresh,
+    is_pooled=False,
+    left=_undecided,
+)
+
+
+def _plan_drop(run: Running[DropCloneOptions]) -> DropClonePlan:
+    return maintenance.plan_drop_clone(run.lake, run.options.name, delete_files=run.options.delete_files)
+
+
+def _drop_shown(plan: DropClonePlan) -> dict[str, Any]:
+    return {
+        "root": plan.root,
+        "clone_version": plan.clone_version,
+        "files": plan.files,
+        "bytes": plan.bytes,
+        "files_of_others": plan.left,
+    }
+
+
+def _drop(run: Running[Any], plan: DropClonePlan, digest: str | None) -> None:
+    end_drop(run, plan.execute(digest, progress=run.progress()))
+
+
+def end_drop(run: Running[Any], report: DropCloneReport) -> None:
+    """Report a dropped clone. Raises Failure for files that the storage refused to delete: the clone is kept then."""
+    metadata = {
+        **report_figures(report.to_dict()),
+        "failures": markdown_table(("path", "reason"), sorted(report.failures.items())),
+    }
+    if report.version is None:
+        raise run.failure(
+            f"{len(report.failures)} files of clone {report.name} were not deleted, so it is kept; drop it again once"
+            " the reason is mended",
+            metadata,
+        )
+    run.report(str(report.table().title), metadata, committed="drop-clone")
+
+
+DROP_CLONE = Planned(
+    name="drop_clone",
+    plans="Shows what the drop of a clone would delete",
+    applies="Ends what is kept for a clone, by an approved plan, and deletes its own files if that is asked for.",
+    options=DropCloneOptions,
+    approval=DropCloneApproval,
+    plan=_plan_drop,
+    shown=_drop_shown,
+    apply=_drop,
+)
+
+
+def _drop_closed_branch(run: Running[CloneNameOptions]) -> None:
+    name = run.options.name
+    if not name.startswith(BRANCH_PREFIX):
+        raise InvalidInputError(
+            f"clone {name!r} is not that of a branch, whose name begins with {BRANCH_PREFIX!r}; drop it by"
+            f" {run.names.of('drop_clone_plan')}"
+        )
+    end_drop(run, maintenance.plan_drop_clone(run.lake, name, delete_files=True).execute(progress=run.progress()))
+
+
+CLONES: tuple[Operation[Any], ...] = (
+    Operation(
+        job="clone",
+        description="Makes a lakehouse of its own of a version, at another root; copies no file of a table.",
+        options=CloneOptions,
+        step=_clone,
+    ),
+    Operation(
+        job="compare_clone",
+        description="Shows what changed in a clone, here, or in both, since the version that both share.",
+        options=CloneNameOptions,
+        step=_compare,
+    ),
+    *PROMOTE.operations(),
+    *REFRESH_CLONE.operations(),
+    *DROP_CLONE.operations(),
+    Operation(
+        job="drop_closed_branch",
+        description="Drops the clone of a branch that was closed, with its files. Clones of other names are refused.",
+        options=CloneNameOptions,
+        step=_drop_closed_branch,
+        is_pooled=True,
+        approved_by="the end of a branch",
+    ),
+)

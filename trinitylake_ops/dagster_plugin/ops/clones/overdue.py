@@ -1,0 +1,98 @@
+"""Clones whose time is past: told by a check, and dropped by a schedule within limits."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import datetime, timedelta
+from typing import Any
+
+from trinitylake_ops import Lakehouse, maintenance
+from trinitylake_ops.dagster_plugin.metadata import markdown_table
+from trinitylake_ops.dagster_plugin.ops.operation import Operation, Running
+from trinitylake_ops.dagster_plugin.ops.scheduled import ApplyLimits
+from trinitylake_ops.errors import TrinityLakeError
+from trinitylake_ops.maintenance import CloneInfo, CloneState
+from trinitylake_ops.maintenance.clones.drop import DropClonePlan
+from trinitylake_ops.maintenance.clones.listing import overdue_clones
+from trinitylake_ops.versions.snapshot import utc_of
+
+_CUT_OFF_AFTER = timedelta(days=1)
+
+
+def clones_past_their_time(lake: Lakehouse) -> tuple[list[str], Mapping[str, Any]]:
+    """Return what is wrong with clones, and metadata. Raises StorageError if the lakehouse cannot be read."""
+    clones, now = maintenance.list_clones(lake), utc_of(lake.storage.now_ms())
+    wrong = [said for clone in clones if (said := _wrong(clone, now))]
+    rows = [
+        (one.name, one.state.value, one.retain_until or "dropped", one.versions, one.own_bytes, one.root)
+        for one in clones
+    ]
+    return wrong, {
+        "clones": len(clones),
+        "own_bytes": sum(one.own_bytes or 0 for one in clones),
+        "list": markdown_table(("clone", "state", "kept until", "versions", "own bytes", "root"), rows),
+    }
+
+
+def _wrong(clone: CloneInfo, now: datetime) -> str:
+    if clone.retain_until is not None and clone.retain_until <= now:
+        return f"the time of clone {clone.name!r} is past since {clone.retain_until:%Y-%m-%d %H:%M} (UTC)"
+    if clone.state == CloneState.CUT_OFF and now - clone.created_at > _CUT_OFF_AFTER:
+        return f"clone {clone.name!r} was begun more than a day ago and is not finished"
+    if clone.state in (CloneState.GONE, CloneState.UNREADABLE):
+        return f"clone {clone.name!r} is {clone.state.value}: {clone.reason}"
+    return ""
+
+
+def drop_overdue(limits: ApplyLimits) -> Operation[None]:
+    """Return the operation that drops all clones whose time is past, with their files, within limits together.
+
+    A clone's own time stands for the least age of the limits.
+    """
+
+    def step(run: Running[None]) -> None:
+        plans, failures = _planned(run.lake)
+        files, size_bytes = sum(plan.files for plan in plans), sum(plan.bytes for plan in plans)
+        about: dict[str, Any] = {"limits": str(limits), "files": files, "bytes": size_bytes}
+        if files > limits.max_files or size_bytes > limits.max_bytes:
+            raise run.failure(
+                f"clones whose time is past have {files} files of {size_bytes} bytes, which is beyond what schedules"
+                f" may do without approval ({limits}); nothing was done: run {run.names.of('drop_clone_plan')} for"
+                f" each of {', '.join(plan.name for plan in plans)}",
+                about,
+            )
+        dropped = []
+        for plan in plans:
+            try:
+                report = plan.execute(progress=run.progress())
+            except TrinityLakeError as error:
+                failures[plan.name] = str(error)
+                continue
+            if report.version is None:
+                failures[plan.name] = f"{len(report.failures)} files were not deleted"
+            else:
+                dropped.append(plan.name)
+        about |= {"dropped": ", ".join(dropped), "kept": markdown_table(("clone", "why"), failures.items())}
+        run.report(f"{len(dropped)} clones dropped", about, committed="drop-clone" if dropped else None)
+        if failures:
+            name, why = next(iter(failures.items()))
+            raise run.failure(f"{len(failures)} clones were not dropped, such as {name}: {why}", about)
+
+    return Operation(
+        job="drop_clones_scheduled",
+        description=f"Drops clones whose time is past. Without approval, within limits set in code: {limits}.",
+        step=step,
+        is_pooled=True,
+        approved_by="the limits of schedules",
+    )
+
+
+def _planned(lake: Lakehouse) -> tuple[list[DropClonePlan], dict[str, str]]:
+    """Return the plan of each drop, and why there is none for others."""
+    plans, failures = [], {}
+    for name in overdue_clones(lake):
+        try:
+            plans.append(maintenance.plan_drop_clone(lake, name, delete_files=True))
+        except TrinityLakeError as error:
+            failures[name] = str(error)
+    return plans, failures
