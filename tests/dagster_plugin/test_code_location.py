@@ -208,9 +208,9 @@ def test_commits_to_each_lakehouse_are_its_sensors(lakes: Lakes, instance: dg.Da
 @pytest.mark.parametrize(
     ("lakehouses", "said"),
     [
-        ([("file:///a/b/", "a"), ("memory://b/", "a")], "two lakehouses have the name 'a'"),
+        ([("file:///a/b/", "a"), ("memory://b/", "a")], "two lakehouses have the same name='a'"),
         ([("file:///a/b/", "a"), ("/a/b", "b")], "'a', 'b' have one root"),
-        ([("memory://a/", ""), ("memory://b/", "b")], "a lakehouse beside others needs a name"),
+        ([("memory://a/", ""), ("memory://b/", "b")], "a lakehouse beside others needs a name=: "),
         ([("memory://a/", "Sales!")], "'Sales!' cannot name a lakehouse in Dagster"),
     ],
     ids=["name", "root", "no-name", "what-is-no-name"],

@@ -130,8 +130,9 @@ class TrinityLakeMaintenanceComponent(dg.Component, dg.Model, dg.Resolvable):
     """
 
     root: str = Field(description="Root URI of the lakehouse, or the absolute path of a folder.")
-    name: str = Field(
-        default="", description="Begins the names of all its definitions; empty only where there is one lakehouse."
+    name: str | None = Field(
+        default=None,
+        description="Required: begins the names of all its definitions; empty only where there is one lakehouse.",
     )
     storage_options: dict[str, str] = Field(default={}, description="Options of the storage, no credentials.")
     secret_options_from_env: dict[str, str] = Field(

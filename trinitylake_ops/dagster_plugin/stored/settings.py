@@ -9,6 +9,7 @@ from typing import Any, Literal, Self, TypeAlias, get_args
 import dagster as dg
 import pyarrow as pa
 
+from trinitylake_ops.dagster_plugin.metadata import PREVIEW_ROWS, column_schema
 from trinitylake_ops.errors import InvalidInputError
 from trinitylake_ops.format.nodes.keys import validate_name
 from trinitylake_ops.tables.writing.staged_table import StagedTable
@@ -25,7 +26,11 @@ _TABLE = "trinitylake/table"
 _MODE = "trinitylake/mode"
 _PARTITION_BY = "trinitylake/partition_by"
 _PARTITION_FORMAT = "trinitylake/partition_format"
+_LINEAGE = "dagster/column_lineage"
+_COLUMNS = "dagster/column_schema"
 
+#: Rows of a table are kept by Dagster, and seen by whoever sees the asset. So there are few.
+MOST_PREVIEW_ROWS = 100
 
 #: A lakehouse allows less, or refuses with a message.
 LONGEST_NAME_BYTES = 4096
@@ -37,6 +42,8 @@ def stored_as(
     mode: StoreMode | None = None,
     partition_by: Sequence[str] = (),
     partition_format: Mapping[str, str] | None = None,
+    column_lineage: dg.TableColumnLineage | None = None,
+    preview_rows: int = 0,
 ) -> dict[str, Any]:
     """Return the metadata of an asset that says how :class:`TrinityLakeIOManager` stores it.
 
@@ -47,7 +54,8 @@ def stored_as(
     the table's partition columns. Dagster's partition key is the value of the one column. In a key of several
     dimensions, each is the value of the column of its name, and ``partition_by`` need not be given. For partitions by
     time ``partition_format`` may give a ``strftime`` format per column, such as ``{"year": "%Y", "month": "%m"}``.
-    Raises InvalidInputError.
+    ``column_lineage`` says of which columns of other assets its columns are made. With ``preview_rows``, so many of its
+    first rows are shown with each version, and kept by Dagster. Raises InvalidInputError.
     """
     if mode is not None and mode not in _MODES:
         raise InvalidInputError(f"mode {mode!r} is none of {', '.join(get_args(StoreMode))}")
@@ -58,8 +66,39 @@ def stored_as(
         raise InvalidInputError("mode overwrite_partition needs the columns of the partitions, partition_by")
     if partition_format is not None and sorted(partition_format) != sorted(columns):
         raise InvalidInputError("partition_format needs a format for each column of partition_by, and for no other")
-    metadata = {_TABLE: table, _MODE: mode, _PARTITION_BY: columns, _PARTITION_FORMAT: partition_format}
+    if not 0 <= preview_rows <= MOST_PREVIEW_ROWS:
+        raise InvalidInputError(f"preview_rows is {preview_rows}, it must be from 0 to {MOST_PREVIEW_ROWS}")
+    metadata: dict[str, Any] = {_TABLE: table, _MODE: mode, _PARTITION_BY: columns, _PARTITION_FORMAT: partition_format}
+    metadata |= {PREVIEW_ROWS: preview_rows, _LINEAGE: column_lineage}
     return {name: value for name, value in metadata.items() if value}
+
+
+def preview_rows_of(metadata: Mapping[str, Any]) -> int:
+    """Return how many rows of its table an asset shows."""
+    number = _plain(metadata.get(PREVIEW_ROWS))
+    return min(number, MOST_PREVIEW_ROWS) if type(number) is int and number > 0 else 0
+
+
+def said_of(asset_key: dg.AssetKey, metadata: Mapping[str, Any], staged: StagedTable) -> dict[str, Any]:
+    """Return what an asset says of its table, as metadata of it: of its columns, their origin, and its preview.
+
+    Descriptions and tags of columns are those of ``dagster/column_schema``. Raises InvalidInputError for the origin of
+    a column that the table lacks.
+    """
+    described: dg.TableSchema | None = _plain(metadata.get(_COLUMNS))
+    said: dict[str, Any] = {_COLUMNS: column_schema(staged.table_def, described)}
+    if preview_rows := preview_rows_of(metadata):
+        said[PREVIEW_ROWS] = preview_rows
+    lineage: dg.TableColumnLineage | None = _plain(metadata.get(_LINEAGE))
+    if lineage is None:
+        return said
+    columns = [column.name for column in staged.table_def.schema.columns]
+    if unknown := sorted(lineage.deps_by_column.keys() - {*columns}):
+        raise InvalidInputError(
+            f"asset {asset_key.to_user_string()}: its column_lineage names the column {unknown[0]!r}, and its table has"
+            f" {', '.join(columns)}"
+        )
+    return {**said, _LINEAGE: lineage}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
