@@ -64,7 +64,7 @@ check: lint ## lint, types, contracts and the quick tests, for the minutes betwe
 		-m "not soak and not debian_packages" $(QUICK_TESTS) $(ARGS)
 
 soak: setup ## run the races between writers at full length, and the engine's tests on every storage; kept in soak/
-	@selection=$$(scripts/debian_packages.sh); mkdir -p soak; log="soak/$$(date -u +%Y-%m-%dT%H%M%SZ).log"; \
+	@selection=$$(scripts/debian_packages.sh deploy/debian-packages-soak.txt); mkdir -p soak; log="soak/$$(date -u +%Y-%m-%dT%H%M%SZ).log"; \
 	$(BIN)/python -m pytest -v --durations=0 -m "soak$${selection:+ and $$selection}" $(ARGS) 2>&1 | tee "$$log"; \
 	if $(if $(strip $(ARGS)),false,true); then \
 		$(BIN)/python -m pytest -v -n 2 --dist worksteal --lakes=radosgw $(LONG_ON_RADOSGW) 2>&1 | tee -a "$$log"; \

@@ -220,6 +220,16 @@ def test_lakehouses_that_cannot_be_told_apart(lakehouses: list[tuple[str, str]],
         build_trinitylake_definitions(*(settings(root, name) for root, name in lakehouses))
 
 
+def test_a_lakehouse_takes_plain_names_only_if_told_so() -> None:
+    lakehouse = TrinityLakeResource(root="memory://m/")
+    with pytest.raises(InvalidInputError, match="name= of LakehouseSettings is missing"):
+        build_trinitylake_definitions(LakehouseSettings(lakehouse=lakehouse))
+    plain = build_trinitylake_definitions(LakehouseSettings(name="", lakehouse=lakehouse))
+    assert {"verify", "rollback", "lakehouse_checks"} <= jobs_of(plain)
+    named = build_trinitylake_definitions(LakehouseSettings(name="sales", lakehouse=lakehouse))
+    assert not jobs_of(plain) & jobs_of(named)
+
+
 @pytest.mark.parametrize("value", [None, "memory://shared/"], ids=["unset", "set"])
 def test_roots_of_the_environment_are_compared(monkeypatch: pytest.MonkeyPatch, value: str | None) -> None:
     first, second = dg.EnvVar("FIRST_ROOT"), dg.EnvVar("SECOND_ROOT")

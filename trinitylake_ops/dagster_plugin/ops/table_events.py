@@ -14,6 +14,7 @@ from trinitylake_ops.dagster_plugin.names import LakehouseNames
 from trinitylake_ops.dagster_plugin.resources import TrinityLakeResource
 from trinitylake_ops.dagster_plugin.stored.settings import Stored, names_table, preview_rows_of, table_of
 from trinitylake_ops.dagster_plugin.table_pages.pages import TablePages
+from trinitylake_ops.dagster_plugin.table_pages.rows import partition_row_count
 from trinitylake_ops.errors import InvalidInputError, TrinityLakeError
 from trinitylake_ops.format.definitions import TableDef
 from trinitylake_ops.tables.catalog import catalog_at
@@ -23,7 +24,7 @@ from trinitylake_ops.tables.writing.partition_key import PartitionKey
 from trinitylake_ops.versions.changes import Change
 from trinitylake_ops.versions.snapshot import Snapshot
 
-#: Of how many changed tables one report reads the metadata.
+#: Of how many changed tables one report reads the metadata, and of how many partitions of each it counts the rows.
 _MOST_READ = 100
 
 TableKey: TypeAlias = Callable[[str, str], dg.AssetKey]
@@ -149,13 +150,30 @@ class TableChanges:
                 if change.kind == "removed" or not has_new_rows:
                     yield dg.AssetObservation(holder.key, metadata=shown)
                     continue
-                for partition in self._partitions(change.namespace, change.table, holder):
-                    yield dg.AssetMaterialization(holder.key, partition=partition, metadata=shown)
+                partitions = self._partitions(change.namespace, change.table, holder)
+                for number, (partition, values) in enumerate(partitions.items()):
+                    counted = self._counted(change.namespace, change.table, values) if number < _MOST_READ else {}
+                    yield dg.AssetMaterialization(holder.key, partition=partition, metadata={**shown, **counted})
 
-    def _partitions(self, namespace: str, table: str, holder: _Holder) -> list[str | None]:
-        """Return the partitions of an asset that have other files. It is [None] if it has none, or nobody can tell."""
+    def _counted(self, namespace: str, table: str, values: Mapping[str, str]) -> dict[str, int]:
+        """Return the rows of a partition, where pages are shown and they can be told."""
+        if self.pages is None or not values:
+            return {}
+        try:
+            loaded = catalog_at(self.lake, self.after.version).load_table((namespace, table))
+            rows = partition_row_count(loaded, values)
+        except TrinityLakeError:  # the page says what cannot be read
+            return {}
+        return {} if rows is None else {"dagster/partition_row_count": rows}
+
+    def _partitions(self, namespace: str, table: str, holder: _Holder) -> dict[str | None, Mapping[str, str]]:
+        """Return the partitions of an asset that have other files, with the values of their columns.
+
+        It is {None: {}} if it has none, or nobody can tell.
+        """
+        everything: dict[str | None, Mapping[str, str]] = {None: {}}
         if holder.stored is None or holder.partitions is None or not holder.stored.columns:
-            return [None]
+            return everything
         catalog = catalog_at(self.lake, self.after.version)
         try:
             states = [_definition(version, namespace, table) for version in (self.before, self.after)]
@@ -168,8 +186,9 @@ class TableChanges:
             spec, schema = after.spec(), after.schema()
             paths = [spec.partition_to_path(PartitionKey.of(after, one).record, schema) for one in values]
         except TrinityLakeError:
-            return [None]
-        return [key for key, path in zip(keys, paths, strict=True) if path in changed]
+            return everything
+        found_keys = zip(keys, values, paths, strict=True)
+        return {key: named for key, named, path in found_keys if path in changed}
 
 
 def _page(pages: TablePages, namespace: str, table: str, preview_rows: int) -> dict[str, Any]:
