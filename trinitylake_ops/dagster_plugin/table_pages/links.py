@@ -16,20 +16,16 @@ ONLY_REPOSITORY = "__repository__"
 
 
 def location_of(run: dg.DagsterRun) -> str | None:
-    """Return the code location of a run, None for one that was started without, such as that of a test.
+    """Return the code location of a run, as paths of the UI name it.
 
-    For a named repository of a code location it is ``REPOSITORY@LOCATION``, which is what paths of the UI have.
+    It is None for a run that was started without one, such as that of a test.
     """
-    label = run.tags.get(REPOSITORY_TAG)
-    if label is None:
-        return None
-    repository, _, location = label.partition("@")
-    return location if repository == ONLY_REPOSITORY else label
+    return run.tags.get(REPOSITORY_TAG)
 
 
 def launchpad_path(location: str, job: str, config: Mapping[str, Any]) -> str:
     """Return the path, below the UI's address, of the launchpad of a job with a configuration."""
     return (
         f"/locations/{quote(location, safe='@')}/jobs/{quote(job)}/playground/setup"
-        f"?config={quote(json.dumps(dict(config)), safe='')}"
+        f"?mode=default&config={quote(json.dumps(dict(config)), safe='')}"
     )
