@@ -37,7 +37,7 @@ def _is_staged(_context: dg.TypeCheckContext, given: Any) -> dg.TypeCheck:
 
 
 #: Tells the IO manager the wanted type: Dagster reads no types from a signature that takes any number of tables.
-STAGED = dg.DagsterType(_is_staged, name="StagedTable", typing_type=StagedTable)
+STAGED = dg.DagsterType(_is_staged, name="TrinityLakeStagedTable", typing_type=StagedTable)
 # The published version is in the metadata, so no IO manager has to store it.
 _NOTHING = cast(dg.DagsterType, dg.Nothing)
 _CODE_VERSION_TAG = "dagster/code_version"

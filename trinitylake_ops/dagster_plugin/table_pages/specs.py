@@ -18,7 +18,7 @@ def as_tables(assets: Iterable[dg.AssetsDefinition]) -> list[dg.AssetsDefinition
     These are the kinds ``iceberg`` and ``trinitylake``, the name of the table, and its kind of storage. Raises
     InvalidInputError for an asset whose key names no table.
     """
-    return [asset.map_asset_specs(_as_table) for asset in assets]
+    return [*dg.map_asset_specs(_as_table, assets)]
 
 
 def _as_table(spec: dg.AssetSpec) -> dg.AssetSpec:
