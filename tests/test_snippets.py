@@ -114,7 +114,7 @@ FOUND_BY = {
         ("sh", "dg scaffold"),
         ("", "DagsterInvalidConfigError"),
     ],
-    "docs/dagster-beside-others.md": [("python", "upsert")],
+    "docs/dagster-beside-others.md": [("python", "StagingCatalog")],
 }
 
 
@@ -164,12 +164,12 @@ def test_the_assets_of_the_page_are_published(
     assert publish(lake, instance, orders)["dagster/row_count"] == 2
 
 
-def test_an_upsert_is_published(lake: Lakehouse, instance: dg.DagsterInstance) -> None:
+def test_an_asset_stages_by_any_means_of_pyiceberg(lake: Lakehouse, instance: dg.DagsterInstance) -> None:
     before = pa.table({"sku": ["a", "b"], "euros": [1.0, 3.0]})
     tables.publish(lake, [stage_arrow(lake, before, "shop", "prices", mode="append")])
-    publish(lake, instance, run(python("upsert", "docs/dagster-beside-others.md"))["prices"])
+    publish(lake, instance, run(python("StagingCatalog", "docs/dagster-beside-others.md"))["prices"])
     rows = catalog_at(lake).load_table("shop.prices").scan().to_arrow().to_pylist()
-    assert sorted(row["euros"] for row in rows) == [2.5, 3.0]
+    assert [row["euros"] for row in rows] == [3.0]
 
 
 def test_settings_of_pools_are_taken_and_are_those_of_the_deployment() -> None:

@@ -27,6 +27,7 @@ from trinitylake_ops.dagster_plugin.runs.records import run_chain
 from trinitylake_ops.dagster_plugin.runs.staging import newest_staged, note_staged
 from trinitylake_ops.dagster_plugin.stored.frames import arrow_of, arrow_of_polars, is_pandas, is_polars, is_spark
 from trinitylake_ops.dagster_plugin.stored.settings import Stored, said_of
+from trinitylake_ops.dagster_plugin.stored.upserts import stage_upsert
 from trinitylake_ops.errors import InvalidInputError
 from trinitylake_ops.tables.catalog import catalog_at
 from trinitylake_ops.tables.writing.arrow_writer import stage_arrow
@@ -101,6 +102,10 @@ class _TableIOManager(dg.IOManager):
         lake = self._settings.lakehouse.open()
         partition_by, mode = list(stored.columns) or None, stored.mode
         if is_spark(type(obj)):
+            if stored.keys:
+                raise InvalidInputError(
+                    f"asset {context.asset_key.to_user_string()}: upsert takes no DataFrame of Spark"
+                )
             from trinitylake_ops.spark_jobs import stage_dataframe
 
             return stage_dataframe(
@@ -118,6 +123,8 @@ class _TableIOManager(dg.IOManager):
                 f"asset {context.asset_key.to_user_string()} returned a {type(obj).__name__}; return a DataFrame of"
                 " Spark, pandas or polars, a pyarrow Table or RecordBatchReader, or a StagedTable"
             )
+        if stored.keys:
+            return stage_upsert(lake, rows, stored.name, stored.keys)
         if partitions is not None:
             stored.check_days(context.asset_key, rows.schema, partitions_def)
         return stage_arrow(

@@ -15,17 +15,19 @@ from trinitylake_ops.format.nodes.keys import validate_name
 from trinitylake_ops.tables.writing.staged_table import StagedTable
 from trinitylake_ops.tables.writing.write_mode import Mode
 
-StoreMode: TypeAlias = Literal["overwrite", "overwrite_partition", "append"]
+StoreMode: TypeAlias = Literal["overwrite", "overwrite_partition", "append", "upsert"]
 
 _MODES: Mapping[StoreMode, Mode] = {
     "overwrite": "replace_table",
     "overwrite_partition": "replace_partitions",
     "append": "append",
+    "upsert": "append",  # of the rows whose keys are new; the others are updated
 }
 _TABLE = "trinitylake/table"
 _MODE = "trinitylake/mode"
 _PARTITION_BY = "trinitylake/partition_by"
 _PARTITION_FORMAT = "trinitylake/partition_format"
+_KEYS = "trinitylake/keys"
 _LINEAGE = "dagster/column_lineage"
 _COLUMNS = "dagster/column_schema"
 
@@ -42,13 +44,14 @@ def stored_as(
     mode: StoreMode | None = None,
     partition_by: Sequence[str] = (),
     partition_format: Mapping[str, str] | None = None,
+    keys: Sequence[str] = (),
     column_lineage: dg.TableColumnLineage | None = None,
     preview_rows: int = 0,
 ) -> dict[str, Any]:
     """Return the metadata of an asset that says how :class:`TrinityLakeIOManager` stores it.
 
     ``table`` is ``namespace.table``, by default the last two parts of the asset's key. With the ``mode`` ``overwrite``
-    all rows are replaced, with ``append`` none. With ``overwrite_partition``, those of the run's partitions are
+    all rows are replaced, with ``append`` none. ``upsert`` updates the rows of the same ``keys``, and adds others. With ``overwrite_partition``, those of the run's partitions are
     replaced if the asset has Dagster partitions. Otherwise it replaces the partitions that rows arrive for. The default
     is ``overwrite_partition`` for an asset with Dagster partitions, and ``overwrite`` for others. ``partition_by`` are
     the table's partition columns. Dagster's partition key is the value of the one column. In a key of several
@@ -64,12 +67,14 @@ def stored_as(
     columns = list(partition_by)
     if mode == "overwrite_partition" and not columns:
         raise InvalidInputError("mode overwrite_partition needs the columns of the partitions, partition_by")
+    if (mode == "upsert") != bool(keys):
+        raise InvalidInputError("mode upsert needs the columns by which rows are the same, keys; no other mode has any")
     if partition_format is not None and sorted(partition_format) != sorted(columns):
         raise InvalidInputError("partition_format needs a format for each column of partition_by, and for no other")
     if not 0 <= preview_rows <= MOST_PREVIEW_ROWS:
         raise InvalidInputError(f"preview_rows is {preview_rows}, it must be from 0 to {MOST_PREVIEW_ROWS}")
     metadata: dict[str, Any] = {_TABLE: table, _MODE: mode, _PARTITION_BY: columns, _PARTITION_FORMAT: partition_format}
-    metadata |= {PREVIEW_ROWS: preview_rows, _LINEAGE: column_lineage}
+    metadata |= {_KEYS: list(keys), PREVIEW_ROWS: preview_rows, _LINEAGE: column_lineage}
     return {name: value for name, value in metadata.items() if value}
 
 
@@ -103,12 +108,16 @@ def said_of(asset_key: dg.AssetKey, metadata: Mapping[str, Any], staged: StagedT
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stored:
-    """What the metadata of an asset says, with what its partitions add: ``columns`` are those of the table's."""
+    """What the metadata of an asset says, with what its partitions add: ``columns`` are those of the table's.
+
+    ``keys`` are the columns by which rows are updated, none where they are only added or replaced.
+    """
 
     name: tuple[str, str]
     mode: Mode
     columns: tuple[str, ...]
     formats: Mapping[str, str] | None
+    keys: tuple[str, ...] = ()
 
     @classmethod
     def of(
@@ -123,7 +132,8 @@ class Stored:
         if partitions is not None:
             _check_dimensions(asset_key.to_user_string(), partitions, columns, formats)
         mode = _MODES[said or ("overwrite" if partitions is None else "overwrite_partition")]
-        return cls(name=table_of(asset_key, metadata), mode=mode, columns=tuple(columns), formats=formats)
+        keys = tuple(_plain(metadata.get(_KEYS)) or ())
+        return cls(name=table_of(asset_key, metadata), mode=mode, columns=tuple(columns), formats=formats, keys=keys)
 
     def check_rows_are_known(self, asset_key: dg.AssetKey) -> None:
         """Raise InvalidInputError if nothing says which rows of the table a run replaces."""
