@@ -50,15 +50,16 @@ def stored_as(
 ) -> dict[str, Any]:
     """Return the metadata of an asset that says how :class:`TrinityLakeIOManager` stores it.
 
-    ``table`` is ``namespace.table``, by default the last two parts of the asset's key. With the ``mode`` ``overwrite``
-    all rows are replaced, with ``append`` none. ``upsert`` updates the rows of the same ``keys``, and adds others. With ``overwrite_partition``, those of the run's partitions are
-    replaced if the asset has Dagster partitions. Otherwise it replaces the partitions that rows arrive for. The default
-    is ``overwrite_partition`` for an asset with Dagster partitions, and ``overwrite`` for others. ``partition_by`` are
-    the table's partition columns. Dagster's partition key is the value of the one column. In a key of several
-    dimensions, each is the value of the column of its name, and ``partition_by`` need not be given. For partitions by
-    time ``partition_format`` may give a ``strftime`` format per column, such as ``{"year": "%Y", "month": "%m"}``.
-    ``column_lineage`` says of which columns of other assets its columns are made. With ``preview_rows``, so many of its
-    first rows are shown with each version, and kept by Dagster. Raises InvalidInputError.
+    ``table`` is ``namespace.table``, by default the last two parts of the asset's key. With the ``mode``
+    ``overwrite`` all rows are replaced, with ``append`` none. ``upsert`` updates the rows of the same ``keys``, and
+    adds others. With ``overwrite_partition``, those of the run's partitions are replaced if the asset has Dagster
+    partitions. Otherwise it replaces the partitions that rows arrive for. The default is ``overwrite_partition`` for
+    an asset with Dagster partitions, and ``overwrite`` for others. ``partition_by`` are the table's partition
+    columns. Dagster's partition key is the value of the one column. In a key of several dimensions, each is the value
+    of the column of its name, and ``partition_by`` need not be given. For partitions by time ``partition_format`` may
+    give a ``strftime`` format per column, such as ``{"year": "%Y", "month": "%m"}``. ``column_lineage`` says of which
+    columns of other assets its columns are made. With ``preview_rows``, so many of its first rows are shown with each
+    version, and kept by Dagster. Raises InvalidInputError.
     """
     if mode is not None and mode not in _MODES:
         raise InvalidInputError(f"mode {mode!r} is none of {', '.join(get_args(StoreMode))}")
