@@ -1,7 +1,5 @@
 """The page of a table's asset: what it shows after publications, rollbacks and observations, within its bounds."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from datetime import timedelta

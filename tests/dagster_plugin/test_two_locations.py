@@ -1,7 +1,5 @@
 """Two code locations of one Dagster instance publish into one lakehouse, to the same and to different tables."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
