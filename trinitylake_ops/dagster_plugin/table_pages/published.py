@@ -36,12 +36,14 @@ class PublishedPages:
         What cannot be read is said there. The version is published, whatever happens to its pages.
         """
         name = (staged.namespace, staged.table)
+        shown: dict[str, Any] = {}
         try:
             if name not in self._made:
                 self._made[name] = self._pages.of(*name, preview_rows=note.preview_rows)
-            return {**self._made[name], **self._partition(name, note)}
+            shown |= self._made[name]
+            return shown | self._partition(name, note)
         except TrinityLakeError as error:
-            return {"not_shown": str(error)}
+            return {**shown, "not_shown": str(error)}
 
     @cached_attribute
     def _pages(self) -> TablePages:

@@ -8,7 +8,6 @@ from itertools import islice
 from typing import Any
 
 import dagster as dg
-import pyarrow as pa
 from pyiceberg.expressions import AlwaysTrue
 from pyiceberg.table import FileScanTask, Table
 from pyiceberg.table.snapshots import TOTAL_DATA_FILES
@@ -88,22 +87,16 @@ def preview(table: Table, files: Sequence[FileScanTask], n_rows: int) -> dg.Meta
     if small is None:
         return dg.MetadataValue.text("it has no rows" if not files else "its data files are too large to read for it")
     columns = [column.name for column in table.schema().fields[:MOST_PREVIEWED_COLUMNS]]
-    batches = _batches(table, small, columns, n_rows)
+    from pyiceberg.io.pyarrow import ArrowScan  # importing it loads pandas
+
+    scan = ArrowScan(table.metadata, table.io, table.schema().select(*columns), AlwaysTrue(), limit=n_rows)
     shown: list[Sequence[object]] = []
-    for batch in batches:
+    for batch in scan.to_record_batches([small]):
         values = [batch.column(name).to_pylist() for name in columns]
         shown += islice(zip(*values, strict=True), n_rows - len(shown))
         if len(shown) >= n_rows:
             break
     return markdown_table(columns, ([_short(value) for value in row] for row in shown))
-
-
-def _batches(table: Table, task: FileScanTask, columns: Sequence[str], n_rows: int) -> Any:
-    from pyiceberg.io.pyarrow import ArrowScan  # importing it loads pandas
-
-    scan = ArrowScan(table.metadata, table.io, table.schema().select(*columns), AlwaysTrue(), limit=n_rows)
-    batches: Any = scan.to_record_batches([task])
-    return (pa.RecordBatch.from_arrays(batch.columns, schema=batch.schema) for batch in batches)
 
 
 def _short(value: object) -> str:
