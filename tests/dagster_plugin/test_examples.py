@@ -140,6 +140,12 @@ assert "dagster" not in sys.modules
 """
 
 
+# What Dagster's own client of Pipes warns of by itself.
+OF_PIPES = pytest.mark.filterwarnings(
+    "ignore:AssetExecutionContext.run_id is deprecated:DeprecationWarning", "ignore::dagster.PreviewWarning"
+)
+
+
 def piped(
     monkeypatch: pytest.MonkeyPatch, lake: Lakehouse, instance: dg.DagsterInstance, command: str
 ) -> dg.ExecuteInProcessResult:
@@ -152,6 +158,7 @@ def piped(
     return defs.resolve_job_def("load").execute_in_process(instance=instance, raise_on_error=False)
 
 
+@OF_PIPES
 def test_what_another_program_stages_is_published_with_the_run(
     lakes: Lakes, instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -172,6 +179,7 @@ def test_what_another_program_stages_is_published_with_the_run(
     assert lake.latest_version() == 1
 
 
+@OF_PIPES
 @pytest.mark.soak
 def test_spark_submit_reports_what_it_staged(
     lakes: Lakes, instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch

@@ -48,21 +48,23 @@ class Location:
         )
 
     def _assets(self) -> list[dg.AssetsDefinition]:
-        def made(key: dg.AssetKey) -> dg.AssetsDefinition:
+        def made(key: dg.AssetKey, after: list[dg.AssetKey]) -> dg.AssetsDefinition:
             @dg.asset(
                 key=key,
+                deps=after,
                 partitions_def=REGIONS,
                 io_manager_key=self.names.io_manager_key,
                 metadata=stored_as(partition_by=["region"]),
             )
             def table(context: dg.AssetExecutionContext) -> pa.Table:
-                meanwhile, self.meanwhile = self.meanwhile, lambda: None
-                meanwhile()
+                if after:
+                    meanwhile, self.meanwhile = self.meanwhile, lambda: None
+                    meanwhile()
                 return pa.table({"region": [context.partition_key], "by": [self.name]})
 
             return table
 
-        shared, own = made(self.shared), made(self.own)
+        shared, own = made(self.shared, []), made(self.own, [self.shared])
         publish = build_publish_asset(
             key=[self.name, "publish"],
             tables={"shared": shared, "own": own},

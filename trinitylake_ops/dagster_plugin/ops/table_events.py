@@ -10,9 +10,16 @@ import dagster as dg
 
 from trinitylake_ops import Lakehouse
 from trinitylake_ops.dagster_plugin.io_manager import TrinityLakeIOManager
+from trinitylake_ops.dagster_plugin.metadata import column_schema
 from trinitylake_ops.dagster_plugin.names import LakehouseNames
 from trinitylake_ops.dagster_plugin.resources import TrinityLakeResource
-from trinitylake_ops.dagster_plugin.stored.settings import Stored, names_table, preview_rows_of, table_of
+from trinitylake_ops.dagster_plugin.stored.settings import (
+    Stored,
+    described_in,
+    names_table,
+    preview_rows_of,
+    table_of,
+)
 from trinitylake_ops.dagster_plugin.table_pages.pages import TablePages
 from trinitylake_ops.dagster_plugin.table_pages.rows import partition_row_count
 from trinitylake_ops.errors import InvalidInputError, TrinityLakeError
@@ -35,12 +42,13 @@ TableEvent: TypeAlias = dg.AssetMaterialization | dg.AssetObservation
 class _Holder:
     """An asset that holds a table: its key, and how its partitions are stored, None without any.
 
-    ``preview_rows`` is how many of the table's first rows it shows.
+    ``preview_rows`` is how many of the table's first rows it shows, and ``described`` what it says of its columns.
     """
 
     key: dg.AssetKey
     stored: Stored | None = None
     preview_rows: int = 0
+    described: dg.TableSchema | None = None
     partitions: dg.PartitionsDefinition[str] | None = None
 
 
@@ -86,7 +94,7 @@ class TableAssets:
                 stored = None if partitions is None else Stored.of(node.key, node.metadata, partitions)
             except InvalidInputError:  # its runs say so
                 continue
-            holder = _Holder(node.key, stored, preview_rows_of(node.metadata), partitions)
+            holder = _Holder(node.key, stored, preview_rows_of(node.metadata), described_in(node.metadata), partitions)
             self._holders[node.key] = holder
             self._found.setdefault(name, []).append(holder)
 
@@ -147,6 +155,9 @@ class TableChanges:
                 preview_rows = max(holder.preview_rows for holder in holders)
                 shown = {**_page(pages, change.namespace, change.table, preview_rows), **shown}
             for holder in holders:
+                if holder.described is not None and change.kind != "removed":
+                    definition = self.after.table(change.namespace, change.table)
+                    shown["dagster/column_schema"] = column_schema(definition, holder.described)
                 if change.kind == "removed" or not has_new_rows:
                     yield dg.AssetObservation(holder.key, metadata=shown)
                     continue

@@ -141,7 +141,7 @@ def published_events(
         for key in ready or left:
             for note in notes[key]:
                 event = _published(key, note, tables[key], version, reported)
-                yield event.with_metadata({**event.metadata, **shown(tables[key], note)})
+                yield event.with_metadata({**shown(tables[key], note), **event.metadata})
             records = instance.fetch_materializations(key, limit=1).records
             data_version = notes[key][0].tags.get(DATA_VERSION_TAG) if notes[key] else None
             reported[key] = (data_version, records[0].storage_id if records else None)

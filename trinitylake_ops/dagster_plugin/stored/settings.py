@@ -85,14 +85,19 @@ def preview_rows_of(metadata: Mapping[str, Any]) -> int:
     return min(number, MOST_PREVIEW_ROWS) if type(number) is int and number > 0 else 0
 
 
+def described_in(metadata: Mapping[str, Any]) -> dg.TableSchema | None:
+    """Return what an asset says of the columns of its table, None if it says nothing."""
+    described: dg.TableSchema | None = _plain(metadata.get(_COLUMNS))
+    return described
+
+
 def said_of(asset_key: dg.AssetKey, metadata: Mapping[str, Any], staged: StagedTable) -> dict[str, Any]:
     """Return what an asset says of its table, as metadata of it: of its columns, their origin, and its preview.
 
     Descriptions and tags of columns are those of ``dagster/column_schema``. Raises InvalidInputError for the origin of
     a column that the table lacks.
     """
-    described: dg.TableSchema | None = _plain(metadata.get(_COLUMNS))
-    said: dict[str, Any] = {_COLUMNS: column_schema(staged.table_def, described)}
+    said: dict[str, Any] = {_COLUMNS: column_schema(staged.table_def, described_in(metadata))}
     if preview_rows := preview_rows_of(metadata):
         said[PREVIEW_ROWS] = preview_rows
     lineage: dg.TableColumnLineage | None = _plain(metadata.get(_LINEAGE))
