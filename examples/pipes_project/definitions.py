@@ -26,10 +26,11 @@ PROGRAM = Path(__file__).with_name("load_orders.py")
 
 
 @dg.asset(key=["shop", "orders"], io_manager_key=SHOP.io_manager_key)
-def orders(context: dg.AssetExecutionContext, submit: dg.PipesSubprocessClient) -> StagedTable:
-    """The orders, as the program staged them."""
+def orders(context: dg.AssetExecutionContext, submit: dg.PipesSubprocessClient) -> dg.Output[StagedTable]:
+    """The orders, as the program staged them. A step that uses Pipes returns Outputs."""
     command = [*shlex.split(os.environ.get("SUBMIT", "spark-submit")), str(PROGRAM), ROOT]
-    return staged_by_pipes(submit.run(command=command, context=context), "shop.orders")
+    completed = submit.run(command=command, context=context)
+    return dg.Output(staged_by_pipes(completed, "shop.orders"))
 
 
 publish = build_publish_asset(key=["publish", "shop"], tables={"orders": orders}, description="The shop.", names=SHOP)
