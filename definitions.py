@@ -32,6 +32,7 @@ defs = dg.Definitions.merge(
     # Its schedules and sensors are off until somebody turns them on.
     build_trinitylake_definitions(
         LakehouseSettings(
+            name="",  # one lakehouse, whose jobs have their plain names
             lakehouse=TrinityLakeResource(root=ROOT, storage_options=StorageSettings.from_environment()),
             published_by=[REFERENCE_PUBLISHED, MONTH_PUBLISHED],
             # Up to where schedules let go of something without approval.

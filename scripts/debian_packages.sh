@@ -1,15 +1,16 @@
 #!/usr/bin/env bash
 # Makes sure of the Debian packages that some tests need, and prints the pytest marker expression that
 # selects the tests which can run: everything, or, without them, all but those marked debian_packages.
-# As root they are installed; in CI (CI=true) a missing one is an error.
+# As root they are installed; in CI (CI=true) a missing one is an error. Arguments are further lists of packages.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
+lists=(deploy/debian-packages.txt "$@")
 
 # A package counts as installed, too, where another provides it: the Node.js of others brings its own npm.
 missing_packages() {
     local package provided
     provided=$(dpkg-query --show --showformat '${db:Status-Abbrev} ,${Provides},\n' | sed -n 's/^ii *//p' | tr -d ' ')
-    sed -e '/^#/d' -e '/^$/d' deploy/debian-packages.txt | while read -r package; do
+    sed -e '/^#/d' -e '/^$/d' "${lists[@]}" | while read -r package; do
         dpkg-query --show --showformat '${db:Status-Abbrev}' "$package" 2>/dev/null | grep -q '^ii' ||
             grep -qE ",$package(\(=[^)]*\))?," <<<"$provided" || echo "$package"
     done

@@ -38,5 +38,5 @@ run_all() {
     return $((${#failed[@]} > 0))
 }
 
-selection=$(scripts/debian_packages.sh)
+selection=$(scripts/debian_packages.sh deploy/debian-packages-soak.txt)
 run_all "$@" 2>&1 | tee "$log"

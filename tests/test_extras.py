@@ -183,9 +183,9 @@ resources = {"io": plugin.TrinityLakeIOManager(lakehouse=lakehouse), "lakehouse"
 with dg.DagsterInstance.ephemeral() as instance:
     ran = dg.materialize([orders, publish], resources=resources, instance=instance)
     assert ran.success
-    definitions = plugin.build_trinitylake_definitions(plugin.LakehouseSettings(lakehouse=lakehouse))
+    definitions = plugin.build_trinitylake_definitions(plugin.LakehouseSettings(name="", lakehouse=lakehouse))
     verify = definitions.resolve_job_def("verify").execute_in_process(instance=instance, raise_on_error=False)
-    definitions = plugin.build_trinitylake_definitions(plugin.LakehouseSettings(lakehouse=engine))
+    definitions = plugin.build_trinitylake_definitions(plugin.LakehouseSettings(name="", lakehouse=engine))
     spark = definitions.resolve_job_def("verify").execute_in_process(instance=instance, raise_on_error=False)
 failures = [event.step_failure_data.error for event in spark.all_events if event.is_step_failure]
 told = [cause.message for error in failures for cause in (error, error.cause) if cause is not None]

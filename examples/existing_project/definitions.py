@@ -20,5 +20,5 @@ publish = build_publish_asset(key=["publish", "sales"], tables=tables, descripti
 io_manager = TrinityLakeIOManager(lakehouse=lakehouse)
 defs = dg.Definitions.merge(
     dg.Definitions(assets=[*TABLES, publish], asset_checks=CHECKS, resources={"io_manager": io_manager}),
-    build_trinitylake_definitions(LakehouseSettings(lakehouse=lakehouse, published_by=[publish.key])),
+    build_trinitylake_definitions(LakehouseSettings(name="", lakehouse=lakehouse, published_by=[publish.key])),
 )

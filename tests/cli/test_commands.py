@@ -114,6 +114,7 @@ def test_the_commands_are_the_fixed_ones() -> None:
         "compare",
         "promote",
         "refresh",
+        "completion",
     ]
     assert sorted([*fixed.split(), *freeing.split(), *more]) == COMMANDS
 
@@ -124,7 +125,7 @@ def test_help_shows_an_example_and_offers_json(cli: Cli, command: str, flag: str
     result = cli(command, flag, root=None)
     assert (result.code, result.err) == (0, "")
     assert f"Example: trinitylake {'--root /data/lake ' if command == 'init' else ''}{command}" in result.out
-    assert "--json" in result.out or command == "serve"  # it answers by HTTP
+    assert "--json" in result.out or command in ("serve", "completion")  # by HTTP, and for a shell
 
 
 def test_general_help_lists_commands_and_exit_codes(cli: Cli) -> None:

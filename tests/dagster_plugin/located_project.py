@@ -44,7 +44,7 @@ def _after(key: dg.AssetKey, dep: dg.AssetKey, condition: Any, partitions: Any =
 def location() -> dg.Definitions:
     lakehouse = TrinityLakeResource(root=os.environ[ROOT], storage_options=StorageSettings(fsync="false"))
     return dg.Definitions.merge(
-        build_trinitylake_definitions(LakehouseSettings(lakehouse=lakehouse, tables=["others.observed"])),
+        build_trinitylake_definitions(LakehouseSettings(name="", lakehouse=lakehouse, tables=["others.observed"])),
         dg.Definitions(
             assets=[
                 *(orders, prices),

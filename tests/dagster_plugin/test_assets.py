@@ -19,12 +19,12 @@ from trinitylake_ops.dagster_plugin.assets import (
     build_exports_asset,
     build_head_asset,
     build_table_asset,
-    table_metadata,
 )
 from trinitylake_ops.dagster_plugin.automation.sensors import build_commit_sensor
 from trinitylake_ops.dagster_plugin.head_metadata import head_metadata
 from trinitylake_ops.dagster_plugin.names import ONLY
 from trinitylake_ops.dagster_plugin.resources import TrinityLakeResource
+from trinitylake_ops.dagster_plugin.table_pages.pages import table_metadata
 from trinitylake_ops.errors import InvalidInputError, TableNotFoundError
 from trinitylake_ops.format.definitions import METADATA_LOCATION, Column, DataType, Schema, TableDef
 from trinitylake_ops.format.file_names import root_path

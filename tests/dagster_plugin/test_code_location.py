@@ -208,9 +208,9 @@ def test_commits_to_each_lakehouse_are_its_sensors(lakes: Lakes, instance: dg.Da
 @pytest.mark.parametrize(
     ("lakehouses", "said"),
     [
-        ([("file:///a/b/", "a"), ("memory://b/", "a")], "two lakehouses have the name 'a'"),
+        ([("file:///a/b/", "a"), ("memory://b/", "a")], "two lakehouses have the same name='a'"),
         ([("file:///a/b/", "a"), ("/a/b", "b")], "'a', 'b' have one root"),
-        ([("memory://a/", ""), ("memory://b/", "b")], "a lakehouse beside others needs a name"),
+        ([("memory://a/", ""), ("memory://b/", "b")], "a lakehouse beside others needs a name=: "),
         ([("memory://a/", "Sales!")], "'Sales!' cannot name a lakehouse in Dagster"),
     ],
     ids=["name", "root", "no-name", "what-is-no-name"],
@@ -218,6 +218,16 @@ def test_commits_to_each_lakehouse_are_its_sensors(lakes: Lakes, instance: dg.Da
 def test_lakehouses_that_cannot_be_told_apart(lakehouses: list[tuple[str, str]], said: str) -> None:
     with pytest.raises(InvalidInputError, match=said):
         build_trinitylake_definitions(*(settings(root, name) for root, name in lakehouses))
+
+
+def test_a_lakehouse_takes_plain_names_only_if_told_so() -> None:
+    lakehouse = TrinityLakeResource(root="memory://m/")
+    with pytest.raises(InvalidInputError, match="name= of LakehouseSettings is missing"):
+        build_trinitylake_definitions(LakehouseSettings(lakehouse=lakehouse))
+    plain = build_trinitylake_definitions(LakehouseSettings(name="", lakehouse=lakehouse))
+    assert {"verify", "rollback", "lakehouse_checks"} <= jobs_of(plain)
+    named = build_trinitylake_definitions(LakehouseSettings(name="sales", lakehouse=lakehouse))
+    assert not jobs_of(plain) & jobs_of(named)
 
 
 @pytest.mark.parametrize("value", [None, "memory://shared/"], ids=["unset", "set"])

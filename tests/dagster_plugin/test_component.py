@@ -25,6 +25,7 @@ TYPE = "trinitylake_ops.dagster_plugin.component.TrinityLakeMaintenanceComponent
 
 
 WRONG = [
+    ("name: null", "name= of LakehouseSettings is missing"),
     ("name: Sales!", "'Sales!' cannot name a lakehouse"),
     ("root: s3://bucket/../lake", "'root' is not shown, as it may hold credentials"),
     ("storage_options: {colour: red}", "unknown option 'colour'"),
@@ -174,7 +175,7 @@ def test_checks_have_the_same_limits_as_in_code() -> None:
 
 @pytest.mark.parametrize(("attributes", "said"), WRONG, ids=[text.split(":")[0] for text, _ in WRONG])
 def test_a_wrong_value_is_one_clear_message(attributes: str, said: str) -> None:
-    given = {"root": "memory://m/", **yaml.safe_load(attributes)}
+    given = {"name": "lake", "root": "memory://m/", **yaml.safe_load(attributes)}
     component = TrinityLakeMaintenanceComponent.resolve_from_yaml(yaml.safe_dump(given))
     with pytest.raises(dg.DagsterInvalidDefinitionError) as caught:
         component.build_defs(dg.ComponentTree.for_test().load_context)

@@ -123,3 +123,69 @@ def test_a_lakehouse_by_yaml(lakes: Lakes, instance: dg.DagsterInstance, monkeyp
     finally:
         for name in [name for name in sys.modules if name.split(".")[0] == "my_lakes"]:
             del sys.modules[name]
+
+
+STAGES_ARROW = """
+import sys
+import pyarrow as pa
+from dagster_pipes import open_dagster_pipes
+from trinitylake_ops import Lakehouse
+from trinitylake_ops.dagster_plugin import report_staged
+from trinitylake_ops.tables import stage_arrow
+
+with open_dagster_pipes() as pipes:
+    rows = pa.table({"customer": [1, 2], "euros": [20.0, 5.5]})
+    report_staged(pipes, stage_arrow(Lakehouse.open(sys.argv[2]), rows, "shop", NAME, mode="replace_table"))
+assert "dagster" not in sys.modules
+"""
+
+
+# What Dagster's own client of Pipes warns of by itself.
+OF_PIPES = pytest.mark.filterwarnings(
+    "ignore:AssetExecutionContext.run_id is deprecated:DeprecationWarning", "ignore::dagster.PreviewWarning"
+)
+
+
+def piped(
+    monkeypatch: pytest.MonkeyPatch, lake: Lakehouse, instance: dg.DagsterInstance, command: str
+) -> dg.ExecuteInProcessResult:
+    monkeypatch.setenv("LAKE_ROOT", lake.root)
+    monkeypatch.setenv("SUBMIT", command)
+    definitions = dg.Definitions.merge(load(monkeypatch, "pipes_project/definitions.py").defs, IN_PROCESS)
+    keys = [dg.AssetKey(["shop", "orders"]), dg.AssetKey(["publish", "shop"])]
+    job = dg.define_asset_job("load", selection=dg.AssetSelection.assets(*keys))
+    defs = dg.Definitions.merge(definitions, dg.Definitions(jobs=[job]))
+    return defs.resolve_job_def("load").execute_in_process(instance=instance, raise_on_error=False)
+
+
+@OF_PIPES
+def test_what_another_program_stages_is_published_with_the_run(
+    lakes: Lakes, instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    lake, program = lakes.local(), tmp_path / "stages.py"
+    program.write_text(STAGES_ARROW.replace("NAME", '"orders"'))
+    result = piped(monkeypatch, lake, instance, f"{sys.executable} {program}")
+    assert result.success
+    assert catalog_at(lake).load_table("shop.orders").scan().to_arrow().num_rows == 2
+    (event,) = instance.fetch_materializations(dg.AssetKey(["shop", "orders"]), limit=9).records
+    assert event.asset_materialization is not None
+    assert event.asset_materialization.metadata["dagster/row_count"].value == 2
+    program.write_text(STAGES_ARROW.replace("NAME", '"items"'))
+    failed = piped(monkeypatch, lake, instance, f"{sys.executable} {program}")
+    (failure,) = [one for one in failed.all_events if one.is_step_failure]
+    assert "the program reported no staged table 'shop.orders'; it reported shop.items" in str(
+        failure.step_failure_data.error
+    )
+    assert lake.latest_version() == 1
+
+
+@OF_PIPES
+@pytest.mark.soak
+def test_spark_submit_reports_what_it_staged(
+    lakes: Lakes, instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lake = lakes.local()
+    submit = Path(sys.executable).with_name("spark-submit")
+    assert submit.exists()
+    assert piped(monkeypatch, lake, instance, f"{submit} --master local[2]").success
+    assert catalog_at(lake).load_table("shop.orders").scan().to_arrow().num_rows == 2

@@ -422,6 +422,33 @@ def test_days_of_moments_and_inner_steps_are_refused_in_a_line(lake: Lakehouse, 
         run(lake, instance, [made])
 
 
+def test_rows_of_the_same_keys_are_updated(lake: Lakehouse, instance: dg.DagsterInstance) -> None:
+    given: list[pa.Table] = []
+
+    @dg.asset(key=["shop", "prices"], metadata=stored_as(mode="upsert", keys=["sku"]))
+    def prices() -> pa.Table:
+        return given.pop()
+
+    def put(*new: tuple[str, float]) -> list[tuple[str, float]]:
+        given.append(pa.table({"sku": [sku for sku, _ in new], "euros": [euros for _, euros in new]}))
+        assert run(lake, instance, [prices]).success
+        return sorted((row["sku"], row["euros"]) for row in rows(lake, "shop", "prices"))
+
+    assert put(("a", 1.0), ("b", 2.0)) == [("a", 1.0), ("b", 2.0)]
+    assert put(("b", 2.5), ("c", 3.0)) == [("a", 1.0), ("b", 2.5), ("c", 3.0)]
+    assert put(("b", 2.5)) == [("a", 1.0), ("b", 2.5), ("c", 3.0)], "nothing changes"
+    with pytest.raises(InvalidInputError, match=r"table shop\.prices: there are several rows with the same sku"):
+        put(("d", 1.0), ("d", 2.0))
+    given.append(pa.table({"sku": ["a"], "euros": ["many"]}))
+    with pytest.raises(InvalidInputError, match=r"table shop\.prices: the rows cannot be upserted: "):
+        run(lake, instance, [prices])
+    given.append(pa.table({"n": [1]}))
+    with pytest.raises(InvalidInputError, match="the rows have no column 'sku', which is one of the keys"):
+        run(lake, instance, [prices])
+    with pytest.raises(InvalidInputError, match="mode upsert needs the columns by which rows are the same"):
+        stored_as(mode="upsert")
+
+
 def test_what_a_commit_says_of_long_names_has_room_in_it(lake: Lakehouse, instance: dg.DagsterInstance) -> None:
     partition = "\N{GRINNING FACE}" * 200  # four bytes each
 

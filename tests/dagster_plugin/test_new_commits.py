@@ -69,7 +69,7 @@ class Watched:
             expire(self.lake, f"{first}-{last}")
 
     def tick(self, limits: Limits, is_killed: bool = False) -> News:
-        news = find_news(self.lake, self.cursor, lambda run: run == OURS, limits)
+        news = find_news(self.lake, self.cursor, lambda run: "own" if run == OURS else "other", limits)
         for stretch in news.stretches:
             versions = range(stretch.first, stretch.last + 1)
             self.reported |= {(version, change.table or "") for version in versions for change in stretch.changes}

@@ -13,8 +13,10 @@ from logging.handlers import MemoryHandler
 from typing import cast
 
 import click
+from click.shell_completion import CompletionItem
 
 from trinitylake_ops.cli.context import Session, storage_options_of
+from trinitylake_ops.cli.terminal.completion import completed
 from trinitylake_ops.cli.terminal.signals import Terminated
 from trinitylake_ops.cli.terminal.wording import SaidFormatter, log_warning, said
 from trinitylake_ops.errors import TrinityLakeError
@@ -34,6 +36,7 @@ _COMMANDS: Mapping[str, tuple[str, str]] = {
     "compact": ("change", "Flush buffers and merge thin nodes."),
     "compact-tables": ("change", "Plan or do the merge of small data files."),
     "compare": ("clones", "Compare a clone with this lakehouse."),
+    "completion": ("terminal.completion", "Print what lets a shell complete commands and options."),
     "create-namespace": ("change", "Create a namespace."),
     "diff": ("read", "List what differs between two versions."),
     "drop-clone": ("clones", "Plan or do the drop of a clone."),
@@ -84,11 +87,17 @@ class _Commands(Mapping[str, click.Command]):
 
 
 class _Group(click.Group):
-    """A group whose help loads no command."""
+    """A group whose help and completion load no command."""
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
             formatter.write_dl([(name, short_help) for name, (_, short_help) in _COMMANDS.items()])
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        found = [
+            CompletionItem(name, help=what) for name, (_, what) in _COMMANDS.items() if name.startswith(incomplete)
+        ]
+        return [*found, *click.Command.shell_complete(self, ctx, incomplete)]
 
 
 @click.group(
@@ -164,6 +173,12 @@ def main() -> None:
 
 
 def run() -> int:
+    """Run the command line, or answer a shell that asks for completions. Returns the exit code."""
+    answered = completed(trinitylake)
+    return _run() if answered is None else answered
+
+
+def _run() -> int:
     """Run the command line and return the exit code. Every error is one line on standard error."""
     held = _held_warnings()
     for stream in (sys.stdout, sys.stderr):

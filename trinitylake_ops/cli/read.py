@@ -33,6 +33,7 @@ from trinitylake_ops.format.definitions import (
     ExportRecord,
     IsolationLevel,
     LakehouseDef,
+    ParentRecord,
     RetentionRules,
 )
 from trinitylake_ops.format.limits import MAX_NODE_FILE_BYTES, MAX_ORDER, MIN_ORDER
@@ -174,6 +175,8 @@ def _setting(value: Any) -> object:
         return value.name.lower()
     if isinstance(value, RetentionRules):
         value = {spec.name: getattr(value, spec.name) for spec in fields(value) if getattr(value, spec.name)}
+    if isinstance(value, ParentRecord):
+        return f"{value.root} at version {value.version}, as {value.name}"
     if isinstance(value, Mapping):
         return ", ".join(f"{name}={text}" for name, text in sorted(value.items()))
     if isinstance(value, tuple):

@@ -25,8 +25,10 @@ if TYPE_CHECKING:
     from trinitylake_ops.dagster_plugin.ops.scheduled import ApplyLimits
     from trinitylake_ops.dagster_plugin.publish import build_publish_asset
     from trinitylake_ops.dagster_plugin.resources import SparkResource, TrinityLakeResource
+    from trinitylake_ops.dagster_plugin.runs.pipes import report_staged, staged_by_pipes
     from trinitylake_ops.dagster_plugin.storage_settings import SecretVariables, StorageSettings
     from trinitylake_ops.dagster_plugin.stored.settings import stored_as
+    from trinitylake_ops.dagster_plugin.table_pages.specs import as_tables
 
 __all__ = [
     "ApplyLimits",
@@ -41,6 +43,7 @@ __all__ = [
     "TrinityLakeIOManager",
     "TrinityLakeMaintenanceComponent",
     "TrinityLakeResource",
+    "as_tables",
     "build_checks_job",
     "build_closed_branch_sensor",
     "build_commit_sensor",
@@ -54,6 +57,8 @@ __all__ = [
     "build_table_asset",
     "build_trinitylake_definitions",
     "published",
+    "report_staged",
+    "staged_by_pipes",
     "stored_as",
 ]
 
@@ -95,11 +100,16 @@ __getattr__, __dir__ = lazy_face(
             "SparkResource",
             "TrinityLakeResource",
         ),
+        "runs.pipes": (
+            "report_staged",
+            "staged_by_pipes",
+        ),
         "storage_settings": (
             "SecretVariables",
             "StorageSettings",
         ),
         "stored.settings": ("stored_as",),
+        "table_pages.specs": ("as_tables",),
     },
     extra="dagster",
 )

@@ -8,33 +8,29 @@ materialization of the head.
 import hashlib
 import json
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import dagster as dg
 
 from trinitylake_ops import Lakehouse, maintenance
 from trinitylake_ops.dagster_plugin.head_metadata import GAP, VERSION, head_metadata
-from trinitylake_ops.dagster_plugin.metadata import DATA_VERSION_TAG, column_schema, figures
+from trinitylake_ops.dagster_plugin.metadata import DATA_VERSION_TAG, figures
 from trinitylake_ops.dagster_plugin.names import ONLY, LakehouseNames
 from trinitylake_ops.dagster_plugin.options import NO_OPTIONS
 from trinitylake_ops.dagster_plugin.resources import lakehouse_of
 from trinitylake_ops.dagster_plugin.stored.settings import split_name, stored_as
+from trinitylake_ops.dagster_plugin.table_pages.links import location_of
+from trinitylake_ops.dagster_plugin.table_pages.pages import TablePages
+from trinitylake_ops.dagster_plugin.table_pages.specs import KINDS
 from trinitylake_ops.format.definitions import METADATA_LOCATION, TableDef
 from trinitylake_ops.maintenance import ExportInfo
-from trinitylake_ops.tables.catalog import catalog_at
-from trinitylake_ops.tables.managed import metadata_uri
-from trinitylake_ops.versions.snapshot import Snapshot
 
 #: The name of the job that observes, for a lakehouse that is alone.
 OBSERVE_JOB = "observe_lakehouse"
 
 #: How long an observation of the head may count the bytes that can be freed, unless told otherwise.
 RECLAIMABLE_SECONDS = 60.0
-
-# Metadata of a table, by the name of the total in the summary of its Iceberg snapshot.
-_TOTALS = {"dagster/row_count": "total-records", "bytes": "total-files-size", "data_files": "total-data-files"}
 
 _OBSERVATIONS = 100  # events to search for one of the head: those of sensors are between
 
@@ -72,21 +68,23 @@ def build_head_asset(
         description="The lakehouse: each materialization is one of its versions.",
         kinds={"trinitylake"},
     )
-    # This is the form for several assets, as the one for a single asset takes no deps.
-    with _beta():
-        observable = dg.multi_observable_source_asset(
-            name=names.of("observe_head"), specs=[spec], required_resource_keys={names.resource_key}
-        )(observe_head)
-    assert isinstance(observable, dg.AssetsDefinition)
-    return observable
+    return _observable(names.of("observe_head"), spec, names, observe_head)
 
 
-@contextmanager
-def _beta() -> Iterator[None]:
-    """Suppress Dagster's warning, in each process that loads definitions, that observable assets are in beta."""
+def _observable(
+    op: str, spec: dg.AssetSpec, names: LakehouseNames, observe: Callable[..., Iterator[dg.ObserveResult]]
+) -> dg.AssetsDefinition:
+    """Return an observable asset. This is the form for several, as the one for a single asset takes no owners or deps.
+
+    Dagster's warning, in each process that loads definitions, that observable assets are in beta is left out.
+    """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", dg.BetaWarning)
-        yield
+        observable = dg.multi_observable_source_asset(
+            name=op, specs=[spec], required_resource_keys={names.resource_key}
+        )(observe)
+    assert isinstance(observable, dg.AssetsDefinition)
+    return observable
 
 
 def build_observe_job(names: LakehouseNames = ONLY, tables: Sequence[dg.AssetKey] = ()) -> Any:
@@ -115,67 +113,40 @@ def build_table_asset(
     *,
     key: dg.AssetKey | None = None,
     io_manager_key: str | None = None,
-    group_name: str | None = None,
-) -> dg.SourceAsset:
+    preview_rows: int = 0,
+    **spec: Any,
+) -> dg.AssetsDefinition:
     """Return a table of the lakehouse, such as ``"sales.orders"``, as an observable asset.
 
     It is for a table that no asset of the project stages. Its key is namespace and name by default. An observation has
-    the metadata of :func:`table_metadata`. Its data version is the table's metadata. ``io_manager_key`` names the
-    TrinityLakeIOManager by which assets read it, if that is not the default one. Raises InvalidInputError.
+    the metadata of :class:`TablePages`. Its data version is the table's metadata. ``io_manager_key`` names the
+    TrinityLakeIOManager by which assets read it, if that is not the default one. ``preview_rows`` of its first rows are
+    shown, and kept by Dagster. Further keywords, such as ``owners``, ``description``, ``group_name``, ``tags`` and
+    ``freshness_policy``, are those of ``dagster.AssetSpec``. Raises InvalidInputError.
     """
     namespace, name = split_name(table)
+    asset_key = key or names.table_key(namespace, name)
 
-    def observe_table(context: dg.OpExecutionContext) -> dg.ObserveResult:
+    def observe_table(context: dg.AssetExecutionContext) -> Iterator[dg.ObserveResult]:
         lake = lakehouse_of(context.resources, names).open()
         head = lake.snapshot()
         definition = head.table(namespace, name)
-        metadata = table_metadata(lake, head, namespace, name, definition)
-        return dg.ObserveResult(metadata=metadata, data_version=_data_version(definition))
+        pages = TablePages(lake, head, names, location_of(context.run))
+        metadata = pages.of(namespace, name, preview_rows=preview_rows)
+        yield dg.ObserveResult(asset_key=asset_key, metadata=metadata, data_version=_data_version(definition))
 
-    with _beta():
-        observable = dg.observable_source_asset(
-            key=key or names.table_key(namespace, name),
-            io_manager_key=io_manager_key,
-            group_name=group_name,
-            metadata=stored_as(table=table),
-            required_resource_keys={names.resource_key},
-        )(observe_table)
-    assert isinstance(observable, dg.SourceAsset)
-    return observable
+    described = dg.AssetSpec(asset_key, **{"kinds": {*KINDS}, **spec}).merge_attributes(
+        metadata={**stored_as(table=table, preview_rows=preview_rows), "dagster/table_name": table}
+    )
+    if io_manager_key is not None:
+        described = described.with_io_manager_key(io_manager_key)
+    return _observable("observe_" + asset_key.to_python_identifier(), described, names, observe_table)
 
 
 def _data_version(definition: TableDef) -> dg.DataVersion:
     """Return a text that changes with the table: its Iceberg metadata, or its definition if it has another format."""
     location = definition.format_properties.get(METADATA_LOCATION) if definition.is_iceberg else None
     return dg.DataVersion(location or hashlib.sha256(definition.to_bytes()).hexdigest())
-
-
-def table_metadata(
-    lake: Lakehouse, version: Snapshot, namespace: str, table: str, definition: TableDef
-) -> dict[str, Any]:
-    """Return the entries of a table for Dagster's catalog: columns, rows, place, snapshot, and the lakehouse's version.
-
-    Totals that the writer of its snapshot did not count is left out.
-    """
-    shown: dict[str, Any] = {
-        "dagster/table_name": f"{namespace}.{table}",
-        "dagster/column_schema": column_schema(definition),
-        VERSION: version.version,
-        "format": definition.table_format,
-    }
-    if not definition.is_iceberg:
-        return shown
-    loaded = catalog_at(lake, version.version).load_table((namespace, table))
-    snapshot = loaded.current_snapshot()
-    counted: Mapping[str, str] = dict.fromkeys(_TOTALS.values(), "0")
-    if snapshot is not None:
-        counted = {} if snapshot.summary is None else snapshot.summary.additional_properties
-    return {
-        **shown,
-        "dagster/uri": metadata_uri(definition, lake.root),
-        **{shown_as: int(counted[total]) for shown_as, total in _TOTALS.items() if total in counted},
-        "snapshot_id": "none" if snapshot is None else str(snapshot.snapshot_id),
-    }
 
 
 def build_exports_asset(names: LakehouseNames = ONLY, *, group_name: str | None = None) -> dg.AssetSpec:

@@ -41,7 +41,8 @@ _NOTHING = ApplyLimits(max_files=0, max_bytes=0, min_age=timedelta(0))
 class LakehouseSettings:
     """The settings of one lakehouse in a code location.
 
-    ``name`` begins the names of all its definitions (see LakehouseNames). It may be empty if there is one lakehouse.
+    ``name`` begins the names of all its definitions (see LakehouseNames), and has to be given. An empty one leaves them
+    as they are: such a lakehouse takes ``lakehouse``, ``exports``, ``verify`` and so on of its code location.
     ``tables``, each as ``namespace.table``, become observable assets. They are tables that no asset here stages.
     ``published_by`` are the assets that publish into the lakehouse. ``limits`` are those of scheduled operations that
     free something without approval. Without them none of these is scheduled. ``crons`` changes times of CRONS, in
@@ -57,7 +58,7 @@ class LakehouseSettings:
     """
 
     lakehouse: TrinityLakeResource
-    name: str = ""
+    name: str | None = None
     tables: Sequence[str] = ()
     published_by: Sequence[dg.AssetKey] = ()
     limits: ApplyLimits | None = None
@@ -80,7 +81,7 @@ class LakehouseSettings:
     @property
     def names(self) -> LakehouseNames:
         """The names of its definitions. Raises InvalidInputError."""
-        return LakehouseNames(self.name)
+        return LakehouseNames(self.name or "")
 
 
 def build_trinitylake_definitions(*lakehouses: LakehouseSettings) -> dg.Definitions:
@@ -90,13 +91,19 @@ def build_trinitylake_definitions(*lakehouses: LakehouseSettings) -> dg.Definiti
     jobs, a sensor for commits of others, and schedules. With an alert there is a sensor for failed runs. Raises
     InvalidInputError for two with one name or root, for one without a name beside others, and for impossible settings.
     """
-    _check_apart(lakehouses)
     for settings in lakehouses:
         _check_settings(settings)
+    _check_apart(lakehouses)
     return dg.Definitions.merge(*map(_definitions, lakehouses))
 
 
 def _check_settings(settings: LakehouseSettings) -> None:
+    if settings.name is None:
+        raise InvalidInputError(
+            "name= of LakehouseSettings is missing: it begins the names of all definitions of the lakehouse, such as"
+            " name='sales' those of sales_expire_plan and sales/lakehouse. name='' leaves names as they are without"
+            " one; take it where runs and assets have these names already"
+        )
     if settings.limits is None and (asked := [name for name in _LETS_GO if settings.crons.get(name)]):
         raise InvalidInputError(f"crons has {asked[0]!r}, which no schedule does without limits")
     if not 0 <= settings.reclaimable_seconds < math.inf:
@@ -106,9 +113,9 @@ def _check_settings(settings: LakehouseSettings) -> None:
 def _check_apart(lakehouses: Sequence[LakehouseSettings]) -> None:
     names, roots = Counter(one.name for one in lakehouses), Counter(map(_root, lakehouses))
     if len(lakehouses) > 1 and "" in names:
-        raise InvalidInputError("a lakehouse beside others needs a name: its definitions begin with it")
+        raise InvalidInputError("a lakehouse beside others needs a name=: its definitions begin with it")
     if twice := [name for name, times in names.items() if times > 1]:
-        raise InvalidInputError(f"two lakehouses have the name {twice[0]!r}")
+        raise InvalidInputError(f"two lakehouses have the same name={twice[0]!r}")
     if shared := [root for root, times in roots.items() if times > 1]:
         same = ", ".join(repr(one.name) for one in lakehouses if _root(one) == shared[0])
         raise InvalidInputError(f"{same} have one root: a lakehouse has one set of schedules and sensors")

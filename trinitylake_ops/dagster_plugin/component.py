@@ -6,10 +6,10 @@ import re
 from datetime import time, timedelta
 from importlib.resources import files
 from string import Template
-from typing import Literal
+from typing import Any, Literal
 
 import dagster as dg
-from pydantic import Field, ValidationError
+from pydantic import Field, ValidationError, field_validator
 
 from trinitylake_ops.dagster_plugin.assets import RECLAIMABLE_SECONDS
 from trinitylake_ops.dagster_plugin.automation.schedules import WEEKDAYS, BlackoutWindow
@@ -130,8 +130,9 @@ class TrinityLakeMaintenanceComponent(dg.Component, dg.Model, dg.Resolvable):
     """
 
     root: str = Field(description="Root URI of the lakehouse, or the absolute path of a folder.")
-    name: str = Field(
-        default="", description="Begins the names of all its definitions; empty only where there is one lakehouse."
+    name: str | None = Field(
+        default=None,
+        description="Required: begins the names of all its definitions; empty only where there is one lakehouse.",
     )
     storage_options: dict[str, str] = Field(default={}, description="Options of the storage, no credentials.")
     secret_options_from_env: dict[str, str] = Field(
@@ -168,6 +169,14 @@ class TrinityLakeMaintenanceComponent(dg.Component, dg.Model, dg.Resolvable):
     )
     on_commit: str | None = Field(default=None, description="The job after commits of others; null: the checks.")
     is_on: bool = Field(default=False, description="Whether schedules and the sensor are on from the beginning.")
+
+    @field_validator("storage_options", mode="before")
+    @classmethod
+    def _as_texts(cls, given: Any) -> Any:
+        """Return options as texts: Dagster reads ``"1"`` of a YAML file as a number, and ``"true"`` as a truth."""
+        if not isinstance(given, dict):
+            return given
+        return {name: _plain_text(value) for name, value in given.items()}
 
     def build_defs(self, context: dg.ComponentLoadContext) -> dg.Definitions:
         """Return the definitions. Raises DagsterInvalidDefinitionError that says what is wrong, in one line."""
@@ -207,6 +216,12 @@ class TrinityLakeMaintenanceComponent(dg.Component, dg.Model, dg.Resolvable):
             on_commit=self.on_commit,
             is_on=self.is_on,
         )
+
+
+def _plain_text(value: Any) -> Any:
+    if isinstance(value, bool):
+        return str(value).lower()
+    return str(value) if isinstance(value, int | float) else value
 
 
 def _place(location: tuple[int | str, ...]) -> str:

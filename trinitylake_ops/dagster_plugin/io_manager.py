@@ -26,7 +26,8 @@ from trinitylake_ops.dagster_plugin.runs.reads import RESUMED_TAG, record_read, 
 from trinitylake_ops.dagster_plugin.runs.records import run_chain
 from trinitylake_ops.dagster_plugin.runs.staging import newest_staged, note_staged
 from trinitylake_ops.dagster_plugin.stored.frames import arrow_of, arrow_of_polars, is_pandas, is_polars, is_spark
-from trinitylake_ops.dagster_plugin.stored.settings import Stored
+from trinitylake_ops.dagster_plugin.stored.settings import Stored, said_of
+from trinitylake_ops.dagster_plugin.stored.upserts import stage_upsert
 from trinitylake_ops.errors import InvalidInputError
 from trinitylake_ops.tables.catalog import catalog_at
 from trinitylake_ops.tables.writing.arrow_writer import stage_arrow
@@ -77,11 +78,23 @@ class _TableIOManager(dg.IOManager):
                 f"output {context.name!r} of step {context.step_key} is no asset, and only assets are stored as tables;"
                 " within a graph, give the output an io_manager_key of its own, such as that of files"
             )
-        note_staged(context, obj if isinstance(obj, StagedTable) else self._stage(context, obj))
-
-    def _stage(self, context: dg.OutputContext, obj: Any) -> StagedTable:
         partitions_def = context.asset_partitions_def if context.has_asset_partitions else None
         stored = Stored.of(context.asset_key, context.definition_metadata, partitions_def)
+        staged = obj if isinstance(obj, StagedTable) else self._stage(context, obj, stored, partitions_def)
+        values: Mapping[str, Mapping[str, str]] = {}
+        if partitions_def is not None and stored.columns:
+            keys = context.asset_partition_keys
+            values = dict(zip(keys, stored.values(keys, partitions_def), strict=True))
+        said = said_of(context.asset_key, context.definition_metadata, staged)
+        note_staged(context, staged, said, values)
+
+    def _stage(
+        self,
+        context: dg.OutputContext,
+        obj: Any,
+        stored: Stored,
+        partitions_def: dg.PartitionsDefinition[str] | None,
+    ) -> StagedTable:
         stored.check_rows_are_known(context.asset_key)
         partitions = None
         if stored.mode == "replace_partitions" and partitions_def is not None:
@@ -89,6 +102,10 @@ class _TableIOManager(dg.IOManager):
         lake = self._settings.lakehouse.open()
         partition_by, mode = list(stored.columns) or None, stored.mode
         if is_spark(type(obj)):
+            if stored.keys:
+                raise InvalidInputError(
+                    f"asset {context.asset_key.to_user_string()}: upsert takes no DataFrame of Spark"
+                )
             from trinitylake_ops.spark_jobs import stage_dataframe
 
             return stage_dataframe(
@@ -106,6 +123,8 @@ class _TableIOManager(dg.IOManager):
                 f"asset {context.asset_key.to_user_string()} returned a {type(obj).__name__}; return a DataFrame of"
                 " Spark, pandas or polars, a pyarrow Table or RecordBatchReader, or a StagedTable"
             )
+        if stored.keys:
+            return stage_upsert(lake, rows, stored.name, stored.keys)
         if partitions is not None:
             stored.check_days(context.asset_key, rows.schema, partitions_def)
         return stage_arrow(

@@ -9,14 +9,22 @@ from typing import Any
 
 import dagster as dg
 
-from trinitylake_ops.format.definitions import Column, TableDef
+from trinitylake_ops.format.definitions import TableDef
 from trinitylake_ops.maintenance.plans.document import visible
+from trinitylake_ops.tables.catalog.history import type_name
+from trinitylake_ops.tables.types import DOC
 from trinitylake_ops.tables.writing.staged_table import StagedTable
 
 MAX_DETAIL_ROWS = 200
 MAX_CELL_CHARS = 2000
 
 _MARKDOWN = re.compile(r"[\\|`<\[]")
+
+#: The metadata entry of an asset that says how many of its table's first rows are shown.
+PREVIEW_ROWS = "trinitylake/preview_rows"
+
+#: The tag of columns that the table's partitions are made of.
+_PARTITION_TAG = "trinitylake/partition"
 
 #: The tag of an event of an asset that says which data it is about.
 DATA_VERSION_TAG = "dagster/data_version"
@@ -63,32 +71,38 @@ def staged_tables_metadata(staged: Sequence[StagedTable]) -> dict[str, Any]:
     }
 
 
-def column_schema(definition: TableDef) -> dg.TableSchema:
-    """Return a table's columns for Dagster's catalog."""
+def column_schema(definition: TableDef, described: dg.TableSchema | None = None) -> dg.TableSchema:
+    """Return a table's columns for Dagster's catalog.
+
+    The description of a column is its documentation in the table, or else the one that ``described`` has. So are tags.
+    """
     keys = set(definition.primary_keys)
+    said = {} if described is None else {column.name: column for column in described.columns}
+    parts = set(definition.distribution_keys)
     return dg.TableSchema(
         columns=[
             dg.TableColumn(
                 column.name,
-                _type_name(column),
+                type_name(column),
+                description=column.properties.get(DOC)
+                or (said[column.name].description if column.name in said else None),
                 constraints=dg.TableColumnConstraints(
                     nullable=column.nullable, unique=len(keys) == 1 and column.id in keys
                 ),
+                tags={
+                    **(said[column.name].tags if column.name in said else {}),
+                    **({_PARTITION_TAG: ""} if column.id in parts else {}),
+                },
             )
             for column in definition.schema.columns
         ]
     )
 
 
-def _type_name(column: Column) -> str:
-    arguments = ", ".join(column.properties[name] for name in ("precision", "scale") if name in column.properties)
-    return f"{column.type.name.lower()}({arguments})" if arguments else column.type.name.lower()
-
-
 def markdown_table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> dg.MarkdownMetadataValue:
     """Return rows as a Markdown table. It has at most MAX_DETAIL_ROWS rows and a line with the number of the others."""
     listed = [list(map(_cell, row)) for row in rows]
-    lines = [list(header), ["---"] * len(header), *listed[:MAX_DETAIL_ROWS]]
+    lines = [list(map(_cell, header)), ["---"] * len(header), *listed[:MAX_DETAIL_ROWS]]
     text = "\n".join(f"| {' | '.join(line)} |" for line in lines)
     if len(listed) > MAX_DETAIL_ROWS:
         text += f"\n\n{len(listed) - MAX_DETAIL_ROWS} more rows"

@@ -10,6 +10,7 @@ import dagster as dg
 from pydantic import AfterValidator, BeforeValidator, Field, ModelWrapValidatorHandler, ValidationError, model_validator
 
 from trinitylake_ops.dagster_plugin.resources import is_root_uri
+from trinitylake_ops.dagster_plugin.runs.person import has_signed_in_users
 from trinitylake_ops.dagster_plugin.stored.settings import LONGEST_NAME_BYTES, split_name
 from trinitylake_ops.errors import InvalidInputError, TrinityLakeError
 from trinitylake_ops.format.nodes.keys import validate_name
@@ -121,7 +122,13 @@ def _place_or_none(option: str, example: str) -> AfterValidator:
     return _checked(check)
 
 
-def _check_person(text: str) -> None:
+def _check_approver(text: str) -> None:
+    if not text.strip() and not has_signed_in_users():
+        raise InvalidInputError("approved_by has to be given, it is empty")
+
+
+def check_person(text: str) -> None:
+    """Raise InvalidInputError for a text that cannot be recorded as the name of a person."""
     if len(text) > LONGEST_USER_CHARS or not text.isprintable():
         raise InvalidInputError(
             f"approved_by: {text!r} is no name of a person: take up to {LONGEST_USER_CHARS} characters, none of them"
@@ -154,8 +161,8 @@ TableRootText = Annotated[str, _place_or_none("table_root", "s3://BUCKET/PREFIX"
 RequiredTargetText = Annotated[str, _required("target"), _place_or_none("target", "s3://BUCKET/PREFIX")]
 #: The manifest of an inventory, empty for none.
 InventoryText = Annotated[str, _place_or_none("inventory", "s3://BUCKET/PREFIX/manifest.json")]
-#: Who approved something.
-PersonText = Annotated[str, _required("approved_by"), _checked(_check_person)]
+#: Who approved something. It may be empty where Dagster+ knows the user.
+PersonText = Annotated[str, _checked(_check_approver), _checked(check_person)]
 #: The digest of a plan.
 DigestText = Annotated[str, _required("approved_digest"), _checked(_check_digest)]
 #: Tables, each as ``namespace.table``.

@@ -15,6 +15,8 @@ from trinitylake_ops.dagster_plugin.runs.reads import RunReads
 from trinitylake_ops.dagster_plugin.runs.records import CLOCK_SKEW, created_at, newest_materialization, run_chain
 from trinitylake_ops.dagster_plugin.runs.staging import newest_notes, published_events
 from trinitylake_ops.dagster_plugin.stored.settings import check_stored
+from trinitylake_ops.dagster_plugin.table_pages.links import location_of
+from trinitylake_ops.dagster_plugin.table_pages.published import PublishedPages
 from trinitylake_ops.errors import CommitConflictError, TransactionExpiredError, VersionNotFoundError
 from trinitylake_ops.tables.writing.publication import Publication, publication_id, publish_once, published_version
 from trinitylake_ops.tables.writing.reads import check_unchanged
@@ -24,8 +26,18 @@ from trinitylake_ops.versions.roots import ProbedRoots
 from trinitylake_ops.versions.snapshot import Snapshot, epoch_ms
 from trinitylake_ops.versions.time_travel import find_version_at
 
+
+def _is_staged(_context: dg.TypeCheckContext, given: Any) -> dg.TypeCheck:
+    said = (
+        f"it is a {type(given).__name__}, as another IO manager stored it. Give its asset the io_manager_key of a"
+        f" TrinityLakeIOManager. Of a lakehouse with a name it is NAME_{ONLY.io_manager_key}"
+    )
+    is_right = isinstance(given, StagedTable)
+    return dg.TypeCheck(success=is_right, description=None if is_right else said)
+
+
 #: Tells the IO manager the wanted type: Dagster reads no types from a signature that takes any number of tables.
-STAGED = dg.PythonObjectDagsterType(StagedTable)
+STAGED = dg.DagsterType(_is_staged, name="TrinityLakeStagedTable", typing_type=StagedTable)
 # The published version is in the metadata, so no IO manager has to store it.
 _NOTHING = cast(dg.DagsterType, dg.Nothing)
 _CODE_VERSION_TAG = "dagster/code_version"
@@ -99,7 +111,8 @@ def build_publish_asset(
         metadata = {"lakehouse_version": publication.version, **staged_tables_metadata(published_tables)}
         runs = run_chain(context.instance, context.run)
         by_key = dict(zip(table_keys.values(), published_tables, strict=True))
-        yield from published_events(context.instance, runs, by_key, publication.version)
+        pages = PublishedPages(lake=lake, version=publication.version, names=names, location=location_of(context.run))
+        yield from published_events(context.instance, runs, by_key, publication.version, pages)
         yield dg.AssetMaterialization(asset_key=names.lakehouse_key, metadata={"operation": "publish", **metadata})
         yield dg.MaterializeResult(metadata={"was_published": publication.was_published, **metadata})
 

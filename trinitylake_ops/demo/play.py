@@ -23,6 +23,7 @@ from rich.filesize import decimal
 from rich.table import Table as TextTable
 
 from trinitylake_ops import Lakehouse
+from trinitylake_ops.dagster_plugin.table_pages.links import ONLY_REPOSITORY, REPOSITORY_TAG
 from trinitylake_ops.demo.assets import (
     INITIAL_JOB,
     MONTH_PUBLISHED,
@@ -40,6 +41,8 @@ from trinitylake_ops.storage.options import OPTIONS_VARIABLE, StorageOptions
 from trinitylake_ops.tables.catalog import catalog_at
 
 _GARBAGE_HINT = b"not a number"
+# Where the UI has the jobs of definitions.py, at which it shows their runs.
+_SHOWN_AT = f"{ONLY_REPOSITORY}@definitions.py"
 _FLIGHTS_OP = "facts__flights"
 _LISTED_VERSIONS = 30
 _PIPED_WIDTH_CHARS = 110
@@ -85,7 +88,7 @@ class Demo:
                 run_config=config,
                 partition_key=partition_key,
                 raise_on_error=False,
-                tags={"demo/step": title},
+                tags={"demo/step": title, REPOSITORY_TAG: _SHOWN_AT},
             )
         self.done += 1
         if result.success == must_fail:

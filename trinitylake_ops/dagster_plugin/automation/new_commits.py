@@ -6,6 +6,7 @@ import json
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
+from typing import Literal, TypeAlias
 
 from trinitylake_ops import Lakehouse
 from trinitylake_ops.errors import InvalidInputError, VersionExpiredError, VersionNotFoundError
@@ -16,6 +17,9 @@ from trinitylake_ops.versions.history import VersionInfo, version_infos
 from trinitylake_ops.versions.snapshot import Snapshot, epoch_ms
 
 _FORMAT = 1
+
+#: Whose run made a version: one of this code location, of another one of this Dagster instance, or of nobody here.
+Maker: TypeAlias = Literal["own", "neighbour", "other"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,6 +72,7 @@ class Limits:
 class Stretch:
     """Versions ``first`` to ``last`` that others committed, and the changes of all of them together.
 
+    ``by_neighbours`` says that runs of other code locations of this instance made all of them.
     ``ends`` are the version before the first, as far as it can be read, and the last. ``commits`` describe each of them
     whose root is there.
     """
@@ -77,6 +82,7 @@ class Stretch:
     ends: tuple[Snapshot, Snapshot]
     changes: tuple[Change, ...]
     commits: tuple[VersionInfo, ...]
+    by_neighbours: bool = False
 
     @property
     def versions(self) -> str:
@@ -108,8 +114,8 @@ class News:
         return self.head.version - self.cursor.version
 
 
-def find_news(lake: Lakehouse, cursor_text: str | None, is_own_run: Callable[[str], bool], limits: Limits) -> News:
-    """Return the commits of others since a cursor, as far as the limits allow.
+def find_news(lake: Lakehouse, cursor_text: str | None, maker_of: Callable[[str], Maker], limits: Limits) -> News:
+    """Return the commits of others since a cursor, as far as the limits allow. ``maker_of`` a run says whose it is.
 
     At least one version is returned if there is any. Without a cursor there is no news: the cursor begins at the latest
     version. The latest version, with a note, replaces a cursor that cannot be read, is of another lakehouse or beyond
@@ -134,7 +140,7 @@ def find_news(lake: Lakehouse, cursor_text: str | None, is_own_run: Callable[[st
         return News(head=head, cursor=_at(head, requested=head.version), notes=(note,), is_run_due=True)
     if cursor.version == head.version:
         return News(head=head, cursor=cursor)
-    return _Look(lake, head, is_own_run, limits).since(cursor)
+    return _Look(lake, head, maker_of, limits).since(cursor)
 
 
 def _at(head: Snapshot, requested: int) -> Cursor:
@@ -147,7 +153,7 @@ class _Look:
 
     lake: Lakehouse
     head: Snapshot
-    is_own_run: Callable[[str], bool]
+    maker_of: Callable[[str], Maker]
     limits: Limits
     notes: list[str] = field(default_factory=list)
     stretches: list[Stretch] = field(default_factory=list)
@@ -155,7 +161,7 @@ class _Look:
 
     def __post_init__(self) -> None:
         self._ends_s = time.monotonic() + self.limits.seconds
-        self._known_runs: dict[str, bool] = {}
+        self._makers: dict[str, Maker] = {}
 
     def since(self, cursor: Cursor) -> News:
         """Return the news since a cursor below ``head``."""
@@ -168,8 +174,9 @@ class _Look:
         infos = self._infos(base)
         lag_ms = self._lag_ms(infos)
         reached = self._report(base, infos, cursor)
-        is_news = bool(self.notes or self.stretches)
-        newest = max((stretch.last for stretch in self.stretches), default=base.version)
+        by_others = [stretch.last for stretch in self.stretches if not stretch.by_neighbours]
+        is_news = bool(self.notes or by_others)
+        newest = max(by_others, default=base.version)
         is_run_due = is_news and newest > cursor.requested
         return News(
             head=self.head,
@@ -208,21 +215,24 @@ class _Look:
             created_ms = [self.head.created_at_ms]
         return max(0, self.lake.storage.now_ms() - min(created_ms))
 
-    def _is_own(self, info: VersionInfo | None) -> bool:
-        """Whether our own runs made a version. If it has several transactions, all of them count."""
+    def _maker(self, info: VersionInfo | None) -> Maker:
+        """Return who made a version. If it has several transactions, all of them count."""
         if info is None:
-            return False
+            return "other"
         runs = [own.run_id for own in info.transactions] or [info.run_id]
-        return all(run is not None and self._is_known(run) for run in runs)
+        makers = {self._maker_of(run) for run in runs}
+        return "other" if "other" in makers else "neighbour" if "neighbour" in makers else "own"
 
-    def _is_known(self, run_id: str) -> bool:
-        if run_id not in self._known_runs:
-            self._known_runs[run_id] = self.is_own_run(run_id)
-        return self._known_runs[run_id]
+    def _maker_of(self, run_id: str | None) -> Maker:
+        if run_id is None:
+            return "other"
+        if run_id not in self._makers:
+            self._makers[run_id] = self.maker_of(run_id)
+        return self._makers[run_id]
 
     def _report(self, base: Snapshot, infos: Mapping[int, VersionInfo | None], cursor: Cursor) -> Cursor:
         """Go on from ``base`` stretch by stretch, each of own or of others' versions. Returns how far it came."""
-        owners = {version: self._is_own(info) for version, info in infos.items()}
+        makers = {version: self._maker(info) for version, info in infos.items()}
         reached = Cursor(lakehouse_id=cursor.lakehouse_id, version=base.version)
         until, skipped = (cursor.until, cursor.reported) if base.version == cursor.version else (None, 0)
         last = max((*infos, until or 0), default=base.version)  # expired versions lead beyond those looked at
@@ -230,18 +240,24 @@ class _Look:
         while base.version < last and room > 0 and (reached.version == cursor.version or not self._is_late()):
             first = base.version + 1
             end = first
-            while end < last and (end < (until or 0) or (until is None and owners[end + 1] == owners[first])):
+            while end < last and (end < (until or 0) or (until is None and makers[end + 1] == makers[first])):
                 end += 1
             target = self._readable_from(end)
-            if owners[first] and until is None and target.version == end:
+            if makers[first] == "own" and until is None and target.version == end:
                 self.own += end + 1 - first
             else:
                 skipped = skipped if target.version == until else 0
                 changes = diff_snapshots(base, target)[skipped:]
                 commits = [info for version in range(first, target.version + 1) if (info := infos.get(version))]
                 listed = tuple(changes[:room])
+                met = {makers.get(version, "other") for version in range(first, target.version + 1)}
                 found = Stretch(
-                    first=first, last=target.version, ends=(base, target), changes=listed, commits=tuple(commits)
+                    first=first,
+                    last=target.version,
+                    ends=(base, target),
+                    changes=listed,
+                    commits=tuple(commits),
+                    by_neighbours=met == {"neighbour"},
                 )
                 self.stretches.append(found)
                 if len(changes) > room:

@@ -11,12 +11,14 @@ import dagster as dg
 from tenacity import Retrying, stop_after_attempt, wait_random_exponential
 
 from trinitylake_ops import Lakehouse
-from trinitylake_ops.dagster_plugin.automation.new_commits import Limits, News, Stretch, find_news
+from trinitylake_ops.dagster_plugin.automation.new_commits import Limits, Maker, News, Stretch, find_news
 from trinitylake_ops.dagster_plugin.head_metadata import GAP, VERSION
 from trinitylake_ops.dagster_plugin.metadata import DATA_VERSION_TAG, markdown_table
 from trinitylake_ops.dagster_plugin.names import ONLY, LakehouseNames
 from trinitylake_ops.dagster_plugin.ops.table_events import TableAssets, TableChanges, TableEvent, TableKey
 from trinitylake_ops.dagster_plugin.resources import lakehouse_of
+from trinitylake_ops.dagster_plugin.runs.records import run_events
+from trinitylake_ops.dagster_plugin.table_pages.links import REPOSITORY_TAG
 from trinitylake_ops.errors import LakehouseNotFoundError
 from trinitylake_ops.format.nodes.system_rows import COMMIT_ID
 
@@ -52,8 +54,10 @@ def build_commit_sensor(
     max_seconds_per_tick: float | None = None,
     default_status: dg.DefaultSensorStatus = dg.DefaultSensorStatus.STOPPED,
 ) -> dg.SensorDefinition:
-    """Return a sensor that reports commits to a lakehouse by others than runs of this Dagster instance.
+    """Return a sensor that reports commits to a lakehouse by others than runs of this code location.
 
+    Of commits by other code locations of this Dagster instance, only tables are reported, to assets that those runs did
+    not report themselves.
     Each table that such commits added or changed becomes a materialization of the assets that hold it, of the
     partitions that have other files (:class:`TableAssets`). ``table_key(namespace, table)`` names its asset instead. A
     removed table becomes an observation. Each tick with news is a materialization of the lakehouse. One run of the job,
@@ -85,7 +89,8 @@ def build_commit_sensor(
             lake = resource.open()
         except LakehouseNotFoundError as error:
             return dg.SensorResult(skip_reason=str(error))
-        news = find_news(lake, context.cursor, lambda run: _is_run(instance, run), limits)
+        label = _label(context)
+        news = find_news(lake, context.cursor, lambda run: _maker(instance, run, label), limits)
         location = context.repository_def
         keys = table_key or (names.table_key if location is None else None)  # a test has no code location
         assets = TableAssets(location, names, resource, keys)
@@ -105,13 +110,22 @@ def build_commit_sensor(
     return commits
 
 
-def _is_run(instance: dg.DagsterInstance, run_id: str) -> bool:
-    """Whether an instance knows a run.
+def _label(context: dg.SensorEvaluationContext) -> str | None:
+    """Return the code location of a sensor as runs name it, None in a test, which has none."""
+    origin = context.code_location_origin
+    return None if origin is None else f"{context.repository_name}@{origin.location_name}"
+
+
+def _maker(instance: dg.DagsterInstance, run_id: str, label: str | None) -> Maker:
+    """Return whose run it is. A run that names no code location counts as of this one.
 
     Commits of other programs may name any text, and some databases refuse some texts.
     """
     is_askable = run_id.isascii() and run_id.isprintable() and len(run_id) <= _LONGEST_RUN_ID_CHARS
-    return is_askable and instance.get_run_by_id(run_id) is not None
+    run = instance.get_run_by_id(run_id) if is_askable else None
+    if run is None:
+        return "other"
+    return "own" if label is None or run.tags.get(REPOSITORY_TAG, label) == label else "neighbour"
 
 
 def _run_request(news: News, run_config: Callable[[int], Mapping[str, Any]] | None) -> dg.RunRequest:
@@ -150,19 +164,33 @@ def _table_events(
     for stretch in news.stretches:
         before, after = stretch.ends
         changes = TableChanges(lake, before, after, assets, instance)
-        yield from changes.events(stretch.changes, {"versions": stretch.versions})
+        told = _materialized_by(stretch, instance) if stretch.by_neighbours else set()
+        for event in changes.events(stretch.changes, {"versions": stretch.versions}):
+            if event.asset_key not in told:
+                yield event
+
+
+def _materialized_by(stretch: Stretch, instance: dg.DagsterInstance) -> set[dg.AssetKey]:
+    """Return the assets that the runs of a stretch materialized themselves, as those of another code location do."""
+    runs = {run for info in stretch.commits for run in (info.run_id, *(one.run_id for one in info.transactions)) if run}
+    found: set[dg.AssetKey] = set()
+    for run_id in runs:
+        for event in run_events(instance, run_id, dg.DagsterEventType.ASSET_MATERIALIZATION):
+            found.add(event.asset_key)
+    return found
 
 
 def _events(news: News, lakehouse_key: dg.AssetKey) -> Iterator[dg.AssetMaterialization]:
-    if news.stretches:
+    stretches = [stretch for stretch in news.stretches if not stretch.by_neighbours]
+    if stretches:
         yield dg.AssetMaterialization(
             lakehouse_key,
             description="Committed outside of this Dagster instance.",
             metadata={
-                "lakehouse_version": news.stretches[-1].last,
+                "lakehouse_version": stretches[-1].last,
                 "operation": "commits",
                 **_figures(news),
-                **_details(news.stretches),
+                **_details(stretches),
             },
         )
 

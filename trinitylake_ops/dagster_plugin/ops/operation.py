@@ -9,16 +9,19 @@ from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
 import dagster as dg
-from dagster._check import CheckError  # this is in none of its public modules
 
 from trinitylake_ops import Lakehouse
 from trinitylake_ops.dagster_plugin.assets import report_exports
 from trinitylake_ops.dagster_plugin.metadata import figures
 from trinitylake_ops.dagster_plugin.names import LakehouseNames
 from trinitylake_ops.dagster_plugin.ops.table_events import TableAssets, TableChanges, TableEvent, TableKey
-from trinitylake_ops.dagster_plugin.options import NO_OPTIONS, Options
+from trinitylake_ops.dagster_plugin.options import NO_OPTIONS, Options, check_person
 from trinitylake_ops.dagster_plugin.resources import SparkResource, lakehouse_of
-from trinitylake_ops.errors import TrinityLakeError, VersionExpiredError, VersionNotFoundError
+from trinitylake_ops.dagster_plugin.runs.beyond_public import repository_of
+from trinitylake_ops.dagster_plugin.runs.person import signed_in_user
+from trinitylake_ops.dagster_plugin.table_pages.links import location_of
+from trinitylake_ops.dagster_plugin.table_pages.pages import TablePages
+from trinitylake_ops.errors import InvalidInputError, TrinityLakeError, VersionExpiredError, VersionNotFoundError
 from trinitylake_ops.maintenance.plans.budget import Spending
 from trinitylake_ops.maintenance.plans.executor import Executor
 from trinitylake_ops.versions.changes import diff_snapshots
@@ -96,7 +99,8 @@ class Running(Generic[OptionsT]):
             except (VersionExpiredError, VersionNotFoundError) as error:
                 self.context.log.warning("tables that version %s changed are not reported: %s", info.version, error)
                 continue
-            changes = TableChanges(self.lake, before, after, self.assets, self.context.instance)
+            pages = TablePages(self.lake, after, self.names, location_of(self.context.run))
+            changes = TableChanges(self.lake, before, after, self.assets, self.context.instance, pages)
             said = {"operation": committed, **figures(self.details)}
             yield from changes.events(diff_snapshots(before, after), said, has_new_rows=committed not in _SAME_ROWS)
 
@@ -166,16 +170,16 @@ def _build_op(
         resource = lakehouse_of(context.resources, names)
         if operation.is_pooled:
             _check_pool(context, names.pool)
-        approved_by = getattr(options, "approved_by", operation.approved_by)
-        details = {} if approved_by is None else {"approved_by": approved_by}
         try:
+            approved_by = _approver(options, operation, context.run)
+            details = {} if approved_by is None else {"approved_by": approved_by}
             with acting_for_run(context.run.run_id, approved_by), resource.executors(spark) as executor:
                 lake = resource.open()
                 running = Running(
                     context=context,
                     lake=lake,
                     begun_on=lake.latest_version(),
-                    assets=TableAssets(_repository(context), names, resource, table_key),
+                    assets=TableAssets(repository_of(context), names, resource, table_key),
                     names=names,
                     options=options,
                     spark=spark,
@@ -193,12 +197,19 @@ def _build_op(
     return run
 
 
-def _repository(context: dg.OpExecutionContext) -> dg.RepositoryDefinition | None:
-    """Return the code location of a run, None for one that was started without, as in a test."""
-    try:
-        return context.repository_def
-    except CheckError:
-        return None
+def _approver(options: Options | None, operation: Operation[Any], run: dg.DagsterRun) -> str | None:
+    """Return who approved what a run does. Raises InvalidInputError if somebody else is signed in, or nobody is."""
+    given: str | None = getattr(options, "approved_by", None)
+    if given is None:
+        return operation.approved_by
+    user = signed_in_user(run)
+    if user is not None and given.strip() not in ("", user):
+        raise InvalidInputError(f"approved_by is {given!r}, and the user is {user!r}: leave it empty")
+    approver = given if user is None else user
+    if not approver.strip():
+        raise InvalidInputError("approved_by has to be given: no user launched this run")
+    check_person(approver)
+    return approver
 
 
 def _check_pool(context: dg.OpExecutionContext, pool: str) -> None:

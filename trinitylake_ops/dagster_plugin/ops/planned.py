@@ -56,7 +56,7 @@ class Approval(Options):
     approved_by: PersonText = Field(
         default="",
         description="Required: who looked at the plan and approves it. It is recorded with the run, and in the log of"
-        " the lakehouse.",
+        " the lakehouse. In Dagster+ leave it empty: it is the user who launches the run.",
     )
 
 

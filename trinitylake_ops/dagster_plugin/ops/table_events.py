@@ -10,9 +10,18 @@ import dagster as dg
 
 from trinitylake_ops import Lakehouse
 from trinitylake_ops.dagster_plugin.io_manager import TrinityLakeIOManager
+from trinitylake_ops.dagster_plugin.metadata import column_schema
 from trinitylake_ops.dagster_plugin.names import LakehouseNames
 from trinitylake_ops.dagster_plugin.resources import TrinityLakeResource
-from trinitylake_ops.dagster_plugin.stored.settings import Stored, names_table, table_of
+from trinitylake_ops.dagster_plugin.stored.settings import (
+    Stored,
+    described_in,
+    names_table,
+    preview_rows_of,
+    table_of,
+)
+from trinitylake_ops.dagster_plugin.table_pages.pages import TablePages
+from trinitylake_ops.dagster_plugin.table_pages.rows import partition_row_count
 from trinitylake_ops.errors import InvalidInputError, TrinityLakeError
 from trinitylake_ops.format.definitions import TableDef
 from trinitylake_ops.tables.catalog import catalog_at
@@ -22,16 +31,24 @@ from trinitylake_ops.tables.writing.partition_key import PartitionKey
 from trinitylake_ops.versions.changes import Change
 from trinitylake_ops.versions.snapshot import Snapshot
 
+#: Of how many changed tables one report reads the metadata, and of how many partitions of each it counts the rows.
+_MOST_READ = 100
+
 TableKey: TypeAlias = Callable[[str, str], dg.AssetKey]
 TableEvent: TypeAlias = dg.AssetMaterialization | dg.AssetObservation
 
 
 @dataclass(frozen=True, slots=True)
 class _Holder:
-    """An asset that holds a table: its key, and how its partitions are stored, None without any."""
+    """An asset that holds a table: its key, and how its partitions are stored, None without any.
+
+    ``preview_rows`` is how many of the table's first rows it shows, and ``described`` what it says of its columns.
+    """
 
     key: dg.AssetKey
     stored: Stored | None = None
+    preview_rows: int = 0
+    described: dg.TableSchema | None = None
     partitions: dg.PartitionsDefinition[str] | None = None
 
 
@@ -77,7 +94,7 @@ class TableAssets:
                 stored = None if partitions is None else Stored.of(node.key, node.metadata, partitions)
             except InvalidInputError:  # its runs say so
                 continue
-            holder = _Holder(node.key, stored, partitions)
+            holder = _Holder(node.key, stored, preview_rows_of(node.metadata), described_in(node.metadata), partitions)
             self._holders[node.key] = holder
             self._found.setdefault(name, []).append(holder)
 
@@ -101,13 +118,17 @@ def _is_of(resource: dg.ResourceDefinition, lakehouse: TrinityLakeResource) -> b
 
 @dataclass(frozen=True, slots=True)
 class TableChanges:
-    """Changes of tables from one version to another, for events of their assets."""
+    """Changes of tables from one version to another, for events of their assets.
+
+    ``pages`` has what the assets of changed tables show. Without it they show totals and columns, of the first tables.
+    """
 
     lake: Lakehouse
     before: Snapshot
     after: Snapshot
     assets: TableAssets
     instance: dg.DagsterInstance
+    pages: TablePages | None = None
 
     def events(
         self, changes: Sequence[Change], metadata: Mapping[str, Any], *, has_new_rows: bool = True
@@ -117,8 +138,11 @@ class TableChanges:
         A table with other rows is a materialization, of the partitions that have other files. Only that lets dependent
         assets run. A table that was removed, or only written anew, is an observation.
         """
+        pages = self.pages or TablePages(self.lake, self.after, most=0)
+        n_read = 0
         for change in changes:
-            if change.table is None:
+            holders = [] if change.table is None else self.assets.of(change.namespace, change.table)
+            if change.table is None or not holders:
                 continue
             shown = {
                 "dagster/table_name": f"{change.namespace}.{change.table}",
@@ -126,17 +150,41 @@ class TableChanges:
                 "change": change.kind,
                 **metadata,
             }
-            for holder in self.assets.of(change.namespace, change.table):
+            if change.kind != "removed" and n_read < _MOST_READ:
+                n_read += 1
+                preview_rows = max(holder.preview_rows for holder in holders)
+                shown = {**_page(pages, change.namespace, change.table, preview_rows), **shown}
+            for holder in holders:
+                if holder.described is not None and change.kind != "removed":
+                    definition = self.after.table(change.namespace, change.table)
+                    shown["dagster/column_schema"] = column_schema(definition, holder.described)
                 if change.kind == "removed" or not has_new_rows:
                     yield dg.AssetObservation(holder.key, metadata=shown)
                     continue
-                for partition in self._partitions(change.namespace, change.table, holder):
-                    yield dg.AssetMaterialization(holder.key, partition=partition, metadata=shown)
+                partitions = self._partitions(change.namespace, change.table, holder)
+                for number, (partition, values) in enumerate(partitions.items()):
+                    counted = self._counted(change.namespace, change.table, values) if number < _MOST_READ else {}
+                    yield dg.AssetMaterialization(holder.key, partition=partition, metadata={**shown, **counted})
 
-    def _partitions(self, namespace: str, table: str, holder: _Holder) -> list[str | None]:
-        """Return the partitions of an asset that have other files. It is [None] if it has none, or nobody can tell."""
+    def _counted(self, namespace: str, table: str, values: Mapping[str, str]) -> dict[str, int]:
+        """Return the rows of a partition, where pages are shown and they can be told."""
+        if self.pages is None or not values:
+            return {}
+        try:
+            loaded = catalog_at(self.lake, self.after.version).load_table((namespace, table))
+            rows = partition_row_count(loaded, values)
+        except TrinityLakeError:  # the page says what cannot be read
+            return {}
+        return {} if rows is None else {"dagster/partition_row_count": rows}
+
+    def _partitions(self, namespace: str, table: str, holder: _Holder) -> dict[str | None, Mapping[str, str]]:
+        """Return the partitions of an asset that have other files, with the values of their columns.
+
+        It is {None: {}} if it has none, or nobody can tell.
+        """
+        everything: dict[str | None, Mapping[str, str]] = {None: {}}
         if holder.stored is None or holder.partitions is None or not holder.stored.columns:
-            return [None]
+            return everything
         catalog = catalog_at(self.lake, self.after.version)
         try:
             states = [_definition(version, namespace, table) for version in (self.before, self.after)]
@@ -149,8 +197,16 @@ class TableChanges:
             spec, schema = after.spec(), after.schema()
             paths = [spec.partition_to_path(PartitionKey.of(after, one).record, schema) for one in values]
         except TrinityLakeError:
-            return [None]
-        return [key for key, path in zip(keys, paths, strict=True) if path in changed]
+            return everything
+        found_keys = zip(keys, values, paths, strict=True)
+        return {key: named for key, named, path in found_keys if path in changed}
+
+
+def _page(pages: TablePages, namespace: str, table: str, preview_rows: int) -> dict[str, Any]:
+    try:
+        return pages.of(namespace, table, preview_rows=preview_rows)
+    except TrinityLakeError as error:  # that the table changed is told all the same
+        return {"not_shown": str(error)}
 
 
 def _definition(version: Snapshot, namespace: str, table: str) -> TableDef | None:

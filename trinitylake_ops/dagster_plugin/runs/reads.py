@@ -11,8 +11,8 @@ from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
 import dagster as dg
-from dagster._core.events import EngineEventData  # this is in none of Dagster's public modules
 
+from trinitylake_ops.dagster_plugin.runs.beyond_public import record_in_run
 from trinitylake_ops.dagster_plugin.runs.staging import newest_notes, newest_staged
 from trinitylake_ops.tables.writing.reads import TableRead
 from trinitylake_ops.tables.writing.staged_table import StagedTable
@@ -27,15 +27,14 @@ RESUMED_TAG = "dagster/is_resume_retry"
 
 def record_read(instance: dg.DagsterInstance, run: dg.DagsterRun, asset_key: dg.AssetKey, read: TableRead) -> None:
     """Record that a run read the table of an asset which it does not stage."""
-    data = {_READ: dg.MetadataValue.text(read.to_json()), _ASSET: dg.MetadataValue.text(asset_key.to_string())}
     message = f"reading {read.namespace}.{read.table} at version {read.version} of the lakehouse"
-    instance.report_engine_event(message, run, EngineEventData(data))
+    record_in_run(instance, run, message, {_READ: read.to_json(), _ASSET: asset_key.to_string()})
 
 
 def record_taken(instance: dg.DagsterInstance, run: dg.DagsterRun, asset_key: dg.AssetKey, earlier_id: str) -> None:
     """Record that a run goes on with tables that an earlier one staged, and so with that run's reads."""
     message = f"{asset_key.to_user_string()} is taken as run {earlier_id} staged it"
-    instance.report_engine_event(message, run, EngineEventData({_TAKEN_FROM: dg.MetadataValue.text(earlier_id)}))
+    record_in_run(instance, run, message, {_TAKEN_FROM: earlier_id})
 
 
 class RunReads:

@@ -62,12 +62,19 @@ def asset_events(
     instance: dg.DagsterInstance, run_id: str, of_type: dg.DagsterEventType, asset_key: dg.AssetKey
 ) -> Iterator[dg.AssetMaterialization | dg.AssetObservation]:
     """Yield the events of one type that a run logged of an asset, in their order."""
+    return (event for event in run_events(instance, run_id, of_type) if event.asset_key == asset_key)
+
+
+def run_events(
+    instance: dg.DagsterInstance, run_id: str, of_type: dg.DagsterEventType
+) -> Iterator[dg.AssetMaterialization | dg.AssetObservation]:
+    """Yield the events of one type that a run logged of any asset, in their order."""
     cursor: str | None = None
     while True:
         page = instance.get_records_for_run(run_id, cursor, of_type, _PAGE)
         for record in page.records:
             event = record.asset_observation or record.asset_materialization
-            if event is not None and event.asset_key == asset_key:
+            if event is not None:
                 yield event
         if not page.has_more:
             return

@@ -9,57 +9,54 @@ makes the materialization of it.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import dagster as dg
 
-# These are in none of Dagster's public modules.
-from dagster._core.definitions.assets.definition.asset_spec import AssetExecutionType
-from dagster._core.execution.plan.execute_step import _get_output_asset_events
-
-from trinitylake_ops.dagster_plugin.metadata import DATA_VERSION_TAG, staged_table_metadata
+from trinitylake_ops.dagster_plugin.metadata import DATA_VERSION_TAG, PREVIEW_ROWS, staged_table_metadata
+from trinitylake_ops.dagster_plugin.runs.beyond_public import log_no_materialization, materializations_of
 from trinitylake_ops.dagster_plugin.runs.records import asset_events
 from trinitylake_ops.tables.writing.staged_table import StagedTable
 
 #: The note of a staged table has this: its description.
 STAGED = "trinitylake/staged"
 _TAGS = "trinitylake/tags"
+_VALUES = "trinitylake/partition_values"
+_COLUMNS = "dagster/column_schema"
 _INPUT_VERSION = "dagster/input_data_version/"
 _INPUT_POINTER = "dagster/input_event_pointer/"
 
 
-def note_staged(context: dg.OutputContext, staged: StagedTable) -> None:
-    """Note a staged table with its asset, for each partition of the run, in place of a materialization."""
+def note_staged(
+    context: dg.OutputContext,
+    staged: StagedTable,
+    said: Mapping[str, Any] | None = None,
+    values: Mapping[str, Mapping[str, str]] | None = None,
+) -> None:
+    """Note a staged table with its asset, for each partition of the run, in place of a materialization.
+
+    ``said`` is what the asset says of its table, as metadata. ``values`` are those of the partition columns, by
+    partition of Dagster.
+    """
     described = dg.MetadataValue.json(json.loads(staged.to_json()))
-    metadata = {**staged_table_metadata(staged), STAGED: described}
-    for event in _materializations_of(context, metadata):
-        tags = dg.MetadataValue.json(dict(event.tags or {}))
+    metadata = {**staged_table_metadata(staged), **(said or {}), STAGED: described}
+    for event in materializations_of(context, metadata):
+        noted: dict[str, Any] = {_TAGS: dict(event.tags or {}), _VALUES: (values or {}).get(event.partition or "")}
         context.log_event(
             dg.AssetObservation(
                 asset_key=event.asset_key,
                 partition=event.partition,
                 description="Staged, not published yet.",
-                metadata={**event.metadata, _TAGS: tags},
+                metadata={
+                    **event.metadata,
+                    **{name: dg.MetadataValue.json(dict(value)) for name, value in noted.items() if value is not None},
+                },
             )
         )
     context.add_output_metadata(metadata)
-    context._asset_key = None  # Dagster logs the materialization of an output that has one
-
-
-def _materializations_of(context: dg.OutputContext, metadata: Mapping[str, Any]) -> list[dg.AssetMaterialization]:
-    """Return what Dagster would log for an output: with tags of its code, of its inputs, and of its data."""
-    events = _get_output_asset_events(
-        context.asset_key,
-        context.asset_partition_keys if context.has_asset_partitions else [],
-        dg.Output(None, output_name=context.name, metadata=context.output_metadata),
-        context.op_def.output_def_named(context.name),
-        metadata,
-        context.step_context,
-        AssetExecutionType.MATERIALIZATION,
-    )
-    return [event for event in events if isinstance(event, dg.AssetMaterialization)]
+    log_no_materialization(context)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +73,18 @@ class Note:
         """The staged table, None if another IO manager stored it. Raises InvalidInputError."""
         described = self.metadata.get(STAGED)
         return None if described is None else StagedTable.from_json(json.dumps(described.value))
+
+    @property
+    def values(self) -> Mapping[str, str] | None:
+        """The values of the partition columns, None where the table has none that the partition names."""
+        noted = self.metadata.get(_VALUES)
+        return None if noted is None else noted.value
+
+    @property
+    def preview_rows(self) -> int:
+        """How many of the table's first rows its asset shows."""
+        noted = self.metadata.get(PREVIEW_ROWS)
+        return 0 if noted is None else int(noted.value)
 
 
 def newest_notes(instance: dg.DagsterInstance, runs: Sequence[dg.DagsterRun], asset_key: dg.AssetKey) -> list[Note]:
@@ -117,10 +126,12 @@ def published_events(
     runs: Sequence[dg.DagsterRun],
     tables: Mapping[dg.AssetKey, StagedTable],
     version: int,
+    shown: Callable[[StagedTable, Note], Mapping[str, Any]] = lambda _staged, _note: {},
 ) -> Iterator[dg.AssetMaterialization]:
     """Yield the materializations of the assets of tables that a version has now, those that others are made of first.
 
-    Each event must be stored when the next one is asked for, as by a step that yields them: the next one names it.
+    ``shown`` returns what the page of an asset shows beside what was staged. Each event must be stored when the next
+    one is asked for, as by a step that yields them: the next one names it.
     """
     notes = {key: newest_notes(instance, runs, key) for key in tables}
     reported: dict[dg.AssetKey, tuple[str | None, int | None]] = {}
@@ -129,7 +140,8 @@ def published_events(
         ready = [key for key in left if not _inputs(notes[key]) & {*left} - {key}]
         for key in ready or left:
             for note in notes[key]:
-                yield _published(key, note, tables[key], version, reported)
+                event = _published(key, note, tables[key], version, reported)
+                yield event.with_metadata({**shown(tables[key], note), **event.metadata})
             records = instance.fetch_materializations(key, limit=1).records
             data_version = notes[key][0].tags.get(DATA_VERSION_TAG) if notes[key] else None
             reported[key] = (data_version, records[0].storage_id if records else None)
@@ -149,7 +161,8 @@ def _published(
         if f"{_INPUT_VERSION}{name}" in tags and data_version is not None:
             tags[f"{_INPUT_VERSION}{name}"] = data_version
             tags[f"{_INPUT_POINTER}{name}"] = "NULL" if storage_id is None else str(storage_id)
-    given = {name: value for name, value in note.metadata.items() if name not in (STAGED, _TAGS)}
+    given = {name: value for name, value in note.metadata.items() if name not in (STAGED, _TAGS, _VALUES, PREVIEW_ROWS)}
+    described = {_COLUMNS: given[_COLUMNS]} if _COLUMNS in given else {}  # with what the asset says of them
     return dg.AssetMaterialization(
         asset_key=key,
         partition=note.partition,
@@ -157,6 +170,7 @@ def _published(
         metadata={
             **given,
             **staged_table_metadata(staged),
+            **described,
             "lakehouse_version": version,
             "snapshot": str(staged.snapshot_id),
             "staged_by": dg.MetadataValue.dagster_run(note.run_id),

@@ -9,23 +9,30 @@ from typing import Any, Literal, Self, TypeAlias, get_args
 import dagster as dg
 import pyarrow as pa
 
+from trinitylake_ops.dagster_plugin.metadata import PREVIEW_ROWS, column_schema
 from trinitylake_ops.errors import InvalidInputError
 from trinitylake_ops.format.nodes.keys import validate_name
 from trinitylake_ops.tables.writing.staged_table import StagedTable
 from trinitylake_ops.tables.writing.write_mode import Mode
 
-StoreMode: TypeAlias = Literal["overwrite", "overwrite_partition", "append"]
+StoreMode: TypeAlias = Literal["overwrite", "overwrite_partition", "append", "upsert"]
 
 _MODES: Mapping[StoreMode, Mode] = {
     "overwrite": "replace_table",
     "overwrite_partition": "replace_partitions",
     "append": "append",
+    "upsert": "append",  # of the rows whose keys are new; the others are updated
 }
 _TABLE = "trinitylake/table"
 _MODE = "trinitylake/mode"
 _PARTITION_BY = "trinitylake/partition_by"
 _PARTITION_FORMAT = "trinitylake/partition_format"
+_KEYS = "trinitylake/keys"
+_LINEAGE = "dagster/column_lineage"
+_COLUMNS = "dagster/column_schema"
 
+#: Rows of a table are kept by Dagster, and seen by whoever sees the asset. So there are few.
+MOST_PREVIEW_ROWS = 100
 
 #: A lakehouse allows less, or refuses with a message.
 LONGEST_NAME_BYTES = 4096
@@ -37,17 +44,22 @@ def stored_as(
     mode: StoreMode | None = None,
     partition_by: Sequence[str] = (),
     partition_format: Mapping[str, str] | None = None,
+    keys: Sequence[str] = (),
+    column_lineage: dg.TableColumnLineage | None = None,
+    preview_rows: int = 0,
 ) -> dict[str, Any]:
     """Return the metadata of an asset that says how :class:`TrinityLakeIOManager` stores it.
 
-    ``table`` is ``namespace.table``, by default the last two parts of the asset's key. With the ``mode`` ``overwrite``
-    all rows are replaced, with ``append`` none. With ``overwrite_partition``, those of the run's partitions are
-    replaced if the asset has Dagster partitions. Otherwise it replaces the partitions that rows arrive for. The default
-    is ``overwrite_partition`` for an asset with Dagster partitions, and ``overwrite`` for others. ``partition_by`` are
-    the table's partition columns. Dagster's partition key is the value of the one column. In a key of several
-    dimensions, each is the value of the column of its name, and ``partition_by`` need not be given. For partitions by
-    time ``partition_format`` may give a ``strftime`` format per column, such as ``{"year": "%Y", "month": "%m"}``.
-    Raises InvalidInputError.
+    ``table`` is ``namespace.table``, by default the last two parts of the asset's key. With the ``mode``
+    ``overwrite`` all rows are replaced, with ``append`` none. ``upsert`` updates the rows of the same ``keys``, and
+    adds others. With ``overwrite_partition``, those of the run's partitions are replaced if the asset has Dagster
+    partitions. Otherwise it replaces the partitions that rows arrive for. The default is ``overwrite_partition`` for
+    an asset with Dagster partitions, and ``overwrite`` for others. ``partition_by`` are the table's partition
+    columns. Dagster's partition key is the value of the one column. In a key of several dimensions, each is the value
+    of the column of its name, and ``partition_by`` need not be given. For partitions by time ``partition_format`` may
+    give a ``strftime`` format per column, such as ``{"year": "%Y", "month": "%m"}``. ``column_lineage`` says of which
+    columns of other assets its columns are made. With ``preview_rows``, so many of its first rows are shown with each
+    version, and kept by Dagster. Raises InvalidInputError.
     """
     if mode is not None and mode not in _MODES:
         raise InvalidInputError(f"mode {mode!r} is none of {', '.join(get_args(StoreMode))}")
@@ -56,20 +68,62 @@ def stored_as(
     columns = list(partition_by)
     if mode == "overwrite_partition" and not columns:
         raise InvalidInputError("mode overwrite_partition needs the columns of the partitions, partition_by")
+    if (mode == "upsert") != bool(keys):
+        raise InvalidInputError("mode upsert needs the columns by which rows are the same, keys; no other mode has any")
     if partition_format is not None and sorted(partition_format) != sorted(columns):
         raise InvalidInputError("partition_format needs a format for each column of partition_by, and for no other")
-    metadata = {_TABLE: table, _MODE: mode, _PARTITION_BY: columns, _PARTITION_FORMAT: partition_format}
+    if not 0 <= preview_rows <= MOST_PREVIEW_ROWS:
+        raise InvalidInputError(f"preview_rows is {preview_rows}, it must be from 0 to {MOST_PREVIEW_ROWS}")
+    metadata: dict[str, Any] = {_TABLE: table, _MODE: mode, _PARTITION_BY: columns, _PARTITION_FORMAT: partition_format}
+    metadata |= {_KEYS: list(keys), PREVIEW_ROWS: preview_rows, _LINEAGE: column_lineage}
     return {name: value for name, value in metadata.items() if value}
+
+
+def preview_rows_of(metadata: Mapping[str, Any]) -> int:
+    """Return how many rows of its table an asset shows."""
+    number = _plain(metadata.get(PREVIEW_ROWS))
+    return min(number, MOST_PREVIEW_ROWS) if type(number) is int and number > 0 else 0
+
+
+def described_in(metadata: Mapping[str, Any]) -> dg.TableSchema | None:
+    """Return what an asset says of the columns of its table, None if it says nothing."""
+    described: dg.TableSchema | None = _plain(metadata.get(_COLUMNS))
+    return described
+
+
+def said_of(asset_key: dg.AssetKey, metadata: Mapping[str, Any], staged: StagedTable) -> dict[str, Any]:
+    """Return what an asset says of its table, as metadata of it: of its columns, their origin, and its preview.
+
+    Descriptions and tags of columns are those of ``dagster/column_schema``. Raises InvalidInputError for the origin of
+    a column that the table lacks.
+    """
+    said: dict[str, Any] = {_COLUMNS: column_schema(staged.table_def, described_in(metadata))}
+    if preview_rows := preview_rows_of(metadata):
+        said[PREVIEW_ROWS] = preview_rows
+    lineage: dg.TableColumnLineage | None = _plain(metadata.get(_LINEAGE))
+    if lineage is None:
+        return said
+    columns = [column.name for column in staged.table_def.schema.columns]
+    if unknown := sorted(lineage.deps_by_column.keys() - {*columns}):
+        raise InvalidInputError(
+            f"asset {asset_key.to_user_string()}: its column_lineage names the column {unknown[0]!r}, and its table has"
+            f" {', '.join(columns)}"
+        )
+    return {**said, _LINEAGE: lineage}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stored:
-    """What the metadata of an asset says, with what its partitions add: ``columns`` are those of the table's."""
+    """What the metadata of an asset says, with what its partitions add: ``columns`` are those of the table's.
+
+    ``keys`` are the columns by which rows are updated, none where they are only added or replaced.
+    """
 
     name: tuple[str, str]
     mode: Mode
     columns: tuple[str, ...]
     formats: Mapping[str, str] | None
+    keys: tuple[str, ...] = ()
 
     @classmethod
     def of(
@@ -84,7 +138,8 @@ class Stored:
         if partitions is not None:
             _check_dimensions(asset_key.to_user_string(), partitions, columns, formats)
         mode = _MODES[said or ("overwrite" if partitions is None else "overwrite_partition")]
-        return cls(name=table_of(asset_key, metadata), mode=mode, columns=tuple(columns), formats=formats)
+        keys = tuple(_plain(metadata.get(_KEYS)) or ())
+        return cls(name=table_of(asset_key, metadata), mode=mode, columns=tuple(columns), formats=formats, keys=keys)
 
     def check_rows_are_known(self, asset_key: dg.AssetKey) -> None:
         """Raise InvalidInputError if nothing says which rows of the table a run replaces."""

@@ -1,0 +1,69 @@
+"""Who approves: in Dagster+ the user who launched the run, elsewhere who says so."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import dagster as dg
+import pytest
+
+from tests.lakes import Lakes
+from tests.maintenance.changes import create
+from trinitylake_ops import Lakehouse
+from trinitylake_ops.dagster_plugin import TrinityLakeResource, build_jobs
+from trinitylake_ops.maintenance import plan_repair
+
+USER = {"user": "ada@example.com"}
+
+
+class Jobs:
+    """The jobs of a lakehouse whose hint is wrong: an approved plan mends it."""
+
+    def __init__(self, lake: Lakehouse, instance: dg.DagsterInstance):
+        self.lake = lake
+        self.instance = instance
+        self.definitions = dg.Definitions(
+            jobs=build_jobs(), resources={"lakehouse": TrinityLakeResource(root=lake.root)}
+        )
+
+    def apply(self, approved_by: str, **tags: str) -> dg.ExecuteInProcessResult:
+        config = {"approved_digest": plan_repair(self.lake).digest, "approved_by": approved_by}
+        job = self.definitions.resolve_job_def("repair_apply")
+        return job.execute_in_process(instance=self.instance, run_config=config, tags=tags, raise_on_error=False)
+
+
+@pytest.fixture
+def jobs(lakes: Lakes) -> Iterator[Jobs]:
+    lake = lakes.local()
+    create(lake, "ns", "t")
+    with dg.instance_for_test() as instance:
+        yield Jobs(lake, instance)
+
+
+def said(result: dg.ExecuteInProcessResult) -> str:
+    (failure,) = [event for event in result.all_events if event.is_step_failure]
+    assert failure.step_failure_data.user_failure_data is not None
+    return str(failure.step_failure_data.user_failure_data.description)
+
+
+def approver(result: dg.ExecuteInProcessResult) -> object:
+    assert result.success
+    (output,) = [event for event in result.all_events if event.is_successful_output]
+    return output.step_output_data.metadata["approved_by"].value
+
+
+def test_in_dagster_plus_it_is_the_user_who_launched_the_run(jobs: Jobs, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DAGSTER_CLOUD_DEPLOYMENT_NAME", "prod")
+    assert approver(jobs.apply("", **USER)) == "ada@example.com"
+    assert approver(jobs.apply("ada@example.com", **USER)) == "ada@example.com"
+    assert said(jobs.apply("Bob", **USER)) == (
+        "approved_by is 'Bob', and the user is 'ada@example.com': leave it empty"
+    )
+    assert said(jobs.apply("")) == "approved_by has to be given: no user launched this run"
+    assert approver(jobs.apply("Bob")) == "Bob"
+
+
+def test_elsewhere_a_tag_is_nobody(jobs: Jobs) -> None:
+    assert approver(jobs.apply("Bob", **USER)) == "Bob"
+    with pytest.raises(dg.DagsterInvalidConfigError, match="approved_by has to be given, it is empty"):
+        jobs.apply("", **USER)

@@ -1,0 +1,143 @@
+"""Two code locations of one Dagster instance publish into one lakehouse, to the same and to different tables."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import dagster as dg
+import pyarrow as pa
+import pytest
+from dagster._core.remote_origin import InProcessCodeLocationOrigin
+from dagster._core.types.loadable_target_origin import LoadableTargetOrigin
+
+from tests.dagster_plugin.quiet import QUIET
+from tests.lakes import Lakes, check_lake
+from trinitylake_ops import Lakehouse
+from trinitylake_ops.dagster_plugin import (
+    LakehouseNames,
+    LakehouseSettings,
+    TrinityLakeResource,
+    build_publish_asset,
+    build_trinitylake_definitions,
+    stored_as,
+)
+from trinitylake_ops.dagster_plugin.automation.sensors import build_commit_sensor
+from trinitylake_ops.dagster_plugin.table_pages.links import REPOSITORY_TAG
+from trinitylake_ops.tables.catalog import catalog_at
+
+REGIONS = dg.StaticPartitionsDefinition(["eu", "us"])
+
+
+class Location:
+    """A code location with a table of its own, and one by regions that both have, each as an asset of its own."""
+
+    def __init__(self, name: str, lake: Lakehouse, instance: dg.DagsterInstance):
+        self.name = name
+        self.instance = instance
+        self.names = LakehouseNames(name)
+        self.shared, self.own = dg.AssetKey([name, "sales", "orders"]), dg.AssetKey([name, "sales", name])
+        self.meanwhile: Callable[[], object] = lambda: None
+        self._cursor: str | None = None
+        lakehouse = TrinityLakeResource(root=lake.root)
+        self.definitions = dg.Definitions.merge(
+            build_trinitylake_definitions(LakehouseSettings(name=name, lakehouse=lakehouse)),
+            dg.Definitions(
+                assets=self._assets(),
+                jobs=[dg.define_asset_job("load", selection=[self.shared, self.own, dg.AssetKey([name, "publish"])])],
+                executor=dg.in_process_executor,
+            ),
+        )
+
+    def _assets(self) -> list[dg.AssetsDefinition]:
+        def made(key: dg.AssetKey, after: list[dg.AssetKey]) -> dg.AssetsDefinition:
+            @dg.asset(
+                key=key,
+                deps=after,
+                partitions_def=REGIONS,
+                io_manager_key=self.names.io_manager_key,
+                metadata=stored_as(partition_by=["region"]),
+            )
+            def table(context: dg.AssetExecutionContext) -> pa.Table:
+                if after:
+                    meanwhile, self.meanwhile = self.meanwhile, lambda: None
+                    meanwhile()
+                return pa.table({"region": [context.partition_key], "by": [self.name]})
+
+            return table
+
+        shared, own = made(self.shared, []), made(self.own, [self.shared])
+        publish = build_publish_asset(
+            key=[self.name, "publish"],
+            tables={"shared": shared, "own": own},
+            partitions_def=REGIONS,
+            description="Both.",
+            names=self.names,
+        )
+        return [shared, own, publish]
+
+    def load(self, region: str) -> bool:
+        tags = {REPOSITORY_TAG: f"__repository__@{self.name}"}
+        job = self.definitions.resolve_job_def("load")
+        return job.execute_in_process(
+            instance=self.instance, run_config=QUIET, partition_key=region, tags=tags, raise_on_error=False
+        ).success
+
+    def look(self) -> set[tuple[dg.AssetKey, str | None]]:
+        """Let the sensor of commits look once, as the daemon lets it, and return what it reports."""
+        repository = self.definitions.get_repository_def()
+        here = InProcessCodeLocationOrigin(LoadableTargetOrigin(python_file=__file__), location_name=self.name)
+        resources = {self.names.resource_key: repository.get_top_level_resources()[self.names.resource_key]}
+        with dg.SensorEvaluationContext(
+            instance_ref=None,
+            last_tick_completion_time=None,
+            last_run_key=None,
+            cursor=self._cursor,
+            repository_name="__repository__",
+            repository_def=repository,
+            instance=self.instance,
+            resources=resources,
+            code_location_origin=here,
+        ) as context:
+            result = build_commit_sensor(self.names, job_name="load").evaluate_tick(context)
+        self._cursor = result.cursor
+        assert not result.run_requests
+        return {(event.asset_key, event.partition) for event in result.asset_events}
+
+
+@pytest.fixture
+def lake(lakes: Lakes) -> Iterator[Lakehouse]:
+    made = lakes.local()
+    yield made
+    check_lake(made)
+
+
+@pytest.fixture
+def locations(lake: Lakehouse, tmp_path: Path) -> Iterator[tuple[Location, Location]]:
+    with dg.instance_for_test(temp_dir=str(tmp_path)) as instance:
+        yield Location("north", lake, instance), Location("south", lake, instance)
+
+
+def rows(lake: Lakehouse, table: str) -> list[tuple[str, str]]:
+    found = catalog_at(lake).load_table(("sales", table)).scan().to_arrow().to_pylist()
+    return sorted((row["region"], row["by"]) for row in found)
+
+
+def test_both_publish_at_the_same_time(lake: Lakehouse, locations: tuple[Location, Location]) -> None:
+    north, south = locations
+    north.meanwhile = lambda: south.load("us")
+    assert north.load("eu")
+    assert rows(lake, "orders") == [("eu", "north"), ("us", "south")]
+    assert (rows(lake, "north"), rows(lake, "south")) == ([("eu", "north")], [("us", "south")])
+    south.meanwhile = lambda: north.load("us")
+    assert not south.load("us"), "the same partition of the same table"
+    assert rows(lake, "orders") == [("eu", "north"), ("us", "north")]
+    assert rows(lake, "south") == [("us", "south")], "all of a run, or none"
+
+
+def test_each_tells_its_assets_of_the_others_commits(locations: tuple[Location, Location]) -> None:
+    north, south = locations
+    assert north.load("eu")
+    assert (north.look(), south.look()) == (set(), set()), "a first look only remembers"
+    assert north.load("us")
+    assert north.look() == set(), "its own run has told its assets"
+    assert south.look() == {(south.shared, "us")}
+    assert (north.look(), south.look()) == (set(), set())

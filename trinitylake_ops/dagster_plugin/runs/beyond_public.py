@@ -1,0 +1,63 @@
+"""All that the plugin takes from Dagster beyond its public modules, in one place.
+
+Each function here says what it is for. A Dagster that has these no more is refused when it is used: what would happen
+without them is worse. Assets would turn green when they are staged, or reads would not count when a run publishes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import dagster as dg
+
+try:
+    from dagster._check import CheckError
+    from dagster._core.definitions.assets.definition.asset_spec import AssetExecutionType
+    from dagster._core.events import EngineEventData
+    from dagster._core.execution.plan.execute_step import _get_output_asset_events
+except ImportError as error:
+    raise ImportError(f"this release of Dagster, {dg.__version__}, is not known to this package: {error}") from error
+
+_KEY = "_asset_key"
+
+
+def materializations_of(context: dg.OutputContext, metadata: Mapping[str, Any]) -> list[dg.AssetMaterialization]:
+    """Return what Dagster would log for an output: with tags of its code, of its inputs, and of its data."""
+    events = _get_output_asset_events(
+        context.asset_key,
+        context.asset_partition_keys if context.has_asset_partitions else [],
+        dg.Output(None, output_name=context.name, metadata=context.output_metadata),
+        context.op_def.output_def_named(context.name),
+        metadata,
+        context.step_context,
+        AssetExecutionType.MATERIALIZATION,
+    )
+    return [event for event in events if isinstance(event, dg.AssetMaterialization)]
+
+
+def log_no_materialization(context: dg.OutputContext) -> None:
+    """Let Dagster log no materialization of an output: it does so for each that has the key of an asset.
+
+    Raises DagsterInvalidDefinitionError where that can no longer be done.
+    """
+    if getattr(context, _KEY, None) is not None:
+        setattr(context, _KEY, None)
+    if context.has_asset_key:
+        raise dg.DagsterInvalidDefinitionError(
+            f"this release of Dagster, {dg.__version__}, would show staged tables as published; take another one"
+        )
+
+
+def record_in_run(instance: dg.DagsterInstance, run: dg.DagsterRun, message: str, data: Mapping[str, str]) -> None:
+    """Record texts with a run, by an event of the engine: no asset is concerned by it."""
+    values = {name: dg.MetadataValue.text(text) for name, text in data.items()}
+    instance.report_engine_event(message, run, EngineEventData(values))
+
+
+def repository_of(context: dg.OpExecutionContext | dg.AssetExecutionContext) -> dg.RepositoryDefinition | None:
+    """Return the code location of a run, None for one that was started without, as in a test."""
+    try:
+        return context.repository_def
+    except CheckError:
+        return None
