@@ -60,6 +60,7 @@ defs = dg.Definitions.merge(
     ),
     build_trinitylake_definitions(
         LakehouseSettings(
+            name="",  # jobs are `clone` and `promote_plan`, without a name before them
             lakehouse=lakehouse,
             tables=["shop.orders"],
             published_by=[publish.key],
