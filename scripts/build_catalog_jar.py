@@ -2,11 +2,13 @@
 
     python scripts/build_catalog_jar.py [TARGET]
 
-It needs the javac of Debian's openjdk-17-jdk-headless. Nobody else does, as the jar is part of the repository.
+It needs the javac of Debian's openjdk-17-jdk-headless, on the path or named by ``JAVAC``. Nothing else needs it, as the
+jar is part of the repository.
 """
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import tempfile
@@ -27,7 +29,8 @@ _MODE = 0o644 << 16
 def main(target: Path) -> int:
     """Write the jar. Returns the exit code of javac."""
     with tempfile.TemporaryDirectory() as folder:
-        words = ["javac", "--release", _RELEASE, "-proc:none", "-Xlint:all,-path,-deprecation", "-Werror"]
+        words = [os.environ.get("JAVAC", "javac"), "--release", _RELEASE, "-proc:none"]
+        words += ["-Xlint:all,-path,-deprecation", "-XDsuppressNotes", "-Werror"]
         words += ["-classpath", f"{_JARS}/*", "-d", folder, *(str(SOURCES / name) for name in source_files())]
         compiled = subprocess.run(words, check=False)
         if compiled.returncode:

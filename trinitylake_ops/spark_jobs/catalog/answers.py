@@ -58,7 +58,9 @@ def in_terms_of_the_catalog() -> Iterator[None]:
     except CommitFailedException as error:
         raise errors.CommitConflictError(str(error)) from error
     except CommitStateUnknownException as error:
-        known = error.__cause__
-        raise known if isinstance(known, errors.TrinityLakeError) else errors.JobFailedError(str(error)) from error
+        # The catalog raises it for the error that says which commit to ask for.
+        if isinstance(error.__cause__, errors.CommitOutcomeUnknownError):
+            raise error.__cause__ from None
+        raise
     except (ValidationError, ValueError) as error:
         raise errors.InvalidDefinitionError(str(error).partition("\n")[0]) from error

@@ -1,4 +1,4 @@
-"""The jar that is the catalog in Spark, and the settings by which a session has it.
+"""The jar that is the catalog in Spark.
 
 ``scripts/build_catalog_jar.py`` makes it of the sources beside it, and it tells their digest.
 """
@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
 from pathlib import Path
 
 #: The class that Spark loads.
@@ -16,18 +15,6 @@ SOURCES = Path(__file__).with_name("java")
 MANIFEST = "META-INF/MANIFEST.MF"
 
 _DIGEST = "Sources-SHA256"
-#: Spark's setting of jars that come with a session.
-JARS = "spark.jars"
-
-
-def catalog_settings(name: str, root: str, storage: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Return the settings of a session that make a lakehouse the catalog ``name`` of its SQL.
-
-    ``storage`` are options of the storage without credentials, such as ``{"endpoint": "http://..."}``.
-    """
-    prefix = f"spark.sql.catalog.{name}"
-    given = {f"{prefix}.storage.{option}": value for option, value in (storage or {}).items()}
-    return {prefix: CATALOG_CLASS, f"{prefix}.root": root, **given}
 
 
 def source_files() -> list[str]:

@@ -1,89 +1,36 @@
-"""Partitions of tables, between Spark's transforms and Iceberg's."""
+"""Partitions of tables, as Spark names them: those that it may make, and those that it is told of."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from pyiceberg.partitioning import PARTITION_FIELD_ID_START, PartitionField, PartitionSpec
-from pyiceberg.schema import Schema
 from pyiceberg.table.metadata import TableMetadata
-from pyiceberg.transforms import (
-    BucketTransform,
-    DayTransform,
-    HourTransform,
-    IdentityTransform,
-    MonthTransform,
-    Transform,
-    TruncateTransform,
-    VoidTransform,
-    YearTransform,
-)
+from pyiceberg.transforms import BucketTransform, TruncateTransform, VoidTransform
 
 from trinitylake_ops.errors import InvalidInputError
 
 IDENTITY = "identity"
-#: Spark's names, and the endings of Iceberg's names of such partition columns.
-_OF_TIMES: Mapping[str, tuple[type[Transform[Any, Any]], str]] = {
-    "years": (YearTransform, "year"),
-    "months": (MonthTransform, "month"),
-    "days": (DayTransform, "day"),
-    "hours": (HourTransform, "hour"),
-}
-_SIZED: Mapping[str, tuple[type[BucketTransform[Any] | TruncateTransform[Any]], str]] = {
-    "bucket": (BucketTransform, "bucket"),
-    "truncate": (TruncateTransform, "trunc"),
-}
 _SPARK_NAMES = {"year": "years", "month": "months", "day": "days", "hour": "hours"}
 
 
-def partition_spec(schema: Schema, partitions: Sequence[Mapping[str, Any]]) -> PartitionSpec:
-    """Return the partitions of a new table. Raises InvalidInputError for a transform that Iceberg lacks."""
-    fields = []
-    for number, partition in enumerate(partitions):
-        column = ".".join(_path(partition))
-        transform, ending = _transform(partition)
-        source = schema.find_field(column)
-        if not transform.can_transform(source.field_type):
-            raise InvalidInputError(f"column {column!r} of type {source.field_type} has no partitions by {transform}")
-        name = column if ending is None else f"{column}_{ending}"
-        fields.append(PartitionField(source.field_id, PARTITION_FIELD_ID_START + number, transform, name))
-    return PartitionSpec(*fields)
-
-
-def _path(partition: Mapping[str, Any]) -> list[str]:
-    columns = partition["columns"]
-    if len(columns) != 1:
-        raise InvalidInputError(f"partitions by {partition['transform']} take one column each")
-    return [str(part) for part in columns[0]["path"]]
-
-
-def _transform(partition: Mapping[str, Any]) -> tuple[Transform[Any, Any], str | None]:
-    name = partition["transform"]
-    if name == IDENTITY:
-        return IdentityTransform(), None
-    if name in _OF_TIMES:
-        made, ending = _OF_TIMES[name]
-        return made(), ending
-    number = partition.get("number")
-    if name in _SIZED and isinstance(number, int) and 0 < number < 2**31:
-        sized, ending = _SIZED[name]
-        return sized(number), ending
-    known = ", ".join((*_OF_TIMES, *(f"{sized}(N, column)" for sized in _SIZED)))
-    raise InvalidInputError(f"there are no partitions by {name!r}; there are columns themselves, {known}")
-
-
 def partition_columns(partitions: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return the columns of partitions by values. Raises InvalidInputError for others."""
+    """Return the columns of a new table's partitions. Raises InvalidInputError for what Spark could not write."""
     names = []
     for partition in partitions:
-        path = _path(partition)
-        if partition["transform"] != IDENTITY or len(path) != 1 or "," in path[0]:
+        path = [part for column in partition["columns"] for part in column["path"]]
+        if partition["transform"] != IDENTITY or len(path) != 1:
             raise InvalidInputError(
-                "CREATE TABLE ... AS SELECT is partitioned by columns themselves: create the table, then INSERT INTO it"
+                f"Spark writes tables whose partitions are columns themselves, not {partition['transform']} of"
+                f" {'.'.join(path)!r}; make such a table by pyiceberg or through the server, and read it here"
             )
-        names.append(path[0])
+        names.append(str(path[0]))
     return names
+
+
+def quoted(name: str) -> str:
+    """Return a name as Spark's SQL quotes it."""
+    return "`" + name.replace("`", "``") + "`"
 
 
 def described_spec(metadata: TableMetadata) -> list[dict[str, Any]]:
@@ -96,7 +43,7 @@ def described_spec(metadata: TableMetadata) -> list[dict[str, Any]]:
         if column is None or isinstance(transform, VoidTransform):
             continue
         parts = [column] if any(own.name == column for own in schema.fields) else column.split(".")
-        one: dict[str, Any] = {"column": ".".join("`" + part.replace("`", "``") + "`" for part in parts)}
+        one: dict[str, Any] = {"column": ".".join(map(quoted, parts))}
         if isinstance(transform, BucketTransform):
             one |= {"transform": "bucket", "number": transform.num_buckets}
         elif isinstance(transform, TruncateTransform):

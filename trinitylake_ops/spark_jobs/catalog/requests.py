@@ -37,7 +37,7 @@ def answer(request: Request, options: Mapping[str, str]) -> Answer:
     unknown = [name for name in options if name.lower() != "root" and not name.lower().startswith("storage.")]
     if unknown:
         raise InvalidInputError(
-            f"the catalog has the settings 'root' and 'storage.*', and none {unknown[0]!r}; others are options of a read"
+            f"the catalog has the settings 'root' and 'storage.*', and none {unknown[0]!r}; reads have their own"
         )
     settings = SourceOptions.parse({**options, TABLE: "objects"})
     with in_terms_of_the_catalog():

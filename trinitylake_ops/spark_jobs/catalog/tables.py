@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pyiceberg.table.metadata import TableMetadata
+from pyiceberg.table.snapshots import Summary
+from pyiceberg.types import BooleanType, DateType, IntegerType, LongType, StringType, TimestamptzType
 from pyspark.sql.types import StructType, _parse_datatype_json_value
 
 from trinitylake_ops.errors import InvalidInputError, NamespaceNotFoundError, TableNotFoundError
 from trinitylake_ops.spark_jobs.catalog.answers import Answer, RefusedError
 from trinitylake_ops.spark_jobs.catalog.changes import change_table
 from trinitylake_ops.spark_jobs.catalog.namespaces import OWNER, check_no_location, one_level
-from trinitylake_ops.spark_jobs.catalog.partitions import described_spec, partition_columns, partition_spec
+from trinitylake_ops.spark_jobs.catalog.partitions import IDENTITY, described_spec, partition_columns, quoted
 from trinitylake_ops.spark_jobs.metadata.columns import METADATA_TABLES
+from trinitylake_ops.spark_jobs.metadata.filter import comparable_columns
 from trinitylake_ops.spark_jobs.source.opened_table import open_metadata, snapshot_of
 from trinitylake_ops.spark_jobs.source.options import TableRequest
 from trinitylake_ops.spark_jobs.tables.reader import found_table
 from trinitylake_ops.spark_jobs.tables.schema import to_iceberg_schema, to_spark_schema
 from trinitylake_ops.tables.catalog import catalog_at
+from trinitylake_ops.tables.writing.data_files import identity_columns
+from trinitylake_ops.tables.writing.write_plan import identity_spec
 from trinitylake_ops.transaction.lakehouse import Lakehouse
 
 Request = Mapping[str, Any]
@@ -28,6 +34,19 @@ _PROVIDER = "provider"
 _FORMATS = ("iceberg", "trinitylake")
 #: Properties that Spark keeps for itself, and that a lakehouse does not choose.
 _OF_SPARK = ("external", "is_managed_location", "collation")
+#: What the catalog in Spark is told about a table, where there is nothing to tell.
+_EMPTY: Mapping[str, Any] = {
+    "partitions": [],
+    "properties": {},
+    "read_options": {},
+    "stream_options": {},
+    "write_options": {},
+    "comparable": [],
+    "is_writable": False,
+}
+#: Columns whose values compare in Iceberg as in Spark. Fractions do not: NaN is more than all numbers in Spark.
+_COMPARABLE = (BooleanType, DateType, IntegerType, LongType, StringType, TimestamptzType)
+_FIGURE = re.compile("[0-9]{1,18}", re.ASCII)
 
 
 def list_tables(lake: Lakehouse, request: Request) -> Answer:
@@ -71,36 +90,47 @@ def _at(name: str, request: Request) -> TableRequest:
 def _metadata_table(lake: Lakehouse, name: str, request: Request) -> Answer:
     asked = _at(name, request)
     given = {"version": asked.version, "timestamp": asked.timestamp, "export": asked.export}
-    options = {"path": name} | {key: str(value) for key, value in given.items() if value is not None}
+    path = {"path": name}
     value = {
-        "partitions": [],
-        "properties": {},
-        "read_options": options,
-        "stream_options": {"path": name},
-        "write_options": {},
-        "is_writable": False,
+        **_EMPTY,
+        "comparable": comparable_columns(name),
+        "read_options": path | {key: str(value) for key, value in given.items() if value is not None},
+        "stream_options": path,
     }
     return Answer(value, open_metadata(lake, asked).schema)
 
 
 def _described(metadata: TableMetadata, name: str, pinned: Mapping[str, str], *, is_writable: bool) -> Answer:
     path = {"path": name}
+    snapshot = metadata.current_snapshot()
+    summary = snapshot.summary if snapshot is not None else None
     value = {
+        **_EMPTY,
+        "comparable": [field.name for field in metadata.schema().fields if isinstance(field.field_type, _COMPARABLE)],
         "partitions": described_spec(metadata),
         "properties": {**metadata.properties, _PROVIDER: _FORMATS[0]},
         "read_options": {**path, **pinned},
         "stream_options": path,
         "write_options": path,
         "is_writable": is_writable,
+        "rows": _count(summary, "total-records"),
+        "size_bytes": _count(summary, "total-files-size"),
     }
     return Answer(value, to_spark_schema(metadata.schema()))
+
+
+def _count(summary: Summary | None, name: str) -> int | None:
+    """Return a figure that a snapshot tells of itself. Spark plans joins by it, and nothing depends on its truth."""
+    text = None if summary is None else summary[name]
+    return int(text) if text is not None and _FIGURE.fullmatch(text) else None
 
 
 def create_table(lake: Lakehouse, request: Request) -> Answer:
     """Create a managed table."""
     namespace, table = _names(request["table"])
     schema = to_iceberg_schema(_columns(request["columns"]))
-    spec = partition_spec(schema, request["partitions"])
+    spec = identity_spec(schema, partition_columns(request["partitions"]))
+    identity_columns(spec, schema)
     properties = _properties(request["properties"])
     created = catalog_at(lake).create_table((namespace, table), schema, partition_spec=spec, properties=properties)
     return _described(created.metadata, f"{namespace}.{table}", {}, is_writable=True)
@@ -123,14 +153,18 @@ def stage_table(lake: Lakehouse, request: Request) -> Answer:
     schema = to_spark_schema(to_iceberg_schema(columns))
     path = {"path": f"{namespace}.{table}"}
     value = {
-        "partitions": request["partitions"] and [{"transform": "identity", "column": f"`{c}`"} for c in partition_by],
-        "properties": {},
-        "read_options": path,
-        "stream_options": path,
-        "write_options": {**path, **({"partition_by": ",".join(partition_by)} if partition_by else {})},
+        **_EMPTY,
+        "partitions": [{"transform": IDENTITY, "column": quoted(column)} for column in partition_by],
+        "write_options": {**path, "create": "true", **_partition_option(partition_by)},
         "is_writable": True,
     }
     return Answer(value, schema)
+
+
+def _partition_option(columns: Sequence[str]) -> dict[str, str]:
+    if any("," in column or column != column.strip() for column in columns):
+        raise InvalidInputError("CREATE TABLE ... AS SELECT has no partitions by columns with a comma in their names")
+    return {"partition_by": ",".join(columns)} if columns else {}
 
 
 def alter_table(lake: Lakehouse, request: Request) -> Answer:

@@ -1,5 +1,7 @@
 package trinitylake.spark;
 
+import java.util.function.Supplier;
+
 /** One line from Python, which begins with the class of its error. PySpark shows it without a stack. */
 final class LakehouseException extends IllegalArgumentException {
   private static final long serialVersionUID = 1L;
@@ -14,18 +16,28 @@ final class LakehouseException extends IllegalArgumentException {
     super(message, cause);
   }
 
-  /** Returns the error that Python raised, or what it was given if that is none of Python's. */
-  static RuntimeException of(RuntimeException error) {
-    String message = error.getMessage();
-    int begin = message == null ? -1 : message.lastIndexOf(TRACEBACK);
-    if (begin < 0) {
-      return error;
+  /** Runs what asks Python. Spark's errors around those of this package become one line, others pass as they are. */
+  static <T> T inOneLine(Supplier<T> call) {
+    try {
+      return call.get();
+    } catch (Exception error) { // Spark's own are checked, and Scala declares none
+      String line = lineOf(error.getMessage());
+      if (line == null) {
+        throw error;
+      }
+      throw new LakehouseException(line, error);
     }
-    for (String line : message.substring(begin + TRACEBACK.length()).split("\n")) {
-      if (line.startsWith(OWN)) {
-        return new LakehouseException(line.substring(OWN.length()).trim(), error);
+  }
+
+  private static String lineOf(String message) {
+    int begin = message == null ? -1 : message.lastIndexOf(TRACEBACK);
+    if (begin >= 0) {
+      for (String line : message.substring(begin + TRACEBACK.length()).split("\n")) {
+        if (line.startsWith(OWN)) {
+          return line.substring(OWN.length()).trim();
+        }
       }
     }
-    return error;
+    return null;
   }
 }

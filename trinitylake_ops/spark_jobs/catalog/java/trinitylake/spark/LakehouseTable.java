@@ -68,12 +68,7 @@ class LakehouseTable implements SupportsRead, SupportsWrite {
 
   @Override
   public ScanBuilder newScanBuilder(CaseInsensitiveStringMap options) {
-    return new LakehouseScanBuilder(
-        python,
-        schema,
-        Json.strings(described.get("read_options")),
-        Json.strings(described.get("stream_options")),
-        options.asCaseSensitiveMap());
+    return new LakehouseScanBuilder(new ScanOptions(python, described, options), schema);
   }
 
   @Override

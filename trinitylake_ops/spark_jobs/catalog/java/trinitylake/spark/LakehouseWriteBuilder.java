@@ -2,6 +2,7 @@ package trinitylake.spark;
 
 import java.util.Arrays;
 import java.util.HashMap;
+import java.util.Locale;
 import java.util.Map;
 import java.util.Optional;
 import org.apache.spark.sql.connector.catalog.SupportsWrite;
@@ -35,8 +36,8 @@ final class LakehouseWriteBuilder implements SupportsOverwrite, SupportsDynamicO
     this.info = info;
     this.options = new HashMap<>(own);
     info.options().asCaseSensitiveMap().forEach((name, value) -> {
-      if (options.putIfAbsent(name.toLowerCase(java.util.Locale.ROOT), value) != null) {
-        throw new LakehouseException("InvalidInputError: the option '" + name + "' is the catalog's own here");
+      if (options.putIfAbsent(name.toLowerCase(Locale.ROOT), value) != null) {
+        throw new LakehouseException("InvalidInputError: the catalog itself gives the option '" + name + "'");
       }
     });
   }
@@ -64,7 +65,6 @@ final class LakehouseWriteBuilder implements SupportsOverwrite, SupportsDynamicO
     isOverwrite = true;
     String values = Filters.partition(filters);
     if (values != null) {
-      options.put("replace", "partition");
       options.put("partition", values);
     }
     return this;
@@ -85,12 +85,12 @@ final class LakehouseWriteBuilder implements SupportsOverwrite, SupportsDynamicO
 
       @Override
       public BatchWrite toBatch() {
-        return new OneLineErrors(write.toBatch());
+        return new OneLineErrors(LakehouseException.inOneLine(write::toBatch));
       }
 
       @Override
       public StreamingWrite toStreaming() {
-        return write.toStreaming();
+        return LakehouseException.inOneLine(write::toStreaming);
       }
 
       @Override
@@ -142,11 +142,7 @@ final class LakehouseWriteBuilder implements SupportsOverwrite, SupportsDynamicO
 
     @Override
     public DataWriterFactory createBatchWriterFactory(PhysicalWriteInfo physical) {
-      try {
-        return write.createBatchWriterFactory(physical);
-      } catch (RuntimeException error) {
-        throw LakehouseException.of(error);
-      }
+      return LakehouseException.inOneLine(() -> write.createBatchWriterFactory(physical));
     }
 
     @Override
@@ -161,11 +157,10 @@ final class LakehouseWriteBuilder implements SupportsOverwrite, SupportsDynamicO
 
     @Override
     public void commit(WriterCommitMessage[] messages) {
-      try {
+      LakehouseException.inOneLine(() -> {
         write.commit(messages);
-      } catch (RuntimeException error) {
-        throw LakehouseException.of(error);
-      }
+        return null;
+      });
     }
 
     @Override

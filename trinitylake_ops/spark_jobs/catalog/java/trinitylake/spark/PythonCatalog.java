@@ -36,11 +36,8 @@ final class PythonCatalog {
   Answer ask(ObjectNode request) {
     Map<String, String> given = new HashMap<>(options);
     given.put("request", request.toString());
-    try {
-      return new Answer(provider(ANSWERS).inferSchema(new CaseInsensitiveStringMap(given)));
-    } catch (RuntimeException error) {
-      throw LakehouseException.of(error);
-    }
+    CaseInsensitiveStringMap all = new CaseInsensitiveStringMap(given);
+    return LakehouseException.inOneLine(() -> new Answer(provider(ANSWERS).inferSchema(all)));
   }
 
   /** Returns a source of rows for one scan or write: Spark keeps with it what Python planned. */

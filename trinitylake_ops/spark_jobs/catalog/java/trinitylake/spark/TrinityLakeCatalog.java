@@ -144,7 +144,7 @@ public final class TrinityLakeCatalog implements StagingTableCatalog, SupportsNa
   public void renameTable(Identifier from, Identifier to) throws NoSuchTableException, TableAlreadyExistsException {
     ObjectNode request = python.request("rename_table");
     Json.put(request, "table", from);
-    Json.put(request, "to", to);
+    Json.put(request, "to", withoutCatalog(to));
     Answer answer = python.ask(request);
     if (answer.is("no such table")) {
       throw new NoSuchTableException(qualified(from));
@@ -256,6 +256,13 @@ public final class TrinityLakeCatalog implements StagingTableCatalog, SupportsNa
       throw new NoSuchNamespaceException(qualified(namespace));
     }
     return answer.value();
+  }
+
+  /** Spark leaves the catalog's name in the new name of a table. */
+  private Identifier withoutCatalog(Identifier table) {
+    String[] namespace = table.namespace();
+    boolean hasCatalog = namespace.length == 2 && namespace[0].equals(name);
+    return hasCatalog ? Identifier.of(new String[] {namespace[1]}, table.name()) : table;
   }
 
   // Names with the catalog's, for messages
