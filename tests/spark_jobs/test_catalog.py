@@ -141,6 +141,20 @@ def test_only_the_files_of_a_condition_are_read(sql: Sql, lake: Lakehouse) -> No
         hidden.rename(file)
 
 
+def test_frames_write_by_the_catalog(spark: SparkSession, sql: Sql, lake: Lakehouse) -> None:
+    rows = spark.range(20, 22).selectExpr("CAST(id AS INT) AS id", "9 AS month")
+    before = lake.latest_version()
+    for _ in range(2):  # the second finds the commit of the first
+        rows.writeTo("lake.facts.days").option("run_id", "a run").append()
+        assert lake.latest_version() == before + 1
+    assert ids(sql, "WHERE month = 9") == [20, 21]
+    rows.limit(1).writeTo("lake.facts.days").overwritePartitions()
+    assert ids(sql, "WHERE month = 9") == [20]
+    writer = rows.write.format("trinitylake").option("root", lake.root).option("create", "true").mode("append")
+    with pytest.raises(errors.ObjectExistsError, match=r"table facts\.days exists"), spark_failures("write"):
+        writer.save("facts.days")
+
+
 def test_statements_are_versions(sql: Sql, spark: SparkSession, tmp_path: Path) -> None:
     lake = new_lake(spark, tmp_path, "statements")
     statements = (
@@ -257,7 +271,7 @@ def test_what_spark_itself_refuses(sql: Sql, lake: Lakehouse) -> None:
 
 def test_a_name_is_of_one_lakehouse(spark: SparkSession, lake: Lakehouse, tmp_path: Path) -> None:
     register_catalog(spark, "lake", lake.root, OPTIONS)  # again
-    with pytest.raises(InvalidInputError, match="already: take another name"):
+    with pytest.raises(InvalidInputError, match="another catalog 'lake' already: take another name"):
         register_catalog(spark, "lake", f"file://{tmp_path}/")
     for name in ("spark_catalog", "a.b", "", "system"):
         with pytest.raises(InvalidInputError, match="cannot be the name of a catalog"):

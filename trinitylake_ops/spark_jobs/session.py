@@ -12,7 +12,7 @@ from pathlib import Path
 from pyspark.errors import PySparkRuntimeError
 from pyspark.sql import SparkSession
 
-from trinitylake_ops.spark_jobs.catalog.jar import CATALOG_JAR
+from trinitylake_ops.spark_jobs.catalog.jar import jar_file
 from trinitylake_ops.spark_jobs.catalog.registration import register_catalog_source
 from trinitylake_ops.spark_jobs.runtime.addresses import DEFAULT_MASTER, check_remote
 from trinitylake_ops.spark_jobs.runtime.connect import close_remote, is_remote, open_remote, running_remote
@@ -151,7 +151,7 @@ def _settings(master: str | None, conf: Mapping[str, str | float | bool]) -> dic
         java_options += f" {given.pop(_JAVA_OPTIONS)}"
     local = {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"} if _is_local(master) else {}
     # Only the driver asks the catalog, so the jar goes to no executor.
-    class_path = os.pathsep.join(filter(None, (given.pop(_CLASS_PATH, None), str(CATALOG_JAR))))
+    class_path = os.pathsep.join(filter(None, (given.pop(_CLASS_PATH, None), str(jar_file()))))
     warehouse = {"spark.sql.warehouse.dir": str(temporary_folder("trinitylake-spark-warehouse"))}
     return {**_SETTINGS, **local, **warehouse, **given, _JAVA_OPTIONS: java_options, _CLASS_PATH: class_path}
 

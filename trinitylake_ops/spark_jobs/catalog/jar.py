@@ -6,7 +6,10 @@
 from __future__ import annotations
 
 import hashlib
+from importlib import resources
 from pathlib import Path
+
+from trinitylake_ops.spark_jobs.runtime.local_cache import cache_folder, place_file
 
 #: The class that Spark loads.
 CATALOG_CLASS = "trinitylake.spark.TrinityLakeCatalog"
@@ -15,6 +18,17 @@ SOURCES = Path(__file__).with_name("java")
 MANIFEST = "META-INF/MANIFEST.MF"
 
 _DIGEST = "Sources-SHA256"
+
+
+def jar_file() -> Path:
+    """Return the jar as a file. A package in a zip file has it inside, and gets a copy in the user's cache folder."""
+    if CATALOG_JAR.is_file():
+        return CATALOG_JAR
+    data = resources.files(__package__).joinpath(CATALOG_JAR.name).read_bytes()
+    copy = cache_folder() / f"{CATALOG_JAR.stem}-{hashlib.sha256(data).hexdigest()[:16]}.jar"
+    if not (copy.is_file() and copy.read_bytes() == data):
+        place_file(copy, lambda file: file.write(data))
+    return copy
 
 
 def source_files() -> list[str]:

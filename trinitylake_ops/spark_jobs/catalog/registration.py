@@ -8,13 +8,14 @@ from collections.abc import Mapping
 from pyspark.sql import SparkSession
 
 from trinitylake_ops.errors import InvalidInputError
-from trinitylake_ops.spark_jobs.catalog.jar import CATALOG_CLASS, CATALOG_JAR
+from trinitylake_ops.spark_jobs.catalog.jar import CATALOG_CLASS, jar_file
 from trinitylake_ops.spark_jobs.catalog.source import CatalogSource
 from trinitylake_ops.spark_jobs.runtime.connect import is_remote
 from trinitylake_ops.spark_jobs.source.data_source import register_data_source
 from trinitylake_ops.storage.options import is_secret
 
 _NAME = re.compile("[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
+_CREDENTIALS = "credentials come from the environment of the driver"
 _OF_SPARK = ("spark_catalog", "system", "session")
 
 
@@ -34,9 +35,6 @@ def catalog_settings(name: str, root: str, storage: Mapping[str, str] | None = N
     return {prefix: CATALOG_CLASS, f"{prefix}.root": root, **options}
 
 
-_CREDENTIALS = "credentials come from the environment of the driver"
-
-
 def register_catalog(spark: SparkSession, name: str, root: str, storage: Mapping[str, str] | None = None) -> None:
     """Make a lakehouse known to the SQL of a running session as the catalog ``name``.
 
@@ -45,9 +43,9 @@ def register_catalog(spark: SparkSession, name: str, root: str, storage: Mapping
     """
     settings = catalog_settings(name, root, storage)
     # Spark keeps a catalog that was used once, whatever its settings become.
-    known = spark.conf.get(f"spark.sql.catalog.{name}.root", None)
-    if known is not None and known != root:
-        raise InvalidInputError(f"this session has the catalog {name!r} of {known} already: take another name")
+    known = {key: spark.conf.get(key, None) for key in settings}
+    if known[f"spark.sql.catalog.{name}"] is not None and known != settings:
+        raise InvalidInputError(f"this session has another catalog {name!r} already: take another name")
     register_catalog_source(spark)
     _add_jar(spark)
     for key, value in settings.items():
@@ -66,10 +64,10 @@ def register_catalog_source(spark: SparkSession) -> None:
 def _add_jar(spark: SparkSession) -> None:
     """Give the session the jar, unless its JVM has the catalog already."""
     if is_remote(spark):
-        spark.addArtifacts(str(CATALOG_JAR))  # nothing happens if the session has the same file
+        spark.addArtifacts(str(jar_file()))  # nothing happens if the session has the same file
         return
     jvm = spark.sparkContext._jvm
     assert jvm is not None
     loader = jvm.Thread.currentThread().getContextClassLoader()
     if loader.getResource(CATALOG_CLASS.replace(".", "/") + ".class") is None:
-        spark._jsparkSession.sessionState().resourceLoader().addJar(CATALOG_JAR.as_uri())
+        spark._jsparkSession.sessionState().resourceLoader().addJar(jar_file().as_uri())

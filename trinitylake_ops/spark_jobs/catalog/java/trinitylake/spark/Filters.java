@@ -6,7 +6,9 @@ import java.sql.Date;
 import java.sql.Timestamp;
 import java.time.Instant;
 import java.time.LocalDate;
+import java.util.ArrayDeque;
 import java.util.ArrayList;
+import java.util.Deque;
 import java.util.List;
 import java.util.Set;
 import org.apache.spark.sql.sources.AlwaysTrue;
@@ -26,11 +28,13 @@ import org.apache.spark.sql.sources.Or;
 /** Spark's filters as the source's options: of scans in the words of row_filter, of writes as the partition to replace. */
 final class Filters {
   private static final String NAME = "[A-Za-z_][A-Za-z0-9_]*";
-  private static final String TEXT = "[A-Za-z0-9 _.,:/+-]*";
+  private static final String TEXT = "[A-Za-z0-9 _.,:/+-]+";
   /** Calendars differ before this year. */
   private static final int FIRST_YEAR = 1900;
   private static final int LAST_YEAR = 9999;
   private static final int MOST_VALUES = 1000;
+  private static final int MOST_PARTS = 50;
+  private static final int DEEPEST = 4;
 
   private Filters() {}
 
@@ -40,15 +44,26 @@ final class Filters {
    * Iceberg as in Spark; numbers with a fraction do not, because of NaN.
    */
   static String inWords(Filter filter, Set<String> columns) {
-    if (filter instanceof And) {
-      String left = inWords(((And) filter).left(), columns);
-      String right = inWords(((And) filter).right(), columns);
-      return left == null ? right : right == null ? left : "(" + left + " and " + right + ")";
+    return inWords(filter, columns, DEEPEST);
+  }
+
+  private static String inWords(Filter filter, Set<String> columns, int depth) {
+    if (depth == 0) {
+      return null;
     }
-    if (filter instanceof Or) {
-      String left = inWords(((Or) filter).left(), columns);
-      String right = inWords(((Or) filter).right(), columns);
-      return left == null || right == null ? null : "(" + left + " or " + right + ")";
+    if (filter instanceof And || filter instanceof Or) {
+      boolean isOr = filter instanceof Or;
+      List<String> said = new ArrayList<>();
+      for (Filter part : parts(filter, isOr)) {
+        String words = inWords(part, columns, depth - 1);
+        if (words != null) {
+          said.add(words);
+        } else if (isOr) {
+          return null;
+        }
+      }
+      boolean isSayable = !said.isEmpty() && said.size() <= MOST_PARTS;
+      return isSayable ? "(" + String.join(isOr ? " or " : " and ", said) + ")" : null;
     }
     if (filter instanceof In) {
       return in((In) filter, columns);
@@ -60,6 +75,25 @@ final class Filters {
       return of(((IsNull) filter).attribute(), "is null", columns);
     }
     return compared(filter, columns);
+  }
+
+  /** The conditions that are joined by "or", or by "and", however they are nested. */
+  private static List<Filter> parts(Filter filter, boolean isOr) {
+    List<Filter> parts = new ArrayList<>();
+    Deque<Filter> waiting = new ArrayDeque<>(List.of(filter));
+    while (!waiting.isEmpty()) {
+      Filter one = waiting.pop();
+      if (isOr && one instanceof Or) {
+        waiting.push(((Or) one).right());
+        waiting.push(((Or) one).left());
+      } else if (!isOr && one instanceof And) {
+        waiting.push(((And) one).right());
+        waiting.push(((And) one).left());
+      } else {
+        parts.add(one);
+      }
+    }
+    return parts;
   }
 
   private static String compared(Filter filter, Set<String> columns) {

@@ -46,18 +46,7 @@ final class LakehouseScan implements SupportsReportStatistics {
 
   @Override
   public Batch toBatch() {
-    Batch batch = planned().toBatch();
-    return new Batch() {
-      @Override
-      public InputPartition[] planInputPartitions() {
-        return LakehouseException.inOneLine(batch::planInputPartitions);
-      }
-
-      @Override
-      public PartitionReaderFactory createReaderFactory() {
-        return batch.createReaderFactory();
-      }
-    };
+    return new OneLineBatch(planned().toBatch());
   }
 
   @Override
@@ -69,6 +58,43 @@ final class LakehouseScan implements SupportsReportStatistics {
   @Override
   public CustomMetric[] supportedCustomMetrics() {
     return planned().supportedCustomMetrics();
+  }
+
+  private List<Object> identity() {
+    return List.of(options.identity(), wanted, filters);
+  }
+
+  /** Two of one scan are equal, so a query that needs it twice does it once. */
+  private final class OneLineBatch implements Batch {
+    private final Batch batch;
+
+    private OneLineBatch(Batch batch) {
+      this.batch = batch;
+    }
+
+    @Override
+    public InputPartition[] planInputPartitions() {
+      return LakehouseException.inOneLine(batch::planInputPartitions);
+    }
+
+    @Override
+    public PartitionReaderFactory createReaderFactory() {
+      return batch.createReaderFactory();
+    }
+
+    private List<Object> identity() {
+      return LakehouseScan.this.identity();
+    }
+
+    @Override
+    public boolean equals(Object other) {
+      return other instanceof OneLineBatch && identity().equals(((OneLineBatch) other).identity());
+    }
+
+    @Override
+    public int hashCode() {
+      return identity().hashCode();
+    }
   }
 
   /** Of the whole table, as Spark's own reader of files tells it. */

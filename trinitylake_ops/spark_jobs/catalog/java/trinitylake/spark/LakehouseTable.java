@@ -3,6 +3,7 @@ package trinitylake.spark;
 import com.fasterxml.jackson.databind.JsonNode;
 import java.util.EnumSet;
 import java.util.Map;
+import java.util.Objects;
 import java.util.Set;
 import org.apache.spark.sql.connector.catalog.SupportsRead;
 import org.apache.spark.sql.connector.catalog.SupportsWrite;
@@ -64,6 +65,20 @@ class LakehouseTable implements SupportsRead, SupportsWrite {
           TableCapability.OVERWRITE_DYNAMIC));
     }
     return reads;
+  }
+
+  /** Tables of one version are equal, so Spark finds what it cached of it, and nothing of another version. */
+  @Override
+  public boolean equals(Object other) {
+    return other instanceof LakehouseTable
+        && name.equals(((LakehouseTable) other).name)
+        && schema.equals(((LakehouseTable) other).schema)
+        && described.equals(((LakehouseTable) other).described);
+  }
+
+  @Override
+  public int hashCode() {
+    return Objects.hash(name, schema, described);
   }
 
   @Override

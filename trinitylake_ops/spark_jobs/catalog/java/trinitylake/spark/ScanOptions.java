@@ -36,6 +36,11 @@ final class ScanOptions {
     });
   }
 
+  /** Equal for scans of one version of one table with the same options. */
+  Object identity() {
+    return List.of(python.optionsWith(given).asCaseSensitiveMap(), described);
+  }
+
   /** The columns that compare in Iceberg as they do in Spark. */
   Set<String> comparable() {
     Set<String> names = new HashSet<>();
