@@ -56,20 +56,7 @@ def test_wrong_options_of_streams(options: dict[str, str], said: str) -> None:
         ({"path": "t"}, "'t' names no table"),
         ({"storage.secret_access_key": "x"}, "would be seen in Spark's plans"),
     ],
-    ids=[
-        "replace",
-        "words",
-        "list",
-        "deep",
-        "both",
-        "create",
-        "stream",
-        "columns",
-        "read",
-        "unknown",
-        "table",
-        "secret",
-    ],  # fmt: skip
+    ids=str,
 )
 def test_wrong_options_of_writes(options: dict[str, str], said: str) -> None:
     with pytest.raises(InvalidInputError, match=said):

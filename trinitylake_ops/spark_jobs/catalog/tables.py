@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+import uuid
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from pyiceberg.table.metadata import TableMetadata
@@ -30,6 +32,7 @@ from trinitylake_ops.transaction.lakehouse import Lakehouse
 Request = Mapping[str, Any]
 
 COMMENT = "comment"
+_EXPORTS = "exports"
 _PROVIDER = "provider"
 _FORMATS = ("iceberg", "trinitylake")
 #: Properties that Spark keeps for itself, and that a lakehouse does not choose.
@@ -89,6 +92,8 @@ def _at(name: str, request: Request) -> TableRequest:
 
 def _metadata_table(lake: Lakehouse, name: str, request: Request) -> Answer:
     asked = _at(name, request)
+    if asked.export is None and name != _EXPORTS:
+        asked = replace(asked, version=snapshot_of(lake, asked).version, timestamp=None)
     given = {"version": asked.version, "timestamp": asked.timestamp, "export": asked.export}
     path = {"path": name}
     value = {
@@ -96,6 +101,8 @@ def _metadata_table(lake: Lakehouse, name: str, request: Request) -> Answer:
         "comparable": comparable_columns(name),
         "read_options": path | {key: str(value) for key, value in given.items() if value is not None},
         "stream_options": path,
+        # Spark takes equal descriptions for one state, and exports have no version to tell theirs.
+        "state": str(uuid.uuid4()) if name == _EXPORTS else None,
     }
     return Answer(value, open_metadata(lake, asked).schema)
 
