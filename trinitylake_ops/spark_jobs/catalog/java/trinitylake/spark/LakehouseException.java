@@ -1,9 +1,13 @@
 package trinitylake.spark;
 
 import java.util.function.Supplier;
+import org.apache.spark.SparkThrowable;
 
-/** One line from Python, which begins with the class of its error. PySpark shows it without a stack. */
-final class LakehouseException extends IllegalArgumentException {
+/**
+ * One line from Python, which begins with the class of its error. PySpark shows it without a stack. As one of Spark's it
+ * passes where Spark would wrap others. It has none of Spark's conditions.
+ */
+final class LakehouseException extends IllegalArgumentException implements SparkThrowable {
   private static final long serialVersionUID = 1L;
   private static final String TRACEBACK = "Traceback (most recent call last):";
   private static final String OWN = "trinitylake_ops.errors.";
@@ -14,6 +18,16 @@ final class LakehouseException extends IllegalArgumentException {
 
   private LakehouseException(String message, Throwable cause) {
     super(message, cause);
+  }
+
+  @Override
+  public String getCondition() {
+    return null;
+  }
+
+  @Override
+  public String getSqlState() {
+    return null;
   }
 
   /** Runs what asks Python. Spark's errors around those of this package become one line, others pass as they are. */
