@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -110,19 +110,28 @@ CONDITIONS = (
 )  # fmt: skip
 
 
-def test_conditions_and_columns_reach_the_source(sql: Sql, spark: SparkSession, lake: Lakehouse) -> None:
+def check_conditions(sql: Sql, spark: SparkSession, lake: Lakehouse, conditions: Sequence[str]) -> None:
     """All conditions at once, beside the same rows without a catalog."""
     spark.read.format("trinitylake").option("root", lake.root).option("version", 4).load(
         "facts.days"
     ).createOrReplaceTempView("plain_days")
 
     def found(table: str) -> list[tuple[Any, ...]]:
-        parts = (f"SELECT {at} AS n, id FROM {table} WHERE {one}" for at, one in enumerate(CONDITIONS))
+        parts = (f"SELECT {at} AS n, id FROM {table} WHERE {one}" for at, one in enumerate(conditions))
         return sorted(sql(" UNION ALL ".join(parts)))
 
     expected = found("plain_days")
-    assert {row[0] for row in expected} == set(range(len(CONDITIONS)))
+    assert {row[0] for row in expected} == set(range(len(conditions)))
     assert found("lake.facts.days VERSION AS OF 4") == expected
+
+
+@pytest.mark.soak
+def test_all_conditions_keep_their_rows(sql: Sql, spark: SparkSession, lake: Lakehouse) -> None:
+    check_conditions(sql, spark, lake, CONDITIONS)
+
+
+def test_conditions_and_columns_reach_the_source(sql: Sql, spark: SparkSession, lake: Lakehouse) -> None:
+    check_conditions(sql, spark, lake, CONDITIONS[::5])
     ((plan,),) = sql("EXPLAIN SELECT text FROM lake.facts.days WHERE month = 1 AND share > 0 AND text = 'a'")
     filters = '"month" is not null, "text" is not null, "month" = 1, "text" = '
     assert f"columns text, month, share, row_filter [{filters}" in plan
@@ -142,6 +151,7 @@ def test_only_the_files_of_a_condition_are_read(sql: Sql, lake: Lakehouse) -> No
         hidden.rename(file)
 
 
+@pytest.mark.soak
 def test_frames_write_by_the_catalog(spark: SparkSession, sql: Sql, lake: Lakehouse) -> None:
     rows = spark.range(20, 22).selectExpr("CAST(id AS INT) AS id", "9 AS month")
     before = lake.latest_version()
