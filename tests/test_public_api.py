@@ -19,9 +19,9 @@ PUBLIC = {
         "plan_write", "publish", "publish_once", "stage_arrow", "stage_data_files",
     },
     "trinitylake_ops.spark_jobs": {
-        "PipelineRun", "build_session", "create_views", "read_metadata", "read_table", "register_data_source",
-        "register_table_functions", "session_scope", "spark_executor", "spark_failures", "stage_dataframe",
-        "write_groups_on",
+        "PipelineRun", "build_session", "catalog_settings", "create_views", "read_metadata", "read_table",
+        "register_catalog", "register_data_source", "register_table_functions", "session_scope", "spark_executor",
+        "spark_failures", "stage_dataframe", "write_groups_on",
     },
     "trinitylake_ops.storage": {
         "FileInfo", "LocalStorage", "Measurement", "MemoryStorage", "MeteredStorage", "RequestCounts", "RetryStorage",

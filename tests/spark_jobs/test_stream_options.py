@@ -44,6 +44,11 @@ def test_wrong_options_of_streams(options: dict[str, str], said: str) -> None:
     ("options", "said"),
     [
         ({"replace": "all"}, "'replace' takes 'table' or 'partitions'"),
+        ({"partition": "month=2"}, "'partition' takes JSON"),
+        ({"partition": '{"month": [2]}'}, "'partition' takes JSON"),
+        ({"partition": "[" * 5000}, "'partition' takes JSON"),
+        ({"partition": '{"month": 2}', "replace": "partitions"}, "one of the options replace and partition"),
+        ({"create": "yes"}, "'create' takes 'true' or 'false'"),
         ({"stream_id": ""}, "'stream_id' takes 1 to 200 characters"),
         ({"partition_by": "a,,b"}, "'partition_by' takes names with commas"),
         ({"row_filter": "a = 1"}, "'row_filter' is of reads"),
@@ -51,7 +56,7 @@ def test_wrong_options_of_streams(options: dict[str, str], said: str) -> None:
         ({"path": "t"}, "'t' names no table"),
         ({"storage.secret_access_key": "x"}, "would be seen in Spark's plans"),
     ],
-    ids=["replace", "stream", "columns", "read", "unknown", "table", "secret"],
+    ids=str,
 )
 def test_wrong_options_of_writes(options: dict[str, str], said: str) -> None:
     with pytest.raises(InvalidInputError, match=said):
@@ -66,6 +71,10 @@ def test_options_that_do_not_go_together() -> None:
         batch_writer(target(stream_id="s"), StructType(), overwrite=False)
     with pytest.raises(InvalidInputError, match="'replace' goes with the mode overwrite"):
         batch_writer(target(replace="partitions"), StructType(), overwrite=False)
+    with pytest.raises(InvalidInputError, match="'partition' goes with the mode overwrite"):
+        batch_writer(target(partition='{"month": 2}'), StructType(), overwrite=False)
+    with pytest.raises(InvalidInputError, match="are of batch writes"):
+        stream_writer(target(stream_id="s", partition='{"month": 2}'), StructType(), overwrite=False)
     with pytest.raises(InvalidInputError, match="are of batch writes"):
         stream_writer(target(stream_id="s", run_id="r"), StructType(), overwrite=False)
     with pytest.raises(InvalidInputError, match="'on_gap' is of streams"):

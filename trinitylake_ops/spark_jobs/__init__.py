@@ -8,6 +8,7 @@ from trinitylake_ops.faces import lazy_face
 from trinitylake_ops.spark_jobs.runtime.worker_memory import spare_modules
 
 if TYPE_CHECKING:
+    from trinitylake_ops.spark_jobs.catalog.registration import catalog_settings, register_catalog
     from trinitylake_ops.spark_jobs.executor import spark_executor
     from trinitylake_ops.spark_jobs.runtime.spark_errors import spark_failures
     from trinitylake_ops.spark_jobs.session import build_session, session_scope
@@ -21,9 +22,11 @@ if TYPE_CHECKING:
 __all__ = [
     "PipelineRun",
     "build_session",
+    "catalog_settings",
     "create_views",
     "read_metadata",
     "read_table",
+    "register_catalog",
     "register_data_source",
     "register_table_functions",
     "session_scope",
@@ -36,6 +39,10 @@ __all__ = [
 __getattr__, __dir__ = lazy_face(
     __name__,
     {
+        "catalog.registration": (
+            "catalog_settings",
+            "register_catalog",
+        ),
         "executor": ("spark_executor",),
         "runtime.spark_errors": ("spark_failures",),
         "session": (

@@ -12,11 +12,12 @@ from pathlib import Path
 from pyspark.errors import PySparkRuntimeError
 from pyspark.sql import SparkSession
 
+from trinitylake_ops.spark_jobs.catalog.jar import jar_file
+from trinitylake_ops.spark_jobs.catalog.registration import register_catalog_source
 from trinitylake_ops.spark_jobs.runtime.addresses import DEFAULT_MASTER, check_remote
 from trinitylake_ops.spark_jobs.runtime.connect import close_remote, is_remote, open_remote, running_remote
 from trinitylake_ops.spark_jobs.runtime.java import find_java, java_home_for_spark
 from trinitylake_ops.spark_jobs.runtime.local_cache import temporary_folder
-from trinitylake_ops.spark_jobs.source.data_source import register_data_source
 
 DEFAULT_APP_NAME = "trinitylake-ops"
 
@@ -24,6 +25,7 @@ _LOG_SETTINGS = Path(__file__).with_name("log4j2.properties")
 #: Set by ``spark-submit`` for the program that it starts.
 _GATEWAY = "PYSPARK_GATEWAY_PORT"
 _JAVA_OPTIONS = "spark.driver.extraJavaOptions"
+_CLASS_PATH = "spark.driver.extraClassPath"
 # With one tier the code cache is small by default. A process of many jobs fills it, and is then interpreted.
 _JAVA_SWITCHES = "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=256m -XX:+UseSerialGC"
 _SETTINGS = {
@@ -46,12 +48,12 @@ def build_session(
     remote: str | None = None,
     **conf: str | float | bool,
 ) -> SparkSession:
-    """Return a running Spark session with the settings this package relies on, and its data source.
+    """Return a running Spark session with the settings this package relies on, its data source and catalog.
 
     ``conf`` are Spark settings by their names (``**{"spark.sql.shuffle.partitions": 8}``). They override ours, except
-    that their ``spark.driver.extraJavaOptions`` come after ours. ``master=None`` leaves the choice to ``spark-submit``.
-    If this process has a session already, that one is returned with the SQL settings applied to it. Raises
-    JavaNotFoundError when there is no Java to run on.
+    that ``spark.driver.extraJavaOptions`` and ``spark.driver.extraClassPath`` join ours. ``master=None`` leaves the
+    choice to ``spark-submit``. If this process has a session already, that one is returned with the SQL settings
+    applied to it. Raises JavaNotFoundError when there is no Java to run on.
 
     With ``remote``, ``sc://host:port``, it is a session of Spark Connect at a server, whatever ``master`` says. If this
     process has such a session already, that one is returned, wherever it is. Raises InvalidInputError and
@@ -68,7 +70,7 @@ def build_session(
         builder = builder.config(key, value)
     with _environment(_launch_environment(master)):
         session = builder.getOrCreate()
-    register_data_source(session)
+    register_catalog_source(session)
     return session
 
 
@@ -79,7 +81,7 @@ def _remote_session(app_name: str, remote: str | None, asked: Mapping[str, str])
     if session is None:
         assert remote is not None
         session = open_remote(remote, app_name, _SETTINGS, asked)
-    register_data_source(session)
+    register_catalog_source(session)
     return session
 
 
@@ -102,7 +104,7 @@ def session_scope(
     if running is not None:
         settings = {**_SETTINGS, **_given(conf)} if is_remote(running) else _settings(master, conf)
         with _lent(running, settings):
-            register_data_source(running)
+            register_catalog_source(running)
             yield running
         return
     spark = build_session(app_name, master, remote=remote, **conf)
@@ -148,8 +150,10 @@ def _settings(master: str | None, conf: Mapping[str, str | float | bool]) -> dic
     if _JAVA_OPTIONS in given:
         java_options += f" {given.pop(_JAVA_OPTIONS)}"
     local = {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"} if _is_local(master) else {}
+    # Only the driver asks the catalog, so the jar goes to no executor.
+    class_path = os.pathsep.join(filter(None, (given.pop(_CLASS_PATH, None), str(jar_file()))))
     warehouse = {"spark.sql.warehouse.dir": str(temporary_folder("trinitylake-spark-warehouse"))}
-    return {**_SETTINGS, **local, **warehouse, **given, _JAVA_OPTIONS: java_options}
+    return {**_SETTINGS, **local, **warehouse, **given, _JAVA_OPTIONS: java_options, _CLASS_PATH: class_path}
 
 
 def _is_local(master: str | None) -> bool:

@@ -1,6 +1,6 @@
 """SQL over a lakehouse: temporary views, and table functions that take a version.
 
-The clause ``VERSION AS OF`` of Spark's SQL belongs to catalogs that run in its JVM, and this package has none.
+The clause ``VERSION AS OF`` of Spark's SQL is of the catalog: :mod:`trinitylake_ops.spark_jobs.catalog`.
 """
 
 from __future__ import annotations

@@ -50,6 +50,11 @@ _OPERATORS: dict[type[BooleanExpression], Operator] = {
 }
 
 
+def comparable_columns(table: str) -> list[str]:
+    """Return the columns of a metadata table that a filter may use."""
+    return [name for name, kind in METADATA_TABLES[table].items() if type(kind) in _COMPARABLE]
+
+
 @dataclass(frozen=True, slots=True)
 class MetadataFilter:
     """A filter on the rows of a metadata table. ``expression`` is bound to ``schema``, the columns that compare."""

@@ -19,6 +19,9 @@ _SQL_STATE = re.compile(r"\s*SQLSTATE: \w{5}.*$")
 #: The form in which the message of a commit without an answer names the commit.
 _RESOLVE = re.compile(r"trinitylake resolve-commit (?P<version>\d+) (?P<commit_id>\S+)")
 _OWN_PACKAGE = "trinitylake_ops."
+#: The catalog of Spark's SQL tells an error of ours in one line.
+_OWN_LINE = re.compile(r"(?P<name>[A-Z]\w*): (?P<message>.*)")
+_OWN_ERRORS = "trinitylake_ops.errors"
 
 
 @contextmanager
@@ -39,6 +42,10 @@ def _translated(what: str, messages: list[str]) -> TrinityLakeError:
     for message in reversed(messages):
         if _TRACEBACK in message:
             return _from_traceback(what, message)
+    for message in messages:
+        line = _OWN_LINE.match(_one_line(message))
+        if line is not None and _own_error_class(_OWN_ERRORS, line["name"]) is not None:
+            return _error(what, _OWN_ERRORS, line["name"], line["message"])
     reading = [position for position, message in enumerate(messages) if "FAILED_READ_FILE" in message]
     if reading:
         path = messages[reading[-1]].partition(" file ")[2].partition(".  SQLSTATE")[0].strip()
@@ -56,14 +63,17 @@ def _from_traceback(what: str, message: str) -> TrinityLakeError:
     match = _RAISED.match(raised)
     if match is None:
         return JobFailedError(f"cannot {what}: {_one_line(raised or message)}")
-    text = (match["message"] or "").strip()
-    error_class = _own_error_class(match["module"] or "", match["name"])
+    return _error(what, match["module"] or "", match["name"], (match["message"] or "").strip())
+
+
+def _error(what: str, module: str, name: str, text: str) -> TrinityLakeError:
+    error_class = _own_error_class(module, name)
     asked = _RESOLVE.search(text)
     if error_class is CommitOutcomeUnknownError and asked is not None:
         return CommitOutcomeUnknownError(text, commit_id=asked["commit_id"], version=int(asked["version"]))
     if error_class is not None and error_class is not CommitOutcomeUnknownError:
         return error_class(text)
-    return JobFailedError(f"cannot {what}: {match['name']}{f': {text}' if text else ''}")
+    return JobFailedError(f"cannot {what}: {name}{f': {text}' if text else ''}")
 
 
 def _own_error_class(module: str, name: str) -> type[TrinityLakeError] | None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 from trinitylake_ops.errors import InvalidInputError
+from trinitylake_ops.tables.writing.partition_key import PartitionValue
 
 OnProblem: TypeAlias = Literal["fail", "skip"]
 #: The first content of a new stream: everything, or only later changes.
@@ -24,6 +26,8 @@ WRITE_OPTIONS: Mapping[str, str] = {
     "partition_by": "columns of a new table's partitions, with commas between them",
     "primary_key": "columns of a new table's key, with commas between them",
     "replace": "of batch writes in the mode overwrite: 'table', or 'partitions' for those that rows arrive for",
+    "partition": "of batch writes in the mode overwrite: only this partition, JSON of a value for each of its columns",
+    "create": "of batch writes: 'true' if the table must not exist yet",
     "message": "why, for the log",
 }
 
@@ -61,6 +65,8 @@ class WriteOptions:
     partition_by: tuple[str, ...] | None = None
     primary_key: tuple[str, ...] = ()
     replaces_partitions: bool = False
+    partition: Mapping[str, PartitionValue] | None = None
+    must_create: bool = False
     message: str | None = None
 
     @classmethod
@@ -69,6 +75,8 @@ class WriteOptions:
         replace = given.get("replace", "table")
         if replace not in ("table", "partitions"):
             raise InvalidInputError(f"the option 'replace' takes 'table' or 'partitions', not {replace!r}")
+        if "replace" in given and "partition" in given:
+            raise InvalidInputError("give one of the options replace and partition, not both")
         for name in ("stream_id", "run_id"):
             if name in given and not 0 < len(given[name]) <= _LONGEST_ID_CHARS:
                 raise InvalidInputError(f"the option {name!r} takes 1 to {_LONGEST_ID_CHARS} characters")
@@ -78,6 +86,8 @@ class WriteOptions:
             partition_by=_names(given, "partition_by"),
             primary_key=_names(given, "primary_key") or (),
             replaces_partitions=replace == "partitions",
+            partition=_partition(given.get("partition")),
+            must_create=_is_true(given, "create"),
             message=given.get("message"),
         )
 
@@ -99,6 +109,27 @@ def _on_problem(given: Mapping[str, str], name: str) -> OnProblem:
     if text == "skip":
         return "skip"
     raise InvalidInputError(f"the option {name!r} takes 'fail' or 'skip', not {text!r}")
+
+
+def _is_true(given: Mapping[str, str], name: str) -> bool:
+    text = given.get(name, "false").lower()
+    if text not in ("true", "false"):
+        raise InvalidInputError(f"the option {name!r} takes 'true' or 'false', not {given[name]!r}")
+    return text == "true"
+
+
+def _partition(text: str | None) -> Mapping[str, PartitionValue] | None:
+    if text is None:
+        return None
+    try:
+        values = json.loads(text)
+    except (ValueError, RecursionError):
+        values = None
+    is_value = values and isinstance(values, dict)
+    if not is_value or not all(value is None or isinstance(value, bool | int | str) for value in values.values()):
+        raise InvalidInputError(f"the option 'partition' takes JSON such as {{\"month\": 2}}, not {text!r}")
+    partition: Mapping[str, PartitionValue] = values
+    return partition
 
 
 def _names(given: Mapping[str, str], name: str) -> tuple[str, ...] | None:

@@ -34,8 +34,11 @@ def stream_writer(target: WriteTarget, schema: StructType, *, overwrite: bool) -
             "the option 'stream_id' is missing; give a name of this stream alone, which stays when it is"
             " started again, so that each of its batches is committed once"
         )
-    if options.run_id is not None or options.replaces_partitions:
-        raise InvalidInputError("the options 'run_id' and 'replace' are of batch writes; a stream has 'stream_id'")
+    of_batches = (options.run_id, options.replaces_partitions, options.partition, options.must_create)
+    if any(of_batches):
+        raise InvalidInputError(
+            "the options 'run_id', 'replace', 'partition' and 'create' are of batch writes; a stream has 'stream_id'"
+        )
     return StreamWriter(target, options.stream_id, schema, overwrite=overwrite)
 
 

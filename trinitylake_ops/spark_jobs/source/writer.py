@@ -8,20 +8,22 @@ from __future__ import annotations
 
 import pickle
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from pyiceberg.expressions import BooleanExpression
 from pyiceberg.manifest import DataFile
+from pyiceberg.typedef import Record
 from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
-from trinitylake_ops.errors import CommitConflictError, InvalidInputError
+from trinitylake_ops.errors import CommitConflictError, InvalidInputError, ObjectExistsError
 from trinitylake_ops.spark_jobs.source.options import OPTIONS, ROOT, SourceOptions
 from trinitylake_ops.spark_jobs.source.stream_options import WRITE_OPTIONS, WriteOptions
 from trinitylake_ops.spark_jobs.tables.reader import check_reachable, table_name
 from trinitylake_ops.spark_jobs.tables.writer import plan_rows
+from trinitylake_ops.tables.writing.partition_key import check_partitions
 from trinitylake_ops.tables.writing.publication import publication_id, publish_once, published_version
 from trinitylake_ops.tables.writing.staged_table import StagedTable
 from trinitylake_ops.tables.writing.staging import Replace, stage_appended, stage_data_files
@@ -90,9 +92,12 @@ def batch_writer(target: WriteTarget, schema: StructType, *, overwrite: bool) ->
         raise InvalidInputError("the option 'stream_id' is of streams; a batch write has 'run_id'")
     if options.replaces_partitions and not overwrite:
         raise InvalidInputError("the option 'replace' goes with the mode overwrite")
+    if options.partition is not None and not overwrite:
+        raise InvalidInputError("the option 'partition' goes with the mode overwrite")
+    of_partitions = options.replaces_partitions or options.partition is not None
     mode: Mode = "append"
     if overwrite:
-        mode = "replace_partitions" if options.replaces_partitions else "replace_table"
+        mode = "replace_partitions" if of_partitions else "replace_table"
     lake = target.open()
     since = lake.latest_version()
     publication = None
@@ -102,8 +107,10 @@ def batch_writer(target: WriteTarget, schema: StructType, *, overwrite: bool) ->
         if published_version(lake, publication, since) is not None:
             return BatchWriter(target, None, Replace.NOTHING, publication, since)
     plan = target.plan(lake, schema)
-    _, replacing = replaced_by(plan, mode, None)
-    return BatchWriter(target, plan, replacing, publication or str(uuid.uuid4()), since)
+    if options.must_create and plan.base_metadata_location is not None:
+        raise ObjectExistsError(f"table {'.'.join(target.name)} exists")
+    wanted, replacing = replaced_by(plan, mode, None if options.partition is None else [options.partition])
+    return BatchWriter(target, plan, replacing, publication or str(uuid.uuid4()), since, wanted)
 
 
 class BatchWriter(DataSourceArrowWriter):
@@ -119,12 +126,14 @@ class BatchWriter(DataSourceArrowWriter):
         replacing: Replace | BooleanExpression,
         publication: str,
         since: int,
+        wanted: frozenset[Record] | None = None,
     ):
         self._target = target
         self._plan = plan
         self._replacing = replacing
         self._publication = publication
         self._since = since
+        self._wanted = wanted
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         # A write that was committed by an earlier attempt is not repeated.
@@ -136,9 +145,10 @@ class BatchWriter(DataSourceArrowWriter):
             return
         lake = self._target.open()
         files = files_of(messages)
+        check_partitions(files, self._wanted, [field.name for field in plan.metadata.spec().fields])
         publish_written(
             lake,
-            lambda: staged_by(lake, plan, files, self._replacing),
+            lambda: staged_by(lake, plan, files, self._replacing, self._wanted),
             self._publication,
             since=self._since,
             operation=_WRITE,
@@ -157,12 +167,19 @@ def files_of(messages: Sequence[WriterCommitMessage | None]) -> list[DataFile]:
 
 
 def staged_by(
-    lake: Lakehouse, plan: TableWrite, files: Sequence[DataFile], replacing: Replace | BooleanExpression
+    lake: Lakehouse,
+    plan: TableWrite,
+    files: Sequence[DataFile],
+    replacing: Replace | BooleanExpression,
+    partitions: Collection[Record] | None = None,
 ) -> StagedTable:
-    """Return the table with files added, or in the place of others. Raises what staging raises."""
+    """Return the table with files added, or in the place of others, those of ``partitions`` if it is a filter.
+
+    Raises what staging raises.
+    """
     if replacing is Replace.NOTHING:
         return stage_appended(lake, plan, files)
-    return stage_data_files(lake, plan, files, replacing=replacing)
+    return stage_data_files(lake, plan, files, replacing=replacing, partitions=partitions)
 
 
 def publish_written(

@@ -1,0 +1,67 @@
+"""The catalog in a session that is not ``build_session``'s, or of Spark Connect: ``catalog_program.py ROOT [REMOTE]``.
+
+Figures come as JSON in the last line.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from pyspark.errors import PySparkException
+from pyspark.sql import SparkSession
+
+from trinitylake_ops import Lakehouse
+from trinitylake_ops.errors import TrinityLakeError
+from trinitylake_ops.spark_jobs import register_catalog, session_scope, spark_failures
+
+OPTIONS = {"fsync": "false"}
+
+
+def figures(spark: SparkSession, root: str) -> dict[str, Any]:
+    lake = Lakehouse.create(root, OPTIONS)
+    for _ in range(2):  # the second finds all there
+        register_catalog(spark, "lake", root, OPTIONS)
+
+    def count(clause: str) -> int:
+        return int(spark.sql(f"SELECT count(*) FROM lake.a.t {clause}").collect()[0][0])
+
+    spark.sql("CREATE NAMESPACE lake.a").collect()
+    spark.sql("CREATE TABLE lake.a.t PARTITIONED BY (half) AS SELECT id, id % 2 AS half FROM range(10)").collect()
+    with ThreadPoolExecutor(1) as thread:  # a thread that never saw the session
+        thread.submit(lambda: spark.sql("INSERT INTO lake.a.t VALUES (10, 0)").collect()).result()
+        counts = thread.submit(lambda: [count(""), count("VERSION AS OF 2"), count("WHERE half = 1")]).result()
+    spark.range(3).selectExpr("id", "0L AS half").writeTo("lake.a.t").overwritePartitions()
+    told = []
+    for clause in ("VERSION AS OF 99", "VERSION AS OF 'none'"):
+        try:
+            with spark_failures("count"):
+                count(clause)
+        except TrinityLakeError as error:
+            told.append([type(error).__name__, str(error)])
+    try:
+        count("VERSION AS OF 99")
+    except PySparkException as error:
+        told.append([type(error).__name__, str(error).splitlines()[0]])
+    return {
+        "counts": [*counts, count("")],
+        "versions": lake.latest_version(),
+        "told": told,
+        "messages": [row[0] for row in spark.sql("SELECT message FROM lake.versions ORDER BY version").collect()],
+    }
+
+
+def main(root: str, remote: str | None = None) -> None:
+    if remote is None:
+        spark = SparkSession.builder.getOrCreate()
+        print(json.dumps(figures(spark, root)))
+        spark.stop()
+        return
+    with session_scope(remote=remote) as session:
+        print(json.dumps(figures(session, root)))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
