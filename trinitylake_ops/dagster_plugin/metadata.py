@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import dagster as dg
@@ -20,6 +21,18 @@ _MARKDOWN = re.compile(r"[\\|`<\[]")
 
 #: The tag of an event of an asset that says which data it is about.
 DATA_VERSION_TAG = "dagster/data_version"
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """A link to a page of Dagster: its text, and the address, which is ours and holds nothing that Markdown means."""
+
+    text: str
+    url: str
+
+    def metadata(self) -> dg.MarkdownMetadataValue:
+        """Return the link as an entry of its own. Short Markdown stands on a page as it is."""
+        return dg.MetadataValue.md(_cell(self))
 
 
 def staged_table_metadata(staged: StagedTable) -> dict[str, Any]:
@@ -102,7 +115,9 @@ def picture(svg: str) -> dg.MarkdownMetadataValue:
 
 
 def _cell(value: object) -> str:
-    """Return a value as the text of a cell, without link, picture or HTML, on one line, all visible."""
+    """Return a value as the text of a cell, on one line, all visible. Only a Link is a link, and nothing is HTML."""
+    if isinstance(value, Link):
+        return f"[{_cell(value.text)}]({value.url})"
     text = visible(" ".join(str(value).splitlines()))
     if len(text) > MAX_CELL_CHARS:
         text = f"{text[:MAX_CELL_CHARS]}..."

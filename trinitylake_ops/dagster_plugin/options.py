@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
+from datetime import datetime
 from typing import Annotated, Any, Self
 
 import dagster as dg
@@ -129,6 +130,13 @@ def _check_person(text: str) -> None:
         )
 
 
+def _check_time(text: str) -> None:
+    try:
+        datetime.fromisoformat(text or "2000-01-01")
+    except ValueError:
+        raise InvalidInputError(f"timestamp: {text!r} is no time as ISO 8601, such as 2026-01-31T12:00") from None
+
+
 def _check_digest(text: str) -> None:
     if not _DIGEST.fullmatch(text):
         raise InvalidInputError(f"approved_digest: {text!r} is no digest of a plan; the run that plans shows it")
@@ -146,6 +154,10 @@ NewExportText = Annotated[str, _required("name"), _checked(check_name)]
 ExportText = Annotated[str, _required("name")]
 #: A version by its number, or an export.
 PlaceText = Annotated[str, _NUMBER_TOO, _required("to")]
+#: The same, empty for none.
+AnyPlaceText = Annotated[str, _NUMBER_TOO]
+#: A time as ISO 8601, empty for none.
+TimeText = Annotated[str, _checked(_check_time)]
 #: Another root, empty for none.
 TargetText = Annotated[str, _place_or_none("target", "s3://BUCKET/PREFIX")]
 #: The manifest of an inventory, empty for none.
@@ -154,6 +166,11 @@ InventoryText = Annotated[str, _place_or_none("inventory", "s3://BUCKET/PREFIX/m
 PersonText = Annotated[str, _required("approved_by"), _checked(_check_person)]
 #: The digest of a plan.
 DigestText = Annotated[str, _required("approved_digest"), _checked(_check_digest)]
+#: The same two of a comparison.
+BeforeText = Annotated[str, _NUMBER_TOO, _required("before")]
+AfterText = Annotated[str, _NUMBER_TOO, _required("after")]
+#: A table as ``namespace.table``.
+TableText = Annotated[str, _required("table"), _checked(split_name)]
 #: Tables, each as ``namespace.table``.
 TableTexts = Annotated[list[str], _each(split_name)]
 #: Names of namespaces.

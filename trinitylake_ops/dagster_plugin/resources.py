@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import re
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -23,6 +24,8 @@ from trinitylake_ops.storage.schemes import check_root
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+_WEB_ADDRESS = re.compile(r"https?://[A-Za-z0-9.\-]+(:\d{1,5})?(/[A-Za-z0-9._~/\-]*)?")
 
 
 def is_root_uri(given: str) -> bool:
@@ -63,6 +66,22 @@ class TrinityLakeResource(dg.ConfigurableResource["TrinityLakeResource"]):
         description="What carries out the bulk of expire, purge, orphans, export and verify. 'local' means threads of"
         " the process of the run; 'spark' means tasks of the Spark that the code location has.",
     )
+
+    webserver_url: str = Field(
+        default="",
+        description="Address of Dagster's webserver, such as https://dagster.example.com/prefix, for links in metadata."
+        " Empty: links lead to the host of the page that shows them, which is right without a path prefix.",
+    )
+
+    @field_validator("webserver_url", mode="before")
+    @classmethod
+    def _check_webserver_url(cls, given: Any) -> Any:
+        if is_plain_text(given) and given and not _WEB_ADDRESS.fullmatch(given):
+            raise InvalidInputError(
+                "'webserver_url' is no address such as https://dagster.example.com/prefix, without credentials and"
+                " without a query"
+            )
+        return given
 
     @field_validator("root", mode="before")
     @classmethod

@@ -17,6 +17,8 @@ from trinitylake_ops.dagster_plugin.metadata import DATA_VERSION_TAG, markdown_t
 from trinitylake_ops.dagster_plugin.names import ONLY, LakehouseNames
 from trinitylake_ops.dagster_plugin.ops.table_events import TableAssets, TableChanges, TableEvent, TableKey
 from trinitylake_ops.dagster_plugin.resources import lakehouse_of
+from trinitylake_ops.dagster_plugin.versions.links import Links
+from trinitylake_ops.dagster_plugin.versions.page import VersionsPage
 from trinitylake_ops.errors import LakehouseNotFoundError
 from trinitylake_ops.format.nodes.system_rows import COMMIT_ID
 
@@ -89,10 +91,11 @@ def build_commit_sensor(
         location = context.repository_def
         keys = table_key or (names.table_key if location is None else None)  # a test has no code location
         assets = TableAssets(location, names, resource, keys)
+        page = VersionsPage(instance, location, names, _links(context, names, resource.webserver_url))
         events = [
             *_note_events(news, names.lakehouse_key),
             *_table_events(news, lake, assets, instance),
-            *_events(news, names.lakehouse_key),
+            *_events(news, names.lakehouse_key, page.metadata(lake) if news.stretches else {}),
         ]
         requests = [_run_request(news, run_config)] if has_job and news.is_run_due else []
         return dg.SensorResult(
@@ -103,6 +106,12 @@ def build_commit_sensor(
         )
 
     return commits
+
+
+def _links(context: dg.SensorEvaluationContext, names: LakehouseNames, base: str) -> Links:
+    """Return links to the jobs of the sensor's code location."""
+    origin = context.code_location_origin
+    return Links.at(context.repository_def, None if origin is None else origin.location_name, names, base)
 
 
 def _is_run(instance: dg.DagsterInstance, run_id: str) -> bool:
@@ -153,7 +162,7 @@ def _table_events(
         yield from changes.events(stretch.changes, {"versions": stretch.versions})
 
 
-def _events(news: News, lakehouse_key: dg.AssetKey) -> Iterator[dg.AssetMaterialization]:
+def _events(news: News, lakehouse_key: dg.AssetKey, page: Mapping[str, Any]) -> Iterator[dg.AssetMaterialization]:
     if news.stretches:
         yield dg.AssetMaterialization(
             lakehouse_key,
@@ -161,6 +170,7 @@ def _events(news: News, lakehouse_key: dg.AssetKey) -> Iterator[dg.AssetMaterial
             metadata={
                 "lakehouse_version": news.stretches[-1].last,
                 "operation": "commits",
+                **page,
                 **_figures(news),
                 **_details(news.stretches),
             },

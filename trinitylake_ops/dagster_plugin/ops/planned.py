@@ -131,8 +131,9 @@ class Planned(Generic[PlanOptionsT, PlanT]):
 
     ``plan`` makes the plan from ``options``, None if there are none. ``shown`` is the plan's metadata. ``apply``
     executes it, approved by a digest, or within limits without one, and reports. ``approval`` has the options of the
-    job that applies, including those of the plan. ``left`` says what is wrong that the plan does not mend. A plan that
-    mends nothing of it is a failed run.
+    job that applies, including those of the plan. ``applied`` returns the latter for a plan that was made, by default as
+    they were given. ``left`` says what is wrong that the plan does not mend. A plan that mends nothing of it is a failed
+    run. ``more`` is further metadata of the run that plans, and ``proof`` is that of the operation that applies.
     """
 
     name: str
@@ -146,6 +147,9 @@ class Planned(Generic[PlanOptionsT, PlanT]):
     is_pooled: bool = True
     changes_exports: bool = False
     left: Callable[[PlanT], str] = lambda _plan: ""
+    applied: Callable[[PlanOptionsT, PlanT], Mapping[str, Any]] = lambda options, _plan: options.model_dump()
+    more: Callable[[Running[PlanOptionsT], PlanT], Mapping[str, Any]] = lambda _run, _plan: {}
+    proof: Callable[[Running[Any]], None] | None = None
 
     def operations(self) -> tuple[Operation[Any], Operation[Any]]:
         """Return the job that plans and the one that applies."""
@@ -160,6 +164,7 @@ class Planned(Generic[PlanOptionsT, PlanT]):
                 step=self._apply_approved,
                 is_pooled=self.is_pooled,
                 changes_exports=self.changes_exports,
+                proof=self.proof,
             ),
         )
 
@@ -168,15 +173,18 @@ class Planned(Generic[PlanOptionsT, PlanT]):
         title = str(plan.table().title)
         apply_job = run.names.of(f"{self.name}_apply")
         to_do = f"to do it, run {apply_job} with approved_digest {plan.digest}"
-        options = {} if self.options is None else run.options.model_dump()
+        options = {} if self.options is None else self.applied(run.options, plan)
         approval = {**options, "approved_digest": plan.digest, "approved_by": ""}
-        metadata = {
+        metadata: dict[str, Any] = {
             "digest": plan.digest,
             "base_version": plan.base_version,
             "is_empty": plan.is_empty,
             **self.shown(plan),
             f"configuration of {apply_job}": dg.MetadataValue.json(approval),
         }
+        metadata.update(self.more(run, plan))
+        if not plan.is_empty:
+            metadata.update(run.links.entry(f"{self.name}_apply", {**approval, "approved_by": None}))
         left = self.left(plan)
         if left and plan.is_empty:
             raise run.failure(f"{title}; {left}", metadata)
