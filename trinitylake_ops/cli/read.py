@@ -306,7 +306,7 @@ def _diffs(lake: Lakehouse, history: Sequence[VersionInfo], latest: Snapshot) ->
 def _stat_rows(info: VersionInfo, diff: VersionDiff | None) -> Iterator[tuple[object, ...]]:
     from trinitylake_ops.maintenance.differences.versions import delta_texts
 
-    tables = ("", "", "") if diff is not None and not diff.tables else delta_texts(diff and diff.sums)
+    tables = ("", "", "") if diff is not None and not diff.tables else delta_texts(None if diff is None else diff.sums)
     cost = (info.cost.get("attempts"), info.cost.get("requests"), _size(info.bytes_written))
     counted = map(info.counts.get, _COUNTED)
     yield info.version, info.created_at, _operation(info), info.message, *counted, *tables, *cost

@@ -42,7 +42,7 @@ OptionsT = TypeVar("OptionsT", bound=Options | None)
 class Running(Generic[OptionsT]):
     """An operation while it runs, on an open lakehouse.
 
-    ``begun_on`` is the latest version when it began, ``assets`` are those that hold tables, and ``page`` shows versions.
+    ``begun_on`` is the latest version when it began, ``assets`` are those that hold tables, ``page`` shows versions.
     ``spark`` is a resource that is not set up yet, as few operations need a session. ``executor`` returns the executor
     for the bulk of it. ``spending`` bounds the requests of its plan and of its execution together. ``details`` are
     metadata of all that it reports. ``events`` are to be recorded.

@@ -131,9 +131,9 @@ class Planned(Generic[PlanOptionsT, PlanT]):
 
     ``plan`` makes the plan from ``options``, None if there are none. ``shown`` is the plan's metadata. ``apply``
     executes it, approved by a digest, or within limits without one, and reports. ``approval`` has the options of the
-    job that applies, including those of the plan. ``applied`` returns the latter for a plan that was made, by default as
-    they were given. ``left`` says what is wrong that the plan does not mend. A plan that mends nothing of it is a failed
-    run. ``more`` is further metadata of the run that plans, and ``proof`` is that of the operation that applies.
+    job that applies, including those of the plan. ``applied`` returns the latter for a plan that was made, by default
+    as they were given. ``left`` says what is wrong that the plan does not mend. A plan that mends nothing of it is a
+    failed run. ``more`` is further metadata of the run that plans, and ``proof`` is that of the operation that applies.
     """
 
     name: str

@@ -1,1 +1,1 @@
-"""The versions of a lakehouse for an operator: a page of them, what checks found in each, and links that act on them."""
+"""Versions of a lakehouse for operators: a page of them, what checks found in each, and links that act on them."""

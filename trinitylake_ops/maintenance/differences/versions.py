@@ -5,7 +5,7 @@ A table takes the reads of its two definitions and its two Iceberg metadata file
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -79,12 +79,17 @@ class VersionDiff(Document):
     @property
     def sums(self) -> TableDelta:
         """What came and went in all tables together, None where a table's numbers are not known."""
-        fields = ("rows_added", "rows_removed", "files_added", "files_removed", "bytes_added", "bytes_removed")
-        return TableDelta(**{name: self._sum(name) for name in fields})
+        return TableDelta(
+            rows_added=self._sum("rows_added"),
+            rows_removed=self._sum("rows_removed"),
+            files_added=self._sum("files_added"),
+            files_removed=self._sum("files_removed"),
+            bytes_added=self._sum("bytes_added"),
+            bytes_removed=self._sum("bytes_removed"),
+        )
 
     def _sum(self, name: str) -> int | None:
-        numbers = [None if one.delta is None else getattr(one.delta, name) for one in self.tables]
-        return None if None in numbers else sum(numbers)
+        return sum_of(None if one.delta is None else getattr(one.delta, name) for one in self.tables)
 
     def table(self) -> Table:
         """Return one row for each namespace and table that differs."""
@@ -92,6 +97,16 @@ class VersionDiff(Document):
         title = f"From version {self.before} to version {self.after}: {len(self.objects)} objects differ{more}"
         columns = ("change", "object", "rows", "rows now", "files", "bytes", "columns")
         return new_table(title, *columns, rows=map(_row, self.objects))
+
+
+def sum_of(numbers: Iterable[int | None]) -> int | None:
+    """Return a sum, None where a part of it is not known."""
+    total = 0
+    for number in numbers:
+        if number is None:
+            return None
+        total += number
+    return total
 
 
 def _row(one: ChangedObject) -> tuple[object, ...]:
@@ -113,23 +128,19 @@ def delta_texts(delta: TableDelta | None) -> tuple[str, str, str]:
     )
 
 
-def diff_versions(
-    lake: Lakehouse, before: Snapshot, after: Snapshot, *, most_counted: int = MOST_COUNTED
-) -> VersionDiff:
-    """Return what differs between two versions of a lakehouse, with the numbers of its first ``most_counted`` tables.
+def diff_versions(lake: Lakehouse, before: Snapshot, after: Snapshot) -> VersionDiff:
+    """Return what differs between two versions of a lakehouse, with the numbers of its first MOST_COUNTED tables.
 
     The tables of an export at another root are not counted. Raises CorruptFileError, StorageError for a damaged tree.
     """
-    return count_changes(lake, before, after, diff_snapshots(before, after), most_counted=most_counted)
+    return count_changes(lake, before, after, diff_snapshots(before, after))
 
 
-def count_changes(
-    lake: Lakehouse, before: Snapshot, after: Snapshot, changes: Sequence[Change], *, most_counted: int = MOST_COUNTED
-) -> VersionDiff:
-    """Return known changes from one version to another, with the numbers of the first ``most_counted`` tables."""
+def count_changes(lake: Lakehouse, before: Snapshot, after: Snapshot, changes: Sequence[Change]) -> VersionDiff:
+    """Return known changes from one version to another, with the numbers of the first MOST_COUNTED tables."""
     are_here = before.files is lake.files and after.files is lake.files
     tables = [change for change in changes if change.table is not None]
-    counted = tables[:most_counted] if are_here else []
+    counted = tables[:MOST_COUNTED] if are_here else []
     states = TableStates(lake)
     found = run_parallel(
         in_one_round(lambda change: states.changed(before, after, change)), counted, lake.storage.concurrency

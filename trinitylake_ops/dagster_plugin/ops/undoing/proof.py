@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 from typing import Any
 
 import dagster as dg
 
-from trinitylake_ops.dagster_plugin.metadata import markdown_table
+from trinitylake_ops.dagster_plugin.metadata import figures, markdown_table
 from trinitylake_ops.dagster_plugin.ops.operation import Running
 from trinitylake_ops.dagster_plugin.versions.links import code_location_of
-from trinitylake_ops.maintenance.differences.versions import ChangedObject, delta_texts, diff_versions
+from trinitylake_ops.maintenance.differences.versions import ChangedObject, delta_texts, diff_versions, sum_of
 
 _ASSET_JOB = "__ASSET_JOB"  # Dagster's own, of all assets and checks of a code location
 
@@ -22,8 +22,12 @@ def prove(run: Running[Any]) -> None:
     """
     tables = [one for ends in run.own_versions() for one in diff_versions(run.lake, *ends).tables]
     metadata: dict[str, Any] = {
-        "rows_before": _total(one.before and one.before.rows for one in tables),
-        "rows_after": _total(one.after and one.after.rows for one in tables),
+        **figures(
+            {
+                "rows_before": sum_of(None if one.before is None else one.before.rows for one in tables),
+                "rows_after": sum_of(None if one.after is None else one.after.rows for one in tables),
+            }
+        ),
         "proof": markdown_table(("table", "rows before", "rows after", "rows", "files", "bytes"), map(_row, tables)),
     }
     assets = {holder.key for one in tables for holder in run.assets.of(one.namespace, one.table or "")}
@@ -37,17 +41,9 @@ def prove(run: Running[Any]) -> None:
     metadata["checks_failed"] = len(failed)
     if failed:
         first = f"{failed[0].check_name} of {failed[0].asset_key.to_user_string()}"
-        raise run.failure(
-            f"it is done, and {len(failed)} checks of the changed tables fail, the first: {first}", metadata
-        )
+        said = f"it is done, and {len(failed)} checks of the changed tables fail, the first: {first}"
+        raise run.failure(said, metadata)
     run.context.add_output_metadata(metadata)
-
-
-def _total(numbers: Iterable[int | None]) -> int | str:
-    """Return a sum, and that it is not known where a part of it is not."""
-    counted = list(numbers)
-    known = [number for number in counted if number is not None]
-    return sum(known) if len(known) == len(counted) else "not known"
 
 
 def _row(one: ChangedObject) -> tuple[object, ...]:
