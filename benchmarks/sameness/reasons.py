@@ -25,7 +25,6 @@ class Reason:
 _REFUSED_LATER = "where a table's place is not allowed, more tables are read before that is said (8b31942)"
 _CLEARER = "the message says what to do in a sentence of its own (9af9311)"
 _ALL_REPAIRED = "verify names damaged versions, looks at tables of others, and says which repair mends (da562a0)"
-_PLAN_FIRST = "drop-export is a plan first, as all drops are (decision 75)"
 
 #: All differences that are meant, each with the commit that made it. They are with revisions before these commits.
 REASONS: Sequence[Reason] = (
@@ -41,7 +40,6 @@ REASONS: Sequence[Reason] = (
     Reason("verify --deep --json", JSON_FIELDS, ".not_allowed.far.things", _CLEARER),
     Reason("verify --deep --json", JSON_FIELDS, ".not_allowed.sales.far", _CLEARER),
     Reason("verify --deep --json", JSON_FIELDS, ".unchecked[]", _CLEARER),
-    Reason("drop-export part --json", JSON_FIELDS, ".base_version", _PLAN_FIRST),
     Reason("--apply 1-0000000000000000", FIGURES, "err", "the error of another plan names no digest (380804f)"),
 )
 
