@@ -30,9 +30,14 @@ class Link:
     text: str
     url: str
 
+    @property
+    def markdown(self) -> str:
+        """The link as Markdown."""
+        return f"[{_cell(self.text)}]({self.url})"
+
     def metadata(self) -> dg.MarkdownMetadataValue:
         """Return the link as an entry of its own. Short Markdown stands on a page as it is."""
-        return dg.MetadataValue.md(_cell(self))
+        return dg.MetadataValue.md(self.markdown)
 
 
 def staged_table_metadata(staged: StagedTable) -> dict[str, Any]:
@@ -117,7 +122,7 @@ def picture(svg: str) -> dg.MarkdownMetadataValue:
 def _cell(value: object) -> str:
     """Return a value as the text of a cell, on one line, all visible. Only a Link is a link, and nothing is HTML."""
     if isinstance(value, Link):
-        return f"[{_cell(value.text)}]({value.url})"
+        return value.markdown
     text = visible(" ".join(str(value).splitlines()))
     if len(text) > MAX_CELL_CHARS:
         text = f"{text[:MAX_CELL_CHARS]}..."

@@ -11,7 +11,7 @@ import dagster as dg
 from pydantic import Field, field_validator
 
 from trinitylake_ops import Lakehouse
-from trinitylake_ops.dagster_plugin.metadata import markdown_table
+from trinitylake_ops.dagster_plugin.metadata import Link, markdown_table
 from trinitylake_ops.dagster_plugin.ops.operation import Operation, Running, report_figures
 from trinitylake_ops.dagster_plugin.options import MOST_DAYS, DigestText, Options, PersonText, limit_field
 from trinitylake_ops.errors import InvalidInputError
@@ -183,8 +183,10 @@ class Planned(Generic[PlanOptionsT, PlanT]):
             f"configuration of {apply_job}": dg.MetadataValue.json(approval),
         }
         metadata.update(self.more(run, plan))
-        if not plan.is_empty:
-            metadata.update(run.links.entry(f"{self.name}_apply", {**approval, "approved_by": None}))
+        link = None if plan.is_empty else run.links.launchpad(f"{self.name}_apply", {**approval, "approved_by": None})
+        if link is not None:
+            metadata[f"open {apply_job}"] = link.metadata()
+            metadata.update(_linked(metadata, link))
         left = self.left(plan)
         if left and plan.is_empty:
             raise run.failure(f"{title}; {left}", metadata)
@@ -196,6 +198,15 @@ class Planned(Generic[PlanOptionsT, PlanT]):
         if isinstance(run.options, BudgetOptions):
             run = replace(run, spending=Spending(run.options.budget()))
         self.apply(run, self.plan(run), run.options.approved_digest)
+
+
+def _linked(metadata: Mapping[str, Any], link: Link) -> dict[str, Any]:
+    """Return the table of what would be done with the link that does it above, so that both are seen at once."""
+    for name in ("plan", "steps", "what_follows"):
+        shown = metadata.get(name)
+        if isinstance(shown, dg.MarkdownMetadataValue):
+            return {name: dg.MetadataValue.md(f"{link.markdown}\n\n{shown.md_str}")}
+    return {}
 
 
 def end_deletion(run: Running[Any], operation: str, report: PurgeReport | OrphanReport) -> None:

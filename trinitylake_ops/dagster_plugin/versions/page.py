@@ -118,7 +118,9 @@ class VersionsPage:
     def _action(self, info: VersionInfo, latest: int) -> Link | None:
         if info.state == "expired":
             return self.links.launchpad("undelete", {"versions": str(info.version)}, "undelete")
-        if info.state != "live" or info.version == latest:
+        if info.version == latest:
+            return self.links.launchpad("export_full", {"name": None, "version": str(info.version)}, "export")
+        if info.state != "live":
             return None
         return self.links.launchpad("rollback_plan", {"to": str(info.version)}, "go back")
 
