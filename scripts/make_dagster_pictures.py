@@ -23,18 +23,8 @@ COLOURS = 128
 def main() -> None:
     """Run the tests, and keep their pictures. Raises CalledProcessError for tests that fail."""
     with tempfile.TemporaryDirectory() as folder:
-        command = [
-            sys.executable,
-            "-m",
-            "pytest",
-            "-q",
-            "-p",
-            "no:cacheprovider",
-            f"--basetemp={folder}/tests",
-            "-m",
-            "soak or not soak",
-            *TESTS,
-        ]
+        options = ["-q", "-p", "no:cacheprovider", f"--basetemp={folder}/tests", "-m", "soak or not soak"]
+        command = [sys.executable, "-m", "pytest", *options, *TESTS]
         subprocess.run(command, check=True, cwd=REPOSITORY)
         for drawn in sorted(Path(folder).glob("tests/pages*/dagster-*.png")):
             kept = IMAGES / drawn.name

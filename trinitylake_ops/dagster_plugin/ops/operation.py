@@ -175,6 +175,7 @@ def _build_op(
         name=names.op(operation.job),
         description=operation.description,
         config_schema=_schema(operation),
+        out=dg.Out(dg.Nothing),
         required_resource_keys={names.resource_key},
         pool=names.pool if operation.is_pooled else None,
     )

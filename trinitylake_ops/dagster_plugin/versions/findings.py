@@ -52,7 +52,7 @@ def findings_by_version(
     by_run = {info.run_id: info.version for info in infos if info.run_id}
     versions = {info.version for info in infos}
     found: dict[int, Findings] = {}
-    keys = sorted(repository.asset_graph.asset_check_keys, key=lambda key: (key.asset_key != names.lakehouse_key, key))
+    keys = sorted(repository.asset_graph.asset_check_keys, key=lambda key: (key.asset_key.to_string(), key.name))
     for key in keys[:_MOST_CHECKS]:
         seen: set[int] = set()
         for evaluation, run_id in _evaluations(instance, key, most_evaluations):

@@ -59,22 +59,13 @@ class VersionsPage:
         except TrinityLakeError as error:
             return {"versions": f"not shown: {error}"}
 
-    def table(
-        self,
-        lake: Lakehouse,
-        latest: Snapshot,
-        limit: int = MOST_VERSIONS,
-        *,
-        most_seconds: float = _MOST_SECONDS,
-        is_wanted: Callable[[VersionDiff | None], bool] = lambda _diff: True,
-    ) -> dg.MarkdownMetadataValue:
-        """Return the last versions as a table, newest first. Counting ends after a time; then the rest has none.
-
-        Only versions whose changes are wanted are shown.
-        """
+    def table(self, lake: Lakehouse, latest: Snapshot, limit: int = MOST_VERSIONS) -> dg.MarkdownMetadataValue:
+        """Return the last versions as a table, newest first, below a link to the plan that undoes the last ones."""
         infos = list(lake.history(limit, latest))
-        rows = self.rows(lake, latest, infos, most_seconds=most_seconds, is_wanted=is_wanted)
-        return markdown_table(COLUMNS, rows)
+        shown = markdown_table(COLUMNS, self.rows(lake, latest, infos))
+        text = "go back to the last version whose checks passed"
+        link = self.links.launchpad("rollback_plan", {"last_passed": True}, text)
+        return shown if link is None else dg.MetadataValue.md(f"{link.markdown}\n\n{shown.md_str}")
 
     def rows(
         self,
@@ -85,7 +76,10 @@ class VersionsPage:
         most_seconds: float = _MOST_SECONDS,
         is_wanted: Callable[[VersionDiff | None], bool] = lambda _diff: True,
     ) -> list[tuple[object, ...]]:
-        """Return one row for each version, in order."""
+        """Return one row for each version whose changes are wanted, in order.
+
+        Counting ends after a time; then the rest has no numbers.
+        """
         end_s = time.monotonic() + most_seconds
         versions = [info.version for info in infos]
         diffs = dict(diffs_of(lake, versions, latest, is_over=lambda: time.monotonic() > end_s))

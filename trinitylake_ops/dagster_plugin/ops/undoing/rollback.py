@@ -18,6 +18,7 @@ from trinitylake_ops.dagster_plugin.ops.planned import Approval, Planned
 from trinitylake_ops.dagster_plugin.ops.undoing.proof import prove
 from trinitylake_ops.dagster_plugin.options import AnyPlaceText, PlaceText, TimeText
 from trinitylake_ops.dagster_plugin.versions.findings import findings_by_version, last_passed
+from trinitylake_ops.dagster_plugin.versions.page import COLUMNS
 from trinitylake_ops.errors import CorruptFileError, FileMissingError, InvalidInputError
 from trinitylake_ops.maintenance import RestorePlan, RollbackPlan, VersionDiff
 from trinitylake_ops.maintenance.differences.versions import ChangedObject, TableStates, count_changes
@@ -182,11 +183,8 @@ def _lost(run: Running[Any], plan: RollbackPlan) -> dict[str, Any]:
     return {
         "commits_lost": len(rows),
         **({"older_commits_not_looked_at": older} if older > 0 else {}),
-        "lost": markdown_table(LOST_COLUMNS, [row[: len(LOST_COLUMNS)] for row in rows]),
+        "lost": markdown_table(COLUMNS[:-1], [row[:-1] for row in rows]),
     }
-
-
-LOST_COLUMNS = ("version", "created (UTC)", "by", "operation", "run", "tables", "rows", "files", "bytes")
 
 
 def _rollback(run: Running[Any], plan: RollbackPlan, digest: str | None) -> None:
@@ -232,14 +230,13 @@ def _plan_restore(run: Running[Any]) -> RollbackPlan | RestorePlan:
 def _restore_shown(plan: RollbackPlan | RestorePlan) -> dict[str, Any]:
     if isinstance(plan, RollbackPlan):
         return _rollback_shown(plan)
-    base = plan.operation.lake.snapshot(plan.base_version)
     rows: Sequence[tuple[object, ...]] = [(one.kind, one.namespace, one.table or "") for one in plan.changes]
     return {
         "files": plan.files,
         "bytes": plan.bytes,
         "objects": len(rows),
         "plan": markdown_table(("change", "namespace", "table"), rows),
-        "details": _details(plan, VersionDiff(before=base.version, after=plan.export_version, objects=())),
+        "details": _details(plan, VersionDiff(before=plan.base_version, after=plan.export_version, objects=())),
     }
 
 
@@ -266,5 +263,6 @@ RESTORE: Planned[Any, Any] = Planned(
     apply=_restore,
     is_pooled=False,
     changes_exports=True,
+    more=lambda run, plan: _lost(run, plan) if isinstance(plan, RollbackPlan) else {},
     proof=prove,
 )
