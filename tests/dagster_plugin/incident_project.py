@@ -29,11 +29,7 @@ def shop_definitions(root: str) -> dg.Definitions:
         amounts = [int(line) for line in Path(root).with_name(SOURCE).read_text().split()]
         return pa.table({"amount": pa.array(amounts, pa.int64())})
 
-    @dg.asset_check(
-        asset=ORDERS,
-        additional_ins={"orders": dg.AssetIn(ORDERS, input_manager_key=NAMES.io_manager_key)},
-        required_resource_keys={NAMES.io_manager_key},
-    )
+    @dg.asset_check(asset=orders)
     def no_negative_amounts(orders: pa.Table) -> dg.AssetCheckResult:
         negative = sum(amount < 0 for amount in orders["amount"].to_pylist())
         return dg.AssetCheckResult(passed=not negative, metadata={"negative": negative})

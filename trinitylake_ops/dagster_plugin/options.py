@@ -68,8 +68,13 @@ class Options(dg.Config):
             said = f"{where}: {first['msg']}, it is {first['input']!r}"
         except TrinityLakeError as error:
             said = str(error)
-        # The value is left out: it may hold what nobody should see.
-        raise dg.DagsterInvalidConfigError(said, [], None)  # type: ignore[no-untyped-call]
+        raise refusal(said)
+
+
+def refusal(said: str) -> dg.DagsterInvalidConfigError:
+    """Return the error for options that do not go together, in one line."""
+    # The value is left out: it may hold what nobody should see.
+    return dg.DagsterInvalidConfigError(said, [], None)  # type: ignore[no-untyped-call]
 
 
 def _checked(check: Callable[[str], object]) -> AfterValidator:

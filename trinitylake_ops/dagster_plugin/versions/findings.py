@@ -74,8 +74,9 @@ def _evaluations(
 ) -> Iterator[tuple[dg.AssetCheckEvaluation, str]]:
     """Yield the evaluations of a check, newest first, with the run of each."""
     for record in instance.event_log_storage.get_asset_check_execution_history(key, limit=limit):
-        if record.evaluation is not None:
-            yield record.evaluation, record.run_id
+        evaluation: object = record.evaluation  # of one that is only planned it is another event
+        if isinstance(evaluation, dg.AssetCheckEvaluation):
+            yield evaluation, record.run_id
 
 
 def _version_of(

@@ -16,7 +16,7 @@ from trinitylake_ops.dagster_plugin.ops.exports import PartOptions, RestoreOptio
 from trinitylake_ops.dagster_plugin.ops.operation import Running, report_figures
 from trinitylake_ops.dagster_plugin.ops.planned import Approval, Planned
 from trinitylake_ops.dagster_plugin.ops.undoing.proof import prove
-from trinitylake_ops.dagster_plugin.options import AnyPlaceText, PlaceText, TimeText
+from trinitylake_ops.dagster_plugin.options import AnyPlaceText, PlaceText, TimeText, refusal
 from trinitylake_ops.dagster_plugin.versions.findings import findings_by_version, last_passed
 from trinitylake_ops.dagster_plugin.versions.page import COLUMNS
 from trinitylake_ops.errors import CorruptFileError, FileMissingError, InvalidInputError
@@ -30,6 +30,7 @@ MOST_VERSIONS = 200
 _MOST_SECONDS = 20.0
 _MOST_PARTITIONED = 20  # tables whose manifests are read
 _MOST_NAMED = 5  # partitions of one table
+_MOST_DETAILED = 2_000  # objects
 
 
 class RollbackPlanOptions(PartOptions):
@@ -49,7 +50,7 @@ class RollbackPlanOptions(PartOptions):
     @model_validator(mode="after")
     def _check_one_target(self) -> RollbackPlanOptions:
         if [bool(self.to), bool(self.timestamp), self.last_passed].count(True) != 1:
-            raise InvalidInputError("give one of 'to', 'timestamp' and 'last_passed'")
+            raise refusal("give one of 'to', 'timestamp' and 'last_passed'")
         return self
 
 
@@ -104,8 +105,11 @@ def _rollback_shown(plan: RollbackPlan) -> dict[str, Any]:
 
 
 def _details(plan: RollbackPlan | RestorePlan, diff: VersionDiff) -> dg.JsonMetadataValue:
-    """Return all of a plan, which the page lets copy: the tables of a page are cut."""
-    return dg.MetadataValue.json({**plan.to_dict(), "objects": jsonable(diff.objects)})
+    """Return a plan as JSON, which the page lets copy: its tables are cut earlier. Of many objects it has the first."""
+    content = {name: value for name, value in plan.to_dict().items() if name != "changes"}
+    objects = diff.objects or tuple(plan.changes)
+    shown = {"objects": jsonable(objects[:_MOST_DETAILED]), "more_objects": max(0, len(objects) - _MOST_DETAILED)}
+    return dg.MetadataValue.json({**content, **shown})
 
 
 def _shown(diff: VersionDiff, partitions: Mapping[str, str]) -> dict[str, Any]:
