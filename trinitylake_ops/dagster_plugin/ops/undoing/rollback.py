@@ -107,8 +107,8 @@ def _rollback_shown(plan: RollbackPlan) -> dict[str, Any]:
 def _details(plan: RollbackPlan | RestorePlan, diff: VersionDiff) -> dg.JsonMetadataValue:
     """Return a plan as JSON, which the page lets copy: its tables are cut earlier. Of many objects it has the first."""
     content = {name: value for name, value in plan.to_dict().items() if name != "changes"}
-    objects = diff.objects or tuple(plan.changes)
-    shown = {"objects": jsonable(objects[:_MOST_DETAILED]), "more_objects": max(0, len(objects) - _MOST_DETAILED)}
+    objects: Sequence[object] = diff.objects or plan.changes
+    shown = {"objects": jsonable(list(objects[:_MOST_DETAILED])), "more_objects": max(0, len(objects) - _MOST_DETAILED)}
     return dg.MetadataValue.json({**content, **shown})
 
 
