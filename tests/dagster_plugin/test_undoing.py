@@ -226,7 +226,7 @@ def test_a_bad_publication_is_found_undone_and_proved(shop: Shop) -> None:
     assert newest is not None and newest.asset_materialization is not None
     shown = newest.asset_materialization.metadata
     # The check of a run may end after its publication, so a page has what was found by then.
-    assert "| 1 passed |" in row(str(shown["versions"].value), good)
+    assert "| 1 passed |" in row(str(shown["last_versions"].value), good)
     assert (shown["objects"].value, shown["hours_since_export"].value) == (2, "none")
 
     _, plan = shop.run("shop_rollback_plan", {"last_passed": True})

@@ -39,8 +39,9 @@ def pages(topology: Topology, tmp_path_factory: pytest.TempPathFactory) -> Itera
 class Walk:
     """What an operator does: pages that are opened, clicks, and typed names. Nothing is pasted."""
 
-    def __init__(self, pages: Pages, name: str):
+    def __init__(self, pages: Pages, name: str, record: Callable[[str, object], None]):
         self.pages = pages
+        self._record = record
         self.name = name
         self.clicks = 0
         self.loads = 0
@@ -49,9 +50,12 @@ class Walk:
     def begin(self) -> None:
         self._begun_s = time.monotonic()
 
-    def __str__(self) -> str:
+    def end(self, most_clicks: int = 8) -> None:
+        """Show what the walk took, and check that it was short."""
         seconds = time.monotonic() - self._begun_s
-        return f"{self.name}: {self.clicks} clicks, {self.loads} addresses, {seconds:.0f} s"
+        said = f"{self.name}: {self.clicks} clicks, {self.loads} addresses, {seconds:.0f} s"
+        self._record(SHOWN, said)
+        assert self.clicks <= most_clicks, said
 
     def open(self, path: str) -> None:
         self.loads += 1
@@ -63,6 +67,7 @@ class Walk:
 
     def markdown(self, label: str) -> Locator:
         """Show some Markdown of the newest event with it."""
+        expect(self.pages.value(label)).to_be_visible()
         shown = self.pages.page.get_by_role("dialog")
         if self.pages.value(label).get_by_text("[Show Markdown]").count():
             self.click(self.pages.value(label).get_by_text("[Show Markdown]"))
@@ -100,12 +105,8 @@ class Walk:
 
 
 @pytest.fixture
-def walk(
-    pages: Pages, request: pytest.FixtureRequest, record_property: Callable[[str, object], None]
-) -> Iterator[Walk]:
-    made = Walk(pages, request.node.name.removeprefix("test_").replace("_", " "))
-    yield made
-    record_property(SHOWN, str(made))
+def walk(pages: Pages, request: pytest.FixtureRequest, record_property: Callable[[str, object], None]) -> Walk:
+    return Walk(pages, request.node.name.removeprefix("test_").replace("_", " "), record_property)
 
 
 @pytest.fixture
@@ -133,7 +134,7 @@ def test_a_bad_publication_is_undone(walk: Walk, shop: Lakehouse) -> None:
     expect(pages.page.get_by_text("no_negative_amounts").first).to_be_visible()
     expect(pages.page.get_by_text("Failed").first).to_be_visible()
     walk.open("/assets/shop/lakehouse")
-    versions = walk.markdown("versions")
+    versions = walk.markdown("last_versions")
     listed = {cells[0]: cells for cells in table(versions)[1:]}
     assert (listed[str(bad)][5:7], "1 passed" in listed[str(bad - 1)]) == (["sales.orders", "+2 -3"], True)
     pages.picture("dagster-incident-1-versions")
@@ -149,9 +150,9 @@ def test_a_bad_publication_is_undone(walk: Walk, shop: Lakehouse) -> None:
     assert (pages.text("rows_before"), pages.text("rows_after")) == ("2", "3")
     assert (pages.text("checks_passed"), pages.text("checks_failed")) == ("1", "0")
     pages.picture("dagster-incident-4-proof")
+    walk.end()
     assert rows(shop) == [1, 2, 3]
     assert next(shop.history()).approved_by == APPROVER
-    assert walk.clicks <= 8, walk
 
 
 @pytest.mark.soak
@@ -159,26 +160,29 @@ def test_a_version_is_exported_before_a_migration(walk: Walk, shop: Lakehouse) -
     version = shop.latest_version()
     walk.begin()
     walk.open("/assets/shop/lakehouse")
-    walk.follow(walk.markdown("versions").get_by_role("link", name="export"))
+    walk.follow(walk.markdown("last_versions").get_by_role("link", name="export"))
     walk.type_after("name", "before-migration")
     walk.launch()
+    walk.end()
     walk.pages.picture("dagster-export-before-migration")
     (export,) = maintenance.list_exports(shop)
     assert (export.name, export.version, export.state) == ("before-migration", version, "complete")
 
 
-@pytest.fixture
-def aged(topology: Topology) -> Iterator[Lakehouse]:
-    """A lakehouse of old versions, whose hint is wrong and one of whose exports has lost its root; it was checked."""
+def aged(topology: Topology, damage: Callable[[Lakehouse], object] = lambda _lake: None) -> Lakehouse:
+    """Return a lakehouse of old versions that was damaged, and then checked."""
     folder = topology.volume / "purged"
     shutil.rmtree(folder, ignore_errors=True)
     lake = aged_lake(folder, n_versions=6, n_tables=2, is_expired=False)
+    damage(lake)
+    topology.must_run("purged_lakehouse_checks")
+    return lake
+
+
+def lose_an_export(lake: Lakehouse) -> None:
     maintenance.plan_export(lake, "lost", "minimal").execute()
     (export,) = maintenance.list_exports(lake)
     lake.storage.delete(export.location)
-    lake.storage.write(HINT_PATH, b"0")
-    topology.must_run("purged_lakehouse_checks")
-    return lake
 
 
 def mend(walk: Walk, check: str, job: str) -> None:
@@ -190,31 +194,37 @@ def mend(walk: Walk, check: str, job: str) -> None:
 
 
 @pytest.mark.soak
-def test_an_expiry_is_approved(walk: Walk, aged: Lakehouse) -> None:
+def test_an_expiry_is_approved(walk: Walk, topology: Topology) -> None:
+    lake = aged(topology)
     walk.begin()
     mend(walk, "retention_kept", "purged_expire_plan")
     walk.follow(walk.markdown("plan").get_by_role("link", name="open purged_expire_apply"))
     walk.type_after("approved_by", APPROVER)
     walk.launch()
+    walk.end()
     walk.pages.picture("dagster-expiry-approved")
-    assert [state for state, _ in states(aged)] == ["EXPIRED"]
+    assert [state for state, _ in states(lake)] == ["EXPIRED"]
 
 
 @pytest.mark.soak
-def test_a_hint_is_repaired(walk: Walk, aged: Lakehouse) -> None:
+def test_a_hint_is_repaired(walk: Walk, topology: Topology) -> None:
+    lake = aged(topology, lambda lake: lake.storage.write(HINT_PATH, b"0"))
     walk.begin()
     mend(walk, "hint_right", "purged_repair_hint")
+    walk.end()
     walk.pages.picture("dagster-hint-repaired")
-    assert aged.storage.read(HINT_PATH) == str(aged.latest_version()).encode()
+    assert lake.storage.read(HINT_PATH) == str(lake.latest_version()).encode()
 
 
 @pytest.mark.soak
-def test_what_verify_found_is_repaired(walk: Walk, aged: Lakehouse) -> None:
+def test_what_verify_found_is_repaired(walk: Walk, topology: Topology) -> None:
+    lake = aged(topology, lose_an_export)
     walk.begin()
     mend(walk, "verify_clean", "purged_repair_plan")
     walk.follow(walk.markdown("steps").get_by_role("link", name="open purged_repair_apply"))
     walk.type_after("approved_by", APPROVER)
     walk.launch()
+    walk.end()
     walk.pages.picture("dagster-repaired")
-    assert maintenance.list_exports(aged) == []
-    check_lake(aged)
+    assert maintenance.list_exports(lake) == []
+    check_lake(lake)

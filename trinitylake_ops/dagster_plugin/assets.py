@@ -22,7 +22,7 @@ from trinitylake_ops.dagster_plugin.options import NO_OPTIONS
 from trinitylake_ops.dagster_plugin.resources import lakehouse_of
 from trinitylake_ops.dagster_plugin.stored.settings import split_name, stored_as
 from trinitylake_ops.dagster_plugin.versions.links import Links
-from trinitylake_ops.dagster_plugin.versions.page import VersionsPage
+from trinitylake_ops.dagster_plugin.versions.page import LAST_VERSIONS, VersionsPage
 from trinitylake_ops.format.definitions import METADATA_LOCATION, TableDef
 from trinitylake_ops.maintenance import ExportInfo
 from trinitylake_ops.tables.catalog import catalog_at
@@ -66,7 +66,7 @@ def build_head_asset(
         page = VersionsPage.of(context, names, resource.webserver_url)
         metadata = {
             **head_metadata(lake, head, since, reclaimable_seconds=reclaimable_seconds),
-            "versions": page.table(lake, head),
+            LAST_VERSIONS: page.table(lake, head),
         }
         report_exports(context.instance, lake, names, page.links)
         data_version = dg.DataVersion(str(head.version))

@@ -45,7 +45,8 @@ class Running(Generic[OptionsT]):
     ``begun_on`` is the latest version when it began, ``assets`` are those that hold tables, ``page`` shows versions.
     ``spark`` is a resource that is not set up yet, as few operations need a session. ``executor`` returns the executor
     for the bulk of it. ``spending`` bounds the requests of its plan and of its execution together. ``details`` are
-    metadata of all that it reports. ``events`` are to be recorded.
+    metadata of all that it reports. ``events`` are to be recorded, and ``shown`` is the
+    metadata of the run.
     """
 
     context: dg.OpExecutionContext
@@ -60,6 +61,7 @@ class Running(Generic[OptionsT]):
     spending: Spending = field(default_factory=Spending)
     details: Mapping[str, Any] = field(default_factory=dict)
     events: list[Any] = field(default_factory=list)
+    shown: dict[str, Any] = field(default_factory=dict)
 
     @property
     def links(self) -> Links:
@@ -92,7 +94,7 @@ class Running(Generic[OptionsT]):
             # What the operation itself counted goes before a figure of the same name.
             metadata = {**version, **self.page.metadata(self.lake), **shown}
             self.events.append(dg.AssetMaterialization(self.names.lakehouse_key, metadata=metadata))
-        self.context.add_output_metadata(shown)
+        self.shown.update(shown)
 
     def _table_events(self, committed: str) -> Iterator[TableEvent]:
         """Yield the events of the tables that the versions of this run changed. Versions of others are none of it."""
@@ -126,7 +128,7 @@ class Operation(Generic[OptionsT]):
 
     ``step`` does the work. An operation that frees something is in the lakehouse's pool. If it may add or end exports,
     the partitions of exports follow. ``approved_by`` is recorded with its commits, unless its options say who approved.
-    ``proof`` shows what came of it, after its events were recorded.
+    ``proof`` returns metadata of what came of it, after its events were recorded.
     """
 
     job: str
@@ -136,7 +138,7 @@ class Operation(Generic[OptionsT]):
     is_pooled: bool = False
     changes_exports: bool = False
     approved_by: str | None = None
-    proof: Callable[[Running[OptionsT]], None] | None = None
+    proof: Callable[[Running[OptionsT]], Mapping[str, Any]] | None = None
 
 
 def build_job(
@@ -205,8 +207,8 @@ def _build_op(
                 if operation.changes_exports:
                     report_exports(context.instance, lake, names, running.links)
                 yield from running.events
-                if operation.proof is not None:
-                    operation.proof(running)
+                proof = {} if operation.proof is None else operation.proof(running)
+                context.add_output_metadata({**proof, **running.shown})
         except TrinityLakeError as error:
             raise dg.Failure(
                 description=str(error), metadata={"error": type(error).__name__}, allow_retries=False

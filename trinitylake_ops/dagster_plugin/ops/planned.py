@@ -149,7 +149,7 @@ class Planned(Generic[PlanOptionsT, PlanT]):
     left: Callable[[PlanT], str] = lambda _plan: ""
     applied: Callable[[PlanOptionsT, PlanT], Mapping[str, Any]] = lambda options, _plan: options.model_dump()
     more: Callable[[Running[PlanOptionsT], PlanT], Mapping[str, Any]] = lambda _run, _plan: {}
-    proof: Callable[[Running[Any]], None] | None = None
+    proof: Callable[[Running[Any]], Mapping[str, Any]] | None = None
 
     def operations(self) -> tuple[Operation[Any], Operation[Any]]:
         """Return the job that plans and the one that applies."""

@@ -15,7 +15,7 @@ from trinitylake_ops.dagster_plugin.head_metadata import VERSION
 from trinitylake_ops.dagster_plugin.names import LakehouseNames
 from trinitylake_ops.versions.history import VersionInfo
 
-_MOST_CHECKS = 50
+_MOST_CHECKS = 100
 _MOST_EVALUATIONS = 30  # of each check
 
 
@@ -52,7 +52,13 @@ def findings_by_version(
     by_run = {info.run_id: info.version for info in infos if info.run_id}
     versions = {info.version for info in infos}
     found: dict[int, Findings] = {}
-    keys = sorted(repository.asset_graph.asset_check_keys, key=lambda key: (key.asset_key.to_string(), key.name))
+
+    def near(key: dg.AssetCheckKey) -> tuple[bool, bool, str, str]:
+        """Order checks: those of the lakehouse, those of assets with its name, all others."""
+        is_ours = not names.name or key.asset_key.path[0] == names.name
+        return key.asset_key != names.lakehouse_key, not is_ours, key.asset_key.to_string(), key.name
+
+    keys = sorted(repository.asset_graph.asset_check_keys, key=near)
     for key in keys[:_MOST_CHECKS]:
         seen: set[int] = set()
         for evaluation, run_id in _evaluations(instance, key, most_evaluations):

@@ -21,6 +21,9 @@ from trinitylake_ops.maintenance.differences.versions import delta_texts, diffs_
 from trinitylake_ops.versions.history import VersionInfo
 from trinitylake_ops.versions.snapshot import Snapshot
 
+#: The metadata entry of the lakehouse that is the page.
+LAST_VERSIONS = "last_versions"
+
 #: How many versions a page has, and how long their changes may be counted.
 MOST_VERSIONS = 12
 _MOST_SECONDS = 10.0
@@ -55,9 +58,9 @@ class VersionsPage:
         """
         try:
             latest = lake.snapshot()
-            return {"versions": self.table(lake, latest), **head_figures(lake, latest)}
+            return {LAST_VERSIONS: self.table(lake, latest), **head_figures(lake, latest)}
         except TrinityLakeError as error:
-            return {"versions": f"not shown: {error}"}
+            return {LAST_VERSIONS: f"not shown: {error}"}
 
     def table(self, lake: Lakehouse, latest: Snapshot, limit: int = MOST_VERSIONS) -> dg.MarkdownMetadataValue:
         """Return the last versions as a table, newest first, below a link to the plan that undoes the last ones."""

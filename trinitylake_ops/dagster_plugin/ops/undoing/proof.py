@@ -15,8 +15,8 @@ from trinitylake_ops.maintenance.differences.versions import ChangedObject, delt
 _ASSET_JOB = "__ASSET_JOB"  # Dagster's own, of all assets and checks of a code location
 
 
-def prove(run: Running[Any]) -> None:
-    """Show rows before and after of the tables that the run changed, and run the checks of their assets again.
+def prove(run: Running[Any]) -> dict[str, Any]:
+    """Return rows before and after of the tables that the run changed, and run the checks of their assets again.
 
     Raises Failure when a check fails that is not only a warning. What the run did stays.
     """
@@ -43,7 +43,7 @@ def prove(run: Running[Any]) -> None:
         first = f"{failed[0].check_name} of {failed[0].asset_key.to_user_string()}"
         said = f"it is done, and {len(failed)} checks of the changed tables fail, the first: {first}"
         raise run.failure(said, metadata)
-    run.context.add_output_metadata(metadata)
+    return metadata
 
 
 def _row(one: ChangedObject) -> tuple[object, ...]:
