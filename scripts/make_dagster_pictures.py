@@ -15,7 +15,7 @@ from PIL import Image
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 IMAGES = REPOSITORY / "docs" / "images"
-TESTS = "tests/e2e/test_deployed_browser.py"
+TESTS = ("tests/e2e/test_deployed_browser.py", "tests/e2e/test_deployed_incident.py")
 #: Enough for pages, which have few, and a third of the bytes.
 COLOURS = 128
 
@@ -23,9 +23,10 @@ COLOURS = 128
 def main() -> None:
     """Run the tests, and keep their pictures. Raises CalledProcessError for tests that fail."""
     with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"--basetemp={folder}/tests", TESTS]
+        options = ["-q", "-p", "no:cacheprovider", f"--basetemp={folder}/tests", "-m", "soak or not soak"]
+        command = [sys.executable, "-m", "pytest", *options, *TESTS]
         subprocess.run(command, check=True, cwd=REPOSITORY)
-        for drawn in sorted(Path(folder).glob("tests/pages0/dagster-*.png")):
+        for drawn in sorted(Path(folder).glob("tests/pages*/dagster-*.png")):
             kept = IMAGES / drawn.name
             with Image.open(drawn) as image:
                 image.convert("RGB").quantize(COLOURS).save(kept, optimize=True)

@@ -233,7 +233,6 @@ def _exports(folder: Path) -> Iterator[Step]:
     yield from _planned(lake, "restore", "pin")
     yield from _both(lake, "restore", "pin", "--table", "nobody.t")
     yield _command(lake, "drop-export", "nobody")
-    yield _command(lake, "drop-export", "part", "--json")
     yield from _planned(lake, "prune-exports", "here-*", "--keep-last", 1)
     yield from _both(lake, "prune-exports", "*", "--max-age", "nonsense")
     yield from _both(lake, "prune-exports", "nobody*", "--keep-last", 1)

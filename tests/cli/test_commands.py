@@ -286,6 +286,23 @@ def test_diff(cli: Cli, lake: Lakehouse) -> None:
     assert_error(cli("diff", 0, 99), 4, "99")
 
 
+def test_diff_and_log_tell_rows(cli: Cli, lake: Lakehouse) -> None:
+    first = append_rows(lake, "ns.real")
+    last = append_rows(lake, "ns.real")
+    (one,) = cli("diff", first, last, "--stat", "--json").json["objects"]
+    assert (one["kind"], one["before"]["rows"], one["after"]["rows"]) == ("changed", 3, 6)
+    assert (one["delta"]["rows_added"], one["delta"]["rows_removed"], one["delta"]["files_added"]) == (3, 0, 1)
+    (back,) = cli("diff", last, first, "--stat", "--json").json["objects"]
+    assert (back["delta"]["rows_added"], back["delta"]["rows_removed"]) == (0, 3)
+    line = next(line for line in cli("diff", first, last, "--stat").out.splitlines() if "ns.real" in line)
+    assert line.split()[:5] == ["changed", "ns.real", "+3", "-0", "6"]
+    logged = cli("log", "--stat", "--json").json
+    assert logged[0]["diff"]["objects"] == [one]
+    assert logged[-1]["diff"]["objects"] == []
+    assert any("+3 -0" in line for line in cli("log", "--stat", "--limit", 1).out.splitlines())
+    assert_error(cli("diff", 0, 99, "--stat"), 4, "99")
+
+
 def test_create_namespace(cli: Cli, lake: Lakehouse) -> None:
     shown = cli("create-namespace", "new", "--property", "owner=me", "--json").json
     assert (shown["version"], shown["namespace"], shown["definition"]["properties"]) == (3, "new", {"owner": "me"})
@@ -378,8 +395,14 @@ def test_exports(cli: Cli, lake: Lakehouse) -> None:
     assert report["location"] in text
     assert "kept until" in text
     assert cli("ls", "--version", "first", "--json").json == ["ns"]
-    assert cli("drop-export", "first", "--json").json == {"version": 7, "name": "first"}
-    assert cli("drop-export", "second").out == "Dropped export second: version 8\n"
+    plan = cli("drop-export", "first", "--json").json
+    assert (plan["export"]["name"], plan["other_exports"], plan["loses_files"]) == ("first", [], False)
+    assert "version 1 can expire from then on" in cli("drop-export", "first").out
+    assert len(cli("exports", "--json").json) == 2, "a plan drops nothing"
+    dropped = cli("drop-export", "first", "--apply", plan["digest"], "--json").json
+    assert dropped == {"version": 7, "name": "first"}
+    assert_error(cli("drop-export", "second", "--apply", plan["digest"]), 3, "look at the plan again")
+    assert cli("drop-export", "second", "--yes").out == "Dropped export second: version 8\n"
     assert_error(cli("drop-export", "first"), 4, "'first'")
     cli("export", "third")
     assert_error(cli("export", "third"), 3, "'third'")

@@ -43,7 +43,7 @@ CALLS: dict[str, tuple[str, ...]] = {
     "restore": ("restore", "kept"),
     "prune-exports": ("prune-exports", "kept*", "--keep-last", "1"),
     "repair": ("repair",),
-    "drop-export": ("drop-export", "kept"),
+    "drop-export": ("drop-export", "kept", "--yes"),
     "tree": ("tree",),
     "compact": ("compact",),
     "compact-tables": ("compact-tables", "ns.t", "--yes"),

@@ -106,7 +106,7 @@ class Jobs:
         maintenance.plan_expiration(self.lake).execute()
         self.clock.forward()
 
-    def plan(self, name: str, **options: Any) -> dict[str, Any]:
+    def plan(self, name: str, /, **options: Any) -> dict[str, Any]:
         """Return what a plan job shows; it must change nothing."""
         before = content(self.lake)
         ran = self.must_run(f"{name}_plan", **options)
@@ -119,11 +119,11 @@ class Jobs:
         shown = plan[f"configuration of {name}_apply"]
         return self.run(f"{name}_apply", **{**shown, "approved_by": APPROVER})
 
-    def apply_digest(self, name: str, digest: str, **options: Any) -> Ran:
+    def apply_digest(self, name: str, digest: str, /, **options: Any) -> Ran:
         """Run an apply job with a digest, whatever plan it is of."""
         return self.run(f"{name}_apply", approved_digest=digest, approved_by=APPROVER, **options)
 
-    def must_apply(self, name: str, **options: Any) -> Ran:
+    def must_apply(self, name: str, /, **options: Any) -> Ran:
         ran = self.apply(self.plan(name, **options), name)
         assert ran.success, ran.error
         return ran

@@ -189,7 +189,9 @@ def test_what_the_lakehouse_does_not_have_changes_nothing(
 def test_undelete_until_the_purge_begins(jobs: Jobs) -> None:
     jobs.expired()
     ran = jobs.must_run("undelete", versions="2")
-    assert ran.materialized == [{"lakehouse_version": 5, "operation": "undelete", "versions": "2"}]
+    (event,) = ran.materialized
+    assert (event["lakehouse_version"], event["operation"], event["versions"]) == (5, "undelete", "2")
+    assert "| 5 |" in event["last_versions"]
     assert jobs.lake.snapshot(2).tables("ns") == ["t"]
     maintenance.plan_purge(jobs.lake).execute()
     assert "their purge has begun" in jobs.run("undelete", versions="1").error

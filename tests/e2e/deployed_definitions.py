@@ -1,6 +1,7 @@
 """What the topology's code location loads: definitions.py as it is, a sensor that looks often, and more lakehouses.
 
-The other three are in folders of what stands for the volume ``lakehouse``; expiry is scheduled there for every minute.
+Three are in folders of what stands for the volume ``lakehouse``; expiry is scheduled there for every minute. One more,
+``shop``, has a table that is published and checked.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from pathlib import Path
 import dagster as dg
 
 import definitions
+from tests.dagster_plugin.incident_project import shop_definitions
 from trinitylake_ops.dagster_plugin import (
     ApplyLimits,
     LakehouseSettings,
@@ -37,6 +39,7 @@ def on_volume(name: str) -> LakehouseSettings:
 defs = dg.Definitions.merge(
     definitions.defs,
     build_trinitylake_definitions(on_volume("expiring"), on_volume("purged"), on_volume("sales")),
+    shop_definitions(str(VOLUME / "shop")),
     dg.Definitions(
         sensors=[
             build_commit_sensor(

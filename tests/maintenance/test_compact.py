@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 
+import pytest
+
 from tests.faults import FaultyStorage
 from tests.lakes import Lakes, entries, listed, objects
 from tests.maintenance.changes import create, make_untidy, small_sizes
 from trinitylake_ops import Lakehouse, maintenance
+from trinitylake_ops.errors import PlanChangedError
 from trinitylake_ops.tree.walk import walk
 
 
@@ -45,6 +48,20 @@ def test_a_tree_in_order_is_left_alone(lakes: Lakes) -> None:
     assert again.before == again.after
     assert listed(lake.storage) == files
     assert "nothing to do" in str(again)
+
+
+def test_a_plan_tells_what_would_be_written_and_binds_it(lakes: Lakes) -> None:
+    lake = untidy(lakes)
+    files, latest = listed(lake.storage), lake.latest_version()
+    plan = maintenance.plan_compact(lake)
+    assert (plan.is_empty, plan.base_version, plan.before) == (False, latest, lake.snapshot().tree_shape())
+    assert listed(lake.storage) == files, "a plan writes nothing"
+    assert maintenance.plan_compact(lake).digest == plan.digest
+    report = plan.execute(plan.digest)
+    assert (report.version, report.nodes_written) == (latest + 1, plan.nodes_written)
+    assert maintenance.plan_compact(lake).is_empty
+    with pytest.raises(PlanChangedError, match="look at the plan again"):
+        plan.execute(plan.digest)
 
 
 def test_a_new_lakehouse_is_in_order(lakes: Lakes) -> None:

@@ -32,6 +32,11 @@ def _away(lake: Lakehouse, target: str) -> Plan:
     return maintenance.plan_restore(lake, "away")
 
 
+def _exported(lake: Lakehouse) -> str:
+    maintenance.plan_export(lake, "kept").execute()
+    return "kept"
+
+
 def _cloned(lake: Lakehouse, target: str) -> str:
     maintenance.plan_clone(lake, target, "clone").execute()
     return "clone"
@@ -51,8 +56,10 @@ _PLANS = [
 ]
 _MADE: dict[str, Callable[[Lakehouse, str], Plan]] = {
     "ClonePlan": lambda lake, target: maintenance.plan_clone(lake, target, "clone"),
+    "CompactionPlan": lambda lake, _: maintenance.plan_compact(lake),
     "CompactTablesPlan": lambda lake, _: maintenance.plan_compact_tables(lake),
     "DropClonePlan": lambda lake, target: maintenance.plan_drop_clone(lake, _cloned(lake, target), delete_files=True),
+    "DropExportPlan": lambda lake, _: maintenance.plan_drop_export(lake, _exported(lake)),
     "DropNamespacePlan": lambda lake, _: maintenance.plan_drop_namespace(lake, "n0", cascade=True),
     "ExpirationPlan": lambda lake, _: maintenance.plan_expiration(lake, keeping(1)),
     "ExportPlan": lambda lake, _: maintenance.plan_export(lake, "other"),
@@ -60,6 +67,7 @@ _MADE: dict[str, Callable[[Lakehouse, str], Plan]] = {
     "PromotionPlan": lambda lake, target: maintenance.plan_promotion(lake, _changed_clone(lake, target)),
     "PrunePlan": lambda lake, _: maintenance.plan_prune_exports(lake, "*", keeping(1)),
     "PurgePlan": lambda lake, _: maintenance.plan_purge(lake),
+    "ReconcilePlan": lambda lake, _: maintenance.plan_reconcile(lake),
     "RefreshPlan": lambda lake, target: maintenance.plan_refresh(lake, _changed_clone(lake, target)),
     "RelocationPlan": lambda lake, _: maintenance.plan_relocation(lake),
     "RepairPlan": lambda lake, _: maintenance.plan_repair(lake),

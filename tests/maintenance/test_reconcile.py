@@ -22,7 +22,7 @@ from tests.maintenance.aging import (
 )
 from tests.maintenance.changes import alter, create
 from trinitylake_ops import Lakehouse, maintenance
-from trinitylake_ops.errors import MaintenanceBlockedError, VersionExpiredError
+from trinitylake_ops.errors import MaintenanceBlockedError, PlanChangedError, VersionExpiredError
 from trinitylake_ops.maintenance.state.export_records import begin
 from trinitylake_ops.maintenance.state.lease import lease
 from trinitylake_ops.storage import Storage, StorageWrapper
@@ -130,7 +130,15 @@ def test_its_rollback_to_an_older_definition(
     files["latest"] = needed_files(lake, "latest")
     assert_blocked(lake)
 
-    report = maintenance.reconcile(lake)
+    plan = maintenance.plan_reconcile(lake)
+    assert (plan.steps, plan.restored_exports, plan.live_again) == ((step,), ("late",), "0,2,4")
+    assert "late" in str(plan)
+    create(lake, "between")
+    with pytest.raises(PlanChangedError):
+        plan.execute(plan.digest)
+    assert_blocked(lake)
+    plan = maintenance.plan_reconcile(lake)
+    report = plan.execute(plan.digest)
     assert report.version == lake.latest_version()
     assert (report.steps, report.restored_exports, report.dropped_exports) == ((step,), ("late",), ())
     assert report.live_again == "0,2,4", "only what both sides call expired is"

@@ -40,7 +40,7 @@ _COMMANDS: Mapping[str, tuple[str, str]] = {
     "create-namespace": ("change", "Create a namespace."),
     "diff": ("read", "List what differs between two versions."),
     "drop-clone": ("clones", "Plan or do the drop of a clone."),
-    "drop-export": ("exports", "Forget an export."),
+    "drop-export": ("exports", "Plan or do the drop of an export."),
     "drop-namespace": ("change", "Plan or do the drop of a namespace."),
     "expire": ("gc", "Plan or do the expiry of old versions."),
     "export": ("exports", "Keep a version under a name, here or elsewhere."),
@@ -158,8 +158,7 @@ def trinitylake(
     """Look at and operate a TrinityLake lakehouse.
 
     Commands that drop, roll back or free space print their plan and do nothing. They act when they are given --apply
-    with the plan's digest, or --yes. Only drop-export acts at once. With --json a command prints one JSON document on
-    standard output.
+    with the plan's digest, or --yes. With --json a command prints one JSON document on standard output.
     """
     if allowed_roots:
         roots = " ".join((*allowed_roots, storage_options.get(ALLOWED_ROOTS, "")))

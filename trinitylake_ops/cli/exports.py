@@ -136,24 +136,29 @@ def verify_export(
         raise click.exceptions.Exit(1)
 
 
-@click.command("drop-export", short_help="Forget an export.")
+@click.command("drop-export", short_help="Plan or do the drop of an export.")
 @click.argument("name")
+@approval_options
 @json_option
 @pass_session
-def drop_export(session: Session, name: str, as_json: bool) -> None:
-    """Forget an export and delete its root, at once. Its version can expire from then on.
+def drop_export(session: Session, name: str, digest: str | None, yes: bool, as_json: bool) -> None:
+    """Forget an export and delete its root; without --apply or --yes, print what follows.
 
-    The next removal of orphans deletes its other copies, unless a version that it was restored to needs them. An export
-    at another root stays there. A minimal or partial one loses the files that it still reads from here.
+    Its version can expire from then on. The next removal of orphans deletes its other copies, unless a version that it
+    was restored to needs them. An export at another root stays there. A minimal or partial one loses the files that it
+    still reads from here.
 
     Example: trinitylake drop-export before-migration
     """
-    lake = session.lake()
-    record = next((one for one in lake.snapshot().definition.exports if one.name == name), None)
-    print_committed(maintenance.drop_export(lake, name), as_json, f"Dropped export {name}", name=name)
-    if record is not None and record.target_uri and record.level != ExportLevel.FULL:
+    plan = maintenance.plan_drop_export(session.lake(), name)
+    if digest is None and not yes:
+        print_plan(plan, as_json)
+        return
+    version = plan.execute(digest).version
+    print_committed(version, as_json, f"Dropped export {name}", name=name)
+    if plan.loses_files:
         print_notice(
-            f"The lakehouse at {record.target_uri} reads files from here that nothing keeps any more: they go with the"
+            f"The lakehouse at {plan.export.target} reads files from here that nothing keeps any more: they go with the"
             " next expirations, purges and removals of orphans"
         )
 

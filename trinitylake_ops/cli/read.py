@@ -7,7 +7,7 @@ from dataclasses import fields, replace
 from datetime import datetime
 from enum import IntEnum
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 from rich.console import Console
@@ -25,6 +25,7 @@ from trinitylake_ops.cli.context import (
     pass_session,
     print_json,
     print_line,
+    print_shown,
     print_table,
 )
 from trinitylake_ops.errors import InvalidNameError
@@ -37,11 +38,14 @@ from trinitylake_ops.format.definitions import (
     RetentionRules,
 )
 from trinitylake_ops.format.limits import MAX_NODE_FILE_BYTES, MAX_ORDER, MIN_ORDER
-from trinitylake_ops.maintenance.plans.document import change_rows, new_table
+from trinitylake_ops.maintenance.plans.document import change_rows, jsonable, new_table
 from trinitylake_ops.tree.forecast import TreeForecast, forecast_tree
 from trinitylake_ops.versions.history import VersionInfo
 from trinitylake_ops.versions.names import resolve_table
 from trinitylake_ops.versions.snapshot import Snapshot
+
+if TYPE_CHECKING:
+    from trinitylake_ops.maintenance.differences.versions import VersionDiff
 
 _BAR_CHARS = 20
 _MOST_SHOWN = 20  # tables of a namespace
@@ -239,26 +243,28 @@ def _time(time: datetime) -> str:
 
 @click.command(short_help="List versions, newest first.")
 @click.option("--limit", type=WholeNumber(min=1), help="At most so many versions.")
-@click.option("--stat", is_flag=True, help="How much each commit changed, sent and wrote.")
+@click.option("--stat", is_flag=True, help="How much each commit changed, sent and wrote, also in rows of tables.")
 @html_option
 @json_option
 @pass_session
 def log(session: Session, limit: int | None, stat: bool, html: Path | None, as_json: bool) -> None:
     """List versions, newest first: what was done, by whom, in which run.
 
-    Transactions that were committed together as one version are listed after it, one by one.
+    Transactions that were committed together as one version are listed after it, one by one. With --stat the rows,
+    files and bytes come from the metadata of the tables that each version changed, so give a --limit.
 
     Example: trinitylake log --limit 10 --stat
     """
     lake = session.lake()
-    latest = lake.snapshot() if html is not None else None
+    latest = lake.snapshot() if html is not None or stat else None
     history = list(lake.history(limit, latest))
+    diffs = _diffs(lake, history, latest) if stat and latest is not None else {}
     if html is not None and latest is not None:
         from trinitylake_ops.pages import log_page  # with the code that draws it
 
         page_written(html, log_page(latest, history, lake.storage.now_ms()))
     if as_json:
-        print_json(history)
+        print_json([{**jsonable(info), "diff": diffs[info.version]} for info in history] if stat else history)
     elif stat:
         columns: tuple[str, ...] = (
             "version",
@@ -266,11 +272,13 @@ def log(session: Session, limit: int | None, stat: bool, html: Path | None, as_j
             "operation",
             "message",
             *_COUNTED,
+            *("rows", "files of tables", "bytes of tables"),
             "attempts",
             "requests",
             "bytes",
         )
-        print_table(new_table("", *columns, rows=[row for info in history for row in _stat_rows(info)]))
+        rows = [row for info in history for row in _stat_rows(info, diffs[info.version])]
+        print_table(new_table("", *columns, rows=rows))
     else:
         columns = ("version", "created (UTC)", "operation", "message", "by", "run", "state")
         print_table(new_table("", *columns, rows=[row for info in history for row in _log_rows(info)]))
@@ -291,11 +299,22 @@ def _approval(approved_by: str | None) -> str:
     return f"approved by {approved_by}" if approved_by else ""
 
 
-def _stat_rows(info: VersionInfo) -> Iterator[tuple[object, ...]]:
+def _diffs(lake: Lakehouse, history: Sequence[VersionInfo], latest: Snapshot) -> dict[int, VersionDiff | None]:
+    """Return what each version changed."""
+    from trinitylake_ops.maintenance.differences.versions import diffs_of  # with Iceberg
+
+    return dict(diffs_of(lake, [info.version for info in history], latest))
+
+
+def _stat_rows(info: VersionInfo, diff: VersionDiff | None) -> Iterator[tuple[object, ...]]:
+    from trinitylake_ops.maintenance.differences.versions import delta_texts
+
+    tables = ("", "", "") if diff is not None and not diff.tables else delta_texts(None if diff is None else diff.sums)
     cost = (info.cost.get("attempts"), info.cost.get("requests"), _size(info.bytes_written))
-    yield info.version, info.created_at, _operation(info), info.message, *map(info.counts.get, _COUNTED), *cost
+    counted = map(info.counts.get, _COUNTED)
+    yield info.version, info.created_at, _operation(info), info.message, *counted, *tables, *cost
     for one in info.transactions:
-        yield "", "", f"- {one.operation}", one.message, *map(one.counts.get, _COUNTED), "", "", ""
+        yield "", "", f"- {one.operation}", one.message, *map(one.counts.get, _COUNTED), "", "", "", "", "", ""
 
 
 def _operation(info: VersionInfo) -> str:
@@ -402,14 +421,24 @@ def _show_table(snapshot: Snapshot, namespace: str, table: str, as_json: bool) -
 @click.command(short_help="List what differs between two versions.")
 @click.argument("before", metavar="N|NAME")
 @click.argument("after", metavar="N|NAME")
+@click.option("--stat", is_flag=True, help="With rows, files and bytes of tables; reads their metadata, no data.")
 @json_option
 @pass_session
-def diff(session: Session, before: str, after: str, as_json: bool) -> None:
+def diff(session: Session, before: str, after: str, stat: bool, as_json: bool) -> None:
     """List the namespaces and tables that differ between two versions or exports.
 
-    Example: trinitylake diff 11 12
+    With --stat the rows, files and bytes that came and went are shown, too, as the tables' writers counted them. They
+    come from the summaries of Iceberg snapshots.
+
+    Example: trinitylake diff 11 12 --stat
     """
-    changes = session.lake().diff(before, after)
+    lake = session.lake()
+    if stat:
+        from trinitylake_ops.maintenance import diff_versions  # with Iceberg
+
+        print_shown(diff_versions(lake, lake.snapshot(before), lake.snapshot(after)), as_json)
+        return
+    changes = lake.diff(before, after)
     if as_json:
         print_json(changes)
     elif changes:

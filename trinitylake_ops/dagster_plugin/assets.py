@@ -23,6 +23,8 @@ from trinitylake_ops.dagster_plugin.stored.settings import split_name, stored_as
 from trinitylake_ops.dagster_plugin.table_pages.links import location_of
 from trinitylake_ops.dagster_plugin.table_pages.pages import TablePages
 from trinitylake_ops.dagster_plugin.table_pages.specs import KINDS
+from trinitylake_ops.dagster_plugin.versions.links import Links
+from trinitylake_ops.dagster_plugin.versions.page import LAST_VERSIONS, VersionsPage
 from trinitylake_ops.format.definitions import METADATA_LOCATION, TableDef
 from trinitylake_ops.maintenance import ExportInfo
 
@@ -53,11 +55,16 @@ def build_head_asset(
     """
 
     def observe_head(context: dg.AssetExecutionContext) -> Iterator[dg.ObserveResult]:
-        lake = lakehouse_of(context.resources, names).open()
+        resource = lakehouse_of(context.resources, names)
+        lake = resource.open()
         head = lake.snapshot()
         since = _last_observed(context.instance, names.lakehouse_key)
-        metadata = head_metadata(lake, head, since, reclaimable_seconds=reclaimable_seconds)
-        report_exports(context.instance, lake, names)
+        page = VersionsPage.of(context, names, resource.webserver_url)
+        metadata = {
+            **head_metadata(lake, head, since, reclaimable_seconds=reclaimable_seconds),
+            LAST_VERSIONS: page.table(lake, head),
+        }
+        report_exports(context.instance, lake, names, page.links)
         data_version = dg.DataVersion(str(head.version))
         yield dg.ObserveResult(asset_key=names.lakehouse_key, metadata=metadata, data_version=data_version)
 
@@ -162,12 +169,13 @@ def build_exports_asset(names: LakehouseNames = ONLY, *, group_name: str | None 
 
 
 def report_exports(
-    instance: dg.DagsterInstance, lake: Lakehouse, names: LakehouseNames = ONLY
+    instance: dg.DagsterInstance, lake: Lakehouse, names: LakehouseNames = ONLY, links: Links | None = None
 ) -> tuple[list[str], list[str]]:
     """Let the partitions of the exports asset be the exports of the lakehouse. Returns the added and the deleted ones.
 
     Each export gets a materialization when it is new or changed: finished, or made again under its name. This comes
-    first, so that the next report repeats work that was cut off.
+    first, so that the next report repeats work that was cut off. ``links`` lead from an export to the launchpads that
+    go back to it, restore it and drop it.
     """
     partitions = names.exports_partitions
     exports = {_partition_of(export.name): export for export in maintenance.list_exports(lake)}
@@ -181,7 +189,7 @@ def report_exports(
         materialization = dg.AssetMaterialization(
             names.exports_key,
             partition=name,
-            metadata=figures(_export_figures(export)),
+            metadata={**figures(_export_figures(export)), **({} if links is None else _export_links(export, links))},
             tags={DATA_VERSION_TAG: data_version},
         )
         instance.report_runless_asset_event(materialization)
@@ -199,6 +207,12 @@ def _partition_of(export: str) -> str:
 
 def _export_figures(export: ExportInfo) -> dict[str, object]:
     return {VERSION: export.version, "level": export.level, "state": export.state, "dagster/uri": export.location}
+
+
+def _export_links(export: ExportInfo, links: Links) -> dict[str, Any]:
+    name = {"name": export.name}
+    here = {} if export.target else links.entry("rollback_plan", {"to": export.name})
+    return {**here, **links.entry("restore_plan", name), **links.entry("drop_export_plan", name)}
 
 
 def _reported_export(instance: dg.DagsterInstance, key: dg.AssetKey, partition: str) -> str | None:

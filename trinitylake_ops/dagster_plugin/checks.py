@@ -10,12 +10,14 @@ from typing import Any
 import dagster as dg
 
 from trinitylake_ops import Lakehouse, maintenance
+from trinitylake_ops.dagster_plugin.head_metadata import VERSION
 from trinitylake_ops.dagster_plugin.metadata import figures, markdown_table
 from trinitylake_ops.dagster_plugin.names import ONLY, LakehouseNames
 from trinitylake_ops.dagster_plugin.ops.clones.overdue import clones_past_their_time
 from trinitylake_ops.dagster_plugin.ops.verify import findings_table
 from trinitylake_ops.dagster_plugin.options import NO_OPTIONS
 from trinitylake_ops.dagster_plugin.resources import lakehouse_of
+from trinitylake_ops.dagster_plugin.versions.links import Links
 from trinitylake_ops.errors import CorruptFileError, FileMissingError, InvalidInputError, TrinityLakeError
 from trinitylake_ops.format.definitions import ExpirationState
 from trinitylake_ops.format.version_ranges import VersionRanges
@@ -34,6 +36,7 @@ _UNPURGED = (ExpirationState.EXPIRED, ExpirationState.PURGING)
 _MILLISECOND = timedelta(milliseconds=1)
 _CUT_OFF_AFTER = timedelta(days=1)
 _TEN_MINUTES = Budget(max_seconds=600)
+_REPAIR = {"to_last_good": False}
 # Limits that are numbers, at least 0.
 _NUMBERS = (
     "verified_exports", "orphan_files", "orphan_bytes", "min_leaf_fill", "max_buffer_fill",
@@ -87,11 +90,12 @@ class CheckLimits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Found:
-    """The result of a check: what is wrong, if anything, and the job that repairs it."""
+    """The result of a check: what is wrong, if anything, and the job that repairs it, with its configuration."""
 
     wrong: Sequence[str]
     fine: str
     mended_by: str
+    mend_config: Mapping[str, Any] = field(default_factory=dict)
     metadata: Mapping[str, Any] = field(default_factory=dict)
     is_error: bool = False
 
@@ -144,9 +148,10 @@ def _asset_check(
     names: LakehouseNames,
     location_name: str | None,
 ) -> dg.AssetChecksDefinition:
-    def mended_by(job: str) -> dict[str, Any]:
+    def mended_by(links: Links, job: str, config: Mapping[str, Any]) -> dict[str, Any]:
         named = names.of(job)
-        return {"mended_by": named if location_name is None else dg.MetadataValue.job(named, location_name)}
+        shown = named if location_name is None else dg.MetadataValue.job(named, location_name)
+        return {"mended_by": shown, **links.entry(job, config)}
 
     @dg.asset_check(
         asset=names.lakehouse_key,
@@ -155,19 +160,30 @@ def _asset_check(
         required_resource_keys={names.resource_key},
     )
     def run(context: dg.AssetCheckExecutionContext) -> dg.AssetCheckResult:
+        resource = lakehouse_of(context.resources, names)
+        links = Links.of(context, names, resource.webserver_url)
         try:
             with acting_for_run(context.run.run_id):
-                found = check(lakehouse_of(context.resources, names).open(), limits)
+                lake = resource.open()
+                version = lake.latest_version()
+                found = check(lake, limits)
         # the check cannot read what it needs, or that is not settled, as the text says
         except TrinityLakeError as error:
             is_damage = isinstance(error, CorruptFileError | FileMissingError)
-            metadata = {"error": type(error).__name__, **(mended_by("repair_plan") if is_damage else {})}
+            metadata = {
+                "error": type(error).__name__,
+                **(mended_by(links, "repair_plan", _REPAIR) if is_damage else {}),
+            }
             return dg.AssetCheckResult(passed=False, description=str(error), metadata=metadata)
         return dg.AssetCheckResult(
             passed=not found.wrong,
             severity=dg.AssetCheckSeverity.ERROR if found.is_error else dg.AssetCheckSeverity.WARN,
             description="; ".join(found.wrong) or found.fine,
-            metadata={**figures(found.metadata), **(mended_by(found.mended_by) if found.wrong else {})},
+            metadata={
+                VERSION: version,
+                **figures(found.metadata),
+                **(mended_by(links, found.mended_by, found.mend_config) if found.wrong else {}),
+            },
         )
 
     return run
@@ -192,6 +208,7 @@ def _verify(lake: Lakehouse, limits: CheckLimits) -> _Found:
         wrong=[f"{len(errors)} errors, the first: {errors[0].message}"] if errors else [],
         fine=f"{unfinished}no errors in {report.versions} versions and {report.nodes} nodes",
         mended_by="repair_plan",
+        mend_config=_REPAIR,
         is_error=True,
         metadata={
             "errors": len(errors),
@@ -262,6 +279,7 @@ def _exports(lake: Lakehouse, limits: CheckLimits) -> _Found:
         wrong=wrong,
         fine=f"{len(checks)} exports are as they were made",
         mended_by="export_full",
+        mend_config={"name": None},
         is_error=bool(damaged),
         metadata={
             "exports": len(exports),
@@ -357,6 +375,7 @@ def _data_files(lake: Lakehouse, limits: CheckLimits) -> _Found:
         wrong=wrong,
         fine=f"the data files of {len(survey.tables)} tables are few or large enough{unfinished}",
         mended_by="repair_plan" if survey.unreadable else "compact_tables",
+        mend_config=_REPAIR if survey.unreadable else {"tables": [one.name for one in small]},
         metadata={
             "tables": len(survey.tables),
             "tables_with_small_files": len(small),

@@ -145,6 +145,9 @@ class TrinityLakeMaintenanceComponent(dg.Component, dg.Model, dg.Resolvable):
         default="lakehouse",
         description="Isolation of the transactions that publish tables; 'lakehouse' is the lakehouse's own level.",
     )
+    webserver_url: str = Field(
+        default="", description="Address of Dagster's webserver, for links; needed where it has a path prefix."
+    )
     engine: Literal["local", "spark"] = Field(
         default="local", description="What carries out operations: the process of the run, or Spark's tasks."
     )
@@ -197,6 +200,7 @@ class TrinityLakeMaintenanceComponent(dg.Component, dg.Model, dg.Resolvable):
                 secret_options_from_env=SecretVariables(**self.secret_options_from_env),
                 allowed_roots=self.allowed_roots,
                 isolation=self.isolation,
+                webserver_url=self.webserver_url,
                 engine=self.engine,
             ),
             name=self.name,

@@ -43,34 +43,54 @@ def head_metadata(
     this version alone. Hours since an expiry or an export began, or a verification was recorded, are "none" if there
     was none. For ``reclaimable_seconds`` see :func:`reclaimable_bytes`.
     """
-    namespaces = head.namespaces()
-    tables = sum(len(head.tables(namespace)) for namespace in namespaces)
-    shape = head.tree_shape()
-    definition = head.definition
-    now_ms = lake.storage.now_ms()
-    verified = [info.last_modified_ms for info in lake.storage.list(VERIFIED_PREFIX)]
     return {
         VERSION: head.version,
         "created_at": dg.MetadataValue.timestamp(head.created_at),
+        **_tree_figures(head),
+        **_changes(lake, head, since),
+        **reclaimable_bytes(lake, reclaimable_seconds),
+        **_hours_since(lake, head),
+    }
+
+
+def head_figures(lake: Lakehouse, head: Snapshot) -> dict[str, Any]:
+    """Return the figures that each materialization of the lakehouse has, too, as pages show the newest event.
+
+    Those of the tree are left out where it has more than two levels, since all of its nodes are read for them. The
+    observations have them.
+    """
+    root = head.root
+    is_small = root.is_leaf or head.files.nodes.load(root.children[0]).is_leaf
+    return {**(_tree_figures(head) if is_small else {}), **_hours_since(lake, head)}
+
+
+def _tree_figures(head: Snapshot) -> dict[str, Any]:
+    namespaces = head.namespaces()
+    tables = sum(len(head.tables(namespace)) for namespace in namespaces)
+    shape = head.tree_shape()
+    return {
         "namespaces": len(namespaces),
         "tables": tables,
         "objects": len(namespaces) + tables,
-        **_changes(lake, head, since),
         "height": shape.height,
         "nodes": shape.nodes,
         "leaf_fill": shape.leaf_fill,
         "buffer_fill_percent": round(100 * shape.buffer_fill, 2),
         "buffered_messages": shape.messages,
         "tree_bytes": shape.file_bytes,
-        **figures(
-            {
-                **reclaimable_bytes(lake, reclaimable_seconds),
-                "hours_since_expiry": _hours(now_ms, [batch.expired_at_millis for batch in definition.expirations]),
-                "hours_since_export": _hours(now_ms, [export.created_at_millis for export in definition.exports]),
-                "hours_since_verify": _hours(now_ms, verified),
-            }
-        ),
     }
+
+
+def _hours_since(lake: Lakehouse, head: Snapshot) -> dict[str, Any]:
+    definition, now_ms = head.definition, lake.storage.now_ms()
+    verified = [info.last_modified_ms for info in lake.storage.list(VERIFIED_PREFIX)]
+    return figures(
+        {
+            "hours_since_expiry": _hours(now_ms, [batch.expired_at_millis for batch in definition.expirations]),
+            "hours_since_export": _hours(now_ms, [export.created_at_millis for export in definition.exports]),
+            "hours_since_verify": _hours(now_ms, verified),
+        }
+    )
 
 
 def reclaimable_bytes(lake: Lakehouse, max_seconds: float) -> dict[str, int | str]:

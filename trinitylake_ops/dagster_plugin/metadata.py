@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import dagster as dg
@@ -28,6 +29,23 @@ _PARTITION_TAG = "trinitylake/partition"
 
 #: The tag of an event of an asset that says which data it is about.
 DATA_VERSION_TAG = "dagster/data_version"
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """A link to a page of Dagster: its text, and the address, which is ours and holds nothing that Markdown means."""
+
+    text: str
+    url: str
+
+    @property
+    def markdown(self) -> str:
+        """The link as Markdown."""
+        return f"[{_cell(self.text)}]({self.url})"
+
+    def metadata(self) -> dg.MarkdownMetadataValue:
+        """Return the link as an entry of its own. Short Markdown stands on a page as it is."""
+        return dg.MetadataValue.md(self.markdown)
 
 
 def staged_table_metadata(staged: StagedTable) -> dict[str, Any]:
@@ -116,7 +134,9 @@ def picture(svg: str) -> dg.MarkdownMetadataValue:
 
 
 def _cell(value: object) -> str:
-    """Return a value as the text of a cell, without link, picture or HTML, on one line, all visible."""
+    """Return a value as the text of a cell, on one line, all visible. Only a Link is a link, and nothing is HTML."""
+    if isinstance(value, Link):
+        return value.markdown
     text = visible(" ".join(str(value).splitlines()))
     if len(text) > MAX_CELL_CHARS:
         text = f"{text[:MAX_CELL_CHARS]}..."

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
+from datetime import datetime
 from typing import Annotated, Any, Self
 
 import dagster as dg
@@ -68,8 +69,13 @@ class Options(dg.Config):
             said = f"{where}: {first['msg']}, it is {first['input']!r}"
         except TrinityLakeError as error:
             said = str(error)
-        # The value is left out: it may hold what nobody should see.
-        raise dg.DagsterInvalidConfigError(said, [], None)  # type: ignore[no-untyped-call]
+        raise refusal(said)
+
+
+def refusal(said: str) -> dg.DagsterInvalidConfigError:
+    """Return the error for options that do not go together, in one line."""
+    # The value is left out: it may hold what nobody should see.
+    return dg.DagsterInvalidConfigError(said, [], None)  # type: ignore[no-untyped-call]
 
 
 def _checked(check: Callable[[str], object]) -> AfterValidator:
@@ -136,6 +142,13 @@ def check_person(text: str) -> None:
         )
 
 
+def _check_time(text: str) -> None:
+    try:
+        datetime.fromisoformat(text or "2000-01-01")
+    except ValueError:
+        raise InvalidInputError(f"timestamp: {text!r} is no time as ISO 8601, such as 2026-01-31T12:00") from None
+
+
 def _check_digest(text: str) -> None:
     if not _DIGEST.fullmatch(text):
         raise InvalidInputError(f"approved_digest: {text!r} is no digest of a plan; the run that plans shows it")
@@ -153,6 +166,10 @@ NewExportText = Annotated[str, _required("name"), _checked(check_name)]
 ExportText = Annotated[str, _required("name")]
 #: A version by its number, or an export.
 PlaceText = Annotated[str, _NUMBER_TOO, _required("to")]
+#: The same, empty for none.
+AnyPlaceText = Annotated[str, _NUMBER_TOO]
+#: A time as ISO 8601, empty for none.
+TimeText = Annotated[str, _checked(_check_time)]
 #: Another root, empty for none.
 TargetText = Annotated[str, _place_or_none("target", "s3://BUCKET/PREFIX")]
 #: A table root, empty for none.
@@ -165,6 +182,11 @@ InventoryText = Annotated[str, _place_or_none("inventory", "s3://BUCKET/PREFIX/m
 PersonText = Annotated[str, _checked(_check_approver), _checked(check_person)]
 #: The digest of a plan.
 DigestText = Annotated[str, _required("approved_digest"), _checked(_check_digest)]
+#: The same two of a comparison.
+BeforeText = Annotated[str, _NUMBER_TOO, _required("before")]
+AfterText = Annotated[str, _NUMBER_TOO, _required("after")]
+#: A table as ``namespace.table``.
+TableText = Annotated[str, _required("table"), _checked(split_name)]
 #: Tables, each as ``namespace.table``.
 TableTexts = Annotated[list[str], _each(split_name)]
 #: Names of namespaces.

@@ -17,6 +17,7 @@ from trinitylake_ops.dagster_plugin.runs.staging import newest_notes, published_
 from trinitylake_ops.dagster_plugin.stored.settings import check_stored
 from trinitylake_ops.dagster_plugin.table_pages.links import location_of
 from trinitylake_ops.dagster_plugin.table_pages.published import PublishedPages
+from trinitylake_ops.dagster_plugin.versions.page import VersionsPage
 from trinitylake_ops.errors import CommitConflictError, TransactionExpiredError, VersionNotFoundError
 from trinitylake_ops.tables.writing.publication import Publication, publication_id, publish_once, published_version
 from trinitylake_ops.tables.writing.reads import check_unchanged
@@ -113,7 +114,9 @@ def build_publish_asset(
         by_key = dict(zip(table_keys.values(), published_tables, strict=True))
         pages = PublishedPages(lake=lake, version=publication.version, names=names, location=location_of(context.run))
         yield from published_events(context.instance, runs, by_key, publication.version, pages)
-        yield dg.AssetMaterialization(asset_key=names.lakehouse_key, metadata={"operation": "publish", **metadata})
+        page = VersionsPage.of(context, names, lakehouse.webserver_url).metadata(lake)
+        shown = {"operation": "publish", **page, **metadata}
+        yield dg.AssetMaterialization(asset_key=names.lakehouse_key, metadata=shown)
         yield dg.MaterializeResult(metadata={"was_published": publication.was_published, **metadata})
 
     return published

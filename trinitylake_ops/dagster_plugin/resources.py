@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import re
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Literal, Self
@@ -25,6 +26,8 @@ from trinitylake_ops.storage.schemes import check_root
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+_WEB_ADDRESS = re.compile(r"https?://[A-Za-z0-9.\-]+(:\d{1,5})?(/[A-Za-z0-9._~/\-]*)?")
 
 
 def is_root_uri(given: str) -> bool:
@@ -73,6 +76,11 @@ class TrinityLakeResource(dg.ConfigurableResource["TrinityLakeResource"]):
     )
     clone_name: str = Field(default="", description="Name of that clone.")
     clone_retain_days: float = Field(default=14, gt=0, description="How many days it is kept.")
+    webserver_url: str = Field(
+        default="",
+        description="Address of Dagster's webserver, such as https://dagster.example.com/prefix, for links in metadata."
+        " Empty: links lead to the host of the page that shows them, which is right without a path prefix.",
+    )
 
     @classmethod
     def for_branch_deployment(
@@ -112,6 +120,16 @@ class TrinityLakeResource(dg.ConfigurableResource["TrinityLakeResource"]):
     def is_branch(self) -> bool:
         """Whether this is the clone of a branch."""
         return self.clone_of is not None
+
+    @field_validator("webserver_url", mode="before")
+    @classmethod
+    def _check_webserver_url(cls, given: Any) -> Any:
+        if is_plain_text(given) and given and not _WEB_ADDRESS.fullmatch(given):
+            raise InvalidInputError(
+                "'webserver_url' is no address such as https://dagster.example.com/prefix, without credentials and"
+                " without a query"
+            )
+        return given
 
     @field_validator("root", "clone_of", mode="before")
     @classmethod

@@ -8,7 +8,7 @@ from trinitylake_ops.faces import lazy_face
 
 if TYPE_CHECKING:
     from trinitylake_ops.maintenance.clones.clone import ClonePlan, CloneReport, plan_clone
-    from trinitylake_ops.maintenance.clones.compare import ComparedObject, Comparison, TableDelta, compare
+    from trinitylake_ops.maintenance.clones.compare import ComparedObject, Comparison, compare
     from trinitylake_ops.maintenance.clones.drop import DropClonePlan, DropCloneReport, drop_clone, plan_drop_clone
     from trinitylake_ops.maintenance.clones.listing import CloneInfo, CloneState, list_clones
     from trinitylake_ops.maintenance.clones.merge import Conflict
@@ -17,9 +17,12 @@ if TYPE_CHECKING:
     from trinitylake_ops.maintenance.clones.three_way import ChangedOn
     from trinitylake_ops.maintenance.compaction.compacted import CompactTablesReport
     from trinitylake_ops.maintenance.compaction.tables import CompactTablesPlan, plan_compact_tables
-    from trinitylake_ops.maintenance.compaction.tree import CompactionReport, compact
+    from trinitylake_ops.maintenance.compaction.tree import CompactionPlan, CompactionReport, compact, plan_compact
+    from trinitylake_ops.maintenance.differences.deltas import TableDelta, TableTotals
+    from trinitylake_ops.maintenance.differences.versions import ChangedObject, VersionDiff, diff_versions
     from trinitylake_ops.maintenance.drop_namespace import DropNamespacePlan, plan_drop_namespace
     from trinitylake_ops.maintenance.exports.check import ExportCheck, verify_export
+    from trinitylake_ops.maintenance.exports.drop import DropExportPlan, plan_drop_export
     from trinitylake_ops.maintenance.exports.export import ExportPlan, plan_export
     from trinitylake_ops.maintenance.exports.outcome import ExportReport
     from trinitylake_ops.maintenance.exports.prune import PrunePlan, plan_prune_exports
@@ -28,7 +31,7 @@ if TYPE_CHECKING:
     from trinitylake_ops.maintenance.gc.expire import ExpirationPlan, ExpirationReport, plan_expiration, undelete
     from trinitylake_ops.maintenance.gc.orphans import OrphanPlan, OrphanReport, plan_orphan_removal
     from trinitylake_ops.maintenance.gc.purge import PurgePlan, PurgeReport, plan_purge
-    from trinitylake_ops.maintenance.gc.reconcile import ReconcileReport, reconcile
+    from trinitylake_ops.maintenance.gc.reconcile import ReconcilePlan, ReconcileReport, plan_reconcile, reconcile
     from trinitylake_ops.maintenance.gc.trim import TrimPlan, TrimReport, plan_trim_tables
     from trinitylake_ops.maintenance.hint import HintReport, HintState, inspect_hint, repair_hint
     from trinitylake_ops.maintenance.plans.budget import Budget
@@ -52,6 +55,7 @@ if TYPE_CHECKING:
 __all__ = [
     "LOCAL",
     "Budget",
+    "ChangedObject",
     "ChangedOn",
     "CloneInfo",
     "ClonePlan",
@@ -60,12 +64,14 @@ __all__ = [
     "CommitReport",
     "CompactTablesPlan",
     "CompactTablesReport",
+    "CompactionPlan",
     "CompactionReport",
     "ComparedObject",
     "Comparison",
     "Conflict",
     "DropClonePlan",
     "DropCloneReport",
+    "DropExportPlan",
     "DropNamespacePlan",
     "Executor",
     "ExpirationPlan",
@@ -85,6 +91,7 @@ __all__ = [
     "PurgeBatch",
     "PurgePlan",
     "PurgeReport",
+    "ReconcilePlan",
     "ReconcileReport",
     "RefreshPlan",
     "RegistrationReport",
@@ -97,21 +104,26 @@ __all__ = [
     "RetentionPolicy",
     "RollbackPlan",
     "TableDelta",
+    "TableTotals",
     "TrimPlan",
     "TrimReport",
     "Unmended",
     "Verdict",
     "VerifyReport",
+    "VersionDiff",
     "compact",
     "compare",
+    "diff_versions",
     "drop_clone",
     "drop_export",
     "inspect_hint",
     "list_clones",
     "list_exports",
     "plan_clone",
+    "plan_compact",
     "plan_compact_tables",
     "plan_drop_clone",
+    "plan_drop_export",
     "plan_drop_namespace",
     "plan_expiration",
     "plan_export",
@@ -119,6 +131,7 @@ __all__ = [
     "plan_promotion",
     "plan_prune_exports",
     "plan_purge",
+    "plan_reconcile",
     "plan_refresh",
     "plan_relocation",
     "plan_repair",
@@ -148,7 +161,6 @@ __getattr__, __dir__ = lazy_face(
         "clones.compare": (
             "ComparedObject",
             "Comparison",
-            "TableDelta",
             "compare",
         ),
         "clones.drop": (
@@ -179,8 +191,19 @@ __getattr__, __dir__ = lazy_face(
             "plan_compact_tables",
         ),
         "compaction.tree": (
+            "CompactionPlan",
             "CompactionReport",
             "compact",
+            "plan_compact",
+        ),
+        "differences.deltas": (
+            "TableDelta",
+            "TableTotals",
+        ),
+        "differences.versions": (
+            "ChangedObject",
+            "VersionDiff",
+            "diff_versions",
         ),
         "drop_namespace": (
             "DropNamespacePlan",
@@ -189,6 +212,10 @@ __getattr__, __dir__ = lazy_face(
         "exports.check": (
             "ExportCheck",
             "verify_export",
+        ),
+        "exports.drop": (
+            "DropExportPlan",
+            "plan_drop_export",
         ),
         "exports.export": (
             "ExportPlan",
@@ -222,7 +249,9 @@ __getattr__, __dir__ = lazy_face(
             "plan_purge",
         ),
         "gc.reconcile": (
+            "ReconcilePlan",
             "ReconcileReport",
+            "plan_reconcile",
             "reconcile",
         ),
         "gc.trim": (

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from trinitylake_ops.maintenance.clones.compare import ComparedObject, Comparison, TableDelta
+from trinitylake_ops.maintenance.clones.compare import ComparedObject, Comparison
 from trinitylake_ops.maintenance.clones.three_way import ChangedOn
+from trinitylake_ops.maintenance.differences.deltas import TableDelta
 from trinitylake_ops.pages.content import Figure, Heading, Step
 from trinitylake_ops.pages.rendering import render_comparison
 from trinitylake_ops.pages.wording import clipped, counted, size

@@ -19,6 +19,8 @@ from trinitylake_ops.dagster_plugin.ops.table_events import TableAssets, TableCh
 from trinitylake_ops.dagster_plugin.resources import lakehouse_of
 from trinitylake_ops.dagster_plugin.runs.records import run_events
 from trinitylake_ops.dagster_plugin.table_pages.links import REPOSITORY_TAG
+from trinitylake_ops.dagster_plugin.versions.links import Links
+from trinitylake_ops.dagster_plugin.versions.page import VersionsPage
 from trinitylake_ops.errors import LakehouseNotFoundError
 from trinitylake_ops.format.nodes.system_rows import COMMIT_ID
 
@@ -94,10 +96,11 @@ def build_commit_sensor(
         location = context.repository_def
         keys = table_key or (names.table_key if location is None else None)  # a test has no code location
         assets = TableAssets(location, names, resource, keys)
+        page = VersionsPage(instance, location, names, _links(context, names, resource.webserver_url))
         events = [
             *_note_events(news, names.lakehouse_key),
             *_table_events(news, lake, assets, instance),
-            *_events(news, names.lakehouse_key),
+            *_events(news, names.lakehouse_key, page.metadata(lake) if news.stretches else {}),
         ]
         requests = [_run_request(news, run_config)] if has_job and news.is_run_due else []
         return dg.SensorResult(
@@ -114,6 +117,12 @@ def _label(context: dg.SensorEvaluationContext) -> str | None:
     """Return the code location of a sensor as runs name it, None in a test, which has none."""
     origin = context.code_location_origin
     return None if origin is None else f"{context.repository_name}@{origin.location_name}"
+
+
+def _links(context: dg.SensorEvaluationContext, names: LakehouseNames, base: str) -> Links:
+    """Return links to the jobs of the sensor's code location."""
+    origin = context.code_location_origin
+    return Links.at(context.repository_def, None if origin is None else origin.location_name, names, base)
 
 
 def _maker(instance: dg.DagsterInstance, run_id: str, label: str | None) -> Maker:
@@ -180,7 +189,7 @@ def _materialized_by(stretch: Stretch, instance: dg.DagsterInstance) -> set[dg.A
     return found
 
 
-def _events(news: News, lakehouse_key: dg.AssetKey) -> Iterator[dg.AssetMaterialization]:
+def _events(news: News, lakehouse_key: dg.AssetKey, page: Mapping[str, Any]) -> Iterator[dg.AssetMaterialization]:
     stretches = [stretch for stretch in news.stretches if not stretch.by_neighbours]
     if stretches:
         yield dg.AssetMaterialization(
@@ -189,6 +198,7 @@ def _events(news: News, lakehouse_key: dg.AssetKey) -> Iterator[dg.AssetMaterial
             metadata={
                 "lakehouse_version": stretches[-1].last,
                 "operation": "commits",
+                **page,
                 **_figures(news),
                 **_details(stretches),
             },

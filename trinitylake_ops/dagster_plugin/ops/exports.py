@@ -24,7 +24,7 @@ from trinitylake_ops.dagster_plugin.options import (
     VersionText,
 )
 from trinitylake_ops.errors import InvalidInputError
-from trinitylake_ops.maintenance import RollbackPlan
+from trinitylake_ops.maintenance import CompactionReport, RollbackPlan
 from trinitylake_ops.versions.changes import Change
 
 _MILLISECOND = timedelta(milliseconds=1)
@@ -168,15 +168,19 @@ def _repair_hint(run: Running[None]) -> None:
     run.report(f"the hint was {report.state}", report_figures(report.to_dict()))
 
 
-def _compact(run: Running[None]) -> None:
-    report = maintenance.compact(run.lake)
+def compaction_figures(report: CompactionReport) -> dict[str, Any]:
+    """Return the figures of a compaction of the tree, before and after."""
     shapes = {
         f"{figure}_{when}": getattr(shape, figure)
         for when, shape in (("before", report.before), ("after", report.after))
         for figure in ("nodes", "leaf_fill", "messages", "file_bytes")
     }
-    metadata = {**report_figures(report.to_dict()), **shapes}
-    run.report(str(report), metadata, committed="compact" if report.has_changed else None)
+    return {**report_figures(report.to_dict()), **shapes}
+
+
+def _compact(run: Running[None]) -> None:
+    report = maintenance.compact(run.lake)
+    run.report(str(report), compaction_figures(report), committed="compact" if report.has_changed else None)
 
 
 OPERATIONS: tuple[Operation[Any], ...] = (

@@ -8,16 +8,25 @@ from trinitylake_ops.dagster_plugin.names import ONLY, LakehouseNames
 from trinitylake_ops.dagster_plugin.ops.clones.operations import CLONES
 from trinitylake_ops.dagster_plugin.ops.compaction import COMPACT_TABLES
 from trinitylake_ops.dagster_plugin.ops.exports import OPERATIONS
+from trinitylake_ops.dagster_plugin.ops.looking.history import LOOKING
 from trinitylake_ops.dagster_plugin.ops.operation import Operation, build_job
 from trinitylake_ops.dagster_plugin.ops.purge import ORPHANS, PURGE, RECONCILE
 from trinitylake_ops.dagster_plugin.ops.retention import EXPIRE, RELOCATE, TRIM, UNDELETE
 from trinitylake_ops.dagster_plugin.ops.table_events import TableKey
+from trinitylake_ops.dagster_plugin.ops.undoing.rollback import RESTORE, ROLLBACK
+from trinitylake_ops.dagster_plugin.ops.undoing.upkeep import COMPACT, DROP_EXPORT, RECONCILE_PLANNED
 from trinitylake_ops.dagster_plugin.ops.verify import REPAIR, REPAIR_AT_ONCE, VERIFY
 from trinitylake_ops.dagster_plugin.resources import SparkResource
 
 _ALL: tuple[Operation[Any], ...] = (
     *OPERATIONS,
     *CLONES,
+    *ROLLBACK.operations(),
+    *RESTORE.operations(),
+    *DROP_EXPORT.operations(),
+    *COMPACT.operations(),
+    *RECONCILE_PLANNED.operations(),
+    *LOOKING,
     VERIFY,
     REPAIR_AT_ONCE,
     *REPAIR.operations(),

@@ -21,12 +21,15 @@ from trinitylake_ops.dagster_plugin.runs.beyond_public import repository_of
 from trinitylake_ops.dagster_plugin.runs.person import signed_in_user
 from trinitylake_ops.dagster_plugin.table_pages.links import location_of
 from trinitylake_ops.dagster_plugin.table_pages.pages import TablePages
+from trinitylake_ops.dagster_plugin.versions.links import Links
+from trinitylake_ops.dagster_plugin.versions.page import VersionsPage
 from trinitylake_ops.errors import InvalidInputError, TrinityLakeError, VersionExpiredError, VersionNotFoundError
 from trinitylake_ops.maintenance.plans.budget import Spending
 from trinitylake_ops.maintenance.plans.executor import Executor
 from trinitylake_ops.versions.changes import diff_snapshots
 from trinitylake_ops.versions.commit_info import acting_for_run
 from trinitylake_ops.versions.history import version_infos
+from trinitylake_ops.versions.snapshot import Snapshot
 
 _PROGRESS_SECONDS = 10.0
 
@@ -43,22 +46,31 @@ OptionsT = TypeVar("OptionsT", bound=Options | None)
 class Running(Generic[OptionsT]):
     """An operation while it runs, on an open lakehouse.
 
-    ``begun_on`` is the latest version when it began, and ``assets`` are those that hold tables. ``spark`` is a resource
-    that is not set up yet, as few operations need a session. ``executor`` returns the executor
+    ``begun_on`` is the latest version when it began, ``assets`` are those that hold tables, ``page`` shows versions.
+    ``spark`` is a resource that is not set up yet, as few operations need a session. ``executor`` returns the executor
     for the bulk of it. ``spending`` bounds the requests of its plan and of its execution together. ``details`` are
-    metadata of all that it reports.
+    metadata of all that it reports. ``events`` are to be recorded, and ``shown`` is the
+    metadata of the run.
     """
 
     context: dg.OpExecutionContext
     lake: Lakehouse
     begun_on: int
     assets: TableAssets
+    page: VersionsPage
     names: LakehouseNames
     options: OptionsT
     spark: SparkResource
     executor: Callable[[], Executor]
     spending: Spending = field(default_factory=Spending)
     details: Mapping[str, Any] = field(default_factory=dict)
+    events: list[Any] = field(default_factory=list)
+    shown: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def links(self) -> Links:
+        """Links to the jobs of the lakehouse."""
+        return self.page.links
 
     def progress(self) -> Callable[[str, int, int], None]:
         """Return a callback that logs, every few seconds, how far an operation is."""
@@ -73,7 +85,7 @@ class Running(Generic[OptionsT]):
         return log
 
     def report(self, said: str, metadata: Mapping[str, Any], *, committed: str | None = None) -> None:
-        """Log what was done, and show its figures.
+        """Log what was done, and show its figures. Its events are recorded when the step has ended.
 
         ``committed`` names the operation if it made a version. Then the lakehouse is reported as materialized, and so
         are the assets of tables that it changed.
@@ -81,14 +93,23 @@ class Running(Generic[OptionsT]):
         shown = figures({**self.details, **metadata})
         self.context.log.info("%s", said)
         if committed is not None:
-            for event in self._table_events(committed):
-                self.context.log_event(event)
-            version = {"lakehouse_version": self.lake.latest_version(), "operation": committed, **shown}
-            self.context.log_event(dg.AssetMaterialization(self.names.lakehouse_key, metadata=version))
-        self.context.add_output_metadata(shown)
+            self.events.extend(self._table_events(committed))
+            version = {"lakehouse_version": self.lake.latest_version(), "operation": committed}
+            # What the operation itself counted goes before a figure of the same name.
+            metadata = {**version, **self.page.metadata(self.lake), **shown}
+            self.events.append(dg.AssetMaterialization(self.names.lakehouse_key, metadata=metadata))
+        self.shown.update(shown)
 
     def _table_events(self, committed: str) -> Iterator[TableEvent]:
         """Yield the events of the tables that the versions of this run changed. Versions of others are none of it."""
+        said = {"operation": committed, **figures(self.details)}
+        for before, after in self.own_versions():
+            pages = TablePages(self.lake, after, self.names, location_of(self.context.run))
+            changes = TableChanges(self.lake, before, after, self.assets, self.context.instance, pages)
+            yield from changes.events(diff_snapshots(before, after), said, has_new_rows=committed not in _SAME_ROWS)
+
+    def own_versions(self) -> Iterator[tuple[Snapshot, Snapshot]]:
+        """Yield the versions that this run committed, each after the one before it."""
         head = self.lake.snapshot()
         versions = range(self.begun_on + 1, head.version + 1)
         for info in version_infos(self.lake.files, versions, head):
@@ -99,10 +120,7 @@ class Running(Generic[OptionsT]):
             except (VersionExpiredError, VersionNotFoundError) as error:
                 self.context.log.warning("tables that version %s changed are not reported: %s", info.version, error)
                 continue
-            pages = TablePages(self.lake, after, self.names, location_of(self.context.run))
-            changes = TableChanges(self.lake, before, after, self.assets, self.context.instance, pages)
-            said = {"operation": committed, **figures(self.details)}
-            yield from changes.events(diff_snapshots(before, after), said, has_new_rows=committed not in _SAME_ROWS)
+            yield before, after
 
     def failure(self, description: str, metadata: Mapping[str, Any]) -> dg.Failure:
         """Return a failure of one clear line, with figures, that is never retried."""
@@ -115,6 +133,7 @@ class Operation(Generic[OptionsT]):
 
     ``step`` does the work. An operation that frees something is in the lakehouse's pool. If it may add or end exports,
     the partitions of exports follow. ``approved_by`` is recorded with its commits, unless its options say who approved.
+    ``proof`` returns metadata of what came of it, after its events were recorded.
     """
 
     job: str
@@ -124,6 +143,7 @@ class Operation(Generic[OptionsT]):
     is_pooled: bool = False
     changes_exports: bool = False
     approved_by: str | None = None
+    proof: Callable[[Running[OptionsT]], Mapping[str, Any]] | None = None
 
 
 def build_job(
@@ -162,10 +182,11 @@ def _build_op(
         name=names.op(operation.job),
         description=operation.description,
         config_schema=_schema(operation),
+        out=dg.Out(dg.Nothing),
         required_resource_keys={names.resource_key},
         pool=names.pool if operation.is_pooled else None,
     )
-    def run(context: dg.OpExecutionContext) -> None:
+    def run(context: dg.OpExecutionContext) -> Iterator[Any]:
         options = None if operation.options is None else operation.options(**context.op_config)
         resource = lakehouse_of(context.resources, names)
         if operation.is_pooled:
@@ -180,6 +201,7 @@ def _build_op(
                     lake=lake,
                     begun_on=lake.latest_version(),
                     assets=TableAssets(repository_of(context), names, resource, table_key),
+                    page=VersionsPage.of(context, names, resource.webserver_url),
                     names=names,
                     options=options,
                     spark=spark,
@@ -188,11 +210,15 @@ def _build_op(
                 )
                 operation.step(running)
                 if operation.changes_exports:
-                    report_exports(context.instance, lake, names)
+                    report_exports(context.instance, lake, names, running.links)
+                yield from running.events
+                proof = {} if operation.proof is None else operation.proof(running)
+                context.add_output_metadata({**proof, **running.shown})
         except TrinityLakeError as error:
             raise dg.Failure(
                 description=str(error), metadata={"error": type(error).__name__}, allow_retries=False
             ) from error
+        yield dg.Output(None)
 
     return run
 

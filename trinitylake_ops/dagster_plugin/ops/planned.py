@@ -11,7 +11,7 @@ import dagster as dg
 from pydantic import Field, field_validator
 
 from trinitylake_ops import Lakehouse
-from trinitylake_ops.dagster_plugin.metadata import markdown_table
+from trinitylake_ops.dagster_plugin.metadata import Link, markdown_table
 from trinitylake_ops.dagster_plugin.ops.operation import Operation, Running, report_figures
 from trinitylake_ops.dagster_plugin.options import MOST_DAYS, DigestText, Options, PersonText, limit_field
 from trinitylake_ops.errors import InvalidInputError
@@ -131,8 +131,9 @@ class Planned(Generic[PlanOptionsT, PlanT]):
 
     ``plan`` makes the plan from ``options``, None if there are none. ``shown`` is the plan's metadata. ``apply``
     executes it, approved by a digest, or within limits without one, and reports. ``approval`` has the options of the
-    job that applies, including those of the plan. ``left`` says what is wrong that the plan does not mend. A plan that
-    mends nothing of it is a failed run.
+    job that applies, including those of the plan. ``applied`` returns the latter for a plan that was made, by default
+    as they were given. ``left`` says what is wrong that the plan does not mend. A plan that mends nothing of it is a
+    failed run. ``more`` is further metadata of the run that plans, and ``proof`` is that of the operation that applies.
     """
 
     name: str
@@ -146,6 +147,9 @@ class Planned(Generic[PlanOptionsT, PlanT]):
     is_pooled: bool = True
     changes_exports: bool = False
     left: Callable[[PlanT], str] = lambda _plan: ""
+    applied: Callable[[PlanOptionsT, PlanT], Mapping[str, Any]] = lambda options, _plan: options.model_dump()
+    more: Callable[[Running[PlanOptionsT], PlanT], Mapping[str, Any]] = lambda _run, _plan: {}
+    proof: Callable[[Running[Any]], Mapping[str, Any]] | None = None
 
     def operations(self) -> tuple[Operation[Any], Operation[Any]]:
         """Return the job that plans and the one that applies."""
@@ -160,6 +164,7 @@ class Planned(Generic[PlanOptionsT, PlanT]):
                 step=self._apply_approved,
                 is_pooled=self.is_pooled,
                 changes_exports=self.changes_exports,
+                proof=self.proof,
             ),
         )
 
@@ -168,15 +173,20 @@ class Planned(Generic[PlanOptionsT, PlanT]):
         title = str(plan.table().title)
         apply_job = run.names.of(f"{self.name}_apply")
         to_do = f"to do it, run {apply_job} with approved_digest {plan.digest}"
-        options = {} if self.options is None else run.options.model_dump()
+        options = {} if self.options is None else self.applied(run.options, plan)
         approval = {**options, "approved_digest": plan.digest, "approved_by": ""}
-        metadata = {
+        metadata: dict[str, Any] = {
             "digest": plan.digest,
             "base_version": plan.base_version,
             "is_empty": plan.is_empty,
             **self.shown(plan),
             f"configuration of {apply_job}": dg.MetadataValue.json(approval),
         }
+        metadata.update(self.more(run, plan))
+        link = None if plan.is_empty else run.links.launchpad(f"{self.name}_apply", {**approval, "approved_by": None})
+        if link is not None:
+            metadata[f"open {apply_job}"] = link.metadata()
+            metadata.update(_linked(metadata, link))
         left = self.left(plan)
         if left and plan.is_empty:
             raise run.failure(f"{title}; {left}", metadata)
@@ -188,6 +198,15 @@ class Planned(Generic[PlanOptionsT, PlanT]):
         if isinstance(run.options, BudgetOptions):
             run = replace(run, spending=Spending(run.options.budget()))
         self.apply(run, self.plan(run), run.options.approved_digest)
+
+
+def _linked(metadata: Mapping[str, Any], link: Link) -> dict[str, Any]:
+    """Return the table of what would be done with the link that does it above, so that both are seen at once."""
+    for name in ("plan", "steps", "what_follows"):
+        shown = metadata.get(name)
+        if isinstance(shown, dg.MarkdownMetadataValue):
+            return {name: dg.MetadataValue.md(f"{link.markdown}\n\n{shown.md_str}")}
+    return {}
 
 
 def end_deletion(run: Running[Any], operation: str, report: PurgeReport | OrphanReport) -> None:

@@ -12,7 +12,7 @@ from trinitylake_ops.dagster_plugin.metadata import markdown_table
 from trinitylake_ops.dagster_plugin.ops.operation import Operation, Running, report_figures
 from trinitylake_ops.dagster_plugin.ops.planned import Approval, BudgetOptions, Planned, end_deletion
 from trinitylake_ops.dagster_plugin.options import InventoryText, Options, age_field
-from trinitylake_ops.maintenance import OrphanPlan, PurgePlan
+from trinitylake_ops.maintenance import OrphanPlan, PurgePlan, ReconcilePlan, ReconcileReport
 
 
 class PurgeOptions(Options):
@@ -130,15 +130,20 @@ class ReconcileOptions(Options):
     )
 
 
+def reconcile_figures(settled: ReconcilePlan | ReconcileReport) -> dict[str, Any]:
+    """Return what a reconcile puts right."""
+    return {
+        "steps": ", ".join(map(str, settled.steps)),
+        "restored_exports": ", ".join(settled.restored_exports),
+        "dropped_exports": ", ".join(settled.dropped_exports),
+        "live_again": settled.live_again,
+        "acknowledged": settled.acknowledged,
+    }
+
+
 def _reconcile(run: Running[ReconcileOptions]) -> None:
     report = maintenance.reconcile(run.lake, acknowledge=run.options.acknowledge)
-    metadata = {
-        **report_figures(report.to_dict()),
-        "steps": ", ".join(map(str, report.steps)),
-        "restored_exports": ", ".join(report.restored_exports),
-        "dropped_exports": ", ".join(report.dropped_exports),
-        "acknowledged": report.acknowledged,
-    }
+    metadata = {**report_figures(report.to_dict()), **reconcile_figures(report)}
     run.report(str(report.table().title), metadata, committed=None if report.version is None else "reconcile")
 
 

@@ -79,7 +79,8 @@ def _expire_shown(plan: ExpirationPlan) -> dict[str, Any]:
 def _expire(run: Running[Any], plan: ExpirationPlan, digest: str | None) -> None:
     report = plan.execute(digest, progress=run.progress())
     committed = None if report.version is None else "expire"
-    run.report(str(report.table().title), report_figures(report.to_dict()), committed=committed)
+    undo = {} if committed is None else run.links.entry("undelete", {"versions": report.versions})
+    run.report(str(report.table().title), {**report_figures(report.to_dict()), **undo}, committed=committed)
 
 
 EXPIRE = Planned(

@@ -67,6 +67,7 @@ def _verify(run: Running[VerifyOptions]) -> None:
     }
     if not report.is_clean:
         errors = [finding.message for finding in report.findings if finding.severity == "error"]
+        metadata.update(run.links.entry("repair_plan", {"to_last_good": False}))
         raise run.failure(f"{len(errors)} error{'s' if len(errors) > 1 else ''}, the first: {errors[0]}", metadata)
     if report.stopped is not None:
         run.context.log.warning("not finished, as %s; not looked at: %s", report.stopped, metadata["not_looked_at"])
@@ -117,6 +118,13 @@ def _left(plan: RepairPlan) -> str:
     return f"{shown} left that repair does not mend: the table 'left' says what you can do"
 
 
+def _to_last_good(run: Running[RepairOptions], plan: RepairPlan) -> dict[str, Any]:
+    """Return the link to the plan that goes further, where this one leaves errors."""
+    if run.options.to_last_good or not _left(plan):
+        return {}
+    return run.links.entry("repair_plan", {"to_last_good": True}, "plan to go back to what is whole")
+
+
 def _repair(run: Running[Any], plan: RepairPlan, digest: str | None) -> None:
     report = plan.execute(digest)
     if not report.is_complete:
@@ -138,6 +146,7 @@ REPAIR = Planned(
     is_pooled=False,
     changes_exports=True,
     left=_left,
+    more=_to_last_good,
 )
 
 

@@ -7,7 +7,7 @@ without them is worse. Assets would turn green when they are staged, or reads wo
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Protocol
 
 import dagster as dg
 
@@ -20,6 +20,18 @@ except ImportError as error:
     raise ImportError(f"this release of Dagster, {dg.__version__}, is not known to this package: {error}") from error
 
 _KEY = "_asset_key"
+
+
+class RunContext(Protocol):
+    """The context of an op, an asset or a check."""
+
+    @property
+    def run(self) -> dg.DagsterRun:
+        """The run."""
+
+    @property
+    def repository_def(self) -> dg.RepositoryDefinition:
+        """The code location. Raises CheckError where a run was started without one, as in a test."""
 
 
 def materializations_of(context: dg.OutputContext, metadata: Mapping[str, Any]) -> list[dg.AssetMaterialization]:
@@ -55,7 +67,7 @@ def record_in_run(instance: dg.DagsterInstance, run: dg.DagsterRun, message: str
     instance.report_engine_event(message, run, EngineEventData(values))
 
 
-def repository_of(context: dg.OpExecutionContext | dg.AssetExecutionContext) -> dg.RepositoryDefinition | None:
+def repository_of(context: RunContext) -> dg.RepositoryDefinition | None:
     """Return the code location of a run, None for one that was started without, as in a test."""
     try:
         return context.repository_def

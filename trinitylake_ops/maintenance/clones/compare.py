@@ -2,39 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
 
-from pyiceberg.table.metadata import TableMetadata
-from pyiceberg.table.snapshots import Snapshot as TableSnapshot
-
-from trinitylake_ops.format.definitions import Column, TableDef
 from trinitylake_ops.maintenance.clones.promoted import clone_io
 from trinitylake_ops.maintenance.clones.three_way import ChangedOn, ObjectState, Sides
+from trinitylake_ops.maintenance.differences.deltas import TableDelta, TableState, signed, table_delta
 from trinitylake_ops.maintenance.plans.cost import Cost, MeteredLakehouse
 from trinitylake_ops.maintenance.plans.document import Document, Table, new_table
 from trinitylake_ops.maintenance.reach.table_files import iceberg_metadata
 from trinitylake_ops.storage.parallel import run_parallel
 from trinitylake_ops.tables.files.metadata import load_table_metadata
 from trinitylake_ops.transaction.lakehouse import Lakehouse
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TableDelta:
-    """How one side changed a table: rows, data files and bytes that came and went, and columns.
-
-    Numbers are those of the snapshots' summaries, None where those in between are gone. ``schema`` has a text for each
-    column that differs.
-    """
-
-    rows_added: int | None = None
-    rows_removed: int | None = None
-    files_added: int | None = None
-    files_removed: int | None = None
-    bytes_added: int | None = None
-    bytes_removed: int | None = None
-    schema: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,104 +106,16 @@ class _Comparing:
         if name.table is None:
             return found
         base = self._read(state.base)
-        clone = None if state.clone == state.base else _delta(base, self._read(state.clone))
-        parent = None if state.parent == state.base else _delta(base, self._read(state.parent))
+        clone = None if state.clone == state.base else table_delta(base, self._read(state.clone))
+        parent = None if state.parent == state.base else table_delta(base, self._read(state.parent))
         return replace(found, clone=clone, parent=parent)
 
-    def _read(self, uri: str | None) -> _TableSide | None:
+    def _read(self, uri: str | None) -> TableState | None:
         if uri is None:
             return None
         definition = self._definitions.table(uri)
         is_known = bool(iceberg_metadata(definition)) and definition.is_managed
-        return _TableSide(definition, load_table_metadata(definition, self._io).metadata if is_known else None)
-
-
-@dataclass(frozen=True, slots=True)
-class _TableSide:
-    definition: TableDef
-    metadata: TableMetadata | None
-
-    @property
-    def totals(self) -> tuple[int, int, int]:
-        """Rows, data files and bytes of the current snapshot."""
-        current = None if self.metadata is None else self.metadata.current_snapshot()
-        return (
-            (0, 0, 0) if current is None else _numbers(current, "total-records", "total-data-files", "total-files-size")
-        )
-
-
-def _delta(base: _TableSide | None, side: _TableSide | None) -> TableDelta:
-    added, removed = _counted(base, side)
-    before = () if base is None else base.definition.schema.columns
-    after = () if side is None else side.definition.schema.columns
-    rows, files, size = added or (None, None, None)
-    rows_gone, files_gone, size_gone = removed or (None, None, None)
-    return TableDelta(
-        rows_added=rows,
-        rows_removed=rows_gone,
-        files_added=files,
-        files_removed=files_gone,
-        bytes_added=size,
-        bytes_removed=size_gone,
-        schema=() if side is None or base is None else tuple(schema_changes(before, after)),
-    )
-
-
-_Counts = tuple[int, int, int]
-
-
-def _counted(base: _TableSide | None, side: _TableSide | None) -> tuple[_Counts | None, _Counts | None]:
-    """Return what came and what went."""
-    if base is None or side is None or base.definition.id != side.definition.id:
-        nothing = (0, 0, 0)
-        return (nothing if side is None else side.totals), (nothing if base is None else base.totals)
-    between = _between(base.metadata, side.metadata)
-    if between is None:
-        return None, None
-    added = [_numbers(one, "added-records", "added-data-files", "added-files-size") for one in between]
-    removed = [_numbers(one, "deleted-records", "deleted-data-files", "removed-files-size") for one in between]
-    return _sum(added), _sum(removed)
-
-
-def _between(base: TableMetadata | None, side: TableMetadata | None) -> list[TableSnapshot] | None:
-    """Return the snapshots after that of ``base`` up to that of ``side``, None where some are gone."""
-    end = None if base is None else base.current_snapshot_id
-    found: list[TableSnapshot] = []
-    number = None if side is None else side.current_snapshot_id
-    seen: set[int] = set()
-    while number is not None and number != end and side is not None:
-        snapshot = side.snapshot_by_id(number)
-        if snapshot is None or number in seen:
-            return None
-        seen.add(number)
-        found.append(snapshot)
-        number = snapshot.parent_snapshot_id
-    return found if number == end else None
-
-
-def _numbers(snapshot: TableSnapshot, *names: str) -> Any:
-    """Return entries of a summary as numbers; what another writer left out, or wrote as no number, counts as 0."""
-    summary = snapshot.summary
-    texts = [str(summary.get(name, "0") if summary is not None else "0") for name in names]
-    return tuple(int(text) if text.isascii() and text.isdecimal() and len(text) < 20 else 0 for text in texts)
-
-
-def _sum(counts: Sequence[_Counts]) -> _Counts:
-    rows, files, size = (sum(column) for column in zip(*counts, strict=True)) if counts else (0, 0, 0)
-    return rows, files, size
-
-
-def schema_changes(before: Sequence[Column], after: Sequence[Column]) -> list[str]:
-    """Return a text for each column that was added, removed, renamed or changed, by its id."""
-    old, new = ({column.id: column for column in columns} for columns in (before, after))
-    found = [f"- {old[number].name}" for number in old if number not in new]
-    for number, column in new.items():
-        was = old.get(number)
-        if was is None:
-            found.append(f"+ {column.name} {column.type.name}")
-        elif was != column:
-            found.append(f"{was.name} {was.type.name} -> {column.name} {column.type.name}")
-    return found
+        return TableState(definition, load_table_metadata(definition, self._io).metadata if is_known else None)
 
 
 def _kind(base: str | None, now: str | None) -> str | None:
@@ -239,12 +130,8 @@ def _row(one: ComparedObject) -> tuple[object, ...]:
     name = one.name if one.table is not None else f"namespace {one.name}"
     shown = [delta for delta in (one.clone, one.parent) if delta is not None]
     pairs = [
-        " / ".join(_signed(getattr(delta, f"{what}_added"), getattr(delta, f"{what}_removed")) for delta in shown)
+        " / ".join(signed(getattr(delta, f"{what}_added"), getattr(delta, f"{what}_removed")) for delta in shown)
         for what in ("rows", "files", "bytes")
     ]
     columns = " / ".join("; ".join(delta.schema) for delta in shown if delta.schema)
     return (one.changed_on, name, one.in_clone, one.in_parent, *pairs, columns)
-
-
-def _signed(added: int | None, removed: int | None) -> str:
-    return "?" if added is None or removed is None else f"+{added} -{removed}"

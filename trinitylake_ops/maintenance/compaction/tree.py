@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from trinitylake_ops.maintenance.plans.cost import Cost, MeteredLakehouse
 from trinitylake_ops.maintenance.plans.document import Document, Table, new_table
+from trinitylake_ops.maintenance.plans.plan import Plan, PlannedOperation, digest_of
 from trinitylake_ops.transaction.commit import commit
 from trinitylake_ops.transaction.draft import Draft, RootStamp
 from trinitylake_ops.transaction.lakehouse import Lakehouse
@@ -14,6 +15,8 @@ from trinitylake_ops.tree.shape import TreeShape
 from trinitylake_ops.versions.commit_info import CommitInfo
 from trinitylake_ops.versions.roots import check_no_gap
 from trinitylake_ops.versions.snapshot import Snapshot
+
+_OPERATION = "compact"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,6 +58,81 @@ class CompactionReport(Document):
         return new_table(title, "", "before", "after", rows=rows)
 
 
+@dataclass(frozen=True, kw_only=True)
+class CompactionPlan(Plan):
+    """The tree as it is, and the nodes that a compaction would write, the root apart, with their bytes."""
+
+    base_version: int
+    nodes_written: int
+    bytes_written: int
+    before: TreeShape
+    is_needed: bool
+    operation: Compact = field(repr=False, compare=False)
+
+    @property
+    def digest(self) -> str:
+        """Return ``<base version>-<sha256>`` of what would be written. Bytes may differ by the names of the nodes."""
+        return digest_of(self.base_version, _OPERATION, self.is_needed, self.nodes_written)
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether the tree is in order."""
+        return not self.is_needed
+
+    def table(self) -> Table:
+        """Return one row for each figure of the tree as it is."""
+        before = self.before
+        rows = [
+            ("levels", len(before.levels)),
+            ("nodes", f"{before.nodes:,}"),
+            ("fill of the leaves", f"{before.leaf_fill:.0%}"),
+            ("messages in buffers", f"{before.messages:,}"),
+            ("bytes", f"{before.file_bytes:,}"),
+        ]
+        to_do = f"it writes {self.nodes_written:,} nodes of {self.bytes_written:,} bytes, the root apart"
+        title = f"Compaction of version {self.base_version}: {'the tree is in order' if self.is_empty else to_do}"
+        return new_table(title, "", "now", rows=rows)
+
+    def execute(self, approved_digest: str | None = None) -> CompactionReport:
+        """Compact, as :func:`compact` does.
+
+        Raises PlanChangedError when an approved digest is not that of the plan made again now.
+        """
+        return self.operation.execute(self, approved_digest)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Compact(PlannedOperation[CompactionPlan, CompactionReport]):
+    """The compaction of the latest tree."""
+
+    def plan(self) -> CompactionPlan:
+        """Plan on the latest version. Raises CorruptFileError, StorageError."""
+        base = self.lake.snapshot()
+        check_no_gap(self.lake.files.roots, base.version)
+        tree = compacted_tree(
+            base.files.nodes, base.root, base.limits, created_at_ms=base.created_at_ms, root_system=base.root.system
+        )
+        written = {} if tree is None else tree.node_files
+        return CompactionPlan(
+            base_version=base.version,
+            nodes_written=len(written),
+            bytes_written=sum(map(len, written.values())),
+            before=base.tree_shape(),
+            is_needed=tree is not None,
+            operation=self,
+        )
+
+    def execute(self, plan: CompactionPlan, approved_digest: str | None = None) -> CompactionReport:
+        """Compact. Raises what :meth:`CompactionPlan.execute` raises."""
+        self.checked(plan, approved_digest)
+        return compact(self.lake)
+
+
+def plan_compact(lake: Lakehouse) -> CompactionPlan:
+    """Plan a compaction of the tree; reads all of its nodes, and only reads. Raises CorruptFileError, StorageError."""
+    return Compact(lake=lake).plan()
+
+
 def compact(lake: Lakehouse, message: str | None = None) -> CompactionReport:
     """Flush all buffers down and merge thin nodes, as a commit of its own.
 
@@ -66,7 +144,7 @@ def compact(lake: Lakehouse, message: str | None = None) -> CompactionReport:
     metered = MeteredLakehouse(lake)
     base = metered.lake.snapshot()
     check_no_gap(metered.lake.files.roots, base.version)
-    change = _Compaction(CommitInfo("compact", message))
+    change = _Compaction(CommitInfo(_OPERATION, message))
     version = commit(metered.lake.files, change, base)
     if version != base.version:
         base = metered.lake.snapshot(version - 1)

@@ -7,8 +7,8 @@ definition may lack exports, whose files would be deleted. It may also list vers
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
 
 from trinitylake_ops.errors import FileMissingError
 from trinitylake_ops.format.definitions import ExpirationBatch, ExpirationState, ExportRecord, ExportState, LakehouseDef
@@ -16,6 +16,7 @@ from trinitylake_ops.format.locations import is_uri, to_location
 from trinitylake_ops.format.version_ranges import VersionRanges
 from trinitylake_ops.maintenance.plans.cost import Cost, MeteredLakehouse
 from trinitylake_ops.maintenance.plans.document import Document, Table, new_table
+from trinitylake_ops.maintenance.plans.plan import Plan, PlannedOperation, digest_of
 from trinitylake_ops.maintenance.reach.root_chain import (
     acknowledged_versions,
     check_faulty,
@@ -55,11 +56,95 @@ class ReconcileReport(Document):
         title = f"Reconciled in version {self.version}"
         if self.steps:
             title += f": other programs' versions {', '.join(map(str, self.steps))}"
-        rows = [("export restored", name) for name in self.restored_exports]
-        rows += [("export was dropped", name) for name in self.dropped_exports]
-        rows += [("live again", self.live_again)] if self.live_again else []
-        rows += [("acknowledged", self.acknowledged)] if self.acknowledged else []
-        return new_table(title, "what", "which", rows=rows)
+        return new_table(title, "what", "which", rows=_rows(self))
+
+
+def _rows(settled: ReconcileReport | ReconcilePlan) -> list[tuple[str, str]]:
+    rows = [("export restored", name) for name in settled.restored_exports]
+    rows += [("export was dropped", name) for name in settled.dropped_exports]
+    rows += [("live again", settled.live_again)] if settled.live_again else []
+    return rows + ([("acknowledged", settled.acknowledged)] if settled.acknowledged else [])
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReconcilePlan(Plan):
+    """What a reconcile would put right; the fields are those of :class:`ReconcileReport`."""
+
+    base_version: int
+    steps: tuple[int, ...]
+    restored_exports: tuple[str, ...]
+    dropped_exports: tuple[str, ...]
+    live_again: str
+    acknowledged: str
+    operation: Reconcile = field(repr=False, compare=False)
+
+    @property
+    def digest(self) -> str:
+        """Return ``<base version>-<sha256>`` of what would be put right."""
+        effects = (self.steps, self.restored_exports, self.dropped_exports, self.live_again, self.acknowledged)
+        return digest_of(self.base_version, RECONCILE, *effects)
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is nothing to settle."""
+        return not self.steps and not self.acknowledged
+
+    def table(self) -> Table:
+        """Return one row for each thing that would be put right."""
+        if self.is_empty:
+            return new_table("Nothing to reconcile")
+        title = f"Reconcile of version {self.base_version}"
+        if self.steps:
+            title += f": other programs' versions {', '.join(map(str, self.steps))}"
+        return new_table(title, "what", "which", rows=_rows(self))
+
+    def execute(self, approved_digest: str | None = None) -> ReconcileReport:
+        """Reconcile, as :func:`reconcile` does.
+
+        Raises PlanChangedError when an approved digest is not that of what would be put right now.
+        """
+        return self.operation.execute(self, approved_digest)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reconcile(PlannedOperation[ReconcilePlan, ReconcileReport]):
+    """The settlement of other programs' changes, with versions that an operator acknowledges."""
+
+    acknowledge: str
+
+    def plan(self) -> ReconcilePlan:
+        """Plan on the latest version. Raises what :func:`plan_reconcile` raises."""
+        survey = survey_versions(self.lake)
+        wanted = parse_acknowledged(self.acknowledge) if self.acknowledge else VersionRanges()
+        check_faulty(survey.base, wanted)
+        return self.of(survey.base, _Settled.of(survey))
+
+    def of(self, base: Snapshot, settled: _Settled) -> ReconcilePlan:
+        """Return the plan of what is to be settled on a version."""
+        wanted = parse_acknowledged(self.acknowledge) if self.acknowledge else VersionRanges()
+        return ReconcilePlan(
+            base_version=base.version,
+            steps=settled.steps,
+            restored_exports=settled.restored,
+            dropped_exports=settled.dropped,
+            live_again=settled.live_again,
+            acknowledged=str(wanted - acknowledged_versions(base.definition)),
+            operation=self,
+        )
+
+    def execute(self, plan: ReconcilePlan, approved_digest: str | None = None) -> ReconcileReport:
+        """Reconcile. Raises what :meth:`ReconcilePlan.execute` raises."""
+
+        def check(base: Snapshot, settled: _Settled) -> None:
+            if approved_digest is not None:
+                self.of(base, settled).check_approved(approved_digest)
+
+        return _reconcile(self.lake, self.acknowledge, check)
+
+
+def plan_reconcile(lake: Lakehouse, *, acknowledge: str = "") -> ReconcilePlan:
+    """Plan a reconcile; only reads. Raises what :func:`reconcile` raises before it commits."""
+    return Reconcile(lake=lake, acknowledge=acknowledge).plan()
 
 
 def reconcile(lake: Lakehouse, *, acknowledge: str = "") -> ReconcileReport:
@@ -72,6 +157,11 @@ def reconcile(lake: Lakehouse, *, acknowledge: str = "") -> ReconcileReport:
     definition cannot be read. Raises MaintenanceBlockedError while another operation has the lease,
     CommitConflictError, StorageError.
     """
+    return _reconcile(lake, acknowledge, lambda _base, _settled: None)
+
+
+def _reconcile(lake: Lakehouse, acknowledge: str, check: Callable[[Snapshot, _Settled], None]) -> ReconcileReport:
+    """Reconcile, after ``check`` agreed to what is to be settled on the version that it is settled on."""
     metered = MeteredLakehouse(lake)
     settled: list[_Settled] = []
     acknowledged = parse_acknowledged(acknowledge) if acknowledge else VersionRanges()
@@ -82,6 +172,7 @@ def reconcile(lake: Lakehouse, *, acknowledge: str = "") -> ReconcileReport:
         def change(base: Snapshot) -> LakehouseDef | None:
             now = survey if survey.base.version == base.version else survey.extended(base)
             settled[:] = [_Settled.of(now)]
+            check(base, settled[0])
             definition = with_acknowledged(settled[0].definition or base.definition, [acknowledged])
             return None if definition == base.definition and not settled[0].steps else definition
 

@@ -128,9 +128,12 @@ class ExportInfo:
     namespaces: tuple[str, ...] = ()
 
 
-def list_exports(lake: Lakehouse) -> list[ExportInfo]:
-    """Return all exports, complete or not, by name. Clones are none (``list_clones``)."""
-    definition = lake.snapshot().definition
+def list_exports(lake: Lakehouse, latest: Snapshot | None = None) -> list[ExportInfo]:
+    """Return all exports, complete or not, by name. Clones are none (``list_clones``).
+
+    ``latest`` is the latest version, if the caller has just found it.
+    """
+    definition = (latest or lake.snapshot()).definition
     clones = {record.name for record in definition.exports if record.clone_id}
     known = {record.name: _info(record) for record in definition.exports if not record.clone_id}
     foreign = {

@@ -1,0 +1,54 @@
+"""A code location with one published table, whose check says when amounts are wrong."""
+
+import os
+from pathlib import Path
+
+import dagster as dg
+import pyarrow as pa
+
+from trinitylake_ops.dagster_plugin.code_location import LakehouseSettings, build_trinitylake_definitions
+from trinitylake_ops.dagster_plugin.names import LakehouseNames
+from trinitylake_ops.dagster_plugin.publish import build_publish_asset
+from trinitylake_ops.dagster_plugin.resources import StorageSettings, TrinityLakeResource
+from trinitylake_ops.dagster_plugin.stored.settings import stored_as
+
+ROOT = "INCIDENT_PROJECT_ROOT"
+NAMES = LakehouseNames("shop")
+ORDERS = NAMES.table_key("sales", "orders")
+LOAD = "shop_load"
+#: Beside the lakehouse's folder: what the next load finds, a number a line.
+SOURCE = "shop-amounts.txt"
+
+
+def shop_definitions(root: str) -> dg.Definitions:
+    """Return the lakehouse ``shop`` in a folder, with the table, its check, and the job that loads it."""
+    lakehouse = TrinityLakeResource(root=root, storage_options=StorageSettings(fsync="false"))
+
+    @dg.asset(key=ORDERS, metadata=stored_as(table="sales.orders"), io_manager_key=NAMES.io_manager_key)
+    def orders() -> pa.Table:
+        amounts = [int(line) for line in Path(root).with_name(SOURCE).read_text().split()]
+        return pa.table({"amount": pa.array(amounts, pa.int64())})
+
+    @dg.asset_check(asset=orders)
+    def no_negative_amounts(orders: pa.Table) -> dg.AssetCheckResult:
+        negative = sum(amount < 0 for amount in orders["amount"].to_pylist())
+        return dg.AssetCheckResult(passed=not negative, metadata={"negative": negative})
+
+    publish = build_publish_asset(
+        key=["publish", "shop"], tables={"orders": orders}, description="Publishes the orders.", names=NAMES
+    )
+    settings = LakehouseSettings(name=NAMES.name, lakehouse=lakehouse, published_by=[publish.key])
+    return dg.Definitions.merge(
+        build_trinitylake_definitions(settings),
+        dg.Definitions(
+            assets=[orders, publish],
+            asset_checks=[no_negative_amounts],
+            jobs=[
+                dg.define_asset_job(LOAD, selection=dg.AssetSelection.assets(ORDERS, publish.key)),
+            ],
+        ),
+    )
+
+
+def location() -> dg.Definitions:
+    return dg.Definitions.merge(shop_definitions(os.environ[ROOT]), dg.Definitions(executor=dg.in_process_executor))

@@ -1,0 +1,256 @@
+"""What operators undo: plans of rollbacks, restores and drops, their links, the page of versions, and the proof."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+import dagster as dg
+import pytest
+import yaml
+from dagster._core.definitions.reconstruct import ReconstructableRepository
+
+from tests.dagster_plugin.incident_project import LOAD, NAMES, ORDERS, ROOT, SOURCE, location
+from tests.dagster_plugin.maintenance_jobs import APPROVER, Jobs
+from tests.dagster_plugin.quiet import QUIET
+from tests.lakes import Lakes, check_lake, objects
+from tests.local_clock import LocalClock
+from tests.maintenance.changes import append_rows
+from trinitylake_ops import Lakehouse, maintenance
+from trinitylake_ops.dagster_plugin.metadata import Link
+from trinitylake_ops.dagster_plugin.names import ONLY
+from trinitylake_ops.dagster_plugin.resources import TrinityLakeResource
+from trinitylake_ops.dagster_plugin.versions.links import LONGEST_CONFIG_CHARS, Links, config_yaml
+from trinitylake_ops.dagster_plugin.versions.page import VersionsPage
+from trinitylake_ops.errors import InvalidInputError
+
+
+@pytest.fixture
+def jobs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Jobs:
+    return Jobs(tmp_path, LocalClock(monkeypatch))
+
+
+# Plan and apply
+
+
+def test_a_rollback_is_planned_with_rows_and_with_what_it_loses(jobs: Jobs) -> None:
+    first = append_rows(jobs.lake, "ns.real")
+    last = append_rows(jobs.lake, "ns.real")
+    append_rows(jobs.lake, "ns.other")
+    plan = jobs.plan("rollback", to=first, tables=["ns.real"])
+    assert (plan["to_version"], plan["tables"], plan["rows_coming_back"], plan["rows_going_away"]) == (first, 1, 0, 3)
+    assert re.search(r"\| changed \| ns\.real \| 6 \| 3 \| 2 \| 1 \|", plan["plan"])
+    assert plan["commits_lost"] == 1
+    assert re.search(rf"\| {last} \| .* \| ns\.real \| \+3 -0 \|", plan["lost"])
+    assert plan["details"]["objects"][0]["before"]["rows"] == 6
+    ran = jobs.apply(plan, "rollback")
+    assert ran.success, ran.error
+    assert (ran.metadata["rolled_back_to"], ran.metadata["rows_before"], ran.metadata["rows_after"]) == (
+        str(first), 6, 3,
+    )  # fmt: skip
+    assert "| ns.real | 6 | 3 | +0 -3 |" in ran.metadata["proof"]
+    assert (ran.materialized[0]["operation"], ran.materialized[0]["approved_by"]) == ("rollback", APPROVER)
+    assert jobs.plan("rollback", to=first, tables=["ns.real"])["is_empty"] is True
+    check_lake(jobs.lake)
+
+
+def test_a_rollback_by_time_is_applied_to_the_version_that_was_found(jobs: Jobs) -> None:
+    append_rows(jobs.lake, "ns.real")
+    moment = jobs.lake.snapshot(1).created_at.isoformat()
+    plan = jobs.plan("rollback", timestamp=moment)
+    assert plan["configuration of rollback_apply"]["to"] == "1"
+    append_rows(jobs.lake, "ns.real")
+    stale = jobs.apply(plan, "rollback")
+    assert not stale.success
+    assert "look at the plan again" in stale.error
+    assert jobs.must_apply("rollback", timestamp=moment).metadata["rolled_back_to"] == "1"
+    assert objects(jobs.lake.snapshot()) == objects(jobs.lake.snapshot(1))
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({}, "give one of 'to', 'timestamp' and 'last_passed'"),
+        ({"to": "1", "last_passed": True}, "give one of 'to', 'timestamp' and 'last_passed'"),
+        ({"timestamp": "soon"}, "'soon' is no time as ISO 8601"),
+    ],
+    ids=["none", "two", "time"],
+)
+def test_a_rollback_has_one_target(jobs: Jobs, options: dict[str, Any], said: str) -> None:
+    with pytest.raises(dg.DagsterInvalidConfigError, match=re.escape(said)):
+        jobs.run("rollback_plan", **options)
+
+
+def test_no_version_is_known_to_have_passed_without_checks(jobs: Jobs) -> None:
+    ran = jobs.run("rollback_plan", last_passed=True)
+    assert not ran.success
+    assert "is known to have passed checks" in ran.error
+
+
+def test_exports_are_restored_and_dropped_by_plan(jobs: Jobs, tmp_path: Path) -> None:
+    first = append_rows(jobs.lake, "ns.real")
+    jobs.must_run("export_minimal", name="here", version=str(first))
+    jobs.must_run("export_full", name="away", target=str(tmp_path / "backup"))
+    append_rows(jobs.lake, "ns.real")
+    plan = jobs.plan("restore", name="here", tables=["ns.real"])
+    assert (plan["rows_going_away"], plan["objects"]) == (3, 1)
+    assert jobs.apply(plan, "restore").metadata["rows_after"] == 3
+    append_rows(jobs.lake, "ns.real")
+    plan = jobs.plan("restore", name="away")
+    assert plan["files"] >= 1
+    ran = jobs.apply(plan, "restore")
+    assert (ran.success, ran.metadata["restored_from"], ran.metadata["rows_after"]) == (True, "away", 3), ran.error
+
+    plan = jobs.plan("drop_export", name="away")
+    assert (plan["export"], plan["level"]) == ("away", "full")
+    assert "can expire from then on" in plan["what_follows"]
+    assert [info.name for info in maintenance.list_exports(jobs.lake)] == ["away", "here"]
+    assert jobs.apply(plan, "drop_export").metadata["dropped"] == "away"
+    assert [info.name for info in maintenance.list_exports(jobs.lake)] == ["here"]
+    assert "there is no export" in jobs.apply(plan, "drop_export").error
+    check_lake(jobs.lake)
+
+
+def test_the_tree_is_compacted_and_settings_are_reconciled_by_plan(jobs: Jobs) -> None:
+    plan = jobs.plan("compact")
+    assert (plan["is_empty"], plan["nodes_before"]) == (True, 1)
+    assert jobs.apply(plan, "compact").materialized == []
+    plan = jobs.plan("reconcile")
+    assert (plan["is_empty"], plan["steps"]) == (True, "")
+    assert jobs.apply(plan, "reconcile").materialized == []
+    with pytest.raises(InvalidInputError, match="nothing to acknowledge"):
+        maintenance.plan_reconcile(jobs.lake, acknowledge="1")
+
+
+def test_jobs_show_the_log_the_history_of_a_table_and_a_difference(jobs: Jobs) -> None:
+    first = append_rows(jobs.lake, "ns.real")
+    last = append_rows(jobs.lake, "ns.real")
+    append_rows(jobs.lake, "ns.other")
+    logged = jobs.must_run("log", limit=3).metadata
+    assert logged["n_versions"] == 3
+    assert re.search(rf"\| {last} \| .* \| ns\.real \| \+3 -0 \| \+1 -0 \|", logged["versions"])
+    of_table = jobs.must_run("history", table="ns.real").metadata
+    assert (of_table["n_versions"], of_table["versions_not_known"]) == (3, 0), "it was created, and appended to twice"
+    diff = jobs.must_run("diff", before=first, after=last).metadata
+    assert (diff["objects"], diff["rows_added"], diff["rows_removed"]) == (1, 3, 0)
+    assert "| changed | ns.real | +3 -0 | 6 |" in diff["changes"]
+
+
+# Links
+
+
+def test_a_link_opens_a_launchpad_with_its_configuration() -> None:
+    links = Links(ONLY, "__repository__@a b.py", frozenset({"rollback_plan"}), "https://dagster.example.com/p")
+    config = {"to": "a (b) | c", "tables": ["ns.\u2028t"], "approved_by": None}
+    link = links.launchpad("rollback_plan", config, "go | back")
+    assert link is not None
+    assert link.url.startswith("https://dagster.example.com/p/locations/__repository__@a%20b.py/jobs/rollback_plan/")
+    assert not set("()| <>\"'[]") & set(link.url)
+    (text,) = parse_qs(urlsplit(link.url).query, keep_blank_values=True)["config"]
+    assert yaml.safe_load(text) == config
+    assert link.markdown == f"[go \\| back]({link.url})"
+    assert links.launchpad("purge_plan", {}) is None, "this code location has no such job"
+    assert links.launchpad("rollback_plan", {"to": "x" * LONGEST_CONFIG_CHARS}) is None
+    assert Links(ONLY).launchpad("rollback_plan", {}) is None
+    assert config_yaml({"to": "21", "approved_by": None}) == 'to: "21"\napproved_by: \n'
+
+
+@pytest.mark.parametrize(
+    "url", ["javascript:alert(1)", "https://me:secret@host", "https://host/?q=1", "host", "http://h/)x"]
+)
+def test_what_is_no_address_of_a_webserver_is_refused(url: str) -> None:
+    with pytest.raises(InvalidInputError, match="webserver_url"):
+        TrinityLakeResource(root="/lake", webserver_url=url)
+
+
+# The incident
+
+
+class Shop:
+    """The code location on one lakehouse, with one Dagster instance."""
+
+    def __init__(self, lake: Lakehouse, source: Path, instance: dg.DagsterInstance):
+        self.lake = lake
+        self.instance = instance
+        self.source = source
+        self.repository = location().get_repository_def()
+        self._jobs = ReconstructableRepository.for_module("tests.dagster_plugin.incident_project", "location")
+
+    def run(self, job: str, config: Mapping[str, Any] = QUIET) -> tuple[bool, dict[str, Any]]:
+        """Run a job as a process of the code location does; returns whether it succeeded, and its metadata."""
+        made = self._jobs.get_reconstructable_job(job)
+        with dg.execute_job(made, self.instance, run_config=config) as result:
+            found: dict[str, Any] = {}
+            for event in result.all_events:
+                if event.is_successful_output:
+                    found = dict(event.step_output_data.metadata)
+                elif event.is_step_failure and event.step_failure_data.user_failure_data is not None:
+                    found = dict(event.step_failure_data.user_failure_data.metadata)
+            return result.success, {name: value.value for name, value in found.items()}
+
+    def load(self, *amounts: int) -> int:
+        self.source.write_text("\n".join(map(str, amounts)))
+        assert self.run(LOAD)[0]
+        return self.lake.latest_version()
+
+    def page(self) -> str:
+        links = Links.at(self.repository, "here", NAMES, "")
+        page = VersionsPage(self.instance, self.repository, NAMES, links)
+        return page.table(self.lake, self.lake.snapshot()).md_str or ""
+
+
+@pytest.fixture
+def shop(lakes: Lakes, monkeypatch: pytest.MonkeyPatch) -> Iterator[Shop]:
+    lake = lakes.local()
+    root = lake.storage.root.removeprefix("file://").rstrip("/")
+    monkeypatch.setenv(ROOT, root)
+    with dg.instance_for_test() as instance:
+        yield Shop(lake, Path(root).with_name(SOURCE), instance)
+
+
+def row(page: str, version: int) -> str:
+    return next(line for line in page.splitlines() if line.startswith(f"| {version} |"))
+
+
+def test_a_bad_publication_is_found_undone_and_proved(shop: Shop) -> None:
+    good = shop.load(1, 2, 3)
+    bad = shop.load(4, -5)
+    page = shop.page()
+    assert "| no_negative_amounts failed |" in row(page, bad)
+    assert "| 1 passed | [go back](/locations/__repository__@here/jobs/shop_rollback_plan/" in row(page, good)
+    assert "sales.orders | +2 -3 |" in row(page, bad)
+    newest = shop.instance.get_latest_materialization_event(NAMES.lakehouse_key)
+    assert newest is not None and newest.asset_materialization is not None
+    shown = newest.asset_materialization.metadata
+    # The check of a run may end after its publication, so a page has what was found by then.
+    assert "| 1 passed |" in row(str(shown["last_versions"].value), good)
+    assert (shown["objects"].value, shown["hours_since_export"].value) == (2, "none")
+
+    _, plan = shop.run("shop_rollback_plan", {"last_passed": True})
+    assert (plan["to_version"], plan["rows_coming_back"], plan["rows_going_away"]) == (good, 3, 2)
+    assert "| no_negative_amounts failed |" in row(plan["lost"], bad)
+    approval = {**plan["configuration of shop_rollback_apply"], "approved_by": APPROVER}
+    assert approval["to"] == str(good)
+    done, proof = shop.run("shop_rollback_apply", approval)
+    assert (done, proof["rows_before"], proof["rows_after"]) == (True, 2, 3)
+    assert (proof["checks_passed"], proof["checks_failed"]) == (1, 0)
+    page, latest = shop.page(), shop.lake.latest_version()
+    assert "| latest | 1 passed |" in row(page, latest)
+    assert "no_negative_amounts failed" in row(page, bad), "the bad version keeps its finding"
+
+    _, plan = shop.run("shop_rollback_plan", {"to": str(bad)})
+    done, proof = shop.run(
+        "shop_rollback_apply", {**plan["configuration of shop_rollback_apply"], "approved_by": APPROVER}
+    )
+    assert (done, proof["checks_failed"]) == (False, 1), "it is back at the bad version, and says so"
+    assert shop.lake.latest_version() == latest + 1
+    orders = shop.instance.get_latest_materialization_event(ORDERS)
+    assert orders is not None and orders.asset_materialization is not None
+    assert orders.asset_materialization.metadata["lakehouse_version"].value == latest + 1
+
+
+def test_links_are_markdown_and_texts_are_not() -> None:
+    assert Link("a]b", "/runs/1").markdown == "[a]b](/runs/1)"

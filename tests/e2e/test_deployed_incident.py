@@ -1,0 +1,230 @@
+"""Incidents from the first look to the proof, in a real browser: by page loads and clicks, without pasted text.
+
+Clicks are counted, and seconds are shown: those of a machine that does nothing else stand in docs/dagster.md.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+from playwright.sync_api import Locator, expect
+
+from tests.conftest import SHOWN
+from tests.dagster_plugin.incident_project import LOAD, SOURCE
+from tests.e2e.aged_lakes import aged_lake
+from tests.e2e.browser import Pages, opened_pages, table
+from tests.e2e.topology import Topology
+from tests.lakes import check_lake
+from tests.maintenance.aging import states
+from trinitylake_ops import Lakehouse, maintenance
+from trinitylake_ops.format.file_names import HINT_PATH
+from trinitylake_ops.tables.catalog import catalog_at
+
+pytestmark = [pytest.mark.usefixtures("radosgw"), pytest.mark.timeout(900)]
+
+APPROVER = "Ada Lovelace"
+_RUN_PAGE = re.compile(r"/runs/(?P<run_id>[0-9a-f-]{36})")
+
+
+@pytest.fixture(scope="module")
+def pages(topology: Topology, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pages]:
+    with opened_pages(topology, tmp_path_factory.mktemp("pages")) as opened:
+        yield opened
+
+
+class Walk:
+    """What an operator does: pages that are opened, clicks, and typed names. Nothing is pasted."""
+
+    def __init__(self, pages: Pages, name: str, record: Callable[[str, object], None]):
+        self.pages = pages
+        self._record = record
+        self.name = name
+        self.clicks = 0
+        self.loads = 0
+        self._begun_s = 0.0
+
+    def begin(self) -> None:
+        self._begun_s = time.monotonic()
+
+    def end(self, most_clicks: int = 8) -> None:
+        """Show what the walk took, and check that it was short."""
+        seconds = time.monotonic() - self._begun_s
+        said = f"{self.name}: {self.clicks} clicks, {self.loads} addresses, {seconds:.0f} s"
+        self._record(SHOWN, said)
+        assert self.clicks <= most_clicks, said
+
+    def open(self, path: str) -> None:
+        self.loads += 1
+        self.pages.open(path)
+
+    def click(self, place: Locator) -> None:
+        self.clicks += 1
+        place.click()
+
+    def markdown(self, label: str) -> Locator:
+        """Show some Markdown of the newest event with it."""
+        expect(self.pages.value(label)).to_be_visible()
+        shown = self.pages.page.get_by_role("dialog")
+        if self.pages.value(label).get_by_text("[Show Markdown]").count():
+            self.click(self.pages.value(label).get_by_text("[Show Markdown]"))
+            expect(shown.last).to_be_visible()
+            return shown.last
+        return self.pages.value(label)
+
+    def follow(self, link: Locator) -> None:
+        """Follow a link to a launchpad, which is filled in."""
+        self.click(link)
+        self.pages.page.wait_for_url(re.compile("/playground"))
+        expect(self.pages.page.locator(".CodeMirror-code")).to_be_visible()
+
+    def type_after(self, option: str, text: str) -> None:
+        """Type the value of an option that is left to be written."""
+        line = self.pages.page.locator(".CodeMirror-line", has_text=f"{option}:")
+        self.click(line)
+        self.pages.page.keyboard.press("End")
+        self.pages.page.keyboard.type(text)
+        self.pages.page.keyboard.press("Escape")  # closes what the editor proposes
+
+    def launch(self, status: str = "Success") -> str:
+        """Launch what the launchpad says, and wait until the run's page shows how it ended; returns the run's id."""
+        page = self.pages.page
+        self.click(self.pages.launch_button)
+        page.wait_for_url(_RUN_PAGE)
+        found = _RUN_PAGE.search(run_page := page.url)
+        assert found is not None
+        page.goto("about:blank")  # the page of a run that goes on is drawn anew all the time
+        ended = self.pages.topology.wait_for_run(found["run_id"])
+        assert ended == status.upper(), self.pages.topology.messages(found["run_id"])
+        page.goto(run_page)
+        expect(page.get_by_text(status, exact=True).first).to_be_visible()
+        return found["run_id"]
+
+
+@pytest.fixture
+def walk(pages: Pages, request: pytest.FixtureRequest, record_property: Callable[[str, object], None]) -> Walk:
+    return Walk(pages, request.node.name.removeprefix("test_").replace("_", " "), record_property)
+
+
+@pytest.fixture
+def shop(topology: Topology) -> Iterator[Lakehouse]:
+    """A lakehouse whose table was published well, and then badly."""
+    folder = topology.volume / "shop"
+    shutil.rmtree(folder, ignore_errors=True)
+    lake = Lakehouse.create(str(folder), {"fsync": "false"})
+    for amounts in ("1\n2\n3", "4\n-5"):
+        folder.with_name(SOURCE).write_text(amounts)
+        topology.must_run(LOAD)
+    yield lake
+    check_lake(lake)
+
+
+def rows(lake: Lakehouse) -> list[int]:
+    found: list[int] = catalog_at(lake).load_table("sales.orders").scan().to_arrow()["amount"].to_pylist()
+    return found
+
+
+def test_a_bad_publication_is_undone(walk: Walk, shop: Lakehouse) -> None:
+    pages, bad = walk.pages, shop.latest_version()
+    walk.begin()
+    walk.open("/assets/shop/sales/orders?view=checks")
+    expect(pages.page.get_by_text("no_negative_amounts").first).to_be_visible()
+    expect(pages.page.get_by_text("Failed").first).to_be_visible()
+    walk.open("/assets/shop/lakehouse")
+    versions = walk.markdown("last_versions")
+    listed = {cells[0]: cells for cells in table(versions)[1:]}
+    assert (listed[str(bad)][5:7], "1 passed" in listed[str(bad - 1)]) == (["sales.orders", "+2 -3"], True)
+    pages.picture("dagster-incident-1-versions")
+    walk.follow(versions.get_by_role("link", name="go back to the last version whose checks passed"))
+    walk.launch()
+    plan = walk.markdown("plan")
+    assert table(plan)[1][:4] == ["changed", "sales.orders", "2", "3"]
+    pages.picture("dagster-incident-2-plan")
+    walk.follow(plan.get_by_role("link", name="open shop_rollback_apply"))
+    walk.type_after("approved_by", APPROVER)
+    pages.picture("dagster-incident-3-approval")
+    walk.launch()
+    assert (pages.text("rows_before"), pages.text("rows_after")) == ("2", "3")
+    assert (pages.text("checks_passed"), pages.text("checks_failed")) == ("1", "0")
+    pages.picture("dagster-incident-4-proof")
+    walk.end()
+    assert rows(shop) == [1, 2, 3]
+    assert next(shop.history()).approved_by == APPROVER
+
+
+@pytest.mark.soak
+def test_a_version_is_exported_before_a_migration(walk: Walk, shop: Lakehouse) -> None:
+    version = shop.latest_version()
+    walk.begin()
+    walk.open("/assets/shop/lakehouse")
+    walk.follow(walk.markdown("last_versions").get_by_role("link", name="export"))
+    walk.type_after("name", "before-migration")
+    walk.launch()
+    walk.end()
+    walk.pages.picture("dagster-export-before-migration")
+    (export,) = maintenance.list_exports(shop)
+    assert (export.name, export.version, export.state) == ("before-migration", version, "complete")
+
+
+def aged(topology: Topology, damage: Callable[[Lakehouse], object] = lambda _lake: None) -> Lakehouse:
+    """Return a lakehouse of old versions that was damaged, and then checked."""
+    folder = topology.volume / "purged"
+    shutil.rmtree(folder, ignore_errors=True)
+    lake = aged_lake(folder, n_versions=6, n_tables=2, is_expired=False)
+    damage(lake)
+    topology.must_run("purged_lakehouse_checks")
+    return lake
+
+
+def lose_an_export(lake: Lakehouse) -> None:
+    maintenance.plan_export(lake, "lost", "minimal").execute()
+    (export,) = maintenance.list_exports(lake)
+    lake.storage.delete(export.location)
+
+
+def mend(walk: Walk, check: str, job: str) -> None:
+    """Go from a failed check to the launchpad of what mends it, and launch it."""
+    walk.open("/assets/purged/lakehouse?view=checks")
+    walk.click(walk.pages.page.get_by_text(check, exact=True).first)
+    walk.follow(walk.markdown(f"open {job}").get_by_role("link"))
+    walk.launch()
+
+
+@pytest.mark.soak
+def test_an_expiry_is_approved(walk: Walk, topology: Topology) -> None:
+    lake = aged(topology)
+    walk.begin()
+    mend(walk, "retention_kept", "purged_expire_plan")
+    walk.follow(walk.markdown("plan").get_by_role("link", name="open purged_expire_apply"))
+    walk.type_after("approved_by", APPROVER)
+    walk.launch()
+    walk.end()
+    walk.pages.picture("dagster-expiry-approved")
+    assert [state for state, _ in states(lake)] == ["EXPIRED"]
+
+
+@pytest.mark.soak
+def test_a_hint_is_repaired(walk: Walk, topology: Topology) -> None:
+    lake = aged(topology, lambda lake: lake.storage.write(HINT_PATH, b"0"))
+    walk.begin()
+    mend(walk, "hint_right", "purged_repair_hint")
+    walk.end()
+    walk.pages.picture("dagster-hint-repaired")
+    assert lake.storage.read(HINT_PATH) == str(lake.latest_version()).encode()
+
+
+@pytest.mark.soak
+def test_what_verify_found_is_repaired(walk: Walk, topology: Topology) -> None:
+    lake = aged(topology, lose_an_export)
+    walk.begin()
+    mend(walk, "verify_clean", "purged_repair_plan")
+    walk.follow(walk.markdown("steps").get_by_role("link", name="open purged_repair_apply"))
+    walk.type_after("approved_by", APPROVER)
+    walk.launch()
+    walk.end()
+    walk.pages.picture("dagster-repaired")
+    assert maintenance.list_exports(lake) == []
+    check_lake(lake)

@@ -1,0 +1,1 @@
+"""Jobs that look at versions and change nothing: log, history, diff."""

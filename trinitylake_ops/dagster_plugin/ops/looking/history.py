@@ -1,0 +1,110 @@
+"""The log of versions, the history of a table, and what differs between two versions, as jobs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import dagster as dg
+from pydantic import Field
+
+from trinitylake_ops.dagster_plugin.metadata import markdown_table
+from trinitylake_ops.dagster_plugin.ops.operation import Operation, Running
+from trinitylake_ops.dagster_plugin.options import AfterText, BeforeText, Options, TableText
+from trinitylake_ops.dagster_plugin.versions.page import COLUMNS
+from trinitylake_ops.maintenance import VersionDiff, diff_versions
+from trinitylake_ops.maintenance.plans.document import jsonable
+
+_MOST_VERSIONS = 1_000
+_MOST_SECONDS = 120.0
+
+
+class LogOptions(Options):
+    """How many versions are looked at."""
+
+    limit: int = Field(
+        default=50, ge=1, le=_MOST_VERSIONS, description="Look at so many versions, from the latest back."
+    )
+
+
+class HistoryOptions(LogOptions):
+    """The table, and how many versions are looked at."""
+
+    table: TableText = Field(default="", description="Required: the table, as namespace.table.")
+
+
+class DiffOptions(Options):
+    """The two versions."""
+
+    before: BeforeText = Field(default="", description="Required: a version by its number, or the name of an export.")
+    after: AfterText = Field(default="", description="Required: a version by its number, or the name of an export.")
+
+
+def _log(run: Running[LogOptions]) -> None:
+    latest = run.lake.snapshot()
+    infos = list(run.lake.history(run.options.limit, latest))
+    rows = run.page.rows(run.lake, latest, infos, most_seconds=_MOST_SECONDS)
+    metadata = {
+        "versions": markdown_table(COLUMNS, rows),
+        "n_versions": len(infos),
+        "details": dg.MetadataValue.json(jsonable(infos)),
+    }
+    run.report(f"the last {len(infos)} of {latest.version + 1} versions", metadata)
+
+
+def _history(run: Running[HistoryOptions]) -> None:
+    table, latest = run.options.table, run.lake.snapshot()
+    infos = list(run.lake.history(run.options.limit, latest))
+
+    unknown = 0
+
+    def is_wanted(diff: VersionDiff | None) -> bool:
+        nonlocal unknown
+        unknown += diff is None
+        return diff is not None and any(one.name == table for one in diff.tables)
+
+    rows = run.page.rows(run.lake, latest, infos, most_seconds=_MOST_SECONDS, is_wanted=is_wanted)
+    metadata = {
+        "table": table,
+        "n_versions": len(rows),
+        "versions_not_known": unknown,
+        "versions": markdown_table(COLUMNS, rows),
+    }
+    run.report(f"{len(rows)} of the last {len(infos)} versions changed {table}", metadata)
+
+
+def _diff(run: Running[DiffOptions]) -> None:
+    before, after = (run.lake.snapshot(place) for place in (run.options.before, run.options.after))
+    diff = diff_versions(run.lake, before, after)
+    table, sums = diff.table(), diff.sums
+    numbers: dict[str, Any] = {
+        name: getattr(sums, name) for name in ("rows_added", "rows_removed", "files_added", "files_removed")
+    }
+    metadata = {
+        "objects": len(diff.objects),
+        **numbers,
+        "changes": markdown_table(table.columns, table.rows),
+        "details": dg.MetadataValue.json(diff.to_dict()),
+    }
+    run.report(table.title, metadata)
+
+
+LOOKING: tuple[Operation[Any], ...] = (
+    Operation(
+        job="log",
+        description="Shows the last versions: who made them, what they changed, and what checks found; reads only.",
+        options=LogOptions,
+        step=_log,
+    ),
+    Operation(
+        job="history",
+        description="Shows the versions that changed a table; reads only.",
+        options=HistoryOptions,
+        step=_history,
+    ),
+    Operation(
+        job="diff",
+        description="Shows what differs between two versions, with rows, files and bytes of tables; reads only.",
+        options=DiffOptions,
+        step=_diff,
+    ),
+)

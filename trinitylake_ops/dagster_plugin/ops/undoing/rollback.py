@@ -1,0 +1,272 @@
+"""Rollback and restore as plans that show what they bring back and what they lose, and their execution."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+import dagster as dg
+from pydantic import Field, model_validator
+
+from trinitylake_ops import maintenance
+from trinitylake_ops.dagster_plugin.metadata import markdown_table
+from trinitylake_ops.dagster_plugin.ops.exports import PartOptions, RestoreOptions
+from trinitylake_ops.dagster_plugin.ops.operation import Running, report_figures
+from trinitylake_ops.dagster_plugin.ops.planned import Approval, Planned
+from trinitylake_ops.dagster_plugin.ops.undoing.proof import prove
+from trinitylake_ops.dagster_plugin.options import AnyPlaceText, PlaceText, TimeText, refusal
+from trinitylake_ops.dagster_plugin.versions.findings import findings_by_version, last_passed
+from trinitylake_ops.dagster_plugin.versions.page import COLUMNS
+from trinitylake_ops.errors import CorruptFileError, FileMissingError, InvalidInputError
+from trinitylake_ops.maintenance import RestorePlan, RollbackPlan, VersionDiff
+from trinitylake_ops.maintenance.differences.versions import ChangedObject, TableStates, count_changes
+from trinitylake_ops.maintenance.plans.document import jsonable
+from trinitylake_ops.tables.files.changed_files import changed_partitions
+
+#: How many versions a plan looks back at, for the last one whose checks passed, and for commits that are lost.
+MOST_VERSIONS = 200
+_MOST_SECONDS = 20.0
+_MOST_PARTITIONED = 20  # tables whose manifests are read
+_MOST_NAMED = 5  # partitions of one table
+_MOST_DETAILED = 2_000  # objects
+
+
+class RollbackPlanOptions(PartOptions):
+    """The target of a rollback, said in one of three ways, and how much of it."""
+
+    to: AnyPlaceText = Field(
+        default="", description="The version to go back to, by its number, or the name of an export."
+    )
+    timestamp: TimeText = Field(
+        default="",
+        description="Or a time, such as 2026-01-31T12:00, in UTC unless it says otherwise: the newest version then.",
+    )
+    last_passed: bool = Field(
+        default=False, description="Or the newest version before the latest whose asset checks passed."
+    )
+
+    @model_validator(mode="after")
+    def _check_one_target(self) -> RollbackPlanOptions:
+        if [bool(self.to), bool(self.timestamp), self.last_passed].count(True) != 1:
+            raise refusal("give one of 'to', 'timestamp' and 'last_passed'")
+        return self
+
+
+class RollbackApproval(PartOptions, Approval):
+    """The target of the plan as it was found, its parts, and its digest."""
+
+    to: PlaceText = Field(
+        default="", description="Required: the version to go back to, by its number, or the name of an export."
+    )
+
+
+class RestoreApproval(RestoreOptions, Approval):
+    """The options of the plan, and its digest."""
+
+
+def _plan_rollback(run: Running[Any]) -> RollbackPlan:
+    options = run.options
+    to, timestamp = options.to, None
+    if isinstance(options, RollbackPlanOptions) and options.timestamp:
+        moment = datetime.fromisoformat(options.timestamp)
+        timestamp = moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)
+    elif isinstance(options, RollbackPlanOptions) and options.last_passed:
+        to = str(_last_passed(run))
+    return maintenance.plan_rollback(
+        run.lake, to or None, options.namespaces or None, options.tables or None, timestamp=timestamp
+    )
+
+
+def _last_passed(run: Running[Any]) -> int:
+    """Return the newest version before the latest whose checks passed. Raises InvalidInputError without one."""
+    infos = list(run.lake.history(MOST_VERSIONS))
+    page = run.page
+    found = findings_by_version(page.instance, page.repository, page.names, infos, most_evaluations=MOST_VERSIONS)
+    version = last_passed(infos[1:], found)
+    if version is None:
+        raise InvalidInputError(
+            f"none of the last {len(infos)} versions but the latest is known to have passed checks: give its number"
+        )
+    return version
+
+
+def _applied(options: RollbackPlanOptions, plan: RollbackPlan) -> dict[str, Any]:
+    to = options.to or str(plan.to_version)
+    return {"to": to, "namespaces": options.namespaces, "tables": options.tables}
+
+
+def _rollback_shown(plan: RollbackPlan) -> dict[str, Any]:
+    operation = plan.operation
+    diff = count_changes(operation.lake, operation.base, operation.target.snapshot, plan.changes)
+    shown = _shown(diff, _partitions(plan, diff))
+    return {"to_version": plan.to_version, **shown, "details": _details(plan, diff)}
+
+
+def _details(plan: RollbackPlan | RestorePlan, diff: VersionDiff) -> dg.JsonMetadataValue:
+    """Return a plan as JSON, which the page lets copy: its tables are cut earlier. Of many objects it has the first."""
+    content = {name: value for name, value in plan.to_dict().items() if name != "changes"}
+    objects: Sequence[object] = diff.objects or plan.changes
+    shown = {"objects": jsonable(list(objects[:_MOST_DETAILED])), "more_objects": max(0, len(objects) - _MOST_DETAILED)}
+    return dg.MetadataValue.json({**content, **shown})
+
+
+def _shown(diff: VersionDiff, partitions: Mapping[str, str]) -> dict[str, Any]:
+    """Return numbers first, then a row for each object."""
+    sums = diff.sums
+    rows = [
+        (
+            one.kind,
+            one.name if one.table is not None else f"namespace {one.name}",
+            *_both(one, "rows"),
+            *_both(one, "files"),
+            *_both(one, "bytes"),
+            partitions.get(one.name, ""),
+            "; ".join(one.delta.schema) if one.delta else "",
+        )
+        for one in diff.objects
+    ]
+    columns = (
+        "change", "object", "rows now", "rows then", "files now", "files then", "bytes now", "bytes then",
+        "partitions", "columns",
+    )  # fmt: skip
+    return {
+        "objects": len(diff.objects),
+        "tables": len(diff.tables),
+        "rows_coming_back": "not known" if sums.rows_added is None else sums.rows_added,
+        "rows_going_away": "not known" if sums.rows_removed is None else sums.rows_removed,
+        "plan": markdown_table(columns, rows),
+    }
+
+
+def _both(one: ChangedObject, what: str) -> tuple[str, str]:
+    numbers = (None if state is None else getattr(state, what) for state in (one.before, one.after))
+    now, then = ("" if number is None else f"{number:,}" for number in numbers)
+    return now, then
+
+
+def _partitions(plan: RollbackPlan, diff: VersionDiff) -> dict[str, str]:
+    """Return the partitions of tables that have other files. Manifests of the first tables are read, no data."""
+    operation = plan.operation
+    states = TableStates(operation.lake)
+    end_s = time.monotonic() + _MOST_SECONDS
+    said: dict[str, str] = {}
+    for one in diff.tables[:_MOST_PARTITIONED]:
+        if one.kind != "changed" or time.monotonic() > end_s:
+            continue
+        ends = [
+            states.of(version, one.namespace, one.table or "")
+            for version in (operation.base, operation.target.snapshot)
+        ]
+        before, after = (None if state is None else state.metadata for state in ends)
+        try:
+            names = sorted(name for _, name in changed_partitions(before, after, states.io) if name)
+        except (CorruptFileError, FileMissingError):
+            said[one.name] = "?"
+            continue
+        more = f" and {len(names) - _MOST_NAMED:,} more" if len(names) > _MOST_NAMED else ""
+        said[one.name] = ", ".join(names[:_MOST_NAMED]) + more
+    return said
+
+
+def _lost(run: Running[Any], plan: RollbackPlan) -> dict[str, Any]:
+    """Return the commits after the target that changed what is rolled back."""
+    base, wanted = plan.operation.base, plan.only
+    if plan.to_version >= base.version:
+        return {}
+    n_later = base.version - plan.to_version
+    infos = list(run.lake.history(min(n_later, MOST_VERSIONS), base))
+
+    def is_lost(diff: VersionDiff | None) -> bool:
+        objects = () if diff is None else diff.objects
+        return diff is None or any(not wanted or one.name in wanted or one.namespace in wanted for one in objects)
+
+    rows = run.page.rows(run.lake, base, infos, most_seconds=_MOST_SECONDS, is_wanted=is_lost)
+    older = n_later - len(infos)
+    return {
+        "commits_lost": len(rows),
+        **({"older_commits_not_looked_at": older} if older > 0 else {}),
+        "lost": markdown_table(COLUMNS[:-1], [row[:-1] for row in rows]),
+    }
+
+
+def _rollback(run: Running[Any], plan: RollbackPlan, digest: str | None) -> None:
+    report = plan.execute(digest)
+    if not report.has_changed:
+        run.report("there was nothing to roll back", {"rolled_back_to": run.options.to})
+        return
+    metadata = {
+        "rolled_back_to": run.options.to,
+        **_changes(plan),
+        **report_figures(report.to_dict()),
+    }
+    run.report(f"version {report.version} has the content of {run.options.to}", metadata, committed="rollback")
+
+
+def _changes(plan: RollbackPlan | RestorePlan) -> dict[str, Any]:
+    rows = [(change.kind, change.namespace, change.table or "") for change in plan.changes]
+    return {"objects": len(rows), "changes": markdown_table(("change", "namespace", "table"), rows)}
+
+
+ROLLBACK: Planned[Any, RollbackPlan] = Planned(
+    name="rollback",
+    plans="Shows what a rollback would bring back, and which commits it would lose",
+    applies="Commits the content of an earlier version, as an approved plan shows it; then runs the checks of the"
+    " changed tables.",
+    options=RollbackPlanOptions,
+    approval=RollbackApproval,
+    plan=_plan_rollback,
+    shown=_rollback_shown,
+    apply=_rollback,
+    is_pooled=False,
+    applied=_applied,
+    more=_lost,
+    proof=prove,
+)
+
+
+def _plan_restore(run: Running[Any]) -> RollbackPlan | RestorePlan:
+    options = run.options
+    return maintenance.plan_restore(run.lake, options.name, options.namespaces or None, options.tables or None)
+
+
+def _restore_shown(plan: RollbackPlan | RestorePlan) -> dict[str, Any]:
+    if isinstance(plan, RollbackPlan):
+        return _rollback_shown(plan)
+    rows: Sequence[tuple[object, ...]] = [(one.kind, one.namespace, one.table or "") for one in plan.changes]
+    return {
+        "files": plan.files,
+        "bytes": plan.bytes,
+        "objects": len(rows),
+        "plan": markdown_table(("change", "namespace", "table"), rows),
+        "details": _details(plan, VersionDiff(before=plan.base_version, after=plan.export_version, objects=())),
+    }
+
+
+def _restore(run: Running[Any], plan: RollbackPlan | RestorePlan, digest: str | None) -> None:
+    name = run.options.name
+    report = plan.execute(digest) if isinstance(plan, RollbackPlan) else plan.execute(digest, progress=run.progress())
+    if not report.has_changed:
+        run.report("there was nothing to restore", {"restored_from": name})
+        return
+    copied = {} if isinstance(plan, RollbackPlan) else {"files": plan.files, "bytes": plan.bytes}
+    metadata = {"restored_from": name, **copied, **_changes(plan), **report_figures(report.to_dict())}
+    run.report(f"version {report.version} has what export {name} holds", metadata, committed="restore")
+
+
+RESTORE: Planned[Any, Any] = Planned(
+    name="restore",
+    plans="Shows what a restore would bring back from an export",
+    applies="Brings back what an export holds, as an approved plan shows it; then runs the checks of the changed"
+    " tables.",
+    options=RestoreOptions,
+    approval=RestoreApproval,
+    plan=_plan_restore,
+    shown=_restore_shown,
+    apply=_restore,
+    is_pooled=False,
+    changes_exports=True,
+    more=lambda run, plan: _lost(run, plan) if isinstance(plan, RollbackPlan) else {},
+    proof=prove,
+)

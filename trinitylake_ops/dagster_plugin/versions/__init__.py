@@ -1,0 +1,1 @@
+"""Versions of a lakehouse for operators: a page of them, what checks found in each, and links that act on them."""

@@ -1,0 +1,80 @@
+"""Links to pages of Dagster: launchpads with a configuration filled in, and runs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import quote
+
+import dagster as dg
+
+from trinitylake_ops.dagster_plugin.metadata import Link
+from trinitylake_ops.dagster_plugin.names import LakehouseNames
+from trinitylake_ops.dagster_plugin.runs.beyond_public import RunContext, repository_of
+
+#: Of a configuration in a link. Webservers and proxies refuse addresses of some multiples of it.
+LONGEST_CONFIG_CHARS = 6_000
+
+
+@dataclass(frozen=True, slots=True)
+class Links:
+    """Links to the jobs of a lakehouse in a code location, ``place``, and to runs.
+
+    ``base`` is the address of the webserver. Without one, links lead to the host of the page that shows them. There are
+    no links to jobs that the code location does not have.
+    """
+
+    names: LakehouseNames
+    place: str = ""
+    jobs: frozenset[str] = frozenset()
+    base: str = ""
+
+    @classmethod
+    def of(cls, context: RunContext, names: LakehouseNames, base: str) -> Links:
+        """Return the links of a run."""
+        origin = context.run.remote_job_origin
+        return cls.at(repository_of(context), None if origin is None else origin.location_name, names, base)
+
+    @classmethod
+    def at(
+        cls, repository: dg.RepositoryDefinition | None, location_name: str | None, names: LakehouseNames, base: str
+    ) -> Links:
+        """Return the links of a code location, those to runs alone where it is not known, as in a test."""
+        if repository is None or location_name is None:
+            return cls(names, base=base.rstrip("/"))
+        place = f"{repository.name}@{location_name}"
+        return cls(names, place, frozenset(repository.job_names), base.rstrip("/"))
+
+    def launchpad(self, job: str, config: Mapping[str, Any], text: str = "") -> Link | None:
+        """Return a link that opens the launchpad of a job, by its name for a lakehouse alone.
+
+        ``config`` fills it in; None as a value is for a person to write. ``text`` is by default the job's name. None is
+        returned for a job that is not there, and for a configuration that is too long for a link.
+        """
+        named, config_text = self.names.of(job), config_yaml(config)
+        if named not in self.jobs or len(config_text) > LONGEST_CONFIG_CHARS:
+            return None
+        path = f"/locations/{quote(self.place, safe='@')}/jobs/{quote(named)}/playground/setup"
+        return Link(text or f"open {named}", f"{self.base}{path}?mode=default&config={quote(config_text, safe='')}")
+
+    def run(self, run_id: str) -> Link:
+        """Return a link to a run of this Dagster instance."""
+        return Link(run_id[:8], f"{self.base}/runs/{quote(run_id, safe='')}")
+
+    def entry(self, job: str, config: Mapping[str, Any], text: str = "") -> dict[str, Any]:
+        """Return a metadata entry with the link to a launchpad, nothing where there is none."""
+        link = self.launchpad(job, config, text)
+        return {} if link is None else {f"open {self.names.of(job)}": link.metadata()}
+
+
+def config_yaml(config: Mapping[str, Any]) -> str:
+    """Return a configuration as the launchpad takes it, one option a line. A value of None is left to be written."""
+    return "".join(f"{name}: {'' if value is None else _yaml(value)}\n" for name, value in config.items())
+
+
+def _yaml(value: Any) -> str:
+    """Return a value as JSON, which YAML is a superset of but for characters that it does not print."""
+    text = json.dumps(value, ensure_ascii=False)
+    return "".join(char if char.isprintable() else f"\\u{ord(char):04x}" for char in text)

@@ -1,0 +1,1 @@
+"""What differs between versions: objects, and rows, files and bytes of tables."""
