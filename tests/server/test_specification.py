@@ -14,7 +14,7 @@ from trinitylake_ops.server.routes import ROUTES
 
 NAMESPACES = "/v1/main/namespaces"
 NS = f"{NAMESPACES}/ns"
-NO_NAMESPACE, NO_TABLE, NO_VIEW = "NoSuchNamespaceException", "NoSuchTableException", "NoSuchViewException"
+NO_NAMESPACE, NO_TABLE = "NoSuchNamespaceException", "NoSuchTableException"
 BAD = (400, "BadRequestException")
 
 
@@ -33,7 +33,7 @@ def test_the_configuration_lists_what_is_answered(served: Served) -> None:
     told = {tuple(endpoint.split()) for endpoint in config["endpoints"]}
     assert told == {(route.method, route.template) for route in ROUTES if route.is_told}
     assert ("POST", "/v1/{prefix}/transactions/commit") in told
-    assert not any("views" in path for _, path in told)
+    assert not any("register-view" in path for _, path in told)
 
 
 def test_namespaces(served: Served) -> None:
@@ -153,13 +153,6 @@ def test_names_may_hold_anything(served: Served) -> None:
     assert served.ask("GET", f"{NAMESPACES}/{'x' * 10_001}").error == BAD
 
 
-def test_there_are_no_views(table: Served) -> None:
-    assert table.ask("GET", f"{NS}/views").document["identifiers"] == []
-    assert table.ask("GET", f"{NS}/views/v").error == (404, NO_VIEW)
-    assert table.ask("HEAD", f"{NS}/views/v").status == 404
-    assert table.ask("POST", f"{NS}/views", {"name": "v"}).error == (406, "UnsupportedOperationException")
-
-
 def test_reports_of_clients_are_taken(table: Served) -> None:
     assert table.ask("POST", f"{TABLE}/metrics", {"report-type": "scan-report"}).status == 204
     assert table.ask("POST", f"{TABLES}/none/metrics", {"report-type": "scan-report"}).error == (404, NO_TABLE)
@@ -254,7 +247,7 @@ def test_managed_properties_and_places_stay_silently(table: Served) -> None:
 
 def test_other_paths_and_methods(served: Served) -> None:
     assert served.ask("GET", "/").error[0] == 404
-    assert served.ask("GET", "/v1/main/namespaces/ns/tables/t/plan").error[0] == 404
+    assert served.ask("GET", "/v1/main/namespaces/ns/tables/t/play").error[0] == 404
     wrong = served.ask("PUT", NAMESPACES, {})
     assert (wrong.error[0], wrong.headers["allow"]) == (405, "GET, POST")
     assert served.ask("POST", COMMIT, {"table-changes": []}).error == BAD

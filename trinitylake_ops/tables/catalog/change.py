@@ -24,6 +24,7 @@ from trinitylake_ops.format.file_names import OWNER_NAME, is_table_metadata_path
 from trinitylake_ops.format.locations import to_uri
 from trinitylake_ops.storage.parallel import in_one_round, run_parallel
 from trinitylake_ops.tables.catalog.target import CatalogTarget
+from trinitylake_ops.tables.catalog.views import require_no_view
 from trinitylake_ops.tables.io.file_io import StorageFileIO
 from trinitylake_ops.tables.managed import managed_table_id
 from trinitylake_ops.tables.ownership import claim_location, owner_file
@@ -49,6 +50,10 @@ class TableChange:
         """Raise NoSuchNamespaceError when there is none of that name."""
         if not self.writer.has_namespace(namespace):
             raise NoSuchNamespaceError(f"Namespace does not exist: {namespace}")
+
+    def require_no_view(self, namespace: str, table: str) -> None:
+        """Raise TableAlreadyExistsError where a view has the name of a new table."""
+        require_no_view(self.writer, namespace, table)
 
     def write_metadata(self, table: Table) -> None:
         """Write a table's metadata file, which no version names yet, now or with the commit."""
