@@ -113,7 +113,7 @@ def _said_issuer(token: str) -> str:
 
 
 def _principal(settings: IssuerSettings, claims: dict[str, Any]) -> Principal:
-    """Return the principal of claims. Its name begins with that of the issuer, so the file of tokens has nobody of it."""
+    """Return the principal of claims. The file of tokens has no such name: it begins with that of the issuer."""
     who = claims.get(settings.principal)
     if not isinstance(who, str) or not _PRINCIPAL.fullmatch(who):
         raise unauthorized(f"the claim {settings.principal} does not say who asks, in up to 64 letters and signs")

@@ -33,10 +33,8 @@ _EQUALITY = "equality deletes"
 class _Some:
     """A snapshot of which only some manifests count."""
 
-    def __init__(self, snapshot: Snapshot, manifests: list[ManifestFile]):
+    def __init__(self, manifests: list[ManifestFile]):
         self._manifests = manifests
-        self.snapshot_id = snapshot.snapshot_id
-        self.schema_id = snapshot.schema_id
 
     def manifests(self, io: FileIO) -> list[ManifestFile]:
         return self._manifests
@@ -45,7 +43,7 @@ class _Some:
 class _PartialScan(DataScan):
     """A scan of some manifests of a snapshot."""
 
-    some: _Some
+    some = _Some([])
 
     def snapshot(self) -> Any:
         return self.some
@@ -84,6 +82,7 @@ class Planner:
             self.stats_fields = {
                 schema.find_field(name, self._asked.case_sensitive).field_id for name in self._asked.stats_fields or ()
             }
+            list(self._scan().plan_files())  # of no manifest; it raises for a filter that does not fit
 
     @property
     def metadata(self) -> TableMetadata:
@@ -137,19 +136,18 @@ class Planner:
             n_files += _n_files([data[at]])
         return [*parts, self._part(begin, len(data))]
 
+    def _scan(self) -> _PartialScan:
+        return _PartialScan(
+            self._metadata,
+            self._io,
+            row_filter=self._asked.filter or AlwaysTrue(),
+            case_sensitive=self._asked.case_sensitive,
+        )
+
     def _tasks(self, manifests: list[ManifestFile]) -> list[FileScanTask]:
         assert self._snapshot is not None
-        with asked_for():
-            scan = _PartialScan(
-                self._metadata,
-                self._io,
-                row_filter=self._asked.filter or AlwaysTrue(),
-                case_sensitive=self._asked.case_sensitive,
-                snapshot_id=self._snapshot.snapshot_id,
-            )
-            scan.some = _Some(self._snapshot, [])
-            list(scan.plan_files())  # binds the filter, which the client sent
-        scan.some = _Some(self._snapshot, manifests)
+        scan = self._scan()
+        scan.some = _Some(manifests)
         with _reading(self._snapshot):
             return list(scan.plan_files())
 

@@ -113,7 +113,7 @@ class NamespaceCatalog(MetastoreCatalog):
 
     def view_exists(self, identifier: str | Identifier) -> bool:
         """Whether a view exists. Raises NoSuchViewError for a name of another form."""
-        namespace, view = self.identifier_to_database_and_table(identifier, NoSuchViewError)
+        namespace, view = self._view_name(identifier)
         reader = self.target.reader()
         return reader.has_namespace(namespace) and view in views_in(reader.namespace(namespace).properties)
 
@@ -122,7 +122,7 @@ class NamespaceCatalog(MetastoreCatalog):
         from pyiceberg.view import View
         from pyiceberg.view.metadata import ViewMetadata
 
-        namespace, view = self.identifier_to_database_and_table(identifier, NoSuchViewError)
+        namespace, view = self._view_name(identifier)
         metadata = view_in(self.target.reader(), namespace, view)
         return View((namespace, view), ViewMetadata.model_validate_json(metadata.model_dump_json()))
 
@@ -180,9 +180,15 @@ class NamespaceCatalog(MetastoreCatalog):
 
     def drop_view(self, identifier: str | Identifier) -> None:
         """Drop a view. Raises NoSuchViewError."""
-        namespace, view = self.identifier_to_database_and_table(identifier, NoSuchViewError)
+        namespace, view = self._view_name(identifier)
         with changing(self.target, self.io, f"drop view {namespace}.{view}") as change:
             remove_view(change.writer, namespace, view)
+
+    def _view_name(self, identifier: str | Identifier) -> tuple[str, str]:
+        name = self.identifier_to_tuple(identifier)
+        if len(name) != 2:
+            raise NoSuchViewError(f"View does not exist: {'.'.join(name)}")
+        return name[0], name[1]
 
     def _namespace(self, name: str) -> NamespaceDef:
         try:

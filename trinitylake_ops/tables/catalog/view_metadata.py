@@ -160,15 +160,17 @@ def new_view(schema: Schema, version: ViewVersion, properties: Mapping[str, str]
     _check_dialects(version)
     view_uuid = str(uuid.uuid4())
     first = version.model_copy(update={"version_id": 1, "schema_id": 0})
-    return ViewMetadata(
-        view_uuid=view_uuid,
-        format_version=1,
-        location=f"{root}views/{view_uuid}",  # a name, as the specification asks for one; nothing is there
-        schemas=[schema.model_copy(update={"schema_id": 0})],
-        current_version_id=1,
-        versions=[first],
-        version_log=[ViewHistoryEntry(timestamp_ms=first.timestamp_ms, version_id=1)],
-        properties=dict(properties),
+    return ViewMetadata.model_validate(
+        {
+            "view-uuid": view_uuid,
+            "format-version": 1,
+            "location": f"{root}views/{view_uuid}",  # a name, as the specification asks for one; nothing is there
+            "schemas": [schema.model_copy(update={"schema_id": 0})],
+            "current-version-id": 1,
+            "versions": [first],
+            "version-log": [_entry(first)],
+            "properties": dict(properties),
+        }
     )
 
 
@@ -259,7 +261,11 @@ class _Change:
             raise InvalidDefinitionError(f"Cannot set current version to unknown version: {asked}")
         if number != self._current:
             self._current = number
-            self._log.append(ViewHistoryEntry(timestamp_ms=found.timestamp_ms, version_id=number))
+            self._log.append(_entry(found))
+
+
+def _entry(version: ViewVersion) -> ViewHistoryEntry:
+    return ViewHistoryEntry.model_validate({"timestamp-ms": version.timestamp_ms, "version-id": version.version_id})
 
 
 def _is_same(one: ViewVersion, other: ViewVersion) -> bool:
