@@ -204,7 +204,7 @@ def test_a_thousand_idle_clients_hold_up_nobody(table: Lakehouse) -> None:
 
 
 def test_a_stop_under_load_keeps_what_was_acknowledged(table: Lakehouse) -> None:
-    """Clients commit when SIGTERM comes. Each acknowledged commit is there, and nothing is there that nobody asked for."""
+    """Clients commit when SIGTERM comes. Each acknowledged commit is there, and nothing that nobody asked for."""
     with command(table.root, "--anonymous-writes") as (process, url, _):
         acknowledged: list[str] = []
         begun = threading.Barrier(5)
