@@ -1,4 +1,4 @@
-"""What a server adds to the calls of its catalog, and what a commit by it asks of the storage.
+"""What a server adds to the calls of its catalog, and what requests to it ask of the storage.
 
 Run from the project's root: ``.venv/bin/python -m benchmarks.server``; it writes ``benchmarks/results/server.md``. The
 server is a process of its own, on another lakehouse of the same shape. Calls go by turns, so that both meet the same
@@ -120,8 +120,8 @@ def measured(folder: Path, n_calls: int, n_tables: int) -> tuple[list[str], dict
     return table(header, rows), added
 
 
-def commit_rounds(folder: Path) -> list[str]:
-    """Return the lines of a table with what one commit by the server asks of the storage, once it is warm."""
+def rounds_of_requests(folder: Path) -> list[str]:
+    """Return the lines of a table with what requests to a warm server ask of the storage."""
     lake = make_lake(folder, "rounds", 10)
     catalog_at(lake).create_table("ns.p", SCHEMA)
     rows = []
@@ -131,6 +131,10 @@ def commit_rounds(folder: Path) -> list[str]:
             raise TypeError(type(meter).__name__)
         commits = {"a property": lambda: (TABLE, commit_of(properties(b="1")))}
         commits |= {f"an append of {n} data files": lambda n=n: appended(served, n) for n in FILES}
+        for _ in range(2):
+            before = meter.snapshot()
+            served.ask("GET", TABLE)
+        rows.append(["load a table", *_shown(meter.snapshot() - before)])
         for name, make in commits.items():
             path, body = make()
             served.ask("GET", path)
@@ -140,7 +144,7 @@ def commit_rounds(folder: Path) -> list[str]:
                 raise RuntimeError(f"{name}: {answer.status} {answer.body[:300]!r}")
             beside.flush()
             rows.append([name, *_shown(meter.snapshot() - before)])
-    return table(("commit", "rounds", "requests", "of which"), rows)
+    return table(("request", "rounds", "requests", "of which"), rows)
 
 
 def _shown(counts: RequestCounts) -> list[str]:
@@ -172,7 +176,7 @@ def main(n_calls: int = N_CALLS, n_tables: int = N_TABLES) -> None:
     """Measure, and write the result. Ends with an error where a bound is broken."""
     with tempfile.TemporaryDirectory() as folder:
         latencies, added = measured(Path(folder), n_calls, n_tables)
-        rounds = commit_rounds(Path(folder))
+        rounds = rounds_of_requests(Path(folder))
     load = os.getloadavg()[0] / (os.cpu_count() or 1)
     write_result(
         "server",
@@ -186,9 +190,9 @@ def main(n_calls: int = N_CALLS, n_tables: int = N_TABLES) -> None:
             "",
             *latencies,
             "",
-            "## What a commit asks of the storage",
+            "## What requests ask of the storage",
             "",
-            "By the server, once it has the table's metadata. Requests that go together are one round.",
+            "Once the server has the table's metadata. Requests that go together are one round.",
             "The age of each added file is asked for, all in one round. The hint is written beside.",
             "",
             *rounds,

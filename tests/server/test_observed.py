@@ -69,12 +69,12 @@ def test_requests_commits_groups_and_the_storage_are_counted(table: Served) -> N
     assert grown("trinitylake_requests_total", operation=commit, status="409") == 1
     assert grown("trinitylake_requests_total", operation="other", status="404") == 1
     assert grown("trinitylake_request_seconds_count", operation=commit) == 2
-    assert grown("trinitylake_commits_total", lakehouse="", outcome="committed") == 1
-    assert grown("trinitylake_commits_total", lakehouse="", outcome="conflict") == 1
+    assert grown("trinitylake_commits_total", lakehouse="main", outcome="committed") == 1
+    assert grown("trinitylake_commits_total", lakehouse="main", outcome="conflict") == 1
     assert grown("trinitylake_commit_group_size_count") == grown("trinitylake_commit_group_size_sum") == 1
-    assert grown("trinitylake_storage_requests_total", lakehouse="", kind="create") >= 3
-    assert grown("trinitylake_storage_rounds_total", lakehouse="") >= 2
-    assert grown("trinitylake_storage_bytes_total", lakehouse="", way="written") > 1_000
+    assert grown("trinitylake_storage_requests_total", lakehouse="main", kind="create") >= 3
+    assert grown("trinitylake_storage_rounds_total", lakehouse="main") >= 2
+    assert grown("trinitylake_storage_bytes_total", lakehouse="main", way="written") > 1_000
     assert value_of(after, "trinitylake_requests_in_progress") == 1  # the one for the metrics
     names = {text for labels in (key[1] for key in after) for _, text in labels}
     assert not any(text == "ns" or "secret" in text for text in names)
@@ -95,7 +95,7 @@ def test_a_failing_storage_is_counted_as_what_it_is(lake: Lakehouse) -> None:
     storage = FaultyStorage(lake.storage, [fail(1, StorageError, kind="create", times=100)])
     with serving(settings_for(lake), Warehouses({ONLY: Lakehouse(storage, lake.storage_options)})) as served:
         assert served.ask("POST", "/v1/main/namespaces", {"namespace": ["ns"]}).status == 503
-        assert value_of(measured(served), "trinitylake_commits_total", lakehouse="", outcome="unavailable") == 1
+        assert value_of(measured(served), "trinitylake_commits_total", lakehouse="main", outcome="unavailable") == 1
 
 
 @pytest.fixture

@@ -61,7 +61,7 @@ class Application:
         self._issuers = None if settings.issuers is None else Issuers(read_issuers(settings.issuers))
         self._anonymous = anonymous(Granted.OPERATE if settings.anonymous_writes else Granted.READ)
         self.warehouses = warehouses or Warehouses.opened(settings.lakehouses)
-        storages = {one.name: one.lake.storage for one in self.warehouses.served}
+        storages = {one.shown: one.lake.storage for one in self.warehouses.served}
         self.metrics = Metrics({name: one for name, one in storages.items() if isinstance(one, MeteredStorage)})
         self._threads = ThreadPoolExecutor(self._limits.threads, thread_name_prefix="request")
         self._n_asked = 0
@@ -142,7 +142,7 @@ class Application:
                 warehouse = self._warehouse(principal, names["prefix"])
                 if route.changes:
                     warehouse.check_writable()
-                headers, name = dict(request.headers.items()), warehouse.served.name
+                headers, name = dict(request.headers.items()), warehouse.served.shown
                 call = Call(
                     request.method, _path(request), names, query, headers, body, principal, warehouse, request_id,
                     self._limits, lambda: self.metrics.note_lost(name),
@@ -156,7 +156,7 @@ class Application:
             return failed(error, changes=changes, request_id=request_id)
 
     def _change(self, route: Route, call: Call) -> Answer:
-        lakehouse = call.warehouse.served.name
+        lakehouse = call.warehouse.served.shown
         with change_span(lakehouse):
             try:
                 answer = route.handle(call)

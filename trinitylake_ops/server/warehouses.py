@@ -1,7 +1,7 @@
 """Warehouses: a lakehouse at its latest version, or at one that a name, a number or a time chooses.
 
 The name of a warehouse is also the prefix in the paths of its requests: ``main``, ``v12``, ``at-<time>`` or
-``export-<name>``, or ``clone-<name>`` for a clone at its latest version. Where a server has several lakehouses, the
+``export-<name>``. ``clone-<name>`` is a clone at its latest version. Where a server has several lakehouses, the
 name of the lakehouse and a dot stand before it.
 """
 
@@ -43,6 +43,11 @@ class Served:
     name: str
     lake: Lakehouse
     catalog: TrinityLakeCatalog
+
+    @property
+    def shown(self) -> str:
+        """Its name for operators. One that is alone has none by itself."""
+        return self.name or MAIN
 
     def catalog_on(self, target: CatalogTarget) -> TrinityLakeCatalog:
         """Return a catalog of the same lakehouse, with the same cache, that reads and changes a target."""

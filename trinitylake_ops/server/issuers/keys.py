@@ -1,7 +1,7 @@
 """The keys of an issuer, fetched within bounds and kept for a while.
 
 The address is the operator's. What stands there is not believed: its size, the time it takes and the number of keys
-have bounds, and only keys of the algorithms that the operator named are taken. Whoever needs keys that are being
+have bounds. Only keys of the algorithms that the operator named are taken. Whoever needs keys that are being
 fetched waits for the same request, and in no thread.
 """
 
@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
-from urllib.error import URLError
+from urllib.error import HTTPError, URLError
 
 import jwt
 
@@ -155,7 +155,12 @@ def _read(url: str) -> bytes:
     deadline_s = time.monotonic() + LONGEST_FETCH_SECONDS
     request = urllib.request.Request(url, headers={"Accept": "application/json"})
     parts, n_bytes = [], 0
-    with urllib.request.build_opener(_NoRedirect).open(request, timeout=_CONNECT_SECONDS) as answer:
+    try:
+        opened = urllib.request.build_opener(_NoRedirect).open(request, timeout=_CONNECT_SECONDS)
+    except HTTPError as error:  # which is an open answer, too
+        error.close()
+        raise OSError(f"it answers {error.code}") from None
+    with opened as answer:
         while part := answer.read1(_PART_BYTES):
             n_bytes += len(part)
             if n_bytes > MOST_BYTES:

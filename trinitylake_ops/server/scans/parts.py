@@ -1,6 +1,6 @@
 """A part of a scan, as a client gets it to fetch its files later: all that is needed to plan that part again.
 
-The text is checked when it comes back, like any request. It is not signed, since it allows nothing: who may plan a scan
+The text is checked when it comes back, like any request. It is not signed, since it allows nothing. Who may plan a scan
 of a table may plan any of its scans, and asks with the same rights.
 """
 
