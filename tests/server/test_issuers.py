@@ -194,7 +194,7 @@ def test_keys_change_and_those_that_were_withdrawn_are_out(
 def test_a_server_of_keys_that_fails(guarded: Served, key_server: KeyServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(of_keys, "PAUSE_SECONDS", 0.0)
     good, answer = token(), key_server.content
-    monkeypatch.setattr(of_keys, "MOST_BYTES", 10_000)
+    monkeypatch.setattr(of_keys, "MOST_BYTES", 100_000)
     symmetric = {"kty": "oct", "k": "c2VjcmV0", "kid": "1", "alg": "HS256"}
     private = {**public(FIRST, "1"), "d": "AQAB"}
     for content in (
@@ -204,7 +204,7 @@ def test_a_server_of_keys_that_fails(guarded: Served, key_server: KeyServer, mon
         b"[" * 5_000,
         b'{"keys": []}',
         b'{"keys": [1]}',
-        b'{"keys": ' + b" " * 20_000 + b"[]}",
+        b'{"keys": ' + b" " * 200_000 + b"[]}",
         json.dumps({"keys": [public(FIRST, "1")] * 101}).encode(),
         json.dumps({"keys": [symmetric]}).encode(),
         json.dumps({"keys": [private]}).encode(),

@@ -19,6 +19,7 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from prometheus_client.parser import text_string_to_metric_families
 
+from tests.environments import run_without
 from tests.faults import FaultyStorage, fail
 from tests.server.requests import TABLE, TABLES, commit_of, created, properties
 from tests.server.served import Served, command, serving, settings_for
@@ -154,9 +155,16 @@ def test_the_command_sends_traces(lake: Lakehouse, monkeypatch: pytest.MonkeyPat
     assert "GET /v1/config" in names
 
 
-def test_without_the_extra_nothing_is_sent(table: Served) -> None:
+def test_without_the_extra_nothing_is_sent(table: Served, lake: Lakehouse) -> None:
     assert not isinstance(trace.get_tracer_provider(), TracerProvider)
     assert table.ask("GET", TABLES).status == 200
+    program = "from trinitylake_ops.cli import main\nmain()"
+    ran = run_without({"opentelemetry.exporter", "opentelemetry.sdk"}, program, "serve", lake.root, "--traces")
+    assert (ran.returncode, ran.stderr.splitlines()[-1]) == (
+        2,
+        "Error: opentelemetry.exporter is not installed; the extra 'traces' brings it:"
+        " pip install 'trinitylake-ops[traces]'",
+    )
 
 
 def test_the_log_has_what_was_asked_for_and_no_more(table: Served, caplog: pytest.LogCaptureFixture) -> None:

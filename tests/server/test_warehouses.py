@@ -191,8 +191,8 @@ def test_a_clone_is_a_warehouse(lakes: Lakes, lake: Lakehouse, tmp_path: Path) -
     root = f"file://{tmp_path}/clones/x/"
     maintenance.plan_clone(lake, root, "x").execute()
     clone = Lakehouse.open(root, {"fsync": "false"})
-    warehouses = Warehouses({ONLY: allowing(lake, root)})
-    with serving(settings_for(lake), warehouses) as served:
+    allowed = allowing(lake, root)
+    with serving(settings_for(lake), Warehouses({ONLY: allowed})) as served:
         assert n_rows(served, "clone-x") == 2
         catalog_at(clone).load_table("ns.t").append(ROWS)
         assert (n_rows(served, "clone-x"), n_rows(served, "main")) == (4, 2)
@@ -200,7 +200,7 @@ def test_a_clone_is_a_warehouse(lakes: Lakes, lake: Lakehouse, tmp_path: Path) -
         assert refused.error == (403, "ForbiddenException")
         assert "serve the clone's own root" in refused.document["error"]["message"]
         assert served.ask("GET", "/v1/clone-none/namespaces").error == UNKNOWN
-        maintenance.plan_drop_clone(lake, "x").execute()
+        maintenance.plan_drop_clone(allowed, "x").execute()
         assert served.ask("GET", "/v1/clone-x/namespaces").error == UNKNOWN
     maintenance.plan_clone(lake, f"file://{tmp_path}/clones/y/", "y").execute()
     with serving(settings_for(lake)) as served:  # whose operator allows no root beyond

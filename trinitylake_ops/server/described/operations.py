@@ -5,6 +5,7 @@ Generated requests are checked against it: no answer may be outside it. The tabl
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -17,7 +18,6 @@ NO_PATH = (404, "NotFoundException")
 NO_WAREHOUSE = (404, "NoSuchWarehouseException")
 NO_NAMESPACE = (404, "NoSuchNamespaceException")
 NO_TABLE = (404, "NoSuchTableException")
-NO_ICEBERG_TABLE = (404, "NoSuchIcebergTableException")
 NO_VIEW = (404, "NoSuchViewException")
 NO_PLAN = (404, "NoSuchPlanIdException")
 NO_TASK = (404, "NoSuchPlanTaskException")
@@ -177,7 +177,16 @@ OPERATIONS = (
         "read",
         (200,),
         (*_READING, NO_TABLE, UNSUPPORTED),
-        body=("snapshot-id", "filter", "select", "case-sensitive", "use-snapshot-schema", "stats-fields"),
+        body=(
+            "snapshot-id",
+            "start-snapshot-id",
+            "end-snapshot-id",
+            "filter",
+            "select",
+            "case-sensitive",
+            "use-snapshot-schema",
+            "stats-fields",
+        ),
     ),
     Operation(
         "fetchScanTasks",
@@ -232,15 +241,26 @@ OF_NO_OPERATION: Errors = (*_ALWAYS, NO_PATH, NO_METHOD)
 
 
 def reference() -> str:
-    """Return the operations as a table in Markdown, for docs/serve.md."""
-    lines = ["| operation | request | scope | body | answers |", "|---|---|---|---|---|"]
+    """Return the operations as a table in Markdown, and what is common to them, for docs/serve.md."""
+    lines = ["| operation | request | scope | body | answers | and these errors |", "|---|---|---|---|---|---|"]
     for one in OPERATIONS:
         path = one.path.removeprefix("/v1/{prefix}")
         parameters = "".join(f" `{name}`" for name in (*one.query, *one.headers))
         body = ", ".join(f"`{name}`" for name in one.body or ())
-        statuses = sorted({*one.answers, *(status for status, _ in one.errors)})
-        lines.append(
-            f"| {one.name} | `{one.method} {path}`{parameters} | {one.scope} | {body} |"
-            f" {' '.join(str(status) for status in statuses)} |"
-        )
-    return "\n".join(lines)
+        answers = ", ".join(map(str, one.answers)) or "none"
+        own = _shown(error for error in one.errors if error not in (*_READING, *_CHANGING))
+        lines.append(f"| {one.name} | `{one.method} {path}`{parameters} | {one.scope} | {body} | {answers} | {own} |")
+    common = [error for error in _READING if error in _CHANGING]
+    return "\n".join(
+        [
+            *lines,
+            "",
+            f"- Every operation: {_shown(common)}.",
+            f"- Those that read, too: {_shown(error for error in _READING if error not in common)}.",
+            f"- Those that change something, too: {_shown(error for error in _CHANGING if error not in common)}.",
+        ]
+    )
+
+
+def _shown(errors: Iterable[tuple[int, str]]) -> str:
+    return ", ".join(f"{status} `{kind}`" for status, kind in sorted(errors))

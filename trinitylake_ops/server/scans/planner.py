@@ -11,16 +11,16 @@ from pydantic import ValidationError as PydanticError
 from pyiceberg.catalog.rest.scan_planning import PlanTableScanRequest
 from pyiceberg.expressions import AlwaysTrue
 from pyiceberg.io import FileIO
-from pyiceberg.manifest import ManifestContent, ManifestFile
+from pyiceberg.manifest import ManifestContent, ManifestEntryStatus, ManifestFile
 from pyiceberg.table import DataScan, FileScanTask, Table
 from pyiceberg.table.metadata import TableMetadata
-from pyiceberg.table.snapshots import Snapshot
+from pyiceberg.table.snapshots import Operation, Snapshot
 
 from trinitylake_ops.errors import CorruptFileError, TrinityLakeError
 from trinitylake_ops.server.answers import bad_request, unsupported
 from trinitylake_ops.server.scans.parts import Part, no_such_task
 from trinitylake_ops.tables.catalog.updates import asked_for
-from trinitylake_ops.tables.files.reach import manifests_in
+from trinitylake_ops.tables.files.reach import entries_in, manifests_in
 from trinitylake_ops.tables.io.file_io import StorageFileIO
 
 #: A part has no more manifests, so that what they say of their sizes need not be true.
@@ -72,9 +72,10 @@ class Planner:
         self._io = io
         with asked_for():
             self._asked = PlanTableScanRequest.model_validate(request)
-        if self._asked.start_snapshot_id is not None or self._asked.end_snapshot_id is not None:
-            raise unsupported("incremental scans are not planned here; read the snapshots' manifests")
-        self._snapshot = _snapshot_of(table.metadata, self._asked.snapshot_id)
+        if self._asked.end_snapshot_id is not None and self._asked.start_snapshot_id is None:
+            raise bad_request("an incremental scan has both start-snapshot-id and end-snapshot-id")
+        self._snapshot = _snapshot_of(table.metadata, self._asked.end_snapshot_id or self._asked.snapshot_id)
+        self._appends = _appends(table.metadata, self._asked.start_snapshot_id, self._snapshot)
         self._metadata = _with_schema_of(table.metadata, self._snapshot, self._asked)
         schema = self._metadata.schema()
         with asked_for():
@@ -113,10 +114,20 @@ class Planner:
         return Planned(tasks[: self._most_files], rest)
 
     def _manifests(self) -> tuple[list[ManifestFile], list[ManifestFile]]:
+        """Return the manifests of data files, and of deletes, which do not count for what was appended."""
         assert self._snapshot is not None
+        if self._appends is not None:
+            return [one for append in self._appends for one in self._appended_by(append)], []
         manifests = manifests_in(self._snapshot, self._io)
         data = [one for one in manifests if one.content == ManifestContent.DATA]
         return data, [one for one in manifests if one.content != ManifestContent.DATA]
+
+    def _appended_by(self, snapshot: Snapshot) -> list[ManifestFile]:
+        return [
+            one
+            for one in manifests_in(snapshot, self._io)
+            if one.content == ManifestContent.DATA and one.added_snapshot_id == snapshot.snapshot_id
+        ]
 
     def _part(self, first: int, last: int, after: int = 0) -> Part:
         assert self._snapshot is not None
@@ -149,7 +160,13 @@ class Planner:
         scan = self._scan()
         scan.some = _Some(manifests)
         with _reading(self._snapshot):
-            return list(scan.plan_files())
+            tasks = list(scan.plan_files())
+        if self._appends is None:
+            return tasks
+        # A manifest of an append may list files that were there before, as it took the place of others.
+        entries = [entry for one in manifests for entry in entries_in(one, self._io)]
+        added = {entry.data_file.file_path for entry in entries if entry.status == ManifestEntryStatus.ADDED}
+        return [task for task in tasks if task.file.file_path in added]
 
 
 def check_is_of(part: Part, table: Table) -> None:
@@ -165,6 +182,19 @@ def _snapshot_of(metadata: TableMetadata, snapshot_id: int | None) -> Snapshot |
     if found is None:
         raise bad_request(f"snapshot {snapshot_id} is not in the table")
     return found
+
+
+def _appends(metadata: TableMetadata, start_id: int | None, end: Snapshot | None) -> list[Snapshot] | None:
+    """Return the snapshots after one, up to another, that appended files. None for a scan that is not incremental."""
+    if start_id is None:
+        return None
+    found, at = [], end
+    while at is not None and at.snapshot_id != start_id and len(found) <= len(metadata.snapshots):
+        found.append(at)
+        at = None if at.parent_snapshot_id is None else metadata.snapshot_by_id(at.parent_snapshot_id)
+    if at is None or at.snapshot_id != start_id:
+        raise bad_request(f"snapshot {start_id} is not among those that snapshot {end and end.snapshot_id} came from")
+    return [one for one in reversed(found) if one.summary is not None and one.summary.operation == Operation.APPEND]
 
 
 def _with_schema_of(metadata: TableMetadata, snapshot: Snapshot | None, asked: PlanTableScanRequest) -> TableMetadata:

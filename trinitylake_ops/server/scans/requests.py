@@ -23,8 +23,10 @@ def fetch_tasks(call: Call) -> Answer:
     """Return the files of a part of a scan, and further parts if it has too many."""
     table, part = _table(call), part_of(call.model(FetchScanTasksRequest).plan_task)
     check_is_of(part, table)
+    # A scan of the current snapshot stays one of that snapshot.
+    pinned = {} if "end-snapshot-id" in part.request else {"snapshot-id": part.snapshot_id}
     try:
-        planner = Planner(table, {**part.request, "snapshot-id": part.snapshot_id}, call.limits.scan_files)
+        planner = Planner(table, {**part.request, **pinned}, call.limits.scan_files)
     except RefusedError as error:
         raise no_such_task() from error
     return ok(scan_document(planner.part(part), planner.metadata, planner.stats_fields))
