@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from tests.lakes import Lakes
 from tests.server.requests import SCHEMA, new_key
-from tests.server.served import Served, serving, settings_for
+from tests.server.served import serving, settings_for
 from tests.server.test_views import version
 from trinitylake_ops import Lakehouse, maintenance
 from trinitylake_ops.server.described.operations import OF_NO_OPERATION, OPERATIONS, Operation, reference
@@ -225,17 +225,13 @@ def request_for(draw: st.DrawFn) -> tuple[Operation, str, str, bytes, dict[str, 
     return operation, operation.method, target, body, headers
 
 
-class _Client:
-    """A client with one connection, for thousands of requests."""
-
-    def __init__(self, served: Served):
-        split = urlsplit(served.url)
-        self._connection = HTTPConnection(split.hostname or "", split.port, timeout=60)
-
-    def ask(self, method: str, target: str, body: bytes, headers: dict[str, str]) -> tuple[int, bytes]:
-        self._connection.request(method, target, body or None, headers)
-        answer = self._connection.getresponse()
-        return answer.status, answer.read()
+def asked(
+    connection: HTTPConnection, method: str, target: str, body: bytes, headers: dict[str, str]
+) -> tuple[int, bytes]:
+    """Send a request by a connection that stays, and return status and body of the answer."""
+    connection.request(method, target, body or None, headers)
+    answer = connection.getresponse()
+    return answer.status, answer.read()
 
 
 def check(operation: Operation, method: str, status: int, body: bytes) -> None:
@@ -254,7 +250,8 @@ def check(operation: Operation, method: str, status: int, body: bytes) -> None:
 
 def run(lake: Lakehouse, n_requests: int) -> None:
     with serving(settings_for(lake)) as served:
-        client = _Client(served)
+        split = urlsplit(served.url)
+        connection = HTTPConnection(split.hostname or "", split.port, timeout=60)
         for name in ("ns", "own"):
             served.ask("POST", "/v1/main/namespaces", {"namespace": [name]})
         for name in ("t", "u"):
@@ -271,10 +268,11 @@ def run(lake: Lakehouse, n_requests: int) -> None:
         @given(request_for())
         def ask(one: tuple[Operation, str, str, bytes, dict[str, str]]) -> None:
             operation, method, target, body, headers = one
-            status, answer = client.ask(method, target, body, headers)
+            status, answer = asked(connection, method, target, body, headers)
             check(operation, method, status, answer)
 
         ask()
+        connection.close()
     assert maintenance.verify(lake, deep=True).findings == ()
 
 

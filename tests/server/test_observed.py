@@ -29,6 +29,7 @@ from trinitylake_ops.errors import StorageError
 from trinitylake_ops.server.observed import traces
 from trinitylake_ops.server.settings import ONLY
 from trinitylake_ops.server.warehouses import Warehouses
+from trinitylake_ops.transaction.groups import heard
 
 TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
 
@@ -174,3 +175,17 @@ def test_the_log_has_what_was_asked_for_and_no_more(table: Served, caplog: pytes
     assert {"request", "method", "path", "principal", "status", "milliseconds"} == set(fields)
     assert not {"s3cret", "t0ken"} & set(json.dumps(fields).split('"'))
     assert "s3cret" not in caplog.text
+
+
+def test_who_hears_of_groups_cannot_fail_a_commit(lake: Lakehouse, caplog: pytest.LogCaptureFixture) -> None:
+    def fails(n_members: int) -> None:
+        raise ValueError(n_members)
+
+    heard.groups.add(fails)
+    try:
+        with lake.transaction() as txn:
+            txn.create_namespace("ns")
+    finally:
+        heard.groups.discard(fails)
+    assert lake.snapshot().has_namespace("ns")
+    assert "the commit stands" in caplog.text

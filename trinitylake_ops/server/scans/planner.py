@@ -188,7 +188,8 @@ def _appends(metadata: TableMetadata, start_id: int | None, end: Snapshot | None
     """Return the snapshots after one, up to another, that appended files. None for a scan that is not incremental."""
     if start_id is None:
         return None
-    found, at = [], end
+    found: list[Snapshot] = []
+    at = end
     while at is not None and at.snapshot_id != start_id and len(found) <= len(metadata.snapshots):
         found.append(at)
         at = None if at.parent_snapshot_id is None else metadata.snapshot_by_id(at.parent_snapshot_id)
