@@ -162,7 +162,7 @@ def appended(served: Served, n_files: int) -> tuple[str, dict[str, object]]:
             append.append_data_file(data_file)
     updates = [json.loads(update.model_dump_json()) for update in transaction._updates]
     requirements = tuple(json.loads(one.model_dump_json()) for one in transaction._requirements)
-    return TABLE.replace("/t", "/p"), commit_of(*updates, requirements=requirements, name="p")
+    return f"{TABLES}/p", commit_of(*updates, requirements=requirements, name="p")
 
 
 def write_file(io: FileIO, rows: pa.Table, uri: str) -> str:

@@ -5,54 +5,69 @@ Names, bodies, parameters and headers are those that the operations have, mixed 
 
 from __future__ import annotations
 
+import itertools
 import json
+from contextlib import ExitStack, closing
 from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlencode, urlsplit
 
+import pyarrow as pa
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
+from pyiceberg.schema import Schema
+from pyiceberg.types import LongType, NestedField
 
 from tests.lakes import Lakes
-from tests.server.requests import SCHEMA, new_key
+from tests.server.requests import SCHEMA, WIDER, new_key
 from tests.server.served import serving, settings_for
 from tests.server.test_views import version
 from trinitylake_ops import Lakehouse, maintenance
 from trinitylake_ops.server.described.operations import OF_NO_OPERATION, OPERATIONS, Operation, reference
 from trinitylake_ops.server.routes import ROUTES
+from trinitylake_ops.tables import catalog_at
+from trinitylake_ops.tables.catalog.catalog import TrinityLakeCatalog
+from trinitylake_ops.tables.catalog.view_metadata import ViewVersion, new_view
 
 #: What one normal run asks for, and what a soak asks for.
 N_REQUESTS, N_IN_SOAK = 150, 10_000
+ROWS = pa.table({"id": pa.array([1, 2], pa.int64())})
+SCHEMA_OF_VIEW = Schema(NestedField(1, "id", LongType(), required=False))
 _BY_NAME = {one.name: one for one in OPERATIONS}
 
 text = st.text(max_size=12)
-names = st.one_of(
-    st.sampled_from(["ns", "t", "u", "v", "w", "own"]), st.sampled_from(["none", "a b", "a\x1fb", "ü", "."]), text
-)
-number = st.one_of(st.integers(-2, 3), st.sampled_from([2**31, 2**63 - 1, 2**63, -(2**63) - 1]))
+strange = st.one_of(st.sampled_from(["none", "a b", "a\x1fb", "ü", "."]), text)
+
+
+def mostly(usual: st.SearchStrategy[Any], other: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
+    """Return a strategy for what is usual seven times of eight. Otherwise next to no request would be carried out."""
+    return st.integers(0, 7).flatmap(lambda chosen: usual if chosen else other)
+
+
+namespaces = mostly(st.sampled_from(["ns", "ns", "ns", "own"]), strange)
+names = mostly(st.sampled_from(["t", "u", "v", "w", "d"]), strange)
+number = mostly(st.integers(-1, 2), st.sampled_from([2**31, 2**63 - 1, 2**63, -(2**63) - 1]))
 anything = st.recursive(
     st.one_of(st.none(), st.booleans(), number, st.floats(), text),
     lambda inner: st.one_of(st.lists(inner, max_size=3), st.dictionaries(text, inner, max_size=3)),
     max_leaves=6,
 )
-properties = st.dictionaries(
-    st.one_of(
-        st.sampled_from(["a", "gc.enabled", "format-version", "write.data.path", "x.impl", "trinitylake.view.x"]), text
-    ),
-    text,
-    max_size=3,
+keys = mostly(
+    st.sampled_from(["a", "b", "gc.enabled"]),
+    st.one_of(st.sampled_from(["format-version", "write.data.path", "x.impl", "trinitylake.view.x"]), text),
 )
-types = st.sampled_from(["long", "string", "date", "decimal(9, 2)", "timestamptz", "fixed[4]", "uuid", "no", "variant"])
+properties = st.dictionaries(keys, text, max_size=2)
+types = mostly(st.sampled_from(["long", "string", "date", "decimal(9, 2)", "uuid"]), st.sampled_from(["no", "variant"]))
 column = st.fixed_dictionaries(
     {"id": number, "name": st.one_of(st.just("id"), text), "type": types, "required": st.booleans()}
 )
-schema = st.one_of(
+schema = mostly(
     st.just(SCHEMA),
     st.fixed_dictionaries({"type": st.just("struct"), "schema-id": number, "fields": st.lists(column, max_size=3)}),
 )
-view_version = st.one_of(
+view_version = mostly(
     st.builds(version, text),
     st.fixed_dictionaries({"version-id": number, "schema-id": number, "default-namespace": st.just(["ns"])}),
 )
@@ -92,7 +107,19 @@ snapshot = st.fixed_dictionaries(
         "schema-id": number,
     }
 )
-update = st.one_of(
+usual_update = st.one_of(
+    *(
+        st.fixed_dictionaries({"action": st.just(action), **fields})
+        for action, fields in {
+            "set-properties": {"updates": st.dictionaries(st.sampled_from(["a", "b"]), text, min_size=1, max_size=2)},
+            "remove-properties": {"removals": st.lists(text, max_size=2)},
+            "add-schema": {"schema": st.just(WIDER)},
+            "set-current-schema": {"schema-id": st.just(0)},
+            "set-location": {"location": text},
+        }.items()
+    )
+)
+any_update = st.one_of(
     *(
         st.fixed_dictionaries({"action": st.just(action), **fields})
         for action, fields in {
@@ -125,6 +152,15 @@ update = st.one_of(
         }.items()
     )
 )
+update = mostly(usual_update, any_update)
+view_update = mostly(
+    st.one_of(
+        st.fixed_dictionaries({"action": st.just("set-properties"), "updates": st.just({"a": "1"})}),
+        st.fixed_dictionaries({"action": st.just("add-view-version"), "view-version": st.builds(version, text)}),
+        st.fixed_dictionaries({"action": st.just("set-current-view-version"), "view-version-id": st.just(1)}),
+    ),
+    any_update,
+)
 requirement = st.one_of(
     *(
         st.fixed_dictionaries({"type": st.just(kind), **fields})
@@ -139,12 +175,15 @@ requirement = st.one_of(
         }.items()
     )
 )
-identifier = st.fixed_dictionaries({"namespace": st.lists(names, max_size=2), "name": names})
+requirements = mostly(st.just([]), st.lists(requirement, max_size=2))
+identifier = st.fixed_dictionaries(
+    {"namespace": mostly(namespaces.map(lambda name: [name]), st.lists(namespaces, max_size=2)), "name": names}
+)
 table_commit = st.fixed_dictionaries(
     {
         "identifier": identifier,
-        "requirements": st.lists(requirement, max_size=2),
-        "updates": st.lists(update, max_size=3),
+        "requirements": requirements,
+        "updates": st.lists(update, max_size=2),
     }
 )
 predicate = st.fixed_dictionaries(
@@ -164,11 +203,11 @@ expression = st.recursive(
 )
 #: The members of bodies, by their names.
 MEMBERS: dict[str, st.SearchStrategy[Any]] = {
-    "namespace": st.lists(names, max_size=2),
+    "namespace": mostly(namespaces.map(lambda name: [name]), st.lists(namespaces, max_size=2)),
     "properties": properties,
     "removals": st.lists(text, max_size=2),
-    "updates": st.one_of(st.lists(update, max_size=3), properties),
-    "requirements": st.lists(requirement, max_size=2),
+    "updates": st.lists(update, max_size=2),
+    "requirements": requirements,
     "identifier": identifier,
     "name": names,
     "schema": schema,
@@ -192,8 +231,15 @@ MEMBERS: dict[str, st.SearchStrategy[Any]] = {
     "stats-fields": st.lists(st.one_of(st.just("id"), text), max_size=2),
     "plan-task": st.one_of(text, st.text("AZaz09-_", max_size=40)),
 }
+#: Members that one operation has otherwise than the others.
+OWN_MEMBERS = {
+    ("updateProperties", "updates"): properties,
+    ("replaceView", "updates"): st.lists(view_update, max_size=2),
+}
+#: Operations whose members are nearly all left out, as they exclude each other.
+SPARSE = {"planTableScan"}
 QUERY = {
-    "parent": names,
+    "parent": namespaces,
     "pageToken": st.one_of(st.just(""), text),
     "pageSize": st.one_of(st.integers(-1, 3).map(str), text),
     "snapshots": st.sampled_from(["all", "refs", "some"]),
@@ -209,7 +255,8 @@ def request_for(draw: st.DrawFn) -> tuple[Operation, str, str, bytes, dict[str, 
         st.sampled_from(["main"] * 12 + ["v1", "v999", "at-2030-01-31", "at-x", "export-none", "clone-none", "x"])
     )
     path = operation.path.replace("{prefix}", prefix)
-    for name in ("namespace", "table", "view", "plan"):
+    path = path.replace("{namespace}", quote(draw(namespaces) or "x", safe=""))
+    for name in ("table", "view", "plan"):
         path = path.replace(f"{{{name}}}", quote(draw(names) or "x", safe=""))
     query = {name: draw(QUERY[name]) for name in operation.query if draw(st.booleans())}
     headers = {"If-None-Match": '"x"'} if "If-None-Match" in operation.headers else {}
@@ -217,7 +264,11 @@ def request_for(draw: st.DrawFn) -> tuple[Operation, str, str, bytes, dict[str, 
         headers["Idempotency-Key"] = draw(st.sampled_from([new_key(), new_key(3_600_000 * 24), "x"]))
     body = b""
     if operation.body is not None:
-        content = {name: draw(MEMBERS[name]) for name in operation.body if draw(st.integers(0, 7))}
+        content = {}
+        for name in operation.body:
+            chance = draw(st.integers(0, 7))
+            if chance == 1 if name == "identifier" or operation.name in SPARSE else chance:
+                content[name] = draw(OWN_MEMBERS.get((operation.name, name), MEMBERS[name]))
         if draw(st.integers(0, 7)) == 0:
             content[draw(st.sampled_from(sorted(operation.body)))] = draw(anything)
         body = json.dumps(content).encode() if draw(st.integers(0, 15)) else draw(st.binary(max_size=8))
@@ -248,14 +299,27 @@ def check(operation: Operation, method: str, status: int, body: bytes) -> None:
     assert error["code"] == status
 
 
+def furnish(catalog: TrinityLakeCatalog) -> None:
+    """Create what earlier requests have dropped: two namespaces, tables with and without rows, and a view."""
+    for name in ("ns", "own"):
+        if not catalog.namespace_exists(name):
+            catalog.create_namespace(name)
+    for name in ("t", "u", "d"):
+        if not catalog.table_exists(("ns", name)) and not catalog.view_exists(("ns", name)):
+            made = catalog.create_table(("ns", name), ROWS.schema)
+            if name == "d":
+                made.append(ROWS)
+    if not catalog.view_exists(("ns", "v")) and not catalog.table_exists(("ns", "v")):
+        first = ViewVersion.model_validate(version())
+        made_view = new_view(SCHEMA_OF_VIEW, first, {}, "file:///")
+        catalog.put_view(("ns", "v"), lambda _: made_view, is_new=True)
+
+
 def run(lake: Lakehouse, n_requests: int) -> None:
-    with serving(settings_for(lake)) as served:
+    with serving(settings_for(lake)) as served, ExitStack() as closed:
         split = urlsplit(served.url)
-        connection = HTTPConnection(split.hostname or "", split.port, timeout=60)
-        for name in ("ns", "own"):
-            served.ask("POST", "/v1/main/namespaces", {"namespace": [name]})
-        for name in ("t", "u"):
-            served.ask("POST", "/v1/main/namespaces/ns/tables", {"name": name, "schema": SCHEMA})
+        connection = closed.enter_context(closing(HTTPConnection(split.hostname or "", split.port, timeout=60)))
+        catalog, n_asked = catalog_at(lake), itertools.count()
 
         @settings(
             max_examples=n_requests,
@@ -267,12 +331,13 @@ def run(lake: Lakehouse, n_requests: int) -> None:
         )
         @given(request_for())
         def ask(one: tuple[Operation, str, str, bytes, dict[str, str]]) -> None:
+            if next(n_asked) % 25 == 0:
+                furnish(catalog)
             operation, method, target, body, headers = one
             status, answer = asked(connection, method, target, body, headers)
             check(operation, method, status, answer)
 
         ask()
-        connection.close()
     assert maintenance.verify(lake, deep=True).findings == ()
 
 

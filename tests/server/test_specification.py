@@ -153,6 +153,15 @@ def test_names_may_hold_anything(served: Served) -> None:
     assert served.ask("GET", f"{NAMESPACES}/{'x' * 10_001}").error == BAD
 
 
+def test_a_metadata_file_that_is_not_there_is_not_registered(table: Served, lake: Lakehouse) -> None:
+    lake.storage.create("no.metadata.json", b"{")
+    before = lake.latest_version()
+    for location in ("x", f"{lake.root}no.metadata.json", f"{lake.root}none.metadata.json"):
+        body = {"name": "r", "metadata-location": location}
+        assert table.ask("POST", f"{NS}/register", body).error == BAD, location
+    assert lake.latest_version() == before
+
+
 def test_reports_of_clients_are_taken(table: Served) -> None:
     assert table.ask("POST", f"{TABLE}/metrics", {"report-type": "scan-report"}).status == 204
     assert table.ask("POST", f"{TABLES}/none/metrics", {"report-type": "scan-report"}).error == (404, NO_TABLE)

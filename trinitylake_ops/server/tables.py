@@ -20,6 +20,7 @@ from pyiceberg.table import CommitTableRequest, Table, TableIdentifier
 from pyiceberg.table.metadata import TableMetadata, new_table_metadata
 from pyiceberg.table.sorting import UNSORTED_SORT_ORDER
 
+from trinitylake_ops.errors import CorruptFileError, FileMissingError
 from trinitylake_ops.format.locations import as_uri
 from trinitylake_ops.server.answers import NO_CONTENT, Answer, bad_request, forbidden, ok
 from trinitylake_ops.server.calls import Call, page_of, single_level
@@ -135,7 +136,11 @@ def register_table(call: Call) -> Answer:
     io = call.warehouse.served.catalog.io.strict()
     uri = registered_uri(io.root, asked.metadata_location)
     _check_allowed(call, uri)
-    _check_allowed(call, f"{as_uri(read_table_metadata(io, uri).location).rstrip('/')}/metadata/any")
+    try:
+        place = as_uri(read_table_metadata(io, uri).location).rstrip("/")
+    except (FileMissingError, CorruptFileError) as error:
+        raise bad_request(f"the metadata file cannot be read: {error}") from error
+    _check_allowed(call, f"{place}/metadata/any")
     table = changed(
         call, lambda catalog: catalog.register_table((namespace, asked.name), uri, overwrite=bool(asked.overwrite))
     )

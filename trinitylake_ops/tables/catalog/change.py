@@ -45,6 +45,7 @@ class TableChange:
     is_commit: bool
     written: list[str] = field(default_factory=list)
     added: dict[str, bytes] = field(default_factory=dict)
+    guards_views: bool = False
 
     def require_namespace(self, namespace: str) -> None:
         """Raise NoSuchNamespaceError when there is none of that name."""
@@ -52,8 +53,9 @@ class TableChange:
             raise NoSuchNamespaceError(f"Namespace does not exist: {namespace}")
 
     def require_no_view(self, namespace: str, table: str) -> None:
-        """Raise TableAlreadyExistsError where a view has the name of a new table."""
-        require_no_view(self.writer, namespace, table)
+        """Raise TableAlreadyExistsError where a view has the name of a new table, if the target looks for views."""
+        if self.guards_views:
+            require_no_view(self.writer, namespace, table)
 
     def write_metadata(self, table: Table) -> None:
         """Write a table's metadata file, which no version names yet, now or with the commit."""
@@ -108,7 +110,7 @@ def changing(
     change: TableChange | None = None
     try:
         with target.change(what) as writer:
-            change = TableChange(writer, io, target.commits_changes)
+            change = TableChange(writer, io, target.commits_changes, guards_views=target.guards_views)
             yield change
             if files is not None:
                 files.settle()
