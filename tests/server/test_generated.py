@@ -32,7 +32,7 @@ from trinitylake_ops.tables.catalog.catalog import TrinityLakeCatalog
 from trinitylake_ops.tables.catalog.view_metadata import ViewVersion, new_view
 
 #: What one normal run asks for, and what a soak asks for.
-N_REQUESTS, N_IN_SOAK = 150, 10_000
+N_REQUESTS, N_IN_SOAK = 80, 10_000
 ROWS = pa.table({"id": pa.array([1, 2], pa.int64())})
 SCHEMA_OF_VIEW = Schema(NestedField(1, "id", LongType(), required=False))
 _BY_NAME = {one.name: one for one in OPERATIONS}
@@ -338,6 +338,7 @@ def run(lake: Lakehouse, n_requests: int) -> None:
             check(operation, method, status, answer)
 
         ask()
+        assert next(n_asked) >= n_requests
     assert maintenance.verify(lake, deep=True).findings == ()
 
 

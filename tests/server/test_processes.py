@@ -187,6 +187,7 @@ def test_an_address_that_is_taken(table: Lakehouse, tmp_path: Path) -> None:
     assert ran.stderr.startswith(f"Error: cannot listen at 127.0.0.1 port {port}: ")
 
 
+@pytest.mark.soak
 def test_a_thousand_idle_clients_hold_up_nobody(table: Lakehouse) -> None:
     """More connections than a process may have open by default; each of them works when it is used."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -203,6 +204,7 @@ def test_a_thousand_idle_clients_hold_up_nobody(table: Lakehouse) -> None:
             assert one.recv(100).startswith(b"HTTP/1.1 200")
 
 
+@pytest.mark.soak
 def test_a_stop_under_load_keeps_what_was_acknowledged(table: Lakehouse) -> None:
     """Clients commit when SIGTERM comes. Each acknowledged commit is there, and nothing that nobody asked for."""
     with command(table.root, "--anonymous-writes") as (process, url, _):
