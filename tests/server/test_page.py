@@ -11,6 +11,7 @@ import pytest
 
 from tests.server.served import command, duckdb_with_iceberg
 from trinitylake_ops import Lakehouse
+from trinitylake_ops.server.issuers.settings import read_issuers
 from trinitylake_ops.server.routes import ENDPOINTS
 from trinitylake_ops.server.settings import read_lakehouses
 from trinitylake_ops.server.tokens import Scope, Tokens
@@ -54,7 +55,7 @@ def test_the_snippets_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsy
 
 def test_the_files_of_the_page_are_understood(tmp_path: Path) -> None:
     files = [text for kind, text in snippets() if kind == "yaml"]
-    for name, text in zip(("lakehouses", "tokens"), files, strict=True):
+    for name, text in zip(("lakehouses", "tokens", "issuers"), files, strict=True):
         (tmp_path / name).write_text(text)
     assert list(read_lakehouses(tmp_path / "lakehouses")) == ["sales", "archive"]
     principals = Tokens(tmp_path / "tokens").principals()
@@ -65,3 +66,5 @@ def test_the_files_of_the_page_are_understood(tmp_path: Path) -> None:
         False,
     )
     assert operator.may(Scope.OPERATE, "any")
+    (issuer,) = read_issuers(tmp_path / "issuers")
+    assert issuer.grants["lake.etl"].namespaces == {"sales": Scope.WRITE}

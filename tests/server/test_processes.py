@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
+import resource
 import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -29,6 +32,8 @@ from trinitylake_ops.server.settings import ONLY
 from trinitylake_ops.server.warehouses import Warehouses
 from trinitylake_ops.tables import catalog_at
 
+#: How many clients are connected and ask for nothing.
+N_IDLE = 1_000
 ROWS = pa.table({"id": pa.array([1, 2], pa.int64())})
 
 
@@ -180,3 +185,56 @@ def test_an_address_that_is_taken(table: Lakehouse, tmp_path: Path) -> None:
         )
     assert (ran.returncode, ran.stderr.count("\n")) == (2, 1)
     assert ran.stderr.startswith(f"Error: cannot listen at 127.0.0.1 port {port}: ")
+
+
+@pytest.mark.soak
+def test_a_thousand_idle_clients_hold_up_nobody(table: Lakehouse) -> None:
+    """More connections than a process may have open by default; each of them works when it is used."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard != resource.RLIM_INFINITY and hard < 2 * N_IDLE:
+        pytest.skip(f"the system lets a process have {hard} open files")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (2 * N_IDLE, hard))
+    with contextlib.ExitStack() as clients, command(table.root, "--anonymous-writes") as (_, url, _begun):
+        clients.callback(resource.setrlimit, resource.RLIMIT_NOFILE, (soft, hard))
+        port = int(url.rpartition(":")[2])
+        idle = [clients.enter_context(socket.create_connection(("127.0.0.1", port))) for _ in range(N_IDLE)]
+        assert Served(url).ask("POST", TABLE, commit_of(properties(a="1"))).status == 200
+        for one in (idle[0], idle[-1]):
+            one.sendall(b"GET /healthz HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
+            assert one.recv(100).startswith(b"HTTP/1.1 200")
+
+
+@pytest.mark.soak
+def test_a_stop_under_load_keeps_what_was_acknowledged(table: Lakehouse) -> None:
+    """Clients commit when SIGTERM comes. Each acknowledged commit is there, and nothing that nobody asked for."""
+    with command(table.root, "--anonymous-writes") as (process, url, _):
+        acknowledged: list[str] = []
+        begun = threading.Barrier(5)
+
+        def commit(client: int) -> None:
+            begun.wait()
+            for number in itertools.count():
+                name = f"c{client}-{number}"
+                try:
+                    answer = Served(url).ask("POST", TABLE, commit_of(properties(**{name: "1"})))
+                except OSError:
+                    return
+                if answer.status != 200:
+                    assert answer.status in (409, 503), answer
+                    continue
+                acknowledged.append(name)
+
+        clients = [threading.Thread(target=commit, args=(client,)) for client in range(4)]
+        for client in clients:
+            client.start()
+        begun.wait()
+        while len(acknowledged) < 10:
+            time.sleep(0.01)
+        process.send_signal(signal.SIGTERM)
+        process.communicate(timeout=60)
+        for client in clients:
+            client.join()
+    assert process.returncode == 0
+    found = {name for name in catalog_at(table).load_table("ns.t").properties if name[0] == "c" and "-" in name}
+    assert found >= set(acknowledged)
+    assert len(found) <= len(acknowledged) + 4  # what was done, and whose answer found no client

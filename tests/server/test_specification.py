@@ -14,7 +14,7 @@ from trinitylake_ops.server.routes import ROUTES
 
 NAMESPACES = "/v1/main/namespaces"
 NS = f"{NAMESPACES}/ns"
-NO_NAMESPACE, NO_TABLE, NO_VIEW = "NoSuchNamespaceException", "NoSuchTableException", "NoSuchViewException"
+NO_NAMESPACE, NO_TABLE = "NoSuchNamespaceException", "NoSuchTableException"
 BAD = (400, "BadRequestException")
 
 
@@ -33,7 +33,7 @@ def test_the_configuration_lists_what_is_answered(served: Served) -> None:
     told = {tuple(endpoint.split()) for endpoint in config["endpoints"]}
     assert told == {(route.method, route.template) for route in ROUTES if route.is_told}
     assert ("POST", "/v1/{prefix}/transactions/commit") in told
-    assert not any("views" in path for _, path in told)
+    assert not any("register-view" in path for _, path in told)
 
 
 def test_namespaces(served: Served) -> None:
@@ -153,11 +153,13 @@ def test_names_may_hold_anything(served: Served) -> None:
     assert served.ask("GET", f"{NAMESPACES}/{'x' * 10_001}").error == BAD
 
 
-def test_there_are_no_views(table: Served) -> None:
-    assert table.ask("GET", f"{NS}/views").document["identifiers"] == []
-    assert table.ask("GET", f"{NS}/views/v").error == (404, NO_VIEW)
-    assert table.ask("HEAD", f"{NS}/views/v").status == 404
-    assert table.ask("POST", f"{NS}/views", {"name": "v"}).error == (406, "UnsupportedOperationException")
+def test_a_metadata_file_that_is_not_there_is_not_registered(table: Served, lake: Lakehouse) -> None:
+    lake.storage.create("no.metadata.json", b"{")
+    before = lake.latest_version()
+    for location in ("x", f"{lake.root}no.metadata.json", f"{lake.root}none.metadata.json"):
+        body = {"name": "r", "metadata-location": location}
+        assert table.ask("POST", f"{NS}/register", body).error == BAD, location
+    assert lake.latest_version() == before
 
 
 def test_reports_of_clients_are_taken(table: Served) -> None:
@@ -260,7 +262,7 @@ def test_a_new_table_stands_where_the_lakehouse_says(table: Served, lake: Lakeho
 
 def test_other_paths_and_methods(served: Served) -> None:
     assert served.ask("GET", "/").error[0] == 404
-    assert served.ask("GET", "/v1/main/namespaces/ns/tables/t/plan").error[0] == 404
+    assert served.ask("GET", "/v1/main/namespaces/ns/tables/t/play").error[0] == 404
     wrong = served.ask("PUT", NAMESPACES, {})
     assert (wrong.error[0], wrong.headers["allow"]) == (405, "GET, POST")
     assert served.ask("POST", COMMIT, {"table-changes": []}).error == BAD

@@ -10,7 +10,7 @@ import pytest
 from pyiceberg.exceptions import ForbiddenError, NoSuchNamespaceError
 
 from tests.clock import ClockStorage
-from tests.lakes import Lakes
+from tests.lakes import Lakes, allowing
 from tests.maintenance.aging import LONG_MS
 from tests.server.requests import TABLE, TABLES, commit_of, created, properties
 from tests.server.served import Served, serving, settings_for
@@ -181,3 +181,24 @@ def test_clients_on_s3_are_told_where_it_is(lakes: Lakes) -> None:
         assert answer.document["config"] == told
         assert answer.document["metadata"]["location"].startswith("s3://bucket/lake/tables/")
         assert b"verysecret" not in answer.body
+
+
+def test_a_clone_is_a_warehouse(lakes: Lakes, lake: Lakehouse, tmp_path: Path) -> None:
+    """At its latest version, as it goes on; read-only; and only while parent and clone know each other."""
+    catalog = catalog_at(lake)
+    catalog.create_namespace("ns")
+    catalog.create_table("ns.t", ROWS.schema).append(ROWS)
+    root = f"file://{tmp_path}/clones/x/"
+    maintenance.plan_clone(lake, root, "x").execute()
+    clone = Lakehouse.open(root, {"fsync": "false"})
+    allowed = allowing(lake, root)
+    with serving(settings_for(lake), Warehouses({ONLY: allowed})) as served:
+        assert n_rows(served, "clone-x") == 2
+        catalog_at(clone).load_table("ns.t").append(ROWS)
+        assert (n_rows(served, "clone-x"), n_rows(served, "main")) == (4, 2)
+        refused = served.ask("POST", TABLES.replace("/main/", "/clone-x/"), created("u"))
+        assert refused.error == (403, "ForbiddenException")
+        assert "serve the clone's own root" in refused.document["error"]["message"]
+        assert served.ask("GET", "/v1/clone-none/namespaces").error == UNKNOWN
+        maintenance.plan_drop_clone(allowed, "x").execute()
+        assert served.ask("GET", "/v1/clone-x/namespaces").error == UNKNOWN

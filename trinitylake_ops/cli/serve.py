@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from pathlib import Path
 
@@ -21,6 +22,7 @@ Warehouses, which a client names when it connects:
   v12                          version 12
   at-2026-11-01T00:00:00Z      the newest version at that time
   export-NAME                  the version that an export keeps
+  clone-NAME                   the latest version of a clone
 With --lakehouses, the name of the lakehouse and a dot stand before it: sales.main, sales.v12.
 
 \b
@@ -39,7 +41,7 @@ More examples; the one above lets this machine read:
   curl http://127.0.0.1:8181/v1/config?warehouse=v12
 
 \b
-Paths: /v1/config and those that it lists, /healthz, /readyz. The log is one JSON object a line, on standard
+Paths: /v1/config and those that it lists, /healthz, /readyz, /metrics. The log is one JSON object a line, on standard
 error. SIGTERM and Ctrl-C let the requests that were begun finish.""",
 )
 @click.argument("root", required=False)
@@ -47,6 +49,8 @@ error. SIGTERM and Ctrl-C let the requests that were begun finish.""",
 @click.option("--host", default="127.0.0.1", show_default=True, help="The address to listen at.")
 @click.option("--port", type=WholeNumber(0, 65_535), default=8181, show_default=True, help="The port; 0 is any.")
 @click.option("--tokens", type=_FILE, metavar="FILE", help="Who may do what, in YAML. Read again when it changes.")
+@click.option("--issuers", type=_FILE, metavar="FILE", help="Whose signed tokens (OIDC) are taken, in YAML.")
+@click.option("--traces", is_flag=True, help="Send traces by OpenTelemetry, as OTEL_... say. Needs the extra 'traces'.")
 @click.option("--anonymous-writes", is_flag=True, help="Let every program on this machine write. For loopback only.")
 @click.option("--tls-certificate", type=_FILE, metavar="FILE", help="A certificate, with its chain, in PEM.")
 @click.option("--tls-key", type=_FILE, metavar="FILE", help="The key of the certificate, in PEM.")
@@ -65,6 +69,7 @@ def serve(
     max_body_bytes: int | None,
     max_seconds: float | None,
     threads: int | None,
+    traces: bool,
     **chosen: object,
 ) -> None:
     """Serve the lakehouse at ROOT, or several, to any engine that speaks Iceberg's REST protocol.
@@ -95,4 +100,9 @@ def serve(
     settings = ServerSettings(served, limits=limits, **chosen)  # type: ignore[arg-type]  # by the names of the options
     settings.check()
     log_as_json()
-    run_server(settings)
+    with contextlib.ExitStack() as at_end:
+        if traces:
+            with needs("traces"):
+                from trinitylake_ops.server.observed.sending import send_traces
+            at_end.callback(send_traces())
+        run_server(settings)

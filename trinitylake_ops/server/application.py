@@ -23,12 +23,16 @@ from trinitylake_ops.server import answers
 from trinitylake_ops.server.answers import Answer, RefusedError, bad_request, failed, forbidden
 from trinitylake_ops.server.calls import Call, too_large
 from trinitylake_ops.server.changes import KEY_LIFETIME_MS
-from trinitylake_ops.server.routes import ENDPOINTS, find_route
+from trinitylake_ops.server.issuers.issuers import Issuers, signed_token
+from trinitylake_ops.server.issuers.settings import read_issuers
+from trinitylake_ops.server.observed.metrics import CONTENT_TYPE, Metrics
+from trinitylake_ops.server.observed.traces import change_span, in_this_context, note_answer, request_span
+from trinitylake_ops.server.routes import ENDPOINTS, Route, find_route
 from trinitylake_ops.server.settings import ServerSettings, is_loopback
-from trinitylake_ops.server.tokens import Principal, Tokens, anonymous
+from trinitylake_ops.server.tokens import Principal, Tokens, anonymous, unauthorized
 from trinitylake_ops.server.tokens import Scope as Granted
 from trinitylake_ops.server.warehouses import Warehouse, Warehouses
-from trinitylake_ops.storage import beside
+from trinitylake_ops.storage import MeteredStorage, beside
 from trinitylake_ops.storage.options import redact_assignments
 
 logger = logging.getLogger(__name__)
@@ -39,6 +43,8 @@ _MOST_QUERY_FIELDS = 50
 _LONGEST_PATH_CHARS = 500
 #: Readiness is asked of the storage no more often.
 _READY_FOR_SECONDS = 1.0
+#: The operation of a request that is for none.
+_NO_OPERATION = "other"
 
 
 class Application:
@@ -52,8 +58,11 @@ class Application:
         self._settings = settings
         self._limits = settings.limits
         self._tokens = None if settings.tokens is None else Tokens(settings.tokens)
+        self._issuers = None if settings.issuers is None else Issuers(read_issuers(settings.issuers))
         self._anonymous = anonymous(Granted.OPERATE if settings.anonymous_writes else Granted.READ)
         self.warehouses = warehouses or Warehouses.opened(settings.lakehouses)
+        storages = {one.shown: one.lake.storage for one in self.warehouses.served}
+        self.metrics = Metrics({name: one for name, one in storages.items() if isinstance(one, MeteredStorage)})
         self._threads = ThreadPoolExecutor(self._limits.threads, thread_name_prefix="request")
         self._n_asked = 0
         self._ready = (-_READY_FOR_SECONDS, True)
@@ -83,14 +92,22 @@ class Application:
         """Take no more requests, and wait until those that were begun are carried out, commits above all."""
         self._is_stopping = True
         self._threads.shutdown(wait=True)
+        self.metrics.close()
+        if self._issuers is not None:
+            self._issuers.close()
         beside.flush()
 
     async def _logged(self, request: Request) -> Answer:
         begun_s, request_id = time.monotonic(), secrets.token_hex(8)
         said: dict[str, object] = {"request": request_id, "method": request.method, "path": _path(request)}
-        answer = await self._answer(request, request_id, said)
+        with self.metrics.in_progress(), request_span(request.method, request.headers, request_id) as span:
+            answer = await self._answer(request, request_id, said)
+            operation = str(said.pop("operation", _NO_OPERATION))
+            note_answer(span, operation, answer.status, answer.error)
+        seconds = time.monotonic() - begun_s
+        self.metrics.note_request(operation, answer.status, seconds)
         said["status"] = answer.status
-        said["milliseconds"] = round((time.monotonic() - begun_s) * 1_000, 1)
+        said["milliseconds"] = round(seconds * 1_000, 1)
         if answer.error is not None:
             said |= {"error": answer.error, "detail": self._redacted(answer.detail or "")}
         level = logging.WARNING if answer.status >= 500 else logging.INFO
@@ -103,42 +120,66 @@ class Application:
         return redact_assignments(text)
 
     async def _answer(self, request: Request, request_id: str, said: dict[str, object]) -> Answer:
-        path = request.scope["raw_path"]
-        if path == b"/healthz":
-            return answers.ok({"status": "ok"})
-        if path == b"/readyz":
-            return await self._readiness()
-        changes = False
+        path, changes = request.scope["raw_path"], False
+        if path in (b"/healthz", b"/readyz"):
+            said["operation"] = f"GET {_path(request)}"
+            return answers.ok({"status": "ok"}) if path == b"/healthz" else await self._readiness()
         try:
-            principal = self._principal(request)
+            principal = await self._principal(request)
             said["principal"] = principal.name
             query = _query(request)
-            if path == b"/v1/config":
+            if path in (b"/v1/config", b"/metrics"):
+                said["operation"] = f"GET {_path(request)}"
+                if path == b"/metrics":
+                    return self._metrics(principal)
                 return await self._in_thread(lambda: self._configuration(principal, query), changes=False)
             route, names = find_route(request.method, path)
             changes = route.changes
+            said["operation"] = f"{route.method} {route.template}"
             body = await self._body(request)
 
             def work() -> Answer:
                 warehouse = self._warehouse(principal, names["prefix"])
                 if route.changes:
                     warehouse.check_writable()
-                headers = dict(request.headers.items())
+                headers, name = dict(request.headers.items()), warehouse.served.shown
                 call = Call(
                     request.method, _path(request), names, query, headers, body, principal, warehouse, request_id,
-                    self._limits,
+                    self._limits, lambda: self.metrics.note_lost(name),
                 )  # fmt: skip
-                return route.handle(call)
+                return self._change(route, call) if route.changes else route.handle(call)
 
-            return await self._in_thread(work, changes=changes)
+            return await self._in_thread(in_this_context(work), changes=changes)
         except ClientDisconnect:
             return failed(bad_request("the client went away before it had sent all"), changes=False, request_id="")
         except Exception as error:  # noqa: BLE001 - each becomes an answer, and the log has what was unforeseen
             return failed(error, changes=changes, request_id=request_id)
 
-    def _principal(self, request: Request) -> Principal:
+    def _change(self, route: Route, call: Call) -> Answer:
+        lakehouse = call.warehouse.served.shown
+        with change_span(lakehouse):
+            try:
+                answer = route.handle(call)
+            except Exception as error:  # noqa: BLE001 - it becomes an answer, and is counted
+                failure = failed(error, changes=True, request_id=call.request_id)
+                self.metrics.note_commit(lakehouse, failure.status)
+                return failure
+            self.metrics.note_commit(lakehouse, answer.status)
+            return answer
+
+    def _metrics(self, principal: Principal) -> Answer:
+        if principal.scope < Granted.READ:
+            raise forbidden(f"{principal.name} may not read metrics: its scope for all namespaces is less than read")
+        return Answer(200, self.metrics.text(), {"content-type": CONTENT_TYPE})
+
+    async def _principal(self, request: Request) -> Principal:
+        authorization = request.headers.get("authorization")
+        if self._issuers is not None and (token := signed_token(authorization)) is not None:
+            return await self._issuers.principal(token)
         if self._tokens is not None:
-            return self._tokens.principal(request.headers.get("authorization"))
+            return self._tokens.principal(authorization)
+        if self._issuers is not None:
+            raise unauthorized("a bearer token is needed")
         # Pages in a browser of this machine could ask, too, with any name for this machine.
         if "origin" in request.headers or not is_loopback(_host(request)):
             raise forbidden("without tokens only programs on this machine are answered, not pages in a browser")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import binascii
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -36,6 +36,7 @@ class Call:
     """A request that somebody may make. ``names`` are the parts of its path that are names, decoded.
 
     ``path`` is as it came, without its query. ``query`` and ``headers`` have lower case names for headers.
+    ``note_lost`` counts an attempt that lost to another commit.
     """
 
     method: str
@@ -48,6 +49,7 @@ class Call:
     warehouse: Warehouse
     request_id: str
     limits: Limits
+    note_lost: Callable[[], None]
 
     @property
     def namespace(self) -> str:

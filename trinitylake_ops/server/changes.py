@@ -45,6 +45,8 @@ _KEYED = "asked"
 class RequestTarget(LatestTarget):
     """The latest version of a lakehouse, whose changes are those of one request."""
 
+    guards_views = True
+
     def __init__(self, call: Call):
         self._call = call
         self._request_lake = call.warehouse.served.lake
@@ -142,10 +144,10 @@ def changed(call: Call, change: Callable[[TrinityLakeCatalog], T]) -> T | None:
     Raises what the catalog raises for it.
     """
     catalog = call.warehouse.served.catalog_on(RequestTarget(call))
-    return until_it_lands(lambda: change(catalog))
+    return until_it_lands(lambda: change(catalog), call.note_lost)
 
 
-def until_it_lands(attempt: Callable[[], T]) -> T | None:
+def until_it_lands(attempt: Callable[[], T], note_lost: Callable[[], None]) -> T | None:
     """Return what an attempt returns that loses to no other commit. None if the request was carried out before.
 
     Raises CommitFailedException after too many attempts, and what an attempt raises.
@@ -162,4 +164,5 @@ def until_it_lands(attempt: Callable[[], T]) -> T | None:
             if not isinstance(error.__cause__, CommitConflictError):
                 raise
             lost = error
+        note_lost()
     raise CommitFailedException(f"others were faster {MOST_ATTEMPTS} times: {lost}") from lost

@@ -45,6 +45,7 @@ class _OneCommit(TransactionTarget):
     """An open transaction in which each table changes once, so that its files can go with the commit."""
 
     commits_changes = True
+    guards_views = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +82,7 @@ def commit_tables(call: Call, commits: Sequence[TableCommit]) -> Mapping[Name, C
         call.check(Scope.WRITE, commit.name[0])
     if len({commit.name for commit in commits}) < len(commits):
         raise bad_request("a transaction may change each table once")
-    made = until_it_lands(lambda: _Attempt(call, commits).commit())
+    made = until_it_lands(lambda: _Attempt(call, commits).commit(), call.note_lost)
     return made if made is not None else _present(call.warehouse.served.catalog, commits)
 
 

@@ -9,6 +9,8 @@ from urllib.parse import unquote_to_bytes
 from trinitylake_ops.server import namespaces, tables
 from trinitylake_ops.server.answers import Answer, RefusedError, bad_request
 from trinitylake_ops.server.calls import Call
+from trinitylake_ops.server.scans import requests as scans
+from trinitylake_ops.server.views import requests as views
 
 _NAMESPACES = "/v1/{prefix}/namespaces"
 _NAMESPACE = f"{_NAMESPACES}/{{namespace}}"
@@ -47,13 +49,18 @@ ROUTES = (
     Route("POST", f"{_TABLE}/metrics", tables.report_metrics),
     Route("POST", "/v1/{prefix}/tables/rename", tables.rename_table, changes=True),
     Route("POST", "/v1/{prefix}/transactions/commit", tables.commit_transaction, changes=True),
-    # Some clients ask for views whatever they are told.
-    Route("GET", _VIEWS, tables.list_views, is_told=False),
-    Route("POST", _VIEWS, tables.no_views, changes=True, is_told=False),
-    Route("GET", _VIEW, tables.no_such_view, is_told=False),
-    Route("HEAD", _VIEW, tables.no_such_view, is_told=False),
-    Route("POST", _VIEW, tables.no_such_view, is_told=False),
-    Route("DELETE", _VIEW, tables.no_such_view, is_told=False),
+    Route("POST", f"{_TABLE}/plan", scans.plan_scan),
+    Route("POST", f"{_TABLE}/tasks", scans.fetch_tasks),
+    Route("GET", f"{_TABLE}/plan/{{plan}}", scans.no_such_plan, is_told=False),
+    Route("DELETE", f"{_TABLE}/plan/{{plan}}", scans.no_such_plan, is_told=False),
+    Route("GET", _VIEWS, views.list_views),
+    Route("POST", _VIEWS, views.create_view, changes=True),
+    Route("GET", _VIEW, views.load_view),
+    Route("HEAD", _VIEW, views.view_exists),
+    Route("POST", _VIEW, views.replace_view, changes=True),
+    Route("DELETE", _VIEW, views.drop_view, changes=True),
+    Route("POST", "/v1/{prefix}/views/rename", views.rename_view, changes=True),
+    Route("POST", f"{_NAMESPACE}/register-view", views.register_view, changes=True, is_told=False),
 )
 #: What clients are told in the configuration.
 ENDPOINTS = tuple(f"{route.method} {route.template}" for route in ROUTES if route.is_told)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import resource
 import signal
 import socket
 import ssl
@@ -24,6 +25,7 @@ logger = logging.getLogger(__name__)
 
 _BACKLOG = 2_048
 _IDLE_SECONDS = 75
+_MOST_FILES = 65_536
 _MOST_HEADER_BYTES = 64 << 10
 
 
@@ -55,6 +57,7 @@ def serve(settings: ServerSettings) -> None:
     """
     settings.check()
     _check_certificate(settings)
+    _allow_many_connections()
     with contextlib.closing(_listening(settings.host, settings.port)) as listener:
         application = Application(settings)
         server = uvicorn.Server(configuration_of(application, settings))
@@ -66,7 +69,7 @@ def serve(settings: ServerSettings) -> None:
                 "fields": {
                     "address": f"{scheme}://{shown}:{listener.getsockname()[1]}",
                     "lakehouses": {one.name or "main": one.lake.root for one in application.warehouses.served},
-                    "authentication": "tokens" if settings.tokens is not None else "none",
+                    "authentication": _authentication(settings),
                 }
             },
         )
@@ -76,6 +79,22 @@ def serve(settings: ServerSettings) -> None:
         finally:
             application.stop()
         logger.info("stopped")
+
+
+def _authentication(settings: ServerSettings) -> str:
+    kinds = [name for name, path in (("tokens", settings.tokens), ("issuers", settings.issuers)) if path is not None]
+    return " and ".join(kinds) or "none"
+
+
+def _allow_many_connections() -> None:
+    """Let the process have as many open files as the system lets it: each connection is one, and often 1,024 may be."""
+    try:
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        wanted = _MOST_FILES if hard == resource.RLIM_INFINITY else min(hard, _MOST_FILES)
+        if soft != resource.RLIM_INFINITY and soft < wanted:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+    except (OSError, ValueError) as error:
+        logger.warning("the limit on open files stays as it is: %s", error)
 
 
 def _check_certificate(settings: ServerSettings) -> None:

@@ -34,7 +34,8 @@ class LakehouseSettings:
 class Limits:
     """The limits of a request, and of all that are served at a time.
 
-    ``body_bytes`` is the largest body, ``page_names`` the longest page of a list. A request that takes longer than
+    ``body_bytes`` is the largest body, ``page_names`` the longest page of a list. ``scan_files`` is the most data files
+    in one answer about a scan. A request that takes longer than
     ``seconds`` is answered, and goes on. At most ``threads`` requests are worked on, and ``waiting`` wait for a thread.
     """
 
@@ -43,14 +44,15 @@ class Limits:
     seconds: float = 300.0
     threads: int = 32
     waiting: int = 1_000
+    scan_files: int = 2_000
 
 
 @dataclass(frozen=True, slots=True)
 class ServerSettings:
     """All settings of a server. ``lakehouses`` are by name; the only one may have the name ``ONLY``.
 
-    Without a file of tokens everybody may read, and with ``anonymous_writes`` also write. That is for loopback
-    addresses only, and :meth:`check` refuses anything else.
+    Without a file of tokens, or one of issuers, everybody may read, and with ``anonymous_writes`` also write. That is
+    for loopback addresses only, and :meth:`check` refuses anything else.
     """
 
     lakehouses: Mapping[str, LakehouseSettings]
@@ -62,16 +64,22 @@ class ServerSettings:
     tls_key: Path | None = None
     behind_proxy: bool = False
     limits: Limits = field(default_factory=Limits)
+    issuers: Path | None = None
+
+    @property
+    def has_tokens(self) -> bool:
+        """Whether only who has a token is let in."""
+        return self.tokens is not None or self.issuers is not None
 
     def check(self) -> None:
         """Raise InvalidInputError for settings that would let strangers in, or send tokens in clear text."""
-        if self.anonymous_writes and self.tokens is not None:
+        if self.anonymous_writes and self.has_tokens:
             raise InvalidInputError("anonymous writes and a file of tokens exclude each other; leave one out")
         if (self.tls_certificate is None) != (self.tls_key is None):
             raise InvalidInputError("TLS needs both a certificate and its key; give both files, or neither")
         if is_loopback(self.host):
             return
-        if self.tokens is None:
+        if not self.has_tokens:
             raise InvalidInputError(
                 f"others can reach {self.host[:_SHOWN_CHARS]!r}, and without a file of tokens everybody is let in;"
                 " give --tokens FILE, or a loopback address such as 127.0.0.1"

@@ -1,4 +1,4 @@
-"""Requests about tables, and about views, of which a lakehouse has none."""
+"""Requests about tables."""
 
 from __future__ import annotations
 
@@ -14,14 +14,15 @@ from pyiceberg.catalog.rest import (
     RegisterTableRequest,
     TableResponse,
 )
-from pyiceberg.exceptions import NoSuchTableError, NoSuchViewError
+from pyiceberg.exceptions import NoSuchTableError
 from pyiceberg.partitioning import UNPARTITIONED_PARTITION_SPEC
 from pyiceberg.table import CommitTableRequest, Table, TableIdentifier
 from pyiceberg.table.metadata import TableMetadata, new_table_metadata
 from pyiceberg.table.sorting import UNSORTED_SORT_ORDER
 
+from trinitylake_ops.errors import CorruptFileError, FileMissingError
 from trinitylake_ops.format.locations import as_uri
-from trinitylake_ops.server.answers import NO_CONTENT, Answer, bad_request, forbidden, ok, unsupported
+from trinitylake_ops.server.answers import NO_CONTENT, Answer, bad_request, forbidden, ok
 from trinitylake_ops.server.calls import Call, page_of, single_level
 from trinitylake_ops.server.changes import changed
 from trinitylake_ops.server.commits import TableCommit, check_readable, commit_tables
@@ -133,7 +134,11 @@ def register_table(call: Call) -> Answer:
     io = call.warehouse.served.catalog.io.strict()
     uri = registered_uri(io.root, asked.metadata_location)
     _check_allowed(call, uri)
-    _check_allowed(call, f"{as_uri(read_table_metadata(io, uri).location).rstrip('/')}/metadata/any")
+    try:
+        place = as_uri(read_table_metadata(io, uri).location).rstrip("/")
+    except (FileMissingError, CorruptFileError) as error:
+        raise bad_request(f"the metadata file cannot be read: {error}") from error
+    _check_allowed(call, f"{place}/metadata/any")
     table = changed(
         call, lambda catalog: catalog.register_table((namespace, asked.name), uri, overwrite=bool(asked.overwrite))
     )
@@ -143,7 +148,7 @@ def register_table(call: Call) -> Answer:
 def rename_table(call: Call) -> Answer:
     """Rename a table, also into another namespace."""
     asked = call.document()
-    source, target = (_identifier(asked.get(name)) for name in ("source", "destination"))
+    source, target = (identifier_of(asked.get(name)) for name in ("source", "destination"))
     call.check(Scope.WRITE, source[0])
     call.check(Scope.WRITE, target[0])
     changed(call, lambda catalog: catalog.move_table(source, target))
@@ -170,27 +175,8 @@ def report_metrics(call: Call) -> Answer:
     return NO_CONTENT
 
 
-def list_views(call: Call) -> Answer:
-    """List the views of a namespace: none."""
-    namespace = call.namespace
-    call.check(Scope.READ, namespace)
-    call.warehouse.catalog().load_namespace_properties((namespace,))
-    return ok({"identifiers": [], "next-page-token": None})
-
-
-def no_such_view(call: Call) -> Answer:
-    """Tell that a view does not exist."""
-    call.check(Scope.READ, call.namespace)
-    raise NoSuchViewError(f"View does not exist: {call.namespace}.{call.names['view']}")
-
-
-def no_views(call: Call) -> Answer:
-    """Refuse to create a view."""
-    call.check(Scope.WRITE, call.namespace)
-    raise unsupported("a lakehouse holds no views")
-
-
-def _identifier(content: Any) -> tuple[str, str]:
+def identifier_of(content: Any) -> tuple[str, str]:
+    """Return the namespace and the name of a table or a view in a body. Raises as a model does."""
     with asked_for():
         found = TableIdentifier.model_validate(content)
     return single_level(found.namespace.root), found.name

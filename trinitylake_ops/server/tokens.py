@@ -90,12 +90,12 @@ class Tokens:
             ) from error
         kind, _, token = (authorization or "").partition(" ")
         if kind.lower() != "bearer" or not token.strip():
-            raise _unauthorized("a bearer token is needed")
+            raise unauthorized("a bearer token is needed")
         found = principals.get(hashlib.sha256(token.strip().encode("utf-8", "replace")).hexdigest())
         if found is None:
-            raise _unauthorized("the token is not known")
+            raise unauthorized("the token is not known")
         if found.expires is not None and found.expires <= datetime.now(UTC):
-            raise _unauthorized(f"the token of {found.name} has expired")
+            raise unauthorized(f"the token of {found.name} has expired")
         return found
 
     def _load(self) -> dict[str, Principal]:
@@ -113,7 +113,8 @@ class Tokens:
             return self._principals
 
 
-def _unauthorized(message: str) -> RefusedError:
+def unauthorized(message: str) -> RefusedError:
+    """Return the error for a request whose sender is not known."""
     return RefusedError(401, "NotAuthorizedException", message, headers={"WWW-Authenticate": "Bearer"})
 
 

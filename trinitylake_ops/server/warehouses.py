@@ -1,7 +1,8 @@
 """Warehouses: a lakehouse at its latest version, or at one that a name, a number or a time chooses.
 
 The name of a warehouse is also the prefix in the paths of its requests: ``main``, ``v12``, ``at-<time>`` or
-``export-<name>``. Where a server has several lakehouses, the name of the lakehouse and a dot stand before it.
+``export-<name>``. ``clone-<name>`` is a clone at its latest version. Where a server has several lakehouses, the
+name of the lakehouse and a dot stand before it.
 """
 
 from __future__ import annotations
@@ -15,17 +16,23 @@ from typing import Self
 from urllib.parse import quote
 
 from trinitylake_ops import errors
+from trinitylake_ops.format.locations import normalize_root_uri
+from trinitylake_ops.maintenance.clones.records import clone_record, opened_clone
+from trinitylake_ops.maintenance.plans.cost import MeteredLakehouse
 from trinitylake_ops.server.answers import RefusedError, bad_request, forbidden
 from trinitylake_ops.server.settings import ONLY, LakehouseSettings
+from trinitylake_ops.storage import MeteredStorage, open_storage
 from trinitylake_ops.tables.catalog.catalog import TrinityLakeCatalog, catalog_at
 from trinitylake_ops.tables.catalog.target import CatalogTarget, SnapshotTarget
 from trinitylake_ops.transaction.lakehouse import Lakehouse
+from trinitylake_ops.versions.latest import open_latest
 from trinitylake_ops.versions.snapshot import Snapshot
 
 MAIN = "main"
 _VERSION = re.compile(r"v([0-9]{1,18})")
 _TIME = "at-"
 _EXPORT = "export-"
+_CLONE = "clone-"
 _LONGEST_CHARS = 1_000
 
 
@@ -36,6 +43,11 @@ class Served:
     name: str
     lake: Lakehouse
     catalog: TrinityLakeCatalog
+
+    @property
+    def shown(self) -> str:
+        """Its name for operators. One that is alone has none by itself."""
+        return self.name or MAIN
 
     def catalog_on(self, target: CatalogTarget) -> TrinityLakeCatalog:
         """Return a catalog of the same lakehouse, with the same cache, that reads and changes a target."""
@@ -70,6 +82,11 @@ class Warehouse:
 
     def check_writable(self) -> None:
         """Raise RefusedError, 403, for a version that can only be read."""
+        if self.name.startswith(_CLONE):
+            raise forbidden(
+                f"warehouse {self.name} is a clone, which is only read here; serve the clone's own root to write to it,"
+                " or promote it"
+            )
         if self.version is not None:
             main = f"{self.served.name}.{MAIN}" if self.served.name else MAIN
             raise forbidden(
@@ -83,11 +100,12 @@ class Warehouses:
 
     def __init__(self, lakes: Mapping[str, Lakehouse]):
         self._served = {name: Served(name, lake, catalog_at(lake)) for name, lake in lakes.items()}
+        self._clones: dict[tuple[str, str], tuple[str, Served]] = {}
 
     @classmethod
     def opened(cls, settings: Mapping[str, LakehouseSettings]) -> Self:
         """Open lakehouses. Raises what ``Lakehouse.open`` raises."""
-        return cls({name: Lakehouse.open(one.root, one.storage_options) for name, one in settings.items()})
+        return cls({name: _opened(one) for name, one in settings.items()})
 
     @property
     def served(self) -> tuple[Served, ...]:
@@ -97,6 +115,12 @@ class Warehouses:
     def named(self, name: str) -> Warehouse:
         """Return the warehouse of a name. Raises RefusedError, 404 where nothing has that name, and StorageError."""
         served, rest = self._lakehouse(name[:_LONGEST_CHARS])
+        if rest.startswith(_CLONE):
+            try:
+                clone = self._clone(served, rest.removeprefix(_CLONE))
+                return Warehouse(clone, rest, clone.lake.snapshot())
+            except errors.NotFoundError as error:
+                raise unknown_warehouse(rest, str(error)) from error
         return Warehouse(served, rest, _snapshot(served.lake, rest))
 
     def lakehouse_of(self, name: str) -> str:
@@ -110,6 +134,30 @@ class Warehouses:
         if lakehouse not in self._served:
             raise unknown_warehouse(name, "it begins with the name of a lakehouse, such as LAKEHOUSE.main")
         return self._served[lakehouse], rest or MAIN
+
+    def _clone(self, parent: Served, name: str) -> Served:
+        """Return a clone, opened once. Raises NotFoundError, LocationNotAllowedError, StorageError.
+
+        The parent's record and the clone's own definition have to agree, as for every operation on clones.
+        """
+        record = clone_record(parent.lake.snapshot().definition, name)
+        clone_id, served = self._clones.get((parent.name, name), ("", parent))
+        if clone_id != record.clone_id:
+            opened = opened_clone(MeteredLakehouse(parent.lake), record).lake
+            lake = Lakehouse(opened.storage, opened.storage_options, cache="shared")
+            lake.elsewhere.give(parent.lake.storage)
+            open_latest(lake.files)
+            served = Served(parent.name, lake, catalog_at(lake))
+            self._clones[parent.name, name] = (record.clone_id, served)
+        return served
+
+
+def _opened(settings: LakehouseSettings) -> Lakehouse:
+    """Open a lakehouse whose requests to its storage are counted."""
+    storage = MeteredStorage(open_storage(normalize_root_uri(settings.root), settings.storage_options))
+    lake = Lakehouse(storage, settings.storage_options, cache="shared")
+    open_latest(lake.files)
+    return lake
 
 
 def unknown_warehouse(name: str, how: str) -> RefusedError:
@@ -132,7 +180,7 @@ def _snapshot(lake: Lakehouse, name: str) -> Snapshot | None:
                 return lake.snapshot(export)
     except errors.NotFoundError as error:
         raise unknown_warehouse(name, str(error)) from error
-    raise unknown_warehouse(name, f"write {MAIN}, v12, {_TIME}2030-01-31T12:00:00Z or {_EXPORT}NAME")
+    raise unknown_warehouse(name, f"write {MAIN}, v12, {_TIME}2030-01-31T12:00:00Z, {_EXPORT}NAME or {_CLONE}NAME")
 
 
 def _moment(text: str) -> datetime | int:

@@ -1,20 +1,42 @@
-"""The part of the catalog for namespaces, and for views, which a lakehouse does not have."""
+"""The part of the catalog for namespaces, and for the views in them."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from pyiceberg.catalog import MetastoreCatalog, PropertiesUpdateSummary
-from pyiceberg.exceptions import CommitFailedException, NamespaceAlreadyExistsError, NoSuchNamespaceError
+from pyiceberg.exceptions import (
+    CommitFailedException,
+    NamespaceAlreadyExistsError,
+    NamespaceNotEmptyError,
+    NoSuchNamespaceError,
+    NoSuchViewError,
+)
+from pyiceberg.schema import Schema
 from pyiceberg.typedef import EMPTY_DICT, Identifier, Properties
 
 from trinitylake_ops import errors
+from trinitylake_ops.format.definitions import NamespaceDef
 from trinitylake_ops.tables.catalog.change import changing
 from trinitylake_ops.tables.catalog.target import CatalogTarget
+from trinitylake_ops.tables.catalog.view_metadata import ViewMetadata, new_view
+from trinitylake_ops.tables.catalog.view_metadata import ViewVersion as OurViewVersion
+from trinitylake_ops.tables.catalog.views import (
+    check_no_view,
+    put_view,
+    remove_view,
+    view_in,
+    views_in,
+    views_of,
+    without_views,
+)
 from trinitylake_ops.tables.io.file_io import StorageFileIO
 
 if TYPE_CHECKING:
+    import pyarrow as pa
     from pyiceberg.view import View
+    from pyiceberg.view.metadata import ViewVersion
 
 
 class NamespaceCatalog(MetastoreCatalog):
@@ -34,6 +56,7 @@ class NamespaceCatalog(MetastoreCatalog):
     def create_namespace(self, namespace: str | Identifier, properties: Properties = EMPTY_DICT) -> None:
         """Create a namespace. Raises NamespaceAlreadyExistsError, InvalidNameError."""
         name = self.identifier_to_database(namespace)
+        check_no_view(properties)
         try:
             with changing(self.target, self.io, f"create namespace {name}") as change:
                 if change.writer.has_namespace(name):
@@ -52,6 +75,8 @@ class NamespaceCatalog(MetastoreCatalog):
         """Drop an empty namespace. Raises NoSuchNamespaceError, NamespaceNotEmptyError."""
         name = self.identifier_to_database(namespace, NoSuchNamespaceError)
         with changing(self.target, self.io, f"drop namespace {name}") as change:
+            if views := views_in(change.writer.namespace(name).properties):
+                raise NamespaceNotEmptyError(f"Namespace {name} is not empty: it holds {len(views)} views")
             change.writer.drop_namespace(name)
 
     def list_namespaces(self, namespace: str | Identifier = ()) -> list[Identifier]:
@@ -64,40 +89,109 @@ class NamespaceCatalog(MetastoreCatalog):
     def load_namespace_properties(self, namespace: str | Identifier) -> Properties:
         """Return a namespace's properties. Raises NoSuchNamespaceError."""
         name = self.identifier_to_database(namespace, NoSuchNamespaceError)
-        try:
-            return dict(self.target.reader().namespace(name).properties)
-        except errors.NamespaceNotFoundError as error:
-            raise NoSuchNamespaceError(f"Namespace does not exist: {name}") from error
+        return without_views(self._namespace(name).properties)
 
     def update_namespace_properties(
         self, namespace: str | Identifier, removals: set[str] | None = None, updates: Properties = EMPTY_DICT
     ) -> PropertiesUpdateSummary:
         """Change a namespace's properties. Raises NoSuchNamespaceError, ValueError when both name a key."""
         name = self.identifier_to_database(namespace, NoSuchNamespaceError)
+        check_no_view(updates)
         with changing(self.target, self.io, f"alter namespace {name}") as change:
-            current = dict(change.writer.namespace(name).properties)
+            stored = change.writer.namespace(name).properties
+            current = without_views(stored)
             summary, changed = self._get_updated_props_and_update_summary(current, removals, updates)
-            change.writer.alter_namespace(name, changed)
+            change.writer.alter_namespace(name, {**changed, **views_of(stored)})
         return summary
 
-    # Views: a lakehouse holds none.
+    # Views. pyiceberg before 0.12 has none.
 
     def list_views(self, namespace: str | Identifier) -> list[Identifier]:
-        """Raise NotImplementedError: a lakehouse holds no views."""
-        raise NotImplementedError("a lakehouse holds no views")
+        """Return the views of a namespace. Raises NoSuchNamespaceError."""
+        name = self.identifier_to_database(namespace, NoSuchNamespaceError)
+        return [(name, view) for view in views_in(self._namespace(name).properties)]
 
     def view_exists(self, identifier: str | Identifier) -> bool:
-        """Raise NotImplementedError: a lakehouse holds no views."""
-        raise NotImplementedError("a lakehouse holds no views")
+        """Whether a view exists. Raises NoSuchViewError for a name of another form."""
+        namespace, view = self._view_name(identifier)
+        reader = self.target.reader()
+        return reader.has_namespace(namespace) and view in views_in(reader.namespace(namespace).properties)
 
     def load_view(self, identifier: str | Identifier) -> View:
-        """Raise NotImplementedError: a lakehouse holds no views."""
-        raise NotImplementedError("a lakehouse holds no views")
+        """Return a view. Raises NoSuchViewError, and CorruptFileError for one that cannot be read."""
+        from pyiceberg.view import View
+        from pyiceberg.view.metadata import ViewMetadata
+
+        namespace, view = self._view_name(identifier)
+        metadata = view_in(self.target.reader(), namespace, view)
+        return View((namespace, view), ViewMetadata.model_validate_json(metadata.model_dump_json()))
+
+    def create_view(
+        self,
+        identifier: str | Identifier,
+        schema: Schema | pa.Schema,
+        view_version: ViewVersion,
+        location: str | None = None,
+        properties: Properties = EMPTY_DICT,
+    ) -> View:
+        """Create a view. ``location`` is left out: a view has no files.
+
+        Raises TableAlreadyExistsError for the name of a table or view, NoSuchNamespaceError, InvalidDefinitionError.
+        """
+        if location is not None:
+            raise errors.InvalidDefinitionError("leave location out: a view of a lakehouse has no files")
+        version = OurViewVersion.model_validate_json(view_version.model_dump_json())
+        made = new_view(self._convert_schema_if_needed(schema), version, properties, self.io.root)
+        namespace, view = self.identifier_to_database_and_table(identifier)
+        self.put_view((namespace, view), lambda _: made, is_new=True)
+        return self.load_view((namespace, view))
+
+    def put_view(
+        self,
+        identifier: tuple[str, str],
+        change: Callable[[ViewMetadata | None], ViewMetadata],
+        *,
+        is_new: bool = False,
+    ) -> ViewMetadata:
+        """Create or replace a view by its metadata, None for a new one, and return what it is then.
+
+        Raises as :meth:`create_view`, and NoSuchViewError for one that is to be replaced.
+        """
+        namespace, view = identifier
+        what = "create" if is_new else "replace"
+        with changing(self.target, self.io, f"{what} view {namespace}.{view}") as done:
+            metadata = change(None if is_new else view_in(done.writer, namespace, view))
+            put_view(done.writer, namespace, view, metadata, is_new=is_new)
+        return metadata
+
+    def move_view(self, source: tuple[str, str], target: tuple[str, str]) -> None:
+        """Rename a view, also into another namespace.
+
+        Raises NoSuchViewError, TableAlreadyExistsError, NoSuchNamespaceError.
+        """
+        with changing(self.target, self.io, f"rename view {'.'.join(source)} to {'.'.join(target)}") as change:
+            metadata = view_in(change.writer, *source)
+            put_view(change.writer, *target, metadata, is_new=True)
+            remove_view(change.writer, *source)
 
     def register_view(self, identifier: str | Identifier, metadata_location: str) -> View:
-        """Raise NotImplementedError: a lakehouse holds no views."""
-        raise NotImplementedError("a lakehouse holds no views")
+        """Raise NotImplementedError: the metadata of a view is no file here."""
+        raise NotImplementedError("the metadata of a view is no file here; create the view")
 
     def drop_view(self, identifier: str | Identifier) -> None:
-        """Raise NotImplementedError: a lakehouse holds no views."""
-        raise NotImplementedError("a lakehouse holds no views")
+        """Drop a view. Raises NoSuchViewError."""
+        namespace, view = self._view_name(identifier)
+        with changing(self.target, self.io, f"drop view {namespace}.{view}") as change:
+            remove_view(change.writer, namespace, view)
+
+    def _view_name(self, identifier: str | Identifier) -> tuple[str, str]:
+        name = self.identifier_to_tuple(identifier)
+        if len(name) != 2:
+            raise NoSuchViewError(f"View does not exist: {'.'.join(name)}")
+        return name[0], name[1]
+
+    def _namespace(self, name: str) -> NamespaceDef:
+        try:
+            return self.target.reader().namespace(name)
+        except errors.NamespaceNotFoundError as error:
+            raise NoSuchNamespaceError(f"Namespace does not exist: {name}") from error

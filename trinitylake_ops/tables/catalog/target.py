@@ -51,6 +51,10 @@ class CatalogTarget(Protocol):
     def commits_changes(self) -> bool:
         """Whether the end of each ``change`` is its commit, and nothing reads its files before."""
 
+    @property
+    def guards_views(self) -> bool:
+        """Whether a new table must not have a view's name. To find out, the namespace's definition is read."""
+
     def reader(self) -> CatalogReader:
         """Return the current state."""
 
@@ -63,6 +67,7 @@ class LatestTarget:
 
     read_only = False
     commits_changes = True
+    guards_views = False
 
     def __init__(self, lake: Lakehouse):
         self._lake = lake
@@ -82,6 +87,7 @@ class TransactionTarget:
 
     read_only = False
     commits_changes = False
+    guards_views = False
 
     def __init__(self, transaction: Transaction, storage_options: Mapping[str, str] | None = None):
         self._transaction = transaction
@@ -101,6 +107,7 @@ class SnapshotTarget:
 
     read_only = True
     commits_changes = False
+    guards_views = False
 
     def __init__(self, snapshot: Snapshot, storage_options: Mapping[str, str] | None = None):
         self._snapshot = snapshot

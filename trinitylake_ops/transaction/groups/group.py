@@ -20,6 +20,7 @@ from trinitylake_ops.transaction.commit import (
     outcome_unknown,
 )
 from trinitylake_ops.transaction.draft import Draft, RootStamp, Writes
+from trinitylake_ops.transaction.groups.heard import tell_of_group
 from trinitylake_ops.transaction.groups.member import MAX_GROUP_CHANGES, Member
 from trinitylake_ops.transaction.time_to_live import check_age, removed_before_ms
 from trinitylake_ops.transaction.turns import Courtesy
@@ -214,6 +215,7 @@ class Group:
         except TrinityLakeError as error:
             members.settle_all(error)
             return None
+        tell_of_group(len(members.pending))
         members.settle_all(committed.version)
         return committed
 

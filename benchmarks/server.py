@@ -1,0 +1,207 @@
+"""What a server adds to the calls of its catalog, and what requests to it ask of the storage.
+
+Run from the project's root: ``.venv/bin/python -m benchmarks.server``; it writes ``benchmarks/results/server.md``. The
+server is a process of its own, on another lakehouse of the same shape. Calls go by turns, so that both meet the same
+machine. Differences count more than times.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import tempfile
+import threading
+import uuid
+from collections.abc import Callable, Mapping
+from http.client import HTTPConnection
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from pyiceberg.io import FileIO
+from pyiceberg.io.pyarrow import parquet_files_to_data_files
+from pyiceberg.table.update import SetPropertiesUpdate
+
+from benchmarks.report import Spread, seconds, table, write_result
+from tests.server.requests import TABLE, TABLES, commit_of, properties
+from tests.server.served import Served, command, serving, settings_for
+from trinitylake_ops import Lakehouse, TableDef
+from trinitylake_ops.storage import MeteredStorage, RequestCounts, beside
+from trinitylake_ops.tables import catalog_at
+
+N_CALLS = 200
+N_TABLES = 5_000
+BOUND_MS, LIST_BOUND_MS = 2.0, 100.0
+FILES = (1, 10)
+SCHEMA = pa.schema([("id", pa.int64()), ("name", pa.string()), ("amount", pa.float64())])
+ROWS = pa.table({"id": [1, 2], "name": ["a", "b"], "amount": [0.5, 1.5]}, schema=SCHEMA)
+
+
+class Client:
+    """One connection that stays, as clients have it, which reads answers as JSON."""
+
+    def __init__(self, url: str):
+        split = urlsplit(url)
+        self._connection = HTTPConnection(split.hostname or "", split.port, timeout=60)
+
+    def ask(self, method: str, path: str, body: Mapping[str, object] | None = None) -> bytes:
+        """Return the answer to a request. Raises RuntimeError for a failure."""
+        self._connection.request(method, path, None if body is None else json.dumps(body).encode())
+        answer = self._connection.getresponse()
+        data = answer.read()
+        if answer.status >= 300:
+            raise RuntimeError(f"{method} {path}: {answer.status} {data[:300]!r}")
+        return data
+
+
+def make_lake(folder: Path, name: str, n_tables: int) -> Lakehouse:
+    """Return a lakehouse with a table that has some history, and many definitions beside it."""
+    lake = Lakehouse.create(str(folder / name), {"fsync": "false"})
+    catalog = catalog_at(lake)
+    catalog.create_namespace("ns")
+    written = catalog.create_table("ns.t", SCHEMA)
+    for _ in range(20):
+        written.append(ROWS)
+    with lake.transaction() as txn:
+        txn.create_namespace("many")
+        for number in range(n_tables):
+            txn.create_table("many", f"table_{number:05}", TableDef(id=str(uuid.uuid4())))
+    return lake
+
+
+def by_turns(calls: Mapping[str, Callable[[], object]], n_calls: int) -> dict[str, Spread]:
+    """Return how long calls take in milliseconds, each made so many times after the others."""
+    took_ms: dict[str, list[float]] = {name: [] for name in calls}
+    for _ in range(n_calls):
+        for name, call in calls.items():
+            took_ms[name].append(1_000 * seconds(call))
+    return {name: Spread.of(values) for name, values in took_ms.items()}
+
+
+def measured(folder: Path, n_calls: int, n_tables: int) -> tuple[list[str], dict[str, float]]:
+    """Return the lines of a table of latencies, and what the server adds to each call in milliseconds."""
+    bare_lake, served_lake = (make_lake(folder, name, n_tables) for name in ("bare", "served"))
+    catalog, numbers = catalog_at(bare_lake), itertools.count()
+
+    def commit() -> None:
+        loaded = catalog.load_table("ns.t")
+        catalog.commit_table(loaded, (), (SetPropertiesUpdate(updates={"a": str(next(numbers))}),))
+
+    with command(served_lake.root, "--anonymous-writes") as (process, url, _begun):
+        assert process.stderr is not None
+        threading.Thread(target=process.stderr.read, daemon=True).start()  # a log that nobody reads would hold it up
+        client = Client(url)
+        pairs: dict[str, tuple[Callable[[], object], Callable[[], object]]] = {
+            "load a table": (
+                lambda: catalog.load_table("ns.t"),
+                lambda: client.ask("GET", TABLE),
+            ),
+            "commit a property": (
+                commit,
+                lambda: client.ask("POST", TABLE, commit_of(properties(a=str(next(numbers))))),
+            ),
+            f"list {n_tables:,} tables": (
+                lambda: catalog.list_tables("many"),
+                lambda: client.ask("GET", TABLES.replace("/ns/", "/many/")),
+            ),
+        }
+        rows, added = [], {}
+        for name, (bare, served) in pairs.items():
+            by_turns({"bare": bare, "served": served}, 10)
+            found = by_turns({"bare": bare, "served": served}, n_calls)
+            added[name] = found["served"].median - found["bare"].median
+            cells = [found[kind] for kind in ("bare", "served")]
+            ratio = f"{cells[1].median / cells[0].median:.1f}"
+            rows.append([name, *(f"{one.median:.2f} / {one.p99:.2f}" for one in cells), f"{added[name]:.2f}", ratio])
+    header = ("call", "catalog, ms: median / p99", "by the server", "more, median", "ratio")
+    return table(header, rows), added
+
+
+def rounds_of_requests(folder: Path) -> list[str]:
+    """Return the lines of a table with what requests to a warm server ask of the storage."""
+    lake = make_lake(folder, "rounds", 10)
+    catalog_at(lake).create_table("ns.p", SCHEMA)
+    rows = []
+    with serving(settings_for(lake)) as served:
+        meter = served.application.warehouses.served[0].lake.storage if served.application is not None else None
+        if not isinstance(meter, MeteredStorage):
+            raise TypeError(type(meter).__name__)
+        commits = {"a property": lambda: (TABLE, commit_of(properties(b="1")))}
+        commits |= {f"an append of {n} data files": lambda n=n: appended(served, n) for n in FILES}
+        for _ in range(2):
+            before = meter.snapshot()
+            served.ask("GET", TABLE)
+        rows.append(["load a table", *_shown(meter.snapshot() - before)])
+        for name, make in commits.items():
+            path, body = make()
+            served.ask("GET", path)
+            before = meter.snapshot()
+            answer = served.ask("POST", path, body)
+            if answer.status != 200:
+                raise RuntimeError(f"{name}: {answer.status} {answer.body[:300]!r}")
+            beside.flush()
+            rows.append([name, *_shown(meter.snapshot() - before)])
+    return table(("request", "rounds", "requests", "of which"), rows)
+
+
+def _shown(counts: RequestCounts) -> list[str]:
+    kinds = ", ".join(f"{number} {kind}" for kind, number in sorted(counts.requests.items()))
+    return [str(counts.rounds), str(counts.total), kinds]
+
+
+def appended(served: Served, n_files: int) -> tuple[str, dict[str, object]]:
+    """Return the path and the body of a commit that adds a snapshot, whose files a client has written."""
+    loaded = served.catalog().load_table("ns.p")
+    batches = [write_file(loaded.io, ROWS, f"{loaded.location()}/data/{uuid.uuid4()}.parquet") for _ in range(n_files)]
+    transaction = loaded.transaction()
+    with transaction.update_snapshot().fast_append() as append:
+        for data_file in parquet_files_to_data_files(loaded.io, loaded.metadata, iter(batches)):
+            append.append_data_file(data_file)
+    updates = [json.loads(update.model_dump_json()) for update in transaction._updates]
+    requirements = tuple(json.loads(one.model_dump_json()) for one in transaction._requirements)
+    return f"{TABLES}/p", commit_of(*updates, requirements=requirements, name="p")
+
+
+def write_file(io: FileIO, rows: pa.Table, uri: str) -> str:
+    """Write a Parquet file and return its place."""
+    with io.new_output(uri).create(overwrite=False) as stream:
+        pq.write_table(rows, stream)
+    return uri
+
+
+def main(n_calls: int = N_CALLS, n_tables: int = N_TABLES) -> None:
+    """Measure, and write the result, which says which bounds do not hold."""
+    with tempfile.TemporaryDirectory() as folder:
+        latencies, added = measured(Path(folder), n_calls, n_tables)
+        rounds = rounds_of_requests(Path(folder))
+    bounds_ms = (BOUND_MS, BOUND_MS, LIST_BOUND_MS)
+    above = [name for (name, more), bound_ms in zip(added.items(), bounds_ms, strict=True) if more > bound_ms]
+    load = os.getloadavg()[0] / (os.cpu_count() or 1)
+    write_result(
+        "server",
+        [
+            "# What a server adds",
+            "",
+            f"{n_calls} calls each, by turns with the same call of the catalog, on local disk without fsync.",
+            f"The server is another process on the same machine. Its {os.cpu_count()} processor threads had other",
+            f"work, too: the load was {load:.1f} for each. So differences of medians count.",
+            f"Bounds: {BOUND_MS:g} ms more for loading and committing, {LIST_BOUND_MS:g} ms more for the list.",
+            "",
+            *latencies,
+            "",
+            f"Above its bound: {', '.join(above) or 'nothing'}.",
+            "",
+            "## What requests ask of the storage",
+            "",
+            "Once the server has the table's metadata. The age of each added file is asked for, as many",
+            "at once as the storage takes, though each counts as a round here. The hint is written beside.",
+            "",
+            *rounds,
+        ],
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,191 @@
+"""What a server tells of its work: metrics, traces and the log. None of it has a secret."""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from opentelemetry import trace
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from prometheus_client.parser import text_string_to_metric_families
+
+from tests.environments import run_without
+from tests.faults import FaultyStorage, fail
+from tests.server.requests import TABLE, TABLES, commit_of, created, properties
+from tests.server.served import Served, command, serving, settings_for
+from tests.server.test_safety import FORBIDDEN, MIXED, READER, entry
+from trinitylake_ops import Lakehouse
+from trinitylake_ops.errors import StorageError
+from trinitylake_ops.server.observed import traces
+from trinitylake_ops.server.settings import ONLY
+from trinitylake_ops.server.warehouses import Warehouses
+from trinitylake_ops.transaction.groups import heard
+
+TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
+
+
+def measured(served: Served, **headers: str) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
+    """Return all samples by name and labels."""
+    answer = served.ask("GET", "/metrics", headers=headers)
+    assert (answer.status, answer.headers["content-type"].partition(";")[0]) == (200, "text/plain")
+    return {
+        (sample.name, tuple(sorted(sample.labels.items()))): sample.value
+        for family in text_string_to_metric_families(answer.body.decode())
+        for sample in family.samples
+    }
+
+
+def value_of(found: dict[Any, float], name: str, **labels: str) -> float:
+    return found.get((name, tuple(sorted(labels.items()))), 0.0)
+
+
+@pytest.fixture
+def table(served: Served) -> Served:
+    assert served.ask("POST", "/v1/main/namespaces", {"namespace": ["ns"]}).status == 200
+    assert served.ask("POST", TABLES, created()).status == 200
+    return served
+
+
+def test_requests_commits_groups_and_the_storage_are_counted(table: Served) -> None:
+    before = measured(table)
+    assert table.ask("POST", TABLE, commit_of(properties(a="1"))).status == 200
+    assert table.ask("POST", TABLE, commit_of(requirements=({"type": "assert-create"},))).status == 409
+    assert table.ask("GET", "/v1/main/secret-path").status == 404
+    after = measured(table)
+
+    def grown(name: str, **labels: str) -> float:
+        return value_of(after, name, **labels) - value_of(before, name, **labels)
+
+    commit = "POST /v1/{prefix}/namespaces/{namespace}/tables/{table}"
+    assert grown("trinitylake_requests_total", operation=commit, status="200") == 1
+    assert grown("trinitylake_requests_total", operation=commit, status="409") == 1
+    assert grown("trinitylake_requests_total", operation="other", status="404") == 1
+    assert grown("trinitylake_request_seconds_count", operation=commit) == 2
+    assert grown("trinitylake_commits_total", lakehouse="main", outcome="committed") == 1
+    assert grown("trinitylake_commits_total", lakehouse="main", outcome="conflict") == 1
+    assert grown("trinitylake_commit_group_size_count") == grown("trinitylake_commit_group_size_sum") == 1
+    assert grown("trinitylake_storage_requests_total", lakehouse="main", kind="create") >= 3
+    assert grown("trinitylake_storage_rounds_total", lakehouse="main") >= 2
+    assert grown("trinitylake_storage_bytes_total", lakehouse="main", way="written") > 1_000
+    assert value_of(after, "trinitylake_requests_in_progress") == 1  # the one for the metrics
+    names = {text for labels in (key[1] for key in after) for _, text in labels}
+    assert not any(text == "ns" or "secret" in text for text in names)
+
+
+def test_metrics_need_a_token_that_reads(lake: Lakehouse, tmp_path: Path) -> None:
+    tokens = tmp_path / "tokens.yaml"
+    entries = [entry(READER, "reader", scope="read"), entry(MIXED, "mixed", scope="none", namespaces={"ns": "read"})]
+    tokens.write_text(yaml.safe_dump({"tokens": entries}))
+    with serving(settings_for(lake, tokens=tokens)) as served:
+        assert served.ask("GET", "/metrics").status == 401
+        assert served.ask("GET", "/metrics", headers={"Authorization": f"Bearer {MIXED}"}).error == FORBIDDEN
+        found = measured(served, Authorization=f"Bearer {READER}")
+        assert not any(token in str(found) for token in (READER, MIXED, "reader", "mixed"))
+
+
+def test_a_failing_storage_is_counted_as_what_it_is(lake: Lakehouse) -> None:
+    storage = FaultyStorage(lake.storage, [fail(1, StorageError, kind="create", times=100)])
+    with serving(settings_for(lake), Warehouses({ONLY: Lakehouse(storage, lake.storage_options)})) as served:
+        assert served.ask("POST", "/v1/main/namespaces", {"namespace": ["ns"]}).status == 503
+        assert value_of(measured(served), "trinitylake_commits_total", lakehouse="main", outcome="unavailable") == 1
+
+
+@pytest.fixture
+def spans(monkeypatch: pytest.MonkeyPatch) -> Iterator[InMemorySpanExporter]:
+    provider, exporter = TracerProvider(), InMemorySpanExporter()
+    provider.add_span_processor(SimpleSpanProcessor(exporter))
+    monkeypatch.setattr(traces.trace, "get_tracer", provider.get_tracer)
+    yield exporter
+    provider.shutdown()
+
+
+def test_a_span_for_each_request_and_its_change(table: Served, spans: InMemorySpanExporter) -> None:
+    caller = {"traceparent": f"00-{TRACE}-00f067aa0ba902b7-01"}
+    assert table.ask("POST", TABLE, commit_of(properties(secret="s3cret")), caller).status == 200
+    assert table.ask("GET", f"{TABLES}/none", headers={"traceparent": "nonsense"}).status == 404
+    by_name = {span.name: span for span in spans.get_finished_spans()}
+    request = by_name["POST /v1/{prefix}/namespaces/{namespace}/tables/{table}"]
+    change, other = by_name["change"], by_name["GET /v1/{prefix}/namespaces/{namespace}/tables/{table}"]
+    assert f"{request.context.trace_id:032x}" == TRACE
+    assert change.parent is not None and change.parent.span_id == request.context.span_id
+    assert request.attributes is not None and request.attributes["http.response.status_code"] == 200
+    assert other.attributes is not None and other.attributes["error.type"] == "NoSuchTableException"
+    assert other.parent is None
+    assert "s3cret" not in " ".join(span.to_json() for span in spans.get_finished_spans())
+
+
+def test_the_command_sends_traces(lake: Lakehouse, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By OTLP over HTTP, to a real receiver, before the process ends."""
+    received: list[bytes] = []
+
+    class Receiver(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            received.append(self.rfile.read(int(self.headers["Content-Length"])))
+            self.send_response(200)
+            self.end_headers()
+
+        def log_message(self, *_: Any) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Receiver)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", f"http://127.0.0.1:{server.server_port}")
+    try:
+        with command(lake.root, "--traces") as (process, url, _):
+            assert Served(url).ask("GET", "/v1/config").status == 200
+            process.terminate()
+            process.communicate(timeout=60)
+        assert process.returncode == 0
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+    messages = [ExportTraceServiceRequest.FromString(body) for body in received]
+    names = [span.name for one in messages for of in one.resource_spans for by in of.scope_spans for span in by.spans]
+    assert "GET /v1/config" in names
+
+
+def test_without_the_extra_nothing_is_sent(table: Served, lake: Lakehouse) -> None:
+    assert not isinstance(trace.get_tracer_provider(), TracerProvider)
+    assert table.ask("GET", TABLES).status == 200
+    program = "from trinitylake_ops.cli import main\nmain()"
+    ran = run_without({"opentelemetry.exporter", "opentelemetry.sdk"}, program, "serve", lake.root, "--traces")
+    assert (ran.returncode, ran.stderr.splitlines()[-1]) == (
+        2,
+        "Error: opentelemetry.exporter is not installed; the extra 'traces' brings it:"
+        " pip install 'trinitylake-ops[traces]'",
+    )
+
+
+def test_the_log_has_what_was_asked_for_and_no_more(table: Served, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO):
+        table.ask("POST", TABLE, commit_of(properties(password="s3cret")), {"Authorization": "Bearer t0ken"})
+    (fields,) = [record.fields for record in caplog.records if hasattr(record, "fields")]
+    assert {"request", "method", "path", "principal", "status", "milliseconds"} == set(fields)
+    assert not {"s3cret", "t0ken"} & set(json.dumps(fields).split('"'))
+    assert "s3cret" not in caplog.text
+
+
+def test_who_hears_of_groups_cannot_fail_a_commit(lake: Lakehouse, caplog: pytest.LogCaptureFixture) -> None:
+    def fails(n_members: int) -> None:
+        raise ValueError(n_members)
+
+    heard.groups.add(fails)
+    try:
+        with lake.transaction() as txn:
+            txn.create_namespace("ns")
+    finally:
+        heard.groups.discard(fails)
+    assert lake.snapshot().has_namespace("ns")
+    assert "the commit stands" in caplog.text

@@ -1,0 +1,190 @@
+"""Scan planning: what a plan names is what a scan of one's own would read, in one answer or in parts."""
+
+from __future__ import annotations
+
+import base64
+import json
+import zlib
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyiceberg.expressions import EqualTo, GreaterThan
+from pyiceberg.transforms import IdentityTransform
+
+from tests.server.served import Served, serving, settings_for
+from trinitylake_ops import Lakehouse
+from trinitylake_ops.server.settings import Limits
+from trinitylake_ops.tables import catalog_at
+
+PLAN = "/v1/main/namespaces/ns/tables/t/plan"
+TASKS = "/v1/main/namespaces/ns/tables/t/tasks"
+NO_TASK = (404, "NoSuchPlanTaskException")
+BAD = (400, "BadRequestException")
+
+
+def rows(first: int, days: str = "abc") -> pa.Table:
+    """Return a row for each day, with numbers from ``first`` on."""
+    return pa.table({"id": pa.array(range(first, first + len(days)), pa.int64()), "day": list(days)})
+
+
+@pytest.fixture
+def planned(lake: Lakehouse) -> Iterator[Served]:
+    """A server that names at most two files in an answer, and a table with three partitions in two manifests."""
+    catalog = catalog_at(lake)
+    catalog.create_namespace("ns")
+    table = catalog.create_table("ns.t", rows(0).schema)
+    with table.update_spec() as update:
+        update.add_field("day", IdentityTransform(), "day")
+    table.append(rows(0))
+    table.append(rows(10))
+    with serving(replace(settings_for(lake), limits=Limits(scan_files=2))) as served:
+        yield served
+
+
+def all_tasks(served: Served, body: dict[str, Any], warehouse: str = "main") -> tuple[list[dict[str, Any]], int]:
+    """Return the files of a plan and of all its parts, and how many answers they took."""
+    plan, fetch = (path.replace("/main/", f"/{warehouse}/") for path in (PLAN, TASKS))
+    answer = served.ask("POST", plan, body).document
+    assert answer["status"] == "completed"
+    assert "plan-id" not in answer
+    found, parts, n_answers = answer["file-scan-tasks"], list(answer["plan-tasks"]), 1
+    while parts:
+        answer = served.ask("POST", fetch, {"plan-task": parts.pop()}).document
+        assert len(answer["file-scan-tasks"]) <= 2
+        found, n_answers = found + answer["file-scan-tasks"], n_answers + 1
+        parts += answer["plan-tasks"]
+    return found, n_answers
+
+
+def paths(tasks: list[dict[str, Any]]) -> list[str]:
+    return sorted(task["data-file"]["file-path"] for task in tasks)
+
+
+def test_a_plan_names_the_files_of_a_scan(planned: Served, lake: Lakehouse) -> None:
+    table = catalog_at(lake).load_table("ns.t")
+    found, n_answers = all_tasks(planned, {})
+    assert paths(found) == sorted(task.file.file_path for task in table.scan().plan_files())
+    assert n_answers > 2
+    only, n_answers = all_tasks(planned, {"filter": {"type": "eq", "term": "day", "value": "b"}})
+    assert paths(only) == sorted(task.file.file_path for task in table.scan("day = 'b'").plan_files())
+    assert {tuple(task["data-file"]["partition"]) for task in only} == {("b",)}
+    assert [task["residual-filter"] for task in only] == [True, True]
+    narrow = {"type": "gt", "term": "id", "value": 10}
+    wide, _ = all_tasks(planned, {"filter": narrow, "select": ["id"], "stats-fields": ["id"]})
+    bounds = sorted((task["data-file"]["lower-bounds"]["values"], task["data-file"]["value-counts"]) for task in wide)
+    assert bounds == [([lowest], {"keys": [1], "values": [1]}) for lowest in (11, 12)]
+    assert [task["residual-filter"] for task in wide] == [narrow, narrow]
+
+
+def test_an_older_snapshot_and_an_older_version(planned: Served, lake: Lakehouse) -> None:
+    table = catalog_at(lake).load_table("ns.t")
+    first = table.metadata.snapshots[0].snapshot_id
+    found, _ = all_tasks(planned, {"snapshot-id": first, "use-snapshot-schema": True})
+    assert paths(found) == sorted(task.file.file_path for task in table.scan(snapshot_id=first).plan_files())
+    earlier, _ = all_tasks(planned, {}, f"v{lake.latest_version() - 1}")
+    assert paths(earlier) == paths(found)
+    catalog_at(lake).create_table("ns.empty", rows(0).schema)
+    empty = planned.ask("POST", PLAN.replace("/t/", "/empty/"), {}).document
+    assert empty == {"status": "completed", "plan-tasks": [], "file-scan-tasks": []}
+
+
+def test_a_scan_of_what_was_appended(planned: Served, lake: Lakehouse) -> None:
+    """Between two snapshots, in parts, and with manifests that an append merged with older ones."""
+    table = catalog_at(lake).load_table("ns.t")
+    first, second = (snapshot.snapshot_id for snapshot in table.metadata.snapshots)
+    before = {task.file.file_path for task in table.scan(snapshot_id=first).plan_files()}
+    found, n_answers = all_tasks(planned, {"start-snapshot-id": first, "end-snapshot-id": second})
+    here = {task.file.file_path for task in table.scan().plan_files()}
+    assert (set(paths(found)), n_answers) == (here - before, 3)
+    with table.transaction() as transaction:
+        transaction.set_properties(
+            **{"commit.manifest-merge.enabled": "true", "commit.manifest.min-count-to-merge": "1"}
+        )
+    table.append(rows(20))
+    third = table.metadata.current_snapshot_id
+    assert third is not None
+    merged, _ = all_tasks(planned, {"start-snapshot-id": second, "end-snapshot-id": third})
+    assert sorted(task["data-file"]["file-path"] in here for task in merged) == [False] * 3
+    both, _ = all_tasks(planned, {"start-snapshot-id": first, "end-snapshot-id": third})
+    assert set(paths(both)) == set(paths(found)) | set(paths(merged))
+    none, _ = all_tasks(planned, {"start-snapshot-id": third, "end-snapshot-id": third})
+    assert none == []
+    backwards = {"start-snapshot-id": third, "end-snapshot-id": first}
+    assert planned.ask("POST", PLAN, backwards).error == BAD
+
+
+def test_pyiceberg_reads_by_plans_of_the_server(planned: Served, lake: Lakehouse) -> None:
+    table = planned.catalog(**{"scan-planning-mode": "server"}).load_table("ns.t")
+    for wanted in (GreaterThan("id", 10), EqualTo("day", "b"), EqualTo("id", 12)):
+        here = catalog_at(lake).load_table("ns.t").scan(wanted)
+        assert table.scan(wanted).to_arrow().sort_by("id") == here.to_arrow().sort_by("id")
+        assert table.scan(wanted).count() == here.count()
+
+
+def test_requests_that_fit_no_scan(planned: Served) -> None:
+    for body in (
+        {"filter": {"type": "eq", "term": "none", "value": 1}},
+        {"filter": {"type": "eq", "term": "id", "value": "x"}},
+        {"filter": {"type": "paint"}},
+        {"filter": "id = 1"},
+        {"select": ["none"]},
+        {"stats-fields": ["none"]},
+        {"snapshot-id": 1},
+        {"snapshot-id": 1, "start-snapshot-id": 2, "end-snapshot-id": 3},
+        {"start-snapshot-id": 1},
+        {"start-snapshot-id": 1, "end-snapshot-id": 2},
+    ):
+        assert planned.ask("POST", PLAN, body).error == BAD, body
+    assert planned.ask("POST", PLAN.replace("/t/", "/u/"), {}).error == (404, "NoSuchTableException")
+    for method in ("GET", "DELETE"):
+        assert planned.ask(method, f"{PLAN}/any").error == (404, "NoSuchPlanIdException")
+    long = {"filter": {"type": "in", "term": "id", "values": list(range(20_000))}}
+    assert planned.ask("POST", PLAN, long).error == BAD
+
+
+def test_a_task_that_was_changed_is_none(planned: Served, lake: Lakehouse) -> None:
+    task = planned.ask("POST", PLAN, {}).document["plan-tasks"][0]
+    content = json.loads(zlib.decompress(base64.urlsafe_b64decode(task + "=" * (-len(task) % 4))))
+
+    def packed(changed: Any) -> str:
+        return base64.urlsafe_b64encode(zlib.compress(json.dumps(changed).encode())).decode().rstrip("=")
+
+    assert planned.ask("POST", TASKS, {"plan-task": packed(content)}).status == 200
+    for at, value in (
+        (0, 9),
+        (1, "another"),
+        (2, 1),
+        (2, "x"),
+        (3, -1),
+        (4, 10**9),
+        (4, 50),
+        (5, 50),
+        (5, 2.5),
+        (6, -1),
+    ):
+        changed = [*content[:at], value, *content[at + 1 :]]
+        assert planned.ask("POST", TASKS, {"plan-task": packed(changed)}).error == NO_TASK, (at, value)
+    bomb = base64.urlsafe_b64encode(zlib.compress(b"[" + b" " * 50_000_000)).decode()[:60_000]
+    for text in ("", "!", "AAAA", task[:-4], packed({}), packed([]), "A" * 100_000, bomb):
+        assert planned.ask("POST", TASKS, {"plan-task": text}).error == NO_TASK, text[:40]
+    assert planned.ask("POST", TASKS, {}).error == BAD
+    catalog_at(lake).drop_table("ns.t")
+    assert planned.ask("POST", TASKS, {"plan-task": task}).error == (404, "NoSuchTableException")
+
+
+def test_a_filter_on_partitions_without_a_value(lake: Lakehouse) -> None:
+    """The value is compared by pyiceberg, whatever it is. That is told, and is no failure of the server."""
+    catalog = catalog_at(lake)
+    catalog.create_namespace("ns")
+    table = catalog.create_table("ns.t", rows(0).schema)
+    with table.update_spec() as update:
+        update.add_field("id", IdentityTransform(), "id")
+    table.append(pa.table({"id": pa.array([None, 1], pa.int64()), "day": ["a", "b"]}))
+    with serving(settings_for(lake)) as served:
+        assert len(served.ask("POST", PLAN, {}).document["file-scan-tasks"]) == 2
+        below = {"filter": {"type": "lt", "term": "id", "value": 5}}
+        answer = served.ask("POST", PLAN, below)
+        assert answer.status in (200, 406)

@@ -1,0 +1,147 @@
+"""Files of a scan as Iceberg's specification writes them in JSON."""
+
+from __future__ import annotations
+
+import base64
+import math
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from pyiceberg.conversions import from_bytes, to_json
+from pyiceberg.expressions import BooleanExpression
+from pyiceberg.manifest import DataFile, DataFileContent
+from pyiceberg.table import FileScanTask
+from pyiceberg.table.metadata import TableMetadata
+from pyiceberg.types import PrimitiveType
+
+from trinitylake_ops.errors import CorruptFileError
+from trinitylake_ops.server.scans.planner import Planned
+
+_CONTENT = {
+    DataFileContent.DATA: "data",
+    DataFileContent.POSITION_DELETES: "position-deletes",
+    DataFileContent.EQUALITY_DELETES: "equality-deletes",
+}
+_COUNTS = ("column_sizes", "value_counts", "null_value_counts", "nan_value_counts")
+_BOUNDS = ("lower_bounds", "upper_bounds")
+
+
+def scan_document(planned: Planned, metadata: TableMetadata, stats_fields: Collection[int]) -> dict[str, Any]:
+    """Return files and parts of a scan as a document. Raises CorruptFileError for a file whose values make no sense.
+
+    A delete file stands there once, and the data files that it belongs to name it by its position.
+    """
+    writer = _Writer(metadata, stats_fields)
+    tasks = [writer.task(task) for task in planned.tasks]
+    document: dict[str, Any] = {"plan-tasks": [part.text() for part in planned.parts], "file-scan-tasks": tasks}
+    if writer.deletes:
+        document["delete-files"] = writer.deletes
+    return document
+
+
+class _Writer:
+    """Writes the files of one answer. ``deletes`` are the delete files so far."""
+
+    def __init__(self, metadata: TableMetadata, stats_fields: Collection[int]):
+        schema = metadata.schema()
+        self._partitions = {
+            spec_id: [field.field_type for field in spec.partition_type(schema).fields]
+            for spec_id, spec in metadata.specs().items()
+        }
+        self._stats = {field_id: schema.find_type(field_id) for field_id in stats_fields}
+        self._positions: dict[tuple[str, int], int] = {}
+        self.deletes: list[dict[str, Any]] = []
+
+    def task(self, task: FileScanTask) -> dict[str, Any]:
+        document: dict[str, Any] = {"data-file": self._file(task.file)}
+        if task.delete_files:
+            ordered = sorted(task.delete_files, key=lambda one: one.file_path)
+            document["delete-file-references"] = sorted(self._position(one) for one in ordered)
+        residual = _expression(task.residual)
+        if residual is not None:
+            document["residual-filter"] = residual
+        return document
+
+    def _position(self, file: DataFile) -> int:
+        offset = _attribute(file, "content_offset")
+        key = (file.file_path, offset or 0)
+        if key not in self._positions:
+            self._positions[key] = len(self.deletes)
+            document = self._file(file)
+            for name in ("referenced_data_file", "content_offset", "content_size_in_bytes"):
+                if (value := _attribute(file, name)) is not None:
+                    document[name.replace("_", "-")] = value
+            self.deletes.append(document)
+        return self._positions[key]
+
+    def _file(self, file: DataFile) -> dict[str, Any]:
+        try:
+            return self._document(file)
+        except (ValueError, TypeError, LookupError, ArithmeticError, NotImplementedError) as error:
+            raise CorruptFileError(
+                f"{file.file_path[:200]!r} has values of partitions or columns that cannot be read:"
+                f" {type(error).__name__}",
+                path=file.file_path[:200],
+            ) from error
+
+    def _document(self, file: DataFile) -> dict[str, Any]:
+        types = self._partitions[file.spec_id]
+        document: dict[str, Any] = {
+            "spec-id": file.spec_id,
+            "partition": [_value(kind, file.partition[at]) for at, kind in enumerate(types)],
+            "content": _CONTENT[file.content],
+            "file-path": file.file_path,
+            "file-format": file.file_format.value.lower(),
+            "file-size-in-bytes": file.file_size_in_bytes,
+            "record-count": file.record_count,
+        }
+        if file.split_offsets:
+            document["split-offsets"] = list(file.split_offsets)
+        if file.sort_order_id is not None:
+            document["sort-order-id"] = file.sort_order_id
+        if (key := _attribute(file, "key_metadata")) is not None:
+            document["key-metadata"] = base64.b64encode(key).decode()
+        if file.content == DataFileContent.DATA:
+            document.update(self._statistics(file))
+        return document
+
+    def _statistics(self, file: DataFile) -> dict[str, Any]:
+        found: dict[str, Any] = {}
+        for name in _COUNTS:
+            counts: Mapping[int, int] = _attribute(file, name) or {}
+            wanted = {field_id: counts[field_id] for field_id in self._stats if field_id in counts}
+            found |= _columns(name, wanted)
+        for name in _BOUNDS:
+            bounds: Mapping[int, bytes] = _attribute(file, name) or {}
+            values: dict[int, Any] = {}
+            for field_id, kind in self._stats.items():
+                if field_id in bounds and isinstance(kind, PrimitiveType):
+                    value = _value(kind, from_bytes(kind, bounds[field_id]))
+                    if value is not None:
+                        values[field_id] = value
+            found |= _columns(name, values)
+        return found
+
+
+def _columns(name: str, values: Mapping[int, Any]) -> dict[str, Any]:
+    if not values:
+        return {}
+    return {name.replace("_", "-"): {"keys": list(values), "values": list(values.values())}}
+
+
+def _attribute(file: DataFile, name: str) -> Any:
+    """Return a value of a file, None where its format version has no such field."""
+    return getattr(file, name, None)
+
+
+def _value(kind: Any, value: Any) -> Any:
+    """Return a value as the specification writes it in JSON, which has no infinite numbers."""
+    if value is None or (isinstance(value, float) and not math.isfinite(value)):
+        return None
+    return to_json(kind, value)
+
+
+def _expression(expression: BooleanExpression) -> Any:
+    """Return an expression as a document, None if it is one that only this process can write."""
+    dump = getattr(expression, "model_dump", None)
+    return None if dump is None else dump(mode="json")

@@ -1,0 +1,231 @@
+"""Which files a scan reads, by pyiceberg's own scan over some of a snapshot's manifests."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import ValidationError as PydanticError
+from pyiceberg.catalog.rest.scan_planning import PlanTableScanRequest
+from pyiceberg.expressions import AlwaysTrue
+from pyiceberg.io import FileIO
+from pyiceberg.manifest import ManifestContent, ManifestEntryStatus, ManifestFile
+from pyiceberg.table import DataScan, FileScanTask, Table
+from pyiceberg.table.metadata import TableMetadata
+from pyiceberg.table.snapshots import Operation, Snapshot
+
+from trinitylake_ops.errors import CorruptFileError, TrinityLakeError
+from trinitylake_ops.server.answers import bad_request, unsupported
+from trinitylake_ops.server.scans.parts import Part, no_such_task
+from trinitylake_ops.tables.catalog.updates import asked_for
+from trinitylake_ops.tables.files.reach import entries_in, manifests_in
+from trinitylake_ops.tables.io.file_io import StorageFileIO
+
+#: A part has no more manifests, so that what they say of their sizes need not be true.
+MOST_MANIFESTS = 100
+#: An answer names no more parts; the last of them stands for the rest.
+MOST_PARTS = 100
+_EQUALITY = "equality deletes"
+
+
+class _Some:
+    """A snapshot of which only some manifests count."""
+
+    def __init__(self, manifests: list[ManifestFile]):
+        self._manifests = manifests
+
+    def manifests(self, io: FileIO) -> list[ManifestFile]:
+        return self._manifests
+
+
+class _PartialScan(DataScan):
+    """A scan of some manifests of a snapshot."""
+
+    some = _Some([])
+
+    def snapshot(self) -> Any:
+        return self.some
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """What an answer tells of a scan: files to read, and parts to ask for later."""
+
+    tasks: Sequence[FileScanTask]
+    parts: Sequence[Part]
+
+
+class Planner:
+    """Plans one scan of a table. Raises RefusedError for a request that fits no scan: 400, 404 or 406.
+
+    ``most_files`` is the largest number of data files in one answer.
+    """
+
+    def __init__(self, table: Table, request: dict[str, Any], most_files: int):
+        io = table.io
+        if not isinstance(io, StorageFileIO):
+            raise TypeError(type(io).__name__)
+        self._request = request
+        self._most_files = most_files
+        self._io = io
+        with asked_for():
+            self._asked = PlanTableScanRequest.model_validate(request)
+        if self._asked.end_snapshot_id is not None and self._asked.start_snapshot_id is None:
+            raise bad_request("an incremental scan has both start-snapshot-id and end-snapshot-id")
+        self._snapshot = _snapshot_of(table.metadata, self._asked.end_snapshot_id or self._asked.snapshot_id)
+        self._appends = _appends(table.metadata, self._asked.start_snapshot_id, self._snapshot)
+        self._metadata = _with_schema_of(table.metadata, self._snapshot, self._asked)
+        schema = self._metadata.schema()
+        with asked_for():
+            schema.select(*(self._asked.select or ()), case_sensitive=self._asked.case_sensitive)
+            self.stats_fields = {
+                schema.find_field(name, self._asked.case_sensitive).field_id for name in self._asked.stats_fields or ()
+            }
+            list(self._scan().plan_files())  # of no manifest; it raises for a filter that does not fit
+
+    @property
+    def metadata(self) -> TableMetadata:
+        """The table's metadata, with the schema that the scan has."""
+        return self._metadata
+
+    def whole(self) -> Planned:
+        """Plan the whole scan: all files if they fit into one answer, otherwise all parts."""
+        if self._snapshot is None:
+            return Planned([], [])
+        data, _ = self._manifests()
+        if _n_files(data) <= self._most_files and len(data) <= MOST_MANIFESTS:
+            return self.part(self._part(0, len(data)))
+        return Planned([], self._parts(data, 0))
+
+    def part(self, part: Part) -> Planned:
+        """Plan a part. It may have more parts."""
+        if self._snapshot is None:
+            raise no_such_task()
+        data, deletes = self._manifests()
+        if part.last > len(data):
+            raise no_such_task()
+        if part.last - part.first > MOST_MANIFESTS:
+            return Planned([], self._parts(data[: part.last], part.first))
+        tasks = self._tasks([*data[part.first : part.last], *deletes])[part.after :]
+        after = part.after + self._most_files
+        rest = [self._part(part.first, part.last, after)] if len(tasks) > self._most_files else []
+        return Planned(tasks[: self._most_files], rest)
+
+    def _manifests(self) -> tuple[list[ManifestFile], list[ManifestFile]]:
+        """Return the manifests of data files, and of deletes, which do not count for what was appended."""
+        assert self._snapshot is not None
+        if self._appends is not None:
+            return [one for append in self._appends for one in self._appended_by(append)], []
+        manifests = manifests_in(self._snapshot, self._io)
+        data = [one for one in manifests if one.content == ManifestContent.DATA]
+        return data, [one for one in manifests if one.content != ManifestContent.DATA]
+
+    def _appended_by(self, snapshot: Snapshot) -> list[ManifestFile]:
+        return [
+            one
+            for one in manifests_in(snapshot, self._io)
+            if one.content == ManifestContent.DATA and one.added_snapshot_id == snapshot.snapshot_id
+        ]
+
+    def _part(self, first: int, last: int, after: int = 0) -> Part:
+        assert self._snapshot is not None
+        uuid = str(self._metadata.table_uuid)
+        return Part(uuid, self._snapshot.snapshot_id, self._request, first, last, after)
+
+    def _parts(self, data: Sequence[ManifestFile], first: int) -> list[Part]:
+        """Return parts of about as many files as an answer has, by what the manifest list says of the manifests."""
+        parts: list[Part] = []
+        begin, n_files = first, 0
+        for at in range(first, len(data)):
+            if at > begin and (n_files + _n_files([data[at]]) > self._most_files or at - begin == MOST_MANIFESTS):
+                parts.append(self._part(begin, at))
+                begin, n_files = at, 0
+                if len(parts) == MOST_PARTS - 1 and len(data) - begin > MOST_MANIFESTS:
+                    break
+            n_files += _n_files([data[at]])
+        return [*parts, self._part(begin, len(data))]
+
+    def _scan(self) -> _PartialScan:
+        return _PartialScan(
+            self._metadata,
+            self._io,
+            row_filter=self._asked.filter or AlwaysTrue(),
+            case_sensitive=self._asked.case_sensitive,
+        )
+
+    def _tasks(self, manifests: list[ManifestFile]) -> list[FileScanTask]:
+        assert self._snapshot is not None
+        scan = self._scan()
+        scan.some = _Some(manifests)
+        with _reading(self._snapshot):
+            tasks = list(scan.plan_files())
+        if self._appends is None:
+            return tasks
+        # A manifest of an append may list files that were there before, as it took the place of others.
+        entries = [entry for one in manifests for entry in entries_in(one, self._io)]
+        added = {entry.data_file.file_path for entry in entries if entry.status == ManifestEntryStatus.ADDED}
+        return [task for task in tasks if task.file.file_path in added]
+
+
+def check_is_of(part: Part, table: Table) -> None:
+    """Raise RefusedError, 404, for a part of another table."""
+    if part.table_uuid != str(table.metadata.table_uuid):
+        raise no_such_task()
+
+
+def _snapshot_of(metadata: TableMetadata, snapshot_id: int | None) -> Snapshot | None:
+    if snapshot_id is None:
+        return metadata.current_snapshot()
+    found = metadata.snapshot_by_id(snapshot_id)
+    if found is None:
+        raise bad_request(f"snapshot {snapshot_id} is not in the table")
+    return found
+
+
+def _appends(metadata: TableMetadata, start_id: int | None, end: Snapshot | None) -> list[Snapshot] | None:
+    """Return the snapshots after one, up to another, that appended files. None for a scan that is not incremental."""
+    if start_id is None:
+        return None
+    found: list[Snapshot] = []
+    at = end
+    while at is not None and at.snapshot_id != start_id and len(found) <= len(metadata.snapshots):
+        found.append(at)
+        at = None if at.parent_snapshot_id is None else metadata.snapshot_by_id(at.parent_snapshot_id)
+    if at is None or at.snapshot_id != start_id:
+        raise bad_request(f"snapshot {start_id} is not among those that snapshot {end and end.snapshot_id} came from")
+    return [one for one in reversed(found) if one.summary is not None and one.summary.operation == Operation.APPEND]
+
+
+def _with_schema_of(metadata: TableMetadata, snapshot: Snapshot | None, asked: PlanTableScanRequest) -> TableMetadata:
+    if snapshot is None or snapshot.schema_id is None or not asked.use_snapshot_schema:
+        return metadata
+    return metadata.model_copy(update={"current_schema_id": snapshot.schema_id})
+
+
+def _n_files(manifests: Sequence[ManifestFile]) -> int:
+    return sum((one.added_files_count or 0) + (one.existing_files_count or 0) for one in manifests)
+
+
+@contextmanager
+def _reading(snapshot: Snapshot) -> Iterator[None]:
+    """Take what pyiceberg raises for manifests: of broken ones anything at all."""
+    try:
+        yield
+    except (TrinityLakeError, PydanticError):
+        raise
+    except Exception as error:
+        if _EQUALITY in str(error):
+            raise unsupported(
+                "scans of tables with equality deletes are not planned here; plan from the manifests"
+            ) from (error)
+        if isinstance(error, TypeError) and "NoneType" in str(error):
+            # pyiceberg compares the value of a partition, whatever it is
+            raise unsupported(
+                "a filter on partitions without a value is not planned here; plan from the manifests"
+            ) from (error)
+        raise CorruptFileError(
+            f"manifests of snapshot {snapshot.snapshot_id} cannot be planned: {type(error).__name__}",
+            path=snapshot.manifest_list,
+        ) from error
