@@ -37,8 +37,8 @@ def report_staged(pipes: Reporter, staged: StagedTable) -> None:
 def staged_by_pipes(completed: Completed, table: str) -> StagedTable:
     """Return a table, such as ``"sales.orders"``, as a program staged it. Of several reports the last one counts.
 
-    An asset returns it as ``dagster.Output``, and TrinityLakeIOManager takes it. Raises InvalidInputError if the program reported no such
-    table, or something else in its place.
+    An asset returns it as ``dagster.Output``, and TrinityLakeIOManager takes it. Raises InvalidInputError if the
+    program reported no such table, or something else in its place.
     """
     found: dict[str, StagedTable] = {}
     for message in completed.get_custom_messages():
