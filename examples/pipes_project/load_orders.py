@@ -14,7 +14,7 @@ from trinitylake_ops.spark_jobs import session_scope, stage_dataframe
 
 def main(root: str) -> None:
     """Stage the orders of today's file. Nothing is published by it."""
-    with open_dagster_pipes() as pipes, session_scope("load-orders") as spark:
+    with open_dagster_pipes() as pipes, session_scope("load-orders", master=None) as spark:
         orders = spark.createDataFrame([(1, 20.0), (2, 5.5)], "customer int, euros double")
         staged = stage_dataframe(Lakehouse.open(root), orders, "shop", "orders", mode="replace_table")
         report_staged(pipes, staged)

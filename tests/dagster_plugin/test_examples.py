@@ -15,6 +15,7 @@ import pytest
 
 from tests.dagster_plugin.test_code_location import put, run
 from tests.lakes import Lakes
+from tests.spark_places.spark_processes import SPARK_HOME, environment
 from trinitylake_ops import Lakehouse
 from trinitylake_ops.tables.catalog import catalog_at
 from trinitylake_ops.tables.writing.arrow_writer import stage_arrow
@@ -185,7 +186,8 @@ def test_spark_submit_reports_what_it_staged(
     lakes: Lakes, instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lake = lakes.local()
-    submit = Path(sys.executable).with_name("spark-submit")
-    assert submit.exists()
+    for name, value in environment().items():
+        monkeypatch.setenv(name, value)
+    submit = SPARK_HOME / "bin" / "spark-submit"
     assert piped(monkeypatch, lake, instance, f"{submit} --master local[2]").success
     assert catalog_at(lake).load_table("shop.orders").scan().to_arrow().num_rows == 2
