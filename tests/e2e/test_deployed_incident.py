@@ -24,7 +24,7 @@ from trinitylake_ops import Lakehouse, maintenance
 from trinitylake_ops.format.file_names import HINT_PATH
 from trinitylake_ops.tables.catalog import catalog_at
 
-pytestmark = [pytest.mark.usefixtures("radosgw"), pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.soak, pytest.mark.usefixtures("radosgw"), pytest.mark.timeout(900)]
 
 APPROVER = "Ada Lovelace"
 _RUN_PAGE = re.compile(r"/runs/(?P<run_id>[0-9a-f-]{36})")
@@ -155,7 +155,6 @@ def test_a_bad_publication_is_undone(walk: Walk, shop: Lakehouse) -> None:
     assert next(shop.history()).approved_by == APPROVER
 
 
-@pytest.mark.soak
 def test_a_version_is_exported_before_a_migration(walk: Walk, shop: Lakehouse) -> None:
     version = shop.latest_version()
     walk.begin()
@@ -193,7 +192,6 @@ def mend(walk: Walk, check: str, job: str) -> None:
     walk.launch()
 
 
-@pytest.mark.soak
 def test_an_expiry_is_approved(walk: Walk, topology: Topology) -> None:
     lake = aged(topology)
     walk.begin()
@@ -206,7 +204,6 @@ def test_an_expiry_is_approved(walk: Walk, topology: Topology) -> None:
     assert [state for state, _ in states(lake)] == ["EXPIRED"]
 
 
-@pytest.mark.soak
 def test_a_hint_is_repaired(walk: Walk, topology: Topology) -> None:
     lake = aged(topology, lambda lake: lake.storage.write(HINT_PATH, b"0"))
     walk.begin()
@@ -216,7 +213,6 @@ def test_a_hint_is_repaired(walk: Walk, topology: Topology) -> None:
     assert lake.storage.read(HINT_PATH) == str(lake.latest_version()).encode()
 
 
-@pytest.mark.soak
 def test_what_verify_found_is_repaired(walk: Walk, topology: Topology) -> None:
     lake = aged(topology, lose_an_export)
     walk.begin()

@@ -50,8 +50,8 @@ class Approval(Options):
 
     approved_digest: DigestText = Field(
         default="",
-        description="Required: digest of the plan to carry out. The run that plans shows it, with the whole"
-        " configuration to paste here. When something else would happen by now, the run fails and nothing is done.",
+        description="Required: digest of the plan to carry out. The run that plans shows it, and a link"
+        " that fills this in. When something else would happen by now, the run fails and nothing is done.",
     )
     approved_by: PersonText = Field(
         default="",
