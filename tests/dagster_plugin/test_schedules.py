@@ -123,7 +123,7 @@ def test_each_schedule_does_its_work(scheduled: Scheduled) -> None:
     (export,) = maintenance.list_exports(lake)
     assert (export.name, export.level, export.state) == ("weekly-2026-11-22", "full", "complete")
     assert export.created_at is not None
-    assert export.retain_until is None, "what is complete needs nothing of its version"
+    assert export.retain_until == export.created_at + timedelta(days=35)
     check_lake(lake)
 
 

@@ -25,7 +25,6 @@ from trinitylake_ops.cli.context import (
 )
 from trinitylake_ops.cli.engine import Engine, engine_options
 from trinitylake_ops.cli.gc import policy_options_of
-from trinitylake_ops.format.definitions import ExportLevel
 from trinitylake_ops.maintenance import RetentionPolicy
 from trinitylake_ops.maintenance.exports.export import LEVELS
 from trinitylake_ops.maintenance.plans.document import new_table
@@ -89,8 +88,6 @@ def export(
         )
         report = plan.execute(progress=progress)
     print_shown(report, as_json)
-    if retain_for is not None and report.level == ExportLevel.FULL.name.lower():
-        print_notice("--retain-for has no effect: a full export keeps no version once it is complete")
 
 
 @click.command()

@@ -112,8 +112,6 @@ class Export(PlannedOperation[ExportPlan, ExportReport]):
         check_name(self.name)
         choice = _choice(self.level, self.namespaces, self.definitions)
         retain_for_ms = retained_ms(self.lake, self.retain_for)
-        if choice.level == ExportLevel.FULL:
-            retain_for_ms = None  # once it is complete it needs nothing of its version
         target_uri = target_root(self.lake, self.target)
         latest = self.lake.snapshot()
         existing = record_of(latest.definition, self.name)
