@@ -24,10 +24,11 @@ class Change:
 def diff_snapshots(before: Snapshot, after: Snapshot, files: LakehouseFiles | None = None) -> list[Change]:
     """Return the changes between two versions of one lakehouse. Objects of unknown type are left out.
 
-    ``files`` are those of the lakehouse, by default of ``after``. A version that stands elsewhere, such as one from
-    before the beginning of a clone, is compared by the full locations of what it has.
+    ``files`` are those of the lakehouse of ``after``, by default as one of both reads them. A version that stands
+    elsewhere, such as one from before the beginning of a clone, is compared by the full locations of what it has.
     """
-    files = after.files if files is None else files
+    if files is None:
+        files = before.files if before.files.storage.root == after.files.storage.root else after.files
     with before.reading(), after.reading():
         differences = diff_trees(files.nodes, _root_in(files, before), _root_in(files, after))
         changes = [change_of(after.keys, change) for change in differences]
