@@ -47,6 +47,7 @@ def test_credentials_are_refused_unseen_when_it_is_loaded(tmp_path: Path, variab
 
 
 PLANNED = ("relocate", "trim", "expire", "purge", "orphans", "repair")
+UNDOING = ("rollback", "restore", "drop_export", "compact", "reconcile")
 DIGEST = f"3-{'0' * 64}"
 APPROVAL = {"approved_digest": DIGEST, "approved_by": "Ada Lovelace"}
 
@@ -60,9 +61,9 @@ def maintenance_jobs() -> dg.Definitions:
 def test_operations_are_jobs_that_nothing_repeats(maintenance_jobs: dg.Definitions) -> None:
     names = {job.name for job in maintenance_jobs.resolve_all_job_defs() if not job.name.startswith("__")}
     others = {"verify", "repair", "repair_hint", "reconcile", "compact", "rollback", "undelete"}
-    others |= {"compact_tables_plan", "compact_tables"}
+    others |= {"compact_tables_plan", "compact_tables", "log", "history", "diff"}
     exports = {f"export_{level}" for level in LEVELS} | {"drop_export", "restore_export"}
-    planned = {f"{name}_{step}" for name in PLANNED for step in ("plan", "apply")}
+    planned = {f"{name}_{step}" for name in (*PLANNED, *UNDOING) for step in ("plan", "apply")}
     assert names == planned | exports | others
     assert all(maintenance_jobs.resolve_job_def(name).tags["dagster/max_retries"] == "0" for name in names)
 
