@@ -18,8 +18,8 @@ from trinitylake_ops import Lakehouse
 from trinitylake_ops.dagster_plugin import TrinityLakeIOManager, TrinityLakeResource, as_tables, stored_as
 from trinitylake_ops.dagster_plugin.assets import build_table_asset
 from trinitylake_ops.dagster_plugin.publish import build_publish_asset
+from trinitylake_ops.dagster_plugin.runs.launchpads import REPOSITORY_TAG
 from trinitylake_ops.dagster_plugin.table_pages import rows
-from trinitylake_ops.dagster_plugin.table_pages.links import REPOSITORY_TAG
 from trinitylake_ops.dagster_plugin.table_pages.pages import TablePages
 from trinitylake_ops.errors import InvalidInputError
 from trinitylake_ops.tables.catalog import catalog_at

@@ -21,7 +21,7 @@ from trinitylake_ops.dagster_plugin import (
     stored_as,
 )
 from trinitylake_ops.dagster_plugin.automation.sensors import build_commit_sensor
-from trinitylake_ops.dagster_plugin.table_pages.links import REPOSITORY_TAG
+from trinitylake_ops.dagster_plugin.runs.launchpads import REPOSITORY_TAG
 from trinitylake_ops.tables.catalog import catalog_at
 
 REGIONS = dg.StaticPartitionsDefinition(["eu", "us"])

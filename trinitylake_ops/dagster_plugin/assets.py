@@ -19,8 +19,8 @@ from trinitylake_ops.dagster_plugin.metadata import DATA_VERSION_TAG, figures
 from trinitylake_ops.dagster_plugin.names import ONLY, LakehouseNames
 from trinitylake_ops.dagster_plugin.options import NO_OPTIONS
 from trinitylake_ops.dagster_plugin.resources import lakehouse_of
+from trinitylake_ops.dagster_plugin.runs.launchpads import location_of
 from trinitylake_ops.dagster_plugin.stored.settings import split_name, stored_as
-from trinitylake_ops.dagster_plugin.table_pages.links import location_of
 from trinitylake_ops.dagster_plugin.table_pages.pages import TablePages
 from trinitylake_ops.dagster_plugin.table_pages.specs import KINDS
 from trinitylake_ops.dagster_plugin.versions.links import Links

@@ -11,11 +11,11 @@ from trinitylake_ops import Lakehouse
 from trinitylake_ops.dagster_plugin.metadata import DATA_VERSION_TAG, staged_tables_metadata
 from trinitylake_ops.dagster_plugin.names import ONLY, LakehouseNames
 from trinitylake_ops.dagster_plugin.resources import lakehouse_of
+from trinitylake_ops.dagster_plugin.runs.launchpads import location_of
 from trinitylake_ops.dagster_plugin.runs.reads import RunReads
 from trinitylake_ops.dagster_plugin.runs.records import CLOCK_SKEW, created_at, newest_materialization, run_chain
 from trinitylake_ops.dagster_plugin.runs.staging import newest_notes, published_events
 from trinitylake_ops.dagster_plugin.stored.settings import check_stored
-from trinitylake_ops.dagster_plugin.table_pages.links import location_of
 from trinitylake_ops.dagster_plugin.table_pages.published import PublishedPages
 from trinitylake_ops.dagster_plugin.versions.page import VersionsPage
 from trinitylake_ops.errors import CommitConflictError, TransactionExpiredError, VersionNotFoundError

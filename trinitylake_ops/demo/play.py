@@ -23,7 +23,7 @@ from rich.filesize import decimal
 from rich.table import Table as TextTable
 
 from trinitylake_ops import Lakehouse
-from trinitylake_ops.dagster_plugin.table_pages.links import ONLY_REPOSITORY, REPOSITORY_TAG
+from trinitylake_ops.dagster_plugin.runs.launchpads import ONLY_REPOSITORY, REPOSITORY_TAG
 from trinitylake_ops.demo.assets import (
     INITIAL_JOB,
     MONTH_PUBLISHED,

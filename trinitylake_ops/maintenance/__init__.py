@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from trinitylake_ops.maintenance.compaction.compacted import CompactTablesReport
     from trinitylake_ops.maintenance.compaction.tables import CompactTablesPlan, plan_compact_tables
     from trinitylake_ops.maintenance.compaction.tree import CompactionPlan, CompactionReport, compact, plan_compact
-    from trinitylake_ops.maintenance.differences.deltas import TableDelta, TableTotals
+    from trinitylake_ops.maintenance.differences.deltas import TableDelta
     from trinitylake_ops.maintenance.differences.versions import ChangedObject, VersionDiff, diff_versions
     from trinitylake_ops.maintenance.drop_namespace import DropNamespacePlan, plan_drop_namespace
     from trinitylake_ops.maintenance.exports.check import ExportCheck, verify_export
@@ -51,6 +51,7 @@ if TYPE_CHECKING:
     from trinitylake_ops.maintenance.rollbacks import RollbackPlan, plan_rollback, rollback
     from trinitylake_ops.maintenance.state.export_records import ExportInfo, drop_export, list_exports
     from trinitylake_ops.maintenance.verification.verify import Finding, VerifyReport, verify
+    from trinitylake_ops.tables.files.totals import TableTotals
 
 __all__ = [
     "LOCAL",

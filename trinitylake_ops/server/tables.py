@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from pyiceberg.catalog.rest import (
@@ -27,6 +27,7 @@ from trinitylake_ops.server.calls import Call, page_of, single_level
 from trinitylake_ops.server.changes import changed
 from trinitylake_ops.server.commits import TableCommit, check_readable, commit_tables
 from trinitylake_ops.server.tokens import Scope
+from trinitylake_ops.tables.catalog.catalog import TrinityLakeCatalog
 from trinitylake_ops.tables.catalog.registration import registered_uri
 from trinitylake_ops.tables.catalog.updates import asked_for, check_format
 from trinitylake_ops.tables.files.metadata import read_table_metadata
@@ -147,12 +148,7 @@ def register_table(call: Call) -> Answer:
 
 def rename_table(call: Call) -> Answer:
     """Rename a table, also into another namespace."""
-    asked = call.document()
-    source, target = (identifier_of(asked.get(name)) for name in ("source", "destination"))
-    call.check(Scope.WRITE, source[0])
-    call.check(Scope.WRITE, target[0])
-    changed(call, lambda catalog: catalog.move_table(source, target))
-    return NO_CONTENT
+    return renamed(call, TrinityLakeCatalog.move_table)
 
 
 def drop_table(call: Call) -> Answer:
@@ -175,7 +171,17 @@ def report_metrics(call: Call) -> Answer:
     return NO_CONTENT
 
 
-def identifier_of(content: Any) -> tuple[str, str]:
+def renamed(call: Call, move: Callable[[TrinityLakeCatalog, tuple[str, str], tuple[str, str]], object]) -> Answer:
+    """Give a table or a view another name, by a method of the catalog."""
+    asked = call.document()
+    source, target = (_identifier_of(asked.get(name)) for name in ("source", "destination"))
+    call.check(Scope.WRITE, source[0])
+    call.check(Scope.WRITE, target[0])
+    changed(call, lambda catalog: move(catalog, source, target))
+    return NO_CONTENT
+
+
+def _identifier_of(content: Any) -> tuple[str, str]:
     """Return the namespace and the name of a table or a view in a body. Raises as a model does."""
     with asked_for():
         found = TableIdentifier.model_validate(content)

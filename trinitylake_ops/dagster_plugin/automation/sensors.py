@@ -17,8 +17,8 @@ from trinitylake_ops.dagster_plugin.metadata import DATA_VERSION_TAG, markdown_t
 from trinitylake_ops.dagster_plugin.names import ONLY, LakehouseNames
 from trinitylake_ops.dagster_plugin.ops.table_events import TableAssets, TableChanges, TableEvent, TableKey
 from trinitylake_ops.dagster_plugin.resources import lakehouse_of
-from trinitylake_ops.dagster_plugin.runs.records import run_events
-from trinitylake_ops.dagster_plugin.table_pages.links import REPOSITORY_TAG
+from trinitylake_ops.dagster_plugin.runs.launchpads import REPOSITORY_TAG
+from trinitylake_ops.dagster_plugin.runs.records import known_run, run_events
 from trinitylake_ops.dagster_plugin.versions.links import Links
 from trinitylake_ops.dagster_plugin.versions.page import VersionsPage
 from trinitylake_ops.errors import LakehouseNotFoundError
@@ -32,7 +32,6 @@ _GRPC_TIMEOUT_SECONDS = 60
 _GRPC_MARGIN_SECONDS = 20
 _LEAST_SECONDS = 5.0
 _ALERT_ATTEMPTS = 3
-_LONGEST_RUN_ID_CHARS = 255  # characters of the column in Dagster's databases
 
 
 def tick_budget_seconds() -> float:
@@ -126,12 +125,8 @@ def _links(context: dg.SensorEvaluationContext, names: LakehouseNames, base: str
 
 
 def _maker(instance: dg.DagsterInstance, run_id: str, label: str | None) -> Maker:
-    """Return whose run it is. A run that names no code location counts as of this one.
-
-    Commits of other programs may name any text, and some databases refuse some texts.
-    """
-    is_askable = run_id.isascii() and run_id.isprintable() and len(run_id) <= _LONGEST_RUN_ID_CHARS
-    run = instance.get_run_by_id(run_id) if is_askable else None
+    """Return whose run it is. A run that names no code location counts as of this one."""
+    run = known_run(instance, run_id)
     if run is None:
         return "other"
     return "own" if label is None or run.tags.get(REPOSITORY_TAG, label) == label else "neighbour"

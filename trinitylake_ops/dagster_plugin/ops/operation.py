@@ -18,8 +18,8 @@ from trinitylake_ops.dagster_plugin.ops.table_events import TableAssets, TableCh
 from trinitylake_ops.dagster_plugin.options import NO_OPTIONS, Options, check_person
 from trinitylake_ops.dagster_plugin.resources import SparkResource, lakehouse_of
 from trinitylake_ops.dagster_plugin.runs.beyond_public import repository_of
+from trinitylake_ops.dagster_plugin.runs.launchpads import location_of
 from trinitylake_ops.dagster_plugin.runs.person import signed_in_user
-from trinitylake_ops.dagster_plugin.table_pages.links import location_of
 from trinitylake_ops.dagster_plugin.table_pages.pages import TablePages
 from trinitylake_ops.dagster_plugin.versions.links import Links
 from trinitylake_ops.dagster_plugin.versions.page import VersionsPage

@@ -10,6 +10,16 @@ import dagster as dg
 _PAGE = 100
 #: The most by which the clocks of run workers, Dagster's database and the lakehouse's storage may differ.
 CLOCK_SKEW = timedelta(hours=1)
+_LONGEST_RUN_ID_CHARS = 255  # characters of the column in Dagster's databases
+
+
+def known_run(instance: dg.DagsterInstance, run_id: str) -> dg.DagsterRun | None:
+    """Return a run by the id that a commit names, None for one that this instance does not know.
+
+    Commits of other programs may name any text, and some databases refuse some texts.
+    """
+    is_askable = run_id.isascii() and run_id.isprintable() and len(run_id) <= _LONGEST_RUN_ID_CHARS
+    return instance.get_run_by_id(run_id) if is_askable else None
 
 
 def run_chain(instance: dg.DagsterInstance, run: dg.DagsterRun) -> list[dg.DagsterRun]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from dataclasses import dataclass, field
 from typing import Any
@@ -12,7 +13,7 @@ from trinitylake_ops import Lakehouse
 from trinitylake_ops.dagster_plugin.head_metadata import VERSION
 from trinitylake_ops.dagster_plugin.metadata import column_schema, markdown_table
 from trinitylake_ops.dagster_plugin.names import ONLY, LakehouseNames
-from trinitylake_ops.dagster_plugin.table_pages.links import launchpad_path
+from trinitylake_ops.dagster_plugin.runs.launchpads import launchpad_path
 from trinitylake_ops.dagster_plugin.table_pages.rows import files_of, partition_table, preview
 from trinitylake_ops.errors import TrinityLakeError
 from trinitylake_ops.format.definitions import TableDef
@@ -78,7 +79,7 @@ class TablePages:
 
     def _link(self, location: str, namespace: str, table: str, to: int) -> str:
         config = {"to": str(to), "tables": [f"{namespace}.{table}"]}
-        return launchpad_path(location, self.names.of(ROLL_BACK_JOB), config)
+        return launchpad_path(location, self.names.of(ROLL_BACK_JOB), json.dumps(config))
 
     def _versions(self, history: TableHistory, namespace: str, table: str) -> dg.MarkdownMetadataValue:
         rows = [_version_row(one) for one in history.versions]

@@ -10,9 +10,9 @@ from typing import Any
 import dagster as dg
 from pyiceberg.expressions import AlwaysTrue
 from pyiceberg.table import FileScanTask, Table
-from pyiceberg.table.snapshots import TOTAL_DATA_FILES
 
 from trinitylake_ops.dagster_plugin.metadata import markdown_table
+from trinitylake_ops.tables.files.totals import totals_of
 from trinitylake_ops.tables.writing.partition_key import PartitionKey
 
 #: Of a table with more data files neither partitions nor rows are shown, as each file has to be listed for it.
@@ -46,11 +46,11 @@ def files_of(table: Table) -> list[FileScanTask] | str:
     snapshot = table.current_snapshot()
     if snapshot is None:
         return []
-    counted = "" if snapshot.summary is None else snapshot.summary.additional_properties.get(TOTAL_DATA_FILES, "")
-    if not (counted.isascii() and counted.isdecimal()):
+    n_files = totals_of(snapshot).files
+    if n_files is None:
         return "its writer did not count its data files"
-    if int(counted) > MOST_DATA_FILES:
-        return f"it has {int(counted):,} data files, more than {MOST_DATA_FILES:,}"
+    if n_files > MOST_DATA_FILES:
+        return f"it has {n_files:,} data files, more than {MOST_DATA_FILES:,}"
     return list(table.scan().plan_files())
 
 

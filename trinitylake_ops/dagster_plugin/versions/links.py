@@ -13,6 +13,7 @@ import dagster as dg
 from trinitylake_ops.dagster_plugin.metadata import Link
 from trinitylake_ops.dagster_plugin.names import LakehouseNames
 from trinitylake_ops.dagster_plugin.runs.beyond_public import RunContext, repository_of
+from trinitylake_ops.dagster_plugin.runs.launchpads import launchpad_path
 
 #: Of a configuration in a link. Webservers and proxies refuse addresses of some multiples of it.
 LONGEST_CONFIG_CHARS = 6_000
@@ -56,8 +57,7 @@ class Links:
         named, config_text = self.names.of(job), config_yaml(config)
         if named not in self.jobs or len(config_text) > LONGEST_CONFIG_CHARS:
             return None
-        path = f"/locations/{quote(self.place, safe='@')}/jobs/{quote(named)}/playground/setup"
-        return Link(text or f"open {named}", f"{self.base}{path}?mode=default&config={quote(config_text, safe='')}")
+        return Link(text or f"open {named}", f"{self.base}{launchpad_path(self.place, named, config_text)}")
 
     def run(self, run_id: str) -> Link:
         """Return a link to a run of this Dagster instance."""

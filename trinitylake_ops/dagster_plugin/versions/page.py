@@ -14,6 +14,7 @@ from trinitylake_ops.dagster_plugin.head_metadata import head_figures
 from trinitylake_ops.dagster_plugin.metadata import Link, markdown_table
 from trinitylake_ops.dagster_plugin.names import LakehouseNames
 from trinitylake_ops.dagster_plugin.runs.beyond_public import RunContext, repository_of
+from trinitylake_ops.dagster_plugin.runs.records import known_run
 from trinitylake_ops.dagster_plugin.versions.findings import Findings, findings_by_version
 from trinitylake_ops.dagster_plugin.versions.links import Links
 from trinitylake_ops.errors import TrinityLakeError
@@ -29,7 +30,6 @@ LAST_VERSIONS = "last_versions"
 MOST_VERSIONS = 12
 _MOST_SECONDS = 10.0
 _MOST_TABLES = 3  # named of one version
-_LONGEST_RUN_ID_CHARS = 255  # characters of the column in Dagster's databases
 
 COLUMNS = (
     "version", "created (UTC)", "by", "operation", "run", "tables", "rows", "files", "bytes", "state", "checks",
@@ -109,9 +109,7 @@ class VersionsPage:
         """Return a link to a run of this instance; the id of another one as it is."""
         if not run_id:
             return ""
-        # Commits of other programs may name any text, and some databases refuse some texts.
-        is_askable = run_id.isascii() and run_id.isprintable() and len(run_id) <= _LONGEST_RUN_ID_CHARS
-        return self.links.run(run_id) if is_askable and self.instance.has_run(run_id) else run_id
+        return run_id if known_run(self.instance, run_id) is None else self.links.run(run_id)
 
     def _action(self, info: VersionInfo, latest: int) -> Link | None:
         if info.state == "expired":

@@ -11,6 +11,7 @@ from trinitylake_ops.format.nodes.keys import ObjectName
 from trinitylake_ops.maintenance.reach.tables import defined, tables_of
 from trinitylake_ops.storage.parallel import in_one_round, run_parallel
 from trinitylake_ops.tables.files.metadata import table_metadata
+from trinitylake_ops.tables.files.totals import totals_of
 from trinitylake_ops.tables.files.trimming import is_trimmable
 from trinitylake_ops.tables.io.file_io import StorageFileIO, reading_io
 from trinitylake_ops.transaction.lakehouse import Lakehouse
@@ -97,8 +98,5 @@ def _counts(definition: TableDef, io: StorageFileIO) -> tuple[int, int] | Except
         snapshot = table_metadata(definition, io).current_snapshot()
     except (FileMissingError, CorruptFileError) as error:
         return error
-    if snapshot is None:
-        return 0, 0
-    summary = {} if snapshot.summary is None else snapshot.summary.additional_properties
-    files, n_bytes = summary.get("total-data-files"), summary.get("total-files-size")
-    return None if files is None or n_bytes is None else (int(files), int(n_bytes))
+    totals = totals_of(snapshot)
+    return None if totals.files is None or totals.bytes is None else (totals.files, totals.bytes)

@@ -13,8 +13,7 @@ from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.table.snapshots import Snapshot as TableSnapshot
 
 from trinitylake_ops.format.definitions import Column, TableDef
-
-_LONGEST_NUMBER_CHARS = 19
+from trinitylake_ops.tables.files.totals import TableTotals, count_in, totals_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,15 +33,6 @@ class TableDelta:
     schema: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TableTotals:
-    """Rows, data files and bytes of a table as its writer counted them, None where it did not."""
-
-    rows: int | None
-    files: int | None
-    bytes: int | None
-
-
 @dataclass(frozen=True, slots=True)
 class TableState:
     """A table at one version: its definition, and its Iceberg metadata, None where there is none.
@@ -59,13 +49,7 @@ class TableState:
         """Rows, data files and bytes of the current snapshot. A table without a snapshot has none."""
         if not self.is_counted:
             return TableTotals(rows=None, files=None, bytes=None)
-        current = None if self.metadata is None else self.metadata.current_snapshot()
-        if current is None:
-            return TableTotals(rows=0, files=0, bytes=0)
-        rows, files, size = (
-            _number(current, name) for name in ("total-records", "total-data-files", "total-files-size")
-        )
-        return TableTotals(rows=rows, files=files, bytes=size)
+        return totals_of(None if self.metadata is None else self.metadata.current_snapshot())
 
     @property
     def counted(self) -> _Counts:
@@ -136,14 +120,7 @@ def _between(base: TableMetadata | None, side: TableMetadata | None) -> list[Tab
 
 def _numbers(snapshot: TableSnapshot, *names: str) -> Any:
     """Return entries of a summary as numbers; what another writer left out, or wrote as no number, counts as 0."""
-    return tuple(_number(snapshot, name) or 0 for name in names)
-
-
-def _number(snapshot: TableSnapshot, name: str) -> int | None:
-    """Return an entry of a summary, None where it is none or no number."""
-    text = "" if snapshot.summary is None else str(snapshot.summary.get(name, ""))
-    is_number = text.isascii() and text.isdecimal() and len(text) <= _LONGEST_NUMBER_CHARS
-    return int(text) if is_number else None
+    return tuple(count_in(snapshot, name) or 0 for name in names)
 
 
 def _sum(counts: Sequence[_Counts]) -> _Counts:

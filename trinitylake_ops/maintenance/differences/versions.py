@@ -20,7 +20,6 @@ from trinitylake_ops.errors import (
 from trinitylake_ops.maintenance.differences.deltas import (
     TableDelta,
     TableState,
-    TableTotals,
     signed,
     table_delta,
 )
@@ -28,6 +27,7 @@ from trinitylake_ops.maintenance.plans.document import Document, Table, new_tabl
 from trinitylake_ops.maintenance.reach.table_files import iceberg_metadata
 from trinitylake_ops.storage.parallel import in_one_round, run_parallel
 from trinitylake_ops.tables.files.metadata import load_table_metadata
+from trinitylake_ops.tables.files.totals import NO_TOTALS, TableTotals
 from trinitylake_ops.tables.io.file_io import reading_io
 from trinitylake_ops.transaction.lakehouse import Lakehouse
 from trinitylake_ops.versions.changes import Change, diff_snapshots
@@ -36,7 +36,6 @@ from trinitylake_ops.versions.snapshot import Snapshot
 #: Beyond so many changed tables, the others of a version are named, and not counted.
 MOST_COUNTED = 100
 
-_NOTHING = TableTotals(rows=0, files=0, bytes=0)
 # A table's file with one of these has no numbers. Verify says why.
 _UNREADABLE = (CorruptFileError, FileMissingError, InvalidDefinitionError, InvalidLocationError, StoragePermissionError)
 
@@ -172,8 +171,8 @@ class TableStates:
             kind=change.kind,
             namespace=change.namespace,
             table=change.table,
-            before=_NOTHING if change.kind == "added" else None if was is None else was.totals,
-            after=_NOTHING if change.kind == "removed" else None if now is None else now.totals,
+            before=NO_TOTALS if change.kind == "added" else None if was is None else was.totals,
+            after=NO_TOTALS if change.kind == "removed" else None if now is None else now.totals,
             delta=table_delta(was, now) if is_known else TableDelta(),
         )
 

@@ -9,8 +9,9 @@ from trinitylake_ops.errors import InvalidInputError
 from trinitylake_ops.server.answers import NO_CONTENT, Answer, ok, unsupported
 from trinitylake_ops.server.calls import Call, page_of
 from trinitylake_ops.server.changes import changed
-from trinitylake_ops.server.tables import identifier_of
+from trinitylake_ops.server.tables import renamed
 from trinitylake_ops.server.tokens import Scope
+from trinitylake_ops.tables.catalog.catalog import TrinityLakeCatalog
 from trinitylake_ops.tables.catalog.updates import asked_for
 from trinitylake_ops.tables.catalog.view_metadata import (
     NewViewRequest,
@@ -85,12 +86,7 @@ def drop_view(call: Call) -> Answer:
 
 def rename_view(call: Call) -> Answer:
     """Rename a view, also into another namespace."""
-    asked = call.document()
-    source, target = (identifier_of(asked.get(name)) for name in ("source", "destination"))
-    call.check(Scope.WRITE, source[0])
-    call.check(Scope.WRITE, target[0])
-    changed(call, lambda catalog: catalog.move_view(source, target))
-    return NO_CONTENT
+    return renamed(call, TrinityLakeCatalog.move_view)
 
 
 def register_view(call: Call) -> Answer:

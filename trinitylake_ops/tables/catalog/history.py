@@ -9,12 +9,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from pyiceberg.table.snapshots import TOTAL_DATA_FILES, TOTAL_FILE_SIZE, TOTAL_RECORDS
-
 from trinitylake_ops.errors import CorruptFileError, FileMissingError, VersionExpiredError, VersionNotFoundError
 from trinitylake_ops.format.definitions import Column, Schema, TableDef
 from trinitylake_ops.tables.catalog.catalog import catalog_at
 from trinitylake_ops.tables.files.metadata import table_metadata
+from trinitylake_ops.tables.files.totals import totals_of
 from trinitylake_ops.tables.io.file_io import StorageFileIO
 from trinitylake_ops.transaction.lakehouse import Lakehouse
 from trinitylake_ops.versions.history import VersionInfo, version_infos
@@ -133,20 +132,13 @@ def table_state(definition: TableDef, io: StorageFileIO) -> TableState:
     if not definition.is_iceberg:
         return state
     snapshot = table_metadata(definition, io).current_snapshot()
-    if snapshot is None:
-        return replace(state, rows=0, data_files=0, size_bytes=0)
-    counted = {} if snapshot.summary is None else snapshot.summary.additional_properties
-
-    def total(name: str) -> int | None:
-        text = counted.get(name, "")
-        return int(text) if text.isascii() and text.isdecimal() else None
-
+    totals = totals_of(snapshot)
     return replace(
         state,
-        rows=total(TOTAL_RECORDS),
-        data_files=total(TOTAL_DATA_FILES),
-        size_bytes=total(TOTAL_FILE_SIZE),
-        snapshot_id=snapshot.snapshot_id,
+        rows=totals.rows,
+        data_files=totals.files,
+        size_bytes=totals.bytes,
+        snapshot_id=None if snapshot is None else snapshot.snapshot_id,
     )
 
 

@@ -1,10 +1,7 @@
-"""Links from the metadata of an asset to a job's launchpad, filled in."""
+"""Where the launchpads of jobs are in Dagster's UI, and the tag of a run that says so."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
-from typing import Any
 from urllib.parse import quote
 
 import dagster as dg
@@ -23,9 +20,9 @@ def location_of(run: dg.DagsterRun) -> str | None:
     return run.tags.get(REPOSITORY_TAG)
 
 
-def launchpad_path(location: str, job: str, config: Mapping[str, Any]) -> str:
-    """Return the path, below the UI's address, of the launchpad of a job with a configuration."""
+def launchpad_path(location: str, job: str, config: str) -> str:
+    """Return the path, below the UI's address, of the launchpad of a job with a configuration in YAML or JSON."""
     return (
         f"/locations/{quote(location, safe='@')}/jobs/{quote(job)}/playground/setup"
-        f"?mode=default&config={quote(json.dumps(dict(config)), safe='')}"
+        f"?mode=default&config={quote(config, safe='')}"
     )
