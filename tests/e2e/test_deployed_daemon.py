@@ -26,7 +26,7 @@ from tests.maintenance.changes import alter, expire
 from tests.tables.hostile import without_seals
 from trinitylake_ops import Lakehouse, maintenance
 from trinitylake_ops.dagster_plugin.automation.sensors import VERSION_TAG
-from trinitylake_ops.dagster_plugin.names import ONLY
+from trinitylake_ops.dagster_plugin.names import ONLY, LakehouseNames
 from trinitylake_ops.storage import LocalStorage
 
 pytestmark = [pytest.mark.usefixtures("radosgw"), pytest.mark.timeout(900)]
@@ -313,7 +313,12 @@ def stop_schedule(topology: Topology) -> None:
 
 @pytest.fixture
 def purged(topology: Topology) -> Path:
-    """The folder of a lakehouse that jobs named purged_... are for, emptied."""
+    """The folder of a lakehouse that jobs named purged_... are for, emptied; its pool has its limit."""
+    limited = topology.graphql(
+        "mutation ($pool: String!) { setConcurrencyLimit(concurrencyKey: $pool, limit: 1) }",
+        pool=LakehouseNames("purged").pool,
+    )
+    assert limited == {"setConcurrencyLimit": True}
     folder = topology.volume / "purged"
     shutil.rmtree(folder, ignore_errors=True)
     return folder
