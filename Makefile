@@ -19,7 +19,7 @@ ARGS ?=
 # Tests whose lakehouses live on an S3 server when they run once more: every file that uses the fixture `lakes`.
 # Those of the longer kind run in `make soak`.
 TESTS_ON_RADOSGW := tests/concurrency tests/transaction
-LONG_ON_RADOSGW := tests/transaction/test_find_latest.py tests/transaction/test_root_naming.py \
+LONG_ON_RADOSGW := tests/transaction/test_commit.py tests/transaction/test_find_latest.py tests/transaction/test_root_naming.py \
 	tests/transaction/test_group_commit.py tests/transaction/test_rebase.py tests/transaction/test_lakehouse.py \
 	tests/transaction/test_saved.py tests/transaction/test_fairness.py tests/transaction/test_surroundings.py \
 	tests/transaction/test_copied_stamps.py tests/transaction/test_newest_root.py tests/transaction/test_read_ahead.py \

@@ -10,6 +10,7 @@ from hypothesis import settings
 from xdist.scheduler import LoadFileScheduling
 from xdist.scheduler.protocol import Scheduling
 
+from tests.known_schemas import keep_known_schemas
 from tests.unordered import shuffle_lists
 from trinitylake_ops.storage import beside
 from trinitylake_ops.storage.cache.storage import clear_process_caches
@@ -23,6 +24,8 @@ settings.load_profile("ci" if os.environ.get("CI") == "true" else "local")
 #: In tests and their fixtures, what is done beside is done at once, so that requests come in one order.
 _PUT_BESIDE = beside.put
 beside.put = beside.do
+
+keep_known_schemas()
 
 #: A property of a test (``record_property``) whose text is shown when all tests have run.
 SHOWN = "shown"

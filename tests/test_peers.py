@@ -22,6 +22,7 @@ from tests.servers.s3_server import S3Server
 SMALL = replace(QUICK, sizes=(30,), versions=4, turns=2, list_turns=2, s3_turns=2, threads=2)
 
 
+@pytest.mark.soak
 def test_a_small_run_measures_ours_and_tells_what_is_absent(tmp_path: Path) -> None:
     run = Run(tmp_path / "data", SMALL, [OURS, SQLITE, "icechunk"])
     run.local()

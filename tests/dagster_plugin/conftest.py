@@ -1,13 +1,20 @@
 """Fixtures of the flights samples and of lakehouses, and Dagster's databases, for all tests of this folder."""
 
 import sqlite3
+from contextlib import closing
+from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 import pytest
+from dagster import Config
+from dagster._config.field import Field
+from dagster._config.pythonic_config import resource
 from dagster._core.storage.event_log.sqlite import sqlite_event_log
+from dagster._core.storage.event_log.sqlite.sqlite_event_log import SqliteEventLogStorage
 from dagster._core.storage.runs.sqlite import sqlite_run_storage
 from dagster._core.storage.schedules.sqlite import sqlite_schedule_storage
-from sqlalchemy import Engine, create_engine, event
+from sqlalchemy import Engine, QueuePool, create_engine, event
 
 from tests.flights import flights_csv, sample, sample_folder, spark
 from tests.lakes import lakes
@@ -24,19 +31,57 @@ def _do_not_wait_for_the_disk(connection: object, _record: object) -> None:
 
 _MOST_ENGINES = 64
 _engines: dict[str, Engine] = {}
+_empty_log: list[sqlite3.Connection] = []
+_make_log = SqliteEventLogStorage._initdb
 
 
 def _engine(url: str, **options: Any) -> Engine:
-    """Return the one engine of a database, which keeps its compiled statements: Dagster makes one for each event."""
+    """Return the one engine of a database, with connections and compiled statements: Dagster makes one for each event."""
     if url not in _engines:
         while len(_engines) >= _MOST_ENGINES:
-            _engines.pop(next(iter(_engines)))
-        _engines[url] = create_engine(url, **options)
+            Engine.dispose(_engines.pop(next(iter(_engines))))
+        made = create_engine(url, **{**options, "poolclass": QueuePool})
+        made.dispose = lambda: None  # the next event needs it again
+        _engines[url] = made
     return _engines[url]
 
 
+def _copy_log(storage: SqliteEventLogStorage, engine: Engine, for_index_shard: bool = False) -> None:
+    """Copy the empty event log of a run that Dagster made first: it makes a database for each run."""
+    path = Path(str(engine.url.database))
+    if for_index_shard or path.exists():
+        _make_log(storage, engine, for_index_shard)
+        return
+    if not _empty_log:
+        _make_log(storage, engine)
+        with closing(sqlite3.connect(path)) as made:
+            _empty_log.append(sqlite3.connect(":memory:", check_same_thread=False))
+            made.backup(_empty_log[0])
+        return
+    with closing(sqlite3.connect(path)) as copy:
+        _empty_log[0].backup(copy)
+        copy.execute("PRAGMA journal_mode = WAL")
+
+
+_make_schema = resource.infer_schema_from_config_class
+
+
+@lru_cache(maxsize=256)
+def _schema_of(kind: type[Config], omitted: frozenset[str]) -> Field:
+    return _make_schema(kind, fields_to_omit=set(omitted))
+
+
+def _schema(model_cls: type[Config], fields_to_omit: set[str], default: object = None) -> Field:
+    """Return the schema of a class of resources: Dagster makes it for each object, also for each run's copies."""
+    if default is not None:
+        return _make_schema(model_cls, fields_to_omit=fields_to_omit, default=default)
+    return _schema_of(model_cls, frozenset(fields_to_omit))
+
+
 @pytest.fixture(autouse=True)
-def _one_engine_for_each_database(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Dagster's own code runs on its own databases, with the statements compiled once."""
+def _dagster_makes_once_what_stays_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Dagster's own code runs on its own databases, which are opened once, and on its own schemas."""
     for module in (sqlite_event_log, sqlite_run_storage, sqlite_schedule_storage):
         monkeypatch.setattr(module, "create_engine", _engine)
+    monkeypatch.setattr(SqliteEventLogStorage, "_initdb", _copy_log)
+    monkeypatch.setattr(resource, "infer_schema_from_config_class", _schema)

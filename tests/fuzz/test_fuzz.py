@@ -18,9 +18,9 @@ import pytest
 from tests.fuzz.decoders import DECODERS, corpus, regressions
 from tests.fuzz.run import MAX_BYTES
 
-_VARIANTS = 150
+_VARIANTS = 75
 #: Each variant of such a decoder takes a process of its own.
-_FEWER_VARIANTS = {"inventory_orc": 50}
+_FEWER_VARIANTS = {"inventory_orc": 25}
 _SOAK_S = 600
 #: Their own files say whose decoders these are; Arrow's default allocator reserves more addresses than it uses.
 _ENVIRONMENT = {"ARROW_DEFAULT_MEMORY_POOL": "system", "MALLOC_ARENA_MAX": "1", "PYTHONFAULTHANDLER": "1"}

@@ -10,6 +10,7 @@ import warnings
 
 import pytest
 
+from tests.interrupts import plain_interrupts
 from trinitylake_ops.errors import TransientError
 from trinitylake_ops.storage import run_parallel
 from trinitylake_ops.storage.parallel import MAX_POOL_THREADS, Started, current_round, in_one_round
@@ -73,7 +74,6 @@ def test_interruption_stops_what_has_not_begun() -> None:
 
 def test_nothing_still_runs_after_an_interrupt_of_the_calling_thread() -> None:
     """A file that another thread still wrote was left behind, as nobody knew of it yet."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # another test's server may have left its own
     both, caller, caller_id = threading.Barrier(2), threading.current_thread(), threading.get_ident()
     begun: list[int] = []
     ended: list[int] = []
@@ -87,11 +87,8 @@ def test_nothing_still_runs_after_an_interrupt_of_the_calling_thread() -> None:
         time.sleep(0.05)
         ended.append(number)
 
-    try:
-        with pytest.raises(KeyboardInterrupt):
-            run_parallel(work, range(2), 2)
-    finally:
-        signal.signal(signal.SIGINT, before)
+    with plain_interrupts(), pytest.raises(KeyboardInterrupt):
+        run_parallel(work, range(2), 2)
     assert len(begun) == 2
     assert len(ended) == 1
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from tests.interrupts import plain_interrupts
 from trinitylake_ops import Lakehouse
 from trinitylake_ops.errors import CommitConflictError, FileExistsAlreadyError, StorageError, TrinityLakeError
 from trinitylake_ops.format.file_names import root_path
@@ -119,7 +120,7 @@ def test_a_commit_that_is_interrupted_while_a_thread_prepares_leaves_no_temporar
     txn.create_namespace("a")
     with monkeypatch.context() as patch:
         patch.setattr(LocalStorage, "prepare", interrupting)
-        with pytest.raises(KeyboardInterrupt):
+        with plain_interrupts(), pytest.raises(KeyboardInterrupt):
             txn.commit()
     assert list((folder / "_ops/tmp").iterdir()) == []
     assert lake.latest_version() == 0

@@ -20,7 +20,7 @@ from trinitylake_ops.errors import FileMissingError, StoragePermissionError
 from trinitylake_ops.storage import FileInfo, open_storage
 
 N_LISTED = 100_000
-N_LISTED_SOON = 30_000  # of a test run, where more take long
+N_LISTED_SOON = 20_000  # of a test run, where more take long
 N_DELETED = 10_000
 N_PER_REQUEST = 1_000
 CLIENTS = ["s3fs", "obstore"]

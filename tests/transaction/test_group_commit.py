@@ -276,13 +276,20 @@ def test_attempts_are_counted_for_each_member(filled: Lakehouse, monkeypatch: py
 
 
 @pytest.mark.local_only("interrupts threads at lines that are the same on every storage")
-@pytest.mark.parametrize("interrupted", [0, 1], ids=["leader", "follower"])
-def test_interrupts_at_every_line_leave_nobody_waiting(lakes: Lakes, interrupted: int) -> None:
+@pytest.mark.parametrize(
+    ("interrupted", "every"),
+    [
+        pytest.param(0, 2, id="leader"),  # a test run takes every second of its many lines
+        pytest.param(0, 1, id="leader, all", marks=pytest.mark.soak),
+        pytest.param(1, 1, id="follower"),
+    ],
+)
+def test_interrupts_at_every_line_leave_nobody_waiting(lakes: Lakes, interrupted: int, every: int) -> None:
     """Whatever was interrupted, the others get an answer that is true, and the queue goes on."""
     lake = lakes.memory(order=4)
     with lake.transaction() as txn:
         txn.create_namespace("ns")
-    for at_line in itertools.count(1):
+    for at_line in itertools.count(1, every):
         transactions = [lake.transaction() for _ in range(3)]
         for number, txn in enumerate(transactions):
             creates(f"t{at_line}-{number}")(txn)

@@ -1,0 +1,17 @@
+"""Ctrl-C in a test: Python's own handler, whatever a server or a Spark session of an earlier test left."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+
+@contextmanager
+def plain_interrupts() -> Iterator[None]:
+    """Let SIGINT raise KeyboardInterrupt in the main thread while the block runs."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler if before is None else before)

@@ -1,0 +1,45 @@
+"""Avro's schemas, which pyiceberg parses and resolves for every file: in tests those of all files are a handful."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Any
+
+from pyiceberg.avro import file as avro
+from pyiceberg.avro.reader import Reader
+from pyiceberg.schema import Schema
+from pyiceberg.utils.schema_conversion import AvroSchemaConversion
+
+_KEY = "avro.schema"
+_MOST_READERS = 256
+_parse, _resolve = avro.AvroFileHeader.get_schema, avro.resolve_reader
+#: Readers by the schemas that they were made of, which are kept so that no other ones get their addresses.
+_readers: dict[tuple[object, ...], tuple[Reader, Schema, Schema]] = {}
+
+
+@lru_cache(maxsize=_MOST_READERS)
+def _schema(text: str) -> Schema:
+    return AvroSchemaConversion().avro_to_iceberg(json.loads(text))
+
+
+def _known_schema(header: avro.AvroFileHeader) -> Schema:
+    return _schema(header.meta[_KEY]) if _KEY in header.meta else _parse(header)
+
+
+def _known_reader(
+    of_file: Schema, wanted: Schema, types: dict[int, Callable[..., Any]], enums: dict[int, Callable[..., Any]]
+) -> Reader:
+    key = (id(of_file), id(wanted), *types.items(), *enums.items())
+    if key not in _readers:
+        while len(_readers) >= _MOST_READERS:
+            _readers.pop(next(iter(_readers)), None)
+        _readers[key] = (_resolve(of_file, wanted, types, enums), of_file, wanted)
+    return _readers[key][0]
+
+
+def keep_known_schemas() -> None:
+    """Let pyiceberg make each schema and each reader once in this process."""
+    avro.AvroFileHeader.get_schema = _known_schema
+    avro.resolve_reader = _known_reader
