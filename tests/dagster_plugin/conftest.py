@@ -36,7 +36,7 @@ _make_log = SqliteEventLogStorage._initdb
 
 
 def _engine(url: str, **options: Any) -> Engine:
-    """Return the one engine of a database, with connections and compiled statements: Dagster makes one for each event."""
+    """Return the one engine of a database, which stays connected: Dagster makes one for each event."""
     if url not in _engines:
         while len(_engines) >= _MOST_ENGINES:
             Engine.dispose(_engines.pop(next(iter(_engines))))
