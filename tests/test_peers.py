@@ -50,7 +50,7 @@ def test_a_warm_commit_on_s3_takes_three_rounds_on_the_wire(tmp_path: Path, rado
         run.on_s3(radosgw)
     finally:
         radosgw.delete_all(f"s3://{radosgw.bucket}/on-s3-")
-    commits = run.measured.asked[OURS_OBSTORE]
+    commits = run.measured.asked["commit", OURS_OBSTORE]
     # Requests that are sent together reach the proxy one after the other where the machine is busy.
     assert min(one.rounds for one in commits) == 3
     assert all(one.seconds > 3 * 0.020 for one in commits), "each round waits for the proxy"
@@ -128,7 +128,7 @@ def test_what_we_lose_is_told_with_its_reason(tmp_path: Path) -> None:
     text = "\n".join(lines(measured, tmp_path))
     assert "| commit, 10 objects | delta 0.50 | not explained yet |" in text
     assert "| commit among 10, beside delta | 2 | 0.50 | **no**: not explained yet |" in text
-    measured.asked = {OURS_OBSTORE: [Asked(0.2, 5, 3, 1)], "slatedb": [Asked(0.1, 1, 1, 0)]}
+    measured.asked = {("commit", OURS_OBSTORE): [Asked(0.2, 5, 3, 1)], ("commit", "slatedb"): [Asked(0.1, 1, 1, 0)]}
     assert "| a commit on S3 | slatedb 0.50 | one request" in "\n".join(lines(measured, tmp_path))
 
 

@@ -1,4 +1,4 @@
-"""The pictures: ratios as bars, and a commit on S3."""
+"""The pictures: ratios as bars, and what each metric takes on S3."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from statistics import median
 from matplotlib.axes import Axes
 
 from benchmarks.peers.figures import METRICS, Figures
+from benchmarks.peers.measure import S3_METRICS
 
 
 def draw_ratios(axes: Sequence[Axes], figures: Figures) -> None:
@@ -27,15 +28,15 @@ def draw_ratios(axes: Sequence[Axes], figures: Figures) -> None:
 
 
 def draw_s3(axes: Sequence[Axes], figures: Figures) -> None:
-    """Draw milliseconds, and requests with the rounds among them."""
-    commits = figures.on_s3
-    peers, places = list(commits), range(len(commits))
-    axes[0].barh(places, [1000 * median(one.seconds for one in commits[peer]) for peer in peers])
-    axes[0].set_title("ms of a commit on S3")
-    for what, width in (("requests", 0.8), ("rounds", 0.4)):
-        axes[1].barh(places, [median(getattr(one, what) for one in commits[peer]) for peer in peers], width, label=what)
-    axes[1].set_title("requests of a commit, and rounds")
-    axes[1].legend()
-    for each in axes:
-        each.set_yticks(places, peers)
+    """Draw the milliseconds of each metric, with its rounds written beside."""
+    for each, (metric, words) in zip(axes, S3_METRICS.items(), strict=True):
+        asked = figures.on_s3(metric)
+        milliseconds = [1000 * median(one.seconds for one in calls) for calls in asked.values()]
+        bars = each.barh(range(len(asked)), milliseconds)
+        each.bar_label(
+            bars, [f"{median(one.rounds for one in calls):g} rounds" for calls in asked.values()], fontsize=7
+        )
+        each.margins(x=0.25)
+        each.set_title(f"ms of {words} on S3")
+        each.set_yticks(range(len(asked)), list(asked), fontsize=7)
         each.invert_yaxis()

@@ -14,6 +14,7 @@ from benchmarks.peers.measure import (
     OURS_S3FS,
     OURS_SYNCED,
     PEERS,
+    S3_METRICS,
     Measured,
 )
 from benchmarks.peers.wire import Asked
@@ -78,18 +79,21 @@ class Figures:
         rates = [one.commits / one.seconds for one in pair if one]
         return rates[0] / rates[1] if len(rates) == 2 and rates[1] else None
 
-    @property
-    def on_s3(self) -> dict[str, list[Asked]]:
-        """What commits asked of S3, ours first."""
-        return {peer: self.measured.asked[peer] for peer in ON_S3 if peer in self.measured.asked}
+    def on_s3(self, metric: str) -> dict[str, list[Asked]]:
+        """Return what a metric asked of S3, ours first."""
+        asked = self.measured.asked
+        return {peer: asked[metric, peer] for peer in ON_S3 if (metric, peer) in asked}
 
-    def s3_ratio(self, peer: str) -> float | None:
-        """Return the peer's milliseconds of a commit on S3 by those of the faster of our clients."""
-        own = [one for one in (OURS_S3FS, OURS_OBSTORE) if self.measured.asked.get(one)]
-        if peer in _OWN or not own:
-            return None
-        fastest = min(median(one.seconds for one in self.measured.asked[name]) for name in own)
-        return median(one.seconds for one in self.measured.asked[peer]) / fastest
+    def s3_seconds(self, metric: str, peer: str) -> float | None:
+        """Return the median of a metric on S3."""
+        found = self.measured.asked.get((metric, peer))
+        return median(one.seconds for one in found) if found else None
+
+    def s3_ratio(self, metric: str, peer: str) -> float | None:
+        """Return the peer's seconds on S3 by those of the faster of our clients."""
+        own = [found for one in (OURS_S3FS, OURS_OBSTORE) if (found := self.s3_seconds(metric, one))]
+        theirs = self.s3_seconds(metric, peer)
+        return theirs / min(own) if theirs and own and peer not in _OWN else None
 
     def all_ratios(self) -> Iterator[tuple[str, str, str, float]]:
         """Yield metric, words for it, peer and ratio of all that was compared."""
@@ -109,5 +113,5 @@ class Figures:
             yield "freed", "freeing versions, files a second", peer, self.freed_ratio(peer)
         for how, peer in measured.written:
             yield how, f"many {how}", peer, self.written_ratio(how, peer)
-        for peer in measured.asked:
-            yield "s3", "a commit on S3", peer, self.s3_ratio(peer)
+        for metric, peer in measured.asked:
+            yield f"s3 {metric}", f"{S3_METRICS[metric]} on S3", peer, self.s3_ratio(metric, peer)

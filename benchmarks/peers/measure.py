@@ -42,6 +42,8 @@ ON_S3: Mapping[str, str] = {
     OURS_OBSTORE: f"{_ENGINES}ours:OursByObstore",
     **{name: PEERS[name] for name in ("icechunk", "delta", "Lance, update", "Lance, append", "slatedb", SQLITE)},
 }
+#: What is measured on S3.
+S3_METRICS: Mapping[str, str] = {"commit": "a commit", "lookup": "a cold lookup", "list": "a cold list"}
 #: On S3 a writer changes one of so many objects, and has changed them before.
 _CHANGED_ON_S3 = 4
 
@@ -60,9 +62,10 @@ class Options:
     writing_seconds: float = 4.0
     threads: int = 16
     processes: int = 4
+    s3_objects: int = 1_000
 
 
-QUICK = Options((60, 120), 8, 3, 3, 3, 2.0, 5.0, 0.2, 3, 2)
+QUICK = Options((60, 120), 8, 3, 3, 3, 2.0, 5.0, 0.2, 3, 2, 60)
 
 
 @dataclass
@@ -77,7 +80,8 @@ class Measured:
     versions: dict[str, int] = field(default_factory=dict)
     files: dict[str, int] = field(default_factory=dict)
     written: dict[tuple[str, str], Written] = field(default_factory=dict)
-    asked: dict[str, list[Asked]] = field(default_factory=dict)
+    #: What each metric asked of S3, by peer.
+    asked: dict[tuple[str, str], list[Asked]] = field(default_factory=dict)
 
     @property
     def first(self) -> int:
@@ -238,33 +242,37 @@ class Run:
             return together([worker.answer() for worker in own])
 
     def on_s3(self, server: S3Server) -> None:
-        """Measure commits on S3: loaded directly, committed through a proxy that takes 20 ms a request and logs."""
+        """Measure on S3: loaded directly, then asked through a proxy that takes 20 ms a request and logs."""
+        n_objects = self._options.s3_objects
         with FaultyProxy(server.endpoint) as proxy, ExitStack() as stack:
 
             def place(peer: str, _: int, endpoint: str = server.endpoint) -> Place:
                 return Place(self._folder / _mark(peer), endpoint, _mark(peer))
 
             with ExitStack() as loading:
-                loaded = [peer for peer, _ in self._started(self._on_s3, self.measured.first, loading, place)]
+                loaded = [peer for peer, _ in self._started(self._on_s3, n_objects, loading, place)]
             workers = {}
             for peer in loaded:
                 workers[peer] = stack.enter_context(Worker(ON_S3[peer], self._log(peer)))
-                at = place(peer, self.measured.first, proxy.url)
-                workers[peer].call("attach", at, min(_CHANGED_ON_S3, self.measured.first))
+                at = place(peer, n_objects, proxy.url)
+                workers[peer].call("attach", at, min(_CHANGED_ON_S3, n_objects))
                 workers[peer].call("commits", 4 * _CHANGED_ON_S3, 60)
-            self._ask(proxy, workers)
+            for metric in S3_METRICS:
+                self._ask(proxy, metric, self._able(workers, metric, n_objects))
             for peer, why in ((peer, about.lacks.get("s3")) for peer, about in self.measured.abouts.items()):
                 if why:
-                    self.measured.why_not["s3", self.measured.first, peer] = why
+                    self.measured.why_not["s3", n_objects, peer] = why
 
-    def _ask(self, proxy: FaultyProxy, workers: Mapping[str, Worker]) -> None:
-        for turn in range(self._options.s3_turns):
+    def _ask(self, proxy: FaultyProxy, metric: str, workers: Mapping[str, Worker]) -> None:
+        """Let each worker do the same by turns; the first turn, which loads code, is not counted."""
+        for turn in range(self._options.s3_turns + 1):
             for peer in list(workers) if turn % 2 else list(workers)[::-1]:
                 proxy.begin(slow())
-                timed = workers[peer].call("commit")
-                time.sleep(0.1)  # for what is done beside the commit
-                self.measured.asked.setdefault(peer, []).append(asked(proxy, timed, _mark(peer)))
-        self._note("commits on S3")
+                timed = workers[peer].call(metric)
+                time.sleep(0.1)  # for what is done beside a commit
+                if turn:
+                    self.measured.asked.setdefault((metric, peer), []).append(asked(proxy, timed, _mark(peer)))
+        self._note(f"{metric} on S3")
 
 
 def _mark(peer: str) -> str:

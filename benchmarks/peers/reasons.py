@@ -42,7 +42,7 @@ REASONS: Mapping[tuple[str, str], str] = {
     ("load", "DuckLake, rows"): _ONE_FILE,
     ("old_version", "Lance"): "its manifest names all files; ours reads one node of each level after the root",
     ("threads", "slatedb"): "its one writer puts the keys of all tasks into one file of the log",
-    ("s3", "slatedb"): "one request, as there is no other writer to ask about",
+    ("s3 commit", "slatedb"): "one request, as there is no other writer to ask about",
 }
 
 

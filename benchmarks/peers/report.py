@@ -18,6 +18,7 @@ from benchmarks.peers.measure import (
     OURS,
     OURS_SYNCED,
     PEERS,
+    S3_METRICS,
     SQLITE,
     SQLITE_SYNCED,
     Measured,
@@ -53,8 +54,8 @@ def lines(measured: Measured, folder: Path) -> Iterator[str]:
     yield from ("## Many writers", "", *_writers(figures), "")
     yield from ("## By pyiceberg's interface", "", *_by_pyiceberg(figures), "")
     if measured.asked:
-        yield from ("## A commit on S3", "", *_on_s3(figures), "")
-        yield from (plot("peers_s3", lambda axes: draw_s3(axes, figures), 2, folder=folder), "")
+        yield from ("## On S3", "", *_on_s3(figures))
+        yield from (plot("peers_s3", lambda axes: draw_s3(axes, figures), len(S3_METRICS), folder=folder), "")
     yield from ("## What has to hold", "", *bounds(figures), "")
     yield from ("## What we lose, and why", "", *_lost(figures), "")
     yield from ("## What is not measured", "", *_not_measured(measured))
@@ -163,28 +164,26 @@ def _by_pyiceberg(figures: Figures) -> list[str]:
     ]
 
 
-def _on_s3(figures: Figures) -> list[str]:
-    rows = []
-    for peer, commits in figures.on_s3.items():
-        seconds = median(one.seconds for one in commits)
-        rows.append(
-            [
-                peer,
-                _cell(1000 * seconds, figures.s3_ratio(peer), digits=0),
-                *(_middle_and_most([getattr(one, what) for one in commits]) for what in ("requests", "rounds")),
-                _middle_and_most([one.beside for one in commits]),
-            ]
-        )
-    return [
-        f"One writer among {figures.measured.first:,} objects on a radosgw, {1000 * REQUEST_SECONDS:.0f} ms added to"
-        " each request by a proxy. It changes objects that it has changed before: the first change of a table by a"
-        " process costs us one round more. Requests and rounds are counted from the proxy's log alone: rounds are the"
-        " longest chain of requests in which each arrived after the one before was answered, until the commit returned."
-        " Beside is what came after. Median, and most in brackets where it differs. The ratio is beside the faster of"
-        " our clients.",
-        "",
-        *table(["peer", "ms", "requests", "rounds", "beside"], rows),
-    ]
+def _on_s3(figures: Figures) -> Iterator[str]:
+    options = figures.measured.options
+    yield (
+        f"One process among {options.s3_objects:,} objects on a radosgw, {1000 * REQUEST_SECONDS:.0f} ms added to each"
+        " request by a proxy. A writer changes objects that it has changed before: the first change of a table by a"
+        " process costs us one round more. A cold read opens everything anew, connections too. Requests and rounds are"
+        " counted from the proxy's log alone: rounds are the longest chain of requests in which each arrived after the"
+        " one before was answered, until the call returned. Beside is what came after. Median, and most in brackets"
+        " where it differs. The ratio is beside the faster of our clients."
+    )
+    for metric, words in S3_METRICS.items():
+        rows = []
+        for peer, calls in figures.on_s3(metric).items():
+            milliseconds = 1000 * median(one.seconds for one in calls)
+            counts = (
+                _middle_and_most([getattr(one, what) for one in calls]) for what in ("requests", "rounds", "beside")
+            )
+            rows.append([peer, _cell(milliseconds, figures.s3_ratio(metric, peer), digits=0), *counts])
+        yield from ("", *table([words, "ms", "requests", "rounds", "beside"], rows))
+    yield ""
 
 
 def _middle_and_most(values: Sequence[int]) -> str:

@@ -1,4 +1,4 @@
-"""What a commit asks of an S3 server, by the log of a proxy: how many requests, and how many after each other."""
+"""What a commit, or a read, asks of an S3 server, by the log of a proxy: how many requests, and how many after each other."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.proxy import FaultyProxy, WireFault, delay_answer
 
 @dataclass(frozen=True)
 class Asked:
-    """Of one commit: seconds, requests, rounds before it returned, and requests that came after."""
+    """Of one call: seconds, requests, rounds before it returned, and requests that came after."""
 
     seconds: float
     requests: int

@@ -24,17 +24,17 @@ _MOST_ROUNDS = 200
 
 #: Rounds of a test run by place and size; what is not here has all of them.
 FEWER_ROUNDS = {
-    ("local", MIB): 20,
-    ("local", 9 * MIB): 3,
-    ("s3fs", 0): 12,
-    ("s3fs", MIB): 4,
-    ("s3fs", 9 * MIB): 2,
-    ("obstore", 0): 12,
-    ("obstore", MIB): 4,
-    ("obstore", 9 * MIB): 2,
-    ("gcs", 0): 12,
-    ("gcs", MIB): 4,
-    ("gcs", 9 * MIB): 2,
+    ("local", MIB): 10,
+    ("local", 9 * MIB): 2,
+    ("s3fs", 0): 6,
+    ("s3fs", MIB): 2,
+    ("s3fs", 9 * MIB): 1,
+    ("obstore", 0): 6,
+    ("obstore", MIB): 2,
+    ("obstore", 9 * MIB): 1,
+    ("gcs", 0): 6,
+    ("gcs", MIB): 2,
+    ("gcs", 9 * MIB): 1,
 }
 
 

@@ -227,7 +227,9 @@ def test_it_dies_at_every_request(
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("fault", ["lost", "refused", pytest.param("reads refused, too", marks=pytest.mark.soak)])
+@pytest.mark.parametrize(
+    "fault", ["lost", *(pytest.param(f, marks=pytest.mark.soak) for f in ("refused", "reads refused, too"))]
+)
 @each_side
 def test_every_answer_is_lost_and_every_request_refused(
     restored: Callable[[Operation], Lakehouse],

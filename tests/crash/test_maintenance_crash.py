@@ -125,7 +125,7 @@ def assert_converges(operation: Operation, storage: MemoryStorage, expected: Sta
     assert maintenance.verify(lake).findings == (), where
 
 
-@pytest.mark.parametrize("moment", ["before", "after"])
+@pytest.mark.parametrize("moment", [pytest.param("before", marks=pytest.mark.soak), "after"])
 @pytest.mark.parametrize("operation", OPERATIONS, ids=lambda operation: operation.name)
 def test_it_dies_at_every_request(restored: Callable[[], MemoryStorage], operation: Operation, moment: Moment) -> None:
     requests, expected = uninterrupted(operation, restored())

@@ -72,7 +72,7 @@ class Prepared:
         return clock
 
 
-@pytest.fixture(scope="module", params=KINDS)
+@pytest.fixture(scope="module", params=[KINDS[0], pytest.param(KINDS[1], marks=pytest.mark.soak)])
 def prepared(request: pytest.FixtureRequest) -> Iterator[Prepared]:
     yield Prepared(request.param)
     drop_memory_root(ROOT)

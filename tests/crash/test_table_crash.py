@@ -198,7 +198,7 @@ def test_it_dies_at_every_request(
         convergence.check(faulty, error, (moment, request))
 
 
-@pytest.mark.parametrize("fault", ["error", "lost response"])
+@pytest.mark.parametrize("fault", [pytest.param("error", marks=pytest.mark.soak), "lost response"])
 @pytest.mark.parametrize("operation", OPERATIONS, ids=lambda operation: operation.name)
 def test_every_request_fails_or_loses_its_answer(
     base: dict[str, bytes], restored: Callable[[], Storage], operation: Operation, fault: str

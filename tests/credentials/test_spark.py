@@ -19,6 +19,7 @@ pytestmark = pytest.mark.debian_packages
 REPOSITORY = Path(__file__).parents[2]
 
 
+@pytest.mark.soak
 @pytest.mark.timeout(1300)
 def test_spark_shows_no_credentials(canaries: CanaryServer, tmp_path: Path) -> None:
     folders = {name: tmp_path / name for name in ("event-logs", "temporary")}

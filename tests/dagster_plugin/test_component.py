@@ -111,6 +111,7 @@ def install(source: Path, target: Path) -> None:
     subprocess.run([*command, "--target", target, source], check=True, timeout=120)
 
 
+@pytest.mark.soak
 def test_dg_lists_scaffolds_and_checks_it(project: Project) -> None:
     assert TYPE in project.dg("list", "components")
     project.dg("scaffold", "defs", TYPE, "sales")

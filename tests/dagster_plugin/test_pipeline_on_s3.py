@@ -106,6 +106,7 @@ def test_rollback_export_hint_and_verify_are_jobs(pipeline: Pipeline) -> None:
     check_lake(pipeline.lake())
 
 
+@pytest.mark.soak
 def test_a_run_in_a_process_of_its_own(pipeline: Pipeline, canaries: CanaryServer, tmp_path: Path) -> None:
     """definitions.py, all of it set by the environment."""
     command = [sys.executable, "-m", "dagster", "job", "execute", "--python-file", "definitions.py", "--job", "verify"]

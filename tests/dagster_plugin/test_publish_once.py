@@ -149,7 +149,7 @@ def test_a_step_killed_after_its_commit_is_retried(sales: Sales) -> None:
 
 
 @pytest.mark.parametrize("moment", ["before", "after"])
-@pytest.mark.parametrize("steps", ["those-left", "all"])
+@pytest.mark.parametrize("steps", [pytest.param("those-left", marks=pytest.mark.soak), "all"])
 def test_a_run_worker_killed_at_its_commit(sales: Sales, moment: str, steps: str) -> None:
     sales.next_commit(moment)
     status, _ = fork(lambda _: sales.execute("sales_job_in_process") and None).finish()

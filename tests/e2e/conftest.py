@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.e2e.browser import Pages
-from tests.e2e.topology import Topology, topology
+from tests.e2e.topology import RUNNING, Topology, topology
 from tests.flights import flights_csv
 from tests.maintenance.changes import create
 from trinitylake_ops import Lakehouse
@@ -21,6 +21,15 @@ def lake(topology: Topology) -> Lakehouse:
     made = Lakehouse.create(topology.root, topology.server.options_with_credentials)
     create(made, "ns", "a", "b", "still")
     return made
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
+    """End the deployment after its last test: what it does by itself takes time from all others."""
+    is_needed = nextitem is not None and "topology" in getattr(nextitem, "fixturenames", ())
+    running = item.config.stash.get(RUNNING, None)
+    if running is not None and not is_needed:
+        running.stop()
 
 
 @pytest.hookimpl(wrapper=True)

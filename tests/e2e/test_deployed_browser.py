@@ -111,6 +111,7 @@ def test_an_export_and_a_rollback_to_it_are_launched_and_shown(
     expect(pages.page.get_by_text("before-migration").first).to_be_visible()
 
 
+@pytest.mark.soak
 def test_checks_name_the_job_that_mends_what_fails(pages: Pages, topology: Topology, sales: Lakehouse) -> None:
     topology.must_run("sales_lakehouse_checks")
     pages.open("/assets/sales/lakehouse?view=checks")
@@ -123,6 +124,7 @@ def test_checks_name_the_job_that_mends_what_fails(pages: Pages, topology: Topol
     pages.picture("dagster-checks")
 
 
+@pytest.mark.soak
 def test_an_expiry_needs_the_digest_of_its_plan_and_one_that_is_stale_lets_nothing_go(
     pages: Pages, topology: Topology, sales: Lakehouse
 ) -> None:

@@ -252,6 +252,7 @@ def test_a_commit_of_another_process_runs_once_also_when_the_daemon_is_killed_be
     assert events(topology, "ns", "still") == []
 
 
+@pytest.mark.soak
 def test_versions_that_expired_before_the_sensor_saw_them_are_told_and_it_goes_on(
     topology: Topology, lake: Lakehouse, sensor: CommitSensor
 ) -> None:
@@ -268,6 +269,7 @@ def test_versions_that_expired_before_the_sensor_saw_them_are_told_and_it_goes_o
     assert gap == f"version {seen} cannot be read any more: what versions {lost}-{kept} changed is not reported"
 
 
+@pytest.mark.soak
 def test_a_cursor_that_somebody_destroyed_is_told_and_it_goes_on(
     topology: Topology, lake: Lakehouse, sensor: CommitSensor
 ) -> None:
@@ -332,6 +334,7 @@ def times(topology: Topology, run_id: str) -> tuple[float, float]:
     return found["runOrError"]["startTime"], found["runOrError"]["endTime"]
 
 
+@pytest.mark.soak
 def test_of_two_purges_launched_together_one_waits_in_the_queue_and_has_nothing_to_do(
     topology: Topology, purged: Path
 ) -> None:
@@ -352,6 +355,7 @@ def deleted_files(topology: Topology, run_id: str) -> int:
     return int(values(output)["files"])
 
 
+@pytest.mark.soak
 def test_a_killed_purge_leaves_a_clean_lakehouse_and_the_next_one_in_the_queue_completes_it(
     topology: Topology, purged: Path, tmp_path: Path
 ) -> None:

@@ -111,7 +111,8 @@ def filled(place: Place) -> None:
     lake.close()
 
 
-@pytest.mark.parametrize("kind", but_in_soak("azurite"))
+@pytest.mark.soak
+@pytest.mark.parametrize("kind", KINDS)
 def test_every_command(kind: str, server_of: Any) -> None:
     place = place_on(server_of(kind))
     with with_variables(place):

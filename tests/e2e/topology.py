@@ -364,11 +364,15 @@ _EVENTS = f"""query ($id: ID!) {{ logsForRun(runId: $id) {{ ... on EventConnecti
 }} }} }} }}"""
 
 
+#: The deployment that runs in this process, if one does.
+RUNNING = pytest.StashKey["Topology"]()
+
+
 @pytest.fixture(scope="session")
 def topology(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Topology]:
     """The deployment, with a lakehouse to be made at ``topology.root``; one for all tests of a worker."""
     servers = canary_server(request.config)
-    made = Topology(tmp_path_factory.mktemp("deployed"), next(servers))
+    made = request.config.stash[RUNNING] = Topology(tmp_path_factory.mktemp("deployed"), next(servers))
     made.start()
     try:
         yield made

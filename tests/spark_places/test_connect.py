@@ -56,6 +56,7 @@ def done(remote: str, folder: Path, *steps: str) -> dict[str, Any]:
     return figures
 
 
+@pytest.mark.soak
 def test_operations_and_frames(remote: str, server_folder: Path, tmp_path: Path) -> None:
     figures = done(remote, tmp_path, "jobs", "operations", "frames")
     assert figures["jobs"] == {
@@ -97,7 +98,8 @@ def test_streams_writes_and_functions(remote: str, tmp_path: Path) -> None:
     assert done(remote, tmp_path, "streams")["streams"] == {"function": 50, "stream": 50}
 
 
-@pytest.mark.parametrize("end", [pytest.param(signal.SIGINT, marks=pytest.mark.soak), signal.SIGKILL])
+@pytest.mark.soak
+@pytest.mark.parametrize("end", [signal.SIGINT, signal.SIGKILL])
 def test_nothing_runs_on_for_a_client_that_is_gone(remote: str, tmp_path: Path, end: signal.Signals) -> None:
     client = program(remote, tmp_path, "works_on")
     wait_for(tmp_path / "written")
@@ -176,6 +178,7 @@ def test_what_is_wrong_is_told_in_a_line(tmp_path: Path, wrong: str) -> None:
     assert len(ran.stderr.splitlines() if before else str(result.exception).splitlines()) == 1
 
 
+@pytest.mark.soak
 def test_settings_of_the_server_cannot_be_set(remote: str) -> None:
     ran = command(
         "memory://none",

@@ -83,10 +83,9 @@ def test_a_session_is_quiet_and_stops_with_its_block(tmp_path: Path, how: str, t
     assert left_after(tmp_path, 60) == {}
 
 
+@pytest.mark.soak
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize(
-    "end", [*(pytest.param(end, marks=pytest.mark.soak) for end in (signal.SIGINT, signal.SIGTERM)), signal.SIGKILL]
-)
+@pytest.mark.parametrize("end", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_no_jvm_is_left_by_a_process_that_is_ended(tmp_path: Path, end: signal.Signals) -> None:
     program = started(tmp_path, "works")
     wait_for(tmp_path / "written", 240)

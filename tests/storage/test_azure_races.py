@@ -70,6 +70,7 @@ def race(server: AzureServer, root: str, client: str, rounds: list[tuple[str, in
     assert sorted(info.path for info in storage.list("race/")) == sorted(name for name, _, _ in rounds)
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("client", CLIENTS)
 def test_eight_processes_create_one_name(azurite: AzureServer, root: str, client: str) -> None:
     # Fewer threads for the largest: they would take most of the time of the normal run.

@@ -107,7 +107,7 @@ def test_32_threads_create_one_name(root: str, n_bytes: int, n_rounds: int) -> N
 @pytest.mark.parametrize(
     "n_rounds",
     [
-        {0: 3, MIB: 2, 9 * MIB: 1},
+        {0: 2, MIB: 1},
         pytest.param({0: 100, MIB: 100, 9 * MIB: 100}, marks=LONG, id="full"),
     ],
 )
