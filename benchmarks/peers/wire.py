@@ -1,4 +1,4 @@
-"""What a commit, or a read, asks of an S3 server, by the log of a proxy: how many requests, and how many after each other."""
+"""What a commit or a read asks of an S3 server, by the log of a proxy: how many requests, and how many in a row."""
 
 from __future__ import annotations
 

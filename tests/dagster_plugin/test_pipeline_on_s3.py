@@ -27,7 +27,7 @@ from tests.lakes import check_lake
 from trinitylake_ops.dagster_plugin.resources import SecretVariables, StorageSettings, TrinityLakeResource
 from trinitylake_ops.errors import StoragePermissionError
 
-pytestmark = [pytest.mark.debian_packages, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.soak, pytest.mark.debian_packages, pytest.mark.timeout(600)]
 
 REPOSITORY = Path(__file__).parents[2]
 VARIABLES = SecretVariables(access_key_id="CANARY_KEY", secret_access_key="CANARY_SECRET")
@@ -106,7 +106,6 @@ def test_rollback_export_hint_and_verify_are_jobs(pipeline: Pipeline) -> None:
     check_lake(pipeline.lake())
 
 
-@pytest.mark.soak
 def test_a_run_in_a_process_of_its_own(pipeline: Pipeline, canaries: CanaryServer, tmp_path: Path) -> None:
     """definitions.py, all of it set by the environment."""
     command = [sys.executable, "-m", "dagster", "job", "execute", "--python-file", "definitions.py", "--job", "verify"]
