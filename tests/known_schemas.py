@@ -15,6 +15,7 @@ from pyiceberg.utils.schema_conversion import AvroSchemaConversion
 _KEY = "avro.schema"
 _MOST_READERS = 256
 _parse, _resolve = avro.AvroFileHeader.get_schema, avro.resolve_reader
+_header_reader = avro.construct_reader(avro.META_SCHEMA, {-1: avro.AvroFileHeader})
 #: Readers by the schemas that they were made of, which are kept so that no other ones get their addresses.
 _readers: dict[tuple[object, ...], tuple[Reader, Schema, Schema]] = {}
 
@@ -39,7 +40,12 @@ def _known_reader(
     return _readers[key][0]
 
 
+def _read_header(file: avro.AvroFile[Any]) -> avro.AvroFileHeader:
+    return _header_reader.read(file.decoder)
+
+
 def keep_known_schemas() -> None:
     """Let pyiceberg make each schema and each reader once in this process."""
+    avro.AvroFile._read_header = _read_header
     avro.AvroFileHeader.get_schema = _known_schema
     avro.resolve_reader = _known_reader

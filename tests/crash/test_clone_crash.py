@@ -260,6 +260,7 @@ def test_every_answer_is_lost(restored: Callable[[Operation], Lakehouse], operat
 LONG = ("clone-part", "promote", "refresh")
 
 
+@pytest.mark.soak
 @pytest.mark.timeout(600)
 @each_side
 @pytest.mark.parametrize(

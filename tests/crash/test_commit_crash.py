@@ -124,7 +124,7 @@ def assert_sound(folder: Path, acknowledged: list[str], states: list[State]) -> 
     return latest
 
 
-@pytest.mark.parametrize("moment", ["before", "after"])
+@pytest.mark.parametrize("moment", [pytest.param("before", marks=pytest.mark.soak), "after"])
 def test_killed_at_every_request(
     base: Path,
     tmp_path: Path,

@@ -88,8 +88,18 @@ WITH_THE_OTHER_CLIENT = (
 )
 #: Of those, what a test run has: an answer that is lost, and an effect that comes late.
 WITH_BOTH = ("answer dropped", "request held back, then refused")
-#: What another answer of a test run stands for: 500 for 503, the 403 before an effect for the one after.
-SOAKED = ("503 SlowDown", "503 SlowDown after the effect", "403 AccessDenied after the effect")
+#: What another fault of a test run stands for, such as 500 for 503, and a lost answer for a lost request.
+SOAKED = (
+    *(
+        "503 SlowDown",
+        "503 SlowDown after the effect",
+        "403 AccessDenied after the effect",
+        "head cut",
+        "request dropped",
+    ),
+    *("answer late", "409 ConditionalRequestConflict after the effect", "request dropped, then refused"),
+    *("500 after the effect, then refused", "all requests dropped", "503 for ever"),
+)
 #: What happens to each request in turn also in a test run; other faults strike one request of each kind there.
 AT_EVERY_REQUEST = ("answer dropped",)
 

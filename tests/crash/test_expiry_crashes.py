@@ -323,6 +323,7 @@ def errors_at(operation: Operation, begin: Prepared, every: int) -> None:
             assert_converges(operation, begin, course, clock, (error, request), tidies=False)
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("operation", OPERATIONS, ids=lambda operation: operation.name)
 def test_every_request_is_answered_by_an_error(prepared: dict[str, Prepared], operation: Operation) -> None:
     errors_at(operation, prepared[operation.name], every=10)

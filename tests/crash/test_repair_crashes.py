@@ -169,6 +169,7 @@ def test_the_answer_of_every_write_is_lost(prepared: Prepared) -> None:
             assert_converges(prepared, left, after, request)
 
 
+@pytest.mark.soak
 def test_every_request_is_answered_by_an_error(prepared: Prepared) -> None:
     requests, after = uninterrupted(prepared)
     for request in requests:

@@ -15,6 +15,9 @@ from trinitylake_ops.dagster_plugin.names import ONLY
 from trinitylake_ops.dagster_plugin.resources import StorageSettings, TrinityLakeResource
 from trinitylake_ops.demo.assets import INITIAL_JOB, MONTHLY_JOB, NAMESPACES
 
+#: What the demo does; in a test run `tests/e2e/test_demo.py` runs it as a user does.
+pytestmark = pytest.mark.soak
+
 
 @pytest.fixture(scope="module")
 def pipeline(spark: SparkSession, sample_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pipeline]:

@@ -92,7 +92,9 @@ def damage(lake: Lakehouse, kind: str, chance: random.Random, flips: int) -> Non
         storage.write(second, contents[1])
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    "kind", [kind if kind in ("manifest", "data") else pytest.param(kind, marks=pytest.mark.soak) for kind in KINDS]
+)
 def test_each_damage_is_found_by_path(lake: Lakehouse, kind: str) -> None:
     assert found(lake.storage) == ()
     damage(lake, kind, random.Random(f"verify {kind}"), FLIPS)

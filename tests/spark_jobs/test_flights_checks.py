@@ -13,6 +13,9 @@ from trinitylake_ops.demo.flights_model import delay_by_carrier_month
 from trinitylake_ops.demo.flights_tables import TABLES
 from trinitylake_ops.errors import InvalidInputError
 
+#: What the demo does; in a test run `tests/e2e/test_demo.py` runs it as a user does.
+pytestmark = pytest.mark.soak
+
 BROKEN: dict[str, Callable[[DataFrame], DataFrame]] = {
     "has_rows": lambda flights: flights.where("false"),
     "key_not_null": lambda flights: set_in_one_row(flights, flight_id=None),

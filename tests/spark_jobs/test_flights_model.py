@@ -17,6 +17,9 @@ from trinitylake_ops.demo.flights_source import FlightsSource
 from trinitylake_ops.demo.flights_tables import TABLES
 from trinitylake_ops.errors import InvalidInputError
 
+#: What the demo does; in a test run `tests/e2e/test_demo.py` runs it as a user does.
+pytestmark = pytest.mark.soak
+
 REFERENCE = {
     "delay_by_carrier_month": """
         with w as (select *, coalesce(precip > 0, false) or coalesce(visib < 3, false)

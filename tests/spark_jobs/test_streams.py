@@ -93,6 +93,7 @@ def finished(query: StreamingQuery) -> None:
         query.awaitTermination()
 
 
+@pytest.mark.soak
 def test_200_commits_while_a_stream_reads_them_with_restarts(
     spark: SparkSession, lake: Lakehouse, tmp_path: Path
 ) -> None:
@@ -126,6 +127,7 @@ def test_200_commits_while_a_stream_reads_them_with_restarts(
     assert sorted(batches.all()) == sorted(expected)
 
 
+@pytest.mark.soak
 def test_appended_rows_are_read_once_with_a_restart(spark: SparkSession, lake: Lakehouse, tmp_path: Path) -> None:
     for number in range(3):
         append(lake, "ns.t", number, number + 10)
