@@ -31,6 +31,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--to", type=Path, default=RESULTS, help="folder of the results")
     parser.add_argument("--keep", type=Path, help="folder for the data, which stays; by default one that is removed")
     given = parser.parse_args(arguments)
+    given.to.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="trinitylake-bench-") as temporary:
         run = Run(given.keep or Path(temporary), _options(given), given.only)
         run.local()
