@@ -12,7 +12,6 @@ from pyiceberg.catalog.rest import (
     CreateTableRequest,
     ListTablesResponse,
     RegisterTableRequest,
-    TableResponse,
 )
 from pyiceberg.exceptions import NoSuchTableError
 from pyiceberg.partitioning import UNPARTITIONED_PARTITION_SPEC
@@ -22,7 +21,7 @@ from pyiceberg.table.sorting import UNSORTED_SORT_ORDER
 
 from trinitylake_ops.errors import CorruptFileError, FileMissingError
 from trinitylake_ops.format.locations import as_uri
-from trinitylake_ops.server.answers import NO_CONTENT, Answer, bad_request, forbidden, ok
+from trinitylake_ops.server.answers import NO_CONTENT, Answer, bad_request, encoded, forbidden, ok, table_answer
 from trinitylake_ops.server.calls import Call, page_of, single_level
 from trinitylake_ops.server.changes import changed
 from trinitylake_ops.server.commits import TableCommit, check_readable, commit_tables
@@ -91,14 +90,14 @@ def create_table(call: Call) -> Answer:
     spec, order = asked.partition_spec or UNPARTITIONED_PARTITION_SPEC, asked.write_order or UNSORTED_SORT_ORDER
     with asked_for():
         made = new_table_metadata(asked.table_schema, spec, order, "file:///place", dict(properties))
-    check_readable(made, "the new table")
+    check_readable(encoded(made), "the new table")
     arguments = ((namespace, asked.name), asked.table_schema, None, spec, order, properties)
     if asked.stage_create:
         catalog = call.warehouse.catalog()
         catalog.load_namespace_properties((namespace,))
         staged = catalog.stage_table(*arguments)
         _make_local_folders(call, staged.metadata.location)
-        return ok(TableResponse.model_construct(metadata=staged.metadata, config=_client_config(call)))
+        return table_answer(None, encoded(staged.metadata), _client_config(call))
     table = changed(call, lambda catalog: catalog.create_table(*arguments))
     table = table or call.warehouse.catalog().load_table((namespace, asked.name))
     _make_local_folders(call, table.metadata.location)
@@ -112,8 +111,8 @@ def commit_table(call: Call) -> Answer:
     commit = TableCommit.of(asked)
     if commit.name != (namespace, name):
         raise bad_request("the identifier in the body is not the table in the path")
-    response = commit_tables(call, [commit])[commit.name]
-    return ok(response, {"ETag": _tag(response.metadata_location, "all")})
+    made = commit_tables(call, [commit])[commit.name]
+    return table_answer(made.metadata_location, made.text, tag=_tag(made.metadata_location, "all"))
 
 
 def commit_transaction(call: Call) -> Answer:
@@ -198,11 +197,12 @@ def _check_allowed(call: Call, uri: str) -> None:
 
 
 def _table_answer(call: Call, table: Table, mode: str = "all") -> Answer:
-    metadata = table.metadata if mode == "all" else _with_refs_only(table.metadata)
-    response = TableResponse.model_construct(
-        metadata_location=table.metadata_location, metadata=metadata, config=_client_config(call)
-    )
-    return ok(response, {"ETag": _tag(table.metadata_location, mode)})
+    tag, kept = _tag(table.metadata_location, mode), call.warehouse.served.encoded
+    text = kept.get(tag)
+    if text is None:
+        text = encoded(table.metadata if mode == "all" else _with_refs_only(table.metadata))
+        kept.put(tag, text, len(text))
+    return table_answer(table.metadata_location, text, _client_config(call), tag)
 
 
 def _with_refs_only(metadata: TableMetadata) -> TableMetadata:

@@ -22,8 +22,10 @@ from trinitylake_ops.maintenance.plans.cost import MeteredLakehouse
 from trinitylake_ops.server.answers import RefusedError, bad_request, forbidden
 from trinitylake_ops.server.settings import ONLY, LakehouseSettings
 from trinitylake_ops.storage import MeteredStorage, open_storage
+from trinitylake_ops.storage.cache.lru import ByteLru
 from trinitylake_ops.tables.catalog.catalog import TrinityLakeCatalog, catalog_at
 from trinitylake_ops.tables.catalog.target import CatalogTarget, SnapshotTarget
+from trinitylake_ops.tables.files.metadata import ParsedMetadata
 from trinitylake_ops.transaction.lakehouse import Lakehouse
 from trinitylake_ops.versions.latest import open_latest
 from trinitylake_ops.versions.snapshot import Snapshot
@@ -34,6 +36,8 @@ _TIME = "at-"
 _EXPORT = "export-"
 _CLONE = "clone-"
 _LONGEST_CHARS = 1_000
+#: JSON of tables' metadata that is kept parsed, which takes several times as much, and that is kept as it is sent.
+_PARSED_BYTES, _ENCODED_BYTES = 8 << 20, 16 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +47,15 @@ class Served:
     name: str
     lake: Lakehouse
     catalog: TrinityLakeCatalog
+    #: Encoded metadata of tables, by the ETags of the answers that it went into.
+    encoded: ByteLru[str, bytes]
+
+    @classmethod
+    def of(cls, name: str, lake: Lakehouse) -> Self:
+        """Return a lakehouse that is served. What is parsed and encoded once is kept for the next requests."""
+        catalog = catalog_at(lake)
+        catalog.parsed = ParsedMetadata(_PARSED_BYTES)
+        return cls(name, lake, catalog, ByteLru(_ENCODED_BYTES))
 
     @property
     def shown(self) -> str:
@@ -99,7 +112,7 @@ class Warehouses:
     """The lakehouses of a server, by their names."""
 
     def __init__(self, lakes: Mapping[str, Lakehouse]):
-        self._served = {name: Served(name, lake, catalog_at(lake)) for name, lake in lakes.items()}
+        self._served = {name: Served.of(name, lake) for name, lake in lakes.items()}
         self._clones: dict[tuple[str, str], tuple[str, Served]] = {}
 
     @classmethod
@@ -147,7 +160,7 @@ class Warehouses:
             lake = Lakehouse(opened.storage, opened.storage_options, cache="shared")
             lake.elsewhere.give(parent.lake.storage)
             open_latest(lake.files)
-            served = Served(parent.name, lake, catalog_at(lake))
+            served = Served.of(parent.name, lake)
             self._clones[parent.name, name] = (record.clone_id, served)
         return served
 
