@@ -108,16 +108,19 @@ def encoded(model: IcebergBaseModel) -> bytes:
 
 
 def table_answer(
-    location: str | None, metadata: bytes, config: Mapping[str, str] | None = None, tag: str | None = None
+    location: str | None,
+    metadata: bytes,
+    given: Mapping[str, Any] | None = None,
+    headers: Mapping[str, str] | None = None,
 ) -> Answer:
-    """Return the answer 200 with a table: the URI of its metadata file, the metadata as JSON, what else clients need.
+    """Return the answer 200 with a table: the URI of its metadata file, the metadata as JSON, further members.
 
     The metadata is put in as it is. It is by far the largest part, and was encoded before.
     """
     said = {"metadata-location": location} if location is not None else {}
-    rest = json.dumps(said if config is None else {**said, "config": config})
+    rest = json.dumps({**said, **(given or {})})
     body = b'{"metadata": %b%b%b' % (metadata, b"" if rest == "{}" else b", ", rest[1:].encode())
-    return Answer(200, body, {} if tag is None else {"ETag": tag})
+    return Answer(200, body, dict(headers or {}))
 
 
 NO_CONTENT = Answer(204)
