@@ -266,7 +266,7 @@ def asked(method: str, uri: str, region: str = "eu-1", **headers: str) -> Unsign
 def test_what_is_signed(method: str, uri: str, writes: bool) -> None:
     assert check_request(asked(method, uri), FOLDER, PLACE, may_write=True) is writes
     if writes:
-        with pytest.raises(LocationNotAllowedError, match="right to write"):
+        with pytest.raises(LocationNotAllowedError, match="who may write"):
             check_request(asked(method, uri), FOLDER, PLACE, may_write=False)
 
 
