@@ -107,8 +107,8 @@ def _check_kind(method: str, asked: frozenset[str], path: str, may_write: bool) 
     is_own = path.startswith(("data/", "metadata/")) and not path.endswith((".metadata.json", ".metadata.json.gz"))
     if not may_write or not is_own:
         raise LocationNotAllowedError(
-            "this is not signed: who may write, writes below data/ and metadata/, but no metadata file, if the server has"
-            " a role"
+            "this is not signed: who may write, writes below data/ and metadata/, but no metadata file,"
+            " if the server has a role"
         )
     return True
 
