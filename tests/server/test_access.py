@@ -392,6 +392,7 @@ def test_pyiceberg_without_keys(giving: Served, on_s3: Lakehouse) -> None:
     assert catalog_at(on_s3).load_table("ns.t").scan().to_arrow().num_rows == 6
 
 
+@pytest.mark.soak
 def test_pyiceberg_with_signatures(
     on_s3: Lakehouse, radosgw: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
