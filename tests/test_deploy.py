@@ -5,13 +5,18 @@ from __future__ import annotations
 import re
 import shutil
 import subprocess
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
-from tests.e2e.topology import DEPLOY, REPOSITORY, interpolate
+from tests.e2e.topology import DEPLOY, PATIENCE_SECONDS, REPOSITORY, Image, Service, interpolate
+from tests.server.served import Served
+from tests.server.test_safety import READER, entry
+from tests.servers.daemons import free_port, listens
+from trinitylake_ops import Lakehouse
 
 COMPOSE: dict[str, Any] = yaml.safe_load((DEPLOY / "compose.yaml").read_text())
 #: Where processes find each other within the network, and listen: for those who run them without it.
@@ -37,11 +42,42 @@ def test_a_secret_is_never_given_a_value_by_the_files() -> None:
         interpolate(COMPOSE["services"]["postgres"], {})
 
 
-def test_only_the_code_location_has_the_credentials_of_the_lakehouse() -> None:
+def test_only_who_reaches_the_lakehouse_has_its_credentials() -> None:
     knowing = {
         name for name, service in COMPOSE["services"].items() if "AWS_SECRET_ACCESS_KEY" in service["environment"]
     }
-    assert knowing == {"code"}
+    assert knowing == {"code", "server"}
+
+
+def test_the_server_of_the_compose_file_serves_and_tells_its_health(tmp_path: Path) -> None:
+    lake = Lakehouse.create(str(tmp_path / "lake"))
+    tokens = tmp_path / "tokens.yaml"
+    tokens.write_text(yaml.safe_dump({"tokens": [entry(READER, "reader", scope="read")]}))
+    port = free_port()
+    variables = {
+        "LISTEN_HOST": "127.0.0.1",
+        "SERVER_PORT": str(port),
+        "TOKENS_FILE": str(tokens),
+        "TRINITYLAKE_ROOT": lake.root,
+    }
+    (tmp_path / "image").mkdir()
+    definition = interpolate(COMPOSE["services"]["server"], variables)
+    assert definition["profiles"] == ["server"]
+    service = Service("server", definition, variables, Image(DEPLOY / "Dockerfile", tmp_path / "image"))
+    service.start()
+    try:
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        while not listens(port):
+            service.check()
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        assert service.is_healthy()
+        served = Served(f"http://127.0.0.1:{port}")
+        assert served.ask("GET", "/v1/config").status == 401
+        assert served.ask("GET", "/v1/config", headers={"Authorization": f"Bearer {READER}"}).status == 200
+        assert service.end() == 0
+    finally:
+        service.kill()
 
 
 def test_what_the_services_refer_to_is_there() -> None:

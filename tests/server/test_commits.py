@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -13,6 +14,7 @@ import pyarrow as pa
 import pytest
 from pyiceberg.catalog.rest import RestCatalog
 from pyiceberg.exceptions import CommitFailedException
+from pyiceberg.table.metadata import TableMetadataUtil, TableMetadataV2
 
 from tests.faults import FaultyStorage, fail, lose_response
 from tests.lakes import Lakes
@@ -449,3 +451,44 @@ def test_500_says_that_nobody_knows(lakes: Lakes) -> None:
     with serving(settings_for(lake), faulty(lake, lost)) as served:
         assert served.ask("POST", TABLE, commit_of(properties(a="3"))).status == 200
     assert lake.latest_version() == version + 2
+
+
+def test_metadata_is_encoded_and_parsed_once(served: Served, lake: Lakehouse, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A commit parses the bytes that it writes, answers with them, and the next request finds what was parsed."""
+    catalog_at(lake).create_namespace("ns")
+    assert served.ask("POST", TABLES, created()).status == 200
+    counted: Counter[str] = Counter()
+    parse, encode = TableMetadataUtil.parse_raw, TableMetadataV2.model_dump_json
+
+    def parsing(text: str) -> Any:
+        counted["parsed"] += 1
+        return parse(text)
+
+    def encoding(metadata: TableMetadataV2, **options: Any) -> str:
+        counted["encoded"] += 1
+        return encode(metadata, **options)
+
+    monkeypatch.setattr(TableMetadataUtil, "parse_raw", staticmethod(parsing))
+    monkeypatch.setattr(TableMetadataV2, "model_dump_json", encoding)
+    loaded = served.ask("GET", TABLE).document
+    counted.clear()
+    for number in range(3):
+        before = loaded
+        committed = served.ask("POST", TABLE, commit_of(properties(a=str(number)))).document
+        assert counted == {"parsed": 1, "encoded": 1}, number
+        for _ in range(3):
+            loaded = served.ask("GET", TABLE).document
+        assert counted == {"parsed": 1, "encoded": 2}, number
+        assert committed["metadata"] == loaded["metadata"] != before["metadata"]
+        assert committed["metadata-location"] == loaded["metadata-location"] != before["metadata-location"]
+        counted.clear()
+
+
+def test_compressed_metadata_is_answered_as_json(served: Served, lake: Lakehouse) -> None:
+    catalog_at(lake).create_namespace("ns")
+    compressed = {"write.metadata.compression-codec": "gzip"}
+    assert served.ask("POST", TABLES, created(properties=compressed)).status == 200
+    committed = served.ask("POST", TABLE, commit_of(properties(a="1")))
+    assert committed.document["metadata"]["properties"]["a"] == "1"
+    assert committed.document["metadata-location"].endswith(".metadata.json")
+    assert served.ask("GET", TABLE).document["metadata"] == committed.document["metadata"]

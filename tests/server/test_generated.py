@@ -230,6 +230,10 @@ MEMBERS: dict[str, st.SearchStrategy[Any]] = {
     "use-snapshot-schema": st.booleans(),
     "stats-fields": st.lists(st.one_of(st.just("id"), text), max_size=2),
     "plan-task": st.one_of(text, st.text("AZaz09-_", max_size=40)),
+    "method": st.one_of(st.just("GET"), text),
+    "uri": st.one_of(st.just("http://127.0.0.1/bucket/a"), text),
+    "region": text,
+    "headers": st.dictionaries(text, st.lists(text, max_size=2), max_size=2),
 }
 #: Members that one operation has otherwise than the others.
 OWN_MEMBERS = {
@@ -260,6 +264,8 @@ def request_for(draw: st.DrawFn) -> tuple[Operation, str, str, bytes, dict[str, 
         path = path.replace(f"{{{name}}}", quote(draw(names) or "x", safe=""))
     query = {name: draw(QUERY[name]) for name in operation.query if draw(st.booleans())}
     headers = {"If-None-Match": '"x"'} if "If-None-Match" in operation.headers else {}
+    if "X-Iceberg-Access-Delegation" in operation.headers:
+        headers["X-Iceberg-Access-Delegation"] = "vended-credentials,remote-signing"
     if "Idempotency-Key" in operation.headers and draw(st.integers(0, 3)) == 0:
         headers["Idempotency-Key"] = draw(st.sampled_from([new_key(), new_key(3_600_000 * 24), "x"]))
     body = b""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import uuid
 from pathlib import Path
@@ -12,6 +13,9 @@ from tests.servers.s3_server import ACCESS_KEY_ID, S3Server
 
 #: Objects live in memory, so tests delete what they wrote; a full store would refuse writes.
 STORE_BYTES = 6 << 30
+#: A role that may do everything with objects. Its sessions may do what their own policy leaves of that.
+ROLE_NAME = "lake"
+ROLE_ARN = f"arn:aws:iam:::role/{ROLE_NAME}"
 
 # Deleted objects larger than one stripe are freed by a collector, which by default waits for two hours.
 _CONFIGURATION = """[global]
@@ -50,7 +54,9 @@ mon osd full ratio = .99
 osd failsafe full ratio = 1.0
 [client.rgw]
 rgw frontends = beast endpoint=127.0.0.1:{port} tcp_nodelay=1
-rgw enable apis = s3
+rgw enable apis = s3, sts
+rgw sts key = of-tests-16bytes
+rgw s3 auth use sts = true
 rgw thread pool size = 64
 rgw gc obj min wait = 2
 rgw gc processor period = 2
@@ -91,6 +97,18 @@ def start_radosgw(folder: Path, daemons: Daemons) -> str:
     call(
         "radosgw-admin", "user", "create", "--uid", "tests", "--display-name", "tests",
         "--access-key", ACCESS_KEY_ID, "--secret", SECRET_ACCESS_KEY,
+    )  # fmt: skip
+    trust, files = (
+        json.dumps({"Version": "2012-10-17", "Statement": [{"Effect": "Allow", **statement}]}, separators=(",", ":"))
+        for statement in (
+            {"Principal": {"AWS": ["arn:aws:iam:::user/tests"]}, "Action": ["sts:AssumeRole"]},
+            {"Action": ["s3:*"], "Resource": "arn:aws:s3:::*"},
+        )
+    )
+    call("radosgw-admin", "role", "create", "--role-name", ROLE_NAME, "--assume-role-policy-doc", trust)
+    call(
+        "radosgw-admin", "role-policy", "put", "--role-name", ROLE_NAME, "--policy-name", "files",
+        "--policy-doc", files,
     )  # fmt: skip
     endpoint = f"http://127.0.0.1:{port}"
     S3Server("radosgw", endpoint, folder).make_shared_bucket()

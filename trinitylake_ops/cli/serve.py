@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -55,6 +56,12 @@ error. SIGTERM and Ctrl-C let the requests that were begun finish.""",
 @click.option("--tls-certificate", type=_FILE, metavar="FILE", help="A certificate, with its chain, in PEM.")
 @click.option("--tls-key", type=_FILE, metavar="FILE", help="The key of the certificate, in PEM.")
 @click.option("--behind-proxy", is_flag=True, help="A proxy in front has TLS, so tokens come in clear text.")
+@click.option("--vend-role", default="", metavar="ARN", help="Give clients sessions of this role for a table's files.")
+@click.option(
+    "--vend-seconds", type=WholeNumber(900, 43_200), default=3_600, show_default=True, help="How long a session lasts."
+)
+@click.option("--sts-endpoint", default="", metavar="URL", help="Where sessions come from.  [default: as the storage]")
+@click.option("--sign-requests", is_flag=True, help="Sign requests of clients for a table's files one by one.")
 @click.option("--max-body-bytes", type=WholeNumber(1_024), metavar="N", help="The largest body.  [default: 16 MiB]")
 @click.option(
     "--max-seconds", type=Number(0, 86_400, min_open=True), metavar="N", help="The longest request.  [default: 300]"
@@ -70,7 +77,7 @@ def serve(
     max_seconds: float | None,
     threads: int | None,
     traces: bool,
-    **chosen: object,
+    **chosen: Any,
 ) -> None:
     """Serve the lakehouse at ROOT, or several, to any engine that speaks Iceberg's REST protocol.
 
@@ -82,14 +89,24 @@ def serve(
     with needs("server"):
         from trinitylake_ops.server.running import log_as_json
         from trinitylake_ops.server.running import serve as run_server
-        from trinitylake_ops.server.settings import ONLY, LakehouseSettings, Limits, ServerSettings, read_lakehouses
+        from trinitylake_ops.server.settings import (
+            ONLY,
+            FilesSettings,
+            LakehouseSettings,
+            Limits,
+            ServerSettings,
+            read_lakehouses,
+        )
 
     if lakehouses is not None and root is not None:
         raise click.UsageError("give ROOT or --lakehouses, not both")
+    files = FilesSettings(*map(chosen.pop, ("vend_role", "vend_seconds", "sts_endpoint", "sign_requests")))
+    if lakehouses is not None and files.is_on:
+        raise click.UsageError("with --lakehouses, say under 'files' of each lakehouse what its clients get")
     if lakehouses is not None:
         served = read_lakehouses(lakehouses)
     else:
-        served = {ONLY: LakehouseSettings(session.root if root is None else root, session.storage_options)}
+        served = {ONLY: LakehouseSettings(session.root if root is None else root, session.storage_options, files)}
     default = Limits()
     limits = dataclasses.replace(
         default,
@@ -97,7 +114,7 @@ def serve(
         seconds=max_seconds or default.seconds,
         threads=threads or default.threads,
     )
-    settings = ServerSettings(served, limits=limits, **chosen)  # type: ignore[arg-type]  # by the names of the options
+    settings = ServerSettings(served, limits=limits, **chosen)
     settings.check()
     log_as_json()
     with contextlib.ExitStack() as at_end:

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from trinitylake_ops.dagster_plugin.publish import build_publish_asset
     from trinitylake_ops.dagster_plugin.resources import SparkResource, TrinityLakeResource
     from trinitylake_ops.dagster_plugin.runs.pipes import report_staged, staged_by_pipes
+    from trinitylake_ops.dagster_plugin.serving.health import build_server_check
     from trinitylake_ops.dagster_plugin.storage_settings import SecretVariables, StorageSettings
     from trinitylake_ops.dagster_plugin.stored.settings import stored_as
     from trinitylake_ops.dagster_plugin.table_pages.specs import as_tables
@@ -54,6 +55,7 @@ __all__ = [
     "build_lakehouse_checks",
     "build_maintenance_schedules",
     "build_publish_asset",
+    "build_server_check",
     "build_table_asset",
     "build_trinitylake_definitions",
     "published",
@@ -104,6 +106,7 @@ __getattr__, __dir__ = lazy_face(
             "report_staged",
             "staged_by_pipes",
         ),
+        "serving.health": ("build_server_check",),
         "storage_settings": (
             "SecretVariables",
             "StorageSettings",

@@ -102,6 +102,27 @@ def ok(model: IcebergBaseModel | Mapping[str, Any], headers: Mapping[str, str] |
     return Answer(200, text.encode(), dict(headers or {}))
 
 
+def encoded(model: IcebergBaseModel) -> bytes:
+    """Return the JSON of a model of pyiceberg."""
+    return model.model_dump_json().encode()
+
+
+def table_answer(
+    location: str | None,
+    metadata: bytes,
+    given: Mapping[str, Any] | None = None,
+    headers: Mapping[str, str] | None = None,
+) -> Answer:
+    """Return the answer 200 with a table: the URI of its metadata file, the metadata as JSON, further members.
+
+    The metadata is put in as it is. It is by far the largest part, and was encoded before.
+    """
+    said = {"metadata-location": location} if location is not None else {}
+    rest = json.dumps({**said, **(given or {})})
+    body = b'{"metadata": %b%b%b' % (metadata, b"" if rest == "{}" else b", ", rest[1:].encode())
+    return Answer(200, body, dict(headers or {}))
+
+
 NO_CONTENT = Answer(204)
 
 

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 
 from pyiceberg.exceptions import NoSuchNamespaceError, NoSuchTableError
 from pyiceberg.table import CommitTableRequest, CommitTableResponse, StagedTable, Table
-from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.table.update import (
     AddSnapshotUpdate,
     AssertCreate,
@@ -23,7 +22,7 @@ from pyiceberg.table.update import (
 
 from trinitylake_ops.errors import CorruptFileError, FileMissingError, InvalidLocationError
 from trinitylake_ops.format.locations import normalize_root_uri, to_location
-from trinitylake_ops.server.answers import bad_request, forbidden
+from trinitylake_ops.server.answers import bad_request, encoded, forbidden
 from trinitylake_ops.server.calls import Call, single_level
 from trinitylake_ops.server.changes import transaction_of, until_it_lands
 from trinitylake_ops.server.tokens import Scope
@@ -31,7 +30,8 @@ from trinitylake_ops.tables.catalog.catalog import TrinityLakeCatalog
 from trinitylake_ops.tables.catalog.loaded_table import commit_message, loaded_now, registered_elsewhere
 from trinitylake_ops.tables.catalog.target import TransactionTarget
 from trinitylake_ops.tables.catalog.updates import asked_for, fitted, location_in, named_files
-from trinitylake_ops.tables.files.metadata import parse_metadata
+from trinitylake_ops.tables.claims.table_seals import unsealed_json
+from trinitylake_ops.tables.files.metadata import LoadedMetadata, metadata_json, parse_metadata
 from trinitylake_ops.tables.files.reach import added_uris, oldest_of
 from trinitylake_ops.tables.io.file_io import StorageFileIO
 from trinitylake_ops.tables.io.listing import files_below
@@ -72,7 +72,20 @@ class TableCommit:
         return any(isinstance(requirement, AssertCreate) for requirement in self.request.requirements)
 
 
-def commit_tables(call: Call, commits: Sequence[TableCommit]) -> Mapping[Name, CommitTableResponse]:
+@dataclass(frozen=True, slots=True)
+class Committed:
+    """What a table is after a commit: the URI of its metadata file, and the JSON of the metadata."""
+
+    metadata_location: str
+    text: bytes
+
+    @classmethod
+    def of(cls, table: Table) -> Committed:
+        """Return it for a table that was loaded."""
+        return cls(table.metadata_location, encoded(table.metadata))
+
+
+def commit_tables(call: Call, commits: Sequence[TableCommit]) -> Mapping[Name, Committed]:
     """Commit changes of tables as one version, and return what each of them is then.
 
     A request that was carried out before, and whose answer was lost, returns what is there now. Raises
@@ -86,13 +99,8 @@ def commit_tables(call: Call, commits: Sequence[TableCommit]) -> Mapping[Name, C
     return made if made is not None else _present(call.warehouse.served.catalog, commits)
 
 
-def _present(catalog: TrinityLakeCatalog, commits: Sequence[TableCommit]) -> dict[Name, CommitTableResponse]:
-    return {commit.name: response_of(catalog.load_table(commit.name)) for commit in commits}
-
-
-def response_of(table: Table) -> CommitTableResponse:
-    """Return the answer to a commit that leaves this table."""
-    return CommitTableResponse.model_construct(metadata=table.metadata, metadata_location=table.metadata_location)
+def _present(catalog: TrinityLakeCatalog, commits: Sequence[TableCommit]) -> dict[Name, Committed]:
+    return {commit.name: Committed.of(catalog.load_table(commit.name)) for commit in commits}
 
 
 class _Attempt:
@@ -107,7 +115,7 @@ class _Attempt:
         self._catalog = self._served.catalog_on(target)
         self._io: StorageFileIO = self._catalog.io
 
-    def commit(self) -> Mapping[Name, CommitTableResponse]:
+    def commit(self) -> Mapping[Name, Committed]:
         """Commit, and return what each table is then. Raises as :func:`commit_tables`, and CommitConflictError."""
         with self._txn:
             tables = {commit.name: self._load(commit) for commit in self._commits}
@@ -127,7 +135,7 @@ class _Attempt:
             raise NoSuchNamespaceError(f"Namespace does not exist: {namespace}")
         return None
 
-    def _change(self, commit: TableCommit, table: Table | None) -> CommitTableResponse:
+    def _change(self, commit: TableCommit, table: Table | None) -> Committed:
         current = table.metadata if table is not None else None
         for requirement in commit.request.requirements:
             requirement.validate(current)
@@ -145,8 +153,20 @@ class _Attempt:
         self._check_files(commit, updates, place, table.io)
         with asked_for():
             response = self._catalog.commit_table(table, commit.request.requirements, tuple(updates))
-        check_readable(response.metadata, response.metadata_location)
-        return response
+        return self._read_back(response)
+
+    def _read_back(self, made: CommitTableResponse) -> Committed:
+        """Return what a table will be, by the very bytes that the commit writes. Raises as :func:`check_readable`.
+
+        They are parsed once. The next request for the table finds what was parsed here.
+        """
+        uri = made.metadata_location
+        data = self._txn.added_file(uri.removeprefix(self._io.root))
+        text = encoded(made.metadata) if data is None else unsealed_json(metadata_json(data, uri))
+        loaded = check_readable(text, uri)
+        if self._catalog.parsed is not None:
+            self._catalog.parsed.put(self._io.root, uri, loaded, len(text))
+        return Committed(uri, text)
 
     def _new_table(self, name: Name) -> StagedTable:
         config = loaded_now(self._io.storage)
@@ -220,10 +240,13 @@ def _was_applied(commit: TableCommit, table: Table | None) -> bool:
     return all(found.get(update.snapshot.snapshot_id) == update.snapshot.manifest_list != "" for update in commit.added)
 
 
-def check_readable(metadata: TableMetadata, uri: str) -> None:
-    """Raise RefusedError, 400, for metadata that no reader would take, before any version has it."""
+def check_readable(text: bytes, uri: str) -> LoadedMetadata:
+    """Return metadata as readers of its JSON get it, before any version has it.
+
+    Raises RefusedError, 400, if no reader would take it.
+    """
     try:
         with asked_for():
-            parse_metadata(metadata.model_dump_json().encode(), uri)
+            return parse_metadata(text, uri)
     except CorruptFileError as error:
         raise bad_request(f"the updates would leave metadata that cannot be read: {error}") from error

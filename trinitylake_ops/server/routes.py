@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from urllib.parse import unquote_to_bytes
 
 from trinitylake_ops.server import namespaces, tables
+from trinitylake_ops.server.access import requests as access
 from trinitylake_ops.server.answers import Answer, RefusedError, bad_request
 from trinitylake_ops.server.calls import Call
 from trinitylake_ops.server.scans import requests as scans
@@ -47,6 +48,8 @@ ROUTES = (
     Route("DELETE", _TABLE, tables.drop_table, changes=True),
     Route("POST", f"{_NAMESPACE}/register", tables.register_table, changes=True),
     Route("POST", f"{_TABLE}/metrics", tables.report_metrics),
+    Route("GET", f"{_TABLE}/credentials", access.load_credentials),
+    Route("POST", f"{_TABLE}/sign", access.sign_request),
     Route("POST", "/v1/{prefix}/tables/rename", tables.rename_table, changes=True),
     Route("POST", "/v1/{prefix}/transactions/commit", tables.commit_transaction, changes=True),
     Route("POST", f"{_TABLE}/plan", scans.plan_scan),

@@ -17,17 +17,39 @@ from trinitylake_ops.storage.options import ALLOWED_ROOTS, StorageOptions
 #: The name of the only lakehouse of a server. Warehouses of it are named without it.
 ONLY = ""
 _NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,62}")
-_KNOWN = frozenset({"root", "storage_options", "allowed_roots"})
+_KNOWN = frozenset({"root", "storage_options", "allowed_roots", "files"})
+_OF_FILES = frozenset({"role", "seconds", "sts_endpoint", "sign"})
 _MAX_FILE_BYTES = 1 << 20
 _SHOWN_CHARS = 64
 
 
 @dataclass(frozen=True, slots=True)
+class FilesSettings:
+    """What clients get, so that they read and write files of tables without keys of their own. For roots on S3.
+
+    ``role`` is the ARN of the role whose sessions they get, empty for none. A session lasts ``seconds``, and is asked
+    for at ``sts_endpoint``; empty stands for the storage's endpoint, or AWS's. ``sign`` lets the server sign their
+    requests one by one.
+    """
+
+    role: str = ""
+    seconds: int = 3_600
+    sts_endpoint: str = ""
+    sign: bool = False
+
+    @property
+    def is_on(self) -> bool:
+        """Whether clients get anything."""
+        return bool(self.role) or self.sign
+
+
+@dataclass(frozen=True, slots=True)
 class LakehouseSettings:
-    """A lakehouse that is served: its root, and options of its storage."""
+    """A lakehouse that is served: its root, options of its storage, and what clients get to reach files of tables."""
 
     root: str
     storage_options: StorageOptions
+    files: FilesSettings = field(default_factory=FilesSettings)
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +148,17 @@ def _lakehouse(path: Path, name: Any, said: Any) -> LakehouseSettings:
         raise InvalidInputError(f"{where}: storage_options is a mapping of texts, allowed_roots a list of URIs")
     if roots:
         options = {**options, ALLOWED_ROOTS: " ".join(roots)}
-    return LakehouseSettings(said["root"], StorageOptions(options))
+    return LakehouseSettings(said["root"], StorageOptions(options), _files(where, said.get("files", {})))
+
+
+def _files(where: str, said: Any) -> FilesSettings:
+    if not isinstance(said, dict) or not said.keys() <= _OF_FILES:
+        raise InvalidInputError(f"{where}: files is a mapping with no other keys than {', '.join(sorted(_OF_FILES))}")
+    known = FilesSettings()
+    for name, value in said.items():
+        if type(value) is not type(getattr(known, name)):
+            raise InvalidInputError(f"{where}: {name} of files must be a {type(getattr(known, name)).__name__}")
+    return FilesSettings(**said)
 
 
 def read_yaml(path: Path, key: str) -> Any:

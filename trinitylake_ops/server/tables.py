@@ -5,14 +5,13 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 from pyiceberg.catalog.rest import (
     CreateTableRequest,
     ListTablesResponse,
     RegisterTableRequest,
-    TableResponse,
 )
 from pyiceberg.exceptions import NoSuchTableError
 from pyiceberg.partitioning import UNPARTITIONED_PARTITION_SPEC
@@ -21,8 +20,10 @@ from pyiceberg.table.metadata import TableMetadata, new_table_metadata
 from pyiceberg.table.sorting import UNSORTED_SORT_ORDER
 
 from trinitylake_ops.errors import CorruptFileError, FileMissingError
+from trinitylake_ops.format.definitions import TableDef
 from trinitylake_ops.format.locations import as_uri
-from trinitylake_ops.server.answers import NO_CONTENT, Answer, bad_request, forbidden, ok
+from trinitylake_ops.server.access.given import access_at, vends
+from trinitylake_ops.server.answers import NO_CONTENT, Answer, bad_request, encoded, forbidden, ok, table_answer
 from trinitylake_ops.server.calls import Call, page_of, single_level
 from trinitylake_ops.server.changes import changed
 from trinitylake_ops.server.commits import TableCommit, check_readable, commit_tables
@@ -38,9 +39,6 @@ logger = logging.getLogger(__name__)
 
 _LOCAL = "file://"
 _MOST_IN_TRANSACTION = 1_000
-#: Options of a storage on S3 that its clients need too, by the names that Iceberg has for them. None is a secret.
-_CLIENT_OPTIONS = {"endpoint": "s3.endpoint", "region": "s3.region"}
-_PATH_STYLE = "s3.path-style-access"
 
 
 def list_tables(call: Call) -> Answer:
@@ -62,12 +60,12 @@ def load_table(call: Call) -> Answer:
     catalog = call.warehouse.catalog()
     definition = catalog.definition_of(namespace, name)
     tag = _tag(metadata_uri(definition, catalog.io.root), mode)
-    if _matches(call.headers.get("if-none-match", ""), tag):
+    if not vends(call) and _matches(call.headers.get("if-none-match", ""), tag):
         return Answer(304, headers={"ETag": tag})
     table = catalog.load_defined(namespace, name, definition)
     if call.warehouse.version is None and call.principal.may(Scope.WRITE, namespace):
         _make_local_folders(call, table.metadata.location)
-    return _table_answer(call, table, mode)
+    return _table_answer(call, table, definition, mode)
 
 
 def table_exists(call: Call) -> Answer:
@@ -91,14 +89,15 @@ def create_table(call: Call) -> Answer:
     spec, order = asked.partition_spec or UNPARTITIONED_PARTITION_SPEC, asked.write_order or UNSORTED_SORT_ORDER
     with asked_for():
         made = new_table_metadata(asked.table_schema, spec, order, "file:///place", dict(properties))
-    check_readable(made, "the new table")
+    check_readable(encoded(made), "the new table")
     arguments = ((namespace, asked.name), asked.table_schema, None, spec, order, properties)
     if asked.stage_create:
         catalog = call.warehouse.catalog()
         catalog.load_namespace_properties((namespace,))
         staged = catalog.stage_table(*arguments)
         _make_local_folders(call, staged.metadata.location)
-        return ok(TableResponse.model_construct(metadata=staged.metadata, config=_client_config(call)))
+        access = access_at(call, namespace, asked.name, staged.metadata.location)
+        return table_answer(None, encoded(staged.metadata), access.members, access.headers)
     table = changed(call, lambda catalog: catalog.create_table(*arguments))
     table = table or call.warehouse.catalog().load_table((namespace, asked.name))
     _make_local_folders(call, table.metadata.location)
@@ -112,8 +111,8 @@ def commit_table(call: Call) -> Answer:
     commit = TableCommit.of(asked)
     if commit.name != (namespace, name):
         raise bad_request("the identifier in the body is not the table in the path")
-    response = commit_tables(call, [commit])[commit.name]
-    return ok(response, {"ETag": _tag(response.metadata_location, "all")})
+    made = commit_tables(call, [commit])[commit.name]
+    return table_answer(made.metadata_location, made.text, headers={"ETag": _tag(made.metadata_location, "all")})
 
 
 def commit_transaction(call: Call) -> Answer:
@@ -143,7 +142,8 @@ def register_table(call: Call) -> Answer:
     table = changed(
         call, lambda catalog: catalog.register_table((namespace, asked.name), uri, overwrite=bool(asked.overwrite))
     )
-    return _table_answer(call, table or call.warehouse.catalog().load_table((namespace, asked.name)))
+    loaded = table or call.warehouse.catalog().load_table((namespace, asked.name))
+    return _table_answer(call, loaded, call.warehouse.served.lake.snapshot().table(namespace, asked.name))
 
 
 def rename_table(call: Call) -> Answer:
@@ -197,12 +197,18 @@ def _check_allowed(call: Call, uri: str) -> None:
         )
 
 
-def _table_answer(call: Call, table: Table, mode: str = "all") -> Answer:
-    metadata = table.metadata if mode == "all" else _with_refs_only(table.metadata)
-    response = TableResponse.model_construct(
-        metadata_location=table.metadata_location, metadata=metadata, config=_client_config(call)
-    )
-    return ok(response, {"ETag": _tag(table.metadata_location, mode)})
+def _table_answer(call: Call, table: Table, definition: TableDef | None = None, mode: str = "all") -> Answer:
+    """Return the answer with a table, and what its client needs to reach the files. By default it was just made."""
+    tag, kept = _tag(table.metadata_location, mode), call.warehouse.served.encoded
+    text = kept.get(tag)
+    if text is None:
+        text = encoded(table.metadata if mode == "all" else _with_refs_only(table.metadata))
+        kept.put(tag, text, len(text))
+    namespace, name = table.name()
+    is_managed = definition is None or definition.is_managed
+    access = access_at(call, namespace, name, table.metadata.location if is_managed else None)
+    headers = access.headers or {"ETag": tag}
+    return table_answer(table.metadata_location, text, access.members, headers)
 
 
 def _with_refs_only(metadata: TableMetadata) -> TableMetadata:
@@ -210,18 +216,6 @@ def _with_refs_only(metadata: TableMetadata) -> TableMetadata:
     return metadata.model_copy(
         update={"snapshots": [snapshot for snapshot in metadata.snapshots if snapshot.snapshot_id in kept]}
     )
-
-
-def _client_config(call: Call) -> dict[str, str]:
-    """Return what a client needs to reach the files of tables, beside credentials of its own."""
-    lake = call.warehouse.served.lake
-    if not lake.root.startswith("s3://"):
-        return {}
-    options: Mapping[str, str] = lake.storage_options.of_scheme("s3")
-    found = {client: options[name] for name, client in _CLIENT_OPTIONS.items() if name in options}
-    if options.get("addressing_style") == "path":
-        found[_PATH_STYLE] = "true"
-    return found
 
 
 def _tag(metadata_location: str, mode: str) -> str:

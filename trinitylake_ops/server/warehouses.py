@@ -12,21 +12,28 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Self
+from typing import TYPE_CHECKING, Self
 from urllib.parse import quote
 
 from trinitylake_ops import errors
+from trinitylake_ops.extras import needs
 from trinitylake_ops.format.locations import normalize_root_uri
 from trinitylake_ops.maintenance.clones.records import clone_record, opened_clone
 from trinitylake_ops.maintenance.plans.cost import MeteredLakehouse
 from trinitylake_ops.server.answers import RefusedError, bad_request, forbidden
 from trinitylake_ops.server.settings import ONLY, LakehouseSettings
 from trinitylake_ops.storage import MeteredStorage, open_storage
+from trinitylake_ops.storage.cache.lru import ByteLru
+from trinitylake_ops.storage.options import StorageOptions
 from trinitylake_ops.tables.catalog.catalog import TrinityLakeCatalog, catalog_at
 from trinitylake_ops.tables.catalog.target import CatalogTarget, SnapshotTarget
+from trinitylake_ops.tables.files.metadata import ParsedMetadata
 from trinitylake_ops.transaction.lakehouse import Lakehouse
 from trinitylake_ops.versions.latest import open_latest
 from trinitylake_ops.versions.snapshot import Snapshot
+
+if TYPE_CHECKING:
+    from trinitylake_ops.storage.s3.delegation import S3Delegate
 
 MAIN = "main"
 _VERSION = re.compile(r"v([0-9]{1,18})")
@@ -34,6 +41,8 @@ _TIME = "at-"
 _EXPORT = "export-"
 _CLONE = "clone-"
 _LONGEST_CHARS = 1_000
+#: JSON of tables' metadata that is kept parsed, which takes several times as much, and that is kept as it is sent.
+_PARSED_BYTES, _ENCODED_BYTES = 8 << 20, 16 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +52,17 @@ class Served:
     name: str
     lake: Lakehouse
     catalog: TrinityLakeCatalog
+    #: Encoded metadata of tables, by the ETags of the answers that it went into.
+    encoded: ByteLru[str, bytes]
+    #: Gives clients access to files of tables; None where they have credentials of their own.
+    delegate: S3Delegate | None = None
+
+    @classmethod
+    def of(cls, name: str, lake: Lakehouse, delegate: S3Delegate | None = None) -> Self:
+        """Return a lakehouse that is served. What is parsed and encoded once is kept for the next requests."""
+        catalog = catalog_at(lake)
+        catalog.parsed = ParsedMetadata(_PARSED_BYTES)
+        return cls(name, lake, catalog, ByteLru(_ENCODED_BYTES), delegate)
 
     @property
     def shown(self) -> str:
@@ -98,14 +118,16 @@ class Warehouse:
 class Warehouses:
     """The lakehouses of a server, by their names."""
 
-    def __init__(self, lakes: Mapping[str, Lakehouse]):
-        self._served = {name: Served(name, lake, catalog_at(lake)) for name, lake in lakes.items()}
+    def __init__(self, lakes: Mapping[str, Lakehouse], delegates: Mapping[str, S3Delegate | None] | None = None):
+        given = delegates or {}
+        self._served = {name: Served.of(name, lake, given.get(name)) for name, lake in lakes.items()}
         self._clones: dict[tuple[str, str], tuple[str, Served]] = {}
 
     @classmethod
     def opened(cls, settings: Mapping[str, LakehouseSettings]) -> Self:
-        """Open lakehouses. Raises what ``Lakehouse.open`` raises."""
-        return cls({name: _opened(one) for name, one in settings.items()})
+        """Open lakehouses. Raises what ``Lakehouse.open`` raises, and InvalidInputError."""
+        delegates = {name: _delegate(one) for name, one in settings.items()}
+        return cls({name: _opened(one) for name, one in settings.items()}, delegates)
 
     @property
     def served(self) -> tuple[Served, ...]:
@@ -147,7 +169,7 @@ class Warehouses:
             lake = Lakehouse(opened.storage, opened.storage_options, cache="shared")
             lake.elsewhere.give(parent.lake.storage)
             open_latest(lake.files)
-            served = Served(parent.name, lake, catalog_at(lake))
+            served = Served.of(parent.name, lake)
             self._clones[parent.name, name] = (record.clone_id, served)
         return served
 
@@ -158,6 +180,20 @@ def _opened(settings: LakehouseSettings) -> Lakehouse:
     lake = Lakehouse(storage, settings.storage_options, cache="shared")
     open_latest(lake.files)
     return lake
+
+
+def _delegate(settings: LakehouseSettings) -> S3Delegate | None:
+    """Return what gives clients access to files of tables, None for nothing."""
+    if not settings.files.is_on:
+        return None
+    root = normalize_root_uri(settings.root)
+    if not root.startswith("s3://"):
+        raise errors.InvalidInputError("a role and signatures are for lakehouses on S3; leave them out for other roots")
+    with needs("s3"):
+        from trinitylake_ops.storage.s3.delegation import DelegationSettings, S3Delegate
+    asked = settings.files
+    chosen = DelegationSettings(asked.role, asked.seconds, asked.sts_endpoint, asked.sign)
+    return S3Delegate(StorageOptions(settings.storage_options).of_scheme("s3"), chosen)
 
 
 def unknown_warehouse(name: str, how: str) -> RefusedError:

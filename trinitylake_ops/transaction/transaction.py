@@ -272,6 +272,10 @@ class Transaction(CatalogReader):
         self._check_changeable()
         self._changes.files[path] = data
 
+    def added_file(self, path: str) -> bytes | None:
+        """Return the bytes of a file that the commit will write, None for another."""
+        return self._changes.files.get(path)
+
     def date_forward(self) -> None:
         """Count the time to live from now, as no file was written until now.
 

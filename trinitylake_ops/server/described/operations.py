@@ -114,7 +114,7 @@ OPERATIONS = (
         (200, 304),
         (*_READING, NO_TABLE),
         query=("snapshots",),
-        headers=("If-None-Match",),
+        headers=("If-None-Match", "X-Iceberg-Access-Delegation"),
     ),
     Operation("tableExists", "HEAD", _TABLE, "read", (204,), (*_READING, NO_TABLE)),
     Operation(
@@ -149,6 +149,16 @@ OPERATIONS = (
     ),
     Operation(
         "reportMetrics", "POST", f"{_TABLE}/metrics", "read", (204,), (*_READING, NO_TABLE), body=("report-type",)
+    ),
+    Operation("loadCredentials", "GET", f"{_TABLE}/credentials", "read", (200,), (*_READING, NO_TABLE, UNSUPPORTED)),
+    Operation(
+        "signRequest",
+        "POST",
+        f"{_TABLE}/sign",
+        "read",
+        (200,),
+        (*_READING, NO_TABLE, UNSUPPORTED),
+        body=("method", "uri", "region", "headers"),
     ),
     Operation(
         "renameTable",

@@ -9,19 +9,16 @@ from urllib.parse import urlsplit, urlunsplit
 
 import botocore
 import botocore.session
-from botocore.config import Config
 from botocore.credentials import RefreshableCredentials
 from obstore.store import S3Store
 
 from trinitylake_ops.storage.options import StorageOptions
 from trinitylake_ops.storage.remote.obstore_clients import ObstoreClients
-from trinitylake_ops.storage.s3.s3fs_client import service_models
+from trinitylake_ops.storage.s3.botocore_places import bucket_place, new_session
 from trinitylake_ops.storage.s3.settings import S3Settings
 
 if TYPE_CHECKING:
     from obstore.store import ClientConfig, S3Credential
-
-_NO_REGION = "us-east-1"
 
 
 class S3Stores(ObstoreClients[S3Store]):
@@ -64,30 +61,13 @@ class S3Stores(ObstoreClients[S3Store]):
         )
 
     def _resolve(self) -> None:
-        session = botocore.session.Session()
-        session.register_component("data_loader", service_models())
-        options = self._options
-        if "access_key_id" in options:
-            session.set_credentials(
-                options["access_key_id"], options["secret_access_key"], options.get("session_token")
-            )
+        session = new_session(self._options)
         self._provider = _credential_provider(session)
-        # This client signs and sends nothing. It knows all places where AWS's endpoints and regions are set up.
-        client = session.create_client(
-            "s3",
-            region_name=self._settings.region,
-            endpoint_url=self._settings.endpoint,
-            config=Config(
-                signature_version=botocore.UNSIGNED, s3={"addressing_style": self._settings.addressing_style}
-            ),
-        )
-        region = client.meta.region_name
-        example = client.generate_presigned_url("get_object", Params={"Bucket": self._bucket, "Key": "key"})
-        parts = urlsplit(client.meta.endpoint_url)
-        virtual = (urlsplit(example).hostname or "").startswith(f"{self._bucket.lower()}.")
-        netloc = f"{self._bucket}.{parts.netloc}" if virtual else parts.netloc
-        endpoint = urlunsplit((parts.scheme, netloc, parts.path.rstrip("/"), "", ""))
-        self._place = (endpoint, region if region and region != "aws-global" else _NO_REGION, virtual)
+        place = bucket_place(session, self._settings, self._bucket)
+        parts = urlsplit(place.endpoint)
+        netloc = f"{self._bucket}.{parts.netloc}" if place.is_virtual else parts.netloc
+        endpoint = urlunsplit((parts.scheme, netloc, parts.path, "", ""))
+        self._place = (endpoint, place.region, place.is_virtual)
 
 
 def _credential_provider(session: botocore.session.Session) -> Callable[[], S3Credential]:

@@ -67,7 +67,7 @@ from trinitylake_ops.tables.catalog.target import (
     TransactionTarget,
     target_of,
 )
-from trinitylake_ops.tables.files.metadata import table_metadata
+from trinitylake_ops.tables.files.metadata import ParsedMetadata, table_metadata
 from trinitylake_ops.tables.io.file_io import StorageFileIO, io_for
 from trinitylake_ops.tables.io.io_properties import public_properties
 from trinitylake_ops.tables.managed import managed_properties, metadata_uri, table_definition, table_id_of
@@ -109,6 +109,8 @@ class TrinityLakeCatalog(NamespaceCatalog):
         shown = public_properties(self.properties, target.storage.root, target.storage_options)
         self.properties = {**shown, PY_IO_IMPL: _FILE_IO}
         self.target = target
+        #: Metadata files that were parsed before; None for a catalog that keeps their bytes alone.
+        self.parsed: ParsedMetadata | None = None
         storage = private_cache_view(target.storage, is_table_metadata_path, target.storage_options)
         self.io = StorageFileIO.on(storage, target.storage_options, read_only=target.read_only, names=target.names)
 
@@ -325,7 +327,7 @@ class TrinityLakeCatalog(NamespaceCatalog):
     def load_defined(self, namespace: str, table: str, definition: TableDef) -> Table:
         """Return the table of a definition that was just read. Raises StorageError."""
         uri = metadata_uri(definition, self.io.root)
-        metadata, io = table_metadata(definition, self.io), io_for(definition, self.io)
+        metadata, io = table_metadata(definition, self.io, self.parsed), io_for(definition, self.io)
         return self._table((namespace, table), metadata, uri, io, definition)
 
     def _current(self, table: Table, namespace: str, name: str, definition: TableDef) -> Table:

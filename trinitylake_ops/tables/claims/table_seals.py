@@ -161,6 +161,11 @@ def _is_plain(text: str) -> bool:
     return json.dumps(text, ensure_ascii=False) == f'"{text}"' and text.isprintable()
 
 
+def unsealed_json(text: bytes) -> bytes:
+    """Return the JSON object of a metadata file without the seals in it."""
+    return b"{%b}" % _without_seals(text)
+
+
 def _without_seals(data: bytes) -> bytes:
     """Return the text between the braces of a JSON object, without the seals at its start and end."""
     first = _JSON_FIRST.match(data)

@@ -22,7 +22,8 @@ from pyiceberg.types import FixedType
 
 from trinitylake_ops.errors import CorruptFileError, TrinityLakeError
 from trinitylake_ops.format.definitions import TABLE_UUID, TableDef
-from trinitylake_ops.format.file_names import table_prefix
+from trinitylake_ops.format.file_names import is_table_metadata_path, table_prefix
+from trinitylake_ops.storage.cache.lru import ByteLru
 from trinitylake_ops.tables.claims.inflate import InflatedTooLargeError, inflate_gzip, inflated_limit_bytes, too_large
 from trinitylake_ops.tables.claims.names import MAX_NAME_CHARS, full_name_chars
 from trinitylake_ops.tables.files.placement import in_own_place
@@ -96,9 +97,39 @@ def metadata_json(data: bytes, location: str) -> bytes:
     return text
 
 
-def load_metadata(io: StorageFileIO, uri: str) -> LoadedMetadata:
-    """Read an Iceberg metadata file. Raises CorruptFileError, FileMissingError and other StorageErrors."""
-    return parse_metadata(metadata_json(io.new_input(uri).read_whole(), uri), uri)
+class ParsedMetadata:
+    """Metadata that was parsed before, by the URI of its file, for a process that loads tables again and again.
+
+    Only files of a lakehouse's own are kept: their names are used once, and nothing changes them. ``capacity_bytes``
+    bounds the JSON of all that is kept. What is parsed takes several times as much.
+    """
+
+    def __init__(self, capacity_bytes: int):
+        self._kept: ByteLru[str, LoadedMetadata] = ByteLru(capacity_bytes)
+
+    def get(self, uri: str) -> LoadedMetadata | None:
+        """Return the metadata of a file. Nobody may change it."""
+        return self._kept.get(uri)
+
+    def put(self, root: str, uri: str, loaded: LoadedMetadata, n_bytes: int) -> None:
+        """Keep the metadata of a file with so many bytes of JSON, if it is one of the lakehouse at ``root``."""
+        if uri.startswith(root) and is_table_metadata_path(uri.removeprefix(root)):
+            self._kept.put(uri, loaded, n_bytes)
+
+
+def load_metadata(io: StorageFileIO, uri: str, parsed: ParsedMetadata | None = None) -> LoadedMetadata:
+    """Read an Iceberg metadata file, unless it was parsed before.
+
+    Raises CorruptFileError, FileMissingError and other StorageErrors.
+    """
+    known = None if parsed is None else parsed.get(uri)
+    if known is not None:
+        return known
+    text = metadata_json(io.new_input(uri).read_whole(), uri)
+    loaded = parse_metadata(text, uri)
+    if parsed is not None:
+        parsed.put(io.root, uri, loaded, len(text))
+    return loaded
 
 
 def parse_metadata(text: bytes, uri: str) -> LoadedMetadata:
@@ -136,19 +167,23 @@ def read_table_metadata(io: StorageFileIO, uri: str) -> TableMetadata:
     return load_metadata(io, uri).metadata
 
 
-def table_metadata(definition: TableDef, io: StorageFileIO) -> TableMetadata:
+def table_metadata(definition: TableDef, io: StorageFileIO, parsed: ParsedMetadata | None = None) -> TableMetadata:
     """Read the metadata of the table of a definition, and of no other. A MANAGED table is at its own place.
+
+    ``parsed`` keeps files that were read before, for MANAGED tables.
 
     Raises InvalidDefinitionError when the definition names no file, CorruptFileError also for metadata of another
     table. Raises LocationNotAllowedError, FileMissingError and other StorageErrors.
     """
-    return load_table_metadata(definition, io).metadata
+    return load_table_metadata(definition, io, parsed).metadata
 
 
-def load_table_metadata(definition: TableDef, io: StorageFileIO) -> LoadedMetadata:
+def load_table_metadata(
+    definition: TableDef, io: StorageFileIO, parsed: ParsedMetadata | None = None
+) -> LoadedMetadata:
     """Return the result of :func:`table_metadata`, and the properties in it that name code."""
     uri = metadata_uri(definition, io.root)
-    loaded = load_metadata(io_for(definition, io), uri)
+    loaded = load_metadata(io_for(definition, io), uri, parsed if definition.is_managed else None)
     metadata = loaded.metadata
     check_identity(definition, metadata, uri)
     if not definition.is_managed:

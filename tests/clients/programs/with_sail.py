@@ -1,0 +1,31 @@
+"""Sail reads, writes and makes a table by Spark SQL, at the version that its catalog names; another one refuses."""
+
+import json
+import os
+import sys
+
+url, warehouse = sys.argv[1:]
+os.environ["SAIL_CATALOG__LIST"] = f'[{{name="sail",type="iceberg-rest",uri="{url}",warehouse="{warehouse}"}}]'
+
+from pysail.spark import SparkConnectServer  # noqa: E402 - it reads the environment
+from pyspark.sql import SparkSession  # noqa: E402
+
+server = SparkConnectServer(port=0)
+server.start()
+spark = SparkSession.builder.remote(f"sc://localhost:{server.listening_address[1]}").getOrCreate()
+
+
+def count(table: str) -> int:
+    return spark.sql(f"SELECT count(*) FROM sail.sales.{table}").collect()[0][0]
+
+
+found = {"before": count("orders")}
+try:
+    spark.sql("INSERT INTO sail.sales.orders VALUES (7, 7.5)").collect()
+    spark.sql("CREATE TABLE sail.sales.of_sail (id BIGINT) USING iceberg").collect()
+    spark.sql("INSERT INTO sail.sales.of_sail VALUES (1)").collect()
+    found["made"] = count("of_sail")
+except Exception as error:  # noqa: BLE001 - its kind is what is asked for
+    found["error"] = str(error)[:300]
+found["after"] = count("orders")
+print(json.dumps(found))

@@ -1,0 +1,178 @@
+"""Clients that others wrote, each in an environment of its own: read, write, an earlier version, an error.
+
+pyiceberg, DuckDB and Polars are in the test environment, and so in ``tests/server``. Others are fetched once.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from tests.lakes import Lakes, lakes
+from tests.server.served import command, duckdb_with_iceberg
+from tests.servers.cached import cached_folder
+from tests.servers.npm import installed
+from tests.servers.radosgw import ROLE_ARN
+from tests.servers.s3_server import S3Server
+from trinitylake_ops import Lakehouse, maintenance
+from trinitylake_ops.storage.options import OPTIONS_VARIABLE
+from trinitylake_ops.tables import catalog_at
+
+__all__ = ["lakes"]
+pytestmark = pytest.mark.soak
+
+HERE = Path(__file__).parent
+ROWS = pa.table({"id": pa.array([1, 2], pa.int64()), "amount": [9.5, 20.0]})
+#: What each client needs beside Python. Versions are those that the documentation names.
+NEEDS = {
+    "with_daft": ("daft==0.7.26", "pyiceberg[s3fs]==0.11.1", "pyarrow"),
+    "with_sail": ("pysail==0.7.2", "pyspark-client==4.1.3", "pandas", "pyarrow"),
+    "with_dlt": ("dlt-iceberg==0.6.4", "dlt<1.20", "pyarrow"),
+    "with_dagster_iceberg": ("dagster-iceberg==0.3.14", "pyarrow"),
+}
+_SECONDS = 600
+
+
+def python_of(program: str) -> Path:
+    """Return the Python of a client's environment, which is made on the first run and kept."""
+    needs = NEEDS[program]
+
+    def install(folder: Path) -> None:
+        uv = [str(Path(sys.executable).with_name("uv"))]
+        subprocess.run(
+            [*uv, "venv", "--quiet", "--relocatable", "--python", sys.executable, str(folder / "v")], check=True
+        )
+        install = [*uv, "pip", "install", "--quiet", "--python", str(folder / "v" / "bin" / "python"), *needs]
+        subprocess.run(install, check=True, timeout=_SECONDS)
+
+    name = f"{program}-{hashlib.sha256(repr(needs).encode()).hexdigest()[:16]}"
+    return cached_folder(name, install) / "v" / "bin" / "python"
+
+
+def run(*arguments: str, **environment: str) -> Any:
+    """Run a program of a client, which has no keys in its environment; returns the JSON in its last line."""
+    kept = {name: os.environ[name] for name in ("PATH", "HOME", "LANG") if name in os.environ}
+    given = {**kept, "AWS_EC2_METADATA_DISABLED": "true", "AWS_REQUEST_CHECKSUM_CALCULATION": "when_required"}
+    done = subprocess.run(
+        arguments, env={**given, **environment}, capture_output=True, text=True, timeout=_SECONDS, check=False
+    )
+    assert done.returncode == 0, f"{done.stdout[-3_000:]}\n{done.stderr[-5_000:]}"
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def run_python(program: str, *arguments: str) -> Any:
+    return run(str(python_of(program)), str(HERE / "programs" / f"{program}.py"), *arguments)
+
+
+def fill(lake: Lakehouse) -> Lakehouse:
+    catalog = catalog_at(lake)
+    catalog.create_namespace("sales")  # version 1
+    table = catalog.create_table("sales.orders", ROWS.schema)
+    table.append(ROWS)  # version 3
+    table.append(ROWS)
+    return lake
+
+
+def serving(lake: Lakehouse, *arguments: str) -> Iterator[str]:
+    with command(lake.root, "--anonymous-writes", *arguments) as (process, url, _begun):
+        assert process.stderr is not None
+        threading.Thread(target=process.stderr.read, daemon=True).start()
+        yield url
+
+
+@pytest.fixture
+def lake(lakes: Lakes) -> Lakehouse:
+    return fill(lakes.local())
+
+
+@pytest.fixture
+def url(lake: Lakehouse) -> Iterator[str]:
+    yield from serving(lake)
+
+
+@pytest.fixture
+def on_s3(radosgw: S3Server, monkeypatch: pytest.MonkeyPatch) -> Lakehouse:
+    for name, value in radosgw.environment.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv(OPTIONS_VARIABLE, "addressing_style=path")
+    return fill(Lakehouse.create(radosgw.fresh_root(), {"addressing_style": "path"}))
+
+
+@pytest.fixture
+def s3_url(on_s3: Lakehouse) -> Iterator[str]:
+    yield from serving(on_s3, "--vend-role", ROLE_ARN)
+
+
+def test_daft(url: str, lake: Lakehouse) -> None:
+    assert run_python("with_daft", url) == {"filtered": 2, "now": 5, "then": 2, "error": "ForbiddenError"}
+    assert maintenance.verify(lake, deep=True).findings == ()
+
+
+def test_daft_without_keys(s3_url: str, on_s3: Lakehouse) -> None:
+    found = run_python("with_daft", s3_url)
+    assert found.pop("error") == "OSError"  # the session of an earlier version only reads
+    assert found == {"filtered": 2, "now": 5, "then": 2}
+    assert maintenance.verify(on_s3, deep=True).findings == ()
+
+
+def test_sail(url: str, lake: Lakehouse) -> None:
+    assert run_python("with_sail", url, "main") == {"before": 4, "made": 1, "after": 5}
+    earlier = run_python("with_sail", url, "v3")
+    assert "403 Forbidden" in earlier.pop("error")
+    assert earlier == {"before": 2, "after": 2}
+    assert maintenance.verify(lake, deep=True).findings == ()
+
+
+def test_dlt_iceberg(url: str, lake: Lakehouse) -> None:
+    found = run_python("with_dlt", url)
+    assert "nothing changes any more" in found["error"]
+    assert found["rows"] == 4
+    assert maintenance.verify(lake, deep=True).findings == ()
+
+
+def test_dagster_iceberg(url: str, lake: Lakehouse) -> None:
+    assert run_python("with_dagster_iceberg", url) == {"main": True, "v3": False, "doubled": [2, 4]}
+    assert maintenance.verify(lake, deep=True).findings == ()
+
+
+def test_iceberg_js(url: str, tmp_path: Path) -> None:
+    modules = installed(HERE / "iceberg_js", tmp_path / "npm.log")
+    assert run("node", str(HERE / "programs" / "with_iceberg_js.mjs"), url, str(modules)) == {
+        "namespaces": [{"namespace": ["sales"]}],
+        "tables": ["of_js", "orders"],
+        "now": 2,
+        "then": 1,
+        "error": ["IcebergError", 403],
+    }
+
+
+def test_duckdb_without_keys(s3_url: str, on_s3: Lakehouse, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.delenv(name)
+    with duckdb_with_iceberg() as connection:
+        for warehouse, name in (("main", "lake"), ("v3", "earlier")):
+            connection.execute(
+                f"ATTACH '{warehouse}' AS {name} (TYPE iceberg, ENDPOINT '{s3_url}', AUTHORIZATION_TYPE 'none')"
+            )
+        connection.execute("CREATE TABLE lake.sales.of_duckdb AS SELECT 1 AS id")
+        connection.execute("INSERT INTO lake.sales.orders VALUES (3, 7.0)")
+        connection.execute("DELETE FROM lake.sales.orders WHERE id = 1")
+        counts = {
+            name: connection.execute(f"SELECT count(*) FROM {name}").fetchone()
+            for name in ("lake.sales.of_duckdb", "lake.sales.orders", "earlier.sales.orders")
+        }
+        assert list(counts.values()) == [(1,), (3,), (2,)]
+        with pytest.raises(Exception, match="Forbidden"):
+            connection.execute("INSERT INTO earlier.sales.orders VALUES (3, 7.0)")
+    monkeypatch.undo()
+    assert maintenance.verify(on_s3, deep=True).findings == ()

@@ -1,0 +1,447 @@
+"""Clients without keys: sessions for one table's place, signed requests, and what neither lets anybody do."""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+import threading
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from http.client import HTTPConnection
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import botocore.session
+import pyarrow as pa
+import pytest
+import yaml
+from botocore.config import Config
+from botocore.exceptions import ClientError
+from pyiceberg.exceptions import SignError
+
+from tests.server.requests import TABLE, TABLES, commit_of, properties
+from tests.server.served import Reply, Served, command, serving, settings_for
+from tests.server.test_safety import ENTRIES, FORBIDDEN, OLD, READER, UNAUTHORIZED, WRITER
+from tests.servers.radosgw import ROLE_ARN
+from tests.servers.s3_server import S3Server
+from trinitylake_ops import Lakehouse
+from trinitylake_ops.errors import InvalidInputError, LocationNotAllowedError
+from trinitylake_ops.server.running import JsonFormatter
+from trinitylake_ops.server.settings import ONLY, FilesSettings, LakehouseSettings, read_lakehouses
+from trinitylake_ops.server.warehouses import Warehouses
+from trinitylake_ops.storage.options import OPTIONS_VARIABLE
+from trinitylake_ops.storage.s3.botocore_places import BucketPlace
+from trinitylake_ops.storage.s3.delegation import DelegationSettings, folder_policy
+from trinitylake_ops.storage.s3.settings import S3Location
+from trinitylake_ops.storage.s3.signing import UnsignedRequest, check_request
+from trinitylake_ops.tables import catalog_at
+
+ROWS = pa.table({"id": pa.array([1, 2, 3], pa.int64())})
+VENDED = {"X-Iceberg-Access-Delegation": "vended-credentials"}
+SIGNING = {"X-Iceberg-Access-Delegation": "remote-signing"}
+ROLE, NO_ROLE = FilesSettings(role=ROLE_ARN, seconds=900, sign=True), FilesSettings(sign=True)
+AS_WRITER, AS_READER = ({"Authorization": f"Bearer {token}"} for token in (WRITER, READER))
+
+
+@pytest.fixture
+def on_s3(radosgw: S3Server) -> Lakehouse:
+    """A lakehouse on radosgw with ``ns.t`` and ``own.secret``, each of three rows."""
+    lake = Lakehouse.create(radosgw.fresh_root(), {**radosgw.storage_options, "addressing_style": "path"})
+    catalog = catalog_at(lake)
+    for name in ("ns.t", "own.secret"):
+        catalog.create_namespace(name.partition(".")[0])
+        catalog.create_table(name, ROWS.schema).append(ROWS)
+    return lake
+
+
+@pytest.fixture
+def giving(on_s3: Lakehouse, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Served]:
+    """A server that gives sessions of a role, and signs. Its clients find no keys in the environment."""
+    with serving_files(on_s3, tmp_path, ROLE) as served:
+        for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_PROFILE"):
+            monkeypatch.delenv(name, raising=False)
+        monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+        # Arrow sends checksums behind the body by default, which this old radosgw does not take.
+        monkeypatch.setenv("AWS_REQUEST_CHECKSUM_CALCULATION", "when_required")
+        yield served
+
+
+def serving_files(lake: Lakehouse, folder: Path, files: FilesSettings) -> Any:
+    path = folder / "tokens.yaml"
+    path.write_text(yaml.safe_dump({"tokens": ENTRIES}))
+    lakehouses = {ONLY: LakehouseSettings(lake.root, lake.storage_options, files)}
+    return serving(settings_for(lake, lakehouses=lakehouses, tokens=path))
+
+
+def place_of(lake: Lakehouse, name: str) -> str:
+    return catalog_at(lake).load_table(name).metadata.location
+
+
+def client_with(radosgw: S3Server, config: Mapping[str, str]) -> Any:
+    """Return a client of S3 with vended credentials."""
+    return botocore.session.Session().create_client(
+        "s3",
+        endpoint_url=radosgw.endpoint,
+        region_name=radosgw.region,
+        aws_access_key_id=config["s3.access-key-id"],
+        aws_secret_access_key=config["s3.secret-access-key"],
+        aws_session_token=config["s3.session-token"],
+        config=Config(s3={"addressing_style": "path"}, retries={"max_attempts": 0}),
+    )
+
+
+def refused(call: Any, **arguments: Any) -> bool:
+    """Whether S3 refuses a request."""
+    try:
+        call(**arguments)
+    except ClientError as error:
+        assert error.response["ResponseMetadata"]["HTTPStatusCode"] == 403, error
+        return True
+    return False
+
+
+def test_a_session_reaches_its_table_alone(giving: Served, on_s3: Lakehouse, radosgw: S3Server) -> None:
+    loaded = giving.ask("GET", TABLE, headers={**AS_WRITER, **VENDED})
+    (given,) = loaded.document["storage-credentials"]
+    own, other = (S3Location.of(f"{place_of(on_s3, name)}/") for name in ("ns.t", "own.secret"))
+    assert given["prefix"] == own.root
+    assert loaded.headers["cache-control"] == "no-store"
+    assert "etag" not in loaded.headers
+    s3, bucket = client_with(radosgw, given["config"]), own.bucket
+    foreign = _keys(radosgw, bucket, other.key_prefix)[0]
+    metadata = next(path for path in _keys(radosgw, bucket, own.key_prefix) if path.endswith(".metadata.json"))
+    assert s3.get_object(Bucket=bucket, Key=metadata)["Body"].read()
+    assert s3.list_objects_v2(Bucket=bucket, Prefix=own.key_prefix)["KeyCount"] >= 4
+    new = f"{own.key_prefix}data/new.parquet"
+    s3.put_object(Bucket=bucket, Key=new, Body=b"x")
+    upload = s3.create_multipart_upload(Bucket=bucket, Key=new)["UploadId"]
+    s3.abort_multipart_upload(Bucket=bucket, Key=new, UploadId=upload)
+    for key in (foreign, f"{own.key_prefix.rstrip('/')}x/data/a", f"{on_s3.root.partition(bucket + '/')[2]}_ops/a"):
+        assert refused(s3.put_object, Bucket=bucket, Key=key, Body=b"x")
+    assert refused(s3.get_object, Bucket=bucket, Key=foreign)
+    copied = {"Bucket": bucket, "Key": foreign}
+    assert refused(s3.copy_object, Bucket=bucket, Key=f"{own.key_prefix}data/stolen", CopySource=copied)
+    assert refused(s3.put_object, Bucket=bucket, Key=metadata, Body=b"{}")
+    assert refused(s3.put_object, Bucket=bucket, Key=f"{own.key_prefix}_owner.json", Body=b"{}")
+    for key in (metadata, new, foreign):
+        assert refused(s3.delete_object, Bucket=bucket, Key=key)
+    for prefix in ({}, {"Prefix": other.key_prefix}, {"Prefix": own.key_prefix[:-1]}):
+        assert refused(s3.list_objects_v2, Bucket=bucket, **prefix)
+    assert refused(s3.put_object_acl, Bucket=bucket, Key=new, ACL="public-read")
+    assert refused(s3.create_bucket, Bucket="of-a-session")
+
+
+def _keys(radosgw: S3Server, bucket: str, prefix: str) -> list[str]:
+    return [entry["Key"] for entry in radosgw.client.list_objects_v2(Bucket=bucket, Prefix=prefix)["Contents"]]
+
+
+def test_a_reader_gets_a_session_that_reads(giving: Served, on_s3: Lakehouse, radosgw: S3Server) -> None:
+    own = S3Location.of(f"{place_of(on_s3, 'ns.t')}/")
+    writes = client_with(radosgw, _session(giving, AS_WRITER, TABLE))
+    for headers, table in ((AS_READER, TABLE), (AS_WRITER, TABLE.replace("main", "v5"))):
+        s3 = client_with(radosgw, _session(giving, headers, table))
+        assert s3.list_objects_v2(Bucket=own.bucket, Prefix=own.key_prefix)["KeyCount"] >= 4
+        assert refused(s3.put_object, Bucket=own.bucket, Key=f"{own.key_prefix}data/x", Body=b"x")
+    writes.put_object(Bucket=own.bucket, Key=f"{own.key_prefix}data/x", Body=b"x")
+
+
+def _session(served: Served, headers: Mapping[str, str], table: str) -> dict[str, str]:
+    config: dict[str, str] = served.ask("GET", table, headers={**headers, **VENDED}).document["config"]
+    return config
+
+
+def test_what_is_answered_without_keys(giving: Served, on_s3: Lakehouse) -> None:
+    """No key of the server is in an answer. A client that asks for nothing gets nothing, and may use an ETag."""
+    plain = giving.ask("GET", TABLE, headers=AS_WRITER)
+    assert set(plain.document["config"]) == {"s3.endpoint", "s3.region", "s3.path-style-access"}
+    assert "storage-credentials" not in plain.document
+    tag = {"If-None-Match": plain.headers["etag"]}
+    assert giving.ask("GET", TABLE, headers={**AS_WRITER, **tag}).status == 304
+    vended = giving.ask("GET", TABLE, headers={**AS_WRITER, **VENDED, **tag})
+    assert vended.status == 200
+    again = giving.ask("GET", f"{TABLE}/credentials", headers=AS_WRITER)
+    assert again.document["storage-credentials"] == vended.document["storage-credentials"]
+    refreshed = vended.document["config"]["client.refresh-credentials-endpoint"]
+    assert giving.ask("GET", f"/{refreshed}", headers=AS_WRITER).body == again.body
+    signing = giving.ask("GET", TABLE, headers={**AS_WRITER, **SIGNING}).document["config"]
+    assert signing["s3.remote-signing-enabled"] == "true"
+    assert not any("key" in name or "token" in name for name in signing)
+    for reply in (plain, vended, again):
+        for secret in ("access_key_id", "secret_access_key"):
+            assert on_s3.storage_options[secret].encode() not in reply.body
+
+
+def test_who_gets_nothing(giving: Served, on_s3: Lakehouse, tmp_path: Path) -> None:
+    before = on_s3.latest_version()
+    for path, method in ((f"{TABLE}/credentials", "GET"), (f"{TABLE}/sign", "POST")):
+        assert giving.ask(method, path, {}).error == UNAUTHORIZED
+        assert giving.ask(method, path, {}, headers={"Authorization": f"Bearer {OLD}"}).error == UNAUTHORIZED
+        missing = path.replace("/t/", "/none/")
+        assert giving.ask(method, missing, {}, headers=AS_WRITER).error == (404, "NoSuchTableException")
+        foreign = path.replace("main", "other.main")
+        assert giving.ask(method, foreign, {}, headers=AS_WRITER).error == (404, "NoSuchWarehouseException")
+    with serving_files(on_s3, tmp_path, FilesSettings()) as plain:
+        for path, method in ((f"{TABLE}/credentials", "GET"), (f"{TABLE}/sign", "POST")):
+            assert plain.ask(method, path, {}, headers=AS_WRITER).error == (406, "UnsupportedOperationException")
+        config = plain.ask("GET", TABLE, headers={**AS_WRITER, **VENDED}).document["config"]
+        assert set(config) == {"s3.endpoint", "s3.region", "s3.path-style-access"}
+    wrong = replace(ROLE, role="arn:aws:iam:::role/nobodys")
+    with serving_files(on_s3, tmp_path, wrong) as broken:
+        denied = broken.ask("GET", TABLE, headers={**AS_WRITER, **VENDED})
+        assert denied.error == (503, "ServiceUnavailableException")
+        assert broken.ask("GET", TABLE, headers=AS_WRITER).status == 200
+    assert on_s3.latest_version() == before
+
+
+def sign(served: Served, headers: Mapping[str, str], method: str, uri: str, **sent: str) -> Reply:
+    body = {"method": method, "uri": uri, "region": "us-east-1", "headers": {name: [v] for name, v in sent.items()}}
+    return served.ask("POST", f"{TABLE}/sign", body, headers=headers)
+
+
+def send(method: str, signed: Reply, body: bytes = b"", **more: str) -> tuple[int, bytes]:
+    """Send a signed request, perhaps with headers that nobody signed."""
+    document = signed.document
+    split = urlsplit(document["uri"])
+    connection = HTTPConnection(split.netloc, timeout=60)
+    headers = {name: value for name, (value,) in document["headers"].items()}
+    connection.request(method, document["uri"].partition(split.netloc)[2], body, {**headers, **more})
+    answer = connection.getresponse()
+    try:
+        return answer.status, answer.read()
+    finally:
+        connection.close()
+
+
+def test_signed_requests_reach_their_table_alone(
+    giving: Served, on_s3: Lakehouse, radosgw: S3Server, tmp_path: Path
+) -> None:
+    own, other = (S3Location.of(f"{place_of(on_s3, name)}/") for name in ("ns.t", "own.secret"))
+    at = f"{radosgw.endpoint}/{own.bucket}/"
+    metadata = next(key for key in _keys(radosgw, own.bucket, own.key_prefix) if key.endswith(".metadata.json"))
+    foreign = _keys(radosgw, own.bucket, other.key_prefix)[0]
+    assert send("GET", sign(giving, AS_READER, "GET", at + metadata))[0] == 200
+    assert sign(giving, AS_READER, "GET", at + foreign).error == FORBIDDEN
+    new = f"{at}{own.key_prefix}data/new.parquet"
+    assert sign(giving, AS_READER, "PUT", new).error == FORBIDDEN
+    assert send("PUT", sign(giving, AS_WRITER, "PUT", new), b"content")[0] == 200
+    assert send("GET", sign(giving, AS_READER, "GET", new)) == (200, b"content")
+    # radosgw obeys headers that are not signed. The session behind the signature reaches no other table.
+    stolen = sign(giving, AS_WRITER, "PUT", f"{at}{own.key_prefix}data/stolen")
+    assert send("PUT", stolen, **{"x-amz-copy-source": f"/{own.bucket}/{foreign}"})[0] == 403
+    opened = sign(giving, AS_WRITER, "PUT", f"{at}{own.key_prefix}data/opened")
+    send("PUT", opened, b"x", **{"x-amz-acl": "public-read"})
+    with serving_files(on_s3, tmp_path, NO_ROLE) as reads_only:
+        assert send("GET", sign(reads_only, AS_READER, "GET", at + metadata))[0] == 200
+        assert sign(reads_only, AS_WRITER, "PUT", new).error == FORBIDDEN
+    assert sign(giving, AS_WRITER, "PUT", new.replace("main", "v1")).status == 200
+    body = {"method": "PUT", "uri": new, "region": "us-east-1", "headers": {}}
+    assert giving.ask("POST", f"{TABLE.replace('main', 'v5')}/sign", body, headers=AS_WRITER).error == FORBIDDEN
+
+
+FOLDER = S3Location.of("s3://bucket/lake/tables/id/")
+PLACE = BucketPlace("https://s3.example.com", "eu-1", is_virtual=False)
+FILE = "https://s3.example.com/bucket/lake/tables/id/data/a.parquet"
+
+
+def asked(method: str, uri: str, region: str = "eu-1", **headers: str) -> UnsignedRequest:
+    return UnsignedRequest(method, uri, region, {name.replace("_", "-"): [value] for name, value in headers.items()})
+
+
+@pytest.mark.parametrize(
+    ("method", "uri", "writes"),
+    [
+        ("GET", FILE, False),
+        ("GET", f"{FILE}?x-id=GetObject", False),
+        ("HEAD", "https://bucket.s3.example.com/lake/tables/id/metadata/a%20b.avro", False),
+        ("GET", "https://s3.example.com/bucket?list-type=2&prefix=lake%2Ftables%2Fid%2Fdata", False),
+        ("PUT", FILE, True),
+        ("PUT", f"{FILE}?partNumber=1&uploadId=x", True),
+        ("POST", f"{FILE}?uploads", True),
+        ("POST", f"{FILE}?uploadId=x", True),
+        ("DELETE", f"{FILE}?uploadId=x", True),
+    ],
+)
+def test_what_is_signed(method: str, uri: str, writes: bool) -> None:
+    assert check_request(asked(method, uri), FOLDER, PLACE, may_write=True) is writes
+    if writes:
+        with pytest.raises(LocationNotAllowedError, match="who may write"):
+            check_request(asked(method, uri), FOLDER, PLACE, may_write=False)
+
+
+@pytest.mark.parametrize(
+    ("method", "uri", "headers"),
+    [
+        *(
+            ("GET", uri, {})
+            for uri in (
+                "https://s3.example.com/bucket/lake/tables/other/data/a.parquet",
+                "https://s3.example.com/bucket/lake/tables/idx/a",
+                "https://s3.example.com/bucket/lake/tables/id",
+                "https://s3.example.com/bucket/lake/tables/id/",
+                "https://s3.example.com/other/lake/tables/id/data/a",
+                "https://s3.example.com/bucketlake/tables/id/data/a",
+                "https://other.s3.example.com/lake/tables/id/data/a",
+                "https://s3.example.com.evil.example/bucket/lake/tables/id/data/a",
+                "https://user@s3.example.com/bucket/lake/tables/id/data/a",
+                "http://s3.example.com/bucket/lake/tables/id/data/a",
+                "https://s3.example.com:444/bucket/lake/tables/id/data/a",
+                "https://s3.example.com/bucket/lake/tables/id/../other/a",
+                "https://s3.example.com/bucket/lake/tables/id/%2e%2e/other/a",
+                "https://s3.example.com/bucket/lake/tables/id/..%2Fother/a",
+                "https://s3.example.com/bucket//lake/tables/id/a",
+                "https://s3.example.com/bucket/lake/tables/id//a",
+                "https://s3.example.com/bucket/lake/tables/id/a+b",
+                "https://s3.example.com/bucket/lake/tables/id/%ff",
+                "https://s3.example.com/bucket/lake/tables/id/a\nb",
+                "https://s3.example.com/bucket/lake/tables/id/a#b",
+                "https://s3.example.com/bucket/lake/tables/id/%00",
+                "",
+                "/bucket/lake/tables/id/a",
+                f"{FILE}?acl",
+                f"{FILE}?policy",
+                f"{FILE}?tagging",
+                f"{FILE}?versionId=1",
+                f"{FILE}?torrent",
+                f"{FILE}?response-content-type=text%2Fhtml",
+                f"{FILE}?x-id=a&x-id=b",
+                f"{FILE}?a=" + "x" * 9_000,
+                "https://s3.example.com/bucket?list-type=2",
+                "https://s3.example.com/bucket?list-type=2&prefix=lake%2Ftables%2F",
+                "https://s3.example.com/bucket?list-type=2&prefix=lake%2Ftables%2Fid",
+                "https://s3.example.com/bucket?list-type=2&prefix=lake%2Ftables%2Fid%2F&acl",
+                "https://s3.example.com/bucket?list-type=1&prefix=lake%2Ftables%2Fid%2F",
+                "https://s3.example.com/bucket?versions&prefix=lake%2Ftables%2Fid%2F",
+                "https://s3.example.com/bucket?acl",
+                "https://s3.example.com/",
+            )
+        ),
+        ("PUT", "https://s3.example.com/bucket/lake/tables/id/metadata/00001-a.metadata.json", {}),
+        ("PUT", "https://s3.example.com/bucket/lake/tables/id/metadata/00001-a.gz.metadata.json", {}),
+        ("PUT", "https://s3.example.com/bucket/lake/tables/id/_owner.json", {}),
+        ("PUT", f"{FILE}?acl", {}),
+        ("PUT", f"{FILE}?partNumber=1", {}),
+        ("PUT", f"{FILE}?uploadId=1", {}),
+        ("PUT", "https://s3.example.com/bucket", {}),
+        ("POST", FILE, {}),
+        ("POST", "https://s3.example.com/bucket?delete", {}),
+        ("POST", f"{FILE}?restore", {}),
+        ("POST", f"{FILE}?select&select-type=2", {}),
+        ("DELETE", FILE, {}),
+        ("PATCH", FILE, {}),
+        ("PUT", FILE, {"x_amz_copy_source": "/bucket/lake/tables/other/a"}),
+        ("PUT", f"{FILE}?partNumber=1&uploadId=x", {"x_amz_copy_source_range": "bytes=0-9"}),
+        ("PUT", FILE, {"x_amz_acl": "public-read"}),
+        ("PUT", FILE, {"x_amz_grant_read": "uri=all"}),
+        ("PUT", FILE, {"x_amz_website_redirect_location": "/"}),
+        ("PUT", FILE, {"content_type": "a\r\nx-amz-acl: public-read"}),
+    ],
+)
+def test_what_is_not_signed(method: str, uri: str, headers: dict[str, str]) -> None:
+    with pytest.raises((LocationNotAllowedError, InvalidInputError)):
+        check_request(asked(method, uri, **headers), FOLDER, PLACE, may_write=True)
+
+
+def test_requests_for_another_region_are_not_signed() -> None:
+    with pytest.raises(InvalidInputError, match="region"):
+        check_request(asked("GET", FILE, "us-1"), FOLDER, PLACE, may_write=True)
+
+
+def test_policies_name_a_place_and_no_pattern() -> None:
+    reads, writes = (json.loads(folder_policy(FOLDER, "aws", writes=flag))["Statement"] for flag in (False, True))
+    assert {action for statement in reads for action in statement["Action"]} == {"s3:GetObject", "s3:ListBucket"}
+    assert not any("Delete" in action for statement in writes for action in statement["Action"])
+    for root in ("s3://bucket/a*b/", "s3://bucket/a?/", "s3://bucket/${aws:username}/", 's3://bucket/a"b/'):
+        with pytest.raises(InvalidInputError, match="policy"):
+            folder_policy(S3Location.of(f"{root}tables/id/"), "aws", writes=True)
+    with pytest.raises(InvalidInputError, match="too long"):
+        folder_policy(S3Location.of(f"s3://bucket/{'a' * 900}/tables/id/"), "aws", writes=True)
+    assert "arn:aws-cn:s3:::bucket/lake" in folder_policy(FOLDER, "aws-cn", writes=False)
+
+
+def test_settings_of_access_that_make_no_sense(tmp_path: Path, lake: Lakehouse) -> None:
+    for wrong in ({"role": "lake"}, {"role": ROLE_ARN, "seconds": 10}, {"role": ROLE_ARN, "seconds": 10**6}):
+        with pytest.raises(InvalidInputError):
+            DelegationSettings(**wrong)
+    with pytest.raises(InvalidInputError, match="on S3"):
+        Warehouses.opened({ONLY: LakehouseSettings(lake.root, lake.storage_options, NO_ROLE)})
+    path = tmp_path / "lakehouses.yaml"
+    for files in ("[]", "{key: a}", "{sign: yes please}", "{seconds: '900'}", "{seconds: true}"):
+        path.write_text(f"lakehouses: {{a: {{root: 's3://bucket/a', files: {files}}}}}")
+        with pytest.raises(InvalidInputError, match="files"):
+            read_lakehouses(path)
+    path.write_text(f"lakehouses: {{a: {{root: 's3://bucket/a', files: {{role: '{ROLE_ARN}', seconds: 900}}}}}}")
+    assert read_lakehouses(path)["a"].files == FilesSettings(ROLE_ARN, 900)
+
+
+def test_pyiceberg_without_keys(giving: Served, on_s3: Lakehouse) -> None:
+    """A client with a token alone reads and writes files on S3, by a session and by signatures."""
+    catalog = giving.catalog(token=WRITER)
+    table = catalog.load_table("ns.t")
+    table.append(ROWS)
+    catalog.create_table("ns.new", ROWS.schema).append(ROWS)
+    with catalog.create_table_transaction("ns.staged", ROWS.schema) as transaction:
+        transaction.append(ROWS)
+    assert catalog.load_table("ns.staged").scan().to_arrow().num_rows == 3
+    assert giving.catalog("v5", token=READER).load_table("ns.t").scan().to_arrow().num_rows == 3
+    reader = giving.catalog(token=READER).load_table("ns.t")
+    assert reader.scan().to_arrow().num_rows == 6
+    with pytest.raises(OSError, match=r"(?i)access.?denied"):
+        reader.append(ROWS)
+    assert catalog_at(on_s3).load_table("ns.t").scan().to_arrow().num_rows == 6
+
+
+@pytest.mark.soak
+def test_pyiceberg_with_signatures(
+    on_s3: Lakehouse, radosgw: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The files go through s3fs, whose loop waits for each signature. So the server is a process of its own."""
+    tokens = tmp_path / "tokens.yaml"
+    tokens.write_text(yaml.safe_dump({"tokens": ENTRIES}))
+    for name, value in {**radosgw.environment, OPTIONS_VARIABLE: "addressing_style=path"}.items():
+        monkeypatch.setenv(name, value)
+    arguments = ("--tokens", str(tokens), "--sign-requests", "--vend-role", ROLE_ARN)
+    with command(on_s3.root, *arguments) as (process, url, _begun):
+        assert process.stderr is not None
+        threading.Thread(target=process.stderr.read, daemon=True).start()
+        for name in radosgw.environment:
+            monkeypatch.delenv(name)
+        monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+        signing = {
+            "header.X-Iceberg-Access-Delegation": "remote-signing",
+            "py-io-impl": "pyiceberg.io.fsspec.FsspecFileIO",
+        }
+        table = Served(url).catalog(token=WRITER, **signing).load_table("ns.t")
+        assert not {"s3.access-key-id", "s3.session-token"} & set(table.io.properties)
+        table.append(ROWS)
+        reader = Served(url).catalog(token=READER, **signing).load_table("ns.t")
+        assert reader.scan().to_arrow().num_rows == 6
+        with pytest.raises(SignError):
+            reader.append(ROWS)
+
+
+def test_sessions_are_in_no_log_and_no_metric(giving: Served) -> None:
+    text = io.StringIO()
+    handler = logging.StreamHandler(text)
+    handler.setFormatter(JsonFormatter())
+    root = logging.getLogger()
+    level = root.level
+    root.addHandler(handler)
+    root.setLevel(logging.DEBUG)
+    try:
+        session = _session(giving, AS_WRITER, TABLE)
+        signed = sign(giving, AS_WRITER, "GET", "http://elsewhere.example/bucket/a?secret=inquery45")
+        assert signed.status == 400
+        assert giving.ask("POST", TABLE, commit_of(properties(a="1")), headers=AS_WRITER).status == 200
+        metrics = giving.ask("GET", "/metrics", headers=AS_WRITER).body.decode()
+    finally:
+        root.removeHandler(handler)
+        root.setLevel(level)
+    assert '"status": 400' in text.getvalue()
+    secrets = [session[f"s3.{name}"] for name in ("secret-access-key", "session-token", "access-key-id")]
+    for secret in (*secrets, "inquery45"):
+        assert secret not in metrics
+        ours = [line for line in text.getvalue().splitlines() if '"logger": "trinitylake' in line]
+        assert not any(secret in line for line in ours)
+    assert TABLES in text.getvalue()

@@ -1,0 +1,1 @@
+"""The server for engines as Dagster sees it: by its address, from outside."""

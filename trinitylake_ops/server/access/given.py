@@ -1,0 +1,112 @@
+"""What an answer about a table gives to its client, so that it reaches the table's files."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import quote
+
+from trinitylake_ops.server.calls import Call
+from trinitylake_ops.server.tokens import Scope
+from trinitylake_ops.storage.schemes import with_environment
+from trinitylake_ops.tables.managed import managed_table_id
+
+_S3 = "s3://"
+#: What a client may ask for, by its header.
+DELEGATION, _VENDED, _SIGNING = "x-iceberg-access-delegation", "vended-credentials", "remote-signing"
+#: Options of a storage on S3 that its clients need too, by the names that Iceberg has for them. None is a secret.
+_CLIENT_OPTIONS = {"endpoint": "s3.endpoint", "region": "s3.region"}
+_PATH_STYLE = "s3.path-style-access"
+NOT_KEPT = {"Cache-Control": "no-store"}
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """Members of an answer, and its headers. An answer with credentials is kept by nobody."""
+
+    members: Mapping[str, Any]
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+
+def vends(call: Call) -> bool:
+    """Whether a client asks for credentials, and the operator lets it have some."""
+    delegate = call.warehouse.served.delegate
+    return delegate is not None and bool(delegate.settings.role) and _VENDED in _asked(call)
+
+
+def access_at(call: Call, namespace: str, table: str, location: str | None) -> Access:
+    """Return what a client needs for a table at a place, None for one that is another catalog's.
+
+    Raises InvalidInputError for a place that no policy can name, StoragePermissionError, TransientError.
+    """
+    config = _public_config(call)
+    folder = None if location is None else own_folder(call, location)
+    if folder is None:
+        return Access({"config": config})
+    if vends(call):
+        found = vended(call, namespace, folder)
+        config |= {
+            **found[0]["config"],
+            "client.refresh-credentials-endpoint": _path(call, namespace, table, "credentials"),
+        }
+        return Access({"config": config, "storage-credentials": found}, NOT_KEPT)
+    delegate = call.warehouse.served.delegate
+    if delegate is not None and delegate.settings.signs and _SIGNING in _asked(call):
+        config |= {
+            "s3.remote-signing-enabled": "true",
+            "s3.signer": "S3V4RestSigner",
+            "s3.signer.endpoint": _path(call, namespace, table, "sign"),
+        }
+    return Access({"config": config})
+
+
+def vended(call: Call, namespace: str, folder: str) -> list[dict[str, Any]]:
+    """Return credentials for a table's folder, as the specification has them. Raises as :func:`access_at`."""
+    delegate = call.warehouse.served.delegate
+    assert delegate is not None
+    session = delegate.credentials(folder, writes=may_write(call, namespace), name=call.principal.name)
+    given = {
+        "s3.access-key-id": session.access_key_id,
+        "s3.secret-access-key": session.secret_access_key,
+        "s3.session-token": session.session_token,
+        "s3.session-token-expires-at-ms": str(session.expires_at_ms),
+    }
+    return [{"prefix": folder, "config": {**_public_config(call), **given}}]
+
+
+def may_write(call: Call, namespace: str) -> bool:
+    """Whether the principal may write to tables of a namespace, in the warehouse that it asks for."""
+    return call.warehouse.version is None and call.principal.may(Scope.WRITE, namespace)
+
+
+def own_folder(call: Call, location: str) -> str | None:
+    """Return the folder of a MANAGED table as a URI that ends with ``/``. None for one that is nobody's to give.
+
+    A clone and its parent share files. Access to the parent's is not given by the clone.
+    """
+    io = call.warehouse.served.catalog.io
+    is_own = any(managed_table_id(location, root) is not None for root in (io.root, *io.table_roots))
+    if not is_own or not location.startswith(_S3) or call.warehouse.served.lake.elsewhere.names.sources:
+        return None
+    return f"{location}/"
+
+
+def _asked(call: Call) -> frozenset[str]:
+    return frozenset(word.strip().lower() for word in call.headers.get(DELEGATION, "").split(","))
+
+
+def _path(call: Call, namespace: str, table: str, what: str) -> str:
+    return f"v1/{call.warehouse.prefix}/namespaces/{quote(namespace, safe='')}/tables/{quote(table, safe='')}/{what}"
+
+
+def _public_config(call: Call) -> dict[str, str]:
+    """Return what a client needs to reach the files of tables, beside credentials."""
+    lake = call.warehouse.served.lake
+    if not lake.root.startswith(_S3):
+        return {}
+    options: Mapping[str, str] = with_environment(lake.root, lake.storage_options).of_scheme("s3")
+    found = {client: options[name] for name, client in _CLIENT_OPTIONS.items() if name in options}
+    if options.get("addressing_style") == "path":
+        found[_PATH_STYLE] = "true"
+    return found

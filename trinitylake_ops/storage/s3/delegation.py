@@ -1,0 +1,205 @@
+"""Access to a folder of a bucket for others: credentials of a session that ends soon, and signatures of requests.
+
+Credentials come from AWS's STS, or from a server that speaks its protocol. They are the session of a role, with a
+policy of its own (decision 65). The keys of this process are given to nobody.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import threading
+import time
+from dataclasses import dataclass, field
+
+import botocore.session
+from botocore.config import Config
+from botocore.credentials import Credentials
+from botocore.exceptions import BotoCoreError, ClientError
+from cachetools import LRUCache
+
+from trinitylake_ops.cached_attribute import cached_attribute
+from trinitylake_ops.errors import InvalidInputError, StoragePermissionError, TransientError
+from trinitylake_ops.storage.aws.botocore_failures import NO_CREDENTIALS
+from trinitylake_ops.storage.options import StorageOptions
+from trinitylake_ops.storage.s3.botocore_places import BucketPlace, bucket_place, new_session
+from trinitylake_ops.storage.s3.settings import S3Location, S3Settings
+from trinitylake_ops.storage.s3.signing import SignedRequest, UnsignedRequest, check_request, signed
+
+SHORTEST_SESSION_SECONDS, LONGEST_SESSION_SECONDS = 900, 43_200
+ROLE = re.compile(r"arn:([a-z-]+):iam::[0-9a-z]*:role/[\w+=,.@/-]{1,576}")
+_LONGEST_POLICY_CHARS = 2_048
+#: These stand for other characters in the resources of a policy.
+_WILD = re.compile(r"[*?$]")
+_NO_NAME = re.compile(r"[^A-Za-z0-9+=,.@-]")
+_LONGEST_NAME_CHARS = 64
+_MOST_KEPT = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class SessionCredentials:
+    """Credentials that end. Their text form hides them. ``expires_at_ms`` is by the clock of the service."""
+
+    access_key_id: str = field(repr=False)
+    secret_access_key: str = field(repr=False)
+    session_token: str = field(repr=False)
+    expires_at_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class DelegationSettings:
+    """What an operator allows: a role whose sessions are given away, and signatures of single requests.
+
+    ``role`` is its ARN, empty for none. ``seconds`` is how long a session lasts. ``sts_endpoint`` is the address of the
+    service that gives sessions; empty stands for the endpoint of the storage, or that of AWS. Raises InvalidInputError.
+    """
+
+    role: str = ""
+    seconds: int = 3_600
+    sts_endpoint: str = ""
+    signs: bool = False
+
+    def __post_init__(self) -> None:
+        if self.role and not ROLE.fullmatch(self.role):
+            raise InvalidInputError("the role is no ARN of one, such as arn:aws:iam::123456789012:role/lake")
+        if not SHORTEST_SESSION_SECONDS <= self.seconds <= LONGEST_SESSION_SECONDS:
+            raise InvalidInputError(
+                f"a session lasts {SHORTEST_SESSION_SECONDS} to {LONGEST_SESSION_SECONDS} seconds, not {self.seconds}"
+            )
+
+    @property
+    def is_on(self) -> bool:
+        """Whether anything is given to others."""
+        return bool(self.role) or self.signs
+
+
+class S3Delegate:
+    """Gives others access to folders of one storage. Raises InvalidInputError for options that make no sense."""
+
+    def __init__(self, options: StorageOptions, settings: DelegationSettings):
+        self.settings = settings
+        self._of_storage = S3Settings.of(options)
+        self._session = new_session(options)
+        self._lock = threading.Lock()
+        self._kept: LRUCache[tuple[str, bool, str], SessionCredentials] = LRUCache(_MOST_KEPT)
+        self._places: dict[str, BucketPlace] = {}
+
+    def credentials(self, folder: str, *, writes: bool, name: str) -> SessionCredentials:
+        """Return credentials for a folder, a URI that ends with ``/``, and for nothing beside it.
+
+        The same are returned until half of their time is over. ``name`` says for whom, in the logs of the service.
+        Raises InvalidInputError for a folder that no policy can name, StoragePermissionError, TransientError.
+        """
+        key = (folder, writes, name)
+        with self._lock:
+            kept = self._kept.get(key)
+        if kept is not None and kept.expires_at_ms / 1_000 - time.time() > self.settings.seconds / 2:
+            return kept
+        partition = self.settings.role.split(":")[1]
+        made = self._assumed(folder_policy(S3Location.of(folder), partition, writes=writes), name)
+        with self._lock:
+            self._kept[key] = made
+        return made
+
+    def sign(self, request: UnsignedRequest, folder: str, *, may_write: bool, name: str) -> SignedRequest:
+        """Return a signed request for a file below a folder.
+
+        It is signed with credentials for that folder alone. Without a role only requests that read are signed, with
+        the keys of this process: servers are known that obey headers which nobody signed.
+
+        Raises LocationNotAllowedError for a request beyond the folder, or one that is not signed for anybody. Raises
+        InvalidInputError, StoragePermissionError, TransientError.
+        """
+        location = S3Location.of(folder)
+        place = self._place(location.bucket)
+        writes = check_request(request, location, place, may_write=may_write and bool(self.settings.role))
+        if self.settings.role:
+            session = self.credentials(folder, writes=writes, name=name)
+            keys = Credentials(session.access_key_id, session.secret_access_key, session.session_token)
+        else:
+            keys = self._own_keys()
+        return signed(request, place.region, keys)
+
+    def _place(self, bucket: str) -> BucketPlace:
+        if bucket not in self._places:
+            self._places[bucket] = bucket_place(self._session, self._of_storage, bucket)
+        return self._places[bucket]
+
+    def _own_keys(self) -> Credentials:
+        found = self._session.get_credentials()
+        if found is None:
+            raise StoragePermissionError("there are no credentials to sign with; set up AWS credentials")
+        frozen = found.get_frozen_credentials()
+        return Credentials(frozen.access_key, frozen.secret_key, frozen.token)
+
+    @cached_attribute
+    def _sts(self) -> botocore.client.BaseClient:
+        return self._session.create_client(
+            "sts",
+            region_name=self._of_storage.region or "us-east-1",
+            endpoint_url=self.settings.sts_endpoint or self._of_storage.endpoint,
+            config=Config(
+                connect_timeout=self._of_storage.connect_timeout_seconds,
+                read_timeout=self._of_storage.read_timeout_seconds,
+                retries={"max_attempts": 2},
+            ),
+        )
+
+    def _assumed(self, policy: str, name: str) -> SessionCredentials:
+        session_name = _NO_NAME.sub("-", f"trinitylake-{name}")[:_LONGEST_NAME_CHARS]
+        try:
+            given = self._sts.assume_role(
+                RoleArn=self.settings.role,
+                RoleSessionName=session_name,
+                Policy=policy,
+                DurationSeconds=self.settings.seconds,
+            )["Credentials"]
+        except ClientError as error:
+            code = str(error.response.get("Error", {}).get("Code", ""))[:60]
+            raise StoragePermissionError(
+                f"no session of the role {self.settings.role} is given for this table ({code}); the operator of the"
+                " server looks at the role, whom it trusts, and how long its sessions may last"
+            ) from error
+        except NO_CREDENTIALS as error:
+            raise StoragePermissionError("there are no credentials that may ask for a session of the role") from error
+        except BotoCoreError as error:
+            raise TransientError(f"the service that gives sessions does not answer: {type(error).__name__}") from error
+        return SessionCredentials(
+            given["AccessKeyId"],
+            given["SecretAccessKey"],
+            given["SessionToken"],
+            int(given["Expiration"].timestamp() * 1_000),
+        )
+
+
+def folder_policy(location: S3Location, partition: str, *, writes: bool) -> str:
+    """Return the policy of a session for a folder, as compact JSON, since some servers refuse spaces in it.
+
+    Nothing is ever deleted by it: older versions read the files. Metadata files and the owner file are the server's.
+    Raises InvalidInputError for a folder whose name a policy would take for a pattern, or that is too long.
+    """
+    key = location.key_prefix.rstrip("/")
+    if not key or _WILD.search(key) or not key.isprintable() or '"' in key:
+        raise InvalidInputError(
+            "no policy can name the table's place, as its path has a character with a meaning there"
+        )
+    bucket, files = f"arn:{partition}:s3:::{location.bucket}", f"arn:{partition}:s3:::{location.bucket}/{key}"
+    statements: list[dict[str, object]] = [
+        {"Effect": "Allow", "Action": ["s3:GetObject"], "Resource": [f"{files}/*"]},
+        {
+            "Effect": "Allow",
+            "Action": ["s3:ListBucket"],
+            "Resource": [bucket],
+            "Condition": {"StringLike": {"s3:prefix": [f"{key}/*"]}},
+        },
+    ]
+    if writes:
+        writing = ["s3:PutObject", "s3:AbortMultipartUpload", "s3:ListMultipartUploadParts"]
+        allowed = [f"{files}/data/*", f"{files}/metadata/*"]
+        denied = [f"{files}/metadata/*.metadata.json", f"{files}/metadata/*.metadata.json.gz"]
+        statements.append({"Effect": "Allow", "Action": writing, "Resource": allowed})
+        statements.append({"Effect": "Deny", "Action": ["s3:PutObject"], "Resource": denied})
+    text = json.dumps({"Version": "2012-10-17", "Statement": statements}, separators=(",", ":"))
+    if len(text) > _LONGEST_POLICY_CHARS:
+        raise InvalidInputError("the path of the lakehouse's root is too long for a policy; credentials are not given")
+    return text
