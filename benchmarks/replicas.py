@@ -144,13 +144,42 @@ def servers(root: str, number: int) -> Iterator[list[str]]:
         yield urls
 
 
+def by_postgres(slow: S3Server, files: dict[str, str]) -> list[float]:
+    """Return commits a second by pyiceberg's own catalog: of properties, and of appends."""
+    database = Postgres(free_port(), "iceberg", "iceberg", "iceberg")
+    uri = f"postgresql+psycopg2://iceberg:iceberg@127.0.0.1:{database.port}/iceberg"
+
+    def sql() -> Catalog:
+        return SqlCatalog("sql", uri=uri, warehouse=f"s3://{slow.bucket}/sql", **files)
+
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        postgres(database, ["postgres", "-p", str(database.port)], Path(folder) / "log"),
+    ):
+        fork(lambda _: sql().create_namespace("ns")).finish()
+        return [commits_per_second([sql], appends=one) for one in (False, True)]
+
+
+def by_servers(slow: S3Server, files: dict[str, str], number: int, client_name: str) -> list[float]:
+    """Return commits a second by so many servers, whose storage has the client named: properties, and appends."""
+    os.environ[OPTIONS_VARIABLE] = f"addressing_style=path,client={client_name}"
+    root = slow.fresh_root()
+    fork(lambda _: _with_namespace(root)).finish()
+    with servers(root, number) as urls:
+        openers = [
+            lambda url=url: RestCatalog("rest", uri=url, warehouse="main", **files)  # type: ignore[misc]
+            for url in urls
+        ]
+        return [commits_per_second(openers, appends=one) for one in (False, True)]
+
+
 def main() -> None:
     """Measure, and write the result, whatever the ratio is."""
+    load = os.getloadavg()[0] / (os.cpu_count() or 1)
     found: dict[str, list[float]] = {}
     with running("radosgw") as server, delayed(int(server.endpoint.rpartition(":")[2])) as port:
         slow = S3Server(server.kind, f"http://127.0.0.1:{port}", server.folder)
         os.environ.update(slow.environment)
-        os.environ[OPTIONS_VARIABLE] = "addressing_style=path,client=obstore"
         os.environ["AWS_REQUEST_CHECKSUM_CALCULATION"] = "when_required"
         files = {
             "s3.endpoint": slow.endpoint,
@@ -158,40 +187,24 @@ def main() -> None:
             "s3.secret-access-key": slow.secret_access_key,
             "s3.region": slow.region,
         }
-        with tempfile.TemporaryDirectory() as folder:
-            database = Postgres(free_port(), "iceberg", "iceberg", "iceberg")
-            uri = f"postgresql+psycopg2://iceberg:iceberg@127.0.0.1:{database.port}/iceberg"
-
-            def sql() -> Catalog:
-                return SqlCatalog("sql", uri=uri, warehouse=f"s3://{slow.bucket}/sql", **files)
-
-            with postgres(database, ["postgres", "-p", str(database.port)], Path(folder) / "log"):
-                fork(lambda _: sql().create_namespace("ns")).finish()
-                found["pyiceberg, PostgreSQL"] = [commits_per_second([sql], appends=one) for one in (False, True)]
-        for number in (1, N_REPLICAS):
-            root = slow.fresh_root()
-            fork(lambda _, at=root: _with_namespace(at)).finish()
-            with servers(root, number) as urls:
-                openers = [
-                    lambda url=url: RestCatalog("rest", uri=url, warehouse="main", **files)  # type: ignore[misc]
-                    for url in urls
-                ]
+        found["pyiceberg, PostgreSQL"] = by_postgres(slow, files)
+        for client_name in ("s3fs", "obstore"):
+            for number in (1, N_REPLICAS):
                 name = "one server" if number == 1 else f"{number} replicas"
-                found[name] = [commits_per_second(openers, appends=one) for one in (False, True)]
+                found[f"{name}, {client_name}"] = by_servers(slow, files, number, client_name)
     (base, *_) = found.values()
     rows = []
     for name, values in found.items():
         ratios = [value / of for value, of in zip(values, base, strict=True)]
         rows.append([name, *(f"{value:.1f}" for value in values), *(f"{ratio:.2f}" for ratio in ratios)])
-    load = os.getloadavg()[0] / (os.cpu_count() or 1)
     write_result(
         "replicas",
         [
             "# Commits of many clients",
             "",
             f"{N_CLIENTS} clients of pyiceberg, each a process with a table of its own, make {N_EACH} commits each,",
-            f"on one radosgw. Each request to it takes {1_000 * DELAY_SECONDS:.0f} ms more.",
-            f"All share {os.cpu_count()} processor threads, whose load was {load:.1f} for each.",
+            f"on one radosgw. Each request to it takes {1_000 * DELAY_SECONDS:.0f} ms more. The servers' storage has the",
+            f"client named. All share {os.cpu_count()} processor threads, whose load was {load:.1f} for each at first.",
             "",
             *table(("catalog", "properties / s", "appends / s", "ratio, properties", "ratio, appends"), rows),
         ],
