@@ -11,8 +11,8 @@ from typing import Any
 import dagster as dg
 
 from trinitylake_ops.format.definitions import TableDef
+from trinitylake_ops.maintenance.differences.deltas import type_name
 from trinitylake_ops.maintenance.plans.document import visible
-from trinitylake_ops.tables.catalog.history import type_name
 from trinitylake_ops.tables.types import DOC
 from trinitylake_ops.tables.writing.staged_table import StagedTable
 
