@@ -9,7 +9,6 @@ from typing import Any
 import dagster as dg
 import pyarrow as pa
 import pytest
-from dagster._core.definitions.reconstruct import ReconstructableRepository
 
 from tests.dagster_plugin.located_project import AFTER_ORDERS, AFTER_PRICES, MONTHS, ORDERS, PRICES, ROOT, location
 from tests.dagster_plugin.quiet import QUIET
@@ -19,12 +18,15 @@ from trinitylake_ops.dagster_plugin.automation.sensors import build_commit_senso
 from trinitylake_ops.dagster_plugin.names import ONLY
 from trinitylake_ops.dagster_plugin.ops.table_events import TableAssets, TableChanges
 from trinitylake_ops.dagster_plugin.resources import TrinityLakeResource
+from trinitylake_ops.dagster_plugin.runs.beyond_public import execute_as_launched
 from trinitylake_ops.tables.catalog import catalog_at
 from trinitylake_ops.tables.writing.arrow_writer import stage_arrow
 from trinitylake_ops.tables.writing.publication import publication_id, publish_once
 from trinitylake_ops.versions.changes import diff_snapshots
 
 KEYS = MONTHS.get_partition_keys()
+#: The code location, as paths of the UI name it.
+PLACE = "__repository__@located"
 
 
 class Located:
@@ -34,17 +36,22 @@ class Located:
         self.lake = lake
         self.instance = instance
         self.definitions = location()
-        self._repository = ReconstructableRepository.for_module("tests.dagster_plugin.located_project", "location")
         self._cursor: Any = None
         self._sensor_cursor: str | None = None
         self.tick()
 
     def run(self, job: str, config: Mapping[str, Any] = QUIET, partition: str | None = None) -> None:
-        """Run a job as a process of the code location does, which knows all of its definitions."""
-        made = self._repository.get_reconstructable_job(job)
+        """Run a job as one that the code location launched, which knows all of its definitions."""
         tags = {} if partition is None else {"dagster/partition": partition}
-        with dg.execute_job(made, self.instance, run_config=config, tags=tags) as result:
-            assert result.success
+        assert execute_as_launched(
+            self.definitions,
+            job,
+            self.instance,
+            file="located_project.py",
+            location_name="located",
+            run_config=config,
+            tags=tags,
+        ).success
 
     def load(self) -> None:
         self.run("load_prices")

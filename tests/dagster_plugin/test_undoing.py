@@ -133,7 +133,8 @@ def test_jobs_show_the_log_the_history_of_a_table_and_a_difference(jobs: Jobs) -
     assert logged["n_versions"] == 3
     assert re.search(rf"\| {last} \| .* \| ns\.real \| \+3 -0 \| \+1 -0 \|", logged["versions"])
     of_table = jobs.must_run("history", table="ns.real").metadata
-    assert (of_table["n_versions"], of_table["versions_not_known"]) == (3, 0), "it was created, and appended to twice"
+    assert (of_table["n_versions"], of_table["looked_back_to"]) == (3, 0), "it was created, and appended to twice"
+    assert re.search(rf"\| {last} \| .* \| changed \| \+3 -0 \| \+1 -0 \|", of_table["versions"])
     diff = jobs.must_run("diff", before=first, after=last).metadata
     assert (diff["objects"], diff["rows_added"], diff["rows_removed"]) == (1, 3, 0)
     assert "| changed | ns.real | +3 -0 | 6 |" in diff["changes"]
@@ -197,7 +198,7 @@ class Shop:
         return self.lake.latest_version()
 
     def page(self) -> str:
-        links = Links.at(self.repository, "here", NAMES, "")
+        links = Links.at(self.repository, "__repository__@here", NAMES, "")
         page = VersionsPage(self.instance, self.repository, NAMES, links)
         return page.table(self.lake, self.lake.snapshot()).md_str or ""
 

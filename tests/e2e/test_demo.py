@@ -78,6 +78,7 @@ def test_it_ends_well_and_counts_what_the_source_has(demo: FinishedDemo, flights
     early, late = (row_counts(demo.output, column) for column in (1, 2))
     assert (early["facts.flights"], late["facts.flights"]) == (months["1"], rows)
     assert early["reference.airlines"] == late["reference.airlines"] == 16
+    assert re.search(r"publish 2013-01 .*version 2: 5 tables, [\d,]{6,} rows, [\d.]+ [kM]B written\n", demo.output)
     files = [path for path in Path(demo.root).rglob("*") if path.is_file()]
     assert f"{len(files):,} files, {decimal(sum(path.stat().st_size for path in files))}, at" in demo.output
 
@@ -167,7 +168,11 @@ def test_the_ui_shows_all_these_runs(demo: FinishedDemo) -> None:
         webserver.terminate()
         webserver.wait(30)
     with dg.DagsterInstance.from_config(str(demo.home)) as instance:
-        assert {run["runId"] for run in answer["runsOrError"]["results"]} == {run.run_id for run in instance.get_runs()}
+        runs = {run.run_id: run.job_name for run in instance.get_runs()}
+    shown = answer["runsOrError"]["results"]
+    assert {run["runId"]: run["jobName"] for run in shown} == runs
+    # Without an origin the home page leaves a run out.
+    assert {tuple(run["repositoryOrigin"].values()) for run in shown} == {("__repository__", "definitions.py")}
     (location,) = answer["workspaceOrError"]["locationEntries"]
     (repository,) = location["locationOrLoadError"]["repositories"]
     assert {"monthly_load", "initial_load", "rollback", "verify"} <= {job["name"] for job in repository["jobs"]}
@@ -175,7 +180,9 @@ def test_the_ui_shows_all_these_runs(demo: FinishedDemo) -> None:
 
 _UI_QUERY = """
 {
-  runsOrError { ... on Runs { results { runId jobName status } } }
+  runsOrError { ... on Runs { results {
+    runId jobName repositoryOrigin { repositoryName repositoryLocationName }
+  } } }
   workspaceOrError { ... on Workspace { locationEntries { locationOrLoadError {
     ... on RepositoryLocation { repositories { jobs { name } } }
     ... on PythonError { message }

@@ -11,7 +11,7 @@ import io
 import os
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -100,15 +100,14 @@ class Demo:
 
     def published(self, result: dg.JobExecutionResult) -> str:
         """Describe the commit of a publishing run."""
-        steps = [key.to_python_identifier() for key in (REFERENCE_PUBLISHED, MONTH_PUBLISHED)]
-        staged = [
+        (published,) = [
             event.materialization.metadata
             for event in result.get_asset_materialization_events()
-            if event.step_key not in steps
+            if event.materialization.asset_key in (REFERENCE_PUBLISHED, MONTH_PUBLISHED)
         ]
-        rows, size_bytes = (_total(staged, name) for name in ("rows_added", "bytes_added"))
+        tables, rows, size_bytes = (int(str(published[name].value)) for name in ("tables", "rows_added", "bytes_added"))
         version = self.lake().latest_version()
-        return f"version {version}: {len(staged)} tables, {rows:,} rows, {decimal(size_bytes)} written"
+        return f"version {version}: {tables} tables, {rows:,} rows, {decimal(size_bytes)} written"
 
     def roll_back_and_maintain(self) -> None:
         """Undo the bad month, then export, lose and repair the hint, and verify."""
@@ -155,10 +154,6 @@ def play(demo: Demo) -> None:
         title = f"bad {bad_month[:7]}, {'stopped by checks' if must_fail else 'gets past the checks'}"
         demo.run(title, MONTHLY_JOB, config=config, partition_key=bad_month, must_fail=must_fail, outcome=outcome)
     demo.roll_back_and_maintain()
-
-
-def _total(staged: Iterable[Mapping[str, dg.MetadataValue]], name: str) -> int:
-    return sum(int(str(metadata[name].value)) for metadata in staged)
 
 
 def _ending(result: dg.JobExecutionResult) -> str:
