@@ -119,11 +119,16 @@ def _place(context: dg.SensorEvaluationContext) -> str | None:
 
 
 def _maker(instance: dg.DagsterInstance, run_id: str, place: str | None) -> Maker:
-    """Return whose run it is. A run that names no code location counts as of this one."""
+    """Return whose run it is. A run that names no code location counts as of this one.
+
+    A run that was killed between its commit and its events told a part of what it did, as one of another code location.
+    """
     run = known_run(instance, run_id)
     if run is None:
         return "other"
-    return "own" if place is None or (place_of(run) or place) == place else "neighbour"
+    if place is not None and (place_of(run) or place) != place:
+        return "neighbour"
+    return "running" if not run.is_finished else "own" if run.is_success else "neighbour"
 
 
 def _run_request(news: News, run_config: Callable[[int], Mapping[str, Any]] | None) -> dg.RunRequest:
