@@ -8,6 +8,7 @@ limits of memory, eviction.
 from __future__ import annotations
 
 import base64
+import re
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -82,30 +83,18 @@ class Deployment:
 
 
 def settings(home: Path, kubeconfig: Path) -> str:
-    """Return a ``dagster.yaml`` as docs/deploy.md says it for Kubernetes."""
-    launcher = {
-        "service_account_name": "dagster",
-        "instance_config_map": "dagster-instance",
+    """Return the ``dagster.yaml`` that docs/deploy.md has for Kubernetes, with the place of the stand-in."""
+    page = (REPOSITORY / "docs" / "deploy.md").read_text()
+    (snippet,) = (text for text in re.findall(r"^```yaml\n(.*?)^```", page, re.MULTILINE | re.DOTALL) if "K8s" in text)
+    given = yaml.safe_load(snippet)
+    given["run_launcher"]["config"] |= {
         "dagster_home": str(home),
-        "job_image": IMAGE,
         "load_incluster_config": False,
         "kubeconfig_file": str(kubeconfig),
-        "job_namespace": "lake",
-        "env_secrets": [SECRET],
         "env_vars": [f"KUBECONFIG={kubeconfig}"],
-        "resources": {"requests": {"cpu": "500m", "memory": "512Mi"}, "limits": {"memory": "2Gi"}},
-        "fail_pod_on_run_failure": True,
     }
-    return yaml.safe_dump(
-        {
-            "run_launcher": {"module": "dagster_k8s", "class": "K8sRunLauncher", "config": launcher},
-            "run_coordinator": {
-                "module": "dagster._core.run_coordinator",
-                "class": "DefaultRunCoordinator",
-            },
-            "telemetry": {"enabled": False},
-        }
-    )
+    coordinator = {"module": "dagster._core.run_coordinator", "class": "DefaultRunCoordinator"}
+    return yaml.safe_dump({**given, "run_coordinator": coordinator, "telemetry": {"enabled": False}})
 
 
 @pytest.fixture(scope="module")
