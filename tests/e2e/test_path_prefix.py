@@ -18,7 +18,7 @@ from pathlib import Path
 
 import dagster as dg
 import pytest
-from playwright.sync_api import Dialog, Page, expect
+from playwright.sync_api import Page, expect
 
 from tests.dagster_plugin.incident_project import LOAD, ROOT, SOURCE, URL, location
 from tests.e2e.browser import opened_page
@@ -131,9 +131,9 @@ def test_nothing_answers_outside_of_the_prefix(prefixed: Prefixed) -> None:
 
 def test_texts_of_others_are_shown_and_nothing_of_them_is_drawn(prefixed: Prefixed, page: Page) -> None:
     asked: list[str] = []
-    dialogs: list[Dialog] = []
+    dialogs: list[str] = []
     page.on("request", lambda request: asked.append(request.url))
-    page.on("dialog", dialogs.append)
+    page.on("dialog", lambda dialog: dialogs.append(dialog.message))
     page.goto(f"{prefixed.url}/assets/shop/lakehouse")
     shown(page, "last_versions")
     expect(page.get_by_text(EVIL_NAME).first).to_be_visible()

@@ -42,7 +42,8 @@ class Link:
     @property
     def markdown(self) -> str:
         """The link as Markdown."""
-        return f"[{_cell(self.text)}]({self.url})"
+        text = _cell(self.text).replace("]", r"\]")
+        return f"[{text}]({self.url})"
 
     def metadata(self) -> dg.MarkdownMetadataValue:
         """Return the link as an entry of its own. Short Markdown stands on a page as it is."""

@@ -18,8 +18,8 @@ from trinitylake_ops.versions.snapshot import Snapshot, epoch_ms
 
 _FORMAT = 1
 
-#: Whose run made a version: one of this code location, ended well or still running, one that told only a part of it (of
-#: another code location of this Dagster instance, or ended before its end), or of nobody here.
+#: Whose run made a version: one of this code location that ended well, or still runs, or of nobody here. A neighbour
+#: told only a part of it: a run of another code location of this Dagster instance, or one that was killed.
 Maker: TypeAlias = Literal["own", "running", "neighbour", "other"]
 _MAKERS: tuple[Maker, ...] = ("other", "neighbour", "running", "own")
 #: So many of the last versions that were made by running runs are looked at again, when these ended.
@@ -83,8 +83,7 @@ class Limits:
 class Stretch:
     """Versions ``first`` to ``last`` that others committed, and the changes of all of them together.
 
-    ``by_neighbours`` says that runs of this instance made all of them, and told a part of it: those of other code
-    locations, and those that were killed.
+    ``by_neighbours`` says that runs of this instance made all of them, and told a part of it.
     ``ends`` are the version before the first, as far as it can be read, and the last. ``commits`` describe each of them
     whose root is there.
     """

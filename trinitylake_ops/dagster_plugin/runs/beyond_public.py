@@ -92,8 +92,8 @@ def execute_as_launched(
 ) -> dg.JobExecutionResult:
     """Run a job within this process as if the UI had launched it, from the code location that loads ``file``.
 
-    So the UI shows the run on its home page and at its job, and the run knows all definitions: which assets hold
-    tables, and which jobs a link may lead to. The definitions need an executor that stays in the process.
+    So the UI shows the run on its home page and at its job. The run knows all definitions: which assets hold tables,
+    and where links may lead. The definitions need an executor that stays in the process.
     """
     repository = definitions.get_repository_def()
     location = ManagedGrpcPythonEnvCodeLocationOrigin(
