@@ -62,7 +62,7 @@ class Prefixed:
             for amounts in ("1\n2\n3", "4\n-5"):
                 (folder / SOURCE).write_text(amounts)
                 assert execute_as_launched(
-                    definitions, LOAD, instance, file=str(PROJECT), location_name=PROJECT.name
+                    definitions, LOAD, instance, file=str(PROJECT), location_name=f"{PROJECT.name}:location"
                 ).success
                 if self.lake.latest_version() == 1:
                     self._be_evil()
