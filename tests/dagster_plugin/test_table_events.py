@@ -153,36 +153,33 @@ def test_what_is_written_anew_or_removed_is_an_observation(located: Located) -> 
 def test_a_run_that_dies_after_its_commit_is_told_by_the_sensor(
     located: Located, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    located.load()
-    located.look()
+    located.run("load_prices")
     put(located.lake, "prices", {"n": [7]})
     located.look()
     monkeypatch.setattr(Running, "_table_events", lambda *_: 1 / 0)  # as if it was killed there
     with pytest.raises(AssertionError):
-        located.run("rollback", {"to": "3"})
+        located.run("rollback", {"to": "1"})
     assert next(located.lake.history()).operation == "rollback"
     (event,) = located.look()
     assert (event.asset_key, event.metadata["dagster/row_count"].value) == (PRICES, 1)
     assert located.look() == []
 
 
-@pytest.mark.parametrize("is_killed", [True, False], ids=["killed", "done"])
-def test_a_run_that_goes_on_is_looked_at_again(located: Located, *, is_killed: bool) -> None:
-    located.load()
+def test_runs_that_go_on_are_looked_at_again(located: Located) -> None:
     located.look()
-    job = located.definitions.resolve_job_def("load_prices")
-    run = located.instance.create_run_for_job(job, status=dg.DagsterRunStatus.STARTED)
-    staged = stage_arrow(located.lake, pa.table({"n": [7]}), "sales", "prices", mode="append")
-    publish_once(located.lake, [staged], publication_id(run.run_id), run_id=run.run_id)
-    put(located.lake, "observed", {"n": [7]}, "others")
-    assert [event.asset_key.path[-1] for event in located.look()] == ["observed"], "the run may tell it itself"
-    assert located.look() == []
-    if is_killed:
-        located.instance.report_run_failed(run)
-    else:
-        located.instance.report_dagster_event(
-            dg.DagsterEvent(dg.DagsterEventType.RUN_SUCCESS.value, job_name=run.job_name), run_id=run.run_id
-        )
-    told = [event.asset_key for event in located.look()]
-    assert told == ([PRICES] if is_killed else [])
-    assert located.look() == []
+
+    def commit(table: str, namespace: str) -> dg.DagsterRun:
+        """Return a run that goes on, and has committed a table."""
+        job = located.definitions.resolve_job_def("load_prices")
+        run = located.instance.create_run_for_job(job, status=dg.DagsterRunStatus.STARTED)
+        staged = stage_arrow(located.lake, pa.table({"n": [7]}), namespace, table, mode="append")
+        publish_once(located.lake, [staged], publication_id(run.run_id), run_id=run.run_id)
+        return run
+
+    killed, done = commit("prices", "sales"), commit("observed", "others")
+    assert [located.look(), located.look()] == [[], []], "the runs may tell it themselves"
+    located.instance.report_run_failed(killed)
+    assert [event.asset_key for event in located.look()] == [PRICES]
+    success = dg.DagsterEvent(dg.DagsterEventType.RUN_SUCCESS.value, job_name=done.job_name)
+    located.instance.report_dagster_event(success, run_id=done.run_id)
+    assert [located.look(), located.look()] == [[], []]
