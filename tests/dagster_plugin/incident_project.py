@@ -13,6 +13,8 @@ from trinitylake_ops.dagster_plugin.resources import StorageSettings, TrinityLak
 from trinitylake_ops.dagster_plugin.stored.settings import stored_as
 
 ROOT = "INCIDENT_PROJECT_ROOT"
+#: The variable with the address of the UI, where it has a path prefix.
+URL = "INCIDENT_PROJECT_URL"
 NAMES = LakehouseNames("shop")
 ORDERS = NAMES.table_key("sales", "orders")
 LOAD = "shop_load"
@@ -22,7 +24,9 @@ SOURCE = "shop-amounts.txt"
 
 def shop_definitions(root: str) -> dg.Definitions:
     """Return the lakehouse ``shop`` in a folder, with the table, its check, and the job that loads it."""
-    lakehouse = TrinityLakeResource(root=root, storage_options=StorageSettings(fsync="false"))
+    lakehouse = TrinityLakeResource(
+        root=root, storage_options=StorageSettings(fsync="false"), webserver_url=os.environ.get(URL, "")
+    )
 
     @dg.asset(key=ORDERS, metadata=stored_as(table="sales.orders"), io_manager_key=NAMES.io_manager_key)
     def orders() -> pa.Table:

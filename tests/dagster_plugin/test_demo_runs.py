@@ -1,4 +1,4 @@
-"""The UI shows runs of the demo at their jobs: asked of Dagster as its pages ask, by GraphQL."""
+"""The UI shows runs of the demo on its home page and at their jobs: asked as its pages ask, by GraphQL."""
 
 from __future__ import annotations
 
@@ -19,27 +19,45 @@ from trinitylake_ops.dagster_plugin import TrinityLakeResource, build_jobs
 from trinitylake_ops.demo.play import Demo
 from trinitylake_ops.storage.options import StorageOptions
 
-RUNS = """
+# The home page draws a row for each job with runs, and leaves out runs whose origin it does not know.
+HOME = """
+query($filter: RunsFilter!) { runsOrError(filter: $filter) { ... on Runs { results {
+  id pipelineName status startTime repositoryOrigin { repositoryName repositoryLocationName }
+} } } }
+"""
+AT_JOB = """
 query($job: PipelineSelector!) { pipelineOrError(params: $job) { ... on Pipeline { runs(limit: 9) { runId } } } }
 """
+HERE = {"repositoryName": "__repository__", "repositoryLocationName": "definitions.py"}
 
 
-def test_a_run_of_the_demo_stands_at_its_job(lakes: Lakes) -> None:
+def test_runs_of_the_demo_stand_on_the_home_page_and_at_their_jobs(lakes: Lakes) -> None:
     lake = lakes.local()
-    definitions = dg.Definitions(jobs=build_jobs(), resources={"lakehouse": TrinityLakeResource(root=lake.root)})
+    definitions = dg.Definitions(
+        jobs=build_jobs(), resources={"lakehouse": TrinityLakeResource(root=lake.root)}, executor=dg.in_process_executor
+    )
     # Where `make ui` finds the definitions, with their file as the name of the code location.
     loaded = LoadableTargetOrigin(python_file=str(REPOSITORY / "definitions.py"), working_directory=str(REPOSITORY))
     target = InProcessWorkspaceLoadTarget(InProcessCodeLocationOrigin(loaded, location_name="definitions.py"))
     with dg.instance_for_test() as instance, WorkspaceProcessContext(instance, target) as workspace:
         console = Console(file=io.StringIO())
-        demo = Demo(definitions, instance, lake.root, StorageOptions({}), "", console, months=[])
+        demo = Demo(definitions, "definitions.py", instance, lake.root, StorageOptions({}), "", console, months=[])
         demo.run("look", "expire_plan", outcome=lambda _: "done")
-        (run,) = instance.get_runs()
-        job = {
-            "repositoryLocationName": "definitions.py",
-            "repositoryName": "__repository__",
-            "pipelineName": "expire_plan",
-        }
-        answer: Any = execute_dagster_graphql(workspace.create_request_context(), RUNS, {"job": job})
-    assert not answer.errors
-    assert answer.data["pipelineOrError"]["runs"] == [{"runId": run.run_id}]
+        demo.run("go back", "rollback", config={"to": "1"}, must_fail=True, outcome=lambda _: "done")
+        failed, succeeded = instance.get_runs()
+
+        def ask(query: str, **variables: Any) -> Any:
+            answer: Any = execute_dagster_graphql(workspace.create_request_context(), query, variables)
+            assert not answer.errors
+            return next(iter(answer.data.values()))
+
+        shown = ask(HOME, filter={"statuses": ["SUCCESS", "FAILURE"], "updatedAfter": 0})["results"]
+        rows = [(run["id"], run["pipelineName"], run["status"], run["repositoryOrigin"]) for run in shown]
+        assert rows == [
+            (failed.run_id, "rollback", "FAILURE", HERE),
+            (succeeded.run_id, "expire_plan", "SUCCESS", HERE),
+        ]
+        assert all(run["startTime"] for run in shown)
+        for run in (failed, succeeded):
+            found = ask(AT_JOB, job={**HERE, "pipelineName": run.job_name})
+            assert found == {"runs": [{"runId": run.run_id}]}

@@ -371,6 +371,32 @@ def test_partitions_and_appended_rows_are_widened_or_refused_by_name(
     assert sorted(row["n"] for row in rows(lake, "marts", "framed")) == [1, 2, 1 << 40]
 
 
+@pytest.mark.parametrize("mode", ["append", "overwrite_partition"])
+def test_integers_stay_integers_when_pandas_makes_floats_of_them(
+    lake: Lakehouse, instance: dg.DagsterInstance, mode: str
+) -> None:
+    given: dict[str, Any] = {"mode": mode, **({} if mode == "append" else {"partition_by": ["day"]})}
+    expected: list[Any] = []
+
+    def put(numbers: list[Any], dtype: str | None = None) -> None:
+        frame = pd.DataFrame({"day": ["mon"] * len(numbers), "n": pd.array(numbers, dtype) if dtype else numbers})
+        stored_frame(lake, instance, frame, **given)
+        expected[:] = [*(expected if mode == "append" else []), *numbers]
+        assert str(schema_of(lake).find_type("n")) == "long"
+        found = [row["n"] for row in rows(lake, "marts", "framed")]
+        assert sorted(found, key=repr) == sorted(expected, key=repr)
+
+    put([1, 2])
+    assert str(pd.DataFrame({"n": [3, None]}).n.dtype) == "float64", "pandas itself makes floats"
+    put([3, None])
+    if mode == "append":
+        put([None, 4], "Int64")
+    before = lake.latest_version()
+    with pytest.raises(InvalidInputError, match=r"marts\.framed: column 'n' cannot be stored as long: .*; cast it"):
+        put([1.5, None])
+    assert lake.latest_version() == before
+
+
 def test_times_of_other_zones_are_stored_in_utc(lake: Lakehouse, instance: dg.DagsterInstance) -> None:
     moment = datetime(2030, 1, 1, 1, tzinfo=ZoneInfo("Europe/Berlin"))
     rows_of_berlin = pa.table({"at": pa.array([moment], pa.timestamp("us", "Europe/Berlin"))})

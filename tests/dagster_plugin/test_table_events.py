@@ -9,7 +9,6 @@ from typing import Any
 import dagster as dg
 import pyarrow as pa
 import pytest
-from dagster._core.definitions.reconstruct import ReconstructableRepository
 
 from tests.dagster_plugin.located_project import AFTER_ORDERS, AFTER_PRICES, MONTHS, ORDERS, PRICES, ROOT, location
 from tests.dagster_plugin.quiet import QUIET
@@ -17,14 +16,18 @@ from tests.lakes import Lakes
 from trinitylake_ops import Lakehouse
 from trinitylake_ops.dagster_plugin.automation.sensors import build_commit_sensor
 from trinitylake_ops.dagster_plugin.names import ONLY
+from trinitylake_ops.dagster_plugin.ops.operation import Running
 from trinitylake_ops.dagster_plugin.ops.table_events import TableAssets, TableChanges
 from trinitylake_ops.dagster_plugin.resources import TrinityLakeResource
+from trinitylake_ops.dagster_plugin.runs.beyond_public import execute_as_launched
 from trinitylake_ops.tables.catalog import catalog_at
 from trinitylake_ops.tables.writing.arrow_writer import stage_arrow
 from trinitylake_ops.tables.writing.publication import publication_id, publish_once
 from trinitylake_ops.versions.changes import diff_snapshots
 
 KEYS = MONTHS.get_partition_keys()
+#: The code location, as paths of the UI name it.
+PLACE = "__repository__@located"
 
 
 class Located:
@@ -34,17 +37,22 @@ class Located:
         self.lake = lake
         self.instance = instance
         self.definitions = location()
-        self._repository = ReconstructableRepository.for_module("tests.dagster_plugin.located_project", "location")
         self._cursor: Any = None
         self._sensor_cursor: str | None = None
         self.tick()
 
     def run(self, job: str, config: Mapping[str, Any] = QUIET, partition: str | None = None) -> None:
-        """Run a job as a process of the code location does, which knows all of its definitions."""
-        made = self._repository.get_reconstructable_job(job)
+        """Run a job as one that the code location launched, which knows all of its definitions."""
         tags = {} if partition is None else {"dagster/partition": partition}
-        with dg.execute_job(made, self.instance, run_config=config, tags=tags) as result:
-            assert result.success
+        assert execute_as_launched(
+            self.definitions,
+            job,
+            self.instance,
+            file="located_project.py",
+            location_name="located",
+            run_config=config,
+            tags=tags,
+        ).success
 
     def load(self) -> None:
         self.run("load_prices")
@@ -140,3 +148,38 @@ def test_what_is_written_anew_or_removed_is_an_observation(located: Located) -> 
     assert events("removed") == events("changed", has_new_rows=False) == both
     named = dg.AssetKey(["mine"])
     assert events("changed", table_key=lambda _namespace, _table: named) == {(dg.AssetMaterialization, named)}
+
+
+def test_a_run_that_dies_after_its_commit_is_told_by_the_sensor(
+    located: Located, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    located.run("load_prices")
+    put(located.lake, "prices", {"n": [7]})
+    located.look()
+    monkeypatch.setattr(Running, "_table_events", lambda *_: 1 / 0)  # as if it was killed there
+    with pytest.raises(AssertionError):
+        located.run("rollback", {"to": "1"})
+    assert next(located.lake.history()).operation == "rollback"
+    (event,) = located.look()
+    assert (event.asset_key, event.metadata["dagster/row_count"].value) == (PRICES, 1)
+    assert located.look() == []
+
+
+def test_runs_that_go_on_are_looked_at_again(located: Located) -> None:
+    located.look()
+
+    def commit(table: str, namespace: str) -> dg.DagsterRun:
+        """Return a run that goes on, and has committed a table."""
+        job = located.definitions.resolve_job_def("load_prices")
+        run = located.instance.create_run_for_job(job, status=dg.DagsterRunStatus.STARTED)
+        staged = stage_arrow(located.lake, pa.table({"n": [7]}), namespace, table, mode="append")
+        publish_once(located.lake, [staged], publication_id(run.run_id), run_id=run.run_id)
+        return run
+
+    killed, done = commit("prices", "sales"), commit("observed", "others")
+    assert [located.look(), located.look()] == [[], []], "the runs may tell it themselves"
+    located.instance.report_run_failed(killed)
+    assert [event.asset_key for event in located.look()] == [PRICES]
+    success = dg.DagsterEvent(dg.DagsterEventType.RUN_SUCCESS.value, job_name=done.job_name)
+    located.instance.report_dagster_event(success, run_id=done.run_id)
+    assert [located.look(), located.look()] == [[], []]

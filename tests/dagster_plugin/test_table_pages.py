@@ -1,7 +1,8 @@
 """The page of a table's asset: what it shows after publications, rollbacks and observations, within its bounds."""
 
-import json
+import re
 from collections.abc import Iterator
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
@@ -9,18 +10,21 @@ from urllib.parse import parse_qs, urlsplit
 import dagster as dg
 import pyarrow as pa
 import pytest
+import yaml
 
 from tests.dagster_plugin.test_assets import values
 from tests.dagster_plugin.test_table_events import ORDERS as MONTHLY
-from tests.dagster_plugin.test_table_events import PRICES, Located, located, put
+from tests.dagster_plugin.test_table_events import PLACE, PRICES, Located, located, put
 from tests.lakes import Lakes
 from trinitylake_ops import Lakehouse
 from trinitylake_ops.dagster_plugin import TrinityLakeIOManager, TrinityLakeResource, as_tables, stored_as
 from trinitylake_ops.dagster_plugin.assets import build_table_asset
+from trinitylake_ops.dagster_plugin.names import ONLY
 from trinitylake_ops.dagster_plugin.publish import build_publish_asset
-from trinitylake_ops.dagster_plugin.runs.launchpads import REPOSITORY_TAG
 from trinitylake_ops.dagster_plugin.table_pages import rows
+from trinitylake_ops.dagster_plugin.table_pages.bounds import Bounds
 from trinitylake_ops.dagster_plugin.table_pages.pages import TablePages
+from trinitylake_ops.dagster_plugin.versions.links import Links
 from trinitylake_ops.errors import InvalidInputError
 from trinitylake_ops.tables.catalog import catalog_at
 
@@ -28,7 +32,8 @@ __all__ = ["located"]
 
 DAYS = dg.StaticPartitionsDefinition(["mon", "tue", "wed"])
 ORDERS, SHOP = dg.AssetKey(["sales", "orders"]), dg.AssetKey(["raw", "shop"])
-HERE = {REPOSITORY_TAG: "__repository__@here", "dagster/partition": "mon"}
+#: A code location with the job that the links of a page lead to.
+LINKS = Links(ONLY, PLACE, frozenset({"rollback_plan"}))
 LINEAGE = dg.TableColumnLineage({"n": [dg.TableColumnDep(SHOP, "count")]})
 WEEKLY = dg.FreshnessPolicy.time_window(fail_window=timedelta(days=7))
 
@@ -66,7 +71,7 @@ def project(lake: Lakehouse, lineage: dg.TableColumnLineage = LINEAGE, **given: 
 def load(definitions: dg.Definitions, instance: dg.DagsterInstance, day: str) -> dict[str, Any]:
     """Run the job for a day, and return the metadata of the table's asset."""
     job = definitions.resolve_job_def("load")
-    assert job.execute_in_process(instance=instance, partition_key=day, tags={**HERE, "dagster/partition": day}).success
+    assert job.execute_in_process(instance=instance, partition_key=day).success
     return newest(instance, ORDERS)
 
 
@@ -108,14 +113,31 @@ def test_a_published_table_shows_its_page(lake: Lakehouse, instance: dg.DagsterI
     assert not {"trinitylake/preview_rows", "trinitylake/partition_values", "trinitylake/staged"} & shown.keys()
 
 
-def test_a_click_leads_to_the_rollback_of_this_table_alone(lake: Lakehouse, instance: dg.DagsterInstance) -> None:
-    definitions = project(lake)
-    assert "roll_back" not in load(definitions, instance, "mon"), "there is nothing to go back to"
-    shown = load(definitions, instance, "tue")
-    link = urlsplit(shown["roll_back"])
-    assert link.path == "/locations/__repository__@here/jobs/rollback_plan/playground/setup"
-    assert json.loads(parse_qs(link.query)["config"][0]) == {"to": "1", "tables": ["sales.orders"]}
-    assert f"[1]({shown['roll_back']})" in shown["versions"]
+def test_a_click_leads_to_the_rollback_of_this_table_alone(located: Located) -> None:
+    located.run("load_prices")
+    assert "roll_back" not in newest(located.instance, PRICES), "there is nothing to go back to"
+    located.run("load_prices")
+    shown = newest(located.instance, PRICES)
+    found = re.fullmatch(r"\[roll back sales\.prices alone to version 1]\((.*)\)", shown["roll_back"])
+    assert found is not None
+    link = urlsplit(found[1])
+    assert (link.netloc, link.path) == ("", f"/locations/{PLACE}/jobs/rollback_plan/playground/setup")
+    assert yaml.safe_load(parse_qs(link.query)["config"][0]) == {"to": "1", "tables": ["sales.prices"]}
+    assert f"[go back]({found[1]})" in shown["versions"]
+
+
+def test_links_know_the_address_of_the_ui_and_the_jobs_that_are_there(lake: Lakehouse) -> None:
+    for number in range(2):
+        put(lake, "orders", {"n": [number]})
+        put(lake, "or.ders", {"n": [number]})
+    head = lake.snapshot()
+    behind_a_proxy = replace(LINKS, base="https://dagster.example.com/ops")
+    shown = TablePages(lake, head, behind_a_proxy).of("sales", "orders")
+    assert "(https://dagster.example.com/ops/locations/" in shown["roll_back"].value
+    assert "(https://dagster.example.com/ops/locations/" in shown["versions"].value
+    for links, table in ((replace(LINKS, jobs=frozenset()), "orders"), (LINKS, "or.ders")):
+        shown = TablePages(lake, head, links).of("sales", table)
+        assert "roll_back" not in shown and "go back" not in shown["versions"].value
 
 
 def test_the_catalog_takes_it_for_a_table(lake: Lakehouse) -> None:
@@ -182,17 +204,29 @@ def test_pages_have_bounds(lake: Lakehouse, monkeypatch: pytest.MonkeyPatch) -> 
     for number in range(3):
         put(lake, "orders", {"n": [number]})
     put(lake, "other", {"n": [1]})
-    pages = TablePages(lake, lake.snapshot(), most=1)
+    pages = TablePages(lake, lake.snapshot(), LINKS, Bounds(pages=1))
     assert "versions" in pages.of("sales", "orders")
     shown = pages.of("sales", "other")
     assert "versions" not in shown and shown["dagster/row_count"] == 1
     monkeypatch.setattr(rows, "MOST_DATA_FILES", 2)
-    shown = TablePages(lake, lake.snapshot()).of("sales", "orders", preview_rows=1)
+    shown = TablePages(lake, lake.snapshot(), LINKS).of("sales", "orders", preview_rows=1)
     assert shown["partition_rows"] == "not listed: it has 3 data files, more than 2"
     assert "preview" not in shown
     monkeypatch.setattr(rows, "MOST_PREVIEWED_BYTES", 1)
-    shown = TablePages(lake, lake.snapshot()).of("sales", "other", preview_rows=1)
+    shown = TablePages(lake, lake.snapshot(), LINKS).of("sales", "other", preview_rows=1)
     assert shown["preview"].value == "its data files are too large to read for it"
+
+
+def test_the_bounds_are_those_of_a_step_not_of_each_of_its_versions(lake: Lakehouse) -> None:
+    bounds = Bounds(pages=2, tables=3, partitions=1)
+    for number in range(4):
+        put(lake, "orders", {"n": [number]})
+    pages = [TablePages(lake, lake.snapshot(version), LINKS, bounds) for version in (2, 3, 4)]
+    assert ["versions" in one.of("sales", "orders") for one in pages] == [True, True, False]
+    assert [bounds.take_table() for _ in range(4)] == [True, True, True, False]
+    assert [bounds.take_partition() for _ in range(2)] == [True, False]
+    over = Bounds(_ends_s=0)
+    assert (over.take_page(), over.take_partition(), over.take_table()) == (False, False, True)
 
 
 def test_a_partition_is_named_by_the_columns_of_its_table(lake: Lakehouse) -> None:

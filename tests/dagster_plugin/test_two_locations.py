@@ -21,7 +21,7 @@ from trinitylake_ops.dagster_plugin import (
     stored_as,
 )
 from trinitylake_ops.dagster_plugin.automation.sensors import build_commit_sensor
-from trinitylake_ops.dagster_plugin.runs.launchpads import REPOSITORY_TAG
+from trinitylake_ops.dagster_plugin.runs.beyond_public import execute_as_launched
 from trinitylake_ops.tables.catalog import catalog_at
 
 REGIONS = dg.StaticPartitionsDefinition(["eu", "us"])
@@ -75,10 +75,10 @@ class Location:
         return [shared, own, publish]
 
     def load(self, region: str) -> bool:
-        tags = {REPOSITORY_TAG: f"__repository__@{self.name}"}
-        job = self.definitions.resolve_job_def("load")
-        return job.execute_in_process(
-            instance=self.instance, run_config=QUIET, partition_key=region, tags=tags, raise_on_error=False
+        """Load a region by a run that the location launched, as the UI does."""
+        tags = {"dagster/partition": region}
+        return execute_as_launched(
+            self.definitions, "load", self.instance, file=__file__, location_name=self.name, run_config=QUIET, tags=tags
         ).success
 
     def look(self) -> set[tuple[dg.AssetKey, str | None]]:

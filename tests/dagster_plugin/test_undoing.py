@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 import dagster as dg
+import pyarrow as pa
 import pytest
 import yaml
-from dagster._core.definitions.reconstruct import ReconstructableRepository
 
 from tests.dagster_plugin.incident_project import LOAD, NAMES, ORDERS, ROOT, SOURCE, location
 from tests.dagster_plugin.maintenance_jobs import APPROVER, Jobs
@@ -23,9 +24,14 @@ from trinitylake_ops import Lakehouse, maintenance
 from trinitylake_ops.dagster_plugin.metadata import Link
 from trinitylake_ops.dagster_plugin.names import ONLY
 from trinitylake_ops.dagster_plugin.resources import TrinityLakeResource
+from trinitylake_ops.dagster_plugin.runs.beyond_public import execute_as_launched
 from trinitylake_ops.dagster_plugin.versions.links import LONGEST_CONFIG_CHARS, Links, config_yaml
 from trinitylake_ops.dagster_plugin.versions.page import VersionsPage
-from trinitylake_ops.errors import InvalidInputError
+from trinitylake_ops.errors import CommitConflictError, InvalidInputError
+from trinitylake_ops.tables.catalog import catalog_at
+from trinitylake_ops.tables.writing.arrow_writer import stage_arrow
+from trinitylake_ops.tables.writing.publication import publication_id, publish_once
+from trinitylake_ops.tables.writing.staged_table import StagedTable
 
 
 @pytest.fixture
@@ -133,10 +139,51 @@ def test_jobs_show_the_log_the_history_of_a_table_and_a_difference(jobs: Jobs) -
     assert logged["n_versions"] == 3
     assert re.search(rf"\| {last} \| .* \| ns\.real \| \+3 -0 \| \+1 -0 \|", logged["versions"])
     of_table = jobs.must_run("history", table="ns.real").metadata
-    assert (of_table["n_versions"], of_table["versions_not_known"]) == (3, 0), "it was created, and appended to twice"
+    assert (of_table["n_versions"], of_table["looked_back_to"]) == (3, 0), "it was created, and appended to twice"
+    assert re.search(rf"\| {last} \| .* \| changed \| \+3 -0 \| \+1 -0 \|", of_table["versions"])
     diff = jobs.must_run("diff", before=first, after=last).metadata
     assert (diff["objects"], diff["rows_added"], diff["rows_removed"]) == (1, 3, 0)
     assert "| changed | ns.real | +3 -0 | 6 |" in diff["changes"]
+
+
+# Several operators
+
+
+def test_of_two_operators_with_the_same_plan_one_acts(jobs: Jobs) -> None:
+    first = append_rows(jobs.lake, "ns.real")
+    append_rows(jobs.lake, "ns.real")
+    plan = jobs.plan("rollback", to=first)
+    with ThreadPoolExecutor(2) as pool:
+        ran = list(pool.map(lambda _: jobs.apply(plan, "rollback"), range(2)))
+    (done,), (refused,) = [[one for one in ran if one.success is is_done] for is_done in (True, False)]
+    assert (done.metadata["rows_before"], done.metadata["rows_after"]) == (6, 3)
+    assert "look at the plan again" in refused.error or "was committed after version" in refused.error, refused.error
+    assert sum(info.operation == "rollback" for info in jobs.lake.history()) == 1
+    assert objects(jobs.lake.snapshot()) == objects(jobs.lake.snapshot(first))
+
+
+def test_a_rollback_between_staging_and_publication_stays_rolled_back(lakes: Lakes) -> None:
+    """What a run staged was based on a version that is undone: it is refused, and nothing comes back."""
+    lake = lakes.local()
+
+    def stage(day: str, number: int) -> StagedTable:
+        rows = pa.table({"day": [day], "n": [number]})
+        return stage_arrow(lake, rows, "sales", "orders", mode="replace_partitions", partition_by=["day"])
+
+    def days() -> list[tuple[str, int]]:
+        found = catalog_at(lake).load_table("sales.orders").scan().to_arrow().to_pylist()
+        return sorted((row["day"], row["n"]) for row in found)
+
+    for day in ("mon", "tue"):
+        publish_once(lake, [stage(day, 1)], publication_id(day))
+    staged = stage("wed", 2)
+    maintenance.plan_rollback(lake, 1).execute()
+    with pytest.raises(CommitConflictError, match=r"table sales\.orders .* was set back, .*; stage it again"):
+        publish_once(lake, [staged], publication_id("wed"))
+    assert days() == [("mon", 1)]
+    publish_once(lake, [stage("wed", 2)], publication_id("wed"))
+    assert days() == [("mon", 1), ("wed", 2)]
+    check_lake(lake)
 
 
 # Links
@@ -176,20 +223,21 @@ class Shop:
         self.lake = lake
         self.instance = instance
         self.source = source
-        self.repository = location().get_repository_def()
-        self._jobs = ReconstructableRepository.for_module("tests.dagster_plugin.incident_project", "location")
+        self.definitions = location()
+        self.repository = self.definitions.get_repository_def()
 
     def run(self, job: str, config: Mapping[str, Any] = QUIET) -> tuple[bool, dict[str, Any]]:
-        """Run a job as a process of the code location does; returns whether it succeeded, and its metadata."""
-        made = self._jobs.get_reconstructable_job(job)
-        with dg.execute_job(made, self.instance, run_config=config) as result:
-            found: dict[str, Any] = {}
-            for event in result.all_events:
-                if event.is_successful_output:
-                    found = dict(event.step_output_data.metadata)
-                elif event.is_step_failure and event.step_failure_data.user_failure_data is not None:
-                    found = dict(event.step_failure_data.user_failure_data.metadata)
-            return result.success, {name: value.value for name, value in found.items()}
+        """Run a job that the code location launched; returns whether it succeeded, and its metadata."""
+        result = execute_as_launched(
+            self.definitions, job, self.instance, file="shop.py", location_name="here", run_config=config
+        )
+        found: dict[str, Any] = {}
+        for event in result.all_events:
+            if event.is_successful_output:
+                found = dict(event.step_output_data.metadata)
+            elif event.is_step_failure and event.step_failure_data.user_failure_data is not None:
+                found = dict(event.step_failure_data.user_failure_data.metadata)
+        return result.success, {name: value.value for name, value in found.items()}
 
     def load(self, *amounts: int) -> int:
         self.source.write_text("\n".join(map(str, amounts)))
@@ -197,7 +245,7 @@ class Shop:
         return self.lake.latest_version()
 
     def page(self) -> str:
-        links = Links.at(self.repository, "here", NAMES, "")
+        links = Links.at(self.repository, "__repository__@here", NAMES, "")
         page = VersionsPage(self.instance, self.repository, NAMES, links)
         return page.table(self.lake, self.lake.snapshot()).md_str or ""
 
@@ -253,4 +301,4 @@ def test_a_bad_publication_is_found_undone_and_proved(shop: Shop) -> None:
 
 
 def test_links_are_markdown_and_texts_are_not() -> None:
-    assert Link("a]b", "/runs/1").markdown == "[a]b](/runs/1)"
+    assert Link("a]b", "/runs/1").markdown == r"[a\]b](/runs/1)"

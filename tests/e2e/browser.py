@@ -165,7 +165,7 @@ def table(shown: Locator) -> list[list[str]]:
 
 
 @contextmanager
-def opened_pages(topology: Topology, folder: Path) -> Iterator[Pages]:
+def opened_page() -> Iterator[Page]:
     """Start the browser, with an empty profile; it ends in any case."""
     program = shutil.which("chromium")
     assert program is not None, "chromium is not installed"
@@ -177,6 +177,13 @@ def opened_pages(topology: Topology, folder: Path) -> Iterator[Pages]:
             context = browser.new_context(viewport={"width": WIDTH, "height": HEIGHT})
             context.set_default_timeout(patience_ms)
             context.add_init_script("localStorage.setItem('dagster-nav-collapsed', 'true')")  # more room for the rest
-            yield Pages(context.new_page(), topology, folder)
+            yield context.new_page()
         finally:
             browser.close()
+
+
+@contextmanager
+def opened_pages(topology: Topology, folder: Path) -> Iterator[Pages]:
+    """Start the browser for the pages of the deployment."""
+    with opened_page() as page:
+        yield Pages(page, topology, folder)

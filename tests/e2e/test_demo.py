@@ -12,7 +12,7 @@ import sys
 import time
 import urllib.request
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +21,11 @@ import duckdb
 import polars as pl
 import pytest
 from dagster_graphql import DagsterGraphQLClient
+from playwright.sync_api import expect
 from pyiceberg.catalog import load_catalog
 from rich.filesize import decimal
 
+from tests.e2e.browser import opened_page
 from tests.lakes import check_lake
 from trinitylake_ops import Lakehouse
 from trinitylake_ops.cached_attribute import cached_attribute
@@ -78,6 +80,7 @@ def test_it_ends_well_and_counts_what_the_source_has(demo: FinishedDemo, flights
     early, late = (row_counts(demo.output, column) for column in (1, 2))
     assert (early["facts.flights"], late["facts.flights"]) == (months["1"], rows)
     assert early["reference.airlines"] == late["reference.airlines"] == 16
+    assert re.search(r"publish 2013-01 .*version 2: 5 tables, [\d,]{6,} rows, [\d.]+ [kM]B written\n", demo.output)
     files = [path for path in Path(demo.root).rglob("*") if path.is_file()]
     assert f"{len(files):,} files, {decimal(sum(path.stat().st_size for path in files))}, at" in demo.output
 
@@ -153,29 +156,50 @@ def test_everything_verifies_and_the_hint_is_right(demo: FinishedDemo) -> None:
     check_lake(Lakehouse.open(demo.root))
 
 
-def test_the_ui_shows_all_these_runs(demo: FinishedDemo) -> None:
+@contextlib.contextmanager
+def ui_of(demo: FinishedDemo) -> Iterator[int]:
+    """Start the UI as ``make ui`` does; yields its port."""
     with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
+        port: int = server.getsockname()[1]
     command = [sys.executable, "-m", "dagster_webserver", "--host", "127.0.0.1", "--port", str(port)]
     command += ["--python-file", "definitions.py", "--log-level", "error"]
     webserver = subprocess.Popen(command, cwd=REPOSITORY, env=demo.environment)
     try:
-        client = DagsterGraphQLClient("127.0.0.1", port_number=port) if _is_up(port) else None
-        assert client is not None
-        answer = client._execute(_UI_QUERY)
+        assert _is_up(port)
+        yield port
     finally:
         webserver.terminate()
         webserver.wait(30)
+
+
+def test_the_ui_shows_all_these_runs(demo: FinishedDemo) -> None:
+    with ui_of(demo) as port:
+        answer = DagsterGraphQLClient("127.0.0.1", port_number=port)._execute(_UI_QUERY)
     with dg.DagsterInstance.from_config(str(demo.home)) as instance:
-        assert {run["runId"] for run in answer["runsOrError"]["results"]} == {run.run_id for run in instance.get_runs()}
+        runs = {run.run_id: run.job_name for run in instance.get_runs()}
+    shown = answer["runsOrError"]["results"]
+    assert {run["runId"]: run["jobName"] for run in shown} == runs
+    # Without an origin the home page leaves a run out.
+    assert {tuple(run["repositoryOrigin"].values()) for run in shown} == {("__repository__", "definitions.py")}
     (location,) = answer["workspaceOrError"]["locationEntries"]
     (repository,) = location["locationOrLoadError"]["repositories"]
     assert {"monthly_load", "initial_load", "rollback", "verify"} <= {job["name"] for job in repository["jobs"]}
 
 
+@pytest.mark.soak
+def test_the_home_page_has_a_row_for_each_job(demo: FinishedDemo) -> None:
+    """In a browser: the picture of docs/getting-started.md."""
+    with ui_of(demo) as port, opened_page() as page:
+        page.goto(f"http://127.0.0.1:{port}/")
+        for job in (INITIAL_JOB, MONTHLY_JOB, "export_minimal", "repair_hint", "rollback", "verify"):
+            expect(page.get_by_text(job, exact=True).first).to_be_visible()
+
+
 _UI_QUERY = """
 {
-  runsOrError { ... on Runs { results { runId jobName status } } }
+  runsOrError { ... on Runs { results {
+    runId jobName repositoryOrigin { repositoryName repositoryLocationName }
+  } } }
   workspaceOrError { ... on Workspace { locationEntries { locationOrLoadError {
     ... on RepositoryLocation { repositories { jobs { name } } }
     ... on PythonError { message }

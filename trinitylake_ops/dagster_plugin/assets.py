@@ -19,7 +19,6 @@ from trinitylake_ops.dagster_plugin.metadata import DATA_VERSION_TAG, figures
 from trinitylake_ops.dagster_plugin.names import ONLY, LakehouseNames
 from trinitylake_ops.dagster_plugin.options import NO_OPTIONS
 from trinitylake_ops.dagster_plugin.resources import lakehouse_of
-from trinitylake_ops.dagster_plugin.runs.launchpads import location_of
 from trinitylake_ops.dagster_plugin.stored.settings import split_name, stored_as
 from trinitylake_ops.dagster_plugin.table_pages.pages import TablePages
 from trinitylake_ops.dagster_plugin.table_pages.specs import KINDS
@@ -135,10 +134,12 @@ def build_table_asset(
     asset_key = key or names.table_key(namespace, name)
 
     def observe_table(context: dg.AssetExecutionContext) -> Iterator[dg.ObserveResult]:
-        lake = lakehouse_of(context.resources, names).open()
+        resource = lakehouse_of(context.resources, names)
+        lake = resource.open()
         head = lake.snapshot()
         definition = head.table(namespace, name)
-        pages = TablePages(lake, head, names, location_of(context.run))
+        run_context: Any = context
+        pages = TablePages(lake, head, Links.of(run_context, names, resource.webserver_url))
         metadata = pages.of(namespace, name, preview_rows=preview_rows)
         yield dg.ObserveResult(asset_key=asset_key, metadata=metadata, data_version=_data_version(definition))
 

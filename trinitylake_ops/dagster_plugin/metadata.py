@@ -11,15 +11,16 @@ from typing import Any
 import dagster as dg
 
 from trinitylake_ops.format.definitions import TableDef
+from trinitylake_ops.maintenance.differences.deltas import type_name
 from trinitylake_ops.maintenance.plans.document import visible
-from trinitylake_ops.tables.catalog.history import type_name
 from trinitylake_ops.tables.types import DOC
 from trinitylake_ops.tables.writing.staged_table import StagedTable
 
 MAX_DETAIL_ROWS = 200
 MAX_CELL_CHARS = 2000
 
-_MARKDOWN = re.compile(r"[\\|`<\[]")
+# What begins or ends something in Markdown. Underscores within a word do not, nor does an ampersand before a space.
+_MARKDOWN = re.compile(r"[\\|`<\[*~]|(?<![^\W_])_|_(?![^\W_])|&(?=[#\w])")
 
 #: The metadata entry of an asset that says how many of its table's first rows are shown.
 PREVIEW_ROWS = "trinitylake/preview_rows"
@@ -41,7 +42,8 @@ class Link:
     @property
     def markdown(self) -> str:
         """The link as Markdown."""
-        return f"[{_cell(self.text)}]({self.url})"
+        text = _cell(self.text).replace("]", r"\]")
+        return f"[{text}]({self.url})"
 
     def metadata(self) -> dg.MarkdownMetadataValue:
         """Return the link as an entry of its own. Short Markdown stands on a page as it is."""
@@ -102,7 +104,7 @@ def column_schema(definition: TableDef, described: dg.TableSchema | None = None)
             dg.TableColumn(
                 column.name,
                 type_name(column),
-                description=column.properties.get(DOC)
+                description=_shortened(column.properties.get(DOC, ""))
                 or (said[column.name].description if column.name in said else None),
                 constraints=dg.TableColumnConstraints(
                     nullable=column.nullable, unique=len(keys) == 1 and column.id in keys
@@ -137,10 +139,12 @@ def _cell(value: object) -> str:
     """Return a value as the text of a cell, on one line, all visible. Only a Link is a link, and nothing is HTML."""
     if isinstance(value, Link):
         return value.markdown
-    text = visible(" ".join(str(value).splitlines()))
-    if len(text) > MAX_CELL_CHARS:
-        text = f"{text[:MAX_CELL_CHARS]}..."
+    text = visible(_shortened(" ".join(str(value).splitlines())))
     return _MARKDOWN.sub(r"\\\g<0>", text)
+
+
+def _shortened(text: str) -> str:
+    return text if len(text) <= MAX_CELL_CHARS else f"{text[:MAX_CELL_CHARS]}..."
 
 
 def figures(values: Mapping[str, object]) -> dict[str, Any]:

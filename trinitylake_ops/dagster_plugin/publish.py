@@ -11,7 +11,6 @@ from trinitylake_ops import Lakehouse
 from trinitylake_ops.dagster_plugin.metadata import DATA_VERSION_TAG, staged_tables_metadata
 from trinitylake_ops.dagster_plugin.names import ONLY, LakehouseNames
 from trinitylake_ops.dagster_plugin.resources import lakehouse_of
-from trinitylake_ops.dagster_plugin.runs.launchpads import location_of
 from trinitylake_ops.dagster_plugin.runs.reads import RunReads
 from trinitylake_ops.dagster_plugin.runs.records import CLOCK_SKEW, created_at, newest_materialization, run_chain
 from trinitylake_ops.dagster_plugin.runs.staging import newest_notes, published_events
@@ -112,10 +111,10 @@ def build_publish_asset(
         metadata = {"lakehouse_version": publication.version, **staged_tables_metadata(published_tables)}
         runs = run_chain(context.instance, context.run)
         by_key = dict(zip(table_keys.values(), published_tables, strict=True))
-        pages = PublishedPages(lake=lake, version=publication.version, names=names, location=location_of(context.run))
+        page = VersionsPage.of(context, names, lakehouse.webserver_url)
+        pages = PublishedPages(lake=lake, version=publication.version, links=page.links)
         yield from published_events(context.instance, runs, by_key, publication.version, pages)
-        page = VersionsPage.of(context, names, lakehouse.webserver_url).metadata(lake)
-        shown = {"operation": "publish", **page, **metadata}
+        shown = {"operation": "publish", **page.metadata(lake), **metadata}
         yield dg.AssetMaterialization(asset_key=names.lakehouse_key, metadata=shown)
         yield dg.MaterializeResult(metadata={"was_published": publication.was_published, **metadata})
 

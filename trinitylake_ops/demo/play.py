@@ -11,7 +11,7 @@ import io
 import os
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ from rich.filesize import decimal
 from rich.table import Table as TextTable
 
 from trinitylake_ops import Lakehouse
-from trinitylake_ops.dagster_plugin.runs.launchpads import ONLY_REPOSITORY, REPOSITORY_TAG
+from trinitylake_ops.dagster_plugin.runs.beyond_public import execute_as_launched
 from trinitylake_ops.demo.assets import (
     INITIAL_JOB,
     MONTH_PUBLISHED,
@@ -41,11 +41,10 @@ from trinitylake_ops.storage.options import OPTIONS_VARIABLE, StorageOptions
 from trinitylake_ops.tables.catalog import catalog_at
 
 _GARBAGE_HINT = b"not a number"
-# Where the UI has the jobs of definitions.py, at which it shows their runs.
-_SHOWN_AT = f"{ONLY_REPOSITORY}@definitions.py"
 _FLIGHTS_OP = "facts__flights"
 _LISTED_VERSIONS = 30
 _PIPED_WIDTH_CHARS = 110
+_PARTITION_TAG = "dagster/partition"
 
 
 class DemoError(TrinityLakeError):
@@ -54,9 +53,10 @@ class DemoError(TrinityLakeError):
 
 @dataclass
 class Demo:
-    """One run of the demo. ``done`` counts its steps so far, of ``steps``."""
+    """One run of the demo, with the definitions of a file. ``done`` counts its steps so far, of ``steps``."""
 
     definitions: dg.Definitions
+    definitions_file: str
     instance: dg.DagsterInstance
     root: str
     storage_options: StorageOptions
@@ -78,17 +78,19 @@ class Demo:
         config: Mapping[str, Any] | None = None,
         partition_key: str | None = None,
         must_fail: bool = False,
-        outcome: Callable[[dg.ExecuteInProcessResult], str],
+        outcome: Callable[[dg.JobExecutionResult], str],
     ) -> None:
         """Run a job and print one line about it. Raises DemoError when it does not end as it must."""
         started = time.monotonic()
         with contextlib.redirect_stderr(io.StringIO()):  # the log of Dagster, which its instance has, too
-            result = self.definitions.resolve_job_def(job).execute_in_process(
-                instance=self.instance,
+            result = execute_as_launched(
+                self.definitions,
+                job,
+                self.instance,
+                file=self.definitions_file,
+                location_name=Path(self.definitions_file).name,  # so it is called where `make ui` loads it
                 run_config=config,
-                partition_key=partition_key,
-                raise_on_error=False,
-                tags={"demo/step": title, REPOSITORY_TAG: _SHOWN_AT},
+                tags={"demo/step": title, **({} if partition_key is None else {_PARTITION_TAG: partition_key})},
             )
         self.done += 1
         if result.success == must_fail:
@@ -96,17 +98,16 @@ class Demo:
         line = f"[{self.done:2}/{self.steps}] {title:<46}{time.monotonic() - started:5.1f} s  {outcome(result)}"
         self.console.print(line, markup=False, highlight=False, soft_wrap=True)
 
-    def published(self, result: dg.ExecuteInProcessResult) -> str:
+    def published(self, result: dg.JobExecutionResult) -> str:
         """Describe the commit of a publishing run."""
-        steps = [key.to_python_identifier() for key in (REFERENCE_PUBLISHED, MONTH_PUBLISHED)]
-        staged = [
+        (published,) = [
             event.materialization.metadata
             for event in result.get_asset_materialization_events()
-            if event.step_key not in steps
+            if event.materialization.asset_key in (REFERENCE_PUBLISHED, MONTH_PUBLISHED)
         ]
-        rows, size_bytes = (_total(staged, name) for name in ("rows_added", "bytes_added"))
+        tables, rows, size_bytes = (int(str(published[name].value)) for name in ("tables", "rows_added", "bytes_added"))
         version = self.lake().latest_version()
-        return f"version {version}: {len(staged)} tables, {rows:,} rows, {decimal(size_bytes)} written"
+        return f"version {version}: {tables} tables, {rows:,} rows, {decimal(size_bytes)} written"
 
     def roll_back_and_maintain(self) -> None:
         """Undo the bad month, then export, lose and repair the hint, and verify."""
@@ -155,11 +156,7 @@ def play(demo: Demo) -> None:
     demo.roll_back_and_maintain()
 
 
-def _total(staged: Iterable[Mapping[str, dg.MetadataValue]], name: str) -> int:
-    return sum(int(str(metadata[name].value)) for metadata in staged)
-
-
-def _ending(result: dg.ExecuteInProcessResult) -> str:
+def _ending(result: dg.JobExecutionResult) -> str:
     failures = [event for event in result.all_events if event.is_step_failure]
     if not failures:
         return "succeeded, but its checks were to stop it"
@@ -170,7 +167,7 @@ def _ending(result: dg.ExecuteInProcessResult) -> str:
     return f"failed in step {failures[0].step_key}: {reason}"
 
 
-def _failed_checks(result: dg.ExecuteInProcessResult) -> str:
+def _failed_checks(result: dg.JobExecutionResult) -> str:
     names = [evaluation.check_name for evaluation in result.get_asset_check_evaluations() if not evaluation.passed]
     return f"stopped by {', '.join(names)}; nothing published"
 
@@ -265,7 +262,8 @@ def main(root: str, source: str, months: int, definitions_file: str) -> None:
         options = StorageOptions.parse(os.environ.get(OPTIONS_VARIABLE, ""))
         with dg.DagsterInstance.get() as instance, session_scope("trinitylake-ops demo"):
             keys = MONTHS.get_partition_keys()[:months]
-            demo = Demo(_definitions(definitions_file), instance, root, options, source, console, keys)
+            loaded = _definitions(definitions_file)
+            demo = Demo(loaded, definitions_file, instance, root, options, source, console, keys)
             console.print(
                 f"Lakehouse {root}, Dagster home {os.environ['DAGSTER_HOME']}", highlight=False, soft_wrap=True
             )

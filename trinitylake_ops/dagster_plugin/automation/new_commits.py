@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Literal, TypeAlias
 
@@ -18,8 +18,12 @@ from trinitylake_ops.versions.snapshot import Snapshot, epoch_ms
 
 _FORMAT = 1
 
-#: Whose run made a version: one of this code location, of another one of this Dagster instance, or of nobody here.
-Maker: TypeAlias = Literal["own", "neighbour", "other"]
+#: Whose run made a version: one of this code location that ended well, or still runs, or of nobody here. A neighbour
+#: told only a part of it: a run of another code location of this Dagster instance, or one that was killed.
+Maker: TypeAlias = Literal["own", "running", "neighbour", "other"]
+_MAKERS: tuple[Maker, ...] = ("other", "neighbour", "running", "own")
+#: So many of the last versions that were made by running runs are looked at again, when these ended.
+_MOST_RUNNING = 100
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,7 +31,8 @@ class Cursor:
     """How far commits of a lakehouse were reported: all up to ``version``.
 
     A list of changes may be too long for one tick. Of those between ``version`` and ``until``, the first ``reported``
-    were reported. ``requested`` is the version that was the latest when a run was last requested.
+    were reported. ``requested`` is the version that was the latest when a run was last requested. ``running`` are
+    versions up to ``version`` whose runs had not ended: one that is killed does not report its version itself.
     """
 
     lakehouse_id: str
@@ -35,6 +40,7 @@ class Cursor:
     until: int | None = None
     reported: int = 0
     requested: int = -1
+    running: tuple[int, ...] = ()
 
     def encode(self) -> str:
         """Return the cursor as text."""
@@ -47,13 +53,18 @@ class Cursor:
             fields = json.loads(text)
             if not isinstance(fields, dict) or fields.pop("format", None) != _FORMAT:
                 raise InvalidInputError("it is not of this format")
-            cursor = cls(**fields)
+            cursor = cls(**{**fields, "running": tuple(fields.pop("running", ()))})
         except (ValueError, TypeError, RecursionError) as error:
             raise InvalidInputError(f"it cannot be read: {error}") from error
         until = 0 if cursor.until is None else cursor.until
         numbers = (cursor.version, cursor.reported, cursor.requested, until)
         least = (0, 0, -1, 0)
-        is_right = all(type(number) is int and number >= low for number, low in zip(numbers, least, strict=True))
+        is_known = len(cursor.running) <= _MOST_RUNNING and all(
+            type(one) is int and 0 < one <= cursor.version for one in cursor.running
+        )
+        is_right = is_known and all(
+            type(number) is int and number >= low for number, low in zip(numbers, least, strict=True)
+        )
         if not is_right or type(cursor.lakehouse_id) is not str:
             raise InvalidInputError("it holds values of the wrong kind")
         return cursor
@@ -72,7 +83,7 @@ class Limits:
 class Stretch:
     """Versions ``first`` to ``last`` that others committed, and the changes of all of them together.
 
-    ``by_neighbours`` says that runs of other code locations of this instance made all of them.
+    ``by_neighbours`` says that runs of this instance made all of them, and told a part of it.
     ``ends`` are the version before the first, as far as it can be read, and the last. ``commits`` describe each of them
     whose root is there.
     """
@@ -138,7 +149,7 @@ def find_news(lake: Lakehouse, cursor_text: str | None, maker_of: Callable[[str]
             " differs is not reported"
         )
         return News(head=head, cursor=_at(head, requested=head.version), notes=(note,), is_run_due=True)
-    if cursor.version == head.version:
+    if cursor.version == head.version and not cursor.running:
         return News(head=head, cursor=cursor)
     return _Look(lake, head, maker_of, limits).since(cursor)
 
@@ -158,13 +169,18 @@ class _Look:
     notes: list[str] = field(default_factory=list)
     stretches: list[Stretch] = field(default_factory=list)
     own: int = 0
+    running: list[int] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self._ends_s = time.monotonic() + self.limits.seconds
         self._makers: dict[str, Maker] = {}
 
     def since(self, cursor: Cursor) -> News:
-        """Return the news since a cursor below ``head``."""
+        """Return the news since a cursor."""
+        self._look_again(cursor.running)
+        if cursor.version == self.head.version:
+            looked = replace(cursor, running=tuple(self.running))
+            return News(head=self.head, cursor=looked, stretches=tuple(self.stretches), notes=tuple(self.notes))
         base = self._readable_from(cursor.version)
         if base.version > cursor.version:
             self.notes.append(
@@ -180,7 +196,11 @@ class _Look:
         is_run_due = is_news and newest > cursor.requested
         return News(
             head=self.head,
-            cursor=replace(reached, requested=self.head.version if is_run_due else cursor.requested),
+            cursor=replace(
+                reached,
+                requested=self.head.version if is_run_due else cursor.requested,
+                running=tuple(self.running[-_MOST_RUNNING:]),
+            ),
             stretches=tuple(self.stretches),
             notes=tuple(self.notes),
             own=self.own,
@@ -188,6 +208,32 @@ class _Look:
             lag_ms=lag_ms,
             is_run_due=is_run_due,
         )
+
+    def _look_again(self, versions: Sequence[int]) -> None:
+        """Take what runs committed that have been killed since: what they did not report themselves is told now."""
+        for info in version_infos(self.lake.files, versions, self.head):
+            maker = self._maker(info)
+            if maker == "running":
+                self.running.append(info.version)
+            if maker in ("own", "running"):
+                continue
+            try:
+                before, after = (self.lake.snapshot(one, latest=self.head) for one in (info.version - 1, info.version))
+            except (VersionExpiredError, VersionNotFoundError):
+                self.notes.append(f"version {info.version} cannot be read any more, and its run was cut off")
+                continue
+            changes = diff_snapshots(before, after)
+            if len(changes) > self.limits.changes:
+                self.notes.append(f"version {info.version} changed {len(changes)} objects, and its run was cut off")
+            found = Stretch(
+                first=info.version,
+                last=info.version,
+                ends=(before, after),
+                changes=tuple(changes[: self.limits.changes]),
+                commits=(info,),
+                by_neighbours=True,
+            )
+            self.stretches.append(found)
 
     def _readable_from(self, version: int) -> Snapshot:
         """Return a version, or the first one after it that can be opened. It is the latest if that is hard to find."""
@@ -221,7 +267,7 @@ class _Look:
             return "other"
         runs = [own.run_id for own in info.transactions] or [info.run_id]
         makers = {self._maker_of(run) for run in runs}
-        return "other" if "other" in makers else "neighbour" if "neighbour" in makers else "own"
+        return next(maker for maker in _MAKERS if maker in makers)
 
     def _maker_of(self, run_id: str | None) -> Maker:
         if run_id is None:
@@ -232,7 +278,8 @@ class _Look:
 
     def _report(self, base: Snapshot, infos: Mapping[int, VersionInfo | None], cursor: Cursor) -> Cursor:
         """Go on from ``base`` stretch by stretch, each of own or of others' versions. Returns how far it came."""
-        makers = {version: self._maker(info) for version, info in infos.items()}
+        found_makers = {version: self._maker(info) for version, info in infos.items()}
+        makers = {one: "own" if maker == "running" else maker for one, maker in found_makers.items()}
         reached = Cursor(lakehouse_id=cursor.lakehouse_id, version=base.version)
         until, skipped = (cursor.until, cursor.reported) if base.version == cursor.version else (None, 0)
         last = max((*infos, until or 0), default=base.version)  # expired versions lead beyond those looked at
@@ -245,6 +292,7 @@ class _Look:
             target = self._readable_from(end)
             if makers[first] == "own" and until is None and target.version == end:
                 self.own += end + 1 - first
+                self.running += [one for one in range(first, end + 1) if found_makers[one] == "running"]
             else:
                 skipped = skipped if target.version == until else 0
                 changes = diff_snapshots(base, target)[skipped:]

@@ -17,7 +17,7 @@ from trinitylake_ops.dagster_plugin.metadata import DATA_VERSION_TAG, markdown_t
 from trinitylake_ops.dagster_plugin.names import ONLY, LakehouseNames
 from trinitylake_ops.dagster_plugin.ops.table_events import TableAssets, TableChanges, TableEvent, TableKey
 from trinitylake_ops.dagster_plugin.resources import lakehouse_of
-from trinitylake_ops.dagster_plugin.runs.launchpads import REPOSITORY_TAG
+from trinitylake_ops.dagster_plugin.runs.launchpads import place_of
 from trinitylake_ops.dagster_plugin.runs.records import known_run, run_events
 from trinitylake_ops.dagster_plugin.versions.links import Links
 from trinitylake_ops.dagster_plugin.versions.page import VersionsPage
@@ -90,12 +90,12 @@ def build_commit_sensor(
             lake = resource.open()
         except LakehouseNotFoundError as error:
             return dg.SensorResult(skip_reason=str(error))
-        label = _label(context)
-        news = find_news(lake, context.cursor, lambda run: _maker(instance, run, label), limits)
+        place = _place(context)
+        news = find_news(lake, context.cursor, lambda run: _maker(instance, run, place), limits)
         location = context.repository_def
         keys = table_key or (names.table_key if location is None else None)  # a test has no code location
         assets = TableAssets(location, names, resource, keys)
-        page = VersionsPage(instance, location, names, _links(context, names, resource.webserver_url))
+        page = VersionsPage(instance, location, names, Links.at(location, place, names, resource.webserver_url))
         events = [
             *_note_events(news, names.lakehouse_key),
             *_table_events(news, lake, assets, instance),
@@ -112,24 +112,23 @@ def build_commit_sensor(
     return commits
 
 
-def _label(context: dg.SensorEvaluationContext) -> str | None:
+def _place(context: dg.SensorEvaluationContext) -> str | None:
     """Return the code location of a sensor as runs name it, None in a test, which has none."""
     origin = context.code_location_origin
     return None if origin is None else f"{context.repository_name}@{origin.location_name}"
 
 
-def _links(context: dg.SensorEvaluationContext, names: LakehouseNames, base: str) -> Links:
-    """Return links to the jobs of the sensor's code location."""
-    origin = context.code_location_origin
-    return Links.at(context.repository_def, None if origin is None else origin.location_name, names, base)
+def _maker(instance: dg.DagsterInstance, run_id: str, place: str | None) -> Maker:
+    """Return whose run it is. A run that names no code location counts as of this one.
 
-
-def _maker(instance: dg.DagsterInstance, run_id: str, label: str | None) -> Maker:
-    """Return whose run it is. A run that names no code location counts as of this one."""
+    A run that was killed between its commit and its events told a part of what it did, as one of another code location.
+    """
     run = known_run(instance, run_id)
     if run is None:
         return "other"
-    return "own" if label is None or run.tags.get(REPOSITORY_TAG, label) == label else "neighbour"
+    if place is not None and (place_of(run) or place) != place:
+        return "neighbour"
+    return "running" if not run.is_finished else "own" if run.is_success else "neighbour"
 
 
 def _run_request(news: News, run_config: Callable[[int], Mapping[str, Any]] | None) -> dg.RunRequest:

@@ -18,8 +18,8 @@ from trinitylake_ops.dagster_plugin.ops.table_events import TableAssets, TableCh
 from trinitylake_ops.dagster_plugin.options import NO_OPTIONS, Options, check_person
 from trinitylake_ops.dagster_plugin.resources import SparkResource, lakehouse_of
 from trinitylake_ops.dagster_plugin.runs.beyond_public import repository_of
-from trinitylake_ops.dagster_plugin.runs.launchpads import location_of
 from trinitylake_ops.dagster_plugin.runs.person import signed_in_user
+from trinitylake_ops.dagster_plugin.table_pages.bounds import Bounds
 from trinitylake_ops.dagster_plugin.table_pages.pages import TablePages
 from trinitylake_ops.dagster_plugin.versions.links import Links
 from trinitylake_ops.dagster_plugin.versions.page import VersionsPage
@@ -32,6 +32,8 @@ from trinitylake_ops.versions.history import version_infos
 from trinitylake_ops.versions.snapshot import Snapshot
 
 _PROGRESS_SECONDS = 10.0
+# Among so many of the last versions a run looks for its own: others may commit many while it runs.
+_MOST_VERSIONS = 1_000
 
 # A destructive or one-off operation is never repeated by the instance's retry settings.
 _TAGS = {"dagster/max_retries": "0"}
@@ -102,16 +104,16 @@ class Running(Generic[OptionsT]):
 
     def _table_events(self, committed: str) -> Iterator[TableEvent]:
         """Yield the events of the tables that the versions of this run changed. Versions of others are none of it."""
-        said = {"operation": committed, **figures(self.details)}
+        said, bounds = {"operation": committed, **figures(self.details)}, Bounds()
         for before, after in self.own_versions():
-            pages = TablePages(self.lake, after, self.names, location_of(self.context.run))
+            pages = TablePages(self.lake, after, self.links, bounds)
             changes = TableChanges(self.lake, before, after, self.assets, self.context.instance, pages)
             yield from changes.events(diff_snapshots(before, after), said, has_new_rows=committed not in _SAME_ROWS)
 
     def own_versions(self) -> Iterator[tuple[Snapshot, Snapshot]]:
-        """Yield the versions that this run committed, each after the one before it."""
+        """Yield the versions that this run committed, each after the one before it, among the last ones of all."""
         head = self.lake.snapshot()
-        versions = range(self.begun_on + 1, head.version + 1)
+        versions = range(max(self.begun_on, head.version - _MOST_VERSIONS) + 1, head.version + 1)
         for info in version_infos(self.lake.files, versions, head):
             if info.run_id != self.context.run.run_id or info.state != "live":
                 continue

@@ -11,7 +11,7 @@ import dagster as dg
 from trinitylake_ops import Lakehouse
 from trinitylake_ops.dagster_plugin.io_manager import TrinityLakeIOManager
 from trinitylake_ops.dagster_plugin.metadata import column_schema
-from trinitylake_ops.dagster_plugin.names import LakehouseNames
+from trinitylake_ops.dagster_plugin.names import ONLY, LakehouseNames
 from trinitylake_ops.dagster_plugin.resources import TrinityLakeResource
 from trinitylake_ops.dagster_plugin.stored.settings import (
     Stored,
@@ -20,8 +20,10 @@ from trinitylake_ops.dagster_plugin.stored.settings import (
     preview_rows_of,
     table_of,
 )
+from trinitylake_ops.dagster_plugin.table_pages.bounds import Bounds
 from trinitylake_ops.dagster_plugin.table_pages.pages import TablePages
 from trinitylake_ops.dagster_plugin.table_pages.rows import partition_row_count
+from trinitylake_ops.dagster_plugin.versions.links import Links
 from trinitylake_ops.errors import InvalidInputError, TrinityLakeError
 from trinitylake_ops.format.definitions import TableDef
 from trinitylake_ops.tables.catalog import catalog_at
@@ -30,9 +32,6 @@ from trinitylake_ops.tables.files.metadata import table_metadata
 from trinitylake_ops.tables.writing.partition_key import PartitionKey
 from trinitylake_ops.versions.changes import Change
 from trinitylake_ops.versions.snapshot import Snapshot
-
-#: Of how many changed tables one report reads the metadata, and of how many partitions of each it counts the rows.
-_MOST_READ = 100
 
 TableKey: TypeAlias = Callable[[str, str], dg.AssetKey]
 TableEvent: TypeAlias = dg.AssetMaterialization | dg.AssetObservation
@@ -138,8 +137,7 @@ class TableChanges:
         A table with other rows is a materialization, of the partitions that have other files. Only that lets dependent
         assets run. A table that was removed, or only written anew, is an observation.
         """
-        pages = self.pages or TablePages(self.lake, self.after, most=0)
-        n_read = 0
+        pages = self.pages or TablePages(self.lake, self.after, Links(ONLY), Bounds(pages=0, partitions=0))
         for change in changes:
             holders = [] if change.table is None else self.assets.of(change.namespace, change.table)
             if change.table is None or not holders:
@@ -150,8 +148,7 @@ class TableChanges:
                 "change": change.kind,
                 **metadata,
             }
-            if change.kind != "removed" and n_read < _MOST_READ:
-                n_read += 1
+            if change.kind != "removed" and pages.bounds.take_table():
                 preview_rows = max(holder.preview_rows for holder in holders)
                 shown = {**_page(pages, change.namespace, change.table, preview_rows), **shown}
             for holder in holders:
@@ -162,13 +159,13 @@ class TableChanges:
                     yield dg.AssetObservation(holder.key, metadata=shown)
                     continue
                 partitions = self._partitions(change.namespace, change.table, holder)
-                for number, (partition, values) in enumerate(partitions.items()):
-                    counted = self._counted(change.namespace, change.table, values) if number < _MOST_READ else {}
+                for partition, values in partitions.items():
+                    counted = self._counted(pages.bounds, change.namespace, change.table, values)
                     yield dg.AssetMaterialization(holder.key, partition=partition, metadata={**shown, **counted})
 
-    def _counted(self, namespace: str, table: str, values: Mapping[str, str]) -> dict[str, int]:
-        """Return the rows of a partition, where pages are shown and they can be told."""
-        if self.pages is None or not values:
+    def _counted(self, bounds: Bounds, namespace: str, table: str, values: Mapping[str, str]) -> dict[str, int]:
+        """Return the rows of a partition, where the bounds allow it and they can be told."""
+        if not values or not bounds.take_partition():
             return {}
         try:
             loaded = catalog_at(self.lake, self.after.version).load_table((namespace, table))

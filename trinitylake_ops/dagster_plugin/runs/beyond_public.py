@@ -6,6 +6,7 @@ without them is worse. Assets would turn green when they are staged, or reads wo
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from typing import Any, Protocol
 
@@ -14,8 +15,12 @@ import dagster as dg
 try:
     from dagster._check import CheckError
     from dagster._core.definitions.assets.definition.asset_spec import AssetExecutionType
+    from dagster._core.definitions.job_base import RepoBackedJob
     from dagster._core.events import EngineEventData
+    from dagster._core.execution.api import execute_run
     from dagster._core.execution.plan.execute_step import _get_output_asset_events
+    from dagster._core.remote_origin import ManagedGrpcPythonEnvCodeLocationOrigin, RemoteRepositoryOrigin
+    from dagster._core.types.loadable_target_origin import LoadableTargetOrigin
 except ImportError as error:
     raise ImportError(f"this release of Dagster, {dg.__version__}, is not known to this package: {error}") from error
 
@@ -73,3 +78,33 @@ def repository_of(context: RunContext) -> dg.RepositoryDefinition | None:
         return context.repository_def
     except CheckError:
         return None
+
+
+def execute_as_launched(
+    definitions: dg.Definitions,
+    job: str,
+    instance: dg.DagsterInstance,
+    *,
+    file: str,
+    location_name: str,
+    run_config: Mapping[str, Any] | None = None,
+    tags: Mapping[str, str] | None = None,
+) -> dg.JobExecutionResult:
+    """Run a job within this process as if the UI had launched it, from the code location that loads ``file``.
+
+    So the UI shows the run on its home page and at its job. The run knows all definitions: which assets hold tables,
+    and where links may lead. The definitions need an executor that stays in the process.
+    """
+    repository = definitions.get_repository_def()
+    location = ManagedGrpcPythonEnvCodeLocationOrigin(
+        loadable_target_origin=LoadableTargetOrigin(python_file=file, working_directory=os.getcwd()),
+        location_name=location_name,
+    )
+    backed = RepoBackedJob(job, repository)
+    run = instance.create_run_for_job(
+        backed.get_definition(),
+        run_config=run_config,
+        tags=tags,
+        remote_job_origin=RemoteRepositoryOrigin(location, repository.name).get_job_origin(job),
+    )
+    return execute_run(backed, run, instance)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import time
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,39 +9,38 @@ import dagster as dg
 
 from trinitylake_ops import Lakehouse
 from trinitylake_ops.dagster_plugin.head_metadata import VERSION
-from trinitylake_ops.dagster_plugin.metadata import column_schema, markdown_table
-from trinitylake_ops.dagster_plugin.names import ONLY, LakehouseNames
-from trinitylake_ops.dagster_plugin.runs.launchpads import launchpad_path
+from trinitylake_ops.dagster_plugin.metadata import Link, column_schema, markdown_table
+from trinitylake_ops.dagster_plugin.table_pages.bounds import Bounds
 from trinitylake_ops.dagster_plugin.table_pages.rows import files_of, partition_table, preview
+from trinitylake_ops.dagster_plugin.versions.links import Links
 from trinitylake_ops.errors import TrinityLakeError
 from trinitylake_ops.format.definitions import TableDef
+from trinitylake_ops.maintenance.differences.table_history import TableHistory, TableVersion, table_history
 from trinitylake_ops.tables.catalog import catalog_at
-from trinitylake_ops.tables.catalog.history import TableHistory, TableVersion, table_history, table_state
+from trinitylake_ops.tables.files.metadata import table_metadata as load_iceberg
+from trinitylake_ops.tables.files.totals import totals_of
 from trinitylake_ops.tables.managed import metadata_uri
 from trinitylake_ops.versions.snapshot import Snapshot
 
-#: The job that plans the rollback of a table.
-ROLL_BACK_JOB = "rollback_plan"
 #: How many versions a page lists, and among how many of the last ones they are looked for.
 LISTED_VERSIONS, LOOKED_BACK = 10, 30
-#: How many tables of one step get whole pages, and for how long. Beyond, totals are shown alone.
-MOST_PAGES = 20
-_SECONDS = 20.0
+
+_COLUMNS = (
+    "version", "created (UTC)", "operation", "by", "change", "rows", "rows changed", "data files", "bytes", "what to do"
+)  # fmt: skip
 
 
 @dataclass
 class TablePages:
-    """The pages of tables at one version of a lakehouse, within bounds of number and time.
+    """The pages of tables at one version of a lakehouse, within the bounds of a step.
 
-    ``location`` is the code location, for links to jobs. Without it there are none.
+    ``links`` lead to launchpads, as far as they know the code location.
     """
 
     lake: Lakehouse
     version: Snapshot
-    names: LakehouseNames = ONLY
-    location: str | None = None
-    most: int = MOST_PAGES
-    _ends_s: float = field(default_factory=lambda: time.monotonic() + _SECONDS)
+    links: Links
+    bounds: Bounds = field(default_factory=Bounds)
 
     def of(self, namespace: str, table: str, *, preview_rows: int = 0) -> dict[str, Any]:
         """Return all of a table's page that the bounds allow. Raises TableNotFoundError, StorageError.
@@ -52,9 +49,8 @@ class TablePages:
         """
         definition = self.version.table(namespace, table)
         shown = table_metadata(self.lake, self.version, namespace, table, definition)
-        if self.most <= 0 or time.monotonic() > self._ends_s:
+        if not self.bounds.take_page():
             return shown
-        self.most -= 1
         try:
             shown |= self._history(namespace, table)
             if definition.is_iceberg:
@@ -69,33 +65,29 @@ class TablePages:
         )
         shown: dict[str, Any] = {"versions": self._versions(history, namespace, table)}
         newest = next(iter(history.versions), None)
-        if newest is not None and newest.row_delta is not None:
-            shown["rows_changed"] = newest.row_delta
+        if newest is not None and newest.rows_changed is not None:
+            shown["rows_changed"] = newest.rows_changed
         if columns := [(one.info.version, line) for one in history.versions for line in one.columns]:
             shown["columns_changed"] = markdown_table(("version", "column"), columns)
-        if newest is not None and newest.before is not None and self.location is not None:
-            shown["roll_back"] = dg.MetadataValue.url(self._link(self.location, namespace, table, newest.since))
+        if newest is not None and newest.change.kind != "added":
+            text = f"roll back {namespace}.{table} alone to version {newest.since}"
+            if link := self.links.roll_back(newest.since, text, f"{namespace}.{table}"):
+                shown["roll_back"] = link.metadata()
         return shown
 
-    def _link(self, location: str, namespace: str, table: str, to: int) -> str:
-        config = {"to": str(to), "tables": [f"{namespace}.{table}"]}
-        return launchpad_path(location, self.names.of(ROLL_BACK_JOB), json.dumps(config))
-
     def _versions(self, history: TableHistory, namespace: str, table: str) -> dg.MarkdownMetadataValue:
-        rows = [_version_row(one) for one in history.versions]
-        shown = markdown_table(
-            ("version", "created (UTC)", "operation", "by", "change", "rows", "rows changed", "data files", "bytes"),
-            rows,
-        ).value
-        links = [
-            f"[{one.info.version}]({self._link(self.location, namespace, table, one.info.version)})"
-            for one in history.versions[1:]
-            if self.location is not None and one.after is not None
+        rows = [
+            (*_version_row(one), self._action(one, namespace, table, is_newest=number == 0))
+            for number, one in enumerate(history.versions)
         ]
-        text = f"{shown}\n\nVersions down to {history.looked_back_to} were compared."
-        if links:
-            text += f" Roll this table back to version {', '.join(links)}."
-        return dg.MetadataValue.md(text)
+        shown = markdown_table(_COLUMNS, rows).md_str
+        return dg.MetadataValue.md(f"{shown}\n\nVersions down to {history.looked_back_to} were compared.")
+
+    def _action(self, one: TableVersion, namespace: str, table: str, *, is_newest: bool) -> Link | str:
+        """Return a link that rolls this table back to a version that has it, and is not the one that is shown."""
+        if is_newest or one.change.kind == "removed" or one.info.state != "live":
+            return ""
+        return self.links.roll_back(one.info.version, "go back", f"{namespace}.{table}") or ""
 
     def _rows(self, namespace: str, table: str, preview_rows: int) -> dict[str, Any]:
         loaded = catalog_at(self.lake, self.version.version).load_table((namespace, table))
@@ -108,18 +100,18 @@ class TablePages:
 
 
 def _version_row(one: TableVersion) -> tuple[object, ...]:
-    info, after = one.info, one.after
-    delta = one.row_delta
+    info, after = one.info, one.change.after
+    changed = one.rows_changed
     return (
         info.version,
         f"{info.created_at:%Y-%m-%d %H:%M:%S}",
         info.operation or "",
         info.approved_by or info.user or "",
-        one.kind,
+        one.change.kind,
         _counted(None if after is None else after.rows),
-        "" if delta is None else f"{delta:+,}",
-        _counted(None if after is None else after.data_files),
-        _counted(None if after is None else after.size_bytes),
+        "" if changed is None else f"{changed:+,}",
+        _counted(None if after is None else after.files),
+        _counted(None if after is None else after.bytes),
     )
 
 
@@ -142,11 +134,12 @@ def table_metadata(
     }
     if not definition.is_iceberg:
         return shown
-    state = table_state(definition, catalog_at(lake, version.version).io)
-    totals = {"dagster/row_count": state.rows, "bytes": state.size_bytes, "data_files": state.data_files}
+    snapshot = load_iceberg(definition, catalog_at(lake, version.version).io).current_snapshot()
+    counted = totals_of(snapshot)
+    totals = {"dagster/row_count": counted.rows, "bytes": counted.bytes, "data_files": counted.files}
     return {
         **shown,
         "dagster/uri": metadata_uri(definition, lake.root),
         **{name: total for name, total in totals.items() if total is not None},
-        "snapshot_id": "none" if state.snapshot_id is None else str(state.snapshot_id),
+        "snapshot_id": "none" if snapshot is None else str(snapshot.snapshot_id),
     }

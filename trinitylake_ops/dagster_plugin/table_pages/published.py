@@ -7,16 +7,14 @@ from typing import Any
 
 from trinitylake_ops import Lakehouse
 from trinitylake_ops.cached_attribute import cached_attribute
-from trinitylake_ops.dagster_plugin.names import LakehouseNames
 from trinitylake_ops.dagster_plugin.runs.staging import Note
+from trinitylake_ops.dagster_plugin.table_pages.bounds import Bounds
 from trinitylake_ops.dagster_plugin.table_pages.pages import TablePages
 from trinitylake_ops.dagster_plugin.table_pages.rows import partition_row_count
+from trinitylake_ops.dagster_plugin.versions.links import Links
 from trinitylake_ops.errors import TrinityLakeError
 from trinitylake_ops.tables.catalog import catalog_at
 from trinitylake_ops.tables.writing.staged_table import StagedTable
-
-#: Of how many partitions of one run the rows are counted, each by a listing of its files.
-MOST_COUNTED_PARTITIONS = 100
 
 
 @dataclass(kw_only=True)
@@ -25,10 +23,9 @@ class PublishedPages:
 
     lake: Lakehouse
     version: int
-    names: LakehouseNames
-    location: str | None
+    links: Links
+    bounds: Bounds = field(default_factory=Bounds)
     _made: dict[tuple[str, str], dict[str, Any]] = field(default_factory=dict)
-    _counted: int = 0
 
     def __call__(self, staged: StagedTable, note: Note) -> dict[str, Any]:
         """Return the page of a published table for a partition of its asset.
@@ -47,11 +44,10 @@ class PublishedPages:
 
     @cached_attribute
     def _pages(self) -> TablePages:
-        return TablePages(self.lake, self.lake.snapshot(self.version), self.names, self.location)
+        return TablePages(self.lake, self.lake.snapshot(self.version), self.links, self.bounds)
 
     def _partition(self, name: tuple[str, str], note: Note) -> dict[str, Any]:
-        if note.values is None or self._counted >= MOST_COUNTED_PARTITIONS:
+        if note.values is None or not self.bounds.take_partition():
             return {}
-        self._counted += 1
         rows = partition_row_count(catalog_at(self.lake, self.version).load_table(name), note.values)
         return {} if rows is None else {"dagster/partition_row_count": rows}

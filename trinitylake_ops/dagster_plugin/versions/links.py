@@ -13,7 +13,7 @@ import dagster as dg
 from trinitylake_ops.dagster_plugin.metadata import Link
 from trinitylake_ops.dagster_plugin.names import LakehouseNames
 from trinitylake_ops.dagster_plugin.runs.beyond_public import RunContext, repository_of
-from trinitylake_ops.dagster_plugin.runs.launchpads import launchpad_path
+from trinitylake_ops.dagster_plugin.runs.launchpads import launchpad_path, place_of
 
 #: Of a configuration in a link. Webservers and proxies refuse addresses of some multiples of it.
 LONGEST_CONFIG_CHARS = 6_000
@@ -35,17 +35,15 @@ class Links:
     @classmethod
     def of(cls, context: RunContext, names: LakehouseNames, base: str) -> Links:
         """Return the links of a run."""
-        origin = context.run.remote_job_origin
-        return cls.at(repository_of(context), None if origin is None else origin.location_name, names, base)
+        return cls.at(repository_of(context), place_of(context.run), names, base)
 
     @classmethod
     def at(
-        cls, repository: dg.RepositoryDefinition | None, location_name: str | None, names: LakehouseNames, base: str
+        cls, repository: dg.RepositoryDefinition | None, place: str | None, names: LakehouseNames, base: str
     ) -> Links:
         """Return the links of a code location, those to runs alone where it is not known, as in a test."""
-        if repository is None or location_name is None:
+        if repository is None or place is None:
             return cls(names, base=base.rstrip("/"))
-        place = f"{repository.name}@{location_name}"
         return cls(names, place, frozenset(repository.job_names), base.rstrip("/"))
 
     def launchpad(self, job: str, config: Mapping[str, Any], text: str = "") -> Link | None:
@@ -58,6 +56,16 @@ class Links:
         if named not in self.jobs or len(config_text) > LONGEST_CONFIG_CHARS:
             return None
         return Link(text or f"open {named}", f"{self.base}{launchpad_path(self.place, named, config_text)}")
+
+    def roll_back(self, version: int, text: str, table: str | None = None) -> Link | None:
+        """Return a link to the plan that goes back to a version, with one table alone if it is named.
+
+        A name with further dots cannot be written there, as it would not say which part is the namespace.
+        """
+        if table is not None and table.count(".") != 1:
+            return None
+        config = {"to": str(version), **({} if table is None else {"tables": [table]})}
+        return self.launchpad("rollback_plan", config, text)
 
     def run(self, run_id: str) -> Link:
         """Return a link to a run of this Dagster instance."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import dagster as dg
 
@@ -35,6 +35,10 @@ COLUMNS = (
     "version", "created (UTC)", "by", "operation", "run", "tables", "rows", "files", "bytes", "state", "checks",
     "what to do",
 )  # fmt: skip
+
+
+#: What a version changed: the tables, and rows, files and bytes that came and went.
+Changes: TypeAlias = tuple[str, str, str, str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +84,7 @@ class VersionsPage:
         most_seconds: float = _MOST_SECONDS,
         is_wanted: Callable[[VersionDiff | None], bool] = lambda _diff: True,
     ) -> list[tuple[object, ...]]:
-        """Return one row for each version whose changes are wanted, in order.
+        """Return one row for each version whose changes are wanted, in order, with what it changed.
 
         Counting ends after a time; then the rest has no numbers.
         """
@@ -88,7 +92,13 @@ class VersionsPage:
         versions = [info.version for info in infos]
         diffs = dict(diffs_of(lake, versions, latest, is_over=lambda: time.monotonic() > end_s))
         shown = [info for info in infos if is_wanted(diffs[info.version])]
-        found = findings_by_version(self.instance, self.repository, self.names, shown)
+        return self.rows_with(latest, shown, {version: _changes(diff) for version, diff in diffs.items()})
+
+    def rows_with(
+        self, latest: Snapshot, infos: Sequence[VersionInfo], changes: Mapping[int, Changes], *, only: str | None = None
+    ) -> list[tuple[object, ...]]:
+        """Return one row for each version, in order, with known changes. Links go back to all of it, or one table."""
+        found = findings_by_version(self.instance, self.repository, self.names, infos)
         exports = _exports(latest)
         return [
             (
@@ -97,12 +107,12 @@ class VersionsPage:
                 _person(info),
                 info.operation or "",
                 self._run(info.run_id),
-                *_changes(diffs[info.version]),
+                *changes[info.version],
                 _state(info, latest.version, exports),
                 found.get(info.version, Findings()),
-                self._action(info, latest.version) or "",
+                self._action(info, latest.version, only) or "",
             )
-            for info in shown
+            for info in infos
         ]
 
     def _run(self, run_id: str | None) -> Link | str:
@@ -111,14 +121,14 @@ class VersionsPage:
             return ""
         return run_id if known_run(self.instance, run_id) is None else self.links.run(run_id)
 
-    def _action(self, info: VersionInfo, latest: int) -> Link | None:
+    def _action(self, info: VersionInfo, latest: int, only: str | None) -> Link | None:
         if info.state == "expired":
             return self.links.launchpad("undelete", {"versions": str(info.version)}, "undelete")
         if info.version == latest:
             return self.links.launchpad("export_full", {"name": None, "version": str(info.version)}, "export")
         if info.state != "live":
             return None
-        return self.links.launchpad("rollback_plan", {"to": str(info.version)}, "go back")
+        return self.links.roll_back(info.version, "go back", only)
 
 
 def _person(info: VersionInfo) -> str:
@@ -126,7 +136,7 @@ def _person(info: VersionInfo) -> str:
     return ", ".join(filter(None, (f"{info.user}@{info.host}" if info.user else "", approved)))
 
 
-def _changes(diff: VersionDiff | None) -> tuple[str, str, str, str]:
+def _changes(diff: VersionDiff | None) -> Changes:
     """Return the tables that a version changed, with rows, files and bytes that came and went."""
     if diff is None:
         return "?", "?", "?", "?"

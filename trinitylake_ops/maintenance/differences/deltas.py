@@ -12,7 +12,7 @@ from typing import Any
 from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.table.snapshots import Snapshot as TableSnapshot
 
-from trinitylake_ops.format.definitions import Column, TableDef
+from trinitylake_ops.format.definitions import Column, Schema, TableDef
 from trinitylake_ops.tables.files.totals import TableTotals, count_in, totals_of
 
 
@@ -21,7 +21,7 @@ class TableDelta:
     """How one side changed a table: rows, data files and bytes that came and went, and columns.
 
     Numbers are those of the snapshots' summaries, None where those in between are gone. ``schema`` has a text for each
-    column that differs.
+    change of a column.
     """
 
     rows_added: int | None = None
@@ -69,8 +69,6 @@ def table_delta(before: TableState | None, after: TableState | None) -> TableDel
     added, removed = _came_and_went(before, after)
     rows, files, size = added or (None, None, None)
     rows_gone, files_gone, size_gone = removed or (None, None, None)
-    is_same = before is not None and after is not None
-    columns = [() if state is None else state.definition.schema.columns for state in (before, after)]
     return TableDelta(
         rows_added=rows,
         rows_removed=rows_gone,
@@ -78,7 +76,9 @@ def table_delta(before: TableState | None, after: TableState | None) -> TableDel
         files_removed=files_gone,
         bytes_added=size,
         bytes_removed=size_gone,
-        schema=tuple(schema_changes(*columns)) if is_same else (),
+        schema=()
+        if before is None or after is None
+        else column_changes(before.definition.schema, after.definition.schema),
     )
 
 
@@ -128,17 +128,39 @@ def _sum(counts: Sequence[_Counts]) -> _Counts:
     return rows, files, size
 
 
-def schema_changes(before: Sequence[Column], after: Sequence[Column]) -> list[str]:
-    """Return a text for each column that was added, removed, renamed or changed, by its id."""
-    old, new = ({column.id: column for column in columns} for columns in (before, after))
-    found = [f"- {old[number].name}" for number in old if number not in new]
-    for number, column in new.items():
-        was = old.get(number)
-        if was is None:
-            found.append(f"+ {column.name} {column.type.name}")
-        elif was != column:
-            found.append(f"{was.name} {was.type.name} -> {column.name} {column.type.name}")
+def column_changes(before: Schema, after: Schema) -> tuple[str, ...]:
+    """Return what changed between two lists of columns, one line for each change, by the ids of columns."""
+    old, new = ({column.id: column for column in schema.columns} for schema in (before, after))
+    lines = [f"dropped {old[at].name}" for at in old if at not in new]
+    lines += [f"added {new[at].name} {type_name(new[at])}" for at in new if at not in old]
+    for at in [at for at in old if at in new]:
+        lines += _changes_of(old[at], new[at])
+    return tuple(lines)
+
+
+def _changes_of(was: Column, now: Column) -> list[str]:
+    found = []
+    if was.name != now.name:
+        found.append(f"renamed {was.name} to {now.name}")
+    if type_name(was) != type_name(now):
+        found.append(f"{now.name} was {type_name(was)}, is {type_name(now)}")
+    elif _parts(was) != _parts(now):
+        found.append(f"{now.name} has other parts")
+    if was.nullable != now.nullable:
+        found.append(f"{now.name} {'may be null' if now.nullable else 'is never null'}")
+    if not found and was != now:
+        found.append(f"{now.name} is described otherwise")
     return found
+
+
+def _parts(column: Column) -> tuple[object, ...]:
+    return column.struct_fields, column.map_key, column.map_value, column.list_element
+
+
+def type_name(column: Column) -> str:
+    """Return the type of a column as people read it, such as ``decimal(10, 2)``."""
+    arguments = ", ".join(column.properties[name] for name in ("precision", "scale") if name in column.properties)
+    return f"{column.type.name.lower()}({arguments})" if arguments else column.type.name.lower()
 
 
 def signed(added: int | None, removed: int | None) -> str:

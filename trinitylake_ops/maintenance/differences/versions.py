@@ -166,15 +166,7 @@ class TableStates:
         assert change.table is not None
         was = None if change.kind == "added" else self.of(before, change.namespace, change.table)
         now = None if change.kind == "removed" else self.of(after, change.namespace, change.table)
-        is_known = (was is not None or change.kind == "added") and (now is not None or change.kind == "removed")
-        return ChangedObject(
-            kind=change.kind,
-            namespace=change.namespace,
-            table=change.table,
-            before=NO_TOTALS if change.kind == "added" else None if was is None else was.totals,
-            after=NO_TOTALS if change.kind == "removed" else None if now is None else now.totals,
-            delta=table_delta(was, now) if is_known else TableDelta(),
-        )
+        return changed_table(change, was, now)
 
     def of(self, version: Snapshot, namespace: str, table: str) -> TableState | None:
         """Return a table of a version, None where its definition cannot be read or is not there."""
@@ -190,6 +182,19 @@ class TableStates:
             return TableState(definition, load_table_metadata(definition, self.io).metadata)
         except _UNREADABLE:
             return TableState(definition, None, is_counted=False)
+
+
+def changed_table(change: Change, was: TableState | None, now: TableState | None) -> ChangedObject:
+    """Return a changed table with its numbers. A state of None on a side that has the table cannot be read."""
+    is_known = (was is not None or change.kind == "added") and (now is not None or change.kind == "removed")
+    return ChangedObject(
+        kind=change.kind,
+        namespace=change.namespace,
+        table=change.table,
+        before=NO_TOTALS if change.kind == "added" else None if was is None else was.totals,
+        after=NO_TOTALS if change.kind == "removed" else None if now is None else now.totals,
+        delta=table_delta(was, now) if is_known else TableDelta(),
+    )
 
 
 def diffs_of(

@@ -10,8 +10,11 @@ from pydantic import Field
 from trinitylake_ops.dagster_plugin.metadata import markdown_table
 from trinitylake_ops.dagster_plugin.ops.operation import Operation, Running
 from trinitylake_ops.dagster_plugin.options import AfterText, BeforeText, Options, TableText
+from trinitylake_ops.dagster_plugin.stored.settings import split_name
 from trinitylake_ops.dagster_plugin.versions.page import COLUMNS
-from trinitylake_ops.maintenance import VersionDiff, diff_versions
+from trinitylake_ops.maintenance import diff_versions
+from trinitylake_ops.maintenance.differences.table_history import table_history
+from trinitylake_ops.maintenance.differences.versions import delta_texts
 from trinitylake_ops.maintenance.plans.document import jsonable
 
 _MOST_VERSIONS = 1_000
@@ -52,24 +55,20 @@ def _log(run: Running[LogOptions]) -> None:
 
 
 def _history(run: Running[HistoryOptions]) -> None:
-    table, latest = run.options.table, run.lake.snapshot()
-    infos = list(run.lake.history(run.options.limit, latest))
-
-    unknown = 0
-
-    def is_wanted(diff: VersionDiff | None) -> bool:
-        nonlocal unknown
-        unknown += diff is None
-        return diff is not None and any(one.name == table for one in diff.tables)
-
-    rows = run.page.rows(run.lake, latest, infos, most_seconds=_MOST_SECONDS, is_wanted=is_wanted)
+    name, latest = run.options.table, run.lake.snapshot()
+    limit = run.options.limit
+    history = table_history(run.lake, *split_name(name), head=latest, most=limit, look_back=limit)
+    changes = {one.info.version: (one.change.kind, *delta_texts(one.change.delta)) for one in history.versions}
+    rows = run.page.rows_with(latest, [one.info for one in history.versions], changes, only=name)
+    columns = [(one.info.version, line) for one in history.versions for line in one.columns]
     metadata = {
-        "table": table,
+        "table": name,
         "n_versions": len(rows),
-        "versions_not_known": unknown,
-        "versions": markdown_table(COLUMNS, rows),
+        "looked_back_to": history.looked_back_to,
+        "versions": markdown_table(["change" if column == "tables" else column for column in COLUMNS], rows),
+        "columns_changed": markdown_table(("version", "column"), columns),
     }
-    run.report(f"{len(rows)} of the last {len(infos)} versions changed {table}", metadata)
+    run.report(f"{len(rows)} versions since version {history.looked_back_to} changed {name}", metadata)
 
 
 def _diff(run: Running[DiffOptions]) -> None:

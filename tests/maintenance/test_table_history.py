@@ -10,8 +10,9 @@ from tests.lakes import Lakes
 from tests.maintenance.changes import expire, truncate
 from trinitylake_ops import Lakehouse, maintenance
 from trinitylake_ops.format.definitions import METADATA_LOCATION
+from trinitylake_ops.maintenance.differences.deltas import column_changes
+from trinitylake_ops.maintenance.differences.table_history import table_history
 from trinitylake_ops.tables.catalog import catalog_at
-from trinitylake_ops.tables.catalog.history import column_changes, table_history
 
 ROWS = pa.table({"id": pa.array([1, 2, 3], pa.int32())})
 
@@ -34,9 +35,9 @@ def lake(lakes: Lakes) -> Lakehouse:
 
 def test_it_has_the_versions_that_changed_the_table(lake: Lakehouse) -> None:
     found = table_history(lake, "sales", "orders")
-    shown = [(one.info.version, one.since, one.kind, one.row_delta) for one in found.versions]
+    shown = [(one.info.version, one.since, one.change.kind, one.rows_changed) for one in found.versions]
     assert shown == [(6, 5, "changed", 0), (5, 4, "changed", 1), (3, 2, "changed", 3), (2, 1, "added", 0)]
-    assert [one.after.rows for one in found.versions if one.after is not None] == [4, 4, 3, 0]
+    assert [one.change.after.rows for one in found.versions if one.change.after is not None] == [4, 4, 3, 0]
     assert found.versions[0].columns == ("added name varchar", "id was int4, is int8")
     assert found.looked_back_to == 0
     assert table_history(lake, "sales", "other").versions[0].info.version == 4
@@ -53,23 +54,23 @@ def test_a_drop_and_a_rollback_are_in_it(lake: Lakehouse) -> None:
     catalog_at(lake).drop_table("sales.orders")
     assert maintenance.plan_rollback(lake, 3, tables=["sales.orders"]).execute().version == 8
     newest, dropped, *_ = table_history(lake, "sales", "orders").versions
-    assert (newest.kind, newest.row_delta, newest.info.operation) == ("added", 3, "rollback")
-    assert (dropped.kind, dropped.row_delta, dropped.after) == ("removed", -4, None)
+    assert (newest.change.kind, newest.rows_changed, newest.info.operation) == ("added", 3, "rollback")
+    assert (dropped.change.kind, dropped.rows_changed) == ("removed", -4)
 
 
 def test_what_expired_versions_did_counts_for_the_next_one(lake: Lakehouse) -> None:
     expire(lake, "4-5")
     found = table_history(lake, "sales", "orders").versions
-    assert [(one.info.version, one.since, one.row_delta) for one in found] == [(6, 3, 1), (3, 2, 3), (2, 1, 0)]
+    assert [(one.info.version, one.since, one.rows_changed) for one in found] == [(6, 3, 1), (3, 2, 3), (2, 1, 0)]
 
 
 def test_a_damaged_old_version_hides_no_newer_one(lake: Lakehouse) -> None:
     path = lake.snapshot(5).table("sales", "orders").format_properties[METADATA_LOCATION]
     truncate(lake.storage, path)
     newest, damaged, *_ = table_history(Lakehouse(lake.storage), "sales", "orders").versions
-    assert (newest.row_delta, damaged.row_delta) == (None, None)
-    assert newest.after is not None and newest.after.rows == 4
-    assert damaged.after is not None and damaged.after.rows is None
+    assert (newest.rows_changed, damaged.rows_changed) == (None, None)
+    assert newest.change.after is not None and newest.change.after.rows == 4
+    assert damaged.change.after is not None and damaged.change.after.rows is None
 
 
 def test_changes_of_columns_are_told_by_their_ids(lake: Lakehouse) -> None:

@@ -1,0 +1,107 @@
+"""``trinitylake show`` prints words and JSON, and nothing as Python writes it."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any, NoReturn
+
+import pyarrow as pa
+import pytest
+
+from tests.cli.test_commands import Cli, cli, logging_as_it_was
+from tests.lakes import lakes
+from tests.maintenance.changes import append_rows, expire
+from trinitylake_ops import Lakehouse, maintenance
+from trinitylake_ops.format.definitions import IsolationLevel, RetentionRules, SourceRecord
+from trinitylake_ops.tables.catalog import catalog_at
+
+__all__ = ["cli", "lakes", "logging_as_it_was"]
+
+#: What Python writes of its own values: calls, types, containers, bytes, members of enumerations, and its constants.
+PYTHON = re.compile(r"\w\(\w+=|<[\w.]+|0x[0-9a-f]{6}|[\[({]['\"]|\bb['\"]|\b[A-Z]\w+\.[A-Z_]{3,}|\b(None|True|False)\b")
+COLUMNS = pa.schema(
+    [
+        ("n", pa.int64()),
+        ("price", pa.decimal128(10, 2)),
+        ("at", pa.timestamp("us", "UTC")),
+        ("raw", pa.binary()),
+        ("tags", pa.list_(pa.string())),
+        ("by_name", pa.map_(pa.string(), pa.int32())),
+        ("parts", pa.struct([("a", pa.int32()), ("b", pa.list_(pa.float64()))])),
+    ]
+)
+SHOWN = ([], ["sales"], ["sales.orders"], ["sales.plain"])
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A clone, and so a lakehouse with a parent, which has as many kinds of settings and records as fit together."""
+    folder = tmp_path_factory.mktemp("show")
+    parent = Lakehouse.create(str(folder / "parent"), {"fsync": "false"})
+    catalog = catalog_at(parent)
+    catalog.create_namespace("sales", {"owner": "ann"})
+    catalog.create_table("sales.orders", COLUMNS, properties={"note": "as it is"})
+    append_rows(parent, "sales.plain")
+    maintenance.plan_clone(parent, str(folder / "clone"), "trial").execute()
+    lake = Lakehouse.open(str(folder / "clone"), {"fsync": "false"})
+    maintenance.plan_export(lake, "kept", "minimal").execute()
+    for number in range(6):
+        lake.alter_definition(properties={"round": str(number)})
+    lake.alter_definition(
+        retention_rules=RetentionRules(keep_daily=2, keep_last=5),
+        maximum_version_age_millis_overrides={1: 1_000, 2: 2_000},
+        isolation_level=IsolationLevel.SERIALIZABLE,
+        node_compression="zstd",
+    )
+    expire(lake, str(lake.latest_version() - 3))
+    return lake.root
+
+
+def test_the_lakehouse_has_all_kinds_of_settings(root: str) -> None:
+    definition = Lakehouse.open(root).snapshot().definition
+    filled = [definition.parent, definition.sources, definition.exports, definition.expirations]
+    assert all([*filled, definition.retention_rules, definition.maximum_version_age_millis_overrides])
+    assert isinstance(definition.sources[0], SourceRecord)
+
+
+@pytest.mark.parametrize("name", SHOWN, ids=lambda name: " ".join(name) or "lakehouse")
+def test_people_read_words(cli: Cli, root: str, name: list[str]) -> None:
+    out = cli("show", *name, root=root).out
+    assert PYTHON.findall(out) == [], out
+    assert "=" not in out or not name, "settings that are maps are lists of NAME=VALUE"
+
+
+def test_records_are_told_in_words(cli: Cli, root: str) -> None:
+    shown = " ".join(cli("show", root=root).out.split())
+    for said in (
+        "isolation_level serializable",
+        "as trial",
+        "kept (version",
+        "keep_daily=2, keep_last=5",
+        "1=1000, 2=2000",
+    ):
+        assert said in shown
+
+
+@pytest.mark.parametrize("name", SHOWN, ids=lambda name: " ".join(name) or "lakehouse")
+def test_programs_read_json(cli: Cli, root: str, name: list[str]) -> None:
+    def refused(constant: str) -> NoReturn:
+        raise AssertionError(f"{constant} is no JSON")
+
+    content = json.loads(cli("show", *name, "--json", root=root).out, parse_constant=refused)
+    assert [text for text in texts(content) if PYTHON.search(text)] == []
+
+
+def texts(value: Any) -> list[str]:
+    """Return all texts in JSON, names of fields, too."""
+    if isinstance(value, dict):
+        return [*value, *(text for part in value.values() for text in texts(part))]
+    if isinstance(value, list):
+        return [text for part in value for text in texts(part)]
+    return [value] if isinstance(value, str) else []
+
+
+def test_what_python_writes_is_found() -> None:
+    told = [RetentionRules(keep_last=5), IsolationLevel.SNAPSHOT, (b"x",), {"a": "b"}, [None], object(), str, ("a",)]
+    assert [value for value in told if not PYTHON.search(repr(value))] == []

@@ -1,0 +1,177 @@
+"""Runs and steps as pods: dagster-k8s' own launcher and executor, on a stand-in for a cluster of Kubernetes.
+
+A run worker is the container that the launcher asks for, and each step one that the executor asks for. They are
+processes here, with the variables of the pod alone. What only a cluster has is not tried: images, nodes, volumes,
+limits of memory, eviction.
+"""
+
+from __future__ import annotations
+
+import base64
+import re
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import dagster as dg
+import pytest
+import yaml
+from dagster._core.workspace.context import WorkspaceProcessContext
+from dagster._core.workspace.load_target import PythonFileTarget
+from dagster_graphql.test.utils import execute_dagster_graphql
+
+from tests.dagster_plugin.incident_project import LOAD, NAMES, ROOT, SOURCE
+from tests.lakes import check_lake
+from tests.servers.kubernetes_api import Cluster, serving
+from trinitylake_ops import Lakehouse
+from trinitylake_ops.tables.catalog import catalog_at
+
+pytestmark = [pytest.mark.soak, pytest.mark.timeout(1_800)]
+
+REPOSITORY = Path(__file__).parents[2]
+DEFINITIONS = Path(__file__).with_name("pods_definitions.py")
+IMAGE = "registry.example.com/lake:1"
+SECRET = "lake-secrets"
+PATIENCE_SECONDS = 900
+LAUNCH = """
+mutation($run: ExecutionParams!) {
+  launchRun(executionParams: $run) { __typename ... on LaunchRunSuccess { run { runId } }
+    ... on PythonError { message } ... on RunConfigValidationInvalid { errors { message } } }
+}
+"""
+
+
+class Deployment:
+    """An instance whose runs are pods of a cluster, and the code location in a process of its own."""
+
+    def __init__(self, instance: dg.DagsterInstance, workspace: WorkspaceProcessContext, cluster: Cluster):
+        self.instance = instance
+        self.workspace = workspace
+        self.cluster = cluster
+
+    def run(self, job: str, config: Mapping[str, Any] | None = None) -> dg.DagsterRun:
+        """Launch a job as the launchpad does, and wait until its run ended."""
+        selector = {"repositoryLocationName": "lake", "repositoryName": "__repository__", "jobName": job}
+        answer: Any = execute_dagster_graphql(
+            self.workspace.create_request_context(),
+            LAUNCH,
+            {"run": {"selector": selector, "runConfigData": config or {}}},
+        )
+        assert not answer.errors, answer.errors
+        assert answer.data["launchRun"]["__typename"] == "LaunchRunSuccess", answer.data
+        run_id = answer.data["launchRun"]["run"]["runId"]
+        end_s = time.monotonic() + PATIENCE_SECONDS
+        while True:
+            run = self.instance.get_run_by_id(run_id)
+            assert run is not None
+            if run.is_finished:
+                return run
+            assert time.monotonic() < end_s, self.cluster.log()
+            time.sleep(1)
+
+    def must_run(self, job: str, config: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        """Run a job that succeeds; returns the metadata of its last step."""
+        run = self.run(job, config)
+        assert run.is_success, (self.cluster.refused, self.cluster.log()[-20_000:])
+        found: dict[str, Any] = {}
+        for record in self.instance.get_records_for_run(run.run_id, of_type=dg.DagsterEventType.STEP_OUTPUT).records:
+            event = record.event_log_entry.dagster_event
+            assert event is not None
+            found = {name: value.value for name, value in event.step_output_data.metadata.items()}
+        return found
+
+
+def settings(home: Path, kubeconfig: Path) -> str:
+    """Return the ``dagster.yaml`` that docs/deploy.md has for Kubernetes, with the place of the stand-in."""
+    page = (REPOSITORY / "docs" / "deploy.md").read_text()
+    (snippet,) = (text for text in re.findall(r"^```yaml\n(.*?)^```", page, re.MULTILINE | re.DOTALL) if "K8s" in text)
+    given = yaml.safe_load(snippet)
+    given["run_launcher"]["config"] |= {
+        "dagster_home": str(home),
+        "load_incluster_config": False,
+        "kubeconfig_file": str(kubeconfig),
+        "env_vars": [f"KUBECONFIG={kubeconfig}"],
+    }
+    coordinator = {"module": "dagster._core.run_coordinator", "class": "DefaultRunCoordinator"}
+    return yaml.safe_dump({**given, "run_coordinator": coordinator, "telemetry": {"enabled": False}})
+
+
+@pytest.fixture(scope="module")
+def shop(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lakehouse]:
+    folder = tmp_path_factory.mktemp("pods-lake")
+    lake = Lakehouse.create(str(folder / "shop"), {"fsync": "false"})
+    yield lake
+    check_lake(lake)
+
+
+@pytest.fixture(scope="module")
+def deployment(shop: Lakehouse, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
+    folder, home = tmp_path_factory.mktemp("cluster"), tmp_path_factory.mktemp("home")
+    root = shop.root.removeprefix("file://").rstrip("/")
+    secrets = {SECRET: {ROOT: base64.b64encode(root.encode()).decode()}}
+    config_maps: dict[str, dict[str, str]] = {"dagster-instance": {}}
+    cluster = Cluster(folder, secrets, config_maps, REPOSITORY)
+    with serving(cluster) as url, pytest.MonkeyPatch.context() as patch:
+        kubeconfig = cluster.kubeconfig(url)
+        config_maps["dagster-instance"]["dagster.yaml"] = settings(home, kubeconfig)
+        (home / "dagster.yaml").write_text(settings(home, kubeconfig))
+        # The code location's own process reads definitions, and so has the variables, too.
+        for name, value in {"KUBECONFIG": str(kubeconfig), ROOT: root, "PYTHONPATH": str(REPOSITORY)}.items():
+            patch.setenv(name, value)
+        target = PythonFileTarget(
+            python_file=str(DEFINITIONS), attribute=None, working_directory=str(REPOSITORY), location_name="lake"
+        )
+        with (
+            dg.DagsterInstance.from_config(str(home)) as instance,
+            WorkspaceProcessContext(instance, target) as workspace,
+        ):
+            yield Deployment(instance, workspace, cluster)
+
+
+def publish(deployment: Deployment, shop: Lakehouse, amounts: str) -> int:
+    Path(shop.root.removeprefix("file://").rstrip("/")).with_name(SOURCE).write_text(amounts)
+    deployment.must_run(LOAD)
+    return shop.latest_version()
+
+
+def test_tables_are_published_and_rolled_back_by_pods(deployment: Deployment, shop: Lakehouse) -> None:
+    good = publish(deployment, shop, "1\n2\n3")
+    bad = publish(deployment, shop, "4\n-5")
+    assert (good, bad) == (1, 2)
+    plan = deployment.must_run(NAMES.of("rollback_plan"), {"to": str(good)})
+    assert (plan["rows_coming_back"], plan["rows_going_away"]) == (3, 2)
+    approved = {"to": str(good), "approved_digest": plan["digest"], "approved_by": "Ada"}
+    proof = deployment.must_run(NAMES.of("rollback_apply"), approved)
+    assert (proof["rows_before"], proof["rows_after"], proof["checks_failed"]) == (2, 3, 0)
+    rows = catalog_at(shop).load_table("sales.orders").scan().to_arrow()["amount"].to_pylist()
+    assert rows == [1, 2, 3]
+    assert next(shop.history()).approved_by == "Ada"
+
+
+def test_what_deletes_is_in_its_pool_in_pods_too(deployment: Deployment, shop: Lakehouse) -> None:
+    deployment.instance.event_log_storage.set_concurrency_slots(NAMES.pool, 1)
+    plan = deployment.must_run(NAMES.of("purge_plan"))
+    deployment.must_run(NAMES.of("purge_apply"), {"approved_digest": plan["digest"], "approved_by": "Ada"})
+    (run,) = deployment.instance.get_runs(dg.RunsFilter(job_name=NAMES.of("purge_apply")))
+    assert run.run_op_concurrency is not None
+    assert run.run_op_concurrency.all_pools == {NAMES.pool}
+    info = deployment.instance.event_log_storage.get_concurrency_info(NAMES.pool)
+    assert (info.slot_count, info.active_slot_count, info.pending_step_count) == (1, 0, 0)
+
+
+def test_pods_get_what_the_settings_say_and_no_secret_stands_in_them(deployment: Deployment, shop: Lakehouse) -> None:
+    """Runs after the others: looks at all pods that there were."""
+    pods, root = deployment.cluster.pods, shop.root.removeprefix("file://").rstrip("/")
+    kinds = {pod.body["metadata"]["labels"]["app.kubernetes.io/component"] for pod in pods.values()}
+    assert (deployment.cluster.refused, kinds) == ([], {"run_worker", "step_worker"})
+    for name, pod in pods.items():
+        spec, container = pod.body["spec"]["template"]["spec"], pod.container
+        assert (pod.namespace, spec["serviceAccountName"], container["image"]) == ("lake", "dagster", IMAGE), name
+        assert container["envFrom"] == [{"secretRef": {"name": SECRET}}], name
+        assert container["resources"]["requests"] == {"cpu": "500m", "memory": "512Mi"}, name
+        is_step = pod.body["metadata"]["labels"]["app.kubernetes.io/component"] == "step_worker"
+        assert container["resources"]["limits"] == {"memory": "1Gi" if is_step else "2Gi"}, name
+        assert pod.environment[ROOT] == root, "by the Secret"
+        assert root not in str(pod.body), "and nowhere else"
+        assert pod.body["spec"]["backoffLimit"] == 0, "Kubernetes itself repeats nothing"

@@ -1,0 +1,171 @@
+"""The UI behind a path prefix, in a real browser: links of versions and of tables lead to pages, and act.
+
+The webserver answers nothing outside of its prefix, as a proxy would. Names and messages that others wrote are shown
+as they are, and draw or run nothing.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import dagster as dg
+import pytest
+from playwright.sync_api import Page, expect
+
+from tests.dagster_plugin.incident_project import LOAD, ROOT, SOURCE, URL, location
+from tests.e2e.browser import opened_page
+from tests.lakes import check_lake, table
+from tests.servers.daemons import free_port
+from trinitylake_ops import Lakehouse
+from trinitylake_ops.dagster_plugin.runs.beyond_public import execute_as_launched
+from trinitylake_ops.tables.catalog import catalog_at
+
+pytestmark = [pytest.mark.soak, pytest.mark.timeout(1_200)]
+
+REPOSITORY = Path(__file__).parents[2]
+PROJECT = REPOSITORY / "tests" / "dagster_plugin" / "incident_project.py"
+PREFIX = "/ops"
+PATIENCE_SECONDS = 240
+EVIL_NAME = "<script>alert(1)</script>|[x](http://evil.example/x)"
+EVIL_MESSAGE = "![seen](http://evil.example/seen.png) <img src=http://evil.example/i onerror=alert(1)> | __init__"
+RUN_PAGE = re.compile(rf"{PREFIX}/runs/(?P<run_id>[0-9a-f-]{{36}})")
+
+
+class Prefixed:
+    """A lakehouse with two publications, the second wrong, and the UI of its code location."""
+
+    def __init__(self, folder: Path, patch: pytest.MonkeyPatch):
+        self.port = free_port()
+        self.url = f"http://127.0.0.1:{self.port}{PREFIX}"
+        self.lake = Lakehouse.create(str(folder / "shop"), {"fsync": "false"})
+        home = folder / "home"
+        home.mkdir()
+        (home / "dagster.yaml").write_text((REPOSITORY / "deploy" / "demo" / "dagster.yaml").read_text())
+        given = {
+            ROOT: str(folder / "shop"),
+            URL: self.url,
+            "DAGSTER_HOME": str(home),
+            "PYTHONPATH": str(REPOSITORY),
+        }
+        for name, value in given.items():
+            patch.setenv(name, value)
+        definitions = location()
+        with dg.DagsterInstance.get() as instance:
+            for amounts in ("1\n2\n3", "4\n-5"):
+                (folder / SOURCE).write_text(amounts)
+                assert execute_as_launched(
+                    definitions, LOAD, instance, file=str(PROJECT), location_name=f"{PROJECT.name}:location"
+                ).success
+                if self.lake.latest_version() == 1:
+                    self._be_evil()
+
+    def _be_evil(self) -> None:
+        with self.lake.transaction(message=EVIL_MESSAGE) as txn:
+            txn.create_namespace(EVIL_NAME)
+            txn.create_table(EVIL_NAME, EVIL_NAME, table())
+
+    def serve(self) -> Iterator[None]:
+        command = [sys.executable, "-m", "dagster_webserver", "--host", "127.0.0.1", "--port", str(self.port)]
+        command += ["--path-prefix", PREFIX, "--python-file", str(PROJECT), "--attribute", "location"]
+        server = subprocess.Popen([*command, "--log-level", "error"], cwd=REPOSITORY, env=os.environ)
+        try:
+            self._wait()
+            yield
+        finally:
+            server.terminate()
+            server.wait(60)
+
+    def _wait(self) -> None:
+        end_s = time.monotonic() + PATIENCE_SECONDS
+        while time.monotonic() < end_s:
+            try:
+                with urllib.request.urlopen(f"{self.url}/server_info", timeout=5):
+                    return
+            except OSError:
+                time.sleep(0.5)
+        raise AssertionError(f"no answer at {self.url}")
+
+
+@pytest.fixture(scope="module")
+def prefixed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prefixed]:
+    with pytest.MonkeyPatch.context() as patch:
+        made = Prefixed(tmp_path_factory.mktemp("prefixed"), patch)
+        yield from (made for _ in made.serve())
+        check_lake(made.lake)
+
+
+@pytest.fixture(scope="module")
+def page() -> Iterator[Page]:
+    with opened_page() as opened:
+        yield opened
+
+
+def shown(page: Page, label: str) -> None:
+    """Show some Markdown of the newest event, whether it stands on the page or behind a button."""
+    row = page.get_by_role("row").filter(has=page.get_by_role("cell", name=label, exact=True)).last
+    expect(row).to_be_visible()
+    if (button := row.get_by_text("[Show Markdown]")).count():
+        button.click()
+        expect(page.get_by_role("dialog").last).to_be_visible()
+
+
+def launch(page: Page, prefixed: Prefixed) -> None:
+    page.wait_for_url(re.compile(f"{PREFIX}/locations/.*/playground"))
+    page.get_by_role("button", name=re.compile("Launch Run$", re.IGNORECASE)).click()
+    page.wait_for_url(RUN_PAGE)
+    expect(page.get_by_text("Success", exact=True).first).to_be_visible()
+
+
+def test_nothing_answers_outside_of_the_prefix(prefixed: Prefixed) -> None:
+    with pytest.raises(urllib.error.HTTPError):
+        urllib.request.urlopen(f"http://127.0.0.1:{prefixed.port}/assets", timeout=30)
+
+
+def test_texts_of_others_are_shown_and_nothing_of_them_is_drawn(prefixed: Prefixed, page: Page) -> None:
+    asked: list[str] = []
+    dialogs: list[str] = []
+    page.on("request", lambda request: asked.append(request.url))
+    page.on("dialog", lambda dialog: dialogs.append(dialog.message))
+    page.goto(f"{prefixed.url}/assets/shop/lakehouse")
+    shown(page, "last_versions")
+    expect(page.get_by_text(EVIL_NAME).first).to_be_visible()
+    assert ([url for url in asked if "evil.example" in url], dialogs) == ([], [])
+    assert page.locator("[role=dialog] img, [role=dialog] script").count() == 0
+    links = {link.get_attribute("href") or "" for link in page.locator("[role=dialog] a").all()}
+    assert [link for link in links if not link.startswith((prefixed.url, f"{PREFIX}/", "http://evil.example/x"))] == []
+
+
+def test_a_version_and_a_table_are_rolled_back_by_links(prefixed: Prefixed, page: Page) -> None:
+    def rows() -> list[int]:
+        found: list[int] = catalog_at(prefixed.lake).load_table("sales.orders").scan().to_arrow()["amount"].to_pylist()
+        return found
+
+    assert rows() == [4, -5]
+    page.goto(f"{prefixed.url}/assets/shop/sales/orders")
+    link = page.get_by_role("link", name="roll back sales.orders alone to version 2")
+    expect(link.first).to_be_visible()
+    assert (link.first.get_attribute("href") or "").startswith(f"{prefixed.url}/locations/")
+    link.first.click()
+    launch(page, prefixed)
+    shown(page, "plan")
+    page.get_by_role("link", name="open shop_rollback_apply").first.click()
+    page.wait_for_url(re.compile(f"{PREFIX}/locations/.*/playground"))
+    page.locator(".CodeMirror-line", has_text="approved_by:").click()
+    page.keyboard.press("End")
+    page.keyboard.type("Ada")
+    page.keyboard.press("Escape")
+    launch(page, prefixed)
+    assert rows() == [1, 2, 3]
+    assert next(prefixed.lake.history()).approved_by == "Ada"
+    page.goto(f"{prefixed.url}/assets/shop/lakehouse")
+    shown(page, "last_versions")
+    page.get_by_role("link", name="go back to the last version whose checks passed").first.click()
+    page.wait_for_url(re.compile(f"{PREFIX}/locations/.*/jobs/shop_rollback_plan/playground"))

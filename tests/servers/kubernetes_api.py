@@ -1,0 +1,188 @@
+"""A stand-in for a cluster of Kubernetes: as much of its API as dagster-k8s asks for, and a process for each container.
+
+It is no Kubernetes. There are no images, nodes, volumes, limits or network of pods. What it takes is checked by the
+models that Kubernetes' own client generates from its OpenAPI. A container sees the variables that its pod gets, from
+Secrets, too, and none of the machine's own but those without which no program runs.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import re
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import yaml
+from kubernetes.client import ApiClient, V1Job
+
+_JOBS = re.compile(r"/apis/batch/v1/namespaces/(?P<namespace>[^/?]+)/jobs(/(?P<name>[^/?]+))?(/status)?")
+_PODS = re.compile(r"/api/v1/namespaces/(?P<namespace>[^/?]+)/pods")
+_KEPT_VARIABLES = ("HOME", "LANG", "TMPDIR", "TZ")
+_END_SECONDS = 60
+
+
+@dataclass
+class Pod:
+    """A job with its only container, which is a process."""
+
+    namespace: str
+    body: dict[str, Any]
+    process: subprocess.Popen[bytes]
+    environment: Mapping[str, str]
+
+    @property
+    def container(self) -> dict[str, Any]:
+        """The container as the job has it."""
+        (found,) = self.body["spec"]["template"]["spec"]["containers"]
+        assert isinstance(found, dict)
+        return found
+
+    def status(self) -> dict[str, int]:
+        """Return the status of the job, as Kubernetes counts its pods."""
+        ended = self.process.poll()
+        return {"active": 1} if ended is None else {"succeeded": 1} if ended == 0 else {"failed": 1}
+
+
+@dataclass
+class Cluster:
+    """The stand-in: its Secrets and ConfigMaps by name, and the jobs that it was given."""
+
+    folder: Path
+    secrets: Mapping[str, Mapping[str, str]]
+    config_maps: Mapping[str, Mapping[str, str]]
+    python_path: Path
+    pods: dict[str, Pod] = field(default_factory=dict)
+    refused: list[str] = field(default_factory=list)
+
+    def kubeconfig(self, url: str) -> Path:
+        """Write the file by which clients find the API."""
+        content = {
+            "apiVersion": "v1",
+            "kind": "Config",
+            "clusters": [{"name": "here", "cluster": {"server": url}}],
+            "users": [{"name": "dagster", "user": {}}],
+            "contexts": [{"name": "here", "context": {"cluster": "here", "user": "dagster", "namespace": "lake"}}],
+            "current-context": "here",
+        }
+        path = self.folder / "kubeconfig"
+        path.write_text(yaml.safe_dump(content))
+        return path
+
+    def create(self, namespace: str, body: dict[str, Any]) -> None:
+        """Take a job, and start its container. Raises ValueError for what Kubernetes' models do not know."""
+        client = ApiClient()
+        job = client.deserialize(SimpleNamespace(data=json.dumps(body)), V1Job)
+        if (known := client.sanitize_for_serialization(job)) != body:
+            raise ValueError(f"fields that no Job has: {known} is not {body}")
+        container = body["spec"]["template"]["spec"]["containers"][0]
+        environment = self._environment(container)
+        name = body["metadata"]["name"]
+        self._mount(body["spec"]["template"]["spec"])
+        with (self.folder / f"{name}.log").open("ab") as log:
+            process = subprocess.Popen(
+                [*container.get("command", []), *container["args"]],
+                env=environment, cwd=self.folder, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+            )  # fmt: skip
+        self.pods[name] = Pod(namespace, body, process, environment)
+
+    def _environment(self, container: Mapping[str, Any]) -> dict[str, str]:
+        found = {name: os.environ[name] for name in _KEPT_VARIABLES if name in os.environ}
+        found |= {"PATH": f"{Path(sys.executable).parent}:/usr/bin:/bin", "PYTHONPATH": str(self.python_path)}
+        for source in container.get("envFrom", []):
+            if secret := source.get("secretRef"):
+                found |= {key: base64.b64decode(value).decode() for key, value in self.secrets[secret["name"]].items()}
+            else:
+                found |= self.config_maps[source["configMapRef"]["name"]]
+        for variable in container.get("env", []):
+            found[variable["name"]] = variable["value"]
+        return found
+
+    def _mount(self, spec: Mapping[str, Any]) -> None:
+        """Put the files of ConfigMaps where the container has them."""
+        maps = {volume["name"]: volume["configMap"]["name"] for volume in spec["volumes"] if "configMap" in volume}
+        for mount in spec["containers"][0]["volumeMounts"]:
+            if mount["name"] in maps:
+                Path(mount["mountPath"]).write_text(self.config_maps[maps[mount["name"]]][mount["subPath"]])
+
+    def log(self) -> str:
+        """Return what all containers printed."""
+        return "\n".join(path.read_text(errors="replace") for path in sorted(self.folder.glob("*.log")))
+
+    def end(self) -> None:
+        """End what still runs."""
+        for pod in self.pods.values():
+            pod.process.terminate()
+            pod.process.wait(_END_SECONDS)
+
+
+class _Handler(BaseHTTPRequestHandler):
+    cluster: Cluster
+
+    def _answer(self, status: int, content: Mapping[str, Any]) -> None:
+        data = json.dumps(content).encode()
+        self.send_response(status)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
+    def do_POST(self) -> None:
+        """Create a job."""
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        found = _JOBS.match(self.path)
+        try:
+            if found is None:
+                raise ValueError(f"{self.path} is not known here")
+            self.cluster.create(found["namespace"], body)
+        except (KeyError, ValueError, OSError) as error:
+            self.cluster.refused.append(f"{self.path}: {error!r}")
+            self._answer(422, {"kind": "Status", "message": repr(error)})
+            return
+        self._answer(201, body)
+
+    def do_GET(self) -> None:
+        """Show a job with its status, or the pods, of which it knows none apart from jobs."""
+        found = _JOBS.match(self.path)
+        pod = self.cluster.pods.get(found["name"] or "") if found is not None else None
+        if pod is not None:
+            self._answer(200, {**pod.body, "status": pod.status()})
+        elif _PODS.match(self.path):
+            self._answer(200, {"kind": "PodList", "apiVersion": "v1", "metadata": {}, "items": []})
+        else:
+            self._answer(404, {"kind": "Status", "message": f"{self.path} is not known here"})
+
+    def do_DELETE(self) -> None:
+        """End a job."""
+        found = _JOBS.match(self.path)
+        pod = self.cluster.pods.get(found["name"] or "") if found is not None else None
+        if pod is None:
+            self._answer(404, {"kind": "Status"})
+            return
+        pod.process.terminate()
+        self._answer(200, {"kind": "Status", "status": "Success"})
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Say nothing."""
+
+
+@contextmanager
+def serving(cluster: Cluster) -> Iterator[str]:
+    """Serve a cluster on loopback; yields the address. All containers end with it."""
+    handler = type("Handler", (_Handler,), {"cluster": cluster})
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        try:
+            yield f"http://127.0.0.1:{server.server_address[1]}"
+        finally:
+            server.shutdown()
+            cluster.end()
