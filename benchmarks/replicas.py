@@ -204,7 +204,7 @@ def main() -> None:
             "",
             f"{N_CLIENTS} clients of pyiceberg, each a process with a table of its own, make {N_EACH} commits each,",
             f"on one radosgw. Each request to it takes {1_000 * DELAY_SECONDS:.0f} ms more. The servers' storage has",
-            f"the client named. All share {os.cpu_count()} processor threads, whose load was {load:.1f} for each at first.",
+            f"the client named. All share {os.cpu_count()} processor threads, whose load was {load:.1f} at first.",
             "",
             *table(("catalog", "properties / s", "appends / s", "ratio, properties", "ratio, appends"), rows),
         ],
