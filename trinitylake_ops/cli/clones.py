@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 @click.option("--export", "exported", metavar="NAME", help="Clone the version of this export.")
 @click.option("--timestamp", type=Timestamp(), help="Clone the newest version at that time.")
 @click.option("--namespace", "namespaces", multiple=True, help="Only this namespace; may be repeated.")
-@click.option("--retain-for", type=Duration(), help="Keep its version so long, such as 14d; default: until dropped.")
+@click.option("--retain-for", type=Duration(), help="After this time, such as 14d, it is overdue, and schedules may drop it.")
 @target_option
 @json_option
 @pass_session
