@@ -17,7 +17,7 @@ from unittest import mock
 import pyarrow as pa
 
 from benchmarks.lakes import change_tables, filled
-from benchmarks.report import seconds, table, write_result
+from benchmarks.report import by_tables, plot, seconds, table, write_result
 from benchmarks.scale import N_TABLES, N_VERSIONS
 from tests.faults import FaultyStorage
 from trinitylake_ops import Lakehouse, maintenance
@@ -29,7 +29,7 @@ from trinitylake_ops.tables.catalog import catalog_at
 
 N_ROWS = 10_000
 N_DATA_FILES = 20
-SIZES = ((100, 10),)
+SIZES = ((100, 10), (1_000, 100), (10_000, 1_000), (N_TABLES, N_VERSIONS))
 
 
 def generated(storage: Storage, n_tables: int, n_versions: int) -> Lakehouse:
@@ -149,10 +149,14 @@ def main() -> None:
         "memory. Requests, rounds and bytes are those of both sides. The last columns count requests for files of",
         "tables, and for data files among them. Times are those of a busy machine of two cores: compare none of them.",
     ]
+    requests: dict[str, dict[int, float]] = {}
     for n_tables, n_versions in SIZES:
         with tempfile.TemporaryDirectory(prefix="trinitylake-bench-") as folder:
-            lines += ["", f"## {n_tables:,} tables, {n_versions:,} versions", ""]
-            lines += lines_of(steps(Path(folder), n_tables, n_versions))
+            found = steps(Path(folder), n_tables, n_versions)
+        lines += ["", f"## {n_tables:,} tables, {n_versions:,} versions", "", *lines_of(found)]
+        for step, asked in found.items():
+            requests.setdefault(step, {})[n_tables] = asked.requests
+    lines += ["", plot("clones", lambda axes: by_tables(axes[0], "requests", requests), width=7.5)]
     write_result("clones", lines)
 
 

@@ -253,6 +253,17 @@ def namespace_dropped_with_a_new_table_in_it(lake: Lakehouse, clone: Lakehouse) 
     return "n1"
 
 
+REASONS = {
+    "both_altered": "ours altered it, theirs altered it (in the clone it was not only appended to)",
+    "dropped_and_altered": "ours dropped it, theirs altered it",
+    "altered_and_dropped": "ours altered it, theirs dropped it",
+    "both_created": "ours created it, theirs created it (two tables of one name)",
+    "namespace_dropped_under_a_new_table": "ours dropped its namespace, theirs has it new or changed",
+    "namespace_dropped_with_a_new_table_in_it": "theirs dropped it, ours has 1 tables new or changed in it (made)",
+    "schema_changed_on_both": "ours altered it, theirs altered it (their columns differ)",
+}
+
+
 def schema_changed_on_both(lake: Lakehouse, clone: Lakehouse) -> str:
     for each, name in ((lake, "here"), (clone, "there")):
         with catalog_at(each).load_table("ns.t").update_schema() as update:
@@ -285,7 +296,8 @@ def test_conflicts_name_the_object_and_change_nothing(
     before = files(lake), files(clone)
     with pytest.raises(CommitConflictError, match="--theirs") as raised:
         plan.execute()
-    assert any(text.startswith(f"{name}: ") for text in raised.value.conflicts)
+    if direction == "promote":
+        assert raised.value.conflicts == (f"{name}: {REASONS[conflict.__name__]}",)  # type: ignore[attr-defined]
     assert (files(lake), files(clone)) == before
     kept = objects(ours.snapshot())
     planned(lake, NAME, ours=[name]).execute()
@@ -316,6 +328,34 @@ def test_choices_that_make_no_sense(parent: Aging, clone: Lakehouse) -> None:
     with pytest.raises(InvalidInputError, match="both sides"):
         maintenance.plan_promotion(parent.lake, NAME, theirs=["ns.t"], ours=["ns.t"])
     assert not maintenance.plan_promotion(parent.lake, NAME, theirs=["ns"]).conflicts
+
+
+@pytest.mark.parametrize("choice", [{"theirs": ["ns.t"]}, {"ours": ["ns.t"]}], ids=str)
+def test_choices_can_be_given_again(parent: Aging, clone: Lakehouse, choice: dict[str, list[str]]) -> None:
+    """Whoever did not get the answer gives the same command once more."""
+    both_altered(parent.lake, clone)
+    append_rows(clone, "ns.u")
+    for planned in (maintenance.plan_promotion, maintenance.plan_refresh):
+        planned(parent.lake, NAME, **choice).execute()
+        again = planned(parent.lake, NAME, **choice)
+        assert again.is_empty
+        again.execute()
+
+
+def test_what_a_refresh_decided_is_decided(parent: Aging, clone: Lakehouse) -> None:
+    """Also where nothing else came in."""
+    both_altered(parent.lake, clone)
+    expected = objects(clone.snapshot())
+    plan = maintenance.plan_refresh(parent.lake, NAME, ours=["ns.t"])
+    assert (plan.changes, plan.kept, plan.is_empty) == ((), ("ns.t",), False)
+    assert "as the clone has it" in str(plan)
+    assert ("leave", "ns.t", "", "the clone") in plan.steps().rows
+    plan.execute(plan.digest)
+    assert maintenance.plan_refresh(parent.lake, NAME).is_empty
+    assert maintenance.plan_promotion(parent.lake, NAME).conflicts == ()
+    maintenance.plan_promotion(parent.lake, NAME).execute()
+    assert rows(parent.lake) == rows(clone)
+    assert objects(clone.snapshot()) == expected
 
 
 def test_commits_in_between(parent: Aging, clone: Lakehouse) -> None:
