@@ -68,7 +68,7 @@ def columns(lake: Lakehouse) -> set[str]:
 
 
 @pytest.mark.soak
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1800)
 def test_a_pull_request(
     spark: SparkSession,
     sample_folder: Path,

@@ -1,7 +1,7 @@
 """A lakehouse and a clone of it: random steps on both sides, cut off at random requests, beside a model in Python.
 
-The model is two maps from an object to what it holds: a text for a table without files, or the rows of an Iceberg table,
-which every change makes anew. A step that was cut off has happened as a whole, or not at all.
+The model is two maps from an object to what it holds: a text for a table without files, or the rows of an Iceberg
+table. Every change makes that anew. A step that was cut off has happened as a whole, or not at all.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from functools import partial
 from unittest import mock
 
 import pyarrow as pa
@@ -183,13 +184,10 @@ class CloneWorld:
     def _clean(self, side: str) -> None:
         """Do steps of upkeep in any order."""
         lake = self.lake(side)
-        deeds = [lambda what=what: self._keep(side, what) for what in UPKEEP]  # type: ignore[misc]
+        deeds: list[Callable[[], None]] = [partial(self._keep, side, what) for what in UPKEEP]
         deeds.append(lambda: self._rewrite(side, "trim", maintenance.plan_trim_tables(lake, keeping(1)).execute))
-        deeds.append(
-            lambda: self._rewrite(
-                side, "compact tables", maintenance.plan_compact_tables(lake, min_input_files=2).execute
-            )
-        )
+        compact = partial(maintenance.plan_compact_tables, lake, min_input_files=2)
+        deeds.append(lambda: self._rewrite(side, "compact tables", lambda: compact().execute()))
         self.rng.shuffle(deeds)
         self.journal.append(f"{side}: clean up")
         for deed in deeds:

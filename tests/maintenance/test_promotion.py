@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import pyarrow as pa
 import pytest
 
 from tests.faults import FaultyStorage
 from tests.lakes import Lakes, objects
 from tests.maintenance.aging import Aging, keeping
-from tests.maintenance.changes import ROWS, alter, append_rows, create, drop, expire, overwrite_rows
+from tests.maintenance.changes import alter, append_rows, create, drop, expire, overwrite_rows
+from tests.maintenance.conflicts import CONFLICTS, both_altered, namespace_dropped_under_a_new_table
 from tests.maintenance.copies import files, rows
 from trinitylake_ops import Column, DataType, Lakehouse, Schema, TableDef, maintenance
 from trinitylake_ops.errors import (
@@ -217,71 +217,6 @@ def test_chosen_objects_are_promoted_alone(parent: Aging, clone: Lakehouse) -> N
         maintenance.plan_promotion(lake, NAME, tables=["ns.nothing"])
 
 
-def both_altered(lake: Lakehouse, clone: Lakehouse) -> str:
-    append_rows(lake)
-    overwrite_rows(clone, "ns.t")
-    return "ns.t"
-
-
-def dropped_and_altered(lake: Lakehouse, clone: Lakehouse) -> str:
-    drop(lake, "ns", "t")
-    append_rows(clone)
-    return "ns.t"
-
-
-def altered_and_dropped(lake: Lakehouse, clone: Lakehouse) -> str:
-    append_rows(lake)
-    drop(clone, "ns", "t")
-    return "ns.t"
-
-
-def both_created(lake: Lakehouse, clone: Lakehouse) -> str:
-    append_rows(lake, "n1.made")
-    append_rows(clone, "n1.made")
-    return "n1.made"
-
-
-def namespace_dropped_under_a_new_table(lake: Lakehouse, clone: Lakehouse) -> str:
-    drop(lake, "n1")
-    append_rows(clone, "n1.made")
-    return "n1.made"
-
-
-def namespace_dropped_with_a_new_table_in_it(lake: Lakehouse, clone: Lakehouse) -> str:
-    append_rows(lake, "n1.made")
-    drop(clone, "n1")
-    return "n1"
-
-
-REASONS = {
-    "both_altered": "ours altered it, theirs altered it (in the clone it was not only appended to)",
-    "dropped_and_altered": "ours dropped it, theirs altered it",
-    "altered_and_dropped": "ours altered it, theirs dropped it",
-    "both_created": "ours created it, theirs created it (two tables of one name)",
-    "namespace_dropped_under_a_new_table": "ours dropped its namespace, theirs has it new or changed",
-    "namespace_dropped_with_a_new_table_in_it": "theirs dropped it, ours has 1 tables new or changed in it (made)",
-    "schema_changed_on_both": "ours altered it, theirs altered it (their columns differ)",
-}
-
-
-def schema_changed_on_both(lake: Lakehouse, clone: Lakehouse) -> str:
-    for each, name in ((lake, "here"), (clone, "there")):
-        with catalog_at(each).load_table("ns.t").update_schema() as update:
-            update.union_by_name(pa.schema([*ROWS.schema, pa.field(name, pa.int64())]))
-    return "ns.t"
-
-
-CONFLICTS = (
-    both_altered,
-    dropped_and_altered,
-    altered_and_dropped,
-    both_created,
-    namespace_dropped_under_a_new_table,
-    namespace_dropped_with_a_new_table_in_it,
-    schema_changed_on_both,
-)
-
-
 @pytest.mark.parametrize("conflict", CONFLICTS, ids=lambda conflict: conflict.__name__)
 @pytest.mark.parametrize("direction", ["promote", pytest.param("refresh", marks=pytest.mark.soak)])
 def test_conflicts_name_the_object_and_change_nothing(
@@ -297,7 +232,7 @@ def test_conflicts_name_the_object_and_change_nothing(
     with pytest.raises(CommitConflictError, match="--theirs") as raised:
         plan.execute()
     if direction == "promote":
-        assert raised.value.conflicts == (f"{name}: {REASONS[conflict.__name__]}",)  # type: ignore[attr-defined]
+        assert raised.value.conflicts == (f"{name}: {CONFLICTS[conflict]}",)  # type: ignore[index]
     assert (files(lake), files(clone)) == before
     kept = objects(ours.snapshot())
     planned(lake, NAME, ours=[name]).execute()

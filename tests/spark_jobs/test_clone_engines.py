@@ -31,8 +31,8 @@ def test_a_promotion_by_each_engine(lakes: Lakes, spark: SparkSession, tmp_path:
     executor: Executor = LOCAL if engine == "local" else SparkExecutor(spark)
     plan = maintenance.plan_promotion(lake, "feature", executor=executor)
     report = plan.execute(plan.digest)
-    # A new table has a data file, a manifest, its list, metadata and a definition; their namespace has a definition, and
-    # of the table to which both sides appended there is one data file.
+    # A new table has a data file, a manifest, its list, metadata and a definition. Their namespace has a definition.
+    # Of the table to which both sides appended there is one data file.
     assert report.copied_files == plan.files == 4 * 5 + 1 + 1
     assert rows(lake) == [1, 1, 1, 2, 2, 2, 3, 3, 3]
     assert lake.snapshot().tables("new") == [f"t{number}" for number in range(4)]

@@ -27,7 +27,9 @@ from trinitylake_ops.cli.context import (
 )
 from trinitylake_ops.cli.engine import Engine, engine_options
 from trinitylake_ops.maintenance.plans.document import Document, new_table
+from trinitylake_ops.maintenance.plans.retention import span_text
 from trinitylake_ops.storage.options import StorageOptions
+from trinitylake_ops.versions.snapshot import utc_of
 
 if TYPE_CHECKING:
     from trinitylake_ops.maintenance.clones.merge import MergePlan
@@ -86,23 +88,26 @@ def clone(
 @json_option
 @pass_session
 def clones(session: Session, target_options: StorageOptions | None, as_json: bool) -> None:
-    """List the clones: their age, how far both sides went on, and the bytes of their own files.
+    """List the clones: their age, by how many versions they are ahead and behind, and the bytes of their own files.
 
     Example: trinitylake clones
     """
-    found = maintenance.list_clones(session.lake(), target_options)
+    lake = session.lake()
+    found = maintenance.list_clones(lake, target_options)
     if as_json:
         print_json(found)
         return
+    now = utc_of(lake.storage.now_ms())
     rows = [
         (
-            *(one.name, one.state, one.cloned_version, one.created_at, one.retain_until),
+            *(one.name, one.state, one.cloned_version),
+            *(span_text(max(0, (now - one.created_at) // timedelta(milliseconds=1))), one.retain_until),
             *(one.versions, one.parent_versions, one.own_bytes, one.root),
         )
         for one in found
     ]
-    columns = ("name", "state", "of version", "created (UTC)", "kept until", "versions", "versions here", "own bytes")
-    print_table(new_table("", *columns, "root", rows=rows))
+    columns = ("name", "state", "of version", "age", "time until (UTC)", "ahead", "behind", "own bytes", "root")
+    print_table(new_table("", *columns, rows=rows))
 
 
 def choice_options(command: Any) -> Any:

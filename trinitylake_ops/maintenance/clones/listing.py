@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
 
-from trinitylake_ops.errors import LakehouseNotFoundError, StorageError
+from trinitylake_ops.errors import LakehouseNotFoundError, TrinityLakeError
 from trinitylake_ops.format.definitions import ExportRecord, ExportState
-from trinitylake_ops.maintenance.clones.records import OtherLakehouseError, is_clone, opened_clone
+from trinitylake_ops.maintenance.clones.records import OtherLakehouseError, clones_of, opened_clone
 from trinitylake_ops.maintenance.plans.cost import MeteredLakehouse
 from trinitylake_ops.maintenance.reach.survey import is_past
 from trinitylake_ops.transaction.lakehouse import Lakehouse
@@ -64,14 +64,13 @@ def list_clones(lake: Lakehouse, target_options: Mapping[str, str] | None = None
     metered = MeteredLakehouse(lake)
     latest = metered.lake.snapshot()
     now_ms = lake.storage.now_ms()
-    records = sorted((one for one in latest.definition.exports if is_clone(one)), key=lambda record: record.name)
-    return [_info(metered, record, latest, now_ms, target_options) for record in records]
+    return [_info(metered, record, latest, now_ms, target_options) for record in clones_of(latest.definition)]
 
 
 def overdue_clones(lake: Lakehouse) -> list[str]:
     """Return the names of the clones whose time is past, by the records of the parent alone. Raises StorageError."""
     definition, now_ms = lake.snapshot().definition, lake.storage.now_ms()
-    return sorted(one.name for one in definition.exports if is_clone(one) and is_past(one, now_ms))
+    return [one.name for one in clones_of(definition) if is_past(one, now_ms)]
 
 
 def _info(
@@ -94,7 +93,7 @@ def _info(
             state = CloneState.OVERDUE if is_past(record, now_ms) else CloneState.STANDING
         except (LakehouseNotFoundError, OtherLakehouseError) as error:
             state, reason = CloneState.GONE, error.message
-        except StorageError as error:
+        except TrinityLakeError as error:  # also a record that names no place of ours
             state, reason = CloneState.UNREADABLE, error.message
     versions, own_files, own_bytes = own or (None, None, None)
     return CloneInfo(

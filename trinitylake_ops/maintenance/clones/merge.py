@@ -171,10 +171,8 @@ class Merge:
         }
         if not left:
             return
-        names = ", ".join(sorted(left.values())[:_MOST_NAMED])
-        if self._is_theirs(
-            state.name, f"theirs dropped it, ours has {len(left)} tables new or changed in it ({names})"
-        ):
+        names = ", ".join(sorted(left.values())[:_MOST_NAMED]) + (", ..." if len(left) > _MOST_NAMED else "")
+        if self._is_theirs(state.name, f"theirs dropped it, ours has new or changed tables in it ({names})"):
             self.changes |= dict.fromkeys(left)
         else:
             del self.changes[state.key]

@@ -217,6 +217,7 @@ def _drop_shown(plan: DropClonePlan) -> dict[str, Any]:
     return {
         "root": plan.root,
         "clone_version": plan.clone_version,
+        "not_read": plan.reason or "",
         "files": plan.files,
         "bytes": plan.bytes,
         "files_of_others": plan.left,
