@@ -29,6 +29,7 @@ from trinitylake_ops.errors import (
     CommitConflictError,
     ExportExistsError,
     ExportNotFoundError,
+    FileMissingError,
     LakehouseNotFoundError,
     TrinityLakeError,
 )
@@ -89,6 +90,7 @@ class CloneWorld:
         self.shared: Content = {}
         self.doubtful: set[str] = set()
         self.stands = False
+        self._ends = False
         self.journal: list[str] = []
         self._tokens = itertools.count()
         lake = Lakehouse.create(self.roots["parent"], order=3, txn_ttl_millis=60_000, **small_sizes(3))
@@ -238,6 +240,9 @@ class CloneWorld:
                 self._keep(side, what)
             except LakehouseNotFoundError:  # the clone is not made yet, or gone
                 continue
+            except FileMissingError:
+                assert self._ends and side == "clone", self.journal  # half of it is deleted
+                continue
             done.append(f"{side}'s {what}")
         beside.flush()  # a hint that comes later would be left by a drop
         self.met.update(Met("order", first, then) for first, then in itertools.combinations(done, 2))
@@ -258,8 +263,9 @@ class CloneWorld:
             assert report.is_complete
 
         self._leap()
+        self._ends = True
         self._cut_off("drop", drop, ExportNotFoundError)
-        self.stands = False
+        self.stands = self._ends = False
         left = [info.path for info in MemoryStorage(self.roots["clone"]).list()]
         assert not left, (self.journal, left)
 

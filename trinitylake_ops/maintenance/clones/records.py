@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from trinitylake_ops.errors import ExportNotFoundError, InvalidInputError
+from trinitylake_ops.errors import ExportNotFoundError, InvalidInputError, LakehouseNotFoundError
 from trinitylake_ops.format.definitions import ExportRecord, LakehouseDef, ParentRecord
 from trinitylake_ops.format.file_names import manifest_path
 from trinitylake_ops.maintenance.plans.cost import MeteredLakehouse, uncached_on
@@ -103,7 +103,14 @@ def opened_clone(
     """
     source = metered.lake
     lake = lakehouse_of(metered, record, target_options)
-    latest = lake.snapshot()
+    try:
+        latest = lake.snapshot()
+    except LakehouseNotFoundError as error:
+        raise LakehouseNotFoundError(
+            f"clone {record.name!r} is gone: there is no lakehouse at {lake.root}; bring it back, or forget it:"
+            f" trinitylake drop-clone {record.name}",
+            path=error.path,
+        ) from error
     parent = latest.definition.parent
     if parent is None or not is_parent(parent, record, source.snapshot().definition.id):
         raise OtherLakehouseError(
