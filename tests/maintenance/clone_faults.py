@@ -39,18 +39,16 @@ class Disturbance:
 
     @classmethod
     def of(cls, rng: random.Random, visits: Mapping[str, Callable[[], None]]) -> Disturbance:
-        """Choose one."""
-        kind = rng.choice((None, None, None, *KINDS))
-        at = rng.randint(1, 90 if kind is None else 12)
-        name = rng.choice(("dies before", "dies after", "dies after", "answer lost", "answer lost", *visits, "nothing"))
+        """Choose one, more often at a request that changes something: there are fewer of these."""
+        kind = rng.choice((None, None, *KINDS, *EFFECTS, *EFFECTS))
+        at = rng.randint(1, 90) if kind is None else rng.randint(1, 6 if kind in EFFECTS else 12)
+        name = rng.choice(("dies before", "dies after", "dies after", "answer lost", "answer lost", *visits, *visits))
         if name in visits:
             return cls(name, at, kind, visit=visits[name])
         if name == "answer lost":
             kind = rng.choice(EFFECTS)
-            at = rng.randint(1, 12)
+            at = rng.randint(1, 8)
             return cls(name, at, kind, lose_response(at, kind=kind))
-        if name == "nothing":
-            return cls(name, at)
         return cls(name, at, kind, fail(at, DeathError, "before" if name == "dies before" else "after", kind=kind))  # type: ignore[arg-type]
 
 

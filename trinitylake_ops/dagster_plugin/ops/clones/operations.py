@@ -47,7 +47,7 @@ class CloneOptions(Options):
         ge=0,
         le=MOST_DAYS,
         allow_inf_nan=False,
-        description="Days for which its version is kept for the clone; 0: until it is dropped.",
+        description="Days after which it is overdue, and may be dropped by a schedule; 0: never.",
     )
 
 
