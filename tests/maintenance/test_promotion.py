@@ -183,6 +183,20 @@ def test_a_second_promotion_does_nothing_and_a_later_one_goes_on(parent: Aging, 
     assert not lake.snapshot().has_table("ns", "t")
 
 
+def test_a_drop_is_promoted_though_the_version_that_was_promoted_expired(parent: Aging, clone: Lakehouse) -> None:
+    """Whoever no longer knows what the clone had then must not take a drop for what it had."""
+    append_rows(clone)
+    append_rows(clone, "n0.new")
+    maintenance.plan_promotion(parent.lake, NAME).execute()
+    drop(clone, "n0", "new")
+    drop(clone, "ns", "t")
+    expire(clone, f"0-{clone.latest_version() - 1}")
+    plan = maintenance.plan_promotion(parent.lake, NAME)
+    assert names(plan) == {("removed", "n0.new"), ("removed", "ns.t")}
+    plan.execute()
+    assert objects(parent.lake.snapshot()) == objects(clone.snapshot())
+
+
 def test_the_parent_stands_alone_after_a_promotion(parent: Aging, clone: Lakehouse) -> None:
     lake = parent.lake
     append_rows(clone)
