@@ -98,7 +98,7 @@ class TrinityLakeResource(dg.ConfigurableResource["TrinityLakeResource"]):
         sets in branch deployments. Each branch has a clone below ``clones_root``, which its first run makes, and which
         is overdue after ``retain_for``. Both roots may be EnvVars. That of ``clones_root`` is read here, when
         definitions load. ``settings`` are the other fields. Production may read below ``clones_root``, to compare and
-        promote. Raises InvalidInputError for a branch without a name, and if the variable of ``clones_root`` is not set.
+        promote. Raises InvalidInputError for a branch without a name, and if no variable of ``clones_root`` is set.
         """
         branch = current_branch()
         clones = clones_root.get_value() if isinstance(clones_root, dg.EnvVar) else clones_root
