@@ -2,6 +2,7 @@
 
 ``.venv/bin/python -m scripts.make_pictures ROOT``, ROOT as of ``make demo``: a page, and what the command line prints.
 Without ROOT: the timeline of a month, of a lakehouse in memory whose clock is set forward; that needs nothing else.
+With ``compare`` in place of ROOT: the comparison of a pull request, which the test of it in the soak plays.
 
 The plan of an expiry is that of eight days later, when the demo's versions are old enough: the storage's clock is
 set forward, and nothing is changed. The root is shown as that of all examples. Needs Chromium, and Pillow, which
@@ -12,6 +13,7 @@ from __future__ import annotations
 
 import html
 import os
+import re
 import shlex
 import shutil
 import subprocess
@@ -116,10 +118,24 @@ def terminal(root: str, *commands: str) -> str:
     return f"<!doctype html><meta charset=utf-8><style>{style}</style><pre>{text}</pre>"
 
 
+def pull_request() -> None:
+    """Draw the page of a comparison, as the test of a pull request writes it. Raises CalledProcessError if it fails."""
+    with tempfile.TemporaryDirectory() as folder:
+        command = [sys.executable, "-m", "pytest", "-q", "-n0", "-p", "no:cacheprovider", "-m", "soak"]
+        command += [f"--basetemp={folder}/tests", "tests/e2e/test_pull_request.py"]
+        subprocess.run(command, check=True, cwd=IMAGES.parent.parent)
+        (page,) = {page.resolve() for page in Path(folder).glob("tests/*/compare.html")}  # pytest links to it, too
+        shown = re.sub(r"file:///[^\s<\"]*/clones/", "file:///data/clones/", page.read_text())
+        draw(shown, "compare-page", 900)
+
+
 def main() -> None:
     """Draw the timeline of a month, the plan of an expiry, and what the command line prints."""
     if not sys.argv[1:]:
         (IMAGES / "timeline.svg").write_text(month())
+        return
+    if sys.argv[1] == "compare":
+        pull_request()
         return
     root = sys.argv[1]
     lake = Lakehouse.open(root)

@@ -1,31 +1,35 @@
 """A lakehouse and a clone of it: random steps on both sides, cut off at random requests, beside a model in Python.
 
-The model is two maps from an object to what it holds: a text for a table without files, a list of rows for an Iceberg
-table, which every change makes anew. A step that was cut off has happened as a whole, or not at all.
+The model is two maps from an object to what it holds: a text for a table without files, or the rows of an Iceberg
+table. Every change makes that anew. A step that was cut off has happened as a whole, or not at all.
 """
 
 from __future__ import annotations
 
 import itertools
 import random
-import threading
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from functools import partial
 from unittest import mock
 
 import pyarrow as pa
 
-from tests.faults import DeathError, Fault, FaultyStorage, fail, lose_response
+from tests.faults import DeathError
 from tests.lakes import table
 from tests.maintenance.aging import DAY_MS, keeping
 from tests.maintenance.changes import small_sizes
+from tests.maintenance.clone_faults import Disturbance, Met, disturbances
 from tests.maintenance.copy_world import Clock
 from trinitylake_ops import Lakehouse, maintenance
 from trinitylake_ops.errors import (
+    AmbiguousWriteError,
     CommitConflictError,
     ExportExistsError,
     ExportNotFoundError,
+    FileMissingError,
     LakehouseNotFoundError,
     TrinityLakeError,
 )
@@ -38,26 +42,22 @@ from trinitylake_ops.tables.catalog import catalog_at
 _NAME = "feature"
 _STAMPED = ("a", "b", "c")
 _FILLED = ("s", "t")
+SIDES = ("parent", "clone")
+_LONG_MS = 2 * DAY_MS
+#: What keeps a side in order beside the other one.
+UPKEEP = ("expire", "purge", "orphans", "compact")
+
+
+@dataclass(frozen=True)
+class Filled:
+    """An Iceberg table: its rows in the order in which they came, and which change of its metadata is the latest."""
+
+    rows: tuple[int, ...]
+    change: int
+
+
 #: What a side holds: table -> its stamp, or its rows.
 Content = dict[str, object]
-_LONG_MS = 2 * DAY_MS
-
-
-class _Visited(FaultyStorage):
-    """Lets something else happen once, before a request of the main thread."""
-
-    def __init__(self, inner: Storage, plan: Sequence[Fault], at: int, visit: Callable[[], None] | None):
-        super().__init__(inner, plan, concurrency=1)
-        self._at = at
-        self._visit = visit
-
-    def _register(self, kind: str, path: str) -> list[Fault]:
-        faults = super()._register(kind, path)
-        is_main = threading.current_thread() is threading.main_thread()
-        if self._visit is not None and is_main and len(self.log) >= self._at:
-            visit, self._visit = self._visit, None
-            visit()
-        return faults
 
 
 @dataclass
@@ -74,15 +74,23 @@ class Side:
 
 
 class CloneWorld:
-    """Both sides, what they share, and a journal of what was done."""
+    """Both sides, what they share, and a journal of what was done.
 
-    def __init__(self, seed: int, clock: Clock):
+    ``doubtful`` are tables of which a side compacted or trimmed away what tells appends from other changes. Whether
+    appends on both sides of these are combined is not foretold, only what comes of it. ``met`` counts what disturbed
+    which request, and in which order sides were cleaned up.
+    """
+
+    def __init__(self, seed: int, clock: Clock, met: Counter[Met]):
         self.rng = random.Random(seed)
         self.clock = clock
-        self.roots = {side: f"memory://clones-{seed}-{side}/" for side in ("parent", "clone")}
+        self.met = met
+        self.roots = {side: f"memory://clones-{seed}-{side}/" for side in SIDES}
         self.parent, self.clone = Side(), Side()
         self.shared: Content = {}
+        self.doubtful: set[str] = set()
         self.stands = False
+        self._ends = False
         self.journal: list[str] = []
         self._tokens = itertools.count()
         lake = Lakehouse.create(self.roots["parent"], order=3, txn_ttl_millis=60_000, **small_sizes(3))
@@ -156,9 +164,9 @@ class CloneWorld:
             rows = pa.table({"id": pa.array([token], pa.int64())})
             with catalog_at(lake) as catalog:
                 catalog.create_table_if_not_exists(f"n.{name}", rows.schema).append(rows)
-            before = content.get(name, [])
-            assert isinstance(before, list)
-            content[name] = [*before, token]
+            before = content.get(name, Filled((), 0))
+            assert isinstance(before, Filled)
+            content[name] = Filled((*before.rows, token), token)
         else:
             with lake.transaction() as txn:
                 put = txn.alter_table if name in content else txn.create_table
@@ -178,10 +186,10 @@ class CloneWorld:
     def _clean(self, side: str) -> None:
         """Do steps of upkeep in any order."""
         lake = self.lake(side)
-        deeds = self._upkeep(lake)
-        if not self.stands:  # to the other side these are changes, which the model does not know
-            deeds.append(lambda: maintenance.plan_trim_tables(lake, keeping(1)).execute())
-            deeds.append(lambda: maintenance.plan_compact_tables(lake, min_input_files=2).execute())
+        deeds: list[Callable[[], None]] = [partial(self._keep, side, what) for what in UPKEEP]
+        deeds.append(lambda: self._rewrite(side, "trim", maintenance.plan_trim_tables(lake, keeping(1)).execute))
+        compact = partial(maintenance.plan_compact_tables, lake, min_input_files=2)
+        deeds.append(lambda: self._rewrite(side, "compact tables", lambda: compact().execute()))
         self.rng.shuffle(deeds)
         self.journal.append(f"{side}: clean up")
         for deed in deeds:
@@ -190,39 +198,62 @@ class CloneWorld:
         maintenance.plan_purge(lake).execute()
         maintenance.plan_orphan_removal(lake).execute()
 
-    def _upkeep(self, lake: Lakehouse) -> list[Callable[[], object]]:
-        return [
-            lambda: maintenance.plan_expiration(lake, keeping(self.rng.choice((1, 2)))).execute(),
-            lambda: maintenance.plan_purge(lake).execute(),
-            lambda: maintenance.compact(lake),
-        ]
+    def _rewrite(self, side: str, what: str, execute: Callable[[], object]) -> None:
+        """Change the metadata of tables, and none of their rows."""
+        here = self.parent if side == "parent" else self.clone
+        before = self.lake(side).latest_version()
+        execute()
+        lake = self.lake(side)
+        changed = {one.table for one in lake.diff(before, lake.latest_version()) if one.table is not None}
+        content = dict(here.content)
+        for name in changed:
+            value = content[name]
+            assert isinstance(value, Filled), self.journal
+            content[name] = Filled(value.rows, next(self._tokens))
+        if (what, side) != ("compact tables", "parent"):
+            self.doubtful |= changed
+        self.journal.append(f"{side}: {what} of {sorted(changed)}")
+        here.set(content)
+
+    def _keep(self, side: str, what: str) -> None:
+        """Do one step of upkeep."""
+        lake = self.lake(side)
+        if what == "expire":
+            maintenance.plan_expiration(lake, keeping(self.rng.choice((1, 2)))).execute()
+        elif what == "purge":
+            maintenance.plan_purge(lake).execute()
+        elif what == "orphans":
+            maintenance.plan_orphan_removal(lake).execute()
+        else:
+            maintenance.compact(lake)
 
     def _clean_beside(self) -> None:
-        """Keep a side in order in the middle of something else, with or without days in between."""
-        side = self.rng.choice(("parent", "clone"))
-        try:
-            lake = self.lake(side)
-        except LakehouseNotFoundError:  # the clone is not made yet, or gone
-            return
-        deeds = [
-            *self._upkeep(lake),
-            lambda: maintenance.plan_purge(lake).execute(),
-            lambda: maintenance.plan_orphan_removal(lake).execute(),
-        ]
+        """Keep sides in order in the middle of something else, in any order, with or without days in between."""
+        deeds = [(side, what) for side in SIDES for what in UPKEEP]
         self.rng.shuffle(deeds)
         is_slow = self.rng.random() < 0.5
-        self.journal.append(f"{side}: clean up beside it, {'slowly' if is_slow else 'at once'}")
-        for deed in deeds:
+        done = []
+        for side, what in deeds:
             if is_slow:
                 self._leap()
-            deed()
+            try:
+                self._keep(side, what)
+            except LakehouseNotFoundError:  # the clone is not made yet, or gone
+                continue
+            except FileMissingError:
+                assert self._ends and side == "clone", self.journal  # half of it is deleted
+                continue
+            done.append(f"{side}'s {what}")
+        beside.flush()  # a hint that comes later would be left by a drop
+        self.met.update(Met("order", first, then) for first, then in itertools.combinations(done, 2))
+        self.journal.append(f"clean up beside it, {'slowly' if is_slow else 'at once'}: {', '.join(done)}")
 
     def _make(self) -> None:
         def make(lake: Lakehouse) -> object:
             return maintenance.plan_clone(lake, self.roots["clone"], _NAME).execute()
 
         self._cut_off("clone", make, ExportExistsError)
-        self.stands, self.clone = True, Side()
+        self.stands, self.clone, self.doubtful = True, Side(), set()
         self.clone.set(self.parent.content)
         self.shared = dict(self.parent.content)
 
@@ -232,8 +263,9 @@ class CloneWorld:
             assert report.is_complete
 
         self._leap()
+        self._ends = True
         self._cut_off("drop", drop, ExportNotFoundError)
-        self.stands = False
+        self.stands = self._ends = False
         left = [info.path for info in MemoryStorage(self.roots["clone"]).list()]
         assert not left, (self.journal, left)
 
@@ -248,9 +280,13 @@ class CloneWorld:
         planned = maintenance.plan_promotion if what == "promote" else maintenance.plan_refresh
         expected, conflicts = self._merged(ours, theirs)
         plan = planned(self.lake("parent"), _NAME)
-        found = {one.name for one in plan.conflicts}
-        assert found == {f"n.{name}" for name in conflicts}, (self.journal, found, conflicts)
-        chosen = {name: self.rng.choice(("ours", "theirs")) for name in conflicts}
+        found = {one.name.removeprefix("n.") for one in plan.conflicts}
+        for name in self.doubtful & found - set(conflicts):
+            assert {type(ours.content.get(name)), type(theirs.content.get(name))} == {Filled}, (self.journal, name)
+            conflicts.append(name)
+            expected[name] = ours.content[name]
+        assert found == set(conflicts), (self.journal, found, conflicts)
+        chosen = {name: self.rng.choice(("ours", "theirs")) for name in sorted(conflicts)}
         choices = {side: [f"n.{name}" for name, text in chosen.items() if text == side] for side in ("ours", "theirs")}
         for name, side in chosen.items():
             if side == "theirs":
@@ -285,8 +321,8 @@ class CloneWorld:
             base, here, there = self.shared.get(name), ours.content.get(name), theirs.content.get(name)
             if here == there:
                 continue
-            if isinstance(here, list) and isinstance(there, list) and here[0] == there[0]:
-                expected[name] = here + [row for row in there if row not in here]
+            if isinstance(here, Filled) and isinstance(there, Filled) and here.rows[0] == there.rows[0]:
+                expected[name] = self._combined(base, here, there, into_parent=ours is self.parent)
                 continue
             parent = self.parent.content.get(name)
             if parent is not None and parent != base and parent in self.clone.past.get(name, []):
@@ -297,6 +333,16 @@ class CloneWorld:
                 _put(expected, name, there)
         return expected, conflicts
 
+    def _combined(self, base: object, here: Filled, there: Filled, *, into_parent: bool) -> Filled:
+        """Return what a table holds that both sides have, and of which neither dropped rows."""
+        if base in (here, there):
+            return there if base == here else here
+        new = [row for row in there.rows if row not in here.rows]
+        if into_parent:
+            return Filled((*here.rows, *new), next(self._tokens)) if new else here
+        has_more = any(row not in there.rows for row in here.rows)
+        return Filled((*here.rows, *new), next(self._tokens)) if has_more else there
+
     def _cut_off(
         self,
         what: str,
@@ -304,21 +350,18 @@ class CloneWorld:
         *done: type[Exception],
         seen: Callable[[], bool] = lambda: True,
     ) -> None:
-        """Run something that is cut off at a random request of one side, then as often as it needs to be done."""
-        side = self.rng.choice(("parent", "clone"))
-        at = self.rng.randint(1, 60)
-        faults: list[Fault] = []
-        visit = self._clean_beside if self.rng.random() < 0.4 else None
-        if visit is None and self.rng.random() < 0.7:
-            moment = self.rng.choice(("before", "after"))
-            faults = [fail(at, DeathError, moment)]  # type: ignore[arg-type]
-        elif visit is None and self.rng.random() < 0.5:
-            faults = [lose_response(at // 4 + 1, kind=self.rng.choice(("create", "write")))]
-        self.journal.append(f"{what}, with {faults or ('upkeep' if visit else 'nothing')} at request {at} of {side}")
+        """Run something that is disturbed at a random request of one side, then as often as it needs to be done."""
+        side = self.rng.choice(SIDES)
+        visits = {"upkeep": self._clean_beside, "twice at once": lambda: self._beside(run, done)}
+        disturbed = Disturbance.of(self.rng, visits)
+        self.journal.append(f"{what}, with {disturbed.name} at request {disturbed.at} of {side}")
         storages: dict[str, Storage] = {
-            root: _Visited(MemoryStorage(root), faults if name == side else [], at, visit if name == side else None)
+            root: disturbances(
+                MemoryStorage(root), f"{what} in the {name}", self.met, disturbed if name == side else None
+            )
             for name, root in self.roots.items()
         }
+        visit = disturbed.visit
         try:
             with ExitStack() as stack:
                 for module in (clone_module, records_module):
@@ -327,7 +370,7 @@ class CloneWorld:
                 run(Lakehouse(storages[self.roots["parent"]], cache="off"))
                 beside.flush()  # the thread that writes the hint may die, too
         except (DeathError, TrinityLakeError) as error:
-            if isinstance(error, TrinityLakeError) and visit is None:
+            if isinstance(error, TrinityLakeError) and visit is None and not isinstance(error, AmbiguousWriteError):
                 raise
             assert seen(), self.journal
             self.journal.append(f"it ended with {error!r}")
@@ -335,6 +378,13 @@ class CloneWorld:
                 run(self.lake("parent"))
             except (*done, LakehouseNotFoundError) as error:
                 assert isinstance(error, done), self.journal
+
+    def _beside(self, run: Callable[[Lakehouse], object], done: tuple[type[Exception], ...]) -> None:
+        """Do the same in another process, in the middle of it."""
+        try:
+            run(self.lake("parent"))
+        except (*done, LakehouseNotFoundError, CommitConflictError) as error:
+            self.journal.append(f"beside it, the same ended with {error!r}")
 
 
 def _put(content: Content, name: str, value: object) -> None:
@@ -345,7 +395,7 @@ def _put(content: Content, name: str, value: object) -> None:
 
 
 def _sorted(content: Content) -> Content:
-    return {name: sorted(value) if isinstance(value, list) else value for name, value in content.items()}
+    return {name: sorted(value.rows) if isinstance(value, Filled) else value for name, value in content.items()}
 
 
 def _content(lake: Lakehouse) -> Content:

@@ -172,6 +172,14 @@ CHANGES = {
     "another column": with_a_column,
     "made anew": made_anew,
 }
+REASONS = {
+    "rows removed": "in the SIDE it was not only appended to",
+    "overwritten": "in the SIDE it was not only appended to",
+    "properties of Iceberg": "their properties differ",
+    "properties of the definition": "their properties differ",
+    "another column": "their columns differ",
+    "made anew": "two tables of one name",
+}
 
 
 @pytest.mark.parametrize("side", ["parent", "clone"])
@@ -182,7 +190,9 @@ def test_anything_else_on_one_side_is_a_conflict(parent: Aging, clone: Lakehouse
     CHANGES[change](ours)
     append(theirs, 20)
     for planned in (maintenance.plan_promotion, maintenance.plan_refresh):
-        assert [found.name for found in planned(parent.lake, NAME).conflicts] == ["ns.t"]
+        (found,) = planned(parent.lake, NAME).conflicts
+        assert found.name == "ns.t"
+        assert REASONS[change].replace("SIDE", side) in found.reason
 
 
 def test_a_table_that_was_set_back_is_a_conflict(aging: Aging, lakes: Lakes) -> None:

@@ -267,14 +267,29 @@ def test_the_definition_of_a_clone_without_roots_goes_with_its_drop(parent: Agin
     assert files(clone) == {other.definition_location}
 
 
-def test_an_overdue_clone_is_told_and_ends_with_the_next_expiry(parent: Aging, lakes: Lakes) -> None:
-    cloned(lakes, parent.lake, retain_for=DAY_MS)
+def test_an_overdue_clone_is_told_and_only_a_drop_ends_it(parent: Aging, lakes: Lakes) -> None:
+    clone = cloned(lakes, parent.lake, retain_for=DAY_MS)
+    append_rows(clone)
     assert only(parent.lake).state == CloneState.STANDING
+    overwrite_rows(parent.lake, "ns.t")
+    kept = parent.lake.latest_version()
+    maintenance.plan_refresh(parent.lake, only(parent.lake).name, ours=["ns.t"]).execute()
+    overwrite_rows(parent.lake, "ns.t")
     parent.later()
     assert only(parent.lake).state == CloneState.OVERDUE
-    plan = maintenance.plan_expiration(parent.lake)
-    assert plan.exports == (only(parent.lake).name,)
+    plan = maintenance.plan_expiration(parent.lake, keeping(1))
+    name = only(parent.lake).name
+    assert plan.exports == ()
+    assert {verdict.reason for verdict in plan.verdicts if "clone" in verdict.reason} == {
+        f"pinned by clone {name!r}",
+        f"pinned by clone {f'{name}@{kept}'!r}",
+    }
     plan.execute()
+    parent.clean_up()
+    assert only(parent.lake).state == CloneState.OVERDUE
+    assert rows(clone) == [1, 1, 2, 2, 3, 3]
+    assert maintenance.verify(clone, deep=True).is_clean
+    maintenance.drop_clone(parent.lake, name, delete_files=True)
     assert maintenance.list_clones(parent.lake) == []
 
 

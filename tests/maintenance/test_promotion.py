@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import pyarrow as pa
 import pytest
 
 from tests.faults import FaultyStorage
 from tests.lakes import Lakes, objects
 from tests.maintenance.aging import Aging, keeping
-from tests.maintenance.changes import ROWS, alter, append_rows, create, drop, expire, overwrite_rows
+from tests.maintenance.changes import alter, append_rows, create, drop, expire, overwrite_rows
+from tests.maintenance.conflicts import CONFLICTS, both_altered, namespace_dropped_under_a_new_table
 from tests.maintenance.copies import files, rows
 from trinitylake_ops import Column, DataType, Lakehouse, Schema, TableDef, maintenance
 from trinitylake_ops.errors import (
@@ -183,6 +183,20 @@ def test_a_second_promotion_does_nothing_and_a_later_one_goes_on(parent: Aging, 
     assert not lake.snapshot().has_table("ns", "t")
 
 
+def test_a_drop_is_promoted_though_the_version_that_was_promoted_expired(parent: Aging, clone: Lakehouse) -> None:
+    """Whoever no longer knows what the clone had then must not take a drop for what it had."""
+    append_rows(clone)
+    append_rows(clone, "n0.new")
+    maintenance.plan_promotion(parent.lake, NAME).execute()
+    drop(clone, "n0", "new")
+    drop(clone, "ns", "t")
+    expire(clone, f"0-{clone.latest_version() - 1}")
+    plan = maintenance.plan_promotion(parent.lake, NAME)
+    assert names(plan) == {("removed", "n0.new"), ("removed", "ns.t")}
+    plan.execute()
+    assert objects(parent.lake.snapshot()) == objects(clone.snapshot())
+
+
 def test_the_parent_stands_alone_after_a_promotion(parent: Aging, clone: Lakehouse) -> None:
     lake = parent.lake
     append_rows(clone)
@@ -217,60 +231,6 @@ def test_chosen_objects_are_promoted_alone(parent: Aging, clone: Lakehouse) -> N
         maintenance.plan_promotion(lake, NAME, tables=["ns.nothing"])
 
 
-def both_altered(lake: Lakehouse, clone: Lakehouse) -> str:
-    append_rows(lake)
-    overwrite_rows(clone, "ns.t")
-    return "ns.t"
-
-
-def dropped_and_altered(lake: Lakehouse, clone: Lakehouse) -> str:
-    drop(lake, "ns", "t")
-    append_rows(clone)
-    return "ns.t"
-
-
-def altered_and_dropped(lake: Lakehouse, clone: Lakehouse) -> str:
-    append_rows(lake)
-    drop(clone, "ns", "t")
-    return "ns.t"
-
-
-def both_created(lake: Lakehouse, clone: Lakehouse) -> str:
-    append_rows(lake, "n1.made")
-    append_rows(clone, "n1.made")
-    return "n1.made"
-
-
-def namespace_dropped_under_a_new_table(lake: Lakehouse, clone: Lakehouse) -> str:
-    drop(lake, "n1")
-    append_rows(clone, "n1.made")
-    return "n1.made"
-
-
-def namespace_dropped_with_a_new_table_in_it(lake: Lakehouse, clone: Lakehouse) -> str:
-    append_rows(lake, "n1.made")
-    drop(clone, "n1")
-    return "n1"
-
-
-def schema_changed_on_both(lake: Lakehouse, clone: Lakehouse) -> str:
-    for each, name in ((lake, "here"), (clone, "there")):
-        with catalog_at(each).load_table("ns.t").update_schema() as update:
-            update.union_by_name(pa.schema([*ROWS.schema, pa.field(name, pa.int64())]))
-    return "ns.t"
-
-
-CONFLICTS = (
-    both_altered,
-    dropped_and_altered,
-    altered_and_dropped,
-    both_created,
-    namespace_dropped_under_a_new_table,
-    namespace_dropped_with_a_new_table_in_it,
-    schema_changed_on_both,
-)
-
-
 @pytest.mark.parametrize("conflict", CONFLICTS, ids=lambda conflict: conflict.__name__)
 @pytest.mark.parametrize("direction", ["promote", pytest.param("refresh", marks=pytest.mark.soak)])
 def test_conflicts_name_the_object_and_change_nothing(
@@ -285,7 +245,8 @@ def test_conflicts_name_the_object_and_change_nothing(
     before = files(lake), files(clone)
     with pytest.raises(CommitConflictError, match="--theirs") as raised:
         plan.execute()
-    assert any(text.startswith(f"{name}: ") for text in raised.value.conflicts)
+    if direction == "promote":
+        assert raised.value.conflicts == (f"{name}: {CONFLICTS[conflict]}",)  # type: ignore[index]
     assert (files(lake), files(clone)) == before
     kept = objects(ours.snapshot())
     planned(lake, NAME, ours=[name]).execute()
@@ -316,6 +277,34 @@ def test_choices_that_make_no_sense(parent: Aging, clone: Lakehouse) -> None:
     with pytest.raises(InvalidInputError, match="both sides"):
         maintenance.plan_promotion(parent.lake, NAME, theirs=["ns.t"], ours=["ns.t"])
     assert not maintenance.plan_promotion(parent.lake, NAME, theirs=["ns"]).conflicts
+
+
+@pytest.mark.parametrize("choice", [{"theirs": ["ns.t"]}, {"ours": ["ns.t"]}], ids=str)
+def test_choices_can_be_given_again(parent: Aging, clone: Lakehouse, choice: dict[str, list[str]]) -> None:
+    """Whoever did not get the answer gives the same command once more."""
+    both_altered(parent.lake, clone)
+    append_rows(clone, "ns.u")
+    for planned in (maintenance.plan_promotion, maintenance.plan_refresh):
+        planned(parent.lake, NAME, **choice).execute()
+        again = planned(parent.lake, NAME, **choice)
+        assert again.is_empty
+        again.execute()
+
+
+def test_what_a_refresh_decided_is_decided(parent: Aging, clone: Lakehouse) -> None:
+    """Also where nothing else came in."""
+    both_altered(parent.lake, clone)
+    expected = objects(clone.snapshot())
+    plan = maintenance.plan_refresh(parent.lake, NAME, ours=["ns.t"])
+    assert (plan.changes, plan.kept, plan.is_empty) == ((), ("ns.t",), False)
+    assert "as the clone has it" in str(plan)
+    assert ("leave", "ns.t", "", "the clone") in plan.steps().rows
+    plan.execute(plan.digest)
+    assert maintenance.plan_refresh(parent.lake, NAME).is_empty
+    assert maintenance.plan_promotion(parent.lake, NAME).conflicts == ()
+    maintenance.plan_promotion(parent.lake, NAME).execute()
+    assert rows(parent.lake) == rows(clone)
+    assert objects(clone.snapshot()) == expected
 
 
 def test_commits_in_between(parent: Aging, clone: Lakehouse) -> None:

@@ -234,7 +234,7 @@ class World:
         place = path if folder is self.home else f"{folder.root}{path}"
         self.log.append((process.name, kind, place, fault or ""))
         if fault is not None:
-            self.injected[f"{kind} {_class_of(path)}", fault] += 1
+            self.injected[f"{kind} {class_of(path)}", fault] += 1
         return self._answered(process, kind, path, effect, fault)
 
     def _fault_of(self, process: Process, kind: Kind, path: str) -> Fault | None:
@@ -536,7 +536,7 @@ class SimulatedStorage(Storage):
         return self._world.request(self._process, kind, path, effect, self._folder)
 
 
-def _class_of(path: str) -> str:
+def class_of(path: str) -> str:
     """Return what kind of file a path, or the prefix of a listing, names."""
     if parse_root_path(path) is not None:
         return "root"

@@ -26,8 +26,10 @@ from trinitylake_ops.cli.context import (
     target_option,
 )
 from trinitylake_ops.cli.engine import Engine, engine_options
-from trinitylake_ops.maintenance.plans.document import new_table
+from trinitylake_ops.maintenance.plans.document import Document, new_table
+from trinitylake_ops.maintenance.plans.retention import span_text
 from trinitylake_ops.storage.options import StorageOptions
+from trinitylake_ops.versions.snapshot import utc_of
 
 if TYPE_CHECKING:
     from trinitylake_ops.maintenance.clones.merge import MergePlan
@@ -40,7 +42,9 @@ if TYPE_CHECKING:
 @click.option("--export", "exported", metavar="NAME", help="Clone the version of this export.")
 @click.option("--timestamp", type=Timestamp(), help="Clone the newest version at that time.")
 @click.option("--namespace", "namespaces", multiple=True, help="Only this namespace; may be repeated.")
-@click.option("--retain-for", type=Duration(), help="Keep its version so long, such as 14d; default: until dropped.")
+@click.option(
+    "--retain-for", type=Duration(), help="After this time, such as 14d, it is overdue, and schedules may drop it."
+)
 @target_option
 @json_option
 @pass_session
@@ -84,23 +88,26 @@ def clone(
 @json_option
 @pass_session
 def clones(session: Session, target_options: StorageOptions | None, as_json: bool) -> None:
-    """List the clones: their age, how far both sides went on, and the bytes of their own files.
+    """List the clones: their age, by how many versions they are ahead and behind, and the bytes of their own files.
 
     Example: trinitylake clones
     """
-    found = maintenance.list_clones(session.lake(), target_options)
+    lake = session.lake()
+    found = maintenance.list_clones(lake, target_options)
     if as_json:
         print_json(found)
         return
+    now = utc_of(lake.storage.now_ms())
     rows = [
         (
-            *(one.name, one.state, one.cloned_version, one.created_at, one.retain_until),
+            *(one.name, one.state, one.cloned_version),
+            *(span_text(max(0, (now - one.created_at) // timedelta(milliseconds=1))), one.retain_until),
             *(one.versions, one.parent_versions, one.own_bytes, one.root),
         )
         for one in found
     ]
-    columns = ("name", "state", "of version", "created (UTC)", "kept until", "versions", "versions here", "own bytes")
-    print_table(new_table("", *columns, "root", rows=rows))
+    columns = ("name", "state", "of version", "age", "time until (UTC)", "ahead", "behind", "own bytes", "root")
+    print_table(new_table("", *columns, rows=rows))
 
 
 def choice_options(command: Any) -> Any:
@@ -153,6 +160,21 @@ def _steps_printed(plan: MergePlan, digest: str | None, yes: bool, as_json: bool
     print_table(steps)
 
 
+def _print_merge(plan: MergePlan, report: Document | None, as_json: bool) -> None:
+    """Print the report, or the plan and what to do about it."""
+    if report is not None or not plan.conflicts:
+        print_outcome(plan, report, as_json, is_empty=plan.is_empty)
+        return
+    from trinitylake_ops.maintenance.clones.merge import how_to_choose  # with what reads tables
+
+    print_shown(plan, as_json)
+    click.echo(
+        f"Nothing was done, and nothing will be while there are conflicts. Choose for each, such as"
+        f" {how_to_choose(plan.conflicts)}.",
+        err=True,
+    )
+
+
 @click.command(short_help="Plan or do the promotion of what was made in a clone.")
 @click.argument("name", metavar="CLONE")
 @click.option("--namespace", "namespaces", multiple=True, help="Only this namespace; may be repeated.")
@@ -202,7 +224,7 @@ def promote(
             return
         if digest is not None or yes:
             report = plan.execute(digest, progress=progress)
-    print_outcome(plan, report, as_json, is_empty=plan.is_empty)
+    _print_merge(plan, report, as_json)
 
 
 @click.command(short_help="Plan or do the refresh of a clone with what is new here.")
@@ -236,7 +258,7 @@ def refresh(
         _steps_printed(plan, digest, yes, as_json)
         return
     report = None if digest is None and not yes else plan.execute(digest)
-    print_outcome(plan, report, as_json, is_empty=plan.is_empty)
+    _print_merge(plan, report, as_json)
 
 
 @click.command("drop-clone", short_help="Plan or do the drop of a clone.")

@@ -75,7 +75,7 @@ class TrinityLakeResource(dg.ConfigurableResource["TrinityLakeResource"]):
         " (for_branch_deployment sets it).",
     )
     clone_name: str = Field(default="", description="Name of that clone.")
-    clone_retain_days: float = Field(default=14, gt=0, description="How many days it is kept.")
+    clone_retain_days: float = Field(default=14, gt=0, description="After how many days it is overdue.")
     webserver_url: str = Field(
         default="",
         description="Address of Dagster's webserver, such as https://dagster.example.com/prefix, for links in metadata."
@@ -96,9 +96,9 @@ class TrinityLakeResource(dg.ConfigurableResource["TrinityLakeResource"]):
 
         A process works for a branch if the environment says so: the variable TRINITYLAKE_BRANCH, or those that Dagster+
         sets in branch deployments. Each branch has a clone below ``clones_root``, which its first run makes, and which
-        is kept for ``retain_for``. Both roots may be EnvVars. That of ``clones_root`` is read here, when definitions
-        load. ``settings`` are the other fields. Production may read below ``clones_root``, to compare and promote.
-        Raises InvalidInputError for a branch without a name, and if the variable of ``clones_root`` is not set.
+        is overdue after ``retain_for``. Both roots may be EnvVars. That of ``clones_root`` is read here, when
+        definitions load. ``settings`` are the other fields. Production may read below ``clones_root``, to compare and
+        promote. Raises InvalidInputError for a branch without a name, and if no variable of ``clones_root`` is set.
         """
         branch = current_branch()
         clones = clones_root.get_value() if isinstance(clones_root, dg.EnvVar) else clones_root

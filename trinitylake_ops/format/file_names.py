@@ -257,7 +257,12 @@ def new_export_root_path() -> str:
 
 def new_manifest_path() -> str:
     """Return a fresh path for the manifest of an export."""
-    return f"{OPERATIONS_PREFIX}export-{uuid.uuid4()}.json"
+    return manifest_path(str(uuid.uuid4()))
+
+
+def manifest_path(export_id: str) -> str:
+    """Return the path of the manifest of an export with this id."""
+    return f"{OPERATIONS_PREFIX}export-{export_id}.json"
 
 
 def new_plan_path() -> str:

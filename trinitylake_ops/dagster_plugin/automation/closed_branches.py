@@ -9,7 +9,7 @@ import dagster as dg
 from trinitylake_ops.dagster_plugin.branches.branch import BRANCH_PREFIX, branch_clone
 from trinitylake_ops.dagster_plugin.names import ONLY, LakehouseNames
 from trinitylake_ops.dagster_plugin.resources import lakehouse_of
-from trinitylake_ops.maintenance.clones.records import is_clone
+from trinitylake_ops.maintenance.clones.records import clones_of
 
 _DROP_JOB = "drop_closed_branch"
 
@@ -41,7 +41,7 @@ def build_closed_branch_sensor(
         definition = lake.snapshot().definition
         # Asked after the clones were listed: the branch of each of them was opened before.
         kept = {branch_clone(branch) for branch in open_branches()}
-        clones = [record for record in definition.exports if is_clone(record) and record.name.startswith(BRANCH_PREFIX)]
+        clones = [record for record in clones_of(definition) if record.name.startswith(BRANCH_PREFIX)]
         closed = [record for record in clones if record.name not in kept]
         for record in closed:
             yield dg.RunRequest(run_key=record.clone_id, run_config={"name": record.name})

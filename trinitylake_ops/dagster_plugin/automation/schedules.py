@@ -23,7 +23,7 @@ from trinitylake_ops.maintenance import Budget
 CRONS: Mapping[str, str] = {
     "hint": "7 * * * *",
     "verify": "0 1 * * *",
-    "drop_clones": "30 2 * * *",  # before expiry, which ends what is kept for them and leaves their files
+    "drop_clones": "30 2 * * *",  # before expiry, which frees what was kept for them
     "expire": "0 3 * * *",
     "trim": "0 2 * * 0",
     "purge": "0 4 * * 0",

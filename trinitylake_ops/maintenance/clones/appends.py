@@ -35,6 +35,7 @@ COMBINED_TO = "trinitylake.combined-to"
 # The latest version of Iceberg's format whose tables are written.
 _LATEST_WRITTEN = 2
 _SAME_ROWS = (Operation.APPEND, Operation.REPLACE)
+_NOT_ONLY_IN_CLONE = "in the clone it was not only appended to"
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,22 +66,29 @@ class FindsAppends:
         self._definitions = sides.clone.lake.files.definitions
         self._io = clone_io(sides)
 
-    def __call__(self, state: ObjectState) -> Appends | None:
-        """Return what the clone appended, None where the table's changes are not such. Raises StorageError."""
+    def __call__(self, state: ObjectState) -> Appends | str:
+        """Return what the clone appended, or why the table's changes are not such: an empty text where that is plain.
+
+        Raises StorageError.
+        """
         if state.name.table is None or state.parent is None or state.clone is None:
-            return None
+            return ""
         parent, clone = self._definitions.table(state.parent), self._definitions.table(state.clone)
-        if not _is_same_table(parent, clone):
-            return None
+        if parent.id != clone.id:
+            return "two tables of one name"
+        if differing := _differing(parent, clone):
+            return f"their {differing} differ"
         base = None if state.base is None else self._definitions.table(state.base)
         base_id = None
         if base is not None and base.id == parent.id and iceberg_metadata(base):
             base_id = load_table_metadata(base, self._io).metadata.current_snapshot_id
         ours, theirs = (load_table_metadata(one, self._io).metadata for one in (parent, clone))
         new = new_in_clone(ours, theirs, base_id)
-        files = None if new is None else self._added(new)
+        if isinstance(new, str):
+            return new
+        files = self._added(new)
         if files is None:
-            return None
+            return _NOT_ONLY_IN_CLONE
         to_snapshot = theirs.current_snapshot_id
         assert to_snapshot is not None, "an append left a snapshot"
         return Appends(state.key, state.name, state.parent, parent.id, tuple(files), to_snapshot)
@@ -101,48 +109,55 @@ class FindsAppends:
         return found
 
 
-def _is_same_table(parent: TableDef, clone: TableDef) -> bool:
-    """Whether two definitions differ in where the metadata is, and in nothing else."""
+def _differing(parent: TableDef, clone: TableDef) -> str:
+    """Return what differs between two definitions, beside where the metadata is; nothing if no more does."""
+    if parent.schema != clone.schema:
+        return "columns"
+    if parent.properties != clone.properties:
+        return "properties"
     if not (parent.is_managed and parent.is_iceberg and iceberg_metadata(parent) and iceberg_metadata(clone)):
-        return False
+        return "definitions"
     properties = {**clone.format_properties, METADATA_LOCATION: parent.format_properties[METADATA_LOCATION]}
-    return replace(clone, format_properties=properties) == parent
+    return "" if replace(clone, format_properties=properties) == parent else "definitions"
 
 
-def new_in_clone(parent: TableMetadata, clone: TableMetadata, base_id: int | None) -> list[Snapshot] | None:
+def new_in_clone(parent: TableMetadata, clone: TableMetadata, base_id: int | None) -> list[Snapshot] | str:
     """Return the snapshots whose files the parent's table lacks, the newest first.
 
-    None unless both sides have appended alone since the newest snapshot that both have. ``base_id`` is the current
-    snapshot of the shared version: where one side left it, the table was set back.
+    Or why not, unless both sides have appended alone since the newest snapshot that both have. ``base_id`` is the
+    current snapshot of the shared version: where one side left it, the table was set back.
     """
-    if _shape(parent) != _shape(clone) or max(parent.format_version, clone.format_version) > _LATEST_WRITTEN:
-        return None
+    shapes = zip(_shape(parent).items(), _shape(clone).values(), strict=True)
+    if differing := [what for (what, here), there in shapes if here != there]:
+        return f"their {' and '.join(differing)} differ"
+    if max(parent.format_version, clone.format_version) > _LATEST_WRITTEN:
+        return f"tables of Iceberg's format {max(parent.format_version, clone.format_version)} are not written"
     if parent.current_snapshot_id is None or clone.current_snapshot_id is None:
-        return None
+        return "one of them has no rows"
     ours, theirs = list(_chain(parent)), list(_chain(clone))
     here, there = ({one.snapshot_id for one in chain} for chain in (ours, theirs))
     if base_id is not None and not (base_id in here and base_id in there):
-        return None
+        return "one of them was set back"
     marks = {mark for one in ours if (mark := _mark(one)) is not None}
     new = _until(theirs, lambda one: one.snapshot_id in here or one.snapshot_id in marks)
     own = _until(ours, lambda one: one.snapshot_id in there or _mark(one) in there)
-    if new is None or own is None or any(_operation(one) != Operation.APPEND for one in new):
-        return None
-    return new if all(_operation(one) in _SAME_ROWS for one in own) else None
+    if new is None or any(_operation(one) != Operation.APPEND for one in new):
+        return _NOT_ONLY_IN_CLONE
+    if own is None or any(_operation(one) not in _SAME_ROWS for one in own):
+        return "in the parent it was not only appended to"
+    return new
 
 
-def _shape(metadata: TableMetadata) -> object:
-    order = metadata.sort_order_by_id(metadata.default_sort_order_id)
-    return (
-        metadata.table_uuid,
-        metadata.schema().fields,
-        set(metadata.schema().identifier_field_ids),
-        metadata.last_column_id,
-        metadata.spec(),
-        metadata.default_spec_id,
-        None if order is None else order.fields,
-        metadata.properties,
-    )
+def _shape(metadata: TableMetadata) -> dict[str, object]:
+    order, schema = metadata.sort_order_by_id(metadata.default_sort_order_id), metadata.schema()
+    return {
+        "uuids": metadata.table_uuid,
+        "columns": (schema.fields, metadata.last_column_id),
+        "keys": set(schema.identifier_field_ids),
+        "partitions": (metadata.spec(), metadata.default_spec_id),
+        "orders": None if order is None else order.fields,
+        "properties": metadata.properties,
+    }
 
 
 def _chain(metadata: TableMetadata) -> Iterator[Snapshot]:

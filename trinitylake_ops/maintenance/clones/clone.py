@@ -239,8 +239,8 @@ def plan_clone(
 
     ``name`` is that of the clone here, by default the last part of ``target``. ``version`` is a number or the name of
     an export, ``timestamp`` a time. ``namespaces`` limit the clone to these. ``retain_for``, a timedelta or
-    milliseconds, is how long the version is kept for the clone; None means until it is dropped. ``target_options`` are
-    for the target's storage, by default those of this one if the scheme is the same.
+    milliseconds, is the time after which the clone is overdue, None for never. Its version is kept until it is dropped.
+    ``target_options`` are for the target's storage, by default those of this one if the scheme is the same.
 
     Raises InvalidNameError, ExportExistsError for a name that is taken, LakehouseExistsError for a target that is.
     Raises NamespaceNotFoundError, VersionNotFoundError, VersionExpiredError, StorageError, and InvalidInputError for a

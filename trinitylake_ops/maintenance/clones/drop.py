@@ -13,6 +13,7 @@ from trinitylake_ops.errors import (
     FileMissingError,
     LakehouseNotFoundError,
     MaintenanceBlockedError,
+    TrinityLakeError,
 )
 from trinitylake_ops.format.definitions import ExportLevel, ExportRecord
 from trinitylake_ops.format.file_names import (
@@ -53,7 +54,7 @@ _OPERATION = "drop-clone"
 
 @dataclass(frozen=True, kw_only=True)
 class DropClonePlan(Plan):
-    """The drop of a clone. ``clone_version`` is its latest version, None where its lakehouse is gone.
+    """The drop of a clone. ``clone_version`` is its latest version, None where it is gone, or not read for ``reason``.
 
     ``stages`` are the paths of its own files with their sizes in bytes, which are deleted one stage after the other.
     They are empty unless files are to be deleted. ``left`` counts files below its root that are not the clone's.
@@ -64,6 +65,7 @@ class DropClonePlan(Plan):
     clone_id: str
     root: str
     clone_version: int | None
+    reason: str | None
     deletes_files: bool
     files: int
     bytes: int
@@ -87,7 +89,7 @@ class DropClonePlan(Plan):
         """Return one row."""
         what = "its files are deleted" if self.deletes_files else "its files stay, and those of the parent may go"
         if self.clone_version is None:
-            what = "its lakehouse is gone, and is forgotten"
+            what = f"it is forgotten; {self.reason or 'its lakehouse is gone'}"
         row = (self.name, self.root, self.clone_version, self.files, self.bytes, self.left, what)
         columns = ("name", "root", "versions since it was made", "files", "bytes", "files of others", "what happens")
         return new_table("Drop of a clone", *columns, rows=[row])
@@ -128,7 +130,7 @@ class DropClone(PlannedOperation[DropClonePlan, DropCloneReport]):
         metered = MeteredLakehouse(self.lake)
         latest = metered.lake.snapshot()
         record = clone_record(latest.definition, self.name)
-        clone = self._opened(metered, record)
+        clone, reason = self._opened(metered, record)
         stages: tuple[dict[str, int], ...] = ()
         n_left = 0
         if clone is not None:
@@ -144,6 +146,7 @@ class DropClone(PlannedOperation[DropClonePlan, DropCloneReport]):
             clone_id=record.clone_id,
             root=record.target_uri,
             clone_version=None if clone is None else clone.latest.version,
+            reason=reason,
             deletes_files=self.deletes_files,
             files=sum(map(len, stages)),
             bytes=sum(size for stage in stages for size in stage.values()),
@@ -152,12 +155,21 @@ class DropClone(PlannedOperation[DropClonePlan, DropCloneReport]):
             operation=self,
         )
 
-    def _opened(self, metered: MeteredLakehouse, record: ExportRecord) -> OpenedClone | None:
-        """Return the clone, None where it is gone, or where another lakehouse stands, which is left alone."""
+    def _opened(self, metered: MeteredLakehouse, record: ExportRecord) -> tuple[OpenedClone | None, str | None]:
+        """Return the clone, or why not: it is gone, or another lakehouse stands there, which is left alone.
+
+        One that cannot be read can be forgotten, since its storage may never answer again. Nothing there is deleted.
+        """
         try:
-            return opened_clone(metered, record, self.target_options)
-        except (LakehouseNotFoundError, OtherLakehouseError):
-            return None
+            return opened_clone(metered, record, self.target_options), None
+        except LakehouseNotFoundError:
+            return None, None
+        except OtherLakehouseError as error:
+            return None, error.message
+        except TrinityLakeError as error:
+            if self.deletes_files:
+                raise
+            return None, error.message
 
     def execute(
         self, plan: DropClonePlan, approved_digest: str | None = None, *, progress: Progress = no_progress
@@ -172,8 +184,10 @@ class DropClone(PlannedOperation[DropClonePlan, DropCloneReport]):
             deletion = self._delete(plan, metered, record, progress)
         version = None
         if deletion.is_complete:
-            names = [one.name for one in records_of_clone(definition, plan.clone_id)]
-            version = drop_exports(metered.lake, names or [plan.name])
+            # A refresh may have kept one version more for it since then.
+            version = drop_exports(
+                metered.lake, [plan.name], lambda now: [one.name for one in records_of_clone(now, plan.clone_id)]
+            )
         return DropCloneReport.of(
             deletion, version=version, still_needed=0, cost=metered.cost(), name=plan.name, root=plan.root
         )
@@ -214,8 +228,9 @@ def plan_drop_clone(
     """Plan the drop of a clone: its parent no longer keeps files for it. Only reads.
 
     With ``delete_files`` the clone's own files go first. Files below its root that no lakehouse names stay, and so do
-    folders of tables that belong to others. Raises ExportNotFoundError, MaintenanceBlockedError where other lakehouses
-    read files of the clone, LocationNotAllowedError, StorageError.
+    folders of tables that belong to others. Without it, a clone that cannot be read is forgotten, too. Raises
+    ExportNotFoundError, MaintenanceBlockedError where other lakehouses read files of the clone. With ``delete_files``
+    it raises LocationNotAllowedError and StorageError, too.
     """
     return DropClone(lake=uncached(lake), name=name, deletes_files=delete_files, target_options=target_options).plan()
 

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
 
-from trinitylake_ops.errors import LakehouseNotFoundError, StorageError
+from trinitylake_ops.errors import LakehouseNotFoundError, TrinityLakeError
 from trinitylake_ops.format.definitions import ExportRecord, ExportState
-from trinitylake_ops.maintenance.clones.records import OtherLakehouseError, is_clone, opened_clone
+from trinitylake_ops.maintenance.clones.records import OtherLakehouseError, clones_of, opened_clone
 from trinitylake_ops.maintenance.plans.cost import MeteredLakehouse
-from trinitylake_ops.maintenance.reach.survey import is_lapsed
+from trinitylake_ops.maintenance.reach.survey import is_past
 from trinitylake_ops.transaction.lakehouse import Lakehouse
 from trinitylake_ops.versions.snapshot import Snapshot, utc_of
 
@@ -22,7 +22,7 @@ class CloneState(StrEnum):
     #: It was cut off while it was made: make it again, or drop it.
     CUT_OFF = "cut off"
     STANDING = "standing"
-    #: It is past the time for which it is retained: the next expiry ends what keeps its files.
+    #: It is past its time: drop it. What it reads is kept until then.
     OVERDUE = "overdue"
     #: Its lakehouse is gone, or another one stands there: drop it.
     GONE = "gone"
@@ -64,14 +64,13 @@ def list_clones(lake: Lakehouse, target_options: Mapping[str, str] | None = None
     metered = MeteredLakehouse(lake)
     latest = metered.lake.snapshot()
     now_ms = lake.storage.now_ms()
-    records = sorted((one for one in latest.definition.exports if is_clone(one)), key=lambda record: record.name)
-    return [_info(metered, record, latest, now_ms, target_options) for record in records]
+    return [_info(metered, record, latest, now_ms, target_options) for record in clones_of(latest.definition)]
 
 
 def overdue_clones(lake: Lakehouse) -> list[str]:
     """Return the names of the clones whose time is past, by the records of the parent alone. Raises StorageError."""
     definition, now_ms = lake.snapshot().definition, lake.storage.now_ms()
-    return sorted(one.name for one in definition.exports if is_clone(one) and is_lapsed(one, now_ms))
+    return [one.name for one in clones_of(definition) if is_past(one, now_ms)]
 
 
 def _info(
@@ -91,10 +90,10 @@ def _info(
             version = clone.parent.version
             sizes_bytes = [info.size_bytes for info in clone.lake.storage.list()]
             own = (clone.latest.version, len(sizes_bytes), sum(sizes_bytes))
-            state = CloneState.OVERDUE if is_lapsed(record, now_ms) else CloneState.STANDING
+            state = CloneState.OVERDUE if is_past(record, now_ms) else CloneState.STANDING
         except (LakehouseNotFoundError, OtherLakehouseError) as error:
             state, reason = CloneState.GONE, error.message
-        except StorageError as error:
+        except TrinityLakeError as error:  # also a record that names no place of ours
             state, reason = CloneState.UNREADABLE, error.message
     versions, own_files, own_bytes = own or (None, None, None)
     return CloneInfo(

@@ -65,6 +65,7 @@ class Merge:
 
     ``into`` is the latest version of the side that gets them. ``into_parent`` says which side that is. ``appends``
     finds what the clone appended to a table that both sides appended to. ``appended`` has those with files to combine.
+    ``kept`` are the names of conflicts for which "ours" was chosen.
     """
 
     into: Snapshot
@@ -72,10 +73,11 @@ class Merge:
     states: Sequence[ObjectState]
     choices: Choices
     into_parent: bool
-    appends: Callable[[ObjectState], Appends | None]
+    appends: Callable[[ObjectState], Appends | str]
     changes: dict[str, str | None] = field(default_factory=dict)
     appended: list[Appends] = field(default_factory=list)
     conflicts: list[Conflict] = field(default_factory=list)
+    kept: list[str] = field(default_factory=list)
     _named: set[str] = field(default_factory=set)
 
     @classmethod
@@ -84,7 +86,7 @@ class Merge:
         sides: Sides,
         chosen: Sequence[ObjectState],
         choices: Choices,
-        appends: Callable[[ObjectState], Appends | None],
+        appends: Callable[[ObjectState], Appends | str],
         *,
         into_parent: bool,
     ) -> Merge:
@@ -103,7 +105,9 @@ class Merge:
         for state in chosen:
             if state.name.table is None and merge.changes.get(state.key, "") is None:
                 merge._check_empty(state)
-        if unknown := sorted((choices.ours | choices.theirs) - merge._named):
+        unknown = sorted((choices.ours | choices.theirs) - merge._named)
+        # Where nothing is left to do, the same choices may have been made before: what was done can be asked for again.
+        if unknown and (merge.changes or merge.appended or merge.conflicts):
             raise InvalidInputError(f"{unknown[0]!r} is in no conflict, so there is nothing to choose; leave it out")
         return merge
 
@@ -111,24 +115,21 @@ class Merge:
         source = ChangedOn.CLONE if self.into_parent else ChangedOn.PARENT
         if state.changed_on == source:
             self.changes[state.key] = self._theirs_of(state)
-        elif state.changed_on == ChangedOn.BOTH and not self._combines(state):
-            ours, theirs = (state.parent, state.clone) if self.into_parent else (state.clone, state.parent)
-            reason = f"ours {_verb(state.base, ours)} it, theirs {_verb(state.base, theirs)} it"
-            if self._is_theirs(state.name, reason):
-                self.changes[state.key] = theirs
+        elif state.changed_on == ChangedOn.BOTH:
+            # Where somebody chose a side, nobody asks for the appends.
+            found = self.appends(state) if self.choices.side_of(state.name) is None else ""
+            if isinstance(found, str):
+                self._decide(state, found)
+            elif found.files:
+                self.appended.append(found)
+            elif not self.into_parent:  # the parent has all of the clone's
+                self.changes[state.key] = state.parent
 
-    def _combines(self, state: ObjectState) -> bool:
-        """Whether both sides appended to a table, and nobody chose a side of it."""
-        if self.choices.side_of(state.name) is not None:
-            return False
-        found = self.appends(state)
-        if found is None:
-            return False
-        if found.files:
-            self.appended.append(found)
-        elif not self.into_parent:  # the parent has all of the clone's
-            self.changes[state.key] = state.parent
-        return True
+    def _decide(self, state: ObjectState, why: str) -> None:
+        ours, theirs = (state.parent, state.clone) if self.into_parent else (state.clone, state.parent)
+        reason = f"ours {_verb(state.base, ours)} it, theirs {_verb(state.base, theirs)} it"
+        if self._is_theirs(state.name, f"{reason} ({why})" if why else reason):
+            self.changes[state.key] = theirs
 
     def _theirs_of(self, state: ObjectState) -> str | None:
         return state.clone if self.into_parent else state.parent
@@ -139,6 +140,8 @@ class Merge:
         side = self.choices.side_of(name)
         if side is None:
             self.conflicts.append(Conflict(str(name), reason))
+        elif side == "ours":
+            self.kept.append(str(name))
         return side == "theirs"
 
     def _check_namespace(self, state: ObjectState, by_key: Mapping[str, ObjectState]) -> None:
@@ -168,10 +171,8 @@ class Merge:
         }
         if not left:
             return
-        names = ", ".join(sorted(left.values())[:_MOST_NAMED])
-        if self._is_theirs(
-            state.name, f"theirs dropped it, ours has {len(left)} tables new or changed in it ({names})"
-        ):
+        names = ", ".join(sorted(left.values())[:_MOST_NAMED]) + (", ..." if len(left) > _MOST_NAMED else "")
+        if self._is_theirs(state.name, f"theirs dropped it, ours has new or changed tables in it ({names})"):
             self.changes |= dict.fromkeys(left)
         else:
             del self.changes[state.key]
@@ -183,13 +184,18 @@ def _verb(base: str | None, now: str | None) -> str:
     return "dropped" if now is None else "altered"
 
 
+def how_to_choose(conflicts: Sequence[Conflict]) -> str:
+    """Return the options of the command line that decide the first of some conflicts."""
+    return f"--theirs {conflicts[0].name} or --ours {conflicts[0].name}"
+
+
 def conflict_error(conflicts: Sequence[Conflict], base_version: int) -> CommitConflictError:
     """Return the error for conflicts that nobody decided. It names them, and how to choose."""
     texts = tuple(f"{conflict.name}: {conflict.reason}" for conflict in conflicts)
     shown = "; ".join(texts[:_MOST_NAMED]) + ("; ..." if len(texts) > _MOST_NAMED else "")
+    count = "1 conflict" if len(texts) == 1 else f"{len(texts)} conflicts"
     return CommitConflictError(
-        f"{len(texts)} conflicts, nothing was changed: {shown}; choose for each, such as --theirs"
-        f" {conflicts[0].name} or --ours {conflicts[0].name}",
+        f"{count}, nothing was changed: {shown}; choose for each, such as {how_to_choose(conflicts)}",
         conflicts=texts,
         base_version=base_version,
         latest_version=base_version,

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from trinitylake_ops.errors import ExportNotFoundError, InvalidInputError
+from trinitylake_ops.errors import ExportNotFoundError, InvalidInputError, LakehouseNotFoundError
 from trinitylake_ops.format.definitions import ExportRecord, LakehouseDef, ParentRecord
-from trinitylake_ops.maintenance.exports.roots import export_id
+from trinitylake_ops.format.file_names import manifest_path
 from trinitylake_ops.maintenance.plans.cost import MeteredLakehouse, uncached_on
-from trinitylake_ops.maintenance.state.export_records import record_of
 from trinitylake_ops.storage import open_storage
 from trinitylake_ops.transaction.lakehouse import Lakehouse, options_for
 from trinitylake_ops.versions.snapshot import Snapshot
@@ -17,9 +16,10 @@ from trinitylake_ops.versions.snapshot import Snapshot
 
 def clone_record(definition: LakehouseDef, name: str) -> ExportRecord:
     """Return the record of a clone in its parent's definition. Raises ExportNotFoundError."""
-    record = record_of(definition, name)
-    if record is None or not is_clone(record):
-        known = ", ".join(sorted(one.name for one in definition.exports if is_clone(one))) or "none"
+    clones = clones_of(definition)
+    record = next((one for one in clones if one.name == name), None)
+    if record is None:
+        known = ", ".join(one.name for one in clones) or "none"
         raise ExportNotFoundError(f"there is no clone {name!r}; clones: {known}")
     return record
 
@@ -40,9 +40,23 @@ def check_no_table_root(definition: LakehouseDef, root: str) -> None:
         )
 
 
-def is_clone(record: ExportRecord) -> bool:
+def clones_of(definition: LakehouseDef) -> list[ExportRecord]:
+    """Return the record of each clone, by name.
+
+    Where a clone's own record is gone, that is one of a further version which is kept for it. So whatever keeps
+    versions is told, and can be dropped.
+    """
+    by_id: dict[str, list[ExportRecord]] = {}
+    for record in definition.exports:
+        if record.clone_id:
+            by_id.setdefault(record.clone_id, []).append(record)
+    found = (next(filter(_is_own, records), records[0]) for records in by_id.values())
+    return sorted(found, key=lambda record: record.name)
+
+
+def _is_own(record: ExportRecord) -> bool:
     """Whether a record is that of a clone itself, and not of a further version that it needs."""
-    return bool(record.clone_id) and bool(record.manifest_path) and str(export_id(record)) == record.clone_id
+    return record.manifest_path == manifest_path(record.clone_id)
 
 
 def records_of_clone(definition: LakehouseDef, clone_id: str) -> list[ExportRecord]:
@@ -89,7 +103,14 @@ def opened_clone(
     """
     source = metered.lake
     lake = lakehouse_of(metered, record, target_options)
-    latest = lake.snapshot()
+    try:
+        latest = lake.snapshot()
+    except LakehouseNotFoundError as error:
+        raise LakehouseNotFoundError(
+            f"clone {record.name!r} is gone: there is no lakehouse at {lake.root}; bring it back, or forget it:"
+            f" trinitylake drop-clone {record.name}",
+            path=error.path,
+        ) from error
     parent = latest.definition.parent
     if parent is None or not is_parent(parent, record, source.snapshot().definition.id):
         raise OtherLakehouseError(

@@ -46,7 +46,8 @@ class RefreshPlan(MergePlan):
     """What a refresh would change in a clone. With ``conflicts`` it cannot be executed before somebody chooses.
 
     ``base_version`` is the parent's version that comes in, ``shared_version`` the one that both sides were compared
-    with so far, and ``clone_version`` the clone's latest.
+    with so far, and ``clone_version`` the clone's latest. ``kept`` are the objects for which the clone's side was
+    chosen: from then on they are changes of the clone alone.
     """
 
     base_version: int
@@ -55,6 +56,7 @@ class RefreshPlan(MergePlan):
     shared_version: int
     changes: tuple[Change, ...]
     conflicts: tuple[Conflict, ...]
+    kept: tuple[str, ...]
     appended: tuple[Appends, ...] = field(repr=False, compare=False)
     entries: Mapping[str, str | None] = field(repr=False, compare=False)
     operation: Refresh = field(repr=False, compare=False)
@@ -65,8 +67,17 @@ class RefreshPlan(MergePlan):
         changes = [[change.kind, change.namespace, change.table] for change in self.changes]
         conflicts = [[conflict.name, conflict.reason] for conflict in self.conflicts]
         appended = [[str(one.name), len(one.files)] for one in self.appended]
-        content = (self.name, self.clone_version, self.shared_version, changes, conflicts, appended)
+        content = (self.name, self.clone_version, self.shared_version, changes, conflicts, list(self.kept), appended)
         return digest_of(self.base_version, REFRESH, *content)
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether the parent has nothing that the clone lacks, and nobody decided about what it has."""
+        return super().is_empty and not self.kept
+
+    def rows(self) -> list[Sequence[object]]:
+        """Return what :meth:`MergePlan.rows` does, and one row for each object that stays as the clone has it."""
+        return [*super().rows(), *(("kept", name, "as the clone has it") for name in self.kept)]
 
     def steps(self) -> Table:
         """Return that the parent's version is kept, and each object that would change in the clone."""
@@ -75,7 +86,8 @@ class RefreshPlan(MergePlan):
             ("append", f"{len(one.files)} files, {one.rows} rows", "the clone", f"{one.name} as the parent has it")
             for one in self.appended
         ]
-        rows = [] if self.is_empty else [kept, *appended, *change_steps(self.changes, self.clone_version + 1)]
+        chosen = [("leave", name, "", "the clone") for name in self.kept]
+        rows = [] if self.is_empty else [kept, *chosen, *appended, *change_steps(self.changes, self.clone_version + 1)]
         return steps_table(str(self.table().title), rows)
 
     def table(self) -> Table:
@@ -119,6 +131,7 @@ class Refresh(MergeOperation[RefreshPlan, CommitReport]):
             shared_version=sides.base.version,
             changes=tuple(change for change in changes if change is not None),
             conflicts=tuple(merge.conflicts),
+            kept=tuple(merge.kept),
             appended=tuple(merge.appended),
             entries=entries,
             operation=self,

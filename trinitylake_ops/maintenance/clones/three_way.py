@@ -138,7 +138,7 @@ class Sides:
         if parent != base:
             promotion = self._promotion_of(key, name, parent)
             if promotion is not None:  # the parent has what the clone gave it, and only the clone may have gone on
-                return ChangedOn.SAME if self._entry_at(promotion, key) == clone else ChangedOn.CLONE
+                return ChangedOn.SAME if self._is_as_promoted(promotion, key, clone) else ChangedOn.CLONE
         if clone == base:
             return ChangedOn.PARENT
         return ChangedOn.CLONE if parent == base else ChangedOn.BOTH
@@ -153,16 +153,16 @@ class Sides:
                 return promotion
         return None
 
-    def _entry_at(self, promotion: PromotionRecord, key: str) -> str | None:
-        """Return what the clone had when it was promoted.
+    def _is_as_promoted(self, promotion: PromotionRecord, key: str, clone: str | None) -> bool:
+        """Whether the clone has what it had when it was promoted.
 
-        Nothing if that version expired. It counts as changed since then: promoting it once more does no harm.
+        Where that version expired, nobody knows. It counts as changed since then: promoting it once more does no harm.
         """
         try:
             location = self.clone.lake.snapshot(promotion.clone_version, latest=self.clone.latest).entry(key)
         except VersionExpiredError:
-            return None
-        return _uri(self.clone.lake.root, location)
+            return False
+        return _uri(self.clone.lake.root, location) == clone
 
 
 def promoted_path(name: ObjectName, key: str, promotion_id: str, limit_bytes: int) -> str:

@@ -243,7 +243,5 @@ def target_root(lake: Lakehouse, target: str | None) -> str:
         return ""
     root = normalize_root_uri(target)
     if root.startswith(lake.root) or lake.root.startswith(root):
-        raise InvalidInputError(
-            f"target {root!r} is, or lies in, or holds the lakehouse itself; leave it out for an export that stays here"
-        )
+        raise InvalidInputError(f"target {root!r} is, or lies in, or holds the lakehouse itself; choose another one")
     return root

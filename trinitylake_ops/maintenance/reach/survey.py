@@ -351,7 +351,12 @@ def versions_in(
 
 
 def is_lapsed(record: ExportRecord, now_ms: int) -> bool:
-    """Whether an export has outlived the time for which it is retained."""
+    """Whether an export has outlived the time for which it is retained. A clone never has: only a drop ends it."""
+    return not record.clone_id and is_past(record, now_ms)
+
+
+def is_past(record: ExportRecord, now_ms: int) -> bool:
+    """Whether an export or a clone stands longer than was asked for."""
     until_ms = record.retain_until_millis
     return record.state == ExportState.COMPLETE and until_ms is not None and until_ms <= now_ms
 
@@ -363,14 +368,19 @@ def pinned_versions(survey: Survey, now_ms: int) -> dict[int, list[str]]:
     for record in definition.exports:
         needs_source = record.state == ExportState.COPYING or record.level in (ExportLevel.MINIMAL, ExportLevel.PARTIAL)
         if needs_source and not is_lapsed(record, now_ms):
-            pins.setdefault(record.version, []).append(f"export {record.name!r}")
+            pins.setdefault(record.version, []).append(_shown(record))
+    shown_of = {record.name: _shown(record) for record in definition.exports}
     lapsed = {record.name for record in definition.exports if is_lapsed(record, now_ms)}
     for name, location in definition.exported_snapshots.items():
         version = _version_at(to_location(survey.lake.root, location))
-        shown = f"export {name!r}"
+        shown = shown_of.get(name, f"export {name!r}")
         if version is not None and name not in lapsed and shown not in pins.get(version, ()):
             pins.setdefault(version, []).append(shown)
     return pins
+
+
+def _shown(record: ExportRecord) -> str:
+    return f"{'clone' if record.clone_id else 'export'} {record.name!r}"
 
 
 def _version_at(location: str) -> int | None:

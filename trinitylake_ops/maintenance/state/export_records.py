@@ -188,23 +188,30 @@ def check_no_clone(record: ExportRecord | None) -> None:
         )
 
 
-def drop_exports(lake: Lakehouse, names: Sequence[str]) -> int:
-    """Forget several exports in one commit, as :func:`drop_export` does one. Returns the version."""
+def drop_exports(
+    lake: Lakehouse, names: Sequence[str], more: Callable[[LakehouseDef], Iterable[str]] = lambda _definition: ()
+) -> int:
+    """Forget several exports in one commit, as :func:`drop_export` does one. Returns the version.
+
+    ``more`` returns the names of others that go with them, by what is recorded when they go.
+    """
     first = lake.snapshot()
     known = [_known(first.definition, name) for name in names]
+    gone: list[ExportRecord] = []
     remaining = first.definition
 
     def dropped(base: Snapshot) -> LakehouseDef:
-        nonlocal remaining
+        nonlocal gone, remaining
         for name, before in zip(names, known, strict=True):
             if _known(base.definition, name) != before:
                 raise ExportNotFoundError(f"export {name!r} was dropped by somebody else, and another one has its name")
-        remaining = without_exports(base.definition, names)
+        all_names = {*names, *more(base.definition)}
+        gone = [record for record in base.definition.exports if record.name in all_names]
+        remaining = without_exports(base.definition, all_names)
         return remaining
 
-    records = [record for name in names if (record := record_of(first.definition, name)) is not None]
     version = StateChange("drop-export", ", ".join(names), dropped).commit(lake, first)
-    own = [path for record in records for path in _own_files(record, remaining)]
+    own = [path for record in gone for path in _own_files(record, remaining)]
     if own:
         lake.storage.delete_many(own)
     return version

@@ -47,7 +47,7 @@ class CloneOptions(Options):
         ge=0,
         le=MOST_DAYS,
         allow_inf_nan=False,
-        description="Days for which its version is kept for the clone; 0: until it is dropped.",
+        description="Days after which it is overdue, and may be dropped by a schedule; 0: never.",
     )
 
 
@@ -141,7 +141,8 @@ def _undecided(plan: PromotionPlan | RefreshPlan) -> str:
     """Return that somebody has to choose, nothing without conflicts."""
     if not plan.conflicts:
         return ""
-    return f"{len(plan.conflicts)} conflicts, such as {plan.conflicts[0].name}: choose for each by ours or theirs"
+    count = "1 conflict" if len(plan.conflicts) == 1 else f"{len(plan.conflicts)} conflicts"
+    return f"{count}, such as {plan.conflicts[0].name}: choose for each by ours or theirs"
 
 
 def _plan_promotion(run: Running[PromoteOptions]) -> PromotionPlan:
@@ -188,7 +189,9 @@ def _plan_refresh(run: Running[RefreshOptions]) -> RefreshPlan:
 
 def _refresh(run: Running[Any], plan: RefreshPlan, digest: str | None) -> None:
     report = plan.execute(digest)
-    committed = "refresh" if report.changed else None  # here: that the version is kept for the clone
+    committed = (
+        "refresh" if report.version != report.base_version else None
+    )  # here: that the version is kept for the clone
     run.report(str(report.table().title), report_figures(report.to_dict()), committed=committed)
 
 
@@ -214,6 +217,7 @@ def _drop_shown(plan: DropClonePlan) -> dict[str, Any]:
     return {
         "root": plan.root,
         "clone_version": plan.clone_version,
+        "not_read": plan.reason or "",
         "files": plan.files,
         "bytes": plan.bytes,
         "files_of_others": plan.left,

@@ -1,0 +1,51 @@
+"""Each conflict of a clone, at the command line: one line that says what to choose, exit code 3, nothing changed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from tests.cli.test_commands import ROOT, Cli, assert_error, cli
+from tests.maintenance.changes import append_rows, create
+from tests.maintenance.conflicts import CONFLICTS
+from tests.maintenance.copies import files
+from trinitylake_ops import Lakehouse
+from trinitylake_ops.storage import drop_memory_root
+
+__all__ = ["cli"]
+CLONE = "memory://cli-clone/"
+Conflict = Callable[[Lakehouse, Lakehouse], str]
+
+
+@pytest.fixture
+def parent() -> Iterator[Lakehouse]:
+    made = Lakehouse.create(ROOT)
+    append_rows(made)
+    create(made, "n1", "a")
+    yield made
+    for root in (ROOT, CLONE):
+        drop_memory_root(root)
+
+
+@pytest.mark.parametrize("conflict", CONFLICTS, ids=lambda conflict: conflict.__name__)
+def test_a_conflict_is_one_line_and_nothing_changes(cli: Cli, parent: Lakehouse, conflict: Conflict) -> None:
+    assert cli("clone", CLONE, "--name", "feature").code == 0
+    clone = Lakehouse.open(CLONE)
+    name = conflict(parent, clone)
+    before = files(parent), files(clone)
+    choice = f"--theirs {name} or --ours {name}"
+    told = f"1 conflict, nothing was changed: {name}: {CONFLICTS[conflict]}; choose for each, such as {choice}\n"
+    refused = cli("promote", "feature", "--yes")
+    assert_error(refused, 3, told)
+    assert refused.err == f"Error: {told}"
+    assert_error(cli("refresh", "feature", "--yes"), 3, "1 conflict, nothing was changed: ", "--theirs")
+    plan = cli("promote", "feature")
+    assert (plan.code, CONFLICTS[conflict] in plan.out) == (0, True)
+    assert (
+        plan.err
+        == f"Nothing was done, and nothing will be while there are conflicts. Choose for each, such as {choice}.\n"
+    )
+    assert (files(parent), files(clone)) == before
+    assert cli("promote", "feature", "--theirs", name, "--yes").code == 0
+    assert cli("promote", "feature", "--theirs", name, "--yes").code == 0, "it may be asked for again"

@@ -1,0 +1,159 @@
+"""Records and clones that somebody wrote by hand: nothing but the clone's own is read, written or deleted for them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.lakes import Lakes
+from tests.maintenance.changes import append_rows, create, overwrite_rows
+from tests.maintenance.copies import files, rows
+from trinitylake_ops import Lakehouse, TableDef, maintenance
+from trinitylake_ops.errors import ExportNotFoundError, TrinityLakeError
+from trinitylake_ops.format.definitions import ExportRecord
+from trinitylake_ops.maintenance import CloneState
+
+pytestmark = pytest.mark.local_only("folders of one machine")
+
+
+@pytest.fixture
+def lake(lakes: Lakes, tmp_path: Path) -> Lakehouse:
+    lake = lakes.local(is_watched=False)
+    append_rows(lake)
+    maintenance.plan_clone(lake, f"{tmp_path}/clone", "feature").execute()
+    return lake
+
+
+@pytest.fixture
+def clone(lake: Lakehouse, tmp_path: Path) -> Lakehouse:
+    return Lakehouse.open(f"{tmp_path}/clone", {"fsync": "false"})
+
+
+def record_of(lake: Lakehouse) -> ExportRecord:
+    (record,) = lake.snapshot().definition.exports
+    return record
+
+
+def everything(folder: Path) -> dict[Path, bytes]:
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+RECORDS: dict[str, Callable[[ExportRecord], ExportRecord]] = {
+    "a manifest of no name of ours": lambda one: replace(one, manifest_path="../../etc/passwd"),
+    "no manifest": lambda one: replace(one, manifest_path=""),
+    "an id that is none": lambda one: replace(one, clone_id="../../x"),
+    "the root of this machine": lambda one: replace(one, target_uri="file:///"),
+    "no root": lambda one: replace(one, target_uri=""),
+    "a relative root": lambda one: replace(one, target_uri="../x"),
+    "a root of an unknown storage": lambda one: replace(one, target_uri="gopher://x/"),
+    "a root with dots": lambda one: replace(one, target_uri=f"{one.target_uri}../../"),
+    "a bucket of somebody": lambda one: replace(one, target_uri="s3://somebody/lake/"),
+    "a time beyond all calendars": lambda one: replace(one, created_at_millis=2**63, retain_until_millis=2**63),
+}
+
+
+@pytest.mark.parametrize("change", RECORDS)
+def test_whatever_a_record_says_it_is_listed_and_can_be_forgotten(
+    lake: Lakehouse, clone: Lakehouse, tmp_path: Path, change: str
+) -> None:
+    """One that names no clone hides no other, and none deletes what is not the clone's."""
+    good = record_of(lake)
+    maintenance.plan_clone(lake, f"{tmp_path}/other", "other").execute()
+    others = [one for one in lake.snapshot().definition.exports if one.name == "other"]
+    lake.alter_definition(exports=(RECORDS[change](good), *others))
+    before = everything(tmp_path / "clone"), everything(tmp_path / "other")
+    listed = {one.name: one.state for one in maintenance.list_clones(lake)}
+    assert listed.keys() == {"feature", "other"}
+    assert listed["other"] == CloneState.STANDING
+    if listed["feature"] != CloneState.STANDING:
+        for work in (maintenance.compare, maintenance.plan_promotion, maintenance.plan_refresh):
+            with pytest.raises(TrinityLakeError):
+                work(lake, "feature")  # type: ignore[operator]
+    maintenance.drop_clone(lake, "feature")
+    assert [one.name for one in maintenance.list_clones(lake)] == ["other"]
+    assert (everything(tmp_path / "clone"), everything(tmp_path / "other")) == before
+    assert maintenance.verify(lake).is_clean
+
+
+def test_a_version_that_is_kept_for_a_clone_without_record_is_told_and_forgotten(
+    lake: Lakehouse, clone: Lakehouse
+) -> None:
+    append_rows(lake)
+    maintenance.plan_refresh(lake, "feature").execute()
+    kept = [one for one in lake.snapshot().definition.exports if one.name != "feature"]
+    lake.alter_definition(exports=tuple(kept))
+    (found,) = maintenance.list_clones(lake)
+    assert (found.name, found.state) == (kept[0].name, CloneState.STANDING)
+    maintenance.drop_clone(lake, found.name, delete_files=True)
+    assert lake.snapshot().definition.exports == ()
+    assert files(clone) == set()
+
+
+def test_a_refresh_in_the_middle_of_a_drop_leaves_no_version_kept(
+    lake: Lakehouse, clone: Lakehouse, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is in time to keep one more version, and not to be seen by whoever drops."""
+    append_rows(lake)
+    refreshed = maintenance.plan_refresh(lake, "feature")
+    plan = maintenance.plan_drop_clone(lake, "feature")
+    forget = maintenance.clones.drop.drop_exports
+
+    def later(*arguments: object) -> int:
+        refreshed.execute()
+        return forget(*arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(maintenance.clones.drop, "drop_exports", later)
+    plan.execute()
+    assert lake.snapshot().definition.exports == ()
+    with pytest.raises(ExportNotFoundError):
+        maintenance.compare(lake, "feature")
+
+
+def altered(clone: Lakehouse, **fields: object) -> None:
+    with clone.transaction() as txn:
+        definition = txn.table("ns", "t")
+        known = {name: getattr(definition, name) for name in TableDef.__dataclass_fields__}
+        txn.alter_table("ns", "t", TableDef(**{**known, **fields}))
+
+
+@pytest.mark.parametrize("identifier", ["../../outside", "/etc", "a/b", "x" * 300])
+def test_an_id_of_a_table_is_no_path(lake: Lakehouse, clone: Lakehouse, tmp_path: Path, identifier: str) -> None:
+    append_rows(clone)
+    before = everything(tmp_path)
+    with pytest.raises(TrinityLakeError):
+        altered(clone, id=identifier)
+        maintenance.plan_promotion(lake, "feature").execute()
+    outside = {path for path in everything(tmp_path).keys() - before.keys() if tmp_path / "clone" not in path.parents}
+    assert outside == set()
+    assert rows(lake) == [1, 2, 3]
+
+
+def test_a_drop_follows_no_link(lake: Lakehouse, clone: Lakehouse, tmp_path: Path) -> None:
+    append_rows(clone)
+    precious = tmp_path / "precious"
+    precious.mkdir()
+    (precious / "00000-0-data.parquet").write_bytes(b"precious")
+    (owned,) = (tmp_path / "clone" / "tables").iterdir()
+    (owned / "linked").symlink_to(precious)
+    (owned / "data" / "linked.parquet").symlink_to(precious / "00000-0-data.parquet")
+    maintenance.drop_clone(lake, "feature", delete_files=True)
+    assert (precious / "00000-0-data.parquet").read_bytes() == b"precious"
+
+
+def test_two_promotions_at_once_are_one(lake: Lakehouse, clone: Lakehouse) -> None:
+    """The second one names what the first one changed; both planned on the same version."""
+    overwrite_rows(clone, "ns.t")
+    append_rows(clone, "new.t")
+    plans = [maintenance.plan_promotion(lake, "feature") for _ in range(2)]
+    plans[0].execute()
+    before = files(lake)
+    with pytest.raises(TrinityLakeError, match="look at the new plan"):
+        plans[1].execute()
+    assert files(lake) == before
+    assert rows(lake) == rows(clone)
+    assert maintenance.plan_promotion(lake, "feature").is_empty
+    create(lake, "goes-on")
+    assert maintenance.verify(lake, deep=True).is_clean

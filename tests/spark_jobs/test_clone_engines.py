@@ -1,0 +1,40 @@
+"""The promotion of a clone, its files copied by threads here or by Spark's tasks: the same files, the same version."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+
+from tests.lakes import Lakes
+from tests.maintenance.changes import append_rows
+from tests.maintenance.copies import files, rows
+from trinitylake_ops import Lakehouse, maintenance
+from trinitylake_ops.maintenance.plans.executor import LOCAL, Executor
+from trinitylake_ops.spark_jobs.executor import SparkExecutor
+
+pytestmark = [pytest.mark.local_only("tasks open the lakehouse by its folder"), pytest.mark.timeout(300)]
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("engine", ["local", "spark"])
+def test_a_promotion_by_each_engine(lakes: Lakes, spark: SparkSession, tmp_path: Path, engine: str) -> None:
+    lake = lakes.local()
+    append_rows(lake)
+    maintenance.plan_clone(lake, f"{tmp_path}/clone", "feature").execute()
+    clone = Lakehouse.open(f"{tmp_path}/clone", {"fsync": "false"})
+    append_rows(lake)
+    append_rows(clone)
+    for number in range(4):
+        append_rows(clone, f"new.t{number}")
+    executor: Executor = LOCAL if engine == "local" else SparkExecutor(spark)
+    plan = maintenance.plan_promotion(lake, "feature", executor=executor)
+    report = plan.execute(plan.digest)
+    # A new table has a data file, a manifest, its list, metadata and a definition. Their namespace has a definition.
+    # Of the table to which both sides appended there is one data file.
+    assert report.copied_files == plan.files == 4 * 5 + 1 + 1
+    assert rows(lake) == [1, 1, 1, 2, 2, 2, 3, 3, 3]
+    assert lake.snapshot().tables("new") == [f"t{number}" for number in range(4)]
+    assert len([path for path in files(lake) if path.endswith(".parquet")]) == 2 + 1 + 4
+    assert maintenance.verify(lake, deep=True).is_clean
