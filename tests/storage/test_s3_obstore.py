@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import threading
 import time
 from collections.abc import Callable, Sequence
 
@@ -11,6 +12,7 @@ from obstore.exceptions import GenericError, UnauthenticatedError
 
 from tests.processes import fork
 from tests.storage.scripted_server import Answer, Drop, ScriptedServer, Seen, Silence, s3_error
+from trinitylake_ops import Lakehouse
 from trinitylake_ops.errors import (
     AmbiguousWriteError,
     CorruptFileError,
@@ -393,3 +395,22 @@ def test_text_and_pickle() -> None:
     copy = pickle.loads(pickle.dumps(storage))
     assert type(copy) is ObstoreS3Storage
     assert (copy.root, copy.options) == (storage.root, storage.options)
+
+
+def test_the_time_is_asked_for_while_the_first_file_is_read() -> None:
+    """Answers through obstore show no date: the request for it goes out beside, and costs no round."""
+    asked, met = threading.Event(), []
+
+    def script(_: int, seen: Seen) -> Answer:
+        if seen.method == "HEAD":
+            asked.set()
+            return Answer(200, b"")
+        if not met:
+            met.append(asked.wait(60))
+        return s3_error(404, "NoSuchKey")
+
+    with ScriptedServer(script).running() as server:
+        with pytest.raises(FileMissingError):
+            Lakehouse(storage_at(server)).snapshot()
+        assert met == [True]
+        assert [seen.method for seen in server.requests].count("HEAD") == 1

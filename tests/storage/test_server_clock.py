@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 
 import pytest
@@ -164,3 +165,39 @@ def test_a_date_that_is_hours_off_is_refused(ahead_ms: float) -> None:
         world.now_ms()
     world.wall_ahead_ms = ahead_ms / abs(ahead_ms) * 3_590_000
     assert abs(world.error_ms()) < 1_005
+
+
+def test_a_time_that_is_expected_is_asked_beside_and_once() -> None:
+    world = World()
+    world.clock.expect(world.exchange)
+    world.clock.expect(world.exchange)
+    assert -1_005 <= world.error_ms() <= 0.01
+    world.clock.expect(world.exchange)
+    assert world.now_ms() > 0
+    assert world.n_asked == 1
+
+
+def test_a_time_that_was_expected_long_ago_is_asked_anew() -> None:
+    world, asked = World(), threading.Event()
+
+    def ask() -> None:
+        world.exchange()
+        asked.set()
+
+    world.clock.expect(ask)
+    assert asked.wait(60)
+    world.local_ms += 3_600_000
+    assert -1_005 <= world.error_ms() <= 0.01
+    assert world.n_asked == 2
+
+
+def test_who_needs_a_time_hears_that_it_could_not_be_had_and_may_ask_again() -> None:
+    world = World()
+
+    def fails() -> None:
+        raise TransientError("no answer")
+
+    world.clock.expect(fails)
+    with pytest.raises(TransientError, match="no answer"):
+        world.now_ms()
+    assert -1_005 <= world.error_ms() <= 0.01

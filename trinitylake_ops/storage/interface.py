@@ -128,6 +128,9 @@ class Storage(ABC):
     def now_ms(self) -> int:
         """Milliseconds since the epoch on the storage's own clock (S8)."""
 
+    def expect_clock(self) -> None:  # noqa: B027 - most storages know the time from any answer
+        """Say that ``now_ms`` is asked soon. Where that takes a request of its own, it goes out beside the next one."""
+
     def exists(self, path: str) -> bool:
         """Whether there is a file at the path."""
         try:

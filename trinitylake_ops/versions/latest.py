@@ -48,6 +48,7 @@ def _found_latest(files: LakehouseFiles, probed: ProbedRoots | None = None) -> S
         read_at_ms = files.storage.now_ms()
         found = find_latest_again(files.roots, newest, probed or ProbedRoots(files.roots.storage))
         return _snapshot(files, *found, read_at_ms)
+    files.storage.expect_clock()
     hinted = read_hint(files.storage)
     read_at_ms = files.storage.now_ms()  # asked before any root is read; a storage may know it from the hint's answer
     return _snapshot(files, *find_latest_from(files.roots, hinted, probed), read_at_ms)

@@ -284,6 +284,7 @@ def open_roots(roots: Roots) -> tuple[int, bytes, int]:
     CorruptFileError.
     """
     probed = ProbedRoots(roots.storage)
+    roots.storage.expect_clock()
     start = _probe_oldest(probed) or 0
     read_at_ms = roots.storage.now_ms()
     naming = next((naming for naming in ROOT_NAMINGS if naming.path(0) in probed.standing), ROOT_NAMING)

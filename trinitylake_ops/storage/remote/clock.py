@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from trinitylake_ops.errors import StorageError
 from trinitylake_ops.storage.fork import at_fork
+from trinitylake_ops.storage.parallel import Started
 
 #: An estimate older than this is not used without a new answer.
 MAX_AGE_SECONDS = 120.0
@@ -79,6 +80,7 @@ class ServerClock:
         self._local_ms = local_ms
         self._wall_ms = wall_ms
         self._known: _Known | None = None
+        self._expected: Started[object] | None = None
         self.forget()
         at_fork(self)
 
@@ -100,6 +102,11 @@ class ServerClock:
         with self._lock:
             self._known = told if self._known is None else _both(self._known, told)
 
+    def expect(self, ask: Callable[[], object]) -> None:
+        """Let another thread ask where ``now_ms``, which is called soon, would ask."""
+        if not self._is_fresh() and self._expected is None:
+            self._expected = Started(ask)
+
     def now_ms(self, ask: Callable[[], object]) -> int:
         """Return milliseconds since the epoch on the server's clock.
 
@@ -107,6 +114,9 @@ class ServerClock:
         last ``MAX_AGE_SECONDS``. Raises StorageError when answers carry no date or one that is hours off, and what
         ``ask`` raises.
         """
+        expected, self._expected = self._expected, None
+        if expected is not None:
+            expected.result()
         if not self._is_fresh():
             ask()
         known = self._known

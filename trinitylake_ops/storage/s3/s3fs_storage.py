@@ -142,7 +142,10 @@ class S3Storage(Storage):
         return self._files(prefix, self._location.listed(prefix))
 
     def now_ms(self) -> int:
-        return self._clock.now_ms(lambda: self._send(Request.CLOCK, "", "head_bucket"))
+        return self._clock.now_ms(self._ask_time)
+
+    def _ask_time(self) -> None:
+        self._send(Request.CLOCK, "", "head_bucket")
 
     def _delete_objects(self, path_by_key: Mapping[str, str]) -> dict[str, StorageError]:
         objects = [{"Key": key} for key in path_by_key]

@@ -1,8 +1,8 @@
 """The base of all wrappers around a storage.
 
 A wrapper overrides the single operations (read, stat, prepare, in_line, create, write, jot, delete, delete_batch, list,
-now_ms, is_linked, drop_cached). It leaves ``exists`` and the ``*_many`` methods alone. These are inherited from
-Storage and call the single operations of the outermost wrapper. So in ``Retry(Meter(Local))`` as in
+now_ms, expect_clock, is_linked, drop_cached). It leaves ``exists`` and the ``*_many`` methods alone. These are
+inherited from Storage and call the single operations of the outermost wrapper. So in ``Retry(Meter(Local))`` as in
 ``Meter(Retry(Local))`` a ``create_many`` of five files is five creates, and each passes every wrapper once. In the
 first stack the meter counts each attempt, in the second each file. Beside the calls, ``parallel.current_round`` tells
 that they belong to one parallel round.
@@ -72,3 +72,6 @@ class StorageWrapper(Storage):
 
     def now_ms(self) -> int:
         return self.inner.now_ms()
+
+    def expect_clock(self) -> None:
+        self.inner.expect_clock()
