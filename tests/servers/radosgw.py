@@ -13,6 +13,8 @@ from tests.servers.s3_server import ACCESS_KEY_ID, S3Server
 
 #: Objects live in memory, so tests delete what they wrote; a full store would refuse writes.
 STORE_BYTES = 6 << 30
+#: Such a store counts its bytes without a lock. What it misses must not take the count below zero: then it is full.
+BALLAST_OBJECTS, BALLAST_OBJECT_BYTES = 4, 100 << 20
 #: A role that may do everything with objects. Its sessions may do what their own policy leaves of that.
 ROLE_NAME = "lake"
 ROLE_ARN = f"arn:aws:iam:::role/{ROLE_NAME}"
@@ -98,6 +100,10 @@ def start_radosgw(folder: Path, daemons: Daemons) -> str:
         "radosgw-admin", "user", "create", "--uid", "tests", "--display-name", "tests",
         "--access-key", ACCESS_KEY_ID, "--secret", SECRET_ACCESS_KEY,
     )  # fmt: skip
+    call("ceph", "osd", "pool", "create", "ballast", "1")
+    for number in range(BALLAST_OBJECTS):
+        call("rados", "--pool", "ballast", "create", f"ballast-{number}")
+        call("rados", "--pool", "ballast", "truncate", f"ballast-{number}", str(BALLAST_OBJECT_BYTES))
     trust, files = (
         json.dumps({"Version": "2012-10-17", "Statement": [{"Effect": "Allow", **statement}]}, separators=(",", ":"))
         for statement in (
