@@ -137,6 +137,7 @@ def test_dg_and_dagster_find_nothing_wrong_in_what_was_scaffolded(project: Proje
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.soak
 def test_dg_checks_definitions_py(project: Project) -> None:
     done = project.run("dg", "check", "defs", cwd=REPOSITORY)
     assert done.returncode == 0, done.stdout + done.stderr
