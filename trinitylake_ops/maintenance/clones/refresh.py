@@ -211,7 +211,9 @@ def _keep(sides: Sides, plan: RefreshPlan) -> None:
         return replace(definition, exports=(*definition.exports, wanted), exported_snapshots=snapshots)
 
     change = StateChange(REFRESH, f"{clone.name}: keep version {wanted.version}", kept)
-    if change.commit(lake, sides.latest) == sides.latest.version:
+    # A record may not name a manifest that was old enough to be removed as an orphan before.
+    version = change.commit(lake, sides.latest, written_since_ms=wanted.created_at_millis)
+    if version == sides.latest.version:
         discard(lake.storage, [wanted.manifest_path])
 
 
