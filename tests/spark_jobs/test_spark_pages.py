@@ -13,7 +13,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
 from tests.lakes import check_lake
-from tests.maintenance.changes import append_rows, expire
+from tests.maintenance.changes import append_rows
 from trinitylake_ops import Lakehouse, maintenance, spark_jobs
 from trinitylake_ops.errors import VersionNotFoundError
 from trinitylake_ops.tables.catalog import catalog_at
@@ -99,7 +99,8 @@ def test_the_page_of_engines(tmp_path: Path) -> None:
     lake = Lakehouse.create(f"file://{tmp_path}/lake/", {"fsync": "false"})
     for _ in range(3):
         append_rows(lake)
-    expire(lake, "1")
+    rules = maintenance.RetentionPolicy(maximum_age_ms=0, minimum_versions=1, protected_ms=0)
+    maintenance.plan_expiration(lake, rules).execute()
     (text,) = (text for language, text in snippets("engines.md") if language == "python")
     here = text.replace("s3://bucket/lake", lake.root).replace("spark://host:7077", "local[1]")
     scope: dict[str, Any] = {}
