@@ -227,3 +227,64 @@ def test_the_steps_of_a_plan(parent: Aging, clone: Lakehouse) -> None:
     steps = [row[0] for row in maintenance.plan_refresh(parent.lake, NAME).steps().rows]
     assert steps == ["keep", "append", "changed"]
     assert (files(parent.lake), files(clone)) == before
+
+
+@pytest.mark.parametrize("first", ["refresh", "promotion"])
+def test_a_refresh_and_a_promotion_beside_each_other_bring_each_row_once(
+    parent: Aging, clone: Lakehouse, first: str
+) -> None:
+    """Both were planned before either committed, and both combine the same appends."""
+    lake = parent.lake
+    append(lake, 10)
+    append(clone, 20)
+    plans = [maintenance.plan_refresh(lake, NAME), maintenance.plan_promotion(lake, NAME)]
+    for plan in plans if first == "refresh" else plans[::-1]:
+        plan.execute()
+    assert rows(lake) == rows(clone) == [*THREE, 10, 20]
+    append(clone, 21)
+    for step in (promote, refresh, promote, refresh):
+        step(lake)
+        assert rows(lake) == [*THREE, 10, 20, 21]
+    assert rows(clone) == rows(lake)
+    for each in (lake, clone):
+        assert maintenance.verify(each, deep=True).is_clean
+
+
+def test_what_came_between_a_refresh_and_a_promotion_beside_it_is_a_conflict(parent: Aging, clone: Lakehouse) -> None:
+    lake = parent.lake
+    append(lake, 10)
+    append(clone, 20)
+    promotion = maintenance.plan_promotion(lake, NAME)
+    append(clone, 21)
+    refreshed = maintenance.plan_refresh(lake, NAME)
+    promotion.execute()
+    assert rows(lake) == [*THREE, 10, 20]
+    refreshed.execute()
+    assert rows(clone) == [*THREE, 10, 20, 21]
+    for plan in (maintenance.plan_promotion(lake, NAME), maintenance.plan_refresh(lake, NAME)):
+        (conflict,) = plan.conflicts
+        assert "refreshed and promoted at the same time" in conflict.reason
+
+
+@pytest.mark.parametrize("taken", ["clone", "export"])
+def test_a_refresh_takes_no_name_that_somebody_else_has(
+    parent: Aging, clone: Lakehouse, lakes: Lakes, taken: str
+) -> None:
+    lake = parent.lake
+    append(lake, 10)
+    name = f"{NAME}@{lake.latest_version() + 2}"
+    other = f"memory://{lakes.folder.name}-other/"
+    lakes.storage("other")
+    if taken == "clone":
+        maintenance.plan_clone(lake, other, name).execute()
+    else:
+        maintenance.plan_export(lake, name).execute()
+    assert name == f"{NAME}@{lake.latest_version()}"
+    refresh(lake)
+    records = [record.name for record in lake.snapshot().definition.exports]
+    assert sorted(records) == sorted({*records}) == [NAME, name, f"{name}.2"]
+    maintenance.drop_clone(lake, NAME, delete_files=True)
+    parent.clean_up()
+    assert [record.name for record in lake.snapshot().definition.exports] == [name]
+    assert rows(Lakehouse.open(other) if taken == "clone" else lake) == [*THREE, 10]
+    assert maintenance.verify(lake, deep=True).is_clean

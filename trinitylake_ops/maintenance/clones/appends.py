@@ -139,12 +139,15 @@ def new_in_clone(parent: TableMetadata, clone: TableMetadata, base_id: int | Non
     if base_id is not None and not (base_id in here and base_id in there):
         return "one of them was set back"
     marks = {mark for one in ours if (mark := _mark(one)) is not None}
-    new = _until(theirs, lambda one: one.snapshot_id in here or one.snapshot_id in marks)
+    # What a refresh combined in the clone is in the parent, too, if a promotion beside it brought the same.
+    new = _until(theirs, lambda one: one.snapshot_id in here or not marks.isdisjoint({one.snapshot_id, _mark(one)}))
     own = _until(ours, lambda one: one.snapshot_id in there or _mark(one) in there)
     if new is None or any(_operation(one) != Operation.APPEND for one in new):
         return _NOT_ONLY_IN_CLONE
     if own is None or any(_operation(one) not in _SAME_ROWS for one in own):
         return "in the parent it was not only appended to"
+    if all(any(_mark(one) is not None for one in chain) for chain in (new, own)):
+        return "it was refreshed and promoted at the same time"
     return new
 
 

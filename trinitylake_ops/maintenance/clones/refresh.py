@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -25,6 +26,7 @@ from trinitylake_ops.maintenance.plans.cost import MeteredLakehouse, uncached
 from trinitylake_ops.maintenance.plans.document import Table, new_table
 from trinitylake_ops.maintenance.plans.plan import CommitReport, digest_of
 from trinitylake_ops.maintenance.state.export_manifest import finish_manifest
+from trinitylake_ops.maintenance.state.export_records import check_unused
 from trinitylake_ops.maintenance.state.state_change import StateChange
 from trinitylake_ops.maintenance.state.table_change import discarded_on_failure
 from trinitylake_ops.tables.io.file_io import writing_io
@@ -181,7 +183,7 @@ def _keep(sides: Sides, plan: RefreshPlan) -> None:
     """
     lake, clone = sides.lake, sides.record
     wanted = ExportRecord(
-        name=f"{clone.name}@{plan.base_version}",
+        name=_free_name(sides.latest.definition, f"{clone.name}@{plan.base_version}"),
         version=plan.base_version,
         level=clone.level,
         target_uri=clone.target_uri,
@@ -205,6 +207,7 @@ def _keep(sides: Sides, plan: RefreshPlan) -> None:
                 f"clone {clone.name!r} was refreshed {_MOST_REFRESHES} times, and the parent keeps a version for each;"
                 " promote it and make a new one"
             )
+        check_unused(base.definition, wanted.name)
         check_not_expired(wanted.version, base.definition)
         definition = base.definition
         snapshots = {**definition.exported_snapshots, wanted.name: wanted.root_location}
@@ -215,6 +218,13 @@ def _keep(sides: Sides, plan: RefreshPlan) -> None:
     version = change.commit(lake, sides.latest, written_since_ms=wanted.created_at_millis)
     if version == sides.latest.version:
         discard(lake.storage, [wanted.manifest_path])
+
+
+def _free_name(definition: LakehouseDef, name: str) -> str:
+    """Return a name that no export has, nor a clone: this one, or one that begins with it."""
+    taken = {record.name for record in definition.exports} | set(definition.exported_snapshots)
+    others = (f"{name}.{number}" for number in itertools.count(2))
+    return next(one for one in itertools.chain([name], others) if one not in taken)
 
 
 @dataclass(frozen=True)
