@@ -154,10 +154,16 @@ def _steps_printed(plan: MergePlan, digest: str | None, yes: bool, as_json: bool
     if digest is not None or yes:
         raise click.UsageError("--dry-run does nothing: leave out --apply and --yes")
     steps = plan.steps()
+    conflicts = [{"step": "conflict", "what": one.name, "from": one.reason, "to": ""} for one in plan.conflicts]
     if as_json:
-        print_json([dict(zip(("step", "what", "from", "to"), row, strict=True)) for row in steps.rows])
-        return
-    print_table(steps)
+        shown = [dict(zip(("step", "what", "from", "to"), row, strict=True)) for row in steps.rows]
+        print_json([*shown, *conflicts])
+    else:
+        print_table(steps)
+        for one in plan.conflicts:
+            click.echo(f"conflict: {one.name}: {one.reason}")
+    if plan.conflicts:
+        _tell_how_to_choose(plan)
 
 
 def _print_merge(plan: MergePlan, report: Document | None, as_json: bool) -> None:
@@ -165,9 +171,13 @@ def _print_merge(plan: MergePlan, report: Document | None, as_json: bool) -> Non
     if report is not None or not plan.conflicts:
         print_outcome(plan, report, as_json, is_empty=plan.is_empty)
         return
+    print_shown(plan, as_json)
+    _tell_how_to_choose(plan)
+
+
+def _tell_how_to_choose(plan: MergePlan) -> None:
     from trinitylake_ops.maintenance.clones.merge import how_to_choose  # with what reads tables
 
-    print_shown(plan, as_json)
     click.echo(
         f"Nothing was done, and nothing will be while there are conflicts. Choose for each, such as"
         f" {how_to_choose(plan.conflicts)}.",

@@ -51,7 +51,7 @@ class PromotionPlan(MergePlan):
     """What a promotion would change in the parent. With ``conflicts`` it cannot be executed before somebody chooses.
 
     ``clone_version`` is promoted. ``shared_version`` of the parent is the one that both sides are compared with.
-    ``files`` counts what would be copied, and ``bytes`` those of manifests and data files.
+    ``files`` counts what would be copied or written anew. ``bytes`` are those of manifests and data files among them.
     """
 
     base_version: int
@@ -96,7 +96,7 @@ class PromotionPlan(MergePlan):
         """Return one row for each namespace and table that would change, and for each conflict."""
         title = (
             f"Promotion of clone {self.name}, version {self.clone_version}, into version {self.base_version}:"
-            f" {self.files} files to copy, {self.bytes} bytes of data"
+            f" {self.files} files to write, at least {self.bytes} bytes"
         )
         return new_table(title, "change", "object", "why", rows=self.rows())
 
@@ -126,7 +126,7 @@ class PromotionReport(Document):
     def table(self) -> Table:
         """Return one row."""
         row = (self.name, self.clone_version, self.version, self.changed, self.copied_files, self.copied_bytes)
-        columns = ("clone", "version there", "version", "changed", "files copied", "bytes copied")
+        columns = ("clone", "version there", "version", "changed", "files written", "bytes written")
         return new_table("Promotion", *columns, rows=[row])
 
 

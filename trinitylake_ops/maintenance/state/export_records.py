@@ -40,7 +40,10 @@ def check_unused(definition: LakehouseDef, name: str) -> None:
     record = record_of(definition, name)
     if record is not None or name in definition.exported_snapshots:
         what = f"of version {record.version}" if record is not None else "there"
-        raise ExportExistsError(f"an export {name!r} {what} exists; drop it first, or choose another name")
+        kind, command = (
+            ("a clone", "drop-clone") if record is not None and record.clone_id else ("an export", "drop-export")
+        )
+        raise ExportExistsError(f"{kind} {name!r} {what} exists; {command} it first, or choose another name")
 
 
 def is_cut_off(record: ExportRecord | None, wanted: ExportRecord) -> bool:
