@@ -12,9 +12,11 @@ from tests.lakes import Lakes
 from tests.maintenance.changes import append_rows, create, overwrite_rows
 from tests.maintenance.copies import files, rows
 from trinitylake_ops import Lakehouse, TableDef, maintenance
-from trinitylake_ops.errors import ExportNotFoundError, TrinityLakeError
-from trinitylake_ops.format.definitions import ExportRecord
+from trinitylake_ops.errors import ExportNotFoundError, InvalidInputError, TrinityLakeError
+from trinitylake_ops.format.definitions import METADATA_LOCATION, ExportRecord
+from trinitylake_ops.format.locations import to_uri
 from trinitylake_ops.maintenance import CloneState
+from trinitylake_ops.tables.catalog import catalog_at
 
 pytestmark = pytest.mark.local_only("folders of one machine")
 
@@ -156,4 +158,36 @@ def test_two_promotions_at_once_are_one(lake: Lakehouse, clone: Lakehouse) -> No
     assert rows(lake) == rows(clone)
     assert maintenance.plan_promotion(lake, "feature").is_empty
     create(lake, "goes-on")
+    assert maintenance.verify(lake, deep=True).is_clean
+
+
+@pytest.mark.parametrize("named", ["missing", "dropped", "of another table"])
+def test_metadata_of_the_parent_is_promoted_if_it_is_kept_for_the_clone(
+    lake: Lakehouse, clone: Lakehouse, named: str
+) -> None:
+    """A clone that somebody wrote names metadata below the parent's root: a purge may have taken its files."""
+    mine = clone.snapshot().table("ns", "t")
+    metadata = str(mine.format_properties[METADATA_LOCATION])
+    if named == "missing":
+        metadata = f"{metadata.rpartition('/')[0]}/00009-nofile.metadata.json"
+    elif named == "dropped":
+        append_rows(lake)  # its metadata came after the version that is kept
+        metadata = to_uri(lake.root, str(lake.snapshot().table("ns", "t").format_properties[METADATA_LOCATION]))
+    with clone.transaction() as txn:
+        fields = {**mine.format_properties, METADATA_LOCATION: to_uri(lake.root, metadata)}
+        txn.create_table("ns", "u", replace(mine, id=mine.id, format_properties=fields))
+        if named != "of another table":
+            txn.drop_table("ns", "t")
+    before = lake.latest_version()
+    with pytest.raises(InvalidInputError, match="which it has in no version that is kept"):
+        maintenance.plan_promotion(lake, "feature", tables=["ns.u"]).execute()
+    assert lake.latest_version() == before
+    assert maintenance.verify(lake, deep=True).is_clean
+
+
+def test_a_table_that_was_renamed_in_the_clone_keeps_the_parents_files(lake: Lakehouse, clone: Lakehouse) -> None:
+    catalog_at(clone).rename_table("ns.t", "ns.renamed")
+    maintenance.plan_promotion(lake, "feature").execute()
+    assert lake.snapshot().tables("ns") == ["renamed"]
+    assert catalog_at(lake).load_table("ns.renamed").scan().to_arrow()["id"].to_pylist() == [1, 2, 3]
     assert maintenance.verify(lake, deep=True).is_clean

@@ -134,9 +134,28 @@ class PromotedContent:
         places = self._places(definition.id, self._standing_copies(key, definition))
         where = self._io.location(to_uri(clone_root, metadata))
         if places.keeps(where):  # the clone changed the definition alone
+            self._check_kept(key, name, definition, to_location(root, where))
             return copied_definition(definition, to_location(root, where)), None
         copy = TableCopy(places, tuple(copies_of(definition, self._io, places)))
         return copied_definition(definition, places.path(place if not is_uri(where) else where)), copy
+
+    def _check_kept(self, key: str, name: ObjectName, definition: TableDef, metadata: str) -> None:
+        """Raise InvalidInputError unless the table had this metadata in a version that is kept for the clone.
+
+        It may have had another name there, which is gone in the clone.
+        """
+        renamed = [one.key for one in self._sides.states if one.name.table and one.base and one.clone is None]
+        for snapshot in self._kept:
+            for entry in filter(None, map(snapshot.entry, [key, *renamed])):
+                known = snapshot.table_at(entry)
+                found = iceberg_metadata(known)
+                if known.id == definition.id and found and to_location(self._sides.lake.root, found) == metadata:
+                    return
+        raise InvalidInputError(
+            f"table {name} of the clone has the metadata {metadata!r} of its parent, which it has in no version that is"
+            " kept for the clone; write it anew there, or leave it out",
+            path=metadata,
+        )
 
     def _standing_copies(self, key: str, definition: TableDef) -> dict[str, str]:
         """Return the data files of a table that earlier promotions copied: path in the clone -> path in the parent.
