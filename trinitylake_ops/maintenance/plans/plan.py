@@ -55,8 +55,8 @@ class Plan(Document):
         """Raise PlanChangedError when this is not the plan that was approved."""
         if approved_digest != self.digest:
             raise PlanChangedError(
-                f"the approved plan {approved_digest!r} is not what would happen now with the options that are given;"
-                " they have to be those that it was made with; look at the plan again"
+                f"the approved plan {approved_digest!r} is not what would happen now: something was committed since, or"
+                " the options are not those that it was made with; look at the plan again"
             )
 
 
