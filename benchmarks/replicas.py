@@ -20,6 +20,7 @@ from pyiceberg.catalog import Catalog
 from pyiceberg.catalog.rest import RestCatalog
 from pyiceberg.catalog.sql import SqlCatalog
 
+from benchmarks.lakes import REQUEST_SECONDS
 from benchmarks.report import table, write_result
 from benchmarks.servers import running
 from tests.processes import Child, fork
@@ -31,7 +32,6 @@ from trinitylake_ops import Lakehouse
 from trinitylake_ops.storage.options import OPTIONS_VARIABLE
 
 N_CLIENTS, N_EACH, N_REPLICAS = 16, 8, 3
-DELAY_SECONDS = 0.02
 SCHEMA = pa.schema([("id", pa.int64())])
 _LIMIT_SECONDS = 900
 
@@ -54,7 +54,7 @@ async def _pass_on(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, t
         while data := await reader.read(1 << 16):
             if is_new:
                 is_new = False
-                await asyncio.sleep(DELAY_SECONDS)
+                await asyncio.sleep(REQUEST_SECONDS)
             to_server.write(data)
             await to_server.drain()
     except ConnectionError:
@@ -203,7 +203,7 @@ def main() -> None:
             "# Commits of many clients",
             "",
             f"{N_CLIENTS} clients of pyiceberg, each a process with a table of its own, make {N_EACH} commits each,",
-            f"on one radosgw. Each request to it takes {1_000 * DELAY_SECONDS:.0f} ms more. The servers' storage has",
+            f"on one radosgw. Each request to it takes {1_000 * REQUEST_SECONDS:.0f} ms more. The servers' storage has",
             f"the client named. All share {os.cpu_count()} processor threads, whose load was {load:.1f} at first.",
             "",
             *table(("catalog", "properties / s", "appends / s", "ratio, properties", "ratio, appends"), rows),

@@ -189,13 +189,17 @@ def how_to_choose(conflicts: Sequence[Conflict]) -> str:
     return f"--theirs {conflicts[0].name} or --ours {conflicts[0].name}"
 
 
+def count_of(conflicts: Sequence[Conflict]) -> str:
+    """Return how many conflicts there are, in words."""
+    return "1 conflict" if len(conflicts) == 1 else f"{len(conflicts)} conflicts"
+
+
 def conflict_error(conflicts: Sequence[Conflict], base_version: int) -> CommitConflictError:
     """Return the error for conflicts that nobody decided. It names them, and how to choose."""
     texts = tuple(f"{conflict.name}: {conflict.reason}" for conflict in conflicts)
     shown = "; ".join(texts[:_MOST_NAMED]) + ("; ..." if len(texts) > _MOST_NAMED else "")
-    count = "1 conflict" if len(texts) == 1 else f"{len(texts)} conflicts"
     return CommitConflictError(
-        f"{count}, nothing was changed: {shown}; choose for each, such as {how_to_choose(conflicts)}",
+        f"{count_of(conflicts)}, nothing was changed: {shown}; choose for each, such as {how_to_choose(conflicts)}",
         conflicts=texts,
         base_version=base_version,
         latest_version=base_version,

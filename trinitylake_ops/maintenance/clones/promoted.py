@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from pyiceberg.manifest import DataFile
 
+from trinitylake_ops.cached_attribute import cached_attribute
 from trinitylake_ops.errors import InvalidInputError
 from trinitylake_ops.format.definitions import TableDef
 from trinitylake_ops.format.file_names import table_prefix
@@ -139,14 +140,18 @@ class PromotedContent:
         copy = TableCopy(places, tuple(copies_of(definition, self._io, places)))
         return copied_definition(definition, places.path(place if not is_uri(where) else where)), copy
 
+    @cached_attribute
+    def _gone(self) -> list[str]:
+        """The keys of tables that are gone in the clone, where they may have been renamed."""
+        return [one.key for one in self._sides.states if one.name.table and one.base and one.clone is None]
+
     def _check_kept(self, key: str, name: ObjectName, definition: TableDef, metadata: str) -> None:
         """Raise InvalidInputError unless the table had this metadata in a version that is kept for the clone.
 
         It may have had another name there, which is gone in the clone.
         """
-        renamed = [one.key for one in self._sides.states if one.name.table and one.base and one.clone is None]
         for snapshot in self._kept:
-            for entry in filter(None, map(snapshot.entry, [key, *renamed])):
+            for entry in filter(None, map(snapshot.entry, [key, *self._gone])):
                 known = snapshot.table_at(entry)
                 found = iceberg_metadata(known)
                 if known.id == definition.id and found and to_location(self._sides.lake.root, found) == metadata:

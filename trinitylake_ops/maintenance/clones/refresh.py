@@ -26,7 +26,7 @@ from trinitylake_ops.maintenance.plans.cost import MeteredLakehouse, uncached
 from trinitylake_ops.maintenance.plans.document import Table, new_table
 from trinitylake_ops.maintenance.plans.plan import CommitReport, digest_of
 from trinitylake_ops.maintenance.state.export_manifest import finish_manifest
-from trinitylake_ops.maintenance.state.export_records import check_unused
+from trinitylake_ops.maintenance.state.export_records import check_unused, is_used
 from trinitylake_ops.maintenance.state.state_change import StateChange
 from trinitylake_ops.maintenance.state.table_change import discarded_on_failure
 from trinitylake_ops.tables.io.file_io import writing_io
@@ -222,9 +222,8 @@ def _keep(sides: Sides, plan: RefreshPlan) -> None:
 
 def _free_name(definition: LakehouseDef, name: str) -> str:
     """Return a name that no export has, nor a clone: this one, or one that begins with it."""
-    taken = {record.name for record in definition.exports} | set(definition.exported_snapshots)
     others = (f"{name}.{number}" for number in itertools.count(2))
-    return next(one for one in itertools.chain([name], others) if one not in taken)
+    return next(one for one in itertools.chain([name], others) if not is_used(definition, one))
 
 
 @dataclass(frozen=True)

@@ -35,10 +35,15 @@ def record_of(definition: LakehouseDef, name: str) -> ExportRecord | None:
     return next((record for record in definition.exports if record.name == name), None)
 
 
+def is_used(definition: LakehouseDef, name: str) -> bool:
+    """Whether an export or a clone has the name."""
+    return record_of(definition, name) is not None or name in definition.exported_snapshots
+
+
 def check_unused(definition: LakehouseDef, name: str) -> None:
     """Raise ExportExistsError when an export has the name."""
-    record = record_of(definition, name)
-    if record is not None or name in definition.exported_snapshots:
+    if is_used(definition, name):
+        record = record_of(definition, name)
         what = f"of version {record.version}" if record is not None else "there"
         kind, command = (
             ("a clone", "drop-clone") if record is not None and record.clone_id else ("an export", "drop-export")

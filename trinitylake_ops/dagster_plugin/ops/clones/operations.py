@@ -26,7 +26,7 @@ from trinitylake_ops.dagster_plugin.options import (
 from trinitylake_ops.errors import InvalidInputError
 from trinitylake_ops.maintenance import DropCloneReport, PromotionPlan, RefreshPlan
 from trinitylake_ops.maintenance.clones.drop import DropClonePlan
-from trinitylake_ops.maintenance.clones.merge import Conflict
+from trinitylake_ops.maintenance.clones.merge import Conflict, count_of
 
 
 class CloneOptions(Options):
@@ -141,8 +141,7 @@ def _undecided(plan: PromotionPlan | RefreshPlan) -> str:
     """Return that somebody has to choose, nothing without conflicts."""
     if not plan.conflicts:
         return ""
-    count = "1 conflict" if len(plan.conflicts) == 1 else f"{len(plan.conflicts)} conflicts"
-    return f"{count}, such as {plan.conflicts[0].name}: choose for each by ours or theirs"
+    return f"{count_of(plan.conflicts)}, such as {plan.conflicts[0].name}: choose for each by ours or theirs"
 
 
 def _plan_promotion(run: Running[PromoteOptions]) -> PromotionPlan:
@@ -189,9 +188,8 @@ def _plan_refresh(run: Running[RefreshOptions]) -> RefreshPlan:
 
 def _refresh(run: Running[Any], plan: RefreshPlan, digest: str | None) -> None:
     report = plan.execute(digest)
-    committed = (
-        "refresh" if report.version != report.base_version else None
-    )  # here: that the version is kept for the clone
+    # What is committed here is that the version is kept for the clone.
+    committed = None if report.version == report.base_version else "refresh"
     run.report(str(report.table().title), report_figures(report.to_dict()), committed=committed)
 
 
