@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
 
 from trinitylake_ops.errors import InvalidInputError
@@ -25,6 +26,11 @@ AWS_ENVIRONMENT = (
     "AWS_PROFILE", "AWS_REGION", "AWS_ROLE_ARN", "AWS_SHARED_CREDENTIALS_FILE",
 )  # fmt: skip
 
+
+#: Where AWS's configuration files are, by the variable that names another place.
+_FILES = {"AWS_CONFIG_FILE": "~/.aws/config", "AWS_SHARED_CREDENTIALS_FILE": "~/.aws/credentials"}
+#: How the variables begin or end that a client reads when it is made: who asks, where, through which proxy.
+_READ_BY_CLIENTS = re.compile(r"(?i)AWS_.*|.*_PROXY|HOME|.*_CA_BUNDLE|SSL_CERT_(?:FILE|DIR)|BOTO_CONFIG")
 
 _CREDENTIALS = {
     "access_key_id": "AWS_ACCESS_KEY_ID",
@@ -75,6 +81,20 @@ def aws_environment(service: str) -> Callable[[str, Mapping[str, str]], dict[str
         return {name: value for name, value in found.items() if value and name not in options}
 
     return given
+
+
+def environment_of_clients() -> Hashable:
+    """Return what a client of AWS reads from its environment when it is made, to compare it with later."""
+    variables = frozenset(item for item in os.environ.items() if _READ_BY_CLIENTS.fullmatch(item[0]))
+    return variables, *(_state(os.environ.get(name) or place) for name, place in _FILES.items())
+
+
+def _state(path: str) -> tuple[int, int] | None:
+    try:
+        found = os.stat(os.path.expanduser(path))
+    except OSError:  # AWS's clients take a file that they cannot read for none, too
+        return None
+    return found.st_mtime_ns, found.st_size
 
 
 def _credentials(options: Mapping[str, str]) -> dict[str, str]:

@@ -12,7 +12,9 @@ import botocore.session
 from botocore.credentials import RefreshableCredentials
 from obstore.store import S3Store
 
+from trinitylake_ops.storage.aws.settings import environment_of_clients
 from trinitylake_ops.storage.options import StorageOptions
+from trinitylake_ops.storage.remote.kept_clients import KeptClients
 from trinitylake_ops.storage.remote.obstore_clients import ObstoreClients
 from trinitylake_ops.storage.s3.botocore_places import bucket_place, new_session
 from trinitylake_ops.storage.s3.settings import S3Settings
@@ -34,6 +36,12 @@ class S3Stores(ObstoreClients[S3Store]):
         self._options = options
         self._place: tuple[str, str, bool] | None = None
         self._provider: Callable[[], S3Credential] | None = None
+
+    @classmethod
+    def shared(cls, bucket: str, settings: S3Settings, options: StorageOptions) -> S3Stores:
+        """Return the clients of this process for a bucket and these settings (docs/decisions/0080)."""
+        key = (bucket, settings, options, environment_of_clients())
+        return _kept.get(key, lambda: cls(bucket, settings, options))
 
     def _new_store(self, limits: ClientConfig, timeout: timedelta) -> S3Store:
         if self._place is None or self._provider is None:
@@ -68,6 +76,9 @@ class S3Stores(ObstoreClients[S3Store]):
         netloc = f"{self._bucket}.{parts.netloc}" if place.is_virtual else parts.netloc
         endpoint = urlunsplit((parts.scheme, netloc, parts.path, "", ""))
         self._place = (endpoint, place.region, place.is_virtual)
+
+
+_kept: KeptClients[S3Stores] = KeptClients()
 
 
 def _credential_provider(session: botocore.session.Session) -> Callable[[], S3Credential]:

@@ -51,7 +51,7 @@ class ObstoreS3Storage(S3Storage):
 
     def __init__(self, root: str, options: Mapping[str, str] | None = None):
         super().__init__(root, options)
-        self._stores = S3Stores(self._location.bucket, S3Settings.of(self.options), self.options)
+        self._stores = S3Stores.shared(self._location.bucket, S3Settings.of(self.options), self.options)
 
     def __repr__(self) -> str:
         return f"ObstoreS3Storage({self.root!r}, {self.options!r})"

@@ -6,16 +6,23 @@ import asyncio
 import threading
 import weakref
 from collections.abc import Callable, Coroutine
+from contextlib import suppress
+from datetime import datetime
+from email.utils import parsedate_to_datetime
 from functools import cache
+from importlib.metadata import version
 from typing import Any, TypeVar
 
 import aiohttp
 import s3fs
 from aiobotocore.httpsession import AIOHTTPSession
 from aiobotocore.session import AioSession
+from botocore.utils import parse_timestamp
 
+from trinitylake_ops.storage.aws.settings import environment_of_clients
 from trinitylake_ops.storage.fork import at_fork, keep_for_ever
 from trinitylake_ops.storage.options import StorageOptions
+from trinitylake_ops.storage.remote.kept_clients import KeptClients
 from trinitylake_ops.storage.remote.loop import close_on_loop, run_on_loop
 from trinitylake_ops.storage.remote.settings import MAX_CONNECTIONS, longest_seconds
 from trinitylake_ops.storage.s3.settings import S3Settings
@@ -60,6 +67,19 @@ class S3Client:
     first request. The client closes when this object is dropped.
     """
 
+    @classmethod
+    def shared(cls, settings: S3Settings, options: StorageOptions) -> S3Client:
+        """Return the client of this process for these settings (docs/decisions/0080)."""
+        key = (settings, options, environment_of_clients())
+        return _kept.get(key, lambda: cls(settings, options))
+
+    def unshare(self) -> None:
+        """Let storages that are opened from now on make another client: this one had no answer.
+
+        It may have been made before there were credentials.
+        """
+        _kept.drop(self)
+
     def __init__(self, settings: S3Settings, options: StorageOptions):
         self._settings = settings
         self._options = options
@@ -98,6 +118,7 @@ class S3Client:
         session = AioSession()
         session.register_component("data_loader", service_models())
         session.register("before-call.s3", _stay_in_region)
+        session.get_component("response_parser_factory").set_parser_defaults(timestamp_parser=_moment)
         file_system = s3fs.S3FileSystem(
             session=session,
             key=options.get("access_key_id"),
@@ -114,6 +135,7 @@ class S3Client:
                 "response_checksum_validation": "when_required",
                 "s3": {"addressing_style": settings.addressing_style},
                 "http_session_cls": _OneSendSession,
+                "user_agent": _USER_AGENT,
             },
             asynchronous=True,  # otherwise s3fs closes itself in a way that fails in a forked child
             use_listings_cache=False,
@@ -121,6 +143,27 @@ class S3Client:
         )
         file_system.retries = 1
         return file_system
+
+
+#: botocore puts its own together from some fifteen parts, at each request.
+_USER_AGENT = f"trinitylake-ops/{version('trinitylake-ops')}"
+
+
+def _moment(text: str | float) -> datetime:
+    """Return the time of an answer: ISO 8601 in lists, HTTP's form elsewhere. Raises ValueError.
+
+    botocore's own parser guesses the form, which takes longer than all else of a small answer.
+    """
+    if isinstance(text, str):
+        with suppress(ValueError):
+            return datetime.fromisoformat(text)
+        with suppress(ValueError):
+            return parsedate_to_datetime(text)
+    moment: datetime = parse_timestamp(text)
+    return moment
+
+
+_kept: KeptClients[S3Client] = KeptClients()
 
 
 def _stay_in_region(params: dict[str, Any], **_: Any) -> None:

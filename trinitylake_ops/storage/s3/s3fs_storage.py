@@ -55,7 +55,7 @@ class S3Storage(Storage):
         self._location = S3Location.of(root)
         settings = S3Settings.of(self.options)
         self._endpoint = settings.endpoint or "the endpoint of AWS's environment"
-        self._client = S3Client(settings, self.options)
+        self._client = S3Client.shared(settings, self.options)
         self._clock = ServerClock()
 
     def __repr__(self) -> str:
@@ -204,6 +204,8 @@ class S3Storage(Storage):
         try:
             return self._client.run(send)
         except CLIENT_ERRORS as error:
+            if answer_of(error) is None:
+                self._client.unshare()
             failure = typed_error(self._request(operation, path), error, self._endpoint)
         # This is raised outside the handler: messages of client libraries may hold parts of the request and its
         # credentials.

@@ -1,0 +1,113 @@
+"""Clients of S3 are made once for equal settings (docs/decisions/0080)."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+
+from trinitylake_ops.errors import TrinityLakeError
+from trinitylake_ops.storage.remote.kept_clients import _MOST, KeptClients
+from trinitylake_ops.storage.s3.obstore_storage import ObstoreS3Storage
+from trinitylake_ops.storage.s3.s3fs_client import _moment
+from trinitylake_ops.storage.s3.s3fs_storage import S3Storage
+
+OPTIONS = {
+    "endpoint": "http://127.0.0.1:9",
+    "region": "us-east-1",
+    "access_key_id": "somebody",
+    "secret_access_key": "secret",
+    "connect_timeout_seconds": "1",
+}
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A home of its own, in which no other test has made a client."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    return tmp_path
+
+
+def client(root: str = "s3://bucket/a/", **options: str) -> object:
+    return S3Storage(root, {**OPTIONS, **options})._client
+
+
+def test_storages_of_equal_settings_share_a_client() -> None:
+    assert client() is client("s3://other/b/")
+
+
+def test_other_options_have_another_client() -> None:
+    assert client() is not client(secret_access_key="another")
+    assert client() is not client(read_timeout_seconds="7")
+    assert client() is not client(addressing_style="path")
+
+
+def test_another_environment_has_another_client(monkeypatch: pytest.MonkeyPatch) -> None:
+    first = client()
+    monkeypatch.setenv("AWS_PROFILE", "other")
+    assert client() is not first
+    monkeypatch.delenv("AWS_PROFILE")
+    monkeypatch.setenv("https_proxy", "http://127.0.0.1:8")
+    assert client() is not first
+    monkeypatch.delenv("https_proxy")
+    assert client() is first
+
+
+def test_a_changed_configuration_file_has_another_client(home: Path) -> None:
+    first = client()
+    (home / ".aws").mkdir()
+    (home / ".aws/credentials").write_text("[default]\naws_access_key_id = a\naws_secret_access_key = b\n")
+    second = client()
+    assert second is not first
+    (home / ".aws/credentials").write_text("[default]\naws_access_key_id = abc\naws_secret_access_key = b\n")
+    assert client() is not second
+
+
+def test_obstore_shares_by_bucket() -> None:
+    def stores(root: str) -> object:
+        return ObstoreS3Storage(root, OPTIONS)._stores
+
+    assert stores("s3://bucket/a/") is stores("s3://bucket/b/")
+    assert stores("s3://bucket/a/") is not stores("s3://other/a/")
+
+
+def test_a_client_without_an_answer_is_handed_to_nobody() -> None:
+    storage = S3Storage("s3://bucket/a/", OPTIONS)
+    with pytest.raises(TrinityLakeError):
+        storage.now_ms()
+    assert client() is not storage._client
+
+
+def test_the_clients_used_last_are_kept() -> None:
+    kept: KeptClients[object] = KeptClients()
+    first = kept.get(0, object)
+    for key in range(1, _MOST):
+        kept.get(key, object)
+    assert kept.get(0, object) is first, "it was used last now"
+    second = kept.get(1, object)
+    kept.get(_MOST, object)
+    assert kept.get(0, object) is first
+    assert kept.get(1, object) is second
+    for key in range(100, 100 + _MOST):
+        kept.get(key, object)
+    assert kept.get(0, object) is not first
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Wed, 25 Nov 2026 10:20:30 GMT",
+        "2026-11-25T10:20:30Z",
+        "2026-11-25T10:20:30.000Z",
+        "20261125T102030Z",
+        1795602030,
+    ],
+)
+def test_times_of_answers(text: str | float) -> None:
+    assert _moment(text) == datetime(2026, 11, 25, 10, 20, 30, tzinfo=UTC)
+
+
+def test_what_is_no_time_is_refused() -> None:
+    with pytest.raises(ValueError, match="Invalid timestamp"):
+        _moment("soon")
