@@ -9,27 +9,33 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from itertools import pairwise
 from pathlib import Path
 from statistics import median
 
-from benchmarks.lakes import Later, filled
+from benchmarks.lakes import Later, change_tables, filled
 from benchmarks.report import table, write_result
 from benchmarks.s3 import radosgw
 from benchmarks.scale import N_TABLES, N_VERSIONS, generate, run
 from tests.servers.s3_server import S3Server
 from trinitylake_ops import Lakehouse, maintenance
+from trinitylake_ops.errors import StorageError
 from trinitylake_ops.format.file_names import new_node_path
 from trinitylake_ops.maintenance.gc.sweep import delete_files
-from trinitylake_ops.storage import LocalStorage, Storage, open_storage
+from trinitylake_ops.storage import LocalStorage, Storage, StorageWrapper, open_storage
 from trinitylake_ops.storage.wrappers.retry import RetryStorage
 
 N_FILES = 20_000
 N_TURNS = 5
 N_ORPHANS = 5_000
+N_SMALL, N_FREED, N_FREEINGS = 10_000, 1_000, 3
 
 #: Plans in a process of its own, a year after the last commit; prints what it found and asked for.
 _PLAN = """
@@ -134,6 +140,90 @@ def deleting_locally(folder: str) -> list[str]:
     ]
 
 
+class Noted(StorageWrapper):
+    """Notes what has to be done again by the operating system's calls alone."""
+
+    def __init__(self, inner: Storage):
+        super().__init__(inner)
+        self.noted: list[tuple[str, str, bytes]] = []
+
+    def read(self, path: str, *, offset: int = 0, length: int | None = None, limit_bytes: int | None = None) -> bytes:
+        self.noted.append(("read", path, b""))
+        return self.inner.read(path, offset=offset, length=length, limit_bytes=limit_bytes)
+
+    def create(self, path: str, data: bytes) -> None:
+        self.noted.append(("write", path, data))
+        self.inner.create(path, data)
+
+    def write(self, path: str, data: bytes) -> None:
+        self.noted.append(("write", path, data))
+        self.inner.write(path, data)
+
+    def delete_batch(self, paths: Sequence[str]) -> dict[str, StorageError]:
+        self.noted.extend(("delete", path, b"") for path in paths)
+        return self.inner.delete_batch(paths)
+
+
+def _done_by_calls(folder: Path, noted: Sequence[tuple[str, str, bytes]]) -> float:
+    """Return the seconds of the same reads, writes and deletes in one thread, nothing decoded or checked."""
+    begun = time.perf_counter()
+    for kind, path, data in noted:
+        target = folder / path
+        if kind == "delete":
+            target.unlink(missing_ok=True)
+        elif kind == "read":
+            with suppress(FileNotFoundError):
+                target.read_bytes()
+        else:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            beside = target.with_name(f"{target.name}.new")
+            beside.write_bytes(data)
+            beside.replace(target)
+    return time.perf_counter() - begun
+
+
+def _freed(folder: Path) -> tuple[list[float], float, Counter[str]]:
+    """Free all versions but the latest. Returns the seconds of each step, and seconds and numbers of the calls."""
+    local = LocalStorage(f"file://{folder}/", fsync=False)
+    lake = filled(local, N_SMALL)
+    for number in range(N_FREED):
+        change_tables(lake, [number % N_SMALL])
+    copy = folder.with_name(f"{folder.name}-copy")
+    shutil.copytree(folder, copy)
+    noted = Noted(local)
+    policy = maintenance.RetentionPolicy(maximum_age_ms=0, minimum_versions=1, protected_ms=0)
+    marks = [time.perf_counter()]
+    expiration = maintenance.plan_expiration(Lakehouse(Later(noted, 1)), policy)
+    marks.append(time.perf_counter())
+    expiration.execute()
+    marks.append(time.perf_counter())
+    purge = maintenance.plan_purge(Lakehouse(Later(noted, 2)))
+    marks.append(time.perf_counter())
+    purge.execute()
+    marks.append(time.perf_counter())
+    numbers = Counter(kind for kind, _, _ in noted.noted)
+    return [end - begin for begin, end in pairwise(marks)], _done_by_calls(copy, noted.noted), numbers
+
+
+def freeing(folder: str) -> list[str]:
+    """Measure the four steps from versions to free space, beside the file operations that they ask for."""
+    turns = [_freed(Path(folder) / f"freed-{turn}") for turn in range(N_FREEINGS)]
+    steps = [median(seconds[step] for seconds, _, _ in turns) for step in range(4)]
+    by_calls, numbers = median(calls for _, calls, _ in turns), turns[0][2]
+    names = ("plan of the expiry", "its execution", "plan of the purge", "its execution")
+    rows = [(name, f"{1000 * seconds:.0f}") for name, seconds in zip(names, steps, strict=True)]
+    rows += [("all four", f"{1000 * sum(steps):.0f}"), ("the file operations alone", f"{1000 * by_calls:.0f}")]
+    return [
+        f"## From {N_FREED:,} versions to free space",
+        "",
+        f"Commits of one table each among {N_SMALL:,}, unsynced, medians of {N_FREEINGS} turns. The four steps ask for"
+        f" {numbers['read']:,} reads, {numbers['write']:,} writes, most of them sealed roots, and"
+        f" {numbers['delete']:,} deletes. The last row does these by the operating system's calls alone.",
+        "",
+        *table(["step", "ms"], rows),
+    ]
+
+
 def deleting_on_s3() -> list[str]:
     """Count the requests of an orphan removal on radosgw."""
     with radosgw() as server:
@@ -157,7 +247,7 @@ def _removal_on(server: S3Server) -> list[str]:
 def main() -> None:
     """Measure, print and write the results."""
     with tempfile.TemporaryDirectory(prefix="trinitylake-bench-") as folder:
-        sections = [planning(folder), deleting_locally(folder), deleting_on_s3()]
+        sections = [planning(folder), freeing(folder), deleting_locally(folder), deleting_on_s3()]
     lines = ["# Freeing space", "", f"Made by `benchmarks/expiry.py`; the lakehouse has {N_VERSIONS:,} versions."]
     for section in sections:
         lines += ["", *section]

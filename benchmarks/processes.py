@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from multiprocessing.queues import Queue
 from multiprocessing.synchronize import Barrier
 from pathlib import Path
+from queue import Empty
 
 from matplotlib.axes import Axes
 
@@ -135,7 +136,13 @@ def _by_processes(work: Work, place: Place, n_processes: int) -> list[list[float
     processes = [_SPAWN.Process(target=work, args=(place, n, begin, results)) for n in range(n_processes)]
     for process in processes:
         process.start()
-    took_s = [results.get() for _ in processes]
+    took_s: list[list[float]] = []
+    while len(took_s) < n_processes:
+        try:
+            took_s.append(results.get(timeout=1))
+        except Empty:
+            if any(process.exitcode for process in processes):
+                raise RuntimeError("a process failed; its traceback is above") from None
     for process in processes:
         process.join()
     return took_s
