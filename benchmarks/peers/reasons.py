@@ -43,8 +43,8 @@ REASONS: Mapping[tuple[str, str], str] = {
     ("old_version", "Lance"): "its manifest names all files; ours reads one node of each level after the root",
     ("threads", "slatedb"): "its one writer puts the keys of all tasks into one file of the log",
     ("processes", "pyiceberg + SQLite"): (
-        "its processes write their metadata files at the same time, and meet only in one page of SQLite; each version of"
-        " ours follows another, so that processes stand in line, and each reads the root of the one before"
+        "its processes write their metadata files at the same time, and meet only in one page of SQLite; each version"
+        " of ours follows another, so that processes stand in line, and each reads the root of the one before"
     ),
     ("s3 lookup", "icechunk"): ("as many rounds as ours, one request fewer"),
     ("s3 lookup", "pyiceberg + SQLite"): (

@@ -169,7 +169,8 @@ def _on_s3(figures: Figures) -> Iterator[str]:
     yield (
         f"One process among {options.s3_objects:,} objects on a radosgw, {1000 * REQUEST_SECONDS:.0f} ms added to each"
         " request by a proxy. A writer changes objects that it has changed before: the first change of a table by a"
-        " process costs us one round more. A cold read opens everything anew, connections too. Requests and rounds are"
+        " process costs us one round more. A cold read opens everything anew, but for the connections that a client"
+        " keeps in its process, as ours does. Requests and rounds are"
         " counted from the proxy's log alone: rounds are the longest chain of requests in which each arrived after the"
         " one before was answered, until the call returned. Beside is what came after. Median, and most in brackets"
         " where it differs. The ratio is beside the faster of our clients."
