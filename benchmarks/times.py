@@ -32,6 +32,8 @@ from trinitylake_ops.tree.nodes.node import TreeLimits
 from trinitylake_ops.tree.nodes.node_store import NodeStore
 from trinitylake_ops.tree.walk import walk
 
+N_CHANGED = (100, 10_000, 100_000, 1_000_000)  # among so many tables, one is changed
+N_SYNCED, N_SYNCED_TURNS = 10_000, 200
 N_LISTED = 50_000
 N_LOADED = 1_000_000
 N_LOADS = 3
@@ -98,11 +100,9 @@ def encoded(key: list[str], pvalue: list[str], pnode: list[str]) -> bytes:
 
 
 def commit_times(folder: Path) -> dict[int, tuple[list[float], list[float]]]:
-    """Return seconds of single-table commits at 100 and 50,000 tables on local disk without fsync, and of the bare
-    operations, each time one after the other.
-    """
+    """Return seconds of single-table commits on local disk without fsync, and of the bare operations, by turns."""
     lakes = {}
-    for n_tables in (100, N_LISTED):
+    for n_tables in N_CHANGED:
         storage = MadeUpDefinitions(LocalStorage(f"file://{folder}/{n_tables}/", fsync=False))
         loaded(storage, n_tables)
         recorder = Recorder(storage)
@@ -118,6 +118,35 @@ def commit_times(folder: Path) -> dict[int, tuple[list[float], list[float]]]:
             times[n_tables][0].append(seconds(lambda lake=lake, table=table: change_tables(lake, [table])))  # type: ignore[misc]
             times[n_tables][1].append(bare_commit(folder / str(n_tables), recorder, turn))
     return times
+
+
+def synced_times(folder: Path) -> dict[str, Spread]:
+    """Return seconds of commits that wait for the device, and of one file that is created so, by turns."""
+    storage = MadeUpDefinitions(LocalStorage(f"file://{folder}/synced/", fsync=True))
+    loaded(storage, N_SYNCED)
+    lake = Lakehouse(storage, cache="private")
+    place, data = folder / "synced" / "bare", os.urandom(3_000)
+    place.mkdir()
+    times: dict[str, list[float]] = {"a commit": [], "a synced create": []}
+    for turn in range(N_SYNCED_TURNS):
+        table = random.randrange(N_SYNCED)
+        times["a commit"].append(seconds(lambda table=table: change_tables(lake, [table])))  # type: ignore[misc]
+        times["a synced create"].append(seconds(lambda turn=turn: create_synced(place / str(turn), data)))  # type: ignore[misc]
+    return {what: Spread.of(values) for what, values in times.items()}
+
+
+def create_synced(target: Path, data: bytes) -> None:
+    """Create a file, whole and only if absent. It and its name are on the device then."""
+    temporary = target.with_suffix(".tmp")
+    with temporary.open("wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    os.link(temporary, target)
+    folder = os.open(target.parent, os.O_RDONLY)
+    os.fsync(folder)
+    os.close(folder)
+    os.unlink(temporary)
 
 
 def commit_rows(times: Mapping[int, tuple[Sequence[float], Sequence[float]]]) -> list[list[object]]:
@@ -142,7 +171,7 @@ def draw_commits(axes: Axes, times: Mapping[int, tuple[Sequence[float], Sequence
         for values, label, style in zip(both, ("commit", "bare operations"), ("-", ":"), strict=True):
             percent = [100 * number / len(values) for number in range(len(values))]
             axes.plot([1000 * value for value in sorted(values)], percent, style, label=f"{label}, {n_tables:,} tables")
-    axes.set_xlim(0, 1000 * 3 * Spread.of(times[N_LISTED][0]).median)
+    axes.set_xlim(0, 1000 * 3 * Spread.of(times[N_CHANGED[-1]][0]).median)
     axes.set_xlabel("ms")
     axes.set_title("% of commits that take at most so long")
     axes.legend()
@@ -270,6 +299,7 @@ def main() -> None:
     """Measure, print and write the results."""
     with tempfile.TemporaryDirectory(prefix="trinitylake-bench-") as folder:
         commits = commit_times(Path(folder))
+        synced = synced_times(Path(folder))
         slow = slow_times()
         cpu = list_cpu()
         loads, peaks_mb = bulk_load_times(Path(folder))
@@ -291,6 +321,17 @@ def main() -> None:
             ),
             "",
             plot("commit_times", lambda axes: draw_commits(axes[0], commits)),
+            "",
+            f"The same among {N_SYNCED:,} tables with fsync, beside one file of 3 kB that is created, by turns. The file and"
+            " its folder are synced:",
+            "",
+            *table(
+                ["what", "median", "mean", "p99", "a commit takes"],
+                (
+                    [what, *spread.cells(1000), f"{synced['a commit'].median / spread.median:.2f} x"]
+                    for what, spread in synced.items()
+                ),
+            ),
             "",
             f"With a storage that takes {1000 * REQUEST_SECONDS:.0f} ms for each request:",
             "",
