@@ -322,8 +322,8 @@ def main() -> None:
             "",
             plot("commit_times", lambda axes: draw_commits(axes[0], commits)),
             "",
-            f"The same among {N_SYNCED:,} tables with fsync, beside one file of 3 kB that is created, by turns. The file"
-            " and its folder are synced:",
+            f"The same among {N_SYNCED:,} tables with fsync, beside one file of 3 kB that is created, by turns. The"
+            " file and its folder are synced:",
             "",
             *table(
                 ["what", "median", "mean", "p99", "a commit takes"],
