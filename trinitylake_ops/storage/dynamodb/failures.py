@@ -43,6 +43,8 @@ _SLOWER = frozenset(
         "ThrottlingException",
     }
 )  # fmt: skip
+#: What tells the quota of tables from that of tables that are made at once.
+_TOO_MANY_TABLES = "There is a limit of"
 _NOT_ALLOWED = {
     "AccessDeniedException": "AccessDenied",
     "IncompleteSignatureException": "SignatureDoesNotMatch",
@@ -102,6 +104,12 @@ def _from_answer(request: StorageRequest, response: Mapping[str, Any], table: st
         return StorageError(
             f"{request.failure}: the table {table!r} does not exist, or is still being made; check its name and the "
             "options 'endpoint' and 'region', or make it: the option create_table=true does so at the first create",
+            path=path,
+        )
+    if code == "LimitExceededException" and _TOO_MANY_TABLES in message:
+        return StorageFullError(
+            f"{request.failure}: the account has as many tables as it may have; delete one, or have AWS raise the"
+            " quota",
             path=path,
         )
     if code in _SLOWER:
