@@ -30,8 +30,8 @@ logger = logging.getLogger(__name__)
 
 _PAGE_ENTRIES = 1000  # so many a NameNode gives at once
 _FOLDER_MODE = 0o755
-#: A file of at most so many bytes is opened and read in one go.
-_SMALL_BYTES = 1 << 20
+#: A file of at most so many bytes is opened and read in one go, which has no more time than a request without a body.
+_SMALL_BYTES = 128 << 10
 #: So long a failed write waits, at most, for the end of its temporary file.
 _TIDYING_SECONDS = 2.0
 
@@ -84,7 +84,7 @@ class HdfsStorage(Storage):
             return bytes(opened.read_range(offset, n_bytes)) if n_bytes <= _SMALL_BYTES else opened
 
         # One hand-over to another thread for most files. A large one has more time, once its size is known.
-        found = self._client.ask(request, read_if_small, _SMALL_BYTES)
+        found = self._client.ask(request, read_if_small)
         if isinstance(found, bytes):
             return found
         n_bytes = wanted(found)
