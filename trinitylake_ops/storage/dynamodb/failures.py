@@ -80,7 +80,7 @@ def typed_error(request: StorageRequest, error: BaseException, table: str, endpo
     if isinstance(error, _NO_ANSWER):
         return error_from_transport(request, _transport_failure(error), endpoint, _reason(error))
     return StorageError(
-        f"{request.failure}: the DynamoDB client cannot be used ({request.options.redact(_reason(error))}); check the "
+        f"{request.failure}: the DynamoDB client cannot be used ({request.safe(_reason(error))}); check the "
         "storage options, the region above all, and AWS's environment variables and configuration files",
         path=request.path,
     )
