@@ -30,7 +30,7 @@ logger = logging.getLogger(__name__)
 
 _PAGE_ENTRIES = 1000  # so many a NameNode gives at once
 _FOLDER_MODE = 0o755
-#: A file of at most so many bytes is opened and read in one go, which has no more time than a request without a body.
+#: A file of at most so many bytes is opened and read in one go. That has no more time than a request without a body.
 _SMALL_BYTES = 128 << 10
 #: So long a failed write waits, at most, for the end of its temporary file.
 _TIDYING_SECONDS = 2.0
