@@ -91,31 +91,32 @@ class Later(StorageWrapper):
 
 
 class SlowStorage(StorageWrapper):
-    """Every request takes 20 ms more; 32 are sent at once, as to a server."""
+    """Every request takes so many seconds more, by default 20 ms; 32 are sent at once, as to a server."""
 
-    def __init__(self, inner: Storage):
+    def __init__(self, inner: Storage, seconds: float = REQUEST_SECONDS):
         super().__init__(inner)
+        self._seconds = seconds
         self.concurrency = 32
         self.few_reads = self.few_creates = 1
 
     def read(self, path: str, *, offset: int = 0, length: int | None = None, limit_bytes: int | None = None) -> bytes:
-        time.sleep(REQUEST_SECONDS)
+        time.sleep(self._seconds)
         return self.inner.read(path, offset=offset, length=length, limit_bytes=limit_bytes)
 
     def create(self, path: str, data: bytes) -> None:
-        time.sleep(REQUEST_SECONDS)
+        time.sleep(self._seconds)
         self.inner.create(path, data)
 
     def write(self, path: str, data: bytes) -> None:
-        time.sleep(REQUEST_SECONDS)
+        time.sleep(self._seconds)
         self.inner.write(path, data)
 
     def stat(self, path: str) -> FileInfo:
-        time.sleep(REQUEST_SECONDS)
+        time.sleep(self._seconds)
         return self.inner.stat(path)
 
     def delete(self, path: str) -> None:
-        time.sleep(REQUEST_SECONDS)
+        time.sleep(self._seconds)
         self.inner.delete(path)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -33,6 +34,18 @@ class BareClient(Protocol):
 
     def close(self) -> None:
         """End connections that do not end by themselves."""
+
+
+class SlowClient(BareClient):
+    """A client on which every request takes so many seconds more."""
+
+    def __init__(self, inner: BareClient, seconds: float):
+        self._inner = inner
+        self._seconds = seconds
+
+    def send(self, request: Request) -> bytes | None:
+        time.sleep(self._seconds)
+        return self._inner.send(request)
 
 
 class Recorder(StorageWrapper):

@@ -4,7 +4,8 @@ Run from the project's root: ``.venv/bin/python -m benchmarks.storages``; it sta
 of ``deploy/debian-packages.txt``), and writes ``benchmarks/results/storages.md`` and a plot in some minutes. Requests
 and rounds depend on no machine; times are only worth as ratios within the run. Each work runs once in the engine and
 once as the same requests, with the same bytes and in the same rounds, sent through the client library alone; the two
-take turns. A third turn sends these requests and decodes with pyarrow alone the node files that were read.
+take turns. A third turn sends these requests and decodes with pyarrow alone the node files that were read. Then both do
+it again with 5 ms more for each request, as a service takes that is not on this machine.
 ``--quick`` shows within a minute or two that all works.
 """
 
@@ -27,8 +28,8 @@ from matplotlib.axes import Axes
 
 from benchmarks.bare.objects import BareAzure, BareGcsfs, BareObstore, BareS3fs
 from benchmarks.bare.others import BareDynamoDB, BareFiles, BareHdfs, BareRedis
-from benchmarks.lakes import changed, filled, held_back, name
-from benchmarks.replay import BareClient, Recorder, Replay, decoded
+from benchmarks.lakes import SlowStorage, changed, filled, held_back, name
+from benchmarks.replay import BareClient, Recorder, Replay, SlowClient, decoded
 from benchmarks.report import RESULTS, plot, table, write_result
 from benchmarks.servers import running
 from trinitylake_ops import Lakehouse
@@ -36,6 +37,8 @@ from trinitylake_ops.storage import MeteredStorage, RequestCounts, Storage, open
 
 N_TABLES, N_TURNS, N_FIRST_TURNS = 1_000, 60, 3
 QUICK_TABLES, QUICK_TURNS = 100, 3
+#: What a request takes more, where the service is not on this machine.
+AWAY_SECONDS = 0.005
 #: The goal for the client chosen.
 MOST_OVERHEAD = 1.3
 
@@ -181,12 +184,13 @@ def place(kind: str | None) -> Iterator[tuple[Any, Callable[[], str], Mapping[st
             yield server, server.fresh_root, server.storage_options
 
 
-Results = Mapping[str, Mapping[str, Figures]]
+#: By the names of storage and work, what was measured here, and with a service that is not on this machine.
+Results = Mapping[str, Mapping[str, tuple[Figures, Figures]]]
 
 
 def measure_all(cases: Sequence[Case], n_tables: int, n_turns: int) -> Results:
     """Measure every work on every storage."""
-    results: dict[str, dict[str, Figures]] = {}
+    results: dict[str, dict[str, tuple[Figures, Figures]]] = {}
     for kind, same in itertools.groupby(cases, key=lambda case: case.kind):
         with place(kind) as (server, fresh_root, options):
             for case in same:
@@ -195,7 +199,11 @@ def measure_all(cases: Sequence[Case], n_tables: int, n_turns: int) -> Results:
                 storage = open_storage(root, {**options, **case.options})
                 filled(storage, n_tables)
                 with closing(case.bare(server, root)) as bare:
-                    results[case.name] = {work.name: measure(storage, work, bare, n_turns) for work in WORKS}
+                    away, bare_away = SlowStorage(storage, AWAY_SECONDS), SlowClient(bare, AWAY_SECONDS)
+                    results[case.name] = {
+                        work.name: (measure(storage, work, bare, n_turns), measure(away, work, bare_away, n_turns))
+                        for work in WORKS
+                    }
                 print(f"{case.name} done in {time.perf_counter() - begun:.0f} s", flush=True)
     return results
 
@@ -204,7 +212,7 @@ def draw(axes: Sequence[Axes], results: Results) -> None:
     """Draw milliseconds, and the overhead over the bare client, over the storages."""
     times_axes, overhead_axes = axes
     for work in WORKS:
-        figures = [found[work.name] for found in results.values()]
+        figures = [found[work.name][0] for found in results.values()]
         times_axes.plot(list(results), [found.engine.wall_ms for found in figures], "o", label=work.name)
         overhead_axes.plot(list(results), [found.overhead for found in figures], "o", label=work.name)
     times_axes.set_yscale("log")
@@ -222,8 +230,8 @@ def report(results: Results, n_tables: int, n_turns: int, folder: Path) -> list[
     asked = [
         [
             storage,
-            *(f"{found[work.name].counts.total} ({found[work.name].counts.rounds})" for work in WORKS),
-            *(f"{found[work.name].engine.wall_ms:.1f}" for work in WORKS),
+            *(f"{found[work.name][0].counts.total} ({found[work.name][0].counts.rounds})" for work in WORKS),
+            *(f"{found[work.name][0].engine.wall_ms:.1f}" for work in WORKS),
         ]
         for storage, found in results.items()
     ]
@@ -248,19 +256,21 @@ def report(results: Results, n_tables: int, n_turns: int, folder: Path) -> list[
         "",
         "The engine beside the same requests sent through the client library alone, in one run, by turns: medians, in"
         " milliseconds, on the clock and of CPU time in all threads. And beside these requests with node files decoded"
-        " by pyarrow alone, as any reader has to.",
+        f" by pyarrow alone, as any reader has to. The last column has both with {AWAY_SECONDS * 1000:.0f} ms more for"
+        " each request, as of a service that is not on this machine.",
         "",
         *table(
             [
                 *("storage and client", "work", "engine: ms", "client: ms", "engine / client"),
                 *("client and pyarrow / client", "engine: CPU ms", "client: CPU ms", "CPU: engine / client"),
+                f"{AWAY_SECONDS * 1000:.0f} ms away: engine / client",
             ],
-            (_overhead(storage, work, found[work.name]) for storage, found in results.items() for work in WORKS),
+            (_overhead(storage, work, *found[work.name]) for storage, found in results.items() for work in WORKS),
         ),
     ]
 
 
-def _overhead(storage: str, work: Work, found: Figures) -> list[str]:
+def _overhead(storage: str, work: Work, found: Figures, away: Figures) -> list[str]:
     return [
         storage,
         work.name,
@@ -271,6 +281,7 @@ def _overhead(storage: str, work: Work, found: Figures) -> list[str]:
         f"{found.engine.cpu_ms:.2f}",
         f"{found.bare.cpu_ms:.2f}",
         f"{found.engine.cpu_ms / found.bare.cpu_ms:.2f}",
+        f"{away.overhead:.2f}",
     ]
 
 

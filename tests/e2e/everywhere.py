@@ -25,10 +25,13 @@ from tests.servers.dynalite import ACCESS_KEY_ID, DynamoDBServer
 from tests.servers.gcs import GcsServer
 from tests.servers.hdfs import SUPERUSER, HdfsServer
 from tests.servers.kinds import Server
+from tests.servers.s3_server import S3Server
 from trinitylake_ops import Lakehouse, maintenance
 from trinitylake_ops.tables.catalog import catalog_at
 
 KINDS = ("redis_server", "azurite", "fake_gcs", "dynalite", "hdfs")
+#: And S3 and Valkey, for what has no need of an environment of its own.
+ALL_KINDS = (*KINDS, "valkey_server", "radosgw")
 ROWS = pa.table({"id": pa.array([1, 2, 3], pa.int64())})
 MORE = pa.table({"id": pa.array([4], pa.int64())})
 DONE = "all was tried"
@@ -91,6 +94,10 @@ def place_on(server: Server, name: str = "lake") -> Place:
     if isinstance(server, HdfsServer):
         user = "HADOOP_USER_NAME"
         return Place(root, {}, {user: SUPERUSER}, {}, {user: "stranger"}, "denied", "hdfs://127.0.0.1:9/x/")
+    if isinstance(server, S3Server):
+        shown = {"endpoint": server.endpoint, "region": server.region}
+        hidden = {"access_key_id": server.access_key_id, "secret_access_key": server.secret_access_key}
+        return Place(root, shown, {}, hidden, {}, "not allowed", "s3://nosuch/x/")
     shown, wrong = {"durability": "always"}, {"REDIS_USERNAME": "nobody", "REDIS_PASSWORD": "nobody"}
     missing = root.replace("/0/", "/99/")
     return Place(root, shown, {}, {}, wrong, "user or password are wrong", missing)

@@ -18,7 +18,18 @@ from tests.cli.forked import run
 from tests.cli.test_processes import assert_one_line
 from tests.cli.test_processes import run as run_program
 from tests.credentials.test_command_line import CALLS, CLONE
-from tests.e2e.everywhere import DONE, KINDS, MORE, Place, as_json, place_on, rows, use_tables, with_variables
+from tests.e2e.everywhere import (
+    ALL_KINDS,
+    DONE,
+    KINDS,
+    MORE,
+    Place,
+    as_json,
+    place_on,
+    rows,
+    use_tables,
+    with_variables,
+)
 from tests.e2e.test_demo import FinishedDemo
 from tests.maintenance.aging import Aging
 from tests.maintenance.changes import append_rows, create, expire
@@ -47,8 +58,8 @@ def but_in_soak(*now: str) -> list[Any]:
 
 PAIRS = [
     pytest.param(one, other, marks=[] if {one, other} == {*CHEAP} else pytest.mark.soak)
-    for one in KINDS
-    for other in KINDS
+    for one in ALL_KINDS
+    for other in ALL_KINDS
 ]
 
 
@@ -112,7 +123,7 @@ def filled(place: Place) -> None:
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", [*KINDS, "valkey_server"])
 def test_every_command(kind: str, server_of: Any) -> None:
     place = place_on(server_of(kind))
     with with_variables(place):
@@ -172,7 +183,7 @@ def test_dagster_works_there_and_exports_elsewhere(kind: str, server_of: Any) ->
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", ALL_KINDS)
 def test_space_is_freed(kind: str, server_of: Any) -> None:
     place = place_on(server_of(kind))
     with with_variables(place):
@@ -217,7 +228,7 @@ def test_tasks_of_spark_reach_each_storage(when: str, server_of: Any, tmp_path: 
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", [*KINDS, "valkey_server"])
 def test_the_demo(kind: str, server_of: Any, tmp_path: Path) -> None:
     place = place_on(server_of(kind))
     demo = FinishedDemo(tmp_path, months=1, environment=place.environment)

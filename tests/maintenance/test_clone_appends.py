@@ -26,12 +26,11 @@ def parent(aging: Aging, lakes: Lakes) -> Aging:
 
 @pytest.fixture
 def clone(parent: Aging, lakes: Lakes) -> Lakehouse:
-    lakes.storage("clone")  # its root is dropped when the test ends
     return Lakehouse.open(root_of(lakes))
 
 
 def root_of(lakes: Lakes) -> str:
-    return f"memory://{lakes.folder.name}-clone/"
+    return lakes.named_root("clone")  # it is dropped when the test ends
 
 
 def append(lake: Lakehouse, *ids: int) -> None:
@@ -273,8 +272,7 @@ def test_a_refresh_takes_no_name_that_somebody_else_has(
     lake = parent.lake
     append(lake, 10)
     name = f"{NAME}@{lake.latest_version() + 2}"
-    other = f"memory://{lakes.folder.name}-other/"
-    lakes.storage("other")
+    other = lakes.named_root("other")
     if taken == "clone":
         maintenance.plan_clone(lake, other, name).execute()
     else:

@@ -38,9 +38,9 @@ def start_dynalite(folder: Path, daemons: Daemons) -> str:
     return endpoint
 
 
-def refusal_document(code: str) -> bytes:
+def refusal_document(code: str, message: str = "injected") -> bytes:
     """Return the body of an answer by which DynamoDB refuses a request."""
-    return json.dumps({"__type": f"com.amazonaws.dynamodb.v20120810#{code}", "message": "injected"}).encode()
+    return json.dumps({"__type": f"com.amazonaws.dynamodb.v20120810#{code}", "message": message}).encode()
 
 
 @dataclass(frozen=True)

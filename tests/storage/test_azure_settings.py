@@ -98,6 +98,7 @@ def test_names_at_the_limits_are_accepted_and_the_prefix_counts() -> None:
         ({"connect_timeout_seconds": "0"}, "connect_timeout_seconds"),
         ({"read_timeout_seconds": "soon"}, "read_timeout_seconds"),
         ({"account_key": "hush!"}, "base64"),
+        ({"account_key": "schlüssel"}, "base64"),
         ({"connection_string": "AccountName=hush;EndpointSuffix=x"}, "connection_string"),
         ({"connection_string": f"AccountName=other;AccountKey={KEY}"}, "more than one account"),
         ({"account_name": "other"}, "more than one account"),

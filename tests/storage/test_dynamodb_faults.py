@@ -10,6 +10,7 @@ import functools
 import socket
 import threading
 import time
+import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
@@ -32,10 +33,12 @@ from tests.storage.wire_faults import (
     outcome,
     was_sent,
 )
+from trinitylake_ops import Lakehouse, maintenance
 from trinitylake_ops.errors import (
     AmbiguousWriteError,
     FileExistsAlreadyError,
     StorageError,
+    StorageFullError,
     StoragePermissionError,
     ThrottledError,
     TransientError,
@@ -79,8 +82,8 @@ OPERATIONS = {
 }
 
 
-def refusal(code: str, status: int = 400) -> WireFault:
-    return wire.answer(status=status, document=refusal_document(code))
+def refusal(code: str, status: int = 400, message: str = "injected", **where: Any) -> WireFault:
+    return wire.answer(status=status, document=refusal_document(code, message), **where)
 
 
 #: Fault -> what a reading operation raises, what a changing one does.
@@ -92,6 +95,7 @@ FAULTS: dict[str, Row] = {
     "over the capacity": (refusal("ProvisionedThroughputExceededException"), ThrottledError, ThrottledError),
     "over the account's capacity": (refusal("RequestLimitExceeded"), ThrottledError, ThrottledError),
     "throttled": (refusal("ThrottlingException"), ThrottledError, ThrottledError),
+    "a full collection": (refusal("ItemCollectionSizeLimitExceededException"), StorageFullError, StorageFullError),
     "conflict": (refusal("TransactionConflictException"), TransientError, TransientError),
     "not allowed": (refusal("AccessDeniedException"), StoragePermissionError, StoragePermissionError),
     "wrong key id": (refusal("UnrecognizedClientException"), StoragePermissionError, StoragePermissionError),
@@ -244,6 +248,46 @@ def test_reads_that_fail_are_repeated_by_the_retries(dynalite: DynamoDBServer, p
         proxy.begin(fault)
         assert storage.read("f") == BODY
         assert [exchange.fault is not None for exchange in proxy.log] == [True, True, True, False]
+
+
+TABLES_AT_ONCE = "Subscriber limit exceeded: Only 10 tables can be created, updated, or deleted simultaneously"
+TOO_MANY_TABLES = "Subscriber limit exceeded: There is a limit of 256 tables per subscriber"
+
+
+@pytest.mark.parametrize(("message", "kind"), [(TABLES_AT_ONCE, ThrottledError), (TOO_MANY_TABLES, StorageFullError)])
+def test_quotas_of_tables(dynalite: DynamoDBServer, proxy: FaultyProxy, message: str, kind: type[StorageError]) -> None:
+    table = f"never-{uuid.uuid4().hex}"
+    storage = bare(f"dynamodb://{table}/lake/", dynalite, endpoint=proxy.url, create_table="true")
+    proxy.begin(refusal("LimitExceededException", message=message, at=3))
+    with pytest.raises(kind) as caught:
+        storage.create("f", BODY)
+    assert type(caught.value) is kind
+    assert sent(proxy) == ("GetItem", "PutItem", "CreateTable"), "the first asks for the time"
+
+
+CAPACITY = ("ProvisionedThroughputExceededException", "RequestLimitExceeded", "ThrottlingException")
+
+
+@pytest.mark.parametrize("code", CAPACITY)
+def test_a_commit_over_the_capacity_waits_for_it(
+    dynalite: DynamoDBServer, proxy: FaultyProxy, root: str, code: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Some refusals cost time. Where they do not end, the commit is refused, and nothing of it shows."""
+    storage = RetryStorage(bare(root, dynalite, endpoint=proxy.url), sleep=lambda seconds: None)
+    lake = Lakehouse.create(root, storage=storage)
+    proxy.begin(refusal(code, times=4))
+    with lake.transaction() as txn:
+        txn.create_namespace("late")
+    assert lake.latest_version() == 1
+    txn = lake.transaction()
+    txn.create_namespace("never")
+    proxy.begin(refusal(code, times=None))
+    with pytest.raises(ThrottledError, match=code):
+        txn.commit()
+    proxy.begin()
+    lake = Lakehouse.open(root, dynalite.storage_options)
+    assert (lake.latest_version(), lake.snapshot().namespaces()) == (1, ["late"])
+    assert maintenance.verify(lake).findings == ()
 
 
 @pytest.mark.parametrize("name", OPERATIONS)

@@ -4,7 +4,8 @@ import pickle
 
 import pytest
 
-from trinitylake_ops.errors import InvalidInputError
+from trinitylake_ops.errors import InvalidInputError, StorageError
+from trinitylake_ops.storage import open_storage
 from trinitylake_ops.storage.options import SECRET_OPTIONS, StorageOptions, redact_assignments
 
 OPTIONS = {
@@ -113,3 +114,41 @@ def test_credentials_with_a_scheme_are_hidden() -> None:
     options = StorageOptions({"s3.secret_access_key": "the-secret-key", "redis.password": "the-password"})
     assert options.shown() == {"s3.secret_access_key": "***", "redis.password": "***"}
     assert options.redact("the-password and the-secret-key") == "*** and ***"
+
+
+WRONG_VALUES = (
+    "http://user:its-secret@host/",
+    "AccountKey=its-secret;x",
+    "sig=its-secret",
+    "its-secret" * 5,
+    "x" * 100_000,
+)
+
+
+@pytest.mark.parametrize("value", WRONG_VALUES, ids=range(len(WRONG_VALUES)))
+@pytest.mark.parametrize(
+    ("root", "name"),
+    [
+        ("s3://bucket/", "client"),
+        ("s3://bucket/", "read_timeout_seconds"),
+        ("dynamodb://table/", "create_table"),
+        ("redis://host/0/name/", "durability"),
+        ("redis://host/0/name/", "wait_replicas"),
+        ("hdfs://host/", "replication"),
+        ("file:///lake/", "fsync"),
+        ("file:///lake/", "whole_file_limit_bytes"),
+    ],
+)
+def test_a_long_or_odd_value_is_not_repeated(root: str, name: str, value: str) -> None:
+    """It may be a credential that was given to the wrong option."""
+    with pytest.raises(InvalidInputError, match="a text that is not shown") as caught:
+        open_storage(root, {name: value})
+    assert "its-secret" not in str(caught.value)
+
+
+@pytest.mark.parametrize("root", ["s3://bucket/", "dynamodb://table/"])
+def test_what_a_client_says_of_an_option_is_cut(root: str) -> None:
+    keys = {"endpoint": "http://127.0.0.1:9", "access_key_id": "a", "secret_access_key": "b"}
+    with pytest.raises(StorageError, match=r"client cannot be used .*\.\.\.") as caught:
+        open_storage(root, {**keys, "region": "x" * 100_000}).read("f")
+    assert len(str(caught.value)) < 600

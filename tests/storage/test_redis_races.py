@@ -1,4 +1,4 @@
-"""Threads and processes that race for names and versions on Redis."""
+"""Threads and processes that race for names and versions on Redis, and in the soak on Valkey."""
 
 from __future__ import annotations
 
@@ -22,9 +22,20 @@ LONG = [pytest.mark.soak, pytest.mark.timeout(1800)]
 Report = Callable[[str], None]
 
 
+@pytest.fixture(
+    params=[
+        pytest.param("redis_server", marks=pytest.mark.debian_packages),
+        pytest.param("valkey_server", marks=pytest.mark.soak),
+    ]
+)
+def server(request: pytest.FixtureRequest) -> RedisServer:
+    found: RedisServer = request.getfixturevalue(request.param)
+    return found
+
+
 @pytest.fixture
-def storage(redis_server: RedisServer) -> Storage:
-    return open_storage(redis_server.fresh_root())
+def storage(server: RedisServer) -> Storage:
+    return open_storage(server.fresh_root())
 
 
 @pytest.mark.parametrize("n_rounds", [pytest.param(SHORT, id="short"), pytest.param(FULL, id="full", marks=LONG)])
@@ -41,8 +52,8 @@ def test_8_processes_create_one_name(storage: Storage, n_rounds: dict[int, int])
 
 
 @pytest.mark.parametrize("n_commits", [20, pytest.param(200, marks=LONG)])
-def test_two_processes_of_commits_lose_nothing(redis_server: RedisServer, n_commits: int) -> None:
-    lake = Lakehouse.create(redis_server.fresh_root(), order=8)
+def test_two_processes_of_commits_lose_nothing(server: RedisServer, n_commits: int) -> None:
+    lake = Lakehouse.create(server.fresh_root(), order=8)
 
     def committer(worker: int) -> Callable[[Report], None]:
         def work(report: Report) -> None:

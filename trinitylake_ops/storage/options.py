@@ -45,7 +45,14 @@ _ENVIRONMENT_SECRETS = (
     "AZURE_STORAGE_ACCOUNT_KEY", "AZURE_STORAGE_CONNECTION_STRING", "AZURE_STORAGE_SAS_TOKEN", "REDIS_PASSWORD",
 )  # fmt: skip
 _MIN_SECRET_CHARS = 6
+#: What an option that is a word, a number or a flag may look like. Anything else may be a credential in its place.
+_WORD = re.compile(r"[\w.+-]{0,20}", re.ASCII)
 _LARGEST_WHOLE_FILE_BYTES = 5 << 30  # the largest file of one PUT to S3
+
+
+def quoted(value: str) -> str:
+    """Return a value that an option does not take, as messages show it, or that it is not shown."""
+    return repr(value) if _WORD.fullmatch(value) else "a text that is not shown, as it may be a credential"
 
 
 def is_secret(name: str) -> bool:
@@ -159,14 +166,14 @@ class StorageOptions(Mapping[str, str]):
         if value is None:
             return default
         if value not in ("true", "false"):
-            raise InvalidInputError(f"storage option {name!r} must be 'true' or 'false', not {value!r}")
+            raise InvalidInputError(f"storage option {name!r} must be 'true' or 'false', not {quoted(value)}")
         return value == "true"
 
     def one_of(self, name: str, allowed: tuple[str, ...]) -> str:
         """Return an option that takes one of several words, by default the first. Raises InvalidInputError."""
         value = self.get(name, allowed[0])
         if value not in allowed:
-            raise InvalidInputError(f"storage option {name!r} must be one of {', '.join(allowed)}, not {value!r}")
+            raise InvalidInputError(f"storage option {name!r} must be one of {', '.join(allowed)}, not {quoted(value)}")
         return value
 
     def number(self, name: str, *, default: float, minimum: float = 0, maximum: float = sys.float_info.max) -> float:
@@ -182,7 +189,7 @@ class StorageOptions(Mapping[str, str]):
             allowed = (
                 f"of at least {minimum:g}" if maximum == sys.float_info.max else f"from {minimum:g} to {maximum:g}"
             )
-            raise InvalidInputError(f"storage option {name!r} must be a number {allowed}, not {value!r}")
+            raise InvalidInputError(f"storage option {name!r} must be a number {allowed}, not {quoted(value)}")
         return number
 
 

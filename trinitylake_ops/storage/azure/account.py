@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import binascii
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -100,7 +99,7 @@ def _endpoint_of(parts: Mapping[str, str], name: str) -> str:
 def _check_key(key: str) -> None:
     try:
         base64.b64decode(key, validate=True)
-    except binascii.Error:
+    except ValueError:  # also where it is no ASCII
         raise InvalidInputError(
             "the key of the account is not shown: it is no text in base64 as Azure gives it; check 'account_key'"
         ) from None

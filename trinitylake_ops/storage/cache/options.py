@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from trinitylake_ops.errors import InvalidInputError
-from trinitylake_ops.storage.options import ALLOWED_ROOTS
+from trinitylake_ops.storage.options import ALLOWED_ROOTS, quoted
 from trinitylake_ops.storage.schemes import environment_of
 
 CACHE_BYTES = "cache_bytes"
@@ -65,7 +65,9 @@ def _size_bytes(options: Mapping[str, str], name: str, default: int) -> int:
     if value is None:
         return default
     if not (value.isascii() and value.isdecimal() and len(value) <= _LONGEST_NUMBER_CHARS):
-        raise InvalidInputError(f"storage option {name!r} must be a whole number of bytes, 0 or more, not {value!r}")
+        raise InvalidInputError(
+            f"storage option {name!r} must be a whole number of bytes, 0 or more, not {quoted(value)}"
+        )
     return int(value)
 
 

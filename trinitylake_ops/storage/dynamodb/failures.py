@@ -43,6 +43,8 @@ _SLOWER = frozenset(
         "ThrottlingException",
     }
 )  # fmt: skip
+#: What tells the quota of tables from that of tables that are made at once.
+_TOO_MANY_TABLES = "There is a limit of"
 _NOT_ALLOWED = {
     "AccessDeniedException": "AccessDenied",
     "IncompleteSignatureException": "SignatureDoesNotMatch",
@@ -78,7 +80,7 @@ def typed_error(request: StorageRequest, error: BaseException, table: str, endpo
     if isinstance(error, _NO_ANSWER):
         return error_from_transport(request, _transport_failure(error), endpoint, _reason(error))
     return StorageError(
-        f"{request.failure}: the DynamoDB client cannot be used ({request.options.redact(_reason(error))}); check the "
+        f"{request.failure}: the DynamoDB client cannot be used ({request.safe(_reason(error))}); check the "
         "storage options, the region above all, and AWS's environment variables and configuration files",
         path=request.path,
     )
@@ -102,6 +104,12 @@ def _from_answer(request: StorageRequest, response: Mapping[str, Any], table: st
         return StorageError(
             f"{request.failure}: the table {table!r} does not exist, or is still being made; check its name and the "
             "options 'endpoint' and 'region', or make it: the option create_table=true does so at the first create",
+            path=path,
+        )
+    if code == "LimitExceededException" and _TOO_MANY_TABLES in message:
+        return StorageFullError(
+            f"{request.failure}: the account has as many tables as it may have; delete one, or have AWS raise the"
+            " quota",
             path=path,
         )
     if code in _SLOWER:

@@ -8,7 +8,7 @@ import logging
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
-from hdfs_native import Client, FileStatus, WriteOptions
+from hdfs_native import Client, FileReader, FileStatus, WriteOptions
 
 from trinitylake_ops.errors import FileMissingError, StorageError, TrinityLakeError
 from trinitylake_ops.storage.hdfs.client import HdfsClient
@@ -30,6 +30,8 @@ logger = logging.getLogger(__name__)
 
 _PAGE_ENTRIES = 1000  # so many a NameNode gives at once
 _FOLDER_MODE = 0o755
+#: A file of at most so many bytes is opened and read in one go. That has no more time than a request without a body.
+_SMALL_BYTES = 128 << 10
 #: So long a failed write waits, at most, for the end of its temporary file.
 _TIDYING_SECONDS = 2.0
 
@@ -67,13 +69,26 @@ class HdfsStorage(Storage):
     def read(self, path: str, *, offset: int = 0, length: int | None = None, limit_bytes: int | None = None) -> bytes:
         check_range(path, offset, length)
         absolute, request = self._location.absolute(path), self._request(Step.READ, path)
-        opened = self._client.ask(request, lambda client: client.read(absolute))
-        size_bytes = len(opened)
-        n_bytes = max(0, min(size_bytes - offset, size_bytes if length is None else length))
-        self._check_size(path, n_bytes, length, limit_bytes)
-        if n_bytes == 0:
-            return b""
-        return self._client.ask(request, lambda _: bytes(opened.read_range(offset, n_bytes)), n_bytes)
+
+        def wanted(opened: FileReader) -> int:
+            size_bytes = len(opened)
+            n_bytes = max(0, min(size_bytes - offset, size_bytes if length is None else length))
+            self._check_size(path, n_bytes, length, limit_bytes)
+            return n_bytes
+
+        def read_if_small(client: Client) -> bytes | FileReader:
+            opened = client.read(absolute)
+            n_bytes = wanted(opened)
+            if n_bytes == 0:
+                return b""
+            return bytes(opened.read_range(offset, n_bytes)) if n_bytes <= _SMALL_BYTES else opened
+
+        # One hand-over to another thread for most files. A large one has more time, once its size is known.
+        found = self._client.ask(request, read_if_small)
+        if isinstance(found, bytes):
+            return found
+        n_bytes = wanted(found)
+        return self._client.ask(request, lambda _: bytes(found.read_range(offset, n_bytes)), n_bytes)
 
     def stat(self, path: str) -> FileInfo:
         absolute = self._location.absolute(path)

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from trinitylake_ops.errors import InvalidInputError, InvalidLocationError
-from trinitylake_ops.storage.options import StorageOptions
+from trinitylake_ops.storage.options import StorageOptions, quoted
 from trinitylake_ops.storage.paths import check_path, check_prefix, split_root
 from trinitylake_ops.storage.remote.settings import connect_timeout_of, read_timeout_of
 
@@ -217,5 +217,5 @@ def _check_length(spelled: str, shown: str) -> None:
 def _whole_number(options: StorageOptions, name: str, maximum: int) -> int:
     number = options.number(name, default=0, minimum=0, maximum=maximum)
     if number != int(number):
-        raise InvalidInputError(f"storage option {name!r} must be a whole number, not {options[name]!r}")
+        raise InvalidInputError(f"storage option {name!r} must be a whole number, not {quoted(options[name])}")
     return int(number)

@@ -68,7 +68,7 @@ def typed_error(request: S3Request, error: BaseException, endpoint: str) -> Trin
         if isinstance(cause, _NO_ANSWER):
             return error_from_transport(request, _transport_failure(cause), endpoint, _reason(cause))
     return StorageError(
-        f"{request.failure}: the S3 client cannot be used ({request.options.redact(_reason(error))}); "
+        f"{request.failure}: the S3 client cannot be used ({request.safe(_reason(error))}); "
         "check the storage options and AWS's environment variables and configuration files",
         path=request.path,
     )
