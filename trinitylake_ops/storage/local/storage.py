@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import builtins
 import contextlib
+import errno
 import logging
 import os
 import stat
@@ -13,9 +14,11 @@ from dataclasses import dataclass
 
 from trinitylake_ops.errors import FileMissingError, InvalidLocationError
 from trinitylake_ops.storage.interface import WHOLE_FILE_LIMIT_BYTES, FileInfo, Storage
+from trinitylake_ops.storage.local.folders import opened_without_links, remove_empty
 from trinitylake_ops.storage.local.line import Line
 from trinitylake_ops.storage.local.os_errors import (
     ambiguous_write,
+    behind_a_link,
     folder_vanished,
     no_folder_possible,
     outcome_unknown,
@@ -23,6 +26,7 @@ from trinitylake_ops.storage.local.os_errors import (
     translated,
 )
 from trinitylake_ops.storage.local.posix_files import (
+    READING,
     link_to_free_name,
     make_one_folder,
     overwrite_in_place,
@@ -56,20 +60,29 @@ class LocalStorage(Storage):
 
     A killed process may leave a file in ``_ops/tmp/``, where nothing reads it. The clock of the
     machine is the clock of its local file systems, hence of this storage (S8). Names are UTF-8;
-    foreign files with other names are not listed, and neither are symbolic links. Raises
-    InvalidLocationError for a root that is not ``file:///.../``.
+    foreign files with other names are not listed, and neither are symbolic links. Reads follow
+    links below the root unless ``follows_links`` is false. Raises InvalidLocationError for a root
+    that is not ``file:///.../``.
     """
 
     concurrency = 8  # enough to share the waits for fsync; more threads only contend
     few_reads = 4  # of files that were read or written lately
     delete_batch_size = 1000  # an unlink is faster than handing it to a thread
 
-    def __init__(self, root: str, *, fsync: bool = True, whole_file_limit_bytes: int = WHOLE_FILE_LIMIT_BYTES):
+    def __init__(
+        self,
+        root: str,
+        *,
+        fsync: bool = True,
+        whole_file_limit_bytes: int = WHOLE_FILE_LIMIT_BYTES,
+        follows_links: bool = True,
+    ):
         host, path = split_root(root, "file")
         if host:
             raise InvalidLocationError("a file root names no host: write file:///folder/")
         self.root = root
         self.fsync = fsync
+        self.follows_links = follows_links
         self.whole_file_limit_bytes = whole_file_limit_bytes
         self.few_creates = 1 if fsync else 4  # without waits for a device
         self.prepares = fsync
@@ -83,12 +96,23 @@ class LocalStorage(Storage):
         check_range(path, offset, length)
         with translated(self.root, path, "read"):
             return read_range(
-                self._locate(path), offset, length, lambda n_bytes: self._check_size(path, n_bytes, length, limit_bytes)
+                self._opened(path), offset, length, lambda n_bytes: self._check_size(path, n_bytes, length, limit_bytes)
             )
+
+    def _opened(self, path: str) -> int:
+        place = self._locate(path)
+        if self.follows_links:
+            return os.open(place, READING)
+        try:
+            return opened_without_links(self._folder, path.encode(), READING)
+        except OSError as error:
+            if error.errno == errno.ELOOP:
+                raise behind_a_link(self.root, path) from error
+            raise
 
     def stat(self, path: str) -> FileInfo:
         with translated(self.root, path, "look up"):
-            status = os.stat(self._locate(path))
+            status = os.stat(self._locate(path), follow_symlinks=self.follows_links)
         if not stat.S_ISREG(status.st_mode):
             raise FileMissingError(f"there is no file {path!r} under {self.root}", path=path)
         return _file_info(path, status)
@@ -150,6 +174,10 @@ class LocalStorage(Storage):
             except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
                 return  # there is no file of that name
 
+    def remove_empty_folders(self, paths: Sequence[str]) -> None:
+        remove_empty(self._folder, map(str.encode, paths))
+        self._known_folders.clear()
+
     def list(self, prefix: str = "") -> Iterator[FileInfo]:
         check_prefix(prefix)
         return self._walk(prefix)
@@ -158,7 +186,7 @@ class LocalStorage(Storage):
         return time.time_ns() // 1_000_000
 
     def __reduce__(self) -> tuple[object, ...]:
-        return (_reopen, (self.root, self.fsync, self.whole_file_limit_bytes))
+        return (_reopen, (self.root, self.fsync, self.whole_file_limit_bytes, self.follows_links))
 
     def _locate(self, path: str) -> bytes:
         check_path(path)
@@ -294,5 +322,5 @@ def _file_info(path: str, status: os.stat_result) -> FileInfo:
     return FileInfo(path, status.st_size, status.st_mtime_ns // 1_000_000)
 
 
-def _reopen(root: str, fsync: bool, whole_file_limit_bytes: int) -> LocalStorage:
-    return LocalStorage(root, fsync=fsync, whole_file_limit_bytes=whole_file_limit_bytes)
+def _reopen(root: str, fsync: bool, whole_file_limit_bytes: int, follows_links: bool) -> LocalStorage:
+    return LocalStorage(root, fsync=fsync, whole_file_limit_bytes=whole_file_limit_bytes, follows_links=follows_links)
