@@ -175,7 +175,7 @@ class LocalStorage(Storage):
                 return  # there is no file of that name
 
     def remove_empty_folders(self, paths: Sequence[str]) -> None:
-        remove_empty(self._folder, map(str.encode, paths))
+        remove_empty(self._folder, map(str.encode, [f"{TEMPORARY_PREFIX}any", *paths]))
         self._known_folders.clear()
 
     def list(self, prefix: str = "") -> Iterator[FileInfo]:
