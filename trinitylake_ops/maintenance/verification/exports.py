@@ -11,7 +11,7 @@ from trinitylake_ops.format.definitions import ExportLevel, ExportRecord, Export
 from trinitylake_ops.format.file_sizes import MAX_FILE_LIST_BYTES
 from trinitylake_ops.format.locations import is_uri, to_location
 from trinitylake_ops.maintenance.state.export_manifest import check_manifest
-from trinitylake_ops.maintenance.state.export_records import CLONE, EXPORT, kind_of, record_of
+from trinitylake_ops.maintenance.state.export_records import EXPORT, kind_of, record_of
 from trinitylake_ops.maintenance.verification.report import Findings
 from trinitylake_ops.maintenance.verification.versions import VersionVerifier
 from trinitylake_ops.transaction.lakehouse import Lakehouse
@@ -22,7 +22,7 @@ _STALE_EXPORT_MS = 7 * 24 * 3600 * 1000
 class ExportVerifier:
     """Checks the exports and clones that a lakehouse definition records.
 
-    ``exports`` and ``clones`` count those with a root.
+    ``exports`` and ``clones`` count those with a root, a clone once.
     """
 
     def __init__(self, lake: Lakehouse, versions: VersionVerifier, findings: Findings):
@@ -47,9 +47,11 @@ class ExportVerifier:
                 with self._unless_dropped(record.name, definition):
                     self._check_complete(record, definition.exported_snapshots)
         self._check_names(definition)
+        clones: set[str] = set()
         for name, location in sorted(definition.exported_snapshots.items()):
-            if kind_of(record_of(definition, name)) == CLONE:
-                self.clones += 1
+            record = record_of(definition, name)
+            if record is not None and record.clone_id:
+                clones.add(record.clone_id)  # a refresh keeps one more version for the same clone
             else:
                 self.exports += 1
             if self._is_elsewhere(location):
@@ -59,6 +61,7 @@ class ExportVerifier:
                     self._versions.check_content(self._lake.snapshot(name))
                 except TrinityLakeError as error:
                     self._error(name, "export-unreadable", error.message, error.path or location)
+        self.clones = len(clones)
 
     def _check_names(self, definition: LakehouseDef) -> None:
         """Tell names that several records have: an operation finds one of them, and a drop takes all."""
