@@ -117,6 +117,24 @@ def test_a_promotion_follows_no_link_out_of_the_clone(
     assert rows(clone) == [1, 1, 2, 2, 3, 3], "whoever works there reads what is there"
 
 
+def test_a_drop_deletes_nothing_behind_a_link_that_came_after_its_plan(
+    lake: Lakehouse, clone: Lakehouse, folder: Path, tmp_path: Path
+) -> None:
+    append_rows(clone)
+    plan = maintenance.plan_drop_clone(lake, "feature", delete_files=True)
+    (table,) = (folder / "tables").iterdir()
+    precious = tmp_path / "precious"
+    (table / "data").rename(precious)
+    (table / "data").symlink_to(precious)
+    before = {path: path.read_bytes() for path in precious.iterdir()}
+    report = plan.execute()
+    assert (report.version, report.is_complete) == (None, False)
+    assert {path: path.read_bytes() for path in precious.iterdir()} == before
+    (table / "data").unlink()
+    maintenance.drop_clone(lake, "feature", delete_files=True)
+    assert not folder.exists()
+
+
 def test_links_to_the_root_of_a_clone_are_followed(lake: Lakehouse, tmp_path: Path) -> None:
     (tmp_path / "disk").mkdir()
     (tmp_path / "linked").symlink_to(tmp_path / "disk")

@@ -56,6 +56,31 @@ def test_links_are_followed_by_default_and_the_choice_goes_along(strict: LocalSt
             other.read("file-link")
 
 
+def test_nothing_behind_a_link_is_deleted_or_written(strict: LocalStorage, tmp_path: Path) -> None:
+    """Also where a folder became a link after it was listed."""
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    for path in ("a/folder-link/file", "a/inner-link/file"):
+        for refused in (
+            strict.delete,
+            lambda name: strict.create(f"{name}x", b""),
+            lambda name: strict.write(name, b""),
+        ):
+            with pytest.raises(LocationNotAllowedError, match="lies behind a symbolic link"):
+                refused(path)
+        assert isinstance(strict.delete_many([path])[path], LocationNotAllowedError)
+    strict.delete("missing/file")
+    strict.remove_empty_folders(["a/folder-link/file", "a/inner-link/file"])
+    assert {path: path.read_bytes() for path in before if path.is_file()} == before
+    strict.delete("file-link")
+    assert (tmp_path / "secret").read_bytes() == b"secret"
+    strict.create("a/b/new", b"x")
+    (tmp_path / "disk" / "lake" / "_ops" / "tmp").rmdir()
+    (tmp_path / "disk" / "lake" / "_ops" / "tmp").symlink_to(tmp_path / "secrets")
+    with pytest.raises(LocationNotAllowedError):
+        strict.create("a/b/newer", b"x")
+    assert {path.name for path in (tmp_path / "secrets").iterdir()} == {"file"}
+
+
 def test_a_descriptor_is_left_open_by_nothing(strict: LocalStorage) -> None:
     before = len(os.listdir("/proc/self/fd"))
     for path in ("a/b/file", "file-link", "a/folder-link/file", "missing/file", "a/b/file/below"):

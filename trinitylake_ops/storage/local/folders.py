@@ -7,6 +7,7 @@ import logging
 import os
 import stat
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 
 from trinitylake_ops.errors import InvalidInputError, StoragePermissionError
 
@@ -54,14 +55,17 @@ def remove_empty(folder: bytes, paths: Iterable[bytes]) -> None:
     """Remove the folders of some paths below ``folder`` that are empty, those above them, and ``folder`` itself."""
     folders = {place for path in paths for place in _folders_above(path)}
     for place in sorted(folders, key=lambda one: one.count(b"/"), reverse=True):
-        _remove(folder + place)
-    _remove(folder)
+        _remove(folder, place)
+    outer, _, name = folder.rstrip(b"/").rpartition(b"/")
+    _remove(outer or b"/", name)
 
 
-def opened_without_links(folder: bytes, path: bytes, flags: int) -> int:
-    """Open a file below a folder for reading, part by part, so that no link is followed. Returns its descriptor.
+@contextmanager
+def folder_without_links(folder: bytes, path: bytes) -> Iterator[tuple[bytes, int]]:
+    """Open the folder of a path below a folder, part by part, so that no link is followed.
 
-    Raises OSError, with ELOOP for a link. A link that somebody puts there meanwhile is not followed either.
+    Yields the last name and the descriptor of its folder, for calls that take both. A link that somebody puts there
+    meanwhile is not followed either. Raises OSError, with ELOOP for a link.
     """
     *parts, name = path.split(b"/")
     held = os.open(folder, _FOLDER)
@@ -69,7 +73,7 @@ def opened_without_links(folder: bytes, path: bytes, flags: int) -> int:
         for part in parts:
             outer, held = held, _opened_part(part, held)
             os.close(outer)
-        return os.open(name, flags | os.O_NOFOLLOW, dir_fd=held)
+        yield name, held
     finally:
         os.close(held)
 
@@ -95,11 +99,12 @@ def _folders_above(path: bytes) -> Iterator[bytes]:
         yield path
 
 
-def _remove(folder: bytes) -> None:
+def _remove(folder: bytes, path: bytes) -> None:
     try:
-        os.rmdir(folder)
-    except OSError as error:  # it is not empty, or gone, or a link, or not ours to remove
-        logger.debug("the folder %r stays: %s", folder, error)
+        with folder_without_links(folder, path) as (name, outer):
+            os.rmdir(name, dir_fd=outer)
+    except OSError as error:  # it is not empty, or gone, or behind a link, or not ours to remove
+        logger.debug("the folder %r stays: %s", path, error)
 
 
 def _status(place: str) -> os.stat_result | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import builtins
 import contextlib
 import errno
+import itertools
 import logging
 import os
 import stat
@@ -14,7 +15,7 @@ from dataclasses import dataclass
 
 from trinitylake_ops.errors import FileMissingError, InvalidLocationError
 from trinitylake_ops.storage.interface import WHOLE_FILE_LIMIT_BYTES, FileInfo, Storage
-from trinitylake_ops.storage.local.folders import opened_without_links, remove_empty
+from trinitylake_ops.storage.local.folders import folder_without_links, remove_empty
 from trinitylake_ops.storage.local.line import Line
 from trinitylake_ops.storage.local.os_errors import (
     ambiguous_write,
@@ -100,19 +101,32 @@ class LocalStorage(Storage):
             )
 
     def _opened(self, path: str) -> int:
+        if self.follows_links:
+            return os.open(self._locate(path), READING)
+        with self._within(path) as (name, folder):
+            return os.open(name, READING | os.O_NOFOLLOW, dir_fd=folder)
+
+    @contextlib.contextmanager
+    def _within(self, path: str) -> Iterator[tuple[bytes, int | None]]:
+        """Yield a name and the descriptor of its folder, for calls that take both. No link leads there unless followed.
+
+        Where links are followed, the name is the whole one, and there is no descriptor.
+        """
         place = self._locate(path)
         if self.follows_links:
-            return os.open(place, READING)
+            yield place, None
+            return
         try:
-            return opened_without_links(self._folder, path.encode(), READING)
+            with folder_without_links(self._folder, path.encode()) as (name, folder):
+                yield name, folder
         except OSError as error:
             if error.errno == errno.ELOOP:
                 raise behind_a_link(self.root, path) from error
             raise
 
     def stat(self, path: str) -> FileInfo:
-        with translated(self.root, path, "look up"):
-            status = os.stat(self._locate(path), follow_symlinks=self.follows_links)
+        with translated(self.root, path, "look up"), self._within(path) as (name, folder):
+            status = os.stat(name, dir_fd=folder, follow_symlinks=self.follows_links)
         if not stat.S_ISREG(status.st_mode):
             raise FileMissingError(f"there is no file {path!r} under {self.root}", path=path)
         return _file_info(path, status)
@@ -170,7 +184,8 @@ class LocalStorage(Storage):
     def delete(self, path: str) -> None:
         with translated(self.root, path, "delete"):
             try:
-                os.unlink(self._locate(path))
+                with self._within(path) as (name, folder):
+                    os.unlink(name, dir_fd=folder)
             except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
                 return  # there is no file of that name
 
@@ -194,6 +209,8 @@ class LocalStorage(Storage):
 
     def _put(self, path: str, data: bytes, publish: Callable[[bytes, bytes], None], verb: str) -> None:
         target = self._locate(path)
+        if not self.follows_links and self._has_link(path.rpartition("/")[0]):
+            raise behind_a_link(self.root, path)
         with translated(self.root, path, verb):
             try:
                 try:
@@ -272,6 +289,12 @@ class LocalStorage(Storage):
                         yield _file_info(folder + name, status)
         except OSError as error:
             raise storage_error(error, self.root, prefix, "list") from error
+
+    def _has_link(self, path: str) -> bool:
+        """Whether a part of a folder's path is a link. Our writes have names of their own: a look before is enough."""
+        parts = (TEMPORARY_PREFIX.rstrip("/"), path)
+        places = (place for part in parts for place in itertools.accumulate(part.split("/"), "{}/{}".format) if place)
+        return any(os.path.islink(self._folder + place.encode()) for place in places)
 
     def _is_folder_without_links(self, path: str) -> bool:
         name = self._folder
