@@ -233,7 +233,7 @@ class DropClone(PlannedOperation[DropClonePlan, DropCloneReport]):
             total.failures |= done.failures
             total.stopped = done.stopped
             if not total.is_complete:
-                return total
+                break
         storage.remove_empty_folders([path for stage in plan.stages for path in stage])
         return total
 
