@@ -49,9 +49,9 @@ class ExportVerifier:
         self._check_names(definition)
         clones: set[str] = set()
         for name, location in sorted(definition.exported_snapshots.items()):
-            record = record_of(definition, name)
-            if record is not None and record.clone_id:
-                clones.add(record.clone_id)  # a refresh keeps one more version for the same clone
+            recorded = record_of(definition, name)
+            if recorded is not None and recorded.clone_id:
+                clones.add(recorded.clone_id)  # a refresh keeps one more version for the same clone
             else:
                 self.exports += 1
             if self._is_elsewhere(location):
