@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -34,17 +35,20 @@ def test_a_conflict_is_one_line_and_nothing_changes(cli: Cli, parent: Lakehouse,
     clone = Lakehouse.open(CLONE)
     name = conflict(parent, clone)
     before = files(parent), files(clone)
-    choice = f"--theirs {name} or --ours {name}"
-    told = f"1 conflict, nothing was changed: {name}: {CONFLICTS[conflict]}; choose for each, such as {choice}\n"
+    choice = f"--ours {name} keeps what the parent has, --theirs {name} takes what clone feature has"
+    told = f"1 conflict, nothing was changed: {name}: {CONFLICTS[conflict]}; choose for each, such as: {choice}\n"
     refused = cli("promote", "feature", "--yes")
     assert_error(refused, 3, told)
     assert refused.err == f"Error: {told}"
-    assert_error(cli("refresh", "feature", "--yes"), 3, "1 conflict, nothing was changed: ", "--theirs")
+    opposite = r"--ours [.\w]+ keeps what clone feature has, --theirs [.\w]+ takes what the parent has\n$"
+    refused = cli("refresh", "feature", "--yes")
+    assert_error(refused, 3, "1 conflict, nothing was changed: ")
+    assert re.search(opposite, refused.err)
     plan = cli("promote", "feature")
     assert (plan.code, CONFLICTS[conflict] in plan.out) == (0, True)
     assert (
         plan.err
-        == f"Nothing was done, and nothing will be while there are conflicts. Choose for each, such as {choice}.\n"
+        == f"Nothing was done, and nothing will be while there are conflicts. Choose for each, such as: {choice}.\n"
     )
     for command in ("promote", "refresh"):
         steps = cli(command, "feature", "--dry-run")

@@ -134,7 +134,7 @@ def test_conflicts_are_shown_and_decided(jobs: CloneJobs) -> None:
     assert "ns.t" in plan.metadata["to_choose"]
     before = jobs.lake.latest_version()
     refused = jobs.run("promote_apply", name="feature", approved_digest=plan.metadata["digest"], approved_by=APPROVER)
-    assert "1 conflict, nothing was changed: ns.t: ours altered it" in refused.error
+    assert "1 conflict, nothing was changed: ns.t: the parent altered it, clone feature altered it" in refused.error
     assert jobs.lake.latest_version() == before
     jobs.must_apply("promote", name="feature", theirs=["ns.t"])
     assert rows(jobs.lake) == rows(jobs.clone)

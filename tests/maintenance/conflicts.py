@@ -55,13 +55,15 @@ def schema_changed_on_both(lake: Lakehouse, clone: Lakehouse) -> str:
     return "ns.t"
 
 
-#: Each conflict, and the reason that is given.
+#: Each conflict, and the reason that is given for it in a promotion of the clone "feature".
 CONFLICTS = {
-    both_altered: "ours altered it, theirs altered it (in the clone it was not only appended to)",
-    dropped_and_altered: "ours dropped it, theirs altered it",
-    altered_and_dropped: "ours altered it, theirs dropped it",
-    both_created: "ours created it, theirs created it (two tables of one name)",
-    namespace_dropped_under_a_new_table: "ours dropped its namespace, theirs has it new or changed",
-    namespace_dropped_with_a_new_table_in_it: "theirs dropped it, ours has new or changed tables in it (made)",
-    schema_changed_on_both: "ours altered it, theirs altered it (their columns differ)",
+    both_altered: "the parent altered it, clone feature altered it (in the clone it was not only appended to)",
+    dropped_and_altered: "the parent dropped it, clone feature altered it",
+    altered_and_dropped: "the parent altered it, clone feature dropped it",
+    both_created: "the parent created it, clone feature created it (two tables of one name)",
+    namespace_dropped_under_a_new_table: "the parent dropped its namespace, clone feature has it new or changed",
+    namespace_dropped_with_a_new_table_in_it: (
+        "clone feature dropped it, the parent has new or changed tables in it (made)"
+    ),
+    schema_changed_on_both: "the parent altered it, clone feature altered it (their columns differ)",
 }

@@ -11,6 +11,7 @@ from tests.lakes import Lakes
 from tests.maintenance.changes import append_rows
 from tests.maintenance.copies import files, rows
 from trinitylake_ops import Lakehouse, maintenance
+from trinitylake_ops.errors import TrinityLakeError
 from trinitylake_ops.maintenance.plans.executor import LOCAL, Executor
 from trinitylake_ops.spark_jobs.executor import SparkExecutor
 
@@ -38,3 +39,19 @@ def test_a_promotion_by_each_engine(lakes: Lakes, spark: SparkSession, tmp_path:
     assert lake.snapshot().tables("new") == [f"t{number}" for number in range(4)]
     assert len([path for path in files(lake) if path.endswith(".parquet")]) == 2 + 1 + 4
     assert maintenance.verify(lake, deep=True).is_clean
+
+
+@pytest.mark.soak
+def test_tasks_follow_no_link_out_of_a_clone(lakes: Lakes, spark: SparkSession, tmp_path: Path) -> None:
+    """They have the rights of whoever promotes, and not those of the clone's writers."""
+    lake = lakes.local()
+    append_rows(lake)
+    maintenance.plan_clone(lake, f"{tmp_path}/clone", "feature").execute()
+    append_rows(Lakehouse.open(f"{tmp_path}/clone", {"fsync": "false"}))
+    (data,) = (tmp_path / "clone").glob("tables/*/data/*.parquet")
+    data.rename(tmp_path / "secret")
+    data.symlink_to(tmp_path / "secret")
+    before = lake.latest_version()
+    with pytest.raises(TrinityLakeError, match="lies behind a symbolic link"):
+        maintenance.plan_promotion(lake, "feature", executor=SparkExecutor(spark)).execute()
+    assert (lake.latest_version(), rows(lake)) == (before, [1, 2, 3])

@@ -90,6 +90,9 @@ def clone(
 def clones(session: Session, target_options: StorageOptions | None, as_json: bool) -> None:
     """List the clones: their age, by how many versions they are ahead and behind, and the bytes of their own files.
 
+    Versions count if they changed objects: those of the clone since it was made, and those here since it was made or
+    refreshed.
+
     Example: trinitylake clones
     """
     lake = session.lake()
@@ -100,14 +103,14 @@ def clones(session: Session, target_options: StorageOptions | None, as_json: boo
     now = utc_of(lake.storage.now_ms())
     rows = [
         (
-            *(one.name, one.state, one.cloned_version),
+            *(one.name, one.state, one.cloned_version, one.version if one.version != one.cloned_version else None),
             *(span_text(max(0, (now - one.created_at) // timedelta(milliseconds=1))), one.retain_until),
             *(one.versions, one.parent_versions, one.own_bytes, one.root),
         )
         for one in found
     ]
-    columns = ("name", "state", "of version", "age", "time until (UTC)", "ahead", "behind", "own bytes", "root")
-    print_table(new_table("", *columns, rows=rows))
+    columns = ("name", "state", "of version", "refreshed to", "age", "time until (UTC)", "ahead", "behind")
+    print_table(new_table("" if rows else "No clones", *columns, "own bytes", "root", rows=rows))
 
 
 def choice_options(command: Any) -> Any:
@@ -176,11 +179,9 @@ def _print_merge(plan: MergePlan, report: Document | None, as_json: bool) -> Non
 
 
 def _tell_how_to_choose(plan: MergePlan) -> None:
-    from trinitylake_ops.maintenance.clones.merge import how_to_choose  # with what reads tables
-
     click.echo(
-        f"Nothing was done, and nothing will be while there are conflicts. Choose for each, such as"
-        f" {how_to_choose(plan.conflicts)}.",
+        "Nothing was done, and nothing will be while there are conflicts. Choose for each, such as:"
+        f" {plan.how_to_choose()}.",
         err=True,
     )
 

@@ -51,6 +51,8 @@ _BAR_CHARS = 20
 _MOST_SHOWN = 20  # tables of a namespace
 _FORECAST_OBJECTS = [10**exponent for exponent in range(3, 10)]
 _SIZE = WholeNumber(1, MAX_NODE_FILE_BYTES)
+# A writer waits up to 20 s for its turn, and at most a quarter of its time. No space is freed before that time is over.
+_SHORTEST_LIFE_MS, _LONGEST_LIFE_MS = 60_000, 10 * 365 * 86_400_000
 _SETTINGS = (
     ("order", WholeNumber(MIN_ORDER, MAX_ORDER), "Most children of a node."),
     ("namespace_name_max_size_bytes", _SIZE, "Longest name of a namespace."),
@@ -59,7 +61,7 @@ _SETTINGS = (
     ("node_file_max_size_bytes", _SIZE, "Largest node file."),
     ("maximum_version_age_millis", WholeNumber(0, 2**63 - 1), "Age at which a version may expire."),
     ("minimum_versions_to_keep", WholeNumber(1, 2**31 - 1), "Versions that never expire by age."),
-    ("txn_ttl_millis", WholeNumber(1, 2**63 - 1), "Longest life of a transaction."),
+    ("txn_ttl_millis", WholeNumber(_SHORTEST_LIFE_MS, _LONGEST_LIFE_MS), "Longest life of a transaction."),
 )
 
 
@@ -164,6 +166,12 @@ def _size(size_bytes: float) -> str:
 def _definition_table(snapshot: Snapshot) -> Any:
     definition = replace(snapshot.definition, node_compression=snapshot.definition.node_compression or "none")
     shown = [(spec.name, getattr(definition, spec.name)) for spec in fields(LakehouseDef)]
+    clones = tuple(record for record in definition.exports if record.clone_id)
+    exports = tuple(record for record in definition.exports if not record.clone_id)
+    known = {record.name for record in clones}
+    others = {name: place for name, place in definition.exported_snapshots.items() if name not in known}
+    own = {"exports": exports, "exported_snapshots": others}
+    shown = [(name, own.get(name, value)) for name, value in shown] + [("clones", clones)]
     rows = [(name, _setting(value)) for name, value in shown if value not in ({}, (), None, "", b"")]
     return new_table(
         f"Lakehouse at version {snapshot.version}, {_time(snapshot.created_at)}", "setting", "value", rows=rows
@@ -191,7 +199,8 @@ def _setting(value: Any) -> object:
 
 def _part(record: Any) -> str:
     if isinstance(record, ExportRecord):
-        return f"{record.name} (version {record.version}, {record.level.name.lower()})"
+        where = f"at {record.target_uri}" if record.clone_id else record.level.name.lower()
+        return f"{record.name} (version {record.version}, {where})"
     if isinstance(record, ExpirationBatch):
         return f"{record.versions} ({record.state.name.lower()})"
     return f"{record.root} at version {record.version}"  # one source

@@ -144,6 +144,10 @@ class Storage(ABC):
         del path  # few storages have links
         return False
 
+    def remove_empty_folders(self, paths: Sequence[str]) -> None:
+        """Remove folders that deletes of these paths left empty, also the root. Best effort; few storages have any."""
+        del paths
+
     def drop_cached(self, path: str) -> bool:
         """Forget a cached copy, so that the next read asks the storage. Returns whether there was one."""
         del path  # a storage keeps nothing

@@ -116,8 +116,12 @@ def _loaded(point: EntryPoint) -> Scheme:
 
 
 def _open_local(root: str, options: StorageOptions) -> Storage:
-    limit_bytes = whole_file_limit_bytes(options)
-    return LocalStorage(root, fsync=options.flag("fsync", default=True), whole_file_limit_bytes=limit_bytes)
+    return LocalStorage(
+        root,
+        fsync=options.flag("fsync", default=True),
+        whole_file_limit_bytes=whole_file_limit_bytes(options),
+        follows_links=options.flag("follow_links", default=True),
+    )
 
 
 def _open_memory(root: str, options: StorageOptions) -> Storage:
@@ -179,7 +183,7 @@ def _open_azure(root: str, options: StorageOptions) -> Storage:
 OWN_SCHEMES: Mapping[str, Scheme] = {
     scheme.name: scheme
     for scheme in (
-        Scheme("file", frozenset({"fsync"}), _open_local),
+        Scheme("file", frozenset({"fsync", "follow_links"}), _open_local),
         Scheme("memory", frozenset(), _open_memory),
         Scheme("s3", S3_OPTIONS, _open_s3, S3_ENVIRONMENT, S3Location.of, ("endpoint",), s3_of_environment),
         Scheme(

@@ -27,7 +27,8 @@ from trinitylake_ops.versions.snapshot import LakehouseFiles, Snapshot, epoch_ms
 from trinitylake_ops.versions.time_travel import find_version_at
 
 #: How a version of the parent is named in its clone.
-_OF_PARENT = re.compile(r"parent@(\d{1,10})", re.ASCII)
+_PARENTS = "parent@"
+_OF_PARENT = re.compile(rf"{_PARENTS}(\d{{1,10}})", re.ASCII)
 _MAX_VERSION_DIGITS = 100  # far more than any version has, and few enough to convert and show
 
 #: Returns a version of the lakehouse at another root. It gets that root's storage options, if the caller gave any.
@@ -126,14 +127,7 @@ class VersionLookup:
         """
         location = latest.definition.exported_snapshots.get(name)
         if location is None:
-            if any(record.name == name for record in latest.definition.exports):
-                raise ExportNotFoundError(f"export {name!r} is not finished; export it again to finish it, or drop it")
-            known = ", ".join(sorted(latest.definition.exported_snapshots)) or "none"
-            if name[:1] in ("-", "+") and name[1:].isdecimal():
-                raise VersionNotFoundError(
-                    f"{name!r} is no version: they are numbered from 0 to {latest.version}; nor is it an export"
-                )
-            raise ExportNotFoundError(f"there is no export {name!r}; exports: {known}")
+            raise _no_such_name(name, latest)
         path = to_location(self._files.roots.storage.root, location)
         if is_uri(path):
             return self._exported_elsewhere(name, path, storage_options)
@@ -156,6 +150,29 @@ class VersionLookup:
         if version is None:
             raise CorruptFileError(f"export {name!r} stands at {uri!r}, which is no root of a version", path=uri)
         return self._elsewhere(root, version, storage_options)
+
+
+def _no_such_name(name: str, latest: Snapshot) -> ExportNotFoundError | VersionNotFoundError:
+    """Return the error for a name that is none of a version."""
+    definition = latest.definition
+    for record in definition.exports:
+        if record.name == name:
+            kind = "clone" if record.clone_id else "export"
+            return ExportNotFoundError(f"{kind} {name!r} is not finished; {kind} it again to finish it, or drop it")
+    if name.startswith(_PARENTS):
+        if definition.parent is None:
+            return ExportNotFoundError(f"{name!r} means a version of a parent, and this lakehouse is no clone")
+        return ExportNotFoundError(
+            f"{name!r} names no version of {cut(definition.parent.root)}; give its number, such as parent@12"
+        )
+    if name[:1] in ("-", "+") and name[1:].isdecimal():
+        return VersionNotFoundError(
+            f"{name!r} is no version: they are numbered from 0 to {latest.version}; nor is it an export or a clone"
+        )
+    clones = {record.name for record in definition.exports if record.clone_id}
+    exports = ", ".join(sorted(definition.exported_snapshots.keys() - clones)) or "none"
+    told = f"; clones: {', '.join(sorted(clones))}" if clones else ""
+    return ExportNotFoundError(f"there is no export {name!r}; exports: {exports}{told}")
 
 
 def check_not_expired(version: int, definition: LakehouseDef) -> None:

@@ -38,6 +38,7 @@ from trinitylake_ops.maintenance.plans.document import Document, Table, new_tabl
 from trinitylake_ops.maintenance.plans.plan import Plan, PlannedOperation, digest_of
 from trinitylake_ops.maintenance.state.export_manifest import finish_manifest
 from trinitylake_ops.maintenance.state.export_records import (
+    CLONE,
     begin,
     check_name,
     check_unused,
@@ -54,8 +55,6 @@ from trinitylake_ops.tree.editor import carried_tree
 from trinitylake_ops.tree.nodes.node import TreeLimits
 from trinitylake_ops.versions.commit_info import CommitCost, CommitInfo
 from trinitylake_ops.versions.snapshot import Snapshot
-
-CLONE = "clone"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,7 +130,7 @@ class Clone(PlannedOperation[ClonePlan, CloneReport]):
 
     def plan(self) -> ClonePlan:
         """Plan on the latest version. Raises what :func:`plan_clone` raises."""
-        check_name(self.name)
+        check_name(self.name, CLONE)
         root = target_root(self.lake, self.target)
         retain_for_ms = retained_ms(self.lake, self.retain_for)
         latest = self.lake.snapshot()

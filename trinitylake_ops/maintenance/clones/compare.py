@@ -32,7 +32,7 @@ class ComparedObject:
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison(Document):
-    """What differs between a clone and its parent.
+    """What differs between a clone and its parent, and what both changed to the same, as by a promotion.
 
     ``shared_version`` of the parent is the one that both are compared with, ``version`` its latest and
     ``clone_version`` the clone's.
@@ -57,12 +57,14 @@ class Comparison(Document):
             f"{len(self.on(ChangedOn.CLONE))} in the clone alone, {len(self.on(ChangedOn.PARENT))} in the parent alone,"
             f" {len(self.on(ChangedOn.BOTH))} in both"
         )
-        return f"Clone {self.name}: since version {self.shared_version}, changed are {counts}"
+        same = f"; {len(self.on(ChangedOn.SAME))} became the same in both" if self.on(ChangedOn.SAME) else ""
+        return f"Clone {self.name}: since version {self.shared_version}, changed are {counts}{same}"
 
     def table(self) -> Table:
-        """Return one row for each object that differs."""
+        """Return one row for each object that differs between both."""
         columns = ("changed in", "object", "clone", "parent", "rows", "files", "bytes", "columns")
-        return new_table(self.headline, *columns, rows=[_row(one) for one in self.objects])
+        differing = [one for one in self.objects if one.changed_on != ChangedOn.SAME]
+        return new_table(self.headline, *columns, rows=map(_row, differing))
 
 
 def compare(lake: Lakehouse, name: str, *, target_options: Mapping[str, str] | None = None) -> Comparison:

@@ -12,10 +12,9 @@ from trinitylake_ops.errors import (
     CorruptFileError,
     FileMissingError,
     LakehouseNotFoundError,
-    MaintenanceBlockedError,
     TrinityLakeError,
 )
-from trinitylake_ops.format.definitions import ExportLevel, ExportRecord
+from trinitylake_ops.format.definitions import ExportRecord
 from trinitylake_ops.format.file_names import (
     HINT_PATH,
     LAKEHOUSE_DEF_PREFIX,
@@ -32,6 +31,8 @@ from trinitylake_ops.format.locations import to_location
 from trinitylake_ops.maintenance.clones.records import (
     OpenedClone,
     OtherLakehouseError,
+    check_no_dependents,
+    check_not_registered,
     clone_record,
     is_parent,
     lakehouse_of,
@@ -46,10 +47,12 @@ from trinitylake_ops.maintenance.reach.mark import owned_tables
 from trinitylake_ops.maintenance.reach.survey import Progress, no_progress
 from trinitylake_ops.maintenance.reach.table_files import table_id_in
 from trinitylake_ops.maintenance.state.export_records import drop_exports
+from trinitylake_ops.storage import TEMPORARY_PREFIX
 from trinitylake_ops.transaction.creation import has_roots
 from trinitylake_ops.transaction.lakehouse import Lakehouse
 
 _OPERATION = "drop-clone"
+_LEFT = "its own files stay, and no command deletes them later: delete that folder or prefix when nobody needs it"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,7 +90,7 @@ class DropClonePlan(Plan):
 
     def table(self) -> Table:
         """Return one row."""
-        what = "its files are deleted" if self.deletes_files else "its files stay, and those of the parent may go"
+        what = "its files are deleted" if self.deletes_files else f"{_LEFT}; those of the parent may go"
         if self.clone_version is None:
             what = f"it is forgotten; {self.reason or 'its lakehouse is gone'}"
         row = (self.name, self.root, self.clone_version, self.files, self.bytes, self.left, what)
@@ -105,14 +108,19 @@ class DropClonePlan(Plan):
 
 @dataclass(frozen=True, kw_only=True)
 class DropCloneReport(DeletionReport):
-    """A dropped clone. ``version`` of the parent recorded it, None if files are left and the clone is kept."""
+    """A dropped clone. ``version`` of the parent recorded it, None if files are left and the clone is kept.
+
+    ``files_stay`` says that its lakehouse stands, and that nobody deletes its own files from here any more.
+    """
 
     name: str
     root: str
+    files_stay: bool
 
     def table(self) -> Table:
         """Return one row, and one for each failure."""
         title = f"Dropped clone {self.name}" if self.version is not None else f"Clone {self.name} is not dropped yet"
+        title += f"; {_LEFT}" if self.files_stay else ""
         rows = [(self.root, self.files, self.bytes, ""), *self.failure_rows(4)]
         return new_table(title, "root", "files deleted", "bytes", "not deleted", rows=rows)
 
@@ -134,8 +142,9 @@ class DropClone(PlannedOperation[DropClonePlan, DropCloneReport]):
         stages: tuple[dict[str, int], ...] = ()
         n_left = 0
         if clone is not None:
-            _check_no_dependents(clone)
+            check_no_dependents(clone)
         if clone is not None and self.deletes_files:
+            check_not_registered(metered.lake, latest, record, clone)
             stages, n_left = _own_files(clone)
         elif self.deletes_files:
             left = lakehouse_of(metered, record, self.target_options)
@@ -189,7 +198,13 @@ class DropClone(PlannedOperation[DropClonePlan, DropCloneReport]):
                 metered.lake, [plan.name], lambda now: [one.name for one in records_of_clone(now, plan.clone_id)]
             )
         return DropCloneReport.of(
-            deletion, version=version, still_needed=0, cost=metered.cost(), name=plan.name, root=plan.root
+            deletion,
+            version=version,
+            still_needed=0,
+            cost=metered.cost(),
+            name=plan.name,
+            root=plan.root,
+            files_stay=plan.clone_version is not None and not plan.deletes_files,
         )
 
     def _delete(
@@ -219,6 +234,7 @@ class DropClone(PlannedOperation[DropClonePlan, DropCloneReport]):
             total.stopped = done.stopped
             if not total.is_complete:
                 break
+        storage.remove_empty_folders([path for stage in plan.stages for path in stage])
         return total
 
 
@@ -242,19 +258,6 @@ def drop_clone(
     return plan_drop_clone(lake, name, delete_files=delete_files, target_options=target_options).execute()
 
 
-def _check_no_dependents(clone: OpenedClone) -> None:
-    others = [
-        record for record in clone.latest.definition.exports if record.target_uri and record.level != ExportLevel.FULL
-    ]
-    if others:
-        raise MaintenanceBlockedError(
-            f"the lakehouse at {others[0].target_uri} reads files of the clone, as its export {others[0].name!r}; drop"
-            " that export first",
-            path=clone.lake.root,
-            version=clone.latest.version,
-        )
-
-
 def _own_files(clone: OpenedClone) -> tuple[tuple[dict[str, int], ...], int]:
     """Return the files of a clone in the order in which they go, and the number of other files below its root.
 
@@ -262,7 +265,7 @@ def _own_files(clone: OpenedClone) -> tuple[tuple[dict[str, int], ...], int]:
     tells whose it is. So a drop that was cut off finds the clone, and what is the clone's.
     """
     lake, latest = clone.lake, clone.latest
-    sizes_bytes = {info.path: info.size_bytes for info in lake.storage.list()}
+    sizes_bytes = {info.path: info.size_bytes for info in (*lake.storage.list(), *lake.storage.list(TEMPORARY_PREFIX))}
     table_ids = {table_id for path in sizes_bytes if (table_id := table_id_in(path)) is not None}
     owned = owned_tables(lake.storage, table_ids, latest.definition.id)
     last = [latest.location, to_location(lake.root, latest.definition_location)]
@@ -300,6 +303,7 @@ def _is_own(path: str, owned: set[str]) -> bool:
         return table_id in owned
     return (
         path in (HINT_PATH, ORPHAN_BARRIER_PATH)
+        or path.startswith(TEMPORARY_PREFIX)  # of a writer that was killed
         or is_immutable_path(path)
         or is_operation_path(path)
         or is_verified_path(path)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import ClassVar, TypeVar
 
 from trinitylake_ops.errors import CommitConflictError, InvalidInputError
 from trinitylake_ops.format.nodes.keys import ObjectName
@@ -63,11 +63,12 @@ class Choices:
 class Merge:
     """The changes to make: key -> URI of a definition, None for what goes; and what nobody has decided yet.
 
-    ``into`` is the latest version of the side that gets them. ``into_parent`` says which side that is. ``appends``
-    finds what the clone appended to a table that both sides appended to. ``appended`` has those with files to combine.
-    ``kept`` are the names of conflicts for which "ours" was chosen.
+    ``name`` is the clone's. ``into`` is the latest version of the side that gets them. ``into_parent`` says which side
+    that is. ``appends`` finds what the clone appended to a table that both sides appended to. ``appended`` has those
+    with files to combine. ``kept`` are the names of conflicts for which "ours" was chosen.
     """
 
+    name: str
     into: Snapshot
     theirs: Snapshot
     states: Sequence[ObjectState]
@@ -95,7 +96,7 @@ class Merge:
         into, theirs = sides.latest, sides.clone.latest
         if not into_parent:
             into, theirs = theirs, into
-        merge = cls(into, theirs, states, choices, into_parent, appends)
+        merge = cls(sides.record.name, into, theirs, states, choices, into_parent, appends)
         for state in chosen:
             merge._take(state)
         by_key = {state.key: state for state in states}
@@ -126,10 +127,10 @@ class Merge:
                 self.changes[state.key] = state.parent
 
     def _decide(self, state: ObjectState, why: str) -> None:
-        ours, theirs = (state.parent, state.clone) if self.into_parent else (state.clone, state.parent)
-        reason = f"ours {_verb(state.base, ours)} it, theirs {_verb(state.base, theirs)} it"
+        parent, clone = _verb(state.base, state.parent), _verb(state.base, state.clone)
+        reason = f"the parent {parent} it, clone {self.name} {clone} it"
         if self._is_theirs(state.name, f"{reason} ({why})" if why else reason):
-            self.changes[state.key] = theirs
+            self.changes[state.key] = self._theirs_of(state)
 
     def _theirs_of(self, state: ObjectState) -> str | None:
         return state.clone if self.into_parent else state.parent
@@ -154,7 +155,8 @@ class Merge:
             return
         there = by_key.get(key)
         is_new = there is not None and there.base is None and self._theirs_of(there) is not None
-        if is_new or self._is_theirs(state.name, "ours dropped its namespace, theirs has it new or changed"):
+        ours, theirs = sides_named(self.name, into_parent=self.into_parent)
+        if is_new or self._is_theirs(state.name, f"{ours} dropped its namespace, {theirs} has it new or changed"):
             location = self._theirs_of(there) if there is not None else None
             assert location is not None, "a table there has a namespace there"
             self.changes[key] = location
@@ -172,7 +174,8 @@ class Merge:
         if not left:
             return
         names = ", ".join(sorted(left.values())[:_MOST_NAMED]) + (", ..." if len(left) > _MOST_NAMED else "")
-        if self._is_theirs(state.name, f"theirs dropped it, ours has new or changed tables in it ({names})"):
+        ours, theirs = sides_named(self.name, into_parent=self.into_parent)
+        if self._is_theirs(state.name, f"{theirs} dropped it, {ours} has new or changed tables in it ({names})"):
             self.changes |= dict.fromkeys(left)
         else:
             del self.changes[state.key]
@@ -184,9 +187,10 @@ def _verb(base: str | None, now: str | None) -> str:
     return "dropped" if now is None else "altered"
 
 
-def how_to_choose(conflicts: Sequence[Conflict]) -> str:
-    """Return the options of the command line that decide the first of some conflicts."""
-    return f"--theirs {conflicts[0].name} or --ours {conflicts[0].name}"
+def sides_named(name: str, *, into_parent: bool) -> tuple[str, str]:
+    """Return how messages name the side that gets the changes, "ours", and the other one, "theirs"."""
+    parent, clone = "the parent", f"clone {name}"
+    return (parent, clone) if into_parent else (clone, parent)
 
 
 def count_of(conflicts: Sequence[Conflict]) -> str:
@@ -194,25 +198,33 @@ def count_of(conflicts: Sequence[Conflict]) -> str:
     return "1 conflict" if len(conflicts) == 1 else f"{len(conflicts)} conflicts"
 
 
-def conflict_error(conflicts: Sequence[Conflict], base_version: int) -> CommitConflictError:
-    """Return the error for conflicts that nobody decided. It names them, and how to choose."""
-    texts = tuple(f"{conflict.name}: {conflict.reason}" for conflict in conflicts)
-    shown = "; ".join(texts[:_MOST_NAMED]) + ("; ..." if len(texts) > _MOST_NAMED else "")
-    return CommitConflictError(
-        f"{count_of(conflicts)}, nothing was changed: {shown}; choose for each, such as {how_to_choose(conflicts)}",
-        conflicts=texts,
-        base_version=base_version,
-        latest_version=base_version,
-    )
-
-
 class MergePlan(Plan):
     """Base of plans to bring one side's changes into the other. Each declares these fields in its own order."""
 
+    into_parent: ClassVar[bool]
     base_version: int
+    name: str
     changes: tuple[Change, ...]
     conflicts: tuple[Conflict, ...]
     appended: tuple[Appends, ...]
+
+    def how_to_choose(self, option: str = "--") -> str:
+        """Return which option decides the first conflict for which side. ``option`` is what stands before its name."""
+        ours, theirs = sides_named(self.name, into_parent=self.into_parent)
+        name = self.conflicts[0].name
+        return f"{option}ours {name} keeps what {ours} has, {option}theirs {name} takes what {theirs} has"
+
+    def conflict_error(self) -> CommitConflictError:
+        """Return the error for conflicts that nobody decided. It names them, and how to choose."""
+        texts = tuple(f"{conflict.name}: {conflict.reason}" for conflict in self.conflicts)
+        shown = "; ".join(texts[:_MOST_NAMED]) + ("; ..." if len(texts) > _MOST_NAMED else "")
+        return CommitConflictError(
+            f"{count_of(self.conflicts)}, nothing was changed: {shown}; choose for each, such as:"
+            f" {self.how_to_choose()}",
+            conflicts=texts,
+            base_version=self.base_version,
+            latest_version=self.base_version,
+        )
 
     @abstractmethod
     def steps(self) -> Table:
@@ -262,7 +274,7 @@ class MergeOperation(PlannedOperation[MergePlanT, ReportT]):
             plan = self.planned(sides)
             plan.check_approved(approved_digest)
         if plan.conflicts:
-            raise conflict_error(plan.conflicts, plan.base_version)
+            raise plan.conflict_error()
         return plan
 
 

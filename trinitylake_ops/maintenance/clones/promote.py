@@ -54,6 +54,7 @@ class PromotionPlan(MergePlan):
     ``files`` counts what would be copied or written anew. ``bytes`` are those of manifests and data files among them.
     """
 
+    into_parent = True
     base_version: int
     name: str
     clone_version: int

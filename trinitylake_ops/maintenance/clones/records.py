@@ -5,13 +5,25 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from trinitylake_ops.errors import ExportNotFoundError, InvalidInputError, LakehouseNotFoundError
-from trinitylake_ops.format.definitions import ExportRecord, LakehouseDef, ParentRecord
+from trinitylake_ops.errors import (
+    ExportNotFoundError,
+    InvalidInputError,
+    LakehouseNotFoundError,
+    MaintenanceBlockedError,
+)
+from trinitylake_ops.format.definitions import ExportLevel, ExportRecord, LakehouseDef, ParentRecord, TableDef
 from trinitylake_ops.format.file_names import manifest_path
+from trinitylake_ops.format.locations import as_uri
 from trinitylake_ops.maintenance.plans.cost import MeteredLakehouse, uncached_on
+from trinitylake_ops.maintenance.reach.table_files import iceberg_metadata
 from trinitylake_ops.storage import open_storage
+from trinitylake_ops.storage.local.folders import lies_within
+from trinitylake_ops.storage.options import StorageOptions
 from trinitylake_ops.transaction.lakehouse import Lakehouse, options_for
+from trinitylake_ops.tree.diff import diff_trees
 from trinitylake_ops.versions.snapshot import Snapshot
+
+_MOST_NAMED = 3
 
 
 def clone_record(definition: LakehouseDef, name: str) -> ExportRecord:
@@ -85,12 +97,16 @@ def is_parent(parent: ParentRecord, record: ExportRecord, source_id: str) -> boo
 def lakehouse_of(
     metered: MeteredLakehouse, record: ExportRecord, target_options: Mapping[str, str] | None
 ) -> Lakehouse:
-    """Return whatever lakehouse stands at the root of a clone. Raises LocationNotAllowedError."""
+    """Return whatever lakehouse stands at the root of a clone. Raises LocationNotAllowedError.
+
+    Whoever writes there may not have the rights of this process. So no link is followed out of it.
+    """
     source = metered.lake
     if target_options is None:  # otherwise the caller knows the target
         source.elsewhere.places.check_root(record.target_uri)
         target_options = options_for(source, record.target_uri)
-    return uncached_on(metered.also(open_storage(record.target_uri, target_options)), target_options)
+    options = StorageOptions({**(target_options or {}), "file.follow_links": "false"})
+    return uncached_on(metered.also(open_storage(record.target_uri, options)), target_options)
 
 
 def opened_clone(
@@ -120,3 +136,46 @@ def opened_clone(
         )
     lake.elsewhere.give(source.storage)
     return OpenedClone(lake, latest, parent)
+
+
+def check_no_dependents(clone: OpenedClone) -> None:
+    """Raise MaintenanceBlockedError where an export of the clone at another root reads its files."""
+    others = [
+        record for record in clone.latest.definition.exports if record.target_uri and record.level != ExportLevel.FULL
+    ]
+    if others:
+        raise MaintenanceBlockedError(
+            f"the lakehouse at {others[0].target_uri} reads files of the clone, as its export {others[0].name!r}; drop"
+            " that export first",
+            path=clone.lake.root,
+            version=clone.latest.version,
+        )
+
+
+def check_not_registered(lake: Lakehouse, latest: Snapshot, record: ExportRecord, clone: OpenedClone) -> None:
+    """Raise MaintenanceBlockedError where the parent has registered tables of the clone, which would lose their files.
+
+    What it has from before the clone was made is none of the clone's.
+    """
+    cloned = lake.snapshot(record.version, latest=latest)
+    entries = [
+        (latest.keys.decode(change.key), change.after)
+        for change in diff_trees(lake.files.nodes, cloned.root, latest.root)
+        if change.after is not None
+    ]
+    tables = {after: name for name, after in entries if name is not None and name.table is not None}
+    read = zip(tables.values(), lake.files.definitions.tables(list(tables)), strict=True)
+    found = sorted(str(name) for name, definition in read if _is_read_there(definition, clone.lake.root))
+    if found:
+        names = ", ".join(found[:_MOST_NAMED]) + (", ..." if len(found) > _MOST_NAMED else "")
+        raise MaintenanceBlockedError(
+            f"the parent reads files of the clone by {names}, registered from there; drop these tables, and promote"
+            " what is needed, or drop the clone without --delete-files",
+            path=clone.lake.root,
+            version=latest.version,
+        )
+
+
+def _is_read_there(definition: TableDef, root: str) -> bool:
+    metadata = iceberg_metadata(definition)
+    return not definition.is_managed and bool(metadata) and lies_within(as_uri(str(metadata)), root)

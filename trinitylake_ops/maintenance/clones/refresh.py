@@ -49,9 +49,11 @@ class RefreshPlan(MergePlan):
 
     ``base_version`` is the parent's version that comes in, ``shared_version`` the one that both sides were compared
     with so far, and ``clone_version`` the clone's latest. ``kept`` are the objects for which the clone's side was
-    chosen: from then on they are changes of the clone alone.
+    chosen: from then on they are changes of the clone alone. ``same`` are those that were promoted. They do not
+    change, and the clone reads the parent's files of them from then on.
     """
 
+    into_parent = False
     base_version: int
     name: str
     clone_version: int
@@ -59,6 +61,7 @@ class RefreshPlan(MergePlan):
     changes: tuple[Change, ...]
     conflicts: tuple[Conflict, ...]
     kept: tuple[str, ...]
+    same: tuple[str, ...]
     appended: tuple[Appends, ...] = field(repr=False, compare=False)
     entries: Mapping[str, str | None] = field(repr=False, compare=False)
     operation: Refresh = field(repr=False, compare=False)
@@ -70,16 +73,18 @@ class RefreshPlan(MergePlan):
         conflicts = [[conflict.name, conflict.reason] for conflict in self.conflicts]
         appended = [[str(one.name), len(one.files)] for one in self.appended]
         content = (self.name, self.clone_version, self.shared_version, changes, conflicts, list(self.kept), appended)
-        return digest_of(self.base_version, REFRESH, *content)
+        return digest_of(self.base_version, REFRESH, *content, list(self.same))
 
     @property
     def is_empty(self) -> bool:
         """Whether the parent has nothing that the clone lacks, and nobody decided about what it has."""
-        return super().is_empty and not self.kept
+        return super().is_empty and not self.kept and not self.same
 
     def rows(self) -> list[Sequence[object]]:
-        """Return what :meth:`MergePlan.rows` does, and one row for each object that stays as the clone has it."""
-        return [*super().rows(), *(("kept", name, "as the clone has it") for name in self.kept)]
+        """Return what :meth:`MergePlan.rows` does, and one row for each object that stays as it is."""
+        kept = [("kept", name, "as the clone has it") for name in self.kept]
+        same = [("same", name, "it was promoted; the clone reads the parent's files of it") for name in self.same]
+        return [*super().rows(), *kept, *same]
 
     def steps(self) -> Table:
         """Return that the parent's version is kept, and each object that would change in the clone."""
@@ -89,7 +94,9 @@ class RefreshPlan(MergePlan):
             for one in self.appended
         ]
         chosen = [("leave", name, "", "the clone") for name in self.kept]
-        rows = [] if self.is_empty else [kept, *chosen, *appended, *change_steps(self.changes, self.clone_version + 1)]
+        same = [("read", name, "the clone", "the parent, which has the same") for name in self.same]
+        changes = change_steps(self.changes, self.clone_version + 1)
+        rows = [] if self.is_empty else [kept, *chosen, *same, *appended, *changes]
         return steps_table(str(self.table().title), rows)
 
     def table(self) -> Table:
@@ -120,11 +127,10 @@ class Refresh(MergeOperation[RefreshPlan, CommitReport]):
             for state in sides.states
             if state.changed_on == ChangedOn.SAME and state.parent != state.clone
         }
-        entries = {**adopted, **merge.changes}
         combining = {one.key: "combined" for one in merge.appended}
         changes = [
             change_of(clone.keys, KeyChange(key, clone.entry(key), location))
-            for key, location in sorted({**entries, **combining}.items())
+            for key, location in sorted({**merge.changes, **combining}.items())
         ]
         return RefreshPlan(
             base_version=sides.latest.version,
@@ -134,8 +140,9 @@ class Refresh(MergeOperation[RefreshPlan, CommitReport]):
             changes=tuple(change for change in changes if change is not None),
             conflicts=tuple(merge.conflicts),
             kept=tuple(merge.kept),
+            same=tuple(str(state.name) for state in sides.states if state.key in adopted),
             appended=tuple(merge.appended),
-            entries=entries,
+            entries={**adopted, **merge.changes},
             operation=self,
         )
 

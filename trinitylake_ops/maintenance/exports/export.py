@@ -31,6 +31,7 @@ from trinitylake_ops.maintenance.state.export_records import (
     is_cut_off,
     record_of,
 )
+from trinitylake_ops.storage.local.folders import check_can_hold, lies_within
 from trinitylake_ops.transaction.lakehouse import Lakehouse, options_for
 from trinitylake_ops.versions.snapshot import Snapshot
 
@@ -238,10 +239,15 @@ def retained_ms(lake: Lakehouse, retain_for: timedelta | int | None) -> int | No
 
 
 def target_root(lake: Lakehouse, target: str | None) -> str:
-    """Return the normalised root of a target, empty for none. Raises InvalidInputError, InvalidLocationError."""
+    """Return the normalised root of a target, empty for none.
+
+    Raises InvalidInputError, InvalidLocationError, StoragePermissionError. What is recorded before the first write to
+    the target would stay where that write fails.
+    """
     if target is None:
         return ""
     root = normalize_root_uri(target)
-    if root.startswith(lake.root) or lake.root.startswith(root):
+    if lies_within(root, lake.root) or lies_within(lake.root, root):
         raise InvalidInputError(f"target {root!r} is, or lies in, or holds the lakehouse itself; choose another one")
+    check_can_hold(root)
     return root

@@ -22,7 +22,7 @@ from trinitylake_ops.format.nodes.system_rows import LAKEHOUSE_DEF
 from trinitylake_ops.format.places import sources_of_copy
 from trinitylake_ops.maintenance.exports.content import Choice
 from trinitylake_ops.maintenance.reach.root_chain import without_acknowledged
-from trinitylake_ops.maintenance.state.export_records import EXPORT
+from trinitylake_ops.maintenance.state.export_records import CLONE, EXPORT
 from trinitylake_ops.storage.conditional_create import create_fresh
 from trinitylake_ops.transaction.creation import create_first_version, first_root, has_roots, place_definition
 from trinitylake_ops.transaction.draft import Draft, RootStamp, draft_of_tree
@@ -34,7 +34,7 @@ from trinitylake_ops.tree.editor import carried_tree
 from trinitylake_ops.tree.nodes.node import TreeLimits
 from trinitylake_ops.tree.search import scan
 from trinitylake_ops.versions.commit_info import CommitCost, CommitInfo
-from trinitylake_ops.versions.history import history
+from trinitylake_ops.versions.history import VersionInfo, history
 from trinitylake_ops.versions.snapshot import Snapshot
 
 Write = Callable[[Mapping[str, bytes]], None]
@@ -42,6 +42,7 @@ Write = Callable[[Mapping[str, bytes]], None]
 #: Operations that leave the objects of a lakehouse as they are: exports go on after them.
 _LEAVE_OBJECTS = frozenset(
     {"compact", "expire", "undelete", "purge", "orphans", "reconcile", "alter-definition", EXPORT, "drop-export"}
+    | {CLONE, "drop-clone", "refresh"}  # what keeps versions for clones of it
 )
 _SOURCE_ID = "source_id"
 _LONGEST_NAMESPACES_BYTES = 1000
@@ -152,6 +153,12 @@ class TargetLakehouse:
     def entries(self) -> dict[str, str]:
         """Return the target's entries: key -> location."""
         return {} if self.base is None else dict(scan(self.base.files.nodes, self.base.root))
+
+
+def leaves_objects(info: VersionInfo) -> bool:
+    """Whether a version has the same objects as the one before, as its operation says."""
+    is_from_elsewhere = info.operation == EXPORT and _SOURCE_ID in info.properties
+    return info.operation in _LEAVE_OBJECTS and not is_from_elsewhere
 
 
 def check_made_of(exported: Snapshot, source: Snapshot, name: str) -> None:

@@ -19,15 +19,21 @@ from trinitylake_ops.versions.snapshot import Snapshot, utc_of
 MAX_NAME_BYTES = 200
 
 EXPORT = "export"
+CLONE = "clone"
 
 _OWN_NAME = re.compile("(?:_export_|_ops/export-)[^/]+")
 
 
-def check_name(name: str) -> None:
-    """Raise InvalidNameError for a text that cannot be the name of an export."""
-    validate_name(name, MAX_NAME_BYTES, "export")
+def check_name(name: str, kind: str = EXPORT) -> None:
+    """Raise InvalidNameError for a text that cannot be the name of an export or clone."""
+    validate_name(name, MAX_NAME_BYTES, kind)
     if name.isdecimal():
-        raise InvalidNameError(f"export name {name!r} is digits only, which would mean a version")
+        raise InvalidNameError(f"{kind} name {name!r} is digits only, which would mean a version")
+
+
+def kind_of(record: ExportRecord | None) -> str:
+    """Return what a record is of: "clone" or "export"; other programs record exports by their names alone."""
+    return CLONE if record is not None and record.clone_id else EXPORT
 
 
 def record_of(definition: LakehouseDef, name: str) -> ExportRecord | None:
@@ -45,10 +51,11 @@ def check_unused(definition: LakehouseDef, name: str) -> None:
     if is_used(definition, name):
         record = record_of(definition, name)
         what = f"of version {record.version}" if record is not None else "there"
-        kind, command = (
-            ("a clone", "drop-clone") if record is not None and record.clone_id else ("an export", "drop-export")
+        kind = kind_of(record)
+        article = "a" if kind == CLONE else "an"
+        raise ExportExistsError(
+            f"{article} {kind} {name!r} {what} exists; drop-{kind} it first, or choose another name"
         )
-        raise ExportExistsError(f"{kind} {name!r} {what} exists; {command} it first, or choose another name")
 
 
 def is_cut_off(record: ExportRecord | None, wanted: ExportRecord) -> bool:
@@ -79,7 +86,8 @@ def begin(lake: Lakehouse, wanted: ExportRecord, check_source: Callable[[Snapsho
         check_source(base)
         return replace(base.definition, exports=(*base.definition.exports, wanted))
 
-    StateChange(EXPORT, f"{wanted.name}: keep version {wanted.version}", recorded).commit(lake, lake.snapshot())
+    message = f"{wanted.name}: keep version {wanted.version}"
+    StateChange(kind_of(wanted), message, recorded).commit(lake, lake.snapshot())
     return (found[0], True) if found else (wanted, False)
 
 
@@ -106,14 +114,14 @@ def complete(
         snapshots = {**definition.exported_snapshots, record.name: root_location}
         return replace(definition, exports=exports, exported_snapshots=snapshots)
 
-    return StateChange(EXPORT, f"{record.name}: complete", completed).commit(lake, lake.snapshot())
+    return StateChange(kind_of(record), f"{record.name}: complete", completed).commit(lake, lake.snapshot())
 
 
 def check_copying(base: Snapshot, record: ExportRecord) -> ExportRecord:
     """Return an export as it is recorded now. Raises ExportNotFoundError unless it is the one that was begun."""
     found = record_of(base.definition, record.name)
     if found is None or found.manifest_path != record.manifest_path:
-        raise ExportNotFoundError(f"export {record.name!r} was dropped or changed while it was copied")
+        raise ExportNotFoundError(f"{kind_of(record)} {record.name!r} was dropped or changed while it was made")
     return found
 
 
@@ -205,6 +213,8 @@ def drop_exports(
     """
     first = lake.snapshot()
     known = [_known(first.definition, name) for name in names]
+    kinds = {kind_of(record_of(first.definition, name)) for name in names}
+    kind = CLONE if kinds == {CLONE} else EXPORT
     gone: list[ExportRecord] = []
     remaining = first.definition
 
@@ -212,13 +222,13 @@ def drop_exports(
         nonlocal gone, remaining
         for name, before in zip(names, known, strict=True):
             if _known(base.definition, name) != before:
-                raise ExportNotFoundError(f"export {name!r} was dropped by somebody else, and another one has its name")
+                raise ExportNotFoundError(f"{kind} {name!r} was dropped by somebody else, and another one has its name")
         all_names = {*names, *more(base.definition)}
         gone = [record for record in base.definition.exports if record.name in all_names]
         remaining = without_exports(base.definition, all_names)
         return remaining
 
-    version = StateChange("drop-export", ", ".join(names), dropped).commit(lake, first)
+    version = StateChange(f"drop-{kind}", ", ".join(names), dropped).commit(lake, first)
     own = [path for record in gone for path in _own_files(record, remaining)]
     if own:
         lake.storage.delete_many(own)

@@ -60,6 +60,7 @@ class VerifyReport(Document):
     definitions: int
     table_files: int
     exports: int
+    clones: int = 0
     known_files: int = 0
     damaged_versions: str = ""
     damaged_objects: tuple[ObjectName, ...] = ()
@@ -118,9 +119,10 @@ class VerifyReport(Document):
         skipped = f"; not looked at: {'; '.join(self.unchecked)}" if self.unchecked else ""
         checksums = f"; {self.checksums}" if self.checksums else ""
         damaged = f" (damaged are versions {self.damaged_versions})" if self.damaged_versions else ""
+        clones = f", {self.clones} clones" if self.clones else ""
         title = (
             f"{verdict}: {self.versions} versions{damaged}, {self.nodes} nodes,"
-            f" {self.definitions} definitions, {self.table_files} table files, {self.exports} exports{known};"
+            f" {self.definitions} definitions, {self.table_files} table files, {self.exports} exports{clones}{known};"
             f" {self.cost.total_requests} requests, {self.cost.duration_ms / 1000:.1f} s{checksums}{skipped}"
         )
         rows: list[tuple[object, ...]] = [

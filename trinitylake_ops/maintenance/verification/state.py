@@ -116,7 +116,9 @@ def check_pins(survey: Survey, findings: Findings) -> None:
     for version, pins in sorted(pinned_versions(survey, survey.lake.storage.now_ms()).items()):
         if version in purged:
             message = f"version {version} is purged, but {', '.join(pins)} needs it"
-            findings.error("export-unpinned", message, None, version, "drop-export")
+            kinds = {"clone" if pin.startswith("clone ") else "export" for pin in pins}
+            mend = " and ".join(f"drop-{kind}" for kind in sorted(kinds))
+            findings.error("export-unpinned", message, None, version, mend)
 
 
 def check_reconciled(survey: Survey, warn: Warn) -> bool:

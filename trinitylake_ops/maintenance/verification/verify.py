@@ -145,6 +145,7 @@ class _Verification:
             definitions=self.versions.objects.definitions,
             table_files=self.tables.files,
             exports=self.exports.exports,
+            clones=self.exports.clones,
             known_files=self._known.n_known,
             damaged_versions=str(damaged),
             damaged_objects=self.versions.damaged_objects if self.latest in damaged else (),

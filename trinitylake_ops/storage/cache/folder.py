@@ -23,7 +23,7 @@ import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from trinitylake_ops.storage.local.posix_files import read_range, write_new_file
+from trinitylake_ops.storage.local.posix_files import READING, read_range, write_new_file
 
 logger = logging.getLogger(__name__)
 
@@ -67,7 +67,7 @@ class CacheFolder:
         place = os.path.join(self._own_folder, name)
         try:
             self._make_ready()
-            data = read_range(os.fsencode(place), 0, None)
+            data = read_range(os.open(os.fsencode(place), READING), 0, None)
         except FileNotFoundError:
             return None  # the file was not kept, or another process evicted it
         except OSError as error:

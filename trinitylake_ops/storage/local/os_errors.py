@@ -12,6 +12,7 @@ from trinitylake_ops.errors import (
     FileExistsAlreadyError,
     FileMissingError,
     InvalidLocationError,
+    LocationNotAllowedError,
     StorageError,
     StorageFullError,
     StoragePermissionError,
@@ -31,6 +32,8 @@ def translated(root: str, path: str, verb: str) -> Iterator[None]:
     """Raise the typed error for an OSError of the block. ``verb`` names the caller's operation."""
     try:
         yield
+    except TrinityLakeError:  # some of ours are errors of the operating system, too
+        raise
     except OSError as error:
         raise storage_error(error, root, path, verb) from error
 
@@ -67,6 +70,14 @@ def folder_vanished(root: str, path: str, verb: str) -> TransientError:
     """A folder was removed again while a file was put into it; nothing took effect."""
     return TransientError(
         f"cannot {verb} {path!r} under {root}: its folder keeps being removed; retry when that ended", path=path
+    )
+
+
+def behind_a_link(root: str, path: str) -> LocationNotAllowedError:
+    """A link stands in the way, and leads to where only the maker of the link knows."""
+    return LocationNotAllowedError(
+        f"{path!r} under {root} lies behind a symbolic link, which is not followed here; put the file itself there",
+        path=path,
     )
 
 

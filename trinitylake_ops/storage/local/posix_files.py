@@ -43,12 +43,17 @@ def overwrite_in_place(name: bytes, data: bytes) -> bool:
         os.close(descriptor)
 
 
-def read_range(name: bytes, offset: int, length: int | None, check_size: Callable[[int], None] | None = None) -> bytes:
-    """Read one version of a regular file. Anything else than a regular file counts as missing.
+#: How a file is opened that may be anything: a named pipe would block.
+READING = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK
+
+
+def read_range(
+    descriptor: int, offset: int, length: int | None, check_size: Callable[[int], None] | None = None
+) -> bytes:
+    """Read one version of a regular file, and close it. Anything else than a regular file counts as missing.
 
     ``check_size`` gets the number of bytes before they are read.
     """
-    descriptor = os.open(name, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # a named pipe would block
     try:
         status = os.fstat(descriptor)
         if not stat.S_ISREG(status.st_mode):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import builtins
 import contextlib
+import errno
+import itertools
 import logging
 import os
 import stat
@@ -13,9 +15,11 @@ from dataclasses import dataclass
 
 from trinitylake_ops.errors import FileMissingError, InvalidLocationError
 from trinitylake_ops.storage.interface import WHOLE_FILE_LIMIT_BYTES, FileInfo, Storage
+from trinitylake_ops.storage.local.folders import folder_without_links, remove_empty
 from trinitylake_ops.storage.local.line import Line
 from trinitylake_ops.storage.local.os_errors import (
     ambiguous_write,
+    behind_a_link,
     folder_vanished,
     no_folder_possible,
     outcome_unknown,
@@ -23,6 +27,7 @@ from trinitylake_ops.storage.local.os_errors import (
     translated,
 )
 from trinitylake_ops.storage.local.posix_files import (
+    READING,
     link_to_free_name,
     make_one_folder,
     overwrite_in_place,
@@ -56,20 +61,29 @@ class LocalStorage(Storage):
 
     A killed process may leave a file in ``_ops/tmp/``, where nothing reads it. The clock of the
     machine is the clock of its local file systems, hence of this storage (S8). Names are UTF-8;
-    foreign files with other names are not listed, and neither are symbolic links. Raises
-    InvalidLocationError for a root that is not ``file:///.../``.
+    foreign files with other names are not listed, and neither are symbolic links. Reads follow
+    links below the root unless ``follows_links`` is false. Raises InvalidLocationError for a root
+    that is not ``file:///.../``.
     """
 
     concurrency = 8  # enough to share the waits for fsync; more threads only contend
     few_reads = 4  # of files that were read or written lately
     delete_batch_size = 1000  # an unlink is faster than handing it to a thread
 
-    def __init__(self, root: str, *, fsync: bool = True, whole_file_limit_bytes: int = WHOLE_FILE_LIMIT_BYTES):
+    def __init__(
+        self,
+        root: str,
+        *,
+        fsync: bool = True,
+        whole_file_limit_bytes: int = WHOLE_FILE_LIMIT_BYTES,
+        follows_links: bool = True,
+    ):
         host, path = split_root(root, "file")
         if host:
             raise InvalidLocationError("a file root names no host: write file:///folder/")
         self.root = root
         self.fsync = fsync
+        self.follows_links = follows_links
         self.whole_file_limit_bytes = whole_file_limit_bytes
         self.few_creates = 1 if fsync else 4  # without waits for a device
         self.prepares = fsync
@@ -83,12 +97,36 @@ class LocalStorage(Storage):
         check_range(path, offset, length)
         with translated(self.root, path, "read"):
             return read_range(
-                self._locate(path), offset, length, lambda n_bytes: self._check_size(path, n_bytes, length, limit_bytes)
+                self._opened(path), offset, length, lambda n_bytes: self._check_size(path, n_bytes, length, limit_bytes)
             )
 
+    def _opened(self, path: str) -> int:
+        if self.follows_links:
+            return os.open(self._locate(path), READING)
+        with self._within(path) as (name, folder):
+            return os.open(name, READING | os.O_NOFOLLOW, dir_fd=folder)
+
+    @contextlib.contextmanager
+    def _within(self, path: str) -> Iterator[tuple[bytes, int | None]]:
+        """Yield a name and the descriptor of its folder, for calls that take both. No link leads there unless followed.
+
+        Where links are followed, the name is the whole one, and there is no descriptor.
+        """
+        place = self._locate(path)
+        if self.follows_links:
+            yield place, None
+            return
+        try:
+            with folder_without_links(self._folder, path.encode()) as (name, folder):
+                yield name, folder
+        except OSError as error:
+            if error.errno == errno.ELOOP:
+                raise behind_a_link(self.root, path) from error
+            raise
+
     def stat(self, path: str) -> FileInfo:
-        with translated(self.root, path, "look up"):
-            status = os.stat(self._locate(path))
+        with translated(self.root, path, "look up"), self._within(path) as (name, folder):
+            status = os.stat(name, dir_fd=folder, follow_symlinks=self.follows_links)
         if not stat.S_ISREG(status.st_mode):
             raise FileMissingError(f"there is no file {path!r} under {self.root}", path=path)
         return _file_info(path, status)
@@ -146,9 +184,14 @@ class LocalStorage(Storage):
     def delete(self, path: str) -> None:
         with translated(self.root, path, "delete"):
             try:
-                os.unlink(self._locate(path))
+                with self._within(path) as (name, folder):
+                    os.unlink(name, dir_fd=folder)
             except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
                 return  # there is no file of that name
+
+    def remove_empty_folders(self, paths: Sequence[str]) -> None:
+        remove_empty(self._folder, map(str.encode, [f"{TEMPORARY_PREFIX}any", *paths]))
+        self._known_folders.clear()
 
     def list(self, prefix: str = "") -> Iterator[FileInfo]:
         check_prefix(prefix)
@@ -158,7 +201,7 @@ class LocalStorage(Storage):
         return time.time_ns() // 1_000_000
 
     def __reduce__(self) -> tuple[object, ...]:
-        return (_reopen, (self.root, self.fsync, self.whole_file_limit_bytes))
+        return (_reopen, (self.root, self.fsync, self.whole_file_limit_bytes, self.follows_links))
 
     def _locate(self, path: str) -> bytes:
         check_path(path)
@@ -166,6 +209,8 @@ class LocalStorage(Storage):
 
     def _put(self, path: str, data: bytes, publish: Callable[[bytes, bytes], None], verb: str) -> None:
         target = self._locate(path)
+        if not self.follows_links and self._has_link(path.rpartition("/")[0]):
+            raise behind_a_link(self.root, path)
         with translated(self.root, path, verb):
             try:
                 try:
@@ -245,6 +290,12 @@ class LocalStorage(Storage):
         except OSError as error:
             raise storage_error(error, self.root, prefix, "list") from error
 
+    def _has_link(self, path: str) -> bool:
+        """Whether a part of a folder's path is a link. Our writes have names of their own: a look before is enough."""
+        parts = (TEMPORARY_PREFIX.rstrip("/"), path)
+        places = (place for part in parts for place in itertools.accumulate(part.split("/"), "{}/{}".format) if place)
+        return any(os.path.islink(self._folder + place.encode()) for place in places)
+
     def _is_folder_without_links(self, path: str) -> bool:
         name = self._folder
         for segment in path.split("/") if path else ():
@@ -294,5 +345,5 @@ def _file_info(path: str, status: os.stat_result) -> FileInfo:
     return FileInfo(path, status.st_size, status.st_mtime_ns // 1_000_000)
 
 
-def _reopen(root: str, fsync: bool, whole_file_limit_bytes: int) -> LocalStorage:
-    return LocalStorage(root, fsync=fsync, whole_file_limit_bytes=whole_file_limit_bytes)
+def _reopen(root: str, fsync: bool, whole_file_limit_bytes: int, follows_links: bool) -> LocalStorage:
+    return LocalStorage(root, fsync=fsync, whole_file_limit_bytes=whole_file_limit_bytes, follows_links=follows_links)

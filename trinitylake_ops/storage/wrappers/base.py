@@ -1,11 +1,11 @@
 """The base of all wrappers around a storage.
 
 A wrapper overrides the single operations (read, stat, prepare, in_line, create, write, jot, delete, delete_batch, list,
-now_ms, expect_clock, is_linked, drop_cached). It leaves ``exists`` and the ``*_many`` methods alone. These are
-inherited from Storage and call the single operations of the outermost wrapper. So in ``Retry(Meter(Local))`` as in
-``Meter(Retry(Local))`` a ``create_many`` of five files is five creates, and each passes every wrapper once. In the
-first stack the meter counts each attempt, in the second each file. Beside the calls, ``parallel.current_round`` tells
-that they belong to one parallel round.
+now_ms, expect_clock, is_linked, remove_empty_folders, drop_cached). It leaves ``exists`` and the ``*_many`` methods
+alone. These are inherited from Storage and call the single operations of the outermost wrapper. So in
+``Retry(Meter(Local))`` as in ``Meter(Retry(Local))`` a ``create_many`` of five files is five creates, and each passes
+every wrapper once. In the first stack the meter counts each attempt, in the second each file. Beside the calls,
+``parallel.current_round`` tells that they belong to one parallel round.
 """
 
 from __future__ import annotations
@@ -63,6 +63,9 @@ class StorageWrapper(Storage):
 
     def is_linked(self, path: str) -> bool:
         return self.inner.is_linked(path)
+
+    def remove_empty_folders(self, paths: Sequence[str]) -> None:
+        self.inner.remove_empty_folders(paths)
 
     def drop_cached(self, path: str) -> bool:
         return self.inner.drop_cached(path)

@@ -141,7 +141,7 @@ def _undecided(plan: PromotionPlan | RefreshPlan) -> str:
     """Return that somebody has to choose, nothing without conflicts."""
     if not plan.conflicts:
         return ""
-    return f"{count_of(plan.conflicts)}, such as {plan.conflicts[0].name}: choose for each by ours or theirs"
+    return f"{count_of(plan.conflicts)}: choose for each, such as: {plan.how_to_choose('')}"
 
 
 def _plan_promotion(run: Running[PromoteOptions]) -> PromotionPlan:

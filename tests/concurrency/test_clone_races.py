@@ -1,0 +1,186 @@
+"""A clone and its parent, worked on by processes that are killed: rows come once, and nothing that is needed goes."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from pyiceberg.exceptions import CommitFailedException, ValidationException
+
+from tests.conftest import SHOWN
+from tests.maintenance.aging import keeping
+from tests.processes import Child, fork
+from trinitylake_ops import Lakehouse, maintenance
+from trinitylake_ops.errors import TrinityLakeError
+from trinitylake_ops.storage import LocalStorage
+from trinitylake_ops.storage.local import storage as local_storage
+from trinitylake_ops.tables.catalog import catalog_at
+
+pytestmark = [pytest.mark.soak, pytest.mark.timeout(900), pytest.mark.local_only("processes on one folder")]
+#: The clock, and the times of files, go so much faster than the machine's: orphans are old after seconds.
+FASTER = 200
+SECONDS = 90.0
+Work = Callable[[tuple[str, str], Callable[[str], None]], None]
+
+
+@pytest.fixture
+def fast_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    began_ms = time.time_ns() // 1_000_000
+
+    def fast(at_ms: int) -> int:
+        return began_ms + (at_ms - began_ms) * FASTER if at_ms > began_ms else at_ms
+
+    info_of = local_storage._file_info
+
+    def file_info(path: str, status: os.stat_result) -> local_storage.FileInfo:
+        info = info_of(path, status)
+        return local_storage.FileInfo(info.path, info.size_bytes, fast(info.last_modified_ms))
+
+    monkeypatch.setattr(local_storage, "_file_info", file_info)
+    monkeypatch.setattr(LocalStorage, "now_ms", lambda _storage: fast(time.time_ns() // 1_000_000))
+
+
+@pytest.fixture
+def roots(fast_clock: None, tmp_path: Path) -> tuple[str, str]:
+    lake = Lakehouse.create(f"{tmp_path}/lake", {"fsync": "false"}, txn_ttl_millis=600_000)
+    with catalog_at(lake) as catalog:
+        catalog.create_namespace("ns")
+        for name in ("ns.there", "ns.here", "ns.both"):
+            catalog.create_table(name, pa.schema([("id", pa.int64())]))
+    maintenance.plan_clone(lake, f"{tmp_path}/clone", "feature").execute()
+    return f"{tmp_path}/lake", f"{tmp_path}/clone"
+
+
+def opened(root: str) -> Lakehouse:
+    return Lakehouse.open(root, {"fsync": "false"})
+
+
+def append(lake: Lakehouse, name: str, number: int) -> None:
+    with catalog_at(lake) as catalog:
+        catalog.load_table(name).append(pa.table({"id": pa.array([number], pa.int64())}))
+
+
+def rows(lake: Lakehouse, name: str) -> list[int]:
+    with catalog_at(lake) as catalog:
+        return sorted(catalog.load_table(name).scan().to_arrow()["id"].to_pylist())
+
+
+def work_there(roots: tuple[str, str], report: Callable[[str], None]) -> None:
+    """Append in the clone, and promote; what was acknowledged is reported."""
+    chance = random.Random(os.getpid())
+    while True:
+        name, number = chance.choice(["ns.there", "ns.both"]), chance.getrandbits(60)
+        step(lambda: append(opened(roots[1]), name, number), lambda: report(f"{name} {number}"))  # noqa: B023
+        if chance.random() < 0.6:
+            step(lambda: maintenance.plan_promotion(opened(roots[0]), "feature").execute(), lambda: report("promoted"))
+
+
+def work_here(roots: tuple[str, str], report: Callable[[str], None]) -> None:
+    """Append in the parent, and refresh the clone now and then."""
+    chance = random.Random(os.getpid())
+    while True:
+        name, number = chance.choice(["ns.here", "ns.both"]), chance.getrandbits(60)
+        step(lambda: append(opened(roots[0]), name, number), lambda: report(f"{name} {number}"))  # noqa: B023
+        if chance.random() < 0.2:
+            step(lambda: maintenance.plan_refresh(opened(roots[0]), "feature").execute(), lambda: report("refreshed"))
+        time.sleep(0.2)
+
+
+def upkeep(roots: tuple[str, str], report: Callable[[str], None]) -> None:
+    """Free what one side does not need."""
+    chance = random.Random(os.getpid())
+    while True:
+        lake = opened(chance.choice(roots))
+        for what in (
+            lambda: maintenance.plan_expiration(lake, keeping(1)).execute(),  # noqa: B023
+            lambda: maintenance.plan_purge(lake).execute(),  # noqa: B023
+            lambda: maintenance.plan_orphan_removal(lake).execute(),  # noqa: B023
+            lambda: maintenance.compact(lake),  # noqa: B023
+        ):
+            step(what, lambda: report("upkeep"))
+
+
+def step(what: Callable[[], object], done: Callable[[], None]) -> None:
+    """Do one thing. An error of ours is an answer, anything else ends the process and so the test."""
+    try:
+        what()
+    except (TrinityLakeError, CommitFailedException, ValidationException):  # the last if a refresh took its snapshot
+        return
+    done()
+
+
+class Workers:
+    """Processes that work until they are killed, and what they reported."""
+
+    def __init__(self, roots: tuple[str, str]):
+        self._roots = roots
+        self._running: list[tuple[Child, Work]] = []
+        self.told: list[str] = []
+
+    def start(self, work: Work) -> None:
+        child = fork(lambda report: work(self._roots, report), time_limit_seconds=int(SECONDS) + 120)
+        self._running.append((child, work))
+
+    def kill(self, which: int) -> Work:
+        child, work = self._running.pop(which)
+        os.kill(child.pid, signal.SIGKILL)
+        status, lines = child.finish()
+        self.told += lines
+        assert status == -signal.SIGKILL, f"{work.__name__} ended by itself before"
+        return work
+
+    def kill_all(self) -> None:
+        while self._running:
+            self.kill(0)
+
+
+@pytest.fixture
+def workers(roots: tuple[str, str]) -> Iterator[Workers]:
+    made = Workers(roots)
+    yield made
+    made.kill_all()
+
+
+def test_kills_at_any_moment_lose_no_row_and_double_none(
+    roots: tuple[str, str], workers: Workers, record_property: Callable[[str, object], None]
+) -> None:
+    chance, kills, works = random.Random(), 0, [work_there, work_there, work_here, upkeep, upkeep]
+    for work in works:
+        workers.start(work)
+    end_s = time.monotonic() + SECONDS
+    while time.monotonic() < end_s:
+        time.sleep(chance.uniform(0.1, 2.0))
+        workers.start(workers.kill(chance.randrange(len(works))))
+        kills += 1
+    workers.kill_all()
+    told = workers.told
+    time.sleep(600_000 / 1000 / FASTER * 2)  # leases of the killed end
+    check(roots, told)
+    counts = {word: told.count(word) for word in ("promoted", "refreshed", "upkeep")}
+    record_property(SHOWN, f"{kills} kills, {len(told)} steps were done, among them {counts}")
+    assert all(counts.values())
+
+
+def check(roots: tuple[str, str], told: list[str]) -> None:
+    """Both sides are whole; after one more promotion and refresh each acknowledged row is there, and none twice."""
+    lake, clone = map(opened, roots)
+    for plan in (maintenance.plan_promotion(lake, "feature"), maintenance.plan_refresh(lake, "feature")):
+        assert plan.conflicts == ()
+    maintenance.plan_promotion(lake, "feature").execute()
+    maintenance.plan_refresh(lake, "feature").execute()
+    for name in ("ns.there", "ns.here", "ns.both"):
+        acknowledged = {int(line.split()[1]) for line in told if line.startswith(f"{name} ")}
+        found = rows(lake, name)
+        assert len(found) == len(set(found)), f"rows of {name} came twice"
+        assert acknowledged <= set(found), f"rows of {name} are lost"
+        assert rows(clone, name) == found
+    for each in (lake, clone):
+        maintenance.repair_hint(each)
+        findings = maintenance.verify(each, deep=True).findings
+        assert [one for one in findings if one.severity == "error"] == []
