@@ -1,0 +1,128 @@
+"""Charts of ``deploy/helm``: rendered by Helm itself, checked by Kubernetes' schemas, and run as processes."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from tests.servers.daemons import die_with_parent
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+HELM = REPOSITORY / "deploy" / "helm"
+CHART = HELM / "trinitylake-server"
+#: In a process of its own: the library is Go, whose threads and signals a process of tests is better without.
+_RENDER = """
+import json, sys
+import helm_python
+chart, values, name, namespace = json.loads(sys.stdin.read())
+try:
+    with helm_python.Chart.load(chart) as loaded:
+        loaded.validate_schema(values)
+        print(json.dumps(loaded.render(values, name=name, namespace=namespace)))
+except helm_python.HelmError as error:
+    sys.exit(str(error))
+"""
+
+
+class RenderError(Exception):
+    """Helm refused a chart with its values."""
+
+
+def render(values: Mapping[str, Any], chart: Path = CHART, name: str = "lake") -> list[dict[str, Any]]:
+    """Return the objects that Helm makes of a chart. Raises RenderError."""
+    asked = json.dumps([str(chart), values, name, "data"])
+    ran = subprocess.run([sys.executable, "-c", _RENDER], input=asked, capture_output=True, text=True, check=False)
+    if ran.returncode:
+        raise RenderError(ran.stderr)
+    files = json.loads(ran.stdout.splitlines()[-1])
+    texts = [text for path, text in sorted(files.items()) if path.endswith(".yaml")]
+    return [one for text in texts for one in yaml.safe_load_all(text) if one is not None]
+
+
+def of_kind(objects: Sequence[dict[str, Any]], kind: str) -> list[dict[str, Any]]:
+    """Return the objects of a kind."""
+    return [one for one in objects if one["kind"] == kind]
+
+
+def pods(objects: Sequence[dict[str, Any]]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield the name and the spec of each pod that the objects make."""
+    for one in objects:
+        spec = one.get("spec", {})
+        spec = spec.get("jobTemplate", {}).get("spec", spec)
+        if "template" in spec:
+            yield one["metadata"]["name"], spec["template"]["spec"]
+
+
+def check_is_restricted(name: str, pod: Mapping[str, Any]) -> None:
+    """Check what Kubernetes' standard "restricted" asks of a pod, and that nothing but mounted folders is written."""
+    assert pod["securityContext"]["runAsNonRoot"] is True, name
+    assert pod["securityContext"]["runAsUser"] > 0, name
+    assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}, name
+    assert not {"hostNetwork", "hostPID", "hostIPC"} & pod.keys(), name
+    for container in [*pod.get("initContainers", []), *pod["containers"]]:
+        assert container["securityContext"] == {
+            "allowPrivilegeEscalation": False,
+            "readOnlyRootFilesystem": True,
+            "capabilities": {"drop": ["ALL"]},
+        }, name
+    for volume in pod.get("volumes", []):
+        assert {*volume} - {"name"} <= {"configMap", "secret", "emptyDir"}, name
+
+
+class Container:
+    """A container of a pod as a process, with folders in the place of its volumes and the pod's variables alone."""
+
+    def __init__(self, pod: Mapping[str, Any], folder: Path, files: Mapping[str, Mapping[str, str]]):
+        """``files`` are the contents of ConfigMaps and Secrets by their names."""
+        (self.spec,) = pod["containers"]
+        self._folder = folder
+        sources = {volume["name"]: _source(volume, files) for volume in pod["volumes"]}
+        self._places: dict[str, str] = {}
+        for mount in self.spec["volumeMounts"]:
+            place = folder / mount["mountPath"].strip("/")
+            place.mkdir(parents=True)
+            for name, content in sources[mount["name"]].items():
+                (place / name).write_text(content)
+            self._places[mount["mountPath"]] = str(place)
+        variables = [variable for source in self.spec.get("envFrom", []) for variable in _variables(source, files)]
+        self.environment = {
+            "PATH": os.environ["PATH"],
+            "PYTHONPATH": str(REPOSITORY),
+            "HOME": str(folder),
+            "TMPDIR": self._places["/tmp"],
+            **dict(variables),
+            **{one["name"]: one["value"] for one in self.spec.get("env", [])},
+        }
+
+    def start(self, **replaced: str) -> subprocess.Popen[str]:
+        """Start it, with other options where a process of this machine has to differ from a container."""
+        program, *command = [*self.spec["command"], *self.spec["args"]]
+        mounted = re.compile(rf"(?<==)({'|'.join(self._places)})(?=/|$)")
+        command = [mounted.sub(lambda found: self._places[found[0]], word) for word in command]
+        for option, value in replaced.items():
+            assert any(word.startswith(f"--{option}=") for word in command), option
+            command = [f"--{option}={value}" if word.startswith(f"--{option}=") else word for word in command]
+        assert program == "trinitylake"
+        return subprocess.Popen(
+            [sys.executable, "-m", "trinitylake_ops.cli", *command],
+            env=self.environment, cwd=self._folder, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+            preexec_fn=die_with_parent,  # noqa: PLW1509 - one system call, which takes no lock
+        )  # fmt: skip
+
+
+def _source(volume: Mapping[str, Any], files: Mapping[str, Mapping[str, str]]) -> Mapping[str, str]:
+    if "emptyDir" in volume:
+        return {}
+    return files[volume["configMap"]["name"] if "configMap" in volume else volume["secret"]["secretName"]]
+
+
+def _variables(source: Mapping[str, Any], files: Mapping[str, Mapping[str, str]]) -> list[tuple[str, str]]:
+    return list(files[source["secretRef"]["name"]].items())
