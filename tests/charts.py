@@ -44,7 +44,7 @@ def render(values: Mapping[str, Any], chart: Path = CHART, name: str = "lake") -
         raise RenderError(ran.stderr)
     files = json.loads(ran.stdout.splitlines()[-1])
     texts = [text for path, text in sorted(files.items()) if path.endswith(".yaml")]
-    return [one for text in texts for one in yaml.safe_load_all(text) if one is not None]
+    return [one for text in texts for one in yaml.safe_load_all(text) if one is not None and "kind" in one]
 
 
 def of_kind(objects: Sequence[dict[str, Any]], kind: str) -> list[dict[str, Any]]:
@@ -80,42 +80,63 @@ def check_is_restricted(name: str, pod: Mapping[str, Any]) -> None:
 class Container:
     """A container of a pod as a process, with folders in the place of its volumes and the pod's variables alone."""
 
-    def __init__(self, pod: Mapping[str, Any], folder: Path, files: Mapping[str, Mapping[str, str]]):
-        """``files`` are the contents of ConfigMaps and Secrets by their names."""
+    def __init__(
+        self,
+        pod: Mapping[str, Any],
+        folder: Path,
+        files: Mapping[str, Mapping[str, str]],
+        image: Mapping[str, str] | None = None,
+    ):
+        """``files`` are the contents of ConfigMaps and Secrets by their names, ``image`` the image's variables."""
         (self.spec,) = pod["containers"]
         self._folder = folder
+        folder.mkdir()
         sources = {volume["name"]: _source(volume, files) for volume in pod["volumes"]}
         self._places: dict[str, str] = {}
         for mount in self.spec["volumeMounts"]:
-            place = folder / mount["mountPath"].strip("/")
-            place.mkdir(parents=True)
-            for name, content in sources[mount["name"]].items():
-                (place / name).write_text(content)
-            self._places[mount["mountPath"]] = str(place)
-        variables = [variable for source in self.spec.get("envFrom", []) for variable in _variables(source, files)]
+            self._places[mount["mountPath"]] = str(_mounted(mount, folder, sources[mount["name"]]))
         self.environment = {
-            "PATH": os.environ["PATH"],
+            "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
             "PYTHONPATH": str(REPOSITORY),
             "HOME": str(folder),
             "TMPDIR": self._places["/tmp"],
-            **dict(variables),
-            **{one["name"]: one["value"] for one in self.spec.get("env", [])},
+            **{name: str(folder / value.strip("/")) for name, value in (image or {}).items()},
+            **{name: value for source in self.spec.get("envFrom", []) for name, value in _all_of(source, files)},
+            **{one["name"]: _value(one, files) for one in self.spec.get("env", [])},
         }
 
     def start(self, **replaced: str) -> subprocess.Popen[str]:
         """Start it, with other options where a process of this machine has to differ from a container."""
-        program, *command = [*self.spec["command"], *self.spec["args"]]
+        command = [*self.spec.get("command", []), *self.spec.get("args", [])]
         mounted = re.compile(rf"(?<==)({'|'.join(self._places)})(?=/|$)")
         command = [mounted.sub(lambda found: self._places[found[0]], word) for word in command]
         for option, value in replaced.items():
             assert any(word.startswith(f"--{option}=") for word in command), option
             command = [f"--{option}={value}" if word.startswith(f"--{option}=") else word for word in command]
-        assert program == "trinitylake"
+        return self.run(command)
+
+    def run(self, command: Sequence[str]) -> subprocess.Popen[str]:
+        """Start a program in it, such as that of a probe."""
+        program, *arguments = command
+        start = [sys.executable, "-m", "trinitylake_ops.cli"] if program == "trinitylake" else [program]
         return subprocess.Popen(
-            [sys.executable, "-m", "trinitylake_ops.cli", *command],
+            [*start, *arguments],
             env=self.environment, cwd=self._folder, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
             preexec_fn=die_with_parent,  # noqa: PLW1509 - one system call, which takes no lock
         )  # fmt: skip
+
+
+def _mounted(mount: Mapping[str, Any], folder: Path, content: Mapping[str, str]) -> Path:
+    """Put the files of a volume where a container has them; returns the place."""
+    place = folder / mount["mountPath"].strip("/")
+    if "subPath" in mount:
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.write_text(content[mount["subPath"]])
+        return place
+    place.mkdir(parents=True)
+    for name, text in content.items():
+        (place / name).write_text(text)
+    return place
 
 
 def _source(volume: Mapping[str, Any], files: Mapping[str, Mapping[str, str]]) -> Mapping[str, str]:
@@ -124,5 +145,14 @@ def _source(volume: Mapping[str, Any], files: Mapping[str, Mapping[str, str]]) -
     return files[volume["configMap"]["name"] if "configMap" in volume else volume["secret"]["secretName"]]
 
 
-def _variables(source: Mapping[str, Any], files: Mapping[str, Mapping[str, str]]) -> list[tuple[str, str]]:
-    return list(files[source["secretRef"]["name"]].items())
+def _all_of(source: Mapping[str, Any], files: Mapping[str, Mapping[str, str]]) -> list[tuple[str, str]]:
+    wanted = source.get("secretRef") or source["configMapRef"]
+    found = files.get(wanted["name"]) if wanted.get("optional") else files[wanted["name"]]
+    return list((found or {}).items())
+
+
+def _value(variable: Mapping[str, Any], files: Mapping[str, Mapping[str, str]]) -> str:
+    if "value" in variable:
+        return str(variable["value"])
+    wanted = variable["valueFrom"]["secretKeyRef"]
+    return files[wanted["name"]][wanted["key"]]
