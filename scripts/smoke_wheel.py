@@ -14,7 +14,7 @@ import sys
 import tempfile
 import time
 import zipfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from email.parser import Parser
 from pathlib import Path
 
@@ -61,9 +61,11 @@ class Environment:
         self._call([*pip, "--constraint", str(self._constraints), what])
         self._call([self._uv, "pip", "check", "--quiet", "--python", self._program("python")])
 
-    def run(self, program: str, *arguments: str, cwd: Path | None = None) -> str:
+    def run(
+        self, program: str, *arguments: str, cwd: Path | None = None, variables: Mapping[str, str] | None = None
+    ) -> str:
         """Run a program of the environment; returns what it printed."""
-        return self._call([self._program(program), *arguments], cwd)
+        return self._call([self._program(program), *arguments], cwd, variables or {})
 
     def n_packages(self) -> int:
         """Return how many packages were installed."""
@@ -72,9 +74,9 @@ class Environment:
     def _program(self, name: str) -> str:
         return str(self.folder / "bin" / name)
 
-    def _call(self, command: Sequence[str], cwd: Path | None = None) -> str:
-        variables = {**self._variables, "VIRTUAL_ENV": str(self.folder)}
-        ran = subprocess.run(command, cwd=cwd, env=variables, capture_output=True, text=True, check=False)
+    def _call(self, command: Sequence[str], cwd: Path | None = None, variables: Mapping[str, str] | None = None) -> str:
+        environment = {**self._variables, "VIRTUAL_ENV": str(self.folder), **(variables or {})}
+        ran = subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, check=False)
         if ran.returncode:
             raise SystemExit(f"smoke test: {' '.join(command)} ended with {ran.returncode}:\n{ran.stdout}{ran.stderr}")
         return ran.stdout
