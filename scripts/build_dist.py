@@ -94,7 +94,7 @@ def _plain_archive(data: bytes, epoch_s: int) -> bytes:
 
 def main() -> None:
     """Build into the folder that the command line names, over what is there."""
-    folder = Path(sys.argv[1])
+    folder = Path(sys.argv[1]).resolve()
     for old in (*folder.glob("trinitylake_ops-*.tar.gz"), *folder.glob("trinitylake_ops-*.whl")):
         old.unlink()
     for path in build(folder, epoch()):

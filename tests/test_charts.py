@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
@@ -179,6 +180,23 @@ def test_its_jobs_run(tmp_path: Path) -> None:
         ended.append(name.rpartition("-")[2])
     assert ended == ["trim", "expire", "purge", "orphans", "verify"]
     check_lake(lake)
+
+
+def test_the_snippets_of_the_page_work() -> None:
+    """Values are rendered. Commands name files that are there, and targets that the Dockerfile has."""
+    page = (REPOSITORY / "docs" / "kubernetes.md").read_text()
+    found = re.findall(r"^```(\w+)\n(.*?)^```", page, flags=re.MULTILINE | re.DOTALL)
+    values = [yaml.safe_load(text) for language, text in found if language == "yaml"]
+    assert [len(of_kind(render(one), "CronJob")) for one in values] == [0, 5]
+    commands = "".join(text for language, text in found if language == "sh")
+    assert {language for language, _ in found} == {"sh", "yaml"}
+    files = re.findall(r"deploy/[\w./-]+", page)
+    assert len(files) > 10
+    assert [name for name in files if not (REPOSITORY / name.rstrip(".")).exists()] == []
+    targets = re.findall(r"^FROM \S+ AS (\w+)", (REPOSITORY / "deploy" / "Dockerfile").read_text(), flags=re.MULTILINE)
+    assert {*re.findall(r"--target (\w+)", commands)} == {*targets} - {"base"}
+    rights = {path.name for path in (REPOSITORY / "deploy" / "iam").iterdir()} - {"README.md"}
+    assert {name for name in rights if name not in page} == {"gcs-writer-notes-condition.yaml"}
 
 
 def test_the_values_for_dagsters_chart_restrict_its_pods() -> None:

@@ -281,5 +281,9 @@ def test_on_an_emulator_of_google(role: str, fake_gcs: GcsServer) -> None:
     root = fake_gcs.fresh_root()
     prefix = root.removeprefix(f"gs://{fake_gcs.bucket}/")
     with proxy_with_rights(fake_gcs, role, prefix) as endpoint:
-        check_role(role, root, fake_gcs.storage_options, {**fake_gcs.storage_options, "endpoint": endpoint})
+        as_role = {**fake_gcs.storage_options, "endpoint": endpoint}
+        check_role(role, root, fake_gcs.storage_options, as_role)
+        if role == "writer":  # to replace is to delete, so a right to create replaces nothing
+            path = next(path for path in _files(root, as_role) if path != HINT_PATH)
+            _must_be_refused(open_storage(root, as_role).write, path, b"")
     fake_gcs.delete_all(root)
