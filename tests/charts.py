@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,7 @@ from tests.servers.daemons import die_with_parent
 REPOSITORY = Path(__file__).resolve().parent.parent
 HELM = REPOSITORY / "deploy" / "helm"
 CHART = HELM / "trinitylake-server"
+PATIENCE_SECONDS = 240
 #: In a process of its own: the library is Go, whose threads and signals a process of tests is better without.
 _RENDER = """
 import json, sys
@@ -89,7 +92,7 @@ class Container:
     ):
         """``files`` are the contents of ConfigMaps and Secrets by their names, ``image`` the image's variables."""
         (self.spec,) = pod["containers"]
-        self._folder = folder
+        self._folder, self._log = folder, folder.with_suffix(".log")
         folder.mkdir()
         sources = {volume["name"]: _source(volume, files) for volume in pod["volumes"]}
         self._places: dict[str, str] = {}
@@ -105,25 +108,43 @@ class Container:
             **{one["name"]: _value(one, files) for one in self.spec.get("env", [])},
         }
 
-    def start(self, **replaced: str) -> subprocess.Popen[str]:
-        """Start it, with other options where a process of this machine has to differ from a container."""
+    @contextmanager
+    def running(self, **replaced: str) -> Iterator[subprocess.Popen[bytes]]:
+        """Run it while a block runs, with other options where a process of this machine has to differ."""
         command = [*self.spec.get("command", []), *self.spec.get("args", [])]
         mounted = re.compile(rf"(?<==)({'|'.join(self._places)})(?=/|$)")
         command = [mounted.sub(lambda found: self._places[found[0]], word) for word in command]
         for option, value in replaced.items():
             assert any(word.startswith(f"--{option}=") for word in command), option
             command = [f"--{option}={value}" if word.startswith(f"--{option}=") else word for word in command]
-        return self.run(command)
+        process = self._start(command)
+        try:
+            yield process
+        finally:
+            with suppress(ProcessLookupError):  # it ended, and so did all that it had started
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
 
-    def run(self, command: Sequence[str]) -> subprocess.Popen[str]:
-        """Start a program in it, such as that of a probe."""
+    def run(self, command: Sequence[str] | None = None) -> int:
+        """Run it to its end, or another program in it such as that of a probe. Returns the exit status."""
+        if command is not None:
+            return self._start(command).wait(PATIENCE_SECONDS)
+        with self.running() as process:
+            return process.wait(PATIENCE_SECONDS)
+
+    def printed(self) -> str:
+        """Return what it printed so far."""
+        return self._log.read_text(errors="replace")
+
+    def _start(self, command: Sequence[str]) -> subprocess.Popen[bytes]:
         program, *arguments = command
         start = [sys.executable, "-m", "trinitylake_ops.cli"] if program == "trinitylake" else [program]
-        return subprocess.Popen(
-            [*start, *arguments],
-            env=self.environment, cwd=self._folder, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-            preexec_fn=die_with_parent,  # noqa: PLW1509 - one system call, which takes no lock
-        )  # fmt: skip
+        with self._log.open("ab") as log:
+            return subprocess.Popen(
+                [*start, *arguments], env=self.environment, cwd=self._folder, start_new_session=True,
+                stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+                preexec_fn=die_with_parent,  # noqa: PLW1509 - one system call, which takes no lock
+            )  # fmt: skip
 
 
 def _mounted(mount: Mapping[str, Any], folder: Path, content: Mapping[str, str]) -> Path:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import time
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,7 +16,18 @@ import kubernetes_validate
 import pytest
 import yaml
 
-from tests.charts import CHART, HELM, REPOSITORY, Container, RenderError, check_is_restricted, of_kind, pods, render
+from tests.charts import (
+    CHART,
+    HELM,
+    PATIENCE_SECONDS,
+    REPOSITORY,
+    Container,
+    RenderError,
+    check_is_restricted,
+    of_kind,
+    pods,
+    render,
+)
 from tests.lakes import check_lake
 from tests.server.test_safety import READER, entry
 from trinitylake_ops import Lakehouse
@@ -141,10 +153,12 @@ def test_its_server_answers_the_probes_and_who_has_a_token(tmp_path: Path) -> No
     tokens = yaml.safe_dump({"tokens": [entry(READER, "reader", scope="read")]})
     files = {one["metadata"]["name"]: one["data"] for one in of_kind(objects, "ConfigMap")}
     container = Container(pod, tmp_path / "pod", {**files, "lake-tokens": {"tokens.yaml": tokens}})
-    process = container.start(host="127.0.0.1", port="0")
-    try:
-        assert process.stderr is not None
-        begun = json.loads(process.stderr.readline())
+    with container.running(host="127.0.0.1", port="0") as process:
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        while "\n" not in container.printed():
+            assert process.poll() is None and time.monotonic() < deadline, container.printed()
+            time.sleep(0.02)
+        begun = json.loads(container.printed().splitlines()[0])
         assert begun["authentication"] == "tokens"
         for kind in ("startupProbe", "readinessProbe", "livenessProbe"):
             probe = container.spec[kind]["httpGet"]
@@ -158,10 +172,7 @@ def test_its_server_answers_the_probes_and_who_has_a_token(tmp_path: Path) -> No
         with urlopen(asked, timeout=60) as answer:
             assert json.load(answer)["overrides"]["prefix"]
         process.terminate()
-        assert process.wait(60) == 0
-    finally:
-        process.kill()
-        process.communicate()
+        assert process.wait(PATIENCE_SECONDS) == 0
 
 
 @pytest.mark.soak
@@ -175,8 +186,8 @@ def test_its_jobs_run(tmp_path: Path) -> None:
     ended = []
     for one in sorted(of_kind(render(values), "CronJob"), key=lambda one: one["spec"]["schedule"].split()[1]):
         ((name, pod),) = pods([one])
-        out, err = (process := Container(pod, tmp_path / name, {}).start()).communicate(timeout=120)
-        assert process.returncode == 0, (name, out, err)
+        container = Container(pod, tmp_path / name, {})
+        assert container.run() == 0, (name, container.printed())
         ended.append(name.rpartition("-")[2])
     assert ended == ["trim", "expire", "purge", "orphans", "verify"]
     check_lake(lake)

@@ -21,12 +21,13 @@ import referencing
 import yaml
 from referencing.jsonschema import DRAFT7
 
-from tests.charts import HELM, REPOSITORY, Container, check_is_restricted, of_kind, pods, render
+from tests.charts import HELM, PATIENCE_SECONDS, REPOSITORY, Container, check_is_restricted, of_kind, pods, render
 from tests.servers.daemons import free_port
 from tests.servers.postgres import Postgres, postgres
 
 CHART = os.environ.get("DAGSTER_CHART", "")
 pytestmark = [
+    pytest.mark.timeout(1_800),
     pytest.mark.soak,
     pytest.mark.debian_packages,
     pytest.mark.skipif(not CHART, reason="DAGSTER_CHART names no chart of Dagster"),
@@ -35,7 +36,6 @@ SUBCHART = "dagster-user-deployments"
 PASSWORD = "of-tests"
 POSTGRES_SECRET = "dagster-postgresql-secret"
 IMAGE = {"DAGSTER_HOME": "/dagster"}
-PATIENCE_SECONDS = 240
 
 
 @pytest.fixture(scope="module")
@@ -121,8 +121,7 @@ def test_its_instance_has_the_pool_before_the_first_run(
     ((_, pod),) = pods([one for one in of_kind(objects, "Job") if one["metadata"]["name"] == "lake-pools"])
     container = Container(pod, tmp_path / "pod", files_of(objects), IMAGE)
     with postgres(database, ["postgres", "-p", str(port)], tmp_path / "postgres.log"):
-        out, err = (process := container.start()).communicate(timeout=PATIENCE_SECONDS)
-        assert process.returncode == 0, (out, err)
+        assert container.run() == 0, container.printed()
         monkeypatch.setenv("DAGSTER_PG_PASSWORD", PASSWORD)
         with dg.DagsterInstance.from_config(container.environment["DAGSTER_HOME"]) as instance:
             limits = instance.event_log_storage.get_pool_limits()
@@ -141,16 +140,9 @@ def test_its_code_location_answers_its_probes(objects: list[dict[str, Any]], tmp
     arguments[:] = [str(REPOSITORY / "definitions.py") if word == "/app/definitions.py" else word for word in arguments]
     port = str(free_port())
     arguments[:] = [{"0.0.0.0": "127.0.0.1", "4000": port}.get(word, word) for word in arguments]
-    process = container.start()
-    try:
+    with container.running() as process:
         for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
             command = [port if word == "4000" else word for word in container.spec[probe]["exec"]["command"]]
             deadline = time.monotonic() + PATIENCE_SECONDS
-            while (asked := container.run(command)).wait(PATIENCE_SECONDS):
-                asked.communicate()
-                assert process.poll() is None
-                assert time.monotonic() < deadline
-            asked.communicate()
-    finally:
-        process.terminate()
-        process.communicate(timeout=PATIENCE_SECONDS)
+            while container.run(command):
+                assert process.poll() is None and time.monotonic() < deadline, container.printed()
