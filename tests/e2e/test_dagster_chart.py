@@ -143,6 +143,6 @@ def test_its_code_location_answers_its_probes(objects: list[dict[str, Any]], tmp
     with container.running() as process:
         for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
             command = [port if word == "4000" else word for word in container.spec[probe]["exec"]["command"]]
-            deadline = time.monotonic() + PATIENCE_SECONDS
+            deadline = time.monotonic() + 5 * PATIENCE_SECONDS
             while container.run(command):
                 assert process.poll() is None and time.monotonic() < deadline, container.printed()
