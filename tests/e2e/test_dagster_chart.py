@@ -126,9 +126,8 @@ def test_its_instance_has_the_pool_before_the_first_run(
         with dg.DagsterInstance.from_config(container.environment["DAGSTER_HOME"]) as instance:
             limits = instance.event_log_storage.get_pool_limits()
             assert [(one.name, one.limit) for one in limits] == [("trinitylake_deletes", 1)]
-            concurrency = instance.get_concurrency_config()
-            assert concurrency.pool_config.default_pool_limit == 1
-            assert str(concurrency.pool_config.pool_granularity) == "PoolGranularityType.RUN"
+            pools = instance.get_concurrency_config().pool_config
+            assert (pools.default_pool_limit, str(pools.pool_granularity)) == (1, "PoolGranularity.RUN")
 
 
 def test_its_code_location_answers_its_probes(objects: list[dict[str, Any]], tmp_path: Path) -> None:
