@@ -14,6 +14,8 @@ BIN := .venv/bin
 ROOT ?= $(CURDIR)/.demo/lakehouse
 DAGSTER_HOME ?= $(CURDIR)/.demo/dagster_home
 PORT ?= 3000
+# Of make dist: versions of Python, or programs; by default 3.11 to 3.14.
+PYTHONS ?=
 # Further arguments, of the demo or of pytest.
 ARGS ?=
 # Tests whose lakehouses live on an S3 server when they run once more: every file that uses the fixture `lakes`.
@@ -36,7 +38,7 @@ QUICK_TESTS := tests/format tests/tree tests/transaction tests/golden tests/tabl
 	tests/tables/test_staging.py tests/tables/test_ownership.py tests/tables/test_avro_decoder.py \
 	tests/test_architecture.py tests/test_project.py tests/test_public_api.py tests/test_threat_model.py
 
-.PHONY: help setup demo ui test check lint bench proto package constraints soak clean
+.PHONY: help setup demo ui test check lint bench proto package dist constraints soak clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' Makefile
@@ -89,6 +91,10 @@ proto: setup ## generate trinitylake_ops/format/generated from proto/definitions
 
 package: setup ## make what spark-submit needs on bare workers, in dist/: docs/engines.md
 	@scripts/package.sh
+
+dist: setup ## build sdist, wheel and SBOM in dist/, and try the wheel with each extra and Python: docs/release.md
+	@PYTHON="$(PYTHON)" scripts/setup_venv.sh release
+	@PYTHONS="$(PYTHONS)" scripts/dist.sh
 
 constraints: setup ## rewrite constraints.txt with the newest versions that pyproject.toml allows
 	@scripts/update_constraints.sh

@@ -251,8 +251,8 @@ def test_what_is_set_up_has_every_extra() -> None:
     pinned = (
         (PROJECT / "scripts" / "update_constraints.sh").read_text().partition("--editable '.[")[2].partition("]")[0]
     )
-    # What only make bench installs is pinned as well.
-    for named in ([*set_up.split(","), "bench"], pinned.split(",")):
+    # What only make bench and make dist install is pinned as well.
+    for named in ([*set_up.split(","), "bench", "release"], pinned.split(",")):
         assert {*named, *EXTRAS, ""} == set(declared())
     # The contract is for who writes a storage, not for who uses one.
     of_users = EXTRAS.keys() - {"contract"}

@@ -114,6 +114,22 @@ def test_targets_named_in_the_readme_exist() -> None:
     assert named - targets == set()
 
 
+def test_targets_named_in_the_checklist_of_a_release_exist() -> None:
+    targets = set(re.findall(r"^([a-z-]+):", (PROJECT / "Makefile").read_text(), flags=re.MULTILINE))
+    named = set(re.findall(r"(?:^|`)make ([a-z-]+)", (PROJECT / "docs/release.md").read_text(), flags=re.MULTILINE))
+    assert {"dist", "test", "soak"} <= named <= targets
+
+
+def test_the_version_stands_in_one_place() -> None:
+    """The chart needs one by Helm's rules, and tests/test_charts.py compares it."""
+    version = tomllib.loads((PROJECT / "pyproject.toml").read_text())["project"]["version"]
+    code = [
+        path for path in tracked_files() if path.suffix == ".py" and path.parts[len(PROJECT.parts)] == "trinitylake_ops"
+    ]
+    assert len(code) > 100
+    assert [path.name for path in code if version in path.read_text()] == []
+
+
 def test_make_help_lists_every_target() -> None:
     makefile = (PROJECT / "Makefile").read_text()
     phony = re.search(r"^\.PHONY: (.*)$", makefile, flags=re.MULTILINE)

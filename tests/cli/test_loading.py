@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -54,3 +55,11 @@ def test_help_tells_of_each_command_what_the_command_does() -> None:
         assert f"{name} " in shown
         assert command.name == name
         assert " ".join(command.get_short_help_str(100).split()) in " ".join(shown.split())
+
+
+def test_help_shows_each_command_once_in_a_group() -> None:
+    shown = trinitylake.get_help(trinitylake.make_context("trinitylake", [], resilient_parsing=True))
+    titles = re.findall(r"^([A-Z][a-z ]+):$", shown, flags=re.MULTILINE)
+    assert titles == ["Options", "Look", "Change", "Free space", "Exports", "Branches", "Repair", "Serve"]
+    commands = shown.partition("Look:")[2].partition("Examples:")[0]
+    assert sorted(re.findall(r"^  ([a-z-]+) ", commands, flags=re.MULTILINE)) == sorted(trinitylake.commands)

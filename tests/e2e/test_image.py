@@ -6,6 +6,7 @@ as anybody builds it: the Dockerfile, the ignored files, the packages of ``const
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import shutil
@@ -15,6 +16,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.conftest import SHOWN
 from tests.e2e.topology import DEPLOY, REPOSITORY
 
 pytestmark = [pytest.mark.soak, pytest.mark.debian_packages, pytest.mark.timeout(1800)]
@@ -59,8 +61,8 @@ def debian(folder: Path) -> Path:
 
 
 @pytest.fixture(scope="module")
-def built(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Builder, str]]:
-    """Build the image, and yield a container of it."""
+def builder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Builder]:
+    """Buildah with the base of all images."""
     folder = tmp_path_factory.mktemp("image")
     buildah = Builder(folder)
     signed = ("--signature-policy", buildah.policy)
@@ -69,24 +71,44 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Builder, s
     path = "/usr/local/bin:/usr/local/sbin:/usr/bin:/usr/sbin:/bin:/sbin"
     buildah("config", "--env", f"PATH={path}", container)
     buildah("commit", "-q", *signed, container, BASE)
-    places = [part for file in PIP_FILES if Path(file).exists() for part in ("-v", f"{file}:{file}:ro")]
-    given = [part for name in PIP_VARIABLES if name in os.environ for part in ("--env", f"{name}={os.environ[name]}")]
-    ignored = ("--ignorefile", DEPLOY / "Dockerfile.dockerignore")
-    dockerfile = ("-f", DEPLOY / "Dockerfile", "-t", IMAGE, ".")
-    how = ("--isolation", "chroot", "--network", "host", *signed, "--pull-never")
-    buildah("bud", *how, *places, *given, *ignored, *dockerfile)
-    container = buildah("from", *signed, "--pull-never", IMAGE)
-    yield buildah, container
+    yield buildah
     buildah("rm", "--all")
     buildah("rmi", "--all", "--force")
 
 
-def test_it_has_what_its_services_start(built: tuple[Builder, str]) -> None:
+def build(buildah: Builder, image: str, *target: str) -> str:
+    """Build an image of the Dockerfile, by default the last one. Returns a container of it."""
+    signed = ("--signature-policy", buildah.policy)
+    places = [part for file in PIP_FILES if Path(file).exists() for part in ("-v", f"{file}:{file}:ro")]
+    given = [part for name in PIP_VARIABLES if name in os.environ for part in ("--env", f"{name}={os.environ[name]}")]
+    ignored = ("--ignorefile", DEPLOY / "Dockerfile.dockerignore")
+    dockerfile = (*target, "-f", DEPLOY / "Dockerfile", "-t", image, ".")
+    how = ("--isolation", "chroot", "--network", "host", *signed, "--pull-never")
+    buildah("bud", *how, *places, *given, *ignored, *dockerfile)
+    return buildah("from", *signed, "--pull-never", image)
+
+
+def run_inside(buildah: Builder, container: str, command: str) -> str:
+    """Run a shell command in a container, as the image's user."""
+    return buildah("run", "--isolation", "chroot", container, "--", "sh", "-c", command)
+
+
+def shown(buildah: Builder, container: str, name: str) -> str:
+    """Return a row that tells how large the files of an image are."""
+    size = run_inside(buildah, container, "du -sxm / 2>/dev/null | cut -f 1")
+    return f"| {name} | {size} MB |"
+
+
+@pytest.fixture(scope="module")
+def built(builder: Builder) -> tuple[Builder, str]:
+    """The image with everything, and a container of it."""
+    return builder, build(builder, IMAGE)
+
+
+def test_it_has_what_its_services_start(built: tuple[Builder, str], record_property: pytest.RecordProperty) -> None:
     buildah, container = built
-
-    def inside(command: str) -> str:
-        return buildah("run", "--isolation", "chroot", container, "--", "sh", "-c", command)
-
+    inside = functools.partial(run_inside, buildah, container)
+    record_property(SHOWN, shown(buildah, container, "all"))
     assert inside("id -un") == "trinitylake"
     assert inside("trinitylake --root /lakehouse/lake init").startswith(
         "Created a lakehouse at file:///lakehouse/lake/"
@@ -100,3 +122,25 @@ def test_it_has_what_its_services_start(built: tuple[Builder, str]) -> None:
     validated = "dagster definitions validate --python-file /app/definitions.py"
     inside(f"mkdir /lakehouse/home && cd /lakehouse/home && {without_database} {validated}")
     assert "dagster-webserver" in inside("dagster-webserver --version")
+
+
+@pytest.mark.parametrize(("target", "lacking"), [("server", ("dagster", "pyspark")), ("dagster", ("pyspark",))])
+def test_smaller_images_have_what_they_start(
+    target: str, lacking: tuple[str, ...], builder: Builder, record_property: pytest.RecordProperty
+) -> None:
+    container = build(builder, f"{IMAGE}-{target}", "--target", target)
+    inside = functools.partial(run_inside, builder, container)
+    record_property(SHOWN, shown(builder, container, target))
+    assert inside("id -u") == "1000"
+    assert inside("trinitylake --root /lakehouse/lake init").startswith("Created a lakehouse")
+    assert inside("trinitylake --root /lakehouse/lake verify")
+    assert "--tokens" in inside("trinitylake serve --help")
+    modules = json.loads(
+        inside("python -c 'import json, pkgutil; print(json.dumps([m.name for m in pkgutil.iter_modules()]))'")
+    )
+    assert not {*lacking} & {*modules}
+    assert {"s3fs", "gcsfs", "obstore", "uvicorn"} <= {*modules}
+    inside("python -c 'import azure.storage.blob'")
+    if target == "dagster":
+        assert {"dagster_k8s", "dagster_postgres", "dagster_webserver"} <= {*modules}
+        assert inside("ls /dagster") == "dagster.yaml\nstorage"

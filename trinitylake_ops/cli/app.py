@@ -70,6 +70,20 @@ _COMMANDS: Mapping[str, tuple[str, str]] = {
     "verify-export": ("exports", "Compare an export with its manifest."),
 }
 
+#: The commands as the help shows them: by what somebody wants to do, in the order in which that is done.
+_GROUPS: Mapping[str, tuple[str, ...]] = {
+    "Look": ("log", "ls", "show", "diff", "tree"),
+    "Change": (
+        *("init", "create-namespace", "drop-namespace", "register-table", "relocate", "rollback", "resolve-commit"),
+        *("compact", "compact-tables"),
+    ),
+    "Free space": ("trim", "expire", "undelete", "purge", "orphans"),
+    "Exports": ("export", "exports", "verify-export", "restore", "prune-exports", "drop-export"),
+    "Branches": ("clone", "clones", "compare", "promote", "refresh", "drop-clone"),
+    "Repair": ("verify", "repair", "hint", "reconcile"),
+    "Serve": ("serve", "completion"),
+}
+
 
 class _Commands(Mapping[str, click.Command]):
     """The commands by their names, each loaded when it is asked for."""
@@ -90,8 +104,10 @@ class _Group(click.Group):
     """A group whose help and completion load no command."""
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        with formatter.section("Commands"):
-            formatter.write_dl([(name, short_help) for name, (_, short_help) in _COMMANDS.items()])
+        width = max(map(len, _COMMANDS))
+        for title, names in _GROUPS.items():
+            with formatter.section(title):
+                formatter.write_dl([(name.ljust(width), _COMMANDS[name][1]) for name in names])
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
         found = [

@@ -1,0 +1,66 @@
+{{- define "trinitylake.fullname" -}}
+{{- if contains "trinitylake" .Release.Name -}}
+{{ .Release.Name | trunc 40 | trimSuffix "-" }}
+{{- else -}}
+{{ printf "%s-trinitylake" .Release.Name | trunc 40 | trimSuffix "-" }}
+{{- end -}}
+{{- end -}}
+
+{{- define "trinitylake.selector" -}}
+app.kubernetes.io/name: trinitylake
+app.kubernetes.io/instance: {{ .Release.Name }}
+{{- end -}}
+
+{{- define "trinitylake.labels" -}}
+{{ include "trinitylake.selector" . }}
+app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
+app.kubernetes.io/managed-by: {{ .Release.Service }}
+helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
+{{- end -}}
+
+{{- define "trinitylake.image" -}}
+{{ .Values.image.repository }}:{{ .Values.image.tag | default .Chart.AppVersion }}
+{{- end -}}
+
+{{- define "trinitylake.serverAccount" -}}
+{{ .Values.serviceAccount.name | default (include "trinitylake.fullname" .) }}
+{{- end -}}
+
+{{- define "trinitylake.upkeepAccount" -}}
+{{ .Values.upkeep.serviceAccount.name | default (printf "%s-upkeep" (include "trinitylake.fullname" .)) }}
+{{- end -}}
+
+{{- /* Of all pods: who they are, where they run, and that they may write nothing but /tmp. */ -}}
+{{- define "trinitylake.pod" -}}
+automountServiceAccountToken: false
+{{- with .Values.imagePullSecrets }}
+imagePullSecrets: {{- toYaml . | nindent 2 }}
+{{- end }}
+securityContext:
+  runAsNonRoot: true
+  runAsUser: {{ .Values.userId }}
+  runAsGroup: {{ .Values.userId }}
+  fsGroup: {{ .Values.userId }}
+  seccompProfile: {type: RuntimeDefault}
+{{- with .Values.nodeSelector }}
+nodeSelector: {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with .Values.tolerations }}
+tolerations: {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with .Values.affinity }}
+affinity: {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- end -}}
+
+{{- define "trinitylake.container" -}}
+image: {{ include "trinitylake.image" . | quote }}
+imagePullPolicy: {{ .Values.image.pullPolicy }}
+securityContext:
+  allowPrivilegeEscalation: false
+  readOnlyRootFilesystem: true
+  capabilities: {drop: [ALL]}
+{{- with .Values.env }}
+env: {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- end -}}

@@ -1,0 +1,221 @@
+"""The chart of the server: what Helm makes of it, by Kubernetes' schemas, and its containers as processes."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+from urllib.error import HTTPError
+from urllib.request import Request, urlopen
+
+import kubernetes_validate
+import pytest
+import yaml
+
+from tests.charts import (
+    CHART,
+    HELM,
+    PATIENCE_SECONDS,
+    REPOSITORY,
+    Container,
+    RenderError,
+    check_is_restricted,
+    of_kind,
+    pods,
+    render,
+)
+from tests.lakes import check_lake
+from tests.server.test_safety import READER, entry
+from trinitylake_ops import Lakehouse
+from trinitylake_ops.cli.app import trinitylake
+
+LAKEHOUSES = {"sales": {"root": "s3://bucket/sales", "storage_options": {"region": "eu-central-1"}}}
+ROLE = {"eks.amazonaws.com/role-arn": "arn:aws:iam::123456789012:role/lake"}
+FULL: dict[str, Any] = {
+    "lakehouses": {**LAKEHOUSES, "hr": {"root": "gs://bucket/hr", "allowed_roots": ["gs://other/"]}},
+    "tokens": {"secretName": "lake-tokens"},
+    "issuers": [{"name": "sso", "issuer": "https://login.example.com"}],
+    "tls": {"secretName": "lake-tls"},
+    "credentials": {"secretName": "lake-credentials"},
+    "env": [{"name": "OTEL_SERVICE_NAME", "value": "lake"}],
+    "extraArgs": ["--traces"],
+    "imagePullSecrets": [{"name": "registry"}],
+    "serviceAccount": {"annotations": ROLE, "labels": {"azure.workload.identity/use": "true"}},
+    "podLabels": {"team": "data"},
+    "podAnnotations": {"note": "kept"},
+    "nodeSelector": {"kubernetes.io/os": "linux"},
+    "tolerations": [{"key": "data", "operator": "Exists"}],
+    "upkeep": {"enabled": True, "serviceAccount": {"annotations": ROLE}, "credentials": {"secretName": "lake-upkeep"}},
+}
+SMALL: dict[str, Any] = {"lakehouses": LAKEHOUSES, "tokens": {"secretName": "lake-tokens"}}
+LOG = {"schedule": "@daily", "args": ["log"]}
+#: The oldest that the chart says it runs on, and the newest whose schemas there are.
+KUBERNETES = ("1.27", kubernetes_validate.latest_version())
+
+
+@pytest.fixture(scope="module")
+def full() -> list[dict[str, Any]]:
+    return render(FULL)
+
+
+def test_the_chart_has_the_version_of_the_package() -> None:
+    version = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]["version"]
+    said = yaml.safe_load((CHART / "Chart.yaml").read_text())
+    assert (said["version"], said["appVersion"]) == (version, version)
+    assert said["kubeVersion"].startswith(f">={KUBERNETES[0]}.")
+
+
+def test_what_it_makes_is_what_kubernetes_takes(full: list[dict[str, Any]]) -> None:
+    kinds = {one["kind"]: one for one in full}
+    assert sorted(kinds) == [
+        "ConfigMap", "CronJob", "Deployment", "NetworkPolicy", "PodDisruptionBudget", "Service", "ServiceAccount",
+    ]  # fmt: skip
+    for version in KUBERNETES:
+        for one in kinds.values():
+            kubernetes_validate.validate(one, version, strict=True)
+    wrong = {**kinds["Service"], "spec": {**kinds["Service"]["spec"], "selectors": {}}}
+    with pytest.raises(kubernetes_validate.ValidationError):
+        kubernetes_validate.validate(wrong, KUBERNETES[0], strict=True)
+
+
+def test_every_pod_is_restricted_and_has_limits(full: list[dict[str, Any]]) -> None:
+    accounts = {}
+    for name, pod in pods(full):
+        check_is_restricted(name, pod)
+        assert pod["automountServiceAccountToken"] is False
+        (container,) = pod["containers"]
+        assert container["resources"]["requests"].keys() == {"cpu", "memory"}
+        assert "memory" in container["resources"]["limits"]
+        accounts[name] = pod["serviceAccountName"]
+    assert len(accounts) == 1 + 2 * 5
+    assert {*accounts.values()} == {one["metadata"]["name"] for one in of_kind(full, "ServiceAccount")}
+    assert accounts["lake-trinitylake"] == "lake-trinitylake"
+    assert accounts["lake-trinitylake-hr-purge"] == "lake-trinitylake-upkeep"
+
+
+def test_policies_choose_the_pods_that_there_are(full: list[dict[str, Any]]) -> None:
+    templates = [
+        one["spec"].get("jobTemplate", one)["spec"]["template"]["metadata"]["labels"]
+        for one in [*of_kind(full, "Deployment"), *of_kind(full, "CronJob")]
+    ]
+    chosen = [one["spec"]["podSelector"]["matchLabels"] for one in of_kind(full, "NetworkPolicy")]
+    for labels in templates:
+        assert sum(wanted.items() <= labels.items() for wanted in chosen) == 1
+    server, upkeep = (one["spec"] for one in of_kind(full, "NetworkPolicy"))
+    assert server["ingress"] == [{"from": [{"podSelector": {}}], "ports": [{"port": "http", "protocol": "TCP"}]}]
+    assert upkeep["ingress"] == []
+
+
+@pytest.mark.parametrize(
+    ("values", "told"),
+    [
+        ({"tokens": {"secretName": "tokens"}}, "lakehouses: name at least one"),
+        ({"lakehouses": LAKEHOUSES}, "tokens.secretName or issuers"),
+        ({**SMALL, "replica": 3}, "replica"),
+        ({**SMALL, "lakehouses": {"a b": {"root": "/lake"}}}, "a b"),
+        ({**SMALL, "lakehouses": {"a": {"root": "s3://b/l", "storage_options": {"secret_access_key": "x"}}}}, "secret"),
+        ({**SMALL, "upkeep": {"enabled": True, "jobs": {"a" * 40: LOG}}}, "more than 52"),
+    ],
+)  # fmt: skip
+def test_wrong_values_are_refused(values: Mapping[str, Any], told: str) -> None:
+    with pytest.raises(RenderError, match=told):
+        render(values)
+
+
+def test_upkeep_is_off_and_single_jobs_can_be_left_out() -> None:
+    assert of_kind(render(SMALL), "CronJob") == []
+    jobs = {"trim": None, "orphans": {"schedule": "10 4 * * 0", "args": ["orphans", "--yes"], "suspend": True}}
+    made = of_kind(render({**SMALL, "upkeep": {"enabled": True, "jobs": jobs}}), "CronJob")
+    suspended = {one["metadata"]["name"].rpartition("-")[2]: one["spec"]["suspend"] for one in made}
+    assert suspended == {"expire": False, "orphans": True, "purge": False, "verify": False}
+
+
+def test_jobs_call_commands_with_options_that_they_have(full: list[dict[str, Any]]) -> None:
+    called = set()
+    for one in of_kind(full, "CronJob"):
+        ((container,),) = (pod["containers"] for _, pod in pods([one]))
+        with trinitylake.make_context("trinitylake", list(container["args"])) as context:
+            name, command, arguments = trinitylake.resolve_command(context, [*context._protected_args, *context.args])
+            assert command is not None
+            command.make_context(name, arguments, parent=context)
+        called.add((name, one["spec"]["schedule"]))
+    assert {name for name, _ in called} == {"trim", "expire", "purge", "orphans", "verify"}
+
+
+def test_its_server_answers_the_probes_and_who_has_a_token(tmp_path: Path) -> None:
+    lake = Lakehouse.create(str(tmp_path / "lake"))
+    objects = render({"lakehouses": {"sales": {"root": lake.root}}, "tokens": {"secretName": "lake-tokens"}})
+    ((_, pod),) = pods(objects)
+    tokens = yaml.safe_dump({"tokens": [entry(READER, "reader", scope="read")]})
+    files = {one["metadata"]["name"]: one["data"] for one in of_kind(objects, "ConfigMap")}
+    container = Container(pod, tmp_path / "pod", {**files, "lake-tokens": {"tokens.yaml": tokens}})
+    with container.running(host="127.0.0.1", port="0") as process:
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        while "\n" not in container.printed():
+            assert process.poll() is None and time.monotonic() < deadline, container.printed()
+            time.sleep(0.02)
+        begun = json.loads(container.printed().splitlines()[0])
+        assert begun["authentication"] == "tokens"
+        for kind in ("startupProbe", "readinessProbe", "livenessProbe"):
+            probe = container.spec[kind]["httpGet"]
+            assert (probe["port"], probe["scheme"]) == ("http", "HTTP")
+            with urlopen(f"{begun['address']}{probe['path']}", timeout=60) as answer:
+                assert answer.status == 200
+        asked = Request(f"{begun['address']}/v1/config?warehouse=sales")
+        with pytest.raises(HTTPError, match="401"):
+            urlopen(asked, timeout=60)
+        asked.add_header("Authorization", f"Bearer {READER}")
+        with urlopen(asked, timeout=60) as answer:
+            assert json.load(answer)["overrides"]["prefix"]
+        process.terminate()
+        assert process.wait(PATIENCE_SECONDS) == 0
+
+
+@pytest.mark.soak
+def test_its_jobs_run(tmp_path: Path) -> None:
+    """Each container as a process, in the order of their times."""
+    lake = Lakehouse.create(str(tmp_path / "lake"), {"fsync": "false"})
+    for number in range(4):
+        with lake.transaction() as transaction:
+            transaction.create_namespace(f"ns{number}")
+    values = {"lakehouses": {"sales": {"root": lake.root}}, "tokens": {"secretName": "t"}, "upkeep": {"enabled": True}}
+    ended = []
+    for one in sorted(of_kind(render(values), "CronJob"), key=lambda one: one["spec"]["schedule"].split()[1]):
+        ((name, pod),) = pods([one])
+        container = Container(pod, tmp_path / name, {})
+        assert container.run() == 0, (name, container.printed())
+        ended.append(name.rpartition("-")[2])
+    assert ended == ["trim", "expire", "purge", "orphans", "verify"]
+    check_lake(lake)
+
+
+def test_the_snippets_of_the_page_work() -> None:
+    """Values are rendered. Commands name files that are there, and targets that the Dockerfile has."""
+    page = (REPOSITORY / "docs" / "kubernetes.md").read_text()
+    found = re.findall(r"^```(\w+)\n(.*?)^```", page, flags=re.MULTILINE | re.DOTALL)
+    values = [yaml.safe_load(text) for language, text in found if language == "yaml"]
+    assert [len(of_kind(render(one), "CronJob")) for one in values] == [0, 5]
+    commands = "".join(text for language, text in found if language == "sh")
+    assert {language for language, _ in found} == {"sh", "yaml"}
+    files = re.findall(r"deploy/[\w./-]+", page)
+    assert len(files) > 10
+    assert [name for name in files if not (REPOSITORY / name.rstrip(".")).exists()] == []
+    targets = re.findall(r"^FROM \S+ AS (\w+)", (REPOSITORY / "deploy" / "Dockerfile").read_text(), flags=re.MULTILINE)
+    assert {*re.findall(r"--target (\w+)", commands)} == {*targets} - {"base"}
+    rights = {path.name for path in (REPOSITORY / "deploy" / "iam").iterdir()} - {"README.md"}
+    assert {name for name in rights if name not in page} == {"gcs-writer-notes-condition.yaml"}
+
+
+def test_the_values_for_dagsters_chart_restrict_its_pods() -> None:
+    """Helm's own check of them needs Dagster's chart: tests/e2e/test_dagster_chart.py."""
+    values = yaml.safe_load((HELM / "dagster-values.yaml").read_text())
+    (deployment,) = values["dagster-user-deployments"]["deployments"]
+    for part in (values["dagsterWebserver"], values["dagsterDaemon"], deployment):
+        assert part["image"] == deployment["image"]
+        spec = {"containers": [{"securityContext": part["securityContext"]}], "volumes": part["volumes"]}
+        check_is_restricted("dagster", {**spec, "securityContext": part["podSecurityContext"]})
+    assert "envSecrets" not in values["dagsterWebserver"].keys() | values["dagsterDaemon"].keys()

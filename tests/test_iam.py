@@ -1,0 +1,289 @@
+"""The rights of ``deploy/iam`` are enough for each role, and no more. On radosgw, Azurite, an emulator of Google's."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from datetime import UTC, datetime, timedelta
+from http.client import HTTPConnection
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qs, unquote, urlsplit
+
+import pytest
+import yaml
+
+from tests.lakes import check_lake
+from tests.maintenance.changes import ROWS, append_rows
+from tests.servers.azurite import AzureServer
+from tests.servers.gcs import GcsServer
+from tests.servers.s3_server import S3Server
+from trinitylake_ops import Lakehouse, maintenance
+from trinitylake_ops.errors import StoragePermissionError, TrinityLakeError
+from trinitylake_ops.format.file_names import HINT_PATH, new_turn_path
+from trinitylake_ops.storage import beside, open_storage
+from trinitylake_ops.tables import catalog_at
+
+IAM = Path(__file__).resolve().parent.parent / "deploy" / "iam"
+ROLES = ("reader", "writer", "maintainer")
+PLACE = "BUCKET/lake"
+BLOBS = "Microsoft.Storage/storageAccounts/blobServices/containers/blobs/"
+#: The letters of a signature that stand for the actions of a role.
+LETTERS = {"read": "rl", "add/action": "a", "write": "cw", "delete": "d"}
+Options = Mapping[str, str]
+
+
+def policy(role: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((IAM / f"s3-{role}.json").read_text())
+    return found
+
+
+def permissions(name: str) -> list[str]:
+    found: list[str] = yaml.safe_load((IAM / f"gcs-{name}.yaml").read_text())["includedPermissions"]
+    return found
+
+
+def data_actions(role: str) -> list[str]:
+    found: list[str] = json.loads((IAM / f"azure-{role}.json").read_text())["DataActions"]
+    return found
+
+
+def test_no_role_has_more_than_a_few_named_rights() -> None:
+    """Rights on a bucket's settings, on other services or by a pattern of actions are in none."""
+    actions: dict[str, list[set[str]]] = {"s3": [], "gcs": [], "azure": []}
+    for role in ROLES:
+        statements = policy(role)["Statement"]
+        assert {one["Effect"] for one in statements} == {"Allow"}
+        actions["s3"].append({action for one in statements for action in one["Action"]})
+        actions["gcs"].append({*permissions(role)})
+        actions["azure"].append({*data_actions(role)})
+        for one in statements:
+            assert all(place.startswith(f"arn:aws:s3:::{PLACE}/") for place in one["Resource"]) or one["Action"] == [
+                "s3:ListBucket"
+            ]
+    for reader, writer, maintainer in actions.values():
+        assert reader < writer <= maintainer
+        assert not [action for action in maintainer if "*" in action]
+    assert actions["s3"][2] == {"s3:ListBucket", "s3:GetObject", "s3:PutObject", "s3:DeleteObject"}
+
+
+def check_role(role: str, root: str, as_owner: Options, as_role: Options, *, deletes_notes: bool = True) -> None:
+    """Do what a role is for with its rights alone, and try what it is not for. Then verify as the owner."""
+    owner = Lakehouse.create(root, as_owner)
+    append_rows(owner)
+    before = _files(root, as_owner) - {HINT_PATH}  # its loss costs requests alone
+    lake = Lakehouse.open(root, as_role)
+    assert catalog_at(lake).load_table("ns.t").scan().to_arrow().num_rows == 3
+    assert [version.version for version in lake.history()] == [3, 2, 1, 0]
+    assert catalog_at(lake, 2).list_tables("ns") == [("ns", "t")]
+    maintenance.verify(lake, deep=True)
+    storage = open_storage(root, as_role)
+    if role == "reader":
+        with pytest.raises(StoragePermissionError), lake.transaction() as transaction:
+            transaction.create_namespace("refused")
+        _must_be_refused(storage.write, HINT_PATH, b"0")
+    else:
+        _write(lake)
+        turn = new_turn_path(10)
+        storage.write(turn, b"")
+        storage.write(turn, b"")
+        if deletes_notes:
+            storage.delete(turn)
+    if role == "maintainer":
+        _maintain(lake)
+    else:
+        for path in before:
+            _must_be_refused(storage.delete, path)
+    beside.flush()
+    if role != "maintainer":
+        assert before <= _files(root, as_owner)
+    check_lake(owner)
+
+
+def _write(lake: Lakehouse) -> None:
+    table = catalog_at(lake).load_table("ns.t")
+    table.append(ROWS)
+    table.delete("id = 1")
+    table.overwrite(ROWS)
+    with suppress(TrinityLakeError), lake.transaction() as loses:
+        loses.create_namespace("both")
+        with lake.transaction() as wins:
+            wins.create_namespace("both")
+    with lake.transaction() as kept:
+        kept.create_namespace("kept")
+    maintenance.plan_rollback(lake, lake.latest_version() - 1).execute()
+
+
+def _maintain(lake: Lakehouse) -> None:
+    maintenance.plan_export(lake, "kept").execute()
+    maintenance.plan_trim_tables(lake).execute()
+    maintenance.plan_expiration(lake).execute()
+    maintenance.plan_purge(lake).execute()
+    maintenance.plan_orphan_removal(lake).execute()
+    unused = "_ops/tmp/of-a-test"
+    lake.storage.write(unused, b"x")
+    lake.storage.delete(unused)
+    assert not lake.storage.exists(unused)
+
+
+def _must_be_refused(call: Callable[..., None], *arguments: Any) -> None:
+    with pytest.raises(StoragePermissionError):
+        call(*arguments)
+
+
+def _files(root: str, options: Options) -> set[str]:
+    beside.flush()
+    return {file.path for file in open_storage(root, options).list()}
+
+
+# S3: a role of radosgw with the policy of the file, and a session of it.
+
+
+def role_on_radosgw(radosgw: S3Server, role: str, place: str) -> dict[str, str]:
+    """Make a role with the rights of a file on a place, and return the options of a session of it."""
+    import boto3  # takes a while
+
+    name = f"{role}-{place.split('/')[1]}"
+    trust = {"Effect": "Allow", "Principal": {"AWS": ["arn:aws:iam:::user/tests"]}, "Action": ["sts:AssumeRole"]}
+    text = (
+        json.dumps(policy(role)).replace(PLACE, place).replace("arn:aws:s3:::BUCKET", f"arn:aws:s3:::{radosgw.bucket}")
+    )
+    trusted = json.dumps({"Version": "2012-10-17", "Statement": [trust]})
+    _admin(radosgw, "role", "create", "--role-name", name, "--assume-role-policy-doc", trusted)
+    _admin(radosgw, "role-policy", "put", "--role-name", name, "--policy-name", role, "--policy-doc", text)
+    session = boto3.session.Session(radosgw.access_key_id, radosgw.secret_access_key, region_name=radosgw.region)
+    sts = session.client("sts", endpoint_url=radosgw.endpoint)
+    keys = sts.assume_role(RoleArn=f"arn:aws:iam:::role/{name}", RoleSessionName="tests")["Credentials"]
+    return {
+        "endpoint": radosgw.endpoint,
+        "region": radosgw.region,
+        "addressing_style": "path",
+        "access_key_id": keys["AccessKeyId"],
+        "secret_access_key": keys["SecretAccessKey"],
+        "session_token": keys["SessionToken"],
+    }
+
+
+def _admin(radosgw: S3Server, *arguments: str) -> None:
+    environment = {"CEPH_CONF": str(radosgw.folder / "ceph.conf"), "PATH": "/usr/bin:/bin"}
+    subprocess.run(["radosgw-admin", *arguments], env=environment, check=True, capture_output=True, timeout=120)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("role", ROLES)
+def test_on_radosgw(role: str, radosgw: S3Server) -> None:
+    root = radosgw.fresh_root()
+    place = root.removeprefix("s3://").rstrip("/")
+    check_role(role, root, radosgw.storage_options, role_on_radosgw(radosgw, role, place))
+    radosgw.delete_all(root)
+
+
+# Azure: a signature with the letters of the role's actions.
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("role", ROLES)
+def test_on_azurite(role: str, azurite: AzureServer) -> None:
+    from azure.storage.blob import ContainerSasPermissions, generate_container_sas
+
+    letters = "".join(LETTERS[action.removeprefix(BLOBS)] for action in data_actions(role))
+    signature = generate_container_sas(
+        azurite.account_name,
+        azurite.container,
+        account_key=azurite.account_key,
+        permission=ContainerSasPermissions.from_string(letters),
+        expiry=datetime.now(UTC) + timedelta(hours=1),
+    )
+    options = {"endpoint": azurite.endpoint, "account_name": azurite.account_name, "sas_token": signature}
+    check_role(role, azurite.fresh_root(), azurite.storage_options, options, deletes_notes=role == "maintainer")
+
+
+# Google: the emulator knows no rights, so a proxy before it asks for them, by the documented rights of each request.
+
+
+@contextmanager
+def proxy_with_rights(server: GcsServer, role: str, prefix: str) -> Iterator[str]:
+    """Serve what the emulator serves, and refuse what a role has no right to."""
+    rights = {*permissions(role)}
+    text = yaml.safe_load((IAM / "gcs-writer-notes-condition.yaml").read_text())["expression"]
+    of_notes = [prefix + name for name in re.findall(r'objects/lake/([^"]+)"', text)]
+    assert len(of_notes) == 3
+
+    def may(permission: str, name: str) -> bool:
+        by_note = role == "writer" and permission in permissions("writer-notes") and name.startswith(tuple(of_notes))
+        return permission in rights or by_note
+
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def answer(self) -> None:
+            body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+            refused = [right for right, name in needed(server, self.command, self.path, body) if not may(right, name)]
+            if refused:
+                said = {"error": {"code": 403, "message": refused[0], "errors": [{"reason": "forbidden"}]}}
+                self._send(403, {"Content-Type": "application/json"}, json.dumps(said).encode())
+                return
+            target = urlsplit(server.endpoint)
+            connection = HTTPConnection(target.hostname or "", target.port, timeout=60)
+            connection.request(self.command, self.path, body, dict(self.headers))
+            got = connection.getresponse()
+            self._send(got.status, dict(got.getheaders()), got.read())
+            connection.close()
+
+        def _send(self, status: int, headers: Mapping[str, str], body: bytes) -> None:
+            self.send_response_only(status)
+            for name, value in headers.items():
+                if name.lower() not in ("content-length", "transfer-encoding", "connection"):
+                    self.send_header(name, value)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        do_GET = do_POST = do_DELETE = answer  # noqa: N815 - names of the base class
+
+        def log_message(self, format: str, *args: Any) -> None:
+            """Say nothing."""
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as proxy:
+        threading.Thread(target=proxy.serve_forever, daemon=True).start()
+        try:
+            yield f"http://127.0.0.1:{proxy.server_address[1]}"
+        finally:
+            proxy.shutdown()
+
+
+def needed(server: GcsServer, method: str, target: str, body: bytes) -> list[tuple[str, str]]:
+    """Return the rights that Google's documentation says a request needs, with the names of the objects."""
+    path, query = urlsplit(target).path, parse_qs(urlsplit(target).query)
+    if path.startswith("/batch/"):
+        calls = re.findall(rb"^DELETE \S+/o/(\S+)", body, re.MULTILINE)
+        return [("storage.objects.delete", unquote(name.decode().partition("?")[0])) for name in calls]
+    if method == "GET":
+        found = re.search(r"/o/([^/]+)$", path)
+        return [("storage.objects.list", "")] if found is None else [("storage.objects.get", unquote(found[1]))]
+    if method == "DELETE":
+        return [("storage.objects.delete", unquote(path.rpartition("/o/")[2]))]
+    assert method == "POST" and query["uploadType"] == ["multipart"], (method, target)
+    name = re.findall(rb'"name":\s*"([^"]+)"', body[:4_096])[0]  # of the first part, which describes the object
+    replaces = query.get("ifGenerationMatch") != ["0"] and "" in server.names(f"gs://{server.bucket}/{name.decode()}")
+    rights = ["storage.objects.create", *(["storage.objects.delete"] if replaces else [])]
+    return [(right, name.decode()) for right in rights]
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("role", ROLES)
+def test_on_an_emulator_of_google(role: str, fake_gcs: GcsServer) -> None:
+    root = fake_gcs.fresh_root()
+    prefix = root.removeprefix(f"gs://{fake_gcs.bucket}/")
+    with proxy_with_rights(fake_gcs, role, prefix) as endpoint:
+        as_role = {**fake_gcs.storage_options, "endpoint": endpoint}
+        check_role(role, root, fake_gcs.storage_options, as_role)
+        if role == "writer":  # to replace is to delete, so a right to create replaces nothing
+            path = next(path for path in _files(root, as_role) if path != HINT_PATH)
+            _must_be_refused(open_storage(root, as_role).write, path, b"")
+    fake_gcs.delete_all(root)
