@@ -1,0 +1,84 @@
+"""Numbers by OpenTelemetry's interface, and its SDK with exporters, for processes that have not set one up.
+
+Importing this needs the interface; ``send`` needs the extra ``otel``. Where to, how many and with which headers stands
+in the environment, in OpenTelemetry's own variables, such as ``OTEL_EXPORTER_OTLP_ENDPOINT`` and
+``OTEL_TRACES_SAMPLER``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib.metadata import version as package_version
+
+from opentelemetry import metrics, trace
+from opentelemetry.metrics import Counter, Histogram, MeterProvider
+
+from trinitylake_ops.extras import needs
+from trinitylake_ops.telemetry.hub import listen
+from trinitylake_ops.telemetry.instruments import INSTRUMENTS, Kind
+from trinitylake_ops.telemetry.spans import SCOPE
+
+_PACKAGE = "trinitylake-ops"
+
+
+class OtelListener:
+    """Hands numbers to instruments of a meter, by default that of the process."""
+
+    def __init__(self, provider: MeterProvider | None = None):
+        meter = (provider or metrics.get_meter_provider()).get_meter(SCOPE, package_version(_PACKAGE))
+        self._counters: dict[str, Counter] = {}
+        self._histograms: dict[str, Histogram] = {}
+        self._gauges = {}
+        for name, one in INSTRUMENTS.items():
+            full = f"trinitylake.{name}"
+            if one.kind == Kind.COUNTER:
+                self._counters[name] = meter.create_counter(full, one.unit, one.says)
+            elif one.kind == Kind.HISTOGRAM:
+                self._histograms[name] = meter.create_histogram(
+                    full, one.unit, one.says, explicit_bucket_boundaries_advisory=one.bounds
+                )
+            else:
+                self._gauges[name] = meter.create_gauge(full, one.unit, one.says)
+
+    def add(self, name: str, amount: float, labels: dict[str, str]) -> None:
+        """Count."""
+        self._counters[name].add(amount, labels)
+
+    def observe(self, name: str, value: float, labels: dict[str, str]) -> None:
+        """Add a value to a histogram."""
+        self._histograms[name].record(value, labels)
+
+    def put(self, name: str, value: float, labels: dict[str, str]) -> None:
+        """Set a gauge."""
+        self._gauges[name].set(value, labels)
+
+
+def send(*, with_metrics: bool = True) -> Callable[[], None]:
+    """Send spans and numbers of this process by OTLP over HTTP. Returns what sends the rest at its end.
+
+    Raises MissingExtraError without the extra ``otel``.
+    """
+    with needs("otel"):
+        from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter
+        from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+        from opentelemetry.sdk.metrics import MeterProvider as SdkMeterProvider
+        from opentelemetry.sdk.metrics.export import PeriodicExportingMetricReader
+        from opentelemetry.sdk.resources import Resource
+        from opentelemetry.sdk.trace import TracerProvider
+        from opentelemetry.sdk.trace.export import BatchSpanProcessor
+    resource = Resource.create({"service.name": "trinitylake", "service.version": package_version(_PACKAGE)})
+    spans = TracerProvider(resource=resource)
+    spans.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
+    trace.set_tracer_provider(spans)
+    if not with_metrics:
+        return spans.shutdown
+    numbers = SdkMeterProvider([PeriodicExportingMetricReader(OTLPMetricExporter())], resource)
+    metrics.set_meter_provider(numbers)
+    end = listen(OtelListener(numbers))
+
+    def shutdown() -> None:
+        end()
+        spans.shutdown()
+        numbers.shutdown()
+
+    return shutdown
