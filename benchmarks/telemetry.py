@@ -1,8 +1,9 @@
 """What telemetry costs a commit: untold, with the interface alone, with listeners, with the SDK and an exporter.
 
 Run from the project's root: ``.venv/bin/python -m benchmarks.telemetry``. It writes
-``benchmarks/results/telemetry.md``, and ends with an error where a ratio is above its bound. Each kind has a process of its own. They take turns, a block of
-commits each, so that what else the machine does meets all of them. Ratios are of the medians of CPU and of time.
+``benchmarks/results/telemetry.md``, and ends with an error where a ratio is above its bound. Each kind has a process
+of its own. They take turns, a block of commits each, so that what else the machine does meets all of them. Ratios are
+of the medians of CPU and of time.
 """
 
 from __future__ import annotations
@@ -172,7 +173,7 @@ def main() -> int:
     lines = (
         "# What telemetry costs a commit",
         "",
-        f"{N_TURNS} turns of {N_COMMITS} commits of one namespace for each kind, in {time.monotonic() - begun_s:.0f} s.",
+        f"{N_TURNS} turns of {N_COMMITS} commits of one namespace each, in {time.monotonic() - begun_s:.0f} s.",
         f"The exporter sent {_Receiver.received} requests. Ratios are medians over the turns, each to the turn of the",
         "first kind beside it.",
         "",
