@@ -13,6 +13,7 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from trinitylake_ops.telemetry.hub import listen
+from trinitylake_ops.telemetry.otel import stop_listening
 
 
 class Heard:
@@ -51,6 +52,7 @@ def recording(patch: pytest.MonkeyPatch) -> Iterator[InMemorySpanExporter]:
     with patch.context() as context:
         context.setattr(trace, "get_tracer_provider", lambda: provider)
         yield exporter
+    stop_listening()
     provider.shutdown()
 
 

@@ -34,7 +34,7 @@ def test_a_publication_is_two_events(lakes: Lakes, tmp_path: Path, monkeypatch: 
     read = TableRead.of(lake.snapshot(), "raw", "orders")
     with StagingCatalog(lake) as staging:
         staging.create_table("ns.made", ROWS.schema).append(ROWS)
-        staged = staging.staged()
+        staged = [staging.staged("ns.made")]
     version = publish_once(lake, staged, "11111111-1111-1111-1111-111111111111").version
     for _ in range(2):
         tell_lineage(lake, version, staged, lambda: [read, read], integration="SPARK", job="daily", run_id="2030-01-31")
@@ -70,7 +70,7 @@ def test_a_failure_is_a_warning(
     lake = lakes.local()
     with StagingCatalog(lake) as staging:
         staging.create_table("ns.made", ROWS.schema).append(ROWS)
-        staged = staging.staged()
+        staged = [staging.staged("ns.made")]
 
     def unknown() -> list[TableRead]:
         raise OSError("the database of runs is away")

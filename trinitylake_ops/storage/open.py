@@ -12,7 +12,7 @@ from trinitylake_ops.storage.scheme import Scheme
 from trinitylake_ops.storage.schemes import OWN_SCHEMES, is_added, scheme_of
 from trinitylake_ops.storage.wrappers.observe import ObservedStorage
 from trinitylake_ops.storage.wrappers.retry import RetryStorage
-from trinitylake_ops.telemetry import hub, spans
+from trinitylake_ops.telemetry.settings import is_told
 
 _OF_ALL = CACHE_OPTIONS | {ALLOWED_ROOTS, WHOLE_FILE_LIMIT}
 
@@ -39,8 +39,7 @@ def open_storage(root_uri: str, storage_options: Mapping[str, str] | None = None
     for name in given:
         _check_other(name)
     opened = scheme.open(root_uri, options)
-    is_told = hub.is_heard() or spans.tracer() is not None
-    return RetryStorage(ObservedStorage(opened) if is_told else opened)
+    return RetryStorage(ObservedStorage(opened) if is_told() else opened)
 
 
 def _check_names(scheme: Scheme, names: Iterable[str]) -> None:

@@ -7,6 +7,7 @@ in the environment, in OpenTelemetry's own variables, such as ``OTEL_EXPORTER_OT
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from importlib.metadata import version as package_version
 
@@ -53,7 +54,26 @@ class OtelListener:
         self._gauges[name].set(value, labels)
 
 
-def send(*, with_metrics: bool = True) -> Callable[[], None]:
+_lock = threading.Lock()
+_ends: list[Callable[[], None]] = []
+
+
+def listen_once() -> Callable[[], None]:
+    """Let the meters of the process hear all numbers, once however often it is asked for. Returns what ends that."""
+    with _lock:
+        if not _ends:
+            _ends.append(listen(OtelListener()))
+    return stop_listening
+
+
+def stop_listening() -> None:
+    """Let the meters of the process hear no more."""
+    with _lock:
+        while _ends:
+            _ends.pop()()
+
+
+def send() -> Callable[[], None]:
     """Send spans and numbers of this process by OTLP over HTTP. Returns what sends the rest at its end.
 
     Raises MissingExtraError without the extra ``otel``.
@@ -70,11 +90,9 @@ def send(*, with_metrics: bool = True) -> Callable[[], None]:
     spans = TracerProvider(resource=resource)
     spans.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
     trace.set_tracer_provider(spans)
-    if not with_metrics:
-        return spans.shutdown
     numbers = SdkMeterProvider([PeriodicExportingMetricReader(OTLPMetricExporter())], resource)
     metrics.set_meter_provider(numbers)
-    end = listen(OtelListener(numbers))
+    end = listen_once()
 
     def shutdown() -> None:
         end()

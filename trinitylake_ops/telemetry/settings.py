@@ -13,6 +13,7 @@ from pathlib import Path
 
 from trinitylake_ops.errors import InvalidInputError, TrinityLakeError
 from trinitylake_ops.extras import needs
+from trinitylake_ops.telemetry import hub, spans
 from trinitylake_ops.telemetry.hub import listen
 
 logger = logging.getLogger(__name__)
@@ -83,6 +84,16 @@ class TelemetrySettings:
                 logger.warning("%s", error)
 
         return finish
+
+
+def is_told() -> bool:
+    """Whether anybody hears of what is begun now. A process that has set up OpenTelemetry does, its meters too."""
+    if spans.tracer() is None:
+        return hub.is_heard()
+    from trinitylake_ops.telemetry.otel import listen_once
+
+    listen_once()
+    return True
 
 
 _lock = threading.Lock()

@@ -169,7 +169,7 @@ class PipelineRun:
             tell_lineage(
                 self._lake,
                 self._published.version,
-                self._published.tables or self.staged,
+                self._published.tables,
                 self._reads,
                 integration="SPARK",
                 job=self._spark.conf.get("spark.app.name") or _PIPELINE,
