@@ -8,13 +8,12 @@ from dataclasses import replace
 import pytest
 
 from tests.clock import AgingStorage
-from tests.lakes import truncate
 from tests.maintenance.aging import DAY_MS, HOUR_MS, Aging, keeping
-from tests.maintenance.changes import alter, create
+from tests.maintenance.changes import alter, create, truncate
 from trinitylake_ops import Lakehouse, maintenance
 from trinitylake_ops.errors import CorruptFileError, LakehouseNotFoundError
 from trinitylake_ops.format.definitions import ExportLevel, ExportRecord, ExportState
-from trinitylake_ops.format.file_names import HINT_PATH
+from trinitylake_ops.format.file_names import HINT_PATH, new_table_path
 from trinitylake_ops.maintenance import DueAges, Status, lakehouse_status
 from trinitylake_ops.maintenance.hint import HintState
 from trinitylake_ops.maintenance.state.lease import lease
@@ -27,7 +26,7 @@ from trinitylake_ops.versions.commit_info import acting_for_run
 def old() -> Aging:
     """A lakehouse with five versions, that keeps versions for a day, and at least one."""
     old = Aging.on(
-        MemoryStorage("memory://status/"),
+        MemoryStorage(f"memory://status-{uuid.uuid4().hex}/"),
         maximum_version_age_millis=DAY_MS,
         minimum_versions_to_keep=1,
         txn_ttl_millis=HOUR_MS,
@@ -93,8 +92,12 @@ def test_what_is_due_and_the_commands_for_it(old: Aging) -> None:
     done = lakehouse_status(old.lake)
     assert (states(done)["purge"], done.space.purgeable_bytes, done.expired) == ("fine", 0, 0)
     old.later(40 * DAY_MS)
-    assert states(lakehouse_status(old.lake))["orphans"] == "due"
-    old.remove_orphans()
+    looked = lakehouse_status(old.lake)
+    assert (states(looked)["orphans"], command_of(looked, "orphans")) == ("look", "orphans")
+    assert not any("orphans" in command for command in looked.commands)
+    old.lake.storage.create(new_table_path("ns", "gone", 200), b"x")
+    old.later(2 * DAY_MS)
+    assert old.remove_orphans().files == 1
     assert states(lakehouse_status(old.lake))["orphans"] == "fine"
 
 

@@ -74,7 +74,7 @@ def test_a_browser_sends_its_token_as_a_password(lake: Lakehouse, tmp_path: Path
 
 
 def test_a_lakehouse_that_does_not_answer_hides_no_other(lakes: Lakes) -> None:
-    good, bad = lakes.local(), lakes.local()
+    good, bad = lakes.local("good"), lakes.local("bad")
     create(good, "ns")
     broken = FaultyStorage(bad.storage, [fail(1, StorageError, kind="read", times=10_000)])
     warehouses = Warehouses({"good": good, "bad": Lakehouse(broken)})

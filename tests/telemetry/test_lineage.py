@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from datetime import UTC, datetime
 from pathlib import Path
 
 import pyarrow as pa
 import pytest
 
-from tests.environments import modules_beyond, run_without
 from tests.lakes import Lakes, lakes
 from tests.telemetry.lineage_log import events, to_file
 from trinitylake_ops.tables.catalog import catalog_at
@@ -49,8 +47,8 @@ def test_a_publication_is_two_events(lakes: Lakes, tmp_path: Path, monkeypatch: 
     assert (made["namespace"], made["name"]) == (namespace, "ns.made")
     assert made["facets"]["version"]["datasetVersion"] == str(version)
     assert [(one["name"], one["type"]) for one in made["facets"]["schema"]["fields"]] == [
-        ("id", "long"),
-        ("name", "string"),
+        ("id", "int8"),
+        ("name", "varchar"),
     ]
     assert made["outputFacets"]["outputStatistics"]["rowCount"] == 3
 
@@ -83,18 +81,3 @@ def test_a_failure_is_a_warning(
     assert "its reads are unknown" in caplog.text
     tell_lineage(lake, 1, staged, lambda: (), integration="DAGSTER", job="j", run_id="r")
     assert "was not sent: " in caplog.text
-
-
-def test_without_the_extra_it_says_so(lakes: Lakes) -> None:
-    program = (
-        "import logging\nlogging.basicConfig()\nfrom datetime import datetime, UTC\n"
-        "from trinitylake_ops.telemetry.lineage import Origin, send_publication\n"
-        "now = datetime.now(UTC)\nsend_publication('r', 1, Origin('SPARK', 'j', 'r', now, now), [], [])"
-    )
-    os.environ["OPENLINEAGE_URL"] = "http://127.0.0.1:1"
-    try:
-        ran = run_without(modules_beyond([]), program)
-    finally:
-        del os.environ["OPENLINEAGE_URL"]
-    assert ran.returncode == 0
-    assert "the extra 'lineage' brings it: pip install 'trinitylake-ops[lineage]'" in ran.stderr

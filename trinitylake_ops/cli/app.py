@@ -176,6 +176,7 @@ Exit codes:
 @click.pass_context
 def trinitylake(
     context: click.Context,
+    /,
     root: str | None,
     storage_options: StorageOptions,
     allowed_roots: tuple[str, ...],

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +31,7 @@ from trinitylake_ops.maintenance.status.state import LAST_VERSIONS, Status
 
 _STYLES = {
     "good": "bold green", "warn": "bold yellow", "bad": "bold red",
-    "due": "yellow", "later": "cyan", "fine": "green", "error": "red", "warning": "yellow",
+    "due": "yellow", "later": "cyan", "look": "cyan", "fine": "green", "error": "red", "warning": "yellow",
 }  # fmt: skip
 _WIDEST_CHARS = 10_000
 _MS = 1000
@@ -178,7 +178,7 @@ def _styled(state: DueState | str) -> Text:
     return Text(str(state), _STYLES[str(state)])
 
 
-def _table(title: str, columns: tuple[str, ...], rows: list[tuple[object, ...]]) -> Any:
+def _table(title: str, columns: tuple[str, ...], rows: Sequence[Sequence[object]]) -> Any:
     from rich.table import Table
 
     made = Table(title=title, title_justify="left", box=None, pad_edge=False)

@@ -15,7 +15,7 @@ from trinitylake_ops.pages.wording import ago, clipped, counted, size, utc
 from trinitylake_ops.versions.snapshot import epoch_ms
 
 _LONGEST_CHARS = 300
-_TONES = {"due": "warn", "later": "plain", "fine": "good", "error": "bad", "warning": "warn"}
+_TONES = {"due": "warn", "later": "plain", "look": "plain", "fine": "good", "error": "bad", "warning": "warn"}
 
 
 @dataclass(frozen=True, slots=True)

@@ -54,7 +54,10 @@ def run_round(call: Callable[[A], T], arguments: Sequence[A], concurrency: int, 
     finally:
         if own_round.requests:
             kinds = ", ".join(sorted(set(own_round.requests)))
-            attributes = {"trinitylake.requests": len(own_round.requests), "trinitylake.kinds": kinds}
+            attributes: dict[str, str | int | float | bool] = {
+                "trinitylake.requests": len(own_round.requests),
+                "trinitylake.kinds": kinds,
+            }
             spans.note("storage round", begun_ns, attributes)
 
 

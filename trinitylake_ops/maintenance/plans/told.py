@@ -37,6 +37,22 @@ def told(execute: C) -> C:
     return cast(C, telling_of_it)
 
 
+def told_as(operation: str) -> Callable[[C], C]:
+    """Return a decorator for a function that is an operation. Within the operation of that name it tells nothing."""
+
+    def decorated(work: C) -> C:
+        @functools.wraps(work)
+        def telling_of_it(*arguments: Any, **options: Any) -> Any:
+            if fields_now().get(_FIELD) == operation:
+                return work(*arguments, **options)
+            with telling(operation):
+                return work(*arguments, **options)
+
+        return cast(C, telling_of_it)
+
+    return decorated
+
+
 @contextmanager
 def telling(operation: str) -> Iterator[None]:
     """Tell of an operation that a block is."""

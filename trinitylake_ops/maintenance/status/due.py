@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from trinitylake_ops.format.definitions import ExportRecord, ExportState, LakehouseDef
@@ -27,6 +27,8 @@ class DueState(StrEnum):
     """Whether something has to be done."""
 
     DUE = "due"
+    #: Only a look tells, which reads much: a look that finds nothing leaves no record.
+    LOOK = "look"
     LATER = "later"
     FINE = "fine"
 
@@ -98,7 +100,7 @@ def due_of(
     return (
         _expiry(definition, facts, commits, now_ms),
         _purge(batches, now_ms),
-        _by_age("orphans", "orphans", definition.orphans_removed_before_millis or None, facts, ages.orphans_ms, now_ms),
+        _orphans(definition, facts, ages, now_ms),
         _by_age("verify", "verify --incremental", facts.verified_ms, facts, ages.verify_ms, now_ms),
         _exports(definition, facts, ages, now_ms),
         _clones(definition, ages, now_ms),
@@ -148,6 +150,15 @@ def _purge(batches: Sequence[PurgeBatch], now_ms: int) -> Due:
     why = f"versions {_clipped(shown)} may be purged since {span_text(max(0, waited_ms))}"
     since_seconds = max(0, waited_ms) / 1000
     return Due(what="purge", state=DueState.DUE, why=why, command="purge", since_seconds=since_seconds)
+
+
+def _orphans(definition: LakehouseDef, facts: Facts, ages: DueAges, now_ms: int) -> Due:
+    """Say when orphans were removed last. Whether there are any, nobody knows without a list of all files."""
+    removed_ms = definition.orphans_removed_before_millis or None
+    found = _by_age("orphans", "orphans", removed_ms, facts, ages.orphans_ms, now_ms)
+    if found.state != DueState.DUE:
+        return found
+    return replace(found, state=DueState.LOOK, why=found.why.replace("one is wanted", "a look is wanted"))
 
 
 def _by_age(what: str, command: str, last_ms: int | None, facts: Facts, most_ms: int | None, now_ms: int) -> Due:

@@ -91,9 +91,9 @@ class Status(Document):
     @property
     def commands(self) -> tuple[str, ...]:
         """Return what to run next, in this order, for this root."""
-        wanted = [one.command for one in (*self.findings, *self.is_due) if one.command]
+        wanted = [*(one.command for one in self.findings), *(one.command for one in self.is_due)]
         prefix = f"trinitylake --root {shlex.quote(self.root)}"
-        return tuple(f"{prefix} {command}" for command in dict.fromkeys(wanted))
+        return tuple(f"{prefix} {command}" for command in dict.fromkeys(filter(None, wanted)))
 
     def to_dict(self) -> dict[str, object]:
         """Return the content as values of JSON, with the headline and the commands."""
