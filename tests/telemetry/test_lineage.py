@@ -11,7 +11,7 @@ import pytest
 from tests.lakes import Lakes, lakes
 from tests.telemetry.lineage_log import events, to_file
 from trinitylake_ops.tables.catalog import catalog_at
-from trinitylake_ops.tables.writing.lineage import tell_lineage
+from trinitylake_ops.tables.writing.lineage.told import tell_lineage
 from trinitylake_ops.tables.writing.publication import publish_once
 from trinitylake_ops.tables.writing.reads import TableRead
 from trinitylake_ops.tables.writing.staging import StagingCatalog

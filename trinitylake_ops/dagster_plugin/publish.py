@@ -18,7 +18,7 @@ from trinitylake_ops.dagster_plugin.stored.settings import check_stored
 from trinitylake_ops.dagster_plugin.table_pages.published import PublishedPages
 from trinitylake_ops.dagster_plugin.versions.page import VersionsPage
 from trinitylake_ops.errors import CommitConflictError, TransactionExpiredError, VersionNotFoundError
-from trinitylake_ops.tables.writing.lineage import tell_lineage
+from trinitylake_ops.tables.writing.lineage.told import tell_lineage
 from trinitylake_ops.tables.writing.publication import Publication, publication_id, publish_once, published_version
 from trinitylake_ops.tables.writing.reads import check_unchanged
 from trinitylake_ops.tables.writing.staged_table import StagedTable

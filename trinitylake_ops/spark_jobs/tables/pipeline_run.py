@@ -27,7 +27,7 @@ from trinitylake_ops.format.definitions import METADATA_LOCATION
 from trinitylake_ops.spark_jobs.tables.reader import read_table
 from trinitylake_ops.spark_jobs.tables.writer import stage_dataframe
 from trinitylake_ops.tables.writing.data_files import TARGET_FILE_SIZE_BYTES
-from trinitylake_ops.tables.writing.lineage import tell_lineage
+from trinitylake_ops.tables.writing.lineage.told import tell_lineage
 from trinitylake_ops.tables.writing.partition_key import PartitionValue
 from trinitylake_ops.tables.writing.publication import Publication, publication_id, publish_once, published_version
 from trinitylake_ops.tables.writing.reads import TableRead
