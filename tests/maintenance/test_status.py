@@ -12,7 +12,7 @@ from tests.maintenance.aging import DAY_MS, HOUR_MS, Aging, keeping
 from tests.maintenance.changes import alter, create, truncate
 from trinitylake_ops import Lakehouse, maintenance
 from trinitylake_ops.errors import CorruptFileError, LakehouseNotFoundError
-from trinitylake_ops.format.definitions import ExportLevel, ExportRecord, ExportState
+from trinitylake_ops.format.definitions import ExpirationBatch, ExportLevel, ExportRecord, ExportState
 from trinitylake_ops.format.file_names import HINT_PATH, new_table_path
 from trinitylake_ops.maintenance import DueAges, Status, lakehouse_status
 from trinitylake_ops.maintenance.hint import HintState
@@ -168,6 +168,16 @@ def test_a_root_that_cannot_be_read_is_a_finding_and_the_rest_is_told(old: Aging
     truncate(old.lake.storage, old.lake.files.roots.path(4))
     with pytest.raises(CorruptFileError):
         lakehouse_status(Lakehouse(old.lake.storage))
+
+
+def test_settings_that_make_no_sense_are_findings(old: Aging) -> None:
+    batch = ExpirationBatch(id="x", versions="all of them", expired_at_millis=2**62)
+    old.lake.alter_definition(expirations=(batch,))
+    status = lakehouse_status(old.lake)
+    assert (status.version, status.tone, status.due) == (5, "bad", ())
+    assert {"the expired versions", "the rules"} <= {
+        one.message.partition(" cannot be read")[0] for one in status.findings
+    }
 
 
 def test_no_lakehouse() -> None:

@@ -14,6 +14,7 @@ from typing import TypeVar
 
 from trinitylake_ops.errors import LakehouseNotFoundError, TrinityLakeError
 from trinitylake_ops.format.definitions import ExpirationState, LakehouseDef
+from trinitylake_ops.format.version_ranges import VersionRanges
 from trinitylake_ops.maintenance.hint import HintState, inspect_hint
 from trinitylake_ops.maintenance.plans.cost import Cost, MeteredLakehouse
 from trinitylake_ops.maintenance.plans.document import Document, Table, new_table
@@ -31,6 +32,7 @@ from trinitylake_ops.versions.snapshot import Snapshot, epoch_ms, utc_of
 LAST_VERSIONS = 20
 #: The most requests beside those for the newest versions, where no plan is asked for.
 MOST_OTHER_REQUESTS = 48
+_UNPURGED = (ExpirationState.EXPIRED, ExpirationState.PURGING)
 
 T = TypeVar("T")
 
@@ -129,8 +131,14 @@ def lakehouse_status(
     running = reading.attempt("the lease", lambda: held_by(latest.files.roots.storage), None)
     hint = reading.attempt("the hint", lambda: inspect_hint(metered.lake).state, None)
     space = recorded if plan_seconds <= 0 else planned_space(lake, plan_seconds)
-    due = due_of(definition, facts, commits, recorded.batches, ages, now_ms)
-    expired = expired_versions(definition, (ExpirationState.EXPIRED, ExpirationState.PURGING))
+    due = reading.attempt(
+        "the rules", lambda: due_of(definition, facts, commits, recorded.batches, ages, now_ms), tuple[Due, ...]()
+    )
+    gone, expired = reading.attempt(
+        "the expired versions",
+        lambda: (expired_versions(definition), expired_versions(definition, _UNPURGED)),
+        (VersionRanges(), VersionRanges()),
+    )
     clones = sum(bool(record.clone_id) for record in definition.exports)
     return Status(
         root=lake.root,
@@ -140,7 +148,7 @@ def lakehouse_status(
         operation=commits.newest.operation if commits.newest else None,
         message=commits.newest.message if commits.newest else None,
         commits=commits,
-        kept=latest.version + 1 - len(expired_versions(definition)),
+        kept=latest.version + 1 - len(gone),
         expired=len(expired),
         exports=_n_exports(definition),
         clones=clones,
