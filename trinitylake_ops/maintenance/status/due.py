@@ -122,7 +122,8 @@ def _expiry(definition: LakehouseDef, facts: Facts, commits: Commits, now_ms: in
     ]
     policy = RetentionPolicy.of(definition)
     if policy.is_empty or not versions:
-        return Due(what="expiry", state=DueState.FINE, why="no rule of the settings lets versions go", command="")
+        why = "no version could be read" if not versions else "the settings have no rule that keeps any version"
+        return Due(what="expiry", state=DueState.LOOK, why=why, command="expire")
     expiring = [one.version for one in judge(versions, policy, now_ms) if one.expires]
     if not expiring:
         return Due(what="expiry", state=DueState.FINE, why="no version is old enough", command="")
@@ -143,7 +144,7 @@ def _purge(batches: Sequence[PurgeBatch], now_ms: int) -> Due:
     due = [batch for batch in batches if batch.is_due]
     if not due:
         next_ms = min(epoch_ms(batch.purgeable_at) for batch in batches)
-        why = f"expired versions may still come back; from {span_text(next_ms - now_ms)} on"
+        why = f"expired versions may still come back; in {span_text(next_ms - now_ms)}"
         return Due(what="purge", state=DueState.LATER, why=why, command="purge")
     waited_ms = now_ms - min(epoch_ms(batch.purgeable_at) for batch in due)
     shown = ",".join(batch.versions for batch in due)
