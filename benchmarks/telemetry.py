@@ -22,8 +22,8 @@ from typing import Any
 
 from benchmarks.report import table, write_result
 
-N_TURNS = 40
-N_COMMITS = 50
+N_TURNS = 60
+N_COMMITS = 15
 _BASE = "as it was: told to nobody, its calls taken out"
 
 

@@ -38,7 +38,7 @@ def check_event(event: dict[str, Any]) -> None:
     assert event["eventType"] in _STATES
     assert datetime.fromisoformat(event["eventTime"]).tzinfo is not None
     assert event["schemaURL"].startswith(SPECIFICATION) and event["schemaURL"].endswith("#/$defs/RunEvent")
-    assert urlsplit(event["producer"]).scheme == "https"
+    assert urlsplit(event["producer"]).scheme == "urn"
     assert str(uuid.UUID(event["run"]["runId"])) == event["run"]["runId"]
     _check_facets(event["run"].get("facets", {}))
     for named in (event["job"], *event.get("inputs", ()), *event.get("outputs", ())):
@@ -52,5 +52,5 @@ def check_event(event: dict[str, Any]) -> None:
 
 def _check_facets(facets: dict[str, Any]) -> None:
     for facet in facets.values():
-        assert urlsplit(facet["_producer"]).scheme == "https"
+        assert urlsplit(facet["_producer"]).scheme in ("urn", "https")
         assert facet["_schemaURL"].startswith(f"{SPECIFICATION}facets/")

@@ -130,7 +130,7 @@ def asked(url: str, expression: str) -> list[Any]:
 @pytest.mark.timeout(600)
 def test_the_panels_have_data_of_a_server(lakes: Lakes, tmp_path: Path) -> None:
     """Each expression is understood by Prometheus. Those of a lakehouse at work have data; failures have none."""
-    lake = lakes.local(maximum_version_age_millis=0, minimum_versions_to_keep=1, txn_ttl_millis=1)
+    lake = lakes.local()
     with serving(settings_for(lake)) as served:
         served.ask("POST", "/v1/main/namespaces", {"namespace": ["ns"]})
         served.ask("POST", TABLES, created())

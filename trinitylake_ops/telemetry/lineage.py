@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_PRODUCER = "https://pypi.org/project/trinitylake-ops/"
+#: A URI, as OpenLineage wants it, of no place.
+_PRODUCER = "urn:trinitylake:trinitylake-ops"
 _NAMES = ("OPENLINEAGE_URL", "OPENLINEAGE_CONFIG")
 _PREFIX, _DISABLED = "OPENLINEAGE__TRANSPORT", "OPENLINEAGE_DISABLED"
 _RUNS = uuid.UUID("b6f0f2d3-6a1d-4d0f-9b41-0f2c6de3f8a5")
