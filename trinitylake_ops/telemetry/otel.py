@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from functools import partial
 from importlib.metadata import version as package_version
 
 from opentelemetry import metrics, trace
-from opentelemetry.metrics import Counter, Histogram, MeterProvider
+from opentelemetry.metrics import CallbackOptions, Histogram, MeterProvider, Observation
 
 from trinitylake_ops.extras import needs
 from trinitylake_ops.telemetry.hub import listen
@@ -23,17 +24,23 @@ _PACKAGE = "trinitylake-ops"
 
 
 class OtelListener:
-    """Hands numbers to instruments of a meter, by default that of the process."""
+    """Hands numbers to instruments of a meter, by default that of the process.
+
+    Counts are kept here until a reader of the meter asks for them: a commit makes dozens, and a call of the SDK costs
+    far more than an addition.
+    """
 
     def __init__(self, provider: MeterProvider | None = None):
         meter = (provider or metrics.get_meter_provider()).get_meter(SCOPE, package_version(_PACKAGE))
-        self._counters: dict[str, Counter] = {}
+        self._lock = threading.Lock()
+        self._counts: dict[str, dict[tuple[tuple[str, str], ...], float]] = {}
         self._histograms: dict[str, Histogram] = {}
         self._gauges = {}
         for name, one in INSTRUMENTS.items():
             full = f"trinitylake.{name}"
             if one.kind == Kind.COUNTER:
-                self._counters[name] = meter.create_counter(full, one.unit, one.says)
+                self._counts[name] = {}
+                meter.create_observable_counter(full, [partial(self._counted, name)], one.unit, one.says)
             elif one.kind == Kind.HISTOGRAM:
                 self._histograms[name] = meter.create_histogram(
                     full, one.unit, one.says, explicit_bucket_boundaries_advisory=one.bounds
@@ -43,7 +50,13 @@ class OtelListener:
 
     def add(self, name: str, amount: float, labels: dict[str, str]) -> None:
         """Count."""
-        self._counters[name].add(amount, labels)
+        counts, key = self._counts[name], tuple(labels.items())
+        with self._lock:
+            counts[key] = counts.get(key, 0) + amount
+
+    def _counted(self, name: str, _options: CallbackOptions) -> list[Observation]:
+        with self._lock:
+            return [Observation(amount, dict(key)) for key, amount in self._counts[name].items()]
 
     def observe(self, name: str, value: float, labels: dict[str, str]) -> None:
         """Add a value to a histogram."""
