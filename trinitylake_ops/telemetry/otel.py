@@ -26,7 +26,7 @@ _PACKAGE = "trinitylake-ops"
 class OtelListener:
     """Hands numbers to instruments of a meter, by default that of the process.
 
-    Counts are kept here until a reader of the meter asks for them: a commit makes dozens, and a call of the SDK costs
+    Counts are kept here until a reader of the meter asks for them. A commit makes dozens, and a call of the SDK costs
     far more than an addition.
     """
 
