@@ -19,6 +19,7 @@ from tests.maintenance.changes import create
 from tests.telemetry.listener import hearing, parents, recording
 from trinitylake_ops import Lakehouse, maintenance
 from trinitylake_ops.errors import CommitConflictError, InvalidInputError, StorageError, ThrottledError
+from trinitylake_ops.maintenance.gc.sweep import delete_files
 from trinitylake_ops.storage import MemoryStorage, RetryStorage, open_storage
 from trinitylake_ops.storage.wrappers.observe import ObservedStorage
 from trinitylake_ops.telemetry import hub, settings, spans
@@ -115,7 +116,7 @@ def test_freed_files_and_retries(root: str) -> None:
         assert storage.read("a") == b"1"
         lake = Lakehouse.create("memory://freed/", storage=ClockStorage(MemoryStorage("memory://freed/"), 10**12))
         lake.storage.create("0000/0000/0000/00000000-orphan", b"x")
-        done = maintenance.gc.sweep.delete_files(lake.storage, {"a": 5, "b": 7})
+        done = delete_files(lake.storage, {"a": 5, "b": 7})
     assert heard.added["storage_retries", "memory", "ThrottledError"] == 1
     assert (heard.added["freed_files",], heard.added["freed_bytes",]) == (done.files, 12)
 
