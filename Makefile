@@ -83,7 +83,7 @@ lint: setup ## ruff, mypy --strict, import contracts, declared dependencies
 
 bench: setup ## measure requests, rounds, bytes and ratios of times: tables and plots in benchmarks/results/ (about 50 minutes)
 	@PYTHON="$(PYTHON)" scripts/setup_venv.sh bench
-	@for benchmark in request_counts buffer_targets times catalogs writers compression scale profiles server spark_read start_up; do $(BIN)/python -m benchmarks.$$benchmark; done
+	@for benchmark in request_counts buffer_targets times catalogs writers compression scale profiles server spark_read start_up telemetry; do $(BIN)/python -m benchmarks.$$benchmark; done
 	@scripts/debian_packages.sh >/dev/null; $(BIN)/python -m benchmarks.expiry; $(BIN)/python -m benchmarks.exports; $(BIN)/python -m benchmarks.clones; $(BIN)/python -m benchmarks.s3; $(BIN)/python -m benchmarks.storages; $(BIN)/python -m benchmarks.processes; $(BIN)/python -m benchmarks.replicas; $(BIN)/python -m benchmarks.peers
 
 proto: setup ## generate trinitylake_ops/format/generated from proto/definitions.proto

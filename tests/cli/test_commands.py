@@ -115,6 +115,7 @@ def test_the_commands_are_the_fixed_ones() -> None:
         "promote",
         "refresh",
         "completion",
+        "status",
     ]
     assert sorted([*fixed.split(), *freeing.split(), *more]) == COMMANDS
 

@@ -95,6 +95,10 @@ def test_the_head_shows_its_version_and_what_changed_since(lake: Lakehouse, inst
     assert (shown["changed_since"], shown["changed_tables"]) == (2, 2)
     assert "| changed | sales | orders |" in shown["changes"]
     assert 0 <= shown["hours_since_verify"] < 1
+    assert str(shown["status"]).startswith(f"Version {lake.latest_version()}, ")
+    assert (shown["findings"], shown["next"], shown["hint"]) == ("none", "nothing", "right")
+    assert "| verify | fine |" in shown["due"]
+    assert "| who | versions |" in shown["committers"]
     assert values(observe(lake, instance)[ONLY.lakehouse_key])["changed_tables"] == 0
 
 

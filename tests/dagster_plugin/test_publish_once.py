@@ -19,6 +19,7 @@ from tests.dagster_plugin.sales_project import (
 )
 from tests.lakes import check_lake
 from tests.processes import fork
+from tests.telemetry.lineage_log import events, to_file
 from trinitylake_ops import Lakehouse, maintenance
 from trinitylake_ops.dagster_plugin.names import ONLY
 from trinitylake_ops.tables.catalog import catalog_at
@@ -81,8 +82,17 @@ def sales(tmp_path: Path) -> Iterator[Sales]:
         assert maintenance.verify(made.lake).is_clean
 
 
-def test_five_tables_are_one_version(sales: Sales) -> None:
-    result = sales.must_run()
+def test_five_tables_are_one_version(sales: Sales, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch:
+        lineage = to_file(patch, tmp_path)
+        result = sales.must_run()
+    _, complete = events(lineage)
+    assert complete["run"]["runId"] == result.run_id
+    assert (complete["job"]["name"], complete["job"]["facets"]["jobType"]["integration"]) == (
+        "publish/sales",
+        "DAGSTER",
+    )
+    assert {one["name"] for one in complete["outputs"]} == {f"sales.{name}" for name in NAMES}
     assert sales.published() == [1]
     assert {(change.kind, change.table) for change in sales.lake.diff(0, 1)} == {
         ("added", None),

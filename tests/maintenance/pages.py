@@ -101,7 +101,7 @@ def parsed(page: str) -> Parsed:
     assert page.startswith("<!DOCTYPE html>\n")
     styles = "".join(re.findall(r"<style>(.*?)</style>", page, re.DOTALL))
     assert "@import" not in styles
-    assert set(re.findall(r"url\(([^)]*)\)", styles)) == {"#hatch-expiring", "#hatch-expired"}
+    assert set(re.findall(r"url\(([^)]*)\)", styles)) in (set(), {"#hatch-expiring", "#hatch-expired"})
     assert "http:" not in page
     assert "https:" not in page
     parser = _Parser()

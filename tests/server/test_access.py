@@ -28,15 +28,15 @@ from tests.servers.radosgw import ROLE_ARN
 from tests.servers.s3_server import S3Server
 from trinitylake_ops import Lakehouse
 from trinitylake_ops.errors import InvalidInputError, LocationNotAllowedError
-from trinitylake_ops.server.running import JsonFormatter
 from trinitylake_ops.server.settings import ONLY, FilesSettings, LakehouseSettings, read_lakehouses
 from trinitylake_ops.server.warehouses import Warehouses
-from trinitylake_ops.storage.options import OPTIONS_VARIABLE
+from trinitylake_ops.storage.options import OPTIONS_VARIABLE, redact_assignments
 from trinitylake_ops.storage.s3.botocore_places import BucketPlace
 from trinitylake_ops.storage.s3.delegation import DelegationSettings, folder_policy
 from trinitylake_ops.storage.s3.settings import S3Location
 from trinitylake_ops.storage.s3.signing import UnsignedRequest, check_request
 from trinitylake_ops.tables import catalog_at
+from trinitylake_ops.telemetry.logs import JsonFormatter
 
 ROWS = pa.table({"id": pa.array([1, 2, 3], pa.int64())})
 VENDED = {"X-Iceberg-Access-Delegation": "vended-credentials"}
@@ -424,7 +424,7 @@ def test_pyiceberg_with_signatures(
 def test_sessions_are_in_no_log_and_no_metric(giving: Served) -> None:
     text = io.StringIO()
     handler = logging.StreamHandler(text)
-    handler.setFormatter(JsonFormatter())
+    handler.setFormatter(JsonFormatter(redact_assignments))
     root = logging.getLogger()
     level = root.level
     root.addHandler(handler)

@@ -379,7 +379,7 @@ def test_requests_for_nothing_are_answered_as_the_table_says(generated_lake: Lak
         for method, path in (
             ("GET", "/v1/x/y"),
             ("PUT", "/v1/main/namespaces"),
-            ("GET", "/"),
+            ("POST", "/"),
             ("TRACE", "/v1/config/x"),
         ):
             assert served.ask(method, path).error in OF_NO_OPERATION

@@ -27,10 +27,12 @@ from tests.server.requests import TABLE, commit_of, new_key, properties
 from tests.server.served import Served, command, serving, settings_for
 from tests.server.test_commits import appended
 from trinitylake_ops import Lakehouse, maintenance
-from trinitylake_ops.server.running import log_as_json, serve
+from trinitylake_ops.server.running import serve
 from trinitylake_ops.server.settings import ONLY
 from trinitylake_ops.server.warehouses import Warehouses
+from trinitylake_ops.storage.options import redact_assignments
 from trinitylake_ops.tables import catalog_at
+from trinitylake_ops.telemetry.logs import log_as_json
 
 #: How many clients are connected and ask for nothing.
 N_IDLE = 1_000
@@ -154,7 +156,7 @@ def test_a_stop_lets_a_commit_finish(table: Lakehouse) -> None:
             create(storage, path, data)
 
         type(own.storage).create = slowly  # type: ignore[method-assign]
-        log_as_json()
+        log_as_json(redact_assignments)
         report("ready")
         serve(settings_for(table, port=port))
         report("stopped")

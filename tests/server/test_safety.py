@@ -30,11 +30,12 @@ from tests.server.requests import TABLE, TABLES, commit_of, created, properties
 from tests.server.served import Reply, Served, serving, settings_for
 from trinitylake_ops import Lakehouse
 from trinitylake_ops.errors import InvalidInputError
-from trinitylake_ops.server.running import JsonFormatter, serve
+from trinitylake_ops.server.running import serve
 from trinitylake_ops.server.settings import LakehouseSettings, Limits, ServerSettings
 from trinitylake_ops.server.tokens import Tokens
-from trinitylake_ops.storage.options import StorageOptions
+from trinitylake_ops.storage.options import StorageOptions, redact_assignments
 from trinitylake_ops.tables import catalog_at
+from trinitylake_ops.telemetry.logs import JsonFormatter
 
 FORBIDDEN = (403, "ForbiddenException")
 UNAUTHORIZED = (401, "NotAuthorizedException")
@@ -377,7 +378,7 @@ def test_no_secret_is_logged(lake: Lakehouse, tokens: Path) -> None:
     """Tokens, storage credentials and bodies stand in no line of the log. Each line is one JSON object."""
     text = io.StringIO()
     handler = logging.StreamHandler(text)
-    handler.setFormatter(JsonFormatter())
+    handler.setFormatter(JsonFormatter(redact_assignments))
     ours = logging.getLogger("trinitylake_ops")
     level = ours.level
     ours.addHandler(handler)

@@ -12,6 +12,7 @@ from pyiceberg.types import LongType
 from pyspark.sql import SparkSession
 
 from tests.lakes import check_lake
+from tests.telemetry.lineage_log import events, to_file
 from trinitylake_ops import Lakehouse, maintenance
 from trinitylake_ops.errors import CommitConflictError, InvalidInputError
 from trinitylake_ops.spark_jobs.tables.pipeline_run import PipelineRun
@@ -49,7 +50,10 @@ def staged_counts(run: PipelineRun, lake: Lakehouse) -> None:
     run.add(catalog.staged("facts.seen"))
 
 
-def test_a_run_reads_one_version_and_commits_once(spark: SparkSession, lake: Lakehouse) -> None:
+def test_a_run_reads_one_version_and_commits_once(
+    spark: SparkSession, lake: Lakehouse, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lineage = to_file(monkeypatch, tmp_path)
     first = PipelineRun(spark, lake, "2013-01")
     staged_counts(first, lake)  # it dies here
     commit(lake, "raw", "orders", pa.table({"id": [4], "day": ["c"]}))
@@ -70,6 +74,13 @@ def test_a_run_reads_one_version_and_commits_once(spark: SparkSession, lake: Lak
     third = PipelineRun(spark, lake, "2013-01")
     assert third.is_published and third.publish().version == 3
     assert PipelineRun(spark, lake, "2013-02").version == lake.latest_version() == 3
+    _, complete = events(lineage)
+    assert [one["name"] for one in complete["inputs"]] == ["raw.orders"]
+    assert {one["name"]: one["facets"]["version"]["datasetVersion"] for one in complete["outputs"]} == {
+        "facts.days": "3",
+        "facts.seen": "3",
+    }
+    assert complete["job"]["facets"]["jobType"]["integration"] == "SPARK"
 
 
 def test_what_others_changed_conflicts(spark: SparkSession, lake: Lakehouse) -> None:

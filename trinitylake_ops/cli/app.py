@@ -6,11 +6,14 @@ import io
 import logging
 import os
 import sys
+import uuid
 import warnings
 from collections.abc import Iterator, Mapping, MutableMapping
+from dataclasses import replace
 from importlib import import_module
 from logging.handlers import MemoryHandler
-from typing import cast
+from pathlib import Path
+from typing import Any, cast
 
 import click
 from click.shell_completion import CompletionItem
@@ -21,7 +24,9 @@ from trinitylake_ops.cli.terminal.signals import Terminated
 from trinitylake_ops.cli.terminal.wording import SaidFormatter, log_warning, said
 from trinitylake_ops.errors import TrinityLakeError
 from trinitylake_ops.storage import beside
-from trinitylake_ops.storage.options import ALLOWED_ROOTS, StorageOptions
+from trinitylake_ops.storage.options import ALLOWED_ROOTS, StorageOptions, redact_assignments
+from trinitylake_ops.telemetry.logs import about, log_as_json
+from trinitylake_ops.telemetry.settings import FILE_VARIABLE, OTEL_VARIABLE, PUSH_VARIABLE, TelemetrySettings
 
 EXIT_USAGE = 2
 EXIT_STORAGE = 5
@@ -63,6 +68,7 @@ _COMMANDS: Mapping[str, tuple[str, str]] = {
     "rollback": ("change", "Plan or do a rollback."),
     "serve": ("serve", "Serve lakehouses to any engine, by Iceberg's REST protocol."),
     "show": ("read", "Show the lakehouse, a namespace or a table."),
+    "status": ("status", "Show the state on one screen, and what to run next."),
     "tree": ("read", "Draw the tree: levels, fill, buffers, bytes."),
     "trim": ("gc", "Plan or do the trim of tables."),
     "undelete": ("gc", "Bring expired versions back."),
@@ -166,10 +172,32 @@ Exit codes:
     " repeated. The content of a lakehouse never decides by itself what is read."
     " [env: TRINITYLAKE_ALLOWED_ROOTS, with spaces between them]",
 )
+@click.option(
+    "--metrics-file",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="FILE",
+    envvar=FILE_VARIABLE,
+    help="At the end, write counts of this command to this file, for Prometheus' textfile collector."
+    f" [env: {FILE_VARIABLE}]",
+)
+@click.option(
+    "--metrics-push",
+    metavar="URL",
+    envvar=PUSH_VARIABLE,
+    help=f"At the end, push them to a Pushgateway. [env: {PUSH_VARIABLE}]",
+)
+@click.option("--otel", is_flag=True, help=f"Send spans and numbers by OpenTelemetry. [env: {OTEL_VARIABLE}]")
+@click.option("--log-json", is_flag=True, help="Log to standard error as JSON lines, also what is not wrong.")
 @click.version_option(package_name="trinitylake-ops", prog_name="trinitylake")
 @click.pass_context
 def trinitylake(
-    context: click.Context, root: str | None, storage_options: StorageOptions, allowed_roots: tuple[str, ...]
+    context: click.Context,
+    /,
+    root: str | None,
+    storage_options: StorageOptions,
+    allowed_roots: tuple[str, ...],
+    log_json: bool,
+    **telling: Any,
 ) -> None:
     """Look at and operate a TrinityLake lakehouse.
 
@@ -180,6 +208,19 @@ def trinitylake(
         roots = " ".join((*allowed_roots, storage_options.get(ALLOWED_ROOTS, "")))
         storage_options = StorageOptions({**storage_options, ALLOWED_ROOTS: roots.strip()})
     context.obj = Session(root, storage_options)
+    _begin_telling(context, log_json, **telling)
+
+
+def _begin_telling(
+    context: click.Context, log_json: bool, metrics_file: Path | None, metrics_push: str | None, otel: bool
+) -> None:
+    """Let telemetry go where the command line and the environment say, until the command has ended."""
+    if log_json:
+        log_as_json(redact_assignments)
+        context.with_resource(about(command=context.invoked_subcommand, run_id=str(uuid.uuid4())))
+    said = TelemetrySettings.of_environment()
+    wanted = replace(said, metrics_file=metrics_file, push_url=metrics_push or None, otel=otel or said.otel)
+    context.call_on_close(wanted.start())
 
 
 def main() -> None:

@@ -11,6 +11,8 @@ import click
 
 from trinitylake_ops.cli.context import Number, Session, WholeNumber, pass_session
 from trinitylake_ops.extras import needs
+from trinitylake_ops.storage.options import redact_assignments
+from trinitylake_ops.telemetry.logs import log_as_json
 
 _FILE = click.Path(path_type=Path)
 
@@ -42,8 +44,8 @@ More examples; the one above lets this machine read:
   curl http://127.0.0.1:8181/v1/config?warehouse=v12
 
 \b
-Paths: /v1/config and those that it lists, /healthz, /readyz, /metrics. The log is one JSON object a line, on standard
-error. SIGTERM and Ctrl-C let the requests that were begun finish.""",
+Paths: /v1/config and those that it lists, /healthz, /readyz, /metrics, and / with the state of the lakehouses as a
+page. The log is one JSON object a line, on standard error. SIGTERM and Ctrl-C let begun requests finish.""",
 )
 @click.argument("root", required=False)
 @click.option("--lakehouses", type=_FILE, metavar="FILE", help="Several lakehouses by name, in YAML, instead of ROOT.")
@@ -51,7 +53,9 @@ error. SIGTERM and Ctrl-C let the requests that were begun finish.""",
 @click.option("--port", type=WholeNumber(0, 65_535), default=8181, show_default=True, help="The port; 0 is any.")
 @click.option("--tokens", type=_FILE, metavar="FILE", help="Who may do what, in YAML. Read again when it changes.")
 @click.option("--issuers", type=_FILE, metavar="FILE", help="Whose signed tokens (OIDC) are taken, in YAML.")
-@click.option("--traces", is_flag=True, help="Send traces by OpenTelemetry, as OTEL_... say. Needs the extra 'traces'.")
+@click.option(
+    "--traces", is_flag=True, help="Send spans and numbers by OpenTelemetry, as OTEL_... say. Needs the extra 'otel'."
+)
 @click.option("--anonymous-writes", is_flag=True, help="Let every program on this machine write. For loopback only.")
 @click.option("--tls-certificate", type=_FILE, metavar="FILE", help="A certificate, with its chain, in PEM.")
 @click.option("--tls-key", type=_FILE, metavar="FILE", help="The key of the certificate, in PEM.")
@@ -87,7 +91,6 @@ def serve(
     Example: trinitylake serve /data/lake
     """
     with needs("server"):
-        from trinitylake_ops.server.running import log_as_json
         from trinitylake_ops.server.running import serve as run_server
         from trinitylake_ops.server.settings import (
             ONLY,
@@ -116,10 +119,10 @@ def serve(
     )
     settings = ServerSettings(served, limits=limits, **chosen)
     settings.check()
-    log_as_json()
+    log_as_json(redact_assignments)
     with contextlib.ExitStack() as at_end:
         if traces:
-            with needs("traces"):
-                from trinitylake_ops.server.observed.sending import send_traces
-            at_end.callback(send_traces())
+            with needs("otel"):
+                from trinitylake_ops.telemetry.otel import send
+            at_end.callback(send())
         run_server(settings)

@@ -2,22 +2,15 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Sequence
 from typing import Any
 
 import dagster as dg
 
 from trinitylake_ops import Lakehouse, maintenance
 from trinitylake_ops.dagster_plugin.metadata import figures, markdown_table
-from trinitylake_ops.errors import (
-    CorruptFileError,
-    FileMissingError,
-    MaintenanceBlockedError,
-    VersionExpiredError,
-    VersionNotFoundError,
-)
-from trinitylake_ops.format.file_names import VERIFIED_PREFIX
+from trinitylake_ops.errors import CorruptFileError, VersionExpiredError, VersionNotFoundError
+from trinitylake_ops.maintenance.status.space import Space
+from trinitylake_ops.maintenance.status.state import LAST_VERSIONS
 from trinitylake_ops.versions.changes import diff_snapshots
 from trinitylake_ops.versions.snapshot import Snapshot
 
@@ -27,11 +20,9 @@ VERSION = "lakehouse_version"
 #: The metadata entry of an observation by a sensor that missed something; it says what.
 GAP = "gap"
 
-_MS_PER_HOUR = 3_600_000
-
-
-class _TooLongError(Exception):
-    """The count of freeable bytes took longer than it may."""
+_SECONDS_PER_HOUR = 3_600
+#: A materialization looks at fewer versions: each run that commits has one.
+_LAST_OF_A_RUN = 10
 
 
 def head_metadata(
@@ -41,15 +32,14 @@ def head_metadata(
 
     A bounded time counts the bytes that can be freed. Changes are those since version ``since``, by default those of
     this version alone. Hours since an expiry or an export began, or a verification was recorded, are "none" if there
-    was none. For ``reclaimable_seconds`` see :func:`reclaimable_bytes`.
+    was none. For ``reclaimable_seconds`` see :func:`status_metadata`.
     """
     return {
         VERSION: head.version,
         "created_at": dg.MetadataValue.timestamp(head.created_at),
         **_tree_figures(head),
         **_changes(lake, head, since),
-        **reclaimable_bytes(lake, reclaimable_seconds),
-        **_hours_since(lake, head),
+        **status_metadata(lake, reclaimable_seconds),
     }
 
 
@@ -61,7 +51,7 @@ def head_figures(lake: Lakehouse, head: Snapshot) -> dict[str, Any]:
     """
     root = head.root
     is_small = root.is_leaf or head.files.nodes.load(root.children[0]).is_leaf
-    return {**(_tree_figures(head) if is_small else {}), **_hours_since(lake, head)}
+    return {**(_tree_figures(head) if is_small else {}), **status_metadata(lake, last=_LAST_OF_A_RUN)}
 
 
 def _tree_figures(head: Snapshot) -> dict[str, Any]:
@@ -81,49 +71,53 @@ def _tree_figures(head: Snapshot) -> dict[str, Any]:
     }
 
 
-def _hours_since(lake: Lakehouse, head: Snapshot) -> dict[str, Any]:
-    definition, now_ms = head.definition, lake.storage.now_ms()
-    verified = [info.last_modified_ms for info in lake.storage.list(VERIFIED_PREFIX)]
+def status_metadata(lake: Lakehouse, reclaimable_seconds: float = 0, *, last: int = LAST_VERSIONS) -> dict[str, Any]:
+    """Return what an operator has to know: the state in a sentence, what is due, and what to run next.
+
+    It is what ``trinitylake status`` shows, by a bounded number of requests. For ``reclaimable_seconds`` at most, the
+    bytes that can be freed are counted by plans.
+    """
+    try:
+        status = maintenance.lakehouse_status(lake, last=last, plan_seconds=reclaimable_seconds)
+    except CorruptFileError as error:
+        return {"status": f"it cannot be read: {error}"}
+    ages, commits = status.ages, status.commits
+    rows = [(one.what, one.state, one.why, one.command) for one in status.due]
+    committers = [
+        (one.name, one.versions, one.transactions, one.lost, ", ".join(one.operations)) for one in commits.committers
+    ]
+    hours = {
+        "hours_since_expiry": ages.expiry_seconds,
+        "hours_since_export": ages.export_seconds,
+        "hours_since_verify": ages.verify_seconds,
+    }
     return figures(
         {
-            "hours_since_expiry": _hours(now_ms, [batch.expired_at_millis for batch in definition.expirations]),
-            "hours_since_export": _hours(now_ms, [export.created_at_millis for export in definition.exports]),
-            "hours_since_verify": _hours(now_ms, verified),
+            "status": status.headline,
+            "due": markdown_table(("what", "state", "why", "command"), rows),
+            "next": "; ".join(status.commands) or "nothing",
+            "committers": markdown_table(("who", "versions", "transactions", "lost", "operations"), committers),
+            "findings": "; ".join(one.message for one in status.findings) or "none",
+            "lost_attempts": commits.lost,
+            "hint": None if status.hint is None else status.hint.value,
+            "deletes_now": status.running,
+            **_space(status.space, is_planned=reclaimable_seconds > 0),
+            **{name: None if age is None else round(age / _SECONDS_PER_HOUR, 3) for name, age in hours.items()},
         }
     )
 
 
-def reclaimable_bytes(lake: Lakehouse, max_seconds: float) -> dict[str, int | str]:
-    """Return the bytes that an expiry by the lakehouse's settings and a purge would free.
-
-    They are counted apart, with their sum. For this, all roots that were not purged are read, and the nodes that they
-    reach. If it takes more than ``max_seconds``, a file is damaged, or the lakehouse waits for a reconcile,
-    ``reclaimable_bytes`` says so instead. With 0 seconds nothing is returned.
-    """
-    if max_seconds <= 0:
+def _space(space: Space, *, is_planned: bool) -> dict[str, int | str]:
+    """Return the bytes that can be freed, apart and together, where plans counted them; or why they did not."""
+    if not is_planned:
         return {}
-    end_s = time.monotonic() + max_seconds
-
-    def check_time(_what: str, _done: int, _all: int) -> None:
-        if time.monotonic() > end_s:
-            raise _TooLongError
-
-    try:
-        expirable = maintenance.plan_expiration(lake, progress=check_time).bytes
-        purgeable = maintenance.plan_purge(lake, progress=check_time).bytes
-    except _TooLongError:
-        return {"reclaimable_bytes": f"not counted: it takes more than {max_seconds:g} seconds"}
-    except (MaintenanceBlockedError, CorruptFileError, FileMissingError) as error:
-        return {"reclaimable_bytes": f"not counted: {error}"}
+    if space.expirable_bytes is None or space.purgeable_bytes is None:
+        return {"reclaimable_bytes": space.note}
     return {
-        "expirable_bytes": expirable,
-        "purgeable_bytes": purgeable,
-        "reclaimable_bytes": expirable + purgeable,
+        "expirable_bytes": space.expirable_bytes,
+        "purgeable_bytes": space.purgeable_bytes,
+        "reclaimable_bytes": space.expirable_bytes + space.purgeable_bytes,
     }
-
-
-def _hours(now_ms: int, times_ms: Sequence[int]) -> float | None:
-    return round(max(0, now_ms - max(times_ms)) / _MS_PER_HOUR, 3) if times_ms else None
 
 
 def _changes(lake: Lakehouse, head: Snapshot, since: int | None) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from trinitylake_ops.dagster_plugin.stored.settings import check_stored
 from trinitylake_ops.dagster_plugin.table_pages.published import PublishedPages
 from trinitylake_ops.dagster_plugin.versions.page import VersionsPage
 from trinitylake_ops.errors import CommitConflictError, TransactionExpiredError, VersionNotFoundError
+from trinitylake_ops.tables.writing.lineage.told import tell_lineage
 from trinitylake_ops.tables.writing.publication import Publication, publication_id, publish_once, published_version
 from trinitylake_ops.tables.writing.reads import check_unchanged
 from trinitylake_ops.tables.writing.staged_table import StagedTable
@@ -110,6 +111,15 @@ def build_publish_asset(
         published_tables = publication.tables or ordered
         metadata = {"lakehouse_version": publication.version, **staged_tables_metadata(published_tables)}
         runs = run_chain(context.instance, context.run)
+        tell_lineage(
+            lake,
+            publication.version,
+            published_tables,
+            lambda: RunReads(context.instance, runs, list(table_keys.values())).all(),
+            integration="DAGSTER",
+            job=asset_key.to_user_string(),
+            run_id=context.run.run_id,
+        )
         by_key = dict(zip(table_keys.values(), published_tables, strict=True))
         page = VersionsPage.of(context, names, lakehouse.webserver_url)
         pages = PublishedPages(lake=lake, version=publication.version, links=page.links)

@@ -23,6 +23,7 @@ from trinitylake_ops.maintenance.plans.executor import LOCAL, Executor
 from trinitylake_ops.spark_jobs.runtime.addresses import DEFAULT_MASTER, check_remote
 from trinitylake_ops.storage.options import ALLOWED_ROOTS, StorageOptions
 from trinitylake_ops.storage.schemes import check_root
+from trinitylake_ops.telemetry.settings import start_once
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -158,6 +159,7 @@ class TrinityLakeResource(dg.ConfigurableResource["TrinityLakeResource"]):
 
         Raises LakehouseNotFoundError, and what a clone raises.
         """
+        start_once()
         if self.clone_of is None:
             return Lakehouse.open(self.root, self._options())
         retain_ms = timedelta(days=self.clone_retain_days) // timedelta(milliseconds=1)

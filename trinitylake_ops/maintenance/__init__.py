@@ -50,6 +50,8 @@ if TYPE_CHECKING:
     )
     from trinitylake_ops.maintenance.rollbacks import RollbackPlan, plan_rollback, rollback
     from trinitylake_ops.maintenance.state.export_records import ExportInfo, drop_export, list_exports
+    from trinitylake_ops.maintenance.status.due import DueAges
+    from trinitylake_ops.maintenance.status.state import Status, lakehouse_status
     from trinitylake_ops.maintenance.verification.verify import Finding, VerifyReport, verify
     from trinitylake_ops.tables.files.totals import TableTotals
 
@@ -74,6 +76,7 @@ __all__ = [
     "DropCloneReport",
     "DropExportPlan",
     "DropNamespacePlan",
+    "DueAges",
     "Executor",
     "ExpirationPlan",
     "ExpirationReport",
@@ -104,6 +107,7 @@ __all__ = [
     "RestorePlan",
     "RetentionPolicy",
     "RollbackPlan",
+    "Status",
     "TableDelta",
     "TableTotals",
     "TrimPlan",
@@ -118,6 +122,7 @@ __all__ = [
     "drop_clone",
     "drop_export",
     "inspect_hint",
+    "lakehouse_status",
     "list_clones",
     "list_exports",
     "plan_clone",
@@ -303,6 +308,11 @@ __getattr__, __dir__ = lazy_face(
             "ExportInfo",
             "drop_export",
             "list_exports",
+        ),
+        "status.due": ("DueAges",),
+        "status.state": (
+            "Status",
+            "lakehouse_status",
         ),
         "verification.verify": (
             "Finding",

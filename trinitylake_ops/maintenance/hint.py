@@ -14,6 +14,7 @@ from trinitylake_ops.errors import FileMissingError, StorageError
 from trinitylake_ops.format.file_names import HINT_PATH, MAX_VERSION, parse_hint
 from trinitylake_ops.maintenance.plans.cost import Cost, MeteredLakehouse
 from trinitylake_ops.maintenance.plans.document import Document, Table, new_table
+from trinitylake_ops.maintenance.plans.told import told_as
 from trinitylake_ops.storage import beside
 from trinitylake_ops.transaction.lakehouse import Lakehouse
 from trinitylake_ops.versions.roots import HINT_READ_BYTES, Roots, find_latest
@@ -75,6 +76,7 @@ def inspect_hint(lake: Lakehouse) -> HintReport:
     return HintReport(state=state, hinted=hinted, latest=latest, cost=metered.cost())
 
 
+@told_as("repair-hint")
 def repair_hint(lake: Lakehouse) -> HintReport:
     """Let the hint name the latest version. Returns its former state. A right one is left alone.
 

@@ -20,6 +20,7 @@ from trinitylake_ops.format.nodes.keys import ObjectName
 from trinitylake_ops.maintenance.plans.cost import MeteredLakehouse, uncached
 from trinitylake_ops.maintenance.plans.document import Table, change_rows, new_table
 from trinitylake_ops.maintenance.plans.plan import CommitReport, Plan, PlannedOperation, digest_of
+from trinitylake_ops.maintenance.plans.told import told_as
 from trinitylake_ops.maintenance.reach.tables import cannot_go_back, check_table_files
 from trinitylake_ops.maintenance.state.export_records import record_of
 from trinitylake_ops.maintenance.state.version_record import ROLLED_BACK_TO
@@ -293,6 +294,7 @@ def _target(lake: Lakehouse, base: Snapshot, to: int | str | None, timestamp: da
     return _Target(str(to) if is_name else snapshot.version, snapshot, io)
 
 
+@told_as("rollback")
 def rollback(
     lake: Lakehouse,
     to: int | str | None = None,

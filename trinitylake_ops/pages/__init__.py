@@ -1,8 +1,8 @@
 """Pages: what an operator has to see of a lakehouse, as one HTML file that needs nothing else.
 
 A headline says it in a sentence, a drawing shows the versions, tables hold the details. Pages are made of data that
-``log``, ``expire`` and ``verify`` have read already. Beyond that, only the nodes of the latest version's tree are read.
-The same input gives the same page.
+``log``, ``expire``, ``status`` and ``verify`` have read already. Beyond that, only the nodes of the latest version's
+tree are read. The same input gives the same page.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
         verification_page,
         verification_picture,
     )
+    from trinitylake_ops.pages.status import status_page
 
 __all__ = [
     "check_page_path",
@@ -28,6 +29,7 @@ __all__ = [
     "expiration_page",
     "expiration_picture",
     "log_page",
+    "status_page",
     "verification_page",
     "verification_picture",
     "write_page",
@@ -48,5 +50,6 @@ __getattr__, __dir__ = lazy_face(
             "verification_page",
             "verification_picture",
         ),
+        "status": ("status_page",),
     },
 )

@@ -50,6 +50,12 @@ def render_comparison(heading: Heading, figures: Sequence[Figure], sections: Seq
     return template.render(heading=heading, figures=figures, sections=sections)
 
 
+def render_status(sections: Sequence[object], silent: Sequence[str], refresh_seconds: int) -> str:
+    """Return a page of the state of lakehouses as one HTML document. Sections are those of ``pages/status.py``."""
+    template = _environment().get_template("status.html.jinja")
+    return template.render(sections=sections, silent=silent, refresh_seconds=refresh_seconds)
+
+
 def render_picture(chart: Chart, states: Mapping[VersionState, str], headline: str) -> str:
     """Return a chart under its headline and the labels of its states, as one SVG file."""
     template = _environment().get_template("picture.svg.jinja")

@@ -6,6 +6,7 @@ The engine is synchronous. Its commits of one moment go into one version togethe
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import secrets
 import time
@@ -25,19 +26,30 @@ from trinitylake_ops.server.calls import Call, too_large
 from trinitylake_ops.server.changes import KEY_LIFETIME_MS
 from trinitylake_ops.server.issuers.issuers import Issuers, signed_token
 from trinitylake_ops.server.issuers.settings import read_issuers
-from trinitylake_ops.server.observed.metrics import CONTENT_TYPE, Metrics
+from trinitylake_ops.server.observed.metrics import Metrics
+from trinitylake_ops.server.observed.states import States
 from trinitylake_ops.server.observed.traces import change_span, in_this_context, note_answer, request_span
 from trinitylake_ops.server.routes import ENDPOINTS, Route, find_route
 from trinitylake_ops.server.settings import ServerSettings, is_loopback
-from trinitylake_ops.server.tokens import Principal, Tokens, anonymous, unauthorized
+from trinitylake_ops.server.tokens import Principal, Tokens, anonymous, bearer_of, unauthorized
 from trinitylake_ops.server.tokens import Scope as Granted
 from trinitylake_ops.server.warehouses import Warehouse, Warehouses
 from trinitylake_ops.storage import MeteredStorage, beside
 from trinitylake_ops.storage.options import redact_assignments
+from trinitylake_ops.telemetry.prometheus import CONTENT_TYPE
 
 logger = logging.getLogger(__name__)
 
 _READY_SECONDS = 5.0
+#: The page with the state of the lakehouses, and what browsers are told about it: nothing from elsewhere, no copy.
+_PAGE = b"/"
+_PAGE_HEADERS = {
+    "content-type": "text/html; charset=utf-8",
+    "content-security-policy": "default-src 'none'; style-src 'unsafe-inline'; frame-ancestors 'none'",
+    "x-content-type-options": "nosniff",
+    "cache-control": "no-store",
+    "referrer-policy": "no-referrer",
+}
 _MAX_QUERY_BYTES = 16 << 10
 _MOST_QUERY_FIELDS = 50
 _LONGEST_PATH_CHARS = 500
@@ -63,6 +75,7 @@ class Application:
         self.warehouses = warehouses or Warehouses.opened(settings.lakehouses)
         storages = {one.shown: one.lake.storage for one in self.warehouses.served}
         self.metrics = Metrics({name: one for name, one in storages.items() if isinstance(one, MeteredStorage)})
+        self._states = States({one.shown: one.lake for one in self.warehouses.served})
         self._threads = ThreadPoolExecutor(self._limits.threads, thread_name_prefix="request")
         self._n_asked = 0
         self._ready = (-_READY_FOR_SECONDS, True)
@@ -125,13 +138,16 @@ class Application:
             said["operation"] = f"GET {_path(request)}"
             return answers.ok({"status": "ok"}) if path == b"/healthz" else await self._readiness()
         try:
-            principal = await self._principal(request)
+            is_page = path == _PAGE and request.method == "GET"
+            principal = await self._principal(request, allows_password=is_page)
             said["principal"] = principal.name
             query = _query(request)
-            if path in (b"/v1/config", b"/metrics"):
+            if is_page or path in (b"/v1/config", b"/metrics"):
                 said["operation"] = f"GET {_path(request)}"
                 if path == b"/metrics":
-                    return self._metrics(principal)
+                    return await self._metrics(principal)
+                if is_page:
+                    return await self._in_thread(lambda: self._page(principal), changes=False)
                 return await self._in_thread(lambda: self._configuration(principal, query), changes=False)
             route, names = find_route(request.method, path)
             changes = route.changes
@@ -167,13 +183,25 @@ class Application:
             self.metrics.note_commit(lakehouse, answer.status)
             return answer
 
-    def _metrics(self, principal: Principal) -> Answer:
+    async def _metrics(self, principal: Principal) -> Answer:
+        """Return all metrics. Those of lakehouses that do not answer in time are the ones from before."""
         if principal.scope < Granted.READ:
             raise forbidden(f"{principal.name} may not read metrics: its scope for all namespaces is less than read")
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(asyncio.to_thread(self._states.tell), _READY_SECONDS)
         return Answer(200, self.metrics.text(), {"content-type": CONTENT_TYPE})
 
-    async def _principal(self, request: Request) -> Principal:
+    def _page(self, principal: Principal) -> Answer:
+        if principal.scope < Granted.READ:
+            raise forbidden(f"{principal.name} may not see the state: its scope for all namespaces is less than read")
+        names = {one.shown for one in self.warehouses.served if principal.may_see(one.name)}
+        return Answer(200, self._states.page(names), _PAGE_HEADERS)
+
+    async def _principal(self, request: Request, *, allows_password: bool) -> Principal:
+        """Return who asks. Browsers send a token as the password of HTTP's basic authentication, for the page alone."""
         authorization = request.headers.get("authorization")
+        if allows_password and (self._tokens is not None or self._issuers is not None):
+            authorization = bearer_of(authorization)
         if self._issuers is not None and (token := signed_token(authorization)) is not None:
             return await self._issuers.principal(token)
         if self._tokens is not None:

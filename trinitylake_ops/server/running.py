@@ -1,17 +1,14 @@
-"""Runs a server until a signal ends it. Its log is one JSON object a line, on standard error."""
+"""Runs a server until a signal ends it."""
 
 from __future__ import annotations
 
 import contextlib
-import json
 import logging
 import resource
 import signal
 import socket
 import ssl
-import sys
 from collections.abc import Iterator
-from datetime import UTC, datetime
 from types import FrameType
 
 import uvicorn
@@ -19,7 +16,6 @@ import uvicorn
 from trinitylake_ops.errors import InvalidInputError
 from trinitylake_ops.server.application import Application
 from trinitylake_ops.server.settings import ServerSettings
-from trinitylake_ops.storage.options import redact_assignments
 
 logger = logging.getLogger(__name__)
 
@@ -27,27 +23,6 @@ _BACKLOG = 2_048
 _IDLE_SECONDS = 75
 _MOST_FILES = 65_536
 _MOST_HEADER_BYTES = 64 << 10
-
-
-class JsonFormatter(logging.Formatter):
-    """One JSON object in ASCII for each record, so that no name of a client can break a line or a terminal."""
-
-    def format(self, record: logging.LogRecord) -> str:
-        moment = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
-        said = {"time": moment, "level": record.levelname.lower(), "logger": record.name}
-        said["message"] = record.getMessage()
-        if record.exc_info:
-            said["exception"] = redact_assignments(self.formatException(record.exc_info))
-        fields = getattr(record, "fields", {})
-        return json.dumps({**said, **fields}, default=str)
-
-
-def log_as_json() -> None:
-    """Let all loggers of the process write JSON lines to standard error."""
-    handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(JsonFormatter())
-    logging.getLogger().handlers[:] = [handler]
-    logging.getLogger("trinitylake_ops").setLevel(logging.INFO)
 
 
 def serve(settings: ServerSettings) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import contextlib
 import hashlib
 import re
 import threading
@@ -111,6 +113,26 @@ class Tokens:
                 self._principals = _principals(self._path)
                 self._state = state
             return self._principals
+
+
+def bearer_of(authorization: str | None) -> str:
+    """Return a header ``Authorization`` with the password of basic authentication as a token, any other as it is.
+
+    Raises RefusedError, 401, where there is none, so that a browser asks for it.
+    """
+    kind, _, encoded = (authorization or "").partition(" ")
+    if kind.lower() == "bearer":
+        return authorization or ""
+    if kind.lower() == "basic":
+        with contextlib.suppress(ValueError):
+            _, _, password = base64.b64decode(encoded.strip(), validate=True).decode().partition(":")
+            return f"Bearer {password}"
+    raise RefusedError(
+        401,
+        "NotAuthorizedException",
+        "a token is needed; a browser sends it as the password, with any name",
+        headers={"WWW-Authenticate": 'Basic realm="trinitylake", charset="UTF-8"'},
+    )
 
 
 def unauthorized(message: str) -> RefusedError:

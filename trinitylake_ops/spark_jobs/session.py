@@ -18,6 +18,7 @@ from trinitylake_ops.spark_jobs.runtime.addresses import DEFAULT_MASTER, check_r
 from trinitylake_ops.spark_jobs.runtime.connect import close_remote, is_remote, open_remote, running_remote
 from trinitylake_ops.spark_jobs.runtime.java import find_java, java_home_for_spark
 from trinitylake_ops.spark_jobs.runtime.local_cache import temporary_folder
+from trinitylake_ops.telemetry.settings import start_once
 
 DEFAULT_APP_NAME = "trinitylake-ops"
 
@@ -59,6 +60,7 @@ def build_session(
     process has such a session already, that one is returned, wherever it is. Raises InvalidInputError and
     JobFailedError as :func:`~trinitylake_ops.spark_jobs.runtime.connect.open_remote`.
     """
+    start_once()
     # Spark says this once for a pandas that another package installed. Nothing here goes through pandas.
     warnings.filterwarnings("ignore", message="PySpark does not yet fully support pandas", category=FutureWarning)
     if remote is not None or running_remote() is not None:

@@ -18,7 +18,7 @@ from trinitylake_ops.errors import (
     UnreachableError,
 )
 from trinitylake_ops.storage.interface import Storage
-from trinitylake_ops.storage.parallel import in_one_round, run_parallel
+from trinitylake_ops.storage.parallel import run_round
 from trinitylake_ops.storage.wrappers.retry import checked_resends
 
 _MAX_SENDS = 5
@@ -125,7 +125,7 @@ def _in_one_round(storage: Storage, calls: Sequence[Callable[[], None]]) -> None
     def call(work: Callable[[], None]) -> None:
         work()
 
-    run_parallel(in_one_round(call), calls, storage.concurrency, storage.few_creates)
+    run_round(call, calls, storage.concurrency, storage.few_creates)
 
 
 def _ambiguous(path: str, cause: TrinityLakeError) -> AmbiguousWriteError:

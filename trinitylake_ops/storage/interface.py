@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from trinitylake_ops.errors import CorruptFileError, FileMissingError, StorageError
-from trinitylake_ops.storage.parallel import in_one_round, run_parallel
+from trinitylake_ops.storage.parallel import run_round
 
 #: The most by which the clocks of a storage and of its users may differ (S8).
 CLOCK_MARGIN_MS = 5 * 60 * 1000
@@ -165,7 +165,7 @@ class Storage(ABC):
 
     def read_many(self, paths: Sequence[str]) -> builtins.list[bytes]:
         """Read several files in parallel, in the order given. Raises the first failure."""
-        return run_parallel(in_one_round(self.read), paths, self.concurrency, self.few_reads)
+        return run_round(self.read, paths, self.concurrency, self.few_reads)
 
     def read_available(
         self, paths: Sequence[str], *, limit_bytes: int | None = None
@@ -178,7 +178,7 @@ class Storage(ABC):
             except StorageError as error:
                 return error
 
-        return run_parallel(in_one_round(read_or_error), paths, self.concurrency, self.few_reads)
+        return run_round(read_or_error, paths, self.concurrency, self.few_reads)
 
     def create_many(self, files: Mapping[str, bytes]) -> None:
         """Create several files in parallel, each if absent. Raises the first failure after all ended."""
@@ -186,7 +186,7 @@ class Storage(ABC):
         def create_one(item: tuple[str, bytes]) -> None:
             self.create(*item)
 
-        run_parallel(in_one_round(create_one), list(files.items()), self.concurrency, self.few_creates)
+        run_round(create_one, list(files.items()), self.concurrency, self.few_creates)
 
     def delete_batch(self, paths: Sequence[str]) -> dict[str, StorageError]:
         """Delete up to ``delete_batch_size`` files in one request. Returns the failures by path (S5).
@@ -216,6 +216,6 @@ class Storage(ABC):
         size = self.delete_batch_size
         batches = [paths[start : start + size] for start in range(0, len(paths), size)]
         failures: dict[str, StorageError] = {}
-        for failed in run_parallel(in_one_round(delete_or_errors), batches, self.concurrency):
+        for failed in run_round(delete_or_errors, batches, self.concurrency):
             failures |= failed
         return failures

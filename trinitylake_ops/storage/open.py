@@ -10,7 +10,9 @@ from trinitylake_ops.storage.interface import Storage
 from trinitylake_ops.storage.options import ALLOWED_ROOTS, WHOLE_FILE_LIMIT, StorageOptions
 from trinitylake_ops.storage.scheme import Scheme
 from trinitylake_ops.storage.schemes import OWN_SCHEMES, is_added, scheme_of
+from trinitylake_ops.storage.wrappers.observe import ObservedStorage
 from trinitylake_ops.storage.wrappers.retry import RetryStorage
+from trinitylake_ops.telemetry.settings import is_told
 
 _OF_ALL = CACHE_OPTIONS | {ALLOWED_ROOTS, WHOLE_FILE_LIMIT}
 
@@ -25,6 +27,8 @@ def open_storage(root_uri: str, storage_options: Mapping[str, str] | None = None
     ``allowed_roots``, which mean nothing here. Opening touches no file and sends no request.
     ``SCHEME.NAME`` is the option of that name for one scheme; those of other schemes are for other roots.
 
+    Where somebody listens (``telemetry``), it tells of its requests.
+
     Raises InvalidLocationError for a root of another scheme or form, and InvalidInputError for an option that is not
     known or not valid. Neither repeats credentials. Raises MissingExtraError if a client's library is missing.
     """
@@ -34,7 +38,8 @@ def open_storage(root_uri: str, storage_options: Mapping[str, str] | None = None
     _check_names(scheme, options)
     for name in given:
         _check_other(name)
-    return RetryStorage(scheme.open(root_uri, options))
+    opened = scheme.open(root_uri, options)
+    return RetryStorage(ObservedStorage(opened) if is_told() else opened)
 
 
 def _check_names(scheme: Scheme, names: Iterable[str]) -> None:

@@ -5,10 +5,13 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextvars import ContextVar
 from typing import Generic, TypeVar
+
+from trinitylake_ops.telemetry import spans
 
 T = TypeVar("T")
 A = TypeVar("A")
@@ -20,7 +23,11 @@ MAX_POOL_THREADS = 64
 class Round:
     """The identity of one ``*_many`` call. Its requests are in flight together, so they cost one wait."""
 
-    __slots__ = ("__weakref__",)
+    __slots__ = ("__weakref__", "requests")
+
+    def __init__(self) -> None:
+        #: The kinds of its requests, where somebody tells of them.
+        self.requests: list[str] = []
 
 
 _current_round: ContextVar[Round | None] = ContextVar("trinitylake_storage_round", default=None)
@@ -33,8 +40,28 @@ def current_round() -> Round | None:
 
 def in_one_round(call: Callable[[A], T]) -> Callable[[A], T]:
     """Mark every call of the returned function as belonging to the same, new round."""
-    own_round = Round()
+    return _within(Round(), call)
 
+
+def run_round(call: Callable[[A], T], arguments: Sequence[A], concurrency: int, few: int = 1) -> list[T]:
+    """Do :func:`run_parallel` in one round. A span tells of it, if it asked the storage and the present one is kept."""
+    own_round = Round()
+    if not spans.is_recorded():
+        return run_parallel(_within(own_round, call), arguments, concurrency, few)
+    begun_ns = time.time_ns()
+    try:
+        return run_parallel(_within(own_round, call), arguments, concurrency, few)
+    finally:
+        if own_round.requests:
+            kinds = ", ".join(sorted(set(own_round.requests)))
+            attributes: dict[str, str | int | float | bool] = {
+                "trinitylake.requests": len(own_round.requests),
+                "trinitylake.kinds": kinds,
+            }
+            spans.note("storage round", begun_ns, attributes)
+
+
+def _within(own_round: Round, call: Callable[[A], T]) -> Callable[[A], T]:
     def call_in_round(argument: A) -> T:
         token = _current_round.set(own_round)
         try:

@@ -26,6 +26,8 @@ from trinitylake_ops.format.nodes.system_rows import COMMIT_ID, CREATED_AT_MILLI
 from trinitylake_ops.storage import beside
 from trinitylake_ops.storage.conditional_create import create_fresh, create_settled
 from trinitylake_ops.storage.interface import Storage
+from trinitylake_ops.telemetry import hub, spans
+from trinitylake_ops.telemetry.instruments import LOST_ATTEMPTS, VERSION_ATTEMPTS, VERSION_SECONDS
 from trinitylake_ops.transaction.draft import Draft, RootStamp
 from trinitylake_ops.transaction.time_to_live import AgeLimit, OperationAge, TransactionAge
 from trinitylake_ops.transaction.turns import LOSSES_BEFORE_ASKING, Courtesy, TurnRequest
@@ -138,9 +140,15 @@ class Commit:
     def run(self, base: Snapshot) -> Committed:
         """Commit on ``base`` or a later version. Raises what :func:`commit` raises."""
         turn = TurnRequest(self._files.storage)
+        begun_s = time.monotonic()
         try:
-            committed = self._decided(base, turn)
+            with spans.span("commit", {"trinitylake.base_version": base.version}) as span:
+                committed = self._decided(base, turn)
+                span.set({"trinitylake.version": committed.version, "trinitylake.lost_attempts": self._n_lost})
             self._settle(committed, turn)
+            if committed.root is not None:
+                hub.observe(VERSION_SECONDS, time.monotonic() - begun_s)
+                hub.observe(VERSION_ATTEMPTS, self._n_lost + 1)
             return committed
         finally:  # also after an interrupt: otherwise writers that wait for this one would wait in vain
             turn.end()
@@ -150,7 +158,7 @@ class Commit:
         try:
             while True:
                 began_s = time.monotonic()
-                with reading_bases(base):
+                with reading_bases(base), spans.span("attempt", {"trinitylake.base_version": base.version}):
                     self.committed = self._attempt(base)
                 if self.committed is not None:
                     return self.committed
@@ -270,6 +278,7 @@ class Commit:
     def _rebase(self, base: Snapshot, turn: TurnRequest, began_s: float) -> Snapshot:
         """Find the latest version and check the change on it; returns that version."""
         self._n_lost += 1
+        hub.add(LOST_ATTEMPTS)
         if self._courtesy is not None:
             self._courtesy.met_another()
         if self._n_lost >= self._max_attempts:

@@ -12,6 +12,9 @@ import pyarrow as pa
 
 from trinitylake_ops.cached_attribute import cached_attribute
 from trinitylake_ops.errors import (
+    CommitAttemptsExhaustedError,
+    CommitConflictError,
+    CommitOutcomeUnknownError,
     ConflictError,
     CorruptFileError,
     InvalidDefinitionError,
@@ -20,6 +23,8 @@ from trinitylake_ops.errors import (
     NamespaceNotFoundError,
     ObjectExistsError,
     TableNotFoundError,
+    TransactionExpiredError,
+    TrinityLakeError,
 )
 from trinitylake_ops.format.definitions import (
     IsolationLevel,
@@ -35,6 +40,8 @@ from trinitylake_ops.format.file_names import (
 from trinitylake_ops.format.limits import validate_changed_settings, validate_table_def
 from trinitylake_ops.format.nodes.keys import KeyCodec
 from trinitylake_ops.format.nodes.system_rows import COMMIT_ID
+from trinitylake_ops.telemetry import hub, spans
+from trinitylake_ops.telemetry.instruments import TRANSACTIONS
 from trinitylake_ops.transaction.change_set import ChangeSet, is_namespace_key
 from trinitylake_ops.transaction.commit import DEFAULT_MAX_ATTEMPTS
 from trinitylake_ops.transaction.groups.queue import CommitQueue
@@ -52,6 +59,13 @@ from trinitylake_ops.versions.latest import reading_bases
 from trinitylake_ops.versions.snapshot import CatalogReader, Entry, Snapshot
 
 _LISTED_TABLES = 3
+#: How a transaction ended, as telemetry tells it.
+_OUTCOMES: Mapping[type[TrinityLakeError], str] = {
+    CommitConflictError: "conflict",
+    CommitAttemptsExhaustedError: "exhausted",
+    CommitOutcomeUnknownError: "unknown",
+    TransactionExpiredError: "expired",
+}
 
 
 class Transaction(CatalogReader):
@@ -332,10 +346,22 @@ class Transaction(CatalogReader):
         if self._changes.is_empty and not self._preconditions:
             self.committed_version = self.base.version
         else:
-            self.committed_version = self._commit_once(max_attempts)
+            self.committed_version = self._told_commit(max_attempts)
         if self._is_saved:
             forget_saved(self.base.files.storage, self.id)
         return self.committed_version
+
+    def _told_commit(self, max_attempts: int) -> int:
+        """Commit, and tell telemetry how it ended."""
+        with spans.span("transaction", {"trinitylake.transaction": self.id}) as span:
+            try:
+                version = self._commit_once(max_attempts)
+            except TrinityLakeError as error:
+                hub.add(TRANSACTIONS, outcome=_OUTCOMES.get(type(error), "failed"))
+                raise
+            span.set({"trinitylake.version": version})
+            hub.add(TRANSACTIONS, outcome="committed")
+            return version
 
     def _commit_once(self, max_attempts: int) -> int:
         """Commit, unless this transaction was saved and another process has resumed and committed it."""

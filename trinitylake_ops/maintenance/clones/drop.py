@@ -43,6 +43,7 @@ from trinitylake_ops.maintenance.gc.sweep import Deletion, DeletionReport, delet
 from trinitylake_ops.maintenance.plans.cost import MeteredLakehouse, uncached
 from trinitylake_ops.maintenance.plans.document import Table, new_table
 from trinitylake_ops.maintenance.plans.plan import Plan, PlannedOperation, digest_of
+from trinitylake_ops.maintenance.plans.told import told_as
 from trinitylake_ops.maintenance.reach.mark import owned_tables
 from trinitylake_ops.maintenance.reach.survey import Progress, no_progress
 from trinitylake_ops.maintenance.reach.table_files import table_id_in
@@ -251,6 +252,7 @@ def plan_drop_clone(
     return DropClone(lake=uncached(lake), name=name, deletes_files=delete_files, target_options=target_options).plan()
 
 
+@told_as("drop-clone")
 def drop_clone(
     lake: Lakehouse, name: str, *, delete_files: bool = False, target_options: Mapping[str, str] | None = None
 ) -> DropCloneReport:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from trinitylake_ops.maintenance.plans.cost import Cost, MeteredLakehouse
 from trinitylake_ops.maintenance.plans.document import Document, Table, new_table
 from trinitylake_ops.maintenance.plans.plan import Plan, PlannedOperation, digest_of
+from trinitylake_ops.maintenance.plans.told import told_as
 from trinitylake_ops.transaction.commit import commit
 from trinitylake_ops.transaction.draft import Draft, RootStamp
 from trinitylake_ops.transaction.lakehouse import Lakehouse
@@ -133,6 +134,7 @@ def plan_compact(lake: Lakehouse) -> CompactionPlan:
     return Compact(lake=lake).plan()
 
 
+@told_as("compact")
 def compact(lake: Lakehouse, message: str | None = None) -> CompactionReport:
     """Flush all buffers down and merge thin nodes, as a commit of its own.
 

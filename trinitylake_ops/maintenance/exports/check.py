@@ -13,6 +13,7 @@ from trinitylake_ops.format.locations import is_uri, located, to_location
 from trinitylake_ops.maintenance.exports.roots import check_made_of
 from trinitylake_ops.maintenance.plans.cost import Cost, MeteredLakehouse, uncached_on
 from trinitylake_ops.maintenance.plans.document import Document, Table, new_table
+from trinitylake_ops.maintenance.plans.told import told_as
 from trinitylake_ops.maintenance.reach.mark import CatalogReach
 from trinitylake_ops.maintenance.reach.survey import Progress, SurveyedRoot, no_progress
 from trinitylake_ops.maintenance.reach.table_files import iceberg_metadata
@@ -61,6 +62,7 @@ class ExportCheck(Document):
         return new_table(title, "what", "path", rows=rows)
 
 
+@told_as("verify-export")
 def verify_export(
     lake: Lakehouse,
     name: str,

@@ -21,6 +21,7 @@ from trinitylake_ops.maintenance.exports.table_places import claim_places
 from trinitylake_ops.maintenance.plans.cost import MeteredLakehouse, uncached
 from trinitylake_ops.maintenance.plans.document import Table, change_rows, new_table
 from trinitylake_ops.maintenance.plans.plan import CommitReport, Plan, PlannedOperation, digest_of
+from trinitylake_ops.maintenance.plans.told import told_as
 from trinitylake_ops.maintenance.reach.survey import Progress, no_progress
 from trinitylake_ops.maintenance.reach.tables import check_table_files
 from trinitylake_ops.maintenance.rollbacks import (
@@ -115,6 +116,7 @@ def plan_restore(
     ).plan()
 
 
+@told_as("restore")
 def restore_export(
     lake: Lakehouse,
     name: str,

@@ -28,6 +28,7 @@ from trinitylake_ops.maintenance.plans.document import Document, Table, new_tabl
 from trinitylake_ops.maintenance.plans.executor import LOCAL, Executor
 from trinitylake_ops.maintenance.plans.plan import TimedOperation, TimedPlan
 from trinitylake_ops.maintenance.plans.retention import RetentionPolicy, Verdict, protected_ms
+from trinitylake_ops.maintenance.plans.told import told_as
 from trinitylake_ops.maintenance.reach.survey import (
     Progress,
     is_lapsed,
@@ -317,6 +318,7 @@ def plan_expiration(
     return Expiration(lake=uncached(lake), policy=policy, executor=executor).plan(progress=progress)
 
 
+@told_as("undelete")
 def undelete(lake: Lakehouse, versions: str | int | Iterable[int]) -> int:
     """Bring expired versions back, given as ``3-90,95``, a number or numbers. Returns the version that records it.
 

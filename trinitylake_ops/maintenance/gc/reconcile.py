@@ -17,6 +17,7 @@ from trinitylake_ops.format.version_ranges import VersionRanges
 from trinitylake_ops.maintenance.plans.cost import Cost, MeteredLakehouse
 from trinitylake_ops.maintenance.plans.document import Document, Table, new_table
 from trinitylake_ops.maintenance.plans.plan import Plan, PlannedOperation, digest_of
+from trinitylake_ops.maintenance.plans.told import told_as
 from trinitylake_ops.maintenance.reach.root_chain import (
     acknowledged_versions,
     check_faulty,
@@ -147,6 +148,7 @@ def plan_reconcile(lake: Lakehouse, *, acknowledge: str = "") -> ReconcilePlan:
     return Reconcile(lake=lake, acknowledge=acknowledge).plan()
 
 
+@told_as("reconcile")
 def reconcile(lake: Lakehouse, *, acknowledge: str = "") -> ReconcileReport:
     """Repair exports, pins and expirations after another program replaced the lakehouse definition, in one commit.
 

@@ -27,6 +27,8 @@ from trinitylake_ops.maintenance.plans.plan import ReportT, TimedOperation, Time
 from trinitylake_ops.maintenance.reach.survey import Progress, no_progress, on_latest
 from trinitylake_ops.maintenance.reach.table_files import table_id_in
 from trinitylake_ops.storage import Storage
+from trinitylake_ops.telemetry import hub
+from trinitylake_ops.telemetry.instruments import FREED_BYTES, FREED_FILES
 from trinitylake_ops.versions.snapshot import Snapshot
 
 _PASSING = (ThrottledError, TransientError, AmbiguousWriteError)
@@ -125,7 +127,10 @@ def delete_files(
     passing, the deletion stops there. If a storage throttles or fails in passing, the rest of the batch is sent again
     more slowly, a few times. After the first refusal under a prefix nothing more is tried there.
     """
-    return _Deleting(storage, sizes_bytes, budget, before_batch, spared, progress, executor).run()
+    done = _Deleting(storage, sizes_bytes, budget, before_batch, spared, progress, executor).run()
+    hub.add(FREED_FILES, done.files)
+    hub.add(FREED_BYTES, done.bytes)
+    return done
 
 
 class _Deleting:

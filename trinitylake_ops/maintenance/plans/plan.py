@@ -17,6 +17,7 @@ from typing import Any, Generic, TypeVar
 from trinitylake_ops.errors import FileMissingError, NotFoundError, PlanChangedError
 from trinitylake_ops.maintenance.plans.cost import Cost
 from trinitylake_ops.maintenance.plans.document import Document, Table, new_table
+from trinitylake_ops.maintenance.plans.told import told
 from trinitylake_ops.transaction.lakehouse import Lakehouse
 from trinitylake_ops.versions.snapshot import Snapshot
 
@@ -113,6 +114,12 @@ class PlannedOperation(ABC, Generic[PlannedT, ReportT]):
     """Base of what plans and executes: a lakehouse, options, an executor, and what planning opened of them."""
 
     lake: Lakehouse
+
+    def __init_subclass__(cls) -> None:
+        """Let telemetry hear of each execution."""
+        super().__init_subclass__()
+        if "execute" in cls.__dict__:
+            cls.execute = told(cls.execute)  # type: ignore[method-assign]
 
     @abstractmethod
     def plan(self) -> PlannedT:

@@ -23,6 +23,7 @@ from trinitylake_ops.format.version_ranges import VersionRanges
 from trinitylake_ops.maintenance.plans.cost import Cost, MeteredLakehouse, uncached
 from trinitylake_ops.maintenance.plans.document import Document, Table, new_table
 from trinitylake_ops.maintenance.plans.plan import Plan, PlannedOperation, digest_of
+from trinitylake_ops.maintenance.plans.told import told_as
 from trinitylake_ops.maintenance.repairs.advice import advice_on
 from trinitylake_ops.maintenance.repairs.steps import (
     OPERATION,
@@ -197,6 +198,7 @@ def plan_repair(lake: Lakehouse, report: VerifyReport | None = None, *, to_last_
     return Repair(lake=uncached(lake), report=report, to_last_good=to_last_good).plan()
 
 
+@told_as("repair")
 def repair(lake: Lakehouse, report: VerifyReport | None = None, *, to_last_good: bool = False) -> RepairReport:
     """Plan and execute a repair. Raises the errors of both."""
     return plan_repair(lake, report, to_last_good=to_last_good).execute()

@@ -11,6 +11,7 @@ from trinitylake_ops.errors import ExportExistsError, ExportNotFoundError, Inval
 from trinitylake_ops.format.definitions import ExportRecord, ExportState, LakehouseDef
 from trinitylake_ops.format.file_identity import name_identity
 from trinitylake_ops.format.nodes.keys import validate_name
+from trinitylake_ops.maintenance.plans.told import told_as
 from trinitylake_ops.maintenance.state.state_change import StateChange
 from trinitylake_ops.transaction.lakehouse import Lakehouse
 from trinitylake_ops.versions.lookup import check_not_expired
@@ -184,6 +185,7 @@ def _info(record: ExportRecord) -> ExportInfo:
     )
 
 
+@told_as("drop-export")
 def drop_export(lake: Lakehouse, name: str) -> int:
     """Forget an export in one commit, then delete its root and manifest. Returns the version.
 

@@ -80,6 +80,21 @@ def lease(storage: Storage, operation: str) -> Iterator[Lease]:
         taken.release()
 
 
+def held_by(storage: Storage) -> str | None:
+    """Return a sentence that says which operation has the lease, None where none has. Lists, and reads one file.
+
+    Raises StorageError.
+    """
+    standing = _standing(storage)
+    if not standing:
+        return None
+    try:
+        _check_ended(storage, standing[max(standing)], storage.now_ms())
+    except MaintenanceBlockedError as error:
+        return error.message
+    return None
+
+
 def _take(storage: Storage, operation: str) -> Lease:
     standing = _standing(storage)
     newest = max(standing, default=0)

@@ -17,6 +17,7 @@ from trinitylake_ops.maintenance.hint import HintState, inspect_hint
 from trinitylake_ops.maintenance.plans.budget import NO_LIMITS, Budget, BudgetSpentError, Spending
 from trinitylake_ops.maintenance.plans.cost import MeteredLakehouse, uncached_on
 from trinitylake_ops.maintenance.plans.executor import LOCAL, Executor
+from trinitylake_ops.maintenance.plans.told import telling
 from trinitylake_ops.maintenance.reach.listing import list_standing
 from trinitylake_ops.maintenance.reach.root_chain import acknowledged_versions
 from trinitylake_ops.maintenance.reach.survey import Survey, expired_versions
@@ -64,7 +65,8 @@ def verify(
     if spending.budget.requests_per_second is not None:
         raise InvalidInputError("verify keeps no rate of requests; limit their number, or the time")
     run = _Verification(lake, executor, spending, deep=deep, incremental=incremental)
-    return run.run(progress or (lambda _done, _all: None))
+    with telling("verify"):
+        return run.run(progress or (lambda _done, _all: None))
 
 
 class _Verification:

@@ -9,21 +9,24 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.core import CounterMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from trinitylake_ops.storage import MeteredStorage
-from trinitylake_ops.transaction.groups import heard
+from trinitylake_ops.telemetry.hub import listen
+from trinitylake_ops.telemetry.instruments import STORAGE_BYTES, STORAGE_REQUESTS
+from trinitylake_ops.telemetry.prometheus import PrometheusListener
 
-CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 60.0, 300.0)
-_MEMBERS = (1, 2, 4, 8, 16, 32, 64, 128)
 _OUTCOMES = {200: "committed", 204: "committed", 409: "conflict", 500: "unknown", 503: "unavailable", 504: "unknown"}
 
 
 class Metrics:
-    """Counts of one server. ``storages`` are those of its lakehouses, by their names, which count by themselves."""
+    """Counts of one server, and what the engine tells in its process.
+
+    ``storages`` are those of its lakehouses, by their names, which count by themselves.
+    """
 
     def __init__(self, storages: Mapping[str, MeteredStorage]):
         self._registry = CollectorRegistry()
@@ -49,18 +52,13 @@ class Metrics:
             ("lakehouse",),
             registry=self._registry,
         )
-        self._members = Histogram(
-            "trinitylake_commit_group_size",
-            "How many transactions of this process went into one version.",
-            buckets=_MEMBERS,
-            registry=self._registry,
-        )
         self._registry.register(_OfStorages(storages))
-        heard.groups.add(self._note_group)
+        self._listener = PrometheusListener(self._registry, without=(STORAGE_REQUESTS, STORAGE_BYTES))
+        self._end = listen(self._listener)
 
     def close(self) -> None:
-        """Hear no more of groups."""
-        heard.groups.discard(self._note_group)
+        """Hear no more of the engine."""
+        self._end()
 
     @contextmanager
     def in_progress(self) -> Iterator[None]:
@@ -83,10 +81,7 @@ class Metrics:
 
     def text(self) -> bytes:
         """Return all metrics as Prometheus reads them."""
-        return generate_latest(self._registry)
-
-    def _note_group(self, n_members: int) -> None:
-        self._members.observe(n_members)
+        return self._listener.text()
 
 
 class _OfStorages(Collector):
@@ -97,19 +92,21 @@ class _OfStorages(Collector):
 
     def collect(self) -> Iterable[Metric]:
         requests = CounterMetricFamily(
-            "trinitylake_storage_requests", "Requests to the storage.", labels=("lakehouse", "kind")
+            "trinitylake_storage_requests", "Requests to the storage.", labels=("lakehouse", "storage", "kind")
         )
         rounds = CounterMetricFamily(
             "trinitylake_storage_rounds", "Waits for the storage, one after the other.", labels=("lakehouse",)
         )
         n_bytes = CounterMetricFamily(
-            "trinitylake_storage_bytes", "Bytes read from the storage and written to it.", labels=("lakehouse", "way")
+            "trinitylake_storage_bytes",
+            "Bytes read from the storage and written to it.",
+            labels=("lakehouse", "storage", "way"),
         )
         for lakehouse, storage in self._storages.items():
-            counts = storage.snapshot()
+            counts, scheme = storage.snapshot(), storage.root.partition(":")[0]
             for kind, number in counts.requests.items():
-                requests.add_metric((lakehouse, kind), number)
+                requests.add_metric((lakehouse, scheme, kind), number)
             rounds.add_metric((lakehouse,), counts.rounds)
-            n_bytes.add_metric((lakehouse, "read"), counts.bytes_read)
-            n_bytes.add_metric((lakehouse, "written"), counts.bytes_written)
+            n_bytes.add_metric((lakehouse, scheme, "read"), counts.bytes_read)
+            n_bytes.add_metric((lakehouse, scheme, "written"), counts.bytes_written)
         return (requests, rounds, n_bytes)

@@ -27,8 +27,10 @@ from trinitylake_ops.format.definitions import METADATA_LOCATION
 from trinitylake_ops.spark_jobs.tables.reader import read_table
 from trinitylake_ops.spark_jobs.tables.writer import stage_dataframe
 from trinitylake_ops.tables.writing.data_files import TARGET_FILE_SIZE_BYTES
+from trinitylake_ops.tables.writing.lineage.told import tell_lineage
 from trinitylake_ops.tables.writing.partition_key import PartitionValue
 from trinitylake_ops.tables.writing.publication import Publication, publication_id, publish_once, published_version
+from trinitylake_ops.tables.writing.reads import TableRead
 from trinitylake_ops.tables.writing.staged_table import StagedTable
 from trinitylake_ops.tables.writing.write_mode import Mode
 from trinitylake_ops.tables.writing.write_plan import Evolution
@@ -164,7 +166,20 @@ class PipelineRun:
                 require=lambda latest: self._check_unchanged(latest, names),
                 since=self.version,
             )
+            tell_lineage(
+                self._lake,
+                self._published.version,
+                self._published.tables,
+                self._reads,
+                integration="SPARK",
+                job=self._spark.conf.get("spark.app.name") or _PIPELINE,
+                run_id=self.run_id,
+            )
         return self._published
+
+    def _reads(self) -> list[TableRead]:
+        pinned = self._lake.snapshot(self.version)
+        return [TableRead.of(pinned, *name) for name in sorted(self._read)]
 
     def _check_unpublished(self) -> None:
         """Raise CommitConflictError if another process with this run's id has committed it, if that is why."""

@@ -21,6 +21,8 @@ from trinitylake_ops.storage.fork import at_fork
 from trinitylake_ops.storage.interface import Storage
 from trinitylake_ops.storage.paths import check_range
 from trinitylake_ops.storage.wrappers.base import StorageWrapper
+from trinitylake_ops.telemetry import hub
+from trinitylake_ops.telemetry.instruments import CACHE_READS
 
 T = TypeVar("T")
 
@@ -144,6 +146,8 @@ class CacheStorage(StorageWrapper):
     def read(self, path: str, *, offset: int = 0, length: int | None = None, limit_bytes: int | None = None) -> bytes:
         if not self._is_immutable(path):
             return self.inner.read(path, offset=offset, length=length, limit_bytes=limit_bytes)
+        if hub.is_heard():
+            hub.add(CACHE_READS, source="memory" if self._cache.get(self._identity, path) is not None else "elsewhere")
         if offset == 0 and length is None:
             data = self._cache.get_or_read(self._identity, path, lambda: self._read_whole(path, limit_bytes))
             self._check_size(path, len(data), length, limit_bytes)

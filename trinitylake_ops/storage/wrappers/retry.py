@@ -14,6 +14,8 @@ from tenacity import Retrying, retry_if_exception_type, stop_after_attempt, wait
 from trinitylake_ops.errors import AmbiguousWriteError, InvalidInputError, StorageError, ThrottledError, TransientError
 from trinitylake_ops.storage.interface import FileInfo, Storage
 from trinitylake_ops.storage.wrappers.base import StorageWrapper
+from trinitylake_ops.telemetry import hub
+from trinitylake_ops.telemetry.instruments import STORAGE_RETRIES
 
 T = TypeVar("T")
 
@@ -137,10 +139,10 @@ class RetryStorage(StorageWrapper):
         self._after_any = self._retrying(_PASSING)
 
     def _retry(self, call: Callable[..., T], *args: object, **options: object) -> T:
-        return _repeated(self._after_no_effect, lambda: call(*args, **options))
+        return _repeated(self._after_no_effect, lambda: call(*args, **options), self.root)
 
     def _retry_idempotent(self, call: Callable[..., T], *args: object) -> T:
-        return _repeated(self._after_any, lambda: call(*args))
+        return _repeated(self._after_any, lambda: call(*args), self.root)
 
     def _started_list(self, prefix: str) -> Iterator[FileInfo]:
         files = self.inner.list(prefix)
@@ -167,19 +169,28 @@ def sent_once(storage: Storage) -> Storage:
     return storage
 
 
-def _repeated(retrying: Retrying, call: Callable[[], T]) -> T:
+def _repeated(retrying: Retrying, call: Callable[[], T], root: str) -> T:
     """Make the first call. Only a call that failed in passing pays for the bookkeeping of attempts and waits."""
     failure: StorageError | None = None
     try:
         return call()
     except _PASSING as error:
         failure = error
+        _tell(root, error)
 
     def attempt() -> T:
         nonlocal failure
         if failure is not None:
             first, failure = failure, None
             raise first
-        return call()
+        try:
+            return call()
+        except _PASSING as error:
+            _tell(root, error)
+            raise
 
     return retrying(attempt)
+
+
+def _tell(root: str, error: StorageError) -> None:
+    hub.add(STORAGE_RETRIES, storage=root.partition(":")[0], cause=type(error).__name__)

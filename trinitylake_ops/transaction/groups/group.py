@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 from trinitylake_ops.errors import InvalidInputError, TrinityLakeError
 from trinitylake_ops.format.definitions import LakehouseDef
 from trinitylake_ops.storage.interface import Storage
+from trinitylake_ops.telemetry import hub
+from trinitylake_ops.telemetry.instruments import GROUP_SIZE
 from trinitylake_ops.transaction.commit import (
     Commit,
     Committed,
@@ -20,7 +22,6 @@ from trinitylake_ops.transaction.commit import (
     outcome_unknown,
 )
 from trinitylake_ops.transaction.draft import Draft, RootStamp, Writes
-from trinitylake_ops.transaction.groups.heard import tell_of_group
 from trinitylake_ops.transaction.groups.member import MAX_GROUP_CHANGES, Member
 from trinitylake_ops.transaction.time_to_live import check_age, removed_before_ms
 from trinitylake_ops.transaction.turns import Courtesy
@@ -215,7 +216,7 @@ class Group:
         except TrinityLakeError as error:
             members.settle_all(error)
             return None
-        tell_of_group(len(members.pending))
+        hub.observe(GROUP_SIZE, len(members.pending))
         members.settle_all(committed.version)
         return committed
 

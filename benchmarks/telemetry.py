@@ -1,0 +1,187 @@
+"""What telemetry costs a commit: untold, with the interface alone, with listeners, with the SDK and an exporter.
+
+Run from the project's root: ``.venv/bin/python -m benchmarks.telemetry``. It writes
+``benchmarks/results/telemetry.md``, and ends with an error where a ratio is above its bound. Each kind has a process
+of its own. They take turns, a block of commits each, so that what else the machine does meets all of them. Ratios are
+of the medians of CPU and of time.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from dataclasses import dataclass
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+from benchmarks.report import table, write_result
+
+N_TURNS = 60
+N_COMMITS = 15
+_BASE = "as it was: told to nobody, its calls taken out"
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A way to tell, the bound of its ratio to the first kind, and the program that begins it."""
+
+    name: str
+    begin: str
+    bound: float | None = None
+
+
+_SILENT = """
+import contextlib
+from trinitylake_ops.telemetry import hub, spans
+_nothing = contextlib.nullcontext(spans._NOTHING)
+spans.span = lambda *_: _nothing
+spans.is_recorded = lambda: False
+hub.add = hub.observe = lambda *_, **__: None
+hub.is_heard = lambda: False
+"""
+KINDS = (
+    Kind(_BASE, _SILENT),
+    Kind("nobody listens, no library loaded", "", 1.01),
+    Kind("OpenTelemetry's interface loaded, no SDK", "import opentelemetry.trace, opentelemetry.metrics", 1.01),
+    Kind(
+        "counted for Prometheus",
+        "from trinitylake_ops.telemetry.hub import listen\n"
+        "from trinitylake_ops.telemetry.prometheus import PrometheusListener\nlisten(PrometheusListener())",
+        1.05,
+    ),
+    Kind(
+        "OpenTelemetry's SDK, spans and numbers sent by OTLP",
+        "from trinitylake_ops.telemetry.otel import send\nsend()",
+        1.05,
+    ),
+)
+_PROGRAM = """
+import json, sys, time
+{begin}
+from trinitylake_ops import Lakehouse
+lake = Lakehouse.create(sys.argv[1], {options})
+with lake.transaction() as txn:
+    txn.create_namespace("ns")
+definition = lake.snapshot().namespace("ns")
+number = 0
+for line in sys.stdin:
+    seconds, cpu = [], time.process_time()
+    for _ in range(int(line)):
+        number += 1
+        begun = time.perf_counter()
+        with lake.transaction() as txn:
+            txn.alter_namespace("ns", {{"n": str(number)}})
+        seconds.append(time.perf_counter() - begun)
+    print(json.dumps([seconds, (time.process_time() - cpu) / len(seconds)]), flush=True)
+"""
+
+
+class Worker:
+    """A process that commits blocks when it is told to."""
+
+    def __init__(self, kind: Kind, root: str, options: dict[str, str], environment: dict[str, str]):
+        program = _PROGRAM.format(begin=kind.begin, options=repr(options))
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", program, root],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env={**os.environ, **environment},
+        )
+
+    def block(self, n_commits: int) -> tuple[list[float], float]:
+        """Return the seconds of each commit, and the CPU seconds of one, the exporter's threads included."""
+        assert self._process.stdin is not None and self._process.stdout is not None
+        self._process.stdin.write(f"{n_commits}\n")
+        self._process.stdin.flush()
+        seconds, cpu = json.loads(self._process.stdout.readline())
+        return seconds, cpu
+
+    def end(self) -> None:
+        """End it."""
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        if self._process.wait() != 0:
+            raise RuntimeError("a process that committed failed")
+
+
+class _Receiver(BaseHTTPRequestHandler):
+    received = 0
+
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers["Content-Length"]))
+        type(self).received += 1
+        self.send_response(200)
+        self.end_headers()
+
+    def log_message(self, *_: Any) -> None:
+        pass
+
+
+def _measured(place: str, root: str, options: dict[str, str], environment: dict[str, str]) -> list[tuple[Any, ...]]:
+    workers = [Worker(kind, f"{root}{at}", options, environment) for at, kind in enumerate(KINDS)]
+    seconds: list[list[float]] = [[] for _ in KINDS]
+    cpus: list[list[float]] = [[] for _ in KINDS]
+    for worker in workers:
+        worker.block(N_COMMITS)  # to be warm
+    for turn in range(N_TURNS):
+        order = range(len(KINDS)) if turn % 2 else reversed(range(len(KINDS)))
+        for at in order:
+            block, cpu = workers[at].block(N_COMMITS)
+            seconds[at].append(statistics.median(block))
+            cpus[at].append(cpu)
+    for worker in workers:
+        worker.end()
+    rows = []
+    for at, kind in enumerate(KINDS):
+        ratio = statistics.median(own / base for own, base in zip(seconds[at], seconds[0], strict=True))
+        cpu_ratio = statistics.median(own / base for own, base in zip(cpus[at], cpus[0], strict=True))
+        milliseconds = statistics.median(seconds[at]) * 1_000
+        rows.append((place, kind, milliseconds, ratio, cpu_ratio))
+    return rows
+
+
+def main() -> int:
+    """Measure, write the result, and return whether a bound was passed."""
+    server = ThreadingHTTPServer(("127.0.0.1", 0), _Receiver)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    environment = {"OTEL_EXPORTER_OTLP_ENDPOINT": f"http://127.0.0.1:{server.server_port}"}
+    begun_s = time.monotonic()
+    with tempfile.TemporaryDirectory() as folder:
+        rows = _measured("local disk, fsync", f"{folder}/lake", {}, environment)
+    server.shutdown()
+    if not _Receiver.received:
+        raise RuntimeError("the exporter sent nothing")
+    shown = [
+        (
+            place,
+            kind.name,
+            f"{milliseconds:.2f}",
+            f"{ratio:.3f}",
+            "" if kind.bound is None else f"{kind.bound:.2f}",
+            f"{cpu_ratio:.3f}",
+        )
+        for place, kind, milliseconds, ratio, cpu_ratio in rows
+    ]
+    columns = ("storage", "telemetry", "ms a commit", "time, to the first", "bound", "CPU, to the first")
+    lines = (
+        "# What telemetry costs a commit",
+        "",
+        f"{N_TURNS} turns of {N_COMMITS} commits of one namespace each, in {time.monotonic() - begun_s:.0f} s.",
+        f"The exporter sent {_Receiver.received} requests. Ratios are medians over the turns, each to the turn of the",
+        "first kind beside it.",
+        "",
+        *table(columns, shown),
+    )
+    write_result("telemetry", lines)
+    return int(any(kind.bound is not None and ratio > kind.bound for _, kind, _, ratio, _ in rows))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,105 @@
+"""``trinitylake status``: one screen, in words and colours, as JSON and as a page; and what it tells Prometheus."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from tests.cli import test_commands
+from tests.cli.test_commands import Cli, assert_error, cli, lake, logging_as_it_was
+from tests.lakes import lakes
+from tests.maintenance.changes import create
+from tests.maintenance.pages import parsed
+from trinitylake_ops import Lakehouse, maintenance
+from trinitylake_ops.cli.status import _print
+from trinitylake_ops.format.file_names import HINT_PATH
+
+__all__ = ["cli", "lake", "lakes", "logging_as_it_was"]
+
+
+def test_one_screen(cli: Cli, lake: Lakehouse) -> None:
+    lake.storage.write(HINT_PATH, b"0")
+    result = cli("status")
+    assert result.code == 0
+    first, *lines = result.out.splitlines()
+    assert first.startswith("Version 2, ")
+    assert first.endswith(": 1 finding")
+    said = "\n".join(lines)
+    for word in (
+        "kept",
+        "conflicts",
+        "reclaimable",
+        "Due",
+        "expiry",
+        "purge",
+        "orphans",
+        "verify",
+        "clones",
+        "requests",
+    ):
+        assert word in said
+    assert f"  trinitylake --root {test_commands.ROOT} hint --repair" in lines
+    assert "\x1b" not in result.out
+
+
+def test_as_json_and_as_a_page(cli: Cli, lake: Lakehouse, tmp_path: Path) -> None:
+    path = tmp_path / "status.html"
+    result = cli("status", "--json", "--html", path, "--last", 1, "--export-every", "1d", "--plan-seconds", 60)
+    assert (result.json["version"], result.json["commits"]["versions"]) == (2, 1)
+    assert result.json["space"]["note"] == "by plans of now"
+    assert f"Page: {path}\n" in result.err
+    page = parsed(path.read_text())
+    assert page.headline.startswith("Version 2, ")
+    assert "refresh" not in path.read_text()
+    assert_error(cli("status", "--watch", 0), 2, "--watch")
+    assert_error(cli("status", "--html", tmp_path), 5, "no file")
+
+
+def test_it_watches_until_it_is_interrupted(
+    cli: Cli, lake: Lakehouse, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    slept: list[float] = []
+
+    def sleep(seconds: float) -> None:
+        slept.append(seconds)
+        create(lake, f"n{len(slept)}")
+        if len(slept) == 2:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(time, "sleep", sleep)
+    path = tmp_path / "status.html"
+    result = cli("status", "--watch", 3, "--html", path)
+    assert (result.code, slept) == (130, [3, 3])
+    assert [line.partition(",")[0] for line in result.out.splitlines() if line.startswith("Version")] == [
+        "Version 2",
+        "Version 3",
+    ]
+    assert '<meta http-equiv="refresh" content="3">' in path.read_text()
+
+
+def test_a_terminal_has_colours_and_no_name_controls_it(lake: Lakehouse) -> None:
+    create(lake, "evil\u202e")
+    console = Console(force_terminal=True, width=100, color_system="standard", record=True)
+    with console.capture() as shown:
+        _print(console, maintenance.lakehouse_status(lake))
+    assert "\x1b[" in shown.get()
+    assert "\u202e" not in shown.get()
+
+
+def test_numbers_for_prometheus_and_json_lines(cli: Cli, lake: Lakehouse, tmp_path: Path) -> None:
+    path = tmp_path / "m.prom"
+    result = cli("--metrics-file", path, "--log-json", "status", "--json")
+    assert result.json["version"] == 2
+    told = path.read_text()
+    assert f'trinitylake_lakehouse_version{{lakehouse="{test_commands.ROOT}"}} 2.0' in told
+    assert f'trinitylake_age_seconds{{lakehouse="{test_commands.ROOT}",of="verify"}} +Inf' in told
+    result = cli("--log-json", "rollback", 1, "--yes")
+    (line,) = [json.loads(line) for line in result.err.splitlines()]
+    assert (line["operation"], line["command"], line["outcome"]) == ("rollback", "rollback", "done")
+    assert len(line["run_id"]) == 36
+    pushed = cli("--metrics-push", "nowhere", "status")
+    assert (pushed.code, "metrics are pushed to a URL" in pushed.err) == (0, True)

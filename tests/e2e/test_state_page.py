@@ -1,0 +1,62 @@
+"""The page at the server's root in a real browser: it is whole, asks for nothing else, and runs nothing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import yaml
+from playwright.sync_api import expect
+
+from tests.e2e.browser import opened_page
+from tests.lakes import Lakes, lakes
+from tests.maintenance.changes import create
+from tests.server.served import serving, settings_for
+from tests.server.test_safety import READER, entry
+from trinitylake_ops.format.file_names import HINT_PATH
+
+__all__ = ["lakes"]
+
+pytestmark = [pytest.mark.soak, pytest.mark.debian_packages, pytest.mark.timeout(600)]
+
+EVIL = "<img/src=x/onerror=document.title='run'>"
+
+
+def test_a_browser_shows_the_state(lakes: Lakes, tmp_path: Path) -> None:
+    lake = lakes.local()
+    with lake.transaction(message=EVIL) as txn:
+        txn.create_namespace(EVIL)
+    create(lake, "ns", "t")
+    lake.storage.write(HINT_PATH, b"0")
+    with serving(settings_for(lake)) as served, opened_page() as page:
+        asked: list[str] = []
+        errors: list[str] = []
+        page.on("request", lambda request: asked.append(request.url))
+        page.on("console", lambda message: errors.append(message.text))
+        page.on("pageerror", lambda error: errors.append(str(error)))
+        page.goto(f"{served.url}/")
+        expect(page.get_by_role("heading", level=1)).to_contain_text("Version 2, ")
+        expect(page.get_by_text(f"trinitylake --root {lake.root} hint --repair")).to_be_visible()
+        for name in ("Due", "Findings", "Who commits"):
+            expect(page.get_by_role("heading", name=name, exact=True)).to_be_visible()
+        expect(page.get_by_role("row").filter(has_text="verify").first).to_contain_text("fine")
+        page.screenshot(path=tmp_path / "status.png", full_page=True)
+        assert (tmp_path / "status.png").stat().st_size > 10_000
+        assert page.title().startswith("status: Version 2")
+        assert page.locator("script, img, link, iframe").count() == 0
+        assert {url.removeprefix(served.url) for url in asked} <= {"/", "/favicon.ico"}
+        assert [one for one in errors if "favicon" not in one and "404" not in one] == []
+
+
+def test_a_browser_asks_for_the_token(lakes: Lakes, tmp_path: Path) -> None:
+    lake = lakes.local()
+    tokens = tmp_path / "tokens.yaml"
+    tokens.write_text(yaml.safe_dump({"tokens": [entry(READER, "reader", scope="read")]}))
+    with serving(settings_for(lake, tokens=tokens)) as served, opened_page() as page:
+        browser = page.context.browser
+        assert browser is not None
+        context = browser.new_context(http_credentials={"username": "anybody", "password": READER})
+        with context:
+            mine = context.new_page()
+            mine.goto(f"{served.url}/")
+            expect(mine.get_by_role("heading", level=1)).to_contain_text("Version 0, ")

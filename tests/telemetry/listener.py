@@ -1,0 +1,63 @@
+"""A listener that remembers, and spans of the SDK in memory."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+from opentelemetry import trace
+from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+
+from trinitylake_ops.telemetry.hub import listen
+from trinitylake_ops.telemetry.otel import stop_listening
+
+
+class Heard:
+    """All numbers that were told, by the name of the instrument and the values of its labels."""
+
+    def __init__(self) -> None:
+        self.added: dict[tuple[str, ...], float] = defaultdict(float)
+        self.observed: dict[tuple[str, ...], list[float]] = defaultdict(list)
+        self.gauges: dict[tuple[str, ...], float] = {}
+
+    def add(self, name: str, amount: float, labels: dict[str, str]) -> None:
+        self.added[name, *labels.values()] += amount
+
+    def observe(self, name: str, value: float, labels: dict[str, str]) -> None:
+        self.observed[name, *labels.values()].append(value)
+
+    def put(self, name: str, value: float, labels: dict[str, str]) -> None:
+        self.gauges[name, *labels.values()] = value
+
+
+@contextmanager
+def hearing() -> Iterator[Heard]:
+    heard = Heard()
+    end = listen(heard)
+    try:
+        yield heard
+    finally:
+        end()
+
+
+@contextmanager
+def recording(patch: pytest.MonkeyPatch) -> Iterator[InMemorySpanExporter]:
+    """Let the process have a tracer provider, as an application would set it."""
+    provider, exporter = TracerProvider(), InMemorySpanExporter()
+    provider.add_span_processor(SimpleSpanProcessor(exporter))
+    with patch.context() as context:
+        context.setattr(trace, "get_tracer_provider", lambda: provider)
+        yield exporter
+    stop_listening()
+    provider.shutdown()
+
+
+def parents(exporter: InMemorySpanExporter) -> list[tuple[str, str]]:
+    """Return the name of each span with that of its parent, "" for none, in the order in which they ended."""
+    spans: tuple[ReadableSpan, ...] = exporter.get_finished_spans()
+    names = {span.context.span_id: span.name for span in spans if span.context is not None}
+    return [(span.name, "" if span.parent is None else names.get(span.parent.span_id, "?")) for span in spans]

@@ -1,0 +1,248 @@
+"""What the engine tells: spans, numbers, logs. Nothing where nobody listens, and no failure where a listener fails."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from opentelemetry.sdk.metrics import MeterProvider
+from opentelemetry.sdk.metrics.export import InMemoryMetricReader
+from prometheus_client.parser import text_string_to_metric_families
+
+from tests.clock import ClockStorage
+from tests.environments import modules_beyond, run_without
+from tests.faults import FaultyStorage, fail
+from tests.maintenance.changes import create
+from tests.telemetry.listener import hearing, parents, recording
+from trinitylake_ops import Lakehouse, maintenance
+from trinitylake_ops.errors import CommitConflictError, InvalidInputError, StorageError, ThrottledError
+from trinitylake_ops.maintenance.gc.sweep import delete_files
+from trinitylake_ops.storage import MemoryStorage, RetryStorage, open_storage
+from trinitylake_ops.storage.wrappers.observe import ObservedStorage
+from trinitylake_ops.telemetry import hub, settings, spans
+from trinitylake_ops.telemetry.instruments import INSTRUMENTS
+from trinitylake_ops.telemetry.logs import JsonFormatter, about
+from trinitylake_ops.telemetry.otel import OtelListener
+from trinitylake_ops.telemetry.prometheus import PrometheusListener
+from trinitylake_ops.telemetry.settings import TelemetrySettings
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> str:
+    return str(tmp_path / "lake")
+
+
+def test_spans_are_those_of_the_transaction_its_attempts_and_rounds(root: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with recording(monkeypatch) as exporter:
+        lake = Lakehouse.create(root, {"fsync": "false"})
+        exporter.clear()
+        create(lake, "ns", "t")
+        told = parents(exporter)
+    assert ("transaction", "") in told
+    assert ("commit", "transaction") in told
+    assert ("attempt", "commit") in told
+    assert ("storage round", "attempt") in told
+    commit = next(span for span in exporter.get_finished_spans() if span.name == "commit")
+    assert dict(commit.attributes or {}) == {
+        "trinitylake.base_version": 0,
+        "trinitylake.version": 1,
+        "trinitylake.lost_attempts": 0,
+    }
+    rounds = [span.attributes for span in exporter.get_finished_spans() if span.name == "storage round"]
+    assert all(one is not None and one["trinitylake.kinds"] for one in rounds)
+
+
+def test_operations_are_spans_with_their_commits_in_them(root: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    lake = Lakehouse.create(root, {"fsync": "false"})
+    create(lake, "ns")
+    with recording(monkeypatch) as exporter, hearing() as heard:
+        maintenance.rollback(lake, 0)
+        maintenance.verify(lake)
+        told = parents(exporter)
+    assert ("operation rollback", "") in told
+    assert ("commit", "operation rollback") in told
+    assert ("operation verify", "") in told
+    assert heard.added["operations", "rollback", "done"] == heard.added["operations", "verify", "done"] == 1
+    assert len(heard.observed["operation_seconds", "verify"]) == 1
+
+
+def test_a_failure_is_on_its_span_by_type_alone(root: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    lake = Lakehouse.create(root, {"fsync": "false"})
+    other = Lakehouse.open(root)
+    with (
+        recording(monkeypatch) as exporter,
+        hearing() as heard,
+        pytest.raises(CommitConflictError),
+        lake.transaction() as txn,
+    ):
+        txn.create_namespace("secret")
+        create(other, "secret")
+    failed = [span for span in exporter.get_finished_spans() if span.name == "transaction"][-1]
+    assert failed.attributes is not None and failed.attributes["error.type"] == "CommitConflictError"
+    assert not failed.status.is_ok
+    assert not any("secret" in span.to_json() for span in exporter.get_finished_spans())
+    assert heard.added["transactions", "conflict"] == 1
+    assert heard.added["engine_lost_attempts",] == 1
+
+
+def test_numbers_of_commits_and_requests(root: str) -> None:
+    with hearing() as heard:
+        lake = Lakehouse.create(root, {"fsync": "false"})
+        create(lake, "ns", "t")
+        create(Lakehouse.open(root), "other")
+        lake.snapshot(1).table("ns", "t")
+    assert heard.added["transactions", "committed"] == 2
+    assert heard.observed["commit_group_size",] == [1, 1]
+    assert heard.observed["version_attempts",] == [1, 1]
+    assert len(heard.observed["version_seconds",]) == 2
+    assert heard.added["storage_requests", "file", "create"] >= 6
+    assert heard.added["storage_bytes", "file", "written"] > 1_000
+    assert heard.added["storage_bytes", "file", "read"] > 0
+    assert heard.added["cache_reads", "memory"] > 0
+    known = {key[0] for key in (*heard.added, *heard.observed)}
+    assert known <= set(INSTRUMENTS)
+    told = {key[0]: len(key) - 1 for key in (*heard.added, *heard.observed)}
+    assert told == {name: len(INSTRUMENTS[name].labels) for name in told}
+
+
+def test_freed_files_and_retries(root: str) -> None:
+    faulty = FaultyStorage(MemoryStorage("memory://retries/"), [fail(1, ThrottledError, kind="read")])
+    with hearing() as heard:
+        storage = RetryStorage(faulty, base_delay_seconds=0)
+        storage.create("a", b"1")
+        assert storage.read("a") == b"1"
+        lake = Lakehouse.create("memory://freed/", storage=ClockStorage(MemoryStorage("memory://freed/"), 10**12))
+        lake.storage.create("0000/0000/0000/00000000-orphan", b"x")
+        done = delete_files(lake.storage, {"a": 5, "b": 7})
+    assert heard.added["storage_retries", "memory", "ThrottledError"] == 1
+    assert (heard.added["freed_files",], heard.added["freed_bytes",]) == (done.files, 12)
+
+
+def test_a_storage_opened_while_nobody_listens_is_as_before() -> None:
+    opened = open_storage("memory://quiet/")
+    assert isinstance(opened, RetryStorage)
+    assert not isinstance(opened.inner, ObservedStorage)
+    assert not hub.is_heard()
+    assert spans.tracer() is None
+    with spans.span("nothing") as span:
+        span.set({"a": 1})
+        span.fail("E")
+    with hearing():
+        told = open_storage("memory://quiet/")
+        assert isinstance(told, RetryStorage)
+        assert isinstance(told.inner, ObservedStorage)
+
+
+def test_a_listener_that_fails_fails_no_commit(root: str, caplog: pytest.LogCaptureFixture) -> None:
+    lake = Lakehouse.create(root, {"fsync": "false"})
+    with hearing() as heard:
+        heard.observe = None  # type: ignore[assignment]
+        create(lake, "ns")
+    assert lake.snapshot().has_namespace("ns")
+    assert "the work goes on" in caplog.text
+
+
+def test_the_engine_tells_without_any_library(root: str) -> None:
+    program = (
+        "import sys\nfrom trinitylake_ops import Lakehouse\nlake = Lakehouse.create(sys.argv[1], {'fsync': 'false'})\n"
+        "with lake.transaction() as txn:\n    txn.create_namespace('ns')\n"
+        "print(lake.latest_version(), [name for name in sys.modules if name.startswith(('opentel', 'prometheus'))])\n"
+        "import os\nfrom datetime import datetime, UTC\n"
+        "from trinitylake_ops.telemetry.lineage import Origin, send_publication\n"
+        "os.environ['OPENLINEAGE_URL'] = 'http://127.0.0.1:1'\nnow = datetime.now(UTC)\n"
+        "send_publication('r', 1, Origin('SPARK', 'j', 'r', now, now), [], [])"
+    )
+    ran = run_without(modules_beyond([]), program, root)
+    assert (ran.returncode, ran.stdout) == (0, "1 []\n")
+    assert "the extra 'lineage' brings it: pip install 'trinitylake-ops[lineage]'" in ran.stderr
+
+
+# Where numbers go
+
+
+def test_prometheus_has_all_instruments(tmp_path: Path) -> None:
+    listener = PrometheusListener()
+    for name, one in INSTRUMENTS.items():
+        labels = dict.fromkeys(one.labels, "x")
+        {"counter": listener.add, "histogram": listener.observe, "gauge": listener.put}[one.kind](name, 2, labels)
+    path = tmp_path / "metrics.prom"
+    listener.write(path)
+    families = {one.name for one in text_string_to_metric_families(path.read_text())}
+    assert {f"trinitylake_{name}" for name in INSTRUMENTS} <= families
+    assert path.read_bytes() == listener.text()
+    with pytest.raises(StorageError, match="metrics cannot be written"):
+        listener.write(tmp_path / "none" / "metrics.prom")
+    with pytest.raises(InvalidInputError):
+        listener.push("file:///etc/passwd", "job")
+    with pytest.raises(StorageError, match="metrics cannot be pushed"):
+        listener.push("http://127.0.0.1:1", "job")
+    without = PrometheusListener(without=["transactions"])
+    without.add("transactions", 1, {"outcome": "committed"})
+    assert b"trinitylake_transactions" not in without.text()
+
+
+def test_opentelemetry_has_all_instruments() -> None:
+    reader = InMemoryMetricReader()
+    provider = MeterProvider([reader])
+    listener = OtelListener(provider)
+    for name, one in INSTRUMENTS.items():
+        labels = dict.fromkeys(one.labels, "x")
+        {"counter": listener.add, "histogram": listener.observe, "gauge": listener.put}[one.kind](name, 2, labels)
+    data = reader.get_metrics_data()
+    assert data is not None
+    scopes = data.resource_metrics[0].scope_metrics
+    assert {metric.name for scope in scopes for metric in scope.metrics} == {
+        f"trinitylake.{one}" for one in INSTRUMENTS
+    }
+    provider.shutdown()
+
+
+def test_settings_of_the_environment(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    file = tmp_path / "m.prom"
+    found = TelemetrySettings.of_environment({"TRINITYLAKE_METRICS_FILE": str(file), "TRINITYLAKE_OTEL": "0"})
+    assert found == TelemetrySettings(metrics_file=file)
+    with pytest.raises(InvalidInputError):
+        TelemetrySettings.of_environment({"TRINITYLAKE_OTEL": "perhaps"})
+    end = TelemetrySettings(metrics_file=file, push_url="http://127.0.0.1:1").start()
+    hub.add("freed_files", 3)
+    end()
+    assert "trinitylake_freed_files_total 3.0" in file.read_text()
+    assert "metrics cannot be pushed" in caplog.text
+    assert not hub.is_heard()
+
+
+def test_a_process_of_spark_or_dagster_tells_what_its_environment_says(
+    root: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file, ends = tmp_path / "m.prom", list[Callable[[], None]]()
+    monkeypatch.setenv("TRINITYLAKE_METRICS_FILE", str(file))
+    monkeypatch.setattr(settings, "_has_started", [])
+    monkeypatch.setattr(settings.atexit, "register", ends.append)
+    for _ in range(2):
+        settings.start_once()
+    Lakehouse.create(root, {"fsync": "false"})
+    (end,) = ends
+    end()
+    assert 'trinitylake_storage_requests_total{kind="create",storage="file"}' in file.read_text()
+    assert not hub.is_heard()
+
+
+# Logs
+
+
+def test_a_line_of_the_log_says_version_run_and_operation(root: str, caplog: pytest.LogCaptureFixture) -> None:
+    lake = Lakehouse.create(root, {"fsync": "false"})
+    create(lake, "ns")
+    formatter = JsonFormatter(lambda text: text.replace("s3cret", "***"))
+    with caplog.at_level(logging.INFO), about(run_id="run-7", nothing=None):
+        maintenance.rollback(lake, 0)
+        logging.getLogger("trinitylake_ops.x").warning("s3cret\nline")
+        lines = [json.loads(formatter.format(record)) for record in caplog.records]
+    (rollback,) = [line for line in lines if line.get("operation") == "rollback"]
+    assert (rollback["outcome"], rollback["run_id"], rollback["level"]) == ("done", "run-7", "info")
+    assert rollback["version"].count(".") == 2
+    (other,) = [line for line in lines if "operation" not in line]
+    assert (other["message"], "nothing" in other) == ("***\nline", False)

@@ -1,0 +1,189 @@
+"""The command that shows the state of a lakehouse on one screen."""
+
+from __future__ import annotations
+
+import io
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Console, Group
+from rich.text import Text
+
+from trinitylake_ops import maintenance
+from trinitylake_ops.cli.context import (
+    Duration,
+    Number,
+    Session,
+    WholeNumber,
+    html_option,
+    json_option,
+    page_written,
+    pass_session,
+    print_json,
+)
+from trinitylake_ops.maintenance.plans.document import cell, new_table, visible
+from trinitylake_ops.maintenance.status.due import DEFAULT_AGES, DueState
+from trinitylake_ops.maintenance.status.gauges import tell_status
+from trinitylake_ops.maintenance.status.state import LAST_VERSIONS, Status
+
+_STYLES = {
+    "good": "bold green", "warn": "bold yellow", "bad": "bold red",
+    "due": "yellow", "later": "cyan", "look": "cyan", "fine": "green", "error": "red", "warning": "yellow",
+}  # fmt: skip
+_WIDEST_CHARS = 10_000
+_MS = 1000
+
+
+@click.command(short_help="Show the state on one screen, and what to run next.")
+@click.option("--watch", type=Number(1, 86_400), metavar="SECONDS", help="Show it again and again, until Ctrl-C.")
+@click.option(
+    "--last",
+    type=WholeNumber(1, 1_000),
+    default=LAST_VERSIONS,
+    show_default=True,
+    help="How many versions to look at; each is a request.",
+)
+@click.option("--verify-every", type=Duration(), default="7d", show_default=True, help="When verify is due again.")
+@click.option("--orphans-every", type=Duration(), default="30d", show_default=True, help="When orphans is due again.")
+@click.option("--export-every", type=Duration(), help="When an export is due again.  [default: never]")
+@click.option(
+    "--plan-seconds",
+    type=Number(0, 86_400),
+    default=0,
+    metavar="N",
+    help="Count the bytes that can be freed by new plans, for so long at most. They read all kept roots.",
+)
+@html_option
+@json_option
+@pass_session
+def status(session: Session, /, watch: float | None, html: Path | None, as_json: bool, **chosen: Any) -> None:
+    """Show the state of the lakehouse on one screen, and what to run next.
+
+    The latest version and its age, who commits and how often writers met, what is due, the bytes that can be freed,
+    findings, and commands. It reads the newest versions and at most 48 files more, whatever the lakehouse holds.
+
+    Example: trinitylake status --watch 10
+    """
+    lake = session.lake()
+    console = Console()
+
+    def look() -> Status:
+        found = maintenance.lakehouse_status(
+            lake,
+            last=chosen["last"],
+            plan_seconds=chosen["plan_seconds"],
+            ages=maintenance.DueAges(
+                verify_ms=_ms(chosen["verify_every"]),
+                orphans_ms=_ms(chosen["orphans_every"]),
+                export_ms=_ms(chosen["export_every"]),
+                unfinished_ms=DEFAULT_AGES.unfinished_ms,
+            ),
+        )
+        tell_status(found, found.root)
+        if html is not None:
+            from trinitylake_ops.pages import status_page
+
+            page_written(html, status_page([("", found)], refresh_seconds=round(watch or 0)))
+        return found
+
+    def show(found: Status) -> None:
+        if as_json:
+            print_json(found.to_dict())
+        else:
+            _print(console, found)
+
+    if watch is None:
+        show(look())
+    else:
+        _watch(console, watch, look, show, clears=not as_json)
+
+
+def _ms(duration: Any) -> int | None:
+    return None if duration is None else round(duration.total_seconds() * _MS)
+
+
+def _watch(
+    console: Console, seconds: float, look: Callable[[], Status], show: Callable[[Status], None], *, clears: bool
+) -> None:
+    """Show the state again and again. A terminal is cleared, other outputs get one state after the other."""
+    while True:
+        found = look()
+        if clears and console.is_terminal:
+            console.clear()
+        show(found)
+        time.sleep(seconds)
+
+
+def _print(console: Console, found: Status) -> None:
+    """Print the screen, as wide as the terminal, in colours where it has them."""
+    screen = Group(*_parts(found))
+    if console.is_terminal:
+        console.print(screen)
+        return
+    text = io.StringIO()
+    Console(file=text, width=_WIDEST_CHARS, color_system=None).print(screen)
+    click.echo("\n".join(line.rstrip() for line in text.getvalue().splitlines()))
+
+
+def _parts(found: Status) -> list[Any]:
+    """Return the parts of the screen, in the order in which they are read."""
+    parts: list[Any] = [Text(visible(found.headline), _STYLES[found.tone]), Text(visible(found.root), "dim")]
+    parts += [_line(name, text) for name, text in _facts(found)]
+    rows = [(one.what, _styled(one.state), one.why, one.command) for one in found.due]
+    parts += ["", _table("Due", ("what", "state", "why", "command"), rows)]
+    if found.commits.committers:
+        columns = ("who", "versions", "transactions", "lost", "last (UTC)", "operations")
+        committers = [
+            (one.name, one.versions, one.transactions, one.lost, one.last_at, ", ".join(one.operations))
+            for one in found.commits.committers
+        ]
+        parts += ["", _table("Who commits", columns, committers)]
+    if found.findings:
+        noticed = [(_styled(one.severity), one.message, one.command) for one in found.findings]
+        parts += ["", _table("Findings", ("severity", "what", "command"), noticed)]
+    if found.commands:
+        parts += ["", Text("To run next:"), *(Text(f"  {visible(command)}", "bold") for command in found.commands)]
+    return parts
+
+
+def _facts(found: Status) -> list[tuple[str, str]]:
+    commits, space = found.commits, found.space.reclaimable_bytes
+    lost = f"{commits.lost:,} of {commits.attempts:,} attempts lost to others, in the newest {commits.versions:,}"
+    reclaimable = "unknown" if space is None else _size(space)
+    return [
+        ("versions", f"{found.kept:,} kept, {found.expired:,} wait for a purge"),
+        ("conflicts", lost),
+        ("reclaimable", f"{reclaimable} ({found.space.note})" if found.space.note else reclaimable),
+        ("exports", f"{found.exports:,}, and {found.clones:,} clones"),
+        ("hint", "unknown" if found.hint is None else found.hint.value),
+        ("deletes now", found.running or "nothing"),
+        ("asked", f"{found.cost.total_requests:,} requests"),
+    ]
+
+
+def _size(size_bytes: int) -> str:
+    from rich.filesize import decimal
+
+    return str(decimal(size_bytes))
+
+
+def _line(name: str, text: str) -> Text:
+    return Text.assemble((f"{name:<12}", "dim"), visible(text))
+
+
+def _styled(state: DueState | str) -> Text:
+    return Text(str(state), _STYLES[str(state)])
+
+
+def _table(title: str, columns: tuple[str, ...], rows: Sequence[Sequence[object]]) -> Any:
+    from rich.table import Table
+
+    made = Table(title=title, title_justify="left", box=None, pad_edge=False)
+    for column in columns:
+        made.add_column(column, overflow="fold")
+    for row in new_table("", *columns, rows=rows).rows:
+        made.add_row(*(value if isinstance(value, Text) else cell(value) for value in row))
+    return made

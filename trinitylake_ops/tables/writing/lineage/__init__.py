@@ -1,0 +1,1 @@
+"""Lineage of publications: which tables were made of which others."""

@@ -1,0 +1,106 @@
+"""Spans by OpenTelemetry's interface, where the process has set it up; otherwise nothing.
+
+The interface is never imported here. Who wants spans has loaded it, and has set a tracer provider: an application, its
+auto-instrumentation, or ``telemetry/otel.py``. So the engine needs no library, and a process without one pays a look
+into a dictionary.
+"""
+
+from __future__ import annotations
+
+import contextvars
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+SCOPE = "trinitylake_ops"
+Attributes = Mapping[str, str | int | float | bool]
+
+_known: tuple[Any, Any] = (None, None)  # a provider, and its tracer
+
+
+def tracer() -> Any | None:
+    """Return the tracer of the process, None where no provider was set."""
+    global _known  # noqa: PLW0603 - making a tracer costs more than a span
+    interface = sys.modules.get("opentelemetry.trace")
+    provider_of = getattr(interface, "get_tracer_provider", None)  # None while another thread imports it
+    if interface is None or provider_of is None:
+        return None
+    provider = provider_of()
+    if isinstance(provider, interface.ProxyTracerProvider):
+        return None
+    if _known[0] is not provider:
+        _known = (provider, provider.get_tracer(SCOPE))
+    return _known[1]
+
+
+def is_recorded() -> bool:
+    """Whether the present span is recorded, so that parts of it are worth a span."""
+    interface = sys.modules.get("opentelemetry.trace")
+    current = getattr(interface, "get_current_span", None)
+    return current is not None and bool(current().is_recording())
+
+
+class _Nothing:
+    """A span that nobody records."""
+
+    def set(self, attributes: Attributes) -> None:
+        """Forget attributes."""
+
+    def fail(self, error: str) -> None:
+        """Forget a failure."""
+
+
+class _Recorded:
+    """A span that is recorded, unless it was sampled out."""
+
+    def __init__(self, span: Any):
+        self._span = span
+
+    def set(self, attributes: Attributes) -> None:
+        """Add attributes."""
+        self._span.set_attributes(attributes)
+
+    def fail(self, error: str) -> None:
+        """Say that it failed, and with an error of which type. Messages may hold names, and stay out."""
+        from opentelemetry.trace import StatusCode
+
+        self._span.set_attribute("error.type", error)
+        self._span.set_status(StatusCode.ERROR)
+
+
+_NOTHING = _Nothing()
+
+
+@contextmanager
+def span(name: str, attributes: Attributes | None = None) -> Iterator[_Nothing | _Recorded]:
+    """Begin a span within the present one, and end it with the block. An exception is its failure."""
+    own = tracer()
+    if own is None:
+        yield _NOTHING
+        return
+    with own.start_as_current_span(
+        name, attributes=attributes, record_exception=False, set_status_on_exception=False
+    ) as begun:
+        recorded = _Recorded(begun)
+        try:
+            yield recorded
+        except BaseException as error:
+            recorded.fail(type(error).__name__)
+            raise
+
+
+def note(name: str, begun_ns: int, attributes: Attributes) -> None:
+    """Record a span that ends now, and began at a time of ``time.time_ns``, within the present one."""
+    own = tracer()
+    if own is not None:
+        own.start_span(name, attributes=attributes, start_time=begun_ns).end(time.time_ns())
+
+
+def in_this_context(work: Callable[[], T]) -> Callable[[], T]:
+    """Return work that belongs to the present span, whichever thread does it."""
+    context = contextvars.copy_context()
+    return lambda: context.run(work)
