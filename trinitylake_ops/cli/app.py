@@ -78,7 +78,7 @@ _COMMANDS: Mapping[str, tuple[str, str]] = {
 
 #: The commands as the help shows them: by what somebody wants to do, in the order in which that is done.
 _GROUPS: Mapping[str, tuple[str, ...]] = {
-    "Look": ("log", "ls", "show", "diff", "tree"),
+    "Look": ("status", "log", "ls", "show", "diff", "tree"),
     "Change": (
         *("init", "create-namespace", "drop-namespace", "register-table", "relocate", "rollback", "resolve-commit"),
         *("compact", "compact-tables"),
