@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import logging
@@ -15,10 +16,11 @@ from datetime import UTC, datetime
 from types import FrameType
 
 import uvicorn
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from trinitylake_ops.errors import InvalidInputError
 from trinitylake_ops.server.application import Application
-from trinitylake_ops.server.settings import ServerSettings
+from trinitylake_ops.server.settings import Limits, ServerSettings
 from trinitylake_ops.storage.options import redact_assignments
 
 logger = logging.getLogger(__name__)
@@ -27,6 +29,60 @@ _BACKLOG = 2_048
 _IDLE_SECONDS = 75
 _MOST_FILES = 65_536
 _MOST_HEADER_BYTES = 64 << 10
+#: So many files stay free for the storage, however many clients are connected.
+_FILES_OF_STORAGE = 512
+
+
+class LimitedConnection(H11Protocol):
+    """A connection that a client cannot hold for ever, by a slow head, a slow body, or by not reading its answer.
+
+    uvicorn alone bounds the time between requests.
+    """
+
+    limits = Limits()
+    most_connections = _MOST_FILES
+    _head_timer: asyncio.TimerHandle | None = None
+    _n_answers = 0
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Begin to wait for the head of a request. Above the most connections there is none."""
+        super().connection_made(transport)
+        if len(self.connections) > self.most_connections:
+            transport.abort()
+        else:
+            self._wait_for_head()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Wait no more."""
+        self._head_is_there()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        """Take data. What comes outside a request is the head of the next one, or a body that nobody waits for."""
+        super().data_received(data)
+        if self.cycle is not None and not self.cycle.response_complete:
+            self._head_is_there()
+        elif self._head_timer is None:
+            self._wait_for_head()
+
+    def on_response_complete(self) -> None:
+        """Begin to wait until the client has read an answer that it has not read at once."""
+        self._n_answers += 1
+        super().on_response_complete()
+        if self.transport.get_write_buffer_size():
+            self.loop.call_later(self.limits.seconds, self._end_if_unread, self._n_answers)
+
+    def _wait_for_head(self) -> None:
+        self._head_timer = self.loop.call_later(self.limits.head_seconds, self.transport.abort)
+
+    def _head_is_there(self) -> None:
+        if self._head_timer is not None:
+            self._head_timer.cancel()
+            self._head_timer = None
+
+    def _end_if_unread(self, answer: int) -> None:
+        if self._n_answers == answer and self.transport.get_write_buffer_size():
+            self.transport.abort()
 
 
 class JsonFormatter(logging.Formatter):
@@ -132,9 +188,12 @@ def _listening(host: str, port: int) -> socket.socket:
 
 def configuration_of(application: Application, settings: ServerSettings) -> uvicorn.Config:
     """Return how uvicorn serves an application."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = _MOST_FILES if soft == resource.RLIM_INFINITY else max(soft - _FILES_OF_STORAGE, soft // 2)
+    bounds = {"limits": settings.limits, "most_connections": most}
     return uvicorn.Config(
         application,
-        http="h11",
+        http=type("Connection", (LimitedConnection,), bounds),
         ws="none",
         lifespan="on",
         log_config=None,

@@ -52,7 +52,7 @@ def access_at(call: Call, namespace: str, table: str, location: str | None) -> A
         }
         return Access({"config": config, "storage-credentials": found}, NOT_KEPT)
     delegate = call.warehouse.served.delegate
-    if delegate is not None and delegate.settings.signs and _SIGNING in _asked(call):
+    if delegate is not None and delegate.settings.sign and _SIGNING in _asked(call):
         config |= {
             "s3.remote-signing-enabled": "true",
             "s3.signer": "S3V4RestSigner",
