@@ -58,7 +58,7 @@ def python_of(program: str) -> Path:
         subprocess.run(
             [*uv, "venv", "--quiet", "--relocatable", "--python", sys.executable, str(folder / "v")], check=True
         )
-        alone = ["--no-deps", "py4j==0.10.9.9"] if program in _ALONE else []
+        alone = ["--no-deps", "py4j==0.10.9.7"] if program in _ALONE else []
         install = [*uv, "pip", "install", "--quiet", "--python", str(folder / "v" / "bin" / "python"), *needs, *alone]
         subprocess.run(install, check=True, timeout=_SECONDS)
 

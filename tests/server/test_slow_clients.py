@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import socket
 import time
 from collections.abc import Callable
 
 import pytest
+import uvicorn
 
 from tests.server.requests import TABLE, commit_of, properties
 from tests.server.served import Served, serving, settings_for
 from trinitylake_ops import Lakehouse
-from trinitylake_ops.server.settings import Limits
+from trinitylake_ops.server.application import Application
+from trinitylake_ops.server.running import LimitedConnection, configuration_of
+from trinitylake_ops.server.settings import Limits, ServerSettings
 from trinitylake_ops.tables import catalog_at
 
 HEAD = b"POST /v1/main/namespaces HTTP/1.1\r\nHost: 127.0.0.1\r\n"
@@ -116,6 +120,28 @@ def test_an_answer_that_nobody_reads(lake: Lakehouse, limits: Limits) -> None:
         assert n_read < 3 * 5_000_000  # what the machine had taken for it came, and no more
     for client in clients:
         client.close()
+
+
+@pytest.mark.parametrize("loop", ["asyncio", "uvloop"])
+def test_no_answer_waits_for_more_to_send(lake: Lakehouse, loop: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On every event loop: who installs the server alone has asyncio's."""
+    found: list[int] = []
+    made = LimitedConnection.connection_made
+
+    def connection_made(self: LimitedConnection, transport: asyncio.Transport) -> None:
+        made(self, transport)
+        found.append(transport.get_extra_info("socket").getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY))
+
+    def configuration(application: Application, settings: ServerSettings) -> uvicorn.Config:
+        of_server = configuration_of(application, settings)
+        of_server.loop = loop
+        return of_server
+
+    monkeypatch.setattr(LimitedConnection, "connection_made", connection_made)
+    monkeypatch.setattr("tests.server.served.configuration_of", configuration)
+    with serving(settings_for(lake)) as served:
+        assert served.ask("GET", "/healthz").status == 200
+    assert found == [1]
 
 
 def test_more_connections_than_the_process_has_files_for(lake: Lakehouse, monkeypatch: pytest.MonkeyPatch) -> None:
