@@ -14,7 +14,9 @@ from pathlib import Path
 _SHADED = "org/apache/iceberg/shaded/"
 _MOVED = ("com/fasterxml/jackson/", "org/apache/hc/")
 _SERVICES = "META-INF/services/"
-_UTF8 = 1
+#: The runtime names it, and only newer HTTP clients than that of any package have it. It is used for settings of TLS.
+_ABSENT = f"{_SHADED}org/apache/hc/client5/http/ssl/TlsSocketStrategy"
+_UTF8, _CLASS = 1, 7
 #: Tags of constants that fill two places, and how many bytes follow each tag but that of a text.
 _TWO_PLACES = (5, 6)
 _SIZES = {3: 4, 4: 4, 5: 8, 6: 8, 7: 2, 8: 2, 9: 4, 10: 4, 11: 4, 12: 4, 15: 3, 16: 2, 17: 4, 18: 4, 19: 2, 20: 2}
@@ -47,10 +49,20 @@ def moved_class(data: bytes) -> bytes:
     return b"".join(parts) + data[at:]
 
 
+def empty_interface(name: str) -> bytes:
+    """Return a class file of an interface without methods."""
+    parts = [struct.pack(">IHHH", 0xCAFEBABE, 0, 52, 5)]
+    for at, text in ((1, name), (3, "java/lang/Object")):
+        encoded = text.encode()
+        parts.append(struct.pack(">BH", _UTF8, len(encoded)) + encoded + struct.pack(">BH", _CLASS, at))
+    return b"".join(parts) + struct.pack(">7H", 0x0601, 2, 4, 0, 0, 0, 0)
+
+
 def make_shaded_jar(jars: Iterable[Path], made: Path) -> None:
     """Write a jar with the classes and files of others, under the names that the runtime looks for."""
     names = set()
     with zipfile.ZipFile(made, "w", zipfile.ZIP_STORED) as target:
+        target.writestr(f"{_ABSENT}.class", empty_interface(_ABSENT))
         for jar in jars:
             with zipfile.ZipFile(jar) as source:
                 for name in source.namelist():

@@ -40,6 +40,7 @@ NEEDS = {
     "with_sail": ("pysail==0.7.2", "pyspark-client==4.1.3", "pandas", "pyarrow"),
     "with_dlt": ("dlt-iceberg==0.6.4", "dlt<1.20", "pyarrow"),
     "with_dagster_iceberg": ("dagster-iceberg==0.3.14", "pyarrow"),
+    "with_clickhouse": ("chdb==4.4.0", "pyarrow", "pandas"),
     "with_spark": ("pyspark==3.5.9", "snowpark-connect-deps-iceberg==1.0.3", "bodo-iceberg-connector==2026.10"),
 }
 #: These packages are for their jars alone, and what they need would be much.
@@ -150,6 +151,17 @@ def test_dlt_iceberg(url: str, lake: Lakehouse) -> None:
 def test_dagster_iceberg(url: str, lake: Lakehouse) -> None:
     assert run_python("with_dagster_iceberg", url) == {"main": True, "v3": False, "doubled": [2, 4]}
     assert maintenance.verify(lake, deep=True).findings == ()
+
+
+@pytest.mark.parametrize("has_keys", [False, True])
+def test_clickhouse(s3_url: str, on_s3: Lakehouse, radosgw: S3Server, has_keys: bool) -> None:
+    keys = [radosgw.endpoint, radosgw.access_key_id, radosgw.secret_access_key] if has_keys else []
+    found = run_python("with_clickhouse", s3_url, *keys)
+    print(found.pop("error"))
+    assert found == {
+        "tables": ['"sales.orders"'], "before": ["4,59"], "now": ["7"], "then": ["2"], "still": ["2"],
+    }  # fmt: skip
+    assert maintenance.verify(on_s3, deep=True).findings == ()
 
 
 def jars_of_spark(folder: Path) -> str:

@@ -29,6 +29,7 @@ _PROPERTIES: TypeAdapter[dict[str, str]] = TypeAdapter(dict[str, str])
 _NAMES: TypeAdapter[list[str]] = TypeAdapter(list[str])
 _UNPRINTABLE = re.compile(r"[^\x20-\x7e]")
 _LONGEST_CLIENT_CHARS = 100
+_MOST_VALUES = 500_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +68,10 @@ class Call:
         return _UNPRINTABLE.sub("?", self.headers.get("user-agent", ""))[:_LONGEST_CLIENT_CHARS]
 
     def document(self) -> dict[str, Any]:
-        """Return the body, a JSON object. Raises RefusedError, 400."""
+        """Return the body, a JSON object. Raises RefusedError, 400, and 413 for one of too many values."""
+        # Marks within texts count, too. A value takes tens of bytes, even if the body has two for it.
+        if sum(self.body.count(mark) for mark in (b",", b"[", b"{")) > _MOST_VALUES:
+            raise RefusedError(413, "BadRequestException", f"the body holds more than {_MOST_VALUES} values")
         try:
             content = _DOCUMENT.validate_json(self.body)
         except PydanticError as error:

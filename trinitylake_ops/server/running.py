@@ -70,9 +70,21 @@ class LimitedConnection(H11Protocol):
     def on_response_complete(self) -> None:
         """Begin to wait until the client has read an answer that it has not read at once."""
         self._n_answers += 1
+        is_cut_short = self.cycle.more_body  # answered before its body was there
         super().on_response_complete()
+        if is_cut_short and self._head_timer is None:
+            self._wait_for_head()
         if self.transport.get_write_buffer_size():
             self.loop.call_later(self.limits.seconds, self._end_if_unread, self._n_answers)
+
+    def shutdown(self) -> None:
+        """Let a request that was begun finish. A client that only sends or reads slowly does not hold up the stop."""
+        super().shutdown()
+        self.loop.call_later(self.limits.stop_seconds, self._end_if_slow)
+
+    def _end_if_slow(self) -> None:
+        if self.transport.get_write_buffer_size() or (self.cycle is not None and self.cycle.more_body):
+            self.transport.abort()
 
     def _wait_for_head(self) -> None:
         self._head_timer = self.loop.call_later(self.limits.head_seconds, self.transport.abort)

@@ -107,6 +107,9 @@ def _public_config(call: Call) -> dict[str, str]:
         return {}
     options: Mapping[str, str] = with_environment(lake.root, lake.storage_options).of_scheme("s3")
     found = {client: options[name] for name, client in _CLIENT_OPTIONS.items() if name in options}
+    if "endpoint" in options:
+        # All clients take both forms. ClickHouse finds no file by the other one, as it joins paths in its own way.
+        found[_CLIENT_OPTIONS["endpoint"]] = f"{options['endpoint'].rstrip('/')}/"
     if options.get("addressing_style") == "path":
         found[_PATH_STYLE] = "true"
     return found
