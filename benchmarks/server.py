@@ -18,6 +18,7 @@ import signal
 import socket
 import tempfile
 import threading
+import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 from http.client import HTTPConnection
@@ -71,8 +72,8 @@ class Client:
 
 
 @contextlib.contextmanager
-def bare_route(answer: bytes) -> Iterator[str]:
-    """Serve a route that parses a body in a thread and answers with these bytes; yields its address."""
+def bare_route(answer: bytes) -> Iterator[tuple[int, str]]:
+    """Serve a route that parses a body in a thread and answers with these bytes; yields process and address."""
     listener = socket.create_server(("127.0.0.1", 0))
 
     async def respond(request: Request) -> Response:
@@ -87,7 +88,7 @@ def bare_route(answer: bytes) -> Iterator[str]:
     port = listener.getsockname()[1]
     listener.close()
     try:
-        yield f"http://127.0.0.1:{port}"
+        yield child.pid, f"http://127.0.0.1:{port}"
     finally:
         os.kill(child.pid, signal.SIGTERM)
         child.finish()
@@ -108,13 +109,25 @@ def make_lake(folder: Path, name: str, n_tables: int) -> Lakehouse:
     return lake
 
 
-def by_turns(calls: Mapping[str, Callable[[], object]], n_calls: int) -> dict[str, Spread]:
-    """Return how long calls take in milliseconds, each made so many times after the others."""
+def by_turns(calls: Mapping[str, Callable[[], object]], n_calls: int) -> tuple[dict[str, Spread], float]:
+    """Return how long calls take in milliseconds, each made so many times after the others.
+
+    Returns also how long this process was on a processor for those of the first kind.
+    """
     took_ms: dict[str, list[float]] = {name: [] for name in calls}
+    first, busy_s = next(iter(calls)), 0.0
     for _ in range(n_calls):
         for name, call in calls.items():
+            begun_s = time.process_time()
             took_ms[name].append(1_000 * seconds(call))
-    return {name: Spread.of(values) for name, values in took_ms.items()}
+            busy_s += time.process_time() - begun_s if name == first else 0.0
+    return {name: Spread.of(values) for name, values in took_ms.items()}, 1_000 * busy_s
+
+
+def busy_ms(pid: int) -> float:
+    """Return how long a process has been on a processor so far, in milliseconds."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) * 1_000 / os.sysconf("SC_CLK_TCK")
 
 
 def measured(folder: Path, n_calls: int, n_tables: int) -> tuple[list[str], dict[str, float]]:
@@ -148,17 +161,19 @@ def measured(folder: Path, n_calls: int, n_tables: int) -> tuple[list[str], dict
             for _ in range(N_BEFORE):  # the log of a table's metadata grows until then
                 bare()
                 answer = served()
-            with bare_route(answer) as address:
+            with bare_route(answer) as (pid, address):
                 route = _of_route(Client(address), body)
                 by_turns({"route": route}, N_BEFORE)
-                found = by_turns({"bare": bare, "served": served, "route": route}, n_calls)
+                before = [busy_ms(one) for one in (process.pid, pid)]
+                found, bare_ms = by_turns({"bare": bare, "served": served, "route": route}, n_calls)
+                busy = [bare_ms, *(busy_ms(one) - was for one, was in zip((process.pid, pid), before, strict=True))]
             added[name] = found["served"].median - found["bare"].median
             cells = [found[kind] for kind in ("bare", "served", "route")]
             rows.append([name, *(f"{one.median:.2f} / {one.p99:.2f}" for one in cells), f"{added[name]:.2f}"])
-            rows[-1].append(f"{added[name] - found['route'].median:.2f}")
+            rows[-1] += [f"{added[name] - found['route'].median:.2f}", *(f"{ms / n_calls:.2f}" for ms in busy)]
     header = (
         "call", "catalog, ms: median / p99", "by the server", "a bare route", "more than the catalog",
-        "more than catalog and route",
+        "more than catalog and route", "busy: catalog, ms", "server", "bare route",
     )  # fmt: skip
     return table(header, rows), added
 
@@ -237,7 +252,8 @@ def main(n_calls: int = N_CALLS, n_tables: int = N_TABLES) -> None:
             f"work, too: the load was {load:.1f} for each. So differences of medians count.",
             f"Bounds: {BOUND_MS:g} ms more for loading and committing, {LIST_BOUND_MS:g} ms more for the list.",
             "The bare route parses the same body in a thread, and answers with as many bytes. It is what any server",
-            "of these libraries takes.",
+            "of these libraries takes. Busy is time of a processor for each call, in the process of the catalog, of",
+            "the server, or of the route. It depends less on other work.",
             "",
             *latencies,
             "",

@@ -64,7 +64,7 @@ def make_large(lake: Lakehouse) -> None:
 
 @pytest.fixture
 def limits() -> Limits:
-    return Limits(head_seconds=0.3, seconds=0.5, stop_seconds=0.3)
+    return Limits(head_seconds=0.3, idle_seconds=1.0, seconds=0.5, stop_seconds=0.3)
 
 
 def test_a_head_that_does_not_come(lake: Lakehouse, limits: Limits) -> None:

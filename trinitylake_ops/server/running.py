@@ -26,7 +26,6 @@ from trinitylake_ops.storage.options import redact_assignments
 logger = logging.getLogger(__name__)
 
 _BACKLOG = 2_048
-_IDLE_SECONDS = 75
 _MOST_FILES = 65_536
 _MOST_HEADER_BYTES = 64 << 10
 #: So many files stay free for the storage, however many clients are connected.
@@ -42,6 +41,7 @@ class LimitedConnection(H11Protocol):
     limits = Limits()
     most_connections = _MOST_FILES
     _head_timer: asyncio.TimerHandle | None = None
+    _is_new = True
     _n_answers = 0
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -52,7 +52,7 @@ class LimitedConnection(H11Protocol):
         if len(self.connections) > self.most_connections:
             transport.abort()
         else:
-            self._wait_for_head()
+            self._wait_for_head(self.limits.idle_seconds)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Wait no more."""
@@ -61,11 +61,12 @@ class LimitedConnection(H11Protocol):
 
     def data_received(self, data: bytes) -> None:
         """Take data. What comes outside a request is the head of the next one, or a body that nobody waits for."""
+        is_first, self._is_new = self._is_new, False
         super().data_received(data)
         if self.cycle is not None and not self.cycle.response_complete:
             self._head_is_there()
-        elif self._head_timer is None:
-            self._wait_for_head()
+        elif self._head_timer is None or is_first:
+            self._wait_for_head(self.limits.head_seconds)
 
     def on_response_complete(self) -> None:
         """Begin to wait until the client has read an answer that it has not read at once."""
@@ -73,7 +74,7 @@ class LimitedConnection(H11Protocol):
         is_cut_short = self.cycle.more_body  # answered before its body was there
         super().on_response_complete()
         if is_cut_short and self._head_timer is None:
-            self._wait_for_head()
+            self._wait_for_head(self.limits.head_seconds)
         if self.transport.get_write_buffer_size():
             self.loop.call_later(self.limits.seconds, self._end_if_unread, self._n_answers)
 
@@ -86,8 +87,9 @@ class LimitedConnection(H11Protocol):
         if self.transport.get_write_buffer_size() or (self.cycle is not None and self.cycle.more_body):
             self.transport.abort()
 
-    def _wait_for_head(self) -> None:
-        self._head_timer = self.loop.call_later(self.limits.head_seconds, self.transport.abort)
+    def _wait_for_head(self, seconds: float) -> None:
+        self._head_is_there()
+        self._head_timer = self.loop.call_later(seconds, self.transport.abort)
 
     def _head_is_there(self) -> None:
         if self._head_timer is not None:
@@ -214,7 +216,7 @@ def configuration_of(application: Application, settings: ServerSettings) -> uvic
         access_log=False,
         server_header=False,
         proxy_headers=False,
-        timeout_keep_alive=_IDLE_SECONDS,
+        timeout_keep_alive=round(settings.limits.idle_seconds),
         h11_max_incomplete_event_size=_MOST_HEADER_BYTES,
         ssl_certfile=None if settings.tls_certificate is None else str(settings.tls_certificate),
         ssl_keyfile=None if settings.tls_key is None else str(settings.tls_key),
