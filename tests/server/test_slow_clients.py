@@ -23,7 +23,7 @@ from trinitylake_ops.tables import catalog_at
 
 HEAD = b"POST /v1/main/namespaces HTTP/1.1\r\nHost: 127.0.0.1\r\n"
 LARGE_BYTES = 8_000_000
-PATIENCE_S = 30.0  # of a test, on however busy a machine
+PATIENCE_S = 60.0  # of a test, on however busy a machine
 
 
 def connected(served: Served) -> socket.socket:
@@ -90,25 +90,30 @@ def test_a_body_that_trickles(lake: Lakehouse, limits: Limits) -> None:
         assert served.ask("GET", "/v1/main/namespaces").status == 200
 
 
+def until(holds: Callable[[], bool]) -> None:
+    deadline_s = time.monotonic() + PATIENCE_S
+    while not holds():
+        assert time.monotonic() < deadline_s
+        time.sleep(0.01)
+
+
 def test_bodies_of_all_clients_together_are_bounded(lake: Lakehouse) -> None:
     """Each body is allowed, but all of them would take the memory."""
     limits = Limits(body_bytes=1 << 20, bodies_bytes=2 << 20)
     with serving(settings_for(lake, limits=limits)) as served, contextlib.ExitStack() as clients:
-        some = [clients.enter_context(connected(served)) for _ in range(4)]
-        for client in some:
+        application = served.application
+        assert application is not None
+        for _ in range(2):
+            client = clients.enter_context(connected(served))
             client.sendall(HEAD + b"Content-Length: %d\r\n\r\n" % (1 << 20) + b" " * 900_000)
-        answer = served.ask("POST", "/v1/main/namespaces", b" " * (900_000) + b'{"namespace": ["a"]}')
+        until(lambda: application._n_body_bytes == 2 * 900_000)
+        answer = served.ask("POST", "/v1/main/namespaces", b" " * 900_000 + b'{"namespace": ["a"]}')
         assert answer.error == (503, "ServiceUnavailableException")
         assert answer.headers["retry-after"] == "1"
-        for client in some:
-            client.close()
-        deadline_s = time.monotonic() + PATIENCE_S
-        while served.ask("POST", "/v1/main/namespaces", {"namespace": ["a"]}).status == 503:
-            assert time.monotonic() < deadline_s
-        assert served.application is not None
-        while served.application._n_body_bytes:
-            assert time.monotonic() < deadline_s
-            time.sleep(0.01)
+        assert application._n_body_bytes == 2 * 900_000
+        clients.close()
+        until(lambda: application._n_body_bytes == 0)
+        assert served.ask("POST", "/v1/main/namespaces", {"namespace": ["a"]}).status == 200
 
 
 def test_an_answer_that_nobody_reads(lake: Lakehouse, limits: Limits) -> None:
