@@ -134,12 +134,12 @@ def test_an_answer_that_nobody_reads(lake: Lakehouse, limits: Limits) -> None:
 def test_slow_clients_do_not_hold_up_a_stop(lake: Lakehouse) -> None:
     """One does not read its answer, one does not send its body. Their own limits would let them stay for hours."""
     make_large(lake)
-    with contextlib.ExitStack() as clients:
-        with serving(settings_for(lake, limits=Limits(seconds=10_000.0, stop_seconds=0.3))) as served:
-            reader, sender = (clients.enter_context(connected(served)) for _ in range(2))
-            reader.sendall(f"GET {TABLE} HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n".encode() * 3)
-            sender.sendall(HEAD + b"Content-Length: 1000\r\n\r\n{")
-            assert served.ask("GET", "/v1/main/namespaces").status == 200
+    limits = Limits(seconds=10_000.0, stop_seconds=0.3)
+    with contextlib.ExitStack() as clients, serving(settings_for(lake, limits=limits)) as served:
+        reader, sender = (clients.enter_context(connected(served)) for _ in range(2))
+        reader.sendall(f"GET {TABLE} HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n".encode() * 3)
+        sender.sendall(HEAD + b"Content-Length: 1000\r\n\r\n{")
+        assert served.ask("GET", "/v1/main/namespaces").status == 200
 
 
 @pytest.mark.parametrize("loop", ["asyncio", "uvloop"])
