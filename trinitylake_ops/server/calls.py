@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from pydantic import TypeAdapter
 from pydantic import ValidationError as PydanticError
-from pyiceberg.exceptions import NoSuchNamespaceError
+from pyiceberg.exceptions import NoSuchNamespaceError, NoSuchTableError
 from pyiceberg.typedef import IcebergBaseModel
 
 from trinitylake_ops.server.answers import RefusedError, bad_request
@@ -59,8 +59,15 @@ class Call:
 
     @property
     def table(self) -> tuple[str, str]:
-        """The namespace and the table in the path. Raises NoSuchNamespaceError."""
-        return self.namespace, self.names["table"]
+        """The namespace and the table in the path. Raises NoSuchTableError for one in a namespace of several levels.
+
+        Iceberg's Java asks for ``ns.t.snapshots`` so, and takes it for a metadata table if no such table is there.
+        """
+        try:
+            return self.namespace, self.names["table"]
+        except NoSuchNamespaceError as error:
+            name = ".".join([*self.names["namespace"].split(SEPARATOR), self.names["table"]])
+            raise NoSuchTableError(f"Table does not exist: {name} (namespaces here have one level)") from error
 
     @property
     def client(self) -> str:
