@@ -42,6 +42,7 @@ class LimitedConnection(H11Protocol):
     most_connections = _MOST_FILES
     _head_timer: asyncio.TimerHandle | None = None
     _is_new = True
+    _is_stopping = False
     _n_answers = 0
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -76,10 +77,12 @@ class LimitedConnection(H11Protocol):
         if is_cut_short and self._head_timer is None:
             self._wait_for_head(self.limits.head_seconds)
         if self.transport.get_write_buffer_size():
-            self.loop.call_later(self.limits.seconds, self._end_if_unread, self._n_answers)
+            seconds = self.limits.stop_seconds if self._is_stopping else self.limits.seconds
+            self.loop.call_later(seconds, self._end_if_unread, self._n_answers)
 
     def shutdown(self) -> None:
         """Let a request that was begun finish. A client that only sends or reads slowly does not hold up the stop."""
+        self._is_stopping = True
         super().shutdown()
         self.loop.call_later(self.limits.stop_seconds, self._end_if_slow)
 
