@@ -179,7 +179,12 @@ def jars_of_spark(folder: Path) -> str:
 
 def test_spark_with_icebergs_java_runtime(url: str, lake: Lakehouse, tmp_path: Path) -> None:
     found = run_python("with_spark", url, jars_of_spark(tmp_path), str(tmp_path / "warehouse"))
-    for refused, said in (("expire", "GC is disabled"), ("orphans", "GC is disabled"), ("written", "version 3")):
+    for refused, said in (
+        ("purge", "GC is disabled"),
+        ("expire", "GC is disabled"),
+        ("orphans", "GC is disabled"),
+        ("written", "version 3"),
+    ):
         assert said in found.pop(refused)
     assert "TABLE_OR_VIEW_NOT_FOUND" in found.pop("missing")
     assert found == {

@@ -64,7 +64,7 @@ class LimitedConnection(H11Protocol):
         """Take data. What comes outside a request is the head of the next one, or a body that nobody waits for."""
         is_first, self._is_new = self._is_new, False
         super().data_received(data)
-        if self.cycle is not None and not self.cycle.response_complete:
+        if not getattr(self.cycle, "response_complete", True):
             self._head_is_there()
         elif self._head_timer is None or is_first:
             self._wait_for_head(self.limits.head_seconds)
@@ -72,7 +72,7 @@ class LimitedConnection(H11Protocol):
     def on_response_complete(self) -> None:
         """Begin to wait until the client has read an answer that it has not read at once."""
         self._n_answers += 1
-        is_cut_short = self.cycle.more_body  # answered before its body was there
+        is_cut_short: bool = self.cycle.more_body  # answered before its body was there
         super().on_response_complete()
         if is_cut_short and self._head_timer is None:
             self._wait_for_head(self.limits.head_seconds)
@@ -87,7 +87,7 @@ class LimitedConnection(H11Protocol):
         self.loop.call_later(self.limits.stop_seconds, self._end_if_slow)
 
     def _end_if_slow(self) -> None:
-        if self.transport.get_write_buffer_size() or (self.cycle is not None and self.cycle.more_body):
+        if self.transport.get_write_buffer_size() or getattr(self.cycle, "more_body", False):
             self.transport.abort()
 
     def _wait_for_head(self, seconds: float) -> None:

@@ -67,7 +67,8 @@ found["copied"] = count("lake.sales.copied")
 spark.sql("CREATE VIEW lake.sales.late AS SELECT id FROM lake.sales.orders WHERE amount > 8")
 found["view"] = count("lake.sales.late")
 spark.sql("DROP VIEW lake.sales.late")
-spark.sql("DROP TABLE lake.sales.copied PURGE")
+found["purge"] = error_of("DROP TABLE lake.sales.copied PURGE")[:300]
+spark.sql("DROP TABLE lake.sales.copied")
 found["tables"] = sorted(row.tableName for row in spark.sql("SHOW TABLES IN lake.sales").collect())
 found["expire"] = error_of("CALL lake.system.expire_snapshots(table => 'sales.orders', retain_last => 1)")[:300]
 found["orphans"] = error_of("CALL lake.system.remove_orphan_files(table => 'sales.orders')")[:300]
