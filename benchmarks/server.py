@@ -3,38 +3,53 @@
 Run from the project's root: ``.venv/bin/python -m benchmarks.server``; it writes ``benchmarks/results/server.md``. The
 server is a process of its own, on another lakehouse of the same shape. Calls go by turns, so that both meet the same
 machine. Differences count more than times.
+
+Beside them stands a route that does nothing but parse the same body in a thread and answer with as many bytes. No
+server that is made of the same libraries can add less.
 """
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import os
+import signal
+import socket
 import tempfile
 import threading
+import time
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from http.client import HTTPConnection
 from pathlib import Path
 from urllib.parse import urlsplit
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+import uvicorn
 from pyiceberg.io import FileIO
 from pyiceberg.io.pyarrow import parquet_files_to_data_files
 from pyiceberg.table.update import SetPropertiesUpdate
+from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
 
 from benchmarks.report import Spread, seconds, table, write_result
+from tests.processes import fork
 from tests.server.requests import TABLE, TABLES, commit_of, properties
 from tests.server.served import Served, command, serving, settings_for
 from trinitylake_ops import Lakehouse, TableDef
 from trinitylake_ops.storage import MeteredStorage, RequestCounts, beside
 from trinitylake_ops.tables import catalog_at
 
-N_CALLS = 200
+N_CALLS, N_BEFORE = 200, 110
 N_TABLES = 5_000
 BOUND_MS, LIST_BOUND_MS = 2.0, 100.0
 FILES = (1, 10)
+_LIMIT_SECONDS = 600
 SCHEMA = pa.schema([("id", pa.int64()), ("name", pa.string()), ("amount", pa.float64())])
 ROWS = pa.table({"id": [1, 2], "name": ["a", "b"], "amount": [0.5, 1.5]}, schema=SCHEMA)
 
@@ -56,6 +71,29 @@ class Client:
         return data
 
 
+@contextlib.contextmanager
+def bare_route(answer: bytes) -> Iterator[tuple[int, str]]:
+    """Serve a route that parses a body in a thread and answers with these bytes; yields process and address."""
+    listener = socket.create_server(("127.0.0.1", 0))
+
+    async def respond(request: Request) -> Response:
+        await run_in_threadpool(json.loads, await request.body() or b"{}")
+        return Response(answer, media_type="application/json")
+
+    def serve(_report: Callable[[str], None]) -> None:
+        application = Starlette(routes=[Route("/t", respond, methods=["GET", "POST"])])
+        uvicorn.Server(uvicorn.Config(application, log_config=None, access_log=False)).run(sockets=[listener])
+
+    child = fork(serve, time_limit_seconds=_LIMIT_SECONDS)
+    port = listener.getsockname()[1]
+    listener.close()
+    try:
+        yield child.pid, f"http://127.0.0.1:{port}"
+    finally:
+        os.kill(child.pid, signal.SIGTERM)
+        child.finish()
+
+
 def make_lake(folder: Path, name: str, n_tables: int) -> Lakehouse:
     """Return a lakehouse with a table that has some history, and many definitions beside it."""
     lake = Lakehouse.create(str(folder / name), {"fsync": "false"})
@@ -71,13 +109,25 @@ def make_lake(folder: Path, name: str, n_tables: int) -> Lakehouse:
     return lake
 
 
-def by_turns(calls: Mapping[str, Callable[[], object]], n_calls: int) -> dict[str, Spread]:
-    """Return how long calls take in milliseconds, each made so many times after the others."""
+def by_turns(calls: Mapping[str, Callable[[], object]], n_calls: int) -> tuple[dict[str, Spread], float]:
+    """Return how long calls take in milliseconds, each made so many times after the others.
+
+    Returns also how long this process was on a processor for those of the first kind.
+    """
     took_ms: dict[str, list[float]] = {name: [] for name in calls}
+    first, busy_s = next(iter(calls)), 0.0
     for _ in range(n_calls):
         for name, call in calls.items():
+            begun_s = time.process_time()
             took_ms[name].append(1_000 * seconds(call))
-    return {name: Spread.of(values) for name, values in took_ms.items()}
+            busy_s += time.process_time() - begun_s if name == first else 0.0
+    return {name: Spread.of(values) for name, values in took_ms.items()}, 1_000 * busy_s
+
+
+def busy_ms(pid: int) -> float:
+    """Return how long a process has been on a processor so far, in milliseconds."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) * 1_000 / os.sysconf("SC_CLK_TCK")
 
 
 def measured(folder: Path, n_calls: int, n_tables: int) -> tuple[list[str], dict[str, float]]:
@@ -93,30 +143,44 @@ def measured(folder: Path, n_calls: int, n_tables: int) -> tuple[list[str], dict
         assert process.stderr is not None
         threading.Thread(target=process.stderr.read, daemon=True).start()  # a log that nobody reads would hold it up
         client = Client(url)
-        pairs: dict[str, tuple[Callable[[], object], Callable[[], object]]] = {
-            "load a table": (
-                lambda: catalog.load_table("ns.t"),
-                lambda: client.ask("GET", TABLE),
-            ),
+        calls: dict[str, tuple[Callable[[], object], Callable[[], bytes], dict[str, object] | None]] = {
+            "load a table": (lambda: catalog.load_table("ns.t"), lambda: client.ask("GET", TABLE), None),
             "commit a property": (
                 commit,
                 lambda: client.ask("POST", TABLE, commit_of(properties(a=str(next(numbers))))),
+                commit_of(properties(a="1000")),
             ),
             f"list {n_tables:,} tables": (
                 lambda: catalog.list_tables("many"),
                 lambda: client.ask("GET", TABLES.replace("/ns/", "/many/")),
+                None,
             ),
         }
         rows, added = [], {}
-        for name, (bare, served) in pairs.items():
-            by_turns({"bare": bare, "served": served}, 10)
-            found = by_turns({"bare": bare, "served": served}, n_calls)
+        for name, (bare, served, body) in calls.items():
+            answer = served()
+            for _ in range(N_BEFORE):  # the log of a table's metadata grows until then
+                bare()
+                answer = served()
+            with bare_route(answer) as (pid, address):
+                route = _of_route(Client(address), body)
+                by_turns({"route": route}, N_BEFORE)
+                before = [busy_ms(one) for one in (process.pid, pid)]
+                found, bare_ms = by_turns({"bare": bare, "served": served, "route": route}, n_calls)
+                busy = [bare_ms, *(busy_ms(one) - was for one, was in zip((process.pid, pid), before, strict=True))]
             added[name] = found["served"].median - found["bare"].median
-            cells = [found[kind] for kind in ("bare", "served")]
-            ratio = f"{cells[1].median / cells[0].median:.1f}"
-            rows.append([name, *(f"{one.median:.2f} / {one.p99:.2f}" for one in cells), f"{added[name]:.2f}", ratio])
-    header = ("call", "catalog, ms: median / p99", "by the server", "more, median", "ratio")
+            cells = [found[kind] for kind in ("bare", "served", "route")]
+            rows.append([name, *(f"{one.median:.2f} / {one.p99:.2f}" for one in cells), f"{added[name]:.2f}"])
+            rows[-1] += [f"{added[name] - found['route'].median:.2f}", *(f"{ms / n_calls:.2f}" for ms in busy)]
+    header = (
+        "call", "catalog, ms: median / p99", "by the server", "a bare route", "more than the catalog",
+        "more than catalog and route", "busy: catalog, ms", "server", "bare route",
+    )  # fmt: skip
     return table(header, rows), added
+
+
+def _of_route(client: Client, body: dict[str, object] | None) -> Callable[[], bytes]:
+    return lambda: client.ask("GET" if body is None else "POST", "/t", body)
 
 
 def rounds_of_requests(folder: Path) -> list[str]:
@@ -188,6 +252,9 @@ def main(n_calls: int = N_CALLS, n_tables: int = N_TABLES) -> None:
             f"The server is another process on the same machine. Its {os.cpu_count()} processor threads had other",
             f"work, too: the load was {load:.1f} for each. So differences of medians count.",
             f"Bounds: {BOUND_MS:g} ms more for loading and committing, {LIST_BOUND_MS:g} ms more for the list.",
+            "The bare route parses the same body in a thread, and answers with as many bytes. It is what any server",
+            "of these libraries takes. Busy is time of a processor for each call, in the process of the catalog, of",
+            "the server, or of the route. It depends less on other work.",
             "",
             *latencies,
             "",

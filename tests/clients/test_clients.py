@@ -18,6 +18,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from tests.clients.jars import make_shaded_jar
 from tests.lakes import Lakes, lakes
 from tests.server.served import command, duckdb_with_iceberg
 from tests.servers.cached import cached_folder
@@ -39,7 +40,13 @@ NEEDS = {
     "with_sail": ("pysail==0.7.2", "pyspark-client==4.1.3", "pandas", "pyarrow"),
     "with_dlt": ("dlt-iceberg==0.6.4", "dlt<1.20", "pyarrow"),
     "with_dagster_iceberg": ("dagster-iceberg==0.3.14", "pyarrow"),
+    "with_clickhouse": ("chdb==4.4.0", "pyarrow", "pandas"),
+    "with_spark": ("pyspark==3.5.9", "snowpark-connect-deps-iceberg==1.0.3", "bodo-iceberg-connector==2026.10"),
 }
+#: These packages are for their jars alone, and what they need would be much.
+_ALONE = ("with_spark",)
+#: What the runtime's jar shades, and has not. Spark has them, too.
+_SHADED = ("jackson-annotations-2", "jackson-core-2", "jackson-databind-2", "jackson-datatype-jsr310-2")
 _SECONDS = 600
 
 
@@ -52,7 +59,8 @@ def python_of(program: str) -> Path:
         subprocess.run(
             [*uv, "venv", "--quiet", "--relocatable", "--python", sys.executable, str(folder / "v")], check=True
         )
-        install = [*uv, "pip", "install", "--quiet", "--python", str(folder / "v" / "bin" / "python"), *needs]
+        alone = ["--no-deps", "py4j==0.10.9.7"] if program in _ALONE else []
+        install = [*uv, "pip", "install", "--quiet", "--python", str(folder / "v" / "bin" / "python"), *needs, *alone]
         subprocess.run(install, check=True, timeout=_SECONDS)
 
     name = f"{program}-{hashlib.sha256(repr(needs).encode()).hexdigest()[:16]}"
@@ -142,6 +150,55 @@ def test_dlt_iceberg(url: str, lake: Lakehouse) -> None:
 
 def test_dagster_iceberg(url: str, lake: Lakehouse) -> None:
     assert run_python("with_dagster_iceberg", url) == {"main": True, "v3": False, "doubled": [2, 4]}
+    assert maintenance.verify(lake, deep=True).findings == ()
+
+
+@pytest.mark.parametrize("has_keys", [False, True])
+def test_clickhouse(s3_url: str, on_s3: Lakehouse, radosgw: S3Server, has_keys: bool) -> None:
+    keys = [radosgw.endpoint, radosgw.access_key_id, radosgw.secret_access_key] if has_keys else []
+    found = run_python("with_clickhouse", s3_url, *keys)
+    print(found.pop("error"))
+    assert found == {
+        "tables": ['"sales.orders"'], "before": ["4,59"], "now": ["7"], "then": ["2"], "still": ["2"],
+    }  # fmt: skip
+    assert maintenance.verify(on_s3, deep=True).findings == ()
+
+
+def jars_of_spark(folder: Path) -> str:
+    """Return the jars that Spark needs for Iceberg's REST catalog, as a setting of Spark."""
+    python = python_of("with_spark")
+    (site,) = (python.parents[1] / "lib").glob("python*/site-packages")
+    (runtime,) = site.glob("snowpark_connect_deps_iceberg/jars/iceberg-spark-runtime-3.5_2.12-*.jar")
+    of_spark = [jar for jar in (site / "pyspark" / "jars").glob("*.jar") if jar.name.startswith(_SHADED)]
+    of_http = [*(site / "bodo_iceberg_connector" / "jars" / "libs").glob("http*5-*.jar")]
+    assert (len(of_spark), len(of_http)) == (4, 3)
+    shaded = folder / "shaded.jar"
+    make_shaded_jar([*of_spark, *of_http], shaded)
+    return f"{runtime},{shaded}"
+
+
+def test_spark_with_icebergs_java_runtime(url: str, lake: Lakehouse, tmp_path: Path) -> None:
+    found = run_python("with_spark", url, jars_of_spark(tmp_path), str(tmp_path / "warehouse"))
+    for refused, said in (
+        ("purge", "GC is disabled"),
+        ("expire", "GC is disabled"),
+        ("orphans", "GC is disabled"),
+        ("written", "version 3"),
+    ):
+        assert said in found.pop(refused)
+    assert "TABLE_OR_VIEW_NOT_FOUND" in found.pop("missing")
+    assert found == {
+        "before": 4,
+        "earlier": 2,
+        "merged": [[1, 1.0], [1, 1.0], [2, 20.0], [2, 20.0], [3, 8.0], [4, 9.0]],
+        "snapshot": 2,
+        "deletes": 1,
+        "made": [9, 10],
+        "copied": 9,
+        "view": 3,
+        "tables": ["of_spark", "orders"],
+        "after": [6, 2],
+    }
     assert maintenance.verify(lake, deep=True).findings == ()
 
 

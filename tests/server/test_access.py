@@ -28,12 +28,12 @@ from tests.servers.radosgw import ROLE_ARN
 from tests.servers.s3_server import S3Server
 from trinitylake_ops import Lakehouse
 from trinitylake_ops.errors import InvalidInputError, LocationNotAllowedError
-from trinitylake_ops.server.settings import ONLY, FilesSettings, LakehouseSettings, read_lakehouses
+from trinitylake_ops.server.settings import ONLY, LakehouseSettings, read_lakehouses
 from trinitylake_ops.server.warehouses import Warehouses
 from trinitylake_ops.storage.options import OPTIONS_VARIABLE, redact_assignments
 from trinitylake_ops.storage.s3.botocore_places import BucketPlace
-from trinitylake_ops.storage.s3.delegation import DelegationSettings, folder_policy
-from trinitylake_ops.storage.s3.settings import S3Location
+from trinitylake_ops.storage.s3.delegation import folder_policy
+from trinitylake_ops.storage.s3.settings import DelegationSettings, S3Location
 from trinitylake_ops.storage.s3.signing import UnsignedRequest, check_request
 from trinitylake_ops.tables import catalog_at
 from trinitylake_ops.telemetry.logs import JsonFormatter
@@ -41,7 +41,7 @@ from trinitylake_ops.telemetry.logs import JsonFormatter
 ROWS = pa.table({"id": pa.array([1, 2, 3], pa.int64())})
 VENDED = {"X-Iceberg-Access-Delegation": "vended-credentials"}
 SIGNING = {"X-Iceberg-Access-Delegation": "remote-signing"}
-ROLE, NO_ROLE = FilesSettings(role=ROLE_ARN, seconds=900, sign=True), FilesSettings(sign=True)
+ROLE, NO_ROLE = DelegationSettings(role=ROLE_ARN, seconds=900, sign=True), DelegationSettings(sign=True)
 AS_WRITER, AS_READER = ({"Authorization": f"Bearer {token}"} for token in (WRITER, READER))
 
 
@@ -68,7 +68,7 @@ def giving(on_s3: Lakehouse, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         yield served
 
 
-def serving_files(lake: Lakehouse, folder: Path, files: FilesSettings) -> Any:
+def serving_files(lake: Lakehouse, folder: Path, files: DelegationSettings) -> Any:
     path = folder / "tokens.yaml"
     path.write_text(yaml.safe_dump({"tokens": ENTRIES}))
     lakehouses = {ONLY: LakehouseSettings(lake.root, lake.storage_options, files)}
@@ -182,7 +182,7 @@ def test_who_gets_nothing(giving: Served, on_s3: Lakehouse, tmp_path: Path) -> N
         assert giving.ask(method, missing, {}, headers=AS_WRITER).error == (404, "NoSuchTableException")
         foreign = path.replace("main", "other.main")
         assert giving.ask(method, foreign, {}, headers=AS_WRITER).error == (404, "NoSuchWarehouseException")
-    with serving_files(on_s3, tmp_path, FilesSettings()) as plain:
+    with serving_files(on_s3, tmp_path, DelegationSettings()) as plain:
         for path, method in ((f"{TABLE}/credentials", "GET"), (f"{TABLE}/sign", "POST")):
             assert plain.ask(method, path, {}, headers=AS_WRITER).error == (406, "UnsupportedOperationException")
         config = plain.ask("GET", TABLE, headers={**AS_WRITER, **VENDED}).document["config"]
@@ -367,12 +367,12 @@ def test_settings_of_access_that_make_no_sense(tmp_path: Path, lake: Lakehouse) 
     with pytest.raises(InvalidInputError, match="on S3"):
         Warehouses.opened({ONLY: LakehouseSettings(lake.root, lake.storage_options, NO_ROLE)})
     path = tmp_path / "lakehouses.yaml"
-    for files in ("[]", "{key: a}", "{sign: yes please}", "{seconds: '900'}", "{seconds: true}"):
+    for files in ("[]", "{key: a}", "{sign: yes please}", "{seconds: '900'}", "{seconds: true}", "{role: lake}"):
         path.write_text(f"lakehouses: {{a: {{root: 's3://bucket/a', files: {files}}}}}")
         with pytest.raises(InvalidInputError, match="files"):
             read_lakehouses(path)
     path.write_text(f"lakehouses: {{a: {{root: 's3://bucket/a', files: {{role: '{ROLE_ARN}', seconds: 900}}}}}}")
-    assert read_lakehouses(path)["a"].files == FilesSettings(ROLE_ARN, 900)
+    assert read_lakehouses(path)["a"].files == DelegationSettings(ROLE_ARN, 900)
 
 
 def test_pyiceberg_without_keys(giving: Served, on_s3: Lakehouse) -> None:

@@ -313,6 +313,24 @@ def test_bodies_pages_and_queries_have_limits(lake: Lakehouse) -> None:
     assert lake.snapshot().namespaces() == [f"n{number}" for number in range(5)]
 
 
+def test_a_body_of_too_many_values_is_not_parsed(served: Served) -> None:
+    """Two bytes of a body become an object of fifty or more."""
+    for many in (b"[" * 600_000 + b"]" * 600_000, b"[" + b"{}," * 600_000 + b"0]"):
+        answer = served.ask("POST", "/v1/main/namespaces", b'{"namespace": ["a"], "x": ' + many + b"}")
+        assert answer.error == (413, "BadRequestException")
+
+
+def test_a_commit_of_too_many_parts_is_not_begun(served: Served, lake: Lakehouse) -> None:
+    before = lake.latest_version()
+    requirement = {"type": "assert-last-assigned-field-id", "last-assigned-field-id": 1}
+    for body in (
+        commit_of(*[properties(a="1")] * 1_001),
+        commit_of(properties(a="1"), requirements=(requirement,) * 1_001),
+    ):
+        assert served.ask("POST", TABLE, body).error == (400, "BadRequestException")
+    assert lake.latest_version() == before
+
+
 def test_a_request_that_takes_too_long_goes_on(lake: Lakehouse, monkeypatch: pytest.MonkeyPatch) -> None:
     with serving(settings_for(lake, limits=Limits(seconds=0.2, threads=1))) as served:
         assert served.application is not None

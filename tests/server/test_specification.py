@@ -80,6 +80,15 @@ def test_namespaces_have_one_level(served: Served) -> None:
     assert "one level" in refused.document["error"]["message"]
 
 
+def test_a_metadata_table_of_icebergs_java_is_a_table_that_is_not_there(table: Served) -> None:
+    """Java looks for ``ns.t.snapshots`` first. If its namespace were told to be missing, it would look no further."""
+    for method in ("GET", "HEAD", "POST"):
+        body = commit_of(properties(a="1")) if method == "POST" else None
+        answer = table.ask(method, f"{NAMESPACES}/ns%1Ft/tables/snapshots", body)
+        assert answer.status == 404
+        assert method == "HEAD" or answer.error == (404, "NoSuchTableException")
+
+
 def test_lists_come_in_pages(served: Served, lake: Lakehouse) -> None:
     names = sorted(f"n{number}" for number in range(7))
     with lake.transaction() as txn:

@@ -176,7 +176,7 @@ def test_clients_on_s3_are_told_where_it_is(lakes: Lakes) -> None:
             served.ask("POST", TABLES, created("u", **{"stage-create": True})),
             served.ask("GET", TABLE),
         ]
-    told = {"s3.endpoint": "https://s3.example", "s3.region": "eu-central-1", "s3.path-style-access": "true"}
+    told = {"s3.endpoint": "https://s3.example/", "s3.region": "eu-central-1", "s3.path-style-access": "true"}
     for answer in answers:
         assert answer.document["config"] == told
         assert answer.document["metadata"]["location"].startswith("s3://bucket/lake/tables/")

@@ -94,16 +94,16 @@ def serve(
         from trinitylake_ops.server.running import serve as run_server
         from trinitylake_ops.server.settings import (
             ONLY,
-            FilesSettings,
             LakehouseSettings,
             Limits,
             ServerSettings,
             read_lakehouses,
         )
+        from trinitylake_ops.storage.s3.settings import DelegationSettings
 
     if lakehouses is not None and root is not None:
         raise click.UsageError("give ROOT or --lakehouses, not both")
-    files = FilesSettings(*map(chosen.pop, ("vend_role", "vend_seconds", "sts_endpoint", "sign_requests")))
+    files = DelegationSettings(*map(chosen.pop, ("vend_role", "vend_seconds", "sts_endpoint", "sign_requests")))
     if lakehouses is not None and files.is_on:
         raise click.UsageError("with --lakehouses, say under 'files' of each lakehouse what its clients get")
     if lakehouses is not None:

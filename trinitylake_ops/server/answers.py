@@ -96,6 +96,11 @@ def unsupported(message: str) -> RefusedError:
     return RefusedError(406, "UnsupportedOperationException", message)
 
 
+def too_many(message: str) -> RefusedError:
+    """Return the error for a request that comes while there are too many others. Nothing was done."""
+    return RefusedError(503, UNAVAILABLE, message, headers={"Retry-After": "1"})
+
+
 def ok(model: IcebergBaseModel | Mapping[str, Any], headers: Mapping[str, str] | None = None) -> Answer:
     """Return the answer 200 with a model of pyiceberg, or a document."""
     text = model.model_dump_json() if isinstance(model, IcebergBaseModel) else json.dumps(model)

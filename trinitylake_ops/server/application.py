@@ -12,7 +12,7 @@ import secrets
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from urllib.parse import parse_qsl, urlsplit
 
 from starlette.requests import ClientDisconnect, Request
@@ -59,6 +59,13 @@ _READY_FOR_SECONDS = 1.0
 _NO_OPERATION = "other"
 
 
+@dataclass(slots=True)
+class _Held:
+    """How many bytes of its body a request holds."""
+
+    n_bytes: int = 0
+
+
 class Application:
     """A server of lakehouses as an ASGI application. Raises what opening them and reading the tokens raises.
 
@@ -78,6 +85,7 @@ class Application:
         self._states = States({one.shown: one.lake for one in self.warehouses.served})
         self._threads = ThreadPoolExecutor(self._limits.threads, thread_name_prefix="request")
         self._n_asked = 0
+        self._n_body_bytes = 0
         self._ready = (-_READY_FOR_SECONDS, True)
         self._is_stopping = False
 
@@ -133,7 +141,7 @@ class Application:
         return redact_assignments(text)
 
     async def _answer(self, request: Request, request_id: str, said: dict[str, object]) -> Answer:
-        path, changes = request.scope["raw_path"], False
+        path, changes, held = request.scope["raw_path"], False, _Held()
         if path in (b"/healthz", b"/readyz"):
             said["operation"] = f"GET {_path(request)}"
             return answers.ok({"status": "ok"}) if path == b"/healthz" else await self._readiness()
@@ -152,7 +160,7 @@ class Application:
             route, names = find_route(request.method, path)
             changes = route.changes
             said["operation"] = f"{route.method} {route.template}"
-            body = await self._body(request)
+            body = await self._body(request, held)
 
             def work() -> Answer:
                 warehouse = self._warehouse(principal, names["prefix"])
@@ -170,6 +178,8 @@ class Application:
             return failed(bad_request("the client went away before it had sent all"), changes=False, request_id="")
         except Exception as error:  # noqa: BLE001 - each becomes an answer, and the log has what was unforeseen
             return failed(error, changes=changes, request_id=request_id)
+        finally:
+            self._n_body_bytes -= held.n_bytes
 
     def _change(self, route: Route, call: Call) -> Answer:
         lakehouse = call.warehouse.served.shown
@@ -231,18 +241,21 @@ class Application:
             }
         )
 
-    async def _body(self, request: Request) -> bytes:
+    async def _body(self, request: Request, held: _Held) -> bytes:
         limit = self._limits.body_bytes
         said = request.headers.get("content-length", "0")
         if not said.isdecimal() or len(said) > 15 or int(said) > limit:
             raise too_large(limit)
-        parts, n_bytes = [], 0
+        parts = []
         try:
             async with asyncio.timeout(self._limits.seconds):
                 async for part in request.stream():
-                    n_bytes += len(part)
-                    if n_bytes > limit:
+                    held.n_bytes += len(part)
+                    self._n_body_bytes += len(part)
+                    if held.n_bytes > limit:
                         raise too_large(limit)
+                    if self._n_body_bytes > self._limits.bodies_bytes:
+                        raise answers.too_many("too many bodies are on their way already; try again")
                     parts.append(part)
         except TimeoutError:
             raise RefusedError(408, "BadRequestException", "the body did not arrive in time") from None

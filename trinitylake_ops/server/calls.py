@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from pydantic import TypeAdapter
 from pydantic import ValidationError as PydanticError
-from pyiceberg.exceptions import NoSuchNamespaceError
+from pyiceberg.exceptions import NoSuchNamespaceError, NoSuchTableError
 from pyiceberg.typedef import IcebergBaseModel
 
 from trinitylake_ops.server.answers import RefusedError, bad_request
@@ -29,6 +29,7 @@ _PROPERTIES: TypeAdapter[dict[str, str]] = TypeAdapter(dict[str, str])
 _NAMES: TypeAdapter[list[str]] = TypeAdapter(list[str])
 _UNPRINTABLE = re.compile(r"[^\x20-\x7e]")
 _LONGEST_CLIENT_CHARS = 100
+_MOST_VALUES = 500_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,8 +59,15 @@ class Call:
 
     @property
     def table(self) -> tuple[str, str]:
-        """The namespace and the table in the path. Raises NoSuchNamespaceError."""
-        return self.namespace, self.names["table"]
+        """The namespace and the table in the path. Raises NoSuchTableError for one in a namespace of several levels.
+
+        Iceberg's Java asks for ``ns.t.snapshots`` so, and takes it for a metadata table if no such table is there.
+        """
+        try:
+            return self.namespace, self.names["table"]
+        except NoSuchNamespaceError as error:
+            name = ".".join([*self.names["namespace"].split(SEPARATOR), self.names["table"]])
+            raise NoSuchTableError(f"Table does not exist: {name} (namespaces here have one level)") from error
 
     @property
     def client(self) -> str:
@@ -67,7 +75,10 @@ class Call:
         return _UNPRINTABLE.sub("?", self.headers.get("user-agent", ""))[:_LONGEST_CLIENT_CHARS]
 
     def document(self) -> dict[str, Any]:
-        """Return the body, a JSON object. Raises RefusedError, 400."""
+        """Return the body, a JSON object. Raises RefusedError, 400, and 413 for one of too many values."""
+        # Marks within texts count, too. A value takes tens of bytes, even if the body has two for it.
+        if sum(self.body.count(mark) for mark in (b",", b"[", b"{")) > _MOST_VALUES:
+            raise RefusedError(413, "BadRequestException", f"the body holds more than {_MOST_VALUES} values")
         try:
             content = _DOCUMENT.validate_json(self.body)
         except PydanticError as error:

@@ -40,6 +40,9 @@ from trinitylake_ops.tables.ownership import claim_location, is_owner
 
 Name = tuple[str, str]
 
+#: Each update is applied to all metadata, so that its work grows with both.
+_MOST_PARTS = 1_000
+
 
 class _OneCommit(TransactionTarget):
     """An open transaction in which each table changes once, so that its files can go with the commit."""
@@ -57,7 +60,9 @@ class TableCommit:
 
     @classmethod
     def of(cls, request: CommitTableRequest) -> TableCommit:
-        """Return the commit of a request. Raises NoSuchNamespaceError."""
+        """Return the commit of a request. Raises NoSuchNamespaceError, and RefusedError for one of too many parts."""
+        if max(len(request.updates), len(request.requirements)) > _MOST_PARTS:
+            raise bad_request(f"a commit of a table has at most {_MOST_PARTS} updates and requirements; send several")
         namespace = single_level(request.identifier.namespace.root)
         return cls((namespace, request.identifier.name), request)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import logging
 import resource
@@ -12,17 +13,91 @@ from collections.abc import Iterator
 from types import FrameType
 
 import uvicorn
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from trinitylake_ops.errors import InvalidInputError
 from trinitylake_ops.server.application import Application
-from trinitylake_ops.server.settings import ServerSettings
+from trinitylake_ops.server.settings import Limits, ServerSettings
 
 logger = logging.getLogger(__name__)
 
 _BACKLOG = 2_048
-_IDLE_SECONDS = 75
 _MOST_FILES = 65_536
 _MOST_HEADER_BYTES = 64 << 10
+#: So many files stay free for the storage, however many clients are connected.
+_FILES_OF_STORAGE = 512
+
+
+class LimitedConnection(H11Protocol):
+    """A connection that a client cannot hold for ever, by a slow head, a slow body, or by not reading its answer.
+
+    uvicorn alone bounds the time between requests.
+    """
+
+    limits = Limits()
+    most_connections = _MOST_FILES
+    _head_timer: asyncio.TimerHandle | None = None
+    _is_new = True
+    _is_stopping = False
+    _n_answers = 0
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Begin to wait for the head of a request. Above the most connections there is none."""
+        super().connection_made(transport)
+        # asyncio's own loop does so for some sockets only. Without it an answer waits some 40 ms for its second part.
+        transport.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if len(self.connections) > self.most_connections:
+            transport.abort()
+        else:
+            self._wait_for_head(self.limits.idle_seconds)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Wait no more."""
+        self._head_is_there()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        """Take data. What comes outside a request is the head of the next one, or a body that nobody waits for."""
+        is_first, self._is_new = self._is_new, False
+        super().data_received(data)
+        if not getattr(self.cycle, "response_complete", True):
+            self._head_is_there()
+        elif self._head_timer is None or is_first:
+            self._wait_for_head(self.limits.head_seconds)
+
+    def on_response_complete(self) -> None:
+        """Begin to wait until the client has read an answer that it has not read at once."""
+        self._n_answers += 1
+        is_cut_short: bool = self.cycle.more_body  # answered before its body was there
+        super().on_response_complete()
+        if is_cut_short and self._head_timer is None:
+            self._wait_for_head(self.limits.head_seconds)
+        if self.transport.get_write_buffer_size():
+            seconds = self.limits.stop_seconds if self._is_stopping else self.limits.seconds
+            self.loop.call_later(seconds, self._end_if_unread, self._n_answers)
+
+    def shutdown(self) -> None:
+        """Let a request that was begun finish. A client that only sends or reads slowly does not hold up the stop."""
+        self._is_stopping = True
+        super().shutdown()
+        self.loop.call_later(self.limits.stop_seconds, self._end_if_slow)
+
+    def _end_if_slow(self) -> None:
+        if self.transport.get_write_buffer_size() or getattr(self.cycle, "more_body", False):
+            self.transport.abort()
+
+    def _wait_for_head(self, seconds: float) -> None:
+        self._head_is_there()
+        self._head_timer = self.loop.call_later(seconds, self.transport.abort)
+
+    def _head_is_there(self) -> None:
+        if self._head_timer is not None:
+            self._head_timer.cancel()
+            self._head_timer = None
+
+    def _end_if_unread(self, answer: int) -> None:
+        if self._n_answers == answer and self.transport.get_write_buffer_size():
+            self.transport.abort()
 
 
 def serve(settings: ServerSettings) -> None:
@@ -107,16 +182,19 @@ def _listening(host: str, port: int) -> socket.socket:
 
 def configuration_of(application: Application, settings: ServerSettings) -> uvicorn.Config:
     """Return how uvicorn serves an application."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = _MOST_FILES if soft == resource.RLIM_INFINITY else max(soft - _FILES_OF_STORAGE, soft // 2)
+    bounds = {"limits": settings.limits, "most_connections": most}
     return uvicorn.Config(
         application,
-        http="h11",
+        http=type("Connection", (LimitedConnection,), bounds),
         ws="none",
         lifespan="on",
         log_config=None,
         access_log=False,
         server_header=False,
         proxy_headers=False,
-        timeout_keep_alive=_IDLE_SECONDS,
+        timeout_keep_alive=round(settings.limits.idle_seconds),
         h11_max_incomplete_event_size=_MOST_HEADER_BYTES,
         ssl_certfile=None if settings.tls_certificate is None else str(settings.tls_certificate),
         ssl_keyfile=None if settings.tls_key is None else str(settings.tls_key),

@@ -13,6 +13,7 @@ import yaml
 
 from trinitylake_ops.errors import InvalidInputError
 from trinitylake_ops.storage.options import ALLOWED_ROOTS, StorageOptions
+from trinitylake_ops.storage.s3.settings import DelegationSettings
 
 #: The name of the only lakehouse of a server. Warehouses of it are named without it.
 ONLY = ""
@@ -24,44 +25,30 @@ _SHOWN_CHARS = 64
 
 
 @dataclass(frozen=True, slots=True)
-class FilesSettings:
-    """What clients get, so that they read and write files of tables without keys of their own. For roots on S3.
-
-    ``role`` is the ARN of the role whose sessions they get, empty for none. A session lasts ``seconds``, and is asked
-    for at ``sts_endpoint``; empty stands for the storage's endpoint, or AWS's. ``sign`` lets the server sign their
-    requests one by one.
-    """
-
-    role: str = ""
-    seconds: int = 3_600
-    sts_endpoint: str = ""
-    sign: bool = False
-
-    @property
-    def is_on(self) -> bool:
-        """Whether clients get anything."""
-        return bool(self.role) or self.sign
-
-
-@dataclass(frozen=True, slots=True)
 class LakehouseSettings:
     """A lakehouse that is served: its root, options of its storage, and what clients get to reach files of tables."""
 
     root: str
     storage_options: StorageOptions
-    files: FilesSettings = field(default_factory=FilesSettings)
+    files: DelegationSettings = field(default_factory=DelegationSettings)
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
     """The limits of a request, and of all that are served at a time.
 
-    ``body_bytes`` is the largest body, ``page_names`` the longest page of a list. ``scan_files`` is the most data files
-    in one answer about a scan. A request that takes longer than
-    ``seconds`` is answered, and goes on. At most ``threads`` requests are worked on, and ``waiting`` wait for a thread.
+    ``body_bytes`` is the largest body, and ``bodies_bytes`` bounds all that are there at a time. ``page_names`` is the
+    longest page of a list, ``scan_files`` the most data files in one answer about a scan. A request that takes longer
+    than ``seconds`` is answered, and goes on. So long a client may take to send a body, and to read an answer. For the
+    head of a request it has ``head_seconds``, and where the server stops ``stop_seconds`` for all of that. A connection
+    without requests stays for ``idle_seconds``. At most ``threads`` requests are worked on, and ``waiting`` wait.
     """
 
     body_bytes: int = 16 << 20
+    bodies_bytes: int = 256 << 20
+    head_seconds: float = 30.0
+    idle_seconds: float = 75.0
+    stop_seconds: float = 10.0
     page_names: int = 1_000
     seconds: float = 300.0
     threads: int = 32
@@ -151,14 +138,17 @@ def _lakehouse(path: Path, name: Any, said: Any) -> LakehouseSettings:
     return LakehouseSettings(said["root"], StorageOptions(options), _files(where, said.get("files", {})))
 
 
-def _files(where: str, said: Any) -> FilesSettings:
+def _files(where: str, said: Any) -> DelegationSettings:
     if not isinstance(said, dict) or not said.keys() <= _OF_FILES:
         raise InvalidInputError(f"{where}: files is a mapping with no other keys than {', '.join(sorted(_OF_FILES))}")
-    known = FilesSettings()
+    known = DelegationSettings()
     for name, value in said.items():
         if type(value) is not type(getattr(known, name)):
             raise InvalidInputError(f"{where}: {name} of files must be a {type(getattr(known, name)).__name__}")
-    return FilesSettings(**said)
+    try:
+        return DelegationSettings(**said)
+    except InvalidInputError as error:
+        raise InvalidInputError(f"{where}, files: {error}") from None
 
 
 def read_yaml(path: Path, key: str) -> Any:

@@ -190,10 +190,8 @@ def _delegate(settings: LakehouseSettings) -> S3Delegate | None:
     if not root.startswith("s3://"):
         raise errors.InvalidInputError("a role and signatures are for lakehouses on S3; leave them out for other roots")
     with needs("s3"):
-        from trinitylake_ops.storage.s3.delegation import DelegationSettings, S3Delegate
-    asked = settings.files
-    chosen = DelegationSettings(asked.role, asked.seconds, asked.sts_endpoint, asked.sign)
-    return S3Delegate(StorageOptions(settings.storage_options).of_scheme("s3"), chosen)
+        from trinitylake_ops.storage.s3.delegation import S3Delegate
+    return S3Delegate(StorageOptions(settings.storage_options).of_scheme("s3"), settings.files)
 
 
 def unknown_warehouse(name: str, how: str) -> RefusedError:

@@ -52,7 +52,7 @@ def access_at(call: Call, namespace: str, table: str, location: str | None) -> A
         }
         return Access({"config": config, "storage-credentials": found}, NOT_KEPT)
     delegate = call.warehouse.served.delegate
-    if delegate is not None and delegate.settings.signs and _SIGNING in _asked(call):
+    if delegate is not None and delegate.settings.sign and _SIGNING in _asked(call):
         config |= {
             "s3.remote-signing-enabled": "true",
             "s3.signer": "S3V4RestSigner",
@@ -107,6 +107,9 @@ def _public_config(call: Call) -> dict[str, str]:
         return {}
     options: Mapping[str, str] = with_environment(lake.root, lake.storage_options).of_scheme("s3")
     found = {client: options[name] for name, client in _CLIENT_OPTIONS.items() if name in options}
+    if "endpoint" in options:
+        # All clients take both forms. ClickHouse finds no file by the other one, as it joins paths in its own way.
+        found[_CLIENT_OPTIONS["endpoint"]] = f"{options['endpoint'].rstrip('/')}/"
     if options.get("addressing_style") == "path":
         found[_PATH_STYLE] = "true"
     return found

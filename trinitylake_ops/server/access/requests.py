@@ -37,7 +37,7 @@ def sign_request(call: Call) -> Answer:
     """Sign one request for a file of a table."""
     namespace, folder = call.namespace, _folder(call)
     delegate = call.warehouse.served.delegate
-    if delegate is None or not delegate.settings.signs or folder is None:
+    if delegate is None or not delegate.settings.sign or folder is None:
         raise unsupported(_NO_SIGNATURES)
     asked = _ToSign.model_validate(call.document())
     from trinitylake_ops.storage.s3.signing import UnsignedRequest

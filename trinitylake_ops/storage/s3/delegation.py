@@ -23,11 +23,9 @@ from trinitylake_ops.errors import InvalidInputError, StoragePermissionError, Tr
 from trinitylake_ops.storage.aws.botocore_failures import NO_CREDENTIALS
 from trinitylake_ops.storage.options import StorageOptions
 from trinitylake_ops.storage.s3.botocore_places import BucketPlace, bucket_place, new_session
-from trinitylake_ops.storage.s3.settings import S3Location, S3Settings
+from trinitylake_ops.storage.s3.settings import DelegationSettings, S3Location, S3Settings
 from trinitylake_ops.storage.s3.signing import SignedRequest, UnsignedRequest, check_request, signed
 
-SHORTEST_SESSION_SECONDS, LONGEST_SESSION_SECONDS = 900, 43_200
-ROLE = re.compile(r"arn:([a-z-]+):iam::[0-9a-z]*:role/[\w+=,.@/-]{1,576}")
 _LONGEST_POLICY_CHARS = 2_048
 #: These stand for other characters in the resources of a policy.
 _WILD = re.compile(r"[*?$]")
@@ -44,33 +42,6 @@ class SessionCredentials:
     secret_access_key: str = field(repr=False)
     session_token: str = field(repr=False)
     expires_at_ms: int
-
-
-@dataclass(frozen=True, slots=True)
-class DelegationSettings:
-    """What an operator allows: a role whose sessions are given away, and signatures of single requests.
-
-    ``role`` is its ARN, empty for none. ``seconds`` is how long a session lasts. ``sts_endpoint`` is the address of the
-    service that gives sessions; empty stands for the endpoint of the storage, or that of AWS. Raises InvalidInputError.
-    """
-
-    role: str = ""
-    seconds: int = 3_600
-    sts_endpoint: str = ""
-    signs: bool = False
-
-    def __post_init__(self) -> None:
-        if self.role and not ROLE.fullmatch(self.role):
-            raise InvalidInputError("the role is no ARN of one, such as arn:aws:iam::123456789012:role/lake")
-        if not SHORTEST_SESSION_SECONDS <= self.seconds <= LONGEST_SESSION_SECONDS:
-            raise InvalidInputError(
-                f"a session lasts {SHORTEST_SESSION_SECONDS} to {LONGEST_SESSION_SECONDS} seconds, not {self.seconds}"
-            )
-
-    @property
-    def is_on(self) -> bool:
-        """Whether anything is given to others."""
-        return bool(self.role) or self.signs
 
 
 class S3Delegate:

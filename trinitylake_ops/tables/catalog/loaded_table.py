@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any, Self
 
 from pyiceberg.exceptions import NoSuchIcebergTableError
 from pyiceberg.table import CommitTableResponse, StagedTable, Table
 from pyiceberg.table import Transaction as IcebergTransaction
 from pyiceberg.table.locations import LocationProvider
-from pyiceberg.table.metadata import TableMetadata
+from pyiceberg.table.metadata import TableMetadata, TableMetadataV2
 from pyiceberg.table.update import AddSnapshotUpdate, TableUpdate, update_table_metadata
 from pyiceberg.typedef import Identifier
 
@@ -47,17 +48,30 @@ class TableTransaction(IcebergTransaction):
         return made[2]
 
 
-def with_numbered_log(metadata: TableMetadata) -> TableMetadata:
-    """Return metadata whose log of former files holds numbers for its entries.
+class _Shared(TableMetadataV2):
+    """Metadata whose copies share its parts, which nobody changes. pyiceberg copies each part at every update."""
 
-    pyiceberg copies each entry by itself at every update, which takes longer than all else in it.
+    def __deepcopy__(self, memo: dict[int, Any] | None = None) -> Self:
+        """Return a copy with the same parts."""
+        return self.__copy__()
+
+
+def with_numbered_log(metadata: TableMetadata) -> TableMetadata:
+    """Return metadata for pyiceberg to update: its log of former files holds numbers, and its parts are shared.
+
+    pyiceberg copies each entry and each part by itself at every update, which takes longer than all else in it.
     """
-    return metadata.model_copy(update={"metadata_log": list(range(len(metadata.metadata_log)))})
+    log = list(range(len(metadata.metadata_log)))
+    if type(metadata) is TableMetadataV2:
+        return _Shared.model_construct(metadata.model_fields_set, **{**dict(metadata), "metadata_log": log})
+    return metadata.model_copy(update={"metadata_log": log})
 
 
 def with_log_of(base: TableMetadata, metadata: TableMetadata) -> TableMetadata:
-    """Return metadata with the entries of ``base`` for the numbers in its log."""
+    """Return metadata that was updated as its own kind again, with the entries of ``base`` for numbers in its log."""
     log = [base.metadata_log[entry] if isinstance(entry, int) else entry for entry in metadata.metadata_log]
+    if isinstance(metadata, _Shared):
+        return TableMetadataV2.model_construct(metadata.model_fields_set, **{**dict(metadata), "metadata_log": log})
     return metadata.model_copy(update={"metadata_log": log})
 
 

@@ -1,0 +1,38 @@
+"""ClickHouse, in the process of chdb: lists, reads and writes, reads an earlier version, and is refused there."""
+
+import json
+import sys
+
+from chdb import session
+
+url, *keys = sys.argv[1:]
+engine = session.Session()
+engine.query("SET allow_experimental_database_iceberg = 1, allow_insert_into_iceberg = 1")
+arguments, settings = f"'{url}/v1'", "catalog_type = 'rest'"
+if keys:
+    endpoint, key, secret = keys
+    arguments += f", '{key}', '{secret}'"
+    settings += f", storage_endpoint = '{endpoint}', vended_credentials = 0"
+for name, warehouse in (("lake", "main"), ("earlier", "v3")):
+    engine.query(
+        f"CREATE DATABASE {name} ENGINE = DataLakeCatalog({arguments}) SETTINGS {settings}, warehouse = '{warehouse}'"
+    )
+
+
+def rows(statement: str) -> list[str]:
+    return str(engine.query(statement, "CSV")).split()
+
+
+found = {
+    "tables": rows("SHOW TABLES FROM lake"),
+    "before": rows("SELECT count(*), sum(amount) FROM lake.`sales.orders`"),
+}
+engine.query("INSERT INTO lake.`sales.orders` VALUES (7, 7.5)")
+found["now"] = rows("SELECT id FROM lake.`sales.orders` WHERE amount < 9 ORDER BY id")
+found["then"] = rows("SELECT count(*) FROM earlier.`sales.orders`")
+try:
+    engine.query("INSERT INTO earlier.`sales.orders` VALUES (7, 7.5)")
+except Exception as error:  # noqa: BLE001 - what it says is asked for
+    found["error"] = str(error)[:600]
+found["still"] = rows("SELECT count(*) FROM earlier.`sales.orders`")
+print(json.dumps(found))

@@ -1,0 +1,93 @@
+"""Every snippet of docs/connect.md runs as it stands on the page, in the environment of its client."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.clients.test_clients import HERE, jars_of_spark, lake, lakes, on_s3, python_of, s3_url, url
+from tests.servers.npm import installed
+from trinitylake_ops import Lakehouse
+from trinitylake_ops.tables import catalog_at
+
+__all__ = ["lake", "lakes", "on_s3", "s3_url", "url"]
+pytestmark = pytest.mark.soak
+
+PAGE = HERE.parents[1] / "docs" / "connect.md"
+_SECTION = re.compile(r"^## ([^\n]+)\n(.*?)(?=^## |\Z)", re.MULTILINE | re.DOTALL)
+_SNIPPET = re.compile(r"^```(\w+)\n(.*?)^```", re.MULTILINE | re.DOTALL)
+_ADDRESS = "http://127.0.0.1:8181"
+_SECONDS = 600
+#: By section: whose environment it runs in, the table that has rows afterwards, and how many.
+WRITES = {
+    "Daft": ("with_daft", "orders", 5),
+    "Sail": ("with_sail", "orders", 5),
+    "dlt": ("with_dlt", "loaded", 1),
+    "dagster-iceberg": ("with_dagster_iceberg", "returns", 2),
+    "Spark": ("with_spark", "orders", 3),
+}
+JAVASCRIPT, SQL = "iceberg-js", "ClickHouse"
+#: The jar is not fetched by its name, as the test has no registry of jars.
+_PACKAGES = '"spark.jars.packages": "org.apache.iceberg:iceberg-spark-runtime-3.5_2.12:1.10.2"'
+_CLICKHOUSE = """
+import sys
+from chdb import session
+engine = session.Session()
+for statement in open(sys.argv[1]).read().split(";\\n"):
+    print(engine.query(statement, "CSV"))
+"""
+
+
+def snippets() -> dict[str, str]:
+    """Return the snippets of the page, by the titles of their sections."""
+    found = {}
+    for title, content in _SECTION.findall(PAGE.read_text()):
+        parts = [text for _kind, text in _SNIPPET.findall(content)]
+        if parts:
+            found[title] = "".join(parts)
+    return found
+
+
+def run_snippet(command: list[str], folder: Path) -> str:
+    kept = {name: os.environ[name] for name in ("PATH", "LANG") if name in os.environ}
+    done = subprocess.run(
+        command, env={**kept, "HOME": str(folder)}, cwd=folder, capture_output=True, text=True, timeout=_SECONDS
+    )
+    assert done.returncode == 0, f"{done.stdout[-3_000:]}\n{done.stderr[-5_000:]}"
+    return done.stdout
+
+
+def test_each_snippet_has_a_test() -> None:
+    assert snippets().keys() == {*WRITES, JAVASCRIPT, SQL}
+
+
+@pytest.mark.parametrize("title", WRITES)
+def test_a_snippet_in_python(title: str, url: str, lake: Lakehouse, tmp_path: Path) -> None:
+    program, table, n_rows = WRITES[title]
+    file = tmp_path / "snippet.py"
+    text = snippets()[title].replace(_ADDRESS, url)
+    if program == "with_spark":
+        assert _PACKAGES in text
+        text = text.replace(_PACKAGES, f'"spark.jars": "{jars_of_spark(tmp_path)}"')
+    file.write_text(text)
+    run_snippet([str(python_of(program)), str(file)], tmp_path)
+    assert catalog_at(lake).load_table(f"sales.{table}").scan().to_arrow().num_rows == n_rows
+
+
+def test_the_snippet_in_javascript(url: str, tmp_path: Path) -> None:
+    (tmp_path / "node_modules").symlink_to(installed(HERE / "iceberg_js", tmp_path / "npm.log") / "node_modules")
+    file = tmp_path / "snippet.mjs"
+    file.write_text(snippets()[JAVASCRIPT].replace(_ADDRESS, url))
+    assert "name: 'orders'" in run_snippet(["node", str(file)], tmp_path)
+
+
+def test_the_snippet_in_sql(s3_url: str, on_s3: Lakehouse, tmp_path: Path) -> None:
+    file, program = tmp_path / "snippet.sql", tmp_path / "run.py"
+    file.write_text(snippets()[SQL].replace(_ADDRESS, s3_url))
+    program.write_text(_CLICKHOUSE)
+    assert run_snippet([str(python_of("with_clickhouse")), str(program), str(file)], tmp_path).split() == ["5"]
+    assert catalog_at(on_s3).load_table("sales.orders").scan().to_arrow().num_rows == 5

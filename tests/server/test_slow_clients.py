@@ -1,0 +1,183 @@
+"""Clients that send slowly, or do not read: none of them holds a connection or memory for ever."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import time
+from collections.abc import Callable
+from dataclasses import replace
+
+import pyarrow as pa
+import pytest
+import uvicorn
+
+from tests.server.requests import TABLE
+from tests.server.served import Served, serving, settings_for
+from trinitylake_ops import Lakehouse
+from trinitylake_ops.server.application import Application
+from trinitylake_ops.server.running import LimitedConnection, configuration_of
+from trinitylake_ops.server.settings import Limits, ServerSettings
+from trinitylake_ops.tables import catalog_at
+
+HEAD = b"POST /v1/main/namespaces HTTP/1.1\r\nHost: 127.0.0.1\r\n"
+LARGE_BYTES = 8_000_000
+PATIENCE_S = 60.0  # of a test, on however busy a machine
+
+
+def connected(served: Served) -> socket.socket:
+    made = socket.create_connection(("127.0.0.1", int(served.url.rpartition(":")[2])), timeout=PATIENCE_S)
+    made.settimeout(PATIENCE_S)
+    return made
+
+
+def is_ended(client: socket.socket) -> bool:
+    """Whether the server has ended a connection, once all that it sent before is read."""
+    try:
+        while client.recv(1 << 16):
+            pass
+    except ConnectionError:
+        pass
+    return True
+
+
+def trickles(client: socket.socket, piece: Callable[[int], bytes]) -> int:
+    """Send pieces until the server ends the connection; returns how many it took."""
+    deadline_s, number = time.monotonic() + PATIENCE_S, 0
+    with contextlib.suppress(ConnectionError):
+        while time.monotonic() < deadline_s:
+            client.sendall(piece(number))
+            number += 1
+            time.sleep(0.02)
+        pytest.fail("a client that trickles is still connected")
+    return number
+
+
+def make_large(lake: Lakehouse) -> None:
+    """Make a table whose metadata is larger than what a machine takes for a client that does not read."""
+    catalog = catalog_at(lake)
+    catalog.create_namespace("ns")
+    many = {f"p{number}": "x" * 10_000 for number in range(LARGE_BYTES // 10_000)}
+    catalog.create_table("ns.t", pa.schema([("id", pa.int64())]), properties=many)
+
+
+@pytest.fixture
+def limits() -> Limits:
+    return Limits(head_seconds=0.3, idle_seconds=1.0, seconds=0.5, stop_seconds=0.3)
+
+
+def test_a_head_that_does_not_come(lake: Lakehouse, limits: Limits) -> None:
+    with serving(settings_for(lake, limits=limits)) as served:
+        with connected(served) as silent, connected(served) as one, connected(served) as later:
+            later.sendall(b"GET /healthz HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
+            assert later.recv(1 << 16).startswith(b"HTTP/1.1 200")
+            assert trickles(one, lambda n: HEAD if n == 0 else b"X-%d: a\r\n" % n) > 1
+            assert trickles(later, lambda n: HEAD if n == 0 else b"X-%d: a\r\n" % n) > 1
+            assert is_ended(silent)
+        assert served.ask("GET", "/v1/main/namespaces").status == 200
+
+
+def test_a_body_that_trickles(lake: Lakehouse, limits: Limits) -> None:
+    """The client is told, and a connection on which it goes on to send ends as well."""
+    with serving(settings_for(lake, limits=limits)) as served, connected(served) as client:
+        client.sendall(HEAD + b"Content-Length: 1000\r\n\r\n")
+        trickles(client, lambda _: b" ")
+        with connected(served) as other:
+            other.sendall(HEAD + b"Content-Length: 1000\r\n\r\n{")
+            assert other.recv(1 << 16).startswith(b"HTTP/1.1 408")
+            assert is_ended(other)
+        assert served.ask("GET", "/v1/main/namespaces").status == 200
+
+
+def until(holds: Callable[[], bool]) -> None:
+    deadline_s = time.monotonic() + PATIENCE_S
+    while not holds():
+        assert time.monotonic() < deadline_s
+        time.sleep(0.01)
+
+
+def test_bodies_of_all_clients_together_are_bounded(lake: Lakehouse) -> None:
+    """Each body is allowed, but all of them would take the memory."""
+    limits = Limits(body_bytes=1 << 20, bodies_bytes=2 << 20)
+    with serving(settings_for(lake, limits=limits)) as served, contextlib.ExitStack() as clients:
+        application = served.application
+        assert application is not None
+        for _ in range(2):
+            client = clients.enter_context(connected(served))
+            client.sendall(HEAD + b"Content-Length: %d\r\n\r\n" % (1 << 20) + b" " * 900_000)
+        until(lambda: application._n_body_bytes == 2 * 900_000)
+        answer = served.ask("POST", "/v1/main/namespaces", b" " * 900_000 + b'{"namespace": ["a"]}')
+        assert answer.error == (503, "ServiceUnavailableException")
+        assert answer.headers["retry-after"] == "1"
+        assert application._n_body_bytes == 2 * 900_000
+        clients.close()
+        until(lambda: application._n_body_bytes == 0)
+        assert served.ask("POST", "/v1/main/namespaces", {"namespace": ["a"]}).status == 200
+
+
+def test_an_answer_that_nobody_reads(lake: Lakehouse, limits: Limits) -> None:
+    """Its connection ends. What the machine had taken for the client comes, and no more."""
+    make_large(lake)
+    limits = replace(limits, seconds=2.0)
+    with serving(settings_for(lake, limits=limits)) as served, connected(served) as client:
+        client.sendall(f"GET {TABLE} HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n".encode() * 3)
+        assert served.ask("GET", "/v1/main/namespaces").status == 200
+        time.sleep(2 * limits.seconds)
+        n_read = 0
+        with contextlib.suppress(ConnectionError):
+            while piece := client.recv(1 << 20):
+                n_read += len(piece)
+        assert n_read < 3 * LARGE_BYTES
+
+
+def test_slow_clients_do_not_hold_up_a_stop(lake: Lakehouse) -> None:
+    """One does not read its answer, one does not send its body. Their own limits would let them stay for hours."""
+    make_large(lake)
+    limits = Limits(seconds=10_000.0, stop_seconds=0.3)
+    with contextlib.ExitStack() as clients, serving(settings_for(lake, limits=limits)) as served:
+        reader, sender = (clients.enter_context(connected(served)) for _ in range(2))
+        reader.sendall(f"GET {TABLE} HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n".encode() * 3)
+        sender.sendall(HEAD + b"Content-Length: 1000\r\n\r\n{")
+        assert served.ask("GET", "/v1/main/namespaces").status == 200
+
+
+@pytest.mark.parametrize("loop", ["asyncio", "uvloop"])
+def test_no_answer_waits_for_more_to_send(lake: Lakehouse, loop: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On every event loop: who installs the server alone has asyncio's."""
+    found: list[int] = []
+    made = LimitedConnection.connection_made
+
+    def connection_made(self: LimitedConnection, transport: asyncio.Transport) -> None:
+        made(self, transport)
+        found.append(transport.get_extra_info("socket").getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY))
+
+    def configuration(application: Application, settings: ServerSettings) -> uvicorn.Config:
+        of_server = configuration_of(application, settings)
+        of_server.loop = loop
+        return of_server
+
+    monkeypatch.setattr(LimitedConnection, "connection_made", connection_made)
+    monkeypatch.setattr("tests.server.served.configuration_of", configuration)
+    with serving(settings_for(lake)) as served:
+        assert served.ask("GET", "/healthz").status == 200
+    assert found == [1]
+
+
+def test_more_connections_than_the_process_has_files_for(lake: Lakehouse, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("trinitylake_ops.server.running._FILES_OF_STORAGE", 1 << 30)
+    monkeypatch.setattr("resource.getrlimit", lambda _: (8, 8))
+    with serving(settings_for(lake)) as served, contextlib.ExitStack() as clients:
+        first = [clients.enter_context(connected(served)) for _ in range(4)]
+        for client in first:
+            client.sendall(b"GET /healthz HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
+            assert client.recv(1 << 16).startswith(b"HTTP/1.1 200")
+        assert is_ended(clients.enter_context(connected(served)))
+        first.pop().close()
+        deadline_s = time.monotonic() + PATIENCE_S
+        while True:
+            try:
+                assert served.ask("GET", "/healthz").status == 200
+                break
+            except (ConnectionError, OSError):
+                assert time.monotonic() < deadline_s
