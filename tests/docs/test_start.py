@@ -1,0 +1,105 @@
+"""The first page of the documentation: what it shows is done as a new user does it, in a fresh folder."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import dagster as dg
+import pytest
+from click.testing import CliRunner
+
+from tests.docs.pages import DOCS, snippets
+from trinitylake_ops import Lakehouse
+from trinitylake_ops.cli.app import trinitylake
+from trinitylake_ops.tables import catalog_at
+
+PAGE = DOCS / "start.md"
+ALL = list(snippets(PAGE))
+FILES = {one.title: one.text for one in ALL if one.title}
+COMMANDS = [line.removeprefix("$ ") for one in ALL if one.language == "console" for line in one.text.splitlines()]
+
+
+@pytest.fixture
+def instance() -> Iterator[dg.DagsterInstance]:
+    with dg.instance_for_test() as made:
+        yield made
+
+
+def command(folder: Path, line: str) -> str:
+    """Run a command of the page in this process, and return what it prints."""
+    program, *arguments = shlex.split(line.replace("$LAKE_ROOT", str(folder / "lake")))
+    assert program == "trinitylake"
+    ran = CliRunner().invoke(trinitylake, arguments, catch_exceptions=False)
+    assert ran.exit_code == 0, ran.output
+    return ran.output
+
+
+def definitions(folder: Path, text: str) -> dg.Definitions:
+    """Save the file of the page, and load it as Dagster does."""
+    path = folder / "definitions.py"
+    path.write_text(text)
+    spec = importlib.util.spec_from_file_location("start_definitions", path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    found: dg.Definitions = module.defs
+    return dg.Definitions.merge(found, dg.Definitions(executor=dg.in_process_executor))
+
+
+def execute(definitions: dg.Definitions, instance: dg.DagsterInstance) -> bool:
+    """Run the job of all assets, as the page's command does."""
+    job = definitions.resolve_implicit_global_asset_job_def()
+    assert f"-j {job.name}" in next(line for line in COMMANDS if line.startswith("dagster "))
+    return job.execute_in_process(instance=instance, raise_on_error=False).success
+
+
+def test_the_page_is_done_as_it_stands(
+    tmp_path: Path, instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("LAKE_ROOT", str(tmp_path / "lake"))
+    init, log, show, plan, apply = (line for line in COMMANDS if line.startswith("trinitylake "))
+    assert "Created a lakehouse at file://" in command(tmp_path, init)
+    text = FILES["definitions.py"]
+    assert execute(definitions(tmp_path, text), instance)
+    assert "publish" in command(tmp_path, log)
+    assert "euros_sum" in command(tmp_path, show)
+    exec(compile(FILES["read.py"], "read.py", "exec"), {})
+    assert "{'customer': 'Ann', 'euros_sum': 25.5}" in capsys.readouterr().out
+
+    assert text.count("12.0") == 1
+    assert not execute(definitions(tmp_path, text.replace("12.0", "-12.0")), instance)
+    lake = Lakehouse.open(str(tmp_path / "lake"))
+    assert lake.latest_version() == 1, "a check stopped it"
+    assert execute(definitions(tmp_path, text.replace("12.0", "1200.0")), instance)
+    assert lake.latest_version() == 2
+
+    (digest,) = re.findall(r"--apply (\S+)$", command(tmp_path, plan), flags=re.MULTILINE)
+    command(tmp_path, apply.replace("DIGEST", digest))
+    assert lake.latest_version() == 3
+    assert max(catalog_at(lake).load_table("shop.orders").scan().to_arrow()["euros"].to_pylist()) == 20.0
+    assert "`show shop.orders --version 2`" in PAGE.read_text()
+    command(tmp_path, "trinitylake --root $LAKE_ROOT show shop.orders --version 2")
+
+
+def test_nothing_on_the_page_is_left_out() -> None:
+    assert {(one.language, one.title) for one in ALL} == {
+        ("sh", ""), ("console", ""), ("python", "definitions.py"), ("python", "read.py"),
+    }  # fmt: skip
+    assert [line.split()[0] for line in COMMANDS] == [
+        "export", "mkdir", "trinitylake", "dagster", "trinitylake", "trinitylake", "trinitylake", "trinitylake",
+    ]  # fmt: skip
+
+
+def test_the_jobs_that_the_page_names_are_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LAKE_ROOT", str(tmp_path / "lake"))
+    found: Any = definitions(tmp_path, FILES["definitions.py"])
+    jobs = {job.name for job in found.resolve_all_job_defs()}
+    keys = {key.to_user_string() for key in found.resolve_asset_graph().get_all_asset_keys()}
+    named = re.findall(r"`(\w+(?:/\w+)?)`", PAGE.read_text())
+    assert {name for name in named if name.startswith("lake_")} <= jobs
+    assert {name for name in named if "/" in name} <= keys
