@@ -18,6 +18,8 @@ from scripts.docs_site.site_map import PROJECT
 SITE = PROJECT / ".site"
 PAGES = SITE / "pages"
 HTML = SITE / "html"
+#: Pages that lead to the options of what they run.
+OPERATIONS = "docs/operations/"
 
 #: A script that browsers need to search pages without a server. It is on another host, so that search needs a server.
 _SHIM = re.compile(r'<script src="https://unpkg\.com/[^"]*"[^>]*></script>')
@@ -41,9 +43,10 @@ def assemble() -> None:
     for name in names:
         if name.endswith(".md"):
             text = (PROJECT / name).read_text()
-            texts[site_map.place(name)] = site_map.spaced(site_map.placed(name, text))
-            more = [target for link in site_map.links(text) if (target := site_map.linked(name, link))]
-            for target in set(more) - set(names):
+            more = reference.pointers(text) if name.startswith(OPERATIONS) else ""
+            texts[site_map.place(name)] = site_map.spaced(site_map.placed(name, text)) + more
+            leading = [target for link in site_map.links(text) if (target := site_map.linked(name, link))]
+            for target in set(leading) - set(names):
                 texts[site_map.place(target)] = site_map.text_page(target)
         else:
             _write(site_map.place(name), (PROJECT / name).read_bytes())

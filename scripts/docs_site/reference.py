@@ -57,6 +57,15 @@ def pages() -> dict[str, str]:
     return {f"reference/{name}.md": make() for name, make in made.items()}
 
 
+def pointers(text: str) -> str:
+    """Return the section of a page that leads to all options of the commands and jobs that the page runs."""
+    called = re.findall(r"^\$ trinitylake (?:--\S+ \S+ )*([a-z-]+)", text, flags=re.MULTILINE)
+    configured = re.findall(r"^```yaml title=\"(\w+)\"", text, flags=re.MULTILINE)
+    found = [f"[`{name}`](../reference/commands.md#{name})" for name in dict.fromkeys(called)]
+    found += [f"[`{name}`](../reference/jobs.md#{name})" for name in dict.fromkeys(configured)]
+    return f"\n## All options\n\nOf commands and jobs: {', '.join(found)}.\n" if found else ""
+
+
 def commands() -> str:
     """Return the page of the command line: each command with its arguments and options."""
     context = click.Context(trinitylake, info_name="trinitylake")
