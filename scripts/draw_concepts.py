@@ -60,7 +60,7 @@ class Drawing:
 
 def commit() -> str:
     """Draw two versions that share files, and two writers of which one creates the next root."""
-    drawing = Drawing(860, 400, "How a commit works: new files, then one root that is created if absent")
+    drawing = Drawing(900, 400, "How a commit works: new files, then one root that is created if absent")
     for x, what in ((30, "roots"), (30, "nodes"), (30, "definitions"), (30, "files of tables")):
         y = {"roots": 105, "nodes": 195, "definitions": 285, "files of tables": 365}[what]
         drawing.words(x, y, what, "start", _QUIET)
@@ -99,7 +99,7 @@ def commit() -> str:
 def expiry() -> str:
     """Draw versions from old to new: purged, expired, and those that a rule keeps."""
     drawing = Drawing(
-        860, 300, "What expires: versions that no rule keeps; a purge deletes the files that only they need"
+        900, 300, "What expires: versions that no rule keeps; a purge deletes the files that only they need"
     )
     states = [
         ("1", _GONE, "purged"), ("2", _GONE, "purged"), ("3", _WARN, "expired"), ("4", _WARN, "expired"),
@@ -114,19 +114,19 @@ def expiry() -> str:
             drawing.arrow(x - 52, 120, x - 32, 120)
     for first, last, text in (
         (0, 1, "files are deleted"),
-        (2, 3, "undelete brings them back"),
+        (2, 3, "can come back"),
         (7, 9, "kept by a rule"),
     ):
         x1, x2 = 30 + 82 * first, 90 + 82 * last
         drawing.arrow(x1, 82, x2, 82, has_tip=False)
         drawing.words((x1 + x2) / 2, 70, text)
-    drawing.words(60 + 82 * 4, 70, "kept by name")
-    drawing.words(60 + 82 * 5.5, 84, "the next expire")
+    drawing.words(60 + 82 * 4, 70, "by name")
+    drawing.words(60 + 82 * 5.5, 70, "next to expire")
     drawing.words(30, 34, "older", "start", _QUIET)
-    drawing.words(830, 34, "newer", "end", _QUIET)
+    drawing.words(868, 34, "newer", "end", _QUIET)
     for place, (name, what) in enumerate(
         (("trim", "drops old snapshots"), ("expire", "lets versions go"), ("purge", "deletes their files"),
-         ("orphans", "deletes what no version named"))
+         ("orphans", "deletes lost files"))
     ):  # fmt: skip
         x = 110 + 214 * place
         drawing.box(x, 226, name, _OLD, 92)
@@ -138,7 +138,7 @@ def expiry() -> str:
 
 def branches() -> str:
     """Draw a lakehouse and a clone of it: cloned, refreshed, promoted."""
-    drawing = Drawing(860, 270, "Branches: a clone begins as a version of its parent, and is promoted as one version")
+    drawing = Drawing(900, 270, "Branches: a clone begins as a version of its parent, and is promoted as one version")
     drawing.words(30, 65, "parent", "start", weight="bold")
     drawing.words(30, 85, "s3://bucket/lake", "start", _QUIET)
     drawing.words(30, 205, "clone", "start", weight="bold")

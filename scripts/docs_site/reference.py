@@ -29,6 +29,7 @@ from trinitylake_ops.dagster_plugin.automation.schedules import CRONS
 from trinitylake_ops.dagster_plugin.ops.jobs import _ALL
 from trinitylake_ops.extras import EXTRAS
 from trinitylake_ops.format.definitions import LakehouseDef
+from trinitylake_ops.maintenance import Budget
 from trinitylake_ops.server.settings import FilesSettings, Limits, ServerSettings
 from trinitylake_ops.spark_jobs.source.options import OPTIONS
 from trinitylake_ops.spark_jobs.source.stream_options import STREAM_OPTIONS, WRITE_OPTIONS
@@ -145,23 +146,22 @@ def _settings_of(kind: type[Any]) -> str:
     rows = []
     for one in fields(kind):
         default = one.default_factory() if one.default_factory is not MISSING else one.default
-        rows.append((code(one.name), code(one.type), "required" if default is MISSING else _said(default)))
+        rows.append((code(one.name), code(_type(one.type)), "required" if default is MISSING else _said(default)))
     return text + table(("setting", "type", "default"), rows)
 
 
 def _fields_of_model(model: type[BaseModel]) -> str:
-    rows = [(code(name), code(_type(one)), _default_of(one), one.description or "") for name, one in _own(model)]
+    rows = [
+        (code(name), code(_type(one.annotation)), _default_of(one), one.description or "")
+        for name, one in model.model_fields.items()
+    ]
     return table(("option", "type", "default", "what it does"), rows)
 
 
-def _own(model: type[BaseModel]) -> Iterator[tuple[str, FieldInfo]]:
-    return ((name, one) for name, one in model.model_fields.items() if not name.startswith("_"))
-
-
-def _type(field: FieldInfo) -> str:
-    shown = field.annotation
-    name = shown.__name__ if isinstance(shown, type) and not getattr(shown, "__args__", ()) else str(shown)
-    return re.sub(r"\b(?:\w+\.)+", "", name)
+def _type(annotation: object) -> str:
+    """Return how a type is written, without the modules of its names."""
+    is_plain = isinstance(annotation, type) and not getattr(annotation, "__args__", ())
+    return re.sub(r"\b(?:\w+\.)+", "", annotation.__name__ if is_plain else str(annotation))
 
 
 def _default_of(field: FieldInfo) -> str:
@@ -171,12 +171,15 @@ def _default_of(field: FieldInfo) -> str:
 
 
 def _said(value: object) -> str:
-    """Return a default in a few characters, empty for nothing."""
-    if value is None or value in ("", ()) or (isinstance(value, Mapping | list) and not value):
-        return ""
+    """Return a default in a few words, empty for nothing, and for an object that its own class describes."""
     if isinstance(value, str | int | float | bool):
         return code(value)
-    return f"{value.total_seconds() / 86_400:g} days" if isinstance(value, timedelta) else code(type(value).__name__)
+    if isinstance(value, timedelta):
+        days = value.total_seconds() / 86_400
+        return f"{days:g} day{'' if days == 1 else 's'}"
+    if isinstance(value, tuple):
+        return ", ".join(map(code, value))
+    return code(repr(value)) if isinstance(value, Budget) else ""
 
 
 def settings() -> str:

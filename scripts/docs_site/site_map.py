@@ -102,12 +102,17 @@ def text_page(source: str) -> str:
 
 
 def spaced(text: str) -> str:
-    """Return a page with what Python's Markdown needs and others do not: room before lists, and steps of four."""
+    """Return a page with what Python's Markdown needs and others do not: room before lists, and steps of four.
+
+    A bar in code within a table needs no backslash there, and would show it. A word after the language of a fence
+    becomes its title.
+    """
     lines: list[str] = []
     in_code, in_list, steps = False, False, [0]
     for line in text.splitlines():
         if line.lstrip().startswith("```"):
             in_code = not in_code
+            line = re.sub(r"^(```\w+) ([\w-]+)$", r'\1 title="\2"', line)  # noqa: PLW2901
         item = None if in_code else re.match(r"( *)([-*]|\d+\.) +\S", line)
         if item:
             if not in_list and lines and lines[-1].strip():
@@ -117,7 +122,8 @@ def spaced(text: str) -> str:
         else:
             if line.strip() and not line.startswith(" ") and not (lines and lines[-1].strip()):
                 in_list, steps = False, [0]
-            lines.append(line)
+            is_row = line.startswith("|") and not in_code
+            lines.append(re.sub(r"`[^`]*`", lambda found: found[0].replace("\\|", "|"), line) if is_row else line)
     return "\n".join(lines) + "\n"
 
 

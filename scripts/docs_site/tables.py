@@ -7,13 +7,14 @@ from collections.abc import Iterable, Sequence
 
 
 def cell(text: object) -> str:
-    """Return text for a cell: one line, and no bar that ends it."""
-    return re.sub(r"\s+", " ", str(text)).replace("|", "\\|").strip()
+    """Return text for a cell: one line, and no bar that ends it. Bars in code do not."""
+    line = re.sub(r"\s+", " ", str(text)).strip()
+    return "".join(part if part.startswith("`") else part.replace("|", "\\|") for part in re.split("(`[^`]*`)", line))
 
 
 def code(text: object) -> str:
     """Return text as code, empty for none."""
-    return f"`{cell(text)}`" if str(text) else ""
+    return f"`{text}`" if str(text) else ""
 
 
 def table(heads: Sequence[str], rows: Iterable[Sequence[object]]) -> str:

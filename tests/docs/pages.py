@@ -11,7 +11,7 @@ PROJECT = Path(__file__).parents[2]
 DOCS = PROJECT / "docs"
 
 _FENCE = re.compile(
-    r"^## (?P<section>.*)$|^```(?P<language>\w*)(?: title=\"(?P<title>[^\"]*)\")?\n(?P<text>.*?)^```$",
+    r"^## (?P<section>[^\n]*)$|^```(?P<language>\w*)(?: title=\"(?P<title>[^\"]*)\")?\n(?P<text>.*?)^```$",
     re.MULTILINE | re.DOTALL,
 )
 

@@ -7,7 +7,6 @@ import shlex
 from datetime import timedelta
 from pathlib import Path
 
-import click
 import pytest
 from click.testing import CliRunner
 
@@ -80,7 +79,7 @@ def test_a_lakehouse_on_two_storages_is_made_as_the_page_says(tmp_path: Path) ->
     ran = CliRunner().invoke(trinitylake, placed, env=options, catch_exceptions=False)
     assert ran.exit_code == 0, ran.output
     assert Lakehouse.open("memory://two").snapshot().definition.table_root == there
-    drop_memory_root("memory://two")
+    drop_memory_root("memory://two/")
 
 
 @pytest.mark.parametrize(
@@ -92,10 +91,7 @@ def test_commands_for_other_servers_are_well_formed(page: str, language: str, pa
     for line in only(page, language, part).splitlines():
         program, *arguments = shlex.split(line, comments=True)
         if program == "trinitylake":
-            with trinitylake.make_context("trinitylake", arguments, resilient_parsing=True) as context:
-                name, command, rest = trinitylake.resolve_command(context, [*context.protected_args, *context.args])
-                assert name is not None and command is not None
-                command.make_context(name, rest, parent=context, resilient_parsing=True)
+            assert CliRunner().invoke(trinitylake, [*arguments, "--help"]).exit_code == 0
         elif program == "make":
             assert f"\n{arguments[0]}: " in (PROJECT / "Makefile").read_text()
         elif program == "python":
@@ -103,11 +99,3 @@ def test_commands_for_other_servers_are_well_formed(page: str, language: str, pa
             assert (PROJECT / arguments[1].replace(".", "/") / "__main__.py").is_file()
         else:
             assert program == "export"
-
-
-def test_a_command_that_is_not_there_is_noticed() -> None:
-    with (
-        trinitylake.make_context("trinitylake", ["nothing"], resilient_parsing=True) as context,
-        pytest.raises(click.UsageError),
-    ):
-        trinitylake.resolve_command(context, ["nothing"])

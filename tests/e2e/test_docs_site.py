@@ -112,7 +112,7 @@ def test_a_reader_finds_the_way(page: Page, address: str) -> None:
     page.get_by_role("link", name="how a commit works", exact=True).click()
     expect(page.get_by_role("heading", level=1)).to_contain_text("How a commit works")
     picture = page.locator("article img").first
-    assert picture.evaluate("image => image.complete && image.naturalWidth") == 860
+    assert picture.evaluate("image => image.complete && image.naturalWidth") == 900
     page.goto(f"{address}operations/rollback.html")
     expect(page.locator("article table").first).to_contain_text("what to do")
     page.goto(f"{address}api/maintenance.html#trinitylake_ops.maintenance.plan_rollback")
