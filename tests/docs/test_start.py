@@ -7,7 +7,6 @@ import re
 import shlex
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import dagster as dg
 import pytest
@@ -26,7 +25,7 @@ COMMANDS = [line.removeprefix("$ ") for one in ALL if one.language == "console" 
 
 @pytest.fixture
 def instance() -> Iterator[dg.DagsterInstance]:
-    with dg.instance_for_test() as made:
+    with dg.DagsterInstance.ephemeral() as made:
         yield made
 
 
@@ -58,6 +57,15 @@ def execute(definitions: dg.Definitions, instance: dg.DagsterInstance) -> bool:
     return job.execute_in_process(instance=instance, raise_on_error=False).success
 
 
+def check_names(loaded: dg.Definitions) -> None:
+    """Assert that jobs and assets that the page names are there."""
+    jobs = {job.name for job in loaded.resolve_all_job_defs()}
+    keys = {key.to_user_string() for key in loaded.resolve_asset_graph().get_all_asset_keys()}
+    named = re.findall(r"`(\w+(?:/\w+)?)`", PAGE.read_text())
+    assert {name for name in named if name.startswith("lake_")} <= jobs
+    assert {name for name in named if "/" in name} <= keys
+
+
 def test_the_page_is_done_as_it_stands(
     tmp_path: Path, instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -65,7 +73,9 @@ def test_the_page_is_done_as_it_stands(
     init, log, show, plan, apply = (line for line in COMMANDS if line.startswith("trinitylake "))
     assert "Created a lakehouse at file://" in command(tmp_path, init)
     text = FILES["definitions.py"]
-    assert execute(definitions(tmp_path, text), instance)
+    loaded = definitions(tmp_path, text)
+    check_names(loaded)
+    assert execute(loaded, instance)
     assert "publish" in command(tmp_path, log)
     assert "euros_sum" in command(tmp_path, show)
     exec(compile(FILES["read.py"], "read.py", "exec"), {})
@@ -93,13 +103,3 @@ def test_nothing_on_the_page_is_left_out() -> None:
     assert [line.split()[0] for line in COMMANDS] == [
         "export", "mkdir", "trinitylake", "dagster", "trinitylake", "trinitylake", "trinitylake", "trinitylake",
     ]  # fmt: skip
-
-
-def test_the_jobs_that_the_page_names_are_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("LAKE_ROOT", str(tmp_path / "lake"))
-    found: Any = definitions(tmp_path, FILES["definitions.py"])
-    jobs = {job.name for job in found.resolve_all_job_defs()}
-    keys = {key.to_user_string() for key in found.resolve_asset_graph().get_all_asset_keys()}
-    named = re.findall(r"`(\w+(?:/\w+)?)`", PAGE.read_text())
-    assert {name for name in named if name.startswith("lake_")} <= jobs
-    assert {name for name in named if "/" in name} <= keys
