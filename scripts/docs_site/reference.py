@@ -60,7 +60,7 @@ def pages() -> dict[str, str]:
 
 def pointers(text: str) -> str:
     """Return the section of a page that leads to all options of the commands and jobs that the page runs."""
-    called = re.findall(r"^\$ trinitylake (?:--\S+ \S+ )*([a-z-]+)", text, flags=re.MULTILINE)
+    called = re.findall(r"^trinitylake (?:--\S+ \S+ )*([a-z-]+)", text, flags=re.MULTILINE)
     configured = re.findall(r"^```yaml title=\"(\w+)\"", text, flags=re.MULTILINE)
     found = [f"[`{name}`](../reference/commands.md#{name})" for name in dict.fromkeys(called)]
     found += [f"[`{name}`](../reference/jobs.md#{name})" for name in dict.fromkeys(configured)]
@@ -246,8 +246,8 @@ def error_classes() -> str:
         " the command line it is one line, and its branch decides the exit code.\n\n"
     )
     text += table(("exit code", "what it means"), _exit_codes())
-    rows = [(f"{'&nbsp;' * 4 * depth}`{kind.__name__}`", kind.exit_code, _first_lines(kind)) for depth, kind in _tree()]
-    return text + table(("class", "exit code", "what it means"), rows)
+    rows = [(code(kind.__name__), code(above), kind.exit_code, _first_lines(kind)) for kind, above in _tree()]
+    return text + table(("class", "is a", "exit code", "what it means"), rows)
 
 
 def _exit_codes() -> Iterator[tuple[str, str]]:
@@ -258,11 +258,12 @@ def _exit_codes() -> Iterator[tuple[str, str]]:
 
 
 def _tree(
-    kind: type[errors.TrinityLakeError] = errors.TrinityLakeError, depth: int = 0
-) -> Iterator[tuple[int, type[errors.TrinityLakeError]]]:
-    yield depth, kind
+    kind: type[errors.TrinityLakeError] = errors.TrinityLakeError, above: str = ""
+) -> Iterator[tuple[type[errors.TrinityLakeError], str]]:
+    """Yield each class with the name of the one above it, from the root down."""
+    yield kind, above
     for below in kind.__subclasses__():
-        yield from _tree(below, depth + 1)
+        yield from _tree(below, kind.__name__)
 
 
 def _first_lines(kind: Callable[..., Any]) -> str:

@@ -20,7 +20,7 @@ from trinitylake_ops.tables import catalog_at
 PAGE = DOCS / "start.md"
 ALL = list(snippets(PAGE))
 FILES = {one.title: one.text for one in ALL if one.title}
-COMMANDS = [line.removeprefix("$ ") for one in ALL if one.language == "console" for line in one.text.splitlines()]
+COMMANDS = [line for one in ALL if one.language == "sh" for line in one.text.splitlines()]
 
 
 @pytest.fixture
@@ -98,8 +98,9 @@ def test_the_page_is_done_as_it_stands(
 
 def test_nothing_on_the_page_is_left_out() -> None:
     assert {(one.language, one.title) for one in ALL} == {
-        ("sh", ""), ("console", ""), ("python", "definitions.py"), ("python", "read.py"),
+        ("sh", ""), ("python", "definitions.py"), ("python", "read.py"),
     }  # fmt: skip
     assert [line.split()[0] for line in COMMANDS] == [
-        "export", "mkdir", "trinitylake", "dagster", "trinitylake", "trinitylake", "trinitylake", "trinitylake",
+        *("python3", ".", "pip"), *("export", "mkdir", "trinitylake"), *("dagster", "trinitylake", "trinitylake"),
+        *("trinitylake", "trinitylake"),
     ]  # fmt: skip
