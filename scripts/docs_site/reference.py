@@ -10,6 +10,7 @@ from datetime import timedelta
 from typing import Any
 
 import click
+import dagster as dg
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
@@ -24,9 +25,9 @@ from trinitylake_ops.dagster_plugin import (
     SparkResource,
     TrinityLakeIOManager,
     TrinityLakeResource,
+    build_jobs,
 )
 from trinitylake_ops.dagster_plugin.automation.schedules import CRONS
-from trinitylake_ops.dagster_plugin.ops.jobs import _ALL
 from trinitylake_ops.extras import EXTRAS
 from trinitylake_ops.format.definitions import LakehouseDef
 from trinitylake_ops.maintenance import Budget
@@ -44,6 +45,11 @@ ENVIRONMENT: Mapping[str, str] = {
     "TRINITYLAKE_ALLOWED_ROOTS": "further roots that may be read, with spaces between them, for the command line",
     "TRINITYLAKE_BRANCH": "the [branch](../clones.md#branch-deployments) that a process of Dagster works for",
 }
+#: Types of Dagster's configuration.
+_KINDS: Mapping[str, str] = {
+    "Any": "text or number", "Array": "list of", "Bool": "true or false", "Float": "number", "Int": "whole number",
+    "Noneable": "null or", "String": "text",
+}  # fmt: skip
 #: The page about the storages of a scheme.
 _STORAGE_PAGES: Mapping[str, str] = {
     "abfss": "azure", "az": "azure", "dynamodb": "dynamodb", "file": "local", "gs": "gcs", "hdfs": "hdfs",
@@ -129,13 +135,34 @@ def jobs() -> str:
     for kind in (LakehouseSettings, ApplyLimits, BlackoutWindow, CheckLimits, TrinityLakeResource, TrinityLakeIOManager,
                  SparkResource):  # fmt: skip
         text += _settings_of(kind)
-    for operation in sorted(_ALL, key=lambda one: one.job):
-        text += f"## {operation.job}\n\n{operation.description}\n\n"
-        if operation.is_pooled:
+    for job in sorted(build_jobs(), key=lambda one: one.name):
+        text += f"## {job.name}\n\n{job.description}\n\n"
+        if any(isinstance(node, dg.OpDefinition) and node.pool for node in job.graph.node_defs):
             text += "It is in the pool of what frees something: one at a time.\n\n"
-        options = operation.options
-        text += "It has no options.\n\n" if options is None else _fields_of_model(options)
+        rows = [
+            (code(name), _kind_of(field.config_type.key), _default_of_field(field), field.description)
+            for name, field in job_options(job).items()
+        ]
+        text += table(("option", "value", "default", "what it does"), rows) if rows else "It has no options.\n\n"
     return text
+
+
+def job_options(job: dg.JobDefinition) -> Mapping[str, dg.Field]:
+    """Return the options of a job's one op, as Dagster's launchpad has them."""
+    (op,) = job.graph.node_defs
+    assert isinstance(op, dg.OpDefinition)
+    options: Mapping[str, dg.Field] = getattr(op.config_schema.config_type, "fields", {})
+    return options
+
+
+def _kind_of(key: str) -> str:
+    """Return a type of Dagster's configuration in words."""
+    outer, _, inner = key.partition(".")
+    return f"{_KINDS[outer]} {_kind_of(inner)}" if inner else _KINDS[outer]
+
+
+def _default_of_field(field: dg.Field) -> str:
+    return _said(field.default_value) if field.default_provided and field.default_value != "" else ""
 
 
 def _settings_of(kind: type[Any]) -> str:

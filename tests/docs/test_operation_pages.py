@@ -17,9 +17,8 @@ from click.testing import CliRunner
 from tests.docs.pages import DOCS, Snippet, snippets
 from tests.own_time import give_own_time
 from trinitylake_ops import Lakehouse
-from trinitylake_ops.cli.app import _COMMANDS, trinitylake
+from trinitylake_ops.cli.app import trinitylake
 from trinitylake_ops.dagster_plugin import TrinityLakeResource, build_jobs
-from trinitylake_ops.dagster_plugin.ops.jobs import _ALL
 from trinitylake_ops.storage import drop_memory_root, memory
 from trinitylake_ops.tables import catalog_at
 
@@ -29,9 +28,8 @@ SECTIONS = ["Why", "Command", "Dagster", "Python", "What can go wrong"]
 ROOT = "memory://data/lake"
 THEIRS = "memory://theirs/"
 DAY_NS = 24 * 3_600 * 1_000_000_000
-#: Commands and jobs that pages of their own, or other pages, describe.
+#: Commands that other pages describe.
 ELSEWHERE = {"completion", "serve"}
-JOBS_ELSEWHERE = {"drop_clones_scheduled"}
 
 
 def here(text: str) -> str:
@@ -128,13 +126,13 @@ def test_its_jobs_take_their_configurations(page: Path, jobs: dict[str, dg.JobDe
         assert dg.validate_run_config(jobs[name], config)
 
 
-def test_every_command_and_every_job_has_its_page() -> None:
+def test_every_command_and_every_job_has_its_page(jobs: dict[str, dg.JobDefinition]) -> None:
     text = "\n".join(page.read_text() for page in PAGES)
     lines = [line for page in PAGES for one in shown(page, "Command") for line in one.text.splitlines()]
-    run = {word for line in lines for word in shlex.split(line) if word in _COMMANDS}
-    assert set(_COMMANDS) - run == ELSEWHERE
+    run = {word for line in lines for word in shlex.split(line) if word in trinitylake.commands}
+    assert set(trinitylake.commands) - run == ELSEWHERE
     named = set(re.findall(r"`([a-z_]+)`|title=\"([a-z_]+)\"", text))
-    assert {operation.job for operation in _ALL} - {first or second for first, second in named} == set()
+    assert jobs.keys() - {first or second for first, second in named} == set()
 
 
 @pytest.mark.soak

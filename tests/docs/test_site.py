@@ -15,8 +15,8 @@ from scripts.draw_concepts import PICTURES
 from tests.conftest import SHOWN
 from tests.docs.pages import DOCS, PROJECT
 from tests.test_words import MOST_WORDS, PAGES, n_words, sentences
-from trinitylake_ops.cli.app import _COMMANDS
-from trinitylake_ops.dagster_plugin.ops.jobs import _ALL
+from trinitylake_ops.cli.app import trinitylake
+from trinitylake_ops.dagster_plugin import build_jobs
 from trinitylake_ops.storage.schemes import OWN_SCHEMES
 
 #: Folders whose pages are reached from an index of theirs.
@@ -87,12 +87,11 @@ def test_every_picture_is_shown_on_a_page() -> None:
 
 
 def test_the_reference_has_every_command_job_option_and_error(made: dict[str, str]) -> None:
-    assert set(re.findall(r"^## (.*)$", made["reference/commands.md"], flags=re.MULTILINE)) == set(_COMMANDS)
+    assert set(re.findall(r"^## (.*)$", made["reference/commands.md"], flags=re.MULTILINE)) == set(trinitylake.commands)
     jobs = made["reference/jobs.md"]
-    for operation in _ALL:
-        section = jobs.partition(f"## {operation.job}\n")[2].partition("\n## ")[0]
-        options = operation.options.model_fields if operation.options else {}
-        assert set(re.findall(r"^\| `(\w+)`", section, flags=re.MULTILINE)) == set(options), operation.job
+    for job in build_jobs():
+        section = jobs.partition(f"## {job.name}\n")[2].partition("\n## ")[0]
+        assert set(re.findall(r"^\| `(\w+)`", section, flags=re.MULTILINE)) == set(reference.job_options(job)), job.name
     options = {option for scheme in OWN_SCHEMES.values() for option in scheme.options}
     assert options <= set(re.findall(r"^\| `(\w+)`", made["reference/settings.md"], flags=re.MULTILINE))
     errors = (PROJECT / "trinitylake_ops" / "errors.py").read_text()
