@@ -39,35 +39,48 @@ def here(text: str) -> str:
 
 @pytest.fixture
 def calendar(monkeypatch: pytest.MonkeyPatch) -> Callable[[], int]:
-    """Let storages in memory have days of their own. Returns what lets one day pass."""
-    days = count(1)
-    now_ns = 1_800_000_000_000_000_000
-    today = [now_ns]
-    tick = count()
-    give_own_time(monkeypatch, memory, time_ns=lambda: today[0] + next(tick) * 1_000_000)
+    """Let storages in memory have days of their own. Returns what lets ten of them pass."""
+    now_ns, ticks = [1_800_000_000_000_000_000], count()
+    give_own_time(monkeypatch, memory, time_ns=lambda: now_ns[0] + next(ticks) * 1_000_000)
 
-    def pass_a_day() -> int:
-        today[0] = now_ns + next(days) * 10 * DAY_NS
-        return today[0]
+    def pass_days() -> int:
+        now_ns[0] += 10 * DAY_NS
+        return now_ns[0]
 
-    return pass_a_day
+    return pass_days
 
 
-@pytest.fixture
-def scope(calendar: Callable[[], int]) -> Iterator[dict[str, Any]]:
-    """The names that a reader has after the first page: the lakehouse, and what it imports."""
+def _made() -> dict[str, Any]:
+    """Do what the first page says, and make a table of others. Returns the names that a reader then has."""
     names: dict[str, Any] = {}
     (first,) = (one for one in snippets(FOLDER / "README.md") if one.language == "python")
     exec(compile(here(first.text), "README.md", "exec"), names)
-    calendar()
     theirs = Lakehouse.create(THEIRS)
     with theirs.transaction() as txn:
         txn.create_namespace("shop")
     table = catalog_at(theirs).create_table("shop.returns", names["orders"].schema)
-    lake = names["lake"]
     names["THEIR_METADATA"] = table.metadata_location
-    names["COMMIT_ID"] = next(info.commit_id for info in lake.history() if info.version == 4)
-    yield names
+    names["COMMIT_ID"] = next(info.commit_id for info in names["lake"].history() if info.version == 4)
+    return names
+
+
+@pytest.fixture(scope="module")
+def kept() -> tuple[dict[str, Any], dict[str, dict[str, tuple[bytes, int]]]]:
+    """Names and files as they are after the first page; filled by the first test."""
+    return {}, {}
+
+
+@pytest.fixture
+def scope(calendar: Callable[[], int], kept: tuple[dict[str, Any], dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    """The names that a reader has after the first page: the lakehouse, and what it imports."""
+    names, files = kept
+    if not names:
+        names.update(_made())
+        files.update({name: dict(memory._files_by_name[name].by_key) for name in ("data", "theirs")})
+    for name, by_key in files.items():
+        memory._files_by_name[name].by_key = dict(by_key)
+    calendar()
+    yield {**names, "lake": Lakehouse.open(ROOT)}
     for root in ("memory://data/", THEIRS, "memory://bucket/", "memory://backup/", "memory://dev/"):
         drop_memory_root(root)
 
