@@ -100,6 +100,6 @@ def test_nothing_on_the_page_is_left_out() -> None:
         ("sh", ""), ("python", "definitions.py"), ("python", "read.py"),
     }  # fmt: skip
     assert [line.split()[0] for line in COMMANDS] == [
-        *("python3", ".", "pip"), *("export", "mkdir", "trinitylake"), *("dagster", "trinitylake", "trinitylake"),
+        *("SOURCE=$HOME/trinitylake-ops", "python3", ".", "pip"), *("export", "mkdir", "trinitylake"), *("dagster", "trinitylake", "trinitylake"),
         *("trinitylake", "trinitylake"),
     ]  # fmt: skip
