@@ -47,7 +47,7 @@ def definitions(folder: Path, text: str) -> dg.Definitions:
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     found: dg.Definitions = module.defs
-    return dg.Definitions.merge(found, dg.Definitions(executor=dg.in_process_executor))
+    return found
 
 
 def execute(definitions: dg.Definitions, instance: dg.DagsterInstance) -> bool:
