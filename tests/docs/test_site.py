@@ -52,6 +52,13 @@ def test_links_of_pages_lead_to_files() -> None:
             site_map.placed(name, (PROJECT / name).read_text())
 
 
+def test_every_fence_is_closed() -> None:
+    for name in site_map.sources():
+        if name.endswith(".md"):
+            fences = re.findall(r"^ *```", (PROJECT / name).read_text(), flags=re.MULTILINE)
+            assert len(fences) % 2 == 0, name
+
+
 def test_links_are_those_of_the_site() -> None:
     for source, text, placed in (
         ("docs/start.md", "[a](dagster.md#one-call)", "[a](dagster.md#one-call)"),

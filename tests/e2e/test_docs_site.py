@@ -123,4 +123,4 @@ def test_search_finds_an_operation(page: Page, address: str) -> None:
     page.goto(address)
     page.keyboard.press("/")
     page.keyboard.type("undelete")
-    expect(page.get_by_role("link", name=re.compile("Expire")).first).to_be_visible(timeout=60_000)
+    expect(page.get_by_role("option", name="Expire", exact=True).first).to_be_visible(timeout=60_000)
