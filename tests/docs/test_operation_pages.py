@@ -171,4 +171,5 @@ def test_its_jobs_run(
 
 def _digest(result: dg.ExecuteInProcessResult) -> str:
     (step,) = (event for event in result.all_events if event.event_type_value == "STEP_OUTPUT")
-    return str(step.step_output_data.metadata["digest"].value)
+    shown = step.step_output_data.metadata.get("digest")  # compact_tables needs no approval, so its plan shows none
+    return "" if shown is None else str(shown.value)
