@@ -38,7 +38,7 @@ QUICK_TESTS := tests/format tests/tree tests/transaction tests/golden tests/tabl
 	tests/tables/test_staging.py tests/tables/test_ownership.py tests/tables/test_avro_decoder.py \
 	tests/test_architecture.py tests/test_project.py tests/test_public_api.py tests/test_threat_model.py
 
-.PHONY: help setup demo ui test check lint bench proto package dist constraints soak clean
+.PHONY: help setup demo ui test check lint bench docs proto package dist constraints soak clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' Makefile
@@ -86,6 +86,9 @@ bench: setup ## measure requests, rounds, bytes and ratios of times: tables and 
 	@for benchmark in request_counts buffer_targets times catalogs writers compression scale profiles server spark_read start_up telemetry; do $(BIN)/python -m benchmarks.$$benchmark; done
 	@scripts/debian_packages.sh >/dev/null; $(BIN)/python -m benchmarks.expiry; $(BIN)/python -m benchmarks.exports; $(BIN)/python -m benchmarks.clones; $(BIN)/python -m benchmarks.s3; $(BIN)/python -m benchmarks.storages; $(BIN)/python -m benchmarks.processes; $(BIN)/python -m benchmarks.replicas; $(BIN)/python -m benchmarks.peers
 
+docs: setup ## build the documentation site, with all links checked: .site/html/index.html
+	@$(BIN)/python -m scripts.docs_site
+
 proto: setup ## generate trinitylake_ops/format/generated from proto/definitions.proto
 	@$(BIN)/python scripts/generate_protobuf.py .
 
@@ -100,6 +103,6 @@ constraints: setup ## rewrite constraints.txt with the newest versions that pypr
 	@scripts/update_constraints.sh
 
 clean: ## remove .venv, caches, and the demo's lakehouse and runs
-	@rm -rf .venv .demo .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build dist \
+	@rm -rf .venv .demo .site .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build dist \
 		*.egg-info spark-warehouse metastore_db derby.log
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +

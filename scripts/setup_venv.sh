@@ -6,7 +6,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 python=${PYTHON:-}
 venv=.venv
-extras=all,deploy,test,lint${1:+,$1}
+extras=all,deploy,docs,test,lint${1:+,$1}
 stamp=$venv/.installed${1:+-$1}
 
 fail() {

@@ -23,7 +23,9 @@ PAGES = [
     for folder in (
         PROJECT,
         PROJECT / "docs",
+        PROJECT / "docs" / "concepts",
         PROJECT / "docs" / "decisions",
+        PROJECT / "docs" / "operations",
         PROJECT / "docs" / "storages",
         PACKAGE / "format",
     )

@@ -1,0 +1,1 @@
+"""The documentation site: pages of the repository, the reference made of the code, and Zensical that draws them."""

@@ -1,0 +1,172 @@
+"""Draws the pictures of docs/concepts: ``.venv/bin/python -m scripts.draw_concepts``. It needs nothing else.
+
+A test compares them with what this draws.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from html import escape
+from pathlib import Path
+
+IMAGES = Path(__file__).resolve().parents[1] / "docs" / "images"
+
+_INK, _QUIET, _PAPER = "#1f2937", "#6b7280", "#ffffff"
+_NEW, _OLD, _GONE, _WARN = "#bbf7d0", "#dbeafe", "#e5e7eb", "#fed7aa"
+
+
+class Drawing:
+    """An SVG of boxes, arrows and words, on paper of its own, so that it can be read on any background."""
+
+    def __init__(self, width: int, height: int, title: str):
+        self._parts = [
+            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" role="img"'
+            ' font-family="system-ui, sans-serif" font-size="14">',
+            f"<title>{escape(title)}</title>",
+            '<defs><marker id="tip" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="8" markerHeight="8" orient="auto">'
+            f'<path d="M0 0 8 4 0 8z" fill="{_INK}"/></marker></defs>',
+            f'<rect width="{width}" height="{height}" rx="10" fill="{_PAPER}"/>',
+        ]
+
+    def box(self, x: float, y: float, text: str, fill: str = _OLD, width: float = 76, height: float = 34) -> None:
+        """Draw a box with its middle at a point, and text in it."""
+        self._parts.append(
+            f'<rect x="{x - width / 2:g}" y="{y - height / 2:g}" width="{width:g}" height="{height:g}" rx="6"'
+            f' fill="{fill}" stroke="{_INK}"/>'
+        )
+        self.words(x, y + 5, text)
+
+    def words(self, x: float, y: float, text: str, anchor: str = "middle", fill: str = _INK, weight: str = "") -> None:
+        """Write a line."""
+        bold = f' font-weight="{weight}"' if weight else ""
+        self._parts.append(
+            f'<text x="{x:g}" y="{y:g}" text-anchor="{anchor}" fill="{fill}"{bold}>{escape(text)}</text>'
+        )
+
+    def arrow(
+        self, x1: float, y1: float, x2: float, y2: float, *, is_dashed: bool = False, has_tip: bool = True
+    ) -> None:
+        """Draw a line from one point to another."""
+        dashes = ' stroke-dasharray="5 4"' if is_dashed else ""
+        tip = ' marker-end="url(#tip)"' if has_tip else ""
+        self._parts.append(
+            f'<line x1="{x1:g}" y1="{y1:g}" x2="{x2:g}" y2="{y2:g}" stroke="{_INK}" stroke-width="1.4"{dashes}{tip}/>'
+        )
+
+    def text(self) -> str:
+        """Return the SVG."""
+        return "\n".join([*self._parts, "</svg>", ""])
+
+
+def commit() -> str:
+    """Draw two versions that share files, and two writers of which one creates the next root."""
+    drawing = Drawing(900, 400, "How a commit works: new files, then one root that is created if absent")
+    for x, what in ((30, "roots"), (30, "nodes"), (30, "definitions"), (30, "files of tables")):
+        y = {"roots": 105, "nodes": 195, "definitions": 285, "files of tables": 365}[what]
+        drawing.words(x, y, what, "start", _QUIET)
+    drawing.words(240, 40, "version 41", weight="bold")
+    drawing.words(440, 40, "version 42", weight="bold")
+    drawing.words(720, 40, "two writers, one name", weight="bold")
+    for x1, y1, x2, y2 in (
+        (240, 117, 200, 173), (240, 117, 300, 173), (440, 117, 210, 174), (440, 117, 440, 173),
+        (200, 207, 200, 263), (300, 207, 300, 263), (440, 207, 310, 264), (440, 207, 440, 263),
+        (200, 297, 200, 343), (300, 297, 300, 343), (440, 297, 440, 343),
+    ):  # fmt: skip
+        drawing.arrow(x1, y1, x2, y2)
+    for x, y, text, fill in (
+        (240, 100, "R(41)", _OLD), (440, 100, "R(42)", _NEW), (200, 190, "n1", _OLD), (300, 190, "n2", _OLD),
+        (440, 190, "n3", _NEW), (200, 280, "d1", _OLD), (300, 280, "d2", _OLD), (440, 280, "d3", _NEW),
+        (200, 360, "t1", _OLD), (300, 360, "t2", _OLD), (440, 360, "t2, more", _NEW),
+    ):  # fmt: skip
+        drawing.box(x, y, text, fill)
+    drawing.box(640, 180, "writer A", _OLD, 90)
+    drawing.box(800, 180, "writer B", _OLD, 90)
+    drawing.box(720, 100, "R(42)", _NEW)
+    drawing.arrow(645, 162, 690, 119)
+    drawing.arrow(795, 162, 750, 119, is_dashed=True)
+    drawing.words(640, 220, "created:")
+    drawing.words(640, 240, "committed")
+    drawing.words(800, 220, "it is there:")
+    drawing.words(800, 240, "look what changed,")
+    drawing.words(800, 260, "try R(43)")
+    drawing.box(600, 320, "", _NEW, 24, 18)
+    drawing.words(620, 325, "new in version 42", "start")
+    drawing.box(600, 352, "", _OLD, 24, 18)
+    drawing.words(620, 357, "there before, and never changed", "start")
+    return drawing.text()
+
+
+def expiry() -> str:
+    """Draw versions from old to new: purged, expired, and those that a rule keeps."""
+    drawing = Drawing(
+        900, 300, "What expires: versions that no rule keeps; a purge deletes the files that only they need"
+    )
+    states = [
+        ("1", _GONE, "purged"), ("2", _GONE, "purged"), ("3", _WARN, "expired"), ("4", _WARN, "expired"),
+        ("5", _NEW, "an export"), ("6", _WARN, "expires"), ("7", _WARN, "expires"), ("8", _NEW, "young"),
+        ("9", _NEW, "young"), ("10", _NEW, "the latest"),
+    ]  # fmt: skip
+    for place, (name, fill, why) in enumerate(states):
+        x = 60 + 82 * place
+        drawing.box(x, 120, name, fill, 60, 44)
+        drawing.words(x, 164, why, fill=_QUIET)
+        if place:
+            drawing.arrow(x - 52, 120, x - 32, 120)
+    for first, last, text in (
+        (0, 1, "files are deleted"),
+        (2, 3, "can come back"),
+        (7, 9, "kept by a rule"),
+    ):
+        x1, x2 = 30 + 82 * first, 90 + 82 * last
+        drawing.arrow(x1, 82, x2, 82, has_tip=False)
+        drawing.words((x1 + x2) / 2, 70, text)
+    drawing.words(60 + 82 * 4, 70, "by name")
+    drawing.words(60 + 82 * 5.5, 70, "next to expire")
+    drawing.words(30, 34, "older", "start", _QUIET)
+    drawing.words(868, 34, "newer", "end", _QUIET)
+    for place, (name, what) in enumerate(
+        (("trim", "drops old snapshots"), ("expire", "lets versions go"), ("purge", "deletes their files"),
+         ("orphans", "deletes lost files"))
+    ):  # fmt: skip
+        x = 110 + 214 * place
+        drawing.box(x, 226, name, _OLD, 92)
+        drawing.words(x, 266, what, fill=_QUIET)
+        if place:
+            drawing.arrow(x - 166, 226, x - 50, 226)
+    return drawing.text()
+
+
+def branches() -> str:
+    """Draw a lakehouse and a clone of it: cloned, refreshed, promoted."""
+    drawing = Drawing(900, 270, "Branches: a clone begins as a version of its parent, and is promoted as one version")
+    drawing.words(30, 65, "parent", "start", weight="bold")
+    drawing.words(30, 85, "s3://bucket/lake", "start", _QUIET)
+    drawing.words(30, 205, "clone", "start", weight="bold")
+    drawing.words(30, 225, "s3://dev/feature-x", "start", _QUIET)
+    parents = [("11", _OLD, 220), ("12", _OLD, 320), ("13", _OLD, 470), ("14", _OLD, 600), ("15", _NEW, 760)]
+    clones = [("0", _OLD, 370), ("1", _NEW, 460), ("2", _NEW, 550), ("3", _NEW, 650)]
+    for line, y in ((parents, 75), (clones, 210)):
+        for place, (name, fill, x) in enumerate(line):
+            drawing.box(x, y, name, fill, 56)
+            if place:
+                drawing.arrow(line[place - 1][2] + 30, y, x - 30, y)
+    drawing.arrow(328, 93, 362, 191)
+    drawing.words(335, 150, "clone", "end")
+    drawing.arrow(606, 93, 644, 191)
+    drawing.words(616, 150, "refresh", "end")
+    drawing.arrow(662, 192, 748, 94)
+    drawing.words(716, 160, "promote: one version", "start")
+    drawing.words(440, 255, "green: made in the clone; no file of a table was copied to begin it", fill=_QUIET)
+    return drawing.text()
+
+
+PICTURES: Mapping[str, Callable[[], str]] = {
+    "concept-branches.svg": branches,
+    "concept-commit.svg": commit,
+    "concept-expiry.svg": expiry,
+}
+
+
+if __name__ == "__main__":
+    for name, draw in PICTURES.items():
+        (IMAGES / name).write_text(draw())

@@ -1,0 +1,101 @@
+"""Every page with snippets has a test that runs them; here are those of pages without a test of their own."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from tests.docs.pages import DOCS, PROJECT, snippets
+from trinitylake_ops import Lakehouse
+from trinitylake_ops.cli.app import trinitylake
+from trinitylake_ops.dagster_plugin import TrinityLakeResource
+from trinitylake_ops.storage import drop_memory_root, open_storage
+from trinitylake_ops.storage.scheme import Scheme
+
+#: Which test runs the snippets of a page. Outputs, which have no language, are those of a run.
+RUN_BY = {
+    "clones.md": "tests/cli/test_commands.py",
+    "connect.md": "tests/clients/test_clients.py",
+    "dagster-beside-others.md": "tests/test_snippets.py",
+    "dagster.md": "tests/test_snippets.py",
+    "deploy.md": "tests/e2e/test_on_pods.py",
+    "engines.md": "tests/spark_jobs/test_spark_pages.py",
+    "getting-started.md": "tests/test_readme.py",
+    "serve.md": "tests/server/test_page.py",
+    "spark-sql.md": "tests/spark_jobs/test_catalog.py",
+    "spark.md": "tests/spark_jobs/test_spark_pages.py",
+    "start.md": "tests/docs/test_start.py",
+    "storage.md": "tests/docs/test_other_snippets.py",
+}
+
+
+def test_every_page_with_snippets_has_its_test() -> None:
+    with_snippets = {
+        path.relative_to(DOCS).as_posix()
+        for path in DOCS.rglob("*.md")
+        if any(one.language not in ("", "text") for one in snippets(path))
+    }
+    assert {name for name in with_snippets if not name.startswith("operations/")} == set(RUN_BY)
+    for page, test in RUN_BY.items():
+        assert page in (PROJECT / test).read_text() or page == "connect.md", (page, test)
+
+
+def only(page: str, language: str, part: str) -> str:
+    (text,) = (one.text for one in snippets(DOCS / page) if one.language == language and part in one.text)
+    return text
+
+
+def test_the_resource_of_branches_is_made_as_the_page_says() -> None:
+    names = {"TrinityLakeResource": TrinityLakeResource, "timedelta": timedelta}
+    exec(only("clones.md", "python", "for_branch_deployment"), names)
+    made = names["lakehouse"]
+    assert isinstance(made, TrinityLakeResource)
+    assert made.root == "s3://bucket/lake"
+
+
+def test_the_scheme_of_another_package_is_one() -> None:
+    names = {"Scheme": Scheme, "open_shelf": open_storage}
+    exec(only("storage.md", "python", "Scheme("), names)
+    made = names["SCHEME"]
+    assert isinstance(made, Scheme) and made.name == "shelf"
+
+
+def test_a_lakehouse_on_two_storages_is_made_as_the_page_says(tmp_path: Path) -> None:
+    """With a storage in memory in place of Redis, and a folder in place of S3."""
+    export, init = only("storage.md", "bash", "TRINITYLAKE_STORAGE_OPTIONS").splitlines()
+    assert re.fullmatch(r"export TRINITYLAKE_STORAGE_OPTIONS=s3\.endpoint=\S+,s3\.region=\S+", export)
+    program, *arguments = shlex.split(init)
+    assert program == "trinitylake"
+    there = f"file://{tmp_path}/tables"
+    placed = [
+        "memory://two" if one.startswith("redis:") else there if one.startswith("s3:") else one for one in arguments
+    ]
+    options = {"TRINITYLAKE_STORAGE_OPTIONS": export.partition("OPTIONS=")[2]}
+    ran = CliRunner().invoke(trinitylake, placed, env=options, catch_exceptions=False)
+    assert ran.exit_code == 0, ran.output
+    assert Lakehouse.open("memory://two").snapshot().definition.table_root == there
+    drop_memory_root("memory://two/")
+
+
+@pytest.mark.parametrize(
+    ("page", "language", "part"),
+    [("getting-started.md", "sh", "make demo"), ("storage.md", "bash", "storage.contract")],
+)
+def test_commands_for_other_servers_are_well_formed(page: str, language: str, part: str) -> None:
+    """They are run on emulators, by other words: here each command, module and target is there, with its options."""
+    for line in only(page, language, part).splitlines():
+        program, *arguments = shlex.split(line, comments=True)
+        if program == "trinitylake":
+            assert CliRunner().invoke(trinitylake, [*arguments, "--help"]).exit_code == 0
+        elif program == "make":
+            assert f"\n{arguments[0]}: " in (PROJECT / "Makefile").read_text()
+        elif program == "python":
+            assert arguments[0] == "-m"
+            assert (PROJECT / arguments[1].replace(".", "/") / "__main__.py").is_file()
+        else:
+            assert program == "export"

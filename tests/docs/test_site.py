@@ -1,0 +1,128 @@
+"""The documentation site, as far as it can be looked at without building it: pages, links, pictures, the reference."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from scripts.docs_site import api, reference, site_map
+from scripts.draw_concepts import PICTURES
+from tests.conftest import SHOWN
+from tests.docs.pages import DOCS, PROJECT
+from tests.test_words import MOST_WORDS, PAGES, n_words, sentences
+from trinitylake_ops.cli.app import trinitylake
+from trinitylake_ops.dagster_plugin import build_jobs
+from trinitylake_ops.storage.schemes import OWN_SCHEMES
+
+#: Folders whose pages are reached from an index of theirs.
+INDEXED = ("decisions/", "measurements/")
+
+
+@pytest.fixture(scope="module")
+def made() -> dict[str, str]:
+    return {**reference.pages(), **api.pages()}
+
+
+def in_nav(entries: list[Any]) -> Iterator[str]:
+    for entry in entries:
+        for below in entry.values():
+            if isinstance(below, str):
+                yield below
+            else:
+                yield from in_nav(below)
+
+
+def test_every_page_is_in_the_navigation_once(made: dict[str, str]) -> None:
+    nav = list(in_nav(tomllib.loads((PROJECT / "zensical.toml").read_text())["project"]["nav"]))
+    places = {site_map.place(name) for name in site_map.sources() if name.endswith(".md")}
+    wanted = {place for place in places if not place.startswith(INDEXED)} | made.keys() | {"decisions/index.md"}
+    assert len(nav) == len(set(nav))
+    assert set(nav) == wanted
+
+
+def test_links_of_pages_lead_to_files() -> None:
+    """To anchors, too: for pages of docs in tests/test_readme.py, for all when the site is built."""
+    for name in site_map.sources():
+        if name.endswith(".md"):
+            site_map.placed(name, (PROJECT / name).read_text())
+
+
+def test_every_fence_is_closed() -> None:
+    for name in site_map.sources():
+        if name.endswith(".md"):
+            fences = re.findall(r"^ *```", (PROJECT / name).read_text(), flags=re.MULTILINE)
+            assert len(fences) % 2 == 0, name
+
+
+def test_links_are_those_of_the_site() -> None:
+    for source, text, placed in (
+        ("docs/start.md", "[a](dagster.md#one-call)", "[a](dagster.md#one-call)"),
+        ("docs/dagster.md", "[a](start.md) [b](operations/README.md)", "[a](index.md) [b](operations/index.md)"),
+        ("docs/dagster.md", "[a](../examples/README.md)", "[a](examples.md)"),
+        ("docs/storages/s3.md", "![a\nb](../images/runs.png)", "![a\nb](../images/runs.png)"),
+        ("README.md", "[a](docs/decisions/README.md) `[b](c)`", "[a](decisions/index.md) `[b](c)`"),
+        ("docs/dagster.md", "[a](../definitions.py)", "[a](source/definitions.py.md)"),
+        ("docs/dagster.md", "[a](https://example.com/) [b](#c)", "[a](https://example.com/) [b](#c)"),
+        ("benchmarks/results/peers.md", "![a](peers.png)", "![a](peers.png)"),
+    ):
+        assert site_map.placed(source, text) == placed
+    with pytest.raises(FileNotFoundError, match=r"links to nowhere\.md"):
+        site_map.placed("docs/start.md", "[a](nowhere.md)")
+
+
+def test_lists_get_the_room_that_they_need() -> None:
+    text = "Words:\n- a\n  more\n- b\n   - c\n     more\n1. d\n\nWords.\n```\nx\n- no item\n```\n"
+    assert site_map.spaced(text) == (
+        "Words:\n\n- a\n  more\n- b\n    - c\n     more\n1. d\n\nWords.\n```\nx\n- no item\n```\n"
+    )
+
+
+@pytest.mark.parametrize("name", PICTURES)
+def test_pictures_of_concepts_are_those_that_are_drawn(name: str) -> None:
+    assert (DOCS / "images" / name).read_text() == PICTURES[name](), "run: python -m scripts.draw_concepts"
+
+
+def test_every_picture_is_shown_on_a_page() -> None:
+    texts = [(PROJECT / name).read_text() for name in site_map.sources() if name.endswith(".md")]
+    shown = {Path(link).name for text in texts for link in site_map.links(text)}
+    assert {path.name for path in (DOCS / "images").iterdir()} - shown == set()
+
+
+def test_the_reference_has_every_command_job_option_and_error(made: dict[str, str]) -> None:
+    assert set(re.findall(r"^## (.*)$", made["reference/commands.md"], flags=re.MULTILINE)) == set(trinitylake.commands)
+    jobs = made["reference/jobs.md"]
+    for job in build_jobs():
+        section = jobs.partition(f"## {job.name}\n")[2].partition("\n## ")[0]
+        assert set(re.findall(r"^\| `(\w+)`", section, flags=re.MULTILINE)) == set(reference.job_options(job)), job.name
+    options = {option for scheme in OWN_SCHEMES.values() for option in scheme.options}
+    assert options <= set(re.findall(r"^\| `(\w+)`", made["reference/settings.md"], flags=re.MULTILINE))
+    errors = (PROJECT / "trinitylake_ops" / "errors.py").read_text()
+    assert set(re.findall(r"^class (\w+)", errors, flags=re.MULTILINE)) <= set(
+        re.findall(r"^\| `(\w+Error)` \|", made["reference/errors.md"], flags=re.MULTILINE)
+    )
+
+
+def test_the_reference_describes_what_it_lists(made: dict[str, str]) -> None:
+    for name in ("reference/commands.md", "reference/errors.md"):
+        undescribed = re.findall(r"^\|.*\|  \|$", made[name], flags=re.MULTILINE)
+        assert undescribed == [], name
+    code = "\n".join(path.read_text() for path in (PROJECT / "trinitylake_ops").rglob("*.py"))
+    assert set(re.findall(r'"(TRINITYLAKE_[A-Z_]+)"', code)) == reference.ENVIRONMENT.keys()
+    codes = set(
+        re.findall(r"^    exit_code = (\d+)", (PROJECT / "trinitylake_ops/errors.py").read_text(), re.MULTILINE)
+    )
+    assert {"0", "1", "130, 143", *codes} == set(
+        re.findall(r"^\| `([\d, ]+)` \|", made["reference/errors.md"], flags=re.MULTILINE)
+    )
+
+
+def test_sentences_are_short_at_the_95th_percentile(record_property: pytest.RecordProperty) -> None:
+    lengths = sorted(n for page in PAGES for one in sentences(page.read_text()) if (n := n_words(one)))
+    middle, p95 = lengths[len(lengths) // 2], lengths[len(lengths) * 95 // 100]
+    record_property(SHOWN, f"{len(lengths):,} sentences in {len(PAGES)} pages: {middle} words in the middle, p95 {p95}")
+    assert p95 < MOST_WORDS

@@ -1,0 +1,105 @@
+"""The first page of the documentation: what it shows is done as a new user does it, in a fresh folder."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+
+import dagster as dg
+import pytest
+from click.testing import CliRunner
+
+from tests.docs.pages import DOCS, snippets
+from trinitylake_ops import Lakehouse
+from trinitylake_ops.cli.app import trinitylake
+from trinitylake_ops.tables import catalog_at
+
+PAGE = DOCS / "start.md"
+ALL = list(snippets(PAGE))
+FILES = {one.title: one.text for one in ALL if one.title}
+COMMANDS = [line for one in ALL if one.language == "sh" for line in one.text.splitlines()]
+
+
+@pytest.fixture
+def instance() -> Iterator[dg.DagsterInstance]:
+    with dg.DagsterInstance.ephemeral() as made:
+        yield made
+
+
+def command(folder: Path, line: str) -> str:
+    """Run a command of the page in this process, and return what it prints."""
+    program, *arguments = shlex.split(line.replace("$LAKE_ROOT", str(folder / "lake")))
+    assert program == "trinitylake"
+    ran = CliRunner().invoke(trinitylake, arguments, catch_exceptions=False)
+    assert ran.exit_code == 0, ran.output
+    return ran.output
+
+
+def definitions(folder: Path, text: str) -> dg.Definitions:
+    """Save the file of the page, and load it as Dagster does."""
+    path = folder / "definitions.py"
+    path.write_text(text)
+    spec = importlib.util.spec_from_file_location("start_definitions", path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    found: dg.Definitions = module.defs
+    return found
+
+
+def execute(definitions: dg.Definitions, instance: dg.DagsterInstance) -> bool:
+    """Run the job of the page, as its command does."""
+    (name,) = re.findall(r"^dagster job execute -f definitions\.py -j (\w+)$", "\n".join(COMMANDS), flags=re.MULTILINE)
+    return definitions.resolve_job_def(name).execute_in_process(instance=instance, raise_on_error=False).success
+
+
+def check_names(loaded: dg.Definitions) -> None:
+    """Assert that jobs and assets that the page names are there."""
+    jobs = {job.name for job in loaded.resolve_all_job_defs()}
+    keys = {key.to_user_string() for key in loaded.resolve_asset_graph().get_all_asset_keys()}
+    named = re.findall(r"`(\w+(?:/\w+)?)`", PAGE.read_text())
+    assert {name for name in named if name.startswith("lake_")} <= jobs
+    assert {name for name in named if "/" in name} <= keys
+
+
+def test_the_page_is_done_as_it_stands(
+    tmp_path: Path, instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("LAKE_ROOT", str(tmp_path / "lake"))
+    init, log, show, plan, apply = (line for line in COMMANDS if line.startswith("trinitylake "))
+    assert "Created a lakehouse at file://" in command(tmp_path, init)
+    text = FILES["definitions.py"]
+    loaded = definitions(tmp_path, text)
+    check_names(loaded)
+    assert execute(loaded, instance)
+    assert "publish" in command(tmp_path, log)
+    assert "euros_sum" in command(tmp_path, show)
+    exec(compile(FILES["read.py"], "read.py", "exec"), {})
+    assert "{'customer': 'Ann', 'euros_sum': 25.5}" in capsys.readouterr().out
+
+    assert text.count("12.0") == 1
+    assert not execute(definitions(tmp_path, text.replace("12.0", "-12.0")), instance)
+    lake = Lakehouse.open(str(tmp_path / "lake"))
+    assert lake.latest_version() == 1, "a check stopped it"
+    assert execute(definitions(tmp_path, text.replace("12.0", "1200.0")), instance)
+    assert lake.latest_version() == 2
+
+    (digest,) = re.findall(r"--apply (\S+)$", command(tmp_path, plan), flags=re.MULTILINE)
+    command(tmp_path, apply.replace("DIGEST", digest))
+    assert lake.latest_version() == 3
+    assert max(catalog_at(lake).load_table("shop.orders").scan().to_arrow()["euros"].to_pylist()) == 20.0
+    assert "`show shop.orders --version 2`" in PAGE.read_text()
+    command(tmp_path, "trinitylake --root $LAKE_ROOT show shop.orders --version 2")
+
+
+def test_nothing_on_the_page_is_left_out() -> None:
+    assert {(one.language, one.title) for one in ALL} == {
+        ("sh", ""), ("python", "definitions.py"), ("python", "read.py"),
+    }  # fmt: skip
+    assert [line.split()[0].partition("=")[0] for line in COMMANDS] == [
+        *("SOURCE", "python3", ".", "pip"), *("export", "mkdir", "trinitylake"),
+        *("dagster", "trinitylake", "trinitylake"), *("trinitylake", "trinitylake"),
+    ]  # fmt: skip

@@ -1,0 +1,126 @@
+"""The documentation site as `make docs` builds it, in a browser that reaches nobody but a server of the test."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from functools import partial
+from html.parser import HTMLParser
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from threading import Thread
+from typing import Any
+
+import pytest
+from playwright.sync_api import Page, Request, expect
+
+from scripts.docs_site.__main__ import HTML
+from tests.conftest import SHOWN
+from tests.docs.pages import PROJECT
+from tests.e2e.browser import opened_page
+
+pytestmark = [pytest.mark.soak, pytest.mark.timeout(600)]
+
+
+class _Quiet(SimpleHTTPRequestHandler):
+    def log_message(self, format: str, *args: Any) -> None:
+        pass
+
+
+@pytest.fixture(scope="module")
+def built() -> Path:
+    done = subprocess.run(
+        [sys.executable, "-m", "scripts.docs_site"], cwd=PROJECT, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return HTML
+
+
+@pytest.fixture(scope="module")
+def address(built: Path) -> Iterator[str]:
+    with ThreadingHTTPServer(("127.0.0.1", 0), partial(_Quiet, directory=str(built))) as server:
+        thread = Thread(target=server.serve_forever)
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}/"
+        server.shutdown()
+        thread.join()
+
+
+class _Looked(HTMLParser):
+    """The anchors and the links of a page."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.anchors: set[str] = set()
+        self.links: set[str] = set()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        given = dict(attrs)
+        self.anchors |= {value for name in ("id", "name") if (value := given.get(name))}
+        self.links |= {value for name in ("href", "src") if (value := given.get(name))}
+
+
+def test_every_link_of_the_built_pages_leads_somewhere(built: Path, record_property: pytest.RecordProperty) -> None:
+    """Beside Zensical, as that looks at Markdown: also the links of the navigation, and those of docstrings."""
+    looked = {}
+    for path in sorted(built.rglob("*.html")):
+        looked[path] = _Looked()
+        looked[path].feed(path.read_text())
+    dead, n_links = [], 0
+    for path, page in looked.items():
+        for link in page.links:
+            if re.match(r"[a-z]+:|/", link) or path.name == "404.html":
+                continue
+            n_links += 1
+            name, _, anchor = link.partition("#")
+            target = (path.parent / name).resolve() if name else path
+            if not target.exists() or (anchor and target in looked and anchor not in looked[target].anchors):
+                dead.append(f"{path.relative_to(built)}: {link}")
+    record_property(SHOWN, f"{len(looked)} pages, {n_links:,} links, {len(dead)} dead")
+    assert dead == []
+
+
+def test_lists_and_tables_are_drawn(built: Path) -> None:
+    """What Markdown did not take for a list or table stands in a paragraph as it was typed."""
+    for path in built.rglob("*.html"):
+        text = re.sub(r"<(pre|code)\b.*?</\1>", "", path.read_text(), flags=re.DOTALL)
+        for paragraph in re.findall(r"<p>(.*?)</p>", text, flags=re.DOTALL):
+            assert not re.search(r"^(?:[-*] |\d+\. |\|.*\|$|```)", paragraph, flags=re.MULTILINE), (path, paragraph)
+
+
+@pytest.fixture
+def page(address: str) -> Iterator[Page]:
+    asked: list[str] = []
+    failed: list[str] = []
+    with opened_page() as opened:
+
+        def note(request: Request) -> None:
+            if not request.url.startswith((address, "data:", "blob:")):
+                asked.append(request.url)
+
+        opened.on("request", note)
+        opened.on("pageerror", lambda error: failed.append(str(error)))
+        yield opened
+    assert (asked, failed) == ([], [])
+
+
+def test_a_reader_finds_the_way(page: Page, address: str) -> None:
+    page.goto(address)
+    expect(page.get_by_role("heading", level=1)).to_contain_text("Start in five minutes")
+    page.get_by_role("link", name="how a commit works", exact=True).click()
+    expect(page.get_by_role("heading", level=1)).to_contain_text("How a commit works")
+    picture = page.locator("article img").first
+    assert picture.evaluate("image => image.complete && image.naturalWidth") == 900
+    page.goto(f"{address}operations/rollback.html")
+    expect(page.locator("article table").first).to_contain_text("what to do")
+    page.goto(f"{address}api/maintenance.html#trinitylake_ops.maintenance.plan_rollback")
+    expect(page.locator("article")).to_contain_text("plan_rollback")
+
+
+def test_search_finds_an_operation(page: Page, address: str) -> None:
+    page.goto(address)
+    page.keyboard.press("/")
+    page.keyboard.type("undelete")
+    expect(page.get_by_role("option", name="Expire", exact=True).first).to_be_visible(timeout=60_000)
