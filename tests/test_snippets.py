@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shlex
@@ -104,6 +105,7 @@ def publish(lake: Lakehouse, instance: dg.DagsterInstance, asset: dg.AssetsDefin
 FOUND_BY = {
     "README.md": [("sh", "pip install"), ("python", "Lakehouse.create"), ("", "$ trinitylake"), ("sh", "make demo")],
     "docs/dagster.md": [
+        ("python", "NAMES = LakehouseNames"),
         ("python", "limits=ApplyLimits"),
         ("python", "SecretVariables("),
         ("python", 'name="hr"'),
@@ -113,6 +115,7 @@ FOUND_BY = {
         ("python", "staged_by_pipes"),
         ("yaml", "secret_options_from_env"),
         ("yaml", "default_limit"),
+        ("sh", "dagster dev -f code.py"),
         ("sh", "dg scaffold"),
         ("", "DagsterInvalidConfigError"),
     ],
@@ -134,6 +137,68 @@ def test_definitions_of_the_page_load() -> None:
     assert {"lake_lakehouse", "lake_lakehouse_io_manager"} == set(one.get_repository_def().get_top_level_resources())
     both = run(python('name="hr"'))["defs"]
     assert {"sales_verify", "hr_verify"} <= {job.name for job in both.resolve_all_job_defs()}
+
+
+@pytest.fixture
+def first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The file of the page's first code location, as a user saves it, with a root of the test."""
+    code = tmp_path / "code.py"
+    code.write_text(python("NAMES = LakehouseNames").text.replace("/data/lake", str(tmp_path / "lake")))
+    monkeypatch.chdir(tmp_path)
+    return code
+
+
+def commands_of_first(first: Path) -> list[list[str]]:
+    (snippet,) = (one for one in DAGSTER if one.has("dagster dev -f code.py"))
+    return [shlex.split(line.replace("/data/lake", str(first.parent / "lake"))) for line in snippet.text.splitlines()]
+
+
+def test_the_first_code_location_needs_nothing_else(first: Path, instance: dg.DagsterInstance) -> None:
+    init, materialize, dev = commands_of_first(first)
+    Lakehouse.create(init[2], {"fsync": "false"})
+    assert [init[0], init[1], init[3]] == ["trinitylake", "--root", "init"]
+    assert dev == ["dagster", "dev", "-f", first.name]
+    scope: dict[str, Any] = {"__name__": "code"}
+    exec(compile(first.read_text(), str(first), "exec", dont_inherit=True), scope)
+    defs: dg.Definitions = scope["defs"]
+    selected = dg.AssetSelection.from_string(materialize[materialize.index("--select") + 1])
+    assert selected.resolve(defs.resolve_asset_graph()) == {scope["orders"].key, scope["publish_sales"].key}
+    job = defs.resolve_job_def("load_sales")
+    for day in (materialize[-1], "2026-01-02", materialize[-1]):
+        assert job.execute_in_process(instance=instance, partition_key=day).success
+    rows = catalog_at(Lakehouse.open(init[2])).load_table("sales.orders").scan().to_arrow()
+    assert sorted(rows["day"].to_pylist()) == ["2026-01-01"] * 2 + ["2026-01-02"] * 2
+
+
+@pytest.mark.soak
+def test_the_commands_of_the_first_code_location_run(first: Path) -> None:
+    home = first.parent / "home"
+    home.mkdir()
+    programs = Path(sys.executable).parent
+    environment = {**os.environ, "DAGSTER_HOME": str(home), "PATH": f"{programs}{os.pathsep}{os.environ['PATH']}"}
+
+    def done(*command: str) -> str:
+        ran = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+        assert ran.returncode == 0, ran.stdout + ran.stderr
+        return ran.stdout + ran.stderr
+
+    init, materialize, _ = commands_of_first(first)
+    done(*init)
+    done(*materialize)
+    here = ("-f", first.name, "-j")
+    rollback = first.with_name("to.yaml")
+    rollback.write_text("to: 0\n")
+    log = done("dagster", "job", "execute", *here, "lake_rollback_plan", "-c", str(rollback))
+    assert re.search(r"^removed +sales\.orders ", log, flags=re.MULTILINE), log
+    (config,) = re.findall(r"configuration of lake_rollback_apply: (\{.*\})", log)
+    given = json.dumps({**json.loads(config), "approved_by": "Ada Lovelace"})
+    done("dagster", "job", "execute", *here, "lake_rollback_apply", "--config-json", given)
+    assert Lakehouse.open(init[2]).snapshot().namespaces() == []
+    for job in ("lake_expire_plan", "lake_purge_apply"):
+        assert yaml.safe_load(done("dagster", "job", "scaffold_config", *here, job))
+    assert "the oldest one, version 0, is kept: superseded" in done(
+        "dagster", "job", "execute", *here, "lake_expire_plan"
+    )
 
 
 def test_options_are_the_same_words_in_yaml() -> None:
@@ -185,7 +250,7 @@ def test_settings_of_pools_are_taken_and_are_those_of_the_deployment() -> None:
 
 
 def test_the_scaffolded_component_is_the_one_that_is_registered() -> None:
-    (snippet,) = (one for one in DAGSTER if one.language == "sh")
+    (snippet,) = (one for one in DAGSTER if one.has("dg scaffold"))
     assert shlex.split(snippet.text) == ["dg", "scaffold", "defs", COMPONENT, "sales"]  # run by test_component.py
 
 
