@@ -150,7 +150,9 @@ def first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def commands_of_first(first: Path) -> list[list[str]]:
     (snippet,) = (one for one in DAGSTER if one.has("dagster dev -f code.py"))
-    return [shlex.split(line.replace("/data/lake", str(first.parent / "lake"))) for line in snippet.text.splitlines()]
+    lines = snippet.text.replace("/data/", f"{first.parent}/").splitlines()
+    assert lines[0] == f"export DAGSTER_HOME={first.parent}/dagster && mkdir -p {first.parent}/dagster"
+    return [shlex.split(line) for line in lines[1:]]
 
 
 def test_the_first_code_location_needs_nothing_else(first: Path, instance: dg.DagsterInstance) -> None:
@@ -172,7 +174,7 @@ def test_the_first_code_location_needs_nothing_else(first: Path, instance: dg.Da
 
 @pytest.mark.soak
 def test_the_commands_of_the_first_code_location_run(first: Path) -> None:
-    home = first.parent / "home"
+    home = first.parent / "dagster"
     home.mkdir()
     programs = Path(sys.executable).parent
     environment = {**os.environ, "DAGSTER_HOME": str(home), "PATH": f"{programs}{os.pathsep}{os.environ['PATH']}"}

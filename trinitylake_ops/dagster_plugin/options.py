@@ -70,8 +70,11 @@ class Options(dg.Config):
     @model_validator(mode="wrap")
     @classmethod
     def _refuse_in_one_line(cls, given: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
-        if isinstance(given, Mapping):
-            given = {name: value for name, value in given.items() if value is not None}
+        if isinstance(given, Mapping):  # with the defaults in place, as they are checked, too
+            known = cls.model_fields
+            given = {
+                name: known[name].default if value is None and name in known else value for name, value in given.items()
+            }
         try:
             return handler(given)
         except ValidationError as error:

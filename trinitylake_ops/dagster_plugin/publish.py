@@ -64,10 +64,9 @@ def build_publish_asset(
 
     ``tables`` are the assets that stage them, or their keys, by an identifier each. Their outputs are StagedTables, or
     stored by :class:`TrinityLakeIOManager`. How an asset is stored is checked when definitions load, its IO manager,
-    too. That of a key is checked when it is stored. A
-    blocking check of any of them that fails keeps this asset from running, so nothing is published. The commit's
-    operation is ``publish``, and its run id is the Dagster run's. Its properties name this asset, the partition, and
-    each table's code and data version.
+    too. That of a key is checked when it is stored. A blocking check of any of them that fails keeps this asset from
+    running, so nothing is published. The commit's operation is ``publish``, and its run id is the Dagster run's. Its
+    properties name this asset, the partition, and each table's code and data version.
 
     A run publishes once, however often its step is started. A repeated step reports the existing version. So does a
     re-execution if the run before it had committed, and died before Dagster knew. Where another run published other
