@@ -269,7 +269,7 @@ def test_a_forgotten_io_manager_is_refused_when_definitions_load(manager: Any) -
     publish = build_publish_asset(key=["publish"], tables={"orders": orders}, description="Orders.", names=names)
     lakehouse = TrinityLakeResource(root="memory://lake/")
     resources: dict[str, Any] = {"lake_lakehouse": lakehouse} | ({} if manager is None else {"files": manager})
-    said = "asset sales/orders is to be published .* give the asset io_manager_key='lake_lakehouse_io_manager'"
+    said = "asset sales/orders is published .* Give it io_manager_key='lake_lakehouse_io_manager'"
     with pytest.raises(dg.DagsterInvalidDefinitionError, match=said):
         dg.Definitions.validate_loadable(dg.Definitions(assets=[orders, publish], resources=resources))
 

@@ -140,8 +140,8 @@ def _type_of(table: dg.AssetKey | dg.AssetsDefinition, names: LakehouseNames) ->
         return STAGED
     asset, key = table.key.to_user_string(), table.get_io_manager_key_for_asset_key(table.key)
     refused = (
-        f"asset {asset} is to be published as a table, and Dagster's own IO manager {key!r} would store it as a file of"
-        f" Python: give the asset io_manager_key={names.io_manager_key!r}"
+        f"asset {asset} is published as a table, and Dagster's own IO manager {key!r} would store it as a file of"
+        f" Python. Give it io_manager_key={names.io_manager_key!r}"
     )
     return TypeOfStored(
         key, refused, key=f"{_STAGED_NAME} {asset} {key}", type_check_fn=_is_staged, typing_type=StagedTable
