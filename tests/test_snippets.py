@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import shlex
@@ -170,37 +169,6 @@ def test_the_first_code_location_needs_nothing_else(first: Path, instance: dg.Da
         assert job.execute_in_process(instance=instance, partition_key=day).success
     rows = catalog_at(Lakehouse.open(init[2])).load_table("sales.orders").scan().to_arrow()
     assert sorted(rows["day"].to_pylist()) == ["2026-01-01"] * 2 + ["2026-01-02"] * 2
-
-
-@pytest.mark.soak
-def test_the_commands_of_the_first_code_location_run(first: Path) -> None:
-    home = first.parent / "dagster"
-    home.mkdir()
-    programs = Path(sys.executable).parent
-    environment = {**os.environ, "DAGSTER_HOME": str(home), "PATH": f"{programs}{os.pathsep}{os.environ['PATH']}"}
-
-    def done(*command: str) -> str:
-        ran = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-        assert ran.returncode == 0, ran.stdout + ran.stderr
-        return ran.stdout + ran.stderr
-
-    init, materialize, _ = commands_of_first(first)
-    done(*init)
-    done(*materialize)
-    here = ("-f", first.name, "-j")
-    rollback = first.with_name("to.yaml")
-    rollback.write_text("to: 0\n")
-    log = done("dagster", "job", "execute", *here, "lake_rollback_plan", "-c", str(rollback))
-    assert re.search(r"^removed +sales\.orders ", log, flags=re.MULTILINE), log
-    (config,) = re.findall(r"configuration of lake_rollback_apply: (\{.*\})", log)
-    given = json.dumps({**json.loads(config), "approved_by": "Ada Lovelace"})
-    done("dagster", "job", "execute", *here, "lake_rollback_apply", "--config-json", given)
-    assert Lakehouse.open(init[2]).snapshot().namespaces() == []
-    for job in ("lake_expire_plan", "lake_purge_apply"):
-        assert yaml.safe_load(done("dagster", "job", "scaffold_config", *here, job))
-    assert "the oldest one, version 0, is kept: superseded" in done(
-        "dagster", "job", "execute", *here, "lake_expire_plan"
-    )
 
 
 def test_options_are_the_same_words_in_yaml() -> None:
