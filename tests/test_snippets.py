@@ -104,6 +104,7 @@ def publish(lake: Lakehouse, instance: dg.DagsterInstance, asset: dg.AssetsDefin
 FOUND_BY = {
     "README.md": [("sh", "pip install"), ("python", "Lakehouse.create"), ("", "$ trinitylake"), ("sh", "make demo")],
     "docs/dagster.md": [
+        ("python", "NAMES = LakehouseNames"),
         ("python", "limits=ApplyLimits"),
         ("python", "SecretVariables("),
         ("python", 'name="hr"'),
@@ -113,6 +114,7 @@ FOUND_BY = {
         ("python", "staged_by_pipes"),
         ("yaml", "secret_options_from_env"),
         ("yaml", "default_limit"),
+        ("sh", "dagster dev -f code.py"),
         ("sh", "dg scaffold"),
         ("", "DagsterInvalidConfigError"),
     ],
@@ -134,6 +136,39 @@ def test_definitions_of_the_page_load() -> None:
     assert {"lake_lakehouse", "lake_lakehouse_io_manager"} == set(one.get_repository_def().get_top_level_resources())
     both = run(python('name="hr"'))["defs"]
     assert {"sales_verify", "hr_verify"} <= {job.name for job in both.resolve_all_job_defs()}
+
+
+@pytest.fixture
+def first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The file of the page's first code location, as a user saves it, with a root of the test."""
+    code = tmp_path / "code.py"
+    code.write_text(python("NAMES = LakehouseNames").text.replace("/data/lake", str(tmp_path / "lake")))
+    monkeypatch.chdir(tmp_path)
+    return code
+
+
+def commands_of_first(first: Path) -> list[list[str]]:
+    (snippet,) = (one for one in DAGSTER if one.has("dagster dev -f code.py"))
+    lines = snippet.text.replace("/data/", f"{first.parent}/").splitlines()
+    assert lines[0] == f"export DAGSTER_HOME={first.parent}/dagster && mkdir -p {first.parent}/dagster"
+    return [shlex.split(line) for line in lines[1:]]
+
+
+def test_the_first_code_location_needs_nothing_else(first: Path, instance: dg.DagsterInstance) -> None:
+    init, materialize, dev = commands_of_first(first)
+    Lakehouse.create(init[2], {"fsync": "false"})
+    assert [init[0], init[1], init[3]] == ["trinitylake", "--root", "init"]
+    assert dev == ["dagster", "dev", "-f", first.name]
+    scope: dict[str, Any] = {"__name__": "code"}
+    exec(compile(first.read_text(), str(first), "exec", dont_inherit=True), scope)
+    defs: dg.Definitions = scope["defs"]
+    selected = dg.AssetSelection.from_string(materialize[materialize.index("--select") + 1])
+    assert selected.resolve(defs.resolve_asset_graph()) == {scope["orders"].key, scope["publish_sales"].key}
+    job = defs.resolve_job_def("load_sales")
+    for day in (materialize[-1], "2026-01-02", materialize[-1]):
+        assert job.execute_in_process(instance=instance, partition_key=day).success
+    rows = catalog_at(Lakehouse.open(init[2])).load_table("sales.orders").scan().to_arrow()
+    assert sorted(rows["day"].to_pylist()) == ["2026-01-01"] * 2 + ["2026-01-02"] * 2
 
 
 def test_options_are_the_same_words_in_yaml() -> None:
@@ -185,7 +220,7 @@ def test_settings_of_pools_are_taken_and_are_those_of_the_deployment() -> None:
 
 
 def test_the_scaffolded_component_is_the_one_that_is_registered() -> None:
-    (snippet,) = (one for one in DAGSTER if one.language == "sh")
+    (snippet,) = (one for one in DAGSTER if one.has("dg scaffold"))
     assert shlex.split(snippet.text) == ["dg", "scaffold", "defs", COMPONENT, "sales"]  # run by test_component.py
 
 

@@ -1,6 +1,7 @@
 """definitions.py, as Dagster's code server loads it, and the launchpad of its jobs."""
 
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -8,6 +9,8 @@ from pathlib import Path
 
 import dagster as dg
 import pytest
+from dagster._cli.config_scaffolder import scaffold_job_config
+from dagster._core.system_config.objects import ResolvedRunConfig
 
 from tests.credentials.canaries import ACCESS_KEY_ID, SECRET_ACCESS_KEY, leaks, leaks_in_files
 from trinitylake_ops.dagster_plugin.ops.jobs import build_jobs
@@ -138,6 +141,28 @@ def test_what_the_schema_does_not_have_is_refused(
 ) -> None:
     with pytest.raises(dg.DagsterInvalidConfigError):
         maintenance_jobs.resolve_job_def(job).execute_in_process(run_config=config)
+
+
+@pytest.mark.parametrize("only_required", [True, False])
+def test_what_dagster_scaffolds_is_taken_or_refused_in_a_line(
+    maintenance_jobs: dg.Definitions, only_required: bool
+) -> None:
+    """``dagster job scaffold_config`` prints it. Nobody means a flag that is set there, or a zero."""
+    for job in maintenance_jobs.resolve_all_job_defs():
+        config = scaffold_job_config(job, skip_non_required=only_required)
+        assert not any(config.values())
+        try:
+            ResolvedRunConfig.build(job, config)
+        except dg.DagsterInvalidConfigError as error:
+            assert re.search("has to be given|give one of", str(error))
+            assert "\n" not in str(error)
+
+
+def test_null_stands_for_the_default(maintenance_jobs: dg.Definitions) -> None:
+    ResolvedRunConfig.build(maintenance_jobs.resolve_job_def("expire_plan"), {"max_age_days": None, "keep_last": None})
+    ResolvedRunConfig.build(maintenance_jobs.resolve_job_def("reconcile"), {"acknowledge": 7})
+    with pytest.raises(dg.DagsterInvalidConfigError, match="to has to be given, it is empty"):
+        ResolvedRunConfig.build(maintenance_jobs.resolve_job_def("rollback"), {"to": None})
 
 
 def test_no_lakehouse_is_one_clear_failure(maintenance_jobs: dg.Definitions) -> None:

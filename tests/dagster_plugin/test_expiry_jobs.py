@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import json
 import re
 import shutil
 from pathlib import Path
@@ -44,6 +45,32 @@ def test_verify_shows_a_picture_whatever_it_finds(jobs: Jobs) -> None:
 @pytest.fixture
 def jobs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Jobs:
     return Jobs(tmp_path, LocalClock(monkeypatch))
+
+
+def test_a_plan_logs_what_it_shows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The command line shows the log of a run, and nothing else."""
+    with dg.instance_for_test() as instance:
+        jobs = Jobs(tmp_path, LocalClock(monkeypatch), instance)
+
+        def logged(job: str, **config: Any) -> str:
+            ran = jobs.must_run(job, **config)
+            return "\n".join(entry.user_message for entry in instance.all_logs(ran.run_id))
+
+        said = logged("expire_plan")
+        assert "versions: 0-2\nversions_expired: 3\n" in said
+        assert re.search(
+            r"^version +verdict +why *\n0 +expires +superseded .* ago, the maximum age is 30 min", said, re.MULTILINE
+        )
+        (config,) = re.findall(r"^configuration of expire_apply: (.*)$", said, flags=re.MULTILINE)
+        assert set(json.loads(config)) > {"approved_digest", "approved_by", "keep_last"}
+        assert said.rindex("to do it, run expire_apply") > said.index("configuration of expire_apply")
+        assert re.search(r"^3 .*\n2 .* alter-table +", logged("log"), re.MULTILINE)
+        said = logged("expire_plan", max_age_days=30)
+        assert re.search(
+            r"0 of 4 versions expire, with 0 files of 0 bytes: the oldest one, version 0, is kept: superseded .* ago,"
+            r" within the maximum age of 30 d; there is nothing to do",
+            said,
+        )
 
 
 def test_plan_copy_the_digest_apply(jobs: Jobs) -> None:

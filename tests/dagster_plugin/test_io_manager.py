@@ -1,5 +1,6 @@
 """What assets return becomes staged tables, and what they ask for comes from one version in the whole run."""
 
+import re
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, date, datetime
@@ -203,7 +204,7 @@ def test_a_partition_is_replaced_and_read_alone(lake: Lakehouse, instance: dg.Da
         found = sorted((row["month"], row["amount"]) for row in rows(lake, "facts", table))
         assert found == [(1, 5), (2, 1)]
     (latest,) = lake.history(1)
-    assert (latest.message, latest.properties["partition"]) == ("publish 2020-01-01", "2020-01-01")
+    assert (latest.message, latest.properties["partition"]) == ("publish all 2020-01-01", "2020-01-01")
 
 
 COUNTRIES = dg.StaticPartitionsDefinition(["eu", "us"])
@@ -420,6 +421,32 @@ def test_frames_of_polars_come_and_go(lake: Lakehouse, instance: dg.DagsterInsta
     second = dg.asset(key=["marts", "lazy"], ins={"eager": dg.AssetIn(["marts", "eager"])})(lazy)
     run(lake, instance, [first, second])
     assert rows(lake, "marts", "lazy") == [{"rate": 2, "name": "a"}]
+
+
+def test_unsigned_integers_are_stored_as_the_signed_ones_that_hold_them(
+    lake: Lakehouse, instance: dg.DagsterInstance
+) -> None:
+    frame = pl.DataFrame(
+        {"a": [2**8 - 1], "b": [2**16 - 1], "c": [2**32 - 1], "d": [[2**32 - 1]], "e": [{"f": 2**32 - 1}]},
+        schema={
+            "a": pl.UInt8,
+            "b": pl.UInt16,
+            "c": pl.UInt32,
+            "d": pl.List(pl.UInt32),
+            "e": pl.Struct({"f": pl.UInt32}),
+        },
+    )
+    for _ in range(2):
+        stored_frame(lake, instance, frame.select("a", "c"), mode="upsert", keys=["a"])
+    for mode in ("overwrite", "append"):
+        stored_frame(lake, instance, frame, mode=mode)
+    types = {field.name: re.sub(r"\d+: ", "", str(field.field_type)) for field in schema_of(lake).fields}
+    assert types == {"a": "int", "b": "int", "c": "long", "d": "list<long>", "e": "struct<f: optional long>"}
+    assert rows(lake, "marts", "framed")[0] == {row: frame[row].to_list()[0] for row in frame.columns}
+    with pytest.raises(
+        InvalidInputError, match=r"^table marts\.framed: column 'g': .* uint64; use int64, or decimal128"
+    ):
+        stored_frame(lake, instance, pl.DataFrame({"g": [1]}, schema={"g": pl.UInt64}), mode="append")
 
 
 def test_days_of_moments_and_inner_steps_are_refused_in_a_line(lake: Lakehouse, instance: dg.DagsterInstance) -> None:

@@ -151,3 +151,51 @@ def test_tables_of_one_run_are_made_of_each_other(project: Project) -> None:
     (orders,) = project.instance.fetch_materializations(ORDERS, limit=1).records
     assert found["dagster/input_event_pointer/sales/orders"] == str(orders.storage_id)
     assert found["dagster/code_version"] == "1"
+
+
+def test_automation_publishes_a_table_downstream(lakes: Lakes) -> None:
+    lake = lakes.local()
+    lakehouse = TrinityLakeResource(root=lake.root)
+
+    @dg.asset(key=ORDERS)
+    def orders() -> pa.Table:
+        return pa.table({"n": [1, 2]})
+
+    @dg.asset(key=TOTALS, automation_condition=published(), ins={"orders": dg.AssetIn(ORDERS)})
+    def totals(orders: pa.Table) -> pa.Table:
+        return pa.table({"n": [sum(orders["n"].to_pylist())]})
+
+    first = build_publish_asset(key=["publish", "orders"], tables={"orders": orders}, description="Orders.")
+    second = build_publish_asset(
+        key=["publish", "totals"],
+        tables={"totals": totals},
+        description="Totals.",
+    ).map_asset_specs(lambda spec: spec.replace_attributes(automation_condition=dg.AutomationCondition.eager()))
+    definitions = dg.Definitions(
+        assets=[orders, totals, first, second],
+        resources={"lakehouse": lakehouse, "io_manager": TrinityLakeIOManager(lakehouse=lakehouse)},
+        executor=dg.in_process_executor,
+    )
+    with dg.instance_for_test() as instance:
+        cursor: Any = None
+
+        def requested() -> set[dg.AssetKey]:
+            nonlocal cursor
+            found = dg.evaluate_automation_conditions(
+                definitions, instance, dg.AssetSelection.assets(totals, second), cursor=cursor
+            )
+            cursor = found.cursor
+            return {key for key in (totals.key, second.key) if found.get_num_requested(key)}
+
+        def run(*assets: dg.AssetsDefinition) -> None:
+            job = definitions.resolve_implicit_global_asset_job_def()
+            keys = [asset.key for asset in assets]
+            assert job.execute_in_process(instance=instance, run_config=QUIET, asset_selection=keys).success
+
+        assert requested() == set()
+        run(orders, first)
+        assert lake.latest_version() == 1
+        assert requested() == {totals.key, second.key}
+        run(totals, second)
+        assert lake.latest_version() == 2
+        assert requested() == set()

@@ -19,7 +19,7 @@ from tests.lakes import Lakes
 from trinitylake_ops import Lakehouse
 from trinitylake_ops.dagster_plugin import TrinityLakeIOManager, TrinityLakeResource, as_tables, stored_as
 from trinitylake_ops.dagster_plugin.assets import build_table_asset
-from trinitylake_ops.dagster_plugin.names import ONLY
+from trinitylake_ops.dagster_plugin.names import ONLY, LakehouseNames
 from trinitylake_ops.dagster_plugin.publish import build_publish_asset
 from trinitylake_ops.dagster_plugin.table_pages import rows
 from trinitylake_ops.dagster_plugin.table_pages.bounds import Bounds
@@ -27,6 +27,7 @@ from trinitylake_ops.dagster_plugin.table_pages.pages import TablePages
 from trinitylake_ops.dagster_plugin.versions.links import Links
 from trinitylake_ops.errors import InvalidInputError
 from trinitylake_ops.tables.catalog import catalog_at
+from trinitylake_ops.tables.writing.staged_table import StagedTable
 
 __all__ = ["located"]
 
@@ -241,7 +242,7 @@ def test_what_another_io_manager_stored_is_told_so(lake: Lakehouse, instance: dg
     def orders() -> pa.Table:
         return pa.table({"n": [1]})
 
-    publish = build_publish_asset(key=["publish", "orders"], tables={"orders": orders}, description="Orders.")
+    publish = build_publish_asset(key=["publish", "orders"], tables={"orders": ORDERS}, description="Orders.")
     definitions = dg.Definitions(
         assets=[orders, publish],
         resources={"lakehouse": TrinityLakeResource(root=lake.root)},
@@ -256,3 +257,40 @@ def test_what_another_io_manager_stored_is_told_so(lake: Lakehouse, instance: dg
         and "it is a Table, as another IO manager stored it. Give its asset the io_manager_key" in str(said)
     )
     assert lake.latest_version() == 0
+
+
+@pytest.mark.parametrize("manager", [None, dg.fs_io_manager, dg.mem_io_manager, dg.FilesystemIOManager()])
+def test_a_forgotten_io_manager_is_refused_when_definitions_load(manager: Any) -> None:
+    @dg.asset(key=ORDERS, io_manager_key="io_manager" if manager is None else "files")
+    def orders() -> pa.Table:
+        return pa.table({"n": [1]})
+
+    names = LakehouseNames("lake")
+    publish = build_publish_asset(key=["publish"], tables={"orders": orders}, description="Orders.", names=names)
+    lakehouse = TrinityLakeResource(root="memory://lake/")
+    resources: dict[str, Any] = {"lake_lakehouse": lakehouse} | ({} if manager is None else {"files": manager})
+    said = "asset sales/orders is published .* Give it io_manager_key='lake_lakehouse_io_manager'"
+    with pytest.raises(dg.DagsterInvalidDefinitionError, match=said):
+        dg.Definitions.validate_loadable(dg.Definitions(assets=[orders, publish], resources=resources))
+
+
+def test_io_managers_of_others_are_left_alone() -> None:
+    """They may hold ours. So may an asset that stages by itself use any."""
+
+    @dg.io_manager  # type: ignore[untyped-decorator]
+    def mine(_context: dg.InitResourceContext) -> dg.IOManager:
+        return dg.InMemoryIOManager()
+
+    @dg.asset(key=ORDERS, io_manager_key="mine")
+    def orders() -> pa.Table:
+        return pa.table({"n": [1]})
+
+    @dg.asset(key=["sales", "prices"])
+    def prices() -> StagedTable: ...
+
+    publish = [
+        build_publish_asset(key=["publish", name], tables={"orders": orders, "prices": prices}, description="All.")
+        for name in ("a", "b")
+    ]
+    resources = {"lakehouse": TrinityLakeResource(root="memory://lake/"), "mine": mine}
+    dg.Definitions.validate_loadable(dg.Definitions(assets=[orders, prices, *publish], resources=resources))

@@ -12,12 +12,13 @@ import dagster as dg
 
 from trinitylake_ops.format.definitions import TableDef
 from trinitylake_ops.maintenance.differences.deltas import type_name
-from trinitylake_ops.maintenance.plans.document import visible
+from trinitylake_ops.maintenance.plans.document import Table, new_table, visible
 from trinitylake_ops.tables.types import DOC
 from trinitylake_ops.tables.writing.staged_table import StagedTable
 
 MAX_DETAIL_ROWS = 200
 MAX_CELL_CHARS = 2000
+_MAX_LOGGED_ROWS = 100
 
 # What begins or ends something in Markdown. Underscores within a word do not, nor does an ampersand before a space.
 _MARKDOWN = re.compile(r"[\\|`<\[*~]|(?<![^\W_])_|_(?![^\W_])|&(?=[#\w])")
@@ -38,6 +39,9 @@ class Link:
 
     text: str
     url: str
+
+    def __str__(self) -> str:
+        return self.text
 
     @property
     def markdown(self) -> str:
@@ -119,6 +123,11 @@ def column_schema(definition: TableDef, described: dg.TableSchema | None = None)
     )
 
 
+def listing(header: Sequence[str], rows: Iterable[Sequence[object]]) -> Table:
+    """Return rows that an operation reports: they are logged, and shown as a table."""
+    return new_table("", *header, rows=rows)
+
+
 def markdown_table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> dg.MarkdownMetadataValue:
     """Return rows as a Markdown table. It has at most MAX_DETAIL_ROWS rows and a line with the number of the others."""
     listed = [list(map(_cell, row)) for row in rows]
@@ -148,5 +157,29 @@ def _shortened(text: str) -> str:
 
 
 def figures(values: Mapping[str, object]) -> dict[str, Any]:
-    """Return the entries that Dagster can show, None as text."""
-    return {name: "none" if value is None else value for name, value in values.items()}
+    """Return the entries that Dagster can show: None as text, tables as Markdown."""
+    return {name: _shown(value) for name, value in values.items()}
+
+
+def _shown(value: object) -> object:
+    if isinstance(value, Table):
+        return markdown_table(value.columns, value.rows)
+    return "none" if value is None else value
+
+
+def log_text(values: Mapping[str, object]) -> str:
+    """Return figures and tables as text for a log, which is all that a command line shows.
+
+    Of a table it has the first rows, and the number of the others.
+    """
+    plain = {name: value for name, value in values.items() if isinstance(value, str | int | float) and value != ""}
+    lines = [f"{name}: {visible(str(value))}" for name, value in plain.items()]
+    tables = {name: value for name, value in values.items() if isinstance(value, Table) and value.rows}
+    for name, table in tables.items():
+        rows = [
+            ["" if cell is None else _shortened(str(cell)) for cell in row] for row in table.rows[:_MAX_LOGGED_ROWS]
+        ]
+        lines += [f"{name}:", str(listing(table.columns, rows))]
+        if (more := len(table.rows) - len(rows)) > 0:
+            lines.append(f"{more} more rows")
+    return "\n".join(lines)

@@ -24,8 +24,16 @@ MOST_SECONDS = 1_000_000
 _DIGEST = re.compile(r"\d{1,10}(-\d{1,15})?-[0-9a-f]{64}", re.ASCII)
 _LONGEST_VERSIONS_CHARS = 1_000_000
 #: Types of options in Dagster's configuration. The types that it makes of pydantic's text, int and bool also take
-#: ``{env: NAME}``. With these, a person who launches a run could read the environment of the process.
-_TYPES: Mapping[Any, Any] = {bool: bool, int: int, float: float, str: str, list[str]: [str]}
+#: ``{env: NAME}``. With these, a person who launches a run could read the environment of the process. Null stands for
+#: the default: ``dagster job scaffold_config`` prints it then, where it else prints flags that are set, and zeros.
+_TYPES: Mapping[Any, Any] = {
+    bool: dg.Noneable(bool),
+    int: dg.Noneable(int),
+    float: dg.Noneable(float),
+    str: str,
+    list[str]: [str],
+}
+_TEXT_OR_NUMBER = dg.Noneable(dg.Any)
 
 #: The run configuration of jobs without options: nothing, so that none is pointed at another lakehouse.
 NO_OPTIONS = dg.ConfigMapping(lambda _nothing: {}, config_schema={})
@@ -42,8 +50,9 @@ _NUMBER_TOO = BeforeValidator(_as_text)
 class Options(dg.Config):
     """Base of the options of an operation.
 
-    Each option has a plain default, so that the launchpad shows it. A required text is empty there, and refused. Raises
-    DagsterInvalidConfigError, of one line, for the first option that is wrong, alone or with the others.
+    Each option has a plain default, so that the launchpad shows it. A required text is empty there, and refused. Null
+    stands for the default, where Dagster lets it through. Raises DagsterInvalidConfigError, of one line, for the first
+    option that is wrong, alone or with the others.
     """
 
     @classmethod
@@ -51,7 +60,7 @@ class Options(dg.Config):
         """Return the options for Dagster: type, default and description."""
         return {
             name: dg.Field(
-                dg.Any if _NUMBER_TOO in option.metadata else _TYPES[option.annotation],
+                _TEXT_OR_NUMBER if _NUMBER_TOO in option.metadata else _TYPES[option.annotation],
                 default_value=option.default,
                 description=option.description,
             )
@@ -61,6 +70,11 @@ class Options(dg.Config):
     @model_validator(mode="wrap")
     @classmethod
     def _refuse_in_one_line(cls, given: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
+        if isinstance(given, Mapping):  # with the defaults in place, as they are checked, too
+            known = cls.model_fields
+            given = {
+                name: known[name].default if value is None and name in known else value for name, value in given.items()
+            }
         try:
             return handler(given)
         except ValidationError as error:
@@ -160,6 +174,8 @@ VersionText = Annotated[str, _NUMBER_TOO, _checked(_check_version)]
 VersionsText = Annotated[
     str, _NUMBER_TOO, _required("versions", _LONGEST_VERSIONS_CHARS), _checked(VersionRanges.parse)
 ]
+#: The same, empty for none.
+AnyVersionsText = Annotated[str, _NUMBER_TOO]
 #: The name of a new export.
 NewExportText = Annotated[str, _required("name"), _checked(check_name)]
 #: The name of an export that is there: other programs may give it any.

@@ -11,10 +11,11 @@ from trinitylake_ops import Lakehouse
 from trinitylake_ops.dagster_plugin.metadata import DATA_VERSION_TAG, staged_tables_metadata
 from trinitylake_ops.dagster_plugin.names import ONLY, LakehouseNames
 from trinitylake_ops.dagster_plugin.resources import lakehouse_of
+from trinitylake_ops.dagster_plugin.runs.beyond_public import TypeOfStored
 from trinitylake_ops.dagster_plugin.runs.reads import RunReads
 from trinitylake_ops.dagster_plugin.runs.records import CLOCK_SKEW, created_at, newest_materialization, run_chain
 from trinitylake_ops.dagster_plugin.runs.staging import newest_notes, published_events
-from trinitylake_ops.dagster_plugin.stored.settings import check_stored
+from trinitylake_ops.dagster_plugin.stored.settings import check_stored, stages_itself
 from trinitylake_ops.dagster_plugin.table_pages.published import PublishedPages
 from trinitylake_ops.dagster_plugin.versions.page import VersionsPage
 from trinitylake_ops.errors import CommitConflictError, TransactionExpiredError, VersionNotFoundError
@@ -37,8 +38,9 @@ def _is_staged(_context: dg.TypeCheckContext, given: Any) -> dg.TypeCheck:
     return dg.TypeCheck(success=is_right, description=None if is_right else said)
 
 
+_STAGED_NAME = "TrinityLakeStagedTable"
 #: Tells the IO manager the wanted type: Dagster reads no types from a signature that takes any number of tables.
-STAGED = dg.DagsterType(_is_staged, name="TrinityLakeStagedTable", typing_type=StagedTable)
+STAGED = dg.DagsterType(_is_staged, name=_STAGED_NAME, typing_type=StagedTable)
 # The published version is in the metadata, so no IO manager has to store it.
 _NOTHING = cast(dg.DagsterType, dg.Nothing)
 _CODE_VERSION_TAG = "dagster/code_version"
@@ -62,10 +64,10 @@ def build_publish_asset(
     """Return an asset that commits staged tables, and only together.
 
     ``tables`` are the assets that stage them, or their keys, by an identifier each. Their outputs are StagedTables, or
-    stored by :class:`TrinityLakeIOManager`. How an asset is stored is checked here, that of a key when it is stored. A
-    blocking check of any of them that fails keeps this asset from running, so nothing is published. The commit's
-    operation is ``publish``, and its run id is the Dagster run's. Its properties name this asset, the partition, and
-    each table's code and data version.
+    stored by :class:`TrinityLakeIOManager`. How an asset is stored is checked when definitions load, its IO manager,
+    too. That of a key is checked when it is stored. A blocking check of any of them that fails keeps this asset from
+    running, so nothing is published. The commit's operation is ``publish``, and its run id is the Dagster run's. Its
+    properties name this asset, the partition, and each table's code and data version.
 
     A run publishes once, however often its step is started. A repeated step reports the existing version. So does a
     re-execution if the run before it had committed, and died before Dagster knew. Where another run published other
@@ -80,7 +82,10 @@ def build_publish_asset(
 
     @dg.asset(
         key=asset_key,
-        ins={name: dg.AssetIn(table_key, dagster_type=STAGED) for name, table_key in table_keys.items()},
+        ins={
+            name: dg.AssetIn(table_key, dagster_type=_type_of(tables[name], names))
+            for name, table_key in table_keys.items()
+        },
         partitions_def=partitions_def,
         group_name=group_name,
         description=description,
@@ -139,6 +144,20 @@ def _key_of(table: dg.AssetKey | dg.AssetsDefinition) -> dg.AssetKey:
     return table.key
 
 
+def _type_of(table: dg.AssetKey | dg.AssetsDefinition, names: LakehouseNames) -> dg.DagsterType:
+    """Return the type of an input, which says when definitions load that an asset lacks its IO manager."""
+    if isinstance(table, dg.AssetKey) or stages_itself(table, table.key):
+        return STAGED
+    asset, key = table.key.to_user_string(), table.get_io_manager_key_for_asset_key(table.key)
+    refused = (
+        f"asset {asset} is published as a table, and Dagster's own IO manager {key!r} would store it as a file of"
+        f" Python. Give it io_manager_key={names.io_manager_key!r}"
+    )
+    return TypeOfStored(
+        key, refused, key=f"{_STAGED_NAME} {asset} {key}", type_check_fn=_is_staged, typing_type=StagedTable
+    )
+
+
 def _publish(
     context: dg.AssetExecutionContext,
     lake: Lakehouse,
@@ -172,7 +191,7 @@ def _publish(
         require=_not_made_of_older(staged, reads) if is_anew else None,
         isolation=isolation,
         run_id=own.run_id,
-        message=_shortened(f"publish {partition or asset_key.path[-1]}"),
+        message=_shortened(f"publish {asset_key.path[-1]}{f' {partition}' if partition else ''}"),
         properties=properties,
     )
 

@@ -8,7 +8,7 @@ import dagster as dg
 from pydantic import Field
 
 from trinitylake_ops import maintenance
-from trinitylake_ops.dagster_plugin.metadata import markdown_table
+from trinitylake_ops.dagster_plugin.metadata import listing
 from trinitylake_ops.dagster_plugin.ops.operation import Operation, Running, report_figures
 from trinitylake_ops.dagster_plugin.options import Options, TableTexts
 from trinitylake_ops.maintenance import CompactTablesPlan
@@ -55,8 +55,8 @@ def _shown(plan: CompactTablesPlan) -> dict[str, Any]:
         "tables": len(plan.tables),
         "files": plan.files,
         "bytes": sum(one.bytes for one in plan.tables),
-        "plan": markdown_table(("table", "small files", "data files", "become", "bytes"), rows),
-        "left": markdown_table(("table", "why"), [*plan.left.items(), *older]),
+        "plan": listing(("table", "small files", "data files", "become", "bytes"), rows),
+        "left": listing(("table", "why"), [*plan.left.items(), *older]),
     }
 
 
@@ -86,8 +86,8 @@ def _compact(run: Running[CompactTablesOptions]) -> None:
         "tables": len(report.tables),
         "files_before": sum(one.files_before for one in report.tables),
         "files_after": sum(one.files_after for one in report.tables),
-        "compacted": markdown_table(("table", "files", "became", "rows", "bytes", "became bytes"), rows),
-        "left": markdown_table(("table", "why"), [*plan.left.items(), *report.left.items()]),
+        "compacted": listing(("table", "files", "became", "rows", "bytes", "became bytes"), rows),
+        "left": listing(("table", "why"), [*plan.left.items(), *report.left.items()]),
     }
     if report.left:
         run.context.log.warning("left as they are, since others changed them: %s", ", ".join(report.left))

@@ -10,7 +10,7 @@ from typing import Any
 from pydantic import Field, field_validator
 
 from trinitylake_ops import maintenance
-from trinitylake_ops.dagster_plugin.metadata import markdown_table
+from trinitylake_ops.dagster_plugin.metadata import listing
 from trinitylake_ops.dagster_plugin.ops.operation import Operation, Running, report_figures
 from trinitylake_ops.dagster_plugin.options import (
     MOST_DAYS,
@@ -117,7 +117,7 @@ def _rollback(run: Running[RollbackOptions]) -> None:
 def _changes(changes: Sequence[Change]) -> dict[str, Any]:
     """Return how many objects changed, and which."""
     rows = [(change.kind, change.namespace, change.table or "") for change in changes]
-    return {"objects": len(rows), "changes": markdown_table(("change", "namespace", "table"), rows)}
+    return {"objects": len(rows), "changes": listing(("change", "namespace", "table"), rows)}
 
 
 def _export(level: str, run: Running[ExportOptions]) -> None:

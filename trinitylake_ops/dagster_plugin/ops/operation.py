@@ -12,7 +12,7 @@ import dagster as dg
 
 from trinitylake_ops import Lakehouse
 from trinitylake_ops.dagster_plugin.assets import report_exports
-from trinitylake_ops.dagster_plugin.metadata import figures
+from trinitylake_ops.dagster_plugin.metadata import figures, log_text
 from trinitylake_ops.dagster_plugin.names import LakehouseNames
 from trinitylake_ops.dagster_plugin.ops.table_events import TableAssets, TableChanges, TableEvent, TableKey
 from trinitylake_ops.dagster_plugin.options import NO_OPTIONS, Options, check_person
@@ -86,12 +86,21 @@ class Running(Generic[OptionsT]):
 
         return log
 
-    def report(self, said: str, metadata: Mapping[str, Any], *, committed: str | None = None) -> None:
+    def report(
+        self,
+        said: str,
+        metadata: Mapping[str, Any],
+        *,
+        committed: str | None = None,
+        logged: Mapping[str, Any] | None = None,
+    ) -> None:
         """Log what was done, and show its figures. Its events are recorded when the step has ended.
 
+        Figures and tables are logged as text, too, or else ``logged``: ``dagster job execute`` shows the log alone.
         ``committed`` names the operation if it made a version. Then the lakehouse is reported as materialized, and so
         are the assets of tables that it changed.
         """
+        self.log_figures(metadata if logged is None else logged)
         shown = figures({**self.details, **metadata})
         self.context.log.info("%s", said)
         if committed is not None:
@@ -101,6 +110,11 @@ class Running(Generic[OptionsT]):
             metadata = {**version, **self.page.metadata(self.lake), **shown}
             self.events.append(dg.AssetMaterialization(self.names.lakehouse_key, metadata=metadata))
         self.shown.update(shown)
+
+    def log_figures(self, metadata: Mapping[str, Any]) -> None:
+        """Log the figures and tables of metadata."""
+        if text := log_text(metadata):
+            self.context.log.info("%s", text)
 
     def _table_events(self, committed: str) -> Iterator[TableEvent]:
         """Yield the events of the tables that the versions of this run changed. Versions of others are none of it."""
@@ -126,6 +140,7 @@ class Running(Generic[OptionsT]):
 
     def failure(self, description: str, metadata: Mapping[str, Any]) -> dg.Failure:
         """Return a failure of one clear line, with figures, that is never retried."""
+        self.log_figures(metadata)
         return dg.Failure(description, metadata=figures({**self.details, **metadata}), allow_retries=False)
 
 
@@ -215,7 +230,8 @@ def _build_op(
                     report_exports(context.instance, lake, names, running.links)
                 yield from running.events
                 proof = {} if operation.proof is None else operation.proof(running)
-                context.add_output_metadata({**proof, **running.shown})
+                running.log_figures(proof)
+                context.add_output_metadata({**figures(proof), **running.shown})
         except TrinityLakeError as error:
             raise dg.Failure(
                 description=str(error), metadata={"error": type(error).__name__}, allow_retries=False

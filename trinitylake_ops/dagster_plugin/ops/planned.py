@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from datetime import timedelta
@@ -11,7 +12,7 @@ import dagster as dg
 from pydantic import Field, field_validator
 
 from trinitylake_ops import Lakehouse
-from trinitylake_ops.dagster_plugin.metadata import Link, markdown_table
+from trinitylake_ops.dagster_plugin.metadata import Link, listing, markdown_table
 from trinitylake_ops.dagster_plugin.ops.operation import Operation, Running, report_figures
 from trinitylake_ops.dagster_plugin.options import MOST_DAYS, DigestText, Options, PersonText, limit_field
 from trinitylake_ops.errors import InvalidInputError
@@ -183,6 +184,7 @@ class Planned(Generic[PlanOptionsT, PlanT]):
             f"configuration of {apply_job}": dg.MetadataValue.json(approval),
         }
         metadata.update(self.more(run, plan))
+        logged = {**metadata, f"configuration of {apply_job}": json.dumps(approval, ensure_ascii=False)}
         link = None if plan.is_empty else run.links.launchpad(f"{self.name}_apply", {**approval, "approved_by": None})
         if link is not None:
             metadata[f"open {apply_job}"] = link.metadata()
@@ -192,7 +194,7 @@ class Planned(Generic[PlanOptionsT, PlanT]):
             raise run.failure(f"{title}; {left}", metadata)
         if left:
             run.context.log.warning("%s", left)
-        run.report(f"{title}; {'there is nothing to do' if plan.is_empty else to_do}", metadata)
+        run.report(f"{title}; {'there is nothing to do' if plan.is_empty else to_do}", metadata, logged=logged)
 
     def _apply_approved(self, run: Running[Any]) -> None:
         if isinstance(run.options, BudgetOptions):
@@ -204,8 +206,9 @@ def _linked(metadata: Mapping[str, Any], link: Link) -> dict[str, Any]:
     """Return the table of what would be done with the link that does it above, so that both are seen at once."""
     for name in ("plan", "steps", "what_follows"):
         shown = metadata.get(name)
-        if isinstance(shown, dg.MarkdownMetadataValue):
-            return {name: dg.MetadataValue.md(f"{link.markdown}\n\n{shown.md_str}")}
+        if isinstance(shown, Table):
+            text = markdown_table(shown.columns, shown.rows).md_str
+            return {name: dg.MetadataValue.md(f"{link.markdown}\n\n{text}")}
     return {}
 
 
@@ -218,7 +221,7 @@ def end_deletion(run: Running[Any], operation: str, report: PurgeReport | Orphan
     metadata = {
         **report_figures(report.to_dict()),
         "failed_files": len(failures),
-        "failures": markdown_table(("path", "reason"), failures),
+        "failures": listing(("path", "reason"), failures),
     }
     again = f"run {run.names.of(f'{operation}_plan')} and {run.names.of(f'{operation}_apply')} again"
     if failures:

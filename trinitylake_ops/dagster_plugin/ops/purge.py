@@ -8,10 +8,10 @@ from typing import Any
 from pydantic import Field
 
 from trinitylake_ops import maintenance
-from trinitylake_ops.dagster_plugin.metadata import markdown_table
+from trinitylake_ops.dagster_plugin.metadata import listing
 from trinitylake_ops.dagster_plugin.ops.operation import Operation, Running, report_figures
 from trinitylake_ops.dagster_plugin.ops.planned import Approval, BudgetOptions, Planned, end_deletion
-from trinitylake_ops.dagster_plugin.options import InventoryText, Options, age_field
+from trinitylake_ops.dagster_plugin.options import AnyVersionsText, InventoryText, Options, age_field
 from trinitylake_ops.maintenance import OrphanPlan, PurgePlan, ReconcilePlan, ReconcileReport
 
 
@@ -61,7 +61,7 @@ def _purge_shown(plan: PurgePlan) -> dict[str, Any]:
         "files": plan.files,
         "bytes": plan.bytes,
         "still_needed": plan.still_needed,
-        "plan": markdown_table(("versions", "state", "purge from (UTC)"), rows),
+        "plan": listing(("versions", "state", "purge from (UTC)"), rows),
     }
 
 
@@ -99,8 +99,8 @@ def _orphans_shown(plan: OrphanPlan) -> dict[str, Any]:
         "bytes": plan.bytes,
         "unowned_files": plan.unowned_files,
         "unowned_bytes": plan.unowned_bytes,
-        "files_by_kind": markdown_table(("kind", "files"), plan.files.items()),
-        "plan": markdown_table(("path",), [(path,) for path in plan.paths]),
+        "files_by_kind": listing(("kind", "files"), plan.files.items()),
+        "plan": listing(("path",), [(path,) for path in plan.paths]),
     }
 
 
@@ -123,7 +123,7 @@ ORPHANS = Planned(
 class ReconcileOptions(Options):
     """The versions that an operator has looked into."""
 
-    acknowledge: str = Field(
+    acknowledge: AnyVersionsText = Field(
         default="",
         description="Versions such as 7 or 7,9-12 whose roots another program wrote out of order: verify tells them"
         " as past from then on. Empty: none.",

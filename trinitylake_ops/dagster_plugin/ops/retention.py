@@ -7,7 +7,7 @@ from typing import Any
 from pydantic import Field
 
 from trinitylake_ops import maintenance
-from trinitylake_ops.dagster_plugin.metadata import markdown_table, picture
+from trinitylake_ops.dagster_plugin.metadata import listing, picture
 from trinitylake_ops.dagster_plugin.ops.operation import Operation, Running, report_figures
 from trinitylake_ops.dagster_plugin.ops.planned import Approval, Planned, RulesOptions
 from trinitylake_ops.dagster_plugin.options import Options, TableRootText, TableTexts, VersionsText
@@ -70,9 +70,9 @@ def _expire_shown(plan: ExpirationPlan) -> dict[str, Any]:
         "exports_ended": ", ".join(plan.exports),
         "files": sum(plan.files.values()),
         "bytes": plan.bytes,
-        "files_by_kind": markdown_table(("kind", "files"), plan.files.items()),
+        "files_by_kind": listing(("kind", "files"), plan.files.items()),
         "timeline": picture(expiration_picture(plan)),
-        "plan": markdown_table(("version", "verdict", "why"), rows),
+        "plan": listing(("version", "verdict", "why"), rows),
     }
 
 
@@ -107,7 +107,7 @@ def _trim_shown(plan: TrimPlan) -> dict[str, Any]:
         "snapshots_dropped": plan.snapshots_dropped,
         "unreadable": ", ".join(plan.unreadable),
         "unwritable": ", ".join(plan.unwritable),
-        "plan": markdown_table(("table", "snapshots dropped", "snapshots kept"), rows),
+        "plan": listing(("table", "snapshots dropped", "snapshots kept"), rows),
     }
 
 
@@ -150,7 +150,7 @@ def _relocation_shown(plan: RelocationPlan) -> dict[str, Any]:
         "refused": ", ".join(plan.refused),
         "table_root": plan.table_root,
         "left_table_root": plan.left_table_root,
-        "plan": markdown_table(("table", "what happens"), rows),
+        "plan": listing(("table", "what happens"), rows),
     }
 
 

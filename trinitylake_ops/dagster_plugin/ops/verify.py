@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-import dagster as dg
 from pydantic import Field
 
 from trinitylake_ops import maintenance
-from trinitylake_ops.dagster_plugin.metadata import markdown_table, picture
+from trinitylake_ops.dagster_plugin.metadata import listing, picture
 from trinitylake_ops.dagster_plugin.ops.operation import Operation, Running, report_figures
 from trinitylake_ops.dagster_plugin.ops.planned import Approval, Planned
 from trinitylake_ops.dagster_plugin.options import Options, limit_field
 from trinitylake_ops.maintenance import Budget, RepairPlan, RepairReport, VerifyReport
+from trinitylake_ops.maintenance.plans.document import Table
 from trinitylake_ops.pages import verification_picture
 
 _COLUMNS = ("severity", "code", "path", "version", "what you can do")
@@ -82,13 +82,13 @@ VERIFY = Operation(
 )
 
 
-def findings_table(report: VerifyReport) -> dg.MarkdownMetadataValue:
+def findings_table(report: VerifyReport) -> Table:
     """Return the findings of verify, a row each."""
     rows = [
         (f.severity, f.code, f.message, "" if f.version is None else f.version, f.path or "", f.mend or "")
         for f in report.findings
     ]
-    return markdown_table(("severity", "code", "message", "version", "path", "mend"), rows)
+    return listing(("severity", "code", "message", "version", "path", "mend"), rows)
 
 
 def _plan_repair(run: Running[RepairOptions]) -> RepairPlan:
@@ -104,8 +104,8 @@ def _repair_shown(repair: RepairPlan | RepairReport) -> dict[str, Any]:
     return {
         "n_steps": len(steps),
         "n_left": len(left),
-        "steps": markdown_table(("step", "of", "version"), steps),
-        "left": markdown_table(_COLUMNS, left),
+        "steps": listing(("step", "of", "version"), steps),
+        "left": listing(_COLUMNS, left),
     }
 
 

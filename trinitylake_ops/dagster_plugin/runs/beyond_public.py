@@ -7,7 +7,7 @@ without them is worse. Assets would turn green when they are staged, or reads wo
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Protocol
 
 import dagster as dg
@@ -16,6 +16,7 @@ try:
     from dagster._check import CheckError
     from dagster._core.definitions.assets.definition.asset_spec import AssetExecutionType
     from dagster._core.definitions.job_base import RepoBackedJob
+    from dagster._core.definitions.resource_requirement import ResourceRequirement
     from dagster._core.events import EngineEventData
     from dagster._core.execution.api import execute_run
     from dagster._core.execution.plan.execute_step import _get_output_asset_events
@@ -78,6 +79,38 @@ def repository_of(context: RunContext) -> dg.RepositoryDefinition | None:
         return context.repository_def
     except CheckError:
         return None
+
+
+class TypeOfStored(dg.DagsterType):
+    """The type of an input that refuses, when definitions load, what Dagster's own IO managers store.
+
+    ``io_manager_key`` is that of the asset that is the input. ``refused`` is said where it is one of Dagster's own, as
+    the default is. They store files of Python. Any other may be, or hold, the right one.
+    """
+
+    def __init__(
+        self, io_manager_key: str, refused: str, *, key: str, type_check_fn: Callable[..., Any], typing_type: type
+    ):
+        super().__init__(type_check_fn, key=key, typing_type=typing_type)
+        self._requirement = _NotOfDagster(io_manager_key, refused)
+
+    def get_resource_requirements(self) -> Iterator[ResourceRequirement]:
+        """Yield what Dagster checks when it makes a job of the input's step."""
+        yield from super().get_resource_requirements()
+        yield self._requirement
+
+
+class _NotOfDagster(ResourceRequirement):
+    def __init__(self, key: str, refused: str):
+        self._key, self._refused = key, refused
+
+    def is_satisfied(self, resource_defs: Mapping[str, dg.ResourceDefinition]) -> bool:
+        manager = resource_defs.get(self._key)
+        return manager is None or not manager._is_dagster_maintained()  # a missing one is told by Dagster itself
+
+    def ensure_satisfied(self, resource_defs: Mapping[str, dg.ResourceDefinition]) -> None:
+        if not self.is_satisfied(resource_defs):
+            raise dg.DagsterInvalidDefinitionError(self._refused)
 
 
 def execute_as_launched(

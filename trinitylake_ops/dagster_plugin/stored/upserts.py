@@ -8,7 +8,7 @@ import pyarrow as pa
 
 from trinitylake_ops import Lakehouse
 from trinitylake_ops.errors import InvalidInputError
-from trinitylake_ops.tables.writing.arrow_writer import stage_arrow
+from trinitylake_ops.tables.writing.arrow_writer import stage_arrow, storable
 from trinitylake_ops.tables.writing.staged_table import StagedTable
 from trinitylake_ops.tables.writing.staging import StagingCatalog
 
@@ -21,7 +21,8 @@ def stage_upsert(
     A publication of it conflicts with any other change of the table since. All rows are held in memory. Raises
     InvalidInputError for keys that the rows lack or have twice, and for rows that do not fit the table's columns.
     """
-    held = rows if isinstance(rows, pa.Table) else rows.read_all()
+    given = rows if isinstance(rows, pa.Table) else rows.read_all()
+    held = given.cast(storable(given.schema))
     shown = ".".join(name)
     if missing := [key for key in keys if key not in held.column_names]:
         raise InvalidInputError(f"table {shown}: the rows have no column {missing[0]!r}, which is one of the keys")

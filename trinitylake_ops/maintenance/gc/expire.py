@@ -136,13 +136,20 @@ class ExpirationPlan(TimedPlan):
         """Return one row for each version, what happens to it and why."""
         title = (
             f"At version {self.base_version}: {len(VersionRanges.parse(self.versions))} of {len(self.verdicts)}"
-            f" versions expire, with {len(self.freed.sizes_bytes)} files of {self.bytes} bytes"
+            f" versions expire, with {len(self.freed.sizes_bytes)} files of {self.bytes} bytes{self._why_empty()}"
         )
         rows: list[tuple[object, ...]] = [
             (verdict.version, "expires" if verdict.expires else "kept", verdict.reason) for verdict in self.verdicts
         ]
         rows += [(f"export {name}", "ends", "it is past the time for which it is retained") for name in self.exports]
         return new_table(title, "version", "verdict", "why", rows=rows)
+
+    def _why_empty(self) -> str:
+        """Say of an empty plan why the oldest version is kept, or that there is but one."""
+        if not self.is_empty or not self.verdicts:
+            return ""
+        oldest = min(self.verdicts, key=lambda verdict: verdict.version)
+        return f": the oldest one, version {oldest.version}, is kept: {oldest.reason}"
 
     def execute(self, approved_digest: str | None = None, *, progress: Progress = no_progress) -> ExpirationReport:
         """Record the expiry in one commit. Versions that are kept by now are spared, and none is added.

@@ -146,7 +146,10 @@ def _verdict(age: VersionAge, policy: RetentionPolicy, now_ms: int, rule: str | 
         return kept("its time is still to come")
     superseded_ms = now_ms - age.superseded_at_ms
     if superseded_ms <= policy.protected_ms:
-        return kept(f"superseded {span_text(superseded_ms)} ago: transactions may be based on it")
+        return kept(
+            f"superseded {span_text(superseded_ms)} ago: transactions may be based on it for"
+            f" {span_text(policy.protected_ms)}"
+        )
     maximum_ms = policy.age_overrides.get(age.version, policy.maximum_age_ms)
     if superseded_ms <= maximum_ms:
         own = " of its own" if age.version in policy.age_overrides else ""

@@ -35,8 +35,8 @@ def stage_arrow(
     A missing table is created, with identity partitions by ``partition_by``. Columns that an existing table lacks are
     added as optional ones. Its columns that the rows lack are null. Rows are cast to the table's types. A column that a
     table's rows do not fit is widened where Iceberg widens it, such as int to long. Times of other zones are stored in
-    UTC. ``mode`` says
-    which files the new ones replace. ``replace_table`` replaces all, ``append`` none. ``replace_partitions`` replaces
+    UTC, unsigned integers of 32 bits as long. ``mode`` says which files the new ones replace. ``replace_table``
+    replaces all, ``append`` none. ``replace_partitions`` replaces
     those of ``partitions``, each a value for every partition column (text is read as the column's type). Without
     ``partitions`` it replaces those that rows arrive for. With ``replaces_columns``, ``replace_table`` gives the table
     the columns of the rows, too (:func:`write_plan.evolve_to`). Memory is bounded if ``rows`` are a reader.
@@ -48,7 +48,7 @@ def stage_arrow(
     check_distinct(rows.schema)
     snapshot = lake.snapshot()
     exists = snapshot.has_namespace(namespace) and snapshot.has_table(namespace, table)
-    schema, evolve = _in_utc(rows.schema.remove_metadata()), None
+    schema, evolve = storable(rows.schema.remove_metadata()), None
     if exists:
         known = snapshot.table(namespace, table).schema
         replaces_table = replaces_columns and mode == "replace_table"
@@ -62,13 +62,32 @@ def stage_arrow(
     return stage_replacing(lake, plan, plan.write(batches), wanted, replacing)
 
 
-def _in_utc(schema: pa.Schema) -> pa.Schema:
-    """Return a schema whose times of other zones are in UTC. Iceberg keeps the moment, and no zone."""
+def storable(schema: pa.Schema) -> pa.Schema:
+    """Return a schema with types of Iceberg in place of those whose values they hold all.
+
+    Times of other zones are in UTC: Iceberg keeps the moment, and no zone. Unsigned integers of 32 bits are int64, also
+    within nested types.
+    """
     fields = []
     for field in schema:
         has_zone = pa.types.is_timestamp(field.type) and field.type.tz is not None
-        fields.append(field.with_type(pa.timestamp(field.type.unit, "UTC")) if has_zone else field)
+        fields.append(field.with_type(pa.timestamp(field.type.unit, "UTC") if has_zone else _signed(field.type)))
     return pa.schema(fields)
+
+
+def _signed(kind: pa.DataType) -> pa.DataType:
+    if pa.types.is_uint32(kind):
+        return pa.int64()
+    if pa.types.is_struct(kind):
+        return pa.struct([field.with_type(_signed(field.type)) for field in kind])
+    if pa.types.is_map(kind):
+        return pa.map_(_signed(kind.key_type), kind.item_field.with_type(_signed(kind.item_type)))
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        made = pa.list_ if pa.types.is_list(kind) else pa.large_list
+        return made(kind.value_field.with_type(_signed(kind.value_type)))
+    if pa.types.is_fixed_size_list(kind):
+        return pa.list_(kind.value_field.with_type(_signed(kind.value_type)), kind.list_size)
+    return kind
 
 
 def _types_that_do_not_fit(

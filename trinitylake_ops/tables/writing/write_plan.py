@@ -18,7 +18,7 @@ from pyiceberg.table.update import TableUpdate
 from pyiceberg.transforms import IdentityTransform
 from pyiceberg.types import DoubleType, IcebergType, IntegerType, LongType, NestedField, PrimitiveType
 
-from trinitylake_ops.errors import InvalidDefinitionError, InvalidInputError, TableNotFoundError
+from trinitylake_ops.errors import InvalidDefinitionError, InvalidInputError, TableNotFoundError, UnsupportedTypeError
 from trinitylake_ops.format.definitions import Schema as Columns
 from trinitylake_ops.format.locations import is_uri
 from trinitylake_ops.tables.catalog.catalog import TrinityLakeCatalog
@@ -85,7 +85,7 @@ def plan_write(
     snapshot = lake.snapshot()
     catalog = TrinityLakeCatalog.on(SnapshotTarget(snapshot, lake.storage_options))
     writer_io = writing_io(lake)
-    wanted = None if schema is None else _iceberg_schema(schema)
+    wanted = None if schema is None else _iceberg_schema(schema, f"{namespace}.{table}")
     if snapshot.has_namespace(namespace) and snapshot.has_table(namespace, table):
         current = catalog.load_table((namespace, table))
         change = current.transaction()
@@ -111,10 +111,13 @@ def plan_write(
     )
 
 
-def _iceberg_schema(schema: AnySchema) -> Schema:
-    if isinstance(schema, pa.Schema):
-        return arrow_to_iceberg_schema(schema)
-    return to_iceberg_schema(schema) if isinstance(schema, Columns) else schema
+def _iceberg_schema(schema: AnySchema, table: str) -> Schema:
+    try:
+        if isinstance(schema, pa.Schema):
+            return arrow_to_iceberg_schema(schema)
+        return to_iceberg_schema(schema) if isinstance(schema, Columns) else schema
+    except UnsupportedTypeError as error:
+        raise UnsupportedTypeError(f"table {table}: {error.message}") from error
 
 
 def _new_metadata(

@@ -10,7 +10,7 @@ from pydantic import Field
 
 from trinitylake_ops import maintenance
 from trinitylake_ops.dagster_plugin.branches.branch import BRANCH_PREFIX
-from trinitylake_ops.dagster_plugin.metadata import markdown_table
+from trinitylake_ops.dagster_plugin.metadata import listing
 from trinitylake_ops.dagster_plugin.ops.operation import Operation, Running, report_figures
 from trinitylake_ops.dagster_plugin.ops.planned import Approval, Planned
 from trinitylake_ops.dagster_plugin.options import (
@@ -117,14 +117,14 @@ def _compare(run: Running[CloneNameOptions]) -> None:
     metadata = {
         **report_figures(found.to_dict()),
         **{f"changed_in_{side.value}": len(found.on(side)) for side in maintenance.ChangedOn},
-        "objects": markdown_table(shown.columns, shown.rows),
+        "objects": listing(shown.columns, shown.rows),
     }
     run.report(found.headline, metadata)
 
 
 def _conflicts(conflicts: Sequence[Conflict]) -> dict[str, Any]:
     rows = [(conflict.name, conflict.reason) for conflict in conflicts]
-    return {"conflicts": len(rows), "to_choose": markdown_table(("object", "why"), rows)}
+    return {"conflicts": len(rows), "to_choose": listing(("object", "why"), rows)}
 
 
 def _merge_shown(plan: PromotionPlan | RefreshPlan) -> dict[str, Any]:
@@ -133,7 +133,7 @@ def _merge_shown(plan: PromotionPlan | RefreshPlan) -> dict[str, Any]:
         "shared_version": plan.shared_version,
         "objects": len(plan.changes),
         **_conflicts(plan.conflicts),
-        "plan": markdown_table(("change", "object", "why"), plan.rows()),
+        "plan": listing(("change", "object", "why"), plan.rows()),
     }
 
 
@@ -230,7 +230,7 @@ def end_drop(run: Running[Any], report: DropCloneReport) -> None:
     """Report a dropped clone. Raises Failure for files that the storage refused to delete: the clone is kept then."""
     metadata = {
         **report_figures(report.to_dict()),
-        "failures": markdown_table(("path", "reason"), sorted(report.failures.items())),
+        "failures": listing(("path", "reason"), sorted(report.failures.items())),
     }
     if report.version is None:
         raise run.failure(

@@ -7,7 +7,7 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from trinitylake_ops import Lakehouse, maintenance
-from trinitylake_ops.dagster_plugin.metadata import markdown_table
+from trinitylake_ops.dagster_plugin.metadata import listing
 from trinitylake_ops.dagster_plugin.ops.operation import Operation, Running
 from trinitylake_ops.dagster_plugin.ops.scheduled import ApplyLimits
 from trinitylake_ops.errors import TrinityLakeError
@@ -30,7 +30,7 @@ def clones_past_their_time(lake: Lakehouse) -> tuple[list[str], Mapping[str, Any
     return wrong, {
         "clones": len(clones),
         "own_bytes": sum(one.own_bytes or 0 for one in clones),
-        "list": markdown_table(("clone", "state", "kept until", "versions", "own bytes", "root"), rows),
+        "list": listing(("clone", "state", "kept until", "versions", "own bytes", "root"), rows),
     }
 
 
@@ -72,7 +72,7 @@ def drop_overdue(limits: ApplyLimits) -> Operation[None]:
                 failures[plan.name] = f"{len(report.failures)} files were not deleted"
             else:
                 dropped.append(plan.name)
-        about |= {"dropped": ", ".join(dropped), "kept": markdown_table(("clone", "why"), failures.items())}
+        about |= {"dropped": ", ".join(dropped), "kept": listing(("clone", "why"), failures.items())}
         run.report(f"{len(dropped)} clones dropped", about, committed="drop-clone" if dropped else None)
         if failures:
             name, why = next(iter(failures.items()))

@@ -7,7 +7,7 @@ from typing import Any
 import dagster as dg
 from pydantic import Field
 
-from trinitylake_ops.dagster_plugin.metadata import markdown_table
+from trinitylake_ops.dagster_plugin.metadata import listing
 from trinitylake_ops.dagster_plugin.ops.operation import Operation, Running
 from trinitylake_ops.dagster_plugin.options import AfterText, BeforeText, Options, TableText
 from trinitylake_ops.dagster_plugin.stored.settings import split_name
@@ -47,7 +47,7 @@ def _log(run: Running[LogOptions]) -> None:
     infos = list(run.lake.history(run.options.limit, latest))
     rows = run.page.rows(run.lake, latest, infos, most_seconds=_MOST_SECONDS)
     metadata = {
-        "versions": markdown_table(COLUMNS, rows),
+        "versions": listing(COLUMNS, rows),
         "n_versions": len(infos),
         "details": dg.MetadataValue.json(jsonable(infos)),
     }
@@ -65,8 +65,8 @@ def _history(run: Running[HistoryOptions]) -> None:
         "table": name,
         "n_versions": len(rows),
         "looked_back_to": history.looked_back_to,
-        "versions": markdown_table(["change" if column == "tables" else column for column in COLUMNS], rows),
-        "columns_changed": markdown_table(("version", "column"), columns),
+        "versions": listing(["change" if column == "tables" else column for column in COLUMNS], rows),
+        "columns_changed": listing(("version", "column"), columns),
     }
     run.report(f"{len(rows)} versions since version {history.looked_back_to} changed {name}", metadata)
 
@@ -81,7 +81,7 @@ def _diff(run: Running[DiffOptions]) -> None:
     metadata = {
         "objects": len(diff.objects),
         **numbers,
-        "changes": markdown_table(table.columns, table.rows),
+        "changes": listing(table.columns, table.rows),
         "details": dg.MetadataValue.json(diff.to_dict()),
     }
     run.report(table.title, metadata)

@@ -7,7 +7,7 @@ from typing import Any
 
 import dagster as dg
 
-from trinitylake_ops.dagster_plugin.metadata import figures, markdown_table
+from trinitylake_ops.dagster_plugin.metadata import figures, listing
 from trinitylake_ops.dagster_plugin.ops.operation import Running
 from trinitylake_ops.dagster_plugin.runs.beyond_public import repository_of
 from trinitylake_ops.maintenance.differences.versions import ChangedObject, delta_texts, diff_versions, sum_of
@@ -28,11 +28,11 @@ def prove(run: Running[Any]) -> dict[str, Any]:
                 "rows_after": sum_of(None if one.after is None else one.after.rows for one in tables),
             }
         ),
-        "proof": markdown_table(("table", "rows before", "rows after", "rows", "files", "bytes"), map(_row, tables)),
+        "proof": listing(("table", "rows before", "rows after", "rows", "files", "bytes"), map(_row, tables)),
     }
     assets = {holder.key for one in tables for holder in run.assets.of(one.namespace, one.table or "")}
     evaluations = _checked_again(run, assets, metadata)
-    metadata["checks"] = markdown_table(
+    metadata["checks"] = listing(
         ("asset", "check", "result", "says"),
         [(one.asset_key.to_user_string(), one.check_name, _result(one), one.description or "") for one in evaluations],
     )

@@ -11,7 +11,7 @@ import dagster as dg
 from pydantic import Field, model_validator
 
 from trinitylake_ops import maintenance
-from trinitylake_ops.dagster_plugin.metadata import markdown_table
+from trinitylake_ops.dagster_plugin.metadata import listing
 from trinitylake_ops.dagster_plugin.ops.exports import PartOptions, RestoreOptions
 from trinitylake_ops.dagster_plugin.ops.operation import Running, report_figures
 from trinitylake_ops.dagster_plugin.ops.planned import Approval, Planned
@@ -136,7 +136,7 @@ def _shown(diff: VersionDiff, partitions: Mapping[str, str]) -> dict[str, Any]:
         "tables": len(diff.tables),
         "rows_coming_back": "not known" if sums.rows_added is None else sums.rows_added,
         "rows_going_away": "not known" if sums.rows_removed is None else sums.rows_removed,
-        "plan": markdown_table(columns, rows),
+        "plan": listing(columns, rows),
     }
 
 
@@ -187,7 +187,7 @@ def _lost(run: Running[Any], plan: RollbackPlan) -> dict[str, Any]:
     return {
         "commits_lost": len(rows),
         **({"older_commits_not_looked_at": older} if older > 0 else {}),
-        "lost": markdown_table(COLUMNS[:-1], [row[:-1] for row in rows]),
+        "lost": listing(COLUMNS[:-1], [row[:-1] for row in rows]),
     }
 
 
@@ -206,7 +206,7 @@ def _rollback(run: Running[Any], plan: RollbackPlan, digest: str | None) -> None
 
 def _changes(plan: RollbackPlan | RestorePlan) -> dict[str, Any]:
     rows = [(change.kind, change.namespace, change.table or "") for change in plan.changes]
-    return {"objects": len(rows), "changes": markdown_table(("change", "namespace", "table"), rows)}
+    return {"objects": len(rows), "changes": listing(("change", "namespace", "table"), rows)}
 
 
 ROLLBACK: Planned[Any, RollbackPlan] = Planned(
@@ -239,7 +239,7 @@ def _restore_shown(plan: RollbackPlan | RestorePlan) -> dict[str, Any]:
         "files": plan.files,
         "bytes": plan.bytes,
         "objects": len(rows),
-        "plan": markdown_table(("change", "namespace", "table"), rows),
+        "plan": listing(("change", "namespace", "table"), rows),
         "details": _details(plan, VersionDiff(before=plan.base_version, after=plan.export_version, objects=())),
     }
 
