@@ -38,6 +38,12 @@ class Markdown:
     text: str
 
 
+class Picture(Markdown):
+    """A drawing, which lies in the text itself."""
+
+    __slots__ = ()
+
+
 @dataclass(frozen=True, slots=True)
 class Json:
     """A value of JSON, which a page lets copy."""
@@ -55,10 +61,10 @@ def markdown_table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> M
     return Markdown(text)
 
 
-def picture(svg: str) -> Markdown:
-    """Return a drawing as Markdown. The drawing lies in the text itself."""
+def picture(svg: str) -> Picture:
+    """Return a drawing as Markdown."""
     encoded = base64.b64encode(svg.encode()).decode("ascii")
-    return Markdown(f"![The versions of the lakehouse](data:image/svg+xml;base64,{encoded})")
+    return Picture(f"![The versions of the lakehouse](data:image/svg+xml;base64,{encoded})")
 
 
 def _cell(value: object) -> str:

@@ -1,5 +1,6 @@
 """All operations, each once."""
 
+from collections.abc import Mapping
 from typing import Any
 
 from trinitylake_ops.operations.declared.clones import CLONES
@@ -34,3 +35,6 @@ ALL: tuple[Operation[Any], ...] = (
     *ORPHANS.operations(),
     RECONCILE,
 )
+
+#: The same by their names, which jobs of Dagster have, and operators of Airflow take.
+BY_NAME: Mapping[str, Operation[Any]] = {operation.job: operation for operation in ALL}

@@ -1,0 +1,107 @@
+"""A real Airflow: tasks that are killed, cleared runs and two schedulers publish once; a person approves a plan."""
+
+from __future__ import annotations
+
+import shutil
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import expect
+
+from tests.airflow.deployment import HERE, PASSWORD, PERSON, Deployment, deployed, wait_for
+from tests.e2e.browser import opened_page
+from tests.environments import PROJECT
+from trinitylake_ops import Lakehouse, maintenance
+from trinitylake_ops.tables import catalog_at
+
+pytestmark = [pytest.mark.soak, pytest.mark.timeout(3_000)]
+
+EXAMPLES = PROJECT / "trinitylake_ops" / "airflow_plugin" / "example_dags"
+
+
+@pytest.fixture(scope="module")
+def lake(tmp_path_factory: pytest.TempPathFactory) -> Lakehouse:
+    return Lakehouse.create(str(tmp_path_factory.mktemp("lake") / "lake"), {"fsync": "false"})
+
+
+@pytest.fixture(scope="module")
+def airflow(tmp_path_factory: pytest.TempPathFactory, lake: Lakehouse) -> Iterator[Deployment]:
+    dags = [HERE / "dags" / "killed.py", EXAMPLES / "example_trinitylake.py"]
+    with deployed(tmp_path_factory.mktemp("airflow"), lake.root, dags, schedulers=2) as deployment:
+        yield deployment
+
+
+def ids(lake: Lakehouse) -> Counter[int]:
+    return Counter(catalog_at(lake).load_table("sales.orders").scan().to_arrow()["id"].to_pylist())
+
+
+def publications(lake: Lakehouse) -> Counter[str | None]:
+    """Return how many versions each run published."""
+    infos = lake.history(lake.latest_version() + 1)
+    return Counter(info.run_id for info in infos if info.operation == "publish")
+
+
+def test_a_killed_or_cleared_task_publishes_once_beside_two_schedulers(airflow: Deployment, lake: Lakehouse) -> None:
+    airflow.wait_for_dag("killed")
+    # How many steps there are is told by runs that nobody kills.
+    for task in ("load", "publish"):
+        airflow.trigger("killed", f"whole-{task}", {"id": len(task), "task": task, "at": 0, "moment": "before"})
+        assert airflow.wait_for_run("killed", f"whole-{task}") == "success"
+    wanted = {4, 7}
+    steps = {task: len(list((airflow.folder / "steps").glob(f"{task}-*"))) for task in ("load", "publish")}
+    assert steps["publish"] >= 3 and steps["load"] >= 3
+    each = [(task, at) for task, most in steps.items() for at in range(1, most + 1)]
+    killed = [(task, at, moment) for task, at in each for moment in ("before", "after")]
+    killed.append(("publish", 0, "told"))
+    for number, (task, at, moment) in enumerate(killed, 100):
+        airflow.trigger("killed", f"k{number}", {"id": number, "task": task, "at": at, "moment": moment})
+        wanted.add(number)
+    for number, (task, at, moment) in enumerate(killed, 100):
+        assert airflow.wait_for_run("killed", f"k{number}") == "success", (task, at, moment)
+        assert airflow.tries("killed", f"k{number}", task) == 2, (task, at, moment)
+    assert ids(lake) == Counter(wanted)
+    assert set(publications(lake).values()) == {1}
+    assert airflow.returned("killed", f"k{99 + len(killed)}", "publish")["was_published"]
+    version = lake.latest_version()
+    cleared = [f"k{number}" for number in range(100, 100 + len(killed))]
+    for run_id in cleared:
+        airflow.clear("killed", run_id)
+    for run_id in cleared:
+        wait_for(lambda run_id=run_id: airflow.tries("killed", run_id, "publish") >= 2 or None)  # type: ignore[misc]
+        assert airflow.wait_for_run("killed", run_id) == "success"
+        assert airflow.returned("killed", run_id, "publish")["was_published"]
+    assert ids(lake) == Counter(wanted)
+    assert lake.latest_version() == version
+    assert maintenance.verify(lake, deep=True).findings == ()
+    print(f"killed {len(killed)} tasks, {steps}, {len(wanted)} runs, versions {version}")
+
+
+def test_a_person_approves_a_plan(airflow: Deployment, lake: Lakehouse, tmp_path: Path) -> None:
+    dag, run_id = "trinitylake_upkeep", "approved"
+    airflow.wait_for_dag(dag)
+    airflow.trigger(dag, run_id)
+    wait_for(lambda: airflow.task_state(dag, run_id, "expire.approve") == "deferred" or None)
+    plan = airflow.returned(dag, run_id, "expire.plan")
+    assert not plan["is_empty"]
+    with opened_page() as page:
+        page.goto(f"{airflow.url}/auth/login/")
+        page.get_by_label("Username").fill(PERSON)
+        page.get_by_label("Password").fill(PASSWORD)
+        page.get_by_role("button", name="Sign in").click()
+        page.goto(f"{airflow.url}/dags/{dag}/runs/{run_id}/tasks/expire.approve/required_actions")
+        expect(page.get_by_text("Approve the plan of expire?").first).to_be_visible()
+        page.screenshot(path=tmp_path / "approval.png", full_page=True)
+        page.get_by_role("button", name="Approve").click()
+        wait_for(lambda: airflow.state(dag, run_id) != "running" or None)
+        assert airflow.state(dag, run_id) == "success"
+    info = next(info for info in lake.history(20) if info.operation == "expire")
+    assert (info.approved_by, info.run_id) == (PERSON, f"{dag}/{run_id}")
+    assert airflow.returned(dag, run_id, "expire.apply")["versions"] == plan["versions"]
+    shutil.copy(tmp_path / "approval.png", airflow.folder.parent)
+
+
+def test_the_example_publishes_and_a_watcher_follows_commits_of_others(airflow: Deployment, lake: Lakehouse) -> None:
+    assert "trinitylake" in airflow.run("providers", "hooks")
+    airflow.wait_for_dag("trinitylake_follow")
