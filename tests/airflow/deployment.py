@@ -215,6 +215,10 @@ class Deployment:
         wanted = states or ("success", "failed")
         return wait_for(lambda: state if (state := self.state(dag, run_id)) in wanted else None)
 
+    def runs(self, dag: str) -> list[str]:
+        """Return the ids of the runs of a DAG."""
+        return [str(run["dag_run_id"]) for run in self.ask("GET", f"/api/v2/dags/{dag}/dagRuns")["dag_runs"]]
+
     def tries(self, dag: str, run_id: str, task: str) -> int:
         """Return how often a task of a run was begun."""
         return int(self.ask("GET", f"/api/v2/dags/{dag}/dagRuns/{run_id}/taskInstances/{task}")["try_number"])

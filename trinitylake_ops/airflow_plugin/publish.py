@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
-from airflow.sdk import BaseOperator
+from airflow.sdk import Asset, BaseOperator
 from airflow.sdk.exceptions import AirflowFailException
 
 from trinitylake_ops.airflow_plugin.hook import DEFAULT_CONNECTION, TrinityLakeHook
@@ -95,7 +95,8 @@ class PublishOperator(BaseOperator):
         self.log.info("%s %s version %s", names, said, publication.version)
         result = _figures(publication, staged)
         for outlet in self.outlets:
-            context["outlet_events"][outlet].extra.update(result)
+            if isinstance(outlet, Asset):
+                context["outlet_events"][outlet].extra.update(result)
         return result
 
     def _staged(self) -> list[StagedTable]:

@@ -1,4 +1,4 @@
-"""Appends a row for each run. The configuration of a run says where the first try of a task is killed."""
+"""Tasks that publish. The configuration of a run says where the first try of a task is killed."""
 
 import os
 import signal
@@ -9,11 +9,11 @@ from pathlib import Path
 import pyarrow as pa
 from airflow.sdk import DAG, get_current_context, task
 
-from trinitylake_ops.airflow_plugin import PublishOperator, TrinityLakeHook, stage
+from trinitylake_ops.airflow_plugin import CommitSensor, PublishOperator, TrinityLakeHook, stage
 from trinitylake_ops.storage.local.storage import LocalStorage
 from trinitylake_ops.tables import StagedTable, load_staged
 
-TABLE = "sales.orders"
+TABLE = "sales.killed"
 AGAIN = {"retries": 2, "retry_delay": timedelta(0)}
 _STEPS = ("prepare", "create", "write", "jot", "delete")
 _lock = threading.Lock()
@@ -75,3 +75,25 @@ with DAG("killed", schedule=None, catchup=False, max_active_runs=4, default_args
     staged = load()
     publish = KilledPublishOperator(task_id="publish", tables=[staged], message="orders")
     audit(staged) >> publish
+
+
+for name, mode in (("replaced", "replace_table"), ("refused", "append")):
+    with DAG(name, schedule=None, catchup=False):
+
+        @task(task_id="load")
+        def load_again(table, mode):
+            """Stage what tells how often the run was cleared."""
+            run = get_current_context()["dag_run"]
+            return stage(pa.table({"cleared": [run.clear_number]}), table, mode=mode)
+
+        PublishOperator(task_id="publish", tables=[load_again(f"sales.{name}", mode)], on_clear="replace")
+
+with DAG("waits", schedule=None, catchup=False):
+    for is_deferred in (True, False):
+        CommitSensor(
+            task_id="deferred" if is_deferred else "poking",
+            table="sales.awaited",
+            deferrable=is_deferred,
+            poke_interval=2,
+            timeout=600,
+        )
