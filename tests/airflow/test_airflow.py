@@ -17,6 +17,8 @@ from tests.environments import PROJECT
 from tests.local_clock import LocalClock
 from trinitylake_ops import Lakehouse, maintenance
 from trinitylake_ops.tables import catalog_at
+from trinitylake_ops.tables.writing.arrow_writer import stage_arrow
+from trinitylake_ops.tables.writing.publication import publication_id, publish_once
 
 pytestmark = [pytest.mark.soak, pytest.mark.timeout(3_000)]
 
