@@ -23,12 +23,12 @@ class PlanApprovalOperator(ApprovalOperator):
     """The approval of a plan by a person. An empty plan is skipped, and so is what would execute it.
 
     ``plan_task_id`` is the task that made the plan. Further settings are those of ApprovalOperator, such as
-    ``assigned_users``. Without an answer within ``execution_timeout`` the task fails, and nothing is done.
+    ``assigned_users``. Without an answer within ``response_timeout`` the task fails, and nothing is done.
     """
 
     def __init__(self, *, plan_task_id: str, **kwargs: Any) -> None:
         kwargs.setdefault("subject", "Approve the plan?")
-        kwargs.setdefault("execution_timeout", LONGEST_WAIT)
+        kwargs.setdefault("response_timeout", LONGEST_WAIT)
         super().__init__(**kwargs)
         self.plan_task_id = plan_task_id
 
