@@ -24,7 +24,7 @@ from tests.servers.cached import cached_folder
 HERE = Path(__file__).parent
 CONSTRAINTS = HERE / "constraints.txt"
 PERSON, PASSWORD = "ana", "approves"
-PATIENCE_S = 240.0
+PATIENCE_S = 900.0
 _INSTALL_S = 1_200
 
 Found = TypeVar("Found")
@@ -105,6 +105,7 @@ class Deployment:
             "API_AUTH__JWT_SECRET": "of-a-test-that-has-to-be-longer-than-sixty-four-bytes-for-its-algorithm",
             "API__PORT": self.url.rpartition(":")[2],
             "API__BASE_URL": self.url,
+            "API__HOST": "127.0.0.1",
             "API__WORKERS": "1",
             "DAG_PROCESSOR__REFRESH_INTERVAL": "5",
             "SCHEDULER__SCHEDULER_HEARTBEAT_SEC": "1",
