@@ -14,7 +14,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -74,6 +74,7 @@ class Deployment:
         self._programs = airflow_environment()
         self._packages = folder / "packages"
         self._running: list[subprocess.Popen[bytes]] = []
+        self._orphans: list[int] = []
         (folder / "dags").mkdir()
         (folder / "steps").mkdir()
         for dag in dags:
@@ -110,6 +111,10 @@ class Deployment:
             "DAG_PROCESSOR__REFRESH_INTERVAL": "5",
             "SCHEDULER__SCHEDULER_HEARTBEAT_SEC": "1",
             "SCHEDULER__JOB_HEARTBEAT_SEC": "1",
+            # What a scheduler that was killed left is taken over soon, and sometimes from one that is only slow.
+            "SCHEDULER__SCHEDULER_HEALTH_CHECK_THRESHOLD": "15",
+            "SCHEDULER__ORPHANED_TASKS_CHECK_INTERVAL": "15",
+            "SCHEDULER__TASK_INSTANCE_HEARTBEAT_TIMEOUT": "60",
             "USAGE_DATA_COLLECTION__ENABLED": "False",
         }
         return {
@@ -151,8 +156,19 @@ class Deployment:
         self._running.append(process)
         return process
 
+    def replace_a_scheduler(self) -> None:
+        """Kill a scheduler, whose running tasks go on without it, and start another one."""
+        killed = next(process for process in self._running if "scheduler" in process.args and process.poll() is None)
+        killed.kill()
+        killed.wait()
+        self._orphans.append(killed.pid)
+        self.start("scheduler")
+
     def stop(self) -> None:
         """End all processes, with all that they started."""
+        for group in self._orphans:
+            with suppress(ProcessLookupError):
+                os.killpg(group, signal.SIGKILL)
         for moment in (signal.SIGTERM, signal.SIGKILL):
             for process in self._running:
                 if process.poll() is None:

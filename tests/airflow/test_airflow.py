@@ -20,7 +20,7 @@ from trinitylake_ops.tables import catalog_at
 from trinitylake_ops.tables.writing.arrow_writer import stage_arrow
 from trinitylake_ops.tables.writing.publication import publication_id, publish_once
 
-pytestmark = [pytest.mark.soak, pytest.mark.timeout(3_000)]
+pytestmark = [pytest.mark.soak, pytest.mark.debian_packages, pytest.mark.timeout(3_000)]
 
 EXAMPLES = PROJECT / "trinitylake_ops" / "airflow_plugin" / "example_dags"
 
@@ -74,12 +74,15 @@ def test_a_killed_or_cleared_task_publishes_once_beside_two_schedulers(airflow: 
     for number, (task, at, moment) in enumerate(killed, 100):
         airflow.trigger("killed", f"k{number}", {"id": number, "task": task, "at": at, "moment": moment})
         wanted.add(number)
+    wait_for(lambda: airflow.state("killed", "k110") != "queued" or None)
+    airflow.replace_a_scheduler()
     for number, (task, at, moment) in enumerate(killed, 100):
         assert airflow.wait_for_run("killed", f"k{number}") == "success", (task, at, moment)
-        assert airflow.tries("killed", f"k{number}", task) == 2, (task, at, moment)
+        assert airflow.tries("killed", f"k{number}", task) >= 2, (task, at, moment)
     assert column(lake, "sales.killed", "id") == Counter(wanted)
     assert set(publications(lake).values()) == {1}
     assert airflow.returned("killed", f"k{99 + len(killed)}", "publish")["was_published"]
+    told = sum(airflow.returned("killed", f"k{number}", "publish")["was_published"] for number in wanted - {4, 7})
     version = lake.latest_version()
     cleared = [f"k{number}" for number in range(100, 100 + len(killed))]
     for run_id in cleared:
@@ -91,7 +94,7 @@ def test_a_killed_or_cleared_task_publishes_once_beside_two_schedulers(airflow: 
     assert column(lake, "sales.killed", "id") == Counter(wanted)
     assert lake.latest_version() == version
     assert maintenance.verify(lake, deep=True).findings == ()
-    print(f"killed {len(killed)} tasks, {steps}, {len(wanted)} runs, versions {version}")
+    print(f"killed {len(killed)} tasks at {steps} steps; {len(wanted)} runs, {told} told what was there; {version=}")
 
 
 def test_a_cleared_run_replaces_where_that_is_asked_for(airflow: Deployment, lake: Lakehouse) -> None:

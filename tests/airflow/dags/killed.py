@@ -14,7 +14,7 @@ from trinitylake_ops.storage.local.storage import LocalStorage
 from trinitylake_ops.tables import StagedTable, load_staged
 
 TABLE = "sales.killed"
-AGAIN = {"retries": 2, "retry_delay": timedelta(0)}
+AGAIN = {"retries": 8, "retry_delay": timedelta(0)}
 _STEPS = ("prepare", "create", "write", "jot", "delete")
 _lock = threading.Lock()
 
