@@ -108,6 +108,9 @@ class Deployment:
             "API__BASE_URL": self.url,
             "API__HOST": "127.0.0.1",
             "API__WORKERS": "1",
+            # However busy the machine is.
+            "CORE__DAGBAG_IMPORT_TIMEOUT": "600",
+            "DAG_PROCESSOR__DAG_FILE_PROCESSOR_TIMEOUT": "900",
             "DAG_PROCESSOR__REFRESH_INTERVAL": "5",
             "SCHEDULER__SCHEDULER_HEARTBEAT_SEC": "1",
             "SCHEDULER__JOB_HEARTBEAT_SEC": "1",
@@ -210,7 +213,7 @@ class Deployment:
 
         def is_there() -> bool | None:
             try:
-                self.ask("GET", f"/api/v2/dags/{dag}")
+                self.ask("GET", f"/api/v2/dags/{dag}/details")
             except urllib.error.HTTPError as error:
                 assert error.code == 404, error
                 return None

@@ -81,7 +81,7 @@ def build_approval(
     if f"{operation}_apply" not in BY_NAME:
         planned = sorted(name.removesuffix("_apply") for name in BY_NAME if name.endswith("_apply"))
         raise InvalidInputError(f"{operation!r} is no operation with a plan; there are {', '.join(planned)}")
-    connection = {"trinitylake_conn_id": trinitylake_conn_id}
+    connection: dict[str, Any] = {"trinitylake_conn_id": trinitylake_conn_id}
     with TaskGroup(group_id=group_id or operation, **kwargs) as group:
         plan = TrinityLakeOperator(task_id="plan", operation=f"{operation}_plan", options=options, **connection)
         subject = f"Approve the plan of {operation}?"

@@ -58,7 +58,7 @@ with DAG("trinitylake_follow", schedule=[watched], catchup=False, tags=TAGS):
         """Count the orders whenever a version changed them, whoever committed it."""
         from trinitylake_ops.tables import catalog_at
 
-        return catalog_at(TrinityLakeHook().get_conn()).load_table(ORDERS).scan().to_arrow().num_rows
+        return len(catalog_at(TrinityLakeHook().get_conn()).load_table(ORDERS).scan().to_arrow())
 
     count()
 # [END watch]

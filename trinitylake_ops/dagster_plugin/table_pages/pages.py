@@ -9,7 +9,7 @@ import dagster as dg
 
 from trinitylake_ops import Lakehouse
 from trinitylake_ops.dagster_plugin.head_metadata import VERSION
-from trinitylake_ops.dagster_plugin.metadata import column_schema, markdown_table
+from trinitylake_ops.dagster_plugin.metadata import column_schema, link_metadata, markdown_table
 from trinitylake_ops.dagster_plugin.table_pages.bounds import Bounds
 from trinitylake_ops.dagster_plugin.table_pages.rows import files_of, partition_table, preview
 from trinitylake_ops.dagster_plugin.versions.links import Links
@@ -73,7 +73,7 @@ class TablePages:
         if newest is not None and newest.change.kind != "added":
             text = f"roll back {namespace}.{table} alone to version {newest.since}"
             if link := self.links.roll_back(newest.since, text, f"{namespace}.{table}"):
-                shown["roll_back"] = link.metadata()
+                shown["roll_back"] = link_metadata(link)
         return shown
 
     def _versions(self, history: TableHistory, namespace: str, table: str) -> dg.MarkdownMetadataValue:
