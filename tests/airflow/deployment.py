@@ -114,10 +114,13 @@ class Deployment:
             "DAG_PROCESSOR__REFRESH_INTERVAL": "5",
             "SCHEDULER__SCHEDULER_HEARTBEAT_SEC": "1",
             "SCHEDULER__JOB_HEARTBEAT_SEC": "1",
-            # What a scheduler that was killed left is taken over soon, and sometimes from one that is only slow.
-            "SCHEDULER__SCHEDULER_HEALTH_CHECK_THRESHOLD": "15",
-            "SCHEDULER__ORPHANED_TASKS_CHECK_INTERVAL": "15",
-            "SCHEDULER__TASK_INSTANCE_HEARTBEAT_TIMEOUT": "60",
+            # What a scheduler that was killed left is taken over soon.
+            "SCHEDULER__SCHEDULER_HEALTH_CHECK_THRESHOLD": "60",
+            "SCHEDULER__ORPHANED_TASKS_CHECK_INTERVAL": "30",
+            "SCHEDULER__TASK_INSTANCE_HEARTBEAT_TIMEOUT": "120",
+            # On a busy machine a scheduler may take the tasks of one that is only slow.
+            "CORE__DEFAULT_TASK_RETRIES": "4",
+            "CORE__DEFAULT_TASK_RETRY_DELAY": "1",
             "USAGE_DATA_COLLECTION__ENABLED": "False",
         }
         return {
