@@ -19,6 +19,12 @@ _STEPS = ("prepare", "create", "write", "jot", "delete")
 _lock = threading.Lock()
 
 
+def end(context):
+    """Kill this process, and leave a note of it."""
+    Path(os.environ["STEPS_OF"], f"killed-{context['dag_run'].run_id}").touch()
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
 def killing(context):
     """Count the steps that change the storage, and kill this process at one of them, in the first try of a task."""
     conf = context["dag_run"].conf or {}
@@ -35,10 +41,10 @@ def killing(context):
                 taken[0] += 1
                 is_it = is_killed and taken[0] == conf["at"]
             if is_it and conf["moment"] == "before":
-                os.kill(os.getpid(), signal.SIGKILL)
+                end(context)
             answer = inner(self, *arguments)
             if is_it:
-                os.kill(os.getpid(), signal.SIGKILL)
+                end(context)
             with _lock:
                 Path(os.environ["STEPS_OF"], f"{conf['task']}-{taken[0]}").touch()
             return answer
@@ -55,7 +61,7 @@ class KilledPublishOperator(PublishOperator):
         result = super().execute(context)
         conf = context["dag_run"].conf or {}
         if conf.get("task") == self.task_id and conf["moment"] == "told" and context["ti"].try_number == 1:
-            os.kill(os.getpid(), signal.SIGKILL)  # it is published, and Airflow does not know yet
+            end(context)  # it is published, and Airflow does not know yet
         return result
 
 
