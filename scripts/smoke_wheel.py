@@ -20,6 +20,8 @@ from pathlib import Path
 
 #: Extras for who works on the package, or only measures it.
 _OF_DEVELOPERS = {"bench", "lint", "release", "test"}
+#: Extras that have an environment of their own: the constraints do not pin what they bring.
+_APART = {"airflow"}
 _COMMANDS = (
     ["init"],
     ["create-namespace", "sales"],
@@ -89,7 +91,7 @@ def metadata(wheel: Path) -> tuple[str, list[str]]:
     with zipfile.ZipFile(wheel) as archive:
         (name,) = (name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
         said = Parser().parsestr(archive.read(name).decode())
-    extras = [extra for extra in said.get_all("Provides-Extra", []) if extra not in _OF_DEVELOPERS]
+    extras = [extra for extra in said.get_all("Provides-Extra", []) if extra not in _OF_DEVELOPERS | _APART]
     return said["Version"], sorted(extras)
 
 

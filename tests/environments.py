@@ -21,6 +21,8 @@ from packaging.utils import canonicalize_name
 PROJECT = Path(__file__).parent.parent
 NAME = "trinitylake-ops"
 CONSTRAINTS = PROJECT / "constraints.txt"
+#: Extras that have an environment of their own, and what pins its versions: they do not go together with the others.
+APART = {"airflow": "tests/airflow/constraints.txt"}
 _INSTALL_SECONDS = 1_200
 
 #: Put before a program: what it hides is not there for any import.

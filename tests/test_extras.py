@@ -13,6 +13,7 @@ from packaging.utils import canonicalize_name
 
 from tests.conftest import SHOWN
 from tests.environments import (
+    APART,
     PROJECT,
     Environment,
     declared,
@@ -132,6 +133,7 @@ def test_no_java_names_its_extra(root: str, monkeypatch: pytest.MonkeyPatch, tmp
 FACES = {
     "spark": "from trinitylake_ops.spark_jobs import build_session",
     "dagster": "from trinitylake_ops.dagster_plugin import TrinityLakeResource",
+    "airflow": "from trinitylake_ops.airflow_plugin import TrinityLakeHook",
     "s3": "from trinitylake_ops import Lakehouse; Lakehouse.open('s3://bucket/lake')",
     "obstore": "from trinitylake_ops import Lakehouse; Lakehouse.open('s3://bucket/lake', {'client': 'obstore'})",
     "gcs": "from trinitylake_ops import Lakehouse; Lakehouse.open('gs://bucket/lake')",
@@ -234,7 +236,7 @@ def test_a_library_that_names_what_it_misses_is_understood() -> None:
     assert caught.value.exit_code == 2
 
 
-@pytest.mark.parametrize("extra", EXTRAS)
+@pytest.mark.parametrize("extra", sorted(EXTRAS.keys() - APART.keys()))
 def test_the_modules_of_an_extra_come_from_what_it_declares(extra: str) -> None:
     brought = installed_with([extra])
     providers = packages_distributions()
@@ -254,8 +256,9 @@ def test_what_is_set_up_has_every_extra() -> None:
     # What only make bench and make dist install is pinned as well.
     for named in ([*set_up.split(","), "bench", "release"], pinned.split(",")):
         assert {*named, *EXTRAS, ""} == set(declared())
+        assert not APART.keys() & {*named}
     # The contract is for who writes a storage, not for who uses one.
-    of_users = EXTRAS.keys() - {"contract"}
+    of_users = EXTRAS.keys() - {"contract"} - APART.keys()
     assert distributions_of("all") == {name for extra in of_users for name in distributions_of(extra)}
 
 

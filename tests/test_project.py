@@ -13,6 +13,8 @@ from dagster._core.run_coordinator import DefaultRunCoordinator
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+from tests.environments import APART
+
 PROJECT = Path(__file__).resolve().parent.parent
 PIN = re.compile(r"([A-Za-z0-9][A-Za-z0-9._-]*)==([A-Za-z0-9][A-Za-z0-9.!+_-]*)")
 
@@ -28,17 +30,20 @@ def tracked_files() -> list[Path]:
     return [path for name in listing.decode().split("\0") if name and (path := PROJECT / name).is_file()]
 
 
-def pins() -> dict[str, str]:
-    matches = [PIN.fullmatch(line) for line in (PROJECT / "constraints.txt").read_text().splitlines()]
+def pins(file: str = "constraints.txt") -> dict[str, str]:
+    matches = [PIN.fullmatch(line) for line in (PROJECT / file).read_text().splitlines()]
     assert all(matches), "constraints.txt holds names and versions only"
     return {canonicalize_name(match[1]): match[2] for match in matches if match}
 
 
-def declared_requirements() -> list[Requirement]:
+def declared_requirements(apart: str = "") -> list[Requirement]:
+    """Return what is needed in the environment of all extras, or in one of an extra's own."""
     project = tomllib.loads((PROJECT / "pyproject.toml").read_text())
-    texts = [*project["build-system"]["requires"], *project["project"]["dependencies"], "pip", "wheel"]
-    for extra in project["project"]["optional-dependencies"].values():
-        texts += extra
+    texts = [*project["project"]["dependencies"]]
+    texts += [] if apart else [*project["build-system"]["requires"], "pip", "wheel"]
+    for extra, needs in project["project"]["optional-dependencies"].items():
+        if extra == apart or not (apart or extra in APART):
+            texts += needs
     return [one for one in map(Requirement, texts) if one.name != project["project"]["name"]]
 
 
@@ -77,17 +82,19 @@ def test_every_file_of_the_package_is_shipped() -> None:
     assert others <= shipped
 
 
-def test_constraints_are_sorted_pins_without_duplicates() -> None:
-    lines = (PROJECT / "constraints.txt").read_text().splitlines()
-    assert len(pins()) == len(lines)
+@pytest.mark.parametrize("file", ["constraints.txt", *APART.values()])
+def test_constraints_are_sorted_pins_without_duplicates(file: str) -> None:
+    lines = (PROJECT / file).read_text().splitlines()
+    assert len(pins(file)) == len(lines)
     assert lines == sorted(lines, key=str.lower)
 
 
-def test_constraints_satisfy_every_declared_dependency() -> None:
-    pinned = pins()
+@pytest.mark.parametrize("apart", ["", *APART])
+def test_constraints_satisfy_every_declared_dependency(apart: str) -> None:
+    pinned = pins(APART.get(apart, "constraints.txt"))
     unsatisfied = [
         str(requirement)
-        for requirement in declared_requirements()
+        for requirement in declared_requirements(apart)
         if pinned.get(canonicalize_name(requirement.name), "") not in requirement.specifier
     ]
     assert unsatisfied == []

@@ -30,6 +30,8 @@ PUBLIC = {
     },
 }  # fmt: skip
 FACES = [*PUBLIC, "trinitylake_ops.maintenance", "trinitylake_ops.dagster_plugin"]
+#: Airflow is in an environment of its own.
+APART = "trinitylake_ops.airflow_plugin"
 #: Paths that users wrote into their configuration.
 CONFIGURED = (
     "trinitylake_ops.tables.catalog.TrinityLakeCatalog",
@@ -59,7 +61,7 @@ def test_paths_that_users_configured_are_there(path: str) -> None:
     assert getattr(importlib.import_module(module), name).__name__ == name
 
 
-@pytest.mark.parametrize("face", FACES)
+@pytest.mark.parametrize("face", [*FACES, APART])
 def test_a_face_loads_nothing_heavy(face: str) -> None:
     code = f"import sys, {face}; print([m for m in ('pyarrow', 'pyiceberg', 'pyspark', 'dagster') if m in sys.modules])"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

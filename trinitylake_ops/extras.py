@@ -28,6 +28,7 @@ EXTRAS: Mapping[str, tuple[str, ...]] = {
     "spark": _SPARK,
     "java": _JAVA,
     "dagster": _DAGSTER,
+    "airflow": ("airflow",),
     "connect": ("grpc", "grpc_status", "google.rpc", "numpy", "pandas", *_SPARK),
     "server": _SERVER,
     "otel": ("opentelemetry", "opentelemetry.exporter", "opentelemetry.sdk"),

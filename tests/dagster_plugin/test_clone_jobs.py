@@ -24,8 +24,8 @@ from trinitylake_ops.dagster_plugin import (
     build_maintenance_schedules,
 )
 from trinitylake_ops.dagster_plugin.names import ONLY
-from trinitylake_ops.dagster_plugin.ops.clones.operations import CLONES
 from trinitylake_ops.dagster_plugin.ops.operation import build_job
+from trinitylake_ops.operations.declared.clones import CLONES
 
 AT = datetime(2026, 11, 22, 2, 30, tzinfo=UTC)
 

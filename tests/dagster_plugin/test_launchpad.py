@@ -21,8 +21,8 @@ from dagster._core.workspace.load_target import InProcessWorkspaceLoadTarget
 from dagster_graphql.test.utils import execute_dagster_graphql
 
 from trinitylake_ops.dagster_plugin.ops.jobs import build_jobs
-from trinitylake_ops.dagster_plugin.ops.scheduled import ApplyLimits, scheduled_operations
 from trinitylake_ops.maintenance import Budget
+from trinitylake_ops.operations.declared.scheduled import ApplyLimits, scheduled_operations
 
 REPOSITORY = Path(__file__).parents[2]
 GOLDEN = REPOSITORY / "tests" / "golden" / "launchpad"

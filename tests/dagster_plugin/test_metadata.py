@@ -7,15 +7,10 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 
-from trinitylake_ops.dagster_plugin.metadata import (
-    MAX_CELL_CHARS,
-    MAX_DETAIL_ROWS,
-    Link,
-    column_schema,
-    markdown_table,
-)
+from trinitylake_ops.dagster_plugin.metadata import column_schema, markdown_table
 from trinitylake_ops.format.definitions import Column, DataType, Schema, TableDef
 from trinitylake_ops.maintenance.plans.document import visible
+from trinitylake_ops.operations.shown import MAX_CELL_CHARS, MAX_DETAIL_ROWS, Link
 from trinitylake_ops.tables.types import DOC
 
 

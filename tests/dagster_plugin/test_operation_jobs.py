@@ -18,9 +18,9 @@ from trinitylake_ops import Lakehouse, maintenance
 from trinitylake_ops.dagster_plugin.automation.schedules import build_maintenance_schedules
 from trinitylake_ops.dagster_plugin.names import ONLY, LakehouseNames
 from trinitylake_ops.dagster_plugin.ops.jobs import build_jobs
-from trinitylake_ops.dagster_plugin.ops.scheduled import ApplyLimits
 from trinitylake_ops.dagster_plugin.resources import StorageSettings, TrinityLakeResource
 from trinitylake_ops.format.file_names import HINT_PATH
+from trinitylake_ops.operations.declared.scheduled import ApplyLimits
 
 
 @pytest.fixture

@@ -20,11 +20,11 @@ from trinitylake_ops.dagster_plugin.automation.schedules import CRONS, BlackoutW
 from trinitylake_ops.dagster_plugin.checks import CHECKS_JOB
 from trinitylake_ops.dagster_plugin.names import ONLY, LakehouseNames
 from trinitylake_ops.dagster_plugin.ops.jobs import build_jobs
-from trinitylake_ops.dagster_plugin.ops.scheduled import ApplyLimits
 from trinitylake_ops.dagster_plugin.resources import StorageSettings, TrinityLakeResource
 from trinitylake_ops.errors import InvalidInputError
 from trinitylake_ops.maintenance.gc import purge
 from trinitylake_ops.maintenance.state.lease import lease
+from trinitylake_ops.operations.declared.scheduled import ApplyLimits
 
 GENEROUS = ApplyLimits(max_files=10_000, max_bytes=10**9, min_age=timedelta(0))
 SUNDAY = datetime(2026, 11, 22, tzinfo=UTC)

@@ -16,7 +16,7 @@ from tests.lakes import Lakes
 from trinitylake_ops import Lakehouse
 from trinitylake_ops.dagster_plugin.automation.sensors import build_commit_sensor
 from trinitylake_ops.dagster_plugin.names import ONLY
-from trinitylake_ops.dagster_plugin.ops.operation import Running
+from trinitylake_ops.dagster_plugin.ops.running import RunningJob
 from trinitylake_ops.dagster_plugin.ops.table_events import TableAssets, TableChanges
 from trinitylake_ops.dagster_plugin.resources import TrinityLakeResource
 from trinitylake_ops.dagster_plugin.runs.beyond_public import execute_as_launched
@@ -156,7 +156,7 @@ def test_a_run_that_dies_after_its_commit_is_told_by_the_sensor(
     located.run("load_prices")
     put(located.lake, "prices", {"n": [7]})
     located.look()
-    monkeypatch.setattr(Running, "_table_events", lambda *_: 1 / 0)  # as if it was killed there
+    monkeypatch.setattr(RunningJob, "_table_events", lambda *_: 1 / 0)  # as if it was killed there
     with pytest.raises(AssertionError):
         located.run("rollback", {"to": "1"})
     assert next(located.lake.history()).operation == "rollback"

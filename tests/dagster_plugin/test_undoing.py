@@ -21,13 +21,13 @@ from tests.lakes import Lakes, check_lake, objects
 from tests.local_clock import LocalClock
 from tests.maintenance.changes import append_rows
 from trinitylake_ops import Lakehouse, maintenance
-from trinitylake_ops.dagster_plugin.metadata import Link
 from trinitylake_ops.dagster_plugin.names import ONLY
 from trinitylake_ops.dagster_plugin.resources import TrinityLakeResource
 from trinitylake_ops.dagster_plugin.runs.beyond_public import execute_as_launched
 from trinitylake_ops.dagster_plugin.versions.links import LONGEST_CONFIG_CHARS, Links, config_yaml
 from trinitylake_ops.dagster_plugin.versions.page import VersionsPage
 from trinitylake_ops.errors import CommitConflictError, InvalidInputError
+from trinitylake_ops.operations.shown import Link
 from trinitylake_ops.tables.catalog import catalog_at
 from trinitylake_ops.tables.writing.arrow_writer import stage_arrow
 from trinitylake_ops.tables.writing.publication import publication_id, publish_once

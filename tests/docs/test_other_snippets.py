@@ -19,6 +19,7 @@ from trinitylake_ops.storage.scheme import Scheme
 
 #: Which test runs the snippets of a page. Outputs, which have no language, are those of a run.
 RUN_BY = {
+    "airflow.md": "tests/airflow/test_operations.py",
     "clones.md": "tests/cli/test_commands.py",
     "connect.md": "tests/clients/test_clients.py",
     "dagster-beside-others.md": "tests/test_snippets.py",

@@ -21,8 +21,7 @@ if TYPE_CHECKING:
     from trinitylake_ops.dagster_plugin.component import TrinityLakeMaintenanceComponent
     from trinitylake_ops.dagster_plugin.io_manager import TrinityLakeIOManager
     from trinitylake_ops.dagster_plugin.names import LakehouseNames
-    from trinitylake_ops.dagster_plugin.ops.jobs import build_jobs
-    from trinitylake_ops.dagster_plugin.ops.scheduled import ApplyLimits
+    from trinitylake_ops.dagster_plugin.ops.jobs import ApplyLimits, build_jobs
     from trinitylake_ops.dagster_plugin.publish import build_publish_asset
     from trinitylake_ops.dagster_plugin.resources import SparkResource, TrinityLakeResource
     from trinitylake_ops.dagster_plugin.runs.pipes import report_staged, staged_by_pipes
@@ -95,8 +94,7 @@ __getattr__, __dir__ = lazy_face(
         "component": ("TrinityLakeMaintenanceComponent",),
         "io_manager": ("TrinityLakeIOManager",),
         "names": ("LakehouseNames",),
-        "ops.jobs": ("build_jobs",),
-        "ops.scheduled": ("ApplyLimits",),
+        "ops.jobs": ("ApplyLimits", "build_jobs"),
         "publish": ("build_publish_asset",),
         "resources": (
             "SparkResource",

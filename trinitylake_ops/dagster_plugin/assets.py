@@ -19,13 +19,14 @@ from trinitylake_ops.dagster_plugin.metadata import DATA_VERSION_TAG, figures
 from trinitylake_ops.dagster_plugin.names import ONLY, LakehouseNames
 from trinitylake_ops.dagster_plugin.options import NO_OPTIONS
 from trinitylake_ops.dagster_plugin.resources import lakehouse_of
-from trinitylake_ops.dagster_plugin.stored.settings import split_name, stored_as
+from trinitylake_ops.dagster_plugin.stored.settings import stored_as
 from trinitylake_ops.dagster_plugin.table_pages.pages import TablePages
 from trinitylake_ops.dagster_plugin.table_pages.specs import KINDS
 from trinitylake_ops.dagster_plugin.versions.links import Links
 from trinitylake_ops.dagster_plugin.versions.page import LAST_VERSIONS, VersionsPage
 from trinitylake_ops.format.definitions import METADATA_LOCATION, TableDef
 from trinitylake_ops.maintenance import ExportInfo
+from trinitylake_ops.operations.names import split_name
 
 #: The name of the job that observes, for a lakehouse that is alone.
 OBSERVE_JOB = "observe_lakehouse"

@@ -13,8 +13,6 @@ from trinitylake_ops import Lakehouse, maintenance
 from trinitylake_ops.dagster_plugin.head_metadata import VERSION
 from trinitylake_ops.dagster_plugin.metadata import figures, markdown_table
 from trinitylake_ops.dagster_plugin.names import ONLY, LakehouseNames
-from trinitylake_ops.dagster_plugin.ops.clones.overdue import clones_past_their_time
-from trinitylake_ops.dagster_plugin.ops.verify import findings_table
 from trinitylake_ops.dagster_plugin.options import NO_OPTIONS
 from trinitylake_ops.dagster_plugin.resources import lakehouse_of
 from trinitylake_ops.dagster_plugin.versions.links import Links
@@ -26,6 +24,8 @@ from trinitylake_ops.maintenance.compaction.data_files import TableFileCounts, s
 from trinitylake_ops.maintenance.plans.cost import uncached
 from trinitylake_ops.maintenance.plans.retention import protected_ms, span_text
 from trinitylake_ops.maintenance.reach.survey import is_lapsed, survey_versions, versions_in
+from trinitylake_ops.operations.declared.overdue import clones_past_their_time
+from trinitylake_ops.operations.declared.verify import findings_table
 from trinitylake_ops.versions.commit_info import acting_for_run
 from trinitylake_ops.versions.snapshot import utc_of
 

@@ -24,12 +24,13 @@ from trinitylake_ops.dagster_plugin.checks import CHECKS_JOB, CheckLimits, build
 from trinitylake_ops.dagster_plugin.io_manager import TrinityLakeIOManager
 from trinitylake_ops.dagster_plugin.names import LakehouseNames
 from trinitylake_ops.dagster_plugin.ops.jobs import build_jobs
-from trinitylake_ops.dagster_plugin.ops.scheduled import ApplyLimits
 from trinitylake_ops.dagster_plugin.ops.table_events import TableKey
-from trinitylake_ops.dagster_plugin.resources import SparkResource, TrinityLakeResource, is_root_uri
+from trinitylake_ops.dagster_plugin.resources import SparkResource, TrinityLakeResource
 from trinitylake_ops.errors import InvalidInputError
 from trinitylake_ops.format.locations import normalize_root_uri
 from trinitylake_ops.maintenance import Budget
+from trinitylake_ops.operations.declared.scheduled import ApplyLimits
+from trinitylake_ops.operations.names import is_root_uri
 from trinitylake_ops.storage.schemes import place_of
 
 #: The operations that free something. Without limits none of them is scheduled.

@@ -16,11 +16,11 @@ from trinitylake_ops.dagster_plugin.automation.schedules import WEEKDAYS, Blacko
 from trinitylake_ops.dagster_plugin.checks import CheckLimits
 from trinitylake_ops.dagster_plugin.code_location import LakehouseSettings, build_trinitylake_definitions
 from trinitylake_ops.dagster_plugin.names import LakehouseNames
-from trinitylake_ops.dagster_plugin.ops.scheduled import ApplyLimits
 from trinitylake_ops.dagster_plugin.resources import TrinityLakeResource
 from trinitylake_ops.dagster_plugin.storage_settings import SecretVariables, StorageSettings
 from trinitylake_ops.errors import InvalidInputError
 from trinitylake_ops.maintenance import Budget
+from trinitylake_ops.operations.declared.scheduled import ApplyLimits
 
 _CLOCK = re.compile(r"([01]\d|2[0-3]):[0-5]\d")
 

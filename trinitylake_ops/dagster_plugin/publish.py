@@ -13,20 +13,25 @@ from trinitylake_ops.dagster_plugin.names import ONLY, LakehouseNames
 from trinitylake_ops.dagster_plugin.resources import lakehouse_of
 from trinitylake_ops.dagster_plugin.runs.beyond_public import TypeOfStored
 from trinitylake_ops.dagster_plugin.runs.reads import RunReads
-from trinitylake_ops.dagster_plugin.runs.records import CLOCK_SKEW, created_at, newest_materialization, run_chain
+from trinitylake_ops.dagster_plugin.runs.records import created_at, newest_materialization, run_chain
 from trinitylake_ops.dagster_plugin.runs.staging import newest_notes, published_events
 from trinitylake_ops.dagster_plugin.stored.settings import check_stored, stages_itself
 from trinitylake_ops.dagster_plugin.table_pages.published import PublishedPages
 from trinitylake_ops.dagster_plugin.versions.page import VersionsPage
-from trinitylake_ops.errors import CommitConflictError, TransactionExpiredError, VersionNotFoundError
+from trinitylake_ops.errors import CommitConflictError, TransactionExpiredError
 from trinitylake_ops.tables.writing.lineage.told import tell_lineage
-from trinitylake_ops.tables.writing.publication import Publication, publication_id, publish_once, published_version
+from trinitylake_ops.tables.writing.publication import (
+    CLOCK_SKEW,
+    Publication,
+    publication_id,
+    publish_once,
+    published_version,
+    version_before,
+)
 from trinitylake_ops.tables.writing.reads import check_unchanged
 from trinitylake_ops.tables.writing.staged_table import StagedTable
 from trinitylake_ops.tables.writing.staging import is_published
-from trinitylake_ops.versions.roots import ProbedRoots
-from trinitylake_ops.versions.snapshot import Snapshot, epoch_ms
-from trinitylake_ops.versions.time_travel import find_version_at
+from trinitylake_ops.versions.snapshot import Snapshot
 
 
 def _is_staged(_context: dg.TypeCheckContext, given: Any) -> dg.TypeCheck:
@@ -254,18 +259,10 @@ def _unacknowledged(
         if begun is None:
             continue
         publication = publication_id(run.run_id, asset_key.to_user_string(), partition)
-        version = published_version(lake, publication, _version_before(lake, epoch_ms(begun - CLOCK_SKEW)))
+        version = published_version(lake, publication, version_before(lake, begun - CLOCK_SKEW))
         if version is not None:
             return version
     return None
-
-
-def _version_before(lake: Lakehouse, time_ms: int) -> int:
-    """Return the newest version that existed at a time, even if it cannot be read now. -1 if there is none."""
-    try:
-        return find_version_at(lake.files.roots, time_ms, lake.latest_version(), ProbedRoots(lake.storage))
-    except VersionNotFoundError:
-        return -1
 
 
 def _asset_versions(

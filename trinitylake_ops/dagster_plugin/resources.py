@@ -16,29 +16,18 @@ from trinitylake_ops import Lakehouse
 from trinitylake_ops.dagster_plugin.branches.branch import branch_clone, current_branch, open_branch
 from trinitylake_ops.dagster_plugin.names import LakehouseNames
 from trinitylake_ops.dagster_plugin.storage_settings import SecretVariables, StorageSettings, is_plain_text
-from trinitylake_ops.errors import InvalidInputError, InvalidLocationError, LakehouseExistsError, LakehouseNotFoundError
+from trinitylake_ops.errors import InvalidInputError, LakehouseExistsError, LakehouseNotFoundError
 from trinitylake_ops.extras import needs
-from trinitylake_ops.format.locations import normalize_root_uri
 from trinitylake_ops.maintenance.plans.executor import LOCAL, Executor
+from trinitylake_ops.operations.names import is_root_uri
 from trinitylake_ops.spark_jobs.runtime.addresses import DEFAULT_MASTER, check_remote
 from trinitylake_ops.storage.options import ALLOWED_ROOTS, StorageOptions
-from trinitylake_ops.storage.schemes import check_root
 from trinitylake_ops.telemetry.settings import start_once
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 _WEB_ADDRESS = re.compile(r"https?://[A-Za-z0-9.\-]+(:\d{1,5})?(/[A-Za-z0-9._~/\-]*)?")
-
-
-def is_root_uri(given: str) -> bool:
-    """Whether this can be the root of a lakehouse: one with credentials cannot."""
-    try:
-        root = normalize_root_uri(given)
-        check_root(root)
-    except InvalidLocationError:
-        return False
-    return True
 
 
 class TrinityLakeResource(dg.ConfigurableResource["TrinityLakeResource"]):

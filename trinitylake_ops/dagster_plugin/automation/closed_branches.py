@@ -6,10 +6,11 @@ from collections.abc import Callable, Collection, Iterator
 
 import dagster as dg
 
-from trinitylake_ops.dagster_plugin.branches.branch import BRANCH_PREFIX, branch_clone
+from trinitylake_ops.dagster_plugin.branches.branch import branch_clone
 from trinitylake_ops.dagster_plugin.names import ONLY, LakehouseNames
 from trinitylake_ops.dagster_plugin.resources import lakehouse_of
 from trinitylake_ops.maintenance.clones.records import clones_of
+from trinitylake_ops.operations.names import BRANCH_PREFIX
 
 _DROP_JOB = "drop_closed_branch"
 

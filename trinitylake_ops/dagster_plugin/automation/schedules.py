@@ -11,13 +11,13 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 import dagster as dg
 
 from trinitylake_ops.dagster_plugin.names import ONLY, LakehouseNames
-from trinitylake_ops.dagster_plugin.ops.clones.overdue import drop_overdue
 from trinitylake_ops.dagster_plugin.ops.operation import build_job
-from trinitylake_ops.dagster_plugin.ops.scheduled import ApplyLimits, scheduled_operations
-from trinitylake_ops.dagster_plugin.options import MOST_DAYS
-from trinitylake_ops.dagster_plugin.resources import is_root_uri
 from trinitylake_ops.errors import InvalidInputError
 from trinitylake_ops.maintenance import Budget
+from trinitylake_ops.operations.declared.overdue import drop_overdue
+from trinitylake_ops.operations.declared.scheduled import ApplyLimits, scheduled_operations
+from trinitylake_ops.operations.names import is_root_uri
+from trinitylake_ops.operations.options import MOST_DAYS
 
 #: When each operation runs by default, by its name.
 CRONS: Mapping[str, str] = {

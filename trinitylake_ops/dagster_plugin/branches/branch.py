@@ -11,12 +11,11 @@ import re
 
 from trinitylake_ops import Lakehouse, maintenance
 from trinitylake_ops.errors import ExportExistsError, InvalidInputError, LakehouseExistsError, LakehouseNotFoundError
+from trinitylake_ops.operations.names import BRANCH_PREFIX
 from trinitylake_ops.storage.options import StorageOptions
 
 #: The name of the branch. It comes before what Dagster+ says.
 BRANCH_VARIABLE = "TRINITYLAKE_BRANCH"
-#: How the name of each clone of a branch begins. No other clone should be called so.
-BRANCH_PREFIX = "branch-"
 
 _IS_BRANCH_DEPLOYMENT = "DAGSTER_CLOUD_IS_BRANCH_DEPLOYMENT"
 _GIT_BRANCH = "DAGSTER_CLOUD_GIT_BRANCH"

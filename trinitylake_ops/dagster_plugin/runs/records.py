@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from datetime import datetime, timedelta
+from datetime import datetime
 
 import dagster as dg
 
+from trinitylake_ops.tables.writing.publication import CLOCK_SKEW
+
 _PAGE = 100
-#: The most by which the clocks of run workers, Dagster's database and the lakehouse's storage may differ.
-CLOCK_SKEW = timedelta(hours=1)
 _LONGEST_RUN_ID_CHARS = 255  # characters of the column in Dagster's databases
 
 

@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from trinitylake_ops.dagster_plugin.metadata import PREVIEW_ROWS, column_schema
 from trinitylake_ops.errors import InvalidInputError
-from trinitylake_ops.format.nodes.keys import validate_name
+from trinitylake_ops.operations.names import split_name
 from trinitylake_ops.tables.writing.staged_table import StagedTable
 from trinitylake_ops.tables.writing.write_mode import Mode
 
@@ -33,9 +33,6 @@ _COLUMNS = "dagster/column_schema"
 
 #: Rows of a table are kept by Dagster, and seen by whoever sees the asset. So there are few.
 MOST_PREVIEW_ROWS = 100
-
-#: A lakehouse allows less, or refuses with a message.
-LONGEST_NAME_BYTES = 4096
 
 
 def stored_as(
@@ -231,16 +228,6 @@ def table_of(asset_key: dg.AssetKey, metadata: Mapping[str, Any]) -> tuple[str, 
             " metadata=stored_as(table='sales.orders')"
         )
     return asset_key.path[-2], asset_key.path[-1]
-
-
-def split_name(name: str) -> tuple[str, str]:
-    """Return namespace and table of ``namespace.table``. Raises InvalidInputError."""
-    namespace, dot, table = name.partition(".")
-    if not (namespace and dot and table) or "." in table:
-        raise InvalidInputError(f"{name!r} names no table; write NAMESPACE.TABLE")
-    validate_name(namespace, LONGEST_NAME_BYTES, "namespace")
-    validate_name(table, LONGEST_NAME_BYTES, "table")
-    return namespace, table
 
 
 def _plain(value: Any) -> Any:

@@ -9,13 +9,14 @@ import dagster as dg
 
 from trinitylake_ops import Lakehouse
 from trinitylake_ops.dagster_plugin.head_metadata import VERSION
-from trinitylake_ops.dagster_plugin.metadata import Link, column_schema, markdown_table
+from trinitylake_ops.dagster_plugin.metadata import column_schema, link_metadata, markdown_table
 from trinitylake_ops.dagster_plugin.table_pages.bounds import Bounds
 from trinitylake_ops.dagster_plugin.table_pages.rows import files_of, partition_table, preview
 from trinitylake_ops.dagster_plugin.versions.links import Links
 from trinitylake_ops.errors import TrinityLakeError
 from trinitylake_ops.format.definitions import TableDef
 from trinitylake_ops.maintenance.differences.table_history import TableHistory, TableVersion, table_history
+from trinitylake_ops.operations.shown import Link
 from trinitylake_ops.tables.catalog import catalog_at
 from trinitylake_ops.tables.files.metadata import table_metadata as load_iceberg
 from trinitylake_ops.tables.files.totals import totals_of
@@ -72,7 +73,7 @@ class TablePages:
         if newest is not None and newest.change.kind != "added":
             text = f"roll back {namespace}.{table} alone to version {newest.since}"
             if link := self.links.roll_back(newest.since, text, f"{namespace}.{table}"):
-                shown["roll_back"] = link.metadata()
+                shown["roll_back"] = link_metadata(link)
         return shown
 
     def _versions(self, history: TableHistory, namespace: str, table: str) -> dg.MarkdownMetadataValue:

@@ -10,10 +10,11 @@ from urllib.parse import quote
 
 import dagster as dg
 
-from trinitylake_ops.dagster_plugin.metadata import Link
+from trinitylake_ops.dagster_plugin.metadata import link_metadata
 from trinitylake_ops.dagster_plugin.names import LakehouseNames
 from trinitylake_ops.dagster_plugin.runs.beyond_public import RunContext, repository_of
 from trinitylake_ops.dagster_plugin.runs.launchpads import launchpad_path, place_of
+from trinitylake_ops.operations.shown import Link
 
 #: Of a configuration in a link. Webservers and proxies refuse addresses of some multiples of it.
 LONGEST_CONFIG_CHARS = 6_000
@@ -74,7 +75,7 @@ class Links:
     def entry(self, job: str, config: Mapping[str, Any], text: str = "") -> dict[str, Any]:
         """Return a metadata entry with the link to a launchpad, nothing where there is none."""
         link = self.launchpad(job, config, text)
-        return {} if link is None else {f"open {self.names.of(job)}": link.metadata()}
+        return {} if link is None else {f"open {self.names.of(job)}": link_metadata(link)}
 
 
 def config_yaml(config: Mapping[str, Any]) -> str:

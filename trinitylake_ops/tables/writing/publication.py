@@ -11,8 +11,9 @@ from __future__ import annotations
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime, timedelta
 
-from trinitylake_ops.errors import CommitConflictError, InvalidInputError
+from trinitylake_ops.errors import CommitConflictError, InvalidInputError, VersionNotFoundError
 from trinitylake_ops.format.definitions import METADATA_LOCATION, IsolationLevel
 from trinitylake_ops.tables.writing.reads import TableRead, check_unchanged
 from trinitylake_ops.tables.writing.rebasing.rebase import is_there, rebase
@@ -20,11 +21,16 @@ from trinitylake_ops.tables.writing.staged_table import StagedTable
 from trinitylake_ops.tables.writing.staging import publish
 from trinitylake_ops.transaction.lakehouse import Lakehouse
 from trinitylake_ops.transaction.saved import CommittedElsewhereError, version_of
-from trinitylake_ops.versions.snapshot import Snapshot
+from trinitylake_ops.versions.roots import ProbedRoots
+from trinitylake_ops.versions.snapshot import Snapshot, epoch_ms
+from trinitylake_ops.versions.time_travel import find_version_at
 
 _PUBLICATIONS = uuid.UUID("5e6d3a8e-7a55-4d6a-9a7d-6f3c1b1f2c77")
 
 PUBLISH = "publish"
+
+#: The most by which the clocks of an orchestrator's processes, its database and the lakehouse's storage may differ.
+CLOCK_SKEW = timedelta(hours=1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,3 +178,14 @@ def published_version(lake: Lakehouse, publication: str, after: int) -> int | No
     Raises VersionNotFoundError if that cannot be told, StorageError.
     """
     return version_of(lake.files, publication, after, lake.latest_version())
+
+
+def version_before(lake: Lakehouse, moment: datetime) -> int:
+    """Return the newest version that existed at a time, even if it cannot be read now. -1 if there is none.
+
+    Raises StorageError.
+    """
+    try:
+        return find_version_at(lake.files.roots, epoch_ms(moment), lake.latest_version(), ProbedRoots(lake.storage))
+    except VersionNotFoundError:
+        return -1

@@ -7,11 +7,11 @@ from typing import Any
 from pydantic import Field
 
 from trinitylake_ops import maintenance
-from trinitylake_ops.dagster_plugin.metadata import listing, picture
-from trinitylake_ops.dagster_plugin.ops.operation import Operation, Running, report_figures
-from trinitylake_ops.dagster_plugin.ops.planned import Approval, Planned, RulesOptions
-from trinitylake_ops.dagster_plugin.options import Options, TableRootText, TableTexts, VersionsText
 from trinitylake_ops.maintenance import ExpirationPlan, RelocationPlan, TrimPlan
+from trinitylake_ops.operations.operation import Operation, Running, report_figures
+from trinitylake_ops.operations.options import Options, TableRootText, TableTexts, VersionsText
+from trinitylake_ops.operations.planned import Approval, Planned, RulesOptions
+from trinitylake_ops.operations.shown import listing, picture
 from trinitylake_ops.pages import expiration_picture
 
 
@@ -79,7 +79,7 @@ def _expire_shown(plan: ExpirationPlan) -> dict[str, Any]:
 def _expire(run: Running[Any], plan: ExpirationPlan, digest: str | None) -> None:
     report = plan.execute(digest, progress=run.progress())
     committed = None if report.version is None else "expire"
-    undo = {} if committed is None else run.links.entry("undelete", {"versions": report.versions})
+    undo = {} if committed is None else run.entry("undelete", {"versions": report.versions})
     run.report(str(report.table().title), {**report_figures(report.to_dict()), **undo}, committed=committed)
 
 
@@ -116,7 +116,7 @@ def _trim(run: Running[Any], plan: TrimPlan, digest: str | None) -> None:
     report = plan.execute(digest)
     if plan.unreadable:
         names = ", ".join(plan.unreadable)
-        run.context.log.warning("left as they are, since their metadata cannot be read: %s; verify says why", names)
+        run.log.warning("left as they are, since their metadata cannot be read: %s; verify says why", names)
     metadata = {
         **report_figures(report.to_dict()),
         "tables": len(report.tables),
@@ -157,7 +157,7 @@ def _relocation_shown(plan: RelocationPlan) -> dict[str, Any]:
 def _relocate(run: Running[Any], plan: RelocationPlan, digest: str | None) -> None:
     report = plan.execute(digest)
     if report.refused:
-        run.context.log.warning("left as they are: %s; the plan says why", ", ".join(report.refused))
+        run.log.warning("left as they are: %s; the plan says why", ", ".join(report.refused))
     metadata = {
         **report_figures(report.to_dict()),
         "tables": len(report.tables),

@@ -7,13 +7,13 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from trinitylake_ops import Lakehouse, maintenance
-from trinitylake_ops.dagster_plugin.metadata import listing
-from trinitylake_ops.dagster_plugin.ops.operation import Operation, Running
-from trinitylake_ops.dagster_plugin.ops.scheduled import ApplyLimits
 from trinitylake_ops.errors import TrinityLakeError
 from trinitylake_ops.maintenance import CloneInfo, CloneState
 from trinitylake_ops.maintenance.clones.drop import DropClonePlan
 from trinitylake_ops.maintenance.clones.listing import overdue_clones
+from trinitylake_ops.operations.declared.scheduled import ApplyLimits
+from trinitylake_ops.operations.operation import Operation, Running
+from trinitylake_ops.operations.shown import listing
 from trinitylake_ops.versions.snapshot import utc_of
 
 _CUT_OFF_AFTER = timedelta(days=1)
@@ -57,7 +57,7 @@ def drop_overdue(limits: ApplyLimits) -> Operation[None]:
         if files > limits.max_files or size_bytes > limits.max_bytes:
             raise run.failure(
                 f"clones whose time is past have {files} files of {size_bytes} bytes, which is beyond what schedules"
-                f" may do without approval ({limits}); nothing was done: run {run.names.of('drop_clone_plan')} for"
+                f" may do without approval ({limits}); nothing was done: run {run.job('drop_clone_plan')} for"
                 f" each of {', '.join(plan.name for plan in plans)}",
                 about,
             )

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-import dagster as dg
 from pydantic import Field
 
 from trinitylake_ops import maintenance
-from trinitylake_ops.dagster_plugin.metadata import listing
-from trinitylake_ops.dagster_plugin.ops.operation import Operation, Running, report_figures
-from trinitylake_ops.dagster_plugin.options import Options, TableTexts
 from trinitylake_ops.maintenance import CompactTablesPlan
+from trinitylake_ops.operations.operation import Operation, Running, report_figures
+from trinitylake_ops.operations.options import Options, TableTexts
+from trinitylake_ops.operations.shown import listing
 
 
 class CompactTablesOptions(Options):
@@ -62,7 +61,7 @@ def _shown(plan: CompactTablesPlan) -> dict[str, Any]:
 
 def _show(run: Running[CompactTablesOptions]) -> None:
     plan = _plan(run)
-    to_do = "there is nothing to do" if plan.is_empty else f"to do it, run {run.names.of('compact_tables')}"
+    to_do = "there is nothing to do" if plan.is_empty else f"to do it, run {run.job('compact_tables')}"
     run.report(f"{plan.table().title}; {to_do}", _shown(plan))
 
 
@@ -72,11 +71,10 @@ def _compact(run: Running[CompactTablesOptions]) -> None:
         run.report(str(plan.table().title), _shown(plan))
         return
     # The session is started only now, as that takes seconds.
-    with dg.build_resources({"spark": run.spark}) as resources:
-        spark = resources.spark.session()
+    with run.session() as spark:
         from trinitylake_ops.spark_jobs import write_groups_on
 
-        report = plan.execute(write_groups_on(spark), run_id=run.context.run.run_id)
+        report = plan.execute(write_groups_on(spark), run_id=run.run_id)
     rows = [
         (one.table, one.files_before, one.files_after, one.rows, one.bytes_before, one.bytes_after)
         for one in report.tables
@@ -90,7 +88,7 @@ def _compact(run: Running[CompactTablesOptions]) -> None:
         "left": listing(("table", "why"), [*plan.left.items(), *report.left.items()]),
     }
     if report.left:
-        run.context.log.warning("left as they are, since others changed them: %s", ", ".join(report.left))
+        run.log.warning("left as they are, since others changed them: %s", ", ".join(report.left))
     run.report(str(report.table().title), metadata, committed="compact-tables")
 
 

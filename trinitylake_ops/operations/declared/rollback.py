@@ -7,22 +7,19 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
-import dagster as dg
 from pydantic import Field, model_validator
 
 from trinitylake_ops import maintenance
-from trinitylake_ops.dagster_plugin.metadata import listing
-from trinitylake_ops.dagster_plugin.ops.exports import PartOptions, RestoreOptions
-from trinitylake_ops.dagster_plugin.ops.operation import Running, report_figures
-from trinitylake_ops.dagster_plugin.ops.planned import Approval, Planned
-from trinitylake_ops.dagster_plugin.ops.undoing.proof import prove
-from trinitylake_ops.dagster_plugin.options import AnyPlaceText, PlaceText, TimeText, refusal
-from trinitylake_ops.dagster_plugin.versions.findings import findings_by_version, last_passed
-from trinitylake_ops.dagster_plugin.versions.page import COLUMNS
 from trinitylake_ops.errors import CorruptFileError, FileMissingError, InvalidInputError
 from trinitylake_ops.maintenance import RestorePlan, RollbackPlan, VersionDiff
 from trinitylake_ops.maintenance.differences.versions import ChangedObject, TableStates, count_changes
 from trinitylake_ops.maintenance.plans.document import jsonable
+from trinitylake_ops.operations.declared.exports import PartOptions, RestoreOptions
+from trinitylake_ops.operations.operation import Running, report_figures
+from trinitylake_ops.operations.options import AnyPlaceText, PlaceText, TimeText
+from trinitylake_ops.operations.planned import Approval, Planned
+from trinitylake_ops.operations.shown import Json, listing
+from trinitylake_ops.operations.versions import ACTIONS
 from trinitylake_ops.tables.files.changed_files import changed_partitions
 
 #: How many versions a plan looks back at, for the last one whose checks passed, and for commits that are lost.
@@ -50,7 +47,7 @@ class RollbackPlanOptions(PartOptions):
     @model_validator(mode="after")
     def _check_one_target(self) -> RollbackPlanOptions:
         if [bool(self.to), bool(self.timestamp), self.last_passed].count(True) != 1:
-            raise refusal("give one of 'to', 'timestamp' and 'last_passed'")
+            raise InvalidInputError("give one of 'to', 'timestamp' and 'last_passed'")
         return self
 
 
@@ -82,9 +79,7 @@ def _plan_rollback(run: Running[Any]) -> RollbackPlan:
 def _last_passed(run: Running[Any]) -> int:
     """Return the newest version before the latest whose checks passed. Raises InvalidInputError without one."""
     infos = list(run.lake.history(MOST_VERSIONS))
-    page = run.page
-    found = findings_by_version(page.instance, page.repository, page.names, infos, most_evaluations=MOST_VERSIONS)
-    version = last_passed(infos[1:], found)
+    version = run.page.last_passed(infos[1:])
     if version is None:
         raise InvalidInputError(
             f"none of the last {len(infos)} versions but the latest is known to have passed checks: give its number"
@@ -104,12 +99,12 @@ def _rollback_shown(plan: RollbackPlan) -> dict[str, Any]:
     return {"to_version": plan.to_version, **shown, "details": _details(plan, diff)}
 
 
-def _details(plan: RollbackPlan | RestorePlan, diff: VersionDiff) -> dg.JsonMetadataValue:
+def _details(plan: RollbackPlan | RestorePlan, diff: VersionDiff) -> Json:
     """Return a plan as JSON, which the page lets copy: its tables are cut earlier. Of many objects it has the first."""
     content = {name: value for name, value in plan.to_dict().items() if name != "changes"}
     objects: Sequence[object] = diff.objects or plan.changes
     shown = {"objects": jsonable(list(objects[:_MOST_DETAILED])), "more_objects": max(0, len(objects) - _MOST_DETAILED)}
-    return dg.MetadataValue.json({**content, **shown})
+    return Json({**content, **shown})
 
 
 def _shown(diff: VersionDiff, partitions: Mapping[str, str]) -> dict[str, Any]:
@@ -184,10 +179,11 @@ def _lost(run: Running[Any], plan: RollbackPlan) -> dict[str, Any]:
 
     rows = run.page.rows(run.lake, base, infos, most_seconds=_MOST_SECONDS, is_wanted=is_lost)
     older = n_later - len(infos)
+    columns = [column for column in run.page.columns if column != ACTIONS]
     return {
         "commits_lost": len(rows),
         **({"older_commits_not_looked_at": older} if older > 0 else {}),
-        "lost": listing(COLUMNS[:-1], [row[:-1] for row in rows]),
+        "lost": listing(columns, [row[: len(columns)] for row in rows]),
     }
 
 
@@ -222,7 +218,7 @@ ROLLBACK: Planned[Any, RollbackPlan] = Planned(
     is_pooled=False,
     applied=_applied,
     more=_lost,
-    proof=prove,
+    is_proved=True,
 )
 
 
@@ -268,5 +264,5 @@ RESTORE: Planned[Any, Any] = Planned(
     is_pooled=False,
     changes_exports=True,
     more=lambda run, plan: _lost(run, plan) if isinstance(plan, RollbackPlan) else {},
-    proof=prove,
+    is_proved=True,
 )

@@ -7,12 +7,12 @@ from typing import Any
 from pydantic import Field
 
 from trinitylake_ops import maintenance
-from trinitylake_ops.dagster_plugin.metadata import listing, picture
-from trinitylake_ops.dagster_plugin.ops.operation import Operation, Running, report_figures
-from trinitylake_ops.dagster_plugin.ops.planned import Approval, Planned
-from trinitylake_ops.dagster_plugin.options import Options, limit_field
 from trinitylake_ops.maintenance import Budget, RepairPlan, RepairReport, VerifyReport
 from trinitylake_ops.maintenance.plans.document import Table
+from trinitylake_ops.operations.operation import Operation, Running, report_figures
+from trinitylake_ops.operations.options import Options, limit_field
+from trinitylake_ops.operations.planned import Approval, Planned
+from trinitylake_ops.operations.shown import listing, picture
 from trinitylake_ops.pages import verification_picture
 
 _COLUMNS = ("severity", "code", "path", "version", "what you can do")
@@ -67,10 +67,10 @@ def _verify(run: Running[VerifyOptions]) -> None:
     }
     if not report.is_clean:
         errors = [finding.message for finding in report.findings if finding.severity == "error"]
-        metadata.update(run.links.entry("repair_plan", {"to_last_good": False}))
+        metadata.update(run.entry("repair_plan", {"to_last_good": False}))
         raise run.failure(f"{len(errors)} error{'s' if len(errors) > 1 else ''}, the first: {errors[0]}", metadata)
     if report.stopped is not None:
-        run.context.log.warning("not finished, as %s; not looked at: %s", report.stopped, metadata["not_looked_at"])
+        run.log.warning("not finished, as %s; not looked at: %s", report.stopped, metadata["not_looked_at"])
     run.report(str(report.table().title), metadata)
 
 
@@ -122,13 +122,13 @@ def _to_last_good(run: Running[RepairOptions], plan: RepairPlan) -> dict[str, An
     """Return the link to the plan that goes further, where this one leaves errors."""
     if run.options.to_last_good or not _left(plan):
         return {}
-    return run.links.entry("repair_plan", {"to_last_good": True}, "plan to go back to what is whole")
+    return run.entry("repair_plan", {"to_last_good": True}, "plan to go back to what is whole")
 
 
 def _repair(run: Running[Any], plan: RepairPlan, digest: str | None) -> None:
     report = plan.execute(digest)
     if not report.is_complete:
-        run.context.log.warning("errors are left, which repair cannot mend: the table 'left' says what you can do")
+        run.log.warning("errors are left, which repair cannot mend: the table 'left' says what you can do")
     metadata = {**report_figures(report.to_dict()), **_repair_shown(report)}
     committed = "repair" if report.version > report.base_version else None
     run.report(str(report.table().title), metadata, committed=committed)

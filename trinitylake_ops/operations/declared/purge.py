@@ -8,11 +8,11 @@ from typing import Any
 from pydantic import Field
 
 from trinitylake_ops import maintenance
-from trinitylake_ops.dagster_plugin.metadata import listing
-from trinitylake_ops.dagster_plugin.ops.operation import Operation, Running, report_figures
-from trinitylake_ops.dagster_plugin.ops.planned import Approval, BudgetOptions, Planned, end_deletion
-from trinitylake_ops.dagster_plugin.options import AnyVersionsText, InventoryText, Options, age_field
 from trinitylake_ops.maintenance import OrphanPlan, PurgePlan, ReconcilePlan, ReconcileReport
+from trinitylake_ops.operations.operation import Operation, Running, report_figures
+from trinitylake_ops.operations.options import AnyVersionsText, InventoryText, Options, age_field
+from trinitylake_ops.operations.planned import Approval, BudgetOptions, Planned, end_deletion
+from trinitylake_ops.operations.shown import listing
 
 
 class PurgeOptions(Options):

@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 from trinitylake_ops import maintenance
-from trinitylake_ops.dagster_plugin.metadata import figures, listing
-from trinitylake_ops.dagster_plugin.ops.exports import ExportNameOptions, compaction_figures
-from trinitylake_ops.dagster_plugin.ops.operation import Running, report_figures
-from trinitylake_ops.dagster_plugin.ops.planned import Approval, Planned
-from trinitylake_ops.dagster_plugin.ops.purge import ReconcileOptions, reconcile_figures
 from trinitylake_ops.maintenance import CompactionPlan, DropExportPlan, ReconcilePlan
+from trinitylake_ops.operations.declared.exports import ExportNameOptions, compaction_figures
+from trinitylake_ops.operations.declared.purge import ReconcileOptions, reconcile_figures
+from trinitylake_ops.operations.operation import Running, report_figures
+from trinitylake_ops.operations.planned import Approval, Planned
+from trinitylake_ops.operations.shown import listing
 
 
 class DropExportApproval(ExportNameOptions, Approval):
@@ -27,7 +27,7 @@ def _drop_shown(plan: DropExportPlan) -> dict[str, Any]:
         "created_at": None if export.created_at is None else f"{export.created_at:%Y-%m-%d %H:%M:%S}",
         "location": export.location,
     }
-    return {**figures(shown), "what_follows": listing(("what follows",), [(one,) for one in plan.consequences])}
+    return {**shown, "what_follows": listing(("what follows",), [(one,) for one in plan.consequences])}
 
 
 def _drop(run: Running[Any], plan: DropExportPlan, digest: str | None) -> None:

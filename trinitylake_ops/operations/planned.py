@@ -8,17 +8,16 @@ from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any, Generic, Protocol, TypeVar
 
-import dagster as dg
 from pydantic import Field, field_validator
 
 from trinitylake_ops import Lakehouse
-from trinitylake_ops.dagster_plugin.metadata import Link, listing, markdown_table
-from trinitylake_ops.dagster_plugin.ops.operation import Operation, Running, report_figures
-from trinitylake_ops.dagster_plugin.options import MOST_DAYS, DigestText, Options, PersonText, limit_field
 from trinitylake_ops.errors import InvalidInputError
 from trinitylake_ops.maintenance import Budget, OrphanReport, PurgeReport, RetentionPolicy
 from trinitylake_ops.maintenance.plans.budget import Spending
 from trinitylake_ops.maintenance.plans.document import Table
+from trinitylake_ops.operations.operation import Operation, Running, report_figures
+from trinitylake_ops.operations.options import MOST_DAYS, DigestText, Options, PersonText, limit_field
+from trinitylake_ops.operations.shown import Json, Link, Markdown, listing, markdown_table
 
 _LAKEHOUSES_OWN = -1
 
@@ -134,7 +133,7 @@ class Planned(Generic[PlanOptionsT, PlanT]):
     executes it, approved by a digest, or within limits without one, and reports. ``approval`` has the options of the
     job that applies, including those of the plan. ``applied`` returns the latter for a plan that was made, by default
     as they were given. ``left`` says what is wrong that the plan does not mend. A plan that mends nothing of it is a
-    failed run. ``more`` is further metadata of the run that plans, and ``proof`` is that of the operation that applies.
+    failed run. ``more`` is further metadata of the run that plans. What came of one that ``is_proved`` is shown.
     """
 
     name: str
@@ -150,7 +149,7 @@ class Planned(Generic[PlanOptionsT, PlanT]):
     left: Callable[[PlanT], str] = lambda _plan: ""
     applied: Callable[[PlanOptionsT, PlanT], Mapping[str, Any]] = lambda options, _plan: options.model_dump()
     more: Callable[[Running[PlanOptionsT], PlanT], Mapping[str, Any]] = lambda _run, _plan: {}
-    proof: Callable[[Running[Any]], Mapping[str, Any]] | None = None
+    is_proved: bool = False
 
     def operations(self) -> tuple[Operation[Any], Operation[Any]]:
         """Return the job that plans and the one that applies."""
@@ -165,14 +164,14 @@ class Planned(Generic[PlanOptionsT, PlanT]):
                 step=self._apply_approved,
                 is_pooled=self.is_pooled,
                 changes_exports=self.changes_exports,
-                proof=self.proof,
+                is_proved=self.is_proved,
             ),
         )
 
     def _show(self, run: Running[PlanOptionsT]) -> None:
         plan = self.plan(run)
         title = str(plan.table().title)
-        apply_job = run.names.of(f"{self.name}_apply")
+        apply_job = run.job(f"{self.name}_apply")
         to_do = f"to do it, run {apply_job} with approved_digest {plan.digest}"
         options = {} if self.options is None else self.applied(run.options, plan)
         approval = {**options, "approved_digest": plan.digest, "approved_by": ""}
@@ -181,19 +180,19 @@ class Planned(Generic[PlanOptionsT, PlanT]):
             "base_version": plan.base_version,
             "is_empty": plan.is_empty,
             **self.shown(plan),
-            f"configuration of {apply_job}": dg.MetadataValue.json(approval),
+            f"configuration of {apply_job}": Json(approval),
         }
         metadata.update(self.more(run, plan))
         logged = {**metadata, f"configuration of {apply_job}": json.dumps(approval, ensure_ascii=False)}
-        link = None if plan.is_empty else run.links.launchpad(f"{self.name}_apply", {**approval, "approved_by": None})
+        link = None if plan.is_empty else run.link(f"{self.name}_apply", {**approval, "approved_by": None})
         if link is not None:
-            metadata[f"open {apply_job}"] = link.metadata()
+            metadata[f"open {apply_job}"] = Markdown(link.markdown)
             metadata.update(_linked(metadata, link))
         left = self.left(plan)
         if left and plan.is_empty:
             raise run.failure(f"{title}; {left}", metadata)
         if left:
-            run.context.log.warning("%s", left)
+            run.log.warning("%s", left)
         run.report(f"{title}; {'there is nothing to do' if plan.is_empty else to_do}", metadata, logged=logged)
 
     def _apply_approved(self, run: Running[Any]) -> None:
@@ -207,8 +206,7 @@ def _linked(metadata: Mapping[str, Any], link: Link) -> dict[str, Any]:
     for name in ("plan", "steps", "what_follows"):
         shown = metadata.get(name)
         if isinstance(shown, Table):
-            text = markdown_table(shown.columns, shown.rows).md_str
-            return {name: dg.MetadataValue.md(f"{link.markdown}\n\n{text}")}
+            return {name: Markdown(f"{link.markdown}\n\n{markdown_table(shown.columns, shown.rows).text}")}
     return {}
 
 
@@ -223,7 +221,7 @@ def end_deletion(run: Running[Any], operation: str, report: PurgeReport | Orphan
         "failed_files": len(failures),
         "failures": listing(("path", "reason"), failures),
     }
-    again = f"run {run.names.of(f'{operation}_plan')} and {run.names.of(f'{operation}_apply')} again"
+    again = f"run {run.job(f'{operation}_plan')} and {run.job(f'{operation}_apply')} again"
     if failures:
         path, reason = failures[0]
         raise run.failure(
@@ -234,4 +232,4 @@ def end_deletion(run: Running[Any], operation: str, report: PurgeReport | Orphan
     has_committed = report.version is not None or report.stopped is not None
     run.report(str(report.table().title), metadata, committed=operation if has_committed else None)
     if report.stopped is not None:
-        run.context.log.warning("not finished, as %s: %s", report.stopped, again)
+        run.log.warning("not finished, as %s: %s", report.stopped, again)

@@ -7,15 +7,16 @@ from typing import Any
 
 import dagster as dg
 
-from trinitylake_ops.dagster_plugin.metadata import figures, listing
-from trinitylake_ops.dagster_plugin.ops.operation import Running
+from trinitylake_ops.dagster_plugin.metadata import figures, link_metadata
+from trinitylake_ops.dagster_plugin.ops.running import RunningJob
 from trinitylake_ops.dagster_plugin.runs.beyond_public import repository_of
 from trinitylake_ops.maintenance.differences.versions import ChangedObject, delta_texts, diff_versions, sum_of
+from trinitylake_ops.operations.shown import listing
 
 _ASSET_JOB = "__ASSET_JOB"  # Dagster's own, of all assets and checks of a code location
 
 
-def prove(run: Running[Any]) -> dict[str, Any]:
+def prove(run: RunningJob[Any]) -> dict[str, Any]:
     """Return rows before and after of the tables that the run changed, and run the checks of their assets again.
 
     Raises Failure when a check fails that is not only a warning. What the run did stays.
@@ -58,7 +59,7 @@ def _result(evaluation: dg.AssetCheckEvaluation) -> str:
 
 
 def _checked_again(
-    run: Running[Any], assets: Collection[dg.AssetKey], metadata: dict[str, Any]
+    run: RunningJob[Any], assets: Collection[dg.AssetKey], metadata: dict[str, Any]
 ) -> list[dg.AssetCheckEvaluation]:
     """Run the checks of assets within this process, as a run of their own; ``metadata`` gets a link to it.
 
@@ -84,7 +85,7 @@ def _checked_again(
         metadata["checks_not_run"] = str(error).partition("\n")[0]
         run.context.log.warning("the checks of the changed tables were not run: %s", metadata["checks_not_run"])
         return []
-    metadata["run of the checks"] = run.links.run(result.run_id).metadata()
+    metadata["run of the checks"] = link_metadata(run.links.run(result.run_id))
     evaluations = list(result.get_asset_check_evaluations())
     if len(evaluations) < len(keys):
         metadata["checks_not_run"] = f"{len(keys) - len(evaluations)} of {len(keys)} ended without a result"

@@ -11,13 +11,13 @@ from datetime import timedelta
 from typing import Any
 
 from trinitylake_ops import Lakehouse, maintenance
-from trinitylake_ops.dagster_plugin.ops.operation import Operation, Running
-from trinitylake_ops.dagster_plugin.ops.planned import Planned, PlanT
-from trinitylake_ops.dagster_plugin.ops.purge import ORPHANS, PURGE
-from trinitylake_ops.dagster_plugin.ops.retention import EXPIRE, TRIM
 from trinitylake_ops.errors import InvalidInputError
 from trinitylake_ops.maintenance import Budget, RetentionPolicy
 from trinitylake_ops.maintenance.plans.budget import Spending
+from trinitylake_ops.operations.declared.purge import ORPHANS, PURGE
+from trinitylake_ops.operations.declared.retention import EXPIRE, TRIM
+from trinitylake_ops.operations.operation import Operation, Running
+from trinitylake_ops.operations.planned import Planned, PlanT
 
 _MILLISECOND = timedelta(milliseconds=1)
 
@@ -136,12 +136,12 @@ class _Scheduled:
         files, size_bytes = int(shown.get("files", 0)), int(shown.get("bytes", 0))
         about = {"digest": plan.digest, "base_version": plan.base_version, "limits": str(self.limits)}
         if files > self.limits.max_files or size_bytes > self.limits.max_bytes:
-            plan_job, apply_job = (run.names.of(f"{planned.name}_{step}") for step in ("plan", "apply"))
+            plan_job, apply_job = (run.job(f"{planned.name}_{step}") for step in ("plan", "apply"))
             raise replace(run, details={}).failure(
                 f"this {planned.name} {does} {files} files of {size_bytes} bytes, which is beyond what schedules may do"
                 f" without approval ({self.limits}); nothing was done: look at the plan, then run {plan_job}, and"
                 f" {apply_job} with the digest that it shows",
                 {**about, **shown},
             )
-        run.context.log.info("%s; within the limits of schedules: %s", plan.table().title, self.limits)
+        run.log.info("%s; within the limits of schedules: %s", plan.table().title, self.limits)
         return replace(run, details={**run.details, **about})

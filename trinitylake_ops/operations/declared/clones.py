@@ -9,11 +9,13 @@ from typing import Any
 from pydantic import Field
 
 from trinitylake_ops import maintenance
-from trinitylake_ops.dagster_plugin.branches.branch import BRANCH_PREFIX
-from trinitylake_ops.dagster_plugin.metadata import listing
-from trinitylake_ops.dagster_plugin.ops.operation import Operation, Running, report_figures
-from trinitylake_ops.dagster_plugin.ops.planned import Approval, Planned
-from trinitylake_ops.dagster_plugin.options import (
+from trinitylake_ops.errors import InvalidInputError
+from trinitylake_ops.maintenance import DropCloneReport, PromotionPlan, RefreshPlan
+from trinitylake_ops.maintenance.clones.drop import DropClonePlan
+from trinitylake_ops.maintenance.clones.merge import Conflict, count_of
+from trinitylake_ops.operations.names import BRANCH_PREFIX
+from trinitylake_ops.operations.operation import Operation, Running, report_figures
+from trinitylake_ops.operations.options import (
     MOST_DAYS,
     ExportText,
     NamespaceTexts,
@@ -23,10 +25,8 @@ from trinitylake_ops.dagster_plugin.options import (
     TableTexts,
     VersionText,
 )
-from trinitylake_ops.errors import InvalidInputError
-from trinitylake_ops.maintenance import DropCloneReport, PromotionPlan, RefreshPlan
-from trinitylake_ops.maintenance.clones.drop import DropClonePlan
-from trinitylake_ops.maintenance.clones.merge import Conflict, count_of
+from trinitylake_ops.operations.planned import Approval, Planned
+from trinitylake_ops.operations.shown import listing
 
 
 class CloneOptions(Options):
@@ -258,7 +258,7 @@ def _drop_closed_branch(run: Running[CloneNameOptions]) -> None:
     if not name.startswith(BRANCH_PREFIX):
         raise InvalidInputError(
             f"clone {name!r} is not that of a branch, whose name begins with {BRANCH_PREFIX!r}; drop it by"
-            f" {run.names.of('drop_clone_plan')}"
+            f" {run.job('drop_clone_plan')}"
         )
     end_drop(run, maintenance.plan_drop_clone(run.lake, name, delete_files=True).execute(progress=run.progress()))
 

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
-import dagster as dg
 from pydantic import Field
 
-from trinitylake_ops.dagster_plugin.metadata import listing
-from trinitylake_ops.dagster_plugin.ops.operation import Operation, Running
-from trinitylake_ops.dagster_plugin.options import AfterText, BeforeText, Options, TableText
-from trinitylake_ops.dagster_plugin.stored.settings import split_name
-from trinitylake_ops.dagster_plugin.versions.page import COLUMNS
 from trinitylake_ops.maintenance import diff_versions
 from trinitylake_ops.maintenance.differences.table_history import table_history
 from trinitylake_ops.maintenance.differences.versions import delta_texts
 from trinitylake_ops.maintenance.plans.document import jsonable
+from trinitylake_ops.operations.names import split_name
+from trinitylake_ops.operations.operation import Operation, Running
+from trinitylake_ops.operations.options import AfterText, BeforeText, Options, TableText
+from trinitylake_ops.operations.shown import Json, listing
 
 _MOST_VERSIONS = 1_000
 _MOST_SECONDS = 120.0
@@ -47,9 +45,9 @@ def _log(run: Running[LogOptions]) -> None:
     infos = list(run.lake.history(run.options.limit, latest))
     rows = run.page.rows(run.lake, latest, infos, most_seconds=_MOST_SECONDS)
     metadata = {
-        "versions": listing(COLUMNS, rows),
+        "versions": listing(run.page.columns, rows),
         "n_versions": len(infos),
-        "details": dg.MetadataValue.json(jsonable(infos)),
+        "details": Json(jsonable(infos)),
     }
     run.report(f"the last {len(infos)} of {latest.version + 1} versions", metadata)
 
@@ -65,7 +63,7 @@ def _history(run: Running[HistoryOptions]) -> None:
         "table": name,
         "n_versions": len(rows),
         "looked_back_to": history.looked_back_to,
-        "versions": listing(["change" if column == "tables" else column for column in COLUMNS], rows),
+        "versions": listing(["change" if column == "tables" else column for column in run.page.columns], rows),
         "columns_changed": listing(("version", "column"), columns),
     }
     run.report(f"{len(rows)} versions since version {history.looked_back_to} changed {name}", metadata)
@@ -82,7 +80,7 @@ def _diff(run: Running[DiffOptions]) -> None:
         "objects": len(diff.objects),
         **numbers,
         "changes": listing(table.columns, table.rows),
-        "details": dg.MetadataValue.json(diff.to_dict()),
+        "details": Json(diff.to_dict()),
     }
     run.report(table.title, metadata)
 

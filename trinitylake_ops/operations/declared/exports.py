@@ -10,9 +10,10 @@ from typing import Any
 from pydantic import Field, field_validator
 
 from trinitylake_ops import maintenance
-from trinitylake_ops.dagster_plugin.metadata import listing
-from trinitylake_ops.dagster_plugin.ops.operation import Operation, Running, report_figures
-from trinitylake_ops.dagster_plugin.options import (
+from trinitylake_ops.errors import InvalidInputError
+from trinitylake_ops.maintenance import CompactionReport, RollbackPlan
+from trinitylake_ops.operations.operation import Operation, Running, report_figures
+from trinitylake_ops.operations.options import (
     MOST_DAYS,
     ExportText,
     NamespaceTexts,
@@ -23,8 +24,7 @@ from trinitylake_ops.dagster_plugin.options import (
     TargetText,
     VersionText,
 )
-from trinitylake_ops.errors import InvalidInputError
-from trinitylake_ops.maintenance import CompactionReport, RollbackPlan
+from trinitylake_ops.operations.shown import listing
 from trinitylake_ops.versions.changes import Change
 
 _MILLISECOND = timedelta(milliseconds=1)

@@ -1,0 +1,122 @@
+"""What the plugin for Airflow does without Airflow: operations from the same declarations as Dagster's jobs."""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from tests.dagster_plugin.maintenance_jobs import old_lake
+from tests.environments import PROJECT
+from tests.local_clock import LocalClock
+from trinitylake_ops import Lakehouse
+from trinitylake_ops.airflow_plugin.looks import look
+from trinitylake_ops.airflow_plugin.running import OperationFailedError, carry_out
+from trinitylake_ops.airflow_plugin.settings import LakehouseSettings
+from trinitylake_ops.dagster_plugin.ops.jobs import build_jobs
+from trinitylake_ops.errors import InvalidInputError
+from trinitylake_ops.operations.declared.all import BY_NAME
+from trinitylake_ops.tables import catalog_at
+
+LOG = logging.getLogger(__name__)
+RUN = "upkeep/manual"
+ROWS = pa.table({"id": [1]})
+
+
+@pytest.fixture
+def lake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Lakehouse:
+    return old_lake(tmp_path, LocalClock(monkeypatch))
+
+
+def ran(lake: Lakehouse, operation: str, **options: Any) -> dict[str, Any]:
+    """Carry out an operation as a task does, and return what Airflow keeps of it."""
+    settings = LakehouseSettings.of(lake.root, {"storage_options": {"fsync": "false"}})
+    shown: dict[str, Any] = json.loads(json.dumps(carry_out(BY_NAME[operation], options, settings, RUN, LOG)))
+    return shown
+
+
+def test_operations_are_the_jobs_of_dagster() -> None:
+    assert {job.name for job in build_jobs()} == {*BY_NAME}
+
+
+def test_a_plan_is_approved_and_applied(lake: Lakehouse) -> None:
+    plan = ran(lake, "expire_plan")
+    assert not plan["is_empty"]
+    assert "| version | verdict | why |" in plan["page"]
+    assert "data:image" not in plan["page"]
+    approval = plan["configuration of expire_apply"]
+    with pytest.raises(InvalidInputError, match="approved_by has to be given"):
+        ran(lake, "expire_apply", **approval)
+    done = ran(lake, "expire_apply", **{**approval, "approved_by": "ana"})
+    assert done["versions"] == plan["versions"]
+    info = next(iter(lake.history(1)))
+    assert (info.operation, info.run_id, info.approved_by) == ("expire", RUN, "ana")
+    assert ran(lake, "expire_plan")["is_empty"]
+    version = lake.latest_version()
+    ran(lake, "expire_apply", **{**approval, "approved_by": "ana"})  # its answer was lost, and it is retried
+    assert lake.latest_version() == version
+
+
+@pytest.mark.parametrize("operation", ["verify", "log", "purge_plan", "orphans_plan", "trim_plan", "compact_plan"])
+def test_what_reads_only_is_kept_as_json(lake: Lakehouse, operation: str) -> None:
+    assert ran(lake, operation)["said"]
+
+
+def test_a_damage_fails_the_task_with_its_first_finding(lake: Lakehouse) -> None:
+    gone = next(Path(lake.root.removeprefix("file://")).glob("data/**/*.arrow"), None)
+    files = [info.path for info in lake.storage.list() if info.path.endswith(".binpb")]
+    (gone or Path(lake.root.removeprefix("file://")) / files[0]).unlink()
+    with pytest.raises(OperationFailedError, match="the first:"):
+        ran(lake, "verify")
+
+
+@pytest.mark.parametrize(
+    ("root", "extra", "told"),
+    [
+        ("", {}, "the connection's root is not shown"),
+        ("s3://key:secret@bucket/lake", {}, "the connection's root is not shown"),
+        ("relative/lake", {}, "the connection's root is not shown"),
+        ("/lake", {"rooot": "x"}, "extra is wrong at rooot"),
+        ("/lake", {"storage_options": {"password": 5}}, "extra is wrong at storage_options.password"),
+        ("/lake", {"isolation": "none"}, "extra is wrong at isolation"),
+    ],
+)
+def test_a_wrong_connection_is_refused_and_not_repeated(root: str, extra: dict[str, Any], told: str) -> None:
+    with pytest.raises(InvalidInputError, match=told) as refused:
+        LakehouseSettings.of(root, extra)
+    assert "secret@" not in str(refused.value)
+
+
+def test_secrets_of_a_connection_are_known() -> None:
+    options = {"endpoint": "http://127.0.0.1", "secret_access_key": "do-not-show"}
+    assert LakehouseSettings.of("s3://bucket/lake", {"storage_options": options}).secrets == ["do-not-show"]
+
+
+def test_a_look_tells_what_is_new(tmp_path: Path) -> None:
+    lake = Lakehouse.create(str(tmp_path / "lake"), {"fsync": "false"})
+    begun, none = look(lake, None), look(lake, "ns.t")
+    assert not none.is_new(None)
+    catalog = catalog_at(lake)
+    catalog.create_namespace("ns")
+    table = catalog.create_table("ns.t", ROWS.schema)
+    created = look(lake, "ns.t")
+    assert created.is_new(none) and created.is_new(look(lake, "ns.t", 0)) and created.is_new(look(lake, "ns.t", -1))
+    catalog.create_table("ns.other", ROWS.schema)
+    assert look(lake, None).is_new(begun)
+    assert not look(lake, "ns.t").is_new(created)
+    table.append(ROWS)
+    assert look(lake, "ns.t").is_new(created)
+    assert look(lake, "ns.t").is_new(look(lake, "ns.t", created.version))
+
+
+def test_the_page_shows_the_example() -> None:
+    """Its snippets are parts of the example."""
+    example = (PROJECT / "trinitylake_ops/airflow_plugin/example_dags/example_trinitylake.py").read_text()
+    snippets = re.findall(r"```python\n(.*?)```", (PROJECT / "docs/airflow.md").read_text(), re.DOTALL)
+    assert len(snippets) >= 3
+    assert [snippet for snippet in snippets if snippet not in example] == []

@@ -1,0 +1,39 @@
+"""Airflow: a connection, operators, a sensor and a watcher for the pipelines and operations of a lakehouse."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from trinitylake_ops.faces import lazy_face
+
+if TYPE_CHECKING:
+    from trinitylake_ops.airflow_plugin.approval import ApplyPlanOperator, PlanApprovalOperator, build_approval
+    from trinitylake_ops.airflow_plugin.commits import CommitSensor, CommitTrigger
+    from trinitylake_ops.airflow_plugin.hook import TrinityLakeHook
+    from trinitylake_ops.airflow_plugin.operators import ApplyLimits, TrinityLakeOperator
+    from trinitylake_ops.airflow_plugin.publish import PublishOperator, stage
+
+__all__ = [
+    "ApplyLimits",
+    "ApplyPlanOperator",
+    "CommitSensor",
+    "CommitTrigger",
+    "PlanApprovalOperator",
+    "PublishOperator",
+    "TrinityLakeHook",
+    "TrinityLakeOperator",
+    "build_approval",
+    "stage",
+]
+
+__getattr__, __dir__ = lazy_face(
+    __name__,
+    {
+        "approval": ("ApplyPlanOperator", "PlanApprovalOperator", "build_approval"),
+        "commits": ("CommitSensor", "CommitTrigger"),
+        "hook": ("TrinityLakeHook",),
+        "operators": ("ApplyLimits", "TrinityLakeOperator"),
+        "publish": ("PublishOperator", "stage"),
+    },
+    extra="airflow",
+)

@@ -1,0 +1,130 @@
+"""New commits of a lakehouse: a trigger for deferred tasks and for watchers of assets, and a sensor."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from datetime import timedelta
+from typing import Any
+
+from airflow.sdk import BaseSensorOperator, PokeReturnValue
+from airflow.triggers.base import BaseEventTrigger, TriggerEvent
+
+from trinitylake_ops import Lakehouse
+from trinitylake_ops.airflow_plugin.hook import DEFAULT_CONNECTION, TrinityLakeHook
+from trinitylake_ops.airflow_plugin.looks import Look, look
+from trinitylake_ops.errors import InvalidInputError, ThrottledError, TransientError
+from trinitylake_ops.operations.names import split_name
+from trinitylake_ops.tables.writing.publication import version_before
+
+_POLL_SECONDS = 30.0
+
+
+class CommitTrigger(BaseEventTrigger):
+    """Fires for versions of a lakehouse, or for those that change ``table``, ``namespace.table``.
+
+    With ``after`` it fires for what came after that version. Without it, as an asset's watcher, it first tells the
+    latest version. So it misses no commit while no triggerer runs, and tells the newest again when one starts. Of
+    several commits between two looks it tells the last. The payload has ``version``, ``table`` and ``root``.
+    """
+
+    def __init__(
+        self,
+        trinitylake_conn_id: str = DEFAULT_CONNECTION,
+        table: str | None = None,
+        after: int | None = None,
+        poll_seconds: float = _POLL_SECONDS,
+    ) -> None:
+        super().__init__()
+        if table is not None:
+            split_name(table)
+        if not poll_seconds > 0:
+            raise InvalidInputError(f"poll_seconds is {poll_seconds}, it must be more than 0")
+        self.trinitylake_conn_id = trinitylake_conn_id
+        self.table = table
+        self.after = after
+        self.poll_seconds = poll_seconds
+
+    def serialize(self) -> tuple[str, dict[str, Any]]:
+        """Return what makes this trigger again in another process."""
+        given = {
+            "trinitylake_conn_id": self.trinitylake_conn_id,
+            "table": self.table,
+            "after": self.after,
+            "poll_seconds": self.poll_seconds,
+        }
+        return f"{type(self).__module__}.{type(self).__qualname__}", given
+
+    async def run(self) -> AsyncIterator[TriggerEvent]:
+        """Look at the lakehouse until something is new, and go on."""
+        lake = await TrinityLakeHook(self.trinitylake_conn_id).aget_conn()
+        seen = None if self.after is None else await asyncio.to_thread(look, lake, self.table, self.after)
+        while True:
+            found = await self._look(lake)
+            if found is not None and found.is_new(seen):
+                seen = found
+                yield TriggerEvent({"version": found.version, "table": self.table, "root": lake.root})
+            await asyncio.sleep(self.poll_seconds)
+
+    async def _look(self, lake: Lakehouse) -> Look | None:
+        """Return what is there now, None if the storage cannot tell for the moment."""
+        try:
+            return await asyncio.to_thread(look, lake, self.table)
+        except (ThrottledError, TransientError) as error:
+            self.log.warning("looking again in %s s: %s", self.poll_seconds, error)
+            return None
+
+
+class CommitSensor(BaseSensorOperator):
+    """Waits for a version after ``after``, or for one that changes ``table``. It returns the version.
+
+    By default ``after`` is the version that was the latest when the run of the DAG was due. With ``deferrable`` no
+    worker is held meanwhile.
+    """
+
+    template_fields: Sequence[str] = ("after", "table")
+    ui_color = "#e6f1f2"
+
+    def __init__(
+        self,
+        *,
+        table: str | None = None,
+        after: int | str | None = None,
+        trinitylake_conn_id: str = DEFAULT_CONNECTION,
+        deferrable: bool = True,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        self.table = table
+        self.after = after
+        self.trinitylake_conn_id = trinitylake_conn_id
+        self.deferrable = deferrable
+
+    def execute(self, context: Any) -> Any:
+        """Wait, as a trigger if that is asked for."""
+        if not self.deferrable:
+            return super().execute(context)
+        lake = TrinityLakeHook(self.trinitylake_conn_id).get_conn()
+        trigger = CommitTrigger(
+            self.trinitylake_conn_id, self.table, self._after(lake, context), poll_seconds=self.poke_interval
+        )
+        self.defer(trigger=trigger, method_name="execute_complete", timeout=timedelta(seconds=self.timeout))
+        return None
+
+    def poke(self, context: Any) -> PokeReturnValue:
+        """Look once."""
+        lake = TrinityLakeHook(self.trinitylake_conn_id).get_conn()
+        found = look(lake, self.table)
+        return PokeReturnValue(found.is_new(look(lake, self.table, self._after(lake, context))), found.version)
+
+    def execute_complete(self, context: Any, event: dict[str, Any]) -> int:
+        """Return the version that the trigger told."""
+        return int(event["version"])
+
+    def _after(self, lake: Lakehouse, context: Any) -> int:
+        if self.after in (None, ""):
+            return version_before(lake, context["dag_run"].run_after)
+        text = str(self.after)
+        if not (text.isascii() and text.isdecimal()):
+            raise InvalidInputError(f"after: {text!r} is no number of a version")
+        return int(text)

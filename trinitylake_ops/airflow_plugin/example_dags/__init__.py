@@ -1,0 +1,1 @@
+"""An example of what the plugin offers."""

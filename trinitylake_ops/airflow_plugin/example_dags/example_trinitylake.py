@@ -1,0 +1,76 @@
+"""Orders, written, audited and published once a day; what follows a commit; and upkeep that a person approves.
+
+It needs a connection ``trinitylake_default`` to a lakehouse.
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+
+import pyarrow as pa
+from airflow.sdk import DAG, Asset, AssetWatcher, get_current_context, task
+
+from trinitylake_ops.airflow_plugin import (
+    ApplyLimits,
+    CommitTrigger,
+    PublishOperator,
+    TrinityLakeHook,
+    TrinityLakeOperator,
+    build_approval,
+    stage,
+)
+from trinitylake_ops.tables import StagedTable, load_staged
+
+ORDERS = "sales.orders"
+TAGS = ["example", "trinitylake"]
+BEGIN = datetime(2026, 1, 1, tzinfo=UTC)
+watched = Asset(
+    "trinitylake_orders",
+    watchers=[AssetWatcher(name="new_orders", trigger=CommitTrigger(table=ORDERS, poll_seconds=5))],
+)
+
+# [START publish]
+with DAG("trinitylake_publish", schedule="@daily", start_date=BEGIN, catchup=False, tags=TAGS):
+
+    @task
+    def write() -> str:
+        """Write the orders of a day: they replace those of the same day, and nobody reads them yet."""
+        day = get_current_context()["dag_run"].run_after.date().isoformat()
+        rows = pa.table({"day": [day, day], "amount": [9.5, 20.0]})
+        return stage(rows, ORDERS, mode="replace_partitions", partition_by=["day"])
+
+    @task
+    def audit(staged: str) -> None:
+        """Read what was written as it will be published, and fail if it is not as it should be."""
+        table = load_staged(TrinityLakeHook().get_conn(), StagedTable.from_json(staged))
+        assert table.scan(row_filter="amount < 0").to_arrow().num_rows == 0, "there are orders below zero"
+
+    written = write()
+    publish = PublishOperator(task_id="publish", tables=[written], message="orders of a day")
+    audit(written) >> publish
+# [END publish]
+
+# [START watch]
+with DAG("trinitylake_follow", schedule=[watched], catchup=False, tags=TAGS):
+
+    @task
+    def count() -> int:
+        """Count the orders whenever a version changed them, whoever committed it."""
+        from trinitylake_ops.tables import catalog_at
+
+        return len(catalog_at(TrinityLakeHook().get_conn()).load_table(ORDERS).scan().to_arrow())
+
+    count()
+# [END watch]
+
+# [START upkeep]
+with DAG("trinitylake_upkeep", schedule=None, catchup=False, tags=TAGS):
+    verify = TrinityLakeOperator(task_id="verify", operation="verify", options={"deep": True})
+    expire = build_approval("expire", options={"max_age_days": 0, "min_versions": 1})
+    trim = TrinityLakeOperator(
+        task_id="trim",
+        operation="trim_scheduled",
+        limits=ApplyLimits(max_files=100, max_bytes=1_000_000, min_age=timedelta(days=7)),
+    )
+    verify >> expire >> trim
+# [END upkeep]

@@ -1,0 +1,69 @@
+"""The connection of Airflow to a lakehouse."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from airflow.sdk import BaseHook
+from airflow.sdk.log import mask_secret
+
+from trinitylake_ops import Lakehouse
+from trinitylake_ops.airflow_plugin.settings import LakehouseSettings
+from trinitylake_ops.errors import TrinityLakeError
+
+DEFAULT_CONNECTION = "trinitylake_default"
+
+
+class TrinityLakeHook(BaseHook):
+    """A lakehouse by a connection of the type ``trinitylake``.
+
+    Its host is the root, such as ``s3://bucket/lake`` or an absolute path. Its extra is a JSON object with
+    ``storage_options``, ``allowed_roots``, ``isolation``, ``engine`` and ``spark``. Airflow keeps it encrypted.
+    """
+
+    conn_name_attr = "trinitylake_conn_id"
+    default_conn_name = DEFAULT_CONNECTION
+    conn_type = "trinitylake"
+    hook_name = "TrinityLake"
+
+    def __init__(self, trinitylake_conn_id: str = DEFAULT_CONNECTION) -> None:
+        super().__init__()
+        self.trinitylake_conn_id = trinitylake_conn_id
+
+    @classmethod
+    def get_ui_field_behaviour(cls) -> dict[str, Any]:
+        """Return which fields the form of a connection has."""
+        return {
+            "hidden_fields": ["port", "schema", "login", "password"],
+            "relabeling": {"host": "Root"},
+            "placeholders": {"host": "s3://bucket/lake", "extra": '{"storage_options": {"region": "eu-central-1"}}'},
+        }
+
+    def settings(self) -> LakehouseSettings:
+        """Return what the connection says. Raises InvalidInputError."""
+        return _settings_of(self.get_connection(self.trinitylake_conn_id))
+
+    def get_conn(self) -> Lakehouse:
+        """Return the lakehouse. Raises InvalidInputError, LakehouseNotFoundError, StorageError."""
+        return self.settings().open()
+
+    async def aget_conn(self) -> Lakehouse:
+        """Return the lakehouse in a trigger, whose event loop may not wait for a storage."""
+        settings = _settings_of(await self.aget_connection(self.trinitylake_conn_id))
+        return await asyncio.to_thread(settings.open)
+
+    def test_connection(self) -> tuple[bool, str]:
+        """Return whether the lakehouse can be read, and its latest version or what is wrong."""
+        try:
+            lake = self.get_conn()
+            return True, f"version {lake.latest_version()} of {lake.root}"
+        except TrinityLakeError as error:
+            return False, str(error)
+
+
+def _settings_of(connection: Any) -> LakehouseSettings:
+    settings = LakehouseSettings.of(connection.host, connection.extra_dejson)
+    for secret in settings.secrets:
+        mask_secret(secret)
+    return settings

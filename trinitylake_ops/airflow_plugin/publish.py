@@ -1,0 +1,149 @@
+"""Write, audit, publish: tables that tasks staged become one version, once for each run of a DAG."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal
+
+from airflow.sdk import Asset, BaseOperator
+from airflow.sdk.exceptions import AirflowFailException
+
+from trinitylake_ops.airflow_plugin.hook import DEFAULT_CONNECTION, TrinityLakeHook
+from trinitylake_ops.airflow_plugin.operators import run_name
+from trinitylake_ops.errors import CommitConflictError, InvalidInputError, TransactionExpiredError
+from trinitylake_ops.operations.names import split_name
+from trinitylake_ops.tables.writing.publication import (
+    CLOCK_SKEW,
+    Publication,
+    publication_id,
+    publish_once,
+    version_before,
+)
+from trinitylake_ops.tables.writing.staged_table import StagedTable
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from trinitylake_ops.tables.writing.partition_key import PartitionValue
+    from trinitylake_ops.tables.writing.write_mode import Mode
+
+# A root keeps 4 KiB for all entries of a commit about itself, and Airflow's names have up to 250 characters.
+_LONGEST_NAME_CHARS = 250
+
+
+def stage(
+    rows: pa.Table | pa.RecordBatchReader,
+    table: str,
+    *,
+    mode: Mode,
+    partition_by: Sequence[str] | None = None,
+    partitions: Sequence[Mapping[str, PartitionValue]] | None = None,
+    trinitylake_conn_id: str = DEFAULT_CONNECTION,
+) -> str:
+    """Write rows for ``namespace.table`` without publishing them, and return what :class:`PublishOperator` takes.
+
+    It is for the code of a task, whose return value Airflow keeps. Parameters are those of ``tables.stage_arrow``.
+    Raises InvalidInputError, CommitConflictError, StorageError.
+    """
+    from trinitylake_ops.tables import stage_arrow
+
+    namespace, name = split_name(table)
+    lake = TrinityLakeHook(trinitylake_conn_id).get_conn()
+    staged = stage_arrow(lake, rows, namespace, name, mode=mode, partition_by=partition_by, partitions=partitions)
+    return staged.to_json()
+
+
+class PublishOperator(BaseOperator):
+    """The publication of staged tables, all of them or none, as one version.
+
+    ``tables`` are what tasks returned that called :func:`stage`. A run of a DAG is one publication. A run that was
+    cleared, whether or not it staged again, reports the version that is there. With ``on_clear="replace"`` it publishes
+    again what it staged again; tables that rows were appended to are refused then. Where others changed what is
+    replaced, the task fails and is not retried. Clear the run from the tasks that stage. Events of the task's outlets
+    name the version. Raises InvalidInputError.
+    """
+
+    template_fields: Sequence[str] = ("tables", "message")
+    ui_color = "#d9f2e0"
+
+    def __init__(
+        self,
+        *,
+        tables: Any,
+        message: str | None = None,
+        on_clear: Literal["keep", "replace"] = "keep",
+        trinitylake_conn_id: str = DEFAULT_CONNECTION,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        if on_clear not in ("keep", "replace"):
+            raise InvalidInputError(f"on_clear is {on_clear!r}, it must be 'keep' or 'replace'")
+        self.tables = tables
+        self.message = message
+        self.on_clear = on_clear
+        self.trinitylake_conn_id = trinitylake_conn_id
+
+    def execute(self, context: Any) -> dict[str, Any]:
+        """Publish, and return the version with its figures."""
+        try:
+            staged = self._staged()
+            publication = self._publish(context, staged)
+        except (CommitConflictError, TransactionExpiredError, InvalidInputError) as error:
+            raise AirflowFailException(str(error)) from error
+        names = ", ".join(f"{table.namespace}.{table.table}" for table in staged)
+        said = "had been published before as" if publication.was_published else "are published as"
+        self.log.info("%s %s version %s", names, said, publication.version)
+        result = _figures(publication, staged)
+        for outlet in self.outlets:
+            if isinstance(outlet, Asset):
+                context["outlet_events"][outlet].extra.update(result)
+        return result
+
+    def _staged(self) -> list[StagedTable]:
+        given = [self.tables] if isinstance(self.tables, str) else list(self.tables)
+        if not all(isinstance(one, str) for one in given):
+            raise InvalidInputError("tables has something that stage did not return")
+        staged = [StagedTable.from_json(one) for one in given]
+        appended = [one for one in staged if one.replaces not in ("partitions", "all")]
+        if self.on_clear == "replace" and appended:
+            raise InvalidInputError(
+                f"{appended[0].namespace}.{appended[0].table} was not replaced, so a cleared run would change it twice:"
+                " take on_clear='keep'"
+            )
+        return staged
+
+    def _publish(self, context: Any, staged: Sequence[StagedTable]) -> Publication:
+        settings = TrinityLakeHook(self.trinitylake_conn_id).settings()
+        lake = settings.open()
+        run, instance = context["dag_run"], context["ti"]
+        names = ["airflow", instance.dag_id, instance.run_id, instance.task_id, str(instance.map_index)]
+        if self.on_clear == "replace":
+            names.append(str(run.clear_number))
+        return publish_once(
+            lake,
+            staged,
+            publication_id(*names),
+            # No run begins before it is due. All else that a run knows of its past is new once it was cleared.
+            since=version_before(lake, run.run_after - CLOCK_SKEW),
+            isolation=None if settings.isolation == "lakehouse" else settings.isolation,
+            run_id=run_name(context),
+            message=self.message,
+            properties={"dag": instance.dag_id[:_LONGEST_NAME_CHARS], "task": instance.task_id[:_LONGEST_NAME_CHARS]},
+        )
+
+
+def _figures(publication: Publication, staged: Sequence[StagedTable]) -> dict[str, Any]:
+    return {
+        "lakehouse_version": publication.version,
+        "was_published": publication.was_published,
+        "tables": [f"{table.namespace}.{table.table}" for table in staged],
+        **(
+            {}
+            if publication.was_published
+            else {
+                "rows_added": sum(table.added_rows for table in publication.tables),
+                "rows_removed": sum(table.removed_rows for table in publication.tables),
+                "bytes_added": sum(table.added_bytes for table in publication.tables),
+            }
+        ),
+    }

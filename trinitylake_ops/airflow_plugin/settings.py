@@ -1,0 +1,64 @@
+"""What a connection of Airflow says of a lakehouse. Nothing here needs Airflow."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from trinitylake_ops import Lakehouse
+from trinitylake_ops.errors import InvalidInputError
+from trinitylake_ops.operations.names import is_root_uri
+from trinitylake_ops.spark_jobs.runtime.addresses import DEFAULT_MASTER
+from trinitylake_ops.storage.options import ALLOWED_ROOTS, StorageOptions, is_secret
+
+
+class SparkSettings(BaseModel):
+    """The Spark that carries out the bulk of operations, where a connection asks for one."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
+
+    master: str = DEFAULT_MASTER
+    remote: str | None = None
+    conf: dict[str, str] = {}
+
+
+class LakehouseSettings(BaseModel):
+    """The extra of a connection: options of the storage, roots that may be read, the isolation of publications."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
+
+    root: str
+    storage_options: dict[str, str] = {}
+    allowed_roots: list[str] = []
+    isolation: Literal["lakehouse", "snapshot", "serializable"] = "lakehouse"
+    engine: Literal["local", "spark"] = "local"
+    spark: SparkSettings = SparkSettings()
+
+    @classmethod
+    def of(cls, root: str | None, extra: Any) -> LakehouseSettings:
+        """Return the settings of a connection. Raises InvalidInputError, which repeats no value."""
+        if not root or not is_root_uri(root):
+            raise InvalidInputError(
+                "the connection's root is not shown, as it may hold credentials; give an absolute path or a URI such as"
+                " s3://BUCKET/PREFIX"
+            )
+        given = extra if isinstance(extra, dict) else {}
+        try:
+            return cls(**{**given, "root": root})
+        except ValidationError as error:
+            first = error.errors(include_url=False, include_input=False)[0]
+            where = ".".join(map(str, first["loc"]))
+        raise InvalidInputError(f"the connection's extra is wrong at {where}: {first['msg']}")
+
+    @property
+    def secrets(self) -> list[str]:
+        """The values that no log may have."""
+        return [value for name, value in self.storage_options.items() if is_secret(name)]
+
+    def open(self) -> Lakehouse:
+        """Return the lakehouse. Raises LakehouseNotFoundError, StorageError."""
+        options = dict(self.storage_options)
+        if roots := [*options.get(ALLOWED_ROOTS, "").split(), *self.allowed_roots]:
+            options[ALLOWED_ROOTS] = " ".join(roots)
+        return Lakehouse.open(self.root, StorageOptions(options))

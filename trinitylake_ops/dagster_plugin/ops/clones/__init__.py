@@ -1,1 +1,0 @@
-"""Clones as operations: made, compared, promoted, refreshed, dropped."""

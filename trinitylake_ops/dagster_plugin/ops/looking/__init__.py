@@ -1,1 +1,0 @@
-"""Jobs that look at versions and change nothing: log, history, diff."""
