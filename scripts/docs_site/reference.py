@@ -31,11 +31,12 @@ from trinitylake_ops.dagster_plugin.automation.schedules import CRONS
 from trinitylake_ops.extras import EXTRAS
 from trinitylake_ops.format.definitions import LakehouseDef
 from trinitylake_ops.maintenance import Budget
-from trinitylake_ops.server.settings import FilesSettings, Limits, ServerSettings
+from trinitylake_ops.server.settings import Limits, ServerSettings
 from trinitylake_ops.spark_jobs.source.options import OPTIONS
 from trinitylake_ops.spark_jobs.source.stream_options import STREAM_OPTIONS, WRITE_OPTIONS
 from trinitylake_ops.storage.cache.options import CACHE_OPTIONS
 from trinitylake_ops.storage.options import ALLOWED_ROOTS, WHOLE_FILE_LIMIT, is_secret
+from trinitylake_ops.storage.s3.settings import DelegationSettings
 from trinitylake_ops.storage.schemes import OWN_SCHEMES
 
 #: What a variable of the environment is for; those of a storage stand on its page.
@@ -43,6 +44,10 @@ ENVIRONMENT: Mapping[str, str] = {
     "TRINITYLAKE_ROOT": "the root of the lakehouse, for the command line",
     "TRINITYLAKE_STORAGE_OPTIONS": "options of the storage as `K=V,K=V`, for the command line and for Spark",
     "TRINITYLAKE_ALLOWED_ROOTS": "further roots that may be read, with spaces between them, for the command line",
+    "TRINITYLAKE_METRICS_FILE": "the file that [metrics](../monitoring.md) of a process are written to",
+    "TRINITYLAKE_METRICS_PUSH": "the address of the gateway that they are pushed to",
+    "TRINITYLAKE_METRICS_JOB": "the name of the job that they are pushed under",
+    "TRINITYLAKE_OTEL": "1 to tell spans and metrics by OpenTelemetry",
     "TRINITYLAKE_BRANCH": "the [branch](../clones.md#branch-deployments) that a process of Dagster works for",
 }
 #: Types of Dagster's configuration.
@@ -227,7 +232,9 @@ def settings() -> str:
     deciding = {f"{name}://": scheme.environment for name, scheme in OWN_SCHEMES.items() if scheme.environment}
     text += table(("roots", "variables that decide where a root is, and who asks"), _listed(deciding))
     text += "## Of the server\n\n[serve.md](../serve.md) says how each is given.\n\n"
-    text += "".join(_settings_of(kind).replace("## ", "### ", 1) for kind in (ServerSettings, FilesSettings, Limits))
+    text += "".join(
+        _settings_of(kind).replace("## ", "### ", 1) for kind in (ServerSettings, DelegationSettings, Limits)
+    )
     options = {"Reads by Spark": OPTIONS, "Streams of Spark": STREAM_OPTIONS, "Writes by Spark": WRITE_OPTIONS}
     for title, of in options.items():
         text += f"## {title}\n\n" + table(("option", "what it is"), _coded(of))

@@ -27,6 +27,9 @@ RUN_BY = {
     "deploy.md": "tests/e2e/test_on_pods.py",
     "engines.md": "tests/spark_jobs/test_spark_pages.py",
     "getting-started.md": "tests/test_readme.py",
+    "kubernetes.md": "tests/test_charts.py",
+    "monitoring.md": "tests/docs/test_other_snippets.py",
+    "release.md": "tests/test_project.py",
     "serve.md": "tests/server/test_page.py",
     "spark-sql.md": "tests/spark_jobs/test_catalog.py",
     "spark.md": "tests/spark_jobs/test_spark_pages.py",
@@ -81,6 +84,19 @@ def test_a_lakehouse_on_two_storages_is_made_as_the_page_says(tmp_path: Path) ->
     assert ran.exit_code == 0, ran.output
     assert Lakehouse.open("memory://two").snapshot().definition.table_root == there
     drop_memory_root("memory://two/")
+
+
+def test_a_command_leaves_its_metrics_as_the_page_says(tmp_path: Path) -> None:
+    """With a lakehouse in memory in place of S3."""
+    root, metrics = "memory://told/", tmp_path / "trinitylake.prom"
+    Lakehouse.create(root)
+    program, *arguments = shlex.split(only("monitoring.md", "sh", "--metrics-file"))
+    assert program == "trinitylake"
+    placed = [root if one.startswith("s3:") else str(metrics) if one.endswith(".prom") else one for one in arguments]
+    ran = CliRunner().invoke(trinitylake, placed, catch_exceptions=False)
+    assert ran.exit_code == 0, ran.output
+    assert "trinitylake_transactions_total" in metrics.read_text()
+    drop_memory_root(root)
 
 
 @pytest.mark.parametrize(
