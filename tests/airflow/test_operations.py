@@ -62,6 +62,23 @@ def test_a_plan_is_approved_and_applied(lake: Lakehouse) -> None:
     assert lake.latest_version() == version
 
 
+@pytest.mark.parametrize(
+    ("operation", "options", "told"),
+    [
+        ("export_full", {}, "name has to be given"),
+        ("export_full", {"name": None}, "name has to be given"),
+        ("expire_apply", {}, "approved_digest has to be given"),
+        ("drop_clone_apply", {"approved_digest": f"1-{'0' * 64}"}, "approved_by has to be given"),
+        ("rollback_plan", {}, "give one of 'to', 'timestamp' and 'last_passed'"),
+    ],
+)
+def test_a_required_option_is_refused_when_it_is_left_out(
+    lake: Lakehouse, operation: str, options: dict[str, Any], told: str
+) -> None:
+    with pytest.raises(InvalidInputError, match=told):
+        ran(lake, operation, **options)
+
+
 def test_the_log_of_a_task_has_what_its_report_has(lake: Lakehouse, caplog: pytest.LogCaptureFixture) -> None:
     """As that of Dagster's job has it: figures, tables as text, and the options of what applies the plan."""
     caplog.set_level(logging.INFO, LOG.name)

@@ -10,7 +10,6 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from trinitylake_ops.airflow_plugin.settings import LakehouseSettings
-from trinitylake_ops.errors import InvalidInputError
 from trinitylake_ops.extras import needs
 from trinitylake_ops.maintenance.plans.document import Table, jsonable
 from trinitylake_ops.maintenance.plans.executor import LOCAL, Executor
@@ -119,8 +118,6 @@ def carry_out(
     """
     options = None if operation.options is None else operation.options(**given)
     approved_by: str | None = getattr(options, "approved_by", operation.approved_by)
-    if approved_by is not None and not approved_by.strip():
-        raise InvalidInputError("approved_by has to be given, it is empty")
     with acting_for_run(run_id, approved_by), executors(settings) as executor:
         lake = settings.open()
         running = RunningTask(

@@ -9,8 +9,7 @@ import dagster as dg
 
 from trinitylake_ops.dagster_plugin.runs.person import has_signed_in_users
 from trinitylake_ops.errors import InvalidInputError
-from trinitylake_ops.operations.options import NUMBER_TOO, Options
-from trinitylake_ops.operations.planned import Approval
+from trinitylake_ops.operations.options import NUMBER_TOO, USER_IS_KNOWN, Options
 
 #: Types of options in Dagster's configuration. The types that it makes of pydantic's text, int and bool also take
 #: ``{env: NAME}``. With these, a person who launches a run could read the environment of the process. Null stands for
@@ -46,12 +45,8 @@ def checked_options(options: type[Options], given: Mapping[str, Any]) -> Options
     Who approved may be left out where Dagster+ knows the user.
     """
     try:
-        checked = options(**given)
-        if isinstance(checked, Approval) and not checked.approved_by.strip() and not has_signed_in_users():
-            raise InvalidInputError("approved_by has to be given, it is empty")
+        return options.model_validate(given, context={USER_IS_KNOWN: has_signed_in_users()})
     except InvalidInputError as error:
         said = str(error)
-    else:
-        return checked
     # The value is left out: it may hold what nobody should see.
     raise dg.DagsterInvalidConfigError(said, [], None)  # type: ignore[no-untyped-call]

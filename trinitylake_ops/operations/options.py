@@ -15,6 +15,7 @@ from pydantic import (
     Field,
     ModelWrapValidatorHandler,
     ValidationError,
+    ValidationInfo,
     model_validator,
 )
 
@@ -35,6 +36,9 @@ def _as_text(given: Any) -> Any:
     return str(given) if type(given) is int else given
 
 
+#: The entry of a validation's context that says that whoever runs the operation knows the user.
+USER_IS_KNOWN = "user_is_known"
+
 #: Texts that may be numbers of versions, as YAML takes ``to: 21`` for a number.
 NUMBER_TOO = BeforeValidator(_as_text)
 
@@ -46,7 +50,7 @@ class Options(BaseModel):
     for the default. Raises InvalidInputError, of one line, for the first option that is wrong, alone or with others.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True)
 
     @model_validator(mode="wrap")
     @classmethod
@@ -117,6 +121,12 @@ def _place_or_none(option: str, example: str) -> AfterValidator:
     return _checked(check)
 
 
+def _check_approver(text: str, info: ValidationInfo) -> str:
+    if not text.strip() and not (info.context or {}).get(USER_IS_KNOWN):
+        raise InvalidInputError("approved_by has to be given, it is empty")
+    return text
+
+
 def check_person(text: str) -> None:
     """Raise InvalidInputError for a text that cannot be recorded as the name of a person."""
     if len(text) > LONGEST_USER_CHARS or not text.isprintable():
@@ -163,7 +173,7 @@ RequiredTargetText = Annotated[str, _required("target"), _place_or_none("target"
 #: The manifest of an inventory, empty for none.
 InventoryText = Annotated[str, _place_or_none("inventory", "s3://BUCKET/PREFIX/manifest.json")]
 #: Who approved something. It may be empty where whoever runs the operation knows the user.
-PersonText = Annotated[str, _checked(check_person)]
+PersonText = Annotated[str, AfterValidator(_check_approver), _checked(check_person)]
 #: The digest of a plan.
 DigestText = Annotated[str, _required("approved_digest"), _checked(_check_digest)]
 #: The same two of a comparison.
