@@ -81,8 +81,8 @@ NEEDED: dict[str, tuple[str, ...]] = {
     "undelete": ("0",),
     "verify-export": ("export",),
 }
-#: They would start a session of Spark, or reach out to a server.
-_NOT_HERE = {("--spark", None), ("--spark-master", None), ("--spark-remote", None)}
+#: They would start a session of Spark, reach out to a server, or go on until they are stopped.
+_NOT_HERE = {("--spark", None), ("--spark-master", None), ("--spark-remote", None), ("--watch", None)}
 
 
 @pytest.fixture

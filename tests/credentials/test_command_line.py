@@ -27,6 +27,7 @@ CALLS: dict[str, tuple[str, ...]] = {
     "export": ("export", "kept", "--version", "1"),
     "exports": ("exports", "--json"),
     "clones": ("clones", "--json"),
+    "status": ("status", "--json"),
     "log": ("log",),
     "ls": ("ls", "ns"),
     "show": ("show", "ns.t", "--json"),

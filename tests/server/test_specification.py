@@ -270,7 +270,7 @@ def test_a_new_table_stands_where_the_lakehouse_says(table: Served, lake: Lakeho
 
 
 def test_other_paths_and_methods(served: Served) -> None:
-    assert served.ask("GET", "/").error[0] == 404
+    assert served.ask("GET", "/v2").error[0] == 404
     assert served.ask("GET", "/v1/main/namespaces/ns/tables/t/play").error[0] == 404
     wrong = served.ask("PUT", NAMESPACES, {})
     assert (wrong.error[0], wrong.headers["allow"]) == (405, "GET, POST")

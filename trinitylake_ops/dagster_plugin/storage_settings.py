@@ -104,6 +104,9 @@ class _PlainSettings(_OptionsConfig):
     """The options without a scheme."""
 
     fsync: str | None = Field(default=None, description="Local folders, HDFS: 'true' or 'false'.")
+    follow_links: str | None = Field(
+        default=None, description="Local folders: 'false' refuses symbolic links below the root."
+    )
     endpoint: str | None = Field(
         default=None, description="S3, Azure, Google Cloud Storage, DynamoDB: URL of another server."
     )

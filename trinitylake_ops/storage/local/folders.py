@@ -44,7 +44,7 @@ def check_can_hold(root: str) -> None:
         raise InvalidInputError(
             f"target {root!r} cannot be a folder: a file stands at {standing!r}; choose another one"
         )
-    if not os.access(standing, os.W_OK | os.X_OK):
+    if not os.access(standing, os.W_OK | os.X_OK, effective_ids=True):
         raise StoragePermissionError(
             f"target {root!r} cannot be written: the folder {standing!r} does not allow it; check its owner and mode",
             path=root,
