@@ -92,7 +92,7 @@ class BareObstore(BareClient):
             secret_access_key=server.secret_access_key,
             region=server.region,
             client_options={"allow_http": True},
-            retry_config={"max_retries": 0},
+            retry_config={"max_retries": 2},  # a radosgw in memory fails at times where a file is being overwritten
         )
         return cls(store, root)
 
