@@ -72,25 +72,13 @@ def scheduled_operations(limits: ApplyLimits, budget: Budget) -> dict[str, Opera
         ),
         "purge": within.operation(
             PURGE,
-            lambda run: maintenance.plan_purge(
-                run.lake,
-                limits.min_age,
-                budget=run.spending,
-                progress=run.progress(),
-                executor=run.executor(),
-            ),
+            within.deletion(maintenance.plan_purge),
             "deletes",
             "Deletes the files that only expired versions need. They cannot come back.",
         ),
         "orphans": within.operation(
             ORPHANS,
-            lambda run: maintenance.plan_orphan_removal(
-                run.lake,
-                limits.min_age,
-                budget=run.spending,
-                progress=run.progress(),
-                executor=run.executor(),
-            ),
+            within.deletion(maintenance.plan_orphan_removal),
             "deletes",
             "Deletes what failed commits and aborted writes left behind.",
         ),
@@ -103,6 +91,20 @@ class _Scheduled:
 
     limits: ApplyLimits
     budget: Budget
+
+    def deletion(self, plan: Callable[..., PlanT]) -> Callable[[Running[None]], PlanT]:
+        """Return what plans the deletion of what is old enough, within the run's spending."""
+
+        def made(run: Running[None]) -> PlanT:
+            return plan(
+                run.lake,
+                self.limits.min_age,
+                budget=run.spending,
+                progress=run.progress(),
+                executor=run.executor(),
+            )
+
+        return made
 
     def operation(
         self,

@@ -12,11 +12,11 @@ import botocore.session
 from botocore.credentials import RefreshableCredentials
 from obstore.store import S3Store
 
-from trinitylake_ops.storage.aws.settings import environment_of_clients
 from trinitylake_ops.storage.options import StorageOptions
 from trinitylake_ops.storage.remote.kept_clients import KeptClients
 from trinitylake_ops.storage.remote.obstore_clients import ObstoreClients
 from trinitylake_ops.storage.s3.botocore_places import bucket_place, new_session
+from trinitylake_ops.storage.s3.s3fs_client import S3Client
 from trinitylake_ops.storage.s3.settings import S3Settings
 
 if TYPE_CHECKING:
@@ -38,10 +38,12 @@ class S3Stores(ObstoreClients[S3Store]):
         self._provider: Callable[[], S3Credential] | None = None
 
     @classmethod
-    def shared(cls, bucket: str, settings: S3Settings, options: StorageOptions) -> S3Stores:
-        """Return the clients of this process for a bucket and these settings (docs/decisions/0080)."""
-        key = (bucket, settings, options, environment_of_clients())
-        return _kept.get(key, lambda: cls(bucket, settings, options))
+    def shared(cls, client: S3Client, bucket: str, settings: S3Settings, options: StorageOptions) -> S3Stores:
+        """Return the clients of this process for a bucket, beside the shared one of s3fs (docs/decisions/0080).
+
+        That one is the same for equal settings in an equal environment, so it stands for both here.
+        """
+        return _kept.get((client, bucket), lambda: cls(bucket, settings, options))
 
     def _new_store(self, limits: ClientConfig, timeout: timedelta) -> S3Store:
         if self._place is None or self._provider is None:

@@ -24,7 +24,7 @@ from trinitylake_ops.storage.s3.answers import is_range_beyond_end
 from trinitylake_ops.storage.s3.obstore_client import S3Stores
 from trinitylake_ops.storage.s3.obstore_failures import typed_error
 from trinitylake_ops.storage.s3.s3fs_storage import S3Storage
-from trinitylake_ops.storage.s3.settings import MAX_KEYS_PER_REQUEST, S3Settings, s3_of_environment
+from trinitylake_ops.storage.s3.settings import MAX_KEYS_PER_REQUEST, s3_of_environment
 
 if TYPE_CHECKING:
     from obstore import GetOptions, ListStream, ObjectMeta, PutMode
@@ -51,7 +51,7 @@ class ObstoreS3Storage(S3Storage):
 
     def __init__(self, root: str, options: Mapping[str, str] | None = None):
         super().__init__(root, options)
-        self._stores = S3Stores.shared(self._location.bucket, S3Settings.of(self.options), self.options)
+        self._stores = S3Stores.shared(self._client, self._location.bucket, self._settings, self.options)
 
     def __repr__(self) -> str:
         return f"ObstoreS3Storage({self.root!r}, {self.options!r})"

@@ -53,9 +53,9 @@ class S3Storage(Storage):
         self.options = StorageOptions(options)
         self.whole_file_limit_bytes = whole_file_limit_bytes(self.options)
         self._location = S3Location.of(root)
-        settings = S3Settings.of(self.options)
-        self._endpoint = settings.endpoint or "the endpoint of AWS's environment"
-        self._client = S3Client.shared(settings, self.options)
+        self._settings = S3Settings.of(self.options)
+        self._endpoint = self._settings.endpoint or "the endpoint of AWS's environment"
+        self._client = S3Client.shared(self._settings, self.options)
         self._clock = ServerClock()
 
     def __repr__(self) -> str:
