@@ -23,9 +23,10 @@ def lies_within(root: str, other: str) -> bool:
         return True
     if not (root.startswith(_FILE) and other.startswith(_FILE)):
         return False
-    outer = _status(other.removeprefix(_FILE))
+    folder = os.path.realpath(other.removeprefix(_FILE))
+    outer = _status(folder)
     return any(
-        place == os.path.realpath(other.removeprefix(_FILE))
+        place == folder
         or (outer is not None and (status := _status(place)) is not None and os.path.samestat(status, outer))
         for place in _upwards(os.path.realpath(root.removeprefix(_FILE)))
     )
