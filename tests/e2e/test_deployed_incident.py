@@ -17,7 +17,7 @@ from tests.conftest import SHOWN
 from tests.dagster_plugin.incident_project import LOAD, SOURCE
 from tests.e2e.aged_lakes import aged_lake
 from tests.e2e.browser import Pages, opened_pages, table
-from tests.e2e.topology import Topology
+from tests.e2e.topology import FINISHED, Topology
 from tests.lakes import check_lake
 from tests.maintenance.aging import states
 from trinitylake_ops import Lakehouse, maintenance
@@ -153,6 +153,41 @@ def test_a_bad_publication_is_undone(walk: Walk, shop: Lakehouse) -> None:
     walk.end()
     assert rows(shop) == [1, 2, 3]
     assert next(shop.history()).approved_by == APPROVER
+
+
+def lose_the_webserver(topology: Topology) -> None:
+    """Kill the webserver, with all that it started, and start it again."""
+    webserver = topology.services["webserver"]
+    webserver.kill()
+    webserver.start()
+    topology.wait_until(topology.is_loaded, "the webserver")
+
+
+def test_an_incident_goes_on_where_the_webserver_was_killed(walk: Walk, topology: Topology, shop: Lakehouse) -> None:
+    """After the plan, and twice at the launch of what it says: the operator opens the plan, and launches again."""
+    bad, before = shop.latest_version(), {run["runId"] for run in topology.runs()}
+    walk.open("/assets/shop/lakehouse")
+    versions = walk.markdown("last_versions")
+    walk.follow(versions.get_by_role("link", name="go back to the last version whose checks passed"))
+    plan_run = walk.launch()
+
+    def approve() -> None:
+        walk.open(f"/runs/{plan_run}")
+        walk.follow(walk.markdown("plan").get_by_role("link", name="open shop_rollback_apply"))
+        walk.type_after("approved_by", APPROVER)
+
+    for _launch in range(2):
+        lose_the_webserver(topology)
+        approve()
+        walk.click(walk.pages.launch_button)
+    lose_the_webserver(topology)
+    topology.wait_until(lambda: all(run["status"] in FINISHED for run in topology.runs()), "the runs")
+    launched = [run["status"] for run in topology.runs() if run["runId"] not in {*before, plan_run}]
+    if "SUCCESS" not in launched:  # killed before it had heard of a launch
+        approve()
+        walk.launch()
+    assert launched.count("SUCCESS") <= 1
+    assert (shop.latest_version(), rows(shop)) == (bad + 1, [1, 2, 3])
 
 
 def test_a_version_is_exported_before_a_migration(walk: Walk, shop: Lakehouse) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import json
 import os
+import shlex
 import shutil
 import subprocess
 from collections.abc import Iterator, Sequence
@@ -18,6 +19,7 @@ import pytest
 
 from tests.conftest import SHOWN
 from tests.e2e.topology import DEPLOY, REPOSITORY
+from tests.servers.daemons import free_port
 
 pytestmark = [pytest.mark.soak, pytest.mark.debian_packages, pytest.mark.timeout(1800)]
 
@@ -99,6 +101,29 @@ def shown(buildah: Builder, container: str, name: str) -> str:
     return f"| {name} | {size} MB |"
 
 
+#: Starts the server for engines, asks it until it answers, and ends it as Kubernetes does.
+_SERVED = """
+import subprocess, sys, time, urllib.request
+
+server = subprocess.Popen(["trinitylake", "serve", "/lakehouse/lake", "--port", sys.argv[1]])
+for _ in range(600):
+    try:
+        print(urllib.request.urlopen(f"http://127.0.0.1:{sys.argv[1]}/v1/config?warehouse=main").read().decode())
+        break
+    except OSError:
+        time.sleep(0.1)
+server.terminate()
+sys.exit(server.wait(60))
+"""
+
+
+def served_config(buildah: Builder, container: str) -> dict[str, object]:
+    """Return what a server in a container answers first; it ends well."""
+    program = f"python -c {shlex.quote(_SERVED)} {free_port()}"
+    answer: dict[str, object] = json.loads(run_inside(buildah, container, program).splitlines()[-1])
+    return answer
+
+
 @pytest.fixture(scope="module")
 def built(builder: Builder) -> tuple[Builder, str]:
     """The image with everything, and a container of it."""
@@ -122,6 +147,7 @@ def test_it_has_what_its_services_start(built: tuple[Builder, str], record_prope
     validated = "dagster definitions validate --python-file /app/definitions.py"
     inside(f"mkdir /lakehouse/home && cd /lakehouse/home && {without_database} {validated}")
     assert "dagster-webserver" in inside("dagster-webserver --version")
+    assert served_config(buildah, container)["overrides"] == {"prefix": "main"}
 
 
 @pytest.mark.parametrize(("target", "lacking"), [("server", ("dagster", "pyspark")), ("dagster", ("pyspark",))])
@@ -134,7 +160,7 @@ def test_smaller_images_have_what_they_start(
     assert inside("id -u") == "1000"
     assert inside("trinitylake --root /lakehouse/lake init").startswith("Created a lakehouse")
     assert inside("trinitylake --root /lakehouse/lake verify")
-    assert "--tokens" in inside("trinitylake serve --help")
+    assert served_config(builder, container)["overrides"] == {"prefix": "main"}
     modules = json.loads(
         inside("python -c 'import json, pkgutil; print(json.dumps([m.name for m in pkgutil.iter_modules()]))'")
     )

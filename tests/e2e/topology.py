@@ -228,7 +228,7 @@ class Topology:
             self.wait_until(lambda: listens(int(self.variables["CODE_PORT"])), "the code location")
             for name in ("webserver", "viewer", "daemon"):
                 self._start(name)
-            self.wait_until(self._is_loaded, "the webserver")
+            self.wait_until(self.is_loaded, "the webserver")
             self.wait_until(lambda: listens(int(self.variables["VIEWER_PORT"])), "the read-only webserver")
         except BaseException:
             self.stop()
@@ -292,7 +292,8 @@ class Topology:
             answer = json.load(error)
         return answer
 
-    def _is_loaded(self) -> bool:
+    def is_loaded(self) -> bool:
+        """Ask the webserver whether it knows the code location."""
         try:
             data = self.graphql("{ repositoriesOrError { ... on RepositoryConnection { nodes { name } } } }")
         except (urllib.error.URLError, ConnectionError):
