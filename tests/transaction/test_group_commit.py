@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import itertools
 import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
@@ -159,6 +161,20 @@ def test_changes_of_the_settings_and_preconditions_go_alone_and_wait_for_nobody(
 
     assert commit_together(filled, [creates("d"), settings, checked, creates("f")]) == [4, 2, 3, 4]
     assert filled.snapshot().definition.properties == {"x": "1"}
+
+
+def test_those_who_go_alone_go_one_after_the_other(lakes: Lakes) -> None:
+    """Each loses one attempt at most: where it comes just after another, and began before that."""
+    lake = lakes.memory(order=4)
+    with lake.transaction() as txn:
+        txn.create_namespace("ns")
+    transactions = [lake.transaction() for _ in range(6)]
+    for number, txn in enumerate(transactions):
+        txn.require(lambda base: time.sleep(0.01))
+        creates(f"t{number}")(txn)
+    with ThreadPoolExecutor(len(transactions)) as threads:
+        assert sorted(threads.map(Transaction.commit, transactions)) == [2, 3, 4, 5, 6, 7]
+    assert max(info.cost["attempts"] for info in lake.history() if info.cost) <= 2
 
 
 def test_what_changes_nothing_is_done_at_once(filled: Lakehouse) -> None:

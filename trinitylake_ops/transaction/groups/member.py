@@ -56,7 +56,12 @@ class Member:
     @property
     def goes_alone(self) -> bool:
         """Whether the transaction gets a version to itself."""
-        return self.submission.is_alone or len(self.footprint.writes) > MAX_GROUP_CHANGES
+        return self.submission.is_alone or self.is_large
+
+    @property
+    def is_large(self) -> bool:
+        """Whether it takes so long that no other transaction should wait for it."""
+        return len(self.footprint.writes) > MAX_GROUP_CHANGES
 
     def settle(self, outcome: int | BaseException) -> None:
         """Set the outcome, unless there is one."""

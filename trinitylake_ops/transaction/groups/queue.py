@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from weakref import WeakValueDictionary
 
 from trinitylake_ops.storage.fork import at_fork
@@ -40,20 +40,26 @@ class CommitQueue:
     def forget(self) -> None:
         """Start anew: the waiting threads do not exist in a forked child."""
         self._lock = threading.Lock()
+        self._beside = threading.RLock()  # a precondition of one that goes alone may commit, too
         self._waiting: deque[Member] = deque()
         self._leader: Member | None = None
         self._newest: Committed | None = None
+        self._newest_beside: Committed | None = None
 
     def commit(self, submission: Submission, max_attempts: int) -> int:
         """Commit a transaction, perhaps together with others; returns its version.
 
-        A transaction that goes alone is committed beside the queue: no other waits for it. Raises what
+        A transaction that goes alone is committed beside the queue: none in the queue waits for it. Unless they are
+        large, such transactions go one after the other, so that they lose no attempts to each other. Raises what
         :func:`commit.commit` raises.
         """
         own = Member.of(submission, max_attempts)
         if own.goes_alone:
-            with self._turn(own) as newest:
-                Group(own, self._courtesy).run(newest)
+            before = self._newest_beside
+            with nullcontext() if own.is_large else self._beside, self._turn(own) as newest:
+                meanwhile = None if self._newest_beside is before else self._newest_beside
+                committed = Group(own, self._courtesy).run(newest or meanwhile)
+                self._newest_beside = committed or self._newest_beside
             return own.result()
         try:
             with self._lock:
