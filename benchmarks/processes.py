@@ -156,6 +156,7 @@ def measure(place: Place, n_processes: int) -> Figures:
         txn.create_namespace("ns")
         for number in range(N_TABLES):
             txn.create_table("ns", f"t{number}", TableDef())
+    os.sync()  # what earlier cases left to be written would slow this one down
     took_s = _by_processes(_commit, place, n_processes)
     n_versions = sum(map(len, took_s)) + n_processes
     costs = [info.cost["attempts"] for info in itertools.islice(lake.history(), n_versions) if info.cost]

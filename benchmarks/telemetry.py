@@ -18,11 +18,12 @@ import threading
 import time
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
 
+from benchmarks.lakes import REQUEST_SECONDS
 from benchmarks.report import table, write_result
 
-N_TURNS = 60
 N_COMMITS = 15
 _BASE = "as it was: told to nobody, its calls taken out"
 
@@ -45,6 +46,7 @@ spans.is_recorded = lambda: False
 hub.add = hub.observe = lambda *_, **__: None
 hub.is_heard = lambda: False
 """
+_SENDING = "from trinitylake_ops.telemetry.otel import send\nsend()"
 KINDS = (
     Kind(_BASE, _SILENT),
     Kind("nobody listens, no library loaded", "", 1.01),
@@ -57,15 +59,26 @@ KINDS = (
     ),
     Kind(
         "OpenTelemetry's SDK, spans and numbers sent by OTLP",
-        "from trinitylake_ops.telemetry.otel import send\nsend()",
+        _SENDING,
+        1.05,
+    ),
+    Kind(
+        "the same, one trace of ten kept",
+        "import os\nos.environ['OTEL_TRACES_SAMPLER'] = 'parentbased_traceidratio'\n"
+        f"os.environ['OTEL_TRACES_SAMPLER_ARG'] = '0.1'\n{_SENDING}",
         1.05,
     ),
 )
+_LOCAL, _FAR = "local disk, fsync", f"{1_000 * REQUEST_SECONDS:.0f} ms a request"
+TURNS = {_LOCAL: 60, _FAR: 6}
+_STORAGES = {_LOCAL: "LocalStorage(sys.argv[1])", _FAR: "SlowStorage(LocalStorage(sys.argv[1], fsync=False))"}
 _PROGRAM = """
 import json, sys, time
 {begin}
+from benchmarks.lakes import SlowStorage
 from trinitylake_ops import Lakehouse
-lake = Lakehouse.create(sys.argv[1], {options})
+from trinitylake_ops.storage import LocalStorage
+lake = Lakehouse.create(sys.argv[1], storage={storage})
 with lake.transaction() as txn:
     txn.create_namespace("ns")
 definition = lake.snapshot().namespace("ns")
@@ -85,8 +98,8 @@ for line in sys.stdin:
 class Worker:
     """A process that commits blocks when it is told to."""
 
-    def __init__(self, kind: Kind, root: str, options: dict[str, str], environment: dict[str, str]):
-        program = _PROGRAM.format(begin=kind.begin, options=repr(options))
+    def __init__(self, kind: Kind, root: str, storage: str, environment: dict[str, str]):
+        program = _PROGRAM.format(begin=kind.begin, storage=storage)
         self._process = subprocess.Popen(
             [sys.executable, "-c", program, root],
             stdin=subprocess.PIPE,
@@ -124,13 +137,16 @@ class _Receiver(BaseHTTPRequestHandler):
         pass
 
 
-def _measured(place: str, root: str, options: dict[str, str], environment: dict[str, str]) -> list[tuple[Any, ...]]:
-    workers = [Worker(kind, f"{root}{at}", options, environment) for at, kind in enumerate(KINDS)]
+def _measured(place: str, folder: Path, n_turns: int, environment: dict[str, str]) -> list[tuple[Any, ...]]:
+    folder.mkdir()
+    roots = [f"{(folder / str(at)).as_uri()}/" for at in range(len(KINDS))]
+    workers = [Worker(kind, root, _STORAGES[place], environment) for kind, root in zip(KINDS, roots, strict=True)]
     seconds: list[list[float]] = [[] for _ in KINDS]
     cpus: list[list[float]] = [[] for _ in KINDS]
     for worker in workers:
         worker.block(N_COMMITS)  # to be warm
-    for turn in range(N_TURNS):
+    os.sync()  # what others left to be written would slow some turns down
+    for turn in range(n_turns):
         order = range(len(KINDS)) if turn % 2 else reversed(range(len(KINDS)))
         for at in order:
             block, cpu = workers[at].block(N_COMMITS)
@@ -154,7 +170,11 @@ def main() -> int:
     environment = {"OTEL_EXPORTER_OTLP_ENDPOINT": f"http://127.0.0.1:{server.server_port}"}
     begun_s = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
-        rows = _measured("local disk, fsync", f"{folder}/lake", {}, environment)
+        rows = [
+            row
+            for number, (place, n_turns) in enumerate(TURNS.items())
+            for row in _measured(place, Path(folder) / str(number), n_turns, environment)
+        ]
     server.shutdown()
     if not _Receiver.received:
         raise RuntimeError("the exporter sent nothing")
@@ -173,7 +193,8 @@ def main() -> int:
     lines = (
         "# What telemetry costs a commit",
         "",
-        f"{N_TURNS} turns of {N_COMMITS} commits of one namespace each, in {time.monotonic() - begun_s:.0f} s.",
+        f"{' and '.join(map(str, TURNS.values()))} turns of {N_COMMITS} commits of one namespace each, in"
+        f" {time.monotonic() - begun_s:.0f} s.",
         f"The exporter sent {_Receiver.received} requests. Ratios are medians over the turns, each to the turn of the",
         "first kind beside it.",
         "",
