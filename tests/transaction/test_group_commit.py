@@ -163,6 +163,24 @@ def test_changes_of_the_settings_and_preconditions_go_alone_and_wait_for_nobody(
     assert filled.snapshot().definition.properties == {"x": "1"}
 
 
+def test_conditions_that_no_member_can_break_share_a_version(filled: Lakehouse) -> None:
+    def checked(name: str) -> Any:
+        def work(txn: Transaction) -> None:
+            txn.require(lambda base: None, alone=False)
+            creates(name)(txn)
+
+        return work
+
+    assert commit_together(filled, [checked("d"), creates("e"), checked("f")]) == [2, 2, 2]
+
+
+def test_a_transaction_that_is_sent_again_waits_for_the_first(filled: Lakehouse) -> None:
+    twice = [filled.transaction(transaction_id="0f6f8e1a-5d0e-4b66-9d0f-0d6a4e2f4a11") for _ in range(2)]
+    for name, txn in zip("de", twice, strict=True):
+        creates(name)(txn)
+    assert commit_waiting(filled, twice) == [2, 3]
+
+
 def test_those_who_go_alone_go_one_after_the_other(lakes: Lakes) -> None:
     """Each loses one attempt at most: where it comes just after another, and began before that."""
     lake = lakes.memory(order=4)

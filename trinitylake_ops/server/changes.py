@@ -70,7 +70,7 @@ def transaction_of(call: Call, message: str) -> Transaction:
         message=message[:_LONGEST_MESSAGE_CHARS], properties=_said_of(call), transaction_id=publication
     )
     if publication is not None and key is not None:
-        txn.require(_unpublished(lake, publication, uuid.UUID(key), call))
+        txn.require(_unpublished(lake, publication, uuid.UUID(key), call), alone=False)
     return txn
 
 

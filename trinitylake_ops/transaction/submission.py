@@ -34,8 +34,8 @@ class Submission:
     """A transaction that is ready to be committed.
 
     ``base`` is the version that the transaction began on, ``begun_at_ms`` the moment of that by the storage's clock.
-    ``preconditions`` raise typed errors for versions on which the transaction may not be committed. ``was_saved`` says
-    that other processes may have resumed it.
+    ``preconditions`` raise typed errors for versions on which the transaction may not be committed. ``goes_alone`` says
+    that they look at what others in a group may change, ``was_saved`` that other processes may have resumed it.
     """
 
     def __init__(
@@ -48,6 +48,7 @@ class Submission:
         *,
         begun_at_ms: int,
         preconditions: Sequence[Callable[[Snapshot], None]] = (),
+        goes_alone: bool = False,
         was_saved: bool = False,
     ):
         self.id = transaction_id
@@ -57,6 +58,7 @@ class Submission:
         self._isolation = isolation
         self._info = info
         self._preconditions = preconditions
+        self._goes_alone = goes_alone
         self._was_saved = was_saved
         self._keys = base.keys
         self._paths: dict[str, str] = {}
@@ -71,7 +73,7 @@ class Submission:
     @property
     def is_alone(self) -> bool:
         """Whether only a whole version can tell what the transaction touches. It then gets a version to itself."""
-        return self._changes.definition is not None or bool(self._preconditions)
+        return self._changes.definition is not None or self._goes_alone
 
     def footprint(self) -> Footprint:
         """Return what the transaction touches."""

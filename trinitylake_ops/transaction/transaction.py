@@ -94,6 +94,7 @@ class Transaction(CatalogReader):
         check_info(self._info)
         self._changes = ChangeSet()
         self._preconditions: list[Callable[[Snapshot], None]] = []
+        self._goes_alone = False
         self._begun_at_ms = base.read_at_ms
         self._is_open = True
         self._is_saved = False
@@ -309,13 +310,16 @@ class Transaction(CatalogReader):
         self._check_changeable()
         self._begun_at_ms = min(self._begun_at_ms, begun_at_ms)
 
-    def require(self, precondition: Callable[[Snapshot], None]) -> None:
+    def require(self, precondition: Callable[[Snapshot], None], *, alone: bool = True) -> None:
         """Check a condition on the base now, and again on every newer version of a rebase.
 
-        ``precondition`` raises a typed error when it does not hold.
+        ``precondition`` raises a typed error when it does not hold. The transaction gets a version to itself, as
+        another in its group might change what the condition looks at. With ``alone`` false none can: it looks at the
+        namespace of a table that this transaction changes, or for this transaction's own id.
         """
         precondition(self.base)
         self._preconditions.append(precondition)
+        self._goes_alone |= alone
 
     def _table_key_in_namespace(self, namespace: str, table: str) -> str:
         key = self.keys.table_key(namespace, table)
@@ -373,6 +377,7 @@ class Transaction(CatalogReader):
             self._info,
             begun_at_ms=self.begun_at_ms,
             preconditions=self._preconditions,
+            goes_alone=self._goes_alone,
             was_saved=self._is_saved,
         )
         try:

@@ -101,7 +101,7 @@ def require_no_view(writer: Transaction, namespace: str, table: str) -> None:
             raise TableAlreadyExistsError(f"View with same name already exists: {namespace}.{table}")
 
     check(writer)
-    writer.require(check)
+    writer.require(check, alone=False)
 
 
 def _no_table(namespace: str, view: str) -> Callable[[Snapshot], None]:

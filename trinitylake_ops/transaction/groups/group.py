@@ -181,8 +181,13 @@ class Group:
         return member in self._members.pending
 
     def has_room_for(self, candidate: Member) -> bool:
-        """Whether one more transaction fits: it touches nothing that the others touch, and the root has room for it."""
+        """Whether one more transaction fits: it touches nothing that the others touch, and the root has room for it.
+
+        One with the id of a member is the same transaction, sent again. It learns from the next version that it is done.
+        """
         members = self._members.pending
+        if any(member.submission.id == candidate.submission.id for member in members):
+            return False
         footprints = [member.footprint for member in members]
         if sum(len(footprint.writes) for footprint in (*footprints, candidate.footprint)) > MAX_GROUP_CHANGES:
             return False
