@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import NoReturn
 
 from trinitylake_ops.errors import CommitConflictError, TransactionExpiredError
@@ -30,12 +30,22 @@ def check_info(info: CommitInfo) -> None:
     _largest(info, "\N{LARGE BLUE CIRCLE}" * _LONGEST_SUMMARY_CHARS).largest()
 
 
+@dataclass(frozen=True, slots=True)
+class Precondition:
+    """``check`` raises a typed error for a version on which a transaction may not be committed.
+
+    ``is_alone`` says that others in a group may change what it looks at.
+    """
+
+    check: Callable[[Snapshot], None]
+    is_alone: bool
+
+
 class Submission:
     """A transaction that is ready to be committed.
 
     ``base`` is the version that the transaction began on, ``begun_at_ms`` the moment of that by the storage's clock.
-    ``preconditions`` raise typed errors for versions on which the transaction may not be committed. ``goes_alone`` says
-    that they look at what others in a group may change, ``was_saved`` that other processes may have resumed it.
+    ``was_saved`` says that other processes may have resumed it.
     """
 
     def __init__(
@@ -47,8 +57,7 @@ class Submission:
         info: CommitInfo,
         *,
         begun_at_ms: int,
-        preconditions: Sequence[Callable[[Snapshot], None]] = (),
-        goes_alone: bool = False,
+        preconditions: Sequence[Precondition] = (),
         was_saved: bool = False,
     ):
         self.id = transaction_id
@@ -58,7 +67,6 @@ class Submission:
         self._isolation = isolation
         self._info = info
         self._preconditions = preconditions
-        self._goes_alone = goes_alone
         self._was_saved = was_saved
         self._keys = base.keys
         self._paths: dict[str, str] = {}
@@ -73,7 +81,7 @@ class Submission:
     @property
     def is_alone(self) -> bool:
         """Whether only a whole version can tell what the transaction touches. It then gets a version to itself."""
-        return self._changes.definition is not None or self._goes_alone
+        return self._changes.definition is not None or any(one.is_alone for one in self._preconditions)
 
     def footprint(self) -> Footprint:
         """Return what the transaction touches."""
@@ -145,7 +153,7 @@ class Submission:
                 latest_version=latest.version,
             )
         for precondition in self._preconditions:
-            precondition(latest)
+            precondition.check(latest)
 
     def _merge_definition(self, base: Snapshot, latest: Snapshot) -> list[str]:
         """Take over the changes of others in the lakehouse definition. Returns the conflicts."""

@@ -53,7 +53,7 @@ from trinitylake_ops.transaction.saved import (
     read_staged,
     write_saved,
 )
-from trinitylake_ops.transaction.submission import Submission, check_info
+from trinitylake_ops.transaction.submission import Precondition, Submission, check_info
 from trinitylake_ops.versions.commit_info import CommitInfo
 from trinitylake_ops.versions.latest import reading_bases
 from trinitylake_ops.versions.snapshot import CatalogReader, Entry, Snapshot
@@ -93,8 +93,7 @@ class Transaction(CatalogReader):
         # A message that leaves no room for what the commit adds is refused here, not at the commit.
         check_info(self._info)
         self._changes = ChangeSet()
-        self._preconditions: list[Callable[[Snapshot], None]] = []
-        self._goes_alone = False
+        self._preconditions: list[Precondition] = []
         self._begun_at_ms = base.read_at_ms
         self._is_open = True
         self._is_saved = False
@@ -318,8 +317,7 @@ class Transaction(CatalogReader):
         namespace of a table that this transaction changes, or for this transaction's own id.
         """
         precondition(self.base)
-        self._preconditions.append(precondition)
-        self._goes_alone |= alone
+        self._preconditions.append(Precondition(precondition, alone))
 
     def _table_key_in_namespace(self, namespace: str, table: str) -> str:
         key = self.keys.table_key(namespace, table)
@@ -377,7 +375,6 @@ class Transaction(CatalogReader):
             self._info,
             begun_at_ms=self.begun_at_ms,
             preconditions=self._preconditions,
-            goes_alone=self._goes_alone,
             was_saved=self._is_saved,
         )
         try:

@@ -183,7 +183,7 @@ class Group:
     def has_room_for(self, candidate: Member) -> bool:
         """Whether one more transaction fits: it touches nothing that the others touch, and the root has room for it.
 
-        One with the id of a member is the same transaction, sent again. It learns from the next version that it is done.
+        One with the id of a member is the same transaction, sent again. The next version tells it that it is done.
         """
         members = self._members.pending
         if any(member.submission.id == candidate.submission.id for member in members):
