@@ -88,7 +88,7 @@ def caught(kind: type[StorageError], call: Callable[[], object]) -> str:
     "root",
     [
         "hdfs:///path/", "hdfs://user:pass@host:8020/path/", "hdfs://host:0/p/", "hdfs://host:port/p/",
-        "hdfs://ho st/p/", "hdfs://h:1/a:b/", "hdfs://h:1/.reserved/raw/", "hdfs://h:1/a/.snapshot/s/",
+        "hdfs://host:65536/p/", "hdfs://ho st/p/", "hdfs://h:1/a:b/", "hdfs://h:1/.reserved/raw/", "hdfs://h:1/a/.snapshot/s/",
     ],
 )  # fmt: skip
 def test_roots_of_another_form(root: str) -> None:

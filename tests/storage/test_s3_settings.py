@@ -82,6 +82,8 @@ def test_settings() -> None:
     ("options", "message"),
     [
         ({"access_key_id": "hush"}, "'access_key_id' is of no use without 'secret_access_key'"),
+        ({"region": "hush\u202e"}, "'region' must be a name of letters"),
+        ({"region": "hush.example/x"}, "'region' must be a name of letters"),
         ({"secret_access_key": "hush"}, "'secret_access_key' is of no use without 'access_key_id'"),
         ({"session_token": "hush"}, "'session_token' is of no use without 'access_key_id'"),
         ({"region": ""}, "'region' is empty"),

@@ -32,6 +32,9 @@ _FILES = {"AWS_CONFIG_FILE": "~/.aws/config", "AWS_SHARED_CREDENTIALS_FILE": "~/
 #: How the variables begin or end that a client reads when it is made: who asks, where, through which proxy.
 _READ_BY_CLIENTS = re.compile(r"(?i)AWS_.*|.*_PROXY|HOME|.*_CA_BUNDLE|SSL_CERT_(?:FILE|DIR)|BOTO_CONFIG")
 
+#: What botocore takes. Its error for others shows them as they are.
+_REGION = re.compile(r"(?![0-9]+\Z)(?!-)[A-Za-z0-9-]{1,63}(?<!-)")
+
 _CREDENTIALS = {
     "access_key_id": "AWS_ACCESS_KEY_ID",
     "secret_access_key": "AWS_SECRET_ACCESS_KEY",
@@ -61,6 +64,8 @@ class AwsSettings:
         endpoint = options.get("endpoint")
         if endpoint is not None:
             check_endpoint(endpoint)
+        if "region" in options and not _REGION.fullmatch(options["region"]):
+            raise InvalidInputError("storage option 'region' must be a name of letters, digits and '-', like us-east-1")
         region = options.get("region") or _region()
         return AwsSettings(endpoint, region, connect_timeout_of(options), read_timeout_of(options))
 

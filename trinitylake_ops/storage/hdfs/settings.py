@@ -20,8 +20,9 @@ HDFS_ENVIRONMENT = (
 )  # fmt: skip
 
 _HOST = r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,252}[A-Za-z0-9])?"
-_AUTHORITY = re.compile(rf"({_HOST})(?::([1-9][0-9]{{0,4}}))?")
-_NAMENODE = re.compile(rf"{_HOST}:[1-9][0-9]{{0,4}}")
+_PORT = r"(?:6553[0-5]|655[0-2][0-9]|65[0-4][0-9]{2}|6[0-4][0-9]{3}|[1-5][0-9]{4}|[1-9][0-9]{0,3})"
+_AUTHORITY = re.compile(rf"({_HOST})(?::({_PORT}))?")
+_NAMENODE = re.compile(rf"{_HOST}:{_PORT}")
 _MAX_NAMENODES = 16
 _MAX_REPLICATION = 512  # dfs.replication.max of Hadoop
 #: Of a name service that Hadoop's files describe: enough for three NameNodes, of which one is active.
