@@ -80,7 +80,7 @@ def pointers(text: str) -> str:
 
 def commands() -> str:
     """Return the page of the command line: each command with its arguments and options."""
-    context = click.Context(trinitylake, info_name="trinitylake")
+    context = trinitylake.context_class(trinitylake, info_name="trinitylake", **trinitylake.context_settings)
     text = "# Commands\n\n" + _MADE + _help(trinitylake) + _options(trinitylake.params, context)
     for name in trinitylake.list_commands(context):
         command = trinitylake.get_command(context, name)
@@ -251,7 +251,7 @@ def _listed(names: Mapping[str, Iterable[str]]) -> Iterator[tuple[str, str]]:
 
 
 def _lakehouse_settings() -> Iterator[tuple[str, str, str]]:
-    context = click.Context(trinitylake)
+    context = trinitylake.context_class(trinitylake, **trinitylake.context_settings)
     init = trinitylake.get_command(context, "init")
     assert init is not None
     known = {one.name for one in fields(LakehouseDef)}

@@ -150,11 +150,11 @@ def test_the_first_write_into_a_lakehouse_that_was_moved_says_so_in_one_line(lak
     root = f"file://{tmp_path}/after/"
     assert forked.run("--root", root, "ls").err == ""
     plan = forked.run("--root", root, "compact-tables", "--min-files", "2", "--yes")
-    assert (plan.code, plan.err.count("trinitylake relocate"), plan.err.count("\n")) == (0, 1, 1)
-    assert root in plan.err
-    assert forked.run("--root", root, "relocate", "--yes").err == ""
+    (told,) = [line for line in plan.err.splitlines() if "trinitylake relocate" in line]  # others may tell of progress
+    assert (plan.code, root in told) == (0, True)
+    assert "relocate" not in forked.run("--root", root, "relocate", "--yes").err
     again = forked.run("--root", root, "compact-tables", "--min-files", "2", "--yes")
-    assert (again.code, again.err) == (0, "")
+    assert (again.code, "relocate" in again.err) == (0, False)
 
 
 def test_streams_and_environment(lakes: Lakes) -> None:
