@@ -122,3 +122,10 @@ def duckdb_with_iceberg() -> Iterator[duckdb.DuckDBPyConnection]:
             (extension,) = Path(package.__path__[0]).rglob("*.duckdb_extension")
             connection.execute(f"LOAD '{extension}'")
         yield connection
+
+
+def attach(connection: duckdb.DuckDBPyConnection, served: Served, warehouse: str, name: str) -> None:
+    """Attach a warehouse of a server under a name of DuckDB's."""
+    connection.execute(
+        f"ATTACH '{warehouse}' AS {name} (TYPE iceberg, ENDPOINT '{served.url}', AUTHORIZATION_TYPE 'none')"
+    )

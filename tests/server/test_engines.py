@@ -22,7 +22,7 @@ from pyiceberg.exceptions import (
 from pyiceberg.types import StringType
 
 from tests.lakes import Lakes
-from tests.server.served import Served, duckdb_with_iceberg
+from tests.server.served import Served, attach, duckdb_with_iceberg
 from trinitylake_ops import Lakehouse, maintenance
 from trinitylake_ops.tables import catalog_at
 
@@ -83,12 +83,6 @@ def test_pyiceberg_is_told_in_its_own_terms(served: Served) -> None:
 
 def rows(connection: duckdb.DuckDBPyConnection, query: str) -> list[Any]:
     return connection.execute(query).fetchall()
-
-
-def attach(connection: duckdb.DuckDBPyConnection, served: Served, warehouse: str, name: str) -> None:
-    connection.execute(
-        f"ATTACH '{warehouse}' AS {name} (TYPE iceberg, ENDPOINT '{served.url}', AUTHORIZATION_TYPE 'none')"
-    )
 
 
 def test_duckdb(served: Served, lake: Lakehouse, lakes: Lakes) -> None:

@@ -13,7 +13,7 @@ from tests.clock import ClockStorage
 from tests.lakes import Lakes, allowing
 from tests.maintenance.aging import LONG_MS
 from tests.server.requests import TABLE, TABLES, commit_of, created, properties
-from tests.server.served import Served, serving, settings_for
+from tests.server.served import Served, attach, duckdb_with_iceberg, serving, settings_for
 from trinitylake_ops import Lakehouse, maintenance
 from trinitylake_ops.errors import InvalidInputError
 from trinitylake_ops.maintenance.plans.retention import RetentionPolicy
@@ -196,6 +196,9 @@ def test_a_clone_is_a_warehouse(lakes: Lakes, lake: Lakehouse, tmp_path: Path) -
         assert n_rows(served, "clone-x") == 2
         catalog_at(clone).load_table("ns.t").append(ROWS)
         assert (n_rows(served, "clone-x"), n_rows(served, "main")) == (4, 2)
+        with duckdb_with_iceberg() as connection:  # the parent's files and the clone's own
+            attach(connection, served, "clone-x", "x")
+            assert connection.execute("SELECT count(*), sum(id) FROM x.ns.t").fetchall() == [(4, 6)]
         refused = served.ask("POST", TABLES.replace("/main/", "/clone-x/"), created("u"))
         assert refused.error == (403, "ForbiddenException")
         assert "serve the clone's own root" in refused.document["error"]["message"]
