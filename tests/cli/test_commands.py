@@ -199,6 +199,14 @@ def test_log(cli: Cli, lake: Lakehouse) -> None:
     assert_error(cli("log", "--limit", 0), 2, "--limit")
 
 
+def test_log_names_the_clients_of_a_server(cli: Cli, lake: Lakehouse) -> None:
+    with lake.transaction(properties={"principal": "etl"}) as txn:
+        txn.create_namespace("made")
+    (line,) = (line for line in cli("log").out.splitlines() if "etl (by the server)" in line)
+    assert line.startswith("3 ")
+    assert [one.committer for one in lake.history(1)] == ["etl (by the server)"]
+
+
 def test_log_stat(cli: Cli, lake: Lakehouse) -> None:
     version = cli("log", "--limit", 1, "--json").json[0]
     assert version["counts"] == {"set": 1, "deleted": 0}

@@ -42,6 +42,8 @@ ROWS = pa.table({"id": pa.array([1, 2, 3], pa.int64())})
 VENDED = {"X-Iceberg-Access-Delegation": "vended-credentials"}
 SIGNING = {"X-Iceberg-Access-Delegation": "remote-signing"}
 ROLE, NO_ROLE = DelegationSettings(role=ROLE_ARN, seconds=900, sign=True), DelegationSettings(sign=True)
+#: What every client is told about the storage.
+TOLD = {"s3.endpoint", "client.region", "s3.region", "s3.path-style-access"}
 AS_WRITER, AS_READER = ({"Authorization": f"Bearer {token}"} for token in (WRITER, READER))
 
 
@@ -155,7 +157,7 @@ def _session(served: Served, headers: Mapping[str, str], table: str) -> dict[str
 def test_what_is_answered_without_keys(giving: Served, on_s3: Lakehouse) -> None:
     """No key of the server is in an answer. A client that asks for nothing gets nothing, and may use an ETag."""
     plain = giving.ask("GET", TABLE, headers=AS_WRITER)
-    assert set(plain.document["config"]) == {"s3.endpoint", "s3.region", "s3.path-style-access"}
+    assert set(plain.document["config"]) == TOLD
     assert "storage-credentials" not in plain.document
     tag = {"If-None-Match": plain.headers["etag"]}
     assert giving.ask("GET", TABLE, headers={**AS_WRITER, **tag}).status == 304
@@ -186,7 +188,7 @@ def test_who_gets_nothing(giving: Served, on_s3: Lakehouse, tmp_path: Path) -> N
         for path, method in ((f"{TABLE}/credentials", "GET"), (f"{TABLE}/sign", "POST")):
             assert plain.ask(method, path, {}, headers=AS_WRITER).error == (406, "UnsupportedOperationException")
         config = plain.ask("GET", TABLE, headers={**AS_WRITER, **VENDED}).document["config"]
-        assert set(config) == {"s3.endpoint", "s3.region", "s3.path-style-access"}
+        assert set(config) == TOLD
     wrong = replace(ROLE, role="arn:aws:iam:::role/nobodys")
     with serving_files(on_s3, tmp_path, wrong) as broken:
         denied = broken.ask("GET", TABLE, headers={**AS_WRITER, **VENDED})

@@ -92,6 +92,8 @@ def test_duckdb(served: Served, lake: Lakehouse, lakes: Lakes) -> None:
     with duckdb_with_iceberg() as connection:
         attach(connection, served, "main", "l")
         connection.execute("INSERT INTO l.ns.t VALUES (1, 'a'), (2, 'b')")
+        first = catalog_at(lake).load_table("ns.t").current_snapshot()
+        assert first is not None
         connection.execute("CREATE SCHEMA l.more")
         connection.execute("CREATE TABLE l.more.made AS SELECT 7 AS n, 'x' AS s")
         before = lake.latest_version()
@@ -102,6 +104,9 @@ def test_duckdb(served: Served, lake: Lakehouse, lakes: Lakes) -> None:
         connection.execute("ALTER TABLE l.ns.t ADD COLUMN more INTEGER")
         assert rows(connection, "SELECT id, name FROM l.ns.t ORDER BY id") == [(2, "z"), (3, "c")]
         assert rows(connection, "SELECT * FROM l.more.made ORDER BY n") == [(7, "x"), (8, "y")]
+        assert rows(connection, f"SELECT count(*) FROM l.ns.t AT (VERSION => {first.snapshot_id})") == [(2,)]
+        moment = f"make_timestamptz({first.timestamp_ms}000)"
+        assert rows(connection, f"SELECT count(*) FROM l.ns.t AT (TIMESTAMP => {moment})") == [(2,)]
         attach(connection, served, f"v{before}", "old")
         assert rows(connection, "SELECT id FROM old.ns.t ORDER BY id") == [(1,), (2,)]
         with pytest.raises(duckdb.Error, match="connect to the warehouse main to write"):
@@ -174,4 +179,7 @@ def test_polars(served: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     pl.from_arrow(ROWS).write_iceberg(catalog.load_table("ns.t"), mode="append")  # type: ignore[union-attr]
     read = pl.scan_iceberg(catalog.load_table("ns.t")).filter(pl.col("id") > 1).collect()
     assert read["name"].to_list() == ["b", "c"]
-    assert pl.scan_iceberg(served.catalog("v2").load_table("ns.t")).collect().height == 0
+    then = served.catalog("v2").load_table("ns.t")
+    assert pl.scan_iceberg(then).collect().height == 0
+    with pytest.raises(ForbiddenError, match="nothing changes any more"):
+        pl.from_arrow(ROWS).write_iceberg(then, mode="append")  # type: ignore[union-attr]

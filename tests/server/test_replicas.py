@@ -23,6 +23,7 @@ from pyiceberg.exceptions import (
 from requests.exceptions import RequestException
 
 from tests.processes import Child, fork
+from tests.proxy import FaultyProxy, drop_answer, drop_request
 from tests.server.served import Served, command, duckdb_with_iceberg
 from tests.servers.s3_server import S3Server
 from trinitylake_ops import Lakehouse, maintenance
@@ -97,7 +98,7 @@ def append_by_duckdb(urls: Sequence[str], number: int, radosgw: S3Server) -> Non
             connection.execute(f"INSERT INTO lake.ns.t{number} VALUES ({mark})")
 
 
-def clients(urls: Sequence[str], radosgw: S3Server) -> list[Child]:
+def clients(urls: Sequence[str], radosgw: S3Server, url_of_duckdb: str | None = None) -> list[Child]:
     access = {
         "s3.endpoint": radosgw.endpoint,
         "s3.access-key-id": radosgw.access_key_id,
@@ -106,7 +107,7 @@ def clients(urls: Sequence[str], radosgw: S3Server) -> list[Child]:
 
     def work(number: int) -> Any:
         if number < N_OF_DUCKDB:
-            return lambda _: append_by_duckdb(urls, number, radosgw)
+            return lambda _: append_by_duckdb([url_of_duckdb or urls[0]], number, radosgw)
         return lambda _: append(urls, number, access)
 
     return [fork(work(number), time_limit_seconds=400) for number in range(N_CLIENTS)]
@@ -148,3 +149,34 @@ def test_replicas_end_while_clients_commit(on_s3: Lakehouse, radosgw: S3Server) 
         assert running[2][0].wait(120) == 0
         assert [child.finish()[0] for child in children] == [0] * N_CLIENTS
     check_all_is_there_once(on_s3, before)
+
+
+def losing(url: str) -> Child:
+    """Fork a proxy that loses each fourth change or its answer. It reports its address, and at SIGTERM how many."""
+    faults = [(drop_answer if at % 8 < 4 else drop_request)(at, method="POST") for at in range(2, 400, 4)]
+
+    def run(report: Any) -> None:
+        is_over = threading.Event()
+        signal.signal(signal.SIGTERM, lambda *_: is_over.set())
+        with FaultyProxy(url, faults) as proxy:
+            report(proxy.url)
+            is_over.wait()
+            report(str(sum(one.fault is not None for one in proxy.log)))
+
+    return fork(run, time_limit_seconds=400)
+
+
+@pytest.mark.soak
+def test_answers_are_lost_while_clients_commit(on_s3: Lakehouse, radosgw: S3Server) -> None:
+    """Requests and answers are lost before each of three replicas. Clients look, and go on. DuckDB would give up."""
+    before = on_s3.latest_version()
+    with servers(on_s3, N_REPLICAS) as running:
+        proxies = [losing(url) for _, url in running]
+        children = clients([proxy.next_report() for proxy in proxies], radosgw, running[0][1])
+        assert [child.finish()[0] for child in children] == [0] * N_CLIENTS
+        for proxy in proxies:
+            os.kill(proxy.pid, signal.SIGTERM)
+        n_lost = [int(reports[0]) for status, reports in (proxy.finish() for proxy in proxies) if status == 0]
+        assert len(n_lost) == N_REPLICAS and all(n_lost)
+    check_all_is_there_once(on_s3, before)
+    print(f"lost by each proxy: {n_lost}")

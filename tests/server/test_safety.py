@@ -23,7 +23,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
-from pyiceberg.exceptions import ForbiddenError, UnauthorizedError
+from pyiceberg.exceptions import ForbiddenError, OAuthError, UnauthorizedError
 
 from tests.lakes import Lakes, allowing
 from tests.server.requests import TABLE, TABLES, commit_of, created, properties
@@ -93,6 +93,25 @@ def test_nobody_is_let_in_without_a_token(guarded: Served) -> None:
     with pytest.raises(UnauthorizedError):
         guarded.catalog(token="nobody", **{"oauth2-server-uri": guarded.url})
     assert guarded.catalog(token=READER, **{"oauth2-server-uri": guarded.url}).list_tables("ns") == [("ns", "t")]
+
+
+def test_a_client_with_a_name_and_a_secret_hears_that_it_needs_a_token(guarded: Served, lake: Lakehouse) -> None:
+    """Clients that are given no token ask for one, as OAuth has it. So the answer is one of OAuth."""
+    asked = b"grant_type=client_credentials&client_id=etl&client_secret=verysecret42"
+    with serving(settings_for(lake)) as open_to_all:
+        for served in (guarded, open_to_all):
+            answer = served.ask("POST", "/v1/oauth/tokens", asked)
+            assert (answer.status, answer.document["error"]) == (400, "unsupported_grant_type")
+            assert "verysecret42" not in answer.body.decode()
+            given = {"credential": "etl:verysecret42", "oauth2-server-uri": f"{served.url}/v1/oauth/tokens"}
+            with pytest.raises(OAuthError, match="gives no tokens"):
+                served.catalog(**given)
+    assert guarded.ask("GET", "/v1/oauth/tokens").error == UNAUTHORIZED
+
+
+def test_a_client_without_a_token_is_not_told_that_its_token_is_wrong(guarded: Served) -> None:
+    with pytest.raises(UnauthorizedError, match="a bearer token is needed"):
+        guarded.catalog()
 
 
 WRITES = [

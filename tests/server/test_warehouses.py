@@ -57,6 +57,9 @@ def test_any_version_is_a_warehouse(versions: Lakehouse, served: Served) -> None
 def test_other_warehouses_are_not_there(versions: Lakehouse, served: Served) -> None:
     for name in ("v99", "v-1", "w3", "export-none", "export-3", "%20", "Main", "%2e%2e"):
         assert served.ask("GET", f"/v1/{name}/namespaces").error == UNKNOWN, name
+    too_early = served.ask("GET", "/v1/at-2001-02-03T04:05:06Z/namespaces")
+    assert too_early.error == UNKNOWN
+    assert "(2001-02-03 04:05:06 UTC); version 0 was created at" in too_early.document["error"]["message"]
     for name in ("at-", "at-yesterday"):
         assert served.ask("GET", f"/v1/{name}/namespaces").error == (400, "BadRequestException")
 
@@ -176,7 +179,12 @@ def test_clients_on_s3_are_told_where_it_is(lakes: Lakes) -> None:
             served.ask("POST", TABLES, created("u", **{"stage-create": True})),
             served.ask("GET", TABLE),
         ]
-    told = {"s3.endpoint": "https://s3.example/", "s3.region": "eu-central-1", "s3.path-style-access": "true"}
+    told = {
+        "s3.endpoint": "https://s3.example/",
+        "client.region": "eu-central-1",
+        "s3.region": "eu-central-1",
+        "s3.path-style-access": "true",
+    }
     for answer in answers:
         assert answer.document["config"] == told
         assert answer.document["metadata"]["location"].startswith("s3://bucket/lake/tables/")

@@ -297,15 +297,14 @@ _COUNTED = ("set", "deleted")
 
 
 def _log_rows(info: VersionInfo) -> Iterator[tuple[object, ...]]:
-    by = f"{info.user}@{info.host}" if info.user else ""
-    by = ", ".join(filter(None, (by, _approval(info.approved_by))))
+    by = _by(info.committer, info.approved_by)
     yield info.version, info.created_at, _operation(info), info.message, by, info.run_id, info.state
     for each in info.transactions:
-        yield "", "", f"- {each.operation}", each.message, _approval(each.approved_by), each.run_id, ""
+        yield "", "", f"- {each.operation}", each.message, _by(each.client, each.approved_by), each.run_id, ""
 
 
-def _approval(approved_by: str | None) -> str:
-    return f"approved by {approved_by}" if approved_by else ""
+def _by(committer: str, approved_by: str | None) -> str:
+    return ", ".join(filter(None, (committer, f"approved by {approved_by}" if approved_by else "")))
 
 
 def _diffs(lake: Lakehouse, history: Sequence[VersionInfo], latest: Snapshot) -> dict[int, VersionDiff | None]:

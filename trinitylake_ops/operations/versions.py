@@ -89,7 +89,7 @@ class VersionRows:
 
 def _person(info: VersionInfo) -> str:
     approved = f"approved by {info.approved_by}" if info.approved_by else ""
-    return ", ".join(filter(None, (f"{info.user}@{info.host}" if info.user else "", approved)))
+    return ", ".join(filter(None, (info.committer, approved)))
 
 
 def _changes(diff: VersionDiff | None) -> Changes:

@@ -152,6 +152,13 @@ def failed(error: Exception, *, changes: bool, request_id: str) -> Answer:
     return _failure(500, unforeseen, told, detail=f"{type(error).__name__}: {error}")
 
 
+def gives_no_tokens() -> Answer:
+    """Return the answer to a client that asks for a token by a name and a secret. It is an error as OAuth has it."""
+    told = "this server gives no tokens; give the client one that its operator made, such as token=..."
+    body = json.dumps({"error": "unsupported_grant_type", "error_description": told}).encode()
+    return Answer(400, body, {"Cache-Control": "no-store"}, "unsupported_grant_type", told)
+
+
 def timed_out(*, has_begun: bool, changes: bool) -> Answer:
     """Return the answer to a request that took too long. One that has begun goes on, and nobody knows its outcome."""
     if has_begun:

@@ -50,6 +50,8 @@ _PAGE_HEADERS = {
     "cache-control": "no-store",
     "referrer-policy": "no-referrer",
 }
+#: Where clients ask for a token that were given a name and a secret instead of one.
+_OAUTH = b"/v1/oauth/tokens"
 _MAX_QUERY_BYTES = 16 << 10
 _MOST_QUERY_FIELDS = 50
 _LONGEST_PATH_CHARS = 500
@@ -145,6 +147,9 @@ class Application:
         if path in (b"/healthz", b"/readyz"):
             said["operation"] = f"GET {_path(request)}"
             return answers.ok({"status": "ok"}) if path == b"/healthz" else await self._readiness()
+        if path == _OAUTH and request.method == "POST":
+            said["operation"] = f"POST {_path(request)}"
+            return answers.gives_no_tokens()
         try:
             is_page = path == _PAGE and request.method == "GET"
             principal = await self._principal(request, allows_password=is_page)

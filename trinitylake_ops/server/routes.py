@@ -89,7 +89,10 @@ def find_route(method: str, raw_path: bytes) -> tuple[Route, Mapping[str, str]]:
         raise RefusedError(
             405, "BadRequestException", f"{method} is not for this path", headers={"Allow": ", ".join(methods)}
         )
-    raise RefusedError(404, "NotFoundException", "No such path: it begins with /v1/ and the prefix of a warehouse")
+    doubled = "; leave /v1 out of the address that the client is given" if segments[:2] == ["v1", "v1"] else ""
+    raise RefusedError(
+        404, "NotFoundException", f"No such path: it begins with /v1/ and the prefix of a warehouse{doubled}"
+    )
 
 
 def _names_in(segments: list[str], template: list[str]) -> dict[str, str] | None:

@@ -20,6 +20,8 @@ from trinitylake_ops.server.settings import read_yaml
 
 _HASH = re.compile(r"[0-9a-f]{64}")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,63}")
+#: What pyiceberg sends for a token when it was given none.
+_OF_PYICEBERG = "None"
 _KNOWN = frozenset({"name", "sha256", "scope", "namespaces", "lakehouses", "expires"})
 
 
@@ -91,7 +93,7 @@ class Tokens:
                 503, "ServiceUnavailableException", "the file of tokens cannot be used", detail=str(error)
             ) from error
         kind, _, token = (authorization or "").partition(" ")
-        if kind.lower() != "bearer" or not token.strip():
+        if kind.lower() != "bearer" or token.strip() in ("", _OF_PYICEBERG):
             raise unauthorized("a bearer token is needed")
         found = principals.get(hashlib.sha256(token.strip().encode("utf-8", "replace")).hexdigest())
         if found is None:

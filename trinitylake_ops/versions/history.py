@@ -26,6 +26,8 @@ from trinitylake_ops.versions.snapshot import LakehouseFiles, Snapshot, utc_date
 
 _BATCH = 32
 _MOST = 2**63 - 1
+#: The property of a commit that a client of the server asked for: who that was.
+_CLIENT = "principal"
 
 T = TypeVar("T")
 
@@ -63,6 +65,11 @@ class VersionInfo:
         """The bytes of all files that the commit added: definitions, nodes and its root."""
         return self.cost.get("bytes", 0) + self.root_bytes
 
+    @property
+    def committer(self) -> str:
+        """Who committed it: a client of the server, or else user and host of the program. Empty if nothing says so."""
+        return _client(self.properties) or "@".join(filter(None, (self.user, self.host)))
+
 
 @dataclass(frozen=True, slots=True)
 class TransactionInfo:
@@ -75,6 +82,15 @@ class TransactionInfo:
     approved_by: str | None
     counts: Mapping[str, int]
     properties: Mapping[str, str]
+
+    @property
+    def client(self) -> str:
+        """The client of the server that asked for it. Empty if there was none."""
+        return _client(self.properties)
+
+
+def _client(properties: Mapping[str, str]) -> str:
+    return f"{properties[_CLIENT]} (by the server)" if properties.get(_CLIENT) else ""
 
 
 def history(files: LakehouseFiles, limit: int | None = None, latest: Snapshot | None = None) -> Iterator[VersionInfo]:

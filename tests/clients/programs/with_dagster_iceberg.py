@@ -1,7 +1,8 @@
-"""Assets of Dagster are stored, and loaded again, by the I/O manager of dagster-iceberg."""
+"""Assets of Dagster are stored and loaded, also as they were, and refused there, by dagster-iceberg's I/O manager."""
 
 import json
 import sys
+import time
 
 import dagster as dg
 import pyarrow as pa
@@ -10,6 +11,7 @@ from dagster_iceberg.io_manager.arrow import PyArrowIcebergIOManager
 from pyiceberg.catalog.rest import RestCatalog
 
 url = sys.argv[1]
+rows = [1, 2]
 
 
 def stored(warehouse: str) -> PyArrowIcebergIOManager:
@@ -19,7 +21,7 @@ def stored(warehouse: str) -> PyArrowIcebergIOManager:
 
 @dg.asset
 def of_dagster() -> pa.Table:
-    return pa.table({"id": pa.array([1, 2], pa.int64())})
+    return pa.table({"id": pa.array(rows, pa.int64())})
 
 
 @dg.asset
@@ -27,9 +29,23 @@ def doubled(of_dagster: pa.Table) -> pa.Table:
     return pa.table({"id": [2 * value for value in of_dagster["id"].to_pylist()]})
 
 
-found = {
-    name: dg.materialize([of_dagster, doubled], resources={"io_manager": stored(name)}, raise_on_error=False).success
-    for name in ("main", "v3")
-}
+def materialized(warehouse: str) -> bool:
+    resources = {"io_manager": stored(warehouse)}
+    return dg.materialize([of_dagster, doubled], resources=resources, raise_on_error=False).success
+
+
+def loaded(warehouse: str) -> list[int]:
+    assets = dg.Definitions([of_dagster, doubled], resources={"io_manager": stored(warehouse)})
+    return sorted(assets.load_asset_value("of_dagster", python_type=pa.Table)["id"].to_pylist())
+
+
+found: dict[str, object] = {"main": materialized("main")}
 kept = RestCatalog("main", uri=url, warehouse="main").load_table("sales.doubled").scan().to_arrow()
-print(json.dumps({**found, "doubled": sorted(kept["id"].to_pylist())}))
+found["doubled"] = sorted(kept["id"].to_pylist())
+time.sleep(1.1)  # some storages tell times to the second
+moment = f"at-{time.time_ns() // 1_000_000}"
+time.sleep(1.1)
+rows = [5]
+materialized("main")
+found |= {"now": loaded("main"), "then": loaded(moment), "v3": materialized("v3")}
+print(json.dumps(found))

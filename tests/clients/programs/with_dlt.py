@@ -1,24 +1,43 @@
-"""dlt loads rows into a table, twice, through the destination dlt-iceberg."""
+"""dlt loads rows into a table, twice, reads them, also as they were, and is refused there, by dlt-iceberg."""
 
 import json
 import sys
 import tempfile
+import time
 
 import dlt
 from dlt_iceberg import iceberg_rest
-from pyiceberg.catalog.rest import RestCatalog
 
 url = sys.argv[1]
-found = {}
-for warehouse in ("main", "v3"):
-    with tempfile.TemporaryDirectory() as folder:
-        destination = iceberg_rest(catalog_uri=url, namespace="sales", warehouse=warehouse)
-        pipeline = dlt.pipeline("rows", destination=destination, dataset_name="sales", pipelines_dir=folder)
-        rows = dlt.resource([{"id": 1}, {"id": 2}], name="of_dlt", write_disposition="append")
-        try:
-            pipeline.run(rows)
-            pipeline.run(rows)
-        except Exception as error:  # noqa: BLE001 - its kind is what is asked for
-            found["error"] = str(error)[-2_000:]
-found["rows"] = RestCatalog("main", uri=url, warehouse="main").load_table("sales.of_dlt").scan().to_arrow().num_rows
+found: dict[str, object] = {}
+
+
+def pipeline_at(warehouse: str, folder: str) -> dlt.Pipeline:
+    destination = iceberg_rest(catalog_uri=url, namespace="sales", warehouse=warehouse)
+    return dlt.pipeline("rows", destination=destination, dataset_name="sales", pipelines_dir=folder)
+
+
+def load(pipeline: dlt.Pipeline) -> None:
+    pipeline.run(dlt.resource([{"id": 1}, {"id": 2}], name="of_dlt", write_disposition="append"))
+
+
+def count(pipeline: dlt.Pipeline) -> int:
+    with pipeline.destination_client() as client:
+        return client.load_open_table("iceberg", "of_dlt").scan().to_arrow().num_rows
+
+
+with tempfile.TemporaryDirectory() as folder:
+    pipeline = pipeline_at("main", folder)
+    load(pipeline)
+    time.sleep(1.1)  # some storages tell times to the second
+    moment = f"at-{time.time_ns() // 1_000_000}"
+    time.sleep(1.1)
+    load(pipeline)
+    found["rows"] = count(pipeline)
+    earlier = pipeline_at(moment, folder)
+    found["earlier"] = count(earlier)
+    try:
+        load(earlier)
+    except Exception as error:  # noqa: BLE001 - its kind is what is asked for
+        found["error"] = str(error)[-2_000:]
 print(json.dumps(found))

@@ -1,8 +1,13 @@
-"""Sail reads, writes and makes a table by Spark SQL, at the version that its catalog names; another one refuses."""
+"""Sail reads, writes and makes a table by Spark SQL, at the version that its catalog names; another one refuses.
+
+Within a table's metadata it goes to a snapshot and to a time.
+"""
 
 import json
 import os
 import sys
+from datetime import UTC, datetime
+from urllib.request import urlopen
 
 url, warehouse = sys.argv[1:]
 os.environ["SAIL_CATALOG__LIST"] = f'[{{name="sail",type="iceberg-rest",uri="{url}",warehouse="{warehouse}"}}]'
@@ -19,7 +24,14 @@ def count(table: str) -> int:
     return spark.sql(f"SELECT count(*) FROM sail.sales.{table}").collect()[0][0]
 
 
-found = {"before": count("orders")}
+with urlopen(f"{url}/v1/{warehouse}/namespaces/sales/tables/orders") as answer:
+    first = json.load(answer)["metadata"]["snapshots"][0]
+moment = datetime.fromtimestamp(first["timestamp-ms"] / 1_000, UTC)
+found = {
+    "before": count("orders"),
+    "snapshot": count(f"orders VERSION AS OF {first['snapshot-id']}"),
+    "moment": count(f"orders TIMESTAMP AS OF '{moment:%Y-%m-%d %H:%M:%S.%f}'"),
+}
 try:
     spark.sql("INSERT INTO sail.sales.orders VALUES (7, 7.5)").collect()
     spark.sql("CREATE TABLE sail.sales.of_sail (id BIGINT) USING iceberg").collect()

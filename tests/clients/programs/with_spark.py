@@ -5,7 +5,7 @@ import sys
 
 from pyspark.sql import SparkSession
 
-url, jars, folder = sys.argv[1:4]
+url, jars, folder, *more = sys.argv[1:]
 settings = {
     "spark.jars": jars,
     "spark.sql.extensions": "org.apache.iceberg.spark.extensions.IcebergSparkSessionExtensions",
@@ -20,6 +20,7 @@ for name, warehouse in (("lake", "main"), ("earlier", "v3")):
         f"spark.sql.catalog.{name}.uri": url,
         f"spark.sql.catalog.{name}.warehouse": warehouse,
     }
+    settings |= {f"spark.sql.catalog.{name}.{key}": value for key, _, value in (one.partition("=") for one in more)}
 builder = SparkSession.builder.master("local[1]")
 for name, value in settings.items():
     builder = builder.config(name, value)
@@ -35,13 +36,14 @@ def error_of(statement: str) -> str:
     try:
         spark.sql(statement).collect()
     except Exception as error:  # noqa: BLE001 - what it says is asked for
-        return str(error)
+        return "\n".join(line for line in str(error).splitlines() if not line.startswith("\tat "))
     return "none"
 
 
 orders = "lake.sales.orders"
 found = {"before": count(orders), "earlier": count("earlier.sales.orders")}
-first = spark.sql(f"SELECT snapshot_id FROM {orders}.snapshots ORDER BY committed_at LIMIT 1").collect()[0][0]
+snapshots = f"SELECT snapshot_id, committed_at FROM {orders}.snapshots ORDER BY committed_at"
+first, moment = spark.sql(snapshots).collect()[0]
 spark.sql(f"INSERT INTO {orders} VALUES (3, 7.0)")
 spark.sql(f"UPDATE {orders} SET amount = 1.0 WHERE id = 1")
 spark.sql(
@@ -50,6 +52,7 @@ spark.sql(
 )
 found["merged"] = sorted(tuple(row) for row in spark.sql(f"SELECT id, amount FROM {orders}").collect())
 found["snapshot"] = count(f"{orders} VERSION AS OF {first}")
+found["moment"] = count(f"{orders} TIMESTAMP AS OF '{moment}'")
 spark.sql(
     "CREATE TABLE lake.sales.of_spark (id BIGINT, part INT) USING iceberg PARTITIONED BY (part)"
     " TBLPROPERTIES ('format-version' = '2', 'write.delete.mode' = 'merge-on-read')"
@@ -67,12 +70,12 @@ found["copied"] = count("lake.sales.copied")
 spark.sql("CREATE VIEW lake.sales.late AS SELECT id FROM lake.sales.orders WHERE amount > 8")
 found["view"] = count("lake.sales.late")
 spark.sql("DROP VIEW lake.sales.late")
-found["purge"] = error_of("DROP TABLE lake.sales.copied PURGE")[:300]
+found["purge"] = error_of("DROP TABLE lake.sales.copied PURGE")
 spark.sql("DROP TABLE lake.sales.copied")
 found["tables"] = sorted(row.tableName for row in spark.sql("SHOW TABLES IN lake.sales").collect())
-found["expire"] = error_of("CALL lake.system.expire_snapshots(table => 'sales.orders', retain_last => 1)")[:300]
-found["orphans"] = error_of("CALL lake.system.remove_orphan_files(table => 'sales.orders')")[:300]
-found["written"] = error_of("INSERT INTO earlier.sales.orders VALUES (3, 7.0)")[:300]
-found["missing"] = error_of("SELECT * FROM lake.sales.nothing")[:100]
+found["expire"] = error_of("CALL lake.system.expire_snapshots(table => 'sales.orders', retain_last => 1)")
+found["orphans"] = error_of("CALL lake.system.remove_orphan_files(table => 'sales.orders')")
+found["written"] = error_of("INSERT INTO earlier.sales.orders VALUES (3, 7.0)")
+found["missing"] = error_of("SELECT * FROM lake.sales.nothing")
 found["after"] = [count(orders), count("earlier.sales.orders")]
 print(json.dumps(found))

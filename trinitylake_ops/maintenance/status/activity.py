@@ -83,11 +83,8 @@ def _transactions(info: VersionInfo) -> int:
 
 
 def _name(info: VersionInfo) -> str:
-    principal = info.properties.get("principal")
-    if principal:
-        return f"{principal} (by the server)"[:_LONGEST_NAME_CHARS]
-    if info.user or info.host:
-        return "@".join(filter(None, (info.user, info.host)))[:_LONGEST_NAME_CHARS]
+    if info.committer:
+        return info.committer[:_LONGEST_NAME_CHARS]
     return "another program" if info.commit_id is None else "unknown"
 
 

@@ -15,8 +15,10 @@ from trinitylake_ops.tables.managed import managed_table_id
 _S3 = "s3://"
 #: What a client may ask for, by its header.
 DELEGATION, _VENDED, _SIGNING = "x-iceberg-access-delegation", "vended-credentials", "remote-signing"
-#: Options of a storage on S3 that its clients need too, by the names that Iceberg has for them. None is a secret.
-_CLIENT_OPTIONS = {"endpoint": "s3.endpoint", "region": "s3.region"}
+#: What clients of a storage on S3 need too, by the names that Iceberg has for it. None is a secret.
+_ENDPOINT = "s3.endpoint"
+#: The specification has the first name for the region, which Java alone needs. The other one is pyiceberg's.
+_REGIONS = ("client.region", "s3.region")
 _PATH_STYLE = "s3.path-style-access"
 NOT_KEPT = {"Cache-Control": "no-store"}
 
@@ -106,10 +108,10 @@ def _public_config(call: Call) -> dict[str, str]:
     if not lake.root.startswith(_S3):
         return {}
     options: Mapping[str, str] = with_environment(lake.root, lake.storage_options).of_scheme("s3")
-    found = {client: options[name] for name, client in _CLIENT_OPTIONS.items() if name in options}
+    found = {client: options["region"] for client in _REGIONS if "region" in options}
     if "endpoint" in options:
         # All clients take both forms. ClickHouse finds no file by the other one, as it joins paths in its own way.
-        found[_CLIENT_OPTIONS["endpoint"]] = f"{options['endpoint'].rstrip('/')}/"
+        found[_ENDPOINT] = f"{options['endpoint'].rstrip('/')}/"
     if options.get("addressing_style") == "path":
         found[_PATH_STYLE] = "true"
     return found
