@@ -114,7 +114,7 @@ FOUND_BY = {
         ("python", "staged_by_pipes"),
         ("yaml", "secret_options_from_env"),
         ("yaml", "default_limit"),
-        ("sh", "dagster dev -f code.py"),
+        ("sh", "dagster dev -f definitions.py"),
         ("sh", "dg scaffold"),
         ("", "DagsterInvalidConfigError"),
     ],
@@ -141,14 +141,14 @@ def test_definitions_of_the_page_load() -> None:
 @pytest.fixture
 def first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The file of the page's first code location, as a user saves it, with a root of the test."""
-    code = tmp_path / "code.py"
+    code = tmp_path / "definitions.py"
     code.write_text(python("NAMES = LakehouseNames").text.replace("/data/lake", str(tmp_path / "lake")))
     monkeypatch.chdir(tmp_path)
     return code
 
 
 def commands_of_first(first: Path) -> list[list[str]]:
-    (snippet,) = (one for one in DAGSTER if one.has("dagster dev -f code.py"))
+    (snippet,) = (one for one in DAGSTER if one.has("dagster dev -f definitions.py"))
     lines = snippet.text.replace("/data/", f"{first.parent}/").splitlines()
     assert lines[0] == f"export DAGSTER_HOME={first.parent}/dagster && mkdir -p {first.parent}/dagster"
     return [shlex.split(line) for line in lines[1:]]

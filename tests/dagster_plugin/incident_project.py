@@ -15,6 +15,8 @@ from trinitylake_ops.dagster_plugin.stored.settings import stored_as
 ROOT = "INCIDENT_PROJECT_ROOT"
 #: The variable with the address of the UI, where it has a path prefix.
 URL = "INCIDENT_PROJECT_URL"
+#: The variable that is set where a failed check keeps its run from publishing.
+BLOCKING = "INCIDENT_PROJECT_BLOCKING"
 NAMES = LakehouseNames("shop")
 ORDERS = NAMES.table_key("sales", "orders")
 LOAD = "shop_load"
@@ -33,7 +35,7 @@ def shop_definitions(root: str) -> dg.Definitions:
         amounts = [int(line) for line in Path(root).with_name(SOURCE).read_text().split()]
         return pa.table({"amount": pa.array(amounts, pa.int64())})
 
-    @dg.asset_check(asset=orders)
+    @dg.asset_check(asset=orders, blocking=BLOCKING in os.environ)
     def no_negative_amounts(orders: pa.Table) -> dg.AssetCheckResult:
         negative = sum(amount < 0 for amount in orders["amount"].to_pylist())
         return dg.AssetCheckResult(passed=not negative, metadata={"negative": negative})
@@ -56,3 +58,8 @@ def shop_definitions(root: str) -> dg.Definitions:
 
 def location() -> dg.Definitions:
     return dg.Definitions.merge(shop_definitions(os.environ[ROOT]), dg.Definitions(executor=dg.in_process_executor))
+
+
+def load_job() -> dg.JobDefinition:
+    """The job that loads the table, by which it is executed again from a failure."""
+    return location().resolve_job_def(LOAD)

@@ -14,13 +14,14 @@ import pyarrow as pa
 import pytest
 import yaml
 
-from tests.dagster_plugin.incident_project import LOAD, NAMES, ORDERS, ROOT, SOURCE, location
+from tests.dagster_plugin.incident_project import BLOCKING, LOAD, NAMES, ORDERS, ROOT, SOURCE, location
 from tests.dagster_plugin.maintenance_jobs import APPROVER, Jobs
 from tests.dagster_plugin.quiet import QUIET
 from tests.lakes import Lakes, check_lake, objects
 from tests.local_clock import LocalClock
 from tests.maintenance.changes import append_rows
 from trinitylake_ops import Lakehouse, maintenance
+from trinitylake_ops.dagster_plugin import publish
 from trinitylake_ops.dagster_plugin.names import ONLY
 from trinitylake_ops.dagster_plugin.resources import TrinityLakeResource
 from trinitylake_ops.dagster_plugin.runs.beyond_public import execute_as_launched
@@ -223,8 +224,22 @@ class Shop:
         self.lake = lake
         self.instance = instance
         self.source = source
+        self.reload()
+
+    def reload(self) -> None:
+        """Load the code location by the variables of this moment."""
         self.definitions = location()
         self.repository = self.definitions.get_repository_def()
+
+    def execute(self, again: dg.ReexecutionOptions | None = None) -> dg.DagsterRun:
+        """Run the job that loads, as a run's worker does; or go on with a run of it."""
+        made = dg.build_reconstructable_job("tests.dagster_plugin.incident_project", "load_job")
+        with dg.execute_job(
+            made, self.instance, run_config=QUIET, reexecution_options=again, raise_on_error=False
+        ) as result:
+            run = self.instance.get_run_by_id(result.run_id)
+        assert run is not None
+        return run
 
     def run(self, job: str, config: Mapping[str, Any] = QUIET) -> tuple[bool, dict[str, Any]]:
         """Run a job that the code location launched; returns whether it succeeded, and its metadata."""
@@ -280,6 +295,7 @@ def test_a_bad_publication_is_found_undone_and_proved(shop: Shop) -> None:
     _, plan = shop.run("shop_rollback_plan", {"last_passed": True})
     assert (plan["to_version"], plan["rows_coming_back"], plan["rows_going_away"]) == (good, 3, 2)
     assert "| no_negative_amounts failed |" in row(plan["lost"], bad)
+    assert "sales.orders | +2 -3 |" in row(plan["lost"], bad), "the latest version is counted, too"
     approval = {**plan["configuration of shop_rollback_apply"], "approved_by": APPROVER}
     assert approval["to"] == str(good)
     done, proof = shop.run("shop_rollback_apply", approval)
@@ -298,6 +314,41 @@ def test_a_bad_publication_is_found_undone_and_proved(shop: Shop) -> None:
     orders = shop.instance.get_latest_materialization_event(ORDERS)
     assert orders is not None and orders.asset_materialization is not None
     assert orders.asset_materialization.metadata["lakehouse_version"].value == latest + 1
+
+
+def test_a_check_that_stopped_a_publication_says_nothing_of_versions(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(BLOCKING, "1")
+    shop.reload()
+    good = shop.load(1, 2, 3)
+    shop.source.write_text("4\n-5")
+    assert not shop.run(LOAD)[0]
+    assert shop.lake.latest_version() == good
+    assert "| latest | 1 passed |" in row(shop.page(), good), "what was not published is no version"
+    bad = shop.load(4, 500)
+    _, plan = shop.run("shop_rollback_plan", {"last_passed": True})
+    assert (plan["to_version"], plan["base_version"]) == (good, bad)
+
+
+def test_a_check_is_about_the_version_that_a_re_execution_publishes(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise dg.Failure("not now")
+
+    good = shop.load(1, 2, 3)
+    shop.source.write_text("4\n-5")
+    with monkeypatch.context() as broken:
+        broken.setattr(publish, "publish_once", refuse)
+        failed = shop.execute()
+    assert failed.is_failure
+    assert "| latest | 1 passed |" in row(shop.page(), good)
+    again = shop.execute(dg.ReexecutionOptions.from_failure(failed.run_id, shop.instance))
+    assert again.is_success
+    page = shop.page()
+    assert "| latest | no_negative_amounts failed |" in row(page, good + 1)
+    assert "| live | 1 passed |" in row(page, good)
 
 
 def test_links_are_markdown_and_texts_are_not() -> None:

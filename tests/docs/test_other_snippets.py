@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+import sys
 from datetime import timedelta
 from pathlib import Path
 
@@ -47,6 +48,13 @@ def test_every_page_with_snippets_has_its_test() -> None:
     assert {name for name in with_snippets if not name.startswith("operations/")} == set(RUN_BY)
     for page, test in RUN_BY.items():
         assert page in (PROJECT / test).read_text() or page == "connect.md", (page, test)
+
+
+def test_no_file_of_a_page_hides_a_module_of_python() -> None:
+    """``python -m dagster`` looks into the current folder first, and Dagster itself imports the module ``code``."""
+    for path in [*DOCS.rglob("*.md"), *(PROJECT / "examples").rglob("*.md"), PROJECT / "README.md"]:
+        for name in re.findall(r"(?:`|-f |python |title=\")([a-z_]+)\.py\b", path.read_text()):
+            assert name not in sys.stdlib_module_names, f"{path}: {name}.py"
 
 
 def only(page: str, language: str, part: str) -> str:

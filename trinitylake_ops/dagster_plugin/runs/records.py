@@ -79,13 +79,22 @@ def run_events(
     instance: dg.DagsterInstance, run_id: str, of_type: dg.DagsterEventType
 ) -> Iterator[dg.AssetMaterialization | dg.AssetObservation]:
     """Yield the events of one type that a run logged of any asset, in their order."""
+    for record in _records(instance, run_id, of_type):
+        event = record.asset_observation or record.asset_materialization
+        if event is not None:
+            yield event
+
+
+def planned_events(instance: dg.DagsterInstance, run_id: str) -> Iterator[dg.EventLogRecord]:
+    """Yield a record for each asset, and partition of one, that a run was to make when it was created."""
+    return _records(instance, run_id, dg.DagsterEventType.ASSET_MATERIALIZATION_PLANNED)
+
+
+def _records(instance: dg.DagsterInstance, run_id: str, of_type: dg.DagsterEventType) -> Iterator[dg.EventLogRecord]:
     cursor: str | None = None
     while True:
         page = instance.get_records_for_run(run_id, cursor, of_type, _PAGE)
-        for record in page.records:
-            event = record.asset_observation or record.asset_materialization
-            if event is not None:
-                yield event
+        yield from page.records
         if not page.has_more:
             return
         cursor = page.cursor

@@ -1,7 +1,9 @@
 """What asset checks found in versions of a lakehouse, by Dagster's records of their evaluations.
 
 An evaluation is about the version that its metadata names, if it is a check of the lakehouse itself. Else it is about
-the version that its own run committed, or the one of the materialization that it looked at.
+what its run staged, so about the version that this run committed, or one that was re-executed from it. Where nothing
+of that was committed, it is about no version. Of a run that staged nothing it is about the materialization that it
+looked at.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ import dagster as dg
 
 from trinitylake_ops.dagster_plugin.head_metadata import VERSION
 from trinitylake_ops.dagster_plugin.names import LakehouseNames
+from trinitylake_ops.dagster_plugin.runs.records import known_run, planned_events, run_chain
 from trinitylake_ops.versions.history import VersionInfo
 
 _MOST_CHECKS = 100
@@ -49,7 +52,7 @@ def findings_by_version(
     """Return what checks of a code location found in versions. Of many checks only the first are asked."""
     if repository is None:
         return {}
-    by_run = {info.run_id: info.version for info in infos if info.run_id}
+    runs = _Runs(instance, {info.run_id: info.version for info in infos if info.run_id})
     versions = {info.version for info in infos}
     found: dict[int, Findings] = {}
 
@@ -62,7 +65,7 @@ def findings_by_version(
     for key in keys[:_MOST_CHECKS]:
         seen: set[int] = set()
         for evaluation, run_id in _evaluations(instance, key, most_evaluations):
-            version = _version_of(instance, evaluation, run_id, names, by_run)
+            version = _version_of(evaluation, run_id, names, runs)
             if version in versions and version not in seen:
                 seen.add(version)
                 _place(found.setdefault(version, Findings()), evaluation).append(key.name)
@@ -85,21 +88,52 @@ def _evaluations(
             yield evaluation, record.run_id
 
 
-def _version_of(
-    instance: dg.DagsterInstance,
-    evaluation: dg.AssetCheckEvaluation,
-    run_id: str,
-    names: LakehouseNames,
-    by_run: Mapping[str, int],
-) -> int | None:
-    if evaluation.asset_key == names.lakehouse_key:
+class _Runs:
+    """What runs of an instance staged and committed. Each is asked for at most once."""
+
+    def __init__(self, instance: dg.DagsterInstance, by_run: Mapping[str, int]):
+        self.instance = instance
+        self.by_run = by_run
+        self._chains: dict[str, list[str]] = {}
+        self._planned: dict[str, set[dg.AssetKey | None]] = {}
+
+    def staged(self, run_id: str, key: dg.AssetKey) -> bool:
+        """Return whether a run, or one that it goes on from, was to make an asset anew."""
+        return any(key in self._makes(of_chain) for of_chain in self._chain(run_id))
+
+    def later_version(self, run_id: str, key: dg.AssetKey) -> int | None:
+        """Return the version that a re-execution of a run committed with the asset as that run had it."""
+        for committed, version in self.by_run.items():
+            chain = self._chain(committed)
+            if run_id in chain and not any(key in self._makes(newer) for newer in chain[: chain.index(run_id)]):
+                return version
+        return None
+
+    def _chain(self, run_id: str) -> list[str]:
+        if run_id not in self._chains:
+            run = known_run(self.instance, run_id)
+            self._chains[run_id] = [] if run is None else [one.run_id for one in run_chain(self.instance, run)]
+        return self._chains[run_id]
+
+    def _makes(self, run_id: str) -> set[dg.AssetKey | None]:
+        if run_id not in self._planned:
+            planned = planned_events(self.instance, run_id)
+            self._planned[run_id] = {record.asset_key for record in planned}
+        return self._planned[run_id]
+
+
+def _version_of(evaluation: dg.AssetCheckEvaluation, run_id: str, names: LakehouseNames, runs: _Runs) -> int | None:
+    key, by_run = evaluation.asset_key, runs.by_run
+    if key == names.lakehouse_key:
         return _number(evaluation.metadata.get(VERSION))
+    if run_id in by_run:
+        return by_run[run_id]
+    if (later := runs.later_version(run_id, key)) is not None:
+        return later
     target = evaluation.target_materialization_data
-    if run_id in by_run or target is None:
-        return by_run.get(run_id)
-    return (
-        by_run.get(target.run_id) if target.run_id else _version_at(instance, evaluation.asset_key, target.storage_id)
-    )
+    if target is None or (target.run_id and target.run_id not in by_run) or runs.staged(run_id, key):
+        return None
+    return by_run[target.run_id] if target.run_id else _version_at(runs.instance, key, target.storage_id)
 
 
 def _version_at(instance: dg.DagsterInstance, key: dg.AssetKey, storage_id: int) -> int | None:

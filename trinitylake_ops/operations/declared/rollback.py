@@ -171,13 +171,14 @@ def _lost(run: Running[Any], plan: RollbackPlan) -> dict[str, Any]:
     if plan.to_version >= base.version:
         return {}
     n_later = base.version - plan.to_version
-    infos = list(run.lake.history(min(n_later, MOST_VERSIONS), base))
+    lake = plan.operation.lake  # the one that the base is of: tables of a version of another one are not counted
+    infos = list(lake.history(min(n_later, MOST_VERSIONS), base))
 
     def is_lost(diff: VersionDiff | None) -> bool:
         objects = () if diff is None else diff.objects
         return diff is None or any(not wanted or one.name in wanted or one.namespace in wanted for one in objects)
 
-    rows = run.page.rows(run.lake, base, infos, most_seconds=_MOST_SECONDS, is_wanted=is_lost)
+    rows = run.page.rows(lake, base, infos, most_seconds=_MOST_SECONDS, is_wanted=is_lost)
     older = n_later - len(infos)
     columns = [column for column in run.page.columns if column != ACTIONS]
     return {
