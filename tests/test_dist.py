@@ -1,9 +1,13 @@
-"""What `make dist` makes: the same bytes each time, and a wheel that works where there is no checkout."""
+"""What `make dist` makes: the same bytes each time, and a wheel that works where there is no checkout.
+
+Each test with the fixture `made` or `beside_airflow` sees what is installed there, and nothing of this folder.
+"""
 
 from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -17,7 +21,8 @@ import pytest
 
 from scripts.build_dist import build
 from scripts.smoke_wheel import Environment
-from tests.environments import CONSTRAINTS, NAME, PROJECT
+from tests.docs.pages import DOCS, snippets
+from tests.environments import APART, CONSTRAINTS, NAME, PROJECT
 from tests.test_project import pins, tracked_files
 
 pytestmark = [pytest.mark.soak, pytest.mark.debian_packages, pytest.mark.timeout(1_800)]
@@ -39,6 +44,31 @@ def made(dist: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> E
     environment = Environment(tmp_path_factory.mktemp("made") / "environment", UV, CONSTRAINTS)
     environment.install(f"{dist[1]}[demo,server]")
     return environment
+
+
+@pytest.fixture(scope="module")
+def beside_airflow(dist: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> Environment:
+    """An environment with the wheel and Airflow, at the versions that go together with it."""
+    environment = Environment(tmp_path_factory.mktemp("made") / "environment", UV, PROJECT / APART["airflow"])
+    environment.install(f"{dist[1]}[airflow]")
+    return environment
+
+
+def variables_of(made: Environment, **others: object) -> dict[str, str]:
+    """Return what a shell in an environment has: its programs come first, and nothing leads here."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "VIRTUAL_ENV"))}
+    shown = {"PATH": f"{made.folder / 'bin'}:{os.environ['PATH']}", "VIRTUAL_ENV": str(made.folder)}
+    return {**kept, **shown, **{name: str(value) for name, value in others.items()}}
+
+
+def in_shell(shell: str, script: str, made: Environment, folder: Path, **variables: object) -> str:
+    """Run a script in a shell in which an environment is active; returns what it printed."""
+    program = shutil.which(shell)
+    assert program is not None, f"{shell} is not installed"
+    environment = variables_of(made, **variables)
+    ran = subprocess.run([program, "-c", script], env=environment, cwd=folder, capture_output=True, text=True)
+    assert ran.returncode == 0, f"{script}\n{ran.stdout}{ran.stderr}"
+    return ran.stdout
 
 
 def test_the_same_files_make_the_same_bytes(dist: tuple[Path, Path], tmp_path: Path) -> None:
@@ -91,6 +121,48 @@ def test_the_packages_name_is_a_program(tool: str, dist: tuple[Path, Path], tmp_
     assert "Free space:" in ran.stdout
 
 
+def test_what_runs_is_the_wheel(made: Environment, beside_airflow: Environment, tmp_path: Path) -> None:
+    for environment in (made, beside_airflow):
+        where = environment.run("python", "-c", "import trinitylake_ops as t; print(t.__file__)", cwd=tmp_path)
+        assert Path(where.strip()).is_relative_to(environment.folder)
+        assert len(list(environment.folder.glob("lib/python*/site-packages/__editable__*"))) == 0
+
+
+def test_its_commands_run(made: Environment, tmp_path: Path) -> None:
+    lake = ("trinitylake", "--root", str(tmp_path / "lake"))
+    assert "Created a lakehouse at file://" in made.run(*lake, "init", cwd=tmp_path)
+    made.run(*lake, "create-namespace", "sales", cwd=tmp_path)
+    assert made.run(*lake, "status", cwd=tmp_path).startswith("Version 1, ")
+    assert json.loads(made.run(*lake, "status", "--json", cwd=tmp_path))["version"] == 1
+    made.run(*lake, "status", "--html", "status.html", cwd=tmp_path)
+    assert "</html>" in (tmp_path / "status.html").read_text()
+    assert [one["operation"] for one in json.loads(made.run(*lake, "log", "--json", cwd=tmp_path))] == [
+        "create_namespace", "create_lakehouse",
+    ]  # fmt: skip
+    assert json.loads(made.run(*lake, "verify", "--deep", "--json", cwd=tmp_path))["findings"] == []
+
+
+#: A question to each shell: what begins with roll? zsh would show it by functions of its own, which here print it.
+COMPLETIONS = {
+    "bash": """eval "$(trinitylake completion bash)"
+complete -p trinitylake >/dev/null
+COMP_WORDS=(trinitylake roll); COMP_CWORD=1; _trinitylake_completion trinitylake; echo "${COMPREPLY[@]}" """,
+    "zsh": """compdef() { [[ $* == "_trinitylake_completion trinitylake" ]] || exit 1; }
+_describe() { print -l -- ${(P)3}; }
+compadd() { print -l -- ${(P)@[-1]}; }
+eval "$(trinitylake completion zsh)"
+words=(trinitylake roll); CURRENT=2; _trinitylake_completion""",
+    "fish": """trinitylake completion fish | source
+complete --do-complete 'trinitylake roll'""",
+}
+
+
+@pytest.mark.parametrize("shell", COMPLETIONS)
+def test_its_commands_are_completed(shell: str, made: Environment, tmp_path: Path) -> None:
+    told = in_shell(shell, COMPLETIONS[shell], made, tmp_path, HOME=tmp_path).split()
+    assert told[0].partition(":")[0] == "rollback"
+
+
 def test_the_demo_runs(made: Environment, tmp_path: Path) -> None:
     """The demo's definitions are no part of the package: they are taken along."""
     shutil.copy(PROJECT / "definitions.py", tmp_path)
@@ -118,6 +190,31 @@ def test_an_example_of_dagster_publishes(made: Environment, tmp_path: Path) -> N
     )  # fmt: skip
     assert "sales" in made.run("trinitylake", "--root", str(root), "ls")
     assert made.run("trinitylake", "--root", str(root), "verify", "--deep")
+
+
+def test_the_first_page_of_the_documentation_is_done(made: Environment, tmp_path: Path) -> None:
+    """Its commands in a shell, as they stand there, but for the installation, which is that of the wheel."""
+    shown = list(snippets(DOCS / "start.md"))
+    for one in shown:
+        if one.title:
+            (tmp_path / one.title).write_text(one.text)
+    install, create, publish, take_back = (one.text for one in shown if one.language == "sh")
+    assert "pip install" in install
+    log = in_shell("bash", f"set -e\n{create}{publish}python read.py", made, tmp_path)
+    assert "{'customer': 'Ann', 'euros_sum': 25.5}" in log
+    assert "Created a lakehouse at file://" in log and "euros_sum" in log
+    (execute,) = re.findall(r"^dagster job execute .*$", publish, flags=re.MULTILINE)
+    root = {"LAKE_ROOT": tmp_path / "lake", "DAGSTER_HOME": tmp_path / "home"}
+    definitions = (tmp_path / "definitions.py").read_text()
+    for euros, ends in (("-12.0", "!"), ("1200.0", "")):
+        (tmp_path / "definitions.py").write_text(definitions.replace("12.0", euros))
+        in_shell("bash", f"{ends} {execute}", made, tmp_path, **root)
+    plan, apply = take_back.splitlines()
+    (digest,) = re.findall(r"--apply (\S+)$", in_shell("bash", plan, made, tmp_path, **root), flags=re.MULTILINE)
+    in_shell("bash", apply.replace("DIGEST", digest), made, tmp_path, **root)
+    log = json.loads(made.run("trinitylake", "--root", str(tmp_path / "lake"), "log", "--json"))
+    assert [(one["version"], one["operation"]) for one in log[:3]] == [(3, "rollback"), (2, "publish"), (1, "publish")]
+    assert "{'customer': 'Bob', 'euros_sum': 12.0}" in in_shell("bash", "python read.py", made, tmp_path, **root)
 
 
 @pytest.fixture
@@ -148,6 +245,40 @@ def test_its_server_takes_a_table(made: Environment, served: str, tmp_path: Path
         "print(catalog.load_table('sales.orders').scan().to_arrow().num_rows)"
     )
     assert made.run("python", "-c", program, served, cwd=tmp_path) == "2\n"
+
+
+#: Reads the example as a scheduler does, runs its DAG, and prints what Airflow knows of us.
+_AIRFLOW = """
+import json
+from importlib.metadata import version
+from airflow.dag_processing.dagbag import DagBag
+from airflow.providers_manager import ProvidersManager
+from trinitylake_ops.airflow_plugin.example_dags import example_trinitylake
+bag = DagBag(example_trinitylake.__file__, include_examples=False)
+known = ProvidersManager()
+run = bag.dags["trinitylake_publish"].test()
+print(json.dumps({
+    "errors": bag.import_errors, "dags": sorted(bag.dags), "state": run.state,
+    "provider": known.providers["trinitylake-ops"].version == version("trinitylake-ops"),
+    "hook": "trinitylake" in known.hooks,
+}))
+"""
+
+
+def test_the_example_dag_is_imported_and_publishes(beside_airflow: Environment, tmp_path: Path) -> None:
+    root = str(tmp_path / "lake")
+    beside_airflow.run("trinitylake", "--root", root, "init", cwd=tmp_path)
+    connection = json.dumps({"conn_type": "trinitylake", "host": root})
+    variables = {"AIRFLOW_HOME": str(tmp_path / "airflow"), "AIRFLOW_CONN_TRINITYLAKE_DEFAULT": connection}
+    variables |= {"AIRFLOW__CORE__LOAD_EXAMPLES": "False", "AIRFLOW__USAGE_DATA_COLLECTION__ENABLED": "False"}
+    beside_airflow.run("airflow", "db", "migrate", cwd=tmp_path, variables=variables)
+    told = beside_airflow.run("python", "-c", _AIRFLOW, cwd=tmp_path, variables=variables)
+    assert json.loads(told.splitlines()[-1]) == {
+        "errors": {}, "state": "success", "provider": True, "hook": True,
+        "dags": ["trinitylake_follow", "trinitylake_publish", "trinitylake_upkeep"],
+    }  # fmt: skip
+    log = json.loads(beside_airflow.run("trinitylake", "--root", root, "log", "--json"))
+    assert (log[0]["operation"], log[0]["message"]) == ("publish", "orders of a day")
 
 
 def test_nothing_that_a_release_needs_is_unpinned() -> None:

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import copy
+import json
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
+import jsonschema
 import pyarrow as pa
 import pytest
+from openlineage.client.serde import Serde
 
 from tests.lakes import Lakes, lakes
-from tests.telemetry.lineage_log import events, to_file
+from tests.telemetry.lineage_log import SPECIFICATION, check_by_schema, check_event, events, to_file
 from trinitylake_ops.tables.catalog import catalog_at
 from trinitylake_ops.tables.writing.lineage.told import tell_lineage
 from trinitylake_ops.tables.writing.publication import publish_once
 from trinitylake_ops.tables.writing.reads import TableRead
 from trinitylake_ops.tables.writing.staging import StagingCatalog
-from trinitylake_ops.telemetry.lineage import Origin, is_wanted
+from trinitylake_ops.telemetry.lineage import MadeTable, Origin, ReadTable, is_wanted, publication_events
 
 __all__ = ["lakes"]
 
@@ -81,3 +86,82 @@ def test_a_failure_is_a_warning(
     assert "its reads are unknown" in caplog.text
     tell_lineage(lake, 1, staged, lambda: (), integration="DAGSTER", job="j", run_id="r")
     assert "was not sent: " in caplog.text
+
+
+@pytest.fixture
+def event(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """The end of a publication that read a table and made one, as it is sent."""
+    monkeypatch.delenv(SPECIFICATION, raising=False)
+    origin = Origin("DAGSTER", "publish", "r", NOW, NOW)
+    made, read = MadeTable("ns.made", (("id", "int8"),), 1, 100, 1), ReadTable("s3://other/", "ns.read", 7)
+    _, complete = publication_events("s3://lake", 3, origin, [made], [read])
+    found: dict[str, Any] = json.loads(Serde.to_json(complete))
+    return found
+
+
+STATISTICS = ("outputs", 0, "outputFacets", "outputStatistics")
+
+
+@pytest.mark.parametrize(
+    ("place", "value"),
+    [
+        (("run",), None),
+        (("run", "runId"), "r"),
+        (("eventType",), "DONE"),
+        (("eventTime",), "2030-01-31T00:00:00"),
+        (("producer",), "trinitylake"),
+        (("schemaURL",), "https://openlineage.io/spec/1-0-0/OpenLineage.json#/$defs/RunEvent"),
+        (("job", "owner"), "us"),
+        (("job", "facets", "jobType", "processingType"), None),
+        (("inputs", 0, "name"), None),
+        ((*STATISTICS, "rowCount"), "1"),
+        ((*STATISTICS, "rows"), 1),
+        ((*STATISTICS, "_schemaURL"), "https://openlineage.io/spec/facets/1-0-0/OurFacet.json#/$defs/OurFacet"),
+        ((*STATISTICS, "_producer"), None),
+    ],
+)
+def test_an_event_against_the_schema_is_found(event: dict[str, Any], place: tuple[Any, ...], value: Any) -> None:
+    check_event(event)
+    bad = copy.deepcopy(event)
+    inside = bad
+    for step in place[:-1]:
+        inside = inside[step]
+    if value is None:
+        del inside[place[-1]]
+    else:
+        inside[place[-1]] = value
+    with pytest.raises((AssertionError, KeyError, ValueError)):
+        check_event(bad)
+
+
+def test_a_facet_in_the_place_of_another_kind_is_found(event: dict[str, Any]) -> None:
+    event["run"]["facets"]["jobType"] = event["job"]["facets"]["jobType"]
+    with pytest.raises(AssertionError, match="RunFacet"):
+        check_event(event)
+
+
+def test_schemas_of_a_folder_are_asked(event: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Little ones of our own, at the addresses that the event names."""
+    (tmp_path / "facets").mkdir()
+    names = {"RunEvent": "", "JobTypeJobFacet": "jobType", "ProcessingEngineRunFacet": "processing_engine"}
+    names |= {"DatasetVersionDatasetFacet": "version", "SchemaDatasetFacet": "schema"}
+    names |= {"OutputStatisticsOutputDatasetFacet": "outputStatistics"}
+    text = json.dumps(event)
+    for kind, name in names.items():
+        end = f"#/$defs/{kind}"
+        url = text[: text.index(end)].rpartition('"')[2]
+        schema = {"$id": url, "$defs": {kind: {"type": "object"}}, "properties": {name: {"$ref": end}} if name else {}}
+        path = tmp_path / ("facets" if name else "") / url.rpartition("/")[2]
+        if name == "outputStatistics":
+            schema["$defs"] = {kind: {"properties": {"rowCount": {"minimum": 1}}, "required": ["size"]}}
+        path.write_text(json.dumps(schema))
+    monkeypatch.setenv(SPECIFICATION, str(tmp_path))
+    check_event(event)
+    statistics = event["outputs"][0]["outputFacets"]
+    statistics["outputStatistics"]["rowCount"] = 0
+    with pytest.raises(jsonschema.ValidationError, match="less than the minimum"):
+        check_event(event)
+    statistics["outputStatistics"]["rowCount"] = 1
+    statistics["statistics"] = statistics.pop("outputStatistics")
+    with pytest.raises(KeyError, match="statistics"):
+        check_by_schema(event, tmp_path)
