@@ -20,18 +20,23 @@ TESTS = ("tests/e2e/test_deployed_browser.py", "tests/e2e/test_deployed_incident
 COLOURS = 128
 
 
-def main() -> None:
-    """Run the tests, and keep their pictures. Raises CalledProcessError for tests that fail."""
+def draw(*tests: str, pictures: str) -> None:
+    """Run tests, and keep those pictures that they take. Raises CalledProcessError for tests that fail."""
     with tempfile.TemporaryDirectory() as folder:
         options = ["-q", "-p", "no:cacheprovider", f"--basetemp={folder}/tests", "-m", "soak or not soak"]
-        command = [sys.executable, "-m", "pytest", *options, *TESTS]
+        command = [sys.executable, "-m", "pytest", *options, *tests]
         subprocess.run(command, check=True, cwd=REPOSITORY)
-        for drawn in sorted(Path(folder).glob("tests/pages*/dagster-*.png")):
-            kept = IMAGES / drawn.name
-            with Image.open(drawn) as image:
-                image.convert("RGB").quantize(COLOURS).save(kept, optimize=True)
-            print(f"{kept.relative_to(REPOSITORY)}: {kept.stat().st_size // 1000} kB")
+        for drawn in sorted(Path(folder).glob(f"tests/{pictures}")):
+            keep(drawn)
+
+
+def keep(drawn: Path) -> None:
+    """Put a picture among those of the docs, with few colours."""
+    kept = IMAGES / drawn.name
+    with Image.open(drawn) as image:
+        image.convert("RGB").quantize(COLOURS).save(kept, optimize=True)
+    print(f"{kept.relative_to(REPOSITORY)}: {kept.stat().st_size // 1000} kB")
 
 
 if __name__ == "__main__":
-    main()
+    draw(*TESTS, pictures="pages*/dagster-*.png")

@@ -1,4 +1,4 @@
-"""A real Airflow in an environment of its own: its processes on a folder with SQLite, and its API."""
+"""A real Airflow in an environment of its own: its processes on a folder, and its API."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ import json
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
 from tests.environments import PROJECT
 from tests.servers.cached import cached_folder
+from tests.servers.daemons import free_port
 
 HERE = Path(__file__).parent
 CONSTRAINTS = HERE / "constraints.txt"
@@ -47,14 +47,19 @@ def airflow_environment() -> Path:
     return cached_folder(name, install) / "v" / "bin"
 
 
-def build_wheel(folder: Path) -> Path:
-    """Build this project's wheel from a copy, as builds leave folders where they are made."""
-    source = folder / "source"
-    source.mkdir(parents=True)
+def copy_source(folder: Path) -> Path:
+    """Copy what this project is built of, as builds leave folders where they are made. Returns the folder."""
+    folder.mkdir(parents=True)
     for name in ("pyproject.toml", "README.md", "LICENSE"):
-        shutil.copy(PROJECT / name, source)
+        shutil.copy(PROJECT / name, folder)
     without = shutil.ignore_patterns("__pycache__")
-    shutil.copytree(PROJECT / "trinitylake_ops", source / "trinitylake_ops", ignore=without)
+    shutil.copytree(PROJECT / "trinitylake_ops", folder / "trinitylake_ops", ignore=without)
+    return folder
+
+
+def build_wheel(folder: Path) -> Path:
+    """Build this project's wheel."""
+    source = copy_source(folder / "source")
     uv = Path(sys.executable).with_name("uv")
     subprocess.run(
         [uv, "build", "--quiet", "--wheel", "--no-build-isolation", "--python", sys.executable, "--out-dir", folder],
@@ -66,15 +71,112 @@ def build_wheel(folder: Path) -> Path:
     return wheel
 
 
-class Deployment:
-    """Airflow's processes. The plugin comes from the built wheel, and the lakehouse from a connection."""
+class Api:
+    """The API of an Airflow, for a person who signed in."""
 
-    def __init__(self, folder: Path, root: str, dags: Sequence[Path]):
+    def __init__(self, url: str):
+        self.url = url
+        self._token = ""
+
+    def ask(self, method: str, path: str, body: Any = None, *, token: str | None = None) -> Any:
+        """Ask the API, and return its answer. Where its database was locked or it is slow, it is asked again."""
+        headers = {"Content-Type": "application/json"}
+        if token is None:
+            headers["Authorization"] = f"Bearer {self._token}"
+        data = None if body is None else json.dumps(body).encode()
+        request = urllib.request.Request(f"{self.url}{path}", data, headers, method=method)
+
+        def answer() -> str | None:
+            try:
+                with urllib.request.urlopen(request, timeout=60) as answered:
+                    return str(answered.read().decode())
+            except urllib.error.HTTPError as error:
+                if error.code < 500:
+                    raise
+            except TimeoutError:
+                return None
+            return None
+
+        return json.loads(wait_for(answer) or "null")
+
+    def sign_in(self, person: str, password: str) -> None:
+        """Get a token of a person, when the server is there."""
+
+        def token() -> str | None:
+            try:
+                return str(
+                    self.ask("POST", "/auth/token", {"username": person, "password": password}, token="")[
+                        "access_token"
+                    ]
+                )
+            except (urllib.error.URLError, ConnectionError):
+                return None
+
+        self._token = wait_for(token)
+
+    def wait_for_dag(self, dag: str) -> None:
+        """Wait until a DAG was read."""
+
+        def is_there() -> bool | None:
+            try:
+                self.ask("GET", f"/api/v2/dags/{dag}/details")
+            except urllib.error.HTTPError as error:
+                assert error.code == 404, error
+                return None
+            return True
+
+        wait_for(is_there)
+
+    def trigger(self, dag: str, run_id: str, conf: Any = None) -> None:
+        """Begin a run of a DAG."""
+        body = {"dag_run_id": run_id, "logical_date": None, "conf": conf or {}}
+        try:
+            self.ask("POST", f"/api/v2/dags/{dag}/dagRuns", body)
+        except urllib.error.HTTPError as error:
+            assert error.code == 409, error  # it had begun, and the answer was lost
+
+    def state(self, dag: str, run_id: str) -> str:
+        """Return the state of a run."""
+        return str(self.ask("GET", f"/api/v2/dags/{dag}/dagRuns/{run_id}")["state"])
+
+    def wait_for_run(self, dag: str, run_id: str, *states: str) -> str:
+        """Wait until a run is in one of some states, by default ended."""
+        wanted = states or ("success", "failed")
+        return wait_for(lambda: state if (state := self.state(dag, run_id)) in wanted else None)
+
+    def runs(self, dag: str) -> list[str]:
+        """Return the ids of the runs of a DAG."""
+        return [str(run["dag_run_id"]) for run in self.ask("GET", f"/api/v2/dags/{dag}/dagRuns")["dag_runs"]]
+
+    def tries(self, dag: str, run_id: str, task: str) -> int:
+        """Return how often a task of a run was begun."""
+        return int(self.ask("GET", f"/api/v2/dags/{dag}/dagRuns/{run_id}/taskInstances/{task}")["try_number"])
+
+    def task_state(self, dag: str, run_id: str, task: str) -> str | None:
+        """Return the state of a task of a run."""
+        state: str | None = self.ask("GET", f"/api/v2/dags/{dag}/dagRuns/{run_id}/taskInstances/{task}")["state"]
+        return state
+
+    def returned(self, dag: str, run_id: str, task: str) -> Any:
+        """Return what a task returned."""
+        path = f"/api/v2/dags/{dag}/dagRuns/{run_id}/taskInstances/{task}/xcomEntries/return_value"
+        return self.ask("GET", f"{path}?deserialize=false&stringify=false")["value"]
+
+    def clear(self, dag: str, run_id: str) -> None:
+        """Clear all tasks of a run, so that it runs again."""
+        body = {"dry_run": False, "dag_run_id": run_id, "only_failed": False, "reset_dag_runs": True}
+        self.ask("POST", f"/api/v2/dags/{dag}/clearTaskInstances", body)
+
+
+class Deployment(Api):
+    """Airflow's processes. The plugin comes from the built wheel."""
+
+    def __init__(self, folder: Path, dags: Sequence[Path], database: str | None):
+        super().__init__(f"http://127.0.0.1:{free_port()}")
         self.folder = folder
         self._programs = airflow_environment()
         self._packages = folder / "packages"
         self._running: list[subprocess.Popen[bytes]] = []
-        self._orphans: list[int] = []
         (folder / "dags").mkdir()
         (folder / "steps").mkdir()
         for dag in dags:
@@ -83,17 +185,15 @@ class Deployment:
         wheel = build_wheel(folder / "wheel")
         into = ["--quiet", "--no-deps", "--python", self._programs / "python", "--target", self._packages]
         subprocess.run([uv, "pip", "install", *into, wheel], check=True, capture_output=True)
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self.url = f"http://127.0.0.1:{probe.getsockname()[1]}"
         (folder / "passwords.json").write_text(json.dumps({PERSON: PASSWORD}))
-        self._environment = self._settings(root)
-        self._token = ""
+        self._environment = self._settings(database)
 
-    def _settings(self, root: str) -> dict[str, str]:
+    def _settings(self, database: str | None) -> dict[str, str]:
         kept = {name: os.environ[name] for name in ("PATH", "HOME", "LANG") if name in os.environ}
-        connection = {"conn_type": "trinitylake", "host": root, "extra": {"storage_options": {"fsync": "false"}}}
+        # However long others hold SQLite's lock on a busy machine.
+        address = database or f"sqlite:///{self.folder / 'airflow.db'}?timeout=300"
         settings = {
+            "DATABASE__SQL_ALCHEMY_CONN": address,
             "CORE__DAGS_FOLDER": self.folder / "dags",
             "CORE__LOAD_EXAMPLES": "False",
             "CORE__AUTH_MANAGER": "airflow.api_fastapi.auth.managers.simple.simple_auth_manager.SimpleAuthManager",
@@ -126,7 +226,6 @@ class Deployment:
         return {
             **kept,
             "AIRFLOW_HOME": str(self.folder),
-            "AIRFLOW_CONN_TRINITYLAKE_DEFAULT": json.dumps(connection),
             "PYTHONPATH": str(self._packages),
             "STEPS_OF": str(self.folder / "steps"),
             "NO_PROXY": "127.0.0.1",
@@ -163,18 +262,26 @@ class Deployment:
         return process
 
     def replace_a_scheduler(self) -> None:
-        """Kill a scheduler, whose running tasks go on without it, and start another one."""
+        """Kill a scheduler with all its workers and their tasks, as a lost machine does, and start another one.
+
+        Workers that went on alone would keep the scheduler's connection to the database open, and with it its locks.
+        """
         killed = next(process for process in self._running if "scheduler" in process.args and process.poll() is None)
-        killed.kill()
+        os.killpg(killed.pid, signal.SIGKILL)
         killed.wait()
-        self._orphans.append(killed.pid)
-        self.start("scheduler")
+        self.start("scheduler", "--skip-serve-logs")
+
+    def notes(self, run_id: str) -> list[str]:
+        """Return what the tasks of a run noted, each after the number of its try: see dags/killed.py."""
+        return (self.folder / "steps" / run_id).read_text().splitlines()
+
+    def steps(self, run_id: str) -> list[str]:
+        """Return the names of the steps that the watched task of a run took in its first try."""
+        noted = [note.removeprefix("1 ") for note in self.notes(run_id)]
+        return [one for one in noted if one not in ("begun", "committed")]
 
     def stop(self) -> None:
         """End all processes, with all that they started."""
-        for group in self._orphans:
-            with suppress(ProcessLookupError):
-                os.killpg(group, signal.SIGKILL)
         for moment in (signal.SIGTERM, signal.SIGKILL):
             for process in self._running:
                 if process.poll() is None:
@@ -184,82 +291,6 @@ class Deployment:
                     process.wait(20)
                 except subprocess.TimeoutExpired:
                     continue
-
-    def ask(self, method: str, path: str, body: Any = None, *, token: str | None = None) -> Any:
-        """Ask the API, and return its answer."""
-        headers = {"Content-Type": "application/json"}
-        if token is None:
-            headers["Authorization"] = f"Bearer {self._token}"
-        data = None if body is None else json.dumps(body).encode()
-        request = urllib.request.Request(f"{self.url}{path}", data, headers, method=method)
-        with urllib.request.urlopen(request, timeout=60) as answer:
-            text = answer.read()
-        return json.loads(text) if text else None
-
-    def sign_in(self) -> None:
-        """Get a token of the person, when the server is there."""
-
-        def token() -> str | None:
-            try:
-                return str(
-                    self.ask("POST", "/auth/token", {"username": PERSON, "password": PASSWORD}, token="")[
-                        "access_token"
-                    ]
-                )
-            except (urllib.error.URLError, ConnectionError):
-                return None
-
-        self._token = wait_for(token)
-
-    def wait_for_dag(self, dag: str) -> None:
-        """Wait until a DAG was read."""
-
-        def is_there() -> bool | None:
-            try:
-                self.ask("GET", f"/api/v2/dags/{dag}/details")
-            except urllib.error.HTTPError as error:
-                assert error.code == 404, error
-                return None
-            return True
-
-        wait_for(is_there)
-
-    def trigger(self, dag: str, run_id: str, conf: Any = None) -> None:
-        """Begin a run of a DAG."""
-        body = {"dag_run_id": run_id, "logical_date": None, "conf": conf or {}}
-        self.ask("POST", f"/api/v2/dags/{dag}/dagRuns", body)
-
-    def state(self, dag: str, run_id: str) -> str:
-        """Return the state of a run."""
-        return str(self.ask("GET", f"/api/v2/dags/{dag}/dagRuns/{run_id}")["state"])
-
-    def wait_for_run(self, dag: str, run_id: str, *states: str) -> str:
-        """Wait until a run is in one of some states, by default ended."""
-        wanted = states or ("success", "failed")
-        return wait_for(lambda: state if (state := self.state(dag, run_id)) in wanted else None)
-
-    def runs(self, dag: str) -> list[str]:
-        """Return the ids of the runs of a DAG."""
-        return [str(run["dag_run_id"]) for run in self.ask("GET", f"/api/v2/dags/{dag}/dagRuns")["dag_runs"]]
-
-    def tries(self, dag: str, run_id: str, task: str) -> int:
-        """Return how often a task of a run was begun."""
-        return int(self.ask("GET", f"/api/v2/dags/{dag}/dagRuns/{run_id}/taskInstances/{task}")["try_number"])
-
-    def task_state(self, dag: str, run_id: str, task: str) -> str | None:
-        """Return the state of a task of a run."""
-        state: str | None = self.ask("GET", f"/api/v2/dags/{dag}/dagRuns/{run_id}/taskInstances/{task}")["state"]
-        return state
-
-    def returned(self, dag: str, run_id: str, task: str) -> Any:
-        """Return what a task returned."""
-        path = f"/api/v2/dags/{dag}/dagRuns/{run_id}/taskInstances/{task}/xcomEntries/return_value"
-        return self.ask("GET", f"{path}?deserialize=false&stringify=false")["value"]
-
-    def clear(self, dag: str, run_id: str) -> None:
-        """Clear all tasks of a run, so that it runs again."""
-        body = {"dry_run": False, "dag_run_id": run_id, "only_failed": False, "reset_dag_runs": True}
-        self.ask("POST", f"/api/v2/dags/{dag}/clearTaskInstances", body)
 
 
 def wait_for(look: Callable[[], Found | None]) -> Found:
@@ -272,17 +303,24 @@ def wait_for(look: Callable[[], Found | None]) -> Found:
 
 
 @contextmanager
-def deployed(folder: Path, root: str, dags: Sequence[Path], *, schedulers: int = 1) -> Iterator[Deployment]:
-    """Provide a running Airflow with some DAGs; it ends with the block."""
-    airflow = Deployment(folder, root, dags)
+def deployed(
+    folder: Path, dags: Sequence[Path], *commands: Sequence[str], database: str | None = None, schedulers: int = 1
+) -> Iterator[Deployment]:
+    """Provide a running Airflow with some DAGs, after commands such as of a connection; it ends with the block.
+
+    Without the address of a database, it is SQLite, which Airflow allows one scheduler alone.
+    """
+    airflow = Deployment(folder, dags, database)
     try:
         airflow.run("db", "migrate")
+        for command in commands:
+            airflow.run(*command)
         airflow.start("api-server")
-        airflow.sign_in()
+        airflow.sign_in(PERSON, PASSWORD)
         airflow.start("dag-processor")
-        airflow.start("triggerer")
+        airflow.start("triggerer", "--skip-serve-logs")
         for _ in range(schedulers):
-            airflow.start("scheduler")
+            airflow.start("scheduler", "--skip-serve-logs")
         yield airflow
     finally:
         airflow.stop()

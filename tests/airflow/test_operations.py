@@ -49,6 +49,7 @@ def test_a_plan_is_approved_and_applied(lake: Lakehouse) -> None:
     assert not plan["is_empty"]
     assert "| version | verdict | why |" in plan["page"]
     assert "data:image" not in plan["page"]
+    assert "to do it, run expire_apply" in plan["said"] and "to do it" not in plan["page"]
     approval = plan["configuration of expire_apply"]
     with pytest.raises(InvalidInputError, match="approved_by has to be given"):
         ran(lake, "expire_apply", **approval)
@@ -113,9 +114,12 @@ def test_a_damage_fails_the_task_with_its_first_finding(lake: Lakehouse) -> None
         ("/lake", {"rooot": "x"}, "extra is wrong at rooot"),
         ("/lake", {"storage_options": {"password": 5}}, "extra is wrong at storage_options.password"),
         ("/lake", {"isolation": "none"}, "extra is wrong at isolation"),
+        ("/lake", "{engine: spark, password: secret@}", "extra is no JSON$"),
+        ("/lake", '["secret@"]', "extra is no JSON object"),
+        ("/lake", '{"engine": "sparc"}', "extra is wrong at engine"),
     ],
 )
-def test_a_wrong_connection_is_refused_and_not_repeated(root: str, extra: dict[str, Any], told: str) -> None:
+def test_a_wrong_connection_is_refused_and_not_repeated(root: str, extra: dict[str, Any] | str, told: str) -> None:
     with pytest.raises(InvalidInputError, match=told) as refused:
         LakehouseSettings.of(root, extra)
     assert "secret@" not in str(refused.value)
@@ -124,6 +128,11 @@ def test_a_wrong_connection_is_refused_and_not_repeated(root: str, extra: dict[s
 def test_secrets_of_a_connection_are_known() -> None:
     options = {"endpoint": "http://127.0.0.1", "secret_access_key": "do-not-show"}
     assert LakehouseSettings.of("s3://bucket/lake", {"storage_options": options}).secrets == ["do-not-show"]
+
+
+def test_an_extra_is_read() -> None:
+    assert LakehouseSettings.of("/lake", '{"engine": "spark"}').engine == "spark"
+    assert LakehouseSettings.of("/lake", " ") == LakehouseSettings.of("/lake", None)
 
 
 def test_a_look_tells_what_is_new(tmp_path: Path) -> None:

@@ -42,16 +42,23 @@ class TrinityLakeHook(BaseHook):
 
     def settings(self) -> LakehouseSettings:
         """Return what the connection says. Raises InvalidInputError."""
-        return _settings_of(self.get_connection(self.trinitylake_conn_id))
+        connection = self.get_connection(self.trinitylake_conn_id)
+        settings = LakehouseSettings.of(connection.host, connection.extra)
+        mask_secret(settings.model_dump())  # what Airflow takes for secret by its name
+        for secret in settings.secrets:
+            mask_secret(secret)
+        return settings
 
     def get_conn(self) -> Lakehouse:
         """Return the lakehouse. Raises InvalidInputError, LakehouseNotFoundError, StorageError."""
         return self.settings().open()
 
     async def aget_conn(self) -> Lakehouse:
-        """Return the lakehouse in a trigger, whose event loop may not wait for a storage."""
-        settings = _settings_of(await self.aget_connection(self.trinitylake_conn_id))
-        return await asyncio.to_thread(settings.open)
+        """Return the lakehouse in a trigger or an asynchronous task, whose event loop may not wait for a storage.
+
+        Secrets are masked in the thread, too: Airflow's asynchronous tasks end where their loop asks the supervisor.
+        """
+        return await asyncio.to_thread(self.get_conn)
 
     def test_connection(self) -> tuple[bool, str]:
         """Return whether the lakehouse can be read, and its latest version or what is wrong."""
@@ -60,10 +67,3 @@ class TrinityLakeHook(BaseHook):
             return True, f"version {lake.latest_version()} of {lake.root}"
         except TrinityLakeError as error:
             return False, str(error)
-
-
-def _settings_of(connection: Any) -> LakehouseSettings:
-    settings = LakehouseSettings.of(connection.host, connection.extra_dejson)
-    for secret in settings.secrets:
-        mask_secret(secret)
-    return settings

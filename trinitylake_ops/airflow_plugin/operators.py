@@ -70,7 +70,7 @@ class TrinityLakeOperator(BaseOperator):
         except StorageError:
             raise
         except (TrinityLakeError, OperationFailedError) as error:
-            raise AirflowFailException(str(error)) from error
+            raise AirflowFailException(str(error)) from None  # the log shows one line, and not twice
 
 
 def run_name(context: Any) -> str:

@@ -10,7 +10,12 @@ from airflow.sdk.exceptions import AirflowFailException
 
 from trinitylake_ops.airflow_plugin.hook import DEFAULT_CONNECTION, TrinityLakeHook
 from trinitylake_ops.airflow_plugin.operators import run_name
-from trinitylake_ops.errors import CommitConflictError, InvalidInputError, TransactionExpiredError
+from trinitylake_ops.errors import (
+    CommitConflictError,
+    InvalidInputError,
+    LakehouseNotFoundError,
+    TransactionExpiredError,
+)
 from trinitylake_ops.operations.names import split_name
 from trinitylake_ops.tables.writing.publication import (
     CLOCK_SKEW,
@@ -29,6 +34,8 @@ if TYPE_CHECKING:
 
 # A root keeps 4 KiB for all entries of a commit about itself, and Airflow's names have up to 250 characters.
 _LONGEST_NAME_CHARS = 250
+#: What a repetition of a publication does not mend.
+_FINAL = (CommitConflictError, InvalidInputError, LakehouseNotFoundError, TransactionExpiredError)
 
 
 def stage(
@@ -88,8 +95,8 @@ class PublishOperator(BaseOperator):
         try:
             staged = self._staged()
             publication = self._publish(context, staged)
-        except (CommitConflictError, TransactionExpiredError, InvalidInputError) as error:
-            raise AirflowFailException(str(error)) from error
+        except _FINAL as error:
+            raise AirflowFailException(str(error)) from None  # the log shows one line, and not twice
         names = ", ".join(f"{table.namespace}.{table.table}" for table in staged)
         said = "had been published before as" if publication.was_published else "are published as"
         self.log.info("%s %s version %s", names, said, publication.version)

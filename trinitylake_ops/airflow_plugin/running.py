@@ -61,15 +61,20 @@ class RunningTask(Running[OptionsT]):
         said: str,
         metadata: Mapping[str, Any],
         *,
+        to_do: str = "",
         committed: str | None = None,
         logged: Mapping[str, Any] | None = None,
     ) -> None:
-        """Log what was done, and its figures and tables as text. The figures are what the task returns."""
+        """Log what was done, and its figures and tables as text. The figures are what the task returns.
+
+        Its page leaves out what is to be done: who sees it in an approval has a button for that.
+        """
         self.log_figures(metadata if logged is None else logged)
-        self.log.info("%s", said)
+        line = f"{said}; {to_do}" if to_do else said
+        self.log.info("%s", line)
         version = {} if committed is None else {"lakehouse_version": self.lake.latest_version(), "operation": committed}
         everything = {**version, **self.details, **metadata}
-        self.shown.update({"said": said, **_plain(everything), "page": page(said, everything)})
+        self.shown.update({"said": line, **_plain(everything), "page": page(said, everything)})
 
     def failure(self, description: str, metadata: Mapping[str, Any]) -> Exception:
         """Return a failure, whose figures stand in the log."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -37,13 +38,16 @@ class LakehouseSettings(BaseModel):
 
     @classmethod
     def of(cls, root: str | None, extra: Any) -> LakehouseSettings:
-        """Return the settings of a connection. Raises InvalidInputError, which repeats no value."""
+        """Return the settings of a connection, whose extra is a JSON object, as text or read.
+
+        Raises InvalidInputError, which repeats no value.
+        """
         if not root or not is_root_uri(root):
             raise InvalidInputError(
                 "the connection's root is not shown, as it may hold credentials; give an absolute path or a URI such as"
                 " s3://BUCKET/PREFIX"
             )
-        given = extra if isinstance(extra, dict) else {}
+        given = _read(extra)
         try:
             return cls(**{**given, "root": root})
         except ValidationError as error:
@@ -62,3 +66,16 @@ class LakehouseSettings(BaseModel):
         if roots := [*options.get(ALLOWED_ROOTS, "").split(), *self.allowed_roots]:
             options[ALLOWED_ROOTS] = " ".join(roots)
         return Lakehouse.open(self.root, StorageOptions(options))
+
+
+def _read(extra: Any) -> dict[str, Any]:
+    """Return the extra of a connection. Airflow itself takes text that is no JSON for an empty extra."""
+    given = extra
+    if isinstance(extra, str):
+        try:
+            given = json.loads(extra.strip() or "{}")
+        except ValueError:
+            raise InvalidInputError("the connection's extra is no JSON") from None
+    if not isinstance(given, dict | None):
+        raise InvalidInputError("the connection's extra is no JSON object")
+    return given or {}

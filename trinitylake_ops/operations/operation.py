@@ -69,12 +69,13 @@ class Running(ABC, Generic[OptionsT]):
         said: str,
         metadata: Mapping[str, Any],
         *,
+        to_do: str = "",
         committed: str | None = None,
         logged: Mapping[str, Any] | None = None,
     ) -> None:
         """Log what was done, and show its figures. ``committed`` names the operation if it made a version.
 
-        Figures and tables are logged as text, too, or else ``logged``.
+        ``to_do`` is what its reader may do next. Figures and tables are logged as text, too, or else ``logged``.
         """
 
     @abstractmethod

@@ -193,7 +193,10 @@ class Planned(Generic[PlanOptionsT, PlanT]):
             raise run.failure(f"{title}; {left}", metadata)
         if left:
             run.log.warning("%s", left)
-        run.report(f"{title}; {'there is nothing to do' if plan.is_empty else to_do}", metadata, logged=logged)
+        if plan.is_empty:
+            run.report(f"{title}; there is nothing to do", metadata, logged=logged)
+        else:
+            run.report(title, metadata, to_do=to_do, logged=logged)
 
     def _apply_approved(self, run: Running[Any]) -> None:
         if isinstance(run.options, BudgetOptions):

@@ -1,4 +1,4 @@
-"""Orders, written, audited and published once a day; what follows a commit; and upkeep that a person approves.
+"""Orders, written, audited and published once a day, what follows a commit, and plans that a person approves.
 
 It needs a connection ``trinitylake_default`` to a lakehouse.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 from datetime import UTC, datetime, timedelta
 
 import pyarrow as pa
-from airflow.sdk import DAG, Asset, AssetWatcher, get_current_context, task
+from airflow.sdk import DAG, Asset, AssetWatcher, Param, get_current_context, task
 
 from trinitylake_ops.airflow_plugin import (
     ApplyLimits,
@@ -63,6 +63,11 @@ with DAG("trinitylake_follow", schedule=[watched], catchup=False, tags=TAGS):
     count()
 # [END watch]
 
+# [START rollback]
+with DAG("trinitylake_rollback", schedule=None, catchup=False, tags=TAGS, params={"version": Param(0, type="integer")}):
+    build_approval("rollback", options={"to": "{{ params.version }}"})
+# [END rollback]
+
 # [START upkeep]
 with DAG("trinitylake_upkeep", schedule=None, catchup=False, tags=TAGS):
     verify = TrinityLakeOperator(task_id="verify", operation="verify", options={"deep": True})
@@ -71,6 +76,7 @@ with DAG("trinitylake_upkeep", schedule=None, catchup=False, tags=TAGS):
         task_id="trim",
         operation="trim_scheduled",
         limits=ApplyLimits(max_files=100, max_bytes=1_000_000, min_age=timedelta(days=7)),
+        trigger_rule="none_failed",  # an expiry with nothing to approve is skipped
     )
     verify >> expire >> trim
 # [END upkeep]

@@ -85,6 +85,7 @@ class RunningJob(Running[OptionsT]):
         said: str,
         metadata: Mapping[str, Any],
         *,
+        to_do: str = "",
         committed: str | None = None,
         logged: Mapping[str, Any] | None = None,
     ) -> None:
@@ -96,7 +97,7 @@ class RunningJob(Running[OptionsT]):
         """
         self.log_figures(metadata if logged is None else logged)
         shown = figures({**self.details, **metadata})
-        self.context.log.info("%s", said)
+        self.context.log.info("%s", f"{said}; {to_do}" if to_do else said)
         if committed is not None:
             self.events.extend(self._table_events(committed))
             version = {"lakehouse_version": self.lake.latest_version(), "operation": committed}
