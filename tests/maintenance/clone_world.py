@@ -27,6 +27,7 @@ from trinitylake_ops import Lakehouse, maintenance
 from trinitylake_ops.errors import (
     AmbiguousWriteError,
     CommitConflictError,
+    CorruptFileError,
     ExportExistsError,
     ExportNotFoundError,
     FileMissingError,
@@ -240,7 +241,7 @@ class CloneWorld:
                 self._keep(side, what)
             except LakehouseNotFoundError:  # the clone is not made yet, or gone
                 continue
-            except FileMissingError:
+            except (FileMissingError, CorruptFileError):  # such as roots that are missing among others
                 assert self._ends and side == "clone", self.journal  # half of it is deleted
                 continue
             done.append(f"{side}'s {what}")
