@@ -292,14 +292,15 @@ def test_full_exports_name_registered_tables(lakes: Lakes, lake: Lakehouse) -> N
     make_table(lake, "own").append(rows(2))
     opened = allowing(lake, other.root)
     maintenance.register_table(opened, "ns", "theirs", foreign.loaded.metadata_location)
-    plan = maintenance.plan_export(opened, "x", "full", target=lakes.root("copy"))
+    target = lakes.root("copy")
+    plan = maintenance.plan_export(opened, "x", "full", target=target)
     report = plan.execute()
     assert plan.registered == report.registered == ("ns.theirs",)
     for shown in (plan.table(), report.table()):
         assert "registered tables" in str(shown.title) and "ns.theirs" in str(shown.title)
     minimal = maintenance.plan_export(opened, "y")
     assert minimal.registered == ()
-    copy = allowing(Lakehouse.open(lakes.root("copy")), other.root)
+    copy = allowing(Lakehouse.open(target), other.root)
     assert EngineTable(copy, "theirs").ids() == [1]
 
 
