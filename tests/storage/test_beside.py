@@ -51,6 +51,19 @@ def test_equal_work_that_waits_is_done_once() -> None:
     assert (first.n_done, second.n_done) == (2, 1)
 
 
+def test_a_thread_that_is_busy_or_rests_is_not_woken() -> None:
+    first, second = Counted(), Counted()
+    second.may_end.set()
+    beside.put(first)
+    assert first.has_begun.wait(60)
+    with mock.patch.object(beside._beside._changed, "notify_all") as wake:
+        beside.put(second)
+    assert not wake.called
+    first.may_end.set()
+    assert beside.flush(60)
+    assert second.n_done == 1
+
+
 def test_work_that_fails_is_logged_and_others_are_done(caplog: pytest.LogCaptureFixture) -> None:
     after = Counted()
     after.may_end.set()

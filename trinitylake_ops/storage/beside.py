@@ -37,6 +37,7 @@ class _Beside:
         self._working_on: int | None = None
         self._given_up: int | None = None
         self._n_flushing = 0
+        self._is_idle = False  # the thread waits for work, and does not rest
         self._thread: threading.Thread | None = None
 
     def put(self, work: Work) -> None:
@@ -49,7 +50,8 @@ class _Beside:
             except RuntimeError:  # an interpreter that ends, or a limit on threads
                 del self._waiting[work]
             else:
-                self._changed.notify_all()
+                if self._is_idle:  # to wake one that rests would cost each commit of many a change of threads
+                    self._changed.notify_all()
                 return
         do(work)
 
@@ -90,7 +92,9 @@ class _Beside:
     def _work(self) -> None:
         while True:
             with self._changed:
+                self._is_idle = True
                 self._changed.wait_for(lambda: bool(self._waiting))
+                self._is_idle = False
                 work = next(iter(self._waiting))
                 self._working_on = self._waiting.pop(work)
             try:
