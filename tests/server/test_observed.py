@@ -29,6 +29,7 @@ from trinitylake_ops.errors import StorageError
 from trinitylake_ops.server.observed import traces
 from trinitylake_ops.server.settings import ONLY
 from trinitylake_ops.server.warehouses import Warehouses
+from trinitylake_ops.storage import MeteredStorage
 
 TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
 
@@ -83,6 +84,21 @@ def test_requests_commits_groups_and_the_storage_are_counted(table: Served) -> N
     assert value_of(after, "trinitylake_due_seconds", lakehouse="main", what="purge") == 0
     names = {text for labels in (key[1] for key in after) for _, text in labels}
     assert not any(text == "ns" or "secret" in text for text in names)
+
+
+def test_a_table_that_has_not_changed_costs_one_round(table: Served) -> None:
+    """It asks whether there is a newer version, and nothing else, whoever reads and at whatever version."""
+    assert table.application is not None
+    meter = table.application.warehouses.served[0].lake.storage
+    assert isinstance(meter, MeteredStorage)
+    earlier = TABLE.replace("/main/", "/v2/")
+    tags = {path: table.ask("GET", path).headers["etag"] for path in (TABLE, earlier)}
+    for path, tag in tags.items():
+        for headers, status in (({}, 200), ({"If-None-Match": tag}, 304)):
+            before = meter.snapshot()
+            assert table.ask("GET", path, headers=headers).status == status
+            spent = meter.snapshot() - before
+            assert (spent.rounds, set(spent.requests)) == (1, {"read"}), path
 
 
 def test_metrics_need_a_token_that_reads(lake: Lakehouse, tmp_path: Path) -> None:

@@ -20,6 +20,8 @@ from trinitylake_ops.server.settings import read_yaml
 
 _HASH = re.compile(r"[0-9a-f]{64}")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,63}")
+_ANONYMOUS = "anonymous"
+_HOW_TO_WRITE = "; its operator lets programs on this machine write by --anonymous-writes, and others by --tokens"
 #: What pyiceberg sends for a token when it was given none.
 _OF_PYICEBERG = "None"
 _KNOWN = frozenset({"name", "sha256", "scope", "namespaces", "lakehouses", "expires"})
@@ -55,7 +57,8 @@ class Principal:
     def check(self, scope: Scope, namespace: str) -> None:
         """Raise RefusedError, 403, if something is not allowed in a namespace, whether or not it exists."""
         if not self.may(scope, namespace):
-            raise forbidden(f"{self.name} may not {scope.name.lower()} in namespace {namespace}")
+            said = f"{self.name} may not {scope.name.lower()} in namespace {namespace}"
+            raise forbidden(said + (_HOW_TO_WRITE if self.name == _ANONYMOUS else ""))
 
     def may_see(self, lakehouse: str) -> bool:
         """Whether a lakehouse, given by its name, may be seen."""
@@ -64,7 +67,7 @@ class Principal:
 
 def anonymous(scope: Scope) -> Principal:
     """Return the principal for everybody, where there are no tokens."""
-    return Principal("anonymous", scope)
+    return Principal(_ANONYMOUS, scope)
 
 
 class Tokens:
