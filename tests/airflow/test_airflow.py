@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
+import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
@@ -26,7 +28,7 @@ from trinitylake_ops.tables import catalog_at
 from trinitylake_ops.tables.writing.arrow_writer import stage_arrow
 from trinitylake_ops.tables.writing.publication import publication_id, publish_once
 
-pytestmark = [pytest.mark.soak, pytest.mark.debian_packages, pytest.mark.timeout(3_000)]
+pytestmark = [pytest.mark.soak, pytest.mark.debian_packages, pytest.mark.timeout(7_200)]
 
 #: The step that commits, by its name in dags/killed.py.
 COMMIT = "create root 1"
@@ -41,12 +43,16 @@ def append(lake: Lakehouse, table: str, rows: pa.Table) -> None:
 
 @pytest.fixture(scope="module")
 def lake(tmp_path_factory: pytest.TempPathFactory) -> Lakehouse:
-    """A lakehouse with versions of yesterday, which may expire."""
+    """A lakehouse with versions of two days ago, which may expire."""
+    folder = tmp_path_factory.mktemp("lake") / "lake"
     with pytest.MonkeyPatch.context() as patch:
-        LocalClock(patch).forward(-24)
-        lake = Lakehouse.create(str(tmp_path_factory.mktemp("lake") / "lake"), {"fsync": "false"})
+        LocalClock(patch).forward(-48)
+        lake = Lakehouse.create(str(folder), {"fsync": "false"})
         for number in range(4):
             append(lake, "old", pa.table({"n": [number]}))
+    then_s = time.time() - 48 * 3_600
+    for path in folder.rglob("*"):
+        os.utime(path, (then_s, then_s))
     return Lakehouse.open(lake.root, {"fsync": "false"})
 
 

@@ -54,9 +54,9 @@ class TrinityLakeHook(BaseHook):
         return self.settings().open()
 
     async def aget_conn(self) -> Lakehouse:
-        """Return the lakehouse in a trigger or an asynchronous task, whose event loop may not wait for a storage.
+        """Return the lakehouse in a trigger or an asynchronous task.
 
-        Secrets are masked in the thread, too: Airflow's asynchronous tasks end where their loop asks the supervisor.
+        Its event loop may not wait for a storage, and neither for the supervisor, which is told what is secret.
         """
         return await asyncio.to_thread(self.get_conn)
 
