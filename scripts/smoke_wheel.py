@@ -18,26 +18,31 @@ from collections.abc import Mapping, Sequence
 from email.parser import Parser
 from pathlib import Path
 
+PROJECT = Path(__file__).resolve().parent.parent
 #: Extras for who works on the package, or only measures it.
 _OF_DEVELOPERS = {"bench", "lint", "release", "test"}
-#: Extras that have an environment of their own: the constraints do not pin what they bring.
-_APART = {"airflow"}
+#: Extras that go together with no other, and what pins the versions of what they bring.
+_APART = {"airflow": PROJECT / "tests" / "airflow" / "constraints.txt"}
 _COMMANDS = (
     ["init"],
     ["create-namespace", "sales"],
+    ["status"],
     ["log", "--json"],
     ["ls"],
     ["verify", "--deep", "--html", "verify.html"],
     ["export", "kept"],
     ["rollback", "0", "--yes"],
     ["completion", "bash"],
+    ["completion", "zsh"],
+    ["completion", "fish"],
 )
 #: Imports all that an extra is for: its modules, and the names of the faces that it opens.
 _IMPORTS = """
 import importlib.util, sys
 from trinitylake_ops.extras import EXTRAS
 faces = {"dagster": ["dagster_plugin"], "spark": ["spark_jobs"], "demo": ["dagster_plugin", "spark_jobs"],
-         "all": ["dagster_plugin", "spark_jobs"], "deploy": ["dagster_plugin"]}
+         "all": ["dagster_plugin", "spark_jobs"], "deploy": ["dagster_plugin"],
+         "airflow": ["airflow_plugin", "airflow_plugin.example_dags.example_trinitylake"]}
 opened = ["", ".maintenance", ".tables", ".storage", *("." + face for face in faces.get(sys.argv[1], []))]
 for module in EXTRAS.get(sys.argv[1], ()):
     assert importlib.util.find_spec(module) is not None, module
@@ -45,7 +50,7 @@ for module in EXTRAS.get(sys.argv[1], ()):
         importlib.import_module(module)
 for face in opened:
     module = importlib.import_module("trinitylake_ops" + face)
-    for name in module.__all__:
+    for name in getattr(module, "__all__", ()):
         getattr(module, name)
 """
 
@@ -91,7 +96,7 @@ def metadata(wheel: Path) -> tuple[str, list[str]]:
     with zipfile.ZipFile(wheel) as archive:
         (name,) = (name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
         said = Parser().parsestr(archive.read(name).decode())
-    extras = [extra for extra in said.get_all("Provides-Extra", []) if extra not in _OF_DEVELOPERS | _APART]
+    extras = [extra for extra in said.get_all("Provides-Extra", []) if extra not in _OF_DEVELOPERS]
     return said["Version"], sorted(extras)
 
 
@@ -102,7 +107,7 @@ def try_extra(extra: str, version: str, made: Environment, folder: Path) -> None
         assert "Free space:" in made.run(program, "--help")
     for command in _COMMANDS if extra in ("", "all") else _COMMANDS[:1]:
         made.run("trinitylake", "--root", str(folder / "lake"), *command, cwd=folder)
-    made.run("python", "-c", _IMPORTS, extra, cwd=folder)
+    made.run("python", "-c", _IMPORTS, extra, cwd=folder, variables={"AIRFLOW_HOME": str(folder / "airflow")})
 
 
 def main() -> None:
@@ -117,7 +122,7 @@ def main() -> None:
     for extra in given.extras if given.extras is not None else ["", *extras]:
         begun = time.monotonic()
         with tempfile.TemporaryDirectory() as name:
-            made = Environment(Path(name) / "environment", given.uv, given.constraints)
+            made = Environment(Path(name) / "environment", given.uv, _APART.get(extra, given.constraints))
             made.install(f"{given.wheel.resolve()}[{extra}]" if extra else str(given.wheel.resolve()))
             try_extra(extra, version, made, Path(name))
             shown = (platform.python_version(), extra or "core", made.n_packages(), time.monotonic() - begun)

@@ -72,7 +72,8 @@ def read_back(kind: Any, value: Any) -> Any:
     (kind,) = (one for one in kinds if one is not NoneType)
     if typing.get_origin(kind) is list:
         assert isinstance(value, list), value
-        return [read_back(*typing.get_args(kind), one) for one in value]
+        (of,) = typing.get_args(kind)
+        return [read_back(of, one) for one in value]
     if typing.get_origin(kind) is dict:
         _, facet = typing.get_args(kind)
         return {name: read_back(_class_of(one, facet), one) for name, one in value.items()}

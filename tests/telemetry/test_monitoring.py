@@ -12,19 +12,17 @@ import subprocess
 import time
 import urllib.parse
 import urllib.request
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
+from scripts.draw_dashboard import PICTURE, Window, answered, draw, legend, prometheus, shown
 from tests.lakes import Lakes, lakes
 from tests.maintenance.changes import create
 from tests.server.requests import TABLE, TABLES, commit_of, created, properties
 from tests.server.served import serving, settings_for
-from tests.servers.daemons import free_port
 from trinitylake_ops import maintenance
 from trinitylake_ops.telemetry.instruments import INSTRUMENTS, Kind
 
@@ -99,25 +97,6 @@ def test_each_alert_fires() -> None:
         assert "SUCCESS" in ran.stdout
 
 
-@contextmanager
-def prometheus(folder: Path, target: str) -> Iterator[str]:
-    """Run a Prometheus that reads a server every second; yields its address."""
-    program = shutil.which("prometheus")
-    assert program is not None, "prometheus is not installed"
-    job = {"job_name": "trinitylake", "scrape_interval": "1s", "static_configs": [{"targets": [target]}]}
-    (folder / "prometheus.yml").write_text(yaml.safe_dump({"scrape_configs": [job]}))
-    url = f"127.0.0.1:{free_port()}"
-    arguments = [f"--config.file={folder}/prometheus.yml", f"--storage.tsdb.path={folder}/data"]
-    process = subprocess.Popen(
-        [program, *arguments, f"--web.listen-address={url}"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-    )
-    try:
-        yield f"http://{url}"
-    finally:
-        process.terminate()
-        process.wait()
-
-
 def asked(url: str, expression: str) -> list[Any]:
     query = urllib.parse.urlencode({"query": expression})
     with urllib.request.urlopen(f"{url}/api/v1/query?{query}", timeout=10) as answer:
@@ -134,7 +113,8 @@ def test_the_panels_have_data_of_a_server(lakes: Lakes, tmp_path: Path) -> None:
     with serving(settings_for(lake)) as served:
         served.ask("POST", "/v1/main/namespaces", {"namespace": ["ns"]})
         served.ask("POST", TABLES, created())
-        with prometheus(tmp_path, served.url.removeprefix("http://")) as url:
+        with prometheus(tmp_path, served.url.removeprefix("http://"), scrape_s=1) as url:
+            begun = time.time()
             end_s = time.monotonic() + PATIENCE_SECONDS
             empty: set[str] = {"all"}
             n_made = 0
@@ -149,7 +129,36 @@ def test_the_panels_have_data_of_a_server(lakes: Lakes, tmp_path: Path) -> None:
                 except OSError:
                     continue  # it begins
                 empty -= {one for one in empty if any(word in one for word in MAY_BE_EMPTY)}
+            window = Window(begun, time.time(), 1)
+            picture = tmp_path / "dashboard.png"
+            n_drawn = draw(DASHBOARD, lambda target: answered(url, window, target), window, "", picture)
     assert empty == set()
+    may_be = [p for p in panels() if any(word in p["targets"][0]["expr"] for word in MAY_BE_EMPTY)]
+    assert n_drawn >= len(panels()) - len(may_be)
+    assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+def test_values_and_names_are_drawn_as_they_are_read() -> None:
+    texts = [
+        shown(0.0042, "s"),
+        shown(90, "s"),
+        shown(187_200, "s"),
+        shown(4_400_000, "bytes"),
+        shown(0.125, "percentunit"),
+    ]
+    assert texts == ["4.2 ms", "1.5 min", "2.17 d", "4.2 MiB", "12.5 %"]
+    assert [shown(120, "none"), shown(1_234, "none"), shown(0, "ops"), shown(float("inf"), "s")] == [
+        "120", "1234", "0 ops/s", "∞",
+    ]  # fmt: skip
+    assert legend("{{lakehouse}} {{of}}, a minute", {"lakehouse": "main"}) == "main , a minute"
+    assert legend("{{status}}", {}) == "Value"
+    assert Window(0, 600, 2).filled('rate(x{l=~"$lakehouse"}[$__rate_interval])') == 'rate(x{l=~".*"}[8s])'
+
+
+def test_all_units_of_the_dashboard_are_drawn() -> None:
+    assert all(shown(1, panel["fieldConfig"]["defaults"]["unit"]) for panel in panels())
+    assert PICTURE.is_file()
+    assert f"images/{PICTURE.name}" in (MONITORING.parents[1] / "docs" / "monitoring.md").read_text()
 
 
 #: What a lakehouse that is well does not have: things that are due, and requests that failed in passing.

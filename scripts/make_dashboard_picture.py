@@ -1,0 +1,126 @@
+"""Draws docs/images/dashboard.png: the dashboard of deploy/monitoring, of the demo while it plays.
+
+``.venv/bin/python -m scripts.make_dashboard_picture``. The demo plays in this process beside a server of its lakehouse,
+which a Prometheus reads every two seconds. A client reads by the server meanwhile, and two write by it afterwards.
+Then Prometheus is asked each panel's own queries. Needs Prometheus, and what `make setup` installs.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import socket
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pyarrow as pa
+import uvicorn
+from pyiceberg.catalog.rest import RestCatalog
+from pyiceberg.exceptions import CommitFailedException, ServerError
+
+from scripts.draw_dashboard import PICTURE, Window, answered, draw, prometheus
+from trinitylake_ops import Lakehouse, maintenance
+from trinitylake_ops.demo.play import main as play
+from trinitylake_ops.server.application import Application
+from trinitylake_ops.server.running import configuration_of
+from trinitylake_ops.server.settings import LakehouseSettings, ServerSettings
+
+PROJECT = Path(__file__).resolve().parent.parent
+DASHBOARD = PROJECT / "deploy" / "monitoring" / "dashboard.json"
+SCRAPE_S = 2
+_NAME = "flights"
+_WRITERS_S = 60.0
+_PATIENCE_S = 60.0
+_DAY_MS = 86_400_000
+
+
+@contextmanager
+def served(lake: Lakehouse) -> Iterator[str]:
+    """Serve a lakehouse from a thread of this process; yields the server's place."""
+    settings = ServerSettings(
+        {_NAME: LakehouseSettings(lake.root, lake.storage_options)}, port=0, anonymous_writes=True
+    )
+    listener = socket.create_server(("127.0.0.1", 0))
+    server = uvicorn.Server(configuration_of(Application(settings), settings))
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
+    thread.start()
+    try:
+        yield f"127.0.0.1:{listener.getsockname()[1]}"
+    finally:
+        server.should_exit = True
+        thread.join()
+        listener.close()
+
+
+def read_on(place: str, is_over: threading.Event) -> None:
+    """Read tables by the server, one after the other, as they come to be there."""
+    catalog = RestCatalog("reader", uri=f"http://{place}", warehouse=_NAME)
+    while not is_over.wait(1.0):
+        for namespace in catalog.list_namespaces():
+            for table in catalog.list_tables(namespace)[:4]:
+                catalog.load_table(table).scan(limit=10).to_arrow()
+
+
+def write_on(place: str, end_s: float) -> None:
+    """Append to one table by the server again and again, beside others: who loses goes on."""
+    catalog = RestCatalog("writer", uri=f"http://{place}", warehouse=_NAME)
+    rows = pa.table({"n": pa.array(range(10), pa.int64())})
+    catalog.create_namespace_if_not_exists("written")
+    table = catalog.create_table_if_not_exists("written.beside", rows.schema)
+    while time.monotonic() < end_s:
+        try:
+            table.append(rows)
+        except (CommitFailedException, ServerError):
+            table.refresh()
+        time.sleep(0.3)
+
+
+def operate(lake: Lakehouse) -> None:
+    """Do what an operator does after a while: look, verify what is new, free what may go."""
+    maintenance.verify(lake, incremental=True)
+    policy = maintenance.RetentionPolicy(maximum_age_ms=1, minimum_versions=3, protected_ms=1)
+    maintenance.plan_expiration(lake, policy).execute()
+    maintenance.verify(lake, incremental=True)
+
+
+def main() -> None:
+    """Play, and draw."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        home = folder / "home"
+        home.mkdir()
+        shutil.copy(PROJECT / "deploy" / "demo" / "dagster.yaml", home)
+        os.environ["DAGSTER_HOME"] = str(home)
+        lake = Lakehouse.create(str(folder / "lakehouse"))
+        with served(lake) as place, prometheus(folder, place, SCRAPE_S) as url:
+            begun = time.time()
+            is_over = threading.Event()
+            reader = threading.Thread(target=read_on, args=(place, is_over))
+            reader.start()
+            try:
+                play.main(["--root", lake.root, *sys.argv[1:]], standalone_mode=False)
+                operate(lake)
+                end_s = time.monotonic() + _WRITERS_S
+                writers = [threading.Thread(target=write_on, args=(place, end_s)) for _ in range(2)]
+                for one in writers:
+                    one.start()
+                for one in writers:
+                    one.join()
+            finally:
+                is_over.set()
+                reader.join()
+            window = Window(begun, time.time(), SCRAPE_S)
+            dashboard = json.loads(DASHBOARD.read_text())
+            note = "of the demo, drawn from Prometheus's answers by scripts/draw_dashboard.py"
+            n_panels = draw(dashboard, lambda target: answered(url, window, target), window, note, PICTURE)
+    print(f"{PICTURE}: {n_panels} panels with data, {window.end - window.begin:.0f} s")
+
+
+if __name__ == "__main__":
+    main()
