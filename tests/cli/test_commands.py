@@ -663,6 +663,10 @@ def test_repair(cli: Cli, lake: Lakehouse) -> None:
     assert (done.code, done.json["version"]) == (0, 2)
     assert lake.storage.read(HINT_PATH) == b"2"
     lake.storage.write(root_path(1), b"no arrow")
+    for as_json in ((), ("--json",)):
+        left = cli("repair", *as_json)
+        said = "No step of repair mends the errors that are left. What you can do is listed.\n"
+        assert (left.code, left.err) == (1, said), "a plan without a step is no all-clear"
     left = cli("repair", "--to-last-good", "--yes")
     assert (left.code, left.err) == (1, "")
     assert root_path(1) in left.out

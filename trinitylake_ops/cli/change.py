@@ -28,6 +28,7 @@ from trinitylake_ops.cli.context import (
     print_committed,
     print_json,
     print_line,
+    print_notice,
     print_outcome,
     print_plan,
     print_shown,
@@ -316,6 +317,10 @@ def repair(session: Session, to_last_good: bool, deep: bool, digest: str | None,
         report = maintenance.verify(lake, partial(progress, "versions"), deep=deep)
         plan = maintenance.plan_repair(lake, report, to_last_good=to_last_good)
         done = None if digest is None and not yes else plan.execute(digest)
+    if done is None and plan.is_empty and not plan.is_complete:
+        print_shown(plan, as_json)
+        print_notice("No step of repair mends the errors that are left. What you can do is listed.")
+        raise click.exceptions.Exit(1)
     is_complete = done is None or done.is_complete
     print_outcome(plan, done, as_json, is_empty=plan.is_empty, is_complete=is_complete)
 

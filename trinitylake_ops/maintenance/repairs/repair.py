@@ -85,7 +85,7 @@ class RepairReport(Document):
     @property
     def is_complete(self) -> bool:
         """Whether no error is left."""
-        return all(finding.severity != "error" for finding in self.not_mended)
+        return _is_complete(self.not_mended)
 
     def table(self) -> Table:
         """Return a row for each step, and for each finding that is left."""
@@ -115,6 +115,11 @@ class RepairPlan(Plan):
         """Whether there is nothing that repair can do."""
         return not self.steps
 
+    @property
+    def is_complete(self) -> bool:
+        """Whether no error would be left."""
+        return _is_complete(self.not_mended)
+
     def table(self) -> Table:
         """Return a row for each step, and for each finding that is left."""
         title = f"Repair of version {self.base_version}: {_counted(self.steps)}"
@@ -129,6 +134,10 @@ class RepairPlan(Plan):
         the lease that reconcile needs, StorageError.
         """
         return self.operation.execute(self, approved_digest)
+
+
+def _is_complete(not_mended: Sequence[Unmended]) -> bool:
+    return all(finding.severity != "error" for finding in not_mended)
 
 
 @dataclass(frozen=True, kw_only=True)
