@@ -233,6 +233,7 @@ def test_a_person_approves_a_plan(airflow: Deployment, lake: Lakehouse) -> None:
         page.get_by_label("Username").fill(PERSON)
         page.get_by_label("Password").fill(PASSWORD)
         page.get_by_role("button", name="Sign in").click()
+        page.wait_for_url(lambda now: "/auth/login" not in now)
         page.goto(f"{airflow.url}/dags/{dag}/runs/{run_id}/tasks/expire.approve/required_actions")
         expect(page.get_by_text("Approve the plan of expire?").first).to_be_visible()
         page.screenshot(path=airflow.folder / "airflow-approval.png", animations="disabled")

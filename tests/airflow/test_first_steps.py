@@ -104,7 +104,7 @@ def test_a_new_user_publishes_and_approves_a_rollback(tmp_path: Path) -> None:
             page.get_by_label("Username").fill("admin")
             page.get_by_label("Password").fill(password)
             page.get_by_role("button", name="Sign in").click()
-            page.get_by_role("button", name="Browse").wait_for()
+            page.wait_for_url(lambda now: "/auth/login" not in now)
             page.goto(f"{url}/required_actions")
             page.get_by_text("Approve the plan of rollback?").first.click()
             page.get_by_role("button", name="Approve").click()
