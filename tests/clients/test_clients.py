@@ -192,7 +192,8 @@ def test_dagster_iceberg_without_keys(s3_url: str, on_s3: Lakehouse) -> None:
 def test_clickhouse(s3_url: str, on_s3: Lakehouse, radosgw: S3Server, has_keys: bool) -> None:
     keys = [radosgw.endpoint, radosgw.access_key_id, radosgw.secret_access_key] if has_keys else []
     found = run_python("with_clickhouse", s3_url, *keys)
-    print(found.pop("error"))
+    # The session of an earlier version only reads. With keys of its own it writes a file, which no commit takes.
+    assert ("nothing changes any more" if has_keys else "S3_ERROR") in found.pop("error")
     assert found == {
         "tables": ['"sales.orders"'], "before": ["4,59"], "now": ["7"], "then": ["2"], "still": ["2"],
     }  # fmt: skip
