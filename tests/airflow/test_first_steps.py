@@ -31,6 +31,12 @@ WRONG = {
     "no lakehouse there": {"host": "/srv/lake"},
     "the storage's package": {"host": "s3://bucket/lake"},
 }
+#: The triggerer's loop stands still while it imports a trigger.
+IMPORT_TRIGGER = """
+import sys
+from trinitylake_ops.airflow_plugin import CommitTrigger
+print(*{"pyiceberg", "pyspark", "dagster"} & {*sys.modules})
+"""
 TEST_CONNECTION = """
 from trinitylake_ops.airflow_plugin import TrinityLakeHook
 print(TrinityLakeHook().test_connection()[1])
@@ -112,7 +118,23 @@ def test_a_new_user_publishes_and_approves_a_rollback(tmp_path: Path) -> None:
     lake = Lakehouse.open(str(user / "lake"))
     (info,) = lake.history(1)
     assert (lake.latest_version(), info.operation, info.approved_by) == (2, "rollback", "admin")
-    check_what_is_wrong(user / ".venv" / "bin" / "python", user / "home")
+    python, home = user / ".venv" / "bin" / "python", user / "home"
+    check_what_is_wrong(python, home)
+    assert said(python, home, IMPORT_TRIGGER) == ""
+
+
+def said(python: Path, home: Path, program: str, **environment: str) -> str:
+    """Return the last line that a program of an environment prints."""
+    done = subprocess.run(
+        [python, "-c", program],
+        cwd=home,
+        env={**own_environment(), "AIRFLOW_HOME": str(home), **environment},
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=300,
+    )
+    return done.stdout.splitlines()[-1]
 
 
 def check_what_is_wrong(python: Path, home: Path) -> None:
@@ -120,9 +142,4 @@ def check_what_is_wrong(python: Path, home: Path) -> None:
     rows = dict(re.findall(r"^\| ([^|]+) \| `([^|]+)` \|$", PAGE.read_text(), re.MULTILINE))
     for name, connection in WRONG.items():
         given = json.dumps({"conn_type": "trinitylake", **connection})
-        environment = {**own_environment(), "AIRFLOW_HOME": str(home), "AIRFLOW_CONN_TRINITYLAKE_DEFAULT": given}
-        command = [python, "-c", TEST_CONNECTION]
-        said = subprocess.run(
-            command, cwd=home, env=environment, capture_output=True, text=True, check=True, timeout=300
-        )
-        assert said.stdout.splitlines()[-1] == rows[name], name
+        assert said(python, home, TEST_CONNECTION, AIRFLOW_CONN_TRINITYLAKE_DEFAULT=given) == rows[name], name
