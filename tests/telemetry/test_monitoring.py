@@ -129,7 +129,7 @@ def test_the_panels_have_data_of_a_server(lakes: Lakes, tmp_path: Path) -> None:
                 except OSError:
                     continue  # it begins
                 empty -= {one for one in empty if any(word in one for word in MAY_BE_EMPTY)}
-            window = Window(begun, time.time(), 1)
+            window = Window(begun, time.time(), scrape=15)  # rates of a minute, as asked above
             picture = tmp_path / "dashboard.png"
             n_drawn = draw(DASHBOARD, lambda target: answered(url, window, target), window, "", picture)
     assert empty == set()
