@@ -390,7 +390,7 @@ def test_unreadable_folder_and_file(open_folder: Path) -> None:
     if os.geteuid() == 0:
         os.seteuid(65534)
     try:
-        with pytest.raises(StoragePermissionError):
+        with pytest.raises(StoragePermissionError, match="cannot list 'closed/' under file://"):
             list(storage.list())
     finally:
         if os.getuid() == 0:

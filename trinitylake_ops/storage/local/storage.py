@@ -276,6 +276,7 @@ class LocalStorage(Storage):
     def _walk(self, prefix: str) -> Iterator[FileInfo]:
         """Read one folder after the other. Only the names of folders still to read are kept."""
         top, _, name_start = prefix.rpartition("/")
+        folder = prefix
         try:
             folders = [f"{top}/" if top else ""] if self._is_folder_without_links(top) else []
             while folders:
@@ -288,7 +289,7 @@ class LocalStorage(Storage):
                     elif (status := _status_if_file(entry)) is not None:
                         yield _file_info(folder + name, status)
         except OSError as error:
-            raise storage_error(error, self.root, prefix, "list") from error
+            raise storage_error(error, self.root, folder, "list") from error
 
     def _has_link(self, path: str) -> bool:
         """Whether a part of a folder's path is a link. Our writes have names of their own: a look before is enough."""
