@@ -293,6 +293,16 @@ class Deployment(Api):
                     continue
 
 
+def wait_for_a_question(log: Path, dag: str, run_id: str, task: str) -> None:
+    """Wait until a task asks a person, and the scheduler has seen by its log that it does.
+
+    An answer before that begins the task while the scheduler takes it for ended. Then Airflow tries and asks again.
+    """
+    key = f"TaskInstanceKey(dag_id='{dag}', task_id='{task}', run_id='{run_id}'"
+    seen = f"Received executor event with state success for task instance {key}"
+    wait_for(lambda: seen in log.read_text(errors="replace") or None)
+
+
 def wait_for(look: Callable[[], Found | None]) -> Found:
     """Return what a look finds at last."""
     end_s = time.monotonic() + PATIENCE_S

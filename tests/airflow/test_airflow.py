@@ -16,9 +16,9 @@ import pyarrow as pa
 import pytest
 from playwright.sync_api import expect
 
-from tests.airflow.deployment import HERE, PASSWORD, PERSON, Deployment, deployed, wait_for
+from tests.airflow.deployment import HERE, PASSWORD, PERSON, Deployment, deployed, wait_for, wait_for_a_question
 from tests.docs.pages import DOCS, snippets
-from tests.e2e.browser import opened_page
+from tests.e2e.browser import WIDTH, opened_page
 from tests.environments import PROJECT
 from tests.local_clock import LocalClock
 from tests.servers.daemons import free_port
@@ -213,6 +213,7 @@ def test_a_rejected_plan_is_not_applied(airflow: Deployment, lake: Lakehouse) ->
     airflow.wait_for_dag(dag)
     airflow.trigger(dag, run_id)
     wait_for(lambda: airflow.task_state(dag, run_id, "expire.approve") == "awaiting_input" or None)
+    wait_for_a_question(next(airflow.folder.glob("scheduler*.log")), dag, run_id, "expire.approve")
     path = f"/api/v2/dags/{dag}/dagRuns/{run_id}/taskInstances/expire.approve/-1/hitlDetails"
     airflow.ask("PATCH", path, {"chosen_options": ["Reject"], "params_input": {}})
     airflow.wait_for_run(dag, run_id)
@@ -226,6 +227,7 @@ def test_a_person_approves_a_plan(airflow: Deployment, lake: Lakehouse) -> None:
     airflow.wait_for_dag(dag)
     airflow.trigger(dag, run_id)
     wait_for(lambda: airflow.task_state(dag, run_id, "expire.approve") == "awaiting_input" or None)
+    wait_for_a_question(next(airflow.folder.glob("scheduler*.log")), dag, run_id, "expire.approve")
     plan = airflow.returned(dag, run_id, "expire.plan")
     assert not plan["is_empty"]
     with opened_page() as page:
@@ -234,6 +236,7 @@ def test_a_person_approves_a_plan(airflow: Deployment, lake: Lakehouse) -> None:
         page.get_by_label("Password").fill(PASSWORD)
         page.get_by_role("button", name="Sign in").click()
         page.wait_for_url(lambda now: "/auth/login" not in now)
+        page.set_viewport_size({"width": WIDTH, "height": 1_250})  # down to the buttons
         page.goto(f"{airflow.url}/dags/{dag}/runs/{run_id}/tasks/expire.approve/required_actions")
         expect(page.get_by_text("Approve the plan of expire?").first).to_be_visible()
         page.screenshot(path=airflow.folder / "airflow-approval.png", animations="disabled")

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.airflow.deployment import CONSTRAINTS, Api, copy_source, wait_for
+from tests.airflow.deployment import CONSTRAINTS, Api, copy_source, wait_for, wait_for_a_question
 from tests.docs.pages import DOCS, snippets
 from tests.e2e.browser import opened_page
 from tests.servers.daemons import free_port
@@ -108,6 +108,7 @@ def test_a_new_user_publishes_and_approves_a_rollback(tmp_path: Path) -> None:
         dag, run_id = "trinitylake_rollback", "by-hand"
         airflow.trigger(dag, run_id, {"version": 0})
         wait_for(lambda: airflow.task_state(dag, run_id, "rollback.approve") == "awaiting_input" or None)
+        wait_for_a_question(log, dag, run_id, "rollback.approve")
         with opened_page() as page:
             page.goto(f"{url}/auth/login/")
             page.get_by_label("Username").fill("admin")
