@@ -413,6 +413,9 @@ class _Threads:
     def Event(self) -> SimulatedEvent:  # noqa: N802 - the name it has in threading
         return SimulatedEvent(self._world)
 
+    def RLock(self) -> SimulatedRLock:  # noqa: N802 - the name it has in threading
+        return SimulatedRLock(self._world)
+
 
 class _HereAndNow(Executor):
     """Runs what pyiceberg submits at once, in the caller's thread: its own threads would not be simulated."""
@@ -444,6 +447,27 @@ class SimulatedEvent:
         while not self._is_set:
             self._world.hand_over(self)
         return True
+
+
+class SimulatedRLock:
+    """A lock (threading.RLock) for which a simulated thread can wait."""
+
+    def __init__(self, world: World):
+        self._world = world
+        self._owner: greenlet.greenlet | None = None
+        self._depth = 0
+
+    def __enter__(self) -> None:
+        own = greenlet.getcurrent()
+        while self._owner not in (None, own):
+            self._world.hand_over()
+        self._owner = own
+        self._depth += 1
+
+    def __exit__(self, *_: object) -> None:
+        self._depth -= 1
+        if not self._depth:
+            self._owner = None
 
 
 def _outcome(effect: Callable[[], Any]) -> Callable[[], Any]:

@@ -50,7 +50,7 @@ class _Worker:
             try:
                 result = call()
             except BaseException as error:  # noqa: BLE001 - raised where the result is asked for
-                future.set_exception(error)
+                future.set_exception(error.with_traceback(None))  # its frames would keep what the call was made with
                 del error
             else:
                 future.set_result(result)

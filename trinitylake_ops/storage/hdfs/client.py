@@ -49,10 +49,13 @@ class HdfsClient:
         """Make a call that transfers so many bytes. Raises one of ``FAILURES``."""
         client = self._current()
         try:
-            return call_within(min(self._limit_seconds(n_bytes), most_seconds), lambda: work(client))
+            most_seconds = min(self._limit_seconds(n_bytes), most_seconds)
+            return call_within(most_seconds, lambda: work(client))  # noqa: F821 - it is deleted after the call
         except OverdueError:
             self._drop(client)
             raise
+        finally:
+            del client  # a traceback keeps this frame: with it, a forked child would destroy the client, and wait
 
     def typed(self, request: Request, error: BaseException) -> Exception:
         """Return the typed error for one of ``FAILURES`` that ``call`` raised."""
