@@ -23,6 +23,7 @@ from trinitylake_ops.tables.writing.publication import publication_id
 from trinitylake_ops.transaction.lakehouse import Lakehouse
 from trinitylake_ops.transaction.saved import CommittedElsewhereError, version_of
 from trinitylake_ops.transaction.transaction import Transaction
+from trinitylake_ops.versions.history import CLIENT_PROPERTY
 from trinitylake_ops.versions.roots import ProbedRoots
 from trinitylake_ops.versions.snapshot import Snapshot
 from trinitylake_ops.versions.time_travel import find_version_at
@@ -76,7 +77,7 @@ def transaction_of(call: Call, message: str) -> Transaction:
 
 def _said_of(call: Call) -> Mapping[str, str]:
     """Return what a commit says of its request. It is short, since a version has room for few bytes of each commit."""
-    said = {"principal": call.principal.name, "request": call.request_id}
+    said = {CLIENT_PROPERTY: call.principal.name, "request": call.request_id}
     return {**said, _KEYED: _asked(call)} if "idempotency-key" in call.headers else said
 
 

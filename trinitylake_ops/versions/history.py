@@ -27,7 +27,7 @@ from trinitylake_ops.versions.snapshot import LakehouseFiles, Snapshot, utc_date
 _BATCH = 32
 _MOST = 2**63 - 1
 #: The property of a commit that a client of the server asked for: who that was.
-_CLIENT = "principal"
+CLIENT_PROPERTY = "principal"
 
 T = TypeVar("T")
 
@@ -90,7 +90,7 @@ class TransactionInfo:
 
 
 def _client(properties: Mapping[str, str]) -> str:
-    return f"{properties[_CLIENT]} (by the server)" if properties.get(_CLIENT) else ""
+    return f"{properties[CLIENT_PROPERTY]} (by the server)" if properties.get(CLIENT_PROPERTY) else ""
 
 
 def history(files: LakehouseFiles, limit: int | None = None, latest: Snapshot | None = None) -> Iterator[VersionInfo]:

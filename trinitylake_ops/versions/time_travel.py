@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime, timedelta
-
 from trinitylake_ops.errors import VersionNotFoundError
 from trinitylake_ops.format.nodes.node_file import decode_system_rows
-from trinitylake_ops.format.nodes.system_rows import COMMIT_ID, CREATED_AT_MILLIS, MAX_TIME_MS
+from trinitylake_ops.format.nodes.system_rows import COMMIT_ID, CREATED_AT_MILLIS
 from trinitylake_ops.versions.roots import ProbedRoots, Roots, read_roots
+from trinitylake_ops.versions.snapshot import utc_of
 
 _BATCH = 64
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 def find_version_at(roots: Roots, timestamp_ms: int, latest: int, probed: ProbedRoots) -> int:
@@ -48,8 +46,7 @@ def find_version_at(roots: Roots, timestamp_ms: int, latest: int, probed: Probed
 
 
 def _shown(time_ms: int) -> str:
-    moment = _EPOCH + timedelta(milliseconds=min(max(time_ms, 0), MAX_TIME_MS))
-    return f"{time_ms} ms ({moment:%Y-%m-%d %H:%M:%S} UTC)"
+    return f"{time_ms} ms ({utc_of(time_ms):%Y-%m-%d %H:%M:%S} UTC)"
 
 
 def _along_chain(roots: Roots, timestamp_ms: int, low: int, high: int) -> int:
