@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import json
+import uuid
+
 import pyarrow as pa
 import pytest
+from pyiceberg.serializers import ToOutputFile
 from pyiceberg.table.update import update_table_metadata
 from pyiceberg.types import LongType
 
 from trinitylake_ops import Lakehouse
+from trinitylake_ops.format.checksums import SEAL_KEYS
 from trinitylake_ops.tables.catalog import TrinityLakeCatalog, catalog_at, loaded_table
 
 SCHEMA = pa.schema([("id", pa.int64())])
@@ -30,6 +35,32 @@ def test_an_append_copies_the_snapshots_a_few_times(
     monkeypatch.setattr(loaded_table, "update_table_metadata", counting)
     table.append(rows(1))
     assert len(made) == 2, "before the snapshot is added, and after"
+
+
+def test_a_change_of_properties_makes_its_metadata_once(
+    lake: Lakehouse, catalog: TrinityLakeCatalog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = catalog.create_table("ns.t", SCHEMA, properties={"b": "2"})
+    made: list[int] = []
+    monkeypatch.setattr(loaded_table, "update_table_metadata", lambda *_: made.append(1))
+    change = table.transaction().set_properties(a="1").remove_properties("b")
+    change.commit_transaction()
+    assert made == [], "the catalog makes it when it commits"
+    assert table.metadata == catalog_at(lake).load_table("ns.t").metadata
+    assert (table.properties["a"], "b" in table.properties) == ("1", False)
+
+
+def test_a_metadata_file_is_pyicebergs(lake: Lakehouse, catalog: TrinityLakeCatalog) -> None:
+    table = catalog.create_table("ns.t", SCHEMA)
+    table.append(rows(1))
+    by_pyiceberg = f"{table.location()}/metadata/00009-{uuid.uuid4()}.metadata.json"
+    ToOutputFile.table_metadata(table.metadata, table.io.new_output(by_pyiceberg))
+    written, own = (
+        json.loads(table.io.new_input(uri).open().read()) for uri in (table.metadata_location, by_pyiceberg)
+    )
+    for text in (written, own):
+        assert text.pop(SEAL_KEYS[-1])
+    assert written == own
 
 
 def test_the_log_of_former_metadata_is_pyicebergs(catalog: TrinityLakeCatalog) -> None:

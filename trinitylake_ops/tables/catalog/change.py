@@ -15,7 +15,6 @@ from pyiceberg.exceptions import (
     NoSuchTableError,
     TableAlreadyExistsError,
 )
-from pyiceberg.serializers import ToOutputFile
 from pyiceberg.table import Table
 
 from trinitylake_ops import errors
@@ -25,6 +24,7 @@ from trinitylake_ops.format.locations import to_uri
 from trinitylake_ops.storage.parallel import in_one_round, run_parallel
 from trinitylake_ops.tables.catalog.target import CatalogTarget
 from trinitylake_ops.tables.catalog.views import require_no_view
+from trinitylake_ops.tables.files.metadata import write_metadata
 from trinitylake_ops.tables.io.file_io import StorageFileIO
 from trinitylake_ops.tables.managed import managed_table_id
 from trinitylake_ops.tables.ownership import claim_location, owner_file
@@ -63,7 +63,7 @@ class TableChange:
         output = self.io.new_output(uri, self._add if self.is_commit else None)
         if not output.is_added:
             self.written.append(uri)
-        ToOutputFile.table_metadata(table.metadata, output)
+        write_metadata(table.metadata, output)
 
     def write_new_table(self, table: Table, lakehouse: LakehouseDef) -> None:
         """Write the first metadata file of a table and, in the same round, the owner file of its folder."""

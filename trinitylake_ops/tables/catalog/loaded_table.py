@@ -10,7 +10,13 @@ from pyiceberg.table import CommitTableResponse, StagedTable, Table
 from pyiceberg.table import Transaction as IcebergTransaction
 from pyiceberg.table.locations import LocationProvider
 from pyiceberg.table.metadata import TableMetadata, TableMetadataV2
-from pyiceberg.table.update import AddSnapshotUpdate, TableUpdate, update_table_metadata
+from pyiceberg.table.update import (
+    AddSnapshotUpdate,
+    RemovePropertiesUpdate,
+    SetPropertiesUpdate,
+    TableUpdate,
+    update_table_metadata,
+)
 from pyiceberg.typedef import Identifier
 
 from trinitylake_ops import errors
@@ -47,6 +53,13 @@ class TableTransaction(IcebergTransaction):
             made = self._made = (base, self._updates, with_log_of(base, changed))
         return made[2]
 
+    def commit_transaction(self) -> Table:
+        """Commit the changes. Raises what :meth:`TrinityLakeCatalog.commit_table` raises."""
+        if all(isinstance(update, SetPropertiesUpdate | RemovePropertiesUpdate) for update in self._updates):
+            # All that pyiceberg still asks for is the uuid of the table, which is that of its base.
+            self._made = (self._table.metadata, self._updates, self._table.metadata)
+        return super().commit_transaction()
+
 
 class _Shared(TableMetadataV2):
     """Metadata whose copies share its parts, which nobody changes. pyiceberg copies each part at every update."""
@@ -61,18 +74,24 @@ def with_numbered_log(metadata: TableMetadata) -> TableMetadata:
 
     pyiceberg copies each entry and each part by itself at every update, which takes longer than all else in it.
     """
-    log = list(range(len(metadata.metadata_log)))
-    if type(metadata) is TableMetadataV2:
-        return _Shared.model_construct(metadata.model_fields_set, **{**dict(metadata), "metadata_log": log})
-    return metadata.model_copy(update={"metadata_log": log})
+    numbered = metadata.model_copy(update={"metadata_log": list(range(len(metadata.metadata_log)))})
+    return _as(_Shared, numbered) if type(metadata) is TableMetadataV2 else numbered
 
 
 def with_log_of(base: TableMetadata, metadata: TableMetadata) -> TableMetadata:
     """Return metadata that was updated as its own kind again, with the entries of ``base`` for numbers in its log."""
-    log = [base.metadata_log[entry] if isinstance(entry, int) else entry for entry in metadata.metadata_log]
-    if isinstance(metadata, _Shared):
-        return TableMetadataV2.model_construct(metadata.model_fields_set, **{**dict(metadata), "metadata_log": log})
-    return metadata.model_copy(update={"metadata_log": log})
+    log, former = metadata.metadata_log, base.metadata_log
+    if log and isinstance(log[0], int):  # pyiceberg leaves out the first entries and adds to the last
+        first = int(log[0])
+        log = [*former[first:], *log[len(former) - first :]]
+    updated = metadata.model_copy(update={"metadata_log": log})
+    return _as(TableMetadataV2, updated) if isinstance(metadata, _Shared) else updated
+
+
+def _as(kind: type[TableMetadataV2], copied: TableMetadata) -> TableMetadata:
+    """Return a copy as of another class with the same fields. pydantic would take each field apart to make one."""
+    object.__setattr__(copied, "__class__", kind)
+    return copied
 
 
 def staged_on(

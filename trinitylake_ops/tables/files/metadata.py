@@ -1,4 +1,4 @@
-"""Loads the metadata of Iceberg tables. Only here its JSON is read, and doubted.
+"""Loads and writes the metadata of Iceberg tables. Only here its JSON is read, and doubted.
 
 The JSON is inflated and parsed within bounds, and properties that name code or mean nothing are left out. By a
 definition, it must be the metadata of that definition's table.
@@ -6,6 +6,7 @@ definition, it must be the metadata of that definition's table.
 
 from __future__ import annotations
 
+import functools
 import json
 from collections import Counter
 from dataclasses import dataclass
@@ -13,12 +14,14 @@ from typing import Any
 
 from pydantic import PrivateAttr
 from pydantic import ValidationError as PydanticError
-from pyiceberg.io import FileIO
+from pyiceberg.io import FileIO, OutputFile
 from pyiceberg.manifest import ManifestContent, ManifestFile
 from pyiceberg.schema import index_by_id
+from pyiceberg.serializers import Compressor
 from pyiceberg.table.metadata import TableMetadata, TableMetadataUtil
 from pyiceberg.table.snapshots import Snapshot
 from pyiceberg.types import FixedType
+from pyiceberg.utils.config import Config
 
 from trinitylake_ops.errors import CorruptFileError, TrinityLakeError
 from trinitylake_ops.format.definitions import TABLE_UUID, TableDef
@@ -115,6 +118,19 @@ class ParsedMetadata:
         """Keep the metadata of a file with so many bytes of JSON, if it is one of the lakehouse at ``root``."""
         if uri.startswith(root) and is_table_metadata_path(uri.removeprefix(root)):
             self._kept.put(uri, loaded, n_bytes)
+
+
+def write_metadata(metadata: TableMetadata, output: OutputFile) -> None:
+    """Write a metadata file as pyiceberg does, which looks through all variables of the environment each time."""
+    text = metadata.model_dump_json(exclude_none=not _writes_missing_snapshots()).encode()
+    with output.create() as stream:
+        stream.write(Compressor.get_compressor(output.location).bytes_compressor()(text))
+
+
+@functools.cache
+def _writes_missing_snapshots() -> bool:
+    """Whether pyiceberg's configuration wants a snapshot of -1 where a table has none, for older readers."""
+    return bool(Config().get_bool("legacy-current-snapshot-id"))
 
 
 def load_metadata(io: StorageFileIO, uri: str, parsed: ParsedMetadata | None = None) -> LoadedMetadata:

@@ -11,7 +11,6 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 
 from pyiceberg.catalog import MetastoreCatalog
-from pyiceberg.serializers import ToOutputFile
 from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.table.update import (
     RemovePartitionStatisticsUpdate,
@@ -23,7 +22,7 @@ from pyiceberg.table.update import (
 from trinitylake_ops.errors import FileMissingError
 from trinitylake_ops.format.definitions import METADATA_LOCATION, TableDef
 from trinitylake_ops.format.file_names import table_prefix
-from trinitylake_ops.tables.files.metadata import table_metadata
+from trinitylake_ops.tables.files.metadata import table_metadata, write_metadata
 from trinitylake_ops.tables.files.placement import is_in_own_place
 from trinitylake_ops.tables.io.file_io import StorageFileIO
 from trinitylake_ops.tables.managed import LATEST_WRITTEN_VERSION, metadata_uri
@@ -109,7 +108,7 @@ def write_without_snapshots(
     version = MetastoreCatalog._parse_metadata_version(uri) + 1
     new_uri = locations.new_table_metadata_file_location(version)
     announce(io.location(new_uri))
-    ToOutputFile.table_metadata(trimmed, io.new_output(new_uri))
+    write_metadata(trimmed, io.new_output(new_uri))
     properties = {**definition.format_properties, METADATA_LOCATION: io.location(new_uri)}
     return replace(definition, format_properties=properties)
 
