@@ -14,6 +14,7 @@ from tests.known_schemas import keep_known_schemas
 from tests.unordered import shuffle_lists
 from trinitylake_ops.storage import beside
 from trinitylake_ops.storage.cache.storage import clear_process_caches
+from trinitylake_ops.transaction.groups import queue
 from trinitylake_ops.versions import roots
 
 # In CI the same examples are tried on every run; elsewhere new ones. Deadlines only measure the machine.
@@ -75,8 +76,9 @@ def _beside_as_marked(request: pytest.FixtureRequest, monkeypatch: pytest.Monkey
 
 @pytest.fixture(autouse=True)
 def _opened_long_ago(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What ``open`` found is never as good as new, however fast this machine is: but for tests of that."""
+    """What was opened or committed is never as good as new, however fast this machine is: but for tests of that."""
     monkeypatch.setattr(roots, "_JUST_NOW_S", 0.0)
+    monkeypatch.setattr(queue, "_LONGEST_MOMENT_S", 0.0)
 
 
 @pytest.fixture(autouse=True)

@@ -63,12 +63,15 @@ class RequestTarget(LatestTarget):
             yield txn
 
 
-def transaction_of(call: Call, message: str) -> Transaction:
-    """Return a transaction that a request asks for. Raises as :meth:`RequestTarget.change`, and RefusedError."""
+def transaction_of(call: Call, message: str, base: Snapshot | None = None) -> Transaction:
+    """Return a transaction that a request asks for, on the latest version or on ``base``.
+
+    Raises as :meth:`RequestTarget.change`, and RefusedError.
+    """
     lake, key = call.warehouse.served.lake, call.headers.get("idempotency-key")
     publication = None if key is None else publication_id("idempotency-key", call.principal.name, _checked_key(key))
     txn = lake.transaction(
-        message=message[:_LONGEST_MESSAGE_CHARS], properties=_said_of(call), transaction_id=publication
+        message=message[:_LONGEST_MESSAGE_CHARS], properties=_said_of(call), transaction_id=publication, base=base
     )
     if publication is not None and key is not None:
         txn.require(_unpublished(lake, publication, uuid.UUID(key), call), alone=False)

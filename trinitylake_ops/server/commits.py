@@ -7,10 +7,11 @@ only if its own requirements no longer hold.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from pyiceberg.exceptions import NoSuchNamespaceError, NoSuchTableError
+from pyiceberg.exceptions import CommitStateUnknownException, NoSuchNamespaceError, NoSuchTableError
 from pyiceberg.table import CommitTableRequest, CommitTableResponse, StagedTable, Table
 from pyiceberg.table.update import (
     AddSnapshotUpdate,
@@ -20,7 +21,7 @@ from pyiceberg.table.update import (
     TableUpdate,
 )
 
-from trinitylake_ops.errors import CorruptFileError, FileMissingError, InvalidLocationError
+from trinitylake_ops.errors import CommitOutcomeUnknownError, CorruptFileError, FileMissingError, InvalidLocationError
 from trinitylake_ops.format.locations import normalize_root_uri, to_location
 from trinitylake_ops.server.answers import bad_request, encoded, forbidden
 from trinitylake_ops.server.calls import Call, single_level
@@ -37,6 +38,9 @@ from trinitylake_ops.tables.io.file_io import StorageFileIO
 from trinitylake_ops.tables.io.listing import files_below
 from trinitylake_ops.tables.managed import check_format_version, managed_table_id, new_table_location
 from trinitylake_ops.tables.ownership import claim_location, is_owner
+from trinitylake_ops.versions.snapshot import Snapshot
+
+logger = logging.getLogger(__name__)
 
 Name = tuple[str, str]
 
@@ -100,8 +104,30 @@ def commit_tables(call: Call, commits: Sequence[TableCommit]) -> Mapping[Name, C
         call.check(Scope.WRITE, commit.name[0])
     if len({commit.name for commit in commits}) < len(commits):
         raise bad_request("a transaction may change each table once")
-    made = until_it_lands(lambda: _Attempt(call, commits).commit(), call.note_lost)
+    made = _committed_at_once(call, commits)
+    if made is None:
+        made = until_it_lands(lambda: _Attempt(call, commits).commit(), call.note_lost)
     return made if made is not None else _present(call.warehouse.served.catalog, commits)
+
+
+def _committed_at_once(call: Call, commits: Sequence[TableCommit]) -> Mapping[Name, Committed] | None:
+    """Commit on the version that this server made a moment ago, without a question to the storage first.
+
+    Returns None where there is no such version, and where anything was in the way: the latest version may not be it.
+    Raises CommitStateUnknownException.
+    """
+    base = call.warehouse.served.lake.just_committed()
+    if base is None or "idempotency-key" in call.headers or any(commit.creates for commit in commits):
+        return None
+    attempt = _Attempt(call, commits, base)
+    try:
+        made = attempt.commit()
+    except (CommitStateUnknownException, CommitOutcomeUnknownError):
+        raise
+    except Exception as error:  # noqa: BLE001 - the attempt on the latest version has the answer
+        logger.debug("a commit on version %s failed, and begins anew: %s", base.version, error)
+        return None
+    return made if attempt.has_changed else None
 
 
 def _present(catalog: TrinityLakeCatalog, commits: Sequence[TableCommit]) -> dict[Name, Committed]:
@@ -109,13 +135,13 @@ def _present(catalog: TrinityLakeCatalog, commits: Sequence[TableCommit]) -> dic
 
 
 class _Attempt:
-    """One attempt to commit a request, on the version that is the latest when it begins."""
+    """One attempt to commit a request, on ``base`` or the version that is the latest when it begins."""
 
-    def __init__(self, call: Call, commits: Sequence[TableCommit]):
+    def __init__(self, call: Call, commits: Sequence[TableCommit], base: Snapshot | None = None):
         self._served = call.warehouse.served
         self._commits = commits
         said = "; ".join(commit_message(".".join(one.name), one.request.updates) for one in commits)
-        self._txn = transaction_of(call, said or "nothing")
+        self._txn = transaction_of(call, said or "nothing", base)
         target = _OneCommit(self._txn, self._served.lake.storage_options)
         self._catalog = self._served.catalog_on(target)
         self._io: StorageFileIO = self._catalog.io
@@ -128,6 +154,11 @@ class _Attempt:
                 self._txn.rollback()
                 return _present(self._served.catalog, self._commits)
             return {commit.name: self._change(commit, tables[commit.name]) for commit in self._commits}
+
+    @property
+    def has_changed(self) -> bool:
+        """Whether a version was committed."""
+        return self._txn.committed_version not in (None, self._txn.base.version)
 
     def _load(self, commit: TableCommit) -> Table | None:
         namespace, _ = commit.name

@@ -129,7 +129,8 @@ class Commit:
         self._kept: dict[str, bytes] = {}  # definitions, which attempts share
         self._nodes: dict[str, bytes] = {}  # files of this attempt
         self._unprepare: Callable[[], None] | None = None  # of the root of this attempt, where its storage prepares
-        self._n_lost = 0
+        #: How many attempts were lost to other commits.
+        self.n_lost = 0
         self._look: Look | None = None  # after the version that another commit took
         self._n_requests = 0
         #: The current attempt: the version that it would be, and what its root carries. None before it is sent.
@@ -144,11 +145,11 @@ class Commit:
         try:
             with spans.span("commit", {"trinitylake.base_version": base.version}) as span:
                 committed = self._decided(base, turn)
-                span.set({"trinitylake.version": committed.version, "trinitylake.lost_attempts": self._n_lost})
+                span.set({"trinitylake.version": committed.version, "trinitylake.lost_attempts": self.n_lost})
             self._settle(committed, turn)
             if committed.root is not None:
                 hub.observe(VERSION_SECONDS, time.monotonic() - begun_s)
-                hub.observe(VERSION_ATTEMPTS, self._n_lost + 1)
+                hub.observe(VERSION_ATTEMPTS, self.n_lost + 1)
             return committed
         finally:  # also after an interrupt: otherwise writers that wait for this one would wait in vain
             turn.end()
@@ -223,7 +224,7 @@ class Commit:
         nodes = draft.tree.node_files
         self._n_requests += len(fresh) + len(nodes) + 1
         n_bytes = sum(map(len, self._kept.values())) + sum(map(len, nodes.values()))
-        cost = CommitCost(self._n_lost + 1, self._n_requests + 1, n_bytes)
+        cost = CommitCost(self.n_lost + 1, self._n_requests + 1, n_bytes)
         root = draft.root(cost, base.files.roots.path(attempt.version), attempt.version)
         self._nodes = nodes
         storage = base.files.roots.storage
@@ -277,14 +278,14 @@ class Commit:
 
     def _rebase(self, base: Snapshot, turn: TurnRequest, began_s: float) -> Snapshot:
         """Find the latest version and check the change on it; returns that version."""
-        self._n_lost += 1
+        self.n_lost += 1
         hub.add(LOST_ATTEMPTS)
         if self._courtesy is not None:
             self._courtesy.met_another()
-        if self._n_lost >= self._max_attempts:
+        if self.n_lost >= self._max_attempts:
             raise attempts_exhausted(self._max_attempts, base.version + 1)
-        if self._n_lost >= LOSSES_BEFORE_ASKING:
-            beside.put(functools.partial(turn.lost, self._n_lost, time.monotonic() - began_s))
+        if self.n_lost >= LOSSES_BEFORE_ASKING:
+            beside.put(functools.partial(turn.lost, self.n_lost, time.monotonic() - began_s))
         look, self._look = self._look, None
         latest = latest_after(self._files, look or look_after(self._files.roots, base.version + 1))
         # The age is checked first: a purge may have deleted what the base of an old change reaches.
@@ -302,7 +303,7 @@ class Commit:
             return
         self._files.roots.keep(committed.root)
         self._files.hint.note(committed.version)
-        if self._n_lost >= LOSSES_BEFORE_ASKING:
+        if self.n_lost >= LOSSES_BEFORE_ASKING:
             beside.put(turn.withdraw)
         if self._courtesy is not None:
             self._courtesy.look_now_and_then(self._files.storage)

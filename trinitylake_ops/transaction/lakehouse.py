@@ -224,8 +224,9 @@ class Lakehouse:
         operation: str = "",
         run_id: str | None = None,
         transaction_id: str | None = None,
+        base: Snapshot | None = None,
     ) -> Transaction:
-        """Begin a transaction on the latest version.
+        """Begin a transaction on the latest version, or on ``base``, which was the latest a moment ago.
 
         ``isolation`` is "snapshot" or "serializable"; by default it is the lakehouse's own. The log records the
         message, free-form properties, a name for the operation, and the id of a run. It also records
@@ -234,9 +235,17 @@ class Lakehouse:
         """
         if transaction_id is not None:
             transaction_id = checked_id(transaction_id)
-        base = latest_snapshot(self.files)
+        base = base or latest_snapshot(self.files)
         info = CommitInfo(operation, message, run_id or acting_run(), dict(properties or {}))
         return Transaction(base, _isolation(isolation, base.definition), info, self._queue, transaction_id)
+
+    def just_committed(self) -> Snapshot | None:
+        """Return the version that this process committed a moment ago without losing to others, if there is one.
+
+        The storage is not asked: another process may have committed since. A transaction that begins on it is rebased
+        like any other. Its reads are not answers to whoever needs the latest version.
+        """
+        return self._queue.just_made(self.files)
 
     def resume_transaction(self, transaction_id: str) -> Transaction:
         """Return a saved transaction, to go on with it and commit it.

@@ -180,6 +180,11 @@ class Group:
     def __contains__(self, member: Member) -> bool:
         return member in self._members.pending
 
+    @property
+    def n_lost(self) -> int:
+        """How many attempts were lost to other processes."""
+        return 0 if self._commit is None else self._commit.n_lost
+
     def has_room_for(self, candidate: Member) -> bool:
         """Whether one more transaction fits: it touches nothing that the others touch, and the root has room for it.
 

@@ -7,10 +7,13 @@ thread) may come at any point. The waiting transactions still get an answer, and
 
 from __future__ import annotations
 
+import math
 import threading
+import time
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
 from weakref import WeakValueDictionary
 
 from trinitylake_ops.storage.fork import at_fork
@@ -20,13 +23,34 @@ from trinitylake_ops.transaction.groups.group import Group
 from trinitylake_ops.transaction.groups.member import Member
 from trinitylake_ops.transaction.submission import Submission
 from trinitylake_ops.transaction.turns import Courtesy
-from trinitylake_ops.versions.roots import find_later
-from trinitylake_ops.versions.snapshot import LakehouseFiles
+from trinitylake_ops.versions.roots import KnownRoot, find_later
+from trinitylake_ops.versions.snapshot import LakehouseFiles, Snapshot
 
 _PATIENCE_SECONDS = 1.0
 _MOST_OF_THE_REST = 0.25
 #: So long a commit waits at most for those of other processes, where its storage has a line.
 LONGEST_LINE_S = 2.0
+#: What a commit made is taken for the latest version for so many times as long as it took, and no longer than this.
+_MOMENT_COMMITS = 2.0
+_LONGEST_MOMENT_S = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class _JustMade:
+    """A version that was committed at the first attempt, and when."""
+
+    root: KnownRoot
+    begun_s: float
+    made_s: float
+
+    def as_base(self, files: LakehouseFiles) -> Snapshot | None:
+        """Return it for a transaction that begins now, None after a moment, and where a later one is known."""
+        newest, age_s = files.roots.newest, time.monotonic() - self.made_s
+        moment_s = min(_MOMENT_COMMITS * (self.made_s - self.begun_s), _LONGEST_MOMENT_S)
+        if age_s >= moment_s or (newest is not None and newest.version > self.root.version):
+            return None
+        stood_at_ms = files.storage.now_ms() - math.ceil(1000 * age_s)
+        return Snapshot(files, self.root.version, self.root.path, self.root.node, stood_at_ms)
 
 
 class CommitQueue:
@@ -45,6 +69,15 @@ class CommitQueue:
         self._leader: Member | None = None
         self._newest: Committed | None = None
         self._newest_beside: Committed | None = None
+        self._just_made: _JustMade | None = None
+
+    def just_made(self, files: LakehouseFiles) -> Snapshot | None:
+        """Return the version that this process committed a moment ago without losing to others, if there is one.
+
+        The storage is not asked, so another process may have committed since.
+        """
+        just_made = self._just_made
+        return None if just_made is None else just_made.as_base(files)
 
     def commit(self, submission: Submission, max_attempts: int) -> int:
         """Commit a transaction, perhaps together with others; returns its version.
@@ -84,7 +117,10 @@ class CommitQueue:
         try:
             with self._turn(own) as newest:
                 self._gather(group)
-                self._newest = group.run(newest or self._newest)
+                begun_s = time.monotonic()
+                made = self._newest = group.run(newest or self._newest)
+                root = made.root if made is not None and group.n_lost == 0 else None
+                self._just_made = None if root is None else _JustMade(root, begun_s, time.monotonic())
         finally:
             self._take_back(group.abandoned())
 
