@@ -11,6 +11,7 @@ from trinitylake_ops.errors import InvalidInputError, InvalidLocationError, Loca
 from trinitylake_ops.format.definitions import ExportLevel, ExportRecord, LakehouseDef, SourceRecord
 from trinitylake_ops.format.file_names import new_lakehouse_def_path, new_node_path
 from trinitylake_ops.format.places import NamedRoots, Places, allowed_roots
+from trinitylake_ops.storage.schemes import roots_nest
 
 ROOT = "s3://bucket/lake/"
 SOURCE = "s3://other/source/"
@@ -20,7 +21,7 @@ FILE = "tables/an-id/data/f.parquet"
 def places(*, root: str = ROOT, allowed: tuple[str, ...] = (), moves: bool = True, **fields: object) -> Places:
     names = NamedRoots()
     names.note(LakehouseDef(id="x", **fields))  # type: ignore[arg-type]
-    return Places(root, pickle.loads(pickle.dumps(names)), allowed, ("s3://given/",), moves)
+    return Places(root, pickle.loads(pickle.dumps(names)), allowed, ("s3://given/",), moves, roots_nest)
 
 
 def refused(found: Places, uri: str) -> bool:
@@ -101,6 +102,10 @@ def test_long_and_wrong_locations() -> None:
     [
         (f"s3://other/lake/{FILE}", "allow a root that holds it, such as 's3://other/lake/tables/an-id/';"),
         (f"dynamodb://t/lake/{FILE}", "allow the root of the lakehouse that has it, such as 'dynamodb://t/lake/';"),
+        (
+            f"dynamodb://t/tables/lake/tables/{uuid.UUID(int=0)}/data/tables/f.parquet",
+            "allow the root of the lakehouse that has it, such as 'dynamodb://t/tables/lake/';",
+        ),
         ("dynamodb://t/lake/0101/x.binpb", "allow the root of the lakehouse that has it;"),
     ],
 )

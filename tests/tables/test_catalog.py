@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import uuid
 from pathlib import Path
 
 import pyarrow as pa
@@ -36,14 +37,16 @@ from trinitylake_ops.errors import (
     InvalidDefinitionError,
     InvalidInputError,
     LakehouseNotFoundError,
+    LocationNotAllowedError,
     StorageFullError,
     TransientError,
     UnsupportedTypeError,
     VersionNotFoundError,
 )
 from trinitylake_ops.format.definitions import Column, DataType, TableDef
-from trinitylake_ops.storage import MeteredStorage
+from trinitylake_ops.storage import MemoryStorage, MeteredStorage
 from trinitylake_ops.tables.catalog import TrinityLakeCatalog, catalog_at
+from trinitylake_ops.tables.catalog.registration import registering_io
 from trinitylake_ops.tables.io.file_io import StorageFileIO
 
 IMPLEMENTATION = "trinitylake_ops.tables.catalog.TrinityLakeCatalog"
@@ -374,6 +377,20 @@ def test_registered_tables_are_external(lake: Lakehouse, catalog: TrinityLakeCat
     assert ids_of(catalog.load_table("ns.ext")) == [1, 2, 7]
     with pytest.raises(NoSuchNamespaceError):
         catalog.register_table("nothing.t", foreign.metadata_location)
+
+
+def test_where_roots_do_not_nest_a_metadata_file_is_read_through_the_root_of_its_lakehouse() -> None:
+    """The path tells which root that is, and nothing is asked."""
+    io = StorageFileIO.on(MemoryStorage("memory://registering/"))
+    own = f"tables/{uuid.UUID(int=1)}/metadata"
+    files = [f"dynamodb://lakes/lake/{own}/0.metadata.json", f"dynamodb://lakes/tables/x/lake/{own}/1.metadata.json"]
+    assert registering_io(io, [*files, "s3://bucket/any/2.metadata.json"]).places.given == (
+        "dynamodb://lakes/lake/",
+        "dynamodb://lakes/tables/x/lake/",
+        "s3://bucket/any/",
+    )
+    with pytest.raises(LocationNotAllowedError, match="allow the root of the lakehouse that has it;"):
+        registering_io(io, ["dynamodb://lakes/any/2.metadata.json"])
 
 
 def test_concurrent_appends_of_two_catalogs_all_arrive(lake: Lakehouse, catalog: TrinityLakeCatalog) -> None:

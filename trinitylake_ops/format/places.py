@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import threading
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Self
 
@@ -19,14 +19,13 @@ from trinitylake_ops.format.locations import as_uri, is_uri, normalize_root_uri
 
 _LOCAL_SCHEMES = frozenset({"file", "memory"})
 _TABLE_FILE = re.compile(rf"{TABLES_PREFIX}[^/]+/.+", re.DOTALL)
-_MOVED_TABLE_FILE = re.compile(rf"[A-Za-z][A-Za-z0-9+.-]*://.*?/({TABLES_PREFIX}[^/]+/.+)", re.DOTALL)
+#: A lakehouse's root, and the path there of a table's file.
+_FAR_TABLE_FILE = re.compile(rf"([A-Za-z][A-Za-z0-9+.-]*://.*?/)({TABLES_PREFIX}[^/]+/.+)", re.DOTALL)
 #: The same with an id that we give. It comes first, as a root may end in ``tables/`` itself.
-_MOVED_FILE_OF_OURS = re.compile(
-    rf"[A-Za-z][A-Za-z0-9+.-]*://.*?/({TABLES_PREFIX}[0-9a-f]{{8}}(?:-[0-9a-f]{{4}}){{3}}-[0-9a-f]{{12}}/.+)", re.DOTALL
+_FAR_FILE_OF_OURS = re.compile(
+    rf"([A-Za-z][A-Za-z0-9+.-]*://.*?/)({TABLES_PREFIX}[0-9a-f]{{8}}(?:-[0-9a-f]{{4}}){{3}}-[0-9a-f]{{12}}/.+)",
+    re.DOTALL,
 )
-_LAKEHOUSE_OF_TABLE = re.compile(rf"(.*?/){TABLES_PREFIX}[^/]+/.*", re.DOTALL)
-#: Schemes whose roots do not show what is under roots above or below them.
-_APART = frozenset({"dynamodb"})
 _TABLE_FOLDER = re.compile(rf"(.*?/{TABLES_PREFIX}[^/]+/|.*/)(?:metadata|data)/.*", re.DOTALL)
 _LONGEST_SHOWN_CHARS = 200
 
@@ -141,7 +140,8 @@ class Places:
     ``given`` are roots that a caller passed, and ``allowed`` are the operator's. All files below them may be read, and
     below ``allowed`` also written. ``names`` are the roots that content names. There, only names that a lakehouse gives
     count, and a local file only for a local lakehouse. With ``follows_moves``, a table's file of any other lakehouse is
-    taken for the file of the same path here. A copy of all files leaves such names.
+    taken for the file of the same path here. A copy of all files leaves such names. ``roots_nest`` tells
+    of a URI whether its folder may be taken for a root.
     """
 
     root: str
@@ -149,6 +149,7 @@ class Places:
     allowed: tuple[str, ...] = ()
     given: tuple[str, ...] = ()
     follows_moves: bool = True
+    roots_nest: Callable[[str], bool] = lambda uri: True
 
     def strict(self) -> Places:
         """Return the same places, without taking any file for one of the same path here."""
@@ -207,26 +208,34 @@ class Places:
     def _moved(self, uri: str) -> Place | None:
         if not self.follows_moves:
             return None
-        match = _MOVED_FILE_OF_OURS.fullmatch(uri) or _MOVED_TABLE_FILE.fullmatch(uri)
-        return Place(self.root, match[1], is_moved=True) if match else None
+        match = _in_another_lakehouse(uri)
+        return Place(self.root, match[2], is_moved=True) if match else None
+
+    def _root_to_allow(self, uri: str) -> str:
+        """Say which root has a file, as small as it may be."""
+        if self.roots_nest(uri):
+            match = _TABLE_FOLDER.fullmatch(uri)
+            return f"a root that holds it, such as {_shown(match[1] if match else uri[: uri.rindex('/') + 1])}"
+        root = root_of_table_file(uri)
+        return "the root of the lakehouse that has it" + (f", such as {_shown(root)}" if root else "")
 
     def _refused(self, uri: str) -> Place:
         raise LocationNotAllowedError(
             f"{_shown(uri)} lies beyond the lakehouse at {self.root}, which alone does not make it readable; if you"
-            f" trust whoever writes this lakehouse with it, allow {_root_to_allow(uri)};"
+            f" trust whoever writes this lakehouse with it, allow {self._root_to_allow(uri)};"
             " --allow-root, TRINITYLAKE_ALLOWED_ROOTS and the storage option 'allowed_roots' do so",
             path=cut(uri),
         )
 
 
-def _root_to_allow(uri: str) -> str:
-    """Say which root has a file, as small as it may be."""
-    if uri.partition("://")[0] not in _APART:
-        match = _TABLE_FOLDER.fullmatch(uri)
-        return f"a root that holds it, such as {_shown(match[1] if match else uri[: uri.rindex('/') + 1])}"
-    match = _LAKEHOUSE_OF_TABLE.fullmatch(uri)
-    root = match[1] if match else uri if uri.endswith("/") else ""
-    return "the root of the lakehouse that has it" + (f", such as {_shown(root)}" if root else "")
+def root_of_table_file(uri: str) -> str | None:
+    """Return the root of the lakehouse that has a table's file, by the file's path. None where it does not tell."""
+    match = _in_another_lakehouse(uri)
+    return match[1] if match else None
+
+
+def _in_another_lakehouse(uri: str) -> re.Match[str] | None:
+    return _FAR_FILE_OF_OURS.fullmatch(uri) or _FAR_TABLE_FILE.fullmatch(uri)
 
 
 def allowed_roots(text: str) -> tuple[str, ...]:

@@ -20,7 +20,8 @@ class Scheme:
     ``check_root`` raises InvalidLocationError for a root of another form, and repeats no credentials. ``place`` are the
     options that decide which server a root is on, as two servers have two buckets of one name. ``from_environment``
     returns the options that the environment gives to a root with these options, credentials among them. Tasks on other
-    machines get them.
+    machines get them. ``roots_nest`` is false where a root does not show what is under the roots below it. There, no
+    folder can be taken for a root.
     """
 
     name: str
@@ -30,3 +31,4 @@ class Scheme:
     check_root: Callable[[str], object] = lambda root: root
     place: tuple[str, ...] = ()
     from_environment: Callable[[str, Mapping[str, str]], Mapping[str, str]] = lambda root, options: {}
+    roots_nest: bool = True

@@ -79,6 +79,14 @@ def place_of(root_uri: str) -> tuple[str, ...]:
     return () if scheme is None else scheme.place
 
 
+def roots_nest(uri: str) -> bool:
+    """Whether the folder of a file may be taken for a root, given the file's URI. True of an unknown scheme."""
+    try:
+        return scheme_of(uri).roots_nest
+    except InvalidLocationError:
+        return True
+
+
 def with_environment(root_uri: str, options: Mapping[str, str]) -> StorageOptions:
     """Return the options of a lakehouse, with those that the environment gives below them: for tasks elsewhere.
 
@@ -212,6 +220,7 @@ OWN_SCHEMES: Mapping[str, Scheme] = {
             DynamoDBLocation.of,
             ("endpoint",),
             dynamodb_of_environment,
+            roots_nest=False,
         ),
         Scheme(
             "redis",

@@ -9,8 +9,9 @@ from pyiceberg.table.metadata import TableMetadata
 from trinitylake_ops.errors import InvalidInputError
 from trinitylake_ops.format.definitions import LakehouseDef, TableDef
 from trinitylake_ops.format.locations import as_uri, normalize_root_uri, to_uri
-from trinitylake_ops.format.places import Places
+from trinitylake_ops.format.places import Places, root_of_table_file
 from trinitylake_ops.storage import open_storage
+from trinitylake_ops.storage.schemes import roots_nest
 from trinitylake_ops.tables.files.metadata import read_table_metadata
 from trinitylake_ops.tables.io.file_io import StorageFileIO
 from trinitylake_ops.tables.managed import EXTERNAL, MANAGED, managed_table_id, metadata_uri, table_definition
@@ -30,10 +31,12 @@ def registered_uri(root: str, metadata_location: str) -> str:
 def registering_io(io: StorageFileIO, uris: Iterable[str]) -> StorageFileIO:
     """Return a FileIO for metadata files that a caller named by URIs, wherever they are.
 
-    Those under no root that is known are read by their folder. Raises InvalidLocationError.
+    Those under no root that is known are read by their folder. Where a storage does not show them there, the root is
+    that of the lakehouse, which the file's path tells. Raises InvalidLocationError, LocationNotAllowedError where it
+    does not.
     """
-    folders = {normalize_root_uri(uri[: uri.rindex("/") + 1]) for uri in uris if io.places.known(uri) is None}
-    opened = [open_storage(folder, io.storage_options.beyond(io.root, folder)) for folder in sorted(folders)]
+    roots = {_root_of(uri, io.places) for uri in uris if io.places.known(uri) is None}
+    opened = [open_storage(root, io.storage_options.beyond(io.root, root)) for root in sorted(roots)]
     names = io.places.names
     return StorageFileIO.on(io.storage, io.storage_options, read_only=True, others=opened, names=names).strict()
 
@@ -45,9 +48,22 @@ def root_to_allow(definition: TableDef, io: StorageFileIO) -> str | None:
     """
     uri = metadata_uri(definition, io.root)
     location = f"{as_uri(read_table_metadata(io, uri).location).rstrip('/')}/"
-    needed = [location, *([] if uri.startswith(location) else [uri[: uri.rindex("/") + 1]])]
+    needed = [location, *([] if uri.startswith(location) else [_folder_of(uri)])]
     plain = Places(io.root, io.places.names, io.places.allowed)
-    return " ".join(root for root in needed if plain.known(f"{root}metadata/file") is None) or None
+    far = [root for root in needed if plain.known(f"{root}metadata/file") is None]
+    whole = [root if roots_nest(root) else root_of_table_file(f"{root}metadata/file") or root for root in far]
+    return " ".join(dict.fromkeys(whole)) or None
+
+
+def _root_of(uri: str, places: Places) -> str:
+    """Return the root through which a metadata file under no known root is read."""
+    if roots_nest(uri):
+        return normalize_root_uri(_folder_of(uri))
+    return root_of_table_file(uri) or places.strict().find(uri).root  # which says what to allow
+
+
+def _folder_of(uri: str) -> str:
+    return uri[: uri.rindex("/") + 1]
 
 
 def registered_table(

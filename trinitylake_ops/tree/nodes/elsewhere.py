@@ -16,7 +16,7 @@ from trinitylake_ops.storage.interface import Storage
 from trinitylake_ops.storage.open import open_storage
 from trinitylake_ops.storage.options import ALLOWED_ROOTS, StorageOptions
 from trinitylake_ops.storage.parallel import in_one_round, run_parallel
-from trinitylake_ops.storage.schemes import with_environment
+from trinitylake_ops.storage.schemes import roots_nest, with_environment
 from trinitylake_ops.tree.nodes.table_users import users_of
 
 #: Returns the lakehouse definition if none was noted so far, None if there is none.
@@ -57,7 +57,7 @@ class Elsewhere:
         self._is_claimed: dict[str, bool] = {}
         allowed = allowed_roots(storage_options.get(ALLOWED_ROOTS, ""))
         passed = tuple(storage.root for storage in given)
-        self.places = Places(root, self.names, allowed, passed, follows_moves)
+        self.places = Places(root, self.names, allowed, passed, follows_moves, roots_nest)
         self._storages: dict[str, Storage] = {}
         self.forget()
         at_fork(self)
@@ -78,9 +78,7 @@ class Elsewhere:
         """Read the files under the root of a storage through it, with its own options."""
         self._given.append(storage)
         given = (*self.places.given, storage.root)
-        self.places = Places(
-            self.places.root, self.names, self.places.allowed, given, follows_moves=self.places.follows_moves
-        )
+        self.places = replace(self.places, given=given)
 
     def find(self, uri: str) -> Place:
         """Return where a URI is read. Raises InvalidLocationError, LocationNotAllowedError, StorageError.
