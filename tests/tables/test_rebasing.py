@@ -13,7 +13,7 @@ from pyiceberg.table.snapshots import Operation
 from tests.lakes import Lakes, check_lake
 from trinitylake_ops import Lakehouse, maintenance
 from trinitylake_ops.errors import CommitConflictError
-from trinitylake_ops.storage import LocalStorage
+from trinitylake_ops.storage import open_storage
 from trinitylake_ops.tables.catalog import catalog_at
 from trinitylake_ops.tables.writing.arrow_writer import stage_arrow
 from trinitylake_ops.tables.writing.publication import Publication, publication_id, publish_once
@@ -250,7 +250,7 @@ def test_changes_of_other_kinds_are_conflicts_as_before(local: Lakehouse) -> Non
 
 def test_writers_of_all_partitions_race(local: Lakehouse) -> None:
     def write(number: int) -> None:
-        own = Lakehouse(LocalStorage(local.root))
+        own = Lakehouse(open_storage(local.root, local.storage_options))
         put(own, month(own, number, number))
         put(own, month(own, number, -number, mode="append"))
 
