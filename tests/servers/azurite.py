@@ -1,8 +1,8 @@
 """Azurite, the emulator of Azure Blob Storage that Microsoft keeps, installed from npm by its lock file.
 
 Blobs live in memory, so tests delete what they wrote. It has no hierarchical accounts, no roles and no quotas, and does
-not slow anybody down: tests put such answers on the wire themselves. It ends connections that were idle for 5 s,
-whatever ``--blobKeepAliveTimeout`` says, and a request that meets the end gets no answer.
+not slow anybody down: tests put such answers on the wire themselves. What it was sent stays in memory for up to ten
+minutes, also when it was refused. It refuses all with 409 when that is half of the machine's memory.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.servers.daemons import Daemons, free_port, listens
-from tests.servers.npm import installed
+from tests.servers.npm import PATIENT_NODE, installed
 from trinitylake_ops.cached_attribute import cached_attribute
 
 ACCOUNT_NAME = "teststorage"
@@ -30,7 +30,7 @@ def start_azurite(folder: Path, daemons: Daemons) -> str:
     program, port = installed(_PACKAGE, daemons.log) / _MAIN, free_port()
     daemons.start(
         [
-            "node", str(program), "--blobHost", "127.0.0.1", "--blobPort", str(port), "--silent",
+            *PATIENT_NODE, str(program), "--blobHost", "127.0.0.1", "--blobPort", str(port), "--silent",
             "--inMemoryPersistence", "--skipApiVersionCheck", "--disableTelemetry",
         ],
         {"AZURITE_ACCOUNTS": f"{ACCOUNT_NAME}:{ACCOUNT_KEY}"},

@@ -18,7 +18,7 @@ from botocore.config import Config
 
 from tests.servers.aws import AwsServer
 from tests.servers.daemons import Daemons, free_port, listens
-from tests.servers.npm import installed
+from tests.servers.npm import PATIENT_NODE, installed
 from trinitylake_ops.cached_attribute import cached_attribute
 
 ACCESS_KEY_ID = "testsAccessKey"
@@ -31,7 +31,7 @@ def start_dynalite(folder: Path, daemons: Daemons) -> str:
     """Start dynalite; returns its endpoint. Raises ServerStartError."""
     program = installed(_PACKAGE, daemons.log) / "node_modules" / "dynalite" / "cli.js"
     port = free_port()
-    daemons.start(["node", str(program), "--host", "127.0.0.1", "--port", str(port), "--createTableMs", "0"])
+    daemons.start([*PATIENT_NODE, str(program), "--host", "127.0.0.1", "--port", str(port), "--createTableMs", "0"])
     daemons.wait_until(lambda: listens(port), "dynalite")
     endpoint = f"http://127.0.0.1:{port}"
     DynamoDBServer("dynalite", endpoint, folder).make_table()

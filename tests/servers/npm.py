@@ -9,6 +9,9 @@ from pathlib import Path
 from tests.servers.cached import cached_folder
 from tests.servers.daemons import run
 
+#: The command of a server in JavaScript, which ends no connection because it was idle, and no request that takes long.
+PATIENT_NODE = ("node", "--require", str(Path(__file__).resolve().parent / "patient.cjs"))
+
 _FILES = ("package.json", "package-lock.json")
 
 
