@@ -71,13 +71,17 @@ KINDS = (
 )
 _LOCAL, _FAR = "local disk, fsync", f"{1_000 * REQUEST_SECONDS:.0f} ms a request"
 TURNS = {_LOCAL: 60, _FAR: 6}
-_STORAGES = {_LOCAL: "LocalStorage(sys.argv[1])", _FAR: "SlowStorage(LocalStorage(sys.argv[1], fsync=False))"}
+#: As a lakehouse opens them: where somebody listens, they tell of their requests.
+_STORAGES = {
+    _LOCAL: "open_storage(sys.argv[1])",
+    _FAR: "SlowStorage(open_storage(sys.argv[1], {'fsync': 'false'}))",
+}
 _PROGRAM = """
 import json, sys, time
 {begin}
 from benchmarks.lakes import SlowStorage
 from trinitylake_ops import Lakehouse
-from trinitylake_ops.storage import LocalStorage
+from trinitylake_ops.storage import open_storage
 lake = Lakehouse.create(sys.argv[1], storage={storage})
 with lake.transaction() as txn:
     txn.create_namespace("ns")

@@ -33,24 +33,35 @@ class PrometheusListener:
         self._kept = {
             name: _metric(one, self.registry) for name, one in INSTRUMENTS.items() if name not in set(without)
         }
+        #: Counters and histograms with their labels: asking the library for one costs more than counting.
+        self._labelled: dict[tuple[object, ...], Counter | Gauge | Histogram | None] = {}
 
     def add(self, name: str, amount: float, labels: dict[str, str]) -> None:
         """Count."""
-        metric = self._kept.get(name)
+        metric = self._of_labels(name, labels)
         if isinstance(metric, Counter):
-            (metric.labels(**labels) if labels else metric).inc(amount)
+            metric.inc(amount)
 
     def observe(self, name: str, value: float, labels: dict[str, str]) -> None:
         """Add a value to a histogram."""
-        metric = self._kept.get(name)
+        metric = self._of_labels(name, labels)
         if isinstance(metric, Histogram):
-            (metric.labels(**labels) if labels else metric).observe(value)
+            metric.observe(value)
 
     def put(self, name: str, value: float, labels: dict[str, str]) -> None:
         """Set a gauge."""
         metric = self._kept.get(name)
         if isinstance(metric, Gauge):
             (metric.labels(**labels) if labels else metric).set(value)
+
+    def _of_labels(self, name: str, labels: dict[str, str]) -> Counter | Gauge | Histogram | None:
+        key = (name, *labels.items())
+        found = self._labelled.get(key)
+        if found is None:
+            metric = self._kept.get(name)
+            found = metric.labels(**labels) if labels and metric is not None else metric
+            self._labelled[key] = found
+        return found
 
     def text(self) -> bytes:
         """Return all of them as Prometheus reads them."""
