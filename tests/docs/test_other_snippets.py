@@ -10,6 +10,10 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+from opentelemetry import trace
+from opentelemetry.exporter.otlp.proto.http import trace_exporter
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from tests.docs.pages import DOCS, PROJECT, snippets
 from trinitylake_ops import Lakehouse
@@ -17,6 +21,8 @@ from trinitylake_ops.cli.app import trinitylake
 from trinitylake_ops.dagster_plugin import TrinityLakeResource
 from trinitylake_ops.storage import drop_memory_root, open_storage
 from trinitylake_ops.storage.scheme import Scheme
+from trinitylake_ops.telemetry import spans
+from trinitylake_ops.telemetry.deferred import DeferredSpan
 
 #: Which test runs the snippets of a page. Outputs, which have no language, are those of a run.
 RUN_BY = {
@@ -105,6 +111,22 @@ def test_a_command_leaves_its_metrics_as_the_page_says(tmp_path: Path) -> None:
     assert ran.exit_code == 0, ran.output
     assert "trinitylake_transactions_total" in metrics.read_text()
     drop_memory_root(root)
+
+
+def test_a_program_defers_its_spans_as_the_page_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With an exporter in memory in place of one that sends."""
+    exporter = InMemorySpanExporter()
+    providers: list[TracerProvider] = []
+    monkeypatch.setattr(trace_exporter, "OTLPSpanExporter", lambda: exporter)
+    monkeypatch.setattr(trace, "set_tracer_provider", providers.append)
+    exec(only("monitoring.md", "python", "DeferredSpans"), {})
+    (provider,) = providers
+    monkeypatch.setattr(trace, "get_tracer_provider", lambda: provider)
+    with spans.span("commit") as commit:
+        assert isinstance(commit, DeferredSpan)
+    provider.force_flush()
+    assert [one.name for one in exporter.get_finished_spans()] == ["commit"]
+    provider.shutdown()
 
 
 @pytest.mark.parametrize(

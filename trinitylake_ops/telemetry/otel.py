@@ -8,11 +8,13 @@ in the environment, in OpenTelemetry's own variables, such as ``OTEL_EXPORTER_OT
 from __future__ import annotations
 
 import threading
+from collections import deque
 from collections.abc import Callable
 from functools import partial
 from importlib.metadata import version as package_version
 
 from opentelemetry import metrics, trace
+from opentelemetry.context import Context, get_current
 from opentelemetry.metrics import CallbackOptions, Histogram, MeterProvider, Observation
 
 from trinitylake_ops.extras import needs
@@ -21,13 +23,15 @@ from trinitylake_ops.telemetry.instruments import INSTRUMENTS, Kind
 from trinitylake_ops.telemetry.spans import SCOPE
 
 _PACKAGE = "trinitylake-ops"
+_VALUES = 256
 
 
 class OtelListener:
     """Hands numbers to instruments of a meter, by default that of the process.
 
-    Counts are kept here until a reader of the meter asks for them. A commit makes dozens, and a call of the SDK costs
-    far more than an addition.
+    Counts are kept here until a reader of the meter asks for them, and values of histograms until then or until they
+    are many. A commit makes dozens, and a call of the SDK costs far more than an addition. Each value keeps its
+    context, of which the SDK makes exemplars.
     """
 
     def __init__(self, provider: MeterProvider | None = None):
@@ -35,6 +39,7 @@ class OtelListener:
         self._lock = threading.Lock()
         self._counts: dict[str, dict[tuple[tuple[str, str], ...], float]] = {}
         self._histograms: dict[str, Histogram] = {}
+        self._values: deque[tuple[str, float, dict[str, str], Context]] = deque()
         self._gauges = {}
         for name, one in INSTRUMENTS.items():
             full = f"trinitylake.{name}"
@@ -55,12 +60,23 @@ class OtelListener:
             counts[key] = counts.get(key, 0) + amount
 
     def _counted(self, name: str, _options: CallbackOptions) -> list[Observation]:
+        self._record()  # a reader asks for counts before it takes the histograms
         with self._lock:
             return [Observation(amount, dict(key)) for key, amount in self._counts[name].items()]
 
     def observe(self, name: str, value: float, labels: dict[str, str]) -> None:
         """Add a value to a histogram."""
-        self._histograms[name].record(value, labels)
+        self._values.append((name, value, labels, get_current()))
+        if len(self._values) >= _VALUES:
+            self._record()
+
+    def _record(self) -> None:
+        while self._values:
+            try:
+                name, value, labels, context = self._values.popleft()
+            except IndexError:  # another thread took the last
+                return
+            self._histograms[name].record(value, labels, context)
 
     def put(self, name: str, value: float, labels: dict[str, str]) -> None:
         """Set a gauge."""
@@ -99,8 +115,11 @@ def send() -> Callable[[], None]:
         from opentelemetry.sdk.resources import Resource
         from opentelemetry.sdk.trace import TracerProvider
         from opentelemetry.sdk.trace.export import BatchSpanProcessor
+
+        from trinitylake_ops.telemetry.deferred import DeferredSpans
     resource = Resource.create({"service.name": "trinitylake", "service.version": package_version(_PACKAGE)})
     spans = TracerProvider(resource=resource)
+    spans.add_span_processor(DeferredSpans())
     spans.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
     trace.set_tracer_provider(spans)
     numbers = SdkMeterProvider([PeriodicExportingMetricReader(OTLPMetricExporter())], resource)

@@ -12,7 +12,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 T = TypeVar("T")
 
@@ -35,6 +35,32 @@ def tracer() -> Any | None:
     if _known[0] is not provider:
         _known = (provider, provider.get_tracer(SCOPE))
     return _known[1]
+
+
+class Deferring(Protocol):
+    """Has spans made later than the block that they tell of (``telemetry/deferred.py``)."""
+
+    def begin(self, tracer: Any, name: str, attributes: Attributes | None) -> AbstractContextManager[Any]:
+        """Begin a span within the present one."""
+
+    def note(self, tracer: Any, name: str, begun_ns: int, attributes: Attributes) -> None:
+        """Record a span that ends now."""
+
+
+_deferring: Deferring | None = None
+
+
+def defer(deferring: Deferring) -> Callable[[], None]:
+    """Let all spans from now on be made later. Returns what ends that."""
+    global _deferring  # noqa: PLW0603 - that of the process
+    _deferring = deferring
+
+    def end() -> None:
+        global _deferring  # noqa: PLW0603
+        if _deferring is deferring:
+            _deferring = None
+
+    return end
 
 
 def is_recorded() -> bool:
@@ -113,14 +139,20 @@ _UNTOLD = _Untold()
 def span(name: str, attributes: Attributes | None = None) -> AbstractContextManager[_Nothing | _Recorded]:
     """Begin a span within the present one, and end it with the block. An exception is its failure."""
     own = tracer()
-    return _UNTOLD if own is None else _Told(own, name, attributes)
+    if own is None:
+        return _UNTOLD
+    return _Told(own, name, attributes) if _deferring is None else _deferring.begin(own, name, attributes)
 
 
 def note(name: str, begun_ns: int, attributes: Attributes) -> None:
     """Record a span that ends now, and began at a time of ``time.time_ns``, within the present one."""
     own = tracer()
-    if own is not None:
+    if own is None:
+        return
+    if _deferring is None:
         own.start_span(name, attributes=attributes, start_time=begun_ns).end(time.time_ns())
+    else:
+        _deferring.note(own, name, begun_ns, attributes)
 
 
 def in_this_context(work: Callable[[], T]) -> Callable[[], T]:
