@@ -43,6 +43,13 @@ class DeferredSpan(Span):
     #: Guards the begin of all of them in the SDK, as a span begins that of its parent.
     beginning = threading.RLock()
 
+    # What it begins with stands here, as a commit makes five of them.
+    _ended_ns: int | None = None
+    _later: Attributes | None = None
+    _error: str | None = None
+    _made: Span | None = None
+    _token: Token[Context] | None = None
+
     def __init__(
         self, keeper: DeferredSpans, tracer: Tracer, name: str, attributes: Attributes | None, begun_ns: int | None
     ):
@@ -53,11 +60,6 @@ class DeferredSpan(Span):
         self._above = get_current()
         self._is_part = begun_ns is not None
         self._begun_ns = begun_ns or time.time_ns()
-        self._ended_ns: int | None = None
-        self._later: Attributes = {}
-        self._error: str | None = None
-        self._made: Span | None = None
-        self._token: Token[Context] | None = None
 
     # As the engine uses it
 
@@ -74,7 +76,7 @@ class DeferredSpan(Span):
 
     def set(self, attributes: Attributes) -> None:
         """Add attributes."""
-        self._later = {**self._later, **attributes} if self._later else attributes
+        self._later = attributes if self._later is None else {**self._later, **attributes}
 
     def fail(self, error: str) -> None:
         """Say that it failed, and with an error of which type."""
@@ -91,7 +93,7 @@ class DeferredSpan(Span):
         if self._is_part and isinstance(above, DeferredSpan) and not above.is_made_to_record():
             return
         span = self._begun()
-        if self._later:
+        if self._later is not None:
             span.set_attributes(self._later)
         if self._error is not None:
             span.set_attribute("error.type", self._error)

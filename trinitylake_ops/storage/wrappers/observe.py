@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import TypeVar
+from typing import ParamSpec, TypeVar
 
 from trinitylake_ops.errors import StorageError
 from trinitylake_ops.storage.interface import FileInfo, Storage
@@ -14,6 +14,7 @@ from trinitylake_ops.telemetry import hub, spans
 from trinitylake_ops.telemetry.instruments import STORAGE_BYTES, STORAGE_REQUESTS
 
 T = TypeVar("T")
+P = ParamSpec("P")
 
 
 class ObservedStorage(StorageWrapper):
@@ -27,30 +28,30 @@ class ObservedStorage(StorageWrapper):
         self._scheme = inner.root.partition(":")[0]
 
     def read(self, path: str, *, offset: int = 0, length: int | None = None, limit_bytes: int | None = None) -> bytes:
-        data = self._told("read", lambda: self.inner.read(path, offset=offset, length=length, limit_bytes=limit_bytes))
+        data = self._told("read", self.inner.read, path, offset=offset, length=length, limit_bytes=limit_bytes)
         hub.add(STORAGE_BYTES, len(data), storage=self._scheme, way="read")
         return data
 
     def stat(self, path: str) -> FileInfo:
-        return self._told("stat", lambda: self.inner.stat(path))
+        return self._told("stat", self.inner.stat, path)
 
     def create(self, path: str, data: bytes) -> None:
-        self._told("create", lambda: self.inner.create(path, data))
+        self._told("create", self.inner.create, path, data)
         self._count_written(data)
 
     def write(self, path: str, data: bytes) -> None:
-        self._told("write", lambda: self.inner.write(path, data))
+        self._told("write", self.inner.write, path, data)
         self._count_written(data)
 
     def jot(self, path: str, data: bytes) -> None:
-        self._told("write", lambda: self.inner.jot(path, data))
+        self._told("write", self.inner.jot, path, data)
         self._count_written(data)
 
     def delete(self, path: str) -> None:
-        self._told("delete", lambda: self.inner.delete(path))
+        self._told("delete", self.inner.delete, path)
 
     def delete_batch(self, paths: Sequence[str]) -> dict[str, StorageError]:
-        return self._told("delete", lambda: self.inner.delete_batch(paths))
+        return self._told("delete", self.inner.delete_batch, paths)
 
     def list(self, prefix: str = "") -> Iterator[FileInfo]:
         self._count("list")
@@ -59,17 +60,17 @@ class ObservedStorage(StorageWrapper):
     def __reduce__(self) -> tuple[type[ObservedStorage], tuple[Storage]]:
         return (ObservedStorage, (self.inner,))
 
-    def _told(self, kind: str, request: Callable[[], T]) -> T:
+    def _told(self, kind: str, request: Callable[P, T], *args: P.args, **named: P.kwargs) -> T:
         self._count(kind)
         own_round = current_round()
         if own_round is not None:
             own_round.requests.append(kind)
-            return request()
+            return request(*args, **named)
         if not spans.is_recorded():
-            return request()
+            return request(*args, **named)
         begun_ns = time.time_ns()
         try:
-            return request()
+            return request(*args, **named)
         finally:
             spans.note(f"storage {kind}", begun_ns, {"trinitylake.requests": 1, "trinitylake.storage": self._scheme})
 
