@@ -5,15 +5,11 @@ from __future__ import annotations
 import json
 import re
 import subprocess
-import threading
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
-from http.client import HTTPConnection
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
-from urllib.parse import parse_qs, unquote, urlsplit
 
 import pytest
 import yaml
@@ -22,6 +18,7 @@ from tests.lakes import check_lake
 from tests.maintenance.changes import ROWS, append_rows
 from tests.servers.azurite import AzureServer
 from tests.servers.gcs import GcsServer
+from tests.servers.google_rights import Right, RightsProxy
 from tests.servers.s3_server import S3Server
 from trinitylake_ops import Lakehouse, maintenance
 from trinitylake_ops.errors import StoragePermissionError, TrinityLakeError
@@ -206,73 +203,18 @@ def test_on_azurite(role: str, azurite: AzureServer) -> None:
 # Google: the emulator knows no rights, so a proxy before it asks for them, by the documented rights of each request.
 
 
-@contextmanager
-def proxy_with_rights(server: GcsServer, role: str, prefix: str) -> Iterator[str]:
-    """Serve what the emulator serves, and refuse what a role has no right to."""
+def proxy_with_rights(server: GcsServer, role: str, prefix: str) -> RightsProxy:
+    """Return what serves what the emulator serves, and refuses what a role has no right to."""
     rights = {*permissions(role)}
     text = yaml.safe_load((IAM / "gcs-writer-notes-condition.yaml").read_text())["expression"]
     of_notes = [prefix + name for name in re.findall(r'objects/lake/([^"]+)"', text)]
     assert len(of_notes) == 3
 
-    def may(permission: str, name: str) -> bool:
-        by_note = role == "writer" and permission in permissions("writer-notes") and name.startswith(tuple(of_notes))
-        return permission in rights or by_note
+    def may(_headers: Mapping[str, str], right: Right) -> bool:
+        is_note = right.permission in permissions("writer-notes") and right.name.startswith(tuple(of_notes))
+        return right.permission in rights or (role == "writer" and is_note)
 
-    class Handler(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
-
-        def answer(self) -> None:
-            body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
-            refused = [right for right, name in needed(server, self.command, self.path, body) if not may(right, name)]
-            if refused:
-                said = {"error": {"code": 403, "message": refused[0], "errors": [{"reason": "forbidden"}]}}
-                self._send(403, {"Content-Type": "application/json"}, json.dumps(said).encode())
-                return
-            target = urlsplit(server.endpoint)
-            connection = HTTPConnection(target.hostname or "", target.port, timeout=60)
-            connection.request(self.command, self.path, body, dict(self.headers))
-            got = connection.getresponse()
-            self._send(got.status, dict(got.getheaders()), got.read())
-            connection.close()
-
-        def _send(self, status: int, headers: Mapping[str, str], body: bytes) -> None:
-            self.send_response_only(status)
-            for name, value in headers.items():
-                if name.lower() not in ("content-length", "transfer-encoding", "connection"):
-                    self.send_header(name, value)
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
-
-        do_GET = do_POST = do_DELETE = answer  # noqa: N815 - names of the base class
-
-        def log_message(self, format: str, *args: Any) -> None:
-            """Say nothing."""
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as proxy:
-        threading.Thread(target=proxy.serve_forever, daemon=True).start()
-        try:
-            yield f"http://127.0.0.1:{proxy.server_address[1]}"
-        finally:
-            proxy.shutdown()
-
-
-def needed(server: GcsServer, method: str, target: str, body: bytes) -> list[tuple[str, str]]:
-    """Return the rights that Google's documentation says a request needs, with the names of the objects."""
-    path, query = urlsplit(target).path, parse_qs(urlsplit(target).query)
-    if path.startswith("/batch/"):
-        calls = re.findall(rb"^DELETE \S+/o/(\S+)", body, re.MULTILINE)
-        return [("storage.objects.delete", unquote(name.decode().partition("?")[0])) for name in calls]
-    if method == "GET":
-        found = re.search(r"/o/([^/]+)$", path)
-        return [("storage.objects.list", "")] if found is None else [("storage.objects.get", unquote(found[1]))]
-    if method == "DELETE":
-        return [("storage.objects.delete", unquote(path.rpartition("/o/")[2]))]
-    assert method == "POST" and query["uploadType"] == ["multipart"], (method, target)
-    name = re.findall(rb'"name":\s*"([^"]+)"', body[:4_096])[0]  # of the first part, which describes the object
-    replaces = query.get("ifGenerationMatch") != ["0"] and "" in server.names(f"gs://{server.bucket}/{name.decode()}")
-    rights = ["storage.objects.create", *(["storage.objects.delete"] if replaces else [])]
-    return [(right, name.decode()) for right in rights]
+    return RightsProxy(server, may)
 
 
 @pytest.mark.soak
@@ -280,7 +222,7 @@ def needed(server: GcsServer, method: str, target: str, body: bytes) -> list[tup
 def test_on_an_emulator_of_google(role: str, fake_gcs: GcsServer) -> None:
     root = fake_gcs.fresh_root()
     prefix = root.removeprefix(f"gs://{fake_gcs.bucket}/")
-    with proxy_with_rights(fake_gcs, role, prefix) as endpoint:
+    with proxy_with_rights(fake_gcs, role, prefix).running() as endpoint:
         as_role = {**fake_gcs.storage_options, "endpoint": endpoint}
         check_role(role, root, fake_gcs.storage_options, as_role)
         if role == "writer":  # to replace is to delete, so a right to create replaces nothing

@@ -35,8 +35,8 @@ from trinitylake_ops.server.settings import Limits, ServerSettings
 from trinitylake_ops.spark_jobs.source.options import OPTIONS
 from trinitylake_ops.spark_jobs.source.stream_options import STREAM_OPTIONS, WRITE_OPTIONS
 from trinitylake_ops.storage.cache.options import CACHE_OPTIONS
+from trinitylake_ops.storage.delegation import DelegationSettings
 from trinitylake_ops.storage.options import ALLOWED_ROOTS, WHOLE_FILE_LIMIT, is_secret
-from trinitylake_ops.storage.s3.settings import DelegationSettings
 from trinitylake_ops.storage.schemes import OWN_SCHEMES
 
 #: What a variable of the environment is for; those of a storage stand on its page.

@@ -30,10 +30,11 @@ from trinitylake_ops import Lakehouse
 from trinitylake_ops.errors import InvalidInputError, LocationNotAllowedError
 from trinitylake_ops.server.settings import ONLY, LakehouseSettings, read_lakehouses
 from trinitylake_ops.server.warehouses import Warehouses
+from trinitylake_ops.storage.delegation import DelegationSettings
 from trinitylake_ops.storage.options import OPTIONS_VARIABLE, redact_assignments
 from trinitylake_ops.storage.s3.botocore_places import BucketPlace
 from trinitylake_ops.storage.s3.delegation import folder_policy
-from trinitylake_ops.storage.s3.settings import DelegationSettings, S3Location
+from trinitylake_ops.storage.s3.settings import S3Location
 from trinitylake_ops.storage.s3.signing import UnsignedRequest, check_request
 from trinitylake_ops.tables import catalog_at
 from trinitylake_ops.telemetry.logs import JsonFormatter

@@ -64,7 +64,12 @@ page. The log is one JSON object a line, on standard error. SIGTERM and Ctrl-C l
 @click.option(
     "--vend-seconds", type=WholeNumber(900, 43_200), default=3_600, show_default=True, help="How long a session lasts."
 )
-@click.option("--sts-endpoint", default="", metavar="URL", help="Where sessions come from.  [default: as the storage]")
+@click.option(
+    "--sts-endpoint", default="", metavar="URL", help="Where sessions and tokens come from.  [default: as the storage]"
+)
+@click.option(
+    "--vend-downscoped", is_flag=True, help="Give clients downscoped tokens for a table's files, on Google's storage."
+)
 @click.option("--sign-requests", is_flag=True, help="Sign requests of clients for a table's files one by one.")
 @click.option("--max-body-bytes", type=WholeNumber(1_024), metavar="N", help="The largest body.  [default: 16 MiB]")
 @click.option(
@@ -99,11 +104,12 @@ def serve(
             ServerSettings,
             read_lakehouses,
         )
-        from trinitylake_ops.storage.s3.settings import DelegationSettings
+        from trinitylake_ops.storage.delegation import DelegationSettings
 
     if lakehouses is not None and root is not None:
         raise click.UsageError("give ROOT or --lakehouses, not both")
-    files = DelegationSettings(*map(chosen.pop, ("vend_role", "vend_seconds", "sts_endpoint", "sign_requests")))
+    of_files = ("vend_role", "vend_seconds", "sts_endpoint", "sign_requests", "vend_downscoped")
+    files = DelegationSettings(*map(chosen.pop, of_files))
     if lakehouses is not None and files.is_on:
         raise click.UsageError("with --lakehouses, say under 'files' of each lakehouse what its clients get")
     if lakehouses is not None:

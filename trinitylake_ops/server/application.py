@@ -30,12 +30,13 @@ from trinitylake_ops.server.observed.metrics import Metrics
 from trinitylake_ops.server.observed.states import States
 from trinitylake_ops.server.observed.traces import change_span, in_this_context, note_answer, request_span
 from trinitylake_ops.server.routes import ENDPOINTS, Route, find_route
-from trinitylake_ops.server.settings import ServerSettings, is_loopback
+from trinitylake_ops.server.settings import ServerSettings
 from trinitylake_ops.server.tokens import Principal, Tokens, anonymous, bearer_of, unauthorized
 from trinitylake_ops.server.tokens import Scope as Granted
 from trinitylake_ops.server.warehouses import Warehouse, Warehouses
 from trinitylake_ops.storage import MeteredStorage, beside
 from trinitylake_ops.storage.options import redact_assignments
+from trinitylake_ops.storage.remote.settings import is_loopback
 from trinitylake_ops.telemetry.prometheus import CONTENT_TYPE
 
 logger = logging.getLogger(__name__)

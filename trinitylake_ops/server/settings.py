@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ipaddress
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -12,14 +11,15 @@ from typing import Any
 import yaml
 
 from trinitylake_ops.errors import InvalidInputError
+from trinitylake_ops.storage.delegation import DelegationSettings
 from trinitylake_ops.storage.options import ALLOWED_ROOTS, StorageOptions
-from trinitylake_ops.storage.s3.settings import DelegationSettings
+from trinitylake_ops.storage.remote.settings import is_loopback
 
 #: The name of the only lakehouse of a server. Warehouses of it are named without it.
 ONLY = ""
 _NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,62}")
 _KNOWN = frozenset({"root", "storage_options", "allowed_roots", "files"})
-_OF_FILES = frozenset({"role", "seconds", "sts_endpoint", "sign"})
+_OF_FILES = frozenset({"role", "seconds", "sts_endpoint", "sign", "downscope"})
 _MAX_FILE_BYTES = 1 << 20
 _SHOWN_CHARS = 64
 
@@ -98,16 +98,6 @@ class ServerSettings:
                 f"others can reach {self.host[:_SHOWN_CHARS]!r}, and without TLS they can read the tokens on their way;"
                 " give --tls-certificate and --tls-key, or --behind-proxy if a proxy has TLS"
             )
-
-
-def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach an address."""
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 def read_lakehouses(path: Path) -> dict[str, LakehouseSettings]:

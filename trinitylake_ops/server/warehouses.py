@@ -12,7 +12,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Self
+from typing import Self
 from urllib.parse import quote
 
 from trinitylake_ops import errors
@@ -24,6 +24,7 @@ from trinitylake_ops.server.answers import RefusedError, bad_request, forbidden
 from trinitylake_ops.server.settings import ONLY, LakehouseSettings
 from trinitylake_ops.storage import MeteredStorage, open_storage
 from trinitylake_ops.storage.cache.lru import ByteLru
+from trinitylake_ops.storage.delegation import Delegate
 from trinitylake_ops.storage.options import StorageOptions
 from trinitylake_ops.tables.catalog.catalog import TrinityLakeCatalog, catalog_at
 from trinitylake_ops.tables.catalog.target import CatalogTarget, SnapshotTarget
@@ -31,9 +32,6 @@ from trinitylake_ops.tables.files.metadata import ParsedMetadata
 from trinitylake_ops.transaction.lakehouse import Lakehouse
 from trinitylake_ops.versions.latest import open_latest
 from trinitylake_ops.versions.snapshot import Snapshot
-
-if TYPE_CHECKING:
-    from trinitylake_ops.storage.s3.delegation import S3Delegate
 
 MAIN = "main"
 _VERSION = re.compile(r"v([0-9]{1,18})")
@@ -55,10 +53,10 @@ class Served:
     #: Encoded metadata of tables, by the ETags of the answers that it went into.
     encoded: ByteLru[str, bytes]
     #: Gives clients access to files of tables; None where they have credentials of their own.
-    delegate: S3Delegate | None = None
+    delegate: Delegate | None = None
 
     @classmethod
-    def of(cls, name: str, lake: Lakehouse, delegate: S3Delegate | None = None) -> Self:
+    def of(cls, name: str, lake: Lakehouse, delegate: Delegate | None = None) -> Self:
         """Return a lakehouse that is served. What is parsed and encoded once is kept for the next requests."""
         catalog = catalog_at(lake)
         catalog.parsed = ParsedMetadata(_PARSED_BYTES)
@@ -118,7 +116,7 @@ class Warehouse:
 class Warehouses:
     """The lakehouses of a server, by their names."""
 
-    def __init__(self, lakes: Mapping[str, Lakehouse], delegates: Mapping[str, S3Delegate | None] | None = None):
+    def __init__(self, lakes: Mapping[str, Lakehouse], delegates: Mapping[str, Delegate | None] | None = None):
         given = delegates or {}
         self._served = {name: Served.of(name, lake, given.get(name)) for name, lake in lakes.items()}
         self._clones: dict[tuple[str, str], tuple[str, Served]] = {}
@@ -182,16 +180,28 @@ def _opened(settings: LakehouseSettings) -> Lakehouse:
     return lake
 
 
-def _delegate(settings: LakehouseSettings) -> S3Delegate | None:
+def _delegate(settings: LakehouseSettings) -> Delegate | None:
     """Return what gives clients access to files of tables, None for nothing."""
-    if not settings.files.is_on:
+    files = settings.files
+    if not files.is_on:
         return None
-    root = normalize_root_uri(settings.root)
-    if not root.startswith("s3://"):
+    scheme = normalize_root_uri(settings.root).partition("://")[0]
+    options = StorageOptions(settings.storage_options).of_scheme(scheme)
+    if files.downscope:
+        if scheme != "gs":
+            raise errors.InvalidInputError(
+                "downscoped tokens are for lakehouses on Google Cloud Storage; leave them out for other roots"
+            )
+        with needs("gcs"):
+            from trinitylake_ops.storage.gcs.delegation import GcsDelegate
+
+        return GcsDelegate(options, files)
+    if scheme != "s3":
         raise errors.InvalidInputError("a role and signatures are for lakehouses on S3; leave them out for other roots")
     with needs("s3"):
         from trinitylake_ops.storage.s3.delegation import S3Delegate
-    return S3Delegate(StorageOptions(settings.storage_options).of_scheme("s3"), settings.files)
+
+    return S3Delegate(options, files)
 
 
 def unknown_warehouse(name: str, how: str) -> RefusedError:

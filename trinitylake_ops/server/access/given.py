@@ -12,7 +12,6 @@ from trinitylake_ops.server.tokens import Scope
 from trinitylake_ops.storage.schemes import with_environment
 from trinitylake_ops.tables.managed import managed_table_id
 
-_S3 = "s3://"
 #: What a client may ask for, by its header.
 DELEGATION, _VENDED, _SIGNING = "x-iceberg-access-delegation", "vended-credentials", "remote-signing"
 #: What clients of a storage on S3 need too, by the names that Iceberg has for it. None is a secret.
@@ -20,6 +19,9 @@ _ENDPOINT = "s3.endpoint"
 #: The specification has the first name for the region, which Java alone needs. The other one is pyiceberg's.
 _REGIONS = ("client.region", "s3.region")
 _PATH_STYLE = "s3.path-style-access"
+_GCS_ENDPOINT = "gcs.service.host"
+#: Where clients ask for credentials again, by the scheme of the storage.
+_REFRESH = {"s3": "client.refresh-credentials-endpoint", "gs": "gcs.oauth2.refresh-credentials-endpoint"}
 NOT_KEPT = {"Cache-Control": "no-store"}
 
 
@@ -34,24 +36,21 @@ class Access:
 def vends(call: Call) -> bool:
     """Whether a client asks for credentials, and the operator lets it have some."""
     delegate = call.warehouse.served.delegate
-    return delegate is not None and bool(delegate.settings.role) and _VENDED in _asked(call)
+    return delegate is not None and delegate.settings.gives_credentials and _VENDED in _asked(call)
 
 
 def access_at(call: Call, namespace: str, table: str, location: str | None) -> Access:
     """Return what a client needs for a table at a place, None for one that is another catalog's.
 
-    Raises InvalidInputError for a place that no policy can name, StoragePermissionError, TransientError.
+    Raises InvalidInputError for a place to which no credentials can be bound, StorageError.
     """
     config = _public_config(call)
     folder = None if location is None else own_folder(call, location)
     if folder is None:
         return Access({"config": config})
     if vends(call):
-        found = vended(call, namespace, folder)
-        config |= {
-            **found[0]["config"],
-            "client.refresh-credentials-endpoint": _path(call, namespace, table, "credentials"),
-        }
+        found, refresh = vended(call, namespace, folder), _REFRESH[folder.partition("://")[0]]
+        config |= {**found[0]["config"], refresh: _path(call, namespace, table, "credentials")}
         return Access({"config": config, "storage-credentials": found}, NOT_KEPT)
     delegate = call.warehouse.served.delegate
     if delegate is not None and delegate.settings.sign and _SIGNING in _asked(call):
@@ -67,14 +66,8 @@ def vended(call: Call, namespace: str, folder: str) -> list[dict[str, Any]]:
     """Return credentials for a table's folder, as the specification has them. Raises as :func:`access_at`."""
     delegate = call.warehouse.served.delegate
     assert delegate is not None
-    session = delegate.credentials(folder, writes=may_write(call, namespace), name=call.principal.name)
-    given = {
-        "s3.access-key-id": session.access_key_id,
-        "s3.secret-access-key": session.secret_access_key,
-        "s3.session-token": session.session_token,
-        "s3.session-token-expires-at-ms": str(session.expires_at_ms),
-    }
-    return [{"prefix": folder, "config": {**_public_config(call), **given}}]
+    given = delegate.credentials(folder, writes=may_write(call, namespace), name=call.principal.name)
+    return [{"prefix": folder, "config": {**_public_config(call), **given.properties}}]
 
 
 def may_write(call: Call, namespace: str) -> bool:
@@ -87,9 +80,10 @@ def own_folder(call: Call, location: str) -> str | None:
 
     A clone and its parent share files. Access to the parent's is not given by the clone.
     """
-    io = call.warehouse.served.catalog.io
+    io, delegate = call.warehouse.served.catalog.io, call.warehouse.served.delegate
     is_own = any(managed_table_id(location, root) is not None for root in (io.root, *io.table_roots))
-    if not is_own or not location.startswith(_S3) or call.warehouse.served.lake.elsewhere.names.sources:
+    is_reached = delegate is not None and location.startswith(f"{delegate.scheme}://")
+    if not is_own or not is_reached or call.warehouse.served.lake.elsewhere.names.sources:
         return None
     return f"{location}/"
 
@@ -105,9 +99,12 @@ def _path(call: Call, namespace: str, table: str, what: str) -> str:
 def _public_config(call: Call) -> dict[str, str]:
     """Return what a client needs to reach the files of tables, beside credentials."""
     lake = call.warehouse.served.lake
-    if not lake.root.startswith(_S3):
+    scheme = lake.root.partition("://")[0]
+    if scheme not in _REFRESH:
         return {}
-    options: Mapping[str, str] = with_environment(lake.root, lake.storage_options).of_scheme("s3")
+    options: Mapping[str, str] = with_environment(lake.root, lake.storage_options).of_scheme(scheme)
+    if scheme == "gs":
+        return {_GCS_ENDPOINT: options["endpoint"].rstrip("/")} if "endpoint" in options else {}
     found = {client: options["region"] for client in _REGIONS if "region" in options}
     if "endpoint" in options:
         # All clients take both forms. ClickHouse finds no file by the other one, as it joins paths in its own way.

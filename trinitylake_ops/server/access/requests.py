@@ -28,7 +28,7 @@ def load_credentials(call: Call) -> Answer:
     """Return credentials for a table's files, for a client whose own end soon."""
     namespace, folder = call.namespace, _folder(call)
     delegate = call.warehouse.served.delegate
-    if delegate is None or not delegate.settings.role or folder is None:
+    if delegate is None or not delegate.settings.gives_credentials or folder is None:
         raise unsupported(_NO_CREDENTIALS)
     return ok({"storage-credentials": vended(call, namespace, folder)}, NOT_KEPT)
 
@@ -40,8 +40,10 @@ def sign_request(call: Call) -> Answer:
     if delegate is None or not delegate.settings.sign or folder is None:
         raise unsupported(_NO_SIGNATURES)
     asked = _ToSign.model_validate(call.document())
+    from trinitylake_ops.storage.s3.delegation import S3Delegate
     from trinitylake_ops.storage.s3.signing import UnsignedRequest
 
+    assert isinstance(delegate, S3Delegate)
     headers = {name.lower(): values for name, values in asked.headers.items()}
     request = UnsignedRequest(asked.method.upper(), asked.uri, asked.region, headers)
     made = delegate.sign(request, folder, may_write=may_write(call, namespace), name=call.principal.name)

@@ -10,8 +10,9 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from trinitylake_ops.errors import InvalidInputError
-from trinitylake_ops.server.settings import is_loopback, read_yaml
+from trinitylake_ops.server.settings import read_yaml
 from trinitylake_ops.server.tokens import Scope
+from trinitylake_ops.storage.remote.settings import is_loopback
 
 #: The families of algorithms with a public key. With a secret key, who checks a token could also make one.
 ALGORITHMS = frozenset(

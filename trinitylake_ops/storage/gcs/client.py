@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import io
-import json
 import threading
 import weakref
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
@@ -20,12 +19,11 @@ import aiohttp
 import gcsfs
 from gcsfs.core import GCSFileSystem
 from gcsfs.credentials import LOCAL_REFRESH_BUFFER
-from google.oauth2 import credentials as user_credentials
-from google.oauth2 import service_account
 
 from trinitylake_ops.storage.fork import at_fork, keep_for_ever
+from trinitylake_ops.storage.gcs.credentials import given_credentials
 from trinitylake_ops.storage.gcs.failures import AUTH_ERRORS, CredentialsError
-from trinitylake_ops.storage.gcs.settings import ANONYMOUS, GcsSettings, check_kind
+from trinitylake_ops.storage.gcs.settings import ANONYMOUS, GcsSettings
 from trinitylake_ops.storage.remote.loop import close_on_loop, run_on_loop
 from trinitylake_ops.storage.remote.settings import MAX_CONNECTIONS, longest_seconds
 
@@ -164,13 +162,7 @@ def _token(credentials: str | Mapping[str, Any] | None) -> Any:
         return "google_default"
     if credentials == ANONYMOUS:
         return "anon"
-    if isinstance(credentials, str):
-        with open(credentials, encoding="utf-8") as file:
-            credentials = json.load(file)
-    information = dict(check_kind(credentials))
-    if information["type"] == "service_account":
-        return service_account.Credentials.from_service_account_info(information, scopes=[_SCOPE])  # type: ignore[no-untyped-call]
-    return user_credentials.Credentials.from_authorized_user_info(information, scopes=[_SCOPE])  # type: ignore[no-untyped-call]
+    return given_credentials(credentials, _SCOPE)
 
 
 def _close(opened: list[Opened]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import re
 from collections.abc import Iterable
 from typing import Protocol
@@ -84,6 +85,16 @@ def check_endpoint(value: str, *, has_path: bool = True) -> None:
         raise InvalidInputError(
             "storage option 'endpoint' must be http://HOST[:PORT] or https://HOST[:PORT], without credentials"
         )
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach an address."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
 
 
 def _seconds(options: StorageOptions, name: str, *, default: float) -> float:

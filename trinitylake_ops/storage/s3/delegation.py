@@ -8,22 +8,21 @@ from __future__ import annotations
 
 import json
 import re
-import threading
-import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import botocore.session
 from botocore.config import Config
 from botocore.credentials import Credentials
 from botocore.exceptions import BotoCoreError, ClientError
-from cachetools import LRUCache
 
 from trinitylake_ops.cached_attribute import cached_attribute
 from trinitylake_ops.errors import InvalidInputError, StoragePermissionError, TransientError
 from trinitylake_ops.storage.aws.botocore_failures import NO_CREDENTIALS
+from trinitylake_ops.storage.delegation import DelegationSettings, KeptCredentials
 from trinitylake_ops.storage.options import StorageOptions
 from trinitylake_ops.storage.s3.botocore_places import BucketPlace, bucket_place, new_session
-from trinitylake_ops.storage.s3.settings import DelegationSettings, S3Location, S3Settings
+from trinitylake_ops.storage.s3.settings import S3Location, S3Settings
 from trinitylake_ops.storage.s3.signing import SignedRequest, UnsignedRequest, check_request, signed
 
 _LONGEST_POLICY_CHARS = 2_048
@@ -31,7 +30,6 @@ _LONGEST_POLICY_CHARS = 2_048
 _WILD = re.compile(r"[*?$]")
 _NO_NAME = re.compile(r"[^A-Za-z0-9+=,.@-]")
 _LONGEST_NAME_CHARS = 64
-_MOST_KEPT = 10_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,16 +41,27 @@ class SessionCredentials:
     session_token: str = field(repr=False)
     expires_at_ms: int
 
+    @property
+    def properties(self) -> Mapping[str, str]:
+        """What they are, by the names that clients of Iceberg know."""
+        return {
+            "s3.access-key-id": self.access_key_id,
+            "s3.secret-access-key": self.secret_access_key,
+            "s3.session-token": self.session_token,
+            "s3.session-token-expires-at-ms": str(self.expires_at_ms),
+        }
+
 
 class S3Delegate:
     """Gives others access to folders of one storage. Raises InvalidInputError for options that make no sense."""
+
+    scheme = "s3"
 
     def __init__(self, options: StorageOptions, settings: DelegationSettings):
         self.settings = settings
         self._of_storage = S3Settings.of(options)
         self._session = new_session(options)
-        self._lock = threading.Lock()
-        self._kept: LRUCache[tuple[str, bool, str], SessionCredentials] = LRUCache(_MOST_KEPT)
+        self._kept: KeptCredentials[SessionCredentials] = KeptCredentials()
         self._places: dict[str, BucketPlace] = {}
 
     def credentials(self, folder: str, *, writes: bool, name: str) -> SessionCredentials:
@@ -61,16 +70,12 @@ class S3Delegate:
         The same are returned until half of their time is over. ``name`` says for whom, in the logs of the service.
         Raises InvalidInputError for a folder that no policy can name, StoragePermissionError, TransientError.
         """
-        key = (folder, writes, name)
-        with self._lock:
-            kept = self._kept.get(key)
-        if kept is not None and kept.expires_at_ms / 1_000 - time.time() > self.settings.seconds / 2:
-            return kept
         partition = self.settings.role.split(":")[1]
-        made = self._assumed(folder_policy(S3Location.of(folder), partition, writes=writes), name)
-        with self._lock:
-            self._kept[key] = made
-        return made
+
+        def assumed() -> SessionCredentials:
+            return self._assumed(folder_policy(S3Location.of(folder), partition, writes=writes), name)
+
+        return self._kept.get((folder, writes, name), assumed)
 
     def sign(self, request: UnsignedRequest, folder: str, *, may_write: bool, name: str) -> SignedRequest:
         """Return a signed request for a file below a folder.

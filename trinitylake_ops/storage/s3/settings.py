@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from trinitylake_ops.errors import InvalidInputError
 from trinitylake_ops.storage.aws.settings import AWS_ENVIRONMENT, AWS_OPTIONS, AwsSettings, aws_environment
 from trinitylake_ops.storage.options import StorageOptions
 from trinitylake_ops.storage.remote.buckets import BucketLocation
@@ -19,8 +18,6 @@ S3_CLIENTS = ("s3fs", "obstore")
 #: Variables that decide which server a root is on, and which user asks, if the options do not.
 S3_ENVIRONMENT = (*AWS_ENVIRONMENT, "AWS_ENDPOINT_URL_S3")
 s3_of_environment = aws_environment("S3")
-SHORTEST_SESSION_SECONDS, LONGEST_SESSION_SECONDS = 900, 43_200
-ROLE = re.compile(r"arn:([a-z-]+):iam::[0-9a-z]*:role/[\w+=,.@/-]{1,576}")
 
 
 class S3Location(BucketLocation):
@@ -53,31 +50,3 @@ class S3Settings(AwsSettings):
             of_aws.read_timeout_seconds,
             options.one_of("addressing_style", ("auto", "path", "virtual")),
         )
-
-
-@dataclass(frozen=True, slots=True)
-class DelegationSettings:
-    """What an operator lets others have, so that they read and write files without keys of their own.
-
-    ``role`` is the ARN of the role whose sessions they get, empty for none. A session lasts ``seconds``, and is asked
-    for at ``sts_endpoint``; empty stands for the storage's endpoint, or AWS's. With ``sign`` single requests of theirs
-    are signed. Raises InvalidInputError.
-    """
-
-    role: str = ""
-    seconds: int = 3_600
-    sts_endpoint: str = ""
-    sign: bool = False
-
-    def __post_init__(self) -> None:
-        if self.role and not ROLE.fullmatch(self.role):
-            raise InvalidInputError("the role is no ARN of one, such as arn:aws:iam::123456789012:role/lake")
-        if not SHORTEST_SESSION_SECONDS <= self.seconds <= LONGEST_SESSION_SECONDS:
-            raise InvalidInputError(
-                f"a session lasts {SHORTEST_SESSION_SECONDS} to {LONGEST_SESSION_SECONDS} seconds, not {self.seconds}"
-            )
-
-    @property
-    def is_on(self) -> bool:
-        """Whether others get anything."""
-        return bool(self.role) or self.sign

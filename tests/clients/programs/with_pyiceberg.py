@@ -1,0 +1,29 @@
+"""pyiceberg: reads, appends and creates by tokens of the server, and tries what they are not for."""
+
+import json
+import sys
+
+import pyarrow as pa
+from pyiceberg.catalog.rest import RestCatalog
+
+url, writer, reader, file_io = sys.argv[1:]
+rows = pa.table({"id": pa.array([1, 2, 3], pa.int64())})
+
+
+def catalog(warehouse: str, token: str) -> RestCatalog:
+    return RestCatalog("rest", uri=url, warehouse=warehouse, token=token, **{"py-io-impl": file_io})
+
+
+main = catalog("main", writer)
+main.load_table("ns.t").append(rows)
+main.create_table("ns.new", rows.schema).append(rows)
+of_reader = catalog("main", reader).load_table("ns.t")
+found = {
+    "now": of_reader.scan().to_arrow().num_rows,
+    "then": catalog("v5", reader).load_table("ns.t").scan().to_arrow().num_rows,
+}
+try:
+    of_reader.append(rows)
+except Exception as error:  # noqa: BLE001 - what it says is what is asked for
+    found["error"] = f"{type(error).__name__}: {error}"
+print(json.dumps(found))

@@ -1,0 +1,237 @@
+"""Tokens of Google, their exchange for downscoped ones, and a storage that holds each token to its boundary.
+
+The exchange is OAuth's (RFC 8693), as Google documents it:
+https://docs.cloud.google.com/iam/docs/reference/sts/rest/v1/TopLevel/token. Conditions of a boundary are evaluated by
+Google's own implementation of their language (CEL). What a role allows is as Google lists it. The storage is the
+emulator behind a proxy. None of this is Google's service, and what that does in other ways is not seen here.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import re
+import secrets
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import parse_qs, unquote
+
+import jwt
+from cel_expr_python import cel
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric import rsa
+
+from tests.servers.gcs import GcsServer
+from tests.servers.google_rights import Right, RightsProxy, refusal
+
+ACCOUNT = "server@project.example"
+_TOKEN_TYPE = "urn:ietf:params:oauth:token-type:access_token"
+_SCOPES = "https://www.googleapis.com/auth/"
+#: https://docs.cloud.google.com/iam/docs/roles-permissions/storage
+ROLES = {
+    "roles/storage.objectViewer": {"storage.objects.get", "storage.objects.list"},
+    "roles/storage.objectCreator": {"storage.objects.create"},
+}
+_OF_SERVER = {*(f"storage.objects.{verb}" for verb in ("create", "delete", "get", "list")), "storage.buckets.get"}
+_MOST_RULES, _LONGEST_EXPRESSION_CHARS = 10, 2_048
+_RESOURCE = "//storage.googleapis.com/projects/_/buckets/"
+
+
+def _attribute(api: Any, name: str, default: str) -> str:
+    found: Mapping[str, str] = api.plain_value() if hasattr(api, "plain_value") else api
+    return str(dict(found).get(name, default))
+
+
+_MAP = cel.Type.Map(cel.Type.STRING, cel.Type.STRING)
+_GET_ATTRIBUTE = cel.Overload(
+    "get_attribute",
+    return_type=cel.Type.STRING,
+    parameters=[_MAP, cel.Type.STRING, cel.Type.STRING],
+    is_member=True,
+    impl=_attribute,
+)
+#: What a condition may name. Anything else does not compile.
+CONDITIONS = cel.NewEnv(
+    variables={"resource": _MAP, "api": _MAP}, functions=[cel.FunctionDecl("getAttribute", [_GET_ATTRIBUTE])]
+)
+
+
+@functools.cache
+def _key() -> rsa.RSAPrivateKey:
+    """The key of the account, which takes a while to make."""
+    return rsa.generate_private_key(public_exponent=65537, key_size=2_048)
+
+
+@dataclass(frozen=True)
+class Rule:
+    """A rule of a boundary."""
+
+    bucket: str
+    permissions: frozenset[str]
+    condition: Any
+
+    @classmethod
+    def of(cls, said: Mapping[str, Any]) -> Rule:
+        """Return the rule that a document holds. Raises ValueError for what Google would refuse."""
+        resource, roles = said["availableResource"], said["availablePermissions"]
+        expression = said["availabilityCondition"]["expression"]
+        if not resource.startswith(_RESOURCE) or len(expression) > _LONGEST_EXPRESSION_CHARS:
+            raise ValueError("no bucket, or an expression that is too long")
+        try:
+            condition = CONDITIONS.compile(expression)
+        except RuntimeError as error:
+            raise ValueError(f"the condition does not compile: {error}") from None
+        if condition.return_type() != cel.Type.BOOL:
+            raise ValueError("the condition is neither true nor false")
+        allowed = frozenset().union(*(ROLES[role.removeprefix("inRole:")] for role in roles))
+        return cls(resource.removeprefix(_RESOURCE), allowed, condition)
+
+    def allows(self, right: Right) -> bool:
+        """Whether a right is one of those that the rule leaves."""
+        if right.bucket != self.bucket or right.permission not in self.permissions:
+            return False
+        attributes = {}
+        if right.permission == "storage.objects.list":
+            attributes["storage.googleapis.com/objectListPrefix"] = right.list_prefix
+        found: bool = self.condition.eval(data={"resource": {"name": right.resource}, "api": attributes}).value()
+        return found
+
+
+@dataclass(frozen=True)
+class Token:
+    """A token that was given. Without rules it is one of the account itself, with all its rights."""
+
+    expires_s: float
+    scope: str
+    rules: tuple[Rule, ...] | None = None
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A request for a right, and whether it was had."""
+
+    right: Right
+    is_downscoped: bool
+    is_allowed: bool
+
+
+@dataclass
+class Google:
+    """Service of tokens and storage in one server. ``boundaries`` are those that were asked for."""
+
+    server: GcsServer
+    has_uniform_access: bool = True
+    lifetime_s: int = 3_600
+    tokens: dict[str, Token] = field(default_factory=dict)
+    boundaries: list[dict[str, Any]] = field(default_factory=list)
+    asked: list[Asked] = field(default_factory=list)
+    #: Answers that stand for those of the exchange, one after the other.
+    instead: list[tuple[int, bytes]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.proxy = _Proxy(self)
+        self.endpoint = self.proxy.endpoint
+        self.sts_endpoint = f"{self.endpoint}/v1/token"
+
+    @property
+    def storage_options(self) -> dict[str, str]:
+        """Options of a root on this storage, for the server of the catalog: the key of its own account."""
+        plain = serialization.NoEncryption()
+        text = _key().private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, plain).decode()
+        account = {
+            "type": "service_account",
+            "client_email": ACCOUNT,
+            "private_key": text,
+            "private_key_id": "1",
+            "token_uri": f"{self.endpoint}/token",
+        }
+        return {"endpoint": self.endpoint, "credentials": json.dumps(account)}
+
+    def own_token(self, body: bytes) -> tuple[int, Mapping[str, str], bytes]:
+        """Answer an account that asks for a token by what its key signed."""
+        form = {name: values[0] for name, values in parse_qs(body.decode()).items()}
+        claims = jwt.decode(
+            form["assertion"],
+            _key().public_key(),
+            algorithms=["RS256"],
+            audience="https://oauth2.googleapis.com/token",  # wherever the service is
+            issuer=ACCOUNT,
+        )
+        assert form["grant_type"] == "urn:ietf:params:oauth:grant-type:jwt-bearer"
+        return self._given(Token(time.time() + self.lifetime_s, claims["scope"]))
+
+    def exchanged(self, headers: Mapping[str, str], body: bytes) -> tuple[int, Mapping[str, str], bytes]:
+        """Answer who asks for a downscoped token."""
+        if self.instead:
+            status, data = self.instead.pop(0)
+            return status, {"Content-Type": "application/json"}, data
+        assert headers["Content-Type"] == "application/x-www-form-urlencoded"
+        form = {name: values[0] for name, values in parse_qs(body.decode()).items()}
+        subject = self.tokens.get(form.get("subject_token", ""))
+        if form.get("grant_type") != "urn:ietf:params:oauth:grant-type:token-exchange":
+            return _oauth_error("unsupported_grant_type", "another grant")
+        if (form.get("subject_token_type"), form.get("requested_token_type")) != (_TOKEN_TYPE, _TOKEN_TYPE):
+            return _oauth_error("invalid_request", "other types of tokens")
+        if subject is None or subject.rules is not None or subject.expires_s < time.time():
+            return _oauth_error("invalid_grant", f"not a token: {form.get('subject_token')}")
+        if subject.scope != f"{_SCOPES}cloud-platform":
+            return _oauth_error("invalid_grant", "the token has not the scope")
+        boundary = json.loads(unquote(form["options"]))
+        try:
+            rules = tuple(Rule.of(said) for said in boundary["accessBoundary"]["accessBoundaryRules"])
+        except (ValueError, KeyError) as error:
+            return _oauth_error("invalid_request", str(error))
+        assert 1 <= len(rules) <= _MOST_RULES
+        self.boundaries.append(boundary)
+        return self._given(Token(subject.expires_s, subject.scope, rules), issued_token_type=_TOKEN_TYPE)
+
+    def _given(self, token: Token, **more: str) -> tuple[int, Mapping[str, str], bytes]:
+        name = f"ya29.{secrets.token_urlsafe(24)}"
+        self.tokens[name] = token
+        said = {"access_token": name, "token_type": "Bearer", "expires_in": int(token.expires_s - time.time()), **more}
+        return 200, {"Content-Type": "application/json"}, json.dumps(said).encode()
+
+    def token_of(self, headers: Mapping[str, str]) -> Token | None:
+        """Return the token of a request, None without a valid one."""
+        found = re.fullmatch(r"Bearer (\S+)", headers.get("Authorization", ""))
+        token = self.tokens.get(found[1]) if found else None
+        return token if token is not None and token.expires_s > time.time() else None
+
+    def may(self, headers: Mapping[str, str], right: Right) -> bool:
+        """Whether a request's token has a right."""
+        token = self.token_of(headers)
+        rules = None if token is None else token.rules
+        is_allowed = token is not None and right.permission in _OF_SERVER
+        is_allowed = is_allowed and (rules is None or any(rule.allows(right) for rule in rules))
+        self.asked.append(Asked(right, rules is not None, is_allowed))
+        return is_allowed
+
+
+class _Proxy(RightsProxy):
+    def __init__(self, google: Google):
+        super().__init__(google.server, google.may)
+        self._google = google
+
+    def answered(
+        self, method: str, target: str, headers: Mapping[str, str], body: bytes
+    ) -> tuple[int, Mapping[str, str], bytes]:
+        google = self._google
+        if (method, target) == ("POST", "/token"):
+            return google.own_token(body)
+        if (method, target) == ("POST", "/v1/token"):
+            return google.exchanged(headers, body)
+        if google.token_of(headers) is None:
+            return refusal(401, "Invalid Credentials")
+        status, got, data = super().answered(method, target, headers, body)
+        if status == 200 and target.partition("?")[0] == f"/storage/v1/b/{self.server.bucket}":
+            said = {**json.loads(data), "iamConfiguration": {}}
+            said["iamConfiguration"]["uniformBucketLevelAccess"] = {"enabled": google.has_uniform_access}
+            data = json.dumps(said).encode()
+        return status, got, data
+
+
+def _oauth_error(code: str, description: str) -> tuple[int, Mapping[str, str], bytes]:
+    said = {"error": code, "error_description": description}
+    return 400, {"Content-Type": "application/json"}, json.dumps(said).encode()

@@ -1,0 +1,165 @@
+"""A proxy before the emulator of Google Cloud Storage, which knows no rights: it asks for those of each request.
+
+What a request needs is as Google's documentation says
+(https://docs.cloud.google.com/storage/docs/access-control/iam-json). A request that it does not know is refused.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from http.client import HTTPConnection
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+from urllib.parse import parse_qs, unquote, urlsplit
+
+from tests.servers.gcs import GcsServer
+
+
+@dataclass(frozen=True)
+class Right:
+    """A permission on an object, or on the bucket where there is no name. ``list_prefix`` is that of a list."""
+
+    permission: str
+    bucket: str
+    name: str = ""
+    list_prefix: str = ""
+
+    @property
+    def resource(self) -> str:
+        """The name of the resource, as conditions see it."""
+        return f"projects/_/buckets/{self.bucket}" + (f"/objects/{self.name}" if self.name else "")
+
+
+#: Whether whoever sent these headers has a right.
+May = Callable[[Mapping[str, str], Right], bool]
+
+
+def needed(server: GcsServer, method: str, target: str, body: bytes) -> list[Right] | None:
+    """Return the rights that a request needs, None for one that is not known."""
+    path, query = urlsplit(target).path, parse_qs(urlsplit(target).query)
+    if path.startswith("/batch/"):
+        calls = re.findall(rb"^DELETE \S+/b/([^/]+)/o/(\S+)", body, re.MULTILINE)
+        named = [(bucket.decode(), unquote(name.decode().partition("?")[0])) for bucket, name in calls]
+        return [Right("storage.objects.delete", bucket, name) for bucket, name in named]
+    found = re.fullmatch(r"(?:/(upload|download))?/storage/v1/b/([^/]+)(?:/o(?:/([^/]+)(/.*)?)?)?", path)
+    if found is None:
+        of_xml = re.fullmatch(r"/([a-z0-9._-]+)/(.+)", path)  # Arrow reads so
+        if of_xml is None or method not in ("GET", "HEAD") or of_xml[1] != server.bucket:
+            return None
+        return [Right("storage.objects.get", of_xml[1], unquote(of_xml[2]))]
+    kind, bucket, name, more = found[1], found[2], unquote(found[3] or ""), found[4]
+    if kind == "upload":
+        return _created(server, bucket, query, body) if method == "POST" and not name else None
+    if more:
+        source = [Right("storage.objects.get", bucket, name)]
+        copied = re.fullmatch(r"/(?:rewriteTo|copyTo)/b/([^/]+)/o/([^/]+)", more)
+        return None if copied is None else [*source, Right("storage.objects.create", copied[1], unquote(copied[2]))]
+    if name:
+        verbs = {"GET": "get", "DELETE": "delete", "PATCH": "update", "PUT": "update"}
+        return [Right(f"storage.objects.{verbs[method]}", bucket, name)] if method in verbs else None
+    if method != "GET":
+        return None
+    if path.endswith("/o"):
+        return [Right("storage.objects.list", bucket, list_prefix=query.get("prefix", [""])[0])]
+    return [Right("storage.buckets.get", bucket)]
+
+
+def _created(server: GcsServer, bucket: str, query: Mapping[str, list[str]], body: bytes) -> list[Right] | None:
+    described = re.findall(rb'"name":\s*"([^"]+)"', body[:4_096])  # in the first part, which describes the object
+    named = query.get("name") or [described[0].decode() if described else ""]
+    if len(named) != 1 or not named[0]:
+        return None
+    replaces = query.get("ifGenerationMatch") != ["0"] and "" in server.names(f"gs://{bucket}/{named[0]}")
+    verbs = ("create", "delete") if replaces else ("create",)
+    return [Right(f"storage.objects.{verb}", bucket, named[0]) for verb in verbs]
+
+
+class RightsProxy:
+    """Serves what the emulator serves to whom ``may``, under an address of its own, which answers name too."""
+
+    def __init__(self, server: GcsServer, may: May):
+        self.server = server
+        self._may = may
+        self._uploads: set[str] = set()
+        outer = self
+
+        class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def answer(self) -> None:
+                status, headers, data = outer.answered(self.command, self.path, self.headers, self._body())
+                self.send_response_only(status)
+                for name, value in headers.items():
+                    if name.lower() not in ("content-length", "transfer-encoding", "connection"):
+                        self.send_header(name, value)
+                self.send_header("Content-Length", headers.get("Content-Length", "0") if not data else str(len(data)))
+                self.end_headers()
+                if self.command != "HEAD":
+                    self.wfile.write(data)
+
+            def _body(self) -> bytes:
+                if "chunked" not in self.headers.get("Transfer-Encoding", ""):
+                    return self.rfile.read(int(self.headers.get("Content-Length", 0)))
+                parts: list[bytes] = []
+                while size := int(self.rfile.readline().split(b";")[0], 16):
+                    parts.append(self.rfile.read(size + 2)[:-2])
+                self.rfile.readline()
+                return b"".join(parts)
+
+            do_GET = do_HEAD = do_POST = do_PUT = do_PATCH = do_DELETE = answer  # noqa: N815 - of the base class
+
+            def log_message(self, format: str, *args: Any) -> None:
+                """Say nothing."""
+
+        self._http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.endpoint = f"http://127.0.0.1:{self._http.server_address[1]}"
+
+    @contextmanager
+    def running(self) -> Iterator[str]:
+        """Serve; yields the address."""
+        thread = threading.Thread(target=self._http.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        try:
+            yield self.endpoint
+        finally:
+            self._http.shutdown()
+            self._http.server_close()
+            thread.join()
+
+    def answered(
+        self, method: str, target: str, headers: Mapping[str, str], body: bytes
+    ) -> tuple[int, Mapping[str, str], bytes]:
+        """Return the answer of the emulator, or a refusal."""
+        # Who knows the address of an upload goes on with it: its right was looked at when it began.
+        upload = parse_qs(urlsplit(target).query).get("upload_id", [""])[0]
+        if not (method == "PUT" and upload in self._uploads):
+            rights = needed(self.server, method, target, body)
+            if rights is None:
+                return refusal(403, "a request that is not known")
+            for right in rights:
+                if not self._may(headers, right):
+                    return refusal(403, f"{right.permission} on {right.resource}")
+        address = urlsplit(self.server.endpoint)
+        connection = HTTPConnection(address.hostname or "", address.port, timeout=60)
+        sent = {name: value for name, value in headers.items() if name.lower() != "transfer-encoding"}
+        connection.request(method, target, body, {**sent, "Content-Length": str(len(body))})
+        got = connection.getresponse()
+        data, answer_headers = got.read(), dict(got.getheaders())
+        connection.close()
+        if "json" in answer_headers.get("Content-Type", ""):  # addresses of objects lead here, too
+            data = data.replace(self.server.endpoint.encode(), self.endpoint.encode())
+        if begun := answer_headers.get("Location"):
+            self._uploads |= set(parse_qs(urlsplit(begun).query).get("upload_id", []))
+            answer_headers["Location"] = begun.replace(self.server.endpoint, self.endpoint)
+        return got.status, answer_headers, data
+
+
+def refusal(status: int, message: str) -> tuple[int, Mapping[str, str], bytes]:
+    """Return an answer as the service refuses a request."""
+    said = {"error": {"code": status, "message": message, "errors": [{"reason": "forbidden"}]}}
+    return status, {"Content-Type": "application/json"}, json.dumps(said).encode()
