@@ -165,6 +165,8 @@ def test_a_token_reaches_its_table_alone(giving: Served, google: Google, on_goog
         bucket.put(f"{prefix.rstrip('/')}x/data/a"),
         bucket.put(f"{on_google.root.partition(google.server.bucket + '/')[2]}_ops/a"),
         bucket.put(f"{prefix}_owner.json"),
+        bucket.put(f"{prefix}new.json"),
+        bucket.put(f"{prefix}new/a"),
         bucket.put(f"{prefix}metadata/new.metadata.json"),
         bucket.put(f"{prefix}metadata/new.metadata.json.gz"),
         bucket.put(metadata),
