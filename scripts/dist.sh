@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Builds sdist, wheel and SBOM in dist/, and tries the wheel with each extra on each Python: make dist, docs/release.md.
-# PYTHONS are versions or programs; uv brings a version that is not here, where it can. Fails if one is missing.
+# PYTHONS are versions or programs. A version that is not here comes by uv, or in a Debian made for it, as root.
+# Fails if one is missing.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -10,13 +11,15 @@ missing=()
 made=$(mktemp -d)
 trap 'rm -rf "$made"' EXIT
 
-# Prints the program of a Python: a path or name that runs, pyenv's, or what uv knows or brings.
+# Prints the program of a Python: a path or name that runs, pyenv's, what uv knows or brings, or that of a Debian.
 python_of() {
     local found
     for found in "$1" "python$1" ~/.pyenv/versions/"$1".*/bin/python; do
         found=$(command -v "$found") && "$found" -c 'pass' 2>/dev/null && echo "$found" && return
     done
-    "$uv" python find "$1" 2>/dev/null || { "$uv" python install --quiet "$1" && "$uv" python find "$1"; } 2>/dev/null
+    "$uv" python find "$1" 2>/dev/null ||
+        { "$uv" python install --quiet "$1" && "$uv" python find "$1"; } 2>/dev/null ||
+        scripts/debian_python.sh "$1" "$made"
 }
 
 echo "==> sdist and wheel"
@@ -37,7 +40,7 @@ for wanted in ${PYTHONS:-3.11 3.12 3.13 3.14}; do
     if found=$(python_of "$wanted"); then
         "$found" scripts/smoke_wheel.py "$wheel" --uv "$uv" --constraints constraints.txt
     else
-        echo "not here, and uv cannot bring it"
+        echo "not here, and neither uv nor Debian brings it"
         missing+=("$wanted")
     fi
 done

@@ -6,9 +6,13 @@ import faulthandler
 import os
 import signal
 import sys
+import threading
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
+
+#: One thread forks at a time: filelock, which others of the process use, refuses a fork while one is on its way.
+_FORKING = threading.Lock()
 
 
 @dataclass(frozen=True)
@@ -38,7 +42,8 @@ def fork(work: Callable[[Callable[[str], None]], None], *, time_limit_seconds: i
     reports, pipe = os.pipe()
     sys.stdout.flush()
     sys.stderr.flush()
-    pid = os.fork()
+    with _FORKING:
+        pid = os.fork()
     if pid:
         os.close(pipe)
         return Child(pid, reports)

@@ -121,6 +121,32 @@ def test_the_packages_name_is_a_program(tool: str, dist: tuple[Path, Path], tmp_
     assert "Free space:" in ran.stdout
 
 
+@pytest.mark.parametrize("minor", range(11, 15))
+def test_what_developers_install_has_a_wheel_for_each_python(minor: int) -> None:
+    """One without is built from its sources, which may want a compiler, or fetch more. Nothing is installed."""
+    extras = [f"--extra={extra}" for extra in ("deploy", "docs", "lint", "release", "test")]
+    versions = [f"--python-version=3.{minor}", f"--constraint={CONSTRAINTS}", "--only-binary=:all:", "--system-certs"]
+    command = [UV, "--no-config", "pip", "compile", "--quiet", *versions, *extras, "pyproject.toml"]
+    ran = subprocess.run(command, cwd=PROJECT, capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stderr
+
+
+def test_a_python_that_is_not_here_comes_in_a_debian(dist: tuple[Path, Path], tmp_path: Path) -> None:
+    """As `make dist` makes it; it sees of this system only what it is shown, and no mount is left."""
+    made = subprocess.run(
+        ["scripts/debian_python.sh", "3.14", tmp_path], cwd=PROJECT, capture_output=True, text=True, check=False
+    )
+    assert made.returncode == 0, made.stderr
+    shutil.copy(dist[1], tmp_path / "debian-3.14" / "tmp")
+    wheel, uv = Path("/tmp") / dist[1].name, PROJECT / ".venv" / "bin" / "uv"
+    smoke = ["scripts/smoke_wheel.py", wheel, "--uv", uv, "--constraints", CONSTRAINTS, "--extra=", "--extra=server"]
+    ran = subprocess.run([made.stdout.strip(), *smoke], cwd=PROJECT, capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    assert re.findall(r"^Python 3\.14\.\S+ +(\w+)", ran.stdout, flags=re.MULTILINE) == ["core", "server"]
+    assert str(tmp_path) not in Path("/proc/self/mounts").read_text()
+    shutil.rmtree(tmp_path / "debian-3.14")  # 300 MB
+
+
 def test_what_runs_is_the_wheel(made: Environment, beside_airflow: Environment, tmp_path: Path) -> None:
     for environment in (made, beside_airflow):
         where = environment.run("python", "-c", "import trinitylake_ops as t; print(t.__file__)", cwd=tmp_path)

