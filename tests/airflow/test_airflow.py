@@ -209,6 +209,7 @@ def test_a_cleared_run_replaces_where_that_is_asked_for(airflow: Deployment, lak
 
 
 def test_a_rejected_plan_is_not_applied(airflow: Deployment, lake: Lakehouse) -> None:
+    """It stands before the test whose plan is approved, after which nothing is left to expire."""
     dag, run_id = "trinitylake_upkeep", "rejected"
     airflow.wait_for_dag(dag)
     airflow.trigger(dag, run_id)
