@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import pickle
 import threading
+import time
 from collections.abc import Callable
 
 import pyarrow as pa
 import pytest
 from pyiceberg.table import Table
 
+from tests.clock import AgingStorage
 from tests.faults import DeathError, Fault, FaultyStorage, fail, lose_response
 from tests.lakes import check_lake, left_over_paths
 from tests.processes import fork
@@ -244,6 +246,22 @@ def test_a_change_reads_its_own_files_before_they_stand(lake: Lakehouse, place: 
         held.set()
     assert ids_of(lake) == [1, 2]
     assert table.metadata_location == catalog_at(lake).load_table("ns.t").metadata_location
+
+
+def test_a_table_that_was_loaded_long_ago_asks_for_times_when_its_files_stand(lake: Lakehouse, place: Storage) -> None:
+    """The commit is as old as the oldest of its files, which may all be on their way when it asks for their times."""
+
+    class Slow(ThreadedStorage):
+        def create(self, path: str, data: bytes) -> None:
+            if path.endswith(".avro"):
+                time.sleep(0.1)
+            super().create(path, data)
+
+    clock = AgingStorage(place, place.now_ms())
+    table = catalog_on(Slow(clock)).load_table("ns.t")
+    clock.time_ms += lake.snapshot().definition.txn_ttl_millis + 1
+    append_two(table)
+    assert ids_of(lake) == [1, 2]
 
 
 def test_a_table_writes_at_once_after_its_change(lake: Lakehouse, place: Storage) -> None:

@@ -106,11 +106,12 @@ def oldest_file_ms(metadata: TableMetadata, snapshot_ids: Collection[int], io: S
 def oldest_of(written: Callable[[], Iterable[str]], io: StorageFileIO) -> int:
     """Return when the oldest of some files was last modified, in milliseconds since the epoch.
 
-    ``written`` gives their URIs. Files beyond the root do not count. Raises TransactionExpiredError where a file is
-    gone, removed as an orphan.
+    ``written`` gives their URIs. Files beyond the root do not count. Files on their way are waited for. Raises
+    TransactionExpiredError where a file is gone, removed as an orphan, and StorageError.
     """
     try:
         paths = [path for uri in sorted(written()) if not is_uri(path := io.location(uri))]
+        io.settle()  # of those on their way the storage knows nothing
         infos = run_parallel(io.storage.stat, paths, io.storage.concurrency)
     except FileMissingError as error:
         raise TransactionExpiredError(
