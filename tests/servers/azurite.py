@@ -1,8 +1,8 @@
 """Azurite, the emulator of Azure Blob Storage that Microsoft keeps, installed from npm by its lock file.
 
 Blobs live in memory, so tests delete what they wrote. It has no hierarchical accounts, no roles and no quotas, and does
-not slow anybody down: tests put such answers on the wire themselves. What it was sent stays in memory for up to ten
-minutes, also when it was refused. It refuses all with 409 when that is half of the machine's memory.
+not slow anybody down: tests put such answers on the wire themselves. All that it was ever sent stays in memory, also
+what was refused or deleted. It refuses all with 409 when that is half of the machine's memory.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ ACCOUNT_KEY = base64.b64encode(b"the key of an account for tests, of 64 bytes as
 CONTAINER = "tests"
 
 _PACKAGE = Path(__file__).resolve().parent / "azurite_package"
+_KEEPS_ALL = Path(__file__).resolve().parent / "azurite.cjs"
 _MAIN = "node_modules/azurite/dist/src/blob/main.js"
 
 
@@ -30,8 +31,8 @@ def start_azurite(folder: Path, daemons: Daemons) -> str:
     program, port = installed(_PACKAGE, daemons.log) / _MAIN, free_port()
     daemons.start(
         [
-            *PATIENT_NODE, str(program), "--blobHost", "127.0.0.1", "--blobPort", str(port), "--silent",
-            "--inMemoryPersistence", "--skipApiVersionCheck", "--disableTelemetry",
+            *PATIENT_NODE, "--require", str(_KEEPS_ALL), str(program), "--blobHost", "127.0.0.1", "--blobPort",
+            str(port), "--silent", "--inMemoryPersistence", "--skipApiVersionCheck", "--disableTelemetry",
         ],
         {"AZURITE_ACCOUNTS": f"{ACCOUNT_NAME}:{ACCOUNT_KEY}"},
     )  # fmt: skip

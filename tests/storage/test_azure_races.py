@@ -25,7 +25,7 @@ pytestmark = pytest.mark.debian_packages
 
 N_PROCESSES, N_THREADS = 8, 4
 SIZES = (0, 1 << 20, 9 << 20)
-#: What all creates of a test send at most: a server in memory keeps it for minutes.
+#: What all creates of a test send at most: a server in memory keeps all of it.
 SERVER_BYTES = 100 * N_PROCESSES * N_THREADS << 20
 CLIENTS = ("azure-storage-blob", "obstore")
 
