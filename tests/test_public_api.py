@@ -28,6 +28,7 @@ PUBLIC = {
         "Storage", "StorageWrapper", "TEMPORARY_PREFIX", "clear_process_caches", "drop_memory_root", "open_storage",
         "run_parallel",
     },
+    "trinitylake_ops.telemetry": {"DeferredSpans"},
 }  # fmt: skip
 FACES = [*PUBLIC, "trinitylake_ops.maintenance", "trinitylake_ops.dagster_plugin"]
 #: Airflow is in an environment of its own.

@@ -13,6 +13,7 @@ FACES: Mapping[str, str] = {
     "tables": "trinitylake_ops.tables",
     "spark": "trinitylake_ops.spark_jobs",
     "storage": "trinitylake_ops.storage",
+    "telemetry": "trinitylake_ops.telemetry",
     "dagster": "trinitylake_ops.dagster_plugin",
 }
 
