@@ -2,8 +2,8 @@
 
 Run from the project's root: ``.venv/bin/python -m benchmarks.telemetry``. It writes
 ``benchmarks/results/telemetry.md``, and ends with an error where a ratio is above its bound. Each kind has a process
-of its own. They take turns, a block of commits each, so that what else the machine does meets all of them. Ratios are
-of the medians of CPU and of time.
+of its own. They commit to one lakehouse by turns, a block of commits each, so that what else the machine does meets all
+of them. Ratios are of the medians of CPU and of time.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from typing import Any
 
 from benchmarks.lakes import REQUEST_SECONDS
 from benchmarks.report import table, write_result
+from trinitylake_ops import Lakehouse
 
 N_COMMITS = 15
 _BASE = "as it was: told to nobody, its calls taken out"
@@ -77,15 +78,12 @@ _STORAGES = {
     _FAR: "SlowStorage(open_storage(sys.argv[1], {'fsync': 'false'}))",
 }
 _PROGRAM = """
-import json, sys, time
+import json, os, sys, time
 {begin}
 from benchmarks.lakes import SlowStorage
 from trinitylake_ops import Lakehouse
 from trinitylake_ops.storage import open_storage
-lake = Lakehouse.create(sys.argv[1], storage={storage})
-with lake.transaction() as txn:
-    txn.create_namespace("ns")
-definition = lake.snapshot().namespace("ns")
+lake = Lakehouse.open(sys.argv[1], storage={storage})
 number = 0
 for line in sys.stdin:
     seconds, cpu = [], time.process_time()
@@ -93,7 +91,7 @@ for line in sys.stdin:
         number += 1
         begun = time.perf_counter()
         with lake.transaction() as txn:
-            txn.alter_namespace("ns", {{"n": str(number)}})
+            txn.alter_namespace("ns", {{"n": f"{{os.getpid()}} {{number}}"}})
         seconds.append(time.perf_counter() - begun)
     print(json.dumps([seconds, (time.process_time() - cpu) / len(seconds)]), flush=True)
 """
@@ -142,9 +140,11 @@ class _Receiver(BaseHTTPRequestHandler):
 
 
 def _measured(place: str, folder: Path, n_turns: int, environment: dict[str, str]) -> list[tuple[Any, ...]]:
-    folder.mkdir()
-    roots = [f"{(folder / str(at)).as_uri()}/" for at in range(len(KINDS))]
-    workers = [Worker(kind, root, _STORAGES[place], environment) for kind, root in zip(KINDS, roots, strict=True)]
+    # One lakehouse for all: a new file takes longer in some folders of a disk than in others.
+    lake = Lakehouse.create(f"{folder.as_uri()}/", {"fsync": "false"})
+    with lake.transaction() as txn:
+        txn.create_namespace("ns")
+    workers = [Worker(kind, lake.root, _STORAGES[place], environment) for kind in KINDS]
     seconds: list[list[float]] = [[] for _ in KINDS]
     cpus: list[list[float]] = [[] for _ in KINDS]
     for worker in workers:
