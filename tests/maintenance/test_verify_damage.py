@@ -29,7 +29,7 @@ from trinitylake_ops.format.file_names import HINT_PATH, root_path
 from trinitylake_ops.format.nodes.node_file import decode_node
 from trinitylake_ops.maintenance import Finding
 from trinitylake_ops.maintenance.plans.executor import LOCAL, Executor
-from trinitylake_ops.storage import MemoryStorage
+from trinitylake_ops.storage import MemoryStorage, drop_memory_root
 
 SEEDS = st.integers(0, 11)
 TREE = {"tree-invariant", "key-malformed", "namespace-missing"}  # as smaller sizes make of a sound tree
@@ -284,3 +284,23 @@ def test_whoever_reads_reports_the_same(seed: int, is_incremental: bool, data: s
 
 def _lead_to_one_child(columns: Columns, first: int) -> None:
     columns["pnode"][first:] = [columns["pnode"][first]] * len(columns["pnode"][first:])
+
+
+@pytest.mark.parametrize("is_missing", [False, True])
+def test_damaged_settings_after_a_damaged_table_are_found(is_missing: bool) -> None:
+    storage = MemoryStorage(f"memory://settings-{is_missing}/")
+    lake = Lakehouse.create(storage.root, storage=storage)
+    with lake.transaction() as txn:
+        txn.create_namespace("ns")
+        txn.create_table("ns", "t", TableDef())
+    table = str(lake.snapshot().entry(lake.snapshot().keys.table_key("ns", "t")))
+    lake.alter_definition(txn_ttl_millis=3_600_000)
+    settings_path = lake.snapshot().definition_location
+    for path in (table, settings_path):
+        storage.delete(path)
+        if not is_missing:
+            storage.create(path, b"\xff")
+    report = maintenance.verify(Lakehouse(storage))
+    assert {found.path for found in report.findings} >= {table, settings_path}
+    assert report.damaged_objects == ()
+    drop_memory_root(storage.root)

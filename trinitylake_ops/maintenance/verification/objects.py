@@ -9,7 +9,7 @@ from itertools import pairwise
 from types import MappingProxyType
 from typing import Literal
 
-from trinitylake_ops.errors import CorruptFileError, TrinityLakeError
+from trinitylake_ops.errors import CorruptFileError, FileMissingError, TrinityLakeError
 from trinitylake_ops.format.definitions import NamespaceDef, TableDef
 from trinitylake_ops.format.file_names import named_kind
 from trinitylake_ops.format.nodes.keys import ObjectName
@@ -144,8 +144,14 @@ class ObjectVerifier:
         self._is_whole[location, "lakehouse"] = True
 
     def damaged_names(self, snapshot: Snapshot) -> tuple[ObjectName, ...]:
-        """Return the damaged objects of the version checked last."""
-        names = (snapshot.keys.decode(key) for key in sorted(self.damaged))
+        """Return the damaged objects of the version checked last. None where its settings cannot be read."""
+        if not self.damaged:
+            return ()
+        try:
+            keys = snapshot.keys
+        except (CorruptFileError, FileMissingError):  # reported with the content; without them keys are no names
+            return ()
+        names = (keys.decode(key) for key in sorted(self.damaged))
         return tuple(name for name in names if name is not None)
 
     def check(self, snapshot: Snapshot) -> bool:
