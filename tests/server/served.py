@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import json
+import logging
 import socket
 import subprocess
 import sys
@@ -28,6 +30,8 @@ from trinitylake_ops.server.application import Application
 from trinitylake_ops.server.running import configuration_of
 from trinitylake_ops.server.settings import ONLY, LakehouseSettings, ServerSettings
 from trinitylake_ops.server.warehouses import Warehouses
+from trinitylake_ops.storage.options import redact_assignments
+from trinitylake_ops.telemetry.logs import JsonFormatter
 
 
 @dataclass(frozen=True)
@@ -96,6 +100,21 @@ def serving(settings: ServerSettings, warehouses: Warehouses | None = None) -> I
         server.should_exit = True
         thread.join()
         listener.close()
+
+
+@contextmanager
+def logged(level: int) -> Iterator[io.StringIO]:
+    """Write all records of a level as the server's command writes them; yields the text."""
+    text, root = io.StringIO(), logging.getLogger()
+    handler, former = logging.StreamHandler(text), root.level
+    handler.setFormatter(JsonFormatter(redact_assignments))
+    root.addHandler(handler)
+    root.setLevel(level)
+    try:
+        yield text
+    finally:
+        root.removeHandler(handler)
+        root.setLevel(former)
 
 
 @contextmanager

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import logging
 import threading
@@ -22,7 +21,7 @@ from botocore.exceptions import ClientError
 from pyiceberg.exceptions import SignError
 
 from tests.server.requests import TABLE, TABLES, commit_of, properties
-from tests.server.served import Reply, Served, command, serving, settings_for
+from tests.server.served import Reply, Served, command, logged, serving, settings_for
 from tests.server.test_safety import ENTRIES, FORBIDDEN, OLD, READER, UNAUTHORIZED, WRITER
 from tests.servers.radosgw import ROLE_ARN
 from tests.servers.s3_server import S3Server
@@ -31,13 +30,12 @@ from trinitylake_ops.errors import InvalidInputError, LocationNotAllowedError
 from trinitylake_ops.server.settings import ONLY, LakehouseSettings, read_lakehouses
 from trinitylake_ops.server.warehouses import Warehouses
 from trinitylake_ops.storage.delegation import DelegationSettings
-from trinitylake_ops.storage.options import OPTIONS_VARIABLE, redact_assignments
+from trinitylake_ops.storage.options import OPTIONS_VARIABLE
 from trinitylake_ops.storage.s3.botocore_places import BucketPlace
 from trinitylake_ops.storage.s3.delegation import folder_policy
 from trinitylake_ops.storage.s3.settings import S3Location
 from trinitylake_ops.storage.s3.signing import UnsignedRequest, check_request
 from trinitylake_ops.tables import catalog_at
-from trinitylake_ops.telemetry.logs import JsonFormatter
 
 ROWS = pa.table({"id": pa.array([1, 2, 3], pa.int64())})
 VENDED = {"X-Iceberg-Access-Delegation": "vended-credentials"}
@@ -425,22 +423,12 @@ def test_pyiceberg_with_signatures(
 
 
 def test_sessions_are_in_no_log_and_no_metric(giving: Served) -> None:
-    text = io.StringIO()
-    handler = logging.StreamHandler(text)
-    handler.setFormatter(JsonFormatter(redact_assignments))
-    root = logging.getLogger()
-    level = root.level
-    root.addHandler(handler)
-    root.setLevel(logging.DEBUG)
-    try:
+    with logged(logging.DEBUG) as text:
         session = _session(giving, AS_WRITER, TABLE)
         signed = sign(giving, AS_WRITER, "GET", "http://elsewhere.example/bucket/a?secret=inquery45")
         assert signed.status == 400
         assert giving.ask("POST", TABLE, commit_of(properties(a="1")), headers=AS_WRITER).status == 200
         metrics = giving.ask("GET", "/metrics", headers=AS_WRITER).body.decode()
-    finally:
-        root.removeHandler(handler)
-        root.setLevel(level)
     assert '"status": 400' in text.getvalue()
     secrets = [session[f"s3.{name}"] for name in ("secret-access-key", "session-token", "access-key-id")]
     for secret in (*secrets, "inquery45"):

@@ -5,7 +5,6 @@ Boundaries are held by a proxy of the tests (``tests/servers/google.py``), not b
 
 from __future__ import annotations
 
-import io
 import json
 import logging
 import sys
@@ -25,7 +24,7 @@ from google.auth import downscoped
 
 from tests.clients.test_clients import run
 from tests.server.requests import TABLE, commit_of, properties
-from tests.server.served import Served, serving, settings_for
+from tests.server.served import Served, logged, serving, settings_for
 from tests.server.test_safety import ENTRIES, READER, UNAUTHORIZED, WRITER
 from tests.servers.gcs import GcsServer
 from tests.servers.google import Google
@@ -43,9 +42,8 @@ from trinitylake_ops.storage import delegation
 from trinitylake_ops.storage.delegation import DelegationSettings
 from trinitylake_ops.storage.gcs.delegation import GcsDelegate, folder_boundary
 from trinitylake_ops.storage.gcs.settings import GcsLocation
-from trinitylake_ops.storage.options import StorageOptions, redact_assignments
+from trinitylake_ops.storage.options import StorageOptions
 from trinitylake_ops.tables import catalog_at
-from trinitylake_ops.telemetry.logs import JsonFormatter
 
 ROWS = pa.table({"id": pa.array([1, 2, 3], pa.int64())})
 VENDED = {"X-Iceberg-Access-Delegation": "vended-credentials"}
@@ -389,20 +387,10 @@ def test_settings_that_make_no_sense(google: Google, tmp_path: Path) -> None:
 
 
 def test_tokens_are_in_no_log_and_no_metric(giving: Served, google: Google) -> None:
-    text = io.StringIO()
-    handler = logging.StreamHandler(text)
-    handler.setFormatter(JsonFormatter(redact_assignments))
-    root = logging.getLogger()
-    level = root.level
-    root.addHandler(handler)
-    root.setLevel(logging.INFO)
-    try:
+    with logged(logging.INFO) as text:
         _given(giving, AS_WRITER, TABLE)
         assert giving.ask("POST", TABLE, commit_of(properties(a="1")), headers=AS_WRITER).status == 200
         metrics = giving.ask("GET", "/metrics", headers=AS_WRITER).body.decode()
-    finally:
-        root.removeHandler(handler)
-        root.setLevel(level)
     assert '"status": 200' in text.getvalue()
     for secret in google.tokens:
         assert secret not in metrics + text.getvalue()

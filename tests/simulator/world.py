@@ -139,6 +139,8 @@ class World:
     def __init__(self, seed: int, fault_rate: float, interrupt_rate: float, stop_rate: float | None = None):
         self.random = random.Random(seed)
         self._uuids = random.Random(f"uuids of {seed}")
+        #: Whether transactions write their files before they wait (decision 84).
+        self._is_remote = random.Random(f"remote {seed}").random() < 0.5
         self.fault_rate = fault_rate
         self._interrupt_rate = interrupt_rate
         chosen_rate = self.random.choice([0, 0.005])
@@ -334,6 +336,7 @@ class World:
             mock.patch.object(member_module, "threading", threads),
             mock.patch.object(queue_module, "threading", threads),
             mock.patch.object(Storage, "concurrency", 1),
+            mock.patch.object(Storage, "is_remote", self._is_remote),
             mock.patch.object(commit_module, "time", _Pauses(self)),
             mock.patch.object(fairness_module, "time", _Pauses(self)),
             mock.patch.object(beside, "put", self.put_beside),
@@ -416,6 +419,9 @@ class _Threads:
     def RLock(self) -> SimulatedRLock:  # noqa: N802 - the name it has in threading
         return SimulatedRLock(self._world)
 
+    def Condition(self, lock: threading.Lock) -> SimulatedCondition:  # noqa: N802 - the name it has in threading
+        return SimulatedCondition(self._world, lock)
+
 
 class _HereAndNow(Executor):
     """Runs what pyiceberg submits at once, in the caller's thread: its own threads would not be simulated."""
@@ -447,6 +453,29 @@ class SimulatedEvent:
         while not self._is_set:
             self._world.hand_over(self)
         return True
+
+
+class SimulatedCondition:
+    """A condition (threading.Condition) for which a simulated thread can wait, as long as the seed decides."""
+
+    def __init__(self, world: World, lock: threading.Lock):
+        self._world = world
+        self._lock = lock
+
+    def notify_all(self) -> None:
+        """Do nothing: who waits looks again by itself."""
+
+    def wait_for(self, predicate: Callable[[], bool], timeout: float) -> bool:
+        del timeout
+        self._lock.release()
+        try:
+            for _ in range(self._world.random.randint(1, _LONGEST_PAUSE_STEPS)):
+                if predicate():
+                    break
+                self._world.hand_over()
+        finally:
+            self._lock.acquire()
+        return predicate()
 
 
 class SimulatedRLock:

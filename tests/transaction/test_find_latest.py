@@ -70,7 +70,7 @@ def test_an_old_version_is_looked_up_in_the_settings_that_were_changed_since(sto
     [
         (b"36", 6),
         (b"30", 10),
-        (b"1", 14),
+        (b"1", 15),  # those next to a hint are looked for first
         (b"0", 14),
         (None, 14),
         (b"", 14),

@@ -24,7 +24,7 @@ from trinitylake_ops.errors import (
     StoragePermissionError,
     TransactionExpiredError,
 )
-from trinitylake_ops.storage import MeteredStorage, Storage, StorageWrapper
+from trinitylake_ops.storage import MemoryStorage, MeteredStorage, Storage, StorageWrapper
 from trinitylake_ops.transaction.commit import Commit
 from trinitylake_ops.transaction.groups import group, member
 from trinitylake_ops.transaction.submission import Submission
@@ -38,6 +38,14 @@ def creates(name: str) -> Any:
 
 def alters(name: str, **properties: str) -> Any:
     return lambda txn: txn.alter_table("ns", name, table(**properties))
+
+
+@pytest.fixture(params=[False, True], ids=["together", "ahead"], autouse=True)
+def writes_ahead(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
+    """Whether those who wait have written their files, as where a request takes long."""
+    if request.param:
+        monkeypatch.setattr(MemoryStorage, "concurrency", 16)
+    return bool(request.param)
 
 
 @pytest.fixture

@@ -60,6 +60,11 @@ class Storage(ABC):
     #: The most bytes that ``read`` returns when the caller gives neither a length nor a limit.
     whole_file_limit_bytes: int = WHOLE_FILE_LIMIT_BYTES
 
+    @property
+    def is_remote(self) -> bool:
+        """Whether a request takes longer than handing it to a thread, and no part of a create can go ahead."""
+        return self.concurrency > 1 and self.few_creates <= 1 and not self.prepares
+
     @abstractmethod
     def read(self, path: str, *, offset: int = 0, length: int | None = None, limit_bytes: int | None = None) -> bytes:
         """Return the bytes of a file, or of the range ``[offset, offset + length)`` cut at its end.

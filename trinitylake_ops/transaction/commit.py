@@ -120,13 +120,15 @@ class Commit:
         age_limit: AgeLimit,
         max_attempts: int,
         courtesy: Courtesy | None = None,
+        written: dict[str, bytes] | None = None,
     ):
         self._files = files
         self._change = change
         self._age_limit = age_limit
         self._max_attempts = max_attempts
         self._courtesy = courtesy
-        self._kept: dict[str, bytes] = {}  # definitions, which attempts share
+        # Definitions, which attempts share. Some were written ahead, and each draft may bring more of those.
+        self._kept = {} if written is None else written
         self._nodes: dict[str, bytes] = {}  # files of this attempt
         self._unprepare: Callable[[], None] | None = None  # of the root of this attempt, where its storage prepares
         #: How many attempts were lost to other commits.
@@ -222,9 +224,9 @@ class Commit:
         fresh = {path: data for path, data in draft.definition_files.items() if path not in self._kept}
         self._kept |= fresh
         nodes = draft.tree.node_files
-        self._n_requests += len(fresh) + len(nodes) + 1
+        self._n_requests += len(nodes) + 1
         n_bytes = sum(map(len, self._kept.values())) + sum(map(len, nodes.values()))
-        cost = CommitCost(self.n_lost + 1, self._n_requests + 1, n_bytes)
+        cost = CommitCost(self.n_lost + 1, self._n_requests + len(self._kept) + 1, n_bytes)
         root = draft.root(cost, base.files.roots.path(attempt.version), attempt.version)
         self._nodes = nodes
         storage = base.files.roots.storage

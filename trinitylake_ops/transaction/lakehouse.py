@@ -240,7 +240,7 @@ class Lakehouse:
         return Transaction(base, _isolation(isolation, base.definition), info, self._queue, transaction_id)
 
     def just_committed(self) -> Snapshot | None:
-        """Return the version that this process committed a moment ago without losing to others, if there is one.
+        """Return the version that this process committed a moment ago, if there is one.
 
         The storage is not asked: another process may have committed since. A transaction that begins on it is rebased
         like any other. Its reads are not answers to whoever needs the latest version.

@@ -158,6 +158,8 @@ _n_created = 0
 #: For so long what ``open`` found is the latest version. The next statement comes in that time; a message from a
 #: process that has committed since hardly does.
 _JUST_NOW_S = 0.001
+#: So many versions are read at once after two that are not the latest.
+_N_NEAR = 2
 
 
 def find_latest(roots: Roots) -> tuple[int, bytes]:
@@ -185,7 +187,7 @@ def find_latest_from(roots: Roots, hinted: int | None, probed: ProbedRoots | Non
     return _latest_from(roots, naming, start, probed)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Look:
     """What one round tells of a version and what follows it, with the storage's time just before."""
 
@@ -193,6 +195,20 @@ class Look:
     probed: ProbedRoots
     hinted: int | None
     read_at_ms: int
+
+    def latest(self, roots: Roots) -> KnownRoot | None:
+        """Return the latest version that it saw, None where the version was not there.
+
+        Where the hint names a later one, that is looked for. A read that fails leaves what was seen.
+        """
+        found = [self.probed.contents.get(path) for path in _pair(roots.naming, self.version)]
+        seen = [(self.version + at, data) for at, data in enumerate(found) if data is not None]
+        if not seen:
+            return None
+        if self.hinted is not None and self.hinted > seen[-1][0]:
+            with contextlib.suppress(StorageError):
+                seen.append(find_latest_after(roots, self))
+        return roots.known(*seen[-1])
 
 
 def look_after(roots: Roots, version: int) -> Look:
@@ -219,16 +235,21 @@ def look_after(roots: Roots, version: int) -> Look:
 def look_beside(roots: Roots, version: int) -> tuple[Look, list[Callable[[], None]]]:
     """Return a look after a version that may not exist, and the reads that fill it, for a round of the caller's.
 
-    A read that fails leaves a gap in the look.
+    A read that fails leaves a gap in the look. The hint is read, too, where who falls behind would take rounds to
+    catch up.
     """
     probed = ProbedRoots(roots.storage)
+    look = Look(version, probed, None, roots.storage.now_ms())
 
     def read(path: str) -> None:
         with contextlib.suppress(StorageError):
             probed.read_one(path)
 
+    def take_hint() -> None:
+        look.hinted = read_hint(roots.storage)
+
     reads: list[Callable[[], None]] = [functools.partial(read, path) for path in _pair(roots.naming, version)]
-    return Look(version, probed, None, roots.storage.now_ms()), reads
+    return look, [*reads, take_hint] if roots.storage.is_remote else reads
 
 
 def find_latest_after(roots: Roots, look: Look) -> tuple[int, bytes]:
@@ -367,7 +388,16 @@ def _latest_from(roots: Roots, naming: RootNaming, start: int, probed: ProbedRoo
     roots.known_naming = naming
     if start == MAX_VERSION or probed.contents[naming.path(start + 1)] is None:
         return start, root
-    latest = find_later(roots, start + 1)
+    is_near = start > 0  # without a hint, the latest may be far away
+    near = [version for version in range(start + 2, start + 2 + _N_NEAR) if version <= MAX_VERSION and is_near]
+    probed.read(map(naming.path, near))
+    for version in near:
+        root = probed.contents[naming.path(version)]
+        if root is None:
+            before = probed.contents[naming.path(version - 1)]
+            assert before is not None
+            return version - 1, before
+    latest = find_later(roots, near[-1] if near else start + 1)
     return latest, roots.storage.read(roots.path(latest))
 
 

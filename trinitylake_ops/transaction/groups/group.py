@@ -6,7 +6,7 @@ Each is checked as if it were committed by itself after those before it.
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from trinitylake_ops.errors import InvalidInputError, TrinityLakeError
@@ -78,11 +78,17 @@ class Members:
 class GroupChange:
     """The common change of a group's members (commit.Committable). A member that conflicts fails by itself."""
 
-    def __init__(self, members: Members):
+    def __init__(self, members: Members, gather: Callable[[int], None]):
         self._members = members
+        self._gather = gather
 
     def draft(self, base: Snapshot, stamp: RootStamp) -> Draft | None:
-        """Return what all members together write on ``base``. Members that would write nothing are done."""
+        """Return what all members together write on ``base``, with those that have come since the last attempt.
+
+        Members that would write nothing are done, and those fail that do not hold on ``base``.
+        """
+        self._gather(base.version)
+        self._bring_to(base)
         parts = []
         for member in list(self._members.pending):
             if member.expiry is not None:
@@ -113,9 +119,9 @@ class GroupChange:
                 self._members.fail(member, member.expiry)
             elif member.n_lost >= member.max_attempts:
                 self._members.fail(member, attempts_exhausted(member.max_attempts, latest.version))
-        self.bring_to(latest)
+        self._bring_to(latest)
 
-    def bring_to(self, base: Snapshot) -> None:
+    def _bring_to(self, base: Snapshot) -> None:
         """Check members with earlier bases against ``base``. Members that conflict fail."""
         changes: dict[int, dict[str, KeyChange]] = {}
         for member in list(self._members.pending):
@@ -173,6 +179,7 @@ class Group:
 
     def __init__(self, leader: Member, courtesy: Courtesy):
         self._members = Members([leader])
+        self._written = dict(leader.written)
         self._courtesy = courtesy
         self._files = leader.base.files
         self._commit: Commit | None = None
@@ -206,21 +213,20 @@ class Group:
 
     def take(self, candidate: Member) -> None:
         """Add a member."""
+        self._written |= candidate.written
         self._members.take(candidate)
 
-    def run(self, newest: Committed | None) -> Committed | None:
+    def run(self, newest: Committed | None, gather: Callable[[int], None] = lambda _: None) -> Committed | None:
         """Commit the members as one version and settle each. Returns that version, None where none was committed.
 
-        ``newest`` is the version that was committed just before, by this process.
+        ``newest`` is the latest version that is known. ``gather`` takes more members, before each attempt on a version.
         """
         members = self._members
-        base = self._newest_base(newest)
-        change, age_limit = GroupChange(members), GroupAge(self._files.storage, members)
+        change, age_limit = GroupChange(members, gather), GroupAge(self._files.storage, members)
         max_attempts = max(member.max_attempts for member in members.pending)
-        self._commit = Commit(self._files, change, age_limit, max_attempts, self._courtesy)
+        self._commit = Commit(self._files, change, age_limit, max_attempts, self._courtesy, self._written)
         try:
-            change.bring_to(base)
-            committed = self._commit.run(base)
+            committed = self._commit.run(self._newest_base(newest))
         except NobodyLeftError:
             return None
         except TrinityLakeError as error:

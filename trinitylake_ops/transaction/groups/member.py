@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import threading
-from dataclasses import dataclass
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from trinitylake_ops.errors import TrinityLakeError
+from trinitylake_ops.storage.conditional_create import create_fresh
 from trinitylake_ops.transaction.change_set import Footprint
+from trinitylake_ops.transaction.commit import discard
 from trinitylake_ops.transaction.submission import Submission
 from trinitylake_ops.versions.commit_info import CommitInfo
 from trinitylake_ops.versions.latest import reading_bases
@@ -34,6 +38,9 @@ class Member:
     expiry: TrinityLakeError | None = None
     outcome: int | BaseException | None = None
     has_left: bool = False
+    #: the files that it wrote ahead, and how long that took
+    written: Mapping[str, bytes] = field(default_factory=dict)
+    ahead_s: float = 0.0
 
     @classmethod
     def of(cls, submission: Submission, max_attempts: int) -> Member:
@@ -62,6 +69,24 @@ class Member:
     def is_large(self) -> bool:
         """Whether it takes so long that no other transaction should wait for it."""
         return len(self.footprint.writes) > MAX_GROUP_CHANGES
+
+    def write_ahead(self, also: Sequence[Callable[[], None]]) -> None:
+        """Write its files in its own thread, and make the calls of ``also`` in that round.
+
+        Its version then waits for the root alone. Raises what the storage raises; no file remains then, best effort.
+        """
+        begun_s = time.monotonic()
+        with reading_bases(self.base):
+            writes = self.submission.writes_on(self.base)
+        if writes is None:
+            return
+        storage = self.base.files.storage
+        try:
+            create_fresh(storage, writes.files, also)
+        except TrinityLakeError:
+            discard(storage, writes.files)
+            raise
+        self.written, self.ahead_s = writes.files, time.monotonic() - begun_s
 
     def settle(self, outcome: int | BaseException) -> None:
         """Set the outcome, unless there is one."""

@@ -7,23 +7,26 @@ thread) may come at any point. The waiting transactions still get an answer, and
 
 from __future__ import annotations
 
+import functools
 import math
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from weakref import WeakValueDictionary
 
+from trinitylake_ops.format.file_names import MAX_VERSION
+from trinitylake_ops.storage import beside
 from trinitylake_ops.storage.fork import at_fork
 from trinitylake_ops.transaction.change_set import Footprint
-from trinitylake_ops.transaction.commit import Committed
+from trinitylake_ops.transaction.commit import Committed, discard
 from trinitylake_ops.transaction.groups.group import Group
 from trinitylake_ops.transaction.groups.member import Member
 from trinitylake_ops.transaction.submission import Submission
 from trinitylake_ops.transaction.turns import Courtesy
-from trinitylake_ops.versions.roots import KnownRoot, find_later
+from trinitylake_ops.versions.roots import KnownRoot, find_later, look_beside
 from trinitylake_ops.versions.snapshot import LakehouseFiles, Snapshot
 
 _PATIENCE_SECONDS = 1.0
@@ -31,13 +34,13 @@ _MOST_OF_THE_REST = 0.25
 #: So long a commit waits at most for those of other processes, where its storage has a line.
 LONGEST_LINE_S = 2.0
 #: What a commit made is taken for the latest version for so many times as long as it took, and no longer than this.
-_MOMENT_COMMITS = 2.0
+_MOMENT_COMMITS = 10.0
 _LONGEST_MOMENT_S = 0.5
 
 
 @dataclass(frozen=True, slots=True)
 class _JustMade:
-    """A version that was committed at the first attempt, and when."""
+    """A version that this process committed, and when."""
 
     root: KnownRoot
     begun_s: float
@@ -66,13 +69,15 @@ class CommitQueue:
         self._lock = threading.Lock()
         self._beside = threading.RLock()  # a precondition of one that goes alone may commit, too
         self._waiting: deque[Member] = deque()
+        self._coming: set[Member] = set()  # who writes files before it waits
+        self._has_come = threading.Condition(self._lock)
         self._leader: Member | None = None
         self._newest: Committed | None = None
         self._newest_beside: Committed | None = None
         self._just_made: _JustMade | None = None
 
     def just_made(self, files: LakehouseFiles) -> Snapshot | None:
-        """Return the version that this process committed a moment ago without losing to others, if there is one.
+        """Return the version that this process committed a moment ago, if there is one.
 
         The storage is not asked, so another process may have committed since.
         """
@@ -95,6 +100,7 @@ class CommitQueue:
                 self._newest_beside = committed or self._newest_beside
             return own.result()
         try:
+            seen = self._write_ahead(own) if submission.base.files.storage.is_remote else None
             with self._lock:
                 self._waiting.append(own)
                 self._choose_leader()
@@ -102,7 +108,7 @@ class CommitQueue:
                 with self._lock:
                     self._choose_leader()
             if own.outcome is None:
-                self._lead(own)
+                self._lead(own, seen)
             return own.result()
         finally:
             try:
@@ -111,15 +117,39 @@ class CommitQueue:
                 self._leave(own)
                 raise
 
-    def _lead(self, own: Member) -> None:
-        """Commit the group that begins with ``own``."""
+    def _write_ahead(self, own: Member) -> Committed | None:
+        """Write the files of ``own`` before it waits. Returns a later version than its base, if one was seen beside."""
+        look, reads = None, list[Callable[[], None]]()
+        with self._lock:
+            self._coming.add(own)
+            is_first = self._leader is None or self._leader.is_done
+        roots, version = own.base.files.roots, own.base.version
+        try:
+            if is_first and self._courtesy.is_crowded and version < MAX_VERSION:
+                look, reads = look_beside(roots, version + 1)
+            own.write_ahead(reads)
+        finally:
+            with self._lock:
+                self._coming.discard(own)
+                self._has_come.notify_all()
+        latest = None if look is None else look.latest(roots)
+        if latest is None:
+            return None
+        self._courtesy.met_another()
+        return Committed(latest.version, latest)
+
+    def _lead(self, own: Member, seen: Committed | None) -> None:
+        """Commit the group that begins with ``own``. ``seen`` is a version of another process."""
         group = Group(own, self._courtesy)
         try:
             with self._turn(own) as newest:
+                self._await_coming(own)
                 self._gather(group)
                 begun_s = time.monotonic()
-                made = self._newest = group.run(newest or self._newest)
-                root = made.root if made is not None and group.n_lost == 0 else None
+                known = [one for one in (newest, seen, self._newest) if one is not None]
+                latest = max(known, key=lambda one: one.version, default=None)
+                made = self._newest = group.run(latest, functools.partial(self._gather, group))
+                root = made.root if made is not None else None
                 self._just_made = None if root is None else _JustMade(root, begun_s, time.monotonic())
         finally:
             self._take_back(group.abandoned())
@@ -138,10 +168,21 @@ class CommitQueue:
         with files.storage.in_line(min(longest_s, LONGEST_LINE_S)) as has_waited:
             yield _latest(files, own.base.version) if gave_way or has_waited else None
 
-    def _gather(self, group: Group) -> None:
+    def _await_coming(self, own: Member) -> None:
+        """Wait for those who write their files, where they are no fewer than those who wait.
+
+        One version for all of them is sooner there than two. They get as long as ``own`` took for its files.
+        """
+        with self._lock:
+            coming = set(self._coming)
+            if coming and len(coming) >= len(self._waiting):
+                self._has_come.wait_for(lambda: coming.isdisjoint(self._coming), own.ahead_s)
+
+    def _gather(self, group: Group, base_version: int = MAX_VERSION) -> None:
         """Take the members of the next version from the queue: the leader, then in order all that fit.
 
-        No transaction overtakes one that stays behind and that it touches.
+        No transaction overtakes one that stays behind and that it touches. One that began on a version later than
+        ``base_version`` stays behind. So does one that leads by now, since the leader of the group has its outcome.
         """
         with self._lock:
             candidates = [waiting for waiting in self._waiting if waiting not in group and not waiting.is_done]
@@ -149,13 +190,17 @@ class CommitQueue:
         for candidate in candidates:
             footprint = candidate.footprint
             overtakes = any(footprint.meets(other) for other in behind)
-            if overtakes or not group.has_room_for(candidate):
+            if overtakes or candidate.base.version > base_version or not group.has_room_for(candidate):
                 behind.append(footprint)
                 continue
             with self._lock:
-                if candidate in self._waiting:  # its thread may have been interrupted, and left the queue
+                # The thread of another may have been interrupted, and left the queue.
+                is_free = candidate in self._waiting and candidate is not self._leader
+                if is_free:
                     group.take(candidate)
                     self._waiting.remove(candidate)
+            if not is_free:
+                behind.append(footprint)
 
     def _take_back(self, members: Sequence[Member]) -> None:
         """Let members wait again for which nothing was sent.
@@ -165,6 +210,9 @@ class CommitQueue:
         """
         for member in members:
             member.submission.rename_files()
+            if member.written:
+                beside.put(functools.partial(discard, member.base.files.storage, list(member.written)))
+                member.written = {}
         with self._lock:
             self._waiting.extendleft(member for member in reversed(members) if not member.has_left)
 

@@ -1,0 +1,264 @@
+"""Where a request takes long, transactions write their files before they wait. A version takes all who are there."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+
+import pytest
+
+from tests.faults import FaultyStorage, fail
+from tests.lakes import Lakes, left_over_paths, table
+from tests.transaction.groups import commit_waiting
+from trinitylake_ops import Lakehouse
+from trinitylake_ops.errors import CommitConflictError, StoragePermissionError
+from trinitylake_ops.format.file_names import HINT_PATH, parse_root_path
+from trinitylake_ops.storage import LocalStorage, MemoryStorage, Storage, StorageWrapper
+from trinitylake_ops.transaction.groups.group import Group
+from trinitylake_ops.transaction.groups.member import Member
+from trinitylake_ops.transaction.transaction import Transaction
+from trinitylake_ops.transaction.turns import Courtesy
+
+_LONGEST_WAIT_S = 10
+
+
+@pytest.fixture(autouse=True)
+def requests_take_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(MemoryStorage, "concurrency", 16)
+
+
+class Hooked(StorageWrapper):
+    """Calls ``before`` with the path of each create before it is sent, and ``after`` where it succeeded."""
+
+    def __init__(self, inner: Storage):
+        super().__init__(inner)
+        self.before: Callable[[str], None] = lambda _: None
+        self.after: Callable[[str], None] = lambda _: None
+
+    def create(self, path: str, data: bytes) -> None:
+        self.before(path)
+        self.inner.create(path, data)
+        self.after(path)
+
+
+def filled(lakes: Lakes, storage: Storage) -> Lakehouse:
+    """Version 1: a namespace."""
+    lake = lakes.watch(Lakehouse.create(storage.root, storage=storage))
+    with lake.transaction() as txn:
+        txn.create_namespace("ns")
+    return lake
+
+
+def creating(lake: Lakehouse, *names: str) -> list[Transaction]:
+    transactions = [lake.transaction() for _ in names]
+    for name, txn in zip(names, transactions, strict=True):
+        txn.create_table("ns", name, table())
+    return transactions
+
+
+def definitions(storage: Storage) -> int:
+    return sum("table" in info.path for info in storage.list())
+
+
+def until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + _LONGEST_WAIT_S
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.0005)
+
+
+class Committing:
+    """A thread that commits a transaction."""
+
+    def __init__(self, txn: Transaction):
+        self._outcomes: list[int] = []
+        self._thread = threading.Thread(target=lambda: self._outcomes.append(txn.commit()), daemon=True)
+        self._thread.start()
+
+    def version(self) -> int:
+        self._thread.join(_LONGEST_WAIT_S)
+        return self._outcomes[0]
+
+
+def test_who_waits_has_written_its_files(lakes: Lakes) -> None:
+    storage = lakes.storage()
+    lake, found = filled(lakes, storage), list[int]()
+    transactions = creating(lake, "a", "b", "c")
+    assert commit_waiting(lake, transactions, lambda: found.append(definitions(storage))) == [2, 2, 2]
+    assert found == [3]
+    assert left_over_paths(lake) == set()
+
+
+@pytest.mark.local_only("a disk")
+def test_on_a_disk_the_files_of_a_version_are_synced_together(lakes: Lakes) -> None:
+    lake, found = lakes.local(), list[int]()
+    with lake.transaction() as txn:
+        txn.create_namespace("ns")
+    storage = lake.storage
+    assert not storage.is_remote
+    assert not LocalStorage(storage.root, fsync=True).is_remote
+    assert commit_waiting(lake, creating(lake, "a", "b"), lambda: found.append(definitions(storage))) == [2, 2]
+    assert found == [0]
+
+
+def test_one_whose_files_cannot_be_written_fails_alone(lakes: Lakes) -> None:
+    inner = lakes.storage()
+    filled(lakes, inner)
+    lake = Lakehouse(FaultyStorage(inner, [fail(1, StoragePermissionError, kind="create", path_part="-broken-")]))
+    transactions = creating(lake, "a", "broken")
+    transactions[1].add_file("tables/x/metadata/0.json", b"x")
+    first, second = commit_waiting(lake, transactions)
+    assert first == 2
+    assert isinstance(second, StoragePermissionError)
+    assert lake.snapshot().tables("ns") == ["a"]
+    assert left_over_paths(lake) == set()
+    assert not inner.exists("tables/x/metadata/0.json")
+
+
+@pytest.mark.parametrize(("patience_s", "versions"), [(_LONGEST_WAIT_S, (2, 2)), (0.0, (2, 3))])
+def test_the_first_waits_for_those_who_write(
+    lakes: Lakes, monkeypatch: pytest.MonkeyPatch, patience_s: float, versions: tuple[int, int]
+) -> None:
+    """As long as it took for its own files, and no longer."""
+    storage = Hooked(lakes.storage())
+    lake = filled(lakes, storage)
+    first, second = creating(lake, "first", "second")
+    write_ahead = Member.write_ahead
+
+    def timed(self: Member, also: list[Callable[[], None]]) -> None:
+        write_ahead(self, also)
+        self.ahead_s = patience_s
+
+    monkeypatch.setattr(Member, "write_ahead", timed)
+    is_first_ready = threading.Event()
+
+    def before(path: str) -> None:
+        if "-first-" in path:
+            until(lambda: len(lake._queue._coming) == 2)
+        elif "-second-" in path:
+            is_first_ready.wait(_LONGEST_WAIT_S)
+        elif patience_s == 0:  # a root
+            is_first_ready.set()
+
+    storage.before = before
+    one, other = Committing(first), Committing(second)
+    if patience_s:
+        until(lambda: len(lake._queue._waiting) == 1)
+        is_first_ready.set()
+    assert (one.version(), other.version()) == versions
+
+
+def test_those_who_came_meanwhile_go_along_after_a_loss(lakes: Lakes) -> None:
+    """Another process has made version 2. The version after it is that of all who wait by then."""
+    storage = Hooked(lakes.storage())
+    lake = filled(lakes, storage)
+    first, second = creating(lake, "first", "second")
+    others: list[Committing] = []
+
+    def before(path: str) -> None:
+        if parse_root_path(path) == 2 and not others:
+            with Lakehouse(storage.inner).transaction() as txn:
+                txn.create_table("ns", "elsewhere", table())
+            others.append(Committing(second))
+            until(lambda: len(lake._queue._waiting) == 2)
+
+    storage.before = before
+    assert first.commit() == 3
+    assert others[0].version() == 3
+    assert lake.snapshot().tables("ns") == ["elsewhere", "first", "second"]
+    assert left_over_paths(lake) == set()
+
+
+def test_who_began_later_than_a_version_is_built_on_waits_for_the_next(
+    lakes: Lakes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lake = filled(lakes, lakes.storage())
+    (old,) = creating(lake, "old")
+    with lake.transaction() as txn:
+        txn.create_table("ns", "between", table())
+    (young,) = creating(lake, "young")
+    queue, members = lake._queue, list[Member]()
+    monkeypatch.setattr(queue, "commit", lambda submission, most: members.append(Member.of(submission, most)) or 0)
+    for txn in (old, young):
+        txn.commit()
+    group = Group(members[0], Courtesy())
+    queue._waiting.extend(members)
+    queue._gather(group, old.base.version)
+    assert members[1] not in group
+    queue._gather(group, young.base.version)
+    assert members[1] in group
+    queue._waiting.clear()
+
+
+def test_where_others_commit_the_latest_version_is_seen_beside_the_files(lakes: Lakes) -> None:
+    """Nobody sends a root that another process has, and one who is far behind catches up by the hint."""
+    storage = FaultyStorage(lakes.storage())
+    lake = filled(lakes, storage)
+
+    def elsewhere(*names: str) -> None:
+        for name in names:
+            with Lakehouse(storage.inner).transaction() as txn:
+                txn.create_table("ns", name, table())
+
+    def roots(txn: Transaction) -> list[int]:
+        n_before = len(storage.log)
+        txn.commit()
+        sent = [parse_root_path(request.path) for request in storage.log[n_before:] if request.kind == "create"]
+        return [version for version in sent if version is not None]
+
+    (txn,) = creating(lake, "a")
+    elsewhere("b")
+    assert roots(txn) == [2, 3], "nobody else was known to commit"
+    (txn,) = creating(lake, "c")
+    elsewhere("d")
+    assert roots(txn) == [5]
+    (txn,) = creating(lake, "e")
+    elsewhere(*(f"many{number}" for number in range(6)))
+    n_before = len(storage.log)
+    assert roots(txn) == [12]
+    requests = Counter(request.kind for request in storage.log[n_before:] if request.path != HINT_PATH)
+    assert requests == {"create": 2, "read": 2 + 2 + 2}, "two looks at two roots each, and what the hint names"
+
+
+def test_a_group_takes_nobody_who_leads_by_now(lakes: Lakes) -> None:
+    """Its own leader has failed by itself, so another one leads, while the rest of the group meets another process."""
+    storage = Hooked(lakes.storage())
+    lake = filled(lakes, storage)
+    with lake.transaction() as txn:
+        txn.create_table("ns", "contested", table())
+    leader, member, next_leader = lake.transaction(), *creating(lake, "member", "next")
+    leader.alter_table("ns", "contested", table(ours="1"))
+    others: list[Committing] = []
+    is_decided = threading.Event()
+
+    def elsewhere(**properties: str) -> None:
+        with Lakehouse(storage.inner).transaction() as txn:
+            txn.alter_table("ns", "contested", table(**properties))
+
+    def before(path: str) -> None:
+        version = parse_root_path(path)
+        if version == 3:
+            elsewhere(theirs="1")
+        elif version == 4 and not others:
+            others.append(Committing(next_leader))
+            until(lambda: lake._queue._leader in lake._queue._waiting and lake._queue._leader.submission.id != leader.id)
+            elsewhere(theirs="2")
+        elif version == 4:
+            is_decided.wait(_LONGEST_WAIT_S)
+
+    def after(path: str) -> None:
+        if parse_root_path(path) == 5:
+            is_decided.set()
+
+    def begin() -> None:
+        storage.before, storage.after = before, after
+
+    first, second = commit_waiting(lake, [leader, member], begin)
+    assert isinstance(first, CommitConflictError)
+    assert second == 5
+    assert others[0].version() == 6
+    assert lake.snapshot().tables("ns") == ["contested", "member", "next"]
+    assert lake.snapshot().table("ns", "next").id == next_leader.table("ns", "next").id
+    assert left_over_paths(lake) == set()
