@@ -231,7 +231,7 @@ def test_a_group_takes_nobody_who_leads_by_now(lakes: Lakes) -> None:
     leader, member, next_leader = lake.transaction(), *creating(lake, "member", "next")
     leader.alter_table("ns", "contested", table(ours="1"))
     others: list[Committing] = []
-    is_decided = threading.Event()
+    is_met, is_decided = threading.Event(), threading.Event()
 
     def elsewhere(**properties: str) -> None:
         with Lakehouse(storage.inner).transaction() as txn:
@@ -241,9 +241,10 @@ def test_a_group_takes_nobody_who_leads_by_now(lakes: Lakes) -> None:
         version = parse_root_path(path)
         if version == 3:
             elsewhere(theirs="1")
-        elif version == 4 and not others:
+        elif version == 4 and not is_met.is_set():
+            is_met.set()
             others.append(Committing(next_leader))
-            until(lambda: lake._queue._leader in lake._queue._waiting and lake._queue._leader.submission.id != leader.id)
+            until(lambda: getattr(lake._queue._leader, "submission", leader).id == next_leader.id)
             elsewhere(theirs="2")
         elif version == 4:
             is_decided.wait(_LONGEST_WAIT_S)
