@@ -371,6 +371,6 @@ def test_a_forked_child_writes_what_its_parent_had_on_its_way(tmp_path: object) 
 
 
 def test_files_of_a_change_in_memory_are_no_work_for_threads(lake: Lakehouse) -> None:
-    assert not PendingFiles.pays_on(MemoryStorage("memory://any/"))
-    assert not PendingFiles.pays_on(LocalStorage("file:///any/", fsync=False))
-    assert PendingFiles.pays_on(LocalStorage("file:///any/"))
+    assert not MemoryStorage("memory://any/").creates_take_long
+    assert not LocalStorage("file:///any/", fsync=False).creates_take_long
+    assert LocalStorage("file:///any/").creates_take_long

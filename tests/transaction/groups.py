@@ -34,6 +34,14 @@ def commit_together(
     return commit_waiting(lake, transactions, meanwhile)
 
 
+def until(condition: Callable[[], bool]) -> None:
+    """Wait for what other threads bring about."""
+    deadline = time.monotonic() + _LONGEST_WAIT_SECONDS
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.0005)
+
+
 class _Somebody:
     """Leads the queue, and never ends by itself."""
 
@@ -71,10 +79,11 @@ def commit_waiting(
     queue._leader = somebody  # type: ignore[assignment]
     for thread, txn in zip(threads, transactions, strict=True):
         thread.start()
-        deadline = time.monotonic() + _LONGEST_WAIT_SECONDS
-        while thread.is_alive() and txn.id not in [waiting.submission.id for waiting in tuple(queue._waiting)]:
-            assert time.monotonic() < deadline
-            time.sleep(0.0005)
+        until(
+            lambda thread=thread, txn=txn: (  # type: ignore[misc]
+                not thread.is_alive() or txn.id in [waiting.submission.id for waiting in tuple(queue._waiting)]
+            )
+        )
     meanwhile()
     somebody.is_done = True
     queue._leave(somebody)  # type: ignore[arg-type]

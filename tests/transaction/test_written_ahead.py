@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections import Counter
 from collections.abc import Callable
 
@@ -11,7 +10,7 @@ import pytest
 
 from tests.faults import FaultyStorage, fail
 from tests.lakes import Lakes, left_over_paths, table
-from tests.transaction.groups import commit_waiting
+from tests.transaction.groups import commit_waiting, until
 from trinitylake_ops import Lakehouse
 from trinitylake_ops.errors import CommitConflictError, StoragePermissionError
 from trinitylake_ops.format.file_names import HINT_PATH, parse_root_path
@@ -60,13 +59,6 @@ def creating(lake: Lakehouse, *names: str) -> list[Transaction]:
 
 def definitions(storage: Storage) -> int:
     return sum("table" in info.path for info in storage.list())
-
-
-def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + _LONGEST_WAIT_S
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.0005)
 
 
 class Committing:

@@ -61,9 +61,14 @@ class Storage(ABC):
     whole_file_limit_bytes: int = WHOLE_FILE_LIMIT_BYTES
 
     @property
+    def creates_take_long(self) -> bool:
+        """Whether a create takes longer than handing it to a thread."""
+        return self.concurrency > 1 and self.few_creates <= 1
+
+    @property
     def is_remote(self) -> bool:
-        """Whether a request takes longer than handing it to a thread, and no part of a create can go ahead."""
-        return self.concurrency > 1 and self.few_creates <= 1 and not self.prepares
+        """Whether creates take long, and no part of one can go ahead."""
+        return self.creates_take_long and not self.prepares
 
     @abstractmethod
     def read(self, path: str, *, offset: int = 0, length: int | None = None, limit_bytes: int | None = None) -> bytes:

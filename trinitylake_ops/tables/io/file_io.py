@@ -176,7 +176,7 @@ class StorageFileIO(FileIO):
 
     def writes_pending(self, location: str) -> bool:
         """Whether files of a change of a table go to the lakehouse's own storage, and threads gain time there."""
-        return not self.read_only and location.startswith(self.root) and PendingFiles.pays_on(self.storage)
+        return not self.read_only and location.startswith(self.root) and self.storage.creates_take_long
 
     def for_change(self) -> Self:
         """Return a FileIO for one change of a table, whose new files are on their way while the change goes on.

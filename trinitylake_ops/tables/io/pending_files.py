@@ -58,11 +58,6 @@ class PendingFiles(StorageWrapper):
         """Make a new lock: a forked child does not have the thread that held it. It writes the files once more."""
         self._lock = threading.RLock()
 
-    @staticmethod
-    def pays_on(storage: Storage) -> bool:
-        """Whether a create takes longer than handing it to a thread."""
-        return storage.concurrency > 1 and storage.few_creates <= 1
-
     def settle(self) -> None:
         """Wait until all files stand. Raises the first failure when all writes have ended, also each later time."""
         with self._lock:
