@@ -255,3 +255,66 @@ def test_a_group_takes_nobody_who_leads_by_now(lakes: Lakes) -> None:
     assert lake.snapshot().tables("ns") == ["contested", "member", "next"]
     assert lake.snapshot().table("ns", "next").id == next_leader.table("ns", "next").id
     assert left_over_paths(lake) == set()
+
+
+def test_a_process_loses_no_attempt_to_itself(lakes: Lakes) -> None:
+    """One writes its files while another one of its process begins, commits, and ends."""
+    storage = Hooked(lakes.storage())
+    lake = filled(lakes, storage)
+    slow, fast = creating(lake, "slow", "fast")
+    roots, is_other_done = list[int | None](), threading.Event()
+
+    def before(path: str) -> None:
+        if "-slow-" in path:
+            is_other_done.wait(_LONGEST_WAIT_S)
+        elif "-fast-" not in path:
+            roots.append(parse_root_path(path))
+
+    storage.before = before
+    first = Committing(slow)
+    until(lambda: len(lake._queue._coming) == 1)
+    assert fast.commit() == 2
+    is_other_done.set()
+    assert first.version() == 3
+    assert roots == [2, 3]
+    assert not lake._queue._courtesy.is_crowded
+
+
+def test_one_of_those_who_come_at_once_looks_for_other_processes(lakes: Lakes) -> None:
+    storage = FaultyStorage(lakes.storage())
+    lake = filled(lakes, storage)
+    transactions = creating(lake, "a", "b", "c")
+    with Lakehouse(storage.inner).transaction() as txn:
+        txn.create_table("ns", "elsewhere", table())
+    lake._queue._courtesy.met_another()
+    are_all_coming = threading.Barrier(len(transactions))
+    write_ahead = Member.write_ahead
+
+    def together(self: Member, also: list[Callable[[], None]]) -> None:
+        are_all_coming.wait(_LONGEST_WAIT_S)
+        write_ahead(self, also)
+
+    n_before = len(storage.log)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Member, "write_ahead", together)
+        committing = [Committing(txn) for txn in transactions]
+        versions = [one.version() for one in committing]
+    assert sorted(set(versions))[0] == 3, "nobody sends the root that another process has"
+    beside_files = [request for request in storage.log[n_before:] if request.kind == "read"]
+    assert sum(request.path == HINT_PATH for request in beside_files) == 1 + len(set(versions))
+
+
+def test_what_a_process_knows_of_a_lakehouse_says_nothing_of_one_in_its_place(lakes: Lakes) -> None:
+    storage = lakes.storage()
+    lake = filled(lakes, storage)
+    for name in ("a", "b", "c"):
+        with lake.transaction() as txn:
+            txn.create_table("ns", name, table())
+    storage.delete_many([info.path for info in storage.list()])
+    with filled(lakes, storage).transaction() as txn:
+        txn.create_table("ns", "first", table())
+    with lake.transaction() as txn:
+        txn.create_table("ns", "second", table())
+    assert lake.latest_version() == 3
+    assert lake.snapshot().tables("ns") == ["first", "second"]
+    assert left_over_paths(lake) == set()

@@ -20,6 +20,7 @@ from weakref import WeakValueDictionary
 from trinitylake_ops.format.file_names import MAX_VERSION
 from trinitylake_ops.storage import beside
 from trinitylake_ops.storage.fork import at_fork
+from trinitylake_ops.storage.interface import Storage
 from trinitylake_ops.transaction.change_set import Footprint
 from trinitylake_ops.transaction.commit import Committed, discard
 from trinitylake_ops.transaction.groups.group import Group
@@ -73,6 +74,7 @@ class CommitQueue:
         self._has_come = threading.Condition(self._lock)
         self._leader: Member | None = None
         self._newest: Committed | None = None
+        self._noted_at_ms = 0
         self._newest_beside: Committed | None = None
         self._just_made: _JustMade | None = None
 
@@ -100,7 +102,8 @@ class CommitQueue:
                 self._newest_beside = committed or self._newest_beside
             return own.result()
         try:
-            seen = self._write_ahead(own) if submission.base.files.storage.is_remote else None
+            if submission.base.files.storage.is_remote:
+                self._write_ahead(own)
             with self._lock:
                 self._waiting.append(own)
                 self._choose_leader()
@@ -108,7 +111,7 @@ class CommitQueue:
                 with self._lock:
                     self._choose_leader()
             if own.outcome is None:
-                self._lead(own, seen)
+                self._lead(own)
             return own.result()
         finally:
             try:
@@ -117,40 +120,58 @@ class CommitQueue:
                 self._leave(own)
                 raise
 
-    def _write_ahead(self, own: Member) -> Committed | None:
-        """Write the files of ``own`` before it waits. Returns a later version than its base, if one was seen beside."""
+    def _write_ahead(self, own: Member) -> None:
+        """Write the files of ``own`` before it waits. The first of those who do so looks for other processes beside."""
         look, reads = None, list[Callable[[], None]]()
-        with self._lock:
-            self._coming.add(own)
-            is_first = self._leader is None or self._leader.is_done
         roots, version = own.base.files.roots, own.base.version
+        with self._lock:
+            is_first = not self._coming and (self._leader is None or self._leader.is_done)
+            self._coming.add(own)
         try:
             if is_first and self._courtesy.is_crowded and version < MAX_VERSION:
                 look, reads = look_beside(roots, version + 1)
             own.write_ahead(reads)
+            latest = None if look is None else look.latest(roots)
+            if latest is not None:
+                self._courtesy.met_another()
+                self._note(Committed(latest.version, latest), roots.storage)
         finally:
             with self._lock:
                 self._coming.discard(own)
                 self._has_come.notify_all()
-        latest = None if look is None else look.latest(roots)
-        if latest is None:
-            return None
-        self._courtesy.met_another()
-        return Committed(latest.version, latest)
 
-    def _lead(self, own: Member, seen: Committed | None) -> None:
-        """Commit the group that begins with ``own``. ``seen`` is a version of another process."""
-        group = Group(own, self._courtesy)
+    def _note(self, found: Committed, storage: Storage) -> None:
+        """Keep a version as the one to begin with, unless a later one is known."""
+        with self._lock:
+            if self._newest is None or self._newest.version < found.version:
+                self._newest, self._noted_at_ms = found, storage.now_ms()
+
+    def _later_than(self, base: Snapshot) -> Committed | None:
+        """Return the version that is known since ``base`` was read.
+
+        One from before says nothing: another lakehouse may have taken the place of the one that had it.
+        """
+        with self._lock:
+            if base.read_at_ms > self._noted_at_ms:
+                self._newest = None
+            return self._newest
+
+    def _lead(self, own: Member) -> None:
+        """Commit the group that begins with ``own``."""
+        group, storage = Group(own, self._courtesy), own.base.files.storage
         try:
             with self._turn(own) as newest:
                 self._await_coming(own)
                 self._gather(group)
                 begun_s = time.monotonic()
-                known = [one for one in (newest, seen, self._newest) if one is not None]
-                latest = max(known, key=lambda one: one.version, default=None)
-                made = self._newest = group.run(latest, functools.partial(self._gather, group))
-                root = made.root if made is not None else None
-                self._just_made = None if root is None else _JustMade(root, begun_s, time.monotonic())
+                if newest is not None:
+                    self._note(newest, storage)
+                made = group.run(self._later_than(own.base), functools.partial(self._gather, group))
+                root = None if made is None else made.root
+                self._just_made = None
+                if made is not None and root is not None:
+                    self._note(made, storage)
+                    self._just_made = _JustMade(root, begun_s, time.monotonic())
         finally:
             self._take_back(group.abandoned())
 
@@ -233,9 +254,7 @@ class CommitQueue:
             while self._waiting and self._waiting[0].is_done:
                 self._waiting.popleft()
             self._leader = self._waiting[0] if self._waiting else None
-        if self._leader is None:
-            self._newest = None  # the next arrival has read the latest version itself
-        else:
+        if self._leader is not None:
             self._leader.wakes.set()
 
 
