@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import logging
 import resource
 import signal
@@ -123,6 +124,9 @@ def serve(settings: ServerSettings) -> None:
                 }
             },
         )
+        # What is there by now stays. To look through it again and again would stop all requests for that long.
+        gc.collect()
+        gc.freeze()
         try:
             with _stopped_by_signals(server):
                 server.run(sockets=[listener])
