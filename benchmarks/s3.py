@@ -18,7 +18,7 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 
 from benchmarks.bare.objects import BareObstore, BareS3fs
-from benchmarks.lakes import filled, name
+from benchmarks.lakes import filled, held_back, name
 from benchmarks.replay import BareClient, Recorder, Replay, decoded
 from benchmarks.report import Spread, seconds, table, write_result
 from benchmarks.servers import running
@@ -66,12 +66,12 @@ class Figures:
 
 
 def measure(storage: Storage, work: Work, *, is_cold: bool, bare: BareClient | None) -> Figures:
-    """Run a piece of work by turns in the engine and through the bare client."""
+    """Run a piece of work by turns in the engine and through the bare client. What is done beside is left out."""
     meter = MeteredStorage(storage)
     counted = Lakehouse(meter)
     if not is_cold:
         work(counted)
-    with meter.measure() as measurement:
+    with held_back(), meter.measure() as measurement:
         work(counted)
     recorder = Recorder(storage)
     warm = Lakehouse(recorder)
@@ -81,9 +81,10 @@ def measure(storage: Storage, work: Work, *, is_cold: bool, bare: BareClient | N
         for turn in range(N_TURNS):
             recorder.requests = []
             lake = Lakehouse(recorder) if is_cold else warm
-            engine.append(seconds(lambda lake=lake: work(lake)))  # type: ignore[misc]
-            if replay is not None:
+            with held_back():
+                engine.append(seconds(lambda lake=lake: work(lake)))  # type: ignore[misc]
                 rounds = recorder.rounds()
+            if replay is not None:
                 replayed.append(seconds(functools.partial(replay.send, rounds, f"{turn}-alone")))
                 decoding.append(seconds(functools.partial(replay.send, rounds, f"{turn}-decoded", decoded)))
     return Figures(measurement.counts, *(Spread.of(times) for times in (engine, replayed, decoding) if times))
