@@ -12,12 +12,14 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from tests.lakes import Lakes, table
 from trinitylake_ops import Lakehouse
+from trinitylake_ops.storage import FileInfo, Storage, StorageWrapper
 from trinitylake_ops.transaction import groups
 from trinitylake_ops.transaction.transaction import Transaction
 
 Work = Callable[[Transaction], object]
-_LONGEST_WAIT_SECONDS = 10
+LONGEST_WAIT_S = 10
 _MODULES = Path(groups.__file__).parent
 
 
@@ -34,9 +36,78 @@ def commit_together(
     return commit_waiting(lake, transactions, meanwhile)
 
 
+class Hooked(StorageWrapper):
+    """Calls ``before`` with the path of each create before it is sent, and ``after`` where it succeeded.
+
+    Calls ``before_read`` with the path of each read.
+    """
+
+    def __init__(self, inner: Storage):
+        super().__init__(inner)
+        self.before: Callable[[str], None] = lambda _: None
+        self.after: Callable[[str], None] = lambda _: None
+        self.before_read: Callable[[str], None] = lambda _: None
+
+    def read(self, path: str, *, offset: int = 0, length: int | None = None, limit_bytes: int | None = None) -> bytes:
+        self.before_read(path)
+        return self.inner.read(path, offset=offset, length=length, limit_bytes=limit_bytes)
+
+    def stat(self, path: str) -> FileInfo:
+        self.before_read(path)
+        return self.inner.stat(path)
+
+    def create(self, path: str, data: bytes) -> None:
+        self.before(path)
+        self.inner.create(path, data)
+        self.after(path)
+
+
+def filled(lakes: Lakes, storage: Storage) -> Lakehouse:
+    """Version 1: a namespace."""
+    lake = lakes.watch(Lakehouse.create(storage.root, storage=storage))
+    with lake.transaction() as txn:
+        txn.create_namespace("ns")
+    return lake
+
+
+def creating(lake: Lakehouse, *names: str) -> list[Transaction]:
+    transactions = [lake.transaction() for _ in names]
+    for name, txn in zip(names, transactions, strict=True):
+        txn.create_table("ns", name, table())
+    return transactions
+
+
+class Committing:
+    """A thread that commits a transaction."""
+
+    def __init__(self, txn: Transaction, trace: Callable[..., Any] | None = None):
+        self._outcomes: list[int | BaseException] = []
+        self._trace = trace
+        self._thread = threading.Thread(target=self._commit, args=(txn,), daemon=True)
+        self._thread.start()
+
+    def _commit(self, txn: Transaction) -> None:
+        sys.settrace(self._trace)
+        try:
+            self._outcomes.append(txn.commit())
+        except BaseException as error:  # noqa: BLE001 - what became of it is for the test to judge
+            self._outcomes.append(error)
+        finally:
+            sys.settrace(None)
+
+    def outcome(self) -> int | BaseException:
+        self._thread.join(LONGEST_WAIT_S)
+        return self._outcomes[0]
+
+    def version(self) -> int:
+        outcome = self.outcome()
+        assert isinstance(outcome, int), outcome
+        return outcome
+
+
 def until(condition: Callable[[], bool]) -> None:
     """Wait for what other threads bring about."""
-    deadline = time.monotonic() + _LONGEST_WAIT_SECONDS
+    deadline = time.monotonic() + LONGEST_WAIT_S
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.0005)
@@ -46,6 +117,7 @@ class _Somebody:
     """Leads the queue, and never ends by itself."""
 
     has_left = is_done = False
+    is_taken = True
     wakes = threading.Event()
 
 
@@ -65,7 +137,7 @@ def commit_waiting(
 
     def commit(number: int) -> None:
         if number == interrupted:
-            sys.settrace(_interrupting(at_line))
+            sys.settrace(interrupting(at_line))
         try:
             outcomes[number] = transactions[number].commit()
         except BaseException as error:  # noqa: BLE001 - what became of it is for the test to judge
@@ -88,7 +160,7 @@ def commit_waiting(
     somebody.is_done = True
     queue._leave(somebody)  # type: ignore[arg-type]
     for thread in threads:
-        thread.join(_LONGEST_WAIT_SECONDS)
+        thread.join(LONGEST_WAIT_S)
         assert not thread.is_alive(), "somebody waits for ever"
     return [outcomes[number] for number in range(len(transactions))]
 
@@ -97,13 +169,15 @@ class Interrupted(BaseException):
     """Ctrl-C."""
 
 
-def _interrupting(at_line: int) -> Callable[..., Any]:
-    """Return a trace function that raises at the n-th line of the modules of groups."""
+def interrupting(at_line: int, *functions: str) -> Callable[..., Any]:
+    """Return a trace function that raises at the n-th line of the modules of groups, or of some functions there."""
     remaining = itertools.count(at_line - 1, -1)
 
     def trace(frame: FrameType, event: str, argument: object) -> Any:
         if Path(frame.f_code.co_filename).parent != _MODULES:
             return None
+        if functions and frame.f_code.co_name not in functions:
+            return trace
         # At the line of a with statement the lock would stay locked: Python cannot be interrupted there safely.
         is_with = linecache.getline(frame.f_code.co_filename, frame.f_lineno).lstrip().startswith("with ")
         if event == "line" and not is_with and next(remaining) == 0:

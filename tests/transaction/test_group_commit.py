@@ -349,6 +349,7 @@ def test_interrupts_at_every_line_leave_nobody_waiting(lakes: Lakes, interrupted
                 assert (type(outcome), number) == (Interrupted, interrupted)
         assert lake._queue._leader is None or lake._queue._leader.is_done
         assert all(waiting.is_done for waiting in lake._queue._waiting)
+        assert not lake._queue._coming
         if not any(isinstance(outcome, Interrupted) for outcome in outcomes):
             break
     assert at_line > 10, "the lines were met"

@@ -69,11 +69,16 @@ def test_a_lost_attempt_costs_two_rounds(lake: Lakehouse, meter: MeteredStorage)
     assert lake.snapshot().namespaces() == ["a", "b", "of-another"]
 
 
+def elsewhere(namespace: str) -> int:
+    """Commit in another process."""
+    return commit(Lakehouse(MemoryStorage(ROOT)), namespace)
+
+
 def lose(lake: Lakehouse) -> None:
-    """Let another commit be first once."""
+    """Let another process be first once."""
     txn = lake.transaction()
     txn.create_namespace("lost-once")
-    commit(lake, "first")
+    elsewhere("first")
     txn.commit()
 
 
@@ -81,7 +86,7 @@ def test_who_lost_looks_beside_its_files_and_sends_no_root_in_vain(lake: Lakehou
     lose(lake)
     txn = lake.transaction()
     txn.create_namespace("b")
-    commit(lake, "of-another")
+    elsewhere("of-another")
     with meter.measure() as committing:
         assert txn.commit() == 5
     assert committing.counts.requests == {"create": 2, "read": 2 + 2, "write": 1}
@@ -95,7 +100,7 @@ def test_a_look_beside_that_fails_costs_an_attempt_at_most(lake: Lakehouse, mete
     lose(own)
     txn = own.transaction()
     txn.create_namespace("b")
-    commit(own, "of-another")
+    elsewhere("of-another")
     faulty.is_armed = True
     assert txn.commit() == 5
     assert not faulty.paths

@@ -408,7 +408,7 @@ def test_threads_on_one_table_conflict_or_win(lakes: Lakes) -> None:
 def test_attempts_run_out(filled: Lakehouse) -> None:
     txn = filled.transaction()
     txn.create_namespace("mine")
-    with filled.transaction() as other:
+    with Lakehouse(filled.storage).transaction() as other:
         other.create_namespace("theirs")
     with pytest.raises(CommitAttemptsExhaustedError, match="1 attempts met other commits"):
         txn.commit(max_attempts=1)

@@ -10,68 +10,23 @@ import pytest
 
 from tests.faults import FaultyStorage, fail
 from tests.lakes import Lakes, left_over_paths, table
-from tests.transaction.groups import commit_waiting, until
+from tests.transaction.groups import LONGEST_WAIT_S, Committing, Hooked, commit_waiting, creating, filled, until
 from trinitylake_ops import Lakehouse
 from trinitylake_ops.errors import CommitConflictError, StoragePermissionError
 from trinitylake_ops.format.file_names import HINT_PATH, parse_root_path
-from trinitylake_ops.storage import LocalStorage, MemoryStorage, Storage, StorageWrapper
+from trinitylake_ops.storage import LocalStorage, MemoryStorage, Storage
 from trinitylake_ops.transaction.groups.group import Group
 from trinitylake_ops.transaction.groups.member import Member
 from trinitylake_ops.transaction.transaction import Transaction
 from trinitylake_ops.transaction.turns import Courtesy
-
-_LONGEST_WAIT_S = 10
-
 
 @pytest.fixture(autouse=True)
 def requests_take_long(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(MemoryStorage, "concurrency", 16)
 
 
-class Hooked(StorageWrapper):
-    """Calls ``before`` with the path of each create before it is sent, and ``after`` where it succeeded."""
-
-    def __init__(self, inner: Storage):
-        super().__init__(inner)
-        self.before: Callable[[str], None] = lambda _: None
-        self.after: Callable[[str], None] = lambda _: None
-
-    def create(self, path: str, data: bytes) -> None:
-        self.before(path)
-        self.inner.create(path, data)
-        self.after(path)
-
-
-def filled(lakes: Lakes, storage: Storage) -> Lakehouse:
-    """Version 1: a namespace."""
-    lake = lakes.watch(Lakehouse.create(storage.root, storage=storage))
-    with lake.transaction() as txn:
-        txn.create_namespace("ns")
-    return lake
-
-
-def creating(lake: Lakehouse, *names: str) -> list[Transaction]:
-    transactions = [lake.transaction() for _ in names]
-    for name, txn in zip(names, transactions, strict=True):
-        txn.create_table("ns", name, table())
-    return transactions
-
-
 def definitions(storage: Storage) -> int:
     return sum("table" in info.path for info in storage.list())
-
-
-class Committing:
-    """A thread that commits a transaction."""
-
-    def __init__(self, txn: Transaction):
-        self._outcomes: list[int] = []
-        self._thread = threading.Thread(target=lambda: self._outcomes.append(txn.commit()), daemon=True)
-        self._thread.start()
-
-    def version(self) -> int:
-        self._thread.join(_LONGEST_WAIT_S)
-        return self._outcomes[0]
 
 
 def test_who_waits_has_written_its_files(lakes: Lakes) -> None:
@@ -109,7 +64,7 @@ def test_one_whose_files_cannot_be_written_fails_alone(lakes: Lakes) -> None:
     assert not inner.exists("tables/x/metadata/0.json")
 
 
-@pytest.mark.parametrize(("patience_s", "versions"), [(_LONGEST_WAIT_S, (2, 2)), (0.0, (2, 3))])
+@pytest.mark.parametrize(("patience_s", "versions"), [(LONGEST_WAIT_S, (2, 2)), (0.0, (2, 3))])
 def test_the_first_waits_for_those_who_write(
     lakes: Lakes, monkeypatch: pytest.MonkeyPatch, patience_s: float, versions: tuple[int, int]
 ) -> None:
@@ -130,7 +85,7 @@ def test_the_first_waits_for_those_who_write(
         if "-first-" in path:
             until(lambda: len(lake._queue._coming) == 2)
         elif "-second-" in path:
-            is_first_ready.wait(_LONGEST_WAIT_S)
+            is_first_ready.wait(LONGEST_WAIT_S)
         elif patience_s == 0:  # a root
             is_first_ready.set()
 
@@ -239,7 +194,7 @@ def test_a_group_takes_nobody_who_leads_by_now(lakes: Lakes) -> None:
             until(lambda: getattr(lake._queue._leader, "submission", leader).id == next_leader.id)
             elsewhere(theirs="2")
         elif version == 4:
-            is_decided.wait(_LONGEST_WAIT_S)
+            is_decided.wait(LONGEST_WAIT_S)
 
     def after(path: str) -> None:
         if parse_root_path(path) == 5:
@@ -266,7 +221,7 @@ def test_a_process_loses_no_attempt_to_itself(lakes: Lakes) -> None:
 
     def before(path: str) -> None:
         if "-slow-" in path:
-            is_other_done.wait(_LONGEST_WAIT_S)
+            is_other_done.wait(LONGEST_WAIT_S)
         elif "-fast-" not in path:
             roots.append(parse_root_path(path))
 
@@ -291,7 +246,7 @@ def test_one_of_those_who_come_at_once_looks_for_other_processes(lakes: Lakes) -
     write_ahead = Member.write_ahead
 
     def together(self: Member, also: list[Callable[[], None]]) -> None:
-        are_all_coming.wait(_LONGEST_WAIT_S)
+        are_all_coming.wait(LONGEST_WAIT_S)
         write_ahead(self, also)
 
     n_before = len(storage.log)

@@ -49,10 +49,12 @@ def create_settled(
     limit_bytes = max(2 * len(data), storage.whole_file_limit_bytes)
     read_back = read_back or functools.partial(storage.read, path, limit_bytes=limit_bytes)
     for _ in range(_MAX_SENDS):
-        refusal = _send(storage, path, data, before_send, also)
+        refusal, is_sent = _send(storage, path, data, before_send, also)
         also = ()
         if refusal is None:
             return True
+        if not is_sent and lost_answer is None:
+            raise refusal
         if isinstance(refusal, AmbiguousWriteError):
             lost_answer = refusal
         try:
@@ -100,13 +102,16 @@ def create_fresh_file(storage: Storage, path: str, data: bytes) -> None:
 
 def _send(
     storage: Storage, path: str, data: bytes, before_send: Callable[[], None], also: Sequence[Callable[[], None]]
-) -> TrinityLakeError | None:
-    """Send a create. Returns the refusal, or None."""
+) -> tuple[TrinityLakeError | None, bool]:
+    """Send a create. Returns the refusal, or None, and whether anything was sent."""
     refusals: list[TrinityLakeError] = []
+    is_sent = False
 
     def send() -> None:
+        nonlocal is_sent
         try:
             before_send()
+            is_sent = True
             with checked_resends(before_send):
                 storage.create(path, data)
         except TrinityLakeError as error:
@@ -116,7 +121,7 @@ def _send(
         _in_one_round(storage, [send, *also])
     else:
         send()
-    return refusals[0] if refusals else None
+    return (refusals[0] if refusals else None), is_sent
 
 
 def _in_one_round(storage: Storage, calls: Sequence[Callable[[], None]]) -> None:

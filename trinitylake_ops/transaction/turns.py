@@ -45,36 +45,51 @@ class TurnRequest:
         self._storage = storage
         self._path: str | None = None
         self._renewal: _Renewal | None = None
+        self._is_over = False
+        self._lock = threading.RLock()  # a signal handler may end what its thread was asking for
 
     def lost(self, n_lost: int, attempt_seconds: float) -> None:
         """Ask, or go on asking, after ``n_lost`` lost attempts.
 
-        ``attempt_seconds`` is the time of the last one, with its rebase.
+        ``attempt_seconds`` is the time of the last one, with its rebase. It asks beside, so the commit may be over.
         """
-        if n_lost < LOSSES_BEFORE_ASKING:
-            return
+        with self._lock:
+            if n_lost >= LOSSES_BEFORE_ASKING and not self._is_over:
+                self._ask(attempt_seconds)
+
+    def _ask(self, attempt_seconds: float) -> None:
         attempt_ms = max(1, min(_LONGEST_ATTEMPT_MS, round(1000 * attempt_seconds)))
         if self._path is not None and attempt_ms > 2 * (parse_turn_path(self._path) or 0):
-            self.withdraw()  # the time in its name is no longer true
+            self._delete()  # the time in its name is no longer true
         self._path = self._path or new_turn_path(attempt_ms)
         try:
             self._storage.write(self._path, b"")
         except TrinityLakeError as error:
             logger.warning("could not ask other writers to wait: %s", error)
-        self.end()
+        self._end_renewal()
         longest_s = max(_SHORTEST_RENEWAL_S, _ATTEMPTS_RENEWED * attempt_ms / 1000)
         self._renewal = _Renewal(self._storage, self._path, time.monotonic() + longest_s)
         start_beside(self._renewal)
 
     def end(self) -> None:
-        """Renew the request no longer. A process that sees it waits some seconds at most."""
+        """Ask no more, and renew the request no longer. A process that sees it waits some seconds at most."""
+        with self._lock:
+            self._is_over = True
+            self._end_renewal()
+
+    def withdraw(self) -> None:
+        """Ask no more, and delete the request."""
+        with self._lock:
+            self._is_over = True
+            self._delete()
+
+    def _end_renewal(self) -> None:
         if self._renewal is not None:
             self._renewal.end()
             self._renewal = None
 
-    def withdraw(self) -> None:
-        """Delete the request."""
-        self.end()
+    def _delete(self) -> None:
+        self._end_renewal()
         if self._path is not None:
             path, self._path = self._path, None
             _delete(self._storage, [path])

@@ -6,6 +6,7 @@ Each is checked as if it were committed by itself after those before it.
 from __future__ import annotations
 
 import copy
+import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
@@ -23,7 +24,7 @@ from trinitylake_ops.transaction.commit import (
 )
 from trinitylake_ops.transaction.draft import Draft, RootStamp, Writes
 from trinitylake_ops.transaction.groups.member import MAX_GROUP_CHANGES, Member
-from trinitylake_ops.transaction.time_to_live import check_age, removed_before_ms
+from trinitylake_ops.transaction.time_to_live import YOUNG_MS, check_age, removed_before_ms
 from trinitylake_ops.transaction.turns import Courtesy
 from trinitylake_ops.tree.diff import KeyChange, diff_trees
 from trinitylake_ops.versions.commit_info import CommitInfo
@@ -47,6 +48,11 @@ class Members:
 
     def __post_init__(self) -> None:
         self.taken = list(self.pending)
+
+    @property
+    def leader(self) -> Member:
+        """Who commits the group in its own thread."""
+        return self.taken[0]
 
     def take(self, member: Member) -> None:
         """Add a member."""
@@ -162,14 +168,19 @@ class GroupAge:
         if not members:
             return
         oldest_ms = min(member.begun_at_ms for member in members)
-        # asked first, as the answer may take a while
-        barred_ms = removed_before_ms(self._storage, definition, oldest_ms)
+        barred_ms, unreadable = definition.orphans_removed_before_millis, None
+        try:  # asked before the time, as the answer may take a while
+            barred_ms = removed_before_ms(self._storage, definition, oldest_ms)
+        except TrinityLakeError as error:
+            unreadable = error
         now_ms = self._storage.now_ms()
         for member in members:
             try:
                 check_age(member.begun_at_ms, now_ms, definition, barred_ms)
             except TrinityLakeError as error:
                 member.expiry = error
+            if unreadable is not None and now_ms - member.begun_at_ms > YOUNG_MS:
+                member.expiry = copy.copy(unreadable)
         if any(member.expiry is not None for member in members):
             raise DraftOutdatedError("some of the transactions are too old")
 
@@ -214,6 +225,7 @@ class Group:
     def take(self, candidate: Member) -> None:
         """Add a member."""
         self._written |= candidate.written
+        candidate.is_taken = True
         self._members.take(candidate)
 
     def run(self, newest: Committed | None, gather: Callable[[int], None] = lambda _: None) -> Committed | None:
@@ -223,8 +235,8 @@ class Group:
         """
         members = self._members
         change, age_limit = GroupChange(members, gather), GroupAge(self._files.storage, members)
-        max_attempts = max(member.max_attempts for member in members.pending)
-        self._commit = Commit(self._files, change, age_limit, max_attempts, self._courtesy, self._written)
+        members.leader.is_taken = True
+        self._commit = Commit(self._files, change, age_limit, sys.maxsize, self._courtesy, self._written)
         try:
             committed = self._commit.run(self._newest_base(newest))
         except NobodyLeftError:

@@ -41,6 +41,8 @@ class Member:
     #: the files that it wrote ahead, and how long that took
     written: Mapping[str, bytes] = field(default_factory=dict)
     ahead_s: float = 0.0
+    #: whether a group has these files, and deletes them if it fails
+    is_taken: bool = False
 
     @classmethod
     def of(cls, submission: Submission, max_attempts: int) -> Member:

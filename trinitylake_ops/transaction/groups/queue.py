@@ -8,6 +8,7 @@ thread) may come at any point. The waiting transactions still get an answer, and
 from __future__ import annotations
 
 import functools
+import logging
 import math
 import threading
 import time
@@ -15,8 +16,10 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from queue import Empty, SimpleQueue
 from weakref import WeakValueDictionary
 
+from trinitylake_ops.errors import StorageError
 from trinitylake_ops.format.file_names import MAX_VERSION
 from trinitylake_ops.storage import beside
 from trinitylake_ops.storage.fork import at_fork
@@ -29,6 +32,8 @@ from trinitylake_ops.transaction.submission import Submission
 from trinitylake_ops.transaction.turns import Courtesy
 from trinitylake_ops.versions.roots import KnownRoot, find_later, look_beside
 from trinitylake_ops.versions.snapshot import LakehouseFiles, Snapshot
+
+logger = logging.getLogger(__name__)
 
 _PATIENCE_SECONDS = 1.0
 _MOST_OF_THE_REST = 0.25
@@ -71,7 +76,8 @@ class CommitQueue:
         self._beside = threading.RLock()  # a precondition of one that goes alone may commit, too
         self._waiting: deque[Member] = deque()
         self._coming: set[Member] = set()  # who writes files before it waits
-        self._has_come = threading.Condition(self._lock)
+        # Who waits for those holds no lock meanwhile: an interrupt would release one that another thread holds.
+        self._arrivals: SimpleQueue[None] | None = None
         self._leader: Member | None = None
         self._newest: Committed | None = None
         self._noted_at_ms = 0
@@ -104,6 +110,7 @@ class CommitQueue:
         try:
             if submission.base.files.storage.is_remote:
                 self._write_ahead(own)
+                self._has_arrived(own)
             with self._lock:
                 self._waiting.append(own)
                 self._choose_leader()
@@ -127,24 +134,30 @@ class CommitQueue:
         with self._lock:
             is_first = not self._coming and (self._leader is None or self._leader.is_done)
             self._coming.add(own)
-        try:
-            if is_first and self._courtesy.is_crowded and version < MAX_VERSION:
-                look, reads = look_beside(roots, version + 1)
-            own.write_ahead(reads)
-            latest = None if look is None else look.latest(roots)
-            if latest is not None:
-                self._courtesy.met_another()
-                self._note(Committed(latest.version, latest), roots.storage)
-        finally:
-            with self._lock:
-                self._coming.discard(own)
-                self._has_come.notify_all()
+        if is_first and self._courtesy.is_crowded and version < MAX_VERSION:
+            look, reads = look_beside(roots, version + 1)
+        own.write_ahead(reads)
+        latest = None if look is None else look.latest(roots)
+        if latest is not None and self._note(Committed(latest.version, latest), roots.storage):
+            self._courtesy.met_another()
 
-    def _note(self, found: Committed, storage: Storage) -> None:
-        """Keep a version as the one to begin with, unless a later one is known."""
+    def _has_arrived(self, own: Member) -> None:
+        """Note that it writes no files any more. May be repeated."""
         with self._lock:
-            if self._newest is None or self._newest.version < found.version:
+            self._coming.discard(own)
+            if self._arrivals is not None:
+                self._arrivals.put(None)
+
+    def _note(self, found: Committed, storage: Storage) -> bool:
+        """Keep a version as the one to begin with, unless a later one is known.
+
+        Returns whether another process made it: it was not known, and nobody here commits.
+        """
+        with self._lock:
+            is_news = self._newest is None or self._newest.version < found.version
+            if is_news:
                 self._newest, self._noted_at_ms = found, storage.now_ms()
+            return is_news and (self._leader is None or self._leader.is_done)
 
     def _later_than(self, base: Snapshot) -> Committed | None:
         """Return the version that is known since ``base`` was read.
@@ -194,10 +207,20 @@ class CommitQueue:
 
         One version for all of them is sooner there than two. They get as long as ``own`` took for its files.
         """
+        arrivals = SimpleQueue[None]()
         with self._lock:
             coming = set(self._coming)
-            if coming and len(coming) >= len(self._waiting):
-                self._has_come.wait_for(lambda: coming.isdisjoint(self._coming), own.ahead_s)
+            if len(coming) < len(self._waiting):
+                return
+            self._arrivals = arrivals
+        deadline_s = time.monotonic() + own.ahead_s
+        try:
+            while not coming.isdisjoint(self._coming):
+                arrivals.get(timeout=max(0.0, deadline_s - time.monotonic()))
+        except Empty:
+            pass  # they took too long
+        finally:
+            self._arrivals = None
 
     def _gather(self, group: Group, base_version: int = MAX_VERSION) -> None:
         """Take the members of the next version from the queue: the leader, then in order all that fit.
@@ -234,16 +257,25 @@ class CommitQueue:
             if member.written:
                 beside.put(functools.partial(discard, member.base.files.storage, list(member.written)))
                 member.written = {}
+            member.is_taken = False
         with self._lock:
             self._waiting.extendleft(member for member in reversed(members) if not member.has_left)
 
     def _leave(self, own: Member) -> None:
-        """Leave the queue, however ``own`` ended. If it led, the next one leads. May be repeated from any point."""
+        """Leave the queue, however ``own`` ended. If it led, the next one leads. May be repeated from any point.
+
+        Files that it wrote for nobody are deleted.
+        """
+        self._has_arrived(own)
         with self._lock:
             own.has_left = True
             if own in self._waiting:
                 self._waiting.remove(own)
             self._choose_leader()
+            left = [] if own.is_taken else list(own.written)
+        if left:
+            beside.put(functools.partial(discard, own.base.files.storage, left))
+            own.written = {}
 
     def _choose_leader(self) -> None:
         """Let the first waiting transaction lead, where none leads.
@@ -259,11 +291,15 @@ class CommitQueue:
 
 
 def _latest(files: LakehouseFiles, known: int) -> Committed | None:
-    """Return the latest version, None where it is the one that is known."""
-    version = find_later(files.roots, known)
-    if version == known:
+    """Return the latest version, None where it is the one that is known, or where it cannot be told."""
+    try:
+        version = find_later(files.roots, known)
+        if version == known:
+            return None
+        return Committed(version, files.roots.known(version, files.roots.storage.read(files.roots.path(version))))
+    except StorageError as error:
+        logger.info("the latest version cannot be told before a commit, which goes on without it: %s", error)
         return None
-    return Committed(version, files.roots.known(version, files.roots.storage.read(files.roots.path(version))))
 
 
 def shared_queue(identity: str) -> CommitQueue:

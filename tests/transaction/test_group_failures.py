@@ -1,0 +1,247 @@
+"""What goes wrong for one transaction of a group is its own: others go on, its files are deleted, its error is true."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+import pytest
+
+from tests.faults import FaultyStorage, fail
+from tests.lakes import Lakes, left_over_paths, listed, table
+from tests.own_time import give_own_time
+from tests.transaction.groups import (
+    LONGEST_WAIT_S,
+    Committing,
+    Hooked,
+    Interrupted,
+    commit_waiting,
+    creating,
+    filled,
+    interrupting,
+    until,
+)
+from trinitylake_ops import Lakehouse
+from trinitylake_ops.errors import (
+    CommitAttemptsExhaustedError,
+    CommitConflictError,
+    StoragePermissionError,
+    TransientError,
+)
+from trinitylake_ops.format.file_names import ORPHAN_BARRIER_PATH, TURN_PREFIX, new_turn_path, parse_root_path
+from trinitylake_ops.storage import MemoryStorage, Storage, beside
+from trinitylake_ops.transaction import turns
+from trinitylake_ops.transaction.groups.member import Member
+from trinitylake_ops.transaction.submission import Submission
+from trinitylake_ops.transaction.time_to_live import YOUNG_MS
+from trinitylake_ops.transaction.transaction import Transaction
+from trinitylake_ops.transaction.turns import COMMITS_BETWEEN_LOOKS, LOSSES_BEFORE_ASKING
+
+ADDED = "tables/x/metadata/0.json"
+
+
+@pytest.fixture(autouse=True)
+def requests_take_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(MemoryStorage, "concurrency", 16)
+
+
+def elsewhere(storage: Storage, work: Callable[[Transaction], object]) -> None:
+    """Commit in another process."""
+    with Lakehouse(storage).transaction() as txn:
+        work(txn)
+
+
+def first_at_roots(storage: Hooked, works: list[Callable[[Transaction], object]]) -> None:
+    """Let another process be first at so many roots."""
+
+    def before(path: str) -> None:
+        if works and parse_root_path(path) is not None:
+            elsewhere(storage.inner, works.pop(0))
+
+    storage.before = before
+
+
+def creates(name: str) -> Callable[[Transaction], object]:
+    return lambda txn: txn.create_table("ns", name, table())
+
+
+def _ignore(_: object) -> None:
+    """Take a value that nobody needs."""
+
+
+def aged(lake: Lakehouse, name: str) -> Transaction:
+    """Return a transaction that has to look whether its files were removed as orphans."""
+    (txn,) = creating(lake, name)
+    txn.date_back(lake.storage.now_ms() - YOUNG_MS - 1_000)
+    return txn
+
+
+def test_who_joins_later_has_attempts_of_its_own(lakes: Lakes) -> None:
+    storage = Hooked(lakes.storage())
+    lake = filled(lakes, storage)
+    hasty, patient = creating(lake, "hasty", "patient")
+    others, n_sent = list[Committing](), 0
+
+    def before(path: str) -> None:
+        nonlocal n_sent
+        if parse_root_path(path) is None or n_sent == 2:
+            return
+        n_sent += 1
+        elsewhere(storage.inner, creates(f"other{n_sent}"))
+        if n_sent == 1:
+            others.append(Committing(patient))
+            until(lambda: len(lake._queue._waiting) == 2)
+
+    storage.before = before
+    with pytest.raises(CommitAttemptsExhaustedError):
+        hasty.commit(max_attempts=2)
+    assert others[0].version() == 4
+    assert lake.snapshot().tables("ns") == ["other1", "other2", "patient"]
+    assert left_over_paths(lake) == set()
+
+
+def test_a_barrier_that_cannot_be_read_fails_those_who_need_it(lakes: Lakes) -> None:
+    storage = FaultyStorage(lakes.storage(), [fail(1, StoragePermissionError, path_part=ORPHAN_BARRIER_PATH)])
+    lake = filled(lakes, storage)
+    (young,) = creating(lake, "young")
+    version, refused = commit_waiting(lake, [young, aged(lake, "old")])
+    assert version == 2
+    assert isinstance(refused, StoragePermissionError)
+    assert lake.snapshot().tables("ns") == ["young"]
+    assert left_over_paths(lake) == set()
+
+
+def unreadable(path: str) -> None:
+    raise TransientError("503: slow down", path=path)
+
+
+def test_where_nothing_was_sent_the_outcome_is_known(lakes: Lakes) -> None:
+    """What is asked just before the root is sent fails, and so does all else that is read."""
+    storage, roots = Hooked(lakes.storage()), list[str]()
+    lake = filled(lakes, storage)
+    txn = aged(lake, "old")
+    storage.before_read = unreadable
+    storage.before = lambda path: roots.append(path) if parse_root_path(path) is not None else None
+    with pytest.raises(TransientError):
+        txn.commit()
+    storage.before_read = lambda _: None
+    assert not roots
+    assert lake.latest_version() == 1
+    assert left_over_paths(lake) == set()
+
+
+def test_one_that_fails_asks_for_no_turn_any_more(lakes: Lakes, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It asks beside. That may come after its end."""
+    storage = Hooked(lakes.storage())
+    lake = filled(lakes, storage)
+    elsewhere(storage.inner, creates("contested"))
+    txn = lake.transaction()
+    txn.alter_table("ns", "contested", table(ours="1"))
+    late = list[Callable[[], None]]()
+    monkeypatch.setattr(beside, "put", late.append)
+    works = [creates(f"other{number}") for number in range(LOSSES_BEFORE_ASKING - 1)]
+    first_at_roots(storage, [*works, lambda other: other.alter_table("ns", "contested", table(theirs="1"))])
+    with pytest.raises(CommitConflictError):
+        txn.commit()
+    assert late
+    for work in late:
+        work()
+    assert not [path for path in listed(storage.inner) if path.startswith(TURN_PREFIX)]
+
+
+def test_an_interrupted_one_is_waited_for_by_nobody_and_leaves_no_files(lakes: Lakes) -> None:
+    """It is interrupted at each line where it begins to write its files, or has written them."""
+    storage = lakes.storage()
+    lake = filled(lakes, storage)
+    for at_line in range(1, 100):
+        (txn,) = creating(lake, f"interrupted{at_line}")
+        txn.add_file(ADDED, b"x")
+        outcome = Committing(txn, interrupting(at_line, "_write_ahead", "_has_arrived")).outcome()
+        beside.flush()
+        assert not lake._queue._coming
+        if lake.snapshot().tables("ns"):
+            break
+        assert isinstance(outcome, Interrupted)
+        assert left_over_paths(lake) == set()
+        assert not storage.exists(ADDED)
+    assert at_line > 5, "the lines were met"
+
+
+class Woken(threading.Event):
+    """An interrupt ends its wait."""
+
+    def wait(self, timeout: float | None = None) -> bool:
+        raise Interrupted
+
+
+def test_one_that_leaves_while_it_waits_deletes_its_files(lakes: Lakes, monkeypatch: pytest.MonkeyPatch) -> None:
+    storage = Hooked(lakes.storage())
+    lake = filled(lakes, storage)
+    leader, waiting = creating(lake, "leader", "waiting")
+    waiting.add_file(ADDED, b"x")
+    goes_on = threading.Event()
+    storage.before = lambda path: None if parse_root_path(path) is None else _ignore(goes_on.wait(LONGEST_WAIT_S))
+    first = Committing(leader)
+    until(lambda: lake._queue._leader is not None and lake._queue._leader.is_taken)
+    member_of = Member.of
+
+    def interrupted(submission: Submission, most: int) -> Member:
+        return replace(member_of(submission, most), wakes=Woken())
+
+    monkeypatch.setattr(Member, "of", interrupted)
+    assert isinstance(Committing(waiting).outcome(), Interrupted)
+    goes_on.set()
+    assert first.version() == 2
+    beside.flush()
+    assert left_over_paths(lake) == set()
+    assert not storage.inner.exists(ADDED)
+
+
+def test_who_cannot_see_what_others_made_of_their_turn_goes_on(lakes: Lakes) -> None:
+    """Another process asked for a turn, and has had it. Which version it made cannot be read."""
+    storage = Hooked(lakes.storage())
+    lake = filled(lakes, storage)
+    request = new_turn_path(100)
+    storage.inner.write(request, b"")
+    courtesy = lake._queue._courtesy
+    courtesy.look(storage.inner)
+    (txn,) = creating(lake, "a")
+
+    def has_had_it(longest_s: float) -> None:
+        storage.inner.delete(request)
+        storage.before_read = unreadable
+
+    with pytest.MonkeyPatch.context() as patch:
+        give_own_time(patch, turns, sleep=has_had_it)
+        assert txn.commit() == 2
+    storage.before_read = lambda _: None
+    assert left_over_paths(lake) == set()
+
+
+def test_versions_of_ones_own_process_are_no_sign_of_another(lakes: Lakes) -> None:
+    """Several threads commit. One loss to another process makes them look beside for some versions, not for ever."""
+    storage = Hooked(lakes.storage())
+    lake = filled(lakes, storage)
+    first_at_roots(storage, [creates("elsewhere")])
+    txn = lake.transaction()
+    creates("lost-once")(txn)
+    txn.commit()
+    courtesy = lake._queue._courtesy
+    assert courtesy.is_crowded
+    for number in range(COMMITS_BETWEEN_LOOKS // 2):
+        slow, fast = creating(lake, f"slow{number}", f"fast{number}")
+        looks, is_other_done = iter(range(2)), threading.Event()
+
+        def before_read(path: str, looks: Iterator[int] = looks, done: threading.Event = is_other_done) -> None:
+            """Let the look of the slow one see what the fast one made."""
+            if parse_root_path(path) is not None and next(looks, None) is not None:
+                done.wait(LONGEST_WAIT_S)
+
+        storage.before_read = before_read
+        one = Committing(slow)
+        until(lambda: len(lake._queue._coming) == 1)
+        fast.commit()
+        is_other_done.set()
+        one.version()
+    assert not courtesy.is_crowded
