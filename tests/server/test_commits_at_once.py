@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pyarrow as pa
@@ -12,6 +13,7 @@ import pytest
 from tests.server.requests import COMMIT, TABLE, TABLES, commit_of, created, new_key, properties
 from tests.server.served import Served
 from trinitylake_ops import Lakehouse
+from trinitylake_ops.server.warehouses import Lines
 from trinitylake_ops.tables import catalog_at
 from trinitylake_ops.transaction import lakehouse as lakehouse_module
 from trinitylake_ops.transaction.groups import queue as queue_module
@@ -140,3 +142,28 @@ def test_a_later_version_that_is_known_is_no_longer_taken_for_absent(
     _changes_another(other)
     assert served.ask("GET", TABLE).status == 200
     assert own.just_committed() is None
+
+
+def test_changes_of_one_table_at_once_wait_for_each_other(served: Served, own: Lakehouse) -> None:
+    """Without their line all but one of them would lose each time, some of them too often."""
+    before = own.latest_version()
+
+    def change(number: int) -> int:
+        return served.ask("POST", TABLE, commit_of(properties(**{f"k{number}": "1"}))).status
+
+    with ThreadPoolExecutor(12) as threads:
+        assert set(threads.map(change, range(36))) == {200}
+    assert own.latest_version() == before + 36
+    metrics = served.ask("GET", "/metrics").body.decode()
+    lost = [line for line in metrics.splitlines() if line.startswith("trinitylake_lost_attempts_total")]
+    assert [line.rpartition(" ")[2] for line in lost] in ([], ["0.0"])
+
+
+def test_nobody_waits_in_a_line_for_ever_or_for_itself() -> None:
+    lines = Lines()
+    with lines.through([("ns", "a"), ("ns", "b"), ("ns", "a")], 1.0):
+        with lines.through([("ns", "c")], 0.0):
+            assert len(lines._lines) == 3
+        with lines.through([("ns", "b")], 0.001):
+            pass  # who waited long enough goes on: the commit itself tells what holds
+    assert lines._lines == {}

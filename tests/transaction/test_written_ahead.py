@@ -20,6 +20,7 @@ from trinitylake_ops.transaction.groups.member import Member
 from trinitylake_ops.transaction.transaction import Transaction
 from trinitylake_ops.transaction.turns import Courtesy
 
+
 @pytest.fixture(autouse=True)
 def requests_take_long(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(MemoryStorage, "concurrency", 16)

@@ -27,6 +27,7 @@ from trinitylake_ops.server.answers import bad_request, encoded, forbidden
 from trinitylake_ops.server.calls import Call, single_level
 from trinitylake_ops.server.changes import transaction_of, until_it_lands
 from trinitylake_ops.server.tokens import Scope
+from trinitylake_ops.server.warehouses import Name
 from trinitylake_ops.tables.catalog.catalog import TrinityLakeCatalog
 from trinitylake_ops.tables.catalog.loaded_table import commit_message, loaded_now, registered_elsewhere
 from trinitylake_ops.tables.catalog.target import TransactionTarget
@@ -41,8 +42,6 @@ from trinitylake_ops.tables.ownership import claim_location, is_owner
 from trinitylake_ops.versions.snapshot import Snapshot
 
 logger = logging.getLogger(__name__)
-
-Name = tuple[str, str]
 
 #: Each update is applied to all metadata, so that its work grows with both.
 _MOST_PARTS = 1_000
@@ -104,9 +103,10 @@ def commit_tables(call: Call, commits: Sequence[TableCommit]) -> Mapping[Name, C
         call.check(Scope.WRITE, commit.name[0])
     if len({commit.name for commit in commits}) < len(commits):
         raise bad_request("a transaction may change each table once")
-    made = _committed_at_once(call, commits)
-    if made is None:
-        made = until_it_lands(lambda: _Attempt(call, commits).commit(), call.note_lost)
+    with call.warehouse.served.lines.through((commit.name for commit in commits), call.limits.seconds):
+        made = _committed_at_once(call, commits)
+        if made is None:
+            made = until_it_lands(lambda: _Attempt(call, commits).commit(), call.note_lost)
     return made if made is not None else _present(call.warehouse.served.catalog, commits)
 
 
