@@ -26,10 +26,17 @@ from trinitylake_ops import Lakehouse
 from trinitylake_ops.errors import (
     CommitAttemptsExhaustedError,
     CommitConflictError,
+    CorruptFileError,
     StoragePermissionError,
     TransientError,
 )
-from trinitylake_ops.format.file_names import ORPHAN_BARRIER_PATH, TURN_PREFIX, new_turn_path, parse_root_path
+from trinitylake_ops.format.file_names import (
+    ORPHAN_BARRIER_PATH,
+    TURN_PREFIX,
+    new_turn_path,
+    parse_root_path,
+    root_path,
+)
 from trinitylake_ops.storage import MemoryStorage, Storage, beside
 from trinitylake_ops.transaction import turns
 from trinitylake_ops.transaction.groups.member import Member
@@ -37,6 +44,7 @@ from trinitylake_ops.transaction.submission import Submission
 from trinitylake_ops.transaction.time_to_live import YOUNG_MS
 from trinitylake_ops.transaction.transaction import Transaction
 from trinitylake_ops.transaction.turns import COMMITS_BETWEEN_LOOKS, LOSSES_BEFORE_ASKING
+from trinitylake_ops.versions.roots import KnownRoot
 
 ADDED = "tables/x/metadata/0.json"
 
@@ -245,3 +253,16 @@ def test_versions_of_ones_own_process_are_no_sign_of_another(lakes: Lakes) -> No
         is_other_done.set()
         one.version()
     assert not courtesy.is_crowded
+
+
+def test_a_latest_version_that_cannot_be_decoded_leaves_no_files(lakes: Lakes) -> None:
+    storage = lakes.storage()
+    lake = filled(lakes, storage)
+    (txn,) = creating(lake, "a")
+    txn.add_file(ADDED, b"x")
+    lake.files.roots.keep(KnownRoot(2, root_path(2), b"garbage"))
+    with pytest.raises(CorruptFileError):
+        txn.commit()
+    beside.flush()
+    assert not storage.exists(ADDED)
+    assert not [path for path in listed(storage) if "-table-" in path]

@@ -249,6 +249,7 @@ def test_one_of_those_who_come_at_once_looks_for_other_processes(lakes: Lakes) -
     def together(self: Member, also: list[Callable[[], None]]) -> None:
         are_all_coming.wait(LONGEST_WAIT_S)
         write_ahead(self, also)
+        self.ahead_s = LONGEST_WAIT_S  # so long the first of them waits for the one that looks
 
     n_before = len(storage.log)
     with pytest.MonkeyPatch.context() as patch:

@@ -232,13 +232,14 @@ class Group:
         """Commit the members as one version and settle each. Returns that version, None where none was committed.
 
         ``newest`` is the latest version that is known. ``gather`` takes more members, before each attempt on a version.
+        Raises CorruptFileError where the root of ``newest`` cannot be decoded; nobody has an outcome then.
         """
-        members = self._members
+        members, base = self._members, self._newest_base(newest)
         change, age_limit = GroupChange(members, gather), GroupAge(self._files.storage, members)
         members.leader.is_taken = True
         self._commit = Commit(self._files, change, age_limit, sys.maxsize, self._courtesy, self._written)
         try:
-            committed = self._commit.run(self._newest_base(newest))
+            committed = self._commit.run(base)
         except NobodyLeftError:
             return None
         except TrinityLakeError as error:

@@ -23,7 +23,6 @@ from trinitylake_ops.errors import StorageError
 from trinitylake_ops.format.file_names import MAX_VERSION
 from trinitylake_ops.storage import beside
 from trinitylake_ops.storage.fork import at_fork
-from trinitylake_ops.storage.interface import Storage
 from trinitylake_ops.transaction.change_set import Footprint
 from trinitylake_ops.transaction.commit import Committed, discard
 from trinitylake_ops.transaction.groups.group import Group
@@ -80,7 +79,6 @@ class CommitQueue:
         self._arrivals: SimpleQueue[None] | None = None
         self._leader: Member | None = None
         self._newest: Committed | None = None
-        self._noted_at_ms = 0
         self._newest_beside: Committed | None = None
         self._just_made: _JustMade | None = None
 
@@ -137,8 +135,14 @@ class CommitQueue:
         if is_first and self._courtesy.is_crowded and version < MAX_VERSION:
             look, reads = look_beside(roots, version + 1)
         own.write_ahead(reads)
+        known = roots.newest
         latest = None if look is None else look.latest(roots)
-        if latest is not None and self._note(Committed(latest.version, latest), roots.storage):
+        if latest is None:
+            return
+        with self._lock:
+            is_ours = self._leader is not None and not self._leader.is_done
+            self._newest = _later(self._newest, Committed(latest.version, latest))
+        if not is_ours and (known is None or known.version < latest.version):
             self._courtesy.met_another()
 
     def _has_arrived(self, own: Member) -> None:
@@ -148,45 +152,27 @@ class CommitQueue:
             if self._arrivals is not None:
                 self._arrivals.put(None)
 
-    def _note(self, found: Committed, storage: Storage) -> bool:
-        """Keep a version as the one to begin with, unless a later one is known.
-
-        Returns whether another process made it: it was not known, and nobody here commits.
-        """
-        with self._lock:
-            is_news = self._newest is None or self._newest.version < found.version
-            if is_news:
-                self._newest, self._noted_at_ms = found, storage.now_ms()
-            return is_news and (self._leader is None or self._leader.is_done)
-
-    def _later_than(self, base: Snapshot) -> Committed | None:
-        """Return the version that is known since ``base`` was read.
-
-        One from before says nothing: another lakehouse may have taken the place of the one that had it.
-        """
-        with self._lock:
-            if base.read_at_ms > self._noted_at_ms:
-                self._newest = None
-            return self._newest
-
     def _lead(self, own: Member) -> None:
         """Commit the group that begins with ``own``."""
-        group, storage = Group(own, self._courtesy), own.base.files.storage
+        group = Group(own, self._courtesy)
         try:
             with self._turn(own) as newest:
                 self._await_coming(own)
                 self._gather(group)
                 begun_s = time.monotonic()
-                if newest is not None:
-                    self._note(newest, storage)
-                made = group.run(self._later_than(own.base), functools.partial(self._gather, group))
-                root = None if made is None else made.root
+                made = group.run(self._latest_known(own, newest), functools.partial(self._gather, group))
                 self._just_made = None
-                if made is not None and root is not None:
-                    self._note(made, storage)
-                    self._just_made = _JustMade(root, begun_s, time.monotonic())
+                if made is not None and made.root is not None:
+                    self._newest = made
+                    self._just_made = _JustMade(made.root, begun_s, time.monotonic())
         finally:
             self._take_back(group.abandoned())
+
+    def _latest_known(self, own: Member, newest: Committed | None) -> Committed | None:
+        """Return the latest version that anybody here knows, so that ``own`` loses no attempt to its own process."""
+        kept = own.base.files.roots.newest
+        newest = newest if kept is None else _later(newest, Committed(kept.version, kept))
+        return newest if self._newest is None else _later(newest, self._newest)
 
     @contextmanager
     def _turn(self, own: Member) -> Iterator[Committed | None]:
@@ -288,6 +274,8 @@ class CommitQueue:
             self._leader = self._waiting[0] if self._waiting else None
         if self._leader is not None:
             self._leader.wakes.set()
+        elif not self._coming:
+            self._newest = None  # the next arrival has read the latest version itself
 
 
 def _latest(files: LakehouseFiles, known: int) -> Committed | None:
@@ -300,6 +288,10 @@ def _latest(files: LakehouseFiles, known: int) -> Committed | None:
     except StorageError as error:
         logger.info("the latest version cannot be told before a commit, which goes on without it: %s", error)
         return None
+
+
+def _later(one: Committed | None, other: Committed) -> Committed:
+    return other if one is None or one.version < other.version else one
 
 
 def shared_queue(identity: str) -> CommitQueue:
