@@ -163,7 +163,8 @@ class CommitQueue:
                 made = group.run(self._latest_known(own, newest), functools.partial(self._gather, group))
                 self._just_made = None
                 if made is not None and made.root is not None:
-                    self._newest = made
+                    with self._lock:
+                        self._newest = _later(self._newest, made)
                     self._just_made = _JustMade(made.root, begun_s, time.monotonic())
         finally:
             self._take_back(group.abandoned())
