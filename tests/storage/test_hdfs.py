@@ -35,6 +35,7 @@ from trinitylake_ops.errors import (
 from trinitylake_ops.storage import RetryStorage, Storage, open_storage
 from trinitylake_ops.storage.hdfs.clock import NameNodeClock
 from trinitylake_ops.storage.hdfs.failures import Request, Step, typed_error
+from trinitylake_ops.storage.hdfs.storage import HdfsStorage
 from trinitylake_ops.storage.schemes import environment_of
 
 T = TypeVar("T")
@@ -382,6 +383,30 @@ def test_a_forked_child_does_not_wait_where_it_drops_what_its_parent_used(root: 
     child = fork(drop, time_limit_seconds=20)
     assert child.finish() == (0, ["dropped"])
     assert used[0].read("f") == BODY
+
+
+def test_a_forked_child_does_not_wait_for_a_client_that_its_parent_gave_up(root: str) -> None:
+    """Its parent would destroy it with the next garbage, as it is part of a cycle. The child must not."""
+    storage = bare(root)
+    assert isinstance(storage, HdfsStorage)
+    storage.create("f", BODY)
+    gc.collect()
+    gc.disable()
+    try:
+        cycle: list[object] = [storage._client._current()]
+        cycle.append(cycle)
+        storage._client._drop(cycle[0])  # type: ignore[arg-type]
+        del cycle
+
+        def collect(report: Callable[[str], None]) -> None:
+            gc.collect()
+            report("collected")
+
+        child = fork(collect, time_limit_seconds=10)
+    finally:
+        gc.enable()
+    assert child.finish() == (0, ["collected"])
+    assert storage.read("f") == BODY
 
 
 def test_a_child_that_was_forked_before_the_first_use_works(root: str) -> None:

@@ -6,6 +6,7 @@ which ends with the connection or with the process.
 
 from __future__ import annotations
 
+import gc
 import os
 import queue
 import threading
@@ -67,6 +68,9 @@ class _Pool:
 
     def forget(self) -> None:
         """Start anew, in a forked child: the threads are not there."""
+        if self._is_used:
+            # Among its parent's garbage may be a client that was given up. To destroy it would wait for its threads.
+            gc.freeze()
         self.was_forked = self.was_forked or self._is_used
         self._lock = threading.Lock()
         self._idle: list[_Worker] = []
