@@ -12,9 +12,11 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+import pytest
+
 from tests.lakes import Lakes, table
 from trinitylake_ops import Lakehouse
-from trinitylake_ops.storage import FileInfo, Storage, StorageWrapper
+from trinitylake_ops.storage import FileInfo, MemoryStorage, Storage, StorageWrapper
 from trinitylake_ops.transaction import groups
 from trinitylake_ops.transaction.transaction import Transaction
 
@@ -62,6 +64,11 @@ class Hooked(StorageWrapper):
         self.after(path)
 
 
+def let_requests_take_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let files in memory be such as those of a service: a transaction writes its files before it waits."""
+    monkeypatch.setattr(MemoryStorage, "concurrency", 16)
+
+
 def filled(lakes: Lakes, storage: Storage) -> Lakehouse:
     """Version 1: a namespace."""
     lake = lakes.watch(Lakehouse.create(storage.root, storage=storage))
@@ -75,6 +82,16 @@ def creating(lake: Lakehouse, *names: str) -> list[Transaction]:
     for name, txn in zip(names, transactions, strict=True):
         txn.create_table("ns", name, table())
     return transactions
+
+
+def creates(name: str) -> Work:
+    return lambda txn: txn.create_table("ns", name, table(made="yes"))
+
+
+def elsewhere(storage: Storage, work: Work) -> None:
+    """Commit in another process."""
+    with Lakehouse(storage).transaction() as txn:
+        work(txn)
 
 
 class Committing:
@@ -95,8 +112,13 @@ class Committing:
         finally:
             sys.settrace(None)
 
+    @property
+    def is_done(self) -> bool:
+        return not self._thread.is_alive()
+
     def outcome(self) -> int | BaseException:
         self._thread.join(LONGEST_WAIT_S)
+        assert self.is_done, "somebody waits for ever"
         return self._outcomes[0]
 
     def version(self) -> int:
@@ -133,36 +155,21 @@ def commit_waiting(
 
     The thread of the transaction ``interrupted`` is interrupted at its ``at_line``-th line in the modules of groups.
     """
-    queue, outcomes = lake._queue, dict[int, int | BaseException]()
-
-    def commit(number: int) -> None:
-        if number == interrupted:
-            sys.settrace(interrupting(at_line))
-        try:
-            outcomes[number] = transactions[number].commit()
-        except BaseException as error:  # noqa: BLE001 - what became of it is for the test to judge
-            outcomes[number] = error
-        finally:
-            sys.settrace(None)
-
-    threads = [threading.Thread(target=commit, args=(number,), daemon=True) for number in range(len(transactions))]
-    somebody = _Somebody()
+    queue, somebody, committing = lake._queue, _Somebody(), list[Committing]()
     assert queue._leader is None or queue._leader.is_done
     queue._leader = somebody  # type: ignore[assignment]
-    for thread, txn in zip(threads, transactions, strict=True):
-        thread.start()
+    for number, txn in enumerate(transactions):
+        one = Committing(txn, interrupting(at_line) if number == interrupted else None)
+        committing.append(one)
         until(
-            lambda thread=thread, txn=txn: (  # type: ignore[misc]
-                not thread.is_alive() or txn.id in [waiting.submission.id for waiting in tuple(queue._waiting)]
+            lambda one=one, txn=txn: (  # type: ignore[misc]
+                one.is_done or txn.id in [waiting.submission.id for waiting in tuple(queue._waiting)]
             )
         )
     meanwhile()
     somebody.is_done = True
     queue._leave(somebody)  # type: ignore[arg-type]
-    for thread in threads:
-        thread.join(LONGEST_WAIT_S)
-        assert not thread.is_alive(), "somebody waits for ever"
-    return [outcomes[number] for number in range(len(transactions))]
+    return [one.outcome() for one in committing]
 
 
 class Interrupted(BaseException):

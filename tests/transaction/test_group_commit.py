@@ -14,7 +14,7 @@ import pytest
 from tests.clock import ClockStorage
 from tests.faults import FaultyStorage, fail
 from tests.lakes import Lakes, left_over_paths, table
-from tests.transaction.groups import Interrupted, commit_together, commit_waiting
+from tests.transaction.groups import Interrupted, commit_together, commit_waiting, creates, let_requests_take_long
 from trinitylake_ops import Lakehouse
 from trinitylake_ops.errors import (
     AmbiguousWriteError,
@@ -24,16 +24,12 @@ from trinitylake_ops.errors import (
     StoragePermissionError,
     TransactionExpiredError,
 )
-from trinitylake_ops.storage import MemoryStorage, MeteredStorage, Storage, StorageWrapper
+from trinitylake_ops.storage import MeteredStorage, Storage, StorageWrapper
 from trinitylake_ops.transaction.commit import Commit
 from trinitylake_ops.transaction.groups import group, member
 from trinitylake_ops.transaction.submission import Submission
 from trinitylake_ops.transaction.transaction import Transaction
 from trinitylake_ops.versions.commit_info import acting_for_run
-
-
-def creates(name: str) -> Any:
-    return lambda txn: txn.create_table("ns", name, table(made="yes"))
 
 
 def alters(name: str, **properties: str) -> Any:
@@ -44,7 +40,7 @@ def alters(name: str, **properties: str) -> Any:
 def writes_ahead(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
     """Whether those who wait have written their files, as where a request takes long."""
     if request.param:
-        monkeypatch.setattr(MemoryStorage, "concurrency", 16)
+        let_requests_take_long(monkeypatch)
     return bool(request.param)
 
 

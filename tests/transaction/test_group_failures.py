@@ -17,9 +17,12 @@ from tests.transaction.groups import (
     Hooked,
     Interrupted,
     commit_waiting,
+    creates,
     creating,
+    elsewhere,
     filled,
     interrupting,
+    let_requests_take_long,
     until,
 )
 from trinitylake_ops import Lakehouse
@@ -37,7 +40,7 @@ from trinitylake_ops.format.file_names import (
     parse_root_path,
     root_path,
 )
-from trinitylake_ops.storage import MemoryStorage, Storage, beside
+from trinitylake_ops.storage import beside
 from trinitylake_ops.transaction import turns
 from trinitylake_ops.transaction.groups.member import Member
 from trinitylake_ops.transaction.submission import Submission
@@ -51,13 +54,7 @@ ADDED = "tables/x/metadata/0.json"
 
 @pytest.fixture(autouse=True)
 def requests_take_long(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(MemoryStorage, "concurrency", 16)
-
-
-def elsewhere(storage: Storage, work: Callable[[Transaction], object]) -> None:
-    """Commit in another process."""
-    with Lakehouse(storage).transaction() as txn:
-        work(txn)
+    let_requests_take_long(monkeypatch)
 
 
 def first_at_roots(storage: Hooked, works: list[Callable[[Transaction], object]]) -> None:
@@ -68,10 +65,6 @@ def first_at_roots(storage: Hooked, works: list[Callable[[Transaction], object]]
             elsewhere(storage.inner, works.pop(0))
 
     storage.before = before
-
-
-def creates(name: str) -> Callable[[Transaction], object]:
-    return lambda txn: txn.create_table("ns", name, table())
 
 
 def _ignore(_: object) -> None:

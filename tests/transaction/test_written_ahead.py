@@ -10,11 +10,22 @@ import pytest
 
 from tests.faults import FaultyStorage, fail
 from tests.lakes import Lakes, left_over_paths, table
-from tests.transaction.groups import LONGEST_WAIT_S, Committing, Hooked, commit_waiting, creating, filled, until
+from tests.transaction.groups import (
+    LONGEST_WAIT_S,
+    Committing,
+    Hooked,
+    commit_waiting,
+    creates,
+    creating,
+    elsewhere,
+    filled,
+    let_requests_take_long,
+    until,
+)
 from trinitylake_ops import Lakehouse
 from trinitylake_ops.errors import CommitConflictError, StoragePermissionError
 from trinitylake_ops.format.file_names import HINT_PATH, parse_root_path
-from trinitylake_ops.storage import LocalStorage, MemoryStorage, Storage
+from trinitylake_ops.storage import LocalStorage, Storage
 from trinitylake_ops.transaction.groups.group import Group
 from trinitylake_ops.transaction.groups.member import Member
 from trinitylake_ops.transaction.transaction import Transaction
@@ -23,7 +34,7 @@ from trinitylake_ops.transaction.turns import Courtesy
 
 @pytest.fixture(autouse=True)
 def requests_take_long(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(MemoryStorage, "concurrency", 16)
+    let_requests_take_long(monkeypatch)
 
 
 def definitions(storage: Storage) -> int:
@@ -107,8 +118,7 @@ def test_those_who_came_meanwhile_go_along_after_a_loss(lakes: Lakes) -> None:
 
     def before(path: str) -> None:
         if parse_root_path(path) == 2 and not others:
-            with Lakehouse(storage.inner).transaction() as txn:
-                txn.create_table("ns", "elsewhere", table())
+            elsewhere(storage.inner, creates("elsewhere"))
             others.append(Committing(second))
             until(lambda: len(lake._queue._waiting) == 2)
 
@@ -145,10 +155,9 @@ def test_where_others_commit_the_latest_version_is_seen_beside_the_files(lakes: 
     storage = FaultyStorage(lakes.storage())
     lake = filled(lakes, storage)
 
-    def elsewhere(*names: str) -> None:
+    def others(*names: str) -> None:
         for name in names:
-            with Lakehouse(storage.inner).transaction() as txn:
-                txn.create_table("ns", name, table())
+            elsewhere(storage.inner, creates(name))
 
     def roots(txn: Transaction) -> list[int]:
         n_before = len(storage.log)
@@ -157,13 +166,13 @@ def test_where_others_commit_the_latest_version_is_seen_beside_the_files(lakes: 
         return [version for version in sent if version is not None]
 
     (txn,) = creating(lake, "a")
-    elsewhere("b")
+    others("b")
     assert roots(txn) == [2, 3], "nobody else was known to commit"
     (txn,) = creating(lake, "c")
-    elsewhere("d")
+    others("d")
     assert roots(txn) == [5]
     (txn,) = creating(lake, "e")
-    elsewhere(*(f"many{number}" for number in range(6)))
+    others(*(f"many{number}" for number in range(6)))
     n_before = len(storage.log)
     assert roots(txn) == [12]
     requests = Counter(request.kind for request in storage.log[n_before:] if request.path != HINT_PATH)
@@ -181,19 +190,18 @@ def test_a_group_takes_nobody_who_leads_by_now(lakes: Lakes) -> None:
     others: list[Committing] = []
     is_met, is_decided = threading.Event(), threading.Event()
 
-    def elsewhere(**properties: str) -> None:
-        with Lakehouse(storage.inner).transaction() as txn:
-            txn.alter_table("ns", "contested", table(**properties))
+    def contest(**properties: str) -> None:
+        elsewhere(storage.inner, lambda txn: txn.alter_table("ns", "contested", table(**properties)))
 
     def before(path: str) -> None:
         version = parse_root_path(path)
         if version == 3:
-            elsewhere(theirs="1")
+            contest(theirs="1")
         elif version == 4 and not is_met.is_set():
             is_met.set()
             others.append(Committing(next_leader))
             until(lambda: getattr(lake._queue._leader, "submission", leader).id == next_leader.id)
-            elsewhere(theirs="2")
+            contest(theirs="2")
         elif version == 4:
             is_decided.wait(LONGEST_WAIT_S)
 
@@ -240,8 +248,7 @@ def test_one_of_those_who_come_at_once_looks_for_other_processes(lakes: Lakes) -
     storage = FaultyStorage(lakes.storage())
     lake = filled(lakes, storage)
     transactions = creating(lake, "a", "b", "c")
-    with Lakehouse(storage.inner).transaction() as txn:
-        txn.create_table("ns", "elsewhere", table())
+    elsewhere(storage.inner, creates("elsewhere"))
     lake._queue._courtesy.met_another()
     are_all_coming = threading.Barrier(len(transactions))
     write_ahead = Member.write_ahead

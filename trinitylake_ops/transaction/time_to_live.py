@@ -107,7 +107,12 @@ def removed_before_ms(storage: Storage, definition: LakehouseDef, begun_at_ms: i
     The file is read only for a transaction that began longer than a minute ago. Raises CorruptFileError, StorageError.
     """
     known_ms = definition.orphans_removed_before_millis
-    return known_ms if storage.now_ms() - begun_at_ms <= YOUNG_MS else max(known_ms, _read(storage))
+    return known_ms if is_young(begun_at_ms, storage.now_ms()) else max(known_ms, _read(storage))
+
+
+def is_young(begun_at_ms: int, now_ms: int) -> bool:
+    """Whether a transaction began so short a time ago that it has lost nothing as an orphan."""
+    return now_ms - begun_at_ms <= YOUNG_MS
 
 
 def raise_barrier(storage: Storage, before_ms: int) -> None:

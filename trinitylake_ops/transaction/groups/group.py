@@ -24,7 +24,7 @@ from trinitylake_ops.transaction.commit import (
 )
 from trinitylake_ops.transaction.draft import Draft, RootStamp, Writes
 from trinitylake_ops.transaction.groups.member import MAX_GROUP_CHANGES, Member
-from trinitylake_ops.transaction.time_to_live import YOUNG_MS, check_age, removed_before_ms
+from trinitylake_ops.transaction.time_to_live import check_age, is_young, removed_before_ms
 from trinitylake_ops.transaction.turns import Courtesy
 from trinitylake_ops.tree.diff import KeyChange, diff_trees
 from trinitylake_ops.versions.commit_info import CommitInfo
@@ -179,7 +179,7 @@ class GroupAge:
                 check_age(member.begun_at_ms, now_ms, definition, barred_ms)
             except TrinityLakeError as error:
                 member.expiry = error
-            if unreadable is not None and now_ms - member.begun_at_ms > YOUNG_MS:
+            if unreadable is not None and not is_young(member.begun_at_ms, now_ms):
                 member.expiry = copy.copy(unreadable)
         if any(member.expiry is not None for member in members):
             raise DraftOutdatedError("some of the transactions are too old")
@@ -197,11 +197,6 @@ class Group:
 
     def __contains__(self, member: Member) -> bool:
         return member in self._members.pending
-
-    @property
-    def n_lost(self) -> int:
-        """How many attempts were lost to other processes."""
-        return 0 if self._commit is None else self._commit.n_lost
 
     def has_room_for(self, candidate: Member) -> bool:
         """Whether one more transaction fits: it touches nothing that the others touch, and the root has room for it.

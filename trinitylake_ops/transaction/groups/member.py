@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from trinitylake_ops.errors import TrinityLakeError
+from trinitylake_ops.storage import beside
 from trinitylake_ops.storage.conditional_create import create_fresh
 from trinitylake_ops.transaction.change_set import Footprint
 from trinitylake_ops.transaction.commit import discard
@@ -89,6 +91,12 @@ class Member:
             discard(storage, writes.files)
             raise
         self.written, self.ahead_s = writes.files, time.monotonic() - begun_s
+
+    def discard_written(self) -> None:
+        """Delete the files that it wrote ahead, beside. May be repeated from any point."""
+        if self.written:
+            beside.put(functools.partial(discard, self.base.files.storage, list(self.written)))
+            self.written = {}
 
     def settle(self, outcome: int | BaseException) -> None:
         """Set the outcome, unless there is one."""

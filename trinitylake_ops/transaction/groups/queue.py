@@ -21,10 +21,9 @@ from weakref import WeakValueDictionary
 
 from trinitylake_ops.errors import StorageError
 from trinitylake_ops.format.file_names import MAX_VERSION
-from trinitylake_ops.storage import beside
 from trinitylake_ops.storage.fork import at_fork
 from trinitylake_ops.transaction.change_set import Footprint
-from trinitylake_ops.transaction.commit import Committed, discard
+from trinitylake_ops.transaction.commit import Committed
 from trinitylake_ops.transaction.groups.group import Group
 from trinitylake_ops.transaction.groups.member import Member
 from trinitylake_ops.transaction.submission import Submission
@@ -130,7 +129,7 @@ class CommitQueue:
         look, reads = None, list[Callable[[], None]]()
         roots, version = own.base.files.roots, own.base.version
         with self._lock:
-            is_first = not self._coming and (self._leader is None or self._leader.is_done)
+            is_first = not self._coming and not self._is_led
             self._coming.add(own)
         if is_first and self._courtesy.is_crowded and version < MAX_VERSION:
             look, reads = look_beside(roots, version + 1)
@@ -140,7 +139,7 @@ class CommitQueue:
         if latest is None:
             return
         with self._lock:
-            is_ours = self._leader is not None and not self._leader.is_done
+            is_ours = self._is_led
             self._newest = _later(self._newest, Committed(latest.version, latest))
         if not is_ours and (known is None or known.version < latest.version):
             self._courtesy.met_another()
@@ -241,9 +240,7 @@ class CommitQueue:
         """
         for member in members:
             member.submission.rename_files()
-            if member.written:
-                beside.put(functools.partial(discard, member.base.files.storage, list(member.written)))
-                member.written = {}
+            member.discard_written()
             member.is_taken = False
         with self._lock:
             self._waiting.extendleft(member for member in reversed(members) if not member.has_left)
@@ -259,17 +256,17 @@ class CommitQueue:
             if own in self._waiting:
                 self._waiting.remove(own)
             self._choose_leader()
-            left = [] if own.is_taken else list(own.written)
-        if left:
-            beside.put(functools.partial(discard, own.base.files.storage, left))
-            own.written = {}
+        if not own.is_taken:
+            own.discard_written()
+
+    @property
+    def _is_led(self) -> bool:
+        """Whether a transaction leads. An interrupt may have kept one that is done from leaving."""
+        return self._leader is not None and not self._leader.is_done
 
     def _choose_leader(self) -> None:
-        """Let the first waiting transaction lead, where none leads.
-
-        An interrupt may have kept the last leader from leaving.
-        """
-        if self._leader is None or self._leader.is_done:
+        """Let the first waiting transaction lead, where none leads."""
+        if not self._is_led:
             while self._waiting and self._waiting[0].is_done:
                 self._waiting.popleft()
             self._leader = self._waiting[0] if self._waiting else None
