@@ -1,4 +1,4 @@
-"""The client of one root: made at first use, and anew after a request without an answer."""
+"""The client of one root: made at first use, and anew after a request without an answer or a broken connection."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import TypeVar
 from hdfs_native import Client
 
 from trinitylake_ops.storage.fork import at_fork, keep_for_ever
-from trinitylake_ops.storage.hdfs.calls import OverdueError, call_within
-from trinitylake_ops.storage.hdfs.failures import FAILURES, Request, typed_error
+from trinitylake_ops.storage.hdfs.calls import call_within
+from trinitylake_ops.storage.hdfs.failures import FAILURES, Request, is_connection_lost, typed_error
 from trinitylake_ops.storage.hdfs.settings import HdfsLocation, HdfsSettings
 from trinitylake_ops.storage.remote.settings import MIN_BYTES_PER_SECOND
 
@@ -51,8 +51,9 @@ class HdfsClient:
         try:
             most_seconds = min(self._limit_seconds(n_bytes), most_seconds)
             return call_within(most_seconds, lambda: work(client))  # noqa: F821 - it is deleted after the call
-        except OverdueError:
-            self._drop(client)
+        except FAILURES as error:
+            if is_connection_lost(error):
+                self._drop(client)
             raise
         finally:
             del client  # a traceback keeps this frame: with it, a forked child would destroy the client, and wait
@@ -71,7 +72,7 @@ class HdfsClient:
             return self._client
 
     def _drop(self, client: Client) -> None:
-        """Let the next call make a new connection: this one may never answer."""
+        """Let the next call make a new connection: this one may never answer, or tell of its end to each call."""
         with self._lock:
             if self._client is client:
                 self._client = None

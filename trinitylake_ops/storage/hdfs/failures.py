@@ -114,6 +114,11 @@ class Answer:
         return cls(name, line if len(line) <= _MAX_SHOWN_CHARACTERS else f"{line[:_MAX_SHOWN_CHARACTERS]}...")
 
 
+def is_connection_lost(error: BaseException) -> bool:
+    """Whether no server answered: a time-out, a connection that broke or could not be made."""
+    return isinstance(error, OverdueError) or type(error) is OSError  # an answer has a class of its own
+
+
 def is_parent_missing(error: BaseException) -> bool:
     """Whether a rename was refused because the folder of the new name is not there. It had no effect."""
     return isinstance(error, FileNotFoundError) and str(error).startswith(_NO_PARENT)

@@ -9,6 +9,7 @@ import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from hdfs_native import Client, FileReader, FileStatus, WriteOptions
+from tenacity import Retrying, retry_if_exception_type, stop_after_attempt
 
 from trinitylake_ops.errors import FileMissingError, StorageError, TrinityLakeError
 from trinitylake_ops.storage.hdfs.client import HdfsClient
@@ -181,9 +182,13 @@ class HdfsStorage(Storage):
         return stage
 
     def _remove(self, temporary: str) -> None:
-        """Remove a temporary file that got no name, if the server answers. Nothing reads what is left."""
+        """Remove a temporary file that got no name, if the server answers. Nothing reads what is left.
+
+        The connection may have broken with the request before: then the second attempt has a new one.
+        """
+        attempts = Retrying(stop=stop_after_attempt(2), retry=retry_if_exception_type(OSError), reraise=True)
         try:
-            self._client.call(lambda client: client.delete(temporary, False), most_seconds=_TIDYING_SECONDS)
+            attempts(self._client.call, lambda client: client.delete(temporary, False), most_seconds=_TIDYING_SECONDS)
         except FAILURES as error:
             logger.debug("the temporary file %r stays: %s", temporary, error)
 
