@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +15,7 @@ from tests.maintenance.copies import files, rows
 from trinitylake_ops import Lakehouse, TableDef, maintenance
 from trinitylake_ops.errors import ExportNotFoundError, InvalidInputError, TrinityLakeError
 from trinitylake_ops.format.definitions import METADATA_LOCATION, ExportRecord
+from trinitylake_ops.format.file_names import root_naming
 from trinitylake_ops.format.locations import to_uri
 from trinitylake_ops.maintenance import CloneState
 from trinitylake_ops.tables.catalog import catalog_at
@@ -191,3 +193,73 @@ def test_a_table_that_was_renamed_in_the_clone_keeps_the_parents_files(lake: Lak
     assert lake.snapshot().tables("ns") == ["renamed"]
     assert catalog_at(lake).load_table("ns.renamed").scan().to_arrow()["id"].to_pylist() == [1, 2, 3]
     assert maintenance.verify(lake, deep=True).is_clean
+
+
+# --- copies of the parent, which have its records ----------------------------------------------------------------
+
+
+@pytest.fixture
+def copied(lake: Lakehouse, clone: Lakehouse, tmp_path: Path) -> Lakehouse:
+    """A plain copy of all files of the parent, after a commit in the clone."""
+    append_rows(clone)
+    shutil.copytree(lake.root.removeprefix("file://"), tmp_path / "staging")
+    return Lakehouse.open(f"{tmp_path}/staging", {"fsync": "false"})
+
+
+@pytest.mark.parametrize("delete_files", [False, True])
+def test_a_copy_of_the_parent_forgets_the_clone_and_leaves_it_alone(
+    lake: Lakehouse, clone: Lakehouse, copied: Lakehouse, tmp_path: Path, delete_files: bool
+) -> None:
+    before = everything(tmp_path / "clone")
+    plan = maintenance.plan_drop_clone(copied, "feature", delete_files=delete_files)
+    assert (plan.files, plan.clone_version) == (0, None)
+    assert f"belongs to the lakehouse at {lake.root}" in str(plan.reason)
+    plan.execute()
+    assert maintenance.list_clones(copied) == []
+    assert everything(tmp_path / "clone") == before
+    assert [one.state for one in maintenance.list_clones(lake)] == [CloneState.STANDING]
+    assert maintenance.verify(clone, deep=True).is_clean
+
+
+@pytest.mark.parametrize("step", [maintenance.compare, maintenance.plan_promotion, maintenance.plan_refresh])
+def test_a_copy_of_the_parent_is_told_whose_clone_it_is(
+    lake: Lakehouse, copied: Lakehouse, tmp_path: Path, step: Callable[[Lakehouse, str], object]
+) -> None:
+    before = everything(tmp_path / "clone")
+    with pytest.raises(InvalidInputError, match=f"belongs to the lakehouse at {lake.root}"):
+        step(copied, "feature")
+    (info,) = maintenance.list_clones(copied)
+    assert info.state == CloneState.STANDING
+    assert "belongs to the lakehouse" in str(info.reason)
+    assert everything(tmp_path / "clone") == before
+
+
+def test_a_copy_deletes_no_definition_of_a_clone_that_is_being_made(
+    lake: Lakehouse, clone: Lakehouse, copied: Lakehouse, tmp_path: Path
+) -> None:
+    """A clone begins by its definition, and a drop ends by it: then it has no roots."""
+    for info in list(clone.storage.list()):
+        if root_naming(info.path) is not None:
+            clone.storage.delete(info.path)
+    before = everything(tmp_path / "clone")
+    assert maintenance.plan_drop_clone(lake, "feature", delete_files=True).files > 0
+    assert maintenance.drop_clone(copied, "feature", delete_files=True).files == 0
+    assert everything(tmp_path / "clone") == before
+
+
+def test_a_parent_by_another_name_is_told_the_name(lake: Lakehouse, clone: Lakehouse, tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(lake.root.removeprefix("file://").rstrip("/"))
+    linked = Lakehouse.open(f"{tmp_path}/link", {"fsync": "false"})
+    append_rows(clone)
+    with pytest.raises(InvalidInputError, match=f"--root {lake.root}"):
+        maintenance.plan_promotion(linked, "feature")
+    assert maintenance.plan_drop_clone(linked, "feature", delete_files=True).files == 0
+
+
+def test_a_parent_that_was_moved_forgets_its_clones(lake: Lakehouse, clone: Lakehouse, tmp_path: Path) -> None:
+    before = everything(tmp_path / "clone")
+    Path(lake.root.removeprefix("file://")).rename(tmp_path / "moved")
+    moved = Lakehouse.open(f"{tmp_path}/moved", {"fsync": "false"})
+    maintenance.drop_clone(moved, "feature", delete_files=True)
+    assert maintenance.list_clones(moved) == []
+    assert everything(tmp_path / "clone") == before

@@ -8,6 +8,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -22,6 +23,7 @@ from tests.server.requests import COMMIT, TABLE, TABLES, WIDER, commit_of, creat
 from tests.server.served import Served, serving, settings_for
 from trinitylake_ops import Lakehouse, maintenance
 from trinitylake_ops.errors import AmbiguousWriteError, StorageFullError, TransientError
+from trinitylake_ops.server import changes
 from trinitylake_ops.server.settings import ONLY
 from trinitylake_ops.server.warehouses import Warehouses
 from trinitylake_ops.storage import Storage, StorageWrapper
@@ -233,6 +235,29 @@ def test_keys_that_make_no_sense(served: Served, rest: RestCatalog, lake: Lakeho
     assert reused.error == (422, "UnprocessableEntityException")
 
 
+def test_a_key_of_a_fast_clock_is_looked_for_as_long_as_any(
+    served: Served, rest: RestCatalog, lake: Lakehouse, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(changes, "CLOCK_MARGIN_MS", 0)
+    key, body = {"Idempotency-Key": new_key(age_ms=-10 * 60_000)}, commit_of(properties(a="1"))
+    assert served.ask("POST", TABLE, body, key).status == 200
+    for value in "23":
+        time.sleep(0.01)  # the storage's clock goes on
+        assert served.ask("POST", TABLE, commit_of(properties(a=value))).status == 200
+    before = lake.latest_version()
+    assert served.ask("POST", TABLE, body, key).document["metadata"]["properties"]["a"] == "3"
+    assert lake.latest_version() == before
+
+
+def test_a_key_is_of_one_body(served: Served, rest: RestCatalog, lake: Lakehouse) -> None:
+    key = {"Idempotency-Key": new_key()}
+    assert served.ask("POST", TABLE, commit_of(properties(a="1")), key).status == 200
+    before = lake.latest_version()
+    other = served.ask("POST", TABLE, commit_of(properties(a="2")), key)
+    assert other.error == (422, "UnprocessableEntityException")
+    assert lake.latest_version() == before
+
+
 def appended(rest: RestCatalog, name: str) -> dict[str, Any]:
     """Return the body of an append, whose files are written, as pyiceberg would send it."""
     table = rest.load_table(name)
@@ -254,6 +279,50 @@ def test_an_append_that_is_sent_again_is_applied_once(served: Served, rest: Rest
     assert served.ask("POST", COMMIT, {"table-changes": [body, commit_of(name="u")]}).status == 204
     assert lake.latest_version() == before
     assert rest.load_table("ns.t").scan().to_arrow().num_rows == 2
+
+
+def test_a_request_that_was_carried_out_in_part_is_not_told_as_done(
+    served: Served, rest: RestCatalog, lake: Lakehouse
+) -> None:
+    """Its snapshots are there, and something else that it asks for is not. A conflict would let files be deleted."""
+    body = appended(rest, "ns.t")
+    assert served.ask("POST", TABLE, body).status == 200
+    before = lake.latest_version()
+
+    def renamed(update: dict[str, Any]) -> dict[str, Any]:
+        return {**update, "ref-name": "other"} if "ref-name" in update else update
+
+    other_uuid = {"type": "assert-table-uuid", "uuid": "017f22e2-79b0-7cc3-98c4-dc0c0c07398f"}
+    lacking = (
+        {**body, "updates": [*body["updates"], properties(want="1")]},
+        {**body, "updates": [renamed(update) for update in body["updates"]]},
+        {**body, "requirements": [other_uuid]},
+    )
+    for asked in lacking:
+        answer = served.ask("POST", TABLE, asked)
+        assert answer.error == UNKNOWN, answer.body
+    for change in (commit_of(properties(want="1"), name="u"), appended(rest, "ns.u")):
+        assert served.ask("POST", COMMIT, {"table-changes": [body, change]}).error == UNKNOWN
+    assert lake.latest_version() == before
+
+
+def test_a_transaction_that_is_sent_again_is_applied_once(served: Served, rest: RestCatalog, lake: Lakehouse) -> None:
+    changed = commit_of(properties(want="1"), name="u")
+    changed["updates"].append({"action": "remove-properties", "removals": ["gone"]})
+    asked = {"table-changes": [appended(rest, "ns.t"), changed]}
+    assert served.ask("POST", COMMIT, asked).status == 204
+    before = lake.latest_version()
+    assert served.ask("POST", COMMIT, asked).status == 204
+    assert lake.latest_version() == before
+
+
+def test_a_table_is_loaded_where_no_folder_can_be_made(served: Served, lake: Lakehouse) -> None:
+    with lake.transaction() as txn:
+        txn.create_namespace("ns")
+    table = catalog_at(lake).create_table("ns.t", ROWS.schema)
+    folder = Path(table.location().removeprefix("file://")) / "data"
+    folder.symlink_to("/nowhere/at/all")
+    assert served.ask("GET", TABLE).status == 200
 
 
 def test_files_beyond_the_tables_place_are_refused(served: Served, rest: RestCatalog, lake: Lakehouse) -> None:

@@ -32,7 +32,7 @@ from trinitylake_ops import Lakehouse
 from trinitylake_ops.errors import InvalidInputError
 from trinitylake_ops.server.running import serve
 from trinitylake_ops.server.settings import LakehouseSettings, Limits, ServerSettings
-from trinitylake_ops.server.tokens import Tokens
+from trinitylake_ops.server.tokens import Scope, Tokens
 from trinitylake_ops.storage.options import StorageOptions, redact_assignments
 from trinitylake_ops.tables import catalog_at
 from trinitylake_ops.telemetry.logs import JsonFormatter
@@ -222,11 +222,13 @@ def test_lakehouses_that_a_token_may_not_see(lakes: Lakes, tmp_path: Path) -> No
         f"tokens: [{{name: a, sha256: '{'a' * 64}', namespaces: [ns]}}]",
         f"tokens: [{{name: a, sha256: '{'a' * 64}', namespaces: {{ns: x}}}}]",
         f"tokens: [{{name: a, sha256: '{'a' * 64}', expires: soon}}]",
+        f"tokens: [{{name: a, sha256: '{'a' * 64}', expires: }}]",
+        f"tokens: [{{name: a, sha256: '{'a' * 64}', lakehouses: }}]",
         f"tokens: [{{name: a, sha256: '{'a' * 64}', lakehouses: a}}]",
         f"tokens: [{{name: a, sha256: '{'a' * 64}', token: verysecret42}}]",
         f"tokens: [{{name: a, sha256: '{'a' * 64}'}}, {{name: b, sha256: '{'a' * 64}'}}]",
     ],
-    ids=range(13),
+    ids=range(15),
 )
 def test_files_of_tokens_that_make_no_sense(tmp_path: Path, text: str) -> None:
     path = tmp_path / "tokens.yaml"
@@ -234,6 +236,46 @@ def test_files_of_tokens_that_make_no_sense(tmp_path: Path, text: str) -> None:
     with pytest.raises(InvalidInputError) as caught:
         Tokens(path)
     assert "verysecret42" not in str(caught.value)
+
+
+NAMELESS = ("no", "on", "2026_11", "0123", "null", "1.10", "12:30:00")
+
+
+@pytest.mark.parametrize("name", NAMELESS)
+def test_a_restriction_of_what_yaml_takes_for_no_text_is_refused(tmp_path: Path, name: str) -> None:
+    """It would hold for another namespace, such as ``False``."""
+    path = tmp_path / "tokens.yaml"
+    said = f"tokens: [{{name: a, sha256: '{'a' * 64}', scope: read, namespaces: {{{{}}: none}}}}]"
+    path.write_text(said.replace("{}", name))
+    with pytest.raises(InvalidInputError, match="is no text; put it in quotes"):
+        Tokens(path)
+    path.write_text(said.replace("{}", f"'{name}'"))
+    (principal,) = Tokens(path).principals()
+    assert not principal.may(Scope.READ, name)
+
+
+def test_a_key_that_is_there_twice_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "tokens.yaml"
+    path.write_text(f"tokens:\n- name: a\n  sha256: {'a' * 64}\n  namespaces: {{s: none}}\n  namespaces: {{t: none}}\n")
+    with pytest.raises(InvalidInputError, match="has a key twice, line 5"):
+        Tokens(path)
+
+
+def test_metrics_and_the_page_are_for_who_may_read_everything(lake: Lakehouse, tmp_path: Path) -> None:
+    path = tmp_path / "tokens.yaml"
+    restricted = entry(MIXED, "mixed", scope="read", namespaces={"secret": "none"})
+    path.write_text(yaml.safe_dump({"tokens": [entry(READER, "reader", scope="read"), restricted]}))
+    with serving(settings_for(lake, tokens=path)) as served:
+        for place in ("/metrics", "/"):
+            assert ask(served, READER, "GET", place).status == 200
+            assert ask(served, MIXED, "GET", place).error == FORBIDDEN
+
+
+@pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "CONNECT"])
+def test_what_is_only_read_takes_no_other_method(served: Served, method: str, caplog: pytest.LogCaptureFixture) -> None:
+    for place in ("/healthz", "/readyz", "/metrics", "/v1/config"):
+        assert served.ask(method, place, None).status in (404, 405)
+    assert "Exception in ASGI" not in caplog.text
 
 
 def test_a_time_of_expiry_in_yaml_is_understood(tmp_path: Path) -> None:

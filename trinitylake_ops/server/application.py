@@ -53,6 +53,7 @@ _PAGE_HEADERS = {
 }
 #: Where clients ask for a token that were given a name and a secret instead of one.
 _OAUTH = b"/v1/oauth/tokens"
+_LOOKS = (b"/v1/config", b"/metrics")
 _MAX_QUERY_BYTES = 16 << 10
 _MOST_QUERY_FIELDS = 50
 _LONGEST_PATH_CHARS = 500
@@ -145,7 +146,8 @@ class Application:
 
     async def _answer(self, request: Request, request_id: str, said: dict[str, object]) -> Answer:
         path, changes, held = request.scope["raw_path"], False, _Held()
-        if path in (b"/healthz", b"/readyz"):
+        is_look = request.method in ("GET", "HEAD")
+        if is_look and path in (b"/healthz", b"/readyz"):
             said["operation"] = f"GET {_path(request)}"
             return answers.ok({"status": "ok"}) if path == b"/healthz" else await self._readiness()
         if path == _OAUTH and request.method == "POST":
@@ -156,7 +158,7 @@ class Application:
             principal = await self._principal(request, allows_password=is_page)
             said["principal"] = principal.name
             query = _query(request)
-            if is_page or path in (b"/v1/config", b"/metrics"):
+            if is_page or (is_look and path in _LOOKS):
                 said["operation"] = f"GET {_path(request)}"
                 if path == b"/metrics":
                     return await self._metrics(principal)
@@ -201,14 +203,14 @@ class Application:
 
     async def _metrics(self, principal: Principal) -> Answer:
         """Return all metrics. Those of lakehouses that do not answer in time are the ones from before."""
-        if principal.scope < Granted.READ:
+        if principal.least_scope < Granted.READ:
             raise forbidden(f"{principal.name} may not read metrics: its scope for all namespaces is less than read")
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(asyncio.to_thread(self._states.tell), _READY_SECONDS)
         return Answer(200, self.metrics.text(), {"content-type": CONTENT_TYPE})
 
     def _page(self, principal: Principal) -> Answer:
-        if principal.scope < Granted.READ:
+        if principal.least_scope < Granted.READ:
             raise forbidden(f"{principal.name} may not see the state: its scope for all namespaces is less than read")
         names = {one.shown for one in self.warehouses.served if principal.may_see(one.name)}
         return Answer(200, self._states.page(names), _PAGE_HEADERS)

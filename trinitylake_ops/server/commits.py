@@ -16,8 +16,12 @@ from pyiceberg.table import CommitTableRequest, CommitTableResponse, StagedTable
 from pyiceberg.table.update import (
     AddSnapshotUpdate,
     AssertCreate,
+    AssertTableUUID,
+    RemovePropertiesUpdate,
     RemoveSnapshotsUpdate,
     SetLocationUpdate,
+    SetPropertiesUpdate,
+    SetSnapshotRefUpdate,
     TableUpdate,
 )
 
@@ -37,7 +41,12 @@ from trinitylake_ops.tables.files.metadata import LoadedMetadata, metadata_json,
 from trinitylake_ops.tables.files.reach import added_uris, oldest_of
 from trinitylake_ops.tables.io.file_io import StorageFileIO
 from trinitylake_ops.tables.io.listing import files_below
-from trinitylake_ops.tables.managed import check_format_version, managed_table_id, new_table_location
+from trinitylake_ops.tables.managed import (
+    MANAGED_PROPERTIES,
+    check_format_version,
+    managed_table_id,
+    new_table_location,
+)
 from trinitylake_ops.tables.ownership import claim_location, is_owner
 from trinitylake_ops.versions.snapshot import Snapshot
 
@@ -152,6 +161,7 @@ class _Attempt:
             tables = {commit.name: self._load(commit) for commit in self._commits}
             if any(_was_applied(commit, tables[commit.name]) for commit in self._commits):
                 self._txn.rollback()
+                _check_all_applied(self._commits, tables)
                 return _present(self._served.catalog, self._commits)
             return {commit.name: self._change(commit, tables[commit.name]) for commit in self._commits}
 
@@ -274,6 +284,41 @@ def _was_applied(commit: TableCommit, table: Table | None) -> bool:
         return False
     found = {snapshot.snapshot_id: snapshot.manifest_list for snapshot in table.metadata.snapshots}
     return all(found.get(update.snapshot.snapshot_id) == update.snapshot.manifest_list != "" for update in commit.added)
+
+
+def _check_all_applied(commits: Sequence[TableCommit], tables: Mapping[Name, Table | None]) -> None:
+    """Raise CommitStateUnknownException where tables have snapshots of a request, but not all that it asks for.
+
+    Then others have changed it since, or it is another request with these snapshots. It is no conflict: a client would
+    delete the files of its snapshots.
+    """
+    lacking = [".".join(commit.name) for commit in commits if not _holds(commit, tables[commit.name])]
+    if lacking:
+        raise CommitStateUnknownException(
+            f"snapshots of this request were committed before, but {', '.join(lacking)} lacks something that it asks"
+            " for; load the tables, and ask again for what is missing, without these snapshots"
+        )
+
+
+def _holds(commit: TableCommit, table: Table | None) -> bool:
+    """Whether a table has what a commit asks for, as far as later commits leave it as it was."""
+    if table is None or not (_was_applied(commit, table) or not commit.added):
+        return False
+    metadata, asked = table.metadata, commit.request
+    for requirement in asked.requirements:
+        if isinstance(requirement, AssertTableUUID) and requirement.uuid != metadata.table_uuid:
+            return False
+    for update in asked.updates:
+        if isinstance(update, SetPropertiesUpdate):
+            wanted = {name: value for name, value in update.updates.items() if name not in MANAGED_PROPERTIES}
+            if not wanted.items() <= metadata.properties.items():
+                return False
+        elif isinstance(update, RemovePropertiesUpdate):
+            if metadata.properties.keys() & set(update.removals) - set(MANAGED_PROPERTIES):
+                return False
+        elif isinstance(update, SetSnapshotRefUpdate) and update.ref_name not in metadata.refs:
+            return False
+    return True
 
 
 def check_readable(text: bytes, uri: str) -> LoadedMetadata:

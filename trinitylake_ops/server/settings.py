@@ -141,6 +141,22 @@ def _files(where: str, said: Any) -> DelegationSettings:
         raise InvalidInputError(f"{where}, files: {error}") from None
 
 
+class _DoubledKeyError(yaml.constructor.ConstructorError):  # type: ignore[misc] # PyYAML has no types
+    """A mapping has a key twice."""
+
+
+class _Loader(yaml.SafeLoader):  # type: ignore[misc]
+    """Refuses a key that is there twice: the first one, perhaps a restriction, would not hold."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> Any:
+        """Return a mapping. Raises _DoubledKeyError, and ConstructorError."""
+        keys = [(key.tag, key.value) for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
+        for at, (key, _) in enumerate(node.value):
+            if isinstance(key, yaml.ScalarNode) and (key.tag, key.value) in keys[:at]:
+                raise _DoubledKeyError(None, None, "a key is there twice", key.start_mark)
+        return super().construct_mapping(node, deep)
+
+
 def read_yaml(path: Path, key: str) -> Any:
     """Return what a YAML file of an operator has under its only key. Raises InvalidInputError, quoting no content."""
     try:
@@ -151,11 +167,12 @@ def read_yaml(path: Path, key: str) -> Any:
     if len(data) > _MAX_FILE_BYTES:
         raise InvalidInputError(f"{str(path)!r} is larger than {_MAX_FILE_BYTES} bytes", path=str(path))
     try:
-        content = yaml.safe_load(data)
+        content = yaml.load(data, _Loader)
     except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
         mark = getattr(error, "problem_mark", None)
         where = "" if mark is None else f", line {mark.line + 1}"
-        raise InvalidInputError(f"{str(path)!r} is no YAML{where}", path=str(path)) from None
+        what = "has a key twice" if isinstance(error, _DoubledKeyError) else "is no YAML"
+        raise InvalidInputError(f"{str(path)!r} {what}{where}", path=str(path)) from None
     if not isinstance(content, dict) or list(content) != [key]:
         raise InvalidInputError(f"{str(path)!r} must hold one mapping with the key {key!r}", path=str(path))
     return content[key]

@@ -228,8 +228,14 @@ def _matches(asked: str, tag: str) -> bool:
 
 
 def _make_local_folders(call: Call, location: str) -> None:
-    """Make the folders of a table on a local disk. Some engines write files there, and make none."""
+    """Make the folders of a table on a local disk, if this process may. Some engines write files there, and make none.
+
+    Who only reads needs none.
+    """
     root = call.warehouse.served.lake.root
     if root.startswith(_LOCAL) and location.startswith(root):
         for folder in ("data", "metadata"):
-            os.makedirs(f"{location.removeprefix(_LOCAL)}/{folder}", exist_ok=True)
+            try:
+                os.makedirs(f"{location.removeprefix(_LOCAL)}/{folder}", exist_ok=True)
+            except OSError as error:
+                logger.info("the folder %r of %s is not made: %s", folder, location, error)

@@ -54,6 +54,11 @@ class Principal:
         """Whether something is allowed in a namespace."""
         return self.namespaces.get(namespace, self.scope) >= scope
 
+    @property
+    def least_scope(self) -> Scope:
+        """What is allowed in every namespace."""
+        return min(self.scope, *self.namespaces.values()) if self.namespaces else self.scope
+
     def check(self, scope: Scope, namespace: str) -> None:
         """Raise RefusedError, 403, if something is not allowed in a namespace, whether or not it exists."""
         if not self.may(scope, namespace):
@@ -166,37 +171,45 @@ def _principal(where: str, said: Any) -> tuple[str, Principal]:
         raise InvalidInputError(f"{where} needs a name of letters, digits, '.', '_', '@' and '-'")
     if not isinstance(digest, str) or not _HASH.fullmatch(digest):
         raise InvalidInputError(f"{where} needs the SHA-256 of the token as 'sha256', in 64 hexadecimal digits")
-    namespaces = said.get("namespaces", {})
-    if not isinstance(namespaces, dict):
-        raise InvalidInputError(f"{where}: 'namespaces' must be a mapping of namespaces to scopes")
     return digest, Principal(
         name,
-        _scope(where, said.get("scope", "none")),
-        {str(namespace): _scope(where, scope) for namespace, scope in namespaces.items()},
-        _names(where, said.get("lakehouses")),
-        _moment(where, said.get("expires")),
+        scope_of(where, said.get("scope", "none")),
+        scopes_of(where, said.get("namespaces", {})),
+        _names(where, said["lakehouses"]) if "lakehouses" in said else None,
+        _moment(where, said["expires"]) if "expires" in said else None,
     )
 
 
-def _scope(where: str, said: Any) -> Scope:
+def scopes_of(where: str, said: Any) -> dict[str, Scope]:
+    """Return the scopes of namespaces that an operator's file gives.
+
+    YAML reads some names as numbers or truths. A restriction of them would hold for another name, so it is refused.
+    Raises InvalidInputError.
+    """
+    if not isinstance(said, dict):
+        raise InvalidInputError(f"{where}: 'namespaces' must be a mapping of namespaces to scopes")
+    for namespace in said:
+        if not isinstance(namespace, str):
+            raise InvalidInputError(f"{where}: the namespace {namespace!r} is no text; put it in quotes")
+    return {namespace: scope_of(where, scope) for namespace, scope in said.items()}
+
+
+def scope_of(where: str, said: Any) -> Scope:
+    """Return the scope that an operator's file names. Raises InvalidInputError."""
     known = {scope.name.lower(): scope for scope in Scope}
     if not isinstance(said, str) or said not in known:
         raise InvalidInputError(f"{where}: a scope is one of {', '.join(known)}")
     return known[said]
 
 
-def _names(where: str, said: Any) -> frozenset[str] | None:
-    if said is None:
-        return None
+def _names(where: str, said: Any) -> frozenset[str]:
     if not isinstance(said, list) or not all(isinstance(name, str) for name in said):
         raise InvalidInputError(f"{where}: 'lakehouses' must be a list of names")
     names: Iterable[str] = said
     return frozenset(names)
 
 
-def _moment(where: str, said: Any) -> datetime | None:
-    if said is None:
-        return None
+def _moment(where: str, said: Any) -> datetime:
     if isinstance(said, str):
         try:
             said = datetime.fromisoformat(said)

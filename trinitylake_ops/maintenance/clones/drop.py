@@ -31,6 +31,7 @@ from trinitylake_ops.format.locations import to_location
 from trinitylake_ops.maintenance.clones.records import (
     OpenedClone,
     OtherLakehouseError,
+    check_belongs_here,
     check_no_dependents,
     check_not_registered,
     clone_record,
@@ -149,7 +150,7 @@ class DropClone(PlannedOperation[DropClonePlan, DropCloneReport]):
             stages, n_left = _own_files(clone)
         elif self.deletes_files:
             left = lakehouse_of(metered, record, self.target_options)
-            stages = (_last_files(left, record, latest.definition.id),)
+            stages = (_last_files(left, record, metered.lake),)
         return DropClonePlan(
             base_version=latest.version,
             name=self.name,
@@ -166,12 +167,14 @@ class DropClone(PlannedOperation[DropClonePlan, DropCloneReport]):
         )
 
     def _opened(self, metered: MeteredLakehouse, record: ExportRecord) -> tuple[OpenedClone | None, str | None]:
-        """Return the clone, or why not: it is gone, or another lakehouse stands there, which is left alone.
+        """Return the clone, or why not: it is gone, another lakehouse stands there, or it is the clone of another one.
 
-        One that cannot be read can be forgotten, since its storage may never answer again. Nothing there is deleted.
+        Those are left alone. One that cannot be read can be forgotten, since its storage may never answer again.
+        Nothing there is deleted.
         """
         try:
-            return opened_clone(metered, record, self.target_options), None
+            clone = opened_clone(metered, record, self.target_options)
+            check_belongs_here(metered.lake, clone)
         except LakehouseNotFoundError:
             return None, None
         except OtherLakehouseError as error:
@@ -180,6 +183,7 @@ class DropClone(PlannedOperation[DropClonePlan, DropCloneReport]):
             if self.deletes_files:
                 raise
             return None, error.message
+        return clone, None
 
     def execute(
         self, plan: DropClonePlan, approved_digest: str | None = None, *, progress: Progress = no_progress
@@ -280,12 +284,12 @@ def _own_files(clone: OpenedClone) -> tuple[tuple[dict[str, int], ...], int]:
     return sized, len(sizes_bytes) - sum(map(len, sized))
 
 
-def _last_files(left: Lakehouse, record: ExportRecord, source_id: str) -> dict[str, int]:
+def _last_files(left: Lakehouse, record: ExportRecord, source: Lakehouse) -> dict[str, int]:
     """Return the definitions of a clone without roots: a drop deletes one last, and a clone that is made begins by it.
 
     Each says itself that it is of this clone. Where any root stands, that is the lakehouse of somebody else.
     """
-    storage = left.storage
+    storage, source_id = left.storage, source.snapshot().definition.id
     if has_roots(storage):
         return {}
     found = {}
@@ -294,7 +298,7 @@ def _last_files(left: Lakehouse, record: ExportRecord, source_id: str) -> dict[s
             parent = left.files.definitions.lakehouse(info.path).parent
         except (CorruptFileError, FileMissingError):
             continue
-        if parent is not None and is_parent(parent, record, source_id):
+        if parent is not None and parent.root == source.root and is_parent(parent, record, source_id):
             found[info.path] = info.size_bytes
     return found
 

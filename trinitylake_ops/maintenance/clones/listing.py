@@ -17,7 +17,7 @@ from trinitylake_ops.errors import (
     VersionNotFoundError,
 )
 from trinitylake_ops.format.definitions import ExportRecord, ExportState
-from trinitylake_ops.maintenance.clones.records import OtherLakehouseError, clones_of, opened_clone
+from trinitylake_ops.maintenance.clones.records import OtherLakehouseError, clones_of, foreign_parent, opened_clone
 from trinitylake_ops.maintenance.exports.roots import leaves_objects
 from trinitylake_ops.maintenance.plans.cost import MeteredLakehouse
 from trinitylake_ops.maintenance.reach.survey import is_past
@@ -55,7 +55,7 @@ class CloneInfo:
     a later one after a refresh. ``versions`` counts those that changed objects there since it was made.
     ``parent_versions`` counts those that changed objects here since ``version``, as far as the clone has their
     namespaces, but for promotions of this clone. ``own_bytes`` are those of all files below its root. ``reason`` says
-    why it cannot be read.
+    why it cannot be read, or that it was made at another root, by the original of this copy.
     """
 
     name: str
@@ -110,6 +110,7 @@ def _info(
             changed = _Counting(clone.lake, clone.latest).changed_since(0, ())
             own = (changed, len(sizes_bytes), sum(sizes_bytes))
             state = CloneState.OVERDUE if is_past(record, now_ms) else CloneState.STANDING
+            reason = foreign_parent(metered.lake, clone)
         except (LakehouseNotFoundError, OtherLakehouseError) as error:
             state, reason = CloneState.GONE, error.message
         except TrinityLakeError as error:  # also a record that names no place of ours

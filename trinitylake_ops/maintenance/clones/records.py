@@ -77,7 +77,7 @@ def records_of_clone(definition: LakehouseDef, clone_id: str) -> list[ExportReco
 
 
 class OtherLakehouseError(InvalidInputError):
-    """At the root of a clone there is another lakehouse by now."""
+    """At the root of a clone there is another lakehouse by now, or the clone of another one."""
 
 
 @dataclass(frozen=True)
@@ -136,6 +136,26 @@ def opened_clone(
         )
     lake.elsewhere.give(source.storage)
     return OpenedClone(lake, latest, parent)
+
+
+def foreign_parent(lake: Lakehouse, clone: OpenedClone) -> str | None:
+    """Return why a clone does not belong to ``lake``: it was made at another root. None where it does.
+
+    A copy of the parent's files has its identity and its records, and nothing tells a copy from a parent that moved. So
+    who deletes or commits in a clone has to stand where the clone says that its parent is.
+    """
+    if clone.parent.root == lake.root:
+        return None
+    return (
+        f"the clone at {clone.lake.root} belongs to the lakehouse at {clone.parent.root}, and {lake.root} is a copy of"
+        f" it or another name; change the clone by --root {clone.parent.root}, a drop here only forgets it"
+    )
+
+
+def check_belongs_here(lake: Lakehouse, clone: OpenedClone) -> None:
+    """Raise OtherLakehouseError for a clone that was made at another root than that of ``lake``."""
+    if reason := foreign_parent(lake, clone):
+        raise OtherLakehouseError(reason, path=clone.lake.root)
 
 
 def check_no_dependents(clone: OpenedClone) -> None:

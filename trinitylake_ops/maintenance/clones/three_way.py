@@ -18,6 +18,7 @@ from trinitylake_ops.format.locations import to_location, to_uri
 from trinitylake_ops.format.nodes.keys import ObjectName
 from trinitylake_ops.maintenance.clones.records import (
     OpenedClone,
+    check_belongs_here,
     check_no_table_root,
     clone_record,
     opened_clone,
@@ -65,8 +66,8 @@ class Sides:
     def open(cls, metered: MeteredLakehouse, name: str, target_options: Mapping[str, str] | None) -> Sides:
         """Open a clone beside its parent.
 
-        Raises ExportNotFoundError, and InvalidInputError for a clone that was cut off. Raises what
-        :func:`opened_clone` raises.
+        Raises ExportNotFoundError, and InvalidInputError for a clone that was cut off or belongs to another lakehouse.
+        Raises what :func:`opened_clone` raises.
         """
         latest = metered.lake.snapshot()
         record = clone_record(latest.definition, name)
@@ -74,6 +75,7 @@ class Sides:
             raise InvalidInputError(f"clone {name!r} was cut off; clone once more to finish it, or drop it")
         check_no_table_root(latest.definition, metered.lake.root)
         clone = opened_clone(metered, record, target_options)
+        check_belongs_here(metered.lake, clone)
         check_no_table_root(clone.latest.definition, clone.lake.root)
         kept = {one.version for one in records_of_clone(latest.definition, record.clone_id)}
         if clone.parent.version not in kept:

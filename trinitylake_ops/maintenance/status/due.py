@@ -154,19 +154,29 @@ def _purge(batches: Sequence[PurgeBatch], now_ms: int) -> Due:
 
 
 def _orphans(definition: LakehouseDef, facts: Facts, ages: DueAges, now_ms: int) -> Due:
-    """Say when orphans were removed last. Whether there are any, nobody knows without a list of all files."""
+    """Say to which age orphans were removed. Whether there are any, nobody knows without a list of all files."""
     removed_ms = definition.orphans_removed_before_millis or None
-    found = _by_age("orphans", "orphans", removed_ms, facts, ages.orphans_ms, now_ms)
+    # A removal records which files it looked at, not when it was.
+    told = "files older than {} were tidied up"
+    found = _by_age("orphans", "orphans", removed_ms, facts, ages.orphans_ms, now_ms, told)
     if found.state != DueState.DUE:
         return found
     return replace(found, state=DueState.LOOK, why=found.why.replace("one is wanted", "a look is wanted"))
 
 
-def _by_age(what: str, command: str, last_ms: int | None, facts: Facts, most_ms: int | None, now_ms: int) -> Due:
+def _by_age(
+    what: str,
+    command: str,
+    last_ms: int | None,
+    facts: Facts,
+    most_ms: int | None,
+    now_ms: int,
+    told: str = "the last was {} ago",
+) -> Due:
     """Say whether something is due again that happened last at ``last_ms``, or never."""
     begun_ms = last_ms if last_ms is not None else facts.first_ms
     age_ms = None if begun_ms is None else max(0, now_ms - begun_ms)
-    happened = "" if last_ms is None or age_ms is None else f"the last was {span_text(age_ms)} ago"
+    happened = "" if last_ms is None or age_ms is None else told.format(span_text(age_ms))
     if most_ms is None:
         return Due(what=what, state=DueState.FINE, why=happened or "none so far", command="")
     every = f"one is wanted every {span_text(most_ms)}"

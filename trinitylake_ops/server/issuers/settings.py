@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 
 from trinitylake_ops.errors import InvalidInputError
 from trinitylake_ops.server.settings import read_yaml
-from trinitylake_ops.server.tokens import Scope
+from trinitylake_ops.server.tokens import Scope, scope_of, scopes_of
 from trinitylake_ops.storage.remote.settings import is_loopback
 
 #: The families of algorithms with a public key. With a secret key, who checks a token could also make one.
@@ -75,17 +75,19 @@ def _issuer(where: str, said: Any) -> IssuerSettings:
     grants = said["grants"]
     if not isinstance(grants, dict):
         raise InvalidInputError(f"{where}: 'grants' must be a mapping of values of the claim to what they allow")
-    lakehouses = said.get("lakehouses")
+    for value in grants:
+        if not isinstance(value, str):
+            raise InvalidInputError(f"{where}: the value {value!r} of the claim is no text; put it in quotes")
     return IssuerSettings(
         name,
         _text(where, said, "issuer"),
         _text(where, said, "audience"),
         _checked_url(where, _text(where, said, "keys")),
-        {str(value): _grant(f"{where}, grant {str(value)[:64]!r}", allows) for value, allows in grants.items()},
+        {value: _grant(f"{where}, grant {value[:64]!r}", allows) for value, allows in grants.items()},
         _algorithms(where, said.get("algorithms", list(_DEFAULT_ALGORITHMS))),
         _text(where, said, "principal", "sub"),
         _text(where, said, "claim", "scope"),
-        None if lakehouses is None else frozenset(_texts(where, "lakehouses", lakehouses)),
+        frozenset(_texts(where, "lakehouses", said["lakehouses"])) if "lakehouses" in said else None,
     )
 
 
@@ -123,19 +125,7 @@ def _algorithms(where: str, said: Any) -> tuple[str, ...]:
 
 def _grant(where: str, said: Any) -> Grant:
     if isinstance(said, str):
-        return Grant(_scope(where, said))
+        return Grant(scope_of(where, said))
     if not isinstance(said, dict) or not said.keys() <= {"scope", "namespaces"}:
         raise InvalidInputError(f"{where} must be a scope, or a mapping with scope and namespaces")
-    namespaces = said.get("namespaces", {})
-    if not isinstance(namespaces, dict):
-        raise InvalidInputError(f"{where}: 'namespaces' must be a mapping of namespaces to scopes")
-    return Grant(
-        _scope(where, said.get("scope", "none")), {str(name): _scope(where, one) for name, one in namespaces.items()}
-    )
-
-
-def _scope(where: str, said: Any) -> Scope:
-    known = {scope.name.lower(): scope for scope in Scope}
-    if not isinstance(said, str) or said not in known:
-        raise InvalidInputError(f"{where}: a scope is one of {', '.join(known)}")
-    return known[said]
+    return Grant(scope_of(where, said.get("scope", "none")), scopes_of(where, said.get("namespaces", {})))
