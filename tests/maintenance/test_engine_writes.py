@@ -103,6 +103,25 @@ def test_another_engine_reads_what_is_tested_here(lake: Lakehouse) -> None:
 # Compaction
 
 
+def test_rows_that_delete_files_delete_are_counted(lake: Lakehouse) -> None:
+    """So a diff shows what an engine's DELETE did, and compaction changes no number of rows."""
+    table = with_positions(lake)
+    latest = lake.latest_version()
+
+    def rows_of(before: int, after: int) -> tuple[int | None, ...]:
+        (one,) = maintenance.diff_versions(lake, lake.snapshot(before), lake.snapshot(after)).tables
+        assert one.delta is not None and one.after is not None
+        return one.delta.rows_added, one.delta.rows_removed, one.after.rows
+
+    assert len(table.ids()) == 3
+    assert rows_of(latest - 2, latest - 1) == (0, 2, 4)
+    assert rows_of(latest - 1, latest) == (0, 1, 3)
+    assert rows_of(latest, latest - 1) == (1, 0, 4)
+    maintenance.plan_compact_tables(lake).execute()
+    added, removed, now = rows_of(latest, lake.latest_version())
+    assert (added, now) == (removed, 3)
+
+
 @pytest.mark.parametrize("suffix", ["parquet", "orc"])
 def test_compaction_applies_position_deletes(lake: Lakehouse, suffix: str) -> None:
     table = with_positions(lake, suffix)

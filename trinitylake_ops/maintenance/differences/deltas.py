@@ -13,7 +13,7 @@ from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.table.snapshots import Snapshot as TableSnapshot
 
 from trinitylake_ops.format.definitions import Column, Schema, TableDef
-from trinitylake_ops.tables.files.totals import TableTotals, count_in, totals_of
+from trinitylake_ops.tables.files.totals import TableTotals, count_in, rows_removed, totals_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,7 +98,7 @@ def _came_and_went(before: TableState | None, after: TableState | None) -> tuple
 def _sums(between: Sequence[TableSnapshot]) -> tuple[_Counts, _Counts]:
     """Return what snapshots added, and what they removed."""
     added = [_numbers(one, "added-records", "added-data-files", "added-files-size") for one in between]
-    removed = [_numbers(one, "deleted-records", "deleted-data-files", "removed-files-size") for one in between]
+    removed = [(rows_removed(one), *_numbers(one, "deleted-data-files", "removed-files-size")) for one in between]
     return _sum(added), _sum(removed)
 
 
