@@ -440,7 +440,7 @@ def test_a_replica_of_a_cluster_takes_the_place_of_its_primary(redis_folder: Pat
                 RedisStorage(lake.root, options).read("name")
             replica.admin.execute_command("CLUSTER FAILOVER TAKEOVER")
             alive = [replica, *(node for node in nodes if node is not owner)]
-            wait_until(lambda: all(port_of(slot, node) == replica.port for node in alive))
+            wait_until(lambda: all(port_of(slot, node) == replica.port and is_up(node) for node in alive))
             assert lake.snapshot().namespaces() == ["before"]
             assert Lakehouse.open(lake.root, options).snapshot().namespaces() == ["before"]
             with pytest.raises(TransientError, match="has 0 replicas now"):
@@ -455,6 +455,11 @@ def port_of(slot: int, node: RedisServer) -> int | None:
         if first <= slot <= last:
             return int(primary[1])
     return None
+
+
+def is_up(node: RedisServer) -> bool:
+    """Whether a node takes the cluster for whole: it answers only then."""
+    return node.admin.execute_command("CLUSTER INFO")["cluster_state"] == "ok"
 
 
 def joined_replica(nodes: list[RedisServer], primary_id: str, folder: Path) -> RedisServer:
