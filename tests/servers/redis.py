@@ -185,7 +185,7 @@ def running_cluster(folder: Path, n_nodes: int = 3) -> Iterator[list[RedisServer
         for node in nodes[1:]:
             node.admin.execute_command("CLUSTER MEET", "127.0.0.1", nodes[0].port, buses[0])
         deadline = time.monotonic() + START_TIMEOUT_SECONDS
-        while not all(_is_whole(node, n_nodes) for node in nodes):
+        while not all(is_whole(node, n_nodes) for node in nodes):
             if time.monotonic() > deadline:
                 raise ServerStartError(f"the cluster does not form; a log:\n{log_tail(nodes[0].folder / 'log')}")
             time.sleep(0.05)
@@ -195,7 +195,8 @@ def running_cluster(folder: Path, n_nodes: int = 3) -> Iterator[list[RedisServer
             node.kill()
 
 
-def _is_whole(node: RedisServer, n_nodes: int) -> bool:
+def is_whole(node: RedisServer, n_nodes: int) -> bool:
+    """Whether a node knows so many nodes, and takes the cluster for whole: it answers only then."""
     told = node.admin.execute_command("CLUSTER INFO")
     assert isinstance(told, dict)
     return (told["cluster_state"], told["cluster_known_nodes"]) == ("ok", str(n_nodes))

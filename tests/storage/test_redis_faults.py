@@ -16,7 +16,7 @@ from tests.lakes import left_over_paths
 from tests.processes import fork
 from tests.redis_proxy import RedisFault, RedisProxy, is_create, is_delete, is_list, is_named, is_read, is_write
 from tests.servers.daemons import free_port
-from tests.servers.redis import DURABLE, RedisServer, running, running_cluster, wait_until
+from tests.servers.redis import DURABLE, RedisServer, is_whole, running, running_cluster, wait_until
 from trinitylake_ops import Lakehouse
 from trinitylake_ops.errors import (
     AmbiguousWriteError,
@@ -440,7 +440,8 @@ def test_a_replica_of_a_cluster_takes_the_place_of_its_primary(redis_folder: Pat
                 RedisStorage(lake.root, options).read("name")
             replica.admin.execute_command("CLUSTER FAILOVER TAKEOVER")
             alive = [replica, *(node for node in nodes if node is not owner)]
-            wait_until(lambda: all(port_of(slot, node) == replica.port and is_up(node) for node in alive))
+            wait_until(lambda: all(port_of(slot, node) == replica.port for node in alive))
+            wait_until(lambda: all(is_whole(node, len(nodes) + 1) for node in alive))
             assert lake.snapshot().namespaces() == ["before"]
             assert Lakehouse.open(lake.root, options).snapshot().namespaces() == ["before"]
             with pytest.raises(TransientError, match="has 0 replicas now"):
@@ -455,11 +456,6 @@ def port_of(slot: int, node: RedisServer) -> int | None:
         if first <= slot <= last:
             return int(primary[1])
     return None
-
-
-def is_up(node: RedisServer) -> bool:
-    """Whether a node takes the cluster for whole: it answers only then."""
-    return node.admin.execute_command("CLUSTER INFO")["cluster_state"] == "ok"
 
 
 def joined_replica(nodes: list[RedisServer], primary_id: str, folder: Path) -> RedisServer:

@@ -52,6 +52,7 @@ from trinitylake_ops.maintenance.state.export_records import drop_exports
 from trinitylake_ops.storage import TEMPORARY_PREFIX
 from trinitylake_ops.transaction.creation import has_roots
 from trinitylake_ops.transaction.lakehouse import Lakehouse
+from trinitylake_ops.versions.snapshot import Snapshot
 
 _OPERATION = "drop-clone"
 _LEFT = "its own files stay, and no command deletes them later: delete that folder or prefix when nobody needs it"
@@ -150,7 +151,7 @@ class DropClone(PlannedOperation[DropClonePlan, DropCloneReport]):
             stages, n_left = _own_files(clone)
         elif self.deletes_files:
             left = lakehouse_of(metered, record, self.target_options)
-            stages = (_last_files(left, record, metered.lake),)
+            stages = (_last_files(left, record, latest),)
         return DropClonePlan(
             base_version=latest.version,
             name=self.name,
@@ -284,12 +285,12 @@ def _own_files(clone: OpenedClone) -> tuple[tuple[dict[str, int], ...], int]:
     return sized, len(sizes_bytes) - sum(map(len, sized))
 
 
-def _last_files(left: Lakehouse, record: ExportRecord, source: Lakehouse) -> dict[str, int]:
+def _last_files(left: Lakehouse, record: ExportRecord, source: Snapshot) -> dict[str, int]:
     """Return the definitions of a clone without roots: a drop deletes one last, and a clone that is made begins by it.
 
     Each says itself that it is of this clone. Where any root stands, that is the lakehouse of somebody else.
     """
-    storage, source_id = left.storage, source.snapshot().definition.id
+    storage, source_root = left.storage, source.files.storage.root
     if has_roots(storage):
         return {}
     found = {}
@@ -298,7 +299,7 @@ def _last_files(left: Lakehouse, record: ExportRecord, source: Lakehouse) -> dic
             parent = left.files.definitions.lakehouse(info.path).parent
         except (CorruptFileError, FileMissingError):
             continue
-        if parent is not None and parent.root == source.root and is_parent(parent, record, source_id):
+        if parent is not None and parent.root == source_root and is_parent(parent, record, source.definition.id):
             found[info.path] = info.size_bytes
     return found
 
