@@ -12,9 +12,7 @@ import pytest
 
 from scripts.docs_site import api, reference, site_map
 from scripts.draw_concepts import PICTURES
-from tests.conftest import SHOWN
 from tests.docs.pages import DOCS, PROJECT
-from tests.test_words import MOST_WORDS, PAGES, n_words, sentences
 from trinitylake_ops.cli.app import trinitylake
 from trinitylake_ops.dagster_plugin import build_jobs
 from trinitylake_ops.storage.schemes import OWN_SCHEMES
@@ -119,10 +117,3 @@ def test_the_reference_describes_what_it_lists(made: dict[str, str]) -> None:
     assert {"0", "1", "130, 143", *codes} == set(
         re.findall(r"^\| `([\d, ]+)` \|", made["reference/errors.md"], flags=re.MULTILINE)
     )
-
-
-def test_sentences_are_short_at_the_95th_percentile(record_property: pytest.RecordProperty) -> None:
-    lengths = sorted(n for page in PAGES for one in sentences(page.read_text()) if (n := n_words(one)))
-    middle, p95 = lengths[len(lengths) // 2], lengths[len(lengths) * 95 // 100]
-    record_property(SHOWN, f"{len(lengths):,} sentences in {len(PAGES)} pages: {middle} words in the middle, p95 {p95}")
-    assert p95 < MOST_WORDS
