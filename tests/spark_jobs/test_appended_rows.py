@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import pickle
+from decimal import Decimal
 
 import pyarrow as pa
 import pytest
 from pyiceberg.expressions import AlwaysTrue, BooleanExpression, GreaterThan
 from pyiceberg.table import Table
-from pyiceberg.types import LongType
+from pyiceberg.types import DecimalType, DoubleType, ListType, LongType
 
 from tests.lakes import Lakes, seal
 from tests.maintenance.changes import expire
 from trinitylake_ops import Lakehouse, maintenance
-from trinitylake_ops.errors import CommitConflictError, VersionExpiredError
+from trinitylake_ops.errors import CommitConflictError, CorruptFileError, VersionExpiredError
 from trinitylake_ops.maintenance.plans.retention import RetentionPolicy
 from trinitylake_ops.spark_jobs.source.appended_rows import AppendedPart, FollowedTable
 from trinitylake_ops.spark_jobs.source.stream_options import StreamOptions
@@ -51,7 +52,8 @@ def followed(
     version: int | None = None,
 ) -> FollowedTable:
     loaded = catalog_at(lake, version).load_table("ns.t").metadata
-    return FollowedTable("ns", "t", loaded.table_uuid, loaded.schema(), loaded.schema(), row_filter, 2)
+    at = lake.latest_version() if version is None else version
+    return FollowedTable("ns", "t", at, loaded.table_uuid, loaded.schema(), loaded.schema(), row_filter, 2)
 
 
 def read(
@@ -155,6 +157,47 @@ def test_columns_that_do_not_fit_the_stream_any_more_end_it(lake: Lakehouse) -> 
     catalog.drop_table("ns.t")
     catalog.create_table("ns.t", pa.schema([("part", pa.int64()), ("id", pa.int32())]))
     misfit("another table has its name", pa.table({"part": [1], "id": pa.array([5], pa.int32())}))
+
+
+def lagging(lake: Lakehouse, start: int, end: int) -> list[dict[str, object]]:
+    """Return the rows of a batch whose versions are older than the columns that the stream was loaded with."""
+    one = followed(lake)
+    parts = one.parts(lake, one.at(lake, start), one.at(lake, end), StreamOptions())
+    assert all(isinstance(part, AppendedPart) for part in parts)
+    schema = to_spark_schema(one.schema)
+    batches = [batch for part in parts if isinstance(part, AppendedPart) for batch in part.batches(schema)]
+    return [row for batch in batches for row in batch.to_pylist()]
+
+
+def test_a_stream_that_lags_reads_older_rows_as_wider_columns(lake: Lakehouse) -> None:
+    catalog = catalog_at(lake)
+    catalog.create_namespace("ns")
+    inner = pa.struct([pa.field("n", pa.int32())])
+    columns = pa.schema([("i", pa.int32()), ("f", pa.float32()), ("d", pa.decimal128(5, 2)), ("s", inner)])
+    table = catalog.create_table("ns.t", columns)
+    values = {"i": 1, "f": 0.5, "d": Decimal("1.25"), "s": {"n": 7}}
+    table.append(pa.Table.from_pylist([values], columns))
+    with table.update_schema() as update:
+        update.update_column("i", LongType()).update_column("f", DoubleType()).update_column("d", DecimalType(9, 2))
+        update.update_column(("s", "n"), LongType())
+    assert lagging(lake, 2, 3) == [values]
+    with catalog.load_table("ns.t").update_schema(allow_incompatible_changes=True) as update:
+        update.add_column("more", ListType(1, LongType(), element_required=True))
+        update.update_column("i", required=True)
+    assert lagging(lake, 2, 3) == [{**values, "more": None}], "a column that became required, and an added one"
+
+
+def test_older_rows_without_a_value_of_a_required_column_end_a_stream_that_lags(lake: Lakehouse, table: Table) -> None:
+    table.append(pa.table({"id": pa.array([None], pa.int64())}))
+    with table.update_schema(allow_incompatible_changes=True) as update:
+        update.update_column("id", required=True)
+    assert lagging(lake, 2, 3) == [{"id": 1}]
+    with pytest.raises(CorruptFileError):
+        lagging(lake, 3, 4)
+    with table.update_schema(allow_incompatible_changes=True) as update:
+        update.add_column("more", LongType(), required=True)
+    with pytest.raises(CommitConflictError):
+        lagging(lake, 2, 3)
 
 
 def test_replaced_rows_stop_it_or_are_passed_by(lake: Lakehouse, table: Table) -> None:

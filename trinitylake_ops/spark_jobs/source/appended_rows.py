@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 from uuid import UUID
 
+from pyiceberg.exceptions import ResolveError
 from pyiceberg.expressions import BooleanExpression
 from pyiceberg.manifest import DataFile, ManifestContent, ManifestEntryStatus
-from pyiceberg.schema import Schema, index_by_id
+from pyiceberg.schema import Schema, index_by_id, promote
 from pyiceberg.table import DataScan, FileScanTask
 from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.table.snapshots import Operation
 from pyiceberg.table.snapshots import Snapshot as TableSnapshot
-from pyspark.sql.types import StructType
+from pyiceberg.types import IcebergType, ListType, MapType, NestedField, StructType
 
 from trinitylake_ops.errors import CommitConflictError, VersionExpiredError
 from trinitylake_ops.spark_jobs.source.stream_options import StreamOptions
@@ -30,6 +31,7 @@ from trinitylake_ops.transaction.lakehouse import Lakehouse
 
 if TYPE_CHECKING:
     import pyarrow as pa
+    from pyspark.sql.types import StructType as SparkStructType
 
 _NONE = ""
 _TRIMMED = -1  # no snapshot has this id
@@ -39,12 +41,13 @@ _TRIMMED = -1  # no snapshot has this id
 class FollowedTable:
     """A table whose appended rows a stream reads.
 
-    ``table_uuid`` is Iceberg's, and ``table_schema`` has the columns, both as they were when the stream was loaded.
-    ``schema`` has the columns that are read.
+    ``table_uuid`` is Iceberg's, and ``table_schema`` has the columns, both as they were at ``version``, when the stream
+    was loaded. ``schema`` has the columns that are read.
     """
 
     namespace: str
     table: str
+    version: int
     table_uuid: UUID
     table_schema: Schema
     schema: Schema
@@ -83,12 +86,7 @@ class FollowedTable:
         tasks = batch.tasks()
         if not tasks:
             return []
-        if misfit := self._misfit(batch.metadata):
-            raise CommitConflictError(
-                f"table {self.namespace}.{self.table} is read as a stream, and since that was loaded {misfit}; start it"
-                " again, or where that does not help, begin a new stream",
-                latest_version=end["version"],
-            )
+        self._check_fits(batch.metadata, start, end)
         # The filter means the columns that had these names at load, even if others have them now. Other schemas tell
         # which columns equality deletes are by.
         others = [schema for schema in batch.metadata.schemas if schema.schema_id != self.table_schema.schema_id]
@@ -97,21 +95,73 @@ class FollowedTable:
         job = pickle.dumps(ReadJob(batch.io, metadata, self.schema, self.row_filter))
         return [AppendedPart(job, group) for group in group_files(tasks, self.parallelism)]
 
-    def _misfit(self, metadata: TableMetadata) -> str | None:
-        """Return why the columns of the stream cannot hold the table's present ones, None if they can."""
+    def _check_fits(self, metadata: TableMetadata, start: Offset, end: Offset) -> None:
+        """Raise CommitConflictError if the columns of the stream cannot contain the rows of a batch.
+
+        A stream that lags was loaded after the batch was committed. Then its columns may be wider than those of the
+        batch, and required where those are not: the rows are read as the stream's columns, and cannot be otherwise.
+
+        Args:
+            metadata: The table's metadata at the end of the batch.
+            start: The offset before the batch.
+            end: The offset of the batch.
+
+        Raises:
+            CommitConflictError: The rows do not fit.
+        """
+        lags = end["version"] < self.version
         if metadata.table_uuid != self.table_uuid:
-            return "another table has its name"
-        now = index_by_id(metadata.schema())
-        for field_id, field in index_by_id(self.schema).items():
-            found = now.get(field_id)
-            name = self.table_schema.find_column_name(field_id)
-            if found is None and field.required:
-                return f"its required column {name!r} was dropped"
-            if found is not None and field.required and not found.required:
+            misfit: str | None = "another table has its name"
+        else:
+            misfit = self._misfit(self.schema.fields, index_by_id(metadata.schema()), lags=lags)
+        if misfit is None:
+            return
+        remedy = "start it again, or where that does not help, begin a new stream"
+        if lags:
+            remedy = "read them without that column by the option 'columns', or begin a new stream"
+        since = f"in versions {start['version'] + 1} to {end['version']}" if lags else "since that was loaded"
+        raise CommitConflictError(
+            f"table {self.namespace}.{self.table} is read as a stream, and {since} {misfit}; {remedy}",
+            latest_version=end["version"],
+        )
+
+    def _misfit(self, fields: Iterable[NestedField], of_batch: Mapping[int, NestedField], *, lags: bool) -> str | None:
+        for field in fields:
+            name = self.table_schema.find_column_name(field.field_id)
+            written = of_batch.get(field.field_id)
+            if written is None:
+                if not field.required or (lags and field.initial_default is not None):
+                    continue  # a null or the default
+                return f"its required column {name!r} {'did not exist' if lags else 'was dropped'}"
+            if field.required and not written.required and not lags:
                 return f"its column {name!r} became optional"
-            if found is not None and field.field_type.is_primitive and found.field_type != field.field_type:
-                return f"its column {name!r} became {found.field_type}"
+            kind = field.field_type
+            if kind.is_primitive:
+                if not _is_readable_as(written.field_type, kind):
+                    return f"its column {name!r} {'was' if lags else 'became'} {written.field_type}"
+            elif misfit := self._misfit(_fields_within(kind), of_batch, lags=lags):
+                return misfit
         return None
+
+
+def _fields_within(kind: IcebergType) -> Sequence[NestedField]:
+    if isinstance(kind, ListType):
+        return (kind.element_field,)
+    if isinstance(kind, MapType):
+        return (kind.key_field, kind.value_field)
+    assert isinstance(kind, StructType)
+    return kind.fields
+
+
+def _is_readable_as(written: IcebergType, wanted: IcebergType) -> bool:
+    """Whether values of a type are read as another one: the same type, or a wider one that Iceberg promotes it to."""
+    if written == wanted:
+        return True
+    try:
+        promote(written, wanted)
+    except ResolveError:
+        return False
+    return True
 
 
 @dataclass(frozen=True)
@@ -121,7 +171,7 @@ class AppendedPart:
     pickled_job: bytes
     tasks: tuple[FileScanTask, ...]
 
-    def batches(self, schema: StructType) -> Iterator[pa.RecordBatch]:
+    def batches(self, schema: SparkStructType) -> Iterator[pa.RecordBatch]:
         return read_tasks(pickle.loads(self.pickled_job), self.tasks, schema)
 
 

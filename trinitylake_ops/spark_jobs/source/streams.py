@@ -57,4 +57,13 @@ def _followed(opened: OpenedTable, parallelism: int) -> Followed:
 
     plan: DataPlan = pickle.loads(opened.pickled_plan)
     loaded = plan.found.metadata
-    return FollowedTable(*plan.name, loaded.table_uuid, loaded.schema(), plan.schema, plan.row_filter, parallelism)
+    assert plan.found.version is not None  # a stream reads no export, so this is a version of the lakehouse itself
+    return FollowedTable(
+        *plan.name,
+        plan.found.version.version,
+        loaded.table_uuid,
+        loaded.schema(),
+        plan.schema,
+        plan.row_filter,
+        parallelism,
+    )

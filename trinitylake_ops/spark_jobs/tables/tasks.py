@@ -20,6 +20,7 @@ from pyspark.sql.datasource import (
 )
 from pyspark.sql.types import StructType
 
+from trinitylake_ops.errors import CorruptFileError
 from trinitylake_ops.spark_jobs.runtime.handover import HANDOVER, put_returned, take_given
 from trinitylake_ops.spark_jobs.runtime.spark_version import arrow_schema, value_of
 
@@ -184,10 +185,19 @@ def read_tasks(job: ReadJob, tasks: Sequence[FileScanTask], schema: StructType) 
     from trinitylake_ops.tables.files.data_reading import file_batches, reading_at
     from trinitylake_ops.tables.files.deletes.rows import RemainingRows
 
-    rows = RemainingRows(ArrowScan(job.metadata, job.io, job.schema, job.row_filter))
+    remaining = RemainingRows(ArrowScan(job.metadata, job.io, job.schema, job.row_filter))
     wanted = arrow_schema(schema)
     with reading_at(job.version, job.io):
         for task in tasks:  # one at a time: pyiceberg holds all batches of the files it is given
-            for batch in file_batches(rows, task, job.io):
-                if batch.num_rows:
-                    yield batch.select(wanted.names).cast(wanted)
+            for batch in file_batches(remaining, task, job.io):
+                if not batch.num_rows:
+                    continue
+                try:
+                    rows = batch.select(wanted.names).cast(wanted)
+                except ValueError as error:  # the table's columns became required while old rows have nulls
+                    path = job.io.location(task.file.file_path)
+                    raise CorruptFileError(
+                        f"data file {path!r} does not fit the table's columns: {error}; read the other columns only",
+                        path=path,
+                    ) from error
+                yield rows
