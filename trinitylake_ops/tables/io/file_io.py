@@ -38,6 +38,7 @@ from trinitylake_ops.tables.io.file_errors import as_pyiceberg_expects
 from trinitylake_ops.tables.io.folder_owners import FolderOwners, latest_definition_at
 from trinitylake_ops.tables.io.input_file import StorageInputFile
 from trinitylake_ops.tables.io.io_properties import ROOT, public_properties, storage_options_of
+from trinitylake_ops.tables.io.nested_projection import keep_nested_nulls
 from trinitylake_ops.tables.io.output_file import StorageOutputFile
 from trinitylake_ops.tables.io.parquet_model import write_sealed_parquet
 from trinitylake_ops.tables.io.pending_files import PendingFiles
@@ -45,6 +46,7 @@ from trinitylake_ops.transaction.lakehouse import Lakehouse
 from trinitylake_ops.tree.nodes.elsewhere import Elsewhere
 
 write_sealed_parquet()
+keep_nested_nulls()
 read_bounded_avro()
 
 logger = logging.getLogger(__name__)
