@@ -28,6 +28,7 @@ from trinitylake_ops.format.file_names import OWNER_NAME
 from trinitylake_ops.spark_jobs.tables.reader import read_staged, read_table
 from trinitylake_ops.spark_jobs.tables.writer import stage_dataframe
 from trinitylake_ops.storage import LocalStorage
+from trinitylake_ops.tables.catalog import catalog_at
 from trinitylake_ops.tables.writing import write_mode
 from trinitylake_ops.tables.writing.partition_key import PartitionValue
 from trinitylake_ops.tables.writing.publication import publication_id, publish_once
@@ -141,6 +142,17 @@ def test_replacing_a_partition_leaves_the_files_of_others(spark: SparkSession, l
     assert content(read_staged(spark, lake, again)) == expected
     assert (again.row_count, again.added_rows, again.removed_rows) == (25, 5, 5)
     assert content(read_table(spark, lake, "facts.numbers")) == expected
+
+
+def test_a_table_whose_former_partition_column_was_dropped_is_replaced(spark: SparkSession, lake: Lakehouse) -> None:
+    publish_staged(lake, stage_dataframe(lake, rows_of(spark, 9), "facts", "t", partition_by=("month",), mode="append"))
+    with catalog_at(lake).load_table("facts.t").update_spec() as spec_update:
+        spec_update.remove_field("month")
+    with catalog_at(lake).load_table("facts.t").update_schema() as schema_update:
+        schema_update.delete_column("month")
+    rows = spark.range(4).selectExpr("id", "2013 as year", "'new' as text")
+    publish_staged(lake, stage_dataframe(lake, rows, "facts", "t", mode="replace_table"))
+    assert content(read_table(spark, lake, "facts.t")) == content(rows)
 
 
 def test_partitions_by_dates_texts_and_nulls(spark: SparkSession, lake: Lakehouse) -> None:

@@ -10,20 +10,25 @@ import pyarrow.parquet as pq
 import pytest
 from pyiceberg.expressions import AlwaysTrue
 from pyiceberg.io.pyarrow import ArrowScan
-from pyiceberg.manifest import DataFile
+from pyiceberg.manifest import DataFile, ManifestEntryStatus
+from pyiceberg.partitioning import PartitionField, PartitionSpec
 from pyiceberg.schema import Schema
 from pyiceberg.table import FileScanTask, Table
 from pyiceberg.table.metadata import TableMetadataUtil
 from pyiceberg.table.sorting import NullOrder, SortDirection, SortField, SortOrder
+from pyiceberg.table.update import RemovePartitionSpecsUpdate, RemoveSchemasUpdate
 from pyiceberg.transforms import BucketTransform, IdentityTransform
 from pyiceberg.typedef import Record
 from pyiceberg.types import DoubleType, LongType, NestedField, StringType
 
-from trinitylake_ops import Lakehouse
-from trinitylake_ops.errors import CommitConflictError, CorruptFileError, InvalidDefinitionError
+from trinitylake_ops import Lakehouse, maintenance
+from trinitylake_ops.errors import CommitConflictError, CorruptFileError, InvalidDefinitionError, InvalidInputError
 from trinitylake_ops.tables.catalog import TrinityLakeCatalog, catalog_at
+from trinitylake_ops.tables.files.reach import entries_in, manifests_in
 from trinitylake_ops.tables.io.file_io import StorageFileIO
+from trinitylake_ops.tables.writing.arrow_writer import stage_arrow
 from trinitylake_ops.tables.writing.compacting.groups import TARGET_PROPERTY, FileGroup, RewriteRules, find_groups
+from trinitylake_ops.tables.writing.publication import publication_id, publish_once
 from trinitylake_ops.tables.writing.rewriting import Rewriting, rewrite_here, rewriting_of, stage_rewritten
 from trinitylake_ops.tables.writing.staging import load_staged
 
@@ -142,6 +147,69 @@ def test_files_of_an_older_spec_are_split_by_the_current_one(lake: Lakehouse, ca
     assert current is not None and current.summary is not None
     assert current.summary.operation.value == "replace"
     assert current.summary["total-records"] == "4"
+
+
+@pytest.mark.parametrize("how", ["compaction", "replacement", "open table"])
+def test_files_of_a_spec_whose_source_column_was_dropped_are_rewritten(
+    lake: Lakehouse, catalog: TrinityLakeCatalog, how: str
+) -> None:
+    by_place = PartitionSpec(PartitionField(2, 1000, IdentityTransform(), "place"))
+    table = appended(catalog, rows(1, place="a"), rows(2, place=None), rows(3, place="b"), partition_spec=by_place)
+    with table.update_spec() as spec:
+        spec.remove_field("place")
+    with table.update_schema() as columns:
+        columns.delete_column("place")
+    one_row = rows(4).drop_columns(["place"])
+    if how == "open table":
+        table.overwrite(one_row)
+    elif how == "replacement":
+        staged = stage_arrow(lake, one_row, "ns", "t", mode="replace_table")
+        publish_once(lake, [staged], publication_id("dropped", "place"))
+    else:
+        maintenance.plan_compact_tables(lake, repartition=True).execute()
+    after = catalog.load_table("ns.t")
+    assert {task.file.spec_id for task in after.scan().plan_files()} == {after.metadata.default_spec_id}
+    expected = [1, 2, 3] if how == "compaction" else [4]
+    assert sorted(after.scan(row_filter="id > 0").to_arrow()["id"].to_pylist()) == expected
+    io = io_of(after)
+    entries = [
+        entry
+        for snapshot in after.metadata.snapshots
+        for manifest in manifests_in(snapshot, io)
+        for entry in entries_in(manifest, io)
+    ]
+    values = {entry.data_file.partition[0] for entry in entries if entry.status == ManifestEntryStatus.DELETED}
+    assert values == {"a", None, "b"}, "the values of the old spec are written as they were"
+
+
+def test_a_dropped_source_column_of_a_void_field_is_refused(lake: Lakehouse, catalog: TrinityLakeCatalog) -> None:
+    """In format version 1 a removed partition field stays in the current spec, without values."""
+    by_place = PartitionSpec(PartitionField(2, 1000, IdentityTransform(), "place"))
+    version = {"format-version": "1"}
+    table = appended(catalog, rows(1), rows(2), partition_spec=by_place, properties=version)
+    with table.update_spec() as spec:
+        spec.remove_field("place")
+    with table.update_schema() as columns:
+        columns.delete_column("place")
+    with pytest.raises(InvalidInputError):
+        maintenance.plan_compact_tables(lake, tables=["ns.t"], repartition=True)
+    assert maintenance.plan_compact_tables(lake, repartition=True).tables == ()
+    with pytest.raises(InvalidDefinitionError):
+        stage_arrow(lake, rows(4).drop_columns(["place"]), "ns", "t", mode="append")
+
+
+def test_the_last_schema_with_the_source_column_of_a_spec_stays(lake: Lakehouse, catalog: TrinityLakeCatalog) -> None:
+    by_place = PartitionSpec(PartitionField(2, 1000, IdentityTransform(), "place"))
+    table = appended(catalog, rows(1), partition_spec=by_place)
+    with table.update_spec() as spec:
+        spec.remove_field("place")
+    with table.update_schema() as columns:
+        columns.delete_column("place")
+    with pytest.raises(InvalidDefinitionError):
+        catalog.commit_table(table, (), (RemoveSchemasUpdate(schema_ids=[0]),))
+    assert table.spec().spec_id != 0
+    catalog.commit_table(table, (), (RemovePartitionSpecsUpdate(spec_ids=[0]),))
+    catalog.commit_table(catalog.load_table("ns.t"), (), (RemoveSchemasUpdate(schema_ids=[0]),))
 
 
 def test_a_file_with_other_rows_than_recorded_is_refused(lake: Lakehouse, catalog: TrinityLakeCatalog) -> None:

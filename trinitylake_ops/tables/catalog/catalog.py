@@ -72,6 +72,7 @@ from trinitylake_ops.tables.io.file_io import StorageFileIO, io_for
 from trinitylake_ops.tables.io.io_properties import public_properties
 from trinitylake_ops.tables.managed import managed_properties, metadata_uri, table_definition, table_id_of
 from trinitylake_ops.tables.ownership import claim_location
+from trinitylake_ops.tables.partition_types import with_typed_specs
 from trinitylake_ops.tables.properties import check_names_no_code
 from trinitylake_ops.tables.types import check_arrow_schema
 from trinitylake_ops.transaction.lakehouse import Lakehouse
@@ -346,7 +347,7 @@ class TrinityLakeCatalog(NamespaceCatalog):
         definition: TableDef | None = None,
     ) -> Table:
         config = loaded_now(self.io.storage, is_registered=definition is not None and not definition.is_managed)
-        return LoadedTable(identifier, metadata, uri, io or self.io, self, config)
+        return LoadedTable(identifier, with_typed_specs(metadata), uri, io or self.io, self, config)
 
     def _definition(self, staged: StagedTable, base: TableDef | None = None) -> TableDef:
         table_id = table_id_of(staged.metadata.location) or ""

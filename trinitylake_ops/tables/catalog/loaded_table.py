@@ -27,6 +27,7 @@ from trinitylake_ops.tables.files.metadata import InlineSnapshot
 from trinitylake_ops.tables.files.reach import oldest_file_ms, oldest_of
 from trinitylake_ops.tables.io.file_io import StorageFileIO
 from trinitylake_ops.tables.managed import ICEBERG, check_managed_properties, new_table_location
+from trinitylake_ops.tables.partition_types import check_keeps_source_types, with_typed_specs
 from trinitylake_ops.tables.properties import location_provider
 from trinitylake_ops.transaction.transaction import Transaction
 
@@ -228,7 +229,8 @@ def date_back(
 def check_update(name: str, metadata: TableMetadata, current: Table | None, base: TableDef | None) -> None:
     """Raise InvalidDefinitionError for a registered table, which is not changed here.
 
-    Raises it also if a managed table would move, or would have forbidden properties.
+    Raises it also if a managed table would move, would have forbidden properties, or would lose the last schema with
+    the source column of a partition spec.
     """
     if base is not None and not base.is_managed:
         raise registered_elsewhere(name)
@@ -237,6 +239,8 @@ def check_update(name: str, metadata: TableMetadata, current: Table | None, base
         raise errors.InvalidDefinitionError(
             f"a managed table stays at its location {current.metadata.location!r}; create another one and copy"
         )
+    if current is not None and len(metadata.schemas) < len(current.metadata.schemas):
+        check_keeps_source_types(current.metadata, metadata)
 
 
 def commit_message(table: str, updates: tuple[TableUpdate, ...]) -> str:
@@ -252,5 +256,5 @@ def commit_message(table: str, updates: tuple[TableUpdate, ...]) -> str:
 def commit_response(table: Table) -> CommitTableResponse:
     """Return the answer to a commit that leaves this table."""
     return CommitTableResponse.model_validate(
-        {"metadata": table.metadata, "metadata-location": table.metadata_location}
+        {"metadata": with_typed_specs(table.metadata), "metadata-location": table.metadata_location}
     )

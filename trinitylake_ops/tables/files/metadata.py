@@ -32,6 +32,7 @@ from trinitylake_ops.tables.claims.names import MAX_NAME_CHARS, full_name_chars
 from trinitylake_ops.tables.files.placement import in_own_place
 from trinitylake_ops.tables.io.file_io import StorageFileIO, io_for
 from trinitylake_ops.tables.managed import metadata_uri, table_id_of
+from trinitylake_ops.tables.partition_types import with_typed_specs
 from trinitylake_ops.tables.properties import PATH_PROPERTIES, leave_out_meaningless_counts, meaningless, naming_code
 
 #: The endings of names of compressed metadata files.
@@ -171,7 +172,7 @@ def parse_metadata(text: bytes, uri: str) -> LoadedMetadata:
     except Exception as error:  # for broken JSON pyiceberg's validators raise any exception
         raise _no_metadata(uri, _reason(error)) from error
     leave_out_meaningless_counts(parsed.snapshots)
-    return _without_code(parsed)
+    return _without_code(with_typed_specs(parsed))
 
 
 def read_table_metadata(io: StorageFileIO, uri: str) -> TableMetadata:

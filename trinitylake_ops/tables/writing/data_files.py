@@ -249,12 +249,12 @@ def identity_columns(spec: PartitionSpec, schema: Schema) -> list[str]:
     """
     names = []
     for partition_field in spec.fields:
-        source = schema.find_field(partition_field.source_id)
         if not isinstance(partition_field.transform, IdentityTransform):
             raise InvalidDefinitionError(
                 f"partition field {partition_field.name!r} has the transform {partition_field.transform};"
                 " files can be written for identity partitions only"
             )
+        source = schema.find_field(partition_field.source_id)
         if schema.find_column_name(source.field_id) != source.name or isinstance(
             source.field_type, FloatType | DoubleType
         ):
