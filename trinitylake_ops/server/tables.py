@@ -33,7 +33,7 @@ from trinitylake_ops.tables.catalog.registration import registered_uri
 from trinitylake_ops.tables.catalog.updates import asked_for, check_format
 from trinitylake_ops.tables.files.metadata import read_table_metadata
 from trinitylake_ops.tables.managed import MANAGED_PROPERTIES, metadata_uri
-from trinitylake_ops.tables.properties import check_names_no_code
+from trinitylake_ops.tables.properties import check_settable
 
 logger = logging.getLogger(__name__)
 
@@ -85,7 +85,7 @@ def create_table(call: Call) -> Answer:
     asked = call.model(CreateTableRequest, **absent)
     properties = {name: value for name, value in asked.properties.items() if name not in MANAGED_PROPERTIES}
     check_format(properties)
-    check_names_no_code(properties)
+    check_settable(properties)
     spec, order = asked.partition_spec or UNPARTITIONED_PARTITION_SPEC, asked.write_order or UNSORTED_SORT_ORDER
     with asked_for():
         made = new_table_metadata(asked.table_schema, spec, order, "file:///place", dict(properties))
@@ -139,10 +139,8 @@ def register_table(call: Call) -> Answer:
     except (FileMissingError, CorruptFileError) as error:
         raise bad_request(f"the metadata file cannot be read: {error}") from error
     _check_allowed(call, f"{place}/metadata/any")
-    table = changed(
-        call, lambda catalog: catalog.register_table((namespace, asked.name), uri, overwrite=bool(asked.overwrite))
-    )
-    loaded = table or call.warehouse.catalog().load_table((namespace, asked.name))
+    changed(call, lambda catalog: catalog.register_table((namespace, asked.name), uri, overwrite=bool(asked.overwrite)))
+    loaded = call.warehouse.catalog().load_table((namespace, asked.name))
     return _table_answer(call, loaded, call.warehouse.served.lake.snapshot().table(namespace, asked.name))
 
 

@@ -18,7 +18,7 @@ from trinitylake_ops.errors import InvalidDefinitionError
 from trinitylake_ops.format.definitions import METADATA_LOCATION, TABLE_UUID, LakehouseDef, TableDef
 from trinitylake_ops.format.file_names import TABLES_PREFIX, table_prefix
 from trinitylake_ops.format.locations import normalize_root_uri, to_location, to_uri
-from trinitylake_ops.tables.properties import PATH_PROPERTIES, check_names_no_code
+from trinitylake_ops.tables.properties import PATH_PROPERTIES, check_settable
 from trinitylake_ops.tables.types import from_iceberg_schema
 
 ICEBERG = "ICEBERG"
@@ -76,7 +76,7 @@ def check_format_version(metadata: TableMetadata) -> None:
 
 def check_managed_properties(properties: Mapping[str, str]) -> None:
     """Raise InvalidDefinitionError when properties let Iceberg delete files, put them elsewhere or name code."""
-    check_names_no_code(properties)
+    check_settable(properties)
     for name, value in MANAGED_PROPERTIES.items():
         if properties.get(name, "").lower() != value:
             raise InvalidDefinitionError(

@@ -1,4 +1,4 @@
-"""Properties of Iceberg tables that name code, or places of files, or mean nothing. None of them is believed.
+"""Properties of Iceberg tables that name code, places of files or connections, or mean nothing. None is believed.
 
 The class that ``write.py-location-provider.impl`` names is imported by pyiceberg. Engines on Java load classes by
 properties of the same kind. A person who may write a JSON file into a lakehouse must not decide which code its readers
@@ -16,6 +16,7 @@ from pyiceberg.table.name_mapping import parse_mapping_from_json
 from pyiceberg.table.snapshots import Snapshot
 
 from trinitylake_ops.errors import InvalidDefinitionError
+from trinitylake_ops.tables.property_names import USER_PREFIX, is_allowed, not_allowed
 
 #: Properties that would put files beyond the table's own prefix.
 PATH_PROPERTIES = ("write.data.path", "write.metadata.path", "write.folder-storage.path", "write.object-storage.path")
@@ -93,23 +94,32 @@ def _is_count(value: object) -> bool:
     return isinstance(value, str) and _NUMBER.fullmatch(value) is not None
 
 
-def check_names_no_code(names: Iterable[str]) -> None:
-    """Raise InvalidDefinitionError when a property names code."""
+def check_settable(names: Iterable[str]) -> None:
+    """Raise InvalidDefinitionError for properties that clients may not set.
+
+    These are properties that name code, and those that a client could take for a setting of its connection.
+    """
+    names = list(names)
     if found := naming_code(names):
         raise InvalidDefinitionError(
             f"property {found[0][:100]!r} cannot be set: no property of a table may name code that others would run;"
             " leave it out"
         )
+    if refused := not_allowed(names):
+        raise InvalidDefinitionError(
+            f"property {refused[0][:100]!r} cannot be set: a client that reads it could take it for a setting of its"
+            f" connection; a property of your own can be named {f'{USER_PREFIX}{refused[0].strip()}'[:100]!r}"
+        )
 
 
-def without_code(properties: Mapping[str, str]) -> dict[str, str]:
-    """Return properties without those that name code."""
-    return {name: value for name, value in properties.items() if not names_code(name)}
+def usable(properties: Mapping[str, str]) -> dict[str, str]:
+    """Return properties without those that clients may not set."""
+    return {name: value for name, value in properties.items() if is_allowed(name) and not names_code(name)}
 
 
 def location_provider(metadata: TableMetadata) -> LocationProvider:
     """Return the object that chooses the places of a table's new files: always one of pyiceberg's own two."""
-    properties = without_code(metadata.properties)
+    properties = usable(metadata.properties)
     is_hashed = properties.get(_OBJECT_STORE, "").lower() == "true"
     provider = ObjectStoreLocationProvider if is_hashed else SimpleLocationProvider
     return provider(metadata.location.rstrip("/"), properties)

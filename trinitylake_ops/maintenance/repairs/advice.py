@@ -29,6 +29,7 @@ _ADVICE = {
     "table-file-corrupt": _OLDER,
     "table-unreadable": _OLDER,
     "table-names-code": "find out who wrote it; any commit to the table leaves the property out",
+    "table-names-connection": "find out who wrote it; any commit to the table leaves the property out",
     "file-changed": _RESTORE,
     "export-unreadable": "drop the export and make it again",
     "export-damaged": "drop the export and make it again",

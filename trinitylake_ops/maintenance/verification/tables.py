@@ -138,11 +138,19 @@ class TableVerifier:
         for path in fresh_lists:
             self._is_whole[path] &= all(self._is_whole[file.location] for file in manifests[path])
         self._is_whole[files.metadata_location] &= all(self._is_whole[file.location] for file in named)
-        self._check_code(name, files, version)
+        self._check_properties(name, files, version)
 
-    def _check_code(self, name: ObjectName, files: TableFiles, version: int) -> None:
-        """Report metadata that names code for others to run. A recorded file had none."""
+    def _check_properties(self, name: ObjectName, files: TableFiles, version: int) -> None:
+        """Report metadata that names code or connections for others to use. A recorded file had none."""
         location = files.metadata_location
+        if found := files.connecting:
+            names = ", ".join(repr(property_name[:100]) for property_name in found[:3])
+            message = (
+                f"metadata of table {name} has properties that clients could take for connection settings, {names};"
+                " they are left out here"
+            )
+            self._report("table-names-connection", message, location, version)
+            self._is_whole[location] = False
         if found := files.naming_code:
             names = ", ".join(repr(property_name[:100]) for property_name in found[:3])
             message = f"metadata of table {name} names code for engines to run, in {names}; it is passed over here"

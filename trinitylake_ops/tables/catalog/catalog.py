@@ -73,7 +73,7 @@ from trinitylake_ops.tables.io.io_properties import public_properties
 from trinitylake_ops.tables.managed import managed_properties, metadata_uri, table_definition, table_id_of
 from trinitylake_ops.tables.ownership import claim_location
 from trinitylake_ops.tables.partition_types import with_typed_specs
-from trinitylake_ops.tables.properties import check_names_no_code
+from trinitylake_ops.tables.properties import check_settable
 from trinitylake_ops.tables.types import check_arrow_schema
 from trinitylake_ops.transaction.lakehouse import Lakehouse
 from trinitylake_ops.transaction.transaction import Transaction
@@ -269,7 +269,7 @@ class TrinityLakeCatalog(NamespaceCatalog):
         io = table.io if isinstance(table.io, StorageFileIO) else self.io
         for update in updates:
             if isinstance(update, SetPropertiesUpdate):
-                check_names_no_code(update.updates)
+                check_settable(update.updates)
         with changing(self.target, self.io, commit_message(f"{namespace}.{name}", updates), io) as change:
             writer = change.writer
             base = writer.table(namespace, name) if writer.has_table(namespace, name) else None

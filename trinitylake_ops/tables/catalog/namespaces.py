@@ -32,6 +32,7 @@ from trinitylake_ops.tables.catalog.views import (
     without_views,
 )
 from trinitylake_ops.tables.io.file_io import StorageFileIO
+from trinitylake_ops.tables.properties import check_settable, usable
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -54,9 +55,10 @@ class NamespaceCatalog(MetastoreCatalog):
             raise NoSuchNamespaceError(f"Namespace does not exist: {name}") from error
 
     def create_namespace(self, namespace: str | Identifier, properties: Properties = EMPTY_DICT) -> None:
-        """Create a namespace. Raises NamespaceAlreadyExistsError, InvalidNameError."""
+        """Create a namespace. Raises NamespaceAlreadyExistsError, InvalidNameError, InvalidDefinitionError."""
         name = self.identifier_to_database(namespace)
         check_no_view(properties)
+        check_settable(properties)
         try:
             with changing(self.target, self.io, f"create namespace {name}") as change:
                 if change.writer.has_namespace(name):
@@ -87,16 +89,20 @@ class NamespaceCatalog(MetastoreCatalog):
         return [(name,) for name in self.target.reader().namespaces()]
 
     def load_namespace_properties(self, namespace: str | Identifier) -> Properties:
-        """Return a namespace's properties. Raises NoSuchNamespaceError."""
+        """Return a namespace's properties, those that clients may set. Raises NoSuchNamespaceError."""
         name = self.identifier_to_database(namespace, NoSuchNamespaceError)
-        return without_views(self._namespace(name).properties)
+        return usable(without_views(self._namespace(name).properties))
 
     def update_namespace_properties(
         self, namespace: str | Identifier, removals: set[str] | None = None, updates: Properties = EMPTY_DICT
     ) -> PropertiesUpdateSummary:
-        """Change a namespace's properties. Raises NoSuchNamespaceError, ValueError when both name a key."""
+        """Change a namespace's properties. Raises NoSuchNamespaceError, ValueError when both name a key.
+
+        Raises InvalidDefinitionError for a property that clients may not set.
+        """
         name = self.identifier_to_database(namespace, NoSuchNamespaceError)
         check_no_view(updates)
+        check_settable(updates)
         with changing(self.target, self.io, f"alter namespace {name}") as change:
             stored = change.writer.namespace(name).properties
             current = without_views(stored)

@@ -15,7 +15,7 @@ from pyiceberg.schema import Schema
 from pyiceberg.typedef import IcebergBaseModel
 
 from trinitylake_ops.errors import InvalidDefinitionError
-from trinitylake_ops.tables.properties import check_names_no_code
+from trinitylake_ops.tables.properties import check_settable
 
 LAST_ADDED = -1
 _KEPT_VERSIONS = 10
@@ -156,7 +156,7 @@ class NewViewRequest(IcebergBaseModel):
 
 def new_view(schema: Schema, version: ViewVersion, properties: Mapping[str, str], root: str) -> ViewMetadata:
     """Return the metadata of a new view. Raises InvalidDefinitionError."""
-    check_names_no_code(properties)
+    check_settable(properties)
     _check_dialects(version)
     view_uuid = str(uuid.uuid4())
     first = version.model_copy(update={"version_id": 1, "schema_id": 0})
@@ -208,7 +208,7 @@ class _Change:
             case AddSchema():
                 self._add_schema(update.schema_)
             case SetProperties():
-                check_names_no_code(update.updates)
+                check_settable(update.updates)
                 self._properties |= update.updates
             case RemoveProperties():
                 for name in update.removals:

@@ -13,6 +13,7 @@ from pyiceberg.exceptions import NoSuchNamespaceError, NoSuchViewError, TableAlr
 
 from trinitylake_ops import errors
 from trinitylake_ops.tables.catalog.view_metadata import ViewMetadata
+from trinitylake_ops.tables.properties import usable
 from trinitylake_ops.transaction.transaction import Transaction
 from trinitylake_ops.versions.snapshot import CatalogReader, Snapshot
 
@@ -45,18 +46,22 @@ def check_no_view(names: Mapping[str, str]) -> None:
 
 
 def view_in(reader: CatalogReader, namespace: str, view: str) -> ViewMetadata:
-    """Return the metadata of a view. Raises NoSuchViewError, CorruptFileError for metadata that cannot be read."""
+    """Return the metadata of a view, with the properties that clients may set.
+
+    Raises NoSuchViewError, CorruptFileError for metadata that cannot be read.
+    """
     text = _properties(reader, namespace, NoSuchViewError).get(VIEW_PREFIX + view)
     if text is None:
         raise NoSuchViewError(f"View does not exist: {namespace}.{view}")
     try:
         if len(text) > MOST_VIEW_BYTES:
             raise ValueError("too large")
-        return ViewMetadata.model_validate_json(text)
+        metadata = ViewMetadata.model_validate_json(text)
     except (ValidationError, ValueError, TypeError, LookupError, RecursionError) as error:
         raise errors.CorruptFileError(
             f"view {namespace}.{view} has metadata that cannot be read; drop it, and create it again"
         ) from error
+    return metadata.model_copy(update={"properties": usable(metadata.properties)})
 
 
 def put_view(writer: Transaction, namespace: str, view: str, metadata: ViewMetadata, *, is_new: bool) -> None:

@@ -37,7 +37,7 @@ from trinitylake_ops.tables.files.deletes.copies import (
 from trinitylake_ops.tables.files.metadata import COMPRESSED, metadata_json
 from trinitylake_ops.tables.files.reach import FileKind, files_of
 from trinitylake_ops.tables.io.file_io import StorageFileIO
-from trinitylake_ops.tables.properties import without_code
+from trinitylake_ops.tables.properties import usable
 
 #: Iceberg files that hold paths. Manifests hold the sizes of delete files, and lists those of manifests, so these come
 #: before those.
@@ -203,7 +203,7 @@ def _position_deletes(copy: FileCopy, data: bytes, new_uri: Callable[[str], str]
 def _metadata(location: str, data: bytes, new_uri: Callable[[str], str], places: TablePlaces) -> bytes:
     is_compressed = location.endswith(COMPRESSED)
     metadata: dict[str, Any] = json.loads(metadata_json(data, location))
-    metadata["properties"] = without_code(metadata.get("properties") or {})
+    metadata["properties"] = usable(metadata.get("properties") or {})
     for key in SEAL_KEYS:
         metadata.pop(key, None)  # the name of the copied file
     metadata["location"] = places.location_uri

@@ -1,7 +1,7 @@
 """Loads and writes the metadata of Iceberg tables. Only here its JSON is read, and doubted.
 
-The JSON is inflated and parsed within bounds, and properties that name code or mean nothing are left out. By a
-definition, it must be the metadata of that definition's table.
+The JSON is inflated and parsed within bounds. Properties that name code or a connection, or mean nothing, are left out.
+By a definition, it must be the metadata of that definition's table.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import json
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from pydantic import PrivateAttr
@@ -34,6 +34,7 @@ from trinitylake_ops.tables.io.file_io import StorageFileIO, io_for
 from trinitylake_ops.tables.managed import metadata_uri, table_id_of
 from trinitylake_ops.tables.partition_types import with_typed_specs
 from trinitylake_ops.tables.properties import PATH_PROPERTIES, leave_out_meaningless_counts, meaningless, naming_code
+from trinitylake_ops.tables.property_names import not_allowed
 
 #: The endings of names of compressed metadata files.
 COMPRESSED = (".gz.metadata.json", ".metadata.json.gz")
@@ -50,10 +51,14 @@ _MOST = 2**31 - 1
 
 @dataclass(frozen=True, slots=True)
 class LoadedMetadata:
-    """Metadata as it may be used, and the names of the removed properties that named code."""
+    """Metadata as it may be used, and the names of removed properties.
+
+    ``naming_code`` are those that named code, ``connecting`` those that clients could take for connection settings.
+    """
 
     metadata: TableMetadata
     naming_code: tuple[str, ...]
+    connecting: tuple[str, ...] = ()
 
 
 class InlineSnapshot(Snapshot):
@@ -172,7 +177,7 @@ def parse_metadata(text: bytes, uri: str) -> LoadedMetadata:
     except Exception as error:  # for broken JSON pyiceberg's validators raise any exception
         raise _no_metadata(uri, _reason(error)) from error
     leave_out_meaningless_counts(parsed.snapshots)
-    return _without_code(with_typed_specs(parsed))
+    return _without_refused(with_typed_specs(parsed))
 
 
 def read_table_metadata(io: StorageFileIO, uri: str) -> TableMetadata:
@@ -203,12 +208,12 @@ def load_table_metadata(
     loaded = load_metadata(io_for(definition, io), uri, parsed if definition.is_managed else None)
     metadata = loaded.metadata
     check_identity(definition, metadata, uri)
-    if not definition.is_managed:
-        return loaded
     if any(name in metadata.properties for name in PATH_PROPERTIES):
         kept = {name: value for name, value in metadata.properties.items() if name not in PATH_PROPERTIES}
         metadata = metadata.model_copy(update={"properties": kept})
-    return LoadedMetadata(in_own_place(metadata, definition, io), loaded.naming_code)
+    if definition.is_managed:
+        metadata = in_own_place(metadata, definition, io)
+    return replace(loaded, metadata=metadata)
 
 
 def walked_metadata(definition: TableDef, io: StorageFileIO) -> TableMetadata:
@@ -240,13 +245,14 @@ def misplaced(definition: TableDef, uri: str, how: str) -> CorruptFileError:
     )
 
 
-def _without_code(metadata: TableMetadata) -> LoadedMetadata:
+def _without_refused(metadata: TableMetadata) -> LoadedMetadata:
     found = naming_code(metadata.properties)
-    left_out = {*found, *meaningless(metadata.properties)}
+    connecting = tuple(name for name in not_allowed(metadata.properties) if name not in found)
+    left_out = {*found, *connecting, *meaningless(metadata.properties)}
     if left_out:
         kept = {name: value for name, value in metadata.properties.items() if name not in left_out}
         metadata = metadata.model_copy(update={"properties": kept})
-    return LoadedMetadata(metadata, found)
+    return LoadedMetadata(metadata, found, connecting)
 
 
 def _check_items(content: Any, location: str) -> None:

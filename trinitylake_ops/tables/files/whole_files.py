@@ -103,6 +103,14 @@ class TableFiles:
         """The names of properties that name code in the metadata file, none if it was not read."""
         return self._loaded.naming_code if "_loaded" in self.__dict__ else ()
 
+    @property
+    def connecting(self) -> tuple[str, ...]:
+        """The names of properties in the metadata file that clients could take for connection settings.
+
+        None if the file was not read.
+        """
+        return self._loaded.connecting if "_loaded" in self.__dict__ else ()
+
     @cached_attribute
     def _loaded(self) -> LoadedMetadata:
         return load_table_metadata(self._definition, self._io)

@@ -1,0 +1,179 @@
+"""Properties that clients could take for connection settings: refused when set, left out of all responses."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pyiceberg.catalog.rest
+import pyiceberg.io
+import pyiceberg.io.fsspec
+import pytest
+
+from tests.lakes import Lakes
+from tests.server.requests import COMMIT, TABLE, TABLES, commit_of, created, properties
+from tests.server.served import Served, serving, settings_for
+from tests.server.test_views import VIEW, VIEWS, version, view
+from tests.tables.hostile import change_metadata
+from tests.tables.test_catalog import SCHEMA as ICEBERG_SCHEMA
+from tests.tables.test_catalog import rows
+from trinitylake_ops import Lakehouse, maintenance
+from trinitylake_ops.errors import InvalidDefinitionError
+from trinitylake_ops.storage.options import StorageOptions
+from trinitylake_ops.tables import catalog_at
+from trinitylake_ops.tables.catalog.views import VIEW_PREFIX
+from trinitylake_ops.tables.property_names import is_allowed
+
+NS = "/v1/main/namespaces/ns"
+BAD = (400, "BadRequestException")
+#: Settings of connections: pyiceberg's, those of other clients and libraries, and spellings of them.
+CONNECTING = (
+    "s3.proxy-uri", "s3.endpoint", "s3.access-key-id", "s3.role-arn", "s3.connect-timeout", "s3.resolve-region",
+    "s3.force-virtual-addressing", "s3.remote-signing-enabled", "gcs.service.host", "gcs.oauth2.token",
+    "adls.account-host", "adls.connection-string", "hf.endpoint", "hdfs.host", "token", "uri", "credential",
+    "warehouse", "location", "auth.manager", "client.region", "rest.sigv4-enabled", "rest-page-size",
+    "header.Authorization", "oauth2-server-uri", "buffer-size", "DEFAULT_SCHEME", "DEFAULT_NETLOC", "fs.s3a.endpoint",
+    "hadoop.security.x", "spark.hadoop.fs.x", "hive.metastore.uris", "aws_access_key_id", "google_service_account",
+    "endpoint_url", "accessKeyId", "account_key", "storage.endpoint", "root", "ecs.s3.endpoint", "other-store.endpoint",
+    "S3.Endpoint", " s3.endpoint", "", " ",
+)  # fmt: skip
+#: Names that Iceberg, engines and users set.
+HARMLESS = {
+    "owner": "me",
+    "team": "sales",
+    "comment": "rows",
+    "my.company.key": "1",
+    "cost-center": "7",
+    "primary_key": "id",
+    "created-at": "2030",
+    "engine_version": "Spark 3.5",
+    "write.format.default": "parquet",
+    "write.metadata.metrics.column.token": "none",
+    "commit.retry.num-retries": "3",
+    "history.expire.min-snapshots-to-keep": "2",
+    "read.split.target-size": "1",
+    "user.s3.endpoint": "described in the wiki",
+}
+HELD = {"s3.endpoint": "http://example.org", "token": "x", "owner": "me"}
+
+
+@pytest.fixture
+def table(served: Served) -> Served:
+    assert served.ask("POST", "/v1/main/namespaces", {"namespace": ["ns"]}).status == 200
+    assert served.ask("POST", TABLES, created()).status == 200
+    assert served.ask("POST", VIEWS, view()).status == 200
+    return served
+
+
+def properties_at(served: Served, path: str) -> Any:
+    """Return the properties in a response about a table or a view."""
+    return served.ask("GET", path).document["metadata"]["properties"]
+
+
+@pytest.mark.parametrize("module", [pyiceberg.io, pyiceberg.io.fsspec, pyiceberg.catalog.rest])
+def test_no_setting_of_pyiceberg_is_allowed(module: Any) -> None:
+    settings = {
+        value
+        for name, value in vars(module).items()
+        if name.isupper() and isinstance(value, str) and any(mark in value for mark in (".", "-")) and "/" not in value
+    } - {pyiceberg.catalog.rest.ACCESS_DELEGATION_DEFAULT, "utf-8"}
+    assert {name for name in settings if is_allowed(name)} == set()
+
+
+def test_which_names_are_allowed() -> None:
+    assert [name for name in CONNECTING if is_allowed(name)] == []
+    assert [name for name in HARMLESS if not is_allowed(name)] == []
+
+
+@pytest.mark.parametrize("name", ["s3.proxy-uri", "token", "gcs.service.host", "header.Authorization", "endpoint_url"])
+def test_connection_settings_are_refused_wherever_clients_set_them(table: Served, lake: Lakehouse, name: str) -> None:
+    before, setting = lake.latest_version(), {name: "http://example.org"}
+    change = commit_of(properties(**setting))
+    requests = [
+        (TABLE, change),
+        (COMMIT, {"table-changes": [change]}),
+        (TABLES, created("u", properties=setting)),
+        (TABLES, created("u", properties=setting, **{"stage-create": True})),
+        ("/v1/main/namespaces", {"namespace": ["new"], "properties": setting}),
+        (f"{NS}/properties", {"updates": setting}),
+        (VIEWS, view("w", properties=setting)),
+        (VIEW, {"updates": [properties(**setting)]}),
+    ]
+    for path, body in requests:
+        assert table.ask("POST", path, body).error == BAD, path
+    assert lake.latest_version() == before
+
+
+def test_connection_settings_are_refused_by_the_catalog(lake: Lakehouse) -> None:
+    catalog = catalog_at(lake)
+    catalog.create_namespace("ns")
+    with pytest.raises(InvalidDefinitionError):
+        catalog.create_table("ns.t", ICEBERG_SCHEMA, properties={"s3.endpoint": "x"})
+    table = catalog.create_table("ns.t", ICEBERG_SCHEMA)
+    with pytest.raises(InvalidDefinitionError), table.transaction() as change:
+        change.set_properties({"s3.endpoint": "x"})
+    with pytest.raises(InvalidDefinitionError):
+        catalog.update_namespace_properties("ns", updates={"s3.endpoint": "x"})
+    with pytest.raises(InvalidDefinitionError):
+        catalog.create_namespace("other", {"s3.endpoint": "x"})
+
+
+def test_names_of_iceberg_and_of_users_are_kept(table: Served) -> None:
+    assert table.ask("POST", TABLE, commit_of(properties(**HARMLESS))).status == 200
+    assert HARMLESS.items() <= properties_at(table, TABLE).items()
+    owned = {name: value for name, value in HARMLESS.items() if not name.startswith("write.")}
+    assert table.ask("POST", f"{NS}/properties", {"updates": owned}).status == 200
+    assert table.ask("GET", NS).document["properties"] == owned
+    assert table.ask("POST", VIEW, {"updates": [properties(**owned)]}).status == 200
+    assert properties_at(table, VIEW) == {"a": "1", **owned}
+
+
+def test_what_content_holds_is_left_out_of_responses(table: Served, lake: Lakehouse, lakes: Lakes) -> None:
+    change_metadata(lake, lambda content: content["properties"].update(HELD))
+    kept = lake.latest_version()
+    with lake.transaction() as txn:
+        definition = txn.namespace("ns")
+        stored = definition.properties[f"{VIEW_PREFIX}v"].replace(
+            '"properties":{"a":"1"}', '"properties":{"token":"x"}'
+        )
+        txn.alter_namespace("ns", {**HELD, f"{VIEW_PREFIX}v": stored})
+    with serving(settings_for(lake)) as fresh:
+        for path in (TABLE, f"/v1/v{kept}/namespaces/ns/tables/t"):
+            document = fresh.ask("GET", path, headers={"X-Iceberg-Access-Delegation": "vended-credentials"}).document
+            assert document["config"] == {}
+            assert "s3.endpoint" not in document["metadata"]["properties"], path
+            assert "token" not in document["metadata"]["properties"], path
+            assert document["metadata"]["properties"]["owner"] == "me"
+        assert fresh.ask("GET", NS).document["properties"] == {"owner": "me"}
+        assert properties_at(fresh, VIEW) == {}
+        committed = fresh.ask("POST", TABLE, commit_of(properties(a="1"))).document["metadata"]["properties"]
+        assert "token" not in committed
+        assert committed["owner"] == "me"
+        assert fresh.ask("POST", VIEW, {"updates": [{"action": "add-view-version", "view-version": version()}]})
+        assert properties_at(fresh, VIEW) == {}
+
+
+def test_a_registered_table_brings_no_settings(lakes: Lakes) -> None:
+    lake, other = lakes.local(), lakes.local("other")
+    catalog_at(lake).create_namespace("ns")
+    catalog_at(other).create_namespace("ns")
+    catalog_at(other).create_table("ns.t", ICEBERG_SCHEMA).append(rows(1))
+    moved = {**HELD, "write.data.path": "s3://example/data"}
+    path = change_metadata(other, lambda content: content["properties"].update(moved))
+    options = StorageOptions({**lake.storage_options, "allowed_roots": other.root})
+    with serving(settings_for(Lakehouse.open(lake.root, options))) as served:
+        body = {"name": "theirs", "metadata-location": f"{other.root}{path}"}
+        registered = served.ask("POST", f"{NS}/register", body)
+        assert registered.status == 200, registered.body
+        loaded = served.ask("GET", f"{TABLES}/theirs")
+        for reply in (registered, loaded):
+            found = reply.document["metadata"]["properties"]
+            assert not {"s3.endpoint", "token", "write.data.path"} & found.keys()
+            assert found["owner"] == "me"
+
+
+def test_verify_reports_what_content_holds(lake: Lakehouse) -> None:
+    catalog_at(lake).create_namespace("ns")
+    catalog_at(lake).create_table("ns.t", ICEBERG_SCHEMA)
+    path = change_metadata(lake, lambda content: content["properties"].update(HELD))
+    (finding,) = maintenance.verify(lake).findings
+    assert (finding.code, finding.path, finding.severity) == ("table-names-connection", path, "error")

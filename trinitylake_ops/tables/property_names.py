@@ -1,0 +1,104 @@
+"""Names of properties that clients may set on tables, views and namespaces, and that responses may contain.
+
+pyiceberg, and clients built on it, configure the FileIO of a table with the properties of its metadata: where to send
+requests, through which proxy, with which credentials. So a property that one writer sets could redirect the sessions of
+all readers. Only these names are allowed (decision 101):
+
+* the namespaces in which Iceberg keeps its table properties, and the names that engines set for themselves;
+* names below ``user.``, which belong to users;
+* other names of users, unless a client could take them for a setting: their first segment belongs to no storage,
+  client, engine or library, and no word in them names an address or a credential.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Iterable
+
+#: The namespace of users: every name below it is allowed.
+USER_PREFIX = "user."
+
+
+def _words(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+#: Iceberg's namespaces, the user's, and ours. What they contain configures tables, never connections.
+_ALLOWED_PREFIXES = (
+    "commit.",
+    "compatibility.",
+    "engine.hive.",
+    "history.",
+    "read.",
+    "schema.name-mapping.",
+    "trinitylake.",
+    "write.",
+    USER_PREFIX,
+)
+#: Names that Iceberg and its engines set, which the rules for names of users would reject.
+_ALLOWED_NAMES = frozenset(
+    {
+        "flink.max-continuous-empty-commits",
+        "format-version",
+        "gc.enabled",
+        "option.serialization.format",
+        "spark.query-column-names",
+        "trino_query_id",
+    }
+)
+#: First segments of settings of storages, clients, engines and their libraries.
+_CLIENT_SEGMENTS = _words(
+    # storages and their file systems
+    "abfs abfss adl adlfs adls aliyun alibaba aws az azure b2 boto3 botocore bos cos cosn dfs ecs fs fsspec ftp gcp gcs"
+    " gcsfs github gitlab google gs hadoop hdfs hf http https huggingface ibm ipc jindo lakefs minio nos obs oci"
+    " opendal oss ozone r2 s3 s3a s3fs s3n s3tables sftp ssh swift tencent tos ufs viewfs volcengine wasb wasbs webhdfs"
+    # catalogs and how clients connect to them
+    " auth bigquery biglake catalog client connection dynamodb glue gravitino header headers hive hms io jdbc"
+    " lakekeeper metastore nessie oauth oauth2 polaris rest sigv4 signer signing sql table-default"
+    " table-override thrift unity"
+    # security
+    " cert encryption javax jks kerberos keystore kms krb5 ldap mtls sasl ssl tls truststore vault"
+    # engines and libraries
+    " arrow clickhouse daft dask databricks dremio duckdb fileio flink hbase iceberg java jvm kafka mapred mapreduce"
+    " object_store option orc parquet polars presto py py4j pyarrow pyiceberg pyspark ray snowflake spark starrocks"
+    " storage trino yarn"
+)
+#: Settings that clients read under names without a namespace.
+_CLIENT_NAMES = _words(
+    "audience auth auth.manager buffer-size cabundle cache-enabled client client-pool custom default_netloc"
+    " default_scheme downcast-ns-timestamp-to-us-on-write location namespace-separator prefix profile region resource"
+    " root scan-planning-mode scope snapshot-loading-mode username view-endpoints-supported warehouse"
+)
+#: Words that name an address or a credential.
+_CONNECTION_WORDS = _words(
+    "accesskey accesskeyid accountkey anonymous apikey authority authorization bearer cookie credential credentials"
+    " endpoint endpoints host hostname netloc passphrase passwd password privatekey proxies proxy pwd sas"
+    " secret secretaccesskey secretkey secrets sessiontoken token tokens uri uris url urls"
+)
+#: Two words that together name a credential, such as in ``account-key``.
+_CREDENTIAL_PAIRS = frozenset(
+    {("access", "key"), ("account", "key"), ("api", "key"), ("private", "key"), ("role", "arn"), ("service", "account")}
+)
+#: A boundary of words: anything but letters and digits, or before a capital letter, as in ``accessKeyId``.
+_WORDS = re.compile(r"[^\W_]+")
+_CAPITAL = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
+_SEGMENT_END = re.compile(r"[.:/]")
+
+
+def is_allowed(name: str) -> bool:
+    """Whether clients may set a property of this name, and responses may contain it."""
+    if name.startswith(_ALLOWED_PREFIXES) or name in _ALLOWED_NAMES:
+        return True
+    folded = name.strip().casefold()
+    first = _SEGMENT_END.split(folded, maxsplit=1)[0]
+    words = [word.casefold() for word in _WORDS.findall(_CAPITAL.sub(" ", name))]
+    if not words or folded in _CLIENT_NAMES or first in _CLIENT_SEGMENTS or words[0] in _CLIENT_SEGMENTS:
+        return False
+    named = {*words, *_WORDS.findall(folded)}
+    return not named & _CONNECTION_WORDS and not _CREDENTIAL_PAIRS & set(itertools.pairwise(words))
+
+
+def not_allowed(names: Iterable[str]) -> tuple[str, ...]:
+    """Return those names that are not allowed, in order."""
+    return tuple(sorted(name for name in names if not is_allowed(name)))
