@@ -13,7 +13,6 @@ import pytest
 from tests.server.requests import COMMIT, TABLE, TABLES, commit_of, created, new_key, properties
 from tests.server.served import Served
 from trinitylake_ops import Lakehouse
-from trinitylake_ops.server.warehouses import Lines
 from trinitylake_ops.tables import catalog_at
 from trinitylake_ops.transaction import lakehouse as lakehouse_module
 from trinitylake_ops.transaction.groups import queue as queue_module
@@ -157,13 +156,3 @@ def test_changes_of_one_table_at_once_wait_for_each_other(served: Served, own: L
     metrics = served.ask("GET", "/metrics").body.decode()
     lost = [line for line in metrics.splitlines() if line.startswith("trinitylake_lost_attempts_total")]
     assert [line.rpartition(" ")[2] for line in lost] in ([], ["0.0"])
-
-
-def test_nobody_waits_in_a_line_for_ever_or_for_itself() -> None:
-    lines = Lines()
-    with lines.through([("ns", "a"), ("ns", "b"), ("ns", "a")], 1.0):
-        with lines.through([("ns", "c")], 0.0):
-            assert len(lines._lines) == 3
-        with lines.through([("ns", "b")], 0.001):
-            pass  # who waited long enough goes on: the commit itself tells what holds
-    assert lines._lines == {}

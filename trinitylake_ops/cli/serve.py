@@ -75,7 +75,9 @@ page. The log is one JSON object a line, on standard error. SIGTERM and Ctrl-C l
 @click.option(
     "--max-seconds", type=Number(0, 86_400, min_open=True), metavar="N", help="The longest request.  [default: 300]"
 )
-@click.option("--threads", type=WholeNumber(1, 1_000), metavar="N", help="Requests worked on at once.  [default: 32]")
+@click.option(
+    "--threads", type=WholeNumber(1, 1_000), metavar="N", help="Reads, and changes, that run at a time.  [default: 32]"
+)
 @pass_session
 def serve(
     session: Session,

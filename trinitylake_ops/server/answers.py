@@ -159,16 +159,14 @@ def gives_no_tokens() -> Answer:
     return Answer(400, body, {"Cache-Control": "no-store"}, "unsupported_grant_type", told)
 
 
-def timed_out(*, has_begun: bool, changes: bool) -> Answer:
-    """Return the answer to a request that took too long. One that has begun goes on, and nobody knows its outcome."""
-    if has_begun:
-        return _failure(504, UNKNOWN_STATE if changes else UNAVAILABLE, "the request took too long, and goes on")
-    return busy()
+def late_error(*, changes: bool) -> RefusedError:
+    """Return the error for a request that runs for too long. It goes on, so that the outcome of a change is unknown."""
+    return RefusedError(504, UNKNOWN_STATE if changes else UNAVAILABLE, "the request took too long, and continues")
 
 
-def busy() -> Answer:
-    """Return the answer to a request that found no free thread. Nothing was done."""
-    return _failure(503, UNAVAILABLE, "too many requests wait already; try again", {"Retry-After": "1"})
+def busy_error() -> RefusedError:
+    """Return the error for a request that did not begin because too many others wait. Nothing was done."""
+    return too_many("too many requests wait already; retry later")
 
 
 def _message(error: Exception) -> str:

@@ -1,6 +1,6 @@
 """The application: who asks, for what, and how long that may take. Requests are carried out by threads.
 
-The engine is synchronous. Its commits of one moment go into one version together, so threads that wait are no loss.
+The engine is synchronous, so a request occupies a thread while it runs. While it waits for its turn, it occupies none.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ import contextlib
 import logging
 import secrets
 import time
-from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections import Counter
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from urllib.parse import parse_qsl, urlsplit
 
@@ -19,7 +19,6 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from trinitylake_ops.errors import TrinityLakeError
 from trinitylake_ops.server import answers
 from trinitylake_ops.server.answers import Answer, RefusedError, bad_request, failed, forbidden
 from trinitylake_ops.server.calls import Call, too_large
@@ -29,11 +28,15 @@ from trinitylake_ops.server.issuers.settings import read_issuers
 from trinitylake_ops.server.observed.metrics import Metrics
 from trinitylake_ops.server.observed.states import States
 from trinitylake_ops.server.observed.traces import change_span, in_this_context, note_answer, request_span
+from trinitylake_ops.server.readiness import Readiness
 from trinitylake_ops.server.routes import ENDPOINTS, Route, find_route
+from trinitylake_ops.server.scheduling import LARGE_BODY_BYTES, Execution, Scheduler
 from trinitylake_ops.server.settings import ServerSettings
+from trinitylake_ops.server.table_queue import TableKey
 from trinitylake_ops.server.tokens import Principal, Tokens, anonymous, bearer_of, unauthorized
 from trinitylake_ops.server.tokens import Scope as Granted
 from trinitylake_ops.server.warehouses import Warehouse, Warehouses
+from trinitylake_ops.server.workers import Work
 from trinitylake_ops.storage import MeteredStorage, beside
 from trinitylake_ops.storage.options import redact_assignments
 from trinitylake_ops.storage.remote.settings import is_loopback
@@ -41,7 +44,8 @@ from trinitylake_ops.telemetry.prometheus import CONTENT_TYPE
 
 logger = logging.getLogger(__name__)
 
-_READY_SECONDS = 5.0
+#: Metrics of lakehouses that do not respond within so many seconds are the previous ones.
+_METRICS_SECONDS = 5.0
 #: The page with the state of the lakehouses, and what browsers are told about it: nothing from elsewhere, no copy.
 _PAGE = b"/"
 _PAGE_HEADERS = {
@@ -57,16 +61,15 @@ _LOOKS = (b"/v1/config", b"/metrics")
 _MAX_QUERY_BYTES = 16 << 10
 _MOST_QUERY_FIELDS = 50
 _LONGEST_PATH_CHARS = 500
-#: Readiness is asked of the storage no more often.
-_READY_FOR_SECONDS = 1.0
 #: The operation of a request that is for none.
 _NO_OPERATION = "other"
 
 
 @dataclass(slots=True)
 class _Held:
-    """How many bytes of its body a request holds."""
+    """How many bytes of its body a request holds, and for which principal."""
 
+    principal: str = ""
     n_bytes: int = 0
 
 
@@ -87,10 +90,15 @@ class Application:
         storages = {one.shown: one.lake.storage for one in self.warehouses.served}
         self.metrics = Metrics({name: one for name, one in storages.items() if isinstance(one, MeteredStorage)})
         self._states = States({one.shown: one.lake for one in self.warehouses.served})
-        self._threads = ThreadPoolExecutor(self._limits.threads, thread_name_prefix="request")
-        self._n_asked = 0
+        is_shared = self._tokens is not None or self._issuers is not None
+        self.scheduler = Scheduler(self._limits, is_shared=is_shared, ended_late=self._ended_late)
+        self._readiness = Readiness(
+            [one.lake for one in self.warehouses.served], self.scheduler.workers, self._redacted
+        )
+        self._reading_metrics: asyncio.Task[None] | None = None
+        self._most_bytes_of_one = self._limits.bodies_bytes // (2 if is_shared else 1)
         self._n_body_bytes = 0
-        self._ready = (-_READY_FOR_SECONDS, True)
+        self._n_bytes_of: Counter[str] = Counter()
         self._is_stopping = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -116,7 +124,7 @@ class Application:
     def stop(self) -> None:
         """Take no more requests, and wait until those that were begun are carried out, commits above all."""
         self._is_stopping = True
-        self._threads.shutdown(wait=True)
+        self.scheduler.workers.close()
         self.metrics.close()
         if self._issuers is not None:
             self._issuers.close()
@@ -149,7 +157,7 @@ class Application:
         is_look = request.method in ("GET", "HEAD")
         if is_look and path in (b"/healthz", b"/readyz"):
             said["operation"] = f"GET {_path(request)}"
-            return answers.ok({"status": "ok"}) if path == b"/healthz" else await self._readiness()
+            return answers.ok({"status": "ok"}) if path == b"/healthz" else await self._is_ready()
         if path == _OAUTH and request.method == "POST":
             said["operation"] = f"POST {_path(request)}"
             return answers.gives_no_tokens()
@@ -158,36 +166,78 @@ class Application:
             principal = await self._principal(request, allows_password=is_page)
             said["principal"] = principal.name
             query = _query(request)
+            held.principal = principal.name
             if is_page or (is_look and path in _LOOKS):
                 said["operation"] = f"GET {_path(request)}"
                 if path == b"/metrics":
                     return await self._metrics(principal)
-                if is_page:
-                    return await self._in_thread(lambda: self._page(principal), changes=False)
-                return await self._in_thread(lambda: self._configuration(principal, query), changes=False)
+                show = (lambda: self._page(principal)) if is_page else (lambda: self._configuration(principal, query))
+                with self._execution(principal, request) as execution:
+                    return await execution.run(Work.READ, show, changes=False)
             route, names = find_route(request.method, path)
             changes = route.changes
             said["operation"] = f"{route.method} {route.template}"
             body = await self._body(request, held)
 
-            def work() -> Answer:
+            def call() -> Call:
                 warehouse = self._warehouse(principal, names["prefix"])
                 if route.changes:
                     warehouse.check_writable()
                 headers, name = dict(request.headers.items()), warehouse.served.shown
-                call = Call(
+                return Call(
                     request.method, _path(request), names, query, headers, body, principal, warehouse, request_id,
                     self._limits, lambda: self.metrics.note_lost(name),
                 )  # fmt: skip
-                return self._change(route, call) if route.changes else route.handle(call)
 
-            return await self._in_thread(in_this_context(work), changes=changes)
+            with self._execution(principal, request) as execution:
+                return await self._carry_out(execution, route, call, is_large=len(body) > LARGE_BODY_BYTES)
         except ClientDisconnect:
-            return failed(bad_request("the client went away before it had sent all"), changes=False, request_id="")
+            return failed(bad_request("the client disconnected before its request began"), changes=False, request_id="")
         except Exception as error:  # noqa: BLE001 - each becomes an answer, and the log has what was unforeseen
             return failed(error, changes=changes, request_id=request_id)
         finally:
             self._n_body_bytes -= held.n_bytes
+            self._n_bytes_of -= Counter({held.principal: held.n_bytes})
+
+    @contextlib.contextmanager
+    def _execution(self, principal: Principal, request: Request) -> Iterator[Execution]:
+        if self._is_stopping:
+            raise answers.busy_error()
+        execution = self.scheduler.begin(principal.name, request)
+        try:
+            yield execution
+        finally:
+            execution.close()
+
+    async def _carry_out(
+        self, execution: Execution, route: Route, make_call: Callable[[], Call], *, is_large: bool
+    ) -> Answer:
+        """Run a request. One that changes tables waits for its turn between two steps, without a thread."""
+        kind = Work.LARGE if is_large else route.work
+        if route.tables is None:
+
+            def work() -> Answer:
+                call = make_call()
+                return self._change(route, call) if route.changes else route.handle(call)
+
+            return await execution.run(kind, in_this_context(work), changes=route.changes)
+        tables_of = route.tables
+
+        def prepare() -> Answer | tuple[Call, frozenset[TableKey]]:
+            call = make_call()
+            lakehouse = call.warehouse.served
+            try:
+                return call, frozenset((lakehouse.name, *name) for name in tables_of(call))
+            except Exception as error:  # noqa: BLE001 - it becomes an answer, and is counted
+                return self._failed_change(call, error)
+
+        prepared = await execution.run(kind, in_this_context(prepare), changes=False)
+        if isinstance(prepared, Answer):
+            return prepared
+        call, tables = prepared
+        return await execution.run(
+            kind, in_this_context(lambda: self._change(route, call)), changes=True, tables=tables
+        )
 
     def _change(self, route: Route, call: Call) -> Answer:
         lakehouse = call.warehouse.served.shown
@@ -195,18 +245,22 @@ class Application:
             try:
                 answer = route.handle(call)
             except Exception as error:  # noqa: BLE001 - it becomes an answer, and is counted
-                failure = failed(error, changes=True, request_id=call.request_id)
-                self.metrics.note_commit(lakehouse, failure.status)
-                return failure
+                return self._failed_change(call, error)
             self.metrics.note_commit(lakehouse, answer.status)
             return answer
+
+    def _failed_change(self, call: Call, error: Exception) -> Answer:
+        failure = failed(error, changes=True, request_id=call.request_id)
+        self.metrics.note_commit(call.warehouse.served.shown, failure.status)
+        return failure
 
     async def _metrics(self, principal: Principal) -> Answer:
         """Return all metrics. Those of lakehouses that do not answer in time are the ones from before."""
         if principal.least_scope < Granted.READ:
             raise forbidden(f"{principal.name} may not read metrics: its scope for all namespaces is less than read")
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(asyncio.to_thread(self._states.tell), _READY_SECONDS)
+        if self._reading_metrics is None or self._reading_metrics.done():  # one at a time occupies a thread
+            self._reading_metrics = asyncio.create_task(asyncio.to_thread(self._states.tell))
+        await asyncio.wait({self._reading_metrics}, timeout=_METRICS_SECONDS)
         return Answer(200, self.metrics.text(), {"content-type": CONTENT_TYPE})
 
     def _page(self, principal: Principal) -> Answer:
@@ -260,69 +314,28 @@ class Application:
                 async for part in request.stream():
                     held.n_bytes += len(part)
                     self._n_body_bytes += len(part)
+                    self._n_bytes_of[held.principal] += len(part)
                     if held.n_bytes > limit:
                         raise too_large(limit)
-                    if self._n_body_bytes > self._limits.bodies_bytes:
+                    is_too_many = self._n_bytes_of[held.principal] > self._most_bytes_of_one
+                    if is_too_many or self._n_body_bytes > self._limits.bodies_bytes:
                         raise answers.too_many("too many bodies are on their way already; try again")
                     parts.append(part)
         except TimeoutError:
             raise RefusedError(408, "BadRequestException", "the body did not arrive in time") from None
         return b"".join(parts)
 
-    async def _in_thread(self, work: Callable[[], Answer], *, changes: bool) -> Answer:
-        if self._is_stopping or self._n_asked >= self._limits.threads + self._limits.waiting:
-            return answers.busy()
-        future = self._threads.submit(work)
-        self._n_asked += 1
-        future.add_done_callback(self._done(asyncio.get_running_loop()))
-        waiting = asyncio.wrap_future(future)
-        await asyncio.wait({waiting}, timeout=self._limits.seconds)
-        if waiting.done():
-            return waiting.result()
-        has_begun = not future.cancel()
-        if has_begun:
-            waiting.add_done_callback(self._ended_late)
-        return answers.timed_out(has_begun=has_begun, changes=changes)
-
-    def _ended_late(self, waiting: asyncio.Future[Answer]) -> None:
-        error = None if waiting.cancelled() else waiting.exception()
+    def _ended_late(self, ended: asyncio.Future[object]) -> None:
+        error = None if ended.cancelled() else ended.exception()
         how = "well" if error is None else f"with {type(error).__name__}: {error}"
         logger.warning("a request that took too long has ended %s", self._redacted(how))
 
-    def _done(self, loop: asyncio.AbstractEventLoop) -> Callable[[Future[Answer]], None]:
-        def count() -> None:
-            self._n_asked -= 1
-
-        def done(_future: Future[Answer]) -> None:
-            if not loop.is_closed():
-                loop.call_soon_threadsafe(count)
-
-        return done
-
-    async def _readiness(self) -> Answer:
-        asked_s, is_ready = self._ready
-        if time.monotonic() - asked_s >= _READY_FOR_SECONDS:
-            is_ready = not self._is_stopping and await self._lakehouses_answer()
-            self._ready = (time.monotonic(), is_ready)
-        if is_ready:
+    async def _is_ready(self) -> Answer:
+        failures = ["stopping"] if self._is_stopping else await self._readiness.failures()
+        if not failures:
             return answers.ok({"status": "ready"})
-        return failed(
-            RefusedError(503, answers.UNAVAILABLE, "a lakehouse does not answer, or the server stops"),
-            changes=False,
-            request_id="",
-        )
-
-    async def _lakehouses_answer(self) -> bool:
-        def ask() -> None:
-            for served in self.warehouses.served:
-                served.lake.latest_version()
-
-        try:
-            await asyncio.wait_for(asyncio.to_thread(ask), _READY_SECONDS)
-        except (TimeoutError, TrinityLakeError) as error:
-            logger.warning("not ready: %s", self._redacted(str(error)) or "a lakehouse took too long")
-            return False
-        return True
+        error = RefusedError(503, answers.UNAVAILABLE, f"not ready: {', '.join(failures)}")
+        return failed(error, changes=False, request_id="")
 
 
 def _host(request: Request) -> str:

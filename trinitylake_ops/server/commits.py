@@ -112,10 +112,9 @@ def commit_tables(call: Call, commits: Sequence[TableCommit]) -> Mapping[Name, C
         call.check(Scope.WRITE, commit.name[0])
     if len({commit.name for commit in commits}) < len(commits):
         raise bad_request("a transaction may change each table once")
-    with call.warehouse.served.lines.through((commit.name for commit in commits), call.limits.seconds):
-        made = _committed_at_once(call, commits)
-        if made is None:
-            made = until_it_lands(lambda: _Attempt(call, commits).commit(), call.note_lost)
+    made = _committed_at_once(call, commits)
+    if made is None:
+        made = until_it_lands(lambda: _Attempt(call, commits).commit(), call.note_lost)
     return made if made is not None else _present(call.warehouse.served.catalog, commits)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from urllib.parse import unquote_to_bytes
 
@@ -12,6 +12,8 @@ from trinitylake_ops.server.answers import Answer, RefusedError, bad_request
 from trinitylake_ops.server.calls import Call
 from trinitylake_ops.server.scans import requests as scans
 from trinitylake_ops.server.views import requests as views
+from trinitylake_ops.server.warehouses import Name
+from trinitylake_ops.server.workers import Work
 
 _NAMESPACES = "/v1/{prefix}/namespaces"
 _NAMESPACE = f"{_NAMESPACES}/{{namespace}}"
@@ -31,6 +33,16 @@ class Route:
     handle: Callable[[Call], Answer]
     changes: bool = False
     is_told: bool = True
+    #: Returns the tables for which a request waits until no other one changes them, and checks that it may.
+    tables: Callable[[Call], Collection[Name]] | None = None
+    plans: bool = False
+
+    @property
+    def work(self) -> Work:
+        """The class of work, unless the body is large."""
+        if self.plans:
+            return Work.PLAN
+        return Work.CHANGE if self.changes else Work.READ
 
 
 ROUTES = (
@@ -44,16 +56,22 @@ ROUTES = (
     Route("POST", _TABLES, tables.create_table, changes=True),
     Route("GET", _TABLE, tables.load_table),
     Route("HEAD", _TABLE, tables.table_exists),
-    Route("POST", _TABLE, tables.commit_table, changes=True),
+    Route("POST", _TABLE, tables.commit_table, changes=True, tables=tables.committed_table),
     Route("DELETE", _TABLE, tables.drop_table, changes=True),
     Route("POST", f"{_NAMESPACE}/register", tables.register_table, changes=True),
     Route("POST", f"{_TABLE}/metrics", tables.report_metrics),
     Route("GET", f"{_TABLE}/credentials", access.load_credentials),
     Route("POST", f"{_TABLE}/sign", access.sign_request),
     Route("POST", "/v1/{prefix}/tables/rename", tables.rename_table, changes=True),
-    Route("POST", "/v1/{prefix}/transactions/commit", tables.commit_transaction, changes=True),
-    Route("POST", f"{_TABLE}/plan", scans.plan_scan),
-    Route("POST", f"{_TABLE}/tasks", scans.fetch_tasks),
+    Route(
+        "POST",
+        "/v1/{prefix}/transactions/commit",
+        tables.commit_transaction,
+        changes=True,
+        tables=tables.committed_tables,
+    ),
+    Route("POST", f"{_TABLE}/plan", scans.plan_scan, plans=True),
+    Route("POST", f"{_TABLE}/tasks", scans.fetch_tasks, plans=True),
     Route("GET", f"{_TABLE}/plan/{{plan}}", scans.no_such_plan, is_told=False),
     Route("DELETE", f"{_TABLE}/plan/{{plan}}", scans.no_such_plan, is_told=False),
     Route("GET", _VIEWS, views.list_views),

@@ -41,7 +41,8 @@ class Limits:
     longest page of a list, ``scan_files`` the most data files in one answer about a scan. A request that takes longer
     than ``seconds`` is answered, and goes on. So long a client may take to send a body, and to read an answer. For the
     head of a request it has ``head_seconds``, and where the server stops ``stop_seconds`` for all of that. A connection
-    without requests stays for ``idle_seconds``. At most ``threads`` requests are worked on, and ``waiting`` wait.
+    without requests stays for ``idle_seconds``. At most ``threads`` reads and as many changes run at a time, and
+    ``waiting`` more wait for a thread, or for their turn at a table.
     """
 
     body_bytes: int = 16 << 20

@@ -28,6 +28,7 @@ from trinitylake_ops.server.calls import Call, page_of, single_level
 from trinitylake_ops.server.changes import changed
 from trinitylake_ops.server.commits import TableCommit, check_readable, commit_tables
 from trinitylake_ops.server.tokens import Scope
+from trinitylake_ops.server.warehouses import Name
 from trinitylake_ops.tables.catalog.catalog import TrinityLakeCatalog
 from trinitylake_ops.tables.catalog.registration import registered_uri
 from trinitylake_ops.tables.catalog.updates import asked_for, check_format
@@ -104,6 +105,12 @@ def create_table(call: Call) -> Answer:
     return _table_answer(call, table)
 
 
+def committed_table(call: Call) -> list[Name]:
+    """Return the table that a commit changes. Raise RefusedError, 403, if the principal may not."""
+    call.check(Scope.WRITE, call.table[0])
+    return [call.table]
+
+
 def commit_table(call: Call) -> Answer:
     """Commit updates to one table."""
     namespace, name = call.table
@@ -115,13 +122,25 @@ def commit_table(call: Call) -> Answer:
     return table_answer(made.metadata_location, made.text, headers={"ETag": _tag(made.metadata_location, "all")})
 
 
-def commit_transaction(call: Call) -> Answer:
-    """Commit updates to several tables as one version of the lakehouse."""
+def committed_tables(call: Call) -> list[Name]:
+    """Return the tables that a transaction changes. Raise RefusedError, 403, if the principal may not change one."""
+    names = [_identifier_of(isinstance(change, dict) and change.get("identifier")) for change in _changes(call)]
+    for namespace, _ in names:
+        call.check(Scope.WRITE, namespace)
+    return names
+
+
+def _changes(call: Call) -> list[Any]:
     changes = call.document().get("table-changes")
     if not isinstance(changes, list) or not 1 <= len(changes) <= _MOST_IN_TRANSACTION:
         raise bad_request(f"table-changes must be a list of 1 to {_MOST_IN_TRANSACTION} commits")
+    return changes
+
+
+def commit_transaction(call: Call) -> Answer:
+    """Commit updates to several tables as one version of the lakehouse."""
     with asked_for():
-        requests = [CommitTableRequest.model_validate(change) for change in changes]
+        requests = [CommitTableRequest.model_validate(change) for change in _changes(call)]
     commit_tables(call, [TableCommit.of(request) for request in requests])
     return NO_CONTENT
 

@@ -9,11 +9,8 @@ from __future__ import annotations
 
 import copy
 import re
-import threading
-import time
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Self
 from urllib.parse import quote
@@ -49,48 +46,6 @@ _LONGEST_CHARS = 1_000
 _PARSED_BYTES, _ENCODED_BYTES = 8 << 20, 16 << 20
 
 
-class Lines:
-    """The lines in which changes of the same table wait for each other, since of those made at once all but one lose.
-
-    A line is for this process alone, and no change depends on it: other processes change the same tables.
-    """
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._lines: dict[Name, _Line] = {}
-
-    @contextmanager
-    def through(self, names: Iterable[Name], longest_s: float) -> Iterator[None]:
-        """Wait until nobody else changes tables of these names, or for so many seconds."""
-        deadline_s = time.monotonic() + longest_s
-        with ExitStack() as stack:
-            for name in sorted(set(names)):  # in one order, so that nobody waits for who waits for it
-                stack.enter_context(self._through(name, deadline_s))
-            yield
-
-    @contextmanager
-    def _through(self, name: Name, deadline_s: float) -> Iterator[None]:
-        with self._lock:
-            line = self._lines.setdefault(name, _Line())
-            line.n_there += 1
-        is_first = line.turn.acquire(timeout=max(0.0, deadline_s - time.monotonic()))
-        try:
-            yield
-        finally:
-            if is_first:
-                line.turn.release()
-            with self._lock:
-                line.n_there -= 1
-                if not line.n_there:
-                    del self._lines[name]
-
-
-@dataclass(slots=True)
-class _Line:
-    turn: threading.Lock = field(default_factory=threading.Lock)
-    n_there: int = 0
-
-
 @dataclass(frozen=True, slots=True)
 class Served:
     """A lakehouse that is served, with a catalog that keeps the metadata of tables for all requests."""
@@ -102,7 +57,6 @@ class Served:
     encoded: ByteLru[str, bytes]
     #: Gives clients access to files of tables; None where they have credentials of their own.
     delegate: Delegate | None = None
-    lines: Lines = field(default_factory=Lines)
 
     @classmethod
     def of(cls, name: str, lake: Lakehouse, delegate: Delegate | None = None) -> Self:

@@ -1,0 +1,126 @@
+"""When a request runs: it waits for its turn and a thread, and ends early if its client disconnects or it is late."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Collection
+from typing import TypeVar
+
+from starlette.requests import ClientDisconnect, Request
+
+from trinitylake_ops.server.answers import busy_error, late_error
+from trinitylake_ops.server.settings import Limits
+from trinitylake_ops.server.table_queue import Place, TableKey, TableQueue
+from trinitylake_ops.server.workers import Job, Work, Workers
+
+T = TypeVar("T")
+
+#: A request with a longer body belongs to the class of large ones.
+LARGE_BODY_BYTES = 128 << 10
+
+
+class Scheduler:
+    """Decides when requests run.
+
+    Args:
+        limits: The limits of requests.
+        is_shared: Whether requests have different principals.
+        ended_late: Called with the job of a request that was answered before it ended.
+    """
+
+    def __init__(self, limits: Limits, *, is_shared: bool, ended_late: Callable[[asyncio.Future[object]], None]):
+        most = limits.threads + limits.waiting
+        self._seconds = limits.seconds
+        self._ended_late = ended_late
+        self.workers = Workers(limits, is_shared=is_shared)
+        self.queue = TableQueue(most, max(1, most // 2) if is_shared else most)
+
+    def begin(self, principal: str, request: Request) -> Execution:
+        """Return the execution of a request whose body has arrived. Its time begins now.
+
+        Args:
+            principal: The name of the principal.
+            request: The request, whose connection is watched.
+        """
+        return Execution(self, principal, request, self._seconds)
+
+    def note_late(self, job: Job) -> None:
+        """Report a job when it ends, because its request was answered before."""
+        job.ended.add_done_callback(self._ended_late)
+
+
+class Execution:
+    """The execution of one request, in one step or several. It is closed when the request was answered."""
+
+    def __init__(self, scheduler: Scheduler, principal: str, request: Request, seconds: float):
+        self._scheduler = scheduler
+        self._principal = principal
+        self._loop = asyncio.get_running_loop()
+        self._deadline_s = self._loop.time() + seconds
+        self._disconnected = asyncio.ensure_future(_disconnection(request))
+
+    def close(self) -> None:
+        """Watch the connection no longer."""
+        self._disconnected.cancel()
+
+    async def run(self, kind: Work, work: Callable[[], T], *, changes: bool, tables: Collection[TableKey] = ()) -> T:
+        """Run a step in a thread, and return what it returns.
+
+        Args:
+            kind: The class of work.
+            work: The step.
+            changes: Whether it may change a lakehouse.
+            tables: The tables that it changes. It waits, without a thread, until no other request changes one of them.
+
+        Raises:
+            RefusedError: 503 if it did not begin, 504 if it has not ended in time.
+            ClientDisconnect: If the client disconnected before the step began.
+        """
+        place = await self._turn(tables) if tables else None
+        workers = self._scheduler.workers
+        try:
+            job = workers.submit(kind, self._principal, work)
+        except BaseException:
+            self._leave(place)
+            raise
+        job.ended.add_done_callback(lambda _: self._leave(place))
+        await self._wait(job.ended, or_disconnected=True)
+        if not job.ended.done() and workers.cancel(kind, job):
+            raise ClientDisconnect if self._disconnected.done() else busy_error()
+        if not job.ended.done():  # a client that has disconnected does not end what has begun
+            await self._wait(job.ended, or_disconnected=False)
+        if not job.ended.done():
+            self._scheduler.note_late(job)
+            raise late_error(changes=changes)
+        result: T = job.ended.result()
+        return result
+
+    async def _turn(self, tables: Collection[TableKey]) -> Place:
+        place = self._scheduler.queue.enter(self._principal, tables)
+        try:
+            await self._wait(place.turn, or_disconnected=True)
+            if not place.turn.done():
+                raise ClientDisconnect if self._disconnected.done() else busy_error()
+        except BaseException:
+            self._leave(place)
+            raise
+        return place
+
+    def _leave(self, place: Place | None) -> None:
+        if place is not None:
+            self._scheduler.queue.leave(place)
+
+    async def _wait(self, future: asyncio.Future[T], *, or_disconnected: bool) -> None:
+        futures: set[asyncio.Future[T] | asyncio.Future[None]] = {future}
+        if or_disconnected:
+            futures.add(self._disconnected)
+        seconds = max(0.0, self._deadline_s - self._loop.time())
+        await asyncio.wait(futures, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+
+
+async def _disconnection(request: Request) -> None:
+    """Return when the client has disconnected."""
+    with contextlib.suppress(OSError):
+        while (await request.receive())["type"] != "http.disconnect":
+            pass

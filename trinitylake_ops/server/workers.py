@@ -1,0 +1,205 @@
+"""Threads for requests: a pool for each class of work, shared fairly by principals.
+
+A request of one class never waits for a thread of another one. Within a pool principals take turns, and one principal
+never occupies all threads. All methods are called on the event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter, OrderedDict, deque
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from trinitylake_ops.server.answers import busy_error
+from trinitylake_ops.server.settings import Limits
+
+
+class Work(StrEnum):
+    """A class of requests, by what they need most."""
+
+    #: Loads and lists: they wait for the storage, and clients wait for them.
+    READ = "read"
+    #: Scan planning: it decodes manifests.
+    PLAN = "plan"
+    #: Commits and other changes: they wait for the storage, and share versions.
+    CHANGE = "change"
+    #: Requests with a large body, which occupy the interpreter.
+    LARGE = "large"
+
+
+#: Classes that occupy the interpreter have few threads, because the others wait for it.
+_FEW_THREADS = {Work.PLAN: 8, Work.LARGE: 2}
+
+
+@dataclass(slots=True, eq=False)
+class Job:
+    """A request in a pool. ``ended`` gets the result, or the error; it is cancelled if the job never started."""
+
+    principal: str
+    work: Callable[[], Any]
+    ended: asyncio.Future[Any]
+    has_begun: bool = False
+
+
+class _Pool:
+    """Threads for one class of work.
+
+    Args:
+        kind: The class of work.
+        n_threads: The number of jobs that run at a time.
+        n_waiting: The number of jobs that may wait for a thread.
+        is_shared: Whether principals share the pool, so that each one gets only a part of it.
+    """
+
+    def __init__(self, kind: Work, n_threads: int, n_waiting: int, *, is_shared: bool):
+        self._executor = ThreadPoolExecutor(n_threads, thread_name_prefix=f"request-{kind}")
+        self._n_threads = n_threads
+        self._most_running = max(1, n_threads - n_threads // 4) if is_shared else n_threads
+        self._most = n_threads + n_waiting
+        self._most_of_one = max(1, self._most // 2) if is_shared else self._most
+        self._running: Counter[str] = Counter()
+        self._queues: OrderedDict[str, deque[Job]] = OrderedDict()
+        self.n_running = self.n_waiting = 0
+        self._progress_s = time.monotonic()
+
+    @property
+    def stalled_s(self) -> float:
+        """The seconds since a job began or ended while others wait for a thread that is free for none of them."""
+        return time.monotonic() - self._progress_s if self.n_waiting and self.n_running == self._n_threads else 0.0
+
+    @property
+    def is_full(self) -> bool:
+        """Whether the next job is rejected, whatever its principal."""
+        return self.n_running + self.n_waiting >= self._most
+
+    def submit(self, principal: str, work: Callable[[], Any]) -> Job:
+        """Start a job, or put it into the queue of its principal.
+
+        Args:
+            principal: The name of the principal.
+            work: The function to run in a thread.
+
+        Raises:
+            RefusedError: 503 if too many jobs wait already, in all or of this principal.
+        """
+        queue = self._queues.get(principal, ())
+        if self.is_full or self._running[principal] + len(queue) >= self._most_of_one:
+            raise busy_error()
+        job = Job(principal, work, asyncio.get_running_loop().create_future())
+        self._queues.setdefault(principal, deque()).append(job)
+        self.n_waiting += 1
+        self._start_waiting()
+        return job
+
+    def cancel(self, job: Job) -> bool:
+        """Remove a job from its queue. Return False if it has begun already."""
+        if job.has_begun:
+            return False
+        if not job.ended.done():
+            self._removed(job.principal, lambda queue: queue.remove(job))
+            job.ended.cancel()
+        return True
+
+    def close(self) -> None:
+        """Wait until all jobs that began have ended."""
+        self._executor.shutdown(wait=True)
+
+    def _removed(self, principal: str, remove: Callable[[deque[Job]], Any]) -> Any:
+        queue = self._queues[principal]
+        removed = remove(queue)
+        self.n_waiting -= 1
+        if not queue:
+            del self._queues[principal]
+        return removed
+
+    def _start_waiting(self) -> None:
+        while self.n_running < self._n_threads:
+            principal = next((one for one in self._queues if self._running[one] < self._most_running), None)
+            if principal is None:
+                return
+            job: Job = self._removed(principal, deque.popleft)
+            if principal in self._queues:
+                self._queues.move_to_end(principal)
+            self._start(job)
+
+    def _start(self, job: Job) -> None:
+        loop = asyncio.get_running_loop()
+        job.has_begun = True
+        self.n_running += 1
+        self._running[job.principal] += 1
+        self._progress_s = time.monotonic()
+
+        def done(future: Future[Any]) -> None:
+            if not loop.is_closed():
+                loop.call_soon_threadsafe(self._end, job, future)
+
+        self._executor.submit(job.work).add_done_callback(done)
+
+    def _end(self, job: Job, future: Future[Any]) -> None:
+        self.n_running -= 1
+        self._running[job.principal] -= 1
+        if not self._running[job.principal]:
+            del self._running[job.principal]
+        self._progress_s = time.monotonic()
+        error = future.exception()
+        if error is not None:
+            job.ended.set_exception(error)
+        else:
+            job.ended.set_result(future.result())
+        self._start_waiting()
+
+
+class Workers:
+    """The pools of a server.
+
+    Args:
+        limits: The number of threads, and of requests that may wait for one.
+        is_shared: Whether requests have different principals. Without tokens all have the same one.
+    """
+
+    def __init__(self, limits: Limits, *, is_shared: bool):
+        self._pools = {
+            kind: _Pool(
+                kind,
+                min(limits.threads, _FEW_THREADS.get(kind, limits.threads)),
+                limits.waiting,
+                is_shared=is_shared,
+            )
+            for kind in Work
+        }
+
+    def submit(self, kind: Work, principal: str, work: Callable[[], Any]) -> Job:
+        """Start a job in a pool, or queue it there.
+
+        Args:
+            kind: The class of work.
+            principal: The name of the principal.
+            work: The function to run in a thread.
+
+        Raises:
+            RefusedError: 503 if too many jobs wait already.
+        """
+        return self._pools[kind].submit(principal, work)
+
+    def cancel(self, kind: Work, job: Job) -> bool:
+        """Remove a job from the queue of a pool. Return False if it has begun already.
+
+        Args:
+            kind: The class of work.
+            job: The job.
+        """
+        return self._pools[kind].cancel(job)
+
+    def saturated(self, longest_s: float) -> list[Work]:
+        """Return the classes of work that reject all requests, or have started none for ``longest_s`` seconds."""
+        return [kind for kind, pool in self._pools.items() if pool.is_full or pool.stalled_s > longest_s]
+
+    def close(self) -> None:
+        """Wait until all jobs that began have ended."""
+        for pool in self._pools.values():
+            pool.close()
