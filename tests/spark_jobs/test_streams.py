@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import pickle
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -18,6 +20,7 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
+from pyspark.sql.types import LongType, StructField, StructType
 
 from tests.faults import FaultyStorage, kill
 from tests.lakes import check_lake
@@ -27,6 +30,7 @@ from trinitylake_ops.errors import ConflictError, InvalidInputError, JobFailedEr
 from trinitylake_ops.format.file_names import root_path
 from trinitylake_ops.spark_jobs.runtime.spark_errors import spark_failures
 from trinitylake_ops.spark_jobs.source.data_source import TrinityLakeSource
+from trinitylake_ops.spark_jobs.source.stream_writer import stream_writer
 from trinitylake_ops.spark_jobs.source.writer import WriteTarget
 from trinitylake_ops.tables.catalog import catalog_at
 from trinitylake_ops.tables.writing.arrow_writer import stage_arrow
@@ -177,6 +181,49 @@ def stream_into(frame: DataFrame, lake: Lakehouse, folder: Path, source: str = "
     writer = frame.writeStream.format(source).option("root", lake.root).option("checkpointLocation", str(folder))
     with spark_failures("stream"):
         writer.options(**options).trigger(availableNow=True).start("ns.copy").awaitTermination()
+
+
+def commit_epoch(lake: Lakehouse, number: int, *tasks: list[int], mode: str = "append") -> None:
+    """Write and commit an epoch as Spark's helpers and tasks do."""
+    target = WriteTarget.parse({"root": lake.root, "path": "ns.copy", "stream_id": "s"})
+    schema = StructType([StructField("id", LongType())])
+    writer = stream_writer(target, schema, overwrite=mode == "complete")
+    in_task = pickle.loads(pickle.dumps(writer))
+    batches = [pa.RecordBatch.from_pydict({"id": pa.array(ids, pa.int64())}) for ids in tasks]
+    writer.commit([in_task.write(iter([batch])) for batch in batches], number)
+
+
+@pytest.mark.parametrize("mode", ["append", "complete"])
+def test_an_epoch_is_recognized_by_its_rows(other: Lakehouse, mode: str) -> None:
+    commit_epoch(other, 0, [1], [2, 3], mode=mode)
+    commit_epoch(other, 0, [3, 1, 2], [], mode=mode)
+    for tasks in ([[1], [2]], [[1, 2, 4]], [[1, 2, 3, 4]]):
+        with pytest.raises(ConflictError):
+            commit_epoch(other, 0, *tasks, mode=mode)
+    assert (ids_of(other, "ns.copy"), other.latest_version()) == ([1, 2, 3], 1)
+    commit_epoch(other, 1, [1, 2, 3], mode=mode)
+    assert other.latest_version() == 2, "the next epoch may have the same rows"
+
+
+@pytest.mark.soak
+def test_a_checkpoint_set_back_by_one_epoch(
+    spark: SparkSession, lake: Lakehouse, other: Lakehouse, tmp_path: Path
+) -> None:
+    """The same rows are committed once. Other rows under the number of a committed epoch are refused."""
+    append(lake, "ns.t", 1)
+    frame = stream_of(spark, lake, "ns.t")
+    stream_into(frame, other, tmp_path / "c", stream_id="s")
+    for copy in ("same", "grown"):
+        shutil.copytree(tmp_path / "c", tmp_path / copy)
+    append(lake, "ns.t", 2)
+    stream_into(frame, other, tmp_path / "c", stream_id="s")
+    stream_into(frame, other, tmp_path / "same", stream_id="s")
+    assert (ids_of(other, "ns.copy"), other.latest_version()) == ([1, 2], 2)
+    append(lake, "ns.t", 3)
+    for _ in range(2):
+        with pytest.raises(ConflictError):
+            stream_into(frame, other, tmp_path / "grown", stream_id="s")
+    assert (ids_of(other, "ns.copy"), other.latest_version()) == ([1, 2], 2)
 
 
 class DyingTarget(WriteTarget):

@@ -11,7 +11,10 @@ from trinitylake_ops.errors import ConflictError
 from trinitylake_ops.storage import MeteredStorage
 from trinitylake_ops.tables.writing.arrow_writer import stage_arrow
 from trinitylake_ops.tables.writing.publication import publish_once
-from trinitylake_ops.tables.writing.stream_epochs import QUERY_ID, epoch_publication, find_epoch
+from trinitylake_ops.tables.writing.stream_epochs import QUERY_ID, Epoch, EpochGuard, FoundEpoch
+from trinitylake_ops.tables.writing.stream_epochs import find_epoch as find
+
+ROWS = "1:00ff"
 
 
 @pytest.fixture
@@ -22,7 +25,11 @@ def local(lakes: Lakes) -> Lakehouse:
 def commit_epoch(lake: Lakehouse, epoch: int, stream: str = "s", query: str | None = None) -> int:
     staged = stage_arrow(lake, pa.table({"n": [epoch]}), "ns", stream, mode="append")
     properties = None if query is None else {QUERY_ID: query}
-    return publish_once(lake, [staged], epoch_publication(stream, epoch), properties=properties).version
+    return publish_once(lake, [staged], Epoch(stream, epoch, ROWS).publication, properties=properties).version
+
+
+def find_epoch(lake: Lakehouse, stream: str, epoch: int, query: str | None = None) -> FoundEpoch:
+    return find(lake, Epoch(stream, epoch, ROWS, query))
 
 
 def commit_others(lake: Lakehouse, count: int) -> None:
@@ -84,3 +91,28 @@ def test_another_query_is_refused_whatever_its_epoch(local: Lakehouse) -> None:
     assert find_epoch(local, "s", 1, "one").version is None
     commit_epoch(local, 1)
     assert find_epoch(local, "s", 2, "one").version is None, "by an earlier release, which did not say"
+
+
+def test_an_epoch_with_other_rows_is_refused_also_if_its_version_is_purged(local: Lakehouse) -> None:
+    """The checkpoint was set back by one epoch, and the source grew."""
+    version = commit_epoch(local, 0)
+    others = Epoch("s", 0, "2:00ff")
+    with pytest.raises(ConflictError) as caught:
+        find(local, others)
+    assert caught.value.version == version
+    commit_others(local, 1)
+    seal(local, version)
+    with pytest.raises(ConflictError):
+        find(local, others)
+    assert find_epoch(local, "s", 0).version == version
+
+
+def test_an_epoch_that_another_process_commits_meanwhile_is_refused_with_other_rows(local: Lakehouse) -> None:
+    epoch = Epoch("s", 0, "2:00ff")
+    guard = EpochGuard(epoch, find(local, epoch).looked_through)
+    staged = stage_arrow(local, pa.table({"n": [1, 2]}), "ns", "s", mode="append")
+    commit_epoch(local, 0)
+    with pytest.raises(ConflictError) as caught:
+        publish_once(local, [staged], epoch.publication, require=guard)
+    assert type(caught.value) is ConflictError
+    assert local.latest_version() == 1

@@ -15,8 +15,11 @@ from trinitylake_ops.cached_attribute import cached_attribute
 from trinitylake_ops.errors import InvalidInputError
 from trinitylake_ops.spark_jobs.source.writer import WriteTarget, WrittenFiles, files_of, publish_written, staged_by
 from trinitylake_ops.tables.managed import without_history
+from trinitylake_ops.tables.writing.publication import Publication, publish_once
+from trinitylake_ops.tables.writing.rows_digest import RowsDigest, total_of
+from trinitylake_ops.tables.writing.staged_table import StagedTable
 from trinitylake_ops.tables.writing.staging import Replace
-from trinitylake_ops.tables.writing.stream_epochs import QUERY_ID, epoch_publication, find_epoch
+from trinitylake_ops.tables.writing.stream_epochs import QUERY_ID, Epoch, EpochGuard, find_epoch
 from trinitylake_ops.tables.writing.write_plan import TableWrite
 
 if TYPE_CHECKING:
@@ -62,7 +65,9 @@ class StreamWriter(DataSourceStreamArrowWriter):
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         plan: TableWrite = pickle.loads(self._pickled_plan)
-        return WrittenFiles(pickle.dumps(plan.write(iterator)), self._pickled_plan, _query_id())
+        rows = RowsDigest()
+        files = pickle.dumps(plan.write(rows.over(iterator)))
+        return WrittenFiles(files, self._pickled_plan, _query_id(), rows)
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
         written = [message for message in messages if isinstance(message, WrittenFiles)]
@@ -71,26 +76,39 @@ class StreamWriter(DataSourceStreamArrowWriter):
             return  # an epoch without rows is no version; a repetition is empty, too
         lake = self._target.open()
         query_id = written[0].query_id
-        found = find_epoch(lake, self._stream_id, batchId, query_id)
+        rows = str(total_of(message.rows for message in written))
+        epoch = Epoch(self._stream_id, batchId, rows, query_id)
+        found = find_epoch(lake, epoch)
         if found.version is not None:
             return
         plan: TableWrite = pickle.loads(written[0].pickled_plan)
+        guard = EpochGuard(epoch, found.looked_through)
+
+        def publish(staged: StagedTable) -> Publication:
+            return publish_once(
+                lake,
+                [staged],
+                epoch.publication,
+                since=found.looked_through,
+                operation=_STREAM,
+                message=self._target.options.message or f"epoch {batchId} of {self._stream_id}",
+                properties={
+                    "stream_id": self._stream_id,
+                    "epoch": str(batchId),
+                    **({} if query_id is None else {QUERY_ID: query_id}),
+                },
+                require=guard,
+            )
+
         is_ours = publish_written(
             lake,
             lambda: staged_by(lake, plan, files, Replace.ALL if self._is_complete else Replace.NOTHING),
-            epoch_publication(self._stream_id, batchId),
+            publish,
+            epoch.publication,
             since=found.looked_through,
-            operation=_STREAM,
-            run_id=None,
-            message=self._target.options.message or f"epoch {batchId} of {self._stream_id}",
-            properties={
-                "stream_id": self._stream_id,
-                "epoch": str(batchId),
-                **({} if query_id is None else {QUERY_ID: query_id}),
-            },
         )
         if not is_ours:  # the search for it did not know its query
-            find_epoch(lake, self._stream_id, batchId, query_id)
+            find_epoch(lake, epoch)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
         """Do nothing: :mod:`writer` says why."""

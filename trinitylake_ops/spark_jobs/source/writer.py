@@ -9,7 +9,7 @@ from __future__ import annotations
 import pickle
 import uuid
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from pyiceberg.expressions import BooleanExpression
@@ -24,7 +24,8 @@ from trinitylake_ops.spark_jobs.source.stream_options import WRITE_OPTIONS, Writ
 from trinitylake_ops.spark_jobs.tables.reader import check_reachable, table_name
 from trinitylake_ops.spark_jobs.tables.writer import plan_rows
 from trinitylake_ops.tables.writing.partition_key import check_partitions
-from trinitylake_ops.tables.writing.publication import publication_id, publish_once, published_version
+from trinitylake_ops.tables.writing.publication import Publication, publication_id, publish_once, published_version
+from trinitylake_ops.tables.writing.rows_digest import RowsDigest
 from trinitylake_ops.tables.writing.staged_table import StagedTable
 from trinitylake_ops.tables.writing.staging import Replace, stage_appended, stage_data_files
 from trinitylake_ops.tables.writing.write_mode import Mode, replaced_by
@@ -77,12 +78,13 @@ class WriteTarget:
 class WrittenFiles(WriterCommitMessage):
     """The files of a task: pickled data files, and for a stream the pickled plan that they were written for.
 
-    ``query_id`` is Spark's, which is in the stream's checkpoint.
+    ``query_id`` is Spark's, which is in the stream's checkpoint. ``rows`` is the digest of a stream's rows.
     """
 
     pickled_files: bytes
     pickled_plan: bytes = b""
     query_id: str | None = None
+    rows: RowsDigest = field(default_factory=RowsDigest)
 
 
 def batch_writer(target: WriteTarget, schema: StructType, *, overwrite: bool) -> BatchWriter:
@@ -146,14 +148,25 @@ class BatchWriter(DataSourceArrowWriter):
         lake = self._target.open()
         files = files_of(messages)
         check_partitions(files, self._wanted, [field.name for field in plan.metadata.spec().fields])
+        options = self._target.options
+
+        def publish(staged: StagedTable) -> Publication:
+            return publish_once(
+                lake,
+                [staged],
+                self._publication,
+                since=self._since,
+                operation=_WRITE,
+                run_id=options.run_id,
+                message=options.message or f"write {'.'.join(self._target.name)}"[:_LONGEST_MESSAGE_CHARS],
+            )
+
         publish_written(
             lake,
             lambda: staged_by(lake, plan, files, self._replacing, self._wanted),
+            publish,
             self._publication,
             since=self._since,
-            operation=_WRITE,
-            run_id=self._target.options.run_id,
-            message=self._target.options.message or f"write {'.'.join(self._target.name)}"[:_LONGEST_MESSAGE_CHARS],
         )
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
@@ -185,31 +198,30 @@ def staged_by(
 def publish_written(
     lake: Lakehouse,
     stage: Callable[[], StagedTable],
+    publish: Callable[[StagedTable], Publication],
     publication: str,
     *,
     since: int,
-    operation: str,
-    run_id: str | None,
-    message: str,
-    properties: Mapping[str, str] | None = None,
 ) -> bool:
-    """Stage and publish, and repeat this if others changed the table in between. Returns whether this call published.
+    """Stage and publish, and repeat both if others changed the table in between.
 
-    Raises the errors of both.
+    Args:
+        lake: The lakehouse.
+        stage: Stages the written files.
+        publish: Publishes the staged table once, under ``publication``.
+        publication: The id of the publication.
+        since: The version since which the publication can have been committed, exclusive.
+
+    Returns:
+        Whether this call published.
+
+    Raises:
+        CommitConflictError: The files do not fit the table any more.
+        StorageError: The storage failed. Other errors of both functions are raised as well.
     """
     for attempt in range(1, MAX_ATTEMPTS + 1):
         try:
-            staged = stage()
-            published = publish_once(
-                lake,
-                [staged],
-                publication,
-                since=since,
-                operation=operation,
-                run_id=run_id,
-                message=message,
-                properties=properties,
-            )
+            published = publish(stage())
         except CommitConflictError:
             if published_version(lake, publication, since) is not None:
                 return False

@@ -1,12 +1,15 @@
 """Epochs of a stream that writes. Each is a publication, and only the history shows which were committed.
 
-A stream that was killed repeats its last epoch. The epoch is looked for from the latest version backwards. The search
-ends at an earlier epoch of the stream, or at the version on which the stream began. This version is pinned under the
-stream's id. The pin may be gone after the lakehouse's ``txn_ttl_millis``. Without a pin all versions are searched.
+A stream that was killed repeats its last epoch. The number of an epoch does not identify it: a query whose checkpoint
+was set back counts the same numbers again, for other rows. So an epoch is recognized by its number and its rows. The
+search goes from the latest version backwards. It ends at an earlier epoch of the stream, or at the version on which the
+stream began. This version is pinned under the stream's id. The pin may be gone after the lakehouse's
+``txn_ttl_millis``. Without a pin all versions are searched.
 """
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -18,13 +21,39 @@ from trinitylake_ops.tables.writing.publication import publication_id
 from trinitylake_ops.transaction.lakehouse import Lakehouse
 from trinitylake_ops.transaction.saved import pinned_version, read_saved
 from trinitylake_ops.versions.roots import read_roots
+from trinitylake_ops.versions.snapshot import Snapshot
 
 #: The property of a version that holds the query's id.
 QUERY_ID = "query_id"
 
 _BATCH = 16
+#: An id of a publication is one UUID of 32 hexadecimal digits.
+_HALF_DIGITS = 16
 #: The number of neighbouring epochs that are known when they are met in the history.
 _KNOWN_EPOCHS = 1_000
+
+
+@dataclass(frozen=True, slots=True)
+class Epoch:
+    """An epoch of a stream: its number, its rows (the text of a digest of them), and the id of the query."""
+
+    stream_id: str
+    number: int
+    rows: str
+    query_id: str | None = None
+
+    @property
+    def publication(self) -> str:
+        """The id of the publication. Its first half identifies stream and number, its second half the rows."""
+        return str(uuid.UUID(hex=_half(self.stream_id, self.number) + _half_of("rows", self.rows)))
+
+
+def _half(stream_id: str, number: int) -> str:
+    return _half_of("stream", stream_id, str(number))
+
+
+def _half_of(*names: str) -> str:
+    return uuid.UUID(publication_id(*names)).hex[:_HALF_DIGITS]
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,48 +64,80 @@ class FoundEpoch:
     looked_through: int
 
 
-def epoch_publication(stream_id: str, epoch: int) -> str:
-    """Return the id of the publication of a stream's epoch."""
-    return publication_id("stream", stream_id, str(epoch))
+def find_epoch(lake: Lakehouse, epoch: Epoch) -> FoundEpoch:
+    """Search the history for an epoch, newest version first.
 
+    An epoch was committed if a version has its number and its rows. A query id lives as long as a checkpoint, so
+    another query id proves that the checkpoint is another one. Purged versions lack the query id.
 
-def find_epoch(lake: Lakehouse, stream_id: str, epoch: int, query_id: str | None = None) -> FoundEpoch:
-    """Look for an epoch in the history, newest first.
-
-    Raises ConflictError if a later epoch of the stream was committed, as its checkpoint was lost or set back. Raises it
-    also if a query with another ``query_id`` committed the newest one. A query id lives as long as a checkpoint, so the
-    same number then proves nothing about the rows. Purged versions do not tell the query. Raises VersionNotFoundError
-    if a root is gone and the answer is unknown, StorageError.
+    Raises:
+        ConflictError: The stream committed a later epoch, or other rows under the same number, or another query
+            committed the newest epoch. The checkpoint was lost or set back, or the rows of a repetition differ.
+        VersionNotFoundError: A root is gone, so that the answer is unknown.
+        StorageError: The storage failed.
     """
     latest = lake.snapshot()
-    around = range(max(0, epoch - _KNOWN_EPOCHS), epoch + _KNOWN_EPOCHS)
-    epochs = {epoch_publication(stream_id, number): number for number in around}
-    pin = publication_id("pin", "stream", stream_id)
+    pin = publication_id("pin", "stream", epoch.stream_id)
     begun = _pinned(lake, pin)
-    for version, data in read_roots(lake.files.roots, range(latest.version, begun, -1), _BATCH):
-        path = lake.files.roots.path(version)
+    version, is_known = _search(latest, epoch, begun)
+    if not is_known and begun < 0:
+        pinned_version(latest, pin)
+    return FoundEpoch(version, latest.version)
+
+
+class EpochGuard:
+    """Precondition of the commit of an epoch: no other process has committed an epoch of the stream meanwhile."""
+
+    def __init__(self, epoch: Epoch, looked_through: int):
+        self._epoch = epoch
+        self._looked_through = looked_through
+
+    def __call__(self, latest: Snapshot) -> None:
+        """Search the versions since the last call. Raises what :func:`find_epoch` raises."""
+        _search(latest, self._epoch, self._looked_through)
+        self._looked_through = latest.version
+
+
+def _search(latest: Snapshot, epoch: Epoch, after: int) -> tuple[int | None, bool]:
+    """Return the version above ``after`` that holds an epoch, and whether any version there holds one of the stream."""
+    around = range(max(0, epoch.number - _KNOWN_EPOCHS), epoch.number + _KNOWN_EPOCHS)
+    epochs = {_half(epoch.stream_id, number): number for number in around}
+    roots = latest.files.roots
+    for version, data in read_roots(roots, range(latest.version, after, -1), _BATCH):
+        path = roots.path(version)
         if data is None:
             raise VersionNotFoundError(
-                f"nobody can tell whether epoch {epoch} of stream {stream_id!r} was committed: the root of version"
-                f" {version} is gone",
+                f"cannot find out whether epoch {epoch.number} of stream {epoch.stream_id!r} was committed: the root of"
+                f" version {version} is gone",
                 path=path,
                 version=version,
             )
         info = decode_commit_info(decode_system_rows(data, path))
         members = info.get("members")
-        found = [epochs[member] for member in members if member in epochs] if isinstance(members, list) else []
-        if later := [number for number in found if number > epoch]:
+        ids = [one.replace("-", "") for one in members if isinstance(one, str)] if isinstance(members, list) else []
+        committed = {epochs[one[:_HALF_DIGITS]]: one for one in ids if one[:_HALF_DIGITS] in epochs}
+        if not committed:
+            continue
+        newest = max(committed)
+        if newest > epoch.number:
             raise ConflictError(
-                f"stream {stream_id!r} has committed epoch {max(later)} already, as version {version}, and now epoch"
-                f" {epoch} arrives: its checkpoint was lost or set back; go on with a stream_id of its own",
+                f"stream {epoch.stream_id!r} has committed epoch {newest} already, as version {version}, and now epoch"
+                f" {epoch.number} arrives: its checkpoint was lost or set back; go on with a stream_id of its own",
                 version=version,
             )
-        if found:
-            _check_query(info, stream_id, query_id, version)
-            return FoundEpoch(version if epoch in found else None, latest.version)
-    if begun < 0:
-        pinned_version(latest, pin)
-    return FoundEpoch(None, latest.version)
+        _check_query(info, epoch.stream_id, epoch.query_id, version)
+        if newest < epoch.number:
+            return None, True
+        if uuid.UUID(committed[newest]) != uuid.UUID(epoch.publication):
+            raise ConflictError(
+                f"stream {epoch.stream_id!r} cannot commit epoch {epoch.number}: version {version} has this epoch with"
+                " other rows, because the checkpoint was set back, or because the query returns other rows each time;"
+                f" nothing was committed; compare the rows with version {version}, and start a new stream behind it"
+                " with its own stream_id and checkpoint",
+                version=version,
+            )
+        return version, True
+    return None, False
 
 
 def _check_query(info: Mapping[str, Any], stream_id: str, query_id: str | None, version: int) -> None:
