@@ -17,6 +17,7 @@ import pyarrow as pa
 import pytest
 import yaml
 from botocore.config import Config
+from botocore.credentials import Credentials
 from botocore.exceptions import ClientError
 from pyiceberg.exceptions import SignError
 
@@ -34,7 +35,7 @@ from trinitylake_ops.storage.options import OPTIONS_VARIABLE
 from trinitylake_ops.storage.s3.botocore_places import BucketPlace
 from trinitylake_ops.storage.s3.delegation import folder_policy
 from trinitylake_ops.storage.s3.settings import S3Location
-from trinitylake_ops.storage.s3.signing import UnsignedRequest, check_request
+from trinitylake_ops.storage.s3.signing import UnsignedRequest, check_request, signed
 from trinitylake_ops.tables import catalog_at
 
 ROWS = pa.table({"id": pa.array([1, 2, 3], pa.int64())})
@@ -148,6 +149,17 @@ def test_a_reader_gets_a_session_that_reads(giving: Served, on_s3: Lakehouse, ra
     writes.put_object(Bucket=own.bucket, Key=f"{own.key_prefix}data/x", Body=b"x")
 
 
+def test_a_create_only_session_never_overwrites(on_s3: Lakehouse, radosgw: S3Server, tmp_path: Path) -> None:
+    """Ceph 16 does not know the condition, so it denies every write of such a session; reads work."""
+    own = S3Location.of(f"{place_of(on_s3, 'ns.t')}/")
+    file = next(path for path in _keys(radosgw, own.bucket, own.key_prefix) if path.endswith(".parquet"))
+    with serving_files(on_s3, tmp_path, replace(ROLE, create_only=True)) as served:
+        s3 = client_with(radosgw, _session(served, AS_WRITER, TABLE))
+        assert s3.get_object(Bucket=own.bucket, Key=file)["Body"].read()
+        assert refused(s3.put_object, Bucket=own.bucket, Key=file, Body=b"x")
+        assert refused(s3.put_object, Bucket=own.bucket, Key=file, Body=b"x", IfNoneMatch="*")
+
+
 def _session(served: Served, headers: Mapping[str, str], table: str) -> dict[str, str]:
     config: dict[str, str] = served.ask("GET", table, headers={**headers, **VENDED}).document["config"]
     return config
@@ -228,6 +240,12 @@ def test_signed_requests_reach_their_table_alone(
     assert sign(giving, AS_READER, "PUT", new).error == FORBIDDEN
     assert send("PUT", sign(giving, AS_WRITER, "PUT", new), b"content")[0] == 200
     assert send("GET", sign(giving, AS_READER, "GET", new)) == (200, b"content")
+    # An existing file stays: the storage rejects the signed request, and one without the condition that it covers.
+    again = sign(giving, AS_WRITER, "PUT", new)
+    assert send("PUT", again, b"other")[0] == 412
+    assert send("PUT", again, b"other", **{"if-none-match": '"none"'})[0] == 403
+    assert send("GET", sign(giving, AS_READER, "GET", new)) == (200, b"content")
+    assert sign(giving, AS_READER, "GET", new, Host="other.example.com").status == 400
     # radosgw obeys headers that are not signed. The session behind the signature reaches no other table.
     stolen = sign(giving, AS_WRITER, "PUT", f"{at}{own.key_prefix}data/stolen")
     assert send("PUT", stolen, **{"x-amz-copy-source": f"/{own.bucket}/{foreign}"})[0] == 403
@@ -246,8 +264,9 @@ PLACE = BucketPlace("https://s3.example.com", "eu-1", is_virtual=False)
 FILE = "https://s3.example.com/bucket/lake/tables/id/data/a.parquet"
 
 
-def asked(method: str, uri: str, region: str = "eu-1", **headers: str) -> UnsignedRequest:
-    return UnsignedRequest(method, uri, region, {name.replace("_", "-"): [value] for name, value in headers.items()})
+def asked(method: str, uri: str, region: str = "eu-1", **headers: str | list[str]) -> UnsignedRequest:
+    listed = {name: [value] if isinstance(value, str) else value for name, value in headers.items()}
+    return UnsignedRequest(method, uri, region, {name.replace("_", "-"): values for name, values in listed.items()})
 
 
 @pytest.mark.parametrize(
@@ -337,11 +356,68 @@ def test_what_is_signed(method: str, uri: str, writes: bool) -> None:
         ("PUT", FILE, {"x_amz_grant_read": "uri=all"}),
         ("PUT", FILE, {"x_amz_website_redirect_location": "/"}),
         ("PUT", FILE, {"content_type": "a\r\nx-amz-acl: public-read"}),
+        ("GET", FILE, {"host": "other.example.com"}),
+        ("GET", FILE, {"host": "bucket.s3.example.com"}),
+        ("GET", FILE, {"host": "s3.example.com:80"}),
+        ("GET", FILE, {"host": ["s3.example.com", "other.example.com"]}),
+        ("GET", FILE, {"host": []}),
+        ("GET", FILE, {"host ": "s3.example.com"}),
+        *(
+            ("GET", FILE, {name: "x"})
+            for name in (
+                "x_forwarded_host", "x_http_method_override", "x_original_url", "forwarded", "cookie", "cache_control",
+                "content_disposition", "x_goog_acl", "x_amz_meta_a", "x_amz_copy_source", "x_amz_security_token_", "",
+            )
+        ),
     ],
-)
-def test_what_is_not_signed(method: str, uri: str, headers: dict[str, str]) -> None:
+)  # fmt: skip
+def test_what_is_not_signed(method: str, uri: str, headers: dict[str, str | list[str]]) -> None:
     with pytest.raises((LocationNotAllowedError, InvalidInputError)):
         check_request(asked(method, uri, **headers), FOLDER, PLACE, may_write=True)
+
+
+KEYS = Credentials("AKIAEXAMPLE", "of-the-server")
+
+
+def signed_headers(request: UnsignedRequest) -> tuple[dict[str, str], set[str]]:
+    """Return the headers of a signed request, and the names of those that the signature covers."""
+    check_request(request, FOLDER, PLACE, may_write=True)
+    headers = {name.lower(): value for name, (value,) in signed(request, "eu-1", KEYS).headers.items()}
+    return headers, set(headers["authorization"].partition("SignedHeaders=")[2].partition(",")[0].split(";"))
+
+
+def test_the_host_of_the_uri_is_signed_and_no_other() -> None:
+    """A client that sends the URI's own host, in any spelling of it, gets the signature of one that sends none."""
+    date = "20261127T120000Z"
+    plain, covered = signed_headers(asked("GET", FILE))
+    assert "host" in covered
+    assert "host" not in plain
+    for host in ("s3.example.com", "S3.EXAMPLE.COM"):
+        assert signed_headers(asked("GET", FILE, host=host, x_amz_date=date))[0]["host"] == "s3.example.com"
+    known = asked(
+        "GET", FILE, range="bytes=0-9", accept="*/*", user_agent="a", amz_sdk_invocation_id="b", if_match="c",
+        x_amz_sdk_checksum_algorithm="CRC32", x_amzn_trace_id="d", authorization="e", connection="close",
+    )  # fmt: skip
+    assert "range" not in signed_headers(known)[1]
+
+
+@pytest.mark.parametrize(
+    ("method", "uri", "creates"),
+    [
+        ("PUT", FILE, True),
+        ("PUT", f"{FILE}?x-id=PutObject", True),
+        ("POST", f"{FILE}?uploadId=x", True),
+        ("PUT", f"{FILE}?partNumber=1&uploadId=x", False),
+        ("POST", f"{FILE}?uploads", False),
+        ("DELETE", f"{FILE}?uploadId=x", False),
+        ("GET", FILE, False),
+    ],
+)
+def test_writes_are_signed_to_create_only(method: str, uri: str, creates: bool) -> None:
+    for given in ({}, {"if_none_match": "anything"}):
+        headers, covered = signed_headers(asked(method, uri, **given))
+        assert (headers.get("if-none-match") == "*") is creates
+        assert ("if-none-match" in covered) is (creates or bool(given))
 
 
 def test_requests_for_another_region_are_not_signed() -> None:
@@ -358,11 +434,25 @@ def test_policies_name_a_place_and_no_pattern() -> None:
             folder_policy(S3Location.of(f"{root}tables/id/"), "aws", writes=True)
     with pytest.raises(InvalidInputError, match="too long"):
         folder_policy(S3Location.of(f"s3://bucket/{'a' * 900}/tables/id/"), "aws", writes=True)
+    assert all("Condition" not in one for one in writes if "s3:PutObject" in one["Action"])
+    creates = json.loads(folder_policy(FOLDER, "aws", writes=True, create_only=True))["Statement"]
+    puts = [one for one in creates if "s3:PutObject" in one["Action"] and one["Effect"] == "Allow"]
+    assert [one["Condition"] for one in puts] == [
+        {"Null": {"s3:if-none-match": "false"}, "StringLike": {"s3:if-none-match": "*"}},
+        {"Bool": {"s3:ObjectCreationOperation": "false"}},
+    ]
+    assert all(one["Action"] == ["s3:PutObject"] for one in puts)
     assert "arn:aws-cn:s3:::bucket/lake" in folder_policy(FOLDER, "aws-cn", writes=False)
 
 
 def test_settings_of_access_that_make_no_sense(tmp_path: Path, lake: Lakehouse) -> None:
-    for wrong in ({"role": "lake"}, {"role": ROLE_ARN, "seconds": 10}, {"role": ROLE_ARN, "seconds": 10**6}):
+    for wrong in (
+        {"role": "lake"},
+        {"create_only": True},
+        {"downscope": True, "create_only": True},
+        {"role": ROLE_ARN, "seconds": 10},
+        {"role": ROLE_ARN, "seconds": 10**6},
+    ):
         with pytest.raises(InvalidInputError):
             DelegationSettings(**wrong)
     with pytest.raises(InvalidInputError, match="on S3"):

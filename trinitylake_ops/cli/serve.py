@@ -70,6 +70,11 @@ page. The log is one JSON object a line, on standard error. SIGTERM and Ctrl-C l
 @click.option(
     "--vend-downscoped", is_flag=True, help="Give clients downscoped tokens for a table's files, on Google's storage."
 )
+@click.option(
+    "--vend-create-only",
+    is_flag=True,
+    help="Sessions of the role overwrite no file. Needs a storage and clients with If-None-Match.",
+)
 @click.option("--sign-requests", is_flag=True, help="Sign requests of clients for a table's files one by one.")
 @click.option("--max-body-bytes", type=WholeNumber(1_024), metavar="N", help="The largest body.  [default: 16 MiB]")
 @click.option(
@@ -110,7 +115,7 @@ def serve(
 
     if lakehouses is not None and root is not None:
         raise click.UsageError("give ROOT or --lakehouses, not both")
-    of_files = ("vend_role", "vend_seconds", "sts_endpoint", "sign_requests", "vend_downscoped")
+    of_files = ("vend_role", "vend_seconds", "sts_endpoint", "sign_requests", "vend_downscoped", "vend_create_only")
     files = DelegationSettings(*map(chosen.pop, of_files))
     if lakehouses is not None and files.is_on:
         raise click.UsageError("with --lakehouses, say under 'files' of each lakehouse what its clients get")

@@ -19,7 +19,7 @@ from trinitylake_ops.storage.remote.settings import is_loopback
 ONLY = ""
 _NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,62}")
 _KNOWN = frozenset({"root", "storage_options", "allowed_roots", "files"})
-_OF_FILES = frozenset({"role", "seconds", "sts_endpoint", "sign", "downscope"})
+_OF_FILES = frozenset({"role", "seconds", "sts_endpoint", "sign", "downscope", "create_only"})
 _MAX_FILE_BYTES = 1 << 20
 _SHOWN_CHARS = 64
 

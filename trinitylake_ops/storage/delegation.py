@@ -26,6 +26,9 @@ class DelegationSettings:
     ``sign`` single requests of theirs are signed. On Google Cloud Storage ``downscope`` lets them have downscoped
     tokens, which last as long as those of the server. ``sts_endpoint`` is where sessions and tokens are asked for.
     Empty stands for the storage's endpoint on S3, for AWS's, or for Google's. Raises InvalidInputError.
+
+    With ``create_only`` a session of the role writes only objects that do not exist. It is for storages that know the
+    condition ``s3:if-none-match``, and for clients that send this header.
     """
 
     role: str = ""
@@ -33,10 +36,13 @@ class DelegationSettings:
     sts_endpoint: str = ""
     sign: bool = False
     downscope: bool = False
+    create_only: bool = False
 
     def __post_init__(self) -> None:
         if self.role and not ROLE.fullmatch(self.role):
             raise InvalidInputError("the role is no ARN of one, such as arn:aws:iam::123456789012:role/lake")
+        if self.create_only and not self.role:
+            raise InvalidInputError("create_only is a condition of the sessions of a role; set a role, or leave it out")
         if not SHORTEST_SESSION_SECONDS <= self.seconds <= LONGEST_SESSION_SECONDS:
             raise InvalidInputError(
                 f"a session lasts {SHORTEST_SESSION_SECONDS} to {LONGEST_SESSION_SECONDS} seconds, not {self.seconds}"

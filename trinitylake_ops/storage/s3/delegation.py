@@ -26,6 +26,8 @@ from trinitylake_ops.storage.s3.settings import S3Location, S3Settings
 from trinitylake_ops.storage.s3.signing import SignedRequest, UnsignedRequest, check_request, signed
 
 _LONGEST_POLICY_CHARS = 2_048
+#: Keys of conditions by which AWS enforces conditional writes.
+_IF_NONE_MATCH, _CREATES_OBJECT = "s3:if-none-match", "s3:ObjectCreationOperation"
 #: These stand for other characters in the resources of a policy.
 _WILD = re.compile(r"[*?$]")
 _NO_NAME = re.compile(r"[^A-Za-z0-9+=,.@-]")
@@ -73,7 +75,8 @@ class S3Delegate:
         partition = self.settings.role.split(":")[1]
 
         def assumed() -> SessionCredentials:
-            return self._assumed(folder_policy(S3Location.of(folder), partition, writes=writes), name)
+            location, create_only = S3Location.of(folder), self.settings.create_only
+            return self._assumed(folder_policy(location, partition, writes=writes, create_only=create_only), name)
 
         return self._kept.get((folder, writes, name), assumed)
 
@@ -148,11 +151,20 @@ class S3Delegate:
         )
 
 
-def folder_policy(location: S3Location, partition: str, *, writes: bool) -> str:
+def folder_policy(location: S3Location, partition: str, *, writes: bool, create_only: bool = False) -> str:
     """Return the policy of a session for a folder, as compact JSON, since some servers refuse spaces in it.
 
     Nothing is ever deleted by it: older versions read the files. Metadata files and the owner file are the server's.
-    Raises InvalidInputError for a folder whose name a policy would take for a pattern, or that is too long.
+
+    Args:
+        location: The folder of a table.
+        partition: The partition of AWS, such as ``aws``.
+        writes: Whether the session writes files below ``data/`` and ``metadata/``.
+        create_only: Whether it must not overwrite an object. Then a write needs the header ``If-None-Match``. A storage
+            that does not know this condition denies all writes.
+
+    Raises:
+        InvalidInputError: For a folder whose name a policy would take for a pattern, or that is too long.
     """
     key = location.key_prefix.rstrip("/")
     if not key or _WILD.search(key) or not key.isprintable() or '"' in key:
@@ -170,10 +182,20 @@ def folder_policy(location: S3Location, partition: str, *, writes: bool) -> str:
         },
     ]
     if writes:
-        writing = ["s3:PutObject", "s3:AbortMultipartUpload", "s3:ListMultipartUploadParts"]
+        parts = ["s3:AbortMultipartUpload", "s3:ListMultipartUploadParts"]
         allowed = [f"{files}/data/*", f"{files}/metadata/*"]
         denied = [f"{files}/metadata/*.metadata.json", f"{files}/metadata/*.metadata.json.gz"]
-        statements.append({"Effect": "Allow", "Action": writing, "Resource": allowed})
+        if create_only:
+            # AWS documents the first operator. Ceph ignores it for an unknown key, but then the second one fails.
+            conditional = {"Null": {_IF_NONE_MATCH: "false"}, "StringLike": {_IF_NONE_MATCH: "*"}}
+            # Requests that begin a multipart upload or send a part have no such header, and create no object.
+            statements += [
+                {"Effect": "Allow", "Action": ["s3:PutObject"], "Resource": allowed, "Condition": condition}
+                for condition in (conditional, {"Bool": {_CREATES_OBJECT: "false"}})
+            ]
+        statements.append(
+            {"Effect": "Allow", "Action": parts if create_only else ["s3:PutObject", *parts], "Resource": allowed}
+        )
         statements.append({"Effect": "Deny", "Action": ["s3:PutObject"], "Resource": denied})
     text = json.dumps({"Version": "2012-10-17", "Statement": statements}, separators=(",", ":"))
     if len(text) > _LONGEST_POLICY_CHARS:

@@ -45,12 +45,19 @@ _LIST = frozenset(
         "fetch-owner",
     }
 )  # fmt: skip
-#: Headers of S3 that say nothing but how the body comes, and who sends it.
-_HARMLESS = re.compile(
-    r"x-amz-(?:date|content-sha256|decoded-content-length|trailer|te|user-agent|sdk-.*|checksum-.*|security-token)"
+#: Writes that put an object at its key. They are signed to create it only, so that no existing file is overwritten.
+_CREATES = frozenset({("PUT", frozenset[str]()), ("POST", frozenset({"uploadId"}))})
+#: The only headers of a request that is signed. They describe the body, a range or condition of a read, and the client.
+_KNOWN_HEADERS = re.compile(
+    r"host|accept|accept-encoding|authorization|connection|content-encoding|content-length|content-md5|content-type"
+    r"|expect|if-match|if-modified-since|if-none-match|if-unmodified-since|range|transfer-encoding|user-agent"
+    r"|amz-sdk-[a-z-]+|x-amzn-trace-id"
+    r"|x-amz-(?:date|content-sha256|decoded-content-length|trailer|te|user-agent|security-token|sdk-[a-z0-9-]+"
+    r"|checksum-[a-z0-9-]+)"
 )
 _REPLACED = frozenset({"authorization", "x-amz-date", "x-amz-security-token", _CONTENT_HASH})
-_ALSO_SIGNED = frozenset({"host", "content-md5", "content-type"})
+_ALSO_SIGNED = frozenset({"host", "content-md5", "content-type", "if-none-match"})
+_DEFAULT_PORTS = {"http": 80, "https": 443}
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,8 +89,8 @@ def check_request(request: UnsignedRequest, folder: S3Location, place: BucketPla
         raise InvalidInputError("the URI of the request to sign is not written as one")
     if request.region != place.region:
         raise InvalidInputError(f"the region is {place.region}, and requests for others are not signed")
-    _check_headers(request)
     split = urlsplit(request.uri)
+    _check_headers(request, split)
     key, query = _key(split, folder, place), _query(split)
     if request.method == "GET" and not key and "list-type" in query:
         _check_list(query, folder)
@@ -113,12 +120,37 @@ def _check_kind(method: str, asked: frozenset[str], path: str, may_write: bool) 
     return True
 
 
-def _check_headers(request: UnsignedRequest) -> None:
+def _check_headers(request: UnsignedRequest, split: SplitResult) -> None:
+    """Check the headers of a request, because the signature covers some of them and servers may obey the others.
+
+    Args:
+        request: The request to sign.
+        split: Its URI. A ``Host`` header must name the URI's own host.
+
+    Raises:
+        InvalidInputError: For a header that is no plain text, or for another host.
+        LocationNotAllowedError: For a header that is not on the list.
+    """
     for name, values in request.headers.items():
         if _NO_TEXT.search(name) or any(_NO_TEXT.search(value) for value in values):
             raise InvalidInputError("a header of the request to sign is no plain text")
-        if name.startswith("x-amz-") and not _HARMLESS.fullmatch(name):
-            raise LocationNotAllowedError(f"requests with the header {name[:60]} are not signed")
+        if not _KNOWN_HEADERS.fullmatch(name):
+            raise LocationNotAllowedError(
+                f"requests with the header {name[:60]!r} are not signed: it is not on the list of allowed headers"
+            )
+    hosts = request.headers.get("host")
+    if hosts is not None and [host.lower() for host in hosts] not in ([split.netloc.lower()], [_host(split)]):
+        raise InvalidInputError("the Host header of the request to sign differs from the host of its URI; leave it out")
+
+
+def _host(split: SplitResult) -> str:
+    """Return the value of the ``Host`` header for a URI, without the default port of its scheme."""
+    try:
+        host, port = split.hostname or "", split.port
+    except ValueError:
+        raise InvalidInputError("the URI of the request to sign is not written as one") from None
+    host = f"[{host}]" if ":" in host else host
+    return host if port in (None, _DEFAULT_PORTS.get(split.scheme)) else f"{host}:{port}"
 
 
 def _key(split: SplitResult, folder: S3Location, place: BucketPlace) -> str:
@@ -155,8 +187,22 @@ def _check_list(query: Mapping[str, str], folder: S3Location) -> None:
 
 
 def signed(request: UnsignedRequest, region: str, keys: Credentials) -> SignedRequest:
-    """Return a request with its signature. It was checked before."""
+    """Return a request with its signature.
+
+    A request that puts an object at its key is signed with ``If-None-Match: *``, so that it fails on a storage with
+    conditional writes if the object exists. The client must send that header, because the signature covers it.
+
+    Args:
+        request: The request to sign, which :func:`check_request` accepted.
+        region: The region of the bucket.
+        keys: The credentials to sign with.
+    """
     kept = {name: ", ".join(values) for name, values in request.headers.items() if name not in _REPLACED}
+    split = urlsplit(request.uri)
+    if "host" in kept:
+        kept["host"] = _host(split)
+    if (request.method, frozenset(_query(split)) - {"x-id"}) in _CREATES:
+        kept["if-none-match"] = "*"
     said = ", ".join(request.headers.get(_CONTENT_HASH, ()))
     made = AWSRequest(request.method, request.uri, headers=kept)
     _Signer(keys, region, said if _HASH.fullmatch(said) else "UNSIGNED-PAYLOAD").add_auth(made)
