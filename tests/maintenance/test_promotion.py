@@ -13,16 +13,19 @@ from tests.maintenance.copies import files, rows
 from trinitylake_ops import Column, DataType, Lakehouse, Schema, TableDef, maintenance
 from trinitylake_ops.errors import (
     CommitConflictError,
+    ConflictError,
     CorruptFileError,
     ExportNotFoundError,
     InvalidInputError,
     NamespaceNotFoundError,
+    ObjectExistsError,
     PlanChangedError,
     TableNotFoundError,
 )
 from trinitylake_ops.maintenance import ChangedOn, Comparison
 from trinitylake_ops.pages import comparison_page
 from trinitylake_ops.tables.catalog import catalog_at
+from trinitylake_ops.transaction.object_names import VIEW_PREFIX, views_in
 
 NAME = "feature"
 
@@ -392,6 +395,33 @@ def test_a_clone_of_some_namespaces_is_compared_within_them(parent: Aging, lakes
     maintenance.plan_promotion(lake, "part").execute()
     assert lake.snapshot().has_namespace("n1")
     assert rows(lake) == rows(part)
+
+
+@pytest.mark.parametrize("has_table", ["parent", "clone"])
+def test_a_view_and_a_table_of_one_name_do_not_meet(parent: Aging, clone: Lakehouse, has_table: str) -> None:
+    with_table, with_view = (parent.lake, clone) if has_table == "parent" else (clone, parent.lake)
+    append_rows(with_table, "n1.v")
+    with with_view.transaction() as txn:
+        txn.alter_namespace("n1", {f"{VIEW_PREFIX}v": "{}"})
+    before = files(parent.lake), files(clone)
+    for plan in (maintenance.plan_promotion, maintenance.plan_refresh):
+        with pytest.raises(ObjectExistsError):
+            plan(parent.lake, NAME)
+    assert (files(parent.lake), files(clone)) == before
+    drop(with_table, "n1", "v")
+    maintenance.plan_promotion(parent.lake, NAME).execute()
+    maintenance.plan_refresh(parent.lake, NAME).execute()
+    assert all(views_in(lake.snapshot().namespace("n1").properties) == ["v"] for lake in (parent.lake, clone))
+
+
+def test_a_view_that_is_created_during_a_promotion_is_a_conflict(parent: Aging, clone: Lakehouse) -> None:
+    append_rows(clone, "n1.v")
+    plan = maintenance.plan_promotion(parent.lake, NAME)
+    with parent.lake.transaction() as txn:
+        txn.alter_namespace("n1", {f"{VIEW_PREFIX}v": "{}"})
+    with pytest.raises(ConflictError):
+        plan.execute()
+    assert not parent.lake.snapshot().has_table("n1", "v")
 
 
 def test_properties_alone_are_promoted_without_files(parent: Aging, clone: Lakehouse) -> None:

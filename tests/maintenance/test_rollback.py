@@ -21,6 +21,7 @@ from trinitylake_ops.errors import (
     FileMissingError,
     InvalidInputError,
     NamespaceNotFoundError,
+    ObjectExistsError,
     PlanChangedError,
     TableNotFoundError,
     TrinityLakeError,
@@ -31,6 +32,7 @@ from trinitylake_ops.format.file_names import root_path
 from trinitylake_ops.storage import MeteredStorage, Storage
 from trinitylake_ops.tables.files.reach import files_of
 from trinitylake_ops.tables.io.file_io import StorageFileIO
+from trinitylake_ops.transaction.object_names import VIEW_PREFIX, views_in
 from trinitylake_ops.tree.walk import walk
 from trinitylake_ops.versions.changes import Change
 
@@ -165,6 +167,21 @@ def test_only_some_namespaces_and_tables(lake: Lakehouse) -> None:
     assert next(iter(lake.history())).operation == "rollback"
     assert maintenance.rollback(lake, target, namespaces=["new"]) == version + 1
     assert not lake.snapshot().has_namespace("new")
+
+
+def test_a_table_is_not_restored_where_a_view_has_its_name(lake: Lakehouse, lakes: Lakes) -> None:
+    """Neither by a rollback nor from an export. Whole versions have each name once."""
+    create(lake, "views", "v")
+    with_table = lake.latest_version()
+    maintenance.plan_export(lake, "full", "full").execute()
+    drop(lake, "views", "v")
+    with lake.transaction() as txn:
+        txn.alter_namespace("views", {f"{VIEW_PREFIX}v": "{}"})
+    refused(lake, ObjectExistsError, lambda: maintenance.plan_rollback(lake, with_table, tables=["views.v"]))
+    refused(lake, ObjectExistsError, lambda: maintenance.plan_restore(lake, "full", tables=["views.v"]))
+    maintenance.plan_rollback(lake, with_table, namespaces=["views"]).execute()
+    assert lake.snapshot().tables("views") == ["v"]
+    assert views_in(lake.snapshot().namespace("views").properties) == []
 
 
 def test_a_table_whose_namespace_is_gone_is_refused_by_the_plan(lake: Lakehouse) -> None:

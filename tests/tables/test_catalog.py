@@ -28,8 +28,8 @@ from pyiceberg.transforms import IdentityTransform
 from pyiceberg.types import LongType, NestedField, StringType, StructType
 
 from tests.faults import Fault, FaultyStorage, fail
-from tests.lakes import Lakes, allowing
-from trinitylake_ops import Lakehouse
+from tests.lakes import Lakes, allowing, left_over_paths
+from trinitylake_ops import Lakehouse, maintenance
 from trinitylake_ops.errors import (
     AmbiguousWriteError,
     CorruptFileError,
@@ -38,6 +38,7 @@ from trinitylake_ops.errors import (
     InvalidInputError,
     LakehouseNotFoundError,
     LocationNotAllowedError,
+    ObjectExistsError,
     StorageFullError,
     TransientError,
     UnsupportedTypeError,
@@ -45,9 +46,10 @@ from trinitylake_ops.errors import (
 )
 from trinitylake_ops.format.definitions import Column, DataType, TableDef
 from trinitylake_ops.storage import MemoryStorage, MeteredStorage
-from trinitylake_ops.tables.catalog import TrinityLakeCatalog, catalog_at
+from trinitylake_ops.tables.catalog import TrinityLakeCatalog, catalog_at, catalog_for
 from trinitylake_ops.tables.catalog.registration import registering_io
 from trinitylake_ops.tables.io.file_io import StorageFileIO
+from trinitylake_ops.transaction.object_names import VIEW_PREFIX
 
 IMPLEMENTATION = "trinitylake_ops.tables.catalog.TrinityLakeCatalog"
 SCHEMA = pa.schema([("id", pa.int64()), ("name", pa.string())])
@@ -316,6 +318,27 @@ def test_a_view_has_no_file_to_register(catalog: TrinityLakeCatalog) -> None:
     """What views can do is shown with the server's, in tests/server/test_views.py."""
     with pytest.raises(NotImplementedError, match="no file"):
         catalog.register_view("ns.v", "x")
+
+
+def test_no_table_takes_the_name_of_a_view(lake: Lakehouse, catalog: TrinityLakeCatalog) -> None:
+    """Created, filled, renamed, registered, or published with other tables; no file of the table is left."""
+    place = catalog.create_table("ns.t", SCHEMA).metadata_location
+    with lake.transaction() as txn:
+        txn.alter_namespace("ns", {f"{VIEW_PREFIX}v": "{}"})
+    late = catalog.create_table_transaction("ns.v", SCHEMA)
+    with pytest.raises(TableAlreadyExistsError):
+        late.commit_transaction()
+    before = left_over_paths(lake)
+    with pytest.raises(TableAlreadyExistsError):
+        catalog.create_table("ns.v", SCHEMA)
+    with pytest.raises(TableAlreadyExistsError):
+        catalog.rename_table("ns.t", "ns.v")
+    assert left_over_paths(lake) == before
+    with pytest.raises(ObjectExistsError):
+        maintenance.register_table(lake, "ns", "v", place)
+    with pytest.raises(ObjectExistsError), lake.transaction() as txn:
+        catalog_for(txn).create_table("ns.v", SCHEMA)
+    assert lake.snapshot().tables("ns") == ["t"]
 
 
 def test_a_column_type_that_iceberg_lacks_creates_nothing(lake: Lakehouse, catalog: TrinityLakeCatalog) -> None:

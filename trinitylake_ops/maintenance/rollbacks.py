@@ -30,6 +30,7 @@ from trinitylake_ops.transaction.commit import DEFAULT_MAX_ATTEMPTS
 from trinitylake_ops.transaction.conflicts import describe_key
 from trinitylake_ops.transaction.draft import Draft, RootStamp, draft_of_tree
 from trinitylake_ops.transaction.lakehouse import Lakehouse
+from trinitylake_ops.transaction.object_names import NewNames
 from trinitylake_ops.tree.diff import KeyChange, diff_trees
 from trinitylake_ops.versions.changes import Change, change_of
 from trinitylake_ops.versions.commit_info import CommitInfo
@@ -98,6 +99,8 @@ class Rollback(PlannedOperation[RollbackPlan, CommitReport]):
         base = self.base
         check_no_gap(self.lake.files.roots, base.version)
         differences = _checked_differences(base, self.target, self.chosen)
+        if self.chosen:  # a whole version has each name once
+            NewNames(base, {change.key: change.after for change in differences}).check(base)
         changes = [change_of(base.keys, difference) for difference in differences]
         return RollbackPlan(
             base_version=base.version,

@@ -48,8 +48,6 @@ _KEYED = "asked"
 class RequestTarget(LatestTarget):
     """The latest version of a lakehouse, whose changes are those of one request."""
 
-    guards_views = True
-
     def __init__(self, call: Call):
         self._call = call
         self._request_lake = call.warehouse.served.lake

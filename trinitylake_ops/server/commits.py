@@ -60,7 +60,6 @@ class _OneCommit(TransactionTarget):
     """An open transaction in which each table changes once, so that its files can go with the commit."""
 
     commits_changes = True
-    guards_views = True
 
 
 @dataclass(frozen=True, slots=True)

@@ -44,7 +44,12 @@ def in_one_round(call: Callable[[A], T]) -> Callable[[A], T]:
 
 
 def run_round(call: Callable[[A], T], arguments: Sequence[A], concurrency: int, few: int = 1) -> list[T]:
-    """Do :func:`run_parallel` in one round. A span tells of it, if it asked the storage and the present one is kept."""
+    """Do :func:`run_parallel` in one round. A span tells of it, if it asked the storage and the present one is kept.
+
+    A single call that is made within another round is a part of that round.
+    """
+    if len(arguments) == 1 and current_round() is not None:
+        return [call(arguments[0])]
     own_round = Round()
     if not spans.is_recorded():
         return run_parallel(_within(own_round, call), arguments, concurrency, few)

@@ -230,7 +230,7 @@ class Commit:
         root = draft.root(cost, base.files.roots.path(attempt.version), attempt.version)
         self._nodes = nodes
         storage = base.files.roots.storage
-        beside_files: list[Callable[[], None]] = []
+        beside_files: list[Callable[[], None]] = list(draft.checks)
         if storage.prepares:
             beside_files.append(functools.partial(storage.prepare, root.path, root.data))
             self._unprepare = functools.partial(storage.unprepare, root.data)

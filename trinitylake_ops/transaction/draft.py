@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from trinitylake_ops.format.definitions import LakehouseDef
@@ -61,7 +61,8 @@ class Draft:
 
     ``root_system`` holds the system rows that :meth:`RootStamp.system` made of ``info``. ``tree`` has the root's other
     rows and all new nodes. ``definition_files`` maps paths to new definitions, which rebases share. ``definition`` is
-    that of the new version, and says how its root is encoded.
+    that of the new version, and says how its root is encoded. ``checks`` are made while the files are written; what one
+    raises keeps the root from being sent.
     """
 
     root_system: dict[str, str]
@@ -69,6 +70,7 @@ class Draft:
     tree: EditedTree
     definition_files: Mapping[str, bytes]
     definition: LakehouseDef
+    checks: Sequence[Callable[[], None]] = ()
 
     def root(self, cost: CommitCost, path: str, version: int) -> KnownRoot:
         """Return the root of a version that will stand at ``path``.
@@ -110,8 +112,8 @@ class Writes:
     lakehouse_def: str | None = None
     definition: LakehouseDef | None = None
 
-    def draft(self, base: Snapshot, stamp: RootStamp) -> Draft:
-        """Return the draft of a version that holds these changes."""
+    def draft(self, base: Snapshot, stamp: RootStamp, checks: Sequence[Callable[[], None]] = ()) -> Draft:
+        """Return the draft of a version that holds these changes, with the checks that it needs."""
         system = stamp.system(base, self.info, lakehouse_def=self.lakehouse_def or base.definition_location)
         definition = self.definition or base.definition
         tree = apply_messages(
@@ -122,4 +124,4 @@ class Writes:
             created_at_ms=stamp.created_at_ms,
             root_system=system,
         )
-        return Draft(system, self.info, tree, self.files, definition)
+        return Draft(system, self.info, tree, self.files, definition, checks)

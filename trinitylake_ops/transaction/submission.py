@@ -12,6 +12,7 @@ from trinitylake_ops.format.file_names import new_lakehouse_def_path, new_namesp
 from trinitylake_ops.transaction.change_set import ChangeSet, Footprint, is_namespace_key
 from trinitylake_ops.transaction.conflicts import describe_key, merge_lakehouse_defs
 from trinitylake_ops.transaction.draft import Writes
+from trinitylake_ops.transaction.object_names import NewNames
 from trinitylake_ops.transaction.saved import CommittedElsewhereError, version_of
 from trinitylake_ops.tree.diff import KeyChange
 from trinitylake_ops.versions.commit_info import CommitInfo
@@ -72,6 +73,7 @@ class Submission:
         self._paths: dict[str, str] = {}
         self._definition_path: str | None = None
         self._was_taken_back = False
+        self._names = NewNames(base, changes.writes)
 
     @property
     def changes_nothing(self) -> bool:
@@ -84,8 +86,9 @@ class Submission:
         return self._changes.definition is not None or any(one.is_alone for one in self._preconditions)
 
     def footprint(self) -> Footprint:
-        """Return what the transaction touches."""
-        return self._changes.footprint(self._keys, self._isolation)
+        """Return what the transaction touches, including the names of its new views. Raises StorageError."""
+        footprint, view_keys = self._changes.footprint(self._keys, self._isolation), self._names.view_keys
+        return replace(footprint, keys={*footprint.keys, *view_keys}) if view_keys else footprint
 
     def largest_info(self) -> CommitInfo:
         """Return what the transaction will say about itself, with the largest numbers that it may contain."""
@@ -115,6 +118,15 @@ class Submission:
         if not messages and definition is None:
             return None
         return Writes(messages, files, self._info_on(base, messages), lakehouse_def, definition)
+
+    @property
+    def has_new_names(self) -> bool:
+        """Whether :meth:`check_names` has anything to check. Raises StorageError."""
+        return self._names.has_any
+
+    def check_names(self, base: Snapshot) -> None:
+        """Raise ObjectExistsError if a table and a view would have the same name, StorageError."""
+        self._names.check(base)
 
     def rename_files(self) -> None:
         """Give new names to all files that it would write. Its former files may be deleted at any time."""

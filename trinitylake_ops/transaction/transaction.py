@@ -313,8 +313,8 @@ class Transaction(CatalogReader):
         """Check a condition on the base now, and again on every newer version of a rebase.
 
         ``precondition`` raises a typed error when it does not hold. The transaction gets a version to itself, as
-        another in its group might change what the condition looks at. With ``alone`` false none can: it looks at the
-        namespace of a table that this transaction changes, or for this transaction's own id.
+        another in its group might change what the condition looks at. With ``alone`` false none can: it looks for this
+        transaction's own id.
         """
         precondition(self.base)
         self._preconditions.append(Precondition(precondition, alone))
@@ -339,7 +339,8 @@ class Transaction(CatalogReader):
         """Commit and return the version, or the base version when nothing changed.
 
         Raises CommitConflictError, CommitAttemptsExhaustedError, TransactionExpiredError,
-        CommitOutcomeUnknownError, StorageError. The transaction has ended in any case.
+        CommitOutcomeUnknownError, StorageError. Raises ObjectExistsError if a table and a view would have the same name
+        (docs/decisions/0107). The transaction has ended in any case.
         """
         self._check_open()
         if type(max_attempts) is not int or max_attempts < 1:

@@ -66,7 +66,11 @@ class DefinitionStore:
 
     def namespace(self, location: str) -> NamespaceDef:
         """Return the namespace definition at a location. Raises CorruptFileError, StorageError."""
-        return self._load([location], NamespaceDef, NamespaceDef.from_bytes)[0]
+        return self.namespaces([location])[0]
+
+    def namespaces(self, locations: Sequence[str]) -> list[NamespaceDef]:
+        """Return namespace definitions in order, reading the uncached ones in parallel."""
+        return self._load(locations, NamespaceDef, NamespaceDef.from_bytes)
 
     def table(self, location: str) -> TableDef:
         """Return the table definition at a location. Raises CorruptFileError, StorageError."""

@@ -17,9 +17,10 @@ from trinitylake_ops.maintenance.clones.three_way import ChangedOn, ObjectState,
 from trinitylake_ops.maintenance.plans.cost import MeteredLakehouse
 from trinitylake_ops.maintenance.plans.document import Table, change_rows, new_table
 from trinitylake_ops.maintenance.plans.plan import Plan, PlannedOperation, ReportT
+from trinitylake_ops.transaction.object_names import NewNames
 from trinitylake_ops.tree.diff import diff_trees
 from trinitylake_ops.versions.changes import Change
-from trinitylake_ops.versions.snapshot import Snapshot
+from trinitylake_ops.versions.snapshot import Entry, Snapshot
 
 _MOST_NAMED = 3
 
@@ -111,6 +112,18 @@ class Merge:
         if unknown and (merge.changes or merge.appended or merge.conflicts):
             raise InvalidInputError(f"{unknown[0]!r} is in no conflict, so there is nothing to choose; leave it out")
         return merge
+
+    def check_names(self) -> None:
+        """Raise ObjectExistsError if a table and a view would have the same name, unless conflicts are undecided."""
+        if self.conflicts:
+            return
+        entries: dict[str, Entry | None] = dict(self.changes)
+        for key, location in self.changes.items():
+            name = self.theirs.object_name(key)
+            if location is not None and name.table is None:
+                # The new definition may not be written yet. It will have the properties of this one.
+                entries[key] = self.theirs.namespace(name.namespace)
+        NewNames(self.into, entries).check(self.into)
 
     def _take(self, state: ObjectState) -> None:
         source = ChangedOn.CLONE if self.into_parent else ChangedOn.PARENT

@@ -36,6 +36,7 @@ from trinitylake_ops.tables.io.file_io import writing_io
 from trinitylake_ops.tables.ownership import claim_location
 from trinitylake_ops.transaction.draft import Draft, RootStamp, Writes
 from trinitylake_ops.transaction.lakehouse import Lakehouse
+from trinitylake_ops.transaction.object_names import NewNames
 from trinitylake_ops.tree.diff import KeyChange
 from trinitylake_ops.versions.changes import Change, change_of
 from trinitylake_ops.versions.commit_info import CommitInfo
@@ -148,6 +149,7 @@ class Promote(MergeOperation[PromotionPlan, PromotionReport]):
         content = PromotedContent(sides, promotion_id)
         promoted = content.of(merge.changes)
         promoted.content.tables += [content.appended(one.table_id, one.files) for one in merge.appended]
+        merge.check_names()
         keys = sides.latest.keys
         entries = {**promoted.entries, **{one.key: "combined" for one in merge.appended}}
         changes = [
@@ -245,6 +247,7 @@ class _Promotion:
         definition, path = replace(base.definition, exports=exports), new_lakehouse_def_path()
         files = {path: definition.to_bytes(path)}
         files |= {place: table.to_bytes(place) for place, table in self.combined.values()}
+        NewNames(base, self._entries).check(base)
         return Writes(self._entries, files, self.info, path, definition).draft(base, stamp)
 
     @property

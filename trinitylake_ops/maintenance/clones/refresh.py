@@ -33,6 +33,7 @@ from trinitylake_ops.tables.io.file_io import writing_io
 from trinitylake_ops.transaction.commit import discard
 from trinitylake_ops.transaction.draft import Draft, RootStamp, Writes
 from trinitylake_ops.transaction.lakehouse import Lakehouse
+from trinitylake_ops.transaction.object_names import NewNames
 from trinitylake_ops.tree.diff import KeyChange
 from trinitylake_ops.versions.changes import Change, change_of
 from trinitylake_ops.versions.commit_info import CommitInfo
@@ -121,6 +122,7 @@ class Refresh(MergeOperation[RefreshPlan, CommitReport]):
         """Plan on both sides. Raises what :func:`plan_refresh` raises."""
         clone = sides.clone.latest
         merge = Merge.of(sides, sides.states, self.choices, FindsAppends(sides), into_parent=False)
+        merge.check_names()
         # What was promoted is read from the parent from now on, and so the same on both sides.
         adopted = {
             state.key: state.parent
@@ -248,6 +250,7 @@ class _Refresh:
         definition, path = replace(base.definition, parent=shared), new_lakehouse_def_path()
         files = {path: definition.to_bytes(path)}
         files |= {place: table.to_bytes(place) for place, table in self.combined.values()}
+        NewNames(base, self._entries).check(base)
         return Writes(self._entries, files, self.info, path, definition).draft(base, stamp)
 
     @property

@@ -34,11 +34,13 @@ from trinitylake_ops.maintenance.state.export_records import check_no_clone, rec
 from trinitylake_ops.storage import Storage
 from trinitylake_ops.storage.parallel import run_parallel
 from trinitylake_ops.tables.io.file_io import StorageFileIO, reading_io, writing_io
+from trinitylake_ops.transaction.change_set import is_namespace_key
 from trinitylake_ops.transaction.lakehouse import Lakehouse, options_for
+from trinitylake_ops.transaction.object_names import NewNames
 from trinitylake_ops.tree.diff import KeyChange
 from trinitylake_ops.tree.search import scan
 from trinitylake_ops.versions.changes import Change, change_of
-from trinitylake_ops.versions.snapshot import Snapshot
+from trinitylake_ops.versions.snapshot import Entry, Snapshot
 
 _OPERATION = "restore"
 _LONGEST_MESSAGE_CHARS = 500
@@ -160,6 +162,8 @@ class Restore(PlannedOperation[RestorePlan, CommitReport]):
         for definition in content.uncopied:
             check_table_files(export.version, own_io, definition)
         removed = tuple(sorted(here.keys() - there.keys()))
+        restored = {key: _definition_of(export, key, place) for key, place in different}
+        NewNames(base, {**restored, **dict.fromkeys(removed)}).check(base)
         changes = [KeyChange(key, here.get(key), place) for key, place in content.entries]
         changes += [KeyChange(key, here[key], None) for key in removed]
         named = [change_of(base.keys, change) for change in sorted(changes, key=lambda change: change.key)]
@@ -270,3 +274,8 @@ class Restore(PlannedOperation[RestorePlan, CommitReport]):
             return name is not None and exported.is_copy(there, name, here, limit_bytes)
 
         return is_same
+
+
+def _definition_of(export: Snapshot, key: str, location: str) -> Entry:
+    """Return the definition of a namespace, and the location of a table."""
+    return export.namespace_at(location) if is_namespace_key(key) else location

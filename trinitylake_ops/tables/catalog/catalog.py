@@ -135,7 +135,6 @@ class TrinityLakeCatalog(NamespaceCatalog):
                 change.require_namespace(namespace)
                 if change.writer.has_table(namespace, table):
                     raise TableAlreadyExistsError(f"Table already exists: {namespace}.{table}")
-                change.require_no_view(namespace, table)
                 lakehouse = change.writer.base.definition
                 place = place_of_new(identifier, location, self.io.root, lakehouse)
                 staged = self._create_staged_table(identifier, schema, place, partition_spec, sort_order, properties)
@@ -220,7 +219,6 @@ class TrinityLakeCatalog(NamespaceCatalog):
             metadata, definition = registered_table(registering_io(self.io, [uri]), uri, change.writer.base.definition)
             if overwrite and change.writer.has_table(namespace, table):
                 change.writer.drop_table(namespace, table)
-            change.require_no_view(namespace, table)
             change.writer.create_table(namespace, table, definition)
         return self._table((namespace, table), metadata, uri, io_for(definition, self.io), definition)
 
@@ -251,7 +249,6 @@ class TrinityLakeCatalog(NamespaceCatalog):
             self.target, self.io, f"rename table {old_namespace}.{old_table} to {namespace}.{table}"
         ) as change:
             change.require_namespace(namespace)
-            change.require_no_view(namespace, table)
             definition = change.writer.table(old_namespace, old_table)
             change.writer.create_table(namespace, table, definition)
             change.writer.drop_table(old_namespace, old_table)
@@ -283,7 +280,6 @@ class TrinityLakeCatalog(NamespaceCatalog):
             change.write_metadata(staged)
             definition = self._definition(staged, base)
             if base is None:
-                change.require_no_view(namespace, name)
                 writer.create_table(namespace, name, definition)
             else:
                 writer.alter_table(namespace, name, definition)

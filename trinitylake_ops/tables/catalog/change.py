@@ -23,7 +23,6 @@ from trinitylake_ops.format.file_names import OWNER_NAME, is_table_metadata_path
 from trinitylake_ops.format.locations import to_uri
 from trinitylake_ops.storage.parallel import in_one_round, run_parallel
 from trinitylake_ops.tables.catalog.target import CatalogTarget
-from trinitylake_ops.tables.catalog.views import require_no_view
 from trinitylake_ops.tables.files.metadata import write_metadata
 from trinitylake_ops.tables.io.file_io import StorageFileIO
 from trinitylake_ops.tables.managed import managed_table_id
@@ -45,17 +44,11 @@ class TableChange:
     is_commit: bool
     written: list[str] = field(default_factory=list)
     added: dict[str, bytes] = field(default_factory=dict)
-    guards_views: bool = False
 
     def require_namespace(self, namespace: str) -> None:
         """Raise NoSuchNamespaceError when there is none of that name."""
         if not self.writer.has_namespace(namespace):
             raise NoSuchNamespaceError(f"Namespace does not exist: {namespace}")
-
-    def require_no_view(self, namespace: str, table: str) -> None:
-        """Raise TableAlreadyExistsError where a view has the name of a new table, if the target looks for views."""
-        if self.guards_views:
-            require_no_view(self.writer, namespace, table)
 
     def write_metadata(self, table: Table) -> None:
         """Write a table's metadata file, which no version names yet, now or with the commit."""
@@ -110,7 +103,7 @@ def changing(
     change: TableChange | None = None
     try:
         with target.change(what) as writer:
-            change = TableChange(writer, io, target.commits_changes, guards_views=target.guards_views)
+            change = TableChange(writer, io, target.commits_changes)
             yield change
             if files is not None:
                 files.settle()

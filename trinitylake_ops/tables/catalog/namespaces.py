@@ -27,12 +27,12 @@ from trinitylake_ops.tables.catalog.views import (
     put_view,
     remove_view,
     view_in,
-    views_in,
     views_of,
     without_views,
 )
 from trinitylake_ops.tables.io.file_io import StorageFileIO
 from trinitylake_ops.tables.properties import check_settable, usable
+from trinitylake_ops.transaction.object_names import views_in
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -51,10 +51,6 @@ class CatalogTarget(Protocol):
     def commits_changes(self) -> bool:
         """Whether the end of each ``change`` is its commit, and nothing reads its files before."""
 
-    @property
-    def guards_views(self) -> bool:
-        """Whether a new table must not have a view's name. To find out, the namespace's definition is read."""
-
     def reader(self) -> CatalogReader:
         """Return the current state."""
 
@@ -67,7 +63,6 @@ class LatestTarget:
 
     read_only = False
     commits_changes = True
-    guards_views = False
 
     def __init__(self, lake: Lakehouse):
         self._lake = lake
@@ -87,7 +82,6 @@ class TransactionTarget:
 
     read_only = False
     commits_changes = False
-    guards_views = False
 
     def __init__(self, transaction: Transaction, storage_options: Mapping[str, str] | None = None):
         self._transaction = transaction
@@ -107,7 +101,6 @@ class SnapshotTarget:
 
     read_only = True
     commits_changes = False
-    guards_views = False
 
     def __init__(self, snapshot: Snapshot, storage_options: Mapping[str, str] | None = None):
         self._snapshot = snapshot

@@ -6,7 +6,7 @@ view's metadata in Iceberg's own JSON. So a view needs no file, and belongs to t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 from pydantic import ValidationError
 from pyiceberg.exceptions import NoSuchNamespaceError, NoSuchViewError, TableAlreadyExistsError
@@ -14,11 +14,10 @@ from pyiceberg.exceptions import NoSuchNamespaceError, NoSuchViewError, TableAlr
 from trinitylake_ops import errors
 from trinitylake_ops.tables.catalog.view_metadata import ViewMetadata
 from trinitylake_ops.tables.properties import usable
+from trinitylake_ops.transaction.object_names import VIEW_PREFIX
 from trinitylake_ops.transaction.transaction import Transaction
-from trinitylake_ops.versions.snapshot import CatalogReader, Snapshot
+from trinitylake_ops.versions.snapshot import CatalogReader
 
-#: The beginning of the name of such a property. What follows is the name of the view.
-VIEW_PREFIX = "trinitylake.view."
 #: The largest metadata of one view, and of all views of a namespace together.
 MOST_VIEW_BYTES = 256 << 10
 MOST_BYTES = 4 << 20
@@ -32,11 +31,6 @@ def without_views(properties: Mapping[str, str]) -> dict[str, str]:
 def views_of(properties: Mapping[str, str]) -> dict[str, str]:
     """Return those properties of a namespace that are views."""
     return {name: value for name, value in properties.items() if name.startswith(VIEW_PREFIX)}
-
-
-def views_in(properties: Mapping[str, str]) -> list[str]:
-    """Return the names of the views among the properties of a namespace, in order."""
-    return sorted(name.removeprefix(VIEW_PREFIX) for name in properties if name.startswith(VIEW_PREFIX))
 
 
 def check_no_view(names: Mapping[str, str]) -> None:
@@ -74,7 +68,6 @@ def put_view(writer: Transaction, namespace: str, view: str, metadata: ViewMetad
     if is_new:
         if VIEW_PREFIX + view in properties:
             raise TableAlreadyExistsError(f"View already exists: {namespace}.{view}")
-        writer.require(_no_table(namespace, view))
         if writer.has_table(namespace, view):
             raise TableAlreadyExistsError(f"Table with same name already exists: {namespace}.{view}")
     elif VIEW_PREFIX + view not in properties:
@@ -95,26 +88,6 @@ def remove_view(writer: Transaction, namespace: str, view: str) -> None:
     if VIEW_PREFIX + view not in properties:
         raise NoSuchViewError(f"View does not exist: {namespace}.{view}")
     writer.alter_namespace(namespace, {name: value for name, value in properties.items() if name != VIEW_PREFIX + view})
-
-
-def require_no_view(writer: Transaction, namespace: str, table: str) -> None:
-    """Raise TableAlreadyExistsError where a view has the name of a new table, now and on each newer version."""
-    key = VIEW_PREFIX + table
-
-    def check(reader: CatalogReader) -> None:
-        if reader.has_namespace(namespace) and key in reader.namespace(namespace).properties:
-            raise TableAlreadyExistsError(f"View with same name already exists: {namespace}.{table}")
-
-    check(writer)
-    writer.require(check, alone=False)
-
-
-def _no_table(namespace: str, view: str) -> Callable[[Snapshot], None]:
-    def check(latest: Snapshot) -> None:
-        if latest.has_namespace(namespace) and latest.has_table(namespace, view):
-            raise TableAlreadyExistsError(f"Table with same name already exists: {namespace}.{view}")
-
-    return check
 
 
 def _properties(reader: CatalogReader, namespace: str, missing: type[Exception]) -> Mapping[str, str]:

@@ -6,6 +6,7 @@ Each is checked as if it were committed by itself after those before it.
 from __future__ import annotations
 
 import copy
+import functools
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -95,13 +96,14 @@ class GroupChange:
         """
         self._gather(base.version)
         self._bring_to(base)
-        parts = []
+        parts, checks = [], list[Callable[[], None]]()
         for member in list(self._members.pending):
-            if member.expiry is not None:
-                self._members.fail(member, member.expiry)
+            if member.failure is not None:
+                self._members.fail(member, member.failure)
                 continue
             try:
                 writes = member.submission.writes_on(base)
+                has_new_names = writes is not None and member.submission.has_new_names
             except Exception as error:  # noqa: BLE001 - whatever it is, it is this member's alone
                 self._members.fail(member, error)
                 continue
@@ -111,8 +113,10 @@ class GroupChange:
                 self._members.settle(member, unchanged)
             else:
                 parts.append(writes)
+                if has_new_names:
+                    checks.append(functools.partial(_check_names, member, base))
         self._members.check_somebody_left()
-        return (parts[0] if len(parts) == 1 else _together(parts)).draft(base, stamp)
+        return (parts[0] if len(parts) == 1 else _together(parts)).draft(base, stamp, checks)
 
     def rebase(self, base: Snapshot, latest: Snapshot) -> None:
         """Check every member against ``latest``.
@@ -121,8 +125,8 @@ class GroupChange:
         """
         for member in list(self._members.pending):
             member.n_lost += 1
-            if member.expiry is not None:
-                self._members.fail(member, member.expiry)
+            if member.failure is not None:
+                self._members.fail(member, member.failure)
             elif member.n_lost >= member.max_attempts:
                 self._members.fail(member, attempts_exhausted(member.max_attempts, latest.version))
         self._bring_to(latest)
@@ -178,10 +182,10 @@ class GroupAge:
             try:
                 check_age(member.begun_at_ms, now_ms, definition, barred_ms)
             except TrinityLakeError as error:
-                member.expiry = error
+                member.failure = error
             if unreadable is not None and not is_young(member.begun_at_ms, now_ms):
-                member.expiry = copy.copy(unreadable)
-        if any(member.expiry is not None for member in members):
+                member.failure = copy.copy(unreadable)
+        if any(member.failure is not None for member in members):
             raise DraftOutdatedError("some of the transactions are too old")
 
 
@@ -284,6 +288,16 @@ def group_info(infos: Iterable[CommitInfo]) -> CommitInfo:
         counts=counts,
         transactions=transactions,
     )
+
+
+def _check_names(member: Member, base: Snapshot) -> None:
+    """Check a member's new names. Raises DraftOutdatedError where they are taken; the next draft leaves it out."""
+    try:
+        with reading_bases(base):
+            member.submission.check_names(base)
+    except TrinityLakeError as error:
+        member.failure = error
+        raise DraftOutdatedError("a name of one of the transactions is taken") from error
 
 
 def _together(parts: Sequence[Writes]) -> Writes:

@@ -37,7 +37,8 @@ class Member:
     #: set when there is an outcome, and when this transaction has to lead
     wakes: threading.Event
     n_lost: int = 0
-    expiry: TrinityLakeError | None = None
+    #: why it may not be committed; the next draft leaves it out
+    failure: TrinityLakeError | None = None
     outcome: int | BaseException | None = None
     has_left: bool = False
     #: the files that it wrote ahead, and how long that took
@@ -49,8 +50,9 @@ class Member:
     @classmethod
     def of(cls, submission: Submission, max_attempts: int) -> Member:
         """Ask a transaction, in its own thread, for all values that other threads look at. Raises its errors."""
-        footprint, info, base = submission.footprint(), submission.largest_info(), submission.base
+        info, base = submission.largest_info(), submission.base
         with reading_bases(base):
+            footprint = submission.footprint()
             unchanged_version = base.version if submission.changes_nothing else None
         return cls(submission, unchanged_version, base, max_attempts, footprint, info, threading.Event())
 
@@ -77,20 +79,26 @@ class Member:
     def write_ahead(self, also: Sequence[Callable[[], None]]) -> None:
         """Write its files in its own thread, and make the calls of ``also`` in that round.
 
-        Its version then waits for the root alone. Raises what the storage raises; no file remains then, best effort.
+        Its names are checked in the same round. Its version then waits for the root alone. Raises ObjectExistsError and
+        what the storage raises; no file remains then, best effort.
         """
         begun_s = time.monotonic()
         with reading_bases(self.base):
             writes = self.submission.writes_on(self.base)
+            names = [self._check_names] if writes is not None and self.submission.has_new_names else []
         if writes is None:
             return
         storage = self.base.files.storage
         try:
-            create_fresh(storage, writes.files, also)
+            create_fresh(storage, writes.files, [*also, *names])
         except TrinityLakeError:
             discard(storage, writes.files)
             raise
         self.written, self.ahead_s = writes.files, time.monotonic() - begun_s
+
+    def _check_names(self) -> None:
+        with reading_bases(self.base):
+            self.submission.check_names(self.base)
 
     def discard_written(self) -> None:
         """Delete the files that it wrote ahead, beside. May be repeated from any point."""

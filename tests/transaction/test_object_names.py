@@ -1,0 +1,194 @@
+"""No namespace has a table and a view of the same name, whichever transaction creates the second one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from tests.lakes import Lakes, left_over_paths, table
+from tests.transaction.groups import commit_together, creates, let_requests_take_long
+from trinitylake_ops import Lakehouse
+from trinitylake_ops.errors import ObjectExistsError
+from trinitylake_ops.storage.wrappers.meter import MeteredStorage
+from trinitylake_ops.transaction.object_names import VIEW_PREFIX, views_in
+from trinitylake_ops.transaction.transaction import Transaction
+from trinitylake_ops.versions.snapshot import CatalogReader
+
+VIEW = f"{VIEW_PREFIX}v"
+
+
+def add_view(txn: Transaction) -> None:
+    txn.alter_namespace("ns", {**txn.namespace("ns").properties, VIEW: "{}"})
+
+
+def drop_view(txn: Transaction) -> None:
+    properties = txn.namespace("ns").properties
+    txn.alter_namespace("ns", {name: value for name, value in properties.items() if name != VIEW})
+
+
+def add_table(txn: Transaction) -> None:
+    txn.create_table("ns", "v", table())
+
+
+def names(reader: CatalogReader) -> tuple[list[str], list[str]]:
+    """Return the tables and the views of the namespace."""
+    return reader.tables("ns"), views_in(reader.namespace("ns").properties)
+
+
+def done(lake: Lakehouse, *works: Callable[[Transaction], object]) -> int:
+    with lake.transaction() as txn:
+        for work in works:
+            work(txn)
+    assert txn.committed_version is not None
+    return txn.committed_version
+
+
+@pytest.fixture
+def lake(lakes: Lakes) -> Lakehouse:
+    """Version 1: an empty namespace."""
+    lake = lakes.memory()
+    done(lake, lambda txn: txn.create_namespace("ns"))
+    return lake
+
+
+@pytest.mark.parametrize(("first", "second"), [(add_view, add_table), (add_table, add_view)])
+def test_the_second_object_of_a_name_is_rejected(
+    lake: Lakehouse, first: Callable[[Transaction], None], second: Callable[[Transaction], None]
+) -> None:
+    done(lake, first)
+    before = names(lake.snapshot())
+    with pytest.raises(ObjectExistsError):
+        done(lake, second)
+    assert names(lake.snapshot()) == before
+    assert left_over_paths(lake) == set()
+
+
+@pytest.mark.parametrize(("first", "second"), [(add_view, add_table), (add_table, add_view)])
+def test_one_transaction_creates_only_one_of_them(
+    lake: Lakehouse, first: Callable[[Transaction], None], second: Callable[[Transaction], None]
+) -> None:
+    with pytest.raises(ObjectExistsError):
+        done(lake, first, second)
+    assert names(lake.snapshot()) == ([], [])
+
+
+@pytest.mark.parametrize(("first", "second"), [(add_view, add_table), (add_table, add_view)])
+def test_a_concurrent_writer_that_lost_the_race_is_rejected(
+    lake: Lakehouse, first: Callable[[Transaction], None], second: Callable[[Transaction], None]
+) -> None:
+    txn = lake.transaction()
+    second(txn)
+    other = Lakehouse(lake.storage)
+    done(other, first)
+    with pytest.raises(ObjectExistsError):
+        txn.commit()
+    assert names(lake.snapshot()) == names(other.snapshot())
+    assert left_over_paths(lake) == set()
+
+
+@pytest.mark.parametrize("is_slow", [False, True])
+@pytest.mark.parametrize("works", [(add_view, add_table), (add_table, add_view)])
+def test_transactions_that_wait_in_one_queue(
+    lakes: Lakes,
+    monkeypatch: pytest.MonkeyPatch,
+    works: tuple[Callable[[Transaction], None], Callable[[Transaction], None]],
+    is_slow: bool,
+) -> None:
+    """Also where the files are written before the wait. Only the transaction with the taken name fails."""
+    if is_slow:
+        let_requests_take_long(monkeypatch)
+    lake = lakes.memory()
+    done(lake, lambda txn: txn.create_namespace("ns"), lambda txn: txn.create_namespace("other"))
+    outcomes = commit_together(lake, [*works, lambda txn: txn.create_table("other", "t", table())])
+    assert isinstance(outcomes[1], ObjectExistsError)
+    assert [type(outcome) for outcome in (outcomes[0], outcomes[2])] == [int, int]
+    assert lake.snapshot().tables("other") == ["t"]
+    assert left_over_paths(lake) == set()
+
+
+@pytest.mark.parametrize("is_slow", [False, True])
+def test_a_member_of_a_group_with_a_taken_name_fails_alone(
+    lakes: Lakes, monkeypatch: pytest.MonkeyPatch, is_slow: bool
+) -> None:
+    if is_slow:
+        let_requests_take_long(monkeypatch)
+    lake = lakes.memory()
+    done(lake, lambda txn: txn.create_namespace("ns", {VIEW: "{}"}))
+    outcomes = commit_together(lake, [creates("a"), add_table, creates("b")])
+    assert isinstance(outcomes[1], ObjectExistsError)
+    assert names(lake.snapshot()) == (["a", "b"], ["v"])
+    assert left_over_paths(lake) == set()
+
+
+def test_a_name_is_free_again_when_its_object_is_dropped_in_the_same_transaction(lake: Lakehouse) -> None:
+    done(lake, add_view)
+    done(lake, drop_view, add_table)
+    assert names(lake.snapshot()) == (["v"], [])
+    done(lake, lambda txn: txn.drop_table("ns", "v"), add_view)
+    assert names(lake.snapshot()) == ([], ["v"])
+
+
+def test_a_restored_entry_is_checked(lake: Lakehouse) -> None:
+    """As a rollback of one table, or of one namespace, writes it."""
+    with_table = lake.snapshot(done(lake, add_table))
+    done(lake, lambda txn: txn.drop_table("ns", "v"))
+    with_view = lake.snapshot(done(lake, add_view))
+    table_key, namespace_key = lake.snapshot().keys.table_key("ns", "v"), lake.snapshot().keys.namespace_key("ns")
+    with pytest.raises(ObjectExistsError):
+        done(lake, lambda txn: txn.restore_entry(table_key, with_table.entry(table_key)))
+    done(lake, drop_view, add_table)
+    with pytest.raises(ObjectExistsError):
+        done(lake, lambda txn: txn.restore_entry(namespace_key, with_view.entry(namespace_key)))
+    done(
+        lake,
+        lambda txn: txn.restore_entry(table_key, None),
+        lambda txn: txn.restore_entry(namespace_key, with_view.entry(namespace_key)),
+    )
+    assert names(lake.snapshot()) == ([], ["v"])
+
+
+def test_staged_and_saved_changes_are_checked(lake: Lakehouse) -> None:
+    txn = lake.transaction()
+    txn.put_staged([lake.stage_definition("ns", "v", table())])
+    saved = lake.transaction()
+    add_table(saved)
+    transaction_id = saved.save()
+    done(lake, add_view)
+    with pytest.raises(ObjectExistsError):
+        txn.commit()
+    with pytest.raises(ObjectExistsError):
+        lake.resume_transaction(transaction_id).commit()
+    assert names(lake.snapshot()) == ([], ["v"])
+
+
+def test_names_that_were_shared_before_can_still_be_altered_and_dropped(
+    lake: Lakehouse, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An earlier version of this program, or another one, may have created both."""
+    with monkeypatch.context() as earlier:
+        earlier.setattr("trinitylake_ops.transaction.object_names.VIEW_PREFIX", "none.")
+        done(lake, add_view, add_table)
+    done(lake, lambda txn: txn.alter_table("ns", "v", table(n="2")))
+    done(lake, lambda txn: txn.alter_namespace("ns", {**txn.namespace("ns").properties, "a": "b"}))
+    done(lake, lambda txn: txn.drop_table("ns", "v"))
+    assert names(lake.snapshot()) == ([], ["v"])
+
+
+def test_a_view_whose_name_no_table_can_have_does_no_harm(lake: Lakehouse) -> None:
+    done(lake, lambda txn: txn.alter_namespace("ns", {VIEW_PREFIX: "", f"{VIEW_PREFIX}a b": ""}))
+    done(lake, add_table)
+    assert lake.snapshot().tables("ns") == ["v"]
+
+
+def test_the_definition_of_a_namespace_is_read_once_for_all_its_new_tables(lake: Lakehouse) -> None:
+    metered = MeteredStorage(lake.storage)
+    other = Lakehouse(metered)
+    reads = []
+    for number in range(3):
+        txn = other.transaction()
+        txn.create_table("ns", f"t{number}", table())
+        with metered.measure() as measured:
+            txn.commit()
+        reads.append(measured.counts.requests.get("read", 0))
+    assert reads == [1, 0, 0]
