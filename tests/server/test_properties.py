@@ -20,8 +20,8 @@ from trinitylake_ops import Lakehouse, maintenance
 from trinitylake_ops.errors import InvalidDefinitionError
 from trinitylake_ops.storage.options import StorageOptions
 from trinitylake_ops.tables import catalog_at
-from trinitylake_ops.tables.catalog.views import VIEW_PREFIX
 from trinitylake_ops.tables.property_names import is_allowed
+from trinitylake_ops.transaction.object_names import VIEW_PREFIX
 
 NS = "/v1/main/namespaces/ns"
 BAD = (400, "BadRequestException")
