@@ -20,6 +20,8 @@ from trinitylake_ops.transaction import turns as fairness
 from trinitylake_ops.transaction.turns import (
     COMMITS_BETWEEN_LOOKS,
     LAPSE_MS,
+    LONG_ATTEMPT_S,
+    LONGEST_WAIT_FOR_LONG_ATTEMPTS_S,
     LONGEST_WAIT_S,
     LOSSES_BEFORE_ASKING,
     Courtesy,
@@ -109,7 +111,7 @@ def test_others_wait_as_long_as_somebody_asks(lakes: Lakes, pauses: list[float])
     lake = Lakehouse(_lake(lakes).storage)
     clock = AgingStorage(lake.storage, lake.storage.now_ms())
     lake = Lakehouse(clock)
-    path = new_turn_path(5_000)
+    path = new_turn_path(1_000)
     lake.storage.write(path, b"")
     _change(lake, COMMITS_BETWEEN_LOOKS)
     assert pauses == []
@@ -231,7 +233,13 @@ def test_other_files_beside_requests_are_left_alone(lakes: Lakes, pauses: list[f
     assert _asked(storage) == set(names[1:])
 
 
-def test_the_longest_wait_is_bounded(lakes: Lakes, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("attempt_ms", "first_s", "longest_s"),
+    [(1_000, 4, LONGEST_WAIT_S), (15_000, 30, 30), (600_000, 120, LONGEST_WAIT_FOR_LONG_ATTEMPTS_S)],
+)
+def test_the_longest_wait_is_bounded(
+    lakes: Lakes, monkeypatch: pytest.MonkeyPatch, attempt_ms: int, first_s: float, longest_s: float
+) -> None:
     now_s = 0.0
 
     def sleep(seconds: float) -> None:
@@ -240,7 +248,7 @@ def test_the_longest_wait_is_bounded(lakes: Lakes, monkeypatch: pytest.MonkeyPat
 
     give_own_time(monkeypatch, fairness, sleep=sleep, monotonic=lambda: now_s)
     storage = AgingStorage(_lake(lakes).storage, 1_700_000_000_000)
-    storage.write(new_turn_path(600_000), b"")
+    storage.write(new_turn_path(attempt_ms), b"")
     courtesy = Courtesy()
     courtesy.look(storage)
     waited = []
@@ -248,8 +256,8 @@ def test_the_longest_wait_is_bounded(lakes: Lakes, monkeypatch: pytest.MonkeyPat
         begin_s = now_s
         assert courtesy.give_way(storage, 1_000)
         waited.append(now_s - begin_s)
-    assert 4 <= waited[0] <= 8
-    assert waited[-1] == pytest.approx(LONGEST_WAIT_S)
+    assert waited[0] == pytest.approx(max(first_s, min(waited[0], 2 * first_s)))
+    assert waited[-1] == pytest.approx(longest_s)
 
 
 def test_looking_costs_a_request_in_some_commits_and_no_round(lakes: Lakes) -> None:
@@ -299,7 +307,7 @@ def test_a_killed_writer_costs_others_less_than_five_seconds_together(
 def test_a_writer_that_shows_that_it_is_there_is_waited_for(lakes: Lakes, monkeypatch: pytest.MonkeyPatch) -> None:
     """Longer and longer, so that all who are in its way wait at once; but no commit waits for ever."""
     time = Time(_lake(lakes).storage, monkeypatch)
-    path = new_turn_path(60_000)
+    path = new_turn_path(2_000)
     time.storage.write(path, b"")
     time.each_second = lambda: time.storage.write(path, b"")
     courtesy = Courtesy()
@@ -308,6 +316,15 @@ def test_a_writer_that_shows_that_it_is_there_is_waited_for(lakes: Lakes, monkey
     assert waited_s == pytest.approx(sorted(waited_s))
     assert waited_s[0] >= 4
     assert waited_s[-1] == pytest.approx(LONGEST_WAIT_S)
+
+
+def test_a_writer_with_long_attempts_asks_after_its_first_lost_attempt(lakes: Lakes) -> None:
+    storage = lakes.memory().storage
+    for attempt_s in (LONG_ATTEMPT_S / 2, LONG_ATTEMPT_S):
+        turn = TurnRequest(storage)
+        turn.lost(1, attempt_s)
+        assert bool(_asked(storage)) == (attempt_s == LONG_ATTEMPT_S)
+        turn.withdraw()
 
 
 def _renewals(monkeypatch: pytest.MonkeyPatch) -> list[Callable[[], None]]:

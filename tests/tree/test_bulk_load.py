@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from random import Random
 
 import pytest
 from hypothesis import given
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 from tests.tree.trees import SYSTEM, Tree, filled
 from trinitylake_ops.format.nodes.node_file import NodeFile
 from trinitylake_ops.storage import MemoryStorage
+from trinitylake_ops.tree import editor
 from trinitylake_ops.tree.bulk_load import FILL, bulk_load
 from trinitylake_ops.tree.invariants import check_tree
 from trinitylake_ops.tree.nodes.node import TreeLimits
@@ -84,3 +86,38 @@ def test_a_change_of_fewer_keeps_what_it_does_not_touch() -> None:
 def check(tree: Tree) -> None:
     assert check_tree(tree.store(), tree.root, "root", tree.limits) == []
     assert scan(tree.store(), tree.root) == sorted(tree.model.items())
+
+
+@pytest.mark.parametrize("order", [8, 128])
+@pytest.mark.parametrize("seed", range(2))
+def test_large_changes_of_a_larger_tree_are_exact(order: int, seed: int) -> None:
+    """A namespace that is dropped, tables that are replaced and keys all over the tree, in one change each."""
+    random = Random(seed)
+    tree = filled(order, 3_000)
+    for _ in range(2):
+        names = sorted(tree.model)
+        first = random.randrange(max(1, len(names) - 1_000))
+        changes: dict[str, str | None] = dict.fromkeys(names[first : first + 1_000])
+        changes |= {name: f"set{random.random()}" for name in random.sample(names, min(200, len(names)))}
+        changes |= {f"{random.choice(names)}-{number}": "new" for number in range(300)}
+        changes |= dict.fromkeys(f"absent{number}" for number in range(50))
+        tree.apply(dict(random.sample(list(changes.items()), len(changes))))
+        check(tree)
+
+
+def test_the_work_of_a_large_change_grows_with_its_messages(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Grouping messages by child takes a few passes over them, not one pass for each flush."""
+    n_compared = 0
+    bisect = editor.bisect_left
+
+    def counted(keys: Sequence[str], key: str) -> int:
+        nonlocal n_compared
+        n_compared += 1
+        return bisect(keys, key)
+
+    tree = filled(32, 12_000)
+    dropped = sorted(tree.model)[1_000:9_000]
+    monkeypatch.setattr(editor, "bisect_left", counted)
+    tree.apply(dict.fromkeys(dropped))
+    assert n_compared < 50 * len(dropped)
+    check(tree)

@@ -30,7 +30,7 @@ from trinitylake_ops.telemetry import hub, spans
 from trinitylake_ops.telemetry.instruments import LOST_ATTEMPTS, VERSION_ATTEMPTS, VERSION_SECONDS
 from trinitylake_ops.transaction.draft import Draft, RootStamp
 from trinitylake_ops.transaction.time_to_live import AgeLimit, OperationAge, TransactionAge
-from trinitylake_ops.transaction.turns import LOSSES_BEFORE_ASKING, Courtesy, TurnRequest
+from trinitylake_ops.transaction.turns import Courtesy, TurnRequest, may_ask
 from trinitylake_ops.versions.commit_info import CommitCost
 from trinitylake_ops.versions.latest import latest_after, reading_bases
 from trinitylake_ops.versions.roots import (
@@ -133,6 +133,7 @@ class Commit:
         self._unprepare: Callable[[], None] | None = None  # of the root of this attempt, where its storage prepares
         #: How many attempts were lost to other commits.
         self.n_lost = 0
+        self._has_asked = False  # for a turn
         self._look: Look | None = None  # after the version that another commit took
         self._n_requests = 0
         #: The current attempt: the version that it would be, and what its root carries. None before it is sent.
@@ -286,8 +287,10 @@ class Commit:
             self._courtesy.met_another()
         if self.n_lost >= self._max_attempts:
             raise attempts_exhausted(self._max_attempts, base.version + 1)
-        if self.n_lost >= LOSSES_BEFORE_ASKING:
-            beside.put(functools.partial(turn.lost, self.n_lost, time.monotonic() - began_s))
+        attempt_s = time.monotonic() - began_s
+        if may_ask(self.n_lost, attempt_s):
+            self._has_asked = True
+            beside.put(functools.partial(turn.lost, self.n_lost, attempt_s))
         look, self._look = self._look, None
         latest = latest_after(self._files, look or look_after(self._files.roots, base.version + 1))
         # The age is checked first: a purge may have deleted what the base of an old change reaches.
@@ -305,7 +308,7 @@ class Commit:
             return
         self._files.roots.keep(committed.root)
         self._files.hint.note(committed.version)
-        if self.n_lost >= LOSSES_BEFORE_ASKING:
+        if self._has_asked:
             beside.put(turn.withdraw)
         if self._courtesy is not None:
             self._courtesy.look_now_and_then(self._files.storage)

@@ -99,9 +99,10 @@ class Submission:
         messages: dict[str, str | None] = {}
         self._check_not_taken_back()
         files = dict(self._changes.files)
+        dropped = base.entries([key for key, entry in self._changes.writes.items() if entry is None])
         for key, entry in self._changes.writes.items():
             if entry is None:
-                if base.entry(key) is not None:
+                if dropped[key] is not None:
                     messages[key] = None
             elif isinstance(entry, str):
                 messages[key] = entry

@@ -1,4 +1,4 @@
-"""Fairness between processes: a writer that lost often asks the others to wait (docs/protocol.md, C; decision 10).
+"""Fairness between writers: one that lost often, or much, asks the others to wait (docs/protocol.md, C; decision 10).
 
 A request is an empty file, whose name says how long an attempt of its writer takes. A request is advice: no commit
 depends on it, and its failure harms no commit. Its writer renews it every second for as long as the attempt may take. A
@@ -22,10 +22,15 @@ logger = logging.getLogger(__name__)
 
 #: Attempts in a row that a writer loses before it asks for a turn. Fewer losses are common among equals.
 LOSSES_BEFORE_ASKING = 5
+#: A writer also asks after losing one attempt of this length: writers with short attempts would win every time.
+LONG_ATTEMPT_S = 0.5
 #: A process looks for requests after so many of its commits.
 COMMITS_BETWEEN_LOOKS = 8
-#: How long a process waits at most before one commit.
+#: The maximum time that a process waits before one commit, unless a request says that its attempts take longer.
 LONGEST_WAIT_S = 20.0
+#: The maximum time that a process waits for a writer whose attempts take long, as a multiple of one attempt and in all.
+_ATTEMPTS_WAITED_FOR = 2
+LONGEST_WAIT_FOR_LONG_ATTEMPTS_S = 120.0
 #: How often a writer renews its request, and how long the request counts after that, by the storage's clock.
 RENEWAL_S = 1.0
 LAPSE_MS = 3_500
@@ -49,12 +54,16 @@ class TurnRequest:
         self._lock = threading.RLock()  # a signal handler may end what its thread was asking for
 
     def lost(self, n_lost: int, attempt_seconds: float) -> None:
-        """Ask, or go on asking, after ``n_lost`` lost attempts.
+        """Request a turn, or renew the request, if attempts were lost often enough or took long enough.
 
-        ``attempt_seconds`` is the time of the last one, with its rebase. It asks beside, so the commit may be over.
+        Runs in the background, so the commit may have ended already.
+
+        Args:
+            n_lost: The number of lost attempts.
+            attempt_seconds: The time of the last one, including its rebase.
         """
         with self._lock:
-            if n_lost >= LOSSES_BEFORE_ASKING and not self._is_over:
+            if may_ask(n_lost, attempt_seconds) and not self._is_over:
                 self._ask(attempt_seconds)
 
     def _ask(self, attempt_seconds: float) -> None:
@@ -93,6 +102,11 @@ class TurnRequest:
         if self._path is not None:
             path, self._path = self._path, None
             _delete(self._storage, [path])
+
+
+def may_ask(n_lost: int, attempt_seconds: float) -> bool:
+    """Return whether a writer may request a turn after losing attempts, the last of which took ``attempt_seconds``."""
+    return n_lost >= LOSSES_BEFORE_ASKING or attempt_seconds >= LONG_ATTEMPT_S
 
 
 class _Renewal:
@@ -178,18 +192,22 @@ class Courtesy:
         if not self._asking:
             return False
         logger.info("waiting for other writers that lose all the time: %s", ", ".join(self._asking))
-        begin_s, has_paused, waited_for = time.monotonic(), False, set(self._asking)
-        for _ in range(self._n_pauses):
+        begin_s, waited_for = time.monotonic(), set(self._asking)
+        n_paused = 0
+        while True:
             self.look(storage)
-            rest_s = min(longest_s, LONGEST_WAIT_S) - (time.monotonic() - begin_s)
-            if not self._asking or rest_s <= 0:
+            attempt_s = max(self._asking.values(), default=0) / 1000
+            wait_s = min(_ATTEMPTS_WAITED_FOR * attempt_s, LONGEST_WAIT_FOR_LONG_ATTEMPTS_S)
+            rest_s = min(longest_s, max(LONGEST_WAIT_S, wait_s)) - (time.monotonic() - begin_s)
+            pause_s = min(_LONGEST_PAUSE_S, attempt_s)
+            # A long attempt gets the time that it needs, however many pauses that takes.
+            if not self._asking or rest_s <= 0 or n_paused >= max(self._n_pauses, 2 * wait_s / pause_s):
                 break
-            pause_s = min(_LONGEST_PAUSE_S, max(self._asking.values()) / 1000)
             time.sleep(min(rest_s, random.uniform(0.5, 1) * pause_s))
-            has_paused = True
+            n_paused += 1
         is_one_left = not waited_for.isdisjoint(self._asking)
         self._n_pauses = min(_MOST_PAUSES, 2 * self._n_pauses) if is_one_left else _FEWEST_PAUSES
-        return has_paused
+        return n_paused > 0
 
 
 def _asking(storage: Storage) -> dict[str, int]:

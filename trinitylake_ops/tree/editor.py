@@ -27,8 +27,10 @@ from trinitylake_ops.tree.search import scan_columns, with_messages
 _NODE_SYSTEM = {CREATED_AT_MILLIS: "9" * 20}
 
 
-# From so many messages on, a tree of no more keys is built anew, as nearly all its leaves would change.
+# A change of at least this many messages is large: its messages are grouped once instead of once for each flush.
 _BULK_MESSAGES = 1_000
+# A large change rebuilds a tree of at most this many keys a message, because nearly all its leaves would change.
+_REBUILT_KEYS_PER_MESSAGE = 1.1
 _ENTRIES_AT_ONCE = 10_000
 
 
@@ -56,11 +58,12 @@ def apply_messages(
     CorruptFileError or StorageError from reading nodes.
     """
     node_files: dict[str, bytes] = {}
-    if len(messages) >= _BULK_MESSAGES and len(messages) >= _estimated_keys(store, root):
+    is_large = len(messages) >= _BULK_MESSAGES
+    if is_large and _estimated_keys(store, root) <= _REBUILT_KEYS_PER_MESSAGE * len(messages):
         entries = _entries_after(store, root, messages)
         new = bulk_load(entries, limits, created_at_ms=created_at_ms, write=node_files.update)
         return EditedTree(new, node_files)
-    editor = TreeEditor(store, limits, dict(root_system), max_flushes=len(messages))
+    editor = TreeEditor(store, limits, dict(root_system), max_flushes=None if is_large else len(messages))
     new_root = editor.changed_root(DirtyNode.copy_of(root), dict(messages))
     return EditedTree(frozen_root(new_root, limits, created_at_ms, node_files), node_files)
 
@@ -189,13 +192,45 @@ class TreeEditor:
         After ``max_flushes``, None for any number, the limit alone counts.
         """
         while self._is_over(node, system, max_flushes):
+            n_flushes = 1
+            if len(node.buffer) >= _BULK_MESSAGES:
+                n_flushes = self._flush_heaviest(node, max_flushes)
+            else:
+                self._flush(node, _heaviest_child(node.keys, node.buffer))
             if max_flushes is not None:
-                max_flushes -= 1
-            self._flush(node, _heaviest_child(node.keys, node.buffer))
+                max_flushes -= n_flushes
 
-    def _flush(self, node: DirtyNode, child: int) -> None:
-        """Move the messages bound for one child down. Then delete the own key after it, if that is asked for."""
-        group = [key for key in node.buffer if bisect_left(node.keys, key) == child]
+    def _flush_heaviest(self, node: DirtyNode, max_flushes: int | None) -> int:
+        """Flush the heaviest groups of a large buffer until the rest fits its target. Return the number of flushes.
+
+        The groups are made once: a pass over the buffer for each flush would take quadratic time. At least one group is
+        flushed. A child that splits or merges meanwhile divides a group; then its first part is flushed.
+        """
+        groups = _groups_by_child(node.keys, node.buffer)
+        weights = {child: messages_bytes({key: node.buffer[key] for key in keys}) for child, keys in groups.items()}
+        excess_bytes = sum(weights.values()) - self.limits.buffer_target_bytes
+        n_flushes = 0
+        for child in sorted(groups, key=lambda child: (-weights[child], child)):
+            if n_flushes and (excess_bytes <= 0 or n_flushes == max_flushes):
+                break
+            waiting = [key for key in groups[child] if key in node.buffer]
+            if waiting:
+                position = bisect_left(node.keys, waiting[0])
+                self._flush(node, position, [key for key in waiting if bisect_left(node.keys, key) == position])
+                n_flushes += 1
+                excess_bytes -= weights[child]
+        return n_flushes
+
+    def _flush(self, node: DirtyNode, child: int, group: Sequence[str] | None = None) -> None:
+        """Move the messages bound for one child down. Then delete the own key after it, if that is asked for.
+
+        Args:
+            node: The node whose buffer holds the messages.
+            child: The position of the child.
+            group: The keys of the messages, by default all that are bound for the child.
+        """
+        if group is None:
+            group = [key for key in node.buffer if bisect_left(node.keys, key) == child]
         own_key = node.keys[child] if child < len(node.keys) and node.keys[child] in node.buffer else None
         messages = {key: node.buffer[key] for key in group if key != own_key}
         if messages:
@@ -319,6 +354,14 @@ def _heaviest_child(keys: Sequence[str], messages: Mapping[str, str | None]) -> 
     for key, value in messages.items():
         weights[bisect_left(keys, key)] += message_bytes(key, value)
     return max(weights, key=lambda child: (weights[child], -child))
+
+
+def _groups_by_child(keys: Sequence[str], messages: Iterable[str]) -> dict[int, list[str]]:
+    """Return the keys of messages by the position of the child that they are bound for."""
+    groups: dict[int, list[str]] = defaultdict(list)
+    for key in messages:
+        groups[bisect_left(keys, key)].append(key)
+    return groups
 
 
 def _row_of(node: DirtyNode, key: str) -> int | None:

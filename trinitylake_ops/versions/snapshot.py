@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -30,7 +30,7 @@ from trinitylake_ops.tree.nodes.elsewhere import Elsewhere
 from trinitylake_ops.tree.nodes.node import TreeLimits
 from trinitylake_ops.tree.nodes.node_store import NodeStore
 from trinitylake_ops.tree.pointers import is_damaged_pointer, told_of_pointer
-from trinitylake_ops.tree.search import get, prefix_keys
+from trinitylake_ops.tree.search import Below, Found, get, get_many, look_many, prefix_keys
 from trinitylake_ops.tree.shape import TreeShape, measure_tree
 from trinitylake_ops.versions.definition_store import DefinitionStore
 from trinitylake_ops.versions.hint import HintWriter
@@ -239,6 +239,14 @@ class Snapshot(CatalogReader):
         """Return the location of a key's definition, or None."""
         with self.reading():
             return get(self.files.nodes, self.root, key)
+
+    def entries(self, keys: Sequence[str]) -> dict[str, str | None]:
+        """Return the location of each key's definition, or None. Reads each node once, each level in parallel."""
+        with self.reading():
+            places = dict(look_many(self.root, keys))
+            found = {key: place.location for key, place in places.items() if isinstance(place, Found)}
+            below = {key: place for key, place in places.items() if isinstance(place, Below)}
+            return found | get_many(self.files.nodes, below)
 
     def prefix_keys(self, prefix: str) -> pa.ChunkedArray:
         """Return all keys with a prefix, ascending, as a column of text."""
