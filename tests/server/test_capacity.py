@@ -14,6 +14,21 @@ from typing import Any
 
 import pytest
 import yaml
+from pyiceberg.partitioning import UNPARTITIONED_PARTITION_SPEC, PartitionField, PartitionSpec
+from pyiceberg.schema import Schema
+from pyiceberg.table.metadata import new_table_metadata
+from pyiceberg.table.sorting import UNSORTED_SORT_ORDER, SortField, SortOrder
+from pyiceberg.table.update import (
+    AddPartitionSpecUpdate,
+    AddSchemaUpdate,
+    AddSortOrderUpdate,
+    SetCurrentSchemaUpdate,
+    SetDefaultSortOrderUpdate,
+    SetDefaultSpecUpdate,
+    TableUpdate,
+)
+from pyiceberg.transforms import BucketTransform
+from pyiceberg.types import LongType, NestedField
 
 from tests.server.requests import COMMIT, TABLE, TABLES, commit_of, created, properties
 from tests.server.served import Served, serving, settings_for
@@ -24,6 +39,7 @@ from trinitylake_ops.server.answers import RefusedError
 from trinitylake_ops.server.settings import Limits
 from trinitylake_ops.server.table_queue import TableQueue
 from trinitylake_ops.server.workers import Work, Workers
+from trinitylake_ops.tables.catalog.updates import fitted
 
 UNAVAILABLE = (503, "ServiceUnavailableException")
 N_WAITING = 150
@@ -344,3 +360,56 @@ def test_readiness_reports_a_storage_that_does_not_respond(lake: Lakehouse, monk
         monkeypatch.setattr(own, "latest_version", latest)
         gate.set()
         until(lambda: served.ask("GET", "/readyz").status == 200)
+
+
+def test_updates_of_a_commit_are_not_compared_with_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each would be compared with all before it: 600 schemas took a minute. Equal ones still share an id."""
+    n_compared = 0
+
+    def counted(self: Any, other: Any) -> bool:
+        nonlocal n_compared
+        n_compared += 1
+        return self is other
+
+    for kind in (Schema, PartitionSpec, SortOrder, NestedField, PartitionField, SortField):
+        monkeypatch.setattr(kind, "__eq__", counted)
+    empty = new_table_metadata(schema_of(0), UNPARTITIONED_PARTITION_SPEC, UNSORTED_SORT_ORDER, "file:///t")
+    updates: list[TableUpdate] = []
+    for number in (*range(1, 300), 1, 299):
+        field = {"source_id": 1, "transform": BucketTransform(number)}
+        updates += [
+            AddSchemaUpdate(schema_=schema_of(number)),
+            AddPartitionSpecUpdate(
+                spec=PartitionSpec(PartitionField(**field, field_id=1_000, name="p"), spec_id=number)
+            ),
+            AddSortOrderUpdate(sort_order=SortOrder(SortField(**field), order_id=number)),
+        ]
+    updates += [SetCurrentSchemaUpdate(schema_id=-1), SetDefaultSpecUpdate(spec_id=-1)]
+    made = fitted([*updates, SetDefaultSortOrderUpdate(sort_order_id=-1)], empty)
+    assert n_compared == 0
+    assert [one.schema_.schema_id for one in made if isinstance(one, AddSchemaUpdate)] == [*range(1, 300)]
+    assert [one.spec.spec_id for one in made if isinstance(one, AddPartitionSpecUpdate)] == [*range(1, 300)]
+    assert [one.sort_order.order_id for one in made if isinstance(one, AddSortOrderUpdate)] == [*range(1, 300)]
+    assert [list(one.model_dump().values())[-1] for one in made[-3:]] == [299, 299, 299]
+
+
+def schema_of(number: int) -> Schema:
+    return Schema(NestedField(1, "id", LongType(), required=False, doc=str(number)), schema_id=number)
+
+
+def test_a_body_of_too_many_objects_is_not_parsed(lake: Lakehouse, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each field of a schema is one, so a commit of 250 schemas with 200 fields is too much work."""
+    with serving(settings_for(lake)) as served:
+        make_tables(served)
+        before = lake.latest_version()
+        fields = [{"id": number, "name": f"c{number}", "type": "long", "required": False} for number in range(1, 201)]
+        update = {"action": "add-schema", "schema": {"type": "struct", "schema-id": 1, "fields": fields}}
+        parsed: list[Any] = []
+        monkeypatch.setattr(tables.CommitTableRequest, "model_validate", parsed.append)
+        for path, body in (
+            (TABLE, commit_of(*[update] * 250)),
+            (COMMIT, {"table-changes": [commit_of(*[update] * 125, name=name) for name in "tu"]}),
+        ):
+            assert served.ask("POST", path, body).error == (413, "BadRequestException")
+        assert parsed == []
+        assert lake.latest_version() == before

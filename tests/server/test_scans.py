@@ -11,11 +11,13 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from pyiceberg.expressions import EqualTo, GreaterThan
+from pyiceberg.catalog.rest.scan_planning import PlanTableScanRequest
+from pyiceberg.expressions import And, BooleanExpression, EqualTo, GreaterThan, In, Not, NotIn, Or
 from pyiceberg.transforms import IdentityTransform
 
 from tests.server.served import Served, serving, settings_for
 from trinitylake_ops import Lakehouse
+from trinitylake_ops.server.scans import files, filters, planner
 from trinitylake_ops.server.settings import Limits
 from trinitylake_ops.tables import catalog_at
 
@@ -188,3 +190,110 @@ def test_a_filter_on_partitions_without_a_value(lake: Lakehouse) -> None:
         below = {"filter": {"type": "lt", "term": "id", "value": 5}}
         answer = served.ask("POST", PLAN, below)
         assert answer.status in (200, 406)
+
+
+def any_of(n: int) -> dict[str, Any]:
+    """Return a filter of n comparisons, none of which is true for a row but the last one."""
+    if n == 1:
+        return {"type": "eq", "term": "id", "value": 11}
+    return {"type": "or", "left": {"type": "eq", "term": "id", "value": -n}, "right": any_of(n - 1)}
+
+
+def balanced(n: int) -> dict[str, Any]:
+    if n == 1:
+        return {"type": "eq", "term": "id", "value": 11}
+    return {"type": "or", "left": balanced(n // 2), "right": balanced(n - n // 2)}
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"filter": {"type": "in", "term": "id", "values": list(range(filters.MOST_UNITS))}},
+        {"filter": {"type": "not-in", "term": "day", "values": ["x"] * filters.MOST_UNITS}},
+        {"filter": balanced(filters.MOST_UNITS // 20 + 1)},
+        {"select": ["id"] * 20_001},
+        {"stats-fields": ["id"] * 20_001},
+    ],
+    ids=["in", "not in", "or", "select", "stats-fields"],
+)
+def test_a_plan_of_too_much_work_is_not_begun(
+    planned: Served, monkeypatch: pytest.MonkeyPatch, body: dict[str, Any]
+) -> None:
+    parsed: list[Any] = []
+    monkeypatch.setattr(PlanTableScanRequest, "model_validate", parsed.append)
+    assert planned.ask("POST", PLAN, body).error == (413, "BadRequestException")
+    assert parsed == []
+
+
+def test_filters_within_the_bounds_are_planned(lake: Lakehouse) -> None:
+    """Clients send long lists of values, or comparisons of which one is true."""
+    catalog = catalog_at(lake)
+    catalog.create_namespace("ns")
+    table = catalog.create_table("ns.t", rows(0).schema)
+    for first in (0, 10):
+        table.append(rows(first))
+    long = {"type": "in", "term": "id", "values": [*range(1_000, 11_000), 11]}
+    with serving(settings_for(lake)) as served:
+        for content, n_files in ((long, 2), (balanced(1_000), 1), (any_of(60), 1)):
+            tasks, _ = all_tasks(served, {"filter": content})
+            assert len(tasks) == n_files
+            assert [task["residual-filter"]["type"] for task in tasks] == [content["type"]] * n_files
+
+
+WEAKER: tuple[tuple[BooleanExpression, int], ...] = (
+    (In("id", {*range(11, 1_000)}), 2),
+    (And(In("id", {*range(1_000)}), EqualTo("day", "a")), 2),
+    (Not(In("id", {*range(1_000)})), 6),
+    (Not(Or(NotIn("id", {*range(11, 1_000)}), EqualTo("day", "b"))), 1),
+    (In("id", {str(number) for number in range(2, 1_000)}), 4),
+    (In("id", {*map(str, range(2, 1_000)), str(2**80)}), 6),
+    (In("day", {f"b{number}" for number in range(300)}), 0),
+)
+
+
+def test_a_filter_that_is_too_much_work_is_weaker_and_left_to_the_client(
+    planned: Served, lake: Lakehouse, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A plan names all files with such rows. What is left to evaluate is the whole filter."""
+    table = catalog_at(lake).load_table("ns.t")
+    remote = planned.catalog(**{"scan-planning-mode": "server"}).load_table("ns.t")
+    for expression, n_files in WEAKER:
+        content = json.loads(PlanTableScanRequest(filter=expression).model_dump_json())["filter"]
+        for steps, n_planned in ((5_000, n_files), (0, 6)):
+            monkeypatch.setattr(filters, "MOST_STEPS", steps)
+            tasks, _ = all_tasks(planned, {"filter": content})
+            assert len(tasks) == n_planned
+            left = [PlanTableScanRequest(filter=task["residual-filter"]).filter for task in tasks]
+            assert all(one == expression for one in left)
+    for expression, _ in WEAKER[:1]:
+        assert remote.scan(expression).to_arrow().sort_by("id") == table.scan(expression).to_arrow().sort_by("id")
+        assert remote.scan(expression).count() == 2
+
+
+def test_a_plan_repeats_no_filter_without_bound(lake: Lakehouse, monkeypatch: pytest.MonkeyPatch) -> None:
+    catalog = catalog_at(lake)
+    catalog.create_namespace("ns")
+    table = catalog.create_table("ns.t", rows(0).schema)
+    for first in (0, 10):
+        table.append(rows(first))
+    body = {"filter": {"type": "not-in", "term": "id", "values": list(range(100, 1_000))}}
+    with serving(settings_for(lake)) as served:
+        answer = served.ask("POST", PLAN, body)
+        monkeypatch.setattr(files, "_MOST_BYTES", len(answer.body))
+        assert served.ask("POST", PLAN, body).status == 200
+        monkeypatch.setattr(files, "_MOST_BYTES", len(answer.body) // 2)
+        assert served.ask("POST", PLAN, body).error == (413, "BadRequestException")
+
+
+def test_statistics_of_many_columns_come_in_more_answers(lake: Lakehouse, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(planner, "_MOST_STATISTICS", 3)
+    catalog = catalog_at(lake)
+    catalog.create_namespace("ns")
+    table = catalog.create_table("ns.t", rows(0).schema)
+    for first in (0, 10, 20):
+        table.append(rows(first))
+    with serving(settings_for(lake)) as served:
+        found, n_answers = all_tasks(served, {"stats-fields": ["id", "day"]})
+        assert (len(found), n_answers) == (3, 4)
+        assert all("lower-bounds" in task["data-file"] for task in found)
+        assert all_tasks(served, {"stats-fields": ["id"]})[1] == 1

@@ -30,6 +30,7 @@ _NAMES: TypeAdapter[list[str]] = TypeAdapter(list[str])
 _UNPRINTABLE = re.compile(r"[^\x20-\x7e]")
 _LONGEST_CLIENT_CHARS = 100
 _MOST_VALUES = 500_000
+_MOST_OBJECTS = 50_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +80,9 @@ class Call:
         # Marks within texts count, too. A value takes tens of bytes, even if the body has two for it.
         if sum(self.body.count(mark) for mark in (b",", b"[", b"{")) > _MOST_VALUES:
             raise RefusedError(413, "BadRequestException", f"the body holds more than {_MOST_VALUES} values")
+        # An object becomes a field of a schema, an update or a part of a filter: some 0.1 ms of work each.
+        if self.body.count(b"{") > _MOST_OBJECTS:
+            raise RefusedError(413, "BadRequestException", f"the body holds more than {_MOST_OBJECTS} objects")
         try:
             content = _DOCUMENT.validate_json(self.body)
         except PydanticError as error:

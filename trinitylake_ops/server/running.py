@@ -10,6 +10,7 @@ import resource
 import signal
 import socket
 import ssl
+import sys
 from collections.abc import Iterator
 from types import FrameType
 
@@ -23,6 +24,8 @@ from trinitylake_ops.server.settings import Limits, ServerSettings
 logger = logging.getLogger(__name__)
 
 _BACKLOG = 2_048
+#: Threads switch so often. By default a request waits 5 ms for the interpreter, for each thread that computes.
+_SWITCH_SECONDS = 0.0005
 _MOST_FILES = 65_536
 _MOST_HEADER_BYTES = 64 << 10
 #: So many files stay free for the storage, however many clients are connected.
@@ -127,6 +130,7 @@ def serve(settings: ServerSettings) -> None:
         # What is there by now stays. To look through it again and again would stop all requests for that long.
         gc.collect()
         gc.freeze()
+        sys.setswitchinterval(_SWITCH_SECONDS)
         try:
             with _stopped_by_signals(server):
                 server.run(sockets=[listener])

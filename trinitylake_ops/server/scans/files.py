@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import json
 import math
 from collections.abc import Collection, Mapping
 from typing import Any
@@ -15,6 +16,7 @@ from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.types import PrimitiveType
 
 from trinitylake_ops.errors import CorruptFileError
+from trinitylake_ops.server.answers import RefusedError
 from trinitylake_ops.server.scans.planner import Planned
 
 _CONTENT = {
@@ -23,26 +25,50 @@ _CONTENT = {
     DataFileContent.EQUALITY_DELETES: "equality-deletes",
 }
 _COUNTS = ("column_sizes", "value_counts", "null_value_counts", "nan_value_counts")
+_MOST_BYTES = 64 << 20
 _BOUNDS = ("lower_bounds", "upper_bounds")
 
 
-def scan_document(planned: Planned, metadata: TableMetadata, stats_fields: Collection[int]) -> dict[str, Any]:
-    """Return files and parts of a scan as a document. Raises CorruptFileError for a file whose values make no sense.
+def scan_document(
+    planned: Planned, metadata: TableMetadata, stats_fields: Collection[int], members: Mapping[str, Any] | None = None
+) -> bytes:
+    """Return files and parts of a scan as JSON.
 
-    A delete file stands there once, and the data files that it belongs to name it by its position.
+    A delete file is contained once, and the data files that it belongs to name it by its position. Texts are joined
+    file by file, because one call that encodes all of them would stop all other requests.
+
+    Args:
+        planned: The files and parts.
+        metadata: The metadata of the table, with the schema of the scan.
+        stats_fields: The ids of the columns whose statistics are contained.
+        members: Further members of the document.
+
+    Raises:
+        CorruptFileError: If a file has values that make no sense.
+        RefusedError: 413 if the filter is too long to repeat it for each file.
     """
-    writer = _Writer(metadata, stats_fields)
-    tasks = [writer.task(task) for task in planned.tasks]
-    document: dict[str, Any] = {"plan-tasks": [part.text() for part in planned.parts], "file-scan-tasks": tasks}
+    writer = _Writer(metadata, stats_fields, planned.residual)
+    tasks, n_bytes = [], 0
+    for task in planned.tasks:
+        tasks.append(writer.task(task))
+        n_bytes += len(tasks[-1])
+        if n_bytes > _MOST_BYTES:
+            raise RefusedError(
+                413,
+                "BadRequestException",
+                f"the plan has more than {_MOST_BYTES >> 20} MiB, because it repeats the filter for each file;"
+                " plan with a shorter filter, or from the manifests",
+            )
+    head = {**(members or {}), "plan-tasks": [part.text() for part in planned.parts]}
     if writer.deletes:
-        document["delete-files"] = writer.deletes
-    return document
+        head["delete-files"] = writer.deletes
+    return b'%b, "file-scan-tasks": [%b]}' % (json.dumps(head).encode()[:-1], b", ".join(tasks))
 
 
 class _Writer:
     """Writes the files of one answer. ``deletes`` are the delete files so far."""
 
-    def __init__(self, metadata: TableMetadata, stats_fields: Collection[int]):
+    def __init__(self, metadata: TableMetadata, stats_fields: Collection[int], residual: BooleanExpression | None):
         schema = metadata.schema()
         self._partitions = {
             spec_id: [field.field_type for field in spec.partition_type(schema).fields]
@@ -50,17 +76,27 @@ class _Writer:
         }
         self._stats = {field_id: schema.find_type(field_id) for field_id in stats_fields}
         self._positions: dict[tuple[str, int], int] = {}
+        self._residual = residual
+        #: The last residual and its JSON. Files share it where partitions say nothing about it.
+        self._encoded: tuple[BooleanExpression | None, bytes | None] = (None, None)
         self.deletes: list[dict[str, Any]] = []
 
-    def task(self, task: FileScanTask) -> dict[str, Any]:
+    def task(self, task: FileScanTask) -> bytes:
         document: dict[str, Any] = {"data-file": self._file(task.file)}
         if task.delete_files:
             ordered = sorted(task.delete_files, key=lambda one: one.file_path)
             document["delete-file-references"] = sorted(self._position(one) for one in ordered)
-        residual = _expression(task.residual)
-        if residual is not None:
-            document["residual-filter"] = residual
-        return document
+        text, residual = (
+            json.dumps(document).encode(),
+            self._filter(task.residual if self._residual is None else self._residual),
+        )
+        return text if residual is None else b'%b, "residual-filter": %b}' % (text[:-1], residual)
+
+    def _filter(self, residual: BooleanExpression) -> bytes | None:
+        if self._encoded[0] is not residual:
+            content = _expression(residual)
+            self._encoded = (residual, None if content is None else json.dumps(content).encode())
+        return self._encoded[1]
 
     def _position(self, file: DataFile) -> int:
         offset = _attribute(file, "content_offset")

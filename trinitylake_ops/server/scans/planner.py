@@ -9,7 +9,7 @@ from typing import Any
 
 from pydantic import ValidationError as PydanticError
 from pyiceberg.catalog.rest.scan_planning import PlanTableScanRequest
-from pyiceberg.expressions import AlwaysTrue
+from pyiceberg.expressions import AlwaysTrue, BooleanExpression
 from pyiceberg.io import FileIO
 from pyiceberg.manifest import ManifestContent, ManifestEntryStatus, ManifestFile
 from pyiceberg.table import DataScan, FileScanTask, Table
@@ -17,7 +17,8 @@ from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.table.snapshots import Operation, Snapshot
 
 from trinitylake_ops.errors import CorruptFileError, TrinityLakeError
-from trinitylake_ops.server.answers import bad_request, unsupported
+from trinitylake_ops.server.answers import RefusedError, bad_request, unsupported
+from trinitylake_ops.server.scans.filters import is_too_much, n_units, units_of, weakened
 from trinitylake_ops.server.scans.parts import Part, no_such_task
 from trinitylake_ops.tables.catalog.updates import asked_for
 from trinitylake_ops.tables.files.reach import entries_in, manifests_in
@@ -27,6 +28,10 @@ from trinitylake_ops.tables.io.file_io import StorageFileIO
 MOST_MANIFESTS = 100
 #: An answer names no more parts; the last of them stands for the rest.
 MOST_PARTS = 100
+#: The names of columns that a request selects, or of which it asks for statistics.
+_MOST_NAMES = 20_000
+#: The statistics in one answer: columns times files.
+_MOST_STATISTICS = 500_000
 _EQUALITY = "equality deletes"
 
 
@@ -55,6 +60,8 @@ class Planned:
 
     tasks: Sequence[FileScanTask]
     parts: Sequence[Part]
+    #: The filter that is left of the scan's for each of the files, None where each file has its own.
+    residual: BooleanExpression | None = None
 
 
 class Planner:
@@ -68,8 +75,9 @@ class Planner:
         if not isinstance(io, StorageFileIO):
             raise TypeError(type(io).__name__)
         self._request = request
-        self._most_files = most_files
         self._io = io
+        self._units = units_of(request.get("filter", True))
+        _check_names(request)
         with asked_for():
             self._asked = PlanTableScanRequest.model_validate(request)
         if self._asked.end_snapshot_id is not None and self._asked.start_snapshot_id is None:
@@ -83,7 +91,8 @@ class Planner:
             self.stats_fields = {
                 schema.find_field(name, self._asked.case_sensitive).field_id for name in self._asked.stats_fields or ()
             }
-            list(self._scan().plan_files())  # of no manifest; it raises for a filter that does not fit
+            list(self._scan(self._filter).plan_files())  # of no manifest; it raises for a filter that does not fit
+        self._most_files = max(1, min(most_files, _MOST_STATISTICS // max(1, len(self.stats_fields))))
 
     @property
     def metadata(self) -> TableMetadata:
@@ -108,10 +117,12 @@ class Planner:
             raise no_such_task()
         if part.last - part.first > MOST_MANIFESTS:
             return Planned([], self._parts(data[: part.last], part.first))
-        tasks = self._tasks([*data[part.first : part.last], *deletes])[part.after :]
+        manifests = [*data[part.first : part.last], *deletes]
+        row_filter = self._filter_for(manifests)
+        tasks = self._tasks(manifests, row_filter)[part.after :]
         after = part.after + self._most_files
         rest = [self._part(part.first, part.last, after)] if len(tasks) > self._most_files else []
-        return Planned(tasks[: self._most_files], rest)
+        return Planned(tasks[: self._most_files], rest, None if row_filter is self._filter else self._filter)
 
     def _manifests(self) -> tuple[list[ManifestFile], list[ManifestFile]]:
         """Return the manifests of data files, and of deletes, which do not count for what was appended."""
@@ -147,17 +158,25 @@ class Planner:
             n_files += _n_files([data[at]])
         return [*parts, self._part(begin, len(data))]
 
-    def _scan(self) -> _PartialScan:
-        return _PartialScan(
-            self._metadata,
-            self._io,
-            row_filter=self._asked.filter or AlwaysTrue(),
-            case_sensitive=self._asked.case_sensitive,
-        )
+    @property
+    def _filter(self) -> BooleanExpression:
+        return self._asked.filter or AlwaysTrue()
 
-    def _tasks(self, manifests: list[ManifestFile]) -> list[FileScanTask]:
+    def _filter_for(self, manifests: Sequence[ManifestFile]) -> BooleanExpression:
+        """Return the filter for the files of manifests: the request's, or a weaker one if that is too much work."""
+        n_files, n_specs = _n_files(manifests), len({one.partition_spec_id for one in manifests})
+        if not is_too_much(self._units, n_files, n_specs):
+            return self._filter
+        schema = self._metadata.schema()
+        weaker = weakened(self._filter, schema, case_sensitive=self._asked.case_sensitive)
+        return AlwaysTrue() if is_too_much(n_units(weaker), n_files, n_specs) else weaker
+
+    def _scan(self, row_filter: BooleanExpression) -> _PartialScan:
+        return _PartialScan(self._metadata, self._io, row_filter=row_filter, case_sensitive=self._asked.case_sensitive)
+
+    def _tasks(self, manifests: list[ManifestFile], row_filter: BooleanExpression) -> list[FileScanTask]:
         assert self._snapshot is not None
-        scan = self._scan()
+        scan = self._scan(row_filter)
         scan.some = _Some(manifests)
         with _reading(self._snapshot):
             tasks = list(scan.plan_files())
@@ -167,6 +186,13 @@ class Planner:
         entries = [entry for one in manifests for entry in entries_in(one, self._io)]
         added = {entry.data_file.file_path for entry in entries if entry.status == ManifestEntryStatus.ADDED}
         return [task for task in tasks if task.file.file_path in added]
+
+
+def _check_names(request: dict[str, Any]) -> None:
+    for member in ("select", "stats-fields"):
+        names = request.get(member)
+        if isinstance(names, list) and len(names) > _MOST_NAMES:
+            raise RefusedError(413, "BadRequestException", f"{member} has more than {_MOST_NAMES} names")
 
 
 def check_is_of(part: Part, table: Table) -> None:

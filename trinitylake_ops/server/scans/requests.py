@@ -5,7 +5,7 @@ from __future__ import annotations
 from pyiceberg.catalog.rest.scan_planning import FetchScanTasksRequest
 from pyiceberg.table import Table
 
-from trinitylake_ops.server.answers import Answer, RefusedError, ok
+from trinitylake_ops.server.answers import Answer, RefusedError
 from trinitylake_ops.server.calls import Call
 from trinitylake_ops.server.scans.files import scan_document
 from trinitylake_ops.server.scans.parts import no_such_task, part_of
@@ -16,7 +16,8 @@ from trinitylake_ops.server.tokens import Scope
 def plan_scan(call: Call) -> Answer:
     """Plan a scan of a table."""
     planner = Planner(_table(call), call.document(), call.limits.scan_files)
-    return ok({"status": "completed", **scan_document(planner.whole(), planner.metadata, planner.stats_fields)})
+    completed = {"status": "completed"}
+    return Answer(200, scan_document(planner.whole(), planner.metadata, planner.stats_fields, completed))
 
 
 def fetch_tasks(call: Call) -> Answer:
@@ -29,7 +30,7 @@ def fetch_tasks(call: Call) -> Answer:
         planner = Planner(table, {**part.request, **pinned}, call.limits.scan_files)
     except RefusedError as error:
         raise no_such_task() from error
-    return ok(scan_document(planner.part(part), planner.metadata, planner.stats_fields))
+    return Answer(200, scan_document(planner.part(part), planner.metadata, planner.stats_fields))
 
 
 def no_such_plan(call: Call) -> Answer:

@@ -6,12 +6,15 @@ one that is there already. Its clients count on that. A lakehouse keeps some pro
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 from pydantic import ValidationError as PydanticError
 from pyiceberg.exceptions import CommitFailedException, ValidationError, ValidationException
+from pyiceberg.partitioning import PartitionSpec
+from pyiceberg.schema import Schema
 from pyiceberg.table.metadata import TableMetadata
+from pyiceberg.table.sorting import SortOrder
 from pyiceberg.table.update import (
     AddPartitionSpecUpdate,
     AddSchemaUpdate,
@@ -30,6 +33,7 @@ from pyiceberg.table.update import (
     UpgradeFormatVersionUpdate,
 )
 
+from trinitylake_ops.cached_attribute import cached_attribute
 from trinitylake_ops.errors import InvalidDefinitionError, InvalidInputError, TrinityLakeError
 from trinitylake_ops.tables.managed import LATEST_WRITTEN_VERSION, MANAGED_PROPERTIES
 from trinitylake_ops.tables.properties import PATH_PROPERTIES
@@ -115,10 +119,10 @@ class _Fitting:
 
     def __init__(self, current: TableMetadata | None):
         self._current = current
-        self._schemas = list(current.schemas) if current is not None else []
-        self._specs = list(current.partition_specs) if current is not None else []
-        self._orders = list(current.sort_orders) if current is not None else []
         self._properties = set(current.properties) if current is not None else set()
+        self._next_schema_id = max((one.schema_id for one in current.schemas), default=-1) + 1 if current else 0
+        self._next_spec_id = max((one.spec_id for one in current.partition_specs), default=-1) + 1 if current else 0
+        self._next_order_id = max((one.order_id for one in current.sort_orders), default=0) + 1 if current else 1
         self._schema_ids: dict[int, int] = {}
         self._spec_ids: dict[int, int] = {}
         self._order_ids: dict[int, int] = {}
@@ -157,39 +161,48 @@ class _Fitting:
                 check_format({_FORMAT_VERSION: str(update.format_version)})
         return [update]
 
+    # Updates are looked up by their content, as comparing each with all the others takes quadratic time.
+    @cached_attribute
+    def _schemas(self) -> dict[str, int]:
+        return {_schema_key(one): one.schema_id for one in reversed(self._current.schemas)} if self._current else {}
+
+    @cached_attribute
+    def _specs(self) -> dict[Hashable, int]:
+        return {_spec_key(one): one.spec_id for one in reversed(self._current.partition_specs)} if self._current else {}
+
+    @cached_attribute
+    def _orders(self) -> dict[str, int]:
+        return {_order_key(one): one.order_id for one in reversed(self._current.sort_orders)} if self._current else {}
+
     def _add_schema(self, update: AddSchemaUpdate) -> list[TableUpdate]:
-        schema = update.schema_
-        same = next((one for one in self._schemas if one == schema), None)
-        number = max((one.schema_id for one in self._schemas), default=-1) + 1 if same is None else same.schema_id
+        schema, key = update.schema_, _schema_key(update.schema_)
+        is_new = key not in self._schemas
+        number = self._schemas.setdefault(key, self._next_schema_id)
         self._schema_ids[schema.schema_id] = self._schema_ids[LAST_ADDED] = number
-        if same is not None:
+        if not is_new:
             return []
-        made = schema.model_copy(update={"schema_id": number})
-        self._schemas.append(made)
-        return [update.model_copy(update={"schema_": made})]
+        self._next_schema_id += 1
+        return [update.model_copy(update={"schema_": schema.model_copy(update={"schema_id": number})})]
 
     def _add_spec(self, update: AddPartitionSpecUpdate) -> list[TableUpdate]:
-        spec = update.spec
-        same = next((one for one in self._specs if one.compatible_with(spec)), None)
-        number = max((one.spec_id for one in self._specs), default=-1) + 1 if same is None else same.spec_id
+        spec, key = update.spec, _spec_key(update.spec)
+        is_new = key not in self._specs
+        number = self._specs.setdefault(key, self._next_spec_id)
         self._spec_ids[spec.spec_id] = self._spec_ids[LAST_ADDED] = number
-        if same is not None:
+        if not is_new:
             return []
-        made = spec.model_copy(update={"spec_id": number})
-        self._specs.append(made)
-        return [update.model_copy(update={"spec": made})]
+        self._next_spec_id += 1
+        return [update.model_copy(update={"spec": spec.model_copy(update={"spec_id": number})})]
 
     def _add_order(self, update: AddSortOrderUpdate) -> list[TableUpdate]:
-        order = update.sort_order
-        same = next((one for one in self._orders if one.fields == order.fields), None)
-        free = 0 if order.is_unsorted else max((one.order_id for one in self._orders), default=0) + 1
-        number = free if same is None else same.order_id
+        order, key = update.sort_order, _order_key(update.sort_order)
+        is_new = key not in self._orders
+        number = self._orders.setdefault(key, 0 if order.is_unsorted else self._next_order_id)
         self._order_ids[order.order_id] = self._order_ids[LAST_ADDED] = number
-        if same is not None:
+        if not is_new:
             return []
-        made = order.model_copy(update={"order_id": number})
-        self._orders.append(made)
-        return [update.model_copy(update={"sort_order": made})]
+        self._next_order_id = max(self._next_order_id, number + 1)
+        return [update.model_copy(update={"sort_order": order.model_copy(update={"order_id": number})})]
 
     def _add_snapshot(self, update: AddSnapshotUpdate) -> TableUpdate:
         schema_id = update.snapshot.schema_id
@@ -214,6 +227,18 @@ class _Fitting:
         ]
         self._properties -= set(found)
         return [RemovePropertiesUpdate(removals=found)] if found else []
+
+
+def _schema_key(schema: Schema) -> str:
+    return schema.model_dump_json(exclude={"schema_id"})
+
+
+def _spec_key(spec: PartitionSpec) -> Hashable:
+    return tuple((field.source_id, str(field.transform), field.name) for field in spec.fields)
+
+
+def _order_key(order: SortOrder) -> str:
+    return order.model_dump_json(exclude={"order_id"})
 
 
 def _known(numbers: Mapping[int, int], asked: int, what: str) -> int:
