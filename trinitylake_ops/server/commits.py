@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from pyiceberg.exceptions import CommitStateUnknownException, NoSuchNamespaceError, NoSuchTableError
+from pyiceberg.manifest import ManifestEntry, ManifestFile
 from pyiceberg.table import CommitTableRequest, CommitTableResponse, StagedTable, Table
 from pyiceberg.table.update import (
     AddSnapshotUpdate,
@@ -36,9 +37,11 @@ from trinitylake_ops.tables.catalog.catalog import TrinityLakeCatalog
 from trinitylake_ops.tables.catalog.loaded_table import commit_message, loaded_now, registered_elsewhere
 from trinitylake_ops.tables.catalog.target import TransactionTarget
 from trinitylake_ops.tables.catalog.updates import asked_for, fitted, location_in, named_files
+from trinitylake_ops.tables.claims.bounds import has_faulty_bounds
 from trinitylake_ops.tables.claims.table_seals import unsealed_json
+from trinitylake_ops.tables.files.bounds import repaired_uri, with_valid_bounds
 from trinitylake_ops.tables.files.metadata import LoadedMetadata, metadata_json, parse_metadata
-from trinitylake_ops.tables.files.reach import added_uris, oldest_of
+from trinitylake_ops.tables.files.reach import added_uris, manifests_in, oldest_of
 from trinitylake_ops.tables.io.file_io import StorageFileIO
 from trinitylake_ops.tables.io.listing import files_below
 from trinitylake_ops.tables.managed import (
@@ -194,8 +197,10 @@ class _Attempt:
         else:
             check_format_version(current)
             place = current.location
-        self._check_files(commit, updates, place, table.io)
+        read = self._check_files(commit, updates, place, table.io)
         with asked_for():
+            if faulty := {manifest for manifest, entries in read.items() if has_faulty_bounds(entries)}:
+                updates = self._with_valid_bounds(updates, faulty)
             response = self._catalog.commit_table(table, commit.request.requirements, tuple(updates))
         return self._read_back(response)
 
@@ -234,20 +239,43 @@ class _Attempt:
         kept = [update for update in updates if not isinstance(update, SetLocationUpdate)]
         return [*kept, SetLocationUpdate(location=place)]
 
-    def _check_files(self, commit: TableCommit, updates: Sequence[TableUpdate], place: str, io: object) -> None:
-        """Raise RefusedError for a file beyond the table's place. Let the transaction be as old as the oldest file."""
+    def _with_valid_bounds(self, updates: Sequence[TableUpdate], faulty: set[ManifestFile]) -> list[TableUpdate]:
+        """Return the updates with snapshots whose manifests are written again where their bounds are faulty."""
+        repaired: list[TableUpdate] = []
+        written: set[str] = set()
+        for update in updates:
+            if isinstance(update, AddSnapshotUpdate):
+                own = faulty.intersection(manifests_in(update.snapshot, self._io))
+                if own:
+                    snapshot = with_valid_bounds(update.snapshot, own, self._io)
+                    written |= {snapshot.manifest_list, *(repaired_uri(manifest.manifest_path) for manifest in own)}
+                    repaired.append(update.model_copy(update={"snapshot": snapshot}))
+                    continue
+            repaired.append(update)
+        self._txn.date_back(oldest_of(lambda: written, self._io))  # of an attempt before, some may be old
+        return repaired
+
+    def _check_files(
+        self, commit: TableCommit, updates: Sequence[TableUpdate], place: str, io: object
+    ) -> dict[ManifestFile, list[ManifestEntry]]:
+        """Raise RefusedError for a file beyond the table's place. Let the transaction be as old as the oldest file.
+
+        Returns the entries of the new manifests.
+        """
         if not isinstance(io, StorageFileIO):
             raise TypeError(type(io).__name__)
         files = set(named_files(updates))
         _check_within(files, place)
+        read: dict[ManifestFile, list[ManifestEntry]] = {}
         if not files:
-            return
+            return read
         try:
-            added = files | added_uris([update.snapshot for update in commit.added], io)
+            added = files | added_uris([update.snapshot for update in commit.added], io, read)
         except (FileMissingError, CorruptFileError) as error:
             raise bad_request(f"a file that the commit names cannot be read: {error}") from error
         _check_within(added, place)
         self._txn.date_back(oldest_of(lambda: added, io))
+        return read
 
 
 def _check_keeps_snapshots(commit: TableCommit) -> None:
@@ -281,7 +309,11 @@ def _was_applied(commit: TableCommit, table: Table | None) -> bool:
     if table is None or not commit.added:
         return False
     found = {snapshot.snapshot_id: snapshot.manifest_list for snapshot in table.metadata.snapshots}
-    return all(found.get(update.snapshot.snapshot_id) == update.snapshot.manifest_list != "" for update in commit.added)
+    return all(
+        (uri := update.snapshot.manifest_list) != ""
+        and found.get(update.snapshot.snapshot_id) in (uri, repaired_uri(uri))
+        for update in commit.added
+    )
 
 
 def _check_all_applied(commits: Sequence[TableCommit], tables: Mapping[Name, Table | None]) -> None:

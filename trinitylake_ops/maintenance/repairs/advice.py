@@ -30,6 +30,7 @@ _ADVICE = {
     "table-unreadable": _OLDER,
     "table-names-code": "find out who wrote it; any commit to the table leaves the property out",
     "table-names-connection": "find out who wrote it; any commit to the table leaves the property out",
+    "table-bounds": "run compact-tables; older versions keep the bounds until they expire",
     "file-changed": _RESTORE,
     "export-unreadable": "drop the export and make it again",
     "export-damaged": "drop the export and make it again",

@@ -161,6 +161,9 @@ _DAMAGE = frozenset(
     }
 )
 
+#: The code of manifests with bounds that are no values of their columns. Our own readers repair them.
+FAULTY_BOUNDS = "table-bounds"
+
 #: Findings of which one file may have several.
 _SEVERAL = frozenset({"pointer-damaged", "tree-invariant", "namespace-missing", "key-malformed"})
 
@@ -224,8 +227,12 @@ class Findings:
             has_forgotten = True
 
     def wrong_paths(self) -> set[str]:
-        """Return the paths of files with errors."""
-        return {finding.path for finding in self._found if finding.severity == "error" and finding.path}
+        """Return the paths of files with errors or faulty bounds, which each run reads and reports again."""
+        return {
+            finding.path
+            for finding in self._found
+            if finding.path and (finding.severity == "error" or finding.code == FAULTY_BOUNDS)
+        }
 
     def all(self, *, can_go_back: bool) -> tuple[Finding, ...]:
         """Return all findings. If the latest version is damaged and a commit can repair that, it is named."""

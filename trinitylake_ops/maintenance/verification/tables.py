@@ -11,7 +11,7 @@ from trinitylake_ops.errors import LocationNotAllowedError, TrinityLakeError
 from trinitylake_ops.format.definitions import METADATA_LOCATION, TableDef
 from trinitylake_ops.format.locations import is_uri, to_uri
 from trinitylake_ops.format.nodes.keys import ObjectName
-from trinitylake_ops.maintenance.verification.report import Report
+from trinitylake_ops.maintenance.verification.report import FAULTY_BOUNDS, Findings
 from trinitylake_ops.maintenance.verification.storage import PIECE_BYTES, KnownFilesStorage
 from trinitylake_ops.storage import FileInfo
 from trinitylake_ops.storage.options import StorageOptions
@@ -44,14 +44,15 @@ class TableVerifier:
         storage: KnownFilesStorage,
         storage_options: StorageOptions,
         listing: Mapping[str, FileInfo],
-        report: Report,
+        findings: Findings,
         *,
         is_deep: bool,
     ):
         self._storage = storage
         #: The files that stand: by paths under the root, by URIs under the table root.
         self.listing = dict(listing)
-        self._report = report
+        self._report = findings.error
+        self._findings = findings
         self._is_deep = is_deep
         #: By the names of EXTERNAL tables: why their files may not be read.
         self.not_allowed: dict[str, str] = {}
@@ -139,6 +140,9 @@ class TableVerifier:
             self._is_whole[path] &= all(self._is_whole[file.location] for file in manifests[path])
         self._is_whole[files.metadata_location] &= all(self._is_whole[file.location] for file in named)
         self._check_properties(name, files, version)
+        for location in sorted(files.faulty_bounds):
+            message = f"a manifest of table {name} has bounds that are no values of their columns; other engines fail"
+            self._findings.warn(FAULTY_BOUNDS, message, location, version, "compact-tables")
 
     def _check_properties(self, name: ObjectName, files: TableFiles, version: int) -> None:
         """Report metadata that names code or connections for others to use. A recorded file had none."""

@@ -98,7 +98,7 @@ class _Verification:
         self.lake.files.roots.known_naming = self._metered.lake.files.roots.naming
         self.latest = latest
         self.findings = Findings()
-        self.tables = TableVerifier(self._known, lake.storage_options, self.listing, self.findings.error, is_deep=deep)
+        self.tables = TableVerifier(self._known, lake.storage_options, self.listing, self.findings, is_deep=deep)
         self.versions = VersionVerifier(self.lake, self._known, self._plain, self.tables, self.findings)
         self.exports = ExportVerifier(self.lake, self.versions, self.findings)
         self._definition: LakehouseDef | None = None

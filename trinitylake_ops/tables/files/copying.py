@@ -1,8 +1,9 @@
 """Copying managed Iceberg tables to other places (docs/protocol.md, "Export").
 
 Iceberg writes full URIs into its own files, so a copy of a table is more than copies of its files. The metadata file,
-manifest lists, manifests and deletes by position are written anew, with the places of the copies. Nothing else in them
-changes. The same file always gives the same bytes, so a copy that was cut off can go on.
+manifest lists, manifests and deletes by position are written anew, with the places of the copies. Faulty bounds of data
+files are repaired. Nothing else in them changes. The same file always gives the same bytes, so a copy that was cut off
+can go on.
 """
 
 from __future__ import annotations
@@ -25,6 +26,8 @@ from trinitylake_ops.format.checksums import SEAL_KEYS
 from trinitylake_ops.format.definitions import METADATA_LOCATION, TableDef
 from trinitylake_ops.format.file_names import derived_uuid, table_prefix
 from trinitylake_ops.tables.claims.avro_files import uncompressed
+from trinitylake_ops.tables.claims.avro_header import AvroHeader
+from trinitylake_ops.tables.claims.bounds import column_types, repair_record
 from trinitylake_ops.tables.claims.table_seals import sealed_table_file
 from trinitylake_ops.tables.files.deletes.copies import (
     is_copied_format,
@@ -186,10 +189,17 @@ def _rewritten(
     if copy.kind == FileKind.METADATA:
         return _metadata(copy.source, data, new_uri, places)
     if copy.kind == FileKind.MANIFEST_LIST:
-        return _avro(copy.source, data, lambda record: _place_manifest(record, new_uri, places, sizes_bytes))
+        return avro_with(copy.source, data, lambda record: _place_manifest(record, new_uri, places, sizes_bytes))
     if copy.kind == FileKind.POSITION_DELETES:
         return _position_deletes(copy, data, new_uri)
-    return _avro(copy.source, data, lambda record: _place_data_file(record, new_uri, places, sizes_bytes))
+    header = AvroHeader.of(data)
+    types = column_types(header.metadata.get("schema") if header is not None else None)
+
+    def place(record: dict[str, Any]) -> None:
+        _place_data_file(record, new_uri, places, sizes_bytes)
+        repair_record(record, types)
+
+    return avro_with(copy.source, data, place)
 
 
 def _position_deletes(copy: FileCopy, data: bytes, new_uri: Callable[[str], str]) -> bytes:
@@ -197,7 +207,7 @@ def _position_deletes(copy: FileCopy, data: bytes, new_uri: Callable[[str], str]
         return parquet_deletes(data, copy.source, copy.target, new_uri)
     if is_puffin(data):
         return puffin_vectors(data, copy.source, new_uri)
-    return _avro(copy.source, data, lambda record: record.update(file_path=new_uri(record["file_path"])))
+    return avro_with(copy.source, data, lambda record: record.update(file_path=new_uri(record["file_path"])))
 
 
 def _metadata(location: str, data: bytes, new_uri: Callable[[str], str], places: TablePlaces) -> bytes:
@@ -237,7 +247,7 @@ def _place_data_file(
         place_deletes(data_file, new_uri, sizes_bytes[data_file["file_path"].removeprefix(places.target_root)])
 
 
-def _avro(location: str, data: bytes, change: Callable[[dict[str, Any]], None]) -> bytes:
+def avro_with(location: str, data: bytes, change: Callable[[dict[str, Any]], None]) -> bytes:
     """Return an Avro file with changed records. Its schema, codec and properties stay as they were.
 
     Values are read as they are stored, as dates and times may lie beyond what Python can count.

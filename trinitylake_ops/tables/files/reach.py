@@ -25,6 +25,7 @@ from trinitylake_ops.format.definitions import TableDef
 from trinitylake_ops.format.locations import is_uri
 from trinitylake_ops.storage.parallel import run_parallel
 from trinitylake_ops.tables.claims.avro_files import SNAPSHOT_ID, AvroContent, uncompressed
+from trinitylake_ops.tables.claims.bounds import has_faulty_summaries, mark_faulty
 from trinitylake_ops.tables.files.metadata import InlineSnapshot, walked_metadata
 from trinitylake_ops.tables.io.file_io import StorageFileIO
 from trinitylake_ops.tables.managed import metadata_uri
@@ -120,13 +121,20 @@ def oldest_of(written: Callable[[], Iterable[str]], io: StorageFileIO) -> int:
     return min((info.last_modified_ms for info in infos), default=io.storage.now_ms())
 
 
-def added_uris(added: Iterable[Snapshot], io: StorageFileIO) -> set[str]:
-    """Return the files that these snapshots add, by the URIs that they have there. Raises StorageError."""
+def added_uris(
+    added: Iterable[Snapshot], io: StorageFileIO, read: dict[ManifestFile, list[ManifestEntry]] | None = None
+) -> set[str]:
+    """Return the files that these snapshots add, by the URIs that they have there. Raises StorageError.
+
+    ``read`` receives the entries of the manifests that the snapshots add.
+    """
     snapshots = [shot for shot in added if shot.manifest_list]
     snapshot_ids = {shot.snapshot_id for shot in snapshots}
     listed = run_parallel(lambda snapshot: manifests_in(snapshot, io), snapshots, io.storage.concurrency)
     manifests = [one for several in listed for one in several if one.added_snapshot_id in snapshot_ids]
     entries = run_parallel(lambda manifest: entries_in(manifest, io), manifests, io.storage.concurrency)
+    if read is not None:
+        read.update(zip(manifests, entries, strict=True))
     uris = {snapshot.manifest_list for snapshot in snapshots} | {manifest.manifest_path for manifest in manifests}
     return uris | {entry.data_file.file_path for several in entries for entry in several if entry.status == _ADDED}
 
@@ -175,7 +183,7 @@ def manifests_in(snapshot: Snapshot, io: StorageFileIO) -> list[ManifestFile]:
 
 
 def entries_in(manifest: ManifestFile, io: StorageFileIO) -> list[ManifestEntry]:
-    """Return all entries of a manifest, those of deleted files too.
+    """Return all entries of a manifest, those of deleted files too. Their bounds are valid (``claims/bounds.py``).
 
     Raises CorruptFileError, also for a manifest that is not the listed one, and StorageError.
     """
@@ -183,6 +191,9 @@ def entries_in(manifest: ManifestFile, io: StorageFileIO) -> list[ManifestEntry]
         file, content = _opened(manifest.manifest_path, io)
         entries = manifest.fetch_manifest_entry(cast(FileIO, _OneFile(file)), discard_deleted=False)
         _check_are_text(entry.data_file.file_path for entry in entries)
+        if has_faulty_summaries(manifest, entries):
+            for entry in entries:
+                mark_faulty(entry.data_file)
     counts = (manifest.added_files_count, manifest.existing_files_count, manifest.deleted_files_count)
     if None not in counts and len(entries) != sum(count or 0 for count in counts):
         location = io.location(manifest.manifest_path)

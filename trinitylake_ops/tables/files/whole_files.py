@@ -18,6 +18,7 @@ from trinitylake_ops.format.definitions import TableDef
 from trinitylake_ops.storage import Storage
 from trinitylake_ops.storage.options import StorageOptions
 from trinitylake_ops.storage.parallel import run_parallel
+from trinitylake_ops.tables.claims.bounds import has_faulty_bounds
 from trinitylake_ops.tables.claims.table_seals import check_table_file
 from trinitylake_ops.tables.files.metadata import InlineSnapshot, LoadedMetadata, load_table_metadata
 from trinitylake_ops.tables.files.reach import (
@@ -92,6 +93,8 @@ class TableFiles:
         self._uri = metadata_uri(definition, io.root)
         self._manifests: dict[str, ManifestFile] = {}
         self._read_lists: set[str] = set()
+        #: The manifests that were read and have bounds that are no values of their columns.
+        self.faulty_bounds: set[str] = set()
 
     @property
     def metadata_location(self) -> str:
@@ -158,5 +161,7 @@ class TableFiles:
 
     def _in_manifest(self, location: str) -> list[TableFile]:
         entries = entries_in(self._manifests[location], self._io)
+        if has_faulty_bounds(entries):
+            self.faulty_bounds.add(location)
         live = {entry.data_file.file_path: entry for entry in entries if entry.status != ManifestEntryStatus.DELETED}
         return [content_file(entry, self._io, live=True) for entry in live.values()]

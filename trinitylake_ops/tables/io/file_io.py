@@ -34,6 +34,7 @@ from trinitylake_ops.storage.open import open_storage
 from trinitylake_ops.storage.options import StorageOptions
 from trinitylake_ops.storage.schemes import with_environment
 from trinitylake_ops.tables.claims.avro_decoder import read_bounded_avro
+from trinitylake_ops.tables.claims.bounds import read_valid_bounds
 from trinitylake_ops.tables.io.file_errors import as_pyiceberg_expects
 from trinitylake_ops.tables.io.folder_owners import FolderOwners, latest_definition_at
 from trinitylake_ops.tables.io.input_file import StorageInputFile
@@ -48,6 +49,7 @@ from trinitylake_ops.tree.nodes.elsewhere import Elsewhere
 write_sealed_parquet()
 keep_nested_nulls()
 read_bounded_avro()
+read_valid_bounds()
 
 logger = logging.getLogger(__name__)
 

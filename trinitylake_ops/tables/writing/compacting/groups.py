@@ -10,6 +10,7 @@ from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.typedef import Record
 
 from trinitylake_ops.errors import InvalidDefinitionError
+from trinitylake_ops.tables.claims.bounds import FaultyBounds
 from trinitylake_ops.tables.files.deletes.index import DeleteFiles, live_entries
 from trinitylake_ops.tables.files.reach import manifests_in
 from trinitylake_ops.tables.io.file_io import StorageFileIO
@@ -122,7 +123,7 @@ class _Choice:
         by_partition: dict[Record, list[DataFile]] = {}
         for file in files:
             is_small = file.file_size_in_bytes < SMALL_SHARE * self._target_bytes
-            if file.spec_id == spec_id and (is_small or file.file_path in self.deletes):
+            if file.spec_id == spec_id and (is_small or self._is_written_alone(file)):
                 by_partition.setdefault(file.partition, []).append(file)
         for partition, chosen in by_partition.items():
             packed_groups = (self._group(packed, partition) for packed in _packed(chosen, self._target_bytes))
@@ -132,7 +133,7 @@ class _Choice:
 
     def _older(self, files: Sequence[DataFile]) -> list[DataFile]:
         """Return those of files of older partition specs that are written by the current one."""
-        chosen = [file for file in files if self.rules.repartition or file.file_path in self.deletes]
+        chosen = [file for file in files if self.rules.repartition or self._is_written_alone(file)]
         try:
             identity_columns(self.metadata.spec(), self.metadata.schema())
         except InvalidDefinitionError:
@@ -148,7 +149,11 @@ class _Choice:
     def _is_worth(self, group: FileGroup) -> bool:
         is_full = group.bytes >= SMALL_SHARE * self._target_bytes
         is_merged = len(group.files) >= self.rules.min_input_files or (is_full and len(group.files) > 1)
-        return bool(group.deletes) or is_merged
+        return is_merged or any(map(self._is_written_alone, group.files))
+
+    def _is_written_alone(self, file: DataFile) -> bool:
+        """Return whether a file of any size is rewritten: it has deleted rows, or faulty bounds."""
+        return file.file_path in self.deletes or isinstance(file, FaultyBounds)
 
     @property
     def _target_bytes(self) -> int:
