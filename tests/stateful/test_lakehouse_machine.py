@@ -21,7 +21,7 @@ _letters = st.sampled_from(["a", "b", "é", "航", "🦆", "~", "."])
 namespaces = st.sampled_from(["a", "b", "é~", "航", "🦆🦆"])
 _few_tables = st.tuples(_letters, st.integers(0, 25)).map(lambda parts: f"{parts[0]}{parts[1]:02d}")
 _characters = st.characters(exclude_categories=["C", "Z"])
-tables = _few_tables | st.text(_characters, min_size=1, max_size=2)
+tables = _few_tables | st.text(_characters, min_size=1, max_size=2).filter(lambda name: name not in (".", ".."))
 #: Namespace -> table -> what is stored of it.
 Model = dict[str, dict[str, str]]
 

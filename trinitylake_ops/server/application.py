@@ -258,6 +258,8 @@ class Application:
         """Return all metrics. Those of lakehouses that do not answer in time are the ones from before."""
         if principal.least_scope < Granted.READ:
             raise forbidden(f"{principal.name} may not read metrics: its scope for all namespaces is less than read")
+        if not all(principal.may_see(one.name) for one in self.warehouses.served):
+            raise forbidden(f"{principal.name} may not read metrics: they are about all lakehouses of the server")
         if self._reading_metrics is None or self._reading_metrics.done():  # one at a time occupies a thread
             self._reading_metrics = asyncio.create_task(asyncio.to_thread(self._states.tell))
         await asyncio.wait({self._reading_metrics}, timeout=_METRICS_SECONDS)
@@ -286,7 +288,8 @@ class Application:
         return self._anonymous
 
     def _warehouse(self, principal: Principal, name: str) -> Warehouse:
-        if not principal.may_see(self.warehouses.lakehouse_of(name)):
+        # The check comes first, so that the response does not reveal whether a lakehouse or a warehouse exists.
+        if not principal.may_see(self.warehouses.lakehouse_of(name)) or principal.most_scope < Granted.READ:
             raise forbidden(f"{principal.name} may not see this lakehouse")
         return self.warehouses.named(name)
 

@@ -33,7 +33,8 @@ from trinitylake_ops.tables.catalog.catalog import TrinityLakeCatalog
 from trinitylake_ops.tables.catalog.registration import registered_uri
 from trinitylake_ops.tables.catalog.updates import asked_for, check_format
 from trinitylake_ops.tables.files.metadata import read_table_metadata
-from trinitylake_ops.tables.managed import MANAGED_PROPERTIES, metadata_uri
+from trinitylake_ops.tables.io.file_io import StorageFileIO
+from trinitylake_ops.tables.managed import MANAGED_PROPERTIES, managed_table_id, metadata_uri
 from trinitylake_ops.tables.properties import check_settable
 
 logger = logging.getLogger(__name__)
@@ -64,7 +65,7 @@ def load_table(call: Call) -> Answer:
     if not vends(call) and _matches(call.headers.get("if-none-match", ""), tag):
         return Answer(304, headers={"ETag": tag})
     table = catalog.load_defined(namespace, name, definition)
-    if call.warehouse.version is None and call.principal.may(Scope.WRITE, namespace):
+    if definition.is_managed and call.warehouse.version is None and call.principal.may(Scope.WRITE, namespace):
         _make_local_folders(call, table.metadata.location)
     return _table_answer(call, table, definition, mode)
 
@@ -153,11 +154,14 @@ def register_table(call: Call) -> Answer:
     io = call.warehouse.served.catalog.io.strict()
     uri = registered_uri(io.root, asked.metadata_location)
     _check_allowed(call, uri)
+    # Before the file is read, so that the response does not reveal whether another table has such a file.
+    _check_is_not_own(io, uri)
     try:
         place = as_uri(read_table_metadata(io, uri).location).rstrip("/")
     except (FileMissingError, CorruptFileError) as error:
         raise bad_request(f"the metadata file cannot be read: {error}") from error
     _check_allowed(call, f"{place}/metadata/any")
+    _check_is_not_own(io, f"{place}/metadata/any")
     changed(call, lambda catalog: catalog.register_table((namespace, asked.name), uri, overwrite=bool(asked.overwrite)))
     loaded = call.warehouse.catalog().load_table((namespace, asked.name))
     return _table_answer(call, loaded, call.warehouse.served.lake.snapshot().table(namespace, asked.name))
@@ -205,6 +209,15 @@ def _identifier_of(content: Any) -> tuple[str, str]:
     return single_level(found.namespace.root), found.name
 
 
+def _check_is_not_own(io: StorageFileIO, uri: str) -> None:
+    """Raise RefusedError, 400, for a URI in the folder of a managed table of this lakehouse, existing or not."""
+    if io.folders.is_own_file(uri):
+        raise bad_request(
+            f"{uri[:200]!r} is in the folder of a table of this lakehouse; its operator registers such a table with"
+            " 'trinitylake register-table'"
+        )
+
+
 def _check_allowed(call: Call, uri: str) -> None:
     io = call.warehouse.served.catalog.io
     if io.strict().places.known(uri) is None:
@@ -245,12 +258,13 @@ def _matches(asked: str, tag: str) -> bool:
 
 
 def _make_local_folders(call: Call, location: str) -> None:
-    """Make the folders of a table on a local disk, if this process may. Some engines write files there, and make none.
+    """Make the folders of a managed table on a local disk, if this process may.
 
-    Who only reads needs none.
+    Some engines write files there and make no folders. Readers need none. No folder is made at another location, which
+    a definition or metadata file of another writer could name.
     """
     root = call.warehouse.served.lake.root
-    if root.startswith(_LOCAL) and location.startswith(root):
+    if root.startswith(_LOCAL) and managed_table_id(location, root) is not None:
         for folder in ("data", "metadata"):
             try:
                 os.makedirs(f"{location.removeprefix(_LOCAL)}/{folder}", exist_ok=True)

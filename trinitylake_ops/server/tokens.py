@@ -59,6 +59,11 @@ class Principal:
         """What is allowed in every namespace."""
         return min(self.scope, *self.namespaces.values()) if self.namespaces else self.scope
 
+    @property
+    def most_scope(self) -> Scope:
+        """What is allowed in at least one namespace."""
+        return max(self.scope, *self.namespaces.values()) if self.namespaces else self.scope
+
     def check(self, scope: Scope, namespace: str) -> None:
         """Raise RefusedError, 403, if something is not allowed in a namespace, whether or not it exists."""
         if not self.may(scope, namespace):

@@ -20,7 +20,7 @@ from trinitylake_ops.extras import needs
 from trinitylake_ops.format.locations import normalize_root_uri
 from trinitylake_ops.maintenance.clones.records import clone_record, opened_clone
 from trinitylake_ops.maintenance.plans.cost import MeteredLakehouse
-from trinitylake_ops.server.answers import RefusedError, bad_request, forbidden
+from trinitylake_ops.server.answers import UNAVAILABLE, RefusedError, bad_request, forbidden
 from trinitylake_ops.server.settings import ONLY, LakehouseSettings
 from trinitylake_ops.storage import MeteredStorage, open_storage
 from trinitylake_ops.storage.cache.lru import ByteLru
@@ -31,6 +31,7 @@ from trinitylake_ops.tables.catalog.target import CatalogTarget, SnapshotTarget
 from trinitylake_ops.tables.files.metadata import ParsedMetadata
 from trinitylake_ops.transaction.lakehouse import Lakehouse
 from trinitylake_ops.versions.latest import open_latest
+from trinitylake_ops.versions.lookup import PARENT_VERSION
 from trinitylake_ops.versions.snapshot import Snapshot
 
 #: A namespace and a table.
@@ -42,6 +43,7 @@ _TIME = "at-"
 _EXPORT = "export-"
 _CLONE = "clone-"
 _LONGEST_CHARS = 1_000
+_FORMS = f"write {MAIN}, v12, {_TIME}2030-01-31T12:00:00Z, {_EXPORT}NAME or {_CLONE}NAME"
 #: JSON of tables' metadata that is kept parsed, which takes several times as much, and that is kept as it is sent.
 _PARSED_BYTES, _ENCODED_BYTES = 8 << 20, 16 << 20
 
@@ -137,26 +139,33 @@ class Warehouses:
 
     def named(self, name: str) -> Warehouse:
         """Return the warehouse of a name. Raises RefusedError, 404 where nothing has that name, and StorageError."""
-        served, rest = self._lakehouse(name[:_LONGEST_CHARS])
+        lakehouse, rest = self._split(name)
+        if lakehouse not in self._served:
+            raise unknown_warehouse(name, "it begins with the name of a lakehouse, such as LAKEHOUSE.main")
+        served = self._served[lakehouse]
         if rest.startswith(_CLONE):
-            try:
-                clone = self._clone(served, rest.removeprefix(_CLONE))
-                return Warehouse(clone, rest, clone.lake.snapshot())
-            except errors.NotFoundError as error:
-                raise unknown_warehouse(rest, str(error)) from error
+            return self._clone_warehouse(served, rest)
         return Warehouse(served, rest, _snapshot(served.lake, rest))
 
     def lakehouse_of(self, name: str) -> str:
-        """Return the name of the lakehouse that a warehouse belongs to. Raises RefusedError, 404."""
-        return self._lakehouse(name[:_LONGEST_CHARS])[0].name
+        """Return the name of the lakehouse in the name of a warehouse, whether or not it exists."""
+        return self._split(name)[0]
 
-    def _lakehouse(self, name: str) -> tuple[Served, str]:
-        if ONLY in self._served:
-            return self._served[ONLY], name or MAIN
-        lakehouse, _, rest = name.partition(".")
-        if lakehouse not in self._served:
-            raise unknown_warehouse(name, "it begins with the name of a lakehouse, such as LAKEHOUSE.main")
-        return self._served[lakehouse], rest or MAIN
+    def _split(self, name: str) -> tuple[str, str]:
+        """Return the names of the lakehouse and of the warehouse in it."""
+        name = name[:_LONGEST_CHARS]
+        lakehouse, _, rest = (ONLY, "", name) if ONLY in self._served else name.partition(".")
+        return lakehouse, rest or MAIN
+
+    def _clone_warehouse(self, parent: Served, name: str) -> Warehouse:
+        """Return the warehouse of a clone. Its errors contain no root, because a clone is located elsewhere."""
+        try:
+            clone = self._clone(parent, name.removeprefix(_CLONE))
+            return Warehouse(clone, name, clone.lake.snapshot())
+        except (errors.NotFoundError, errors.LocationNotAllowedError) as error:
+            raise unknown_warehouse(name, _FORMS, str(error)) from error
+        except errors.StorageError as error:
+            raise _unreadable(name, error) from error
 
     def _clone(self, parent: Served, name: str) -> Served:
         """Return a clone, opened once. Raises NotFoundError, LocationNotAllowedError, StorageError.
@@ -207,9 +216,22 @@ def _delegate(settings: LakehouseSettings) -> Delegate | None:
     return S3Delegate(options, files)
 
 
-def unknown_warehouse(name: str, how: str) -> RefusedError:
-    """Return the error for a name that no warehouse has."""
-    return RefusedError(404, "NoSuchWarehouseException", f"Warehouse does not exist: {name[:200]}; {how}")
+def unknown_warehouse(name: str, how: str, detail: str | None = None) -> RefusedError:
+    """Return the error for a name that no warehouse has.
+
+    Args:
+        name: The name in the request.
+        how: What the client can do. It must not name other exports, clones or roots.
+        detail: The cause, for the log only.
+    """
+    message = f"Warehouse does not exist: {name[:200]}; {how}"
+    return RefusedError(404, "NoSuchWarehouseException", message, detail=detail)
+
+
+def _unreadable(name: str, error: errors.StorageError) -> RefusedError:
+    """Return the error for a warehouse at another root whose storage fails. The root is for the log only."""
+    message = f"warehouse {name[:200]} cannot be read now; its operator finds the cause in the log of the server"
+    return RefusedError(503, UNAVAILABLE, message, headers={"Retry-After": "1"}, detail=str(error))
 
 
 def _snapshot(lake: Lakehouse, name: str) -> Snapshot | None:
@@ -220,14 +242,24 @@ def _snapshot(lake: Lakehouse, name: str) -> Snapshot | None:
         if match := _VERSION.fullmatch(name):
             return lake.snapshot(int(match[1]))
         if name.startswith(_TIME):
-            return lake.snapshot(timestamp=_moment(name.removeprefix(_TIME)))
+            found = lake.snapshot(timestamp=_moment(name.removeprefix(_TIME)))
+            # In a clone, a time before its beginning chooses a version of the parent, which is another lakehouse.
+            if found.files.storage.root == lake.storage.root:
+                return found
         if name.startswith(_EXPORT):
             export = name.removeprefix(_EXPORT)
-            if not export.isdecimal():  # otherwise it would be taken for a version
+            # Otherwise it would be taken for a version, of this lakehouse or of a clone's parent.
+            if not export.isdecimal() and not export.startswith(PARENT_VERSION):
                 return lake.snapshot(export)
-    except errors.NotFoundError as error:
-        raise unknown_warehouse(name, str(error)) from error
-    raise unknown_warehouse(name, f"write {MAIN}, v12, {_TIME}2030-01-31T12:00:00Z, {_EXPORT}NAME or {_CLONE}NAME")
+    except (errors.NotFoundError, errors.LocationNotAllowedError) as error:
+        # The errors about versions and times name nothing but these; those about exports name others.
+        how = _FORMS if name.startswith(_EXPORT) or error.path is not None else error.message
+        raise unknown_warehouse(name, how, str(error)) from error
+    except errors.StorageError as error:
+        if name.startswith(_EXPORT):
+            raise _unreadable(name, error) from error
+        raise
+    raise unknown_warehouse(name, _FORMS)
 
 
 def _moment(text: str) -> datetime | int:

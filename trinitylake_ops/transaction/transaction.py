@@ -38,7 +38,7 @@ from trinitylake_ops.format.file_names import (
     table_prefix,
 )
 from trinitylake_ops.format.limits import validate_changed_settings, validate_table_def
-from trinitylake_ops.format.nodes.keys import KeyCodec
+from trinitylake_ops.format.nodes.keys import KeyCodec, check_new_name
 from trinitylake_ops.format.nodes.system_rows import COMMIT_ID
 from trinitylake_ops.telemetry import hub, spans
 from trinitylake_ops.telemetry.instruments import TRANSACTIONS
@@ -172,6 +172,7 @@ class Transaction(CatalogReader):
         key = self.keys.namespace_key(namespace)
         if self.entry(key) is not None:
             raise ObjectExistsError(f"namespace {namespace!r} exists")
+        check_new_name(namespace, "namespace")
         definition = NamespaceDef(id=str(uuid.uuid4()), properties=dict(properties or {}))
         self._write(key, definition)
         return definition
@@ -211,6 +212,7 @@ class Transaction(CatalogReader):
         key = self._table_key_in_namespace(namespace, table)
         if self.entry(key) is not None:
             raise ObjectExistsError(f"table {namespace}.{table} exists")
+        check_new_name(table, "table")
         if not definition.id:
             definition = replace(definition, id=str(uuid.uuid4()))
         table_prefix(definition.id)
@@ -270,7 +272,9 @@ class Transaction(CatalogReader):
         keys = [self._table_key_in_namespace(one.namespace, one.table) for one in staged]
         definitions = read_staged(self.base, staged)
         for key, one, definition in zip(keys, staged, definitions, strict=True):
-            if self.entry(key) is not None and self.table(one.namespace, one.table).id != definition.id:
+            if self.entry(key) is None:
+                check_new_name(one.table, "table")
+            elif self.table(one.namespace, one.table).id != definition.id:
                 raise InvalidDefinitionError(
                     f"table {one.namespace}.{one.table} has another id than the staged definition; stage it with the"
                     " id that the table has"

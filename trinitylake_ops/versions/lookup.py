@@ -27,8 +27,8 @@ from trinitylake_ops.versions.snapshot import LakehouseFiles, Snapshot, epoch_ms
 from trinitylake_ops.versions.time_travel import find_version_at
 
 #: How a version of the parent is named in its clone.
-_PARENTS = "parent@"
-_OF_PARENT = re.compile(rf"{_PARENTS}(\d{{1,10}})", re.ASCII)
+PARENT_VERSION = "parent@"
+_OF_PARENT = re.compile(rf"{PARENT_VERSION}(\d{{1,10}})", re.ASCII)
 _MAX_VERSION_DIGITS = 100  # far more than any version has, and few enough to convert and show
 
 #: Returns a version of the lakehouse at another root. It gets that root's storage options, if the caller gave any.
@@ -159,7 +159,7 @@ def _no_such_name(name: str, latest: Snapshot) -> ExportNotFoundError | VersionN
         if record.name == name:
             kind = "clone" if record.clone_id else "export"
             return ExportNotFoundError(f"{kind} {name!r} is not finished; {kind} it again to finish it, or drop it")
-    if name.startswith(_PARENTS):
+    if name.startswith(PARENT_VERSION):
         if definition.parent is None:
             return ExportNotFoundError(f"{name!r} means a version of a parent, and this lakehouse is no clone")
         return ExportNotFoundError(

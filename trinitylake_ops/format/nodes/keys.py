@@ -41,6 +41,7 @@ def has_schema_id(key: str) -> bool:
 
 _ASCII_NAME = re.compile("^[!-~]+$")
 _ASCII_IN_NAMES = bytes(range(ord("!"), ord("~") + 1))
+_DOT_SEGMENTS = (".", "..")
 NAMESPACE_KEY_PREFIX = encode_schema_id(NAMESPACE_SCHEMA_ID)
 TABLE_KEY_PREFIX = encode_schema_id(TABLE_SCHEMA_ID)
 
@@ -63,6 +64,23 @@ def validate_name(name: str, max_size_bytes: int, kind: str) -> str:
             what = "a space" if char == _PAD else f"the control character U+{ord(char):04X}"
             raise InvalidNameError(f"{kind} name {name!r} contains {what}; names hold neither spaces nor controls")
     return name
+
+
+def check_new_name(name: str, kind: str) -> None:
+    """Raise InvalidNameError for a name that the format allows, but under which nothing new is created.
+
+    Clients and proxies normalize URLs, and remove the path segments ``.`` and ``..`` even if they are percent-encoded
+    (RFC 3986, 5.2.4; WHATWG URL). A request for such an object would reach another one. Existing objects of that name
+    are read, dropped and renamed.
+
+    Args:
+        name: The name of a new namespace, table or view.
+        kind: What it is, for the message.
+    """
+    if name in _DOT_SEGMENTS:
+        raise InvalidNameError(
+            f"{kind} name {name!r} cannot be created: clients remove it from the path of a URL; choose another name"
+        )
 
 
 @dataclass(frozen=True, slots=True, order=True)

@@ -21,6 +21,7 @@ from pyiceberg.typedef import Identifier
 
 from trinitylake_ops import errors
 from trinitylake_ops.format.definitions import LakehouseDef, TableDef
+from trinitylake_ops.format.nodes.keys import check_new_name
 from trinitylake_ops.storage import Storage
 from trinitylake_ops.tables.catalog.updates import named_statistics
 from trinitylake_ops.tables.files.metadata import InlineSnapshot
@@ -181,7 +182,20 @@ def check_format(definition: TableDef, name: str) -> TableDef:
 
 
 def place_of_new(identifier: str | Identifier, location: str | None, root: str, lakehouse: LakehouseDef) -> str:
-    """Return the place of a new table. Raises InvalidDefinitionError if the caller chose one."""
+    """Return the place of a new table.
+
+    Args:
+        identifier: The name of the table.
+        location: What the caller chose, which must be nothing.
+        root: The root of the lakehouse.
+        lakehouse: Its definition.
+
+    Raises:
+        InvalidDefinitionError: If the caller chose a location.
+        InvalidNameError: If no new table gets this name.
+    """
+    if not isinstance(identifier, str):
+        check_new_name(identifier[-1], "table")
     if location is not None:
         name = identifier if isinstance(identifier, str) else ".".join(identifier)
         raise errors.InvalidDefinitionError(

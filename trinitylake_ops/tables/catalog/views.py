@@ -12,6 +12,7 @@ from pydantic import ValidationError
 from pyiceberg.exceptions import NoSuchNamespaceError, NoSuchViewError, TableAlreadyExistsError
 
 from trinitylake_ops import errors
+from trinitylake_ops.format.nodes.keys import check_new_name
 from trinitylake_ops.tables.catalog.view_metadata import ViewMetadata
 from trinitylake_ops.tables.properties import usable
 from trinitylake_ops.transaction.object_names import VIEW_PREFIX
@@ -68,6 +69,7 @@ def put_view(writer: Transaction, namespace: str, view: str, metadata: ViewMetad
     if is_new:
         if VIEW_PREFIX + view in properties:
             raise TableAlreadyExistsError(f"View already exists: {namespace}.{view}")
+        check_new_name(view, "view")
         if writer.has_table(namespace, view):
             raise TableAlreadyExistsError(f"Table with same name already exists: {namespace}.{view}")
     elif VIEW_PREFIX + view not in properties:

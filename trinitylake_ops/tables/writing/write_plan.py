@@ -21,6 +21,7 @@ from pyiceberg.types import DoubleType, IcebergType, IntegerType, LongType, Nest
 from trinitylake_ops.errors import InvalidDefinitionError, InvalidInputError, TableNotFoundError, UnsupportedTypeError
 from trinitylake_ops.format.definitions import Schema as Columns
 from trinitylake_ops.format.locations import is_uri
+from trinitylake_ops.format.nodes.keys import check_new_name
 from trinitylake_ops.tables.catalog.catalog import TrinityLakeCatalog
 from trinitylake_ops.tables.catalog.target import SnapshotTarget
 from trinitylake_ops.tables.io.file_io import StorageFileIO, writing_io
@@ -98,6 +99,9 @@ def plan_write(
     else:
         if wanted is None:
             raise TableNotFoundError(f"there is no table {namespace}.{table}; give a schema to create it")
+        if not snapshot.has_namespace(namespace):
+            check_new_name(namespace, "namespace")
+        check_new_name(table, "table")
         location = new_table_location(lake.root, snapshot.definition)
         metadata, updates = _new_metadata(wanted, location, partition_by or (), properties or {}), ()
         base_location = None

@@ -1,0 +1,56 @@
+"""The oracle of the authorization tests. It knows names and rights, and nothing about the server or what exists."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+READ, WRITE, OPERATE = "read", "write", "operate"
+_LEVELS = ("none", READ, WRITE, OPERATE)
+#: A scope in a namespace, which a request needs.
+Need = tuple[str, str]
+
+
+@dataclass(frozen=True)
+class Token:
+    """A token by the entry of the operator's file. ``lakehouses`` is None for every lakehouse."""
+
+    name: str
+    scope: str = "none"
+    namespaces: Mapping[str, str] = field(default_factory=dict)
+    lakehouses: frozenset[str] | None = None
+
+    def may(self, scope: str, namespace: str) -> bool:
+        return _LEVELS.index(self.namespaces.get(namespace, self.scope)) >= _LEVELS.index(scope)
+
+    def sees(self, lakehouse: str) -> bool:
+        reads_any = any(_LEVELS.index(scope) > 0 for scope in (self.scope, *self.namespaces.values()))
+        return reads_any and (self.lakehouses is None or lakehouse in self.lakehouses)
+
+    @property
+    def reads_all(self) -> bool:
+        return all(_LEVELS.index(scope) > 0 for scope in (self.scope, *self.namespaces.values()))
+
+    def allows(self, lakehouse: str, needs: Iterable[Need]) -> bool:
+        """Whether a request to a lakehouse is let in."""
+        return self.sees(lakehouse) and all(self.may(scope, namespace) for scope, namespace in needs)
+
+
+@dataclass(frozen=True)
+class Secret:
+    """A unique text in a lakehouse: in a namespace, or about the lakehouse as a whole.
+
+    ``at_root`` is true for the root of the lakehouse, which is in the locations of all its tables.
+    """
+
+    text: str
+    lakehouse: str
+    namespace: str | None = None
+    at_root: bool = False
+
+    def is_shown_to(self, token: Token) -> bool:
+        if not token.sees(self.lakehouse):
+            return False
+        if self.namespace is not None:
+            return token.may(READ, self.namespace)
+        return self.at_root or token.reads_all

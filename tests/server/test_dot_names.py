@@ -1,0 +1,152 @@
+"""Names that clients remove from the path of a URL: nothing new gets one, existing objects are read and removed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+from urllib.parse import quote
+
+import pyarrow as pa
+import pytest
+from click.testing import CliRunner
+
+from tests.server.requests import SCHEMA, TABLES, commit_of, created
+from tests.server.served import Served
+from tests.server.test_views import view
+from trinitylake_ops import Lakehouse
+from trinitylake_ops.cli.app import trinitylake
+from trinitylake_ops.errors import InvalidNameError
+from trinitylake_ops.format.definitions import TableDef
+from trinitylake_ops.tables import catalog_at
+from trinitylake_ops.tables.writing.write_plan import plan_write
+
+DOTS = (".", "..")
+BAD = (400, "BadRequestException")
+ROWS = pa.table({"id": pa.array([1, 2], pa.int64())})
+NAMESPACES = "/v1/main/namespaces"
+#: Names that look like path segments, or like an encoding of one, and that every URL carries.
+KEPT = ("...", ".a", "a.", "a..", "%2e", "%2E%2e", "%252e", "a/..", "../a", "a%2Fb", "a+b", "a\\b", "~", "null", "main")
+
+
+@pytest.fixture
+def table(lake: Lakehouse) -> TableDef:
+    """The definition of ``ns.t``, which has two rows."""
+    catalog = catalog_at(lake)
+    catalog.create_namespace("ns")
+    catalog.create_table("ns.t", ROWS.schema).append(ROWS)
+    return lake.snapshot().table("ns", "t")
+
+
+def older(lake: Lakehouse, name: str) -> None:
+    """Move ``ns.t`` to this name in a namespace of this name, as a version that knew no such rule could."""
+    snapshot = lake.snapshot()
+    locations = {
+        key: snapshot.entry(key) for key in (snapshot.keys.namespace_key("ns"), snapshot.keys.table_key("ns", "t"))
+    }
+    with lake.transaction() as txn:
+        for key, new in zip(locations, (txn.keys.namespace_key(name), txn.keys.table_key(name, name)), strict=True):
+            txn.restore_entry(new, locations[key])
+        txn.drop_namespace("ns", cascade=True)
+
+
+@pytest.mark.parametrize("name", DOTS)
+def test_the_engine_creates_nothing_of_such_a_name(lake: Lakehouse, table: TableDef, name: str) -> None:
+    catalog, before = catalog_at(lake), lake.latest_version()
+    staged = lake.stage_definition("ns", name, TableDef(schema=table.schema, id=""))
+    attempts: tuple[Callable[[], Any], ...] = (
+        lambda: _in(lake, "create_namespace", name),
+        lambda: _in(lake, "create_table", "ns", name, table),
+        lambda: _in(lake, "put_staged", [staged]),
+        lambda: catalog.create_namespace((name,)),
+        lambda: catalog.create_table(("ns", name), ROWS.schema),
+        lambda: catalog.create_table_transaction(("ns", name), ROWS.schema),
+        lambda: catalog.rename_table(("ns", "t"), ("ns", name)),
+        lambda: plan_write(lake, "ns", name, ROWS.schema),
+        lambda: plan_write(lake, name, "t", ROWS.schema),
+    )
+    for attempt in attempts:
+        with pytest.raises(InvalidNameError):
+            attempt()
+    failed = CliRunner().invoke(trinitylake, ["--root", lake.root, "create-namespace", name])
+    assert isinstance(failed.exception, InvalidNameError)
+    assert lake.latest_version() == before
+
+
+def _in(lake: Lakehouse, method: str, *arguments: Any) -> None:
+    with lake.transaction() as txn:
+        getattr(txn, method)(*arguments)
+
+
+@pytest.mark.parametrize("name", DOTS)
+def test_the_server_creates_nothing_of_such_a_name(served: Served, lake: Lakehouse, table: TableDef, name: str) -> None:
+    assert served.ask("POST", f"{NAMESPACES}/ns/views", view()).status == 200
+    before = lake.latest_version()
+    identifiers = {"source": {"namespace": ["ns"], "name": "t"}, "destination": {"namespace": ["ns"], "name": name}}
+    of_view = {**identifiers, "source": {"namespace": ["ns"], "name": "v"}}
+    new = commit_of(
+        {"action": "assign-uuid", "uuid": "0b9e5fd2-7a2c-4a66-a3c6-7ae5f6a1f3c1"},
+        {"action": "upgrade-format-version", "format-version": 2},
+        {"action": "add-schema", "schema": SCHEMA, "last-column-id": 1},
+        {"action": "set-current-schema", "schema-id": -1},
+        requirements=({"type": "assert-create"},),
+        name=name,
+    )
+    for path, body in (
+        (NAMESPACES, {"namespace": [name]}),
+        (TABLES, created(name)),
+        (TABLES, created(name, **{"stage-create": True})),
+        (f"{NAMESPACES}/ns/views", view(name)),
+        ("/v1/main/tables/rename", identifiers),
+        ("/v1/main/views/rename", of_view),
+        ("/v1/main/transactions/commit", {"table-changes": [new]}),
+    ):
+        assert served.ask("POST", path, body).error == BAD, (path, body)
+    assert lake.latest_version() == before
+
+
+@pytest.mark.parametrize("name", DOTS)
+def test_existing_objects_of_such_a_name_are_read_renamed_and_dropped(
+    served: Served, lake: Lakehouse, table: TableDef, name: str
+) -> None:
+    older(lake, name)
+    catalog, path = catalog_at(lake), f"{NAMESPACES}/{name}/tables/{name}"
+    assert catalog.load_table((name, name)).scan().to_arrow().num_rows == 2
+    catalog.load_table((name, name)).append(ROWS)
+    plan_write(lake, name, name, ROWS.schema)
+    loaded = served.ask("GET", path)  # a plain client sends the path as it is
+    assert loaded.document["metadata"]["table-uuid"] == table.format_properties["table_uuid"]
+    commit = commit_of({"action": "set-properties", "updates": {"a": "1"}})
+    assert served.ask("POST", path, {**commit, "identifier": {"namespace": [name], "name": name}}).status == 200
+    body = {"source": {"namespace": [name], "name": name}, "destination": {"namespace": [name], "name": "t"}}
+    assert served.ask("POST", "/v1/main/tables/rename", body).status == 204
+    assert served.ask("DELETE", f"{NAMESPACES}/{name}/tables/t").status == 204
+    assert served.ask("DELETE", f"{NAMESPACES}/{name}").status == 204
+    assert lake.snapshot().namespaces() == []
+
+
+def test_other_names_reach_their_own_object(served: Served, lake: Lakehouse) -> None:
+    for name in KEPT:
+        namespace = f"{NAMESPACES}/{quote(name, safe='')}"
+        table = f"{namespace}/tables/{quote(name, safe='')}"
+        assert served.ask("POST", NAMESPACES, {"namespace": [name]}).status == 200, name
+        assert served.ask("POST", f"{namespace}/tables", created(name)).status == 200, name
+        assert served.ask("GET", table).status == 200, name
+        assert lake.snapshot().tables(name) == [name]
+        assert served.ask("DELETE", table).status == 204, name
+        assert served.ask("DELETE", namespace).status == 204, name
+
+
+def test_names_that_the_format_forbids_are_created_by_no_request(served: Served, lake: Lakehouse) -> None:
+    before = lake.latest_version()
+    for name in ("", " ", "a b", "a\tb", "\x00", "\x1f", "a\x1fb", "\x7f", "\ud800"):
+        assert served.ask("POST", NAMESPACES, {"namespace": [name]}).error == BAD, name
+    assert lake.latest_version() == before
+
+
+def test_an_empty_segment_is_no_name(served: Served, lake: Lakehouse, table: TableDef) -> None:
+    """A client that sends an empty name changes nothing, whatever the method."""
+    before = lake.latest_version()
+    for path in ("//", "/ns//", "/ns//tables", "//tables", "/ns/tables//", "/ns/tables//plan"):
+        for method in ("POST", "DELETE"):
+            assert 400 <= served.ask(method, f"{NAMESPACES}{path}", {}).status < 500, (method, path)
+    assert lake.latest_version() == before
