@@ -6,9 +6,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from pyiceberg.manifest import DataFile, DataFileContent, FileFormat
+from pyiceberg.manifest import DataFile, DataFileContent, FileFormat, ManifestEntryStatus
 from pyiceberg.typedef import Record
 
+from tests.foreign_files import commit_unchecked, written_manifest
 from tests.lakes import Lakes, allowing
 from tests.maintenance.aging import Aging
 from tests.maintenance.changes import ROWS, append_rows, create
@@ -16,8 +17,6 @@ from trinitylake_ops import Lakehouse, TableDef, maintenance
 from trinitylake_ops.errors import LocationNotAllowedError
 from trinitylake_ops.format.nodes.node_file import decode_node, encode_node
 from trinitylake_ops.tables.catalog import catalog_at
-from trinitylake_ops.tables.writing.staging import publish, stage_data_files
-from trinitylake_ops.tables.writing.write_plan import plan_write
 
 SECRET = b"AWS_SECRET_ACCESS_KEY=hunter2\n"
 
@@ -64,9 +63,10 @@ def test_an_export_copies_no_file_that_a_pointer_names_elsewhere(lakes: Lakes, s
 
 
 def add_file(lake: Lakehouse, uri: str) -> None:
-    """Let a managed table have a data file elsewhere."""
-    create(lake, "ns")
-    write = plan_write(lake, "ns", "t", ROWS.schema)
+    """Make a managed table name a data file elsewhere."""
+    catalog = catalog_at(lake)
+    catalog.create_namespace("ns")
+    table = catalog.create_table("ns.t", ROWS.schema)
     counts = ("column_sizes", "value_counts", "null_value_counts", "nan_value_counts", "lower_bounds", "upper_bounds")
     unknown: dict[str, dict[int, int]] = {name: {} for name in counts}
     absent = dict.fromkeys(("key_metadata", "split_offsets", "equality_ids", "sort_order_id"))
@@ -81,9 +81,8 @@ def add_file(lake: Lakehouse, uri: str) -> None:
         **absent,
     )
     data_file.spec_id = 0
-    staged = stage_data_files(lake, write, [data_file])
-    with lake.transaction() as txn:
-        publish(txn, [staged])
+    manifest = written_manifest(lake, table, [data_file], ManifestEntryStatus.ADDED, 1)
+    commit_unchecked(lake, "ns.t", [manifest], 1)
 
 
 def test_an_export_copies_no_file_that_a_manifest_names_elsewhere(lakes: Lakes, secret: Path) -> None:

@@ -158,7 +158,7 @@ def test_where_and_how_to_connect_is_never_taken_from_a_table(lake: Lakehouse, c
     fresh = catalog_at(lake)
     table = fresh.load_table("ns.t")
     table.append(rows(2))
-    assert table.io is fresh.io
+    assert table.io.storage is fresh.io.storage
     assert table.io.properties == StorageFileIO.on(lake.storage, lake.storage_options).properties
 
 

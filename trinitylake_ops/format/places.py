@@ -183,6 +183,31 @@ class Places:
         """Whether the operator allows a root, or one that holds it."""
         return any(root.startswith(known) for known in self.allowed)
 
+    def is_file_of(self, place: Place, table_id: str, *, is_managed: bool) -> bool:
+        """Whether a table may have a file at a place that may be read.
+
+        In the folders of tables, under any root that belongs to the lakehouse, a table has the files of its own folder
+        only. Elsewhere a MANAGED table has only files below a root that the operator allows.
+
+        Args:
+            place: The place of the file, as :meth:`find` returns it.
+            table_id: The id that names the folder of the table, empty for a table without one.
+            is_managed: Whether the table is MANAGED.
+        """
+        uri = place.root + place.path
+        folder_id = self.folder_id(uri)
+        if folder_id is not None:
+            return folder_id == table_id and ".." not in place.path.split("/")
+        return not is_managed or self.is_allowed(uri)
+
+    def folder_id(self, uri: str) -> str | None:
+        """Return the id of the table of the lakehouse in whose folder a URI lies, None for any other URI."""
+        own = (self.root, *self.names.table_roots, *self.names.sources, *self.names.targets, *self.given)
+        for root in own:
+            if uri.startswith(root) and _TABLE_FILE.fullmatch(path := uri.removeprefix(root)):
+                return path.split("/")[1]
+        return None
+
     def _named(self, uri: str) -> Place | None:
         for root in (*self.names.sources, *self.names.targets):
             path = uri.removeprefix(root)

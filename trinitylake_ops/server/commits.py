@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pyiceberg.exceptions import CommitStateUnknownException, NoSuchNamespaceError, NoSuchTableError
 from pyiceberg.manifest import ManifestEntry, ManifestFile
 from pyiceberg.table import CommitTableRequest, CommitTableResponse, StagedTable, Table
+from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.table.update import (
     AddSnapshotUpdate,
     AssertCreate,
@@ -41,7 +42,7 @@ from trinitylake_ops.tables.claims.bounds import has_faulty_bounds
 from trinitylake_ops.tables.claims.table_seals import unsealed_json
 from trinitylake_ops.tables.files.bounds import repaired_uri, with_valid_bounds
 from trinitylake_ops.tables.files.metadata import LoadedMetadata, metadata_json, parse_metadata
-from trinitylake_ops.tables.files.reach import added_uris, manifests_in, oldest_of
+from trinitylake_ops.tables.files.reach import files_of, manifests_in, new_files, oldest_of
 from trinitylake_ops.tables.io.file_io import StorageFileIO
 from trinitylake_ops.tables.io.listing import files_below
 from trinitylake_ops.tables.managed import (
@@ -49,6 +50,7 @@ from trinitylake_ops.tables.managed import (
     check_format_version,
     managed_table_id,
     new_table_location,
+    table_id_of,
 )
 from trinitylake_ops.tables.ownership import claim_location, is_owner
 from trinitylake_ops.versions.snapshot import Snapshot
@@ -192,12 +194,11 @@ class _Attempt:
         updates = fitted(commit.request.updates, current)
         if table is None or current is None:
             updates = self._placed(updates)
-            table = self._new_table(commit.name)
-            place = location_in(updates)
+            table, place = self._new_table(commit.name), location_in(updates)
         else:
             check_format_version(current)
             place = current.location
-        read = self._check_files(commit, updates, place, table.io)
+        read = self._check_files(commit, updates, place, current)
         with asked_for():
             if faulty := {manifest for manifest, entries in read.items() if has_faulty_bounds(entries)}:
                 updates = self._with_valid_bounds(updates, faulty)
@@ -256,26 +257,29 @@ class _Attempt:
         return repaired
 
     def _check_files(
-        self, commit: TableCommit, updates: Sequence[TableUpdate], place: str, io: object
-    ) -> dict[ManifestFile, list[ManifestEntry]]:
-        """Raise RefusedError for a file beyond the table's place. Let the transaction be as old as the oldest file.
+        self, commit: TableCommit, updates: Sequence[TableUpdate], place: str, current: TableMetadata | None
+    ) -> Mapping[ManifestFile, list[ManifestEntry]]:
+        """Check that all files of new snapshots lie in the place of the table, or are its files already.
 
-        Returns the entries of the new manifests.
+        The transaction becomes as old as the oldest file that the snapshots add. Returns the entries of manifests that
+        the table does not have yet. Raises RefusedError, LocationNotAllowedError.
         """
-        if not isinstance(io, StorageFileIO):
-            raise TypeError(type(io).__name__)
         files = set(named_files(updates))
         _check_within(files, place)
-        read: dict[ManifestFile, list[ManifestEntry]] = {}
         if not files:
-            return read
+            return {}
+        io = self._io.for_managed(table_id_of(place) or "")
         try:
-            added = files | added_uris([update.snapshot for update in commit.added], io, read)
+            new = new_files([update.snapshot for update in commit.added], current, io)
         except (FileMissingError, CorruptFileError) as error:
             raise bad_request(f"a file that the commit names cannot be read: {error}") from error
-        _check_within(added, place)
-        self._txn.date_back(oldest_of(lambda: added, io))
-        return read
+        beyond = {file for file in new.named if not _is_within(file, place)}
+        if beyond and current is not None:  # such as files that the operator allowed, which others wrote
+            reached = {file.location for file in files_of(self._txn.table(*commit.name), io)}
+            beyond = {file for file in beyond if io.location(file) not in reached}
+        _check_within(beyond, place)
+        self._txn.date_back(oldest_of(lambda: files | new.added, io))
+        return new.entries
 
 
 def _check_keeps_snapshots(commit: TableCommit) -> None:
@@ -290,14 +294,16 @@ def _check_keeps_snapshots(commit: TableCommit) -> None:
 
 
 def _check_within(files: set[str], place: str) -> None:
-    inside = f"{place.rstrip('/')}/"
-    for file in files:
-        try:
-            path = to_location(inside, file)  # engines on Hadoop spell some URIs in their own way
-        except InvalidLocationError:
-            path = file
-        if path == file:
-            raise forbidden(f"{file[:200]!r} does not lie in the table's place {inside!r}, and cannot be added")
+    for file in sorted(files):
+        if not _is_within(file, place):
+            raise forbidden(f"{file[:200]!r} does not lie in the table's place '{place}/', and cannot be added")
+
+
+def _is_within(file: str, place: str) -> bool:
+    try:
+        return to_location(f"{place}/", file) != file  # engines on Hadoop spell some URIs in their own way
+    except InvalidLocationError:
+        return False
 
 
 def _has_metadata(io: StorageFileIO, place: str) -> bool:

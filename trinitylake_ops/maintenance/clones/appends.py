@@ -25,6 +25,7 @@ from trinitylake_ops.tables.catalog.catalog import TrinityLakeCatalog
 from trinitylake_ops.tables.catalog.target import TransactionTarget
 from trinitylake_ops.tables.files.metadata import load_table_metadata
 from trinitylake_ops.tables.files.reach import entries_in, manifests_in
+from trinitylake_ops.tables.io.file_io import StorageFileIO
 from trinitylake_ops.tables.writing.replacement import add_snapshot
 from trinitylake_ops.transaction.lakehouse import Lakehouse
 from trinitylake_ops.versions.snapshot import Snapshot as Version
@@ -86,21 +87,21 @@ class FindsAppends:
         new = new_in_clone(ours, theirs, base_id)
         if isinstance(new, str):
             return new
-        files = self._added(new)
+        files = self._added(new, self._io.for_table(clone))
         if files is None:
             return _NOT_ONLY_IN_CLONE
         to_snapshot = theirs.current_snapshot_id
         assert to_snapshot is not None, "an append left a snapshot"
         return Appends(state.key, state.name, state.parent, parent.id, tuple(files), to_snapshot)
 
-    def _added(self, snapshots: list[Snapshot]) -> list[DataFile] | None:
+    def _added(self, snapshots: list[Snapshot], io: StorageFileIO) -> list[DataFile] | None:
         """Return the data files that snapshots added, None if they have anything else."""
         found = []
         for snapshot in reversed(snapshots):
-            for manifest in manifests_in(snapshot, self._io):
+            for manifest in manifests_in(snapshot, io):
                 if manifest.added_snapshot_id != snapshot.snapshot_id:
                     continue
-                for entry in entries_in(manifest, self._io):
+                for entry in entries_in(manifest, io):
                     if entry.status == ManifestEntryStatus.EXISTING:  # manifests that were merged
                         continue
                     if entry.status != ManifestEntryStatus.ADDED or manifest.content != ManifestContent.DATA:

@@ -29,7 +29,7 @@ class CompactTablesReport(Document):
 
     ``version`` holds the compacted tables. If there was nothing to do, it is the latest version at that time. With
     ``was_done`` an earlier start of the same run committed it. ``left`` names tables of the plan that others changed
-    meanwhile, and how. ``cost`` is that of this process, without writing in others.
+    meanwhile or whose files are damaged, and how. ``cost`` is that of this process, without writing in others.
     """
 
     version: int

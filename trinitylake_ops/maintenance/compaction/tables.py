@@ -22,6 +22,8 @@ from trinitylake_ops.errors import (
     FileMissingError,
     InvalidDefinitionError,
     InvalidInputError,
+    InvalidLocationError,
+    LocationNotAllowedError,
     TrinityLakeError,
 )
 from trinitylake_ops.format.definitions import METADATA_LOCATION, TableDef
@@ -52,6 +54,14 @@ from trinitylake_ops.transaction.saved import pinned_version
 MAX_ATTEMPTS = 5
 
 _OPERATION = "compact-tables"
+#: Failures of a table whose files are damaged or are not its own: the other tables are compacted.
+_OF_ONE_TABLE = (
+    InvalidDefinitionError,
+    FileMissingError,
+    CorruptFileError,
+    InvalidLocationError,
+    LocationNotAllowedError,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,9 +149,10 @@ class CompactTablesPlan(Plan):
         commits once, however often it is started, within the lakehouse's ``txn_ttl_millis``. If others changed a table
         so that its new files no longer fit, it is left. Rows that others appended stay in any case.
 
-        Raises PlanChangedError when an approved digest is not that of the present plan. Raises CommitConflictError when
-        no table could be compacted, or after MAX_ATTEMPTS, and CorruptFileError if the number of rows changed. Raises
-        the errors of ``write`` and of a commit. New files are deleted then, best effort, and nothing is lost.
+        A table whose files are damaged, or whose number of rows changed, is left. Raises PlanChangedError when an
+        approved digest is not that of the present plan. Raises CommitConflictError when no table could be compacted, or
+        after MAX_ATTEMPTS. Raises the errors of ``write`` and of a commit, and the error of a damaged table if no other
+        table could be compacted. New files are deleted then, best effort, and nothing is lost.
         """
         return self.operation.execute(self, approved_digest, write=write, run_id=run_id, message=message)
 
@@ -165,7 +176,7 @@ class CompactTables(PlannedOperation[CompactTablesPlan, CompactTablesReport]):
                 return None if self.only is None else "only MANAGED Iceberg tables can be"
             try:
                 return _looked_through(item[0], item[1], io, self.rules)
-            except (InvalidDefinitionError, FileMissingError, CorruptFileError) as error:
+            except _OF_ONE_TABLE as error:
                 return str(error)
 
         for batch in defined(base, tables_of(base, self.only)):
@@ -267,7 +278,7 @@ def _looked_through(
     name: ObjectName, definition: TableDef, io: StorageFileIO, rules: RewriteRules
 ) -> tuple[TableCompaction, int]:
     metadata = table_metadata(definition, io)
-    found = find_groups(metadata, io, rules)
+    found = find_groups(metadata, io.for_table(definition), rules)
     compaction = TableCompaction(
         namespace=name.namespace,
         table=name.table or "",
@@ -296,13 +307,33 @@ class _Work:
         self._io = io
         self._rules = plan.operation.rules
         self._written: dict[str, list[DataFile]] = {one.name: [] for one in plan.tables}
+        self._damaged: dict[str, str] = {}
         self.staged: dict[str, StagedTable] = {}
 
     def write(self, write: GroupWriter) -> None:
+        """Write the groups of all tables, or of each table by itself if one of them cannot be read.
+
+        Raises what ``write`` raises if no table can be read.
+        """
+        try:
+            self._write(write, self._tables)
+        except _OF_ONE_TABLE as error:
+            for one in self._tables:
+                try:
+                    self._write(write, [one])
+                except _OF_ONE_TABLE as damage:
+                    self._damaged[one.name] = str(damage)
+                except BaseException:
+                    self.discard(self._tables)
+                    raise
+            if len(self._damaged) == len(self._tables):
+                raise error
+
+    def _write(self, write: GroupWriter, tables: Sequence[TableCompaction]) -> None:
         groups: list[tuple[Rewriting, FileGroup]] = []
         names: list[str] = []
-        for one in self._tables:
-            rewriting = rewriting_of(one.metadata, self._io, self._rules)
+        for one in tables:
+            rewriting = rewriting_of(one.metadata, self._io.for_managed(one.table_id), self._rules)
             groups += [(rewriting, group) for group in one.found]
             names += [one.name] * len(one.found)
         for name, files in zip(names, write(groups), strict=True):
@@ -354,8 +385,9 @@ class _Work:
 
     def _stage(self) -> dict[str, str]:
         self.staged = {}
-        left: dict[str, CommitConflictError] = {}
-        for one in self._tables:
+        conflicts: dict[str, TrinityLakeError] = {}
+        damaged: dict[str, TrinityLakeError] = {}
+        for one in (one for one in self._tables if one.name not in self._damaged):
             try:
                 self.staged[one.name] = stage_rewritten(
                     self._lake,
@@ -366,10 +398,12 @@ class _Work:
                     begun_at_ms=self._begun_at_ms,
                 )
             except CommitConflictError as error:
-                left[one.name] = error
+                conflicts[one.name] = error
+            except _OF_ONE_TABLE as error:
+                damaged[one.name] = error
         if not self.staged:
-            raise next(iter(left.values()))
-        return {name: str(error) for name, error in left.items()}
+            raise next(iter((conflicts or damaged).values()))
+        return self._damaged | {name: str(error) for name, error in (conflicts | damaged).items()}
 
     def discard(self, tables: Sequence[TableCompaction]) -> None:
         """Delete the new files of tables, which no version names, best effort."""

@@ -27,7 +27,7 @@ from trinitylake_ops.maintenance.reach.survey import Progress, no_progress
 from trinitylake_ops.storage import Storage
 from trinitylake_ops.storage.parallel import run_parallel
 from trinitylake_ops.tables.files.reach import TableFile, files_of
-from trinitylake_ops.tables.io.file_io import StorageFileIO, io_for, reading_io
+from trinitylake_ops.tables.io.file_io import StorageFileIO, reading_io
 from trinitylake_ops.transaction.lakehouse import Lakehouse
 from trinitylake_ops.versions.snapshot import LakehouseFiles
 
@@ -39,10 +39,10 @@ _TABLE_PATH = re.compile(rf"{TABLES_PREFIX}([^/]+)/.+", re.DOTALL)
 
 
 class TableWalk(Protocol):
-    """Tells the files of a table as :func:`reach.files_of` does."""
+    """Yields the files of a table as :func:`reach.files_of` does."""
 
     def __call__(
-        self, definition: TableDef, io: StorageFileIO, known: set[str], *, skips_missing: bool
+        self, definition: TableDef, io: StorageFileIO, known: set[str], *, skips_missing: bool, only_own: bool
     ) -> Iterator[TableFile]: ...
 
 
@@ -217,7 +217,7 @@ def _live_files(
     # Of our own tables a manifest that is gone is a loss that somebody has to look at.
     skips_missing = not definition.is_managed
     try:
-        files = walk(definition, io_for(definition, io), known, skips_missing=skips_missing)
+        files = walk(definition, io, known, skips_missing=skips_missing, only_own=False)
         return {file.location for file in files if file.live}
     except TrinityLakeError as error:
         return error

@@ -166,12 +166,15 @@ class TableVerifier:
         named = self._storage.names(location)
         if named is None:
             named = self._storage.add_names(location, files.in_metadata())
+        else:
+            files.check_own(named)
         self._count("metadata file", [location])
         return named
 
     def _in_lists(self, files: TableFiles, locations: Sequence[str]) -> dict[str, Sequence[TableFile]]:
         found = {location: self._storage.names(location) for location in locations}
         missing = [location for location, named in found.items() if named is None]
+        files.check_own(file for named in found.values() for file in named or ())
         for location, named in zip(missing, files.in_lists(missing), strict=True):
             found[location] = self._storage.add_names(location, named)
         self._count("manifest list", found)
@@ -189,6 +192,7 @@ class TableVerifier:
     ) -> dict[str, Sequence[TableFile]]:
         found = {location: self._storage.names(location) for location in dict.fromkeys(locations)}
         missing = [location for location, named in found.items() if named is None]
+        files.check_own(file for named in found.values() for file in named or ())
         if missing:
             files.know_manifests(lists)
             for location, named in zip(missing, files.in_manifests(missing), strict=True):
@@ -232,13 +236,13 @@ class TableVerifier:
         return False
 
     def walk(
-        self, definition: TableDef, io: StorageFileIO, known: set[str], *, skips_missing: bool
+        self, definition: TableDef, io: StorageFileIO, known: set[str], *, skips_missing: bool, only_own: bool
     ) -> Iterator[TableFile]:
         """Yield the files of a table as :func:`reach.files_of` does, without reading again what was checked."""
         metadata = definition.format_properties[METADATA_LOCATION]
         location = io.location(to_uri(io.root, metadata))
         if not self._is_whole.get(location, False):
-            yield from files_of(definition, io, known, skips_missing=skips_missing)
+            yield from files_of(definition, io, known, skips_missing=skips_missing, only_own=only_own)
             return
         yield TableFile(FileKind.METADATA, location)
         below = list(self._storage.names(location) or ())

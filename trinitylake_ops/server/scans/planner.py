@@ -180,6 +180,8 @@ class Planner:
         scan.some = _Some(manifests)
         with _reading(self._snapshot):
             tasks = list(scan.plan_files())
+        for file in (one for task in tasks for one in (task.file, *task.delete_files)):
+            self._io.check_may_have(file.file_path)
         if self._appends is None:
             return tasks
         # A manifest of an append may list files that were there before, as it took the place of others.

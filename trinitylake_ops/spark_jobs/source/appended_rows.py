@@ -295,6 +295,7 @@ class _Batch:
             definition = snapshot.table(*self._name)
             if not definition.is_iceberg or definition.id not in (self._end["table_id"], self._start["table_id"]):
                 continue
+            self.io = self.io.for_table(definition)
             uri = metadata_uri(definition, self._lake.root)
             if uri not in seen:
                 seen.add(uri)

@@ -30,7 +30,7 @@ from trinitylake_ops.spark_jobs.tables.tasks import ReadJob, Scan, TableScan, re
 from trinitylake_ops.tables.files.data_reading import ReadVersion, check_manifests, reading_at
 from trinitylake_ops.tables.files.deletes.index import check_is_read, planned_tasks
 from trinitylake_ops.tables.files.metadata import read_table_metadata, table_metadata
-from trinitylake_ops.tables.io.file_io import StorageFileIO, io_for, reading_io
+from trinitylake_ops.tables.io.file_io import StorageFileIO, reading_io
 from trinitylake_ops.tables.managed import ICEBERG
 from trinitylake_ops.tables.writing.staged_table import StagedTable
 from trinitylake_ops.transaction.lakehouse import Lakehouse, options_for
@@ -176,7 +176,7 @@ def found_table(lake: Lakehouse, snapshot: Snapshot, namespace: str, table: str)
         raise InvalidInputError(
             f"table {namespace}.{table} has the format {definition.table_format!r}; only {ICEBERG} can be read"
         )
-    io = io_for(definition, _io_of(lake, snapshot))
+    io = _io_of(lake, snapshot).for_table(definition)
     version = ReadVersion.of(snapshot, io)
     with reading_at(version, io):
         return FoundTable(io, table_metadata(definition, io), version)

@@ -67,8 +67,9 @@ from trinitylake_ops.tables.catalog.target import (
     TransactionTarget,
     target_of,
 )
+from trinitylake_ops.tables.catalog.updates import named_files
 from trinitylake_ops.tables.files.metadata import ParsedMetadata, table_metadata
-from trinitylake_ops.tables.io.file_io import StorageFileIO, io_for
+from trinitylake_ops.tables.io.file_io import StorageFileIO
 from trinitylake_ops.tables.io.io_properties import public_properties
 from trinitylake_ops.tables.managed import managed_properties, metadata_uri, table_definition, table_id_of
 from trinitylake_ops.tables.ownership import claim_location
@@ -220,7 +221,7 @@ class TrinityLakeCatalog(NamespaceCatalog):
             if overwrite and change.writer.has_table(namespace, table):
                 change.writer.drop_table(namespace, table)
             change.writer.create_table(namespace, table, definition)
-        return self._table((namespace, table), metadata, uri, io_for(definition, self.io), definition)
+        return self._table((namespace, table), metadata, uri, self.io.for_table(definition), definition)
 
     def drop_table(self, identifier: str | Identifier) -> None:
         """Drop a table. Older versions still read it, so its files stay. Raises NoSuchTableError."""
@@ -260,7 +261,8 @@ class TrinityLakeCatalog(NamespaceCatalog):
 
         Raises CommitFailedException when the table has changed meanwhile (pyiceberg then retries), and
         CommitStateUnknownException when the outcome could not be read back. Raises InvalidDefinitionError when the
-        update would move a managed table, let Iceberg delete files or name code, and for a registered table.
+        update would move a managed table, let Iceberg delete files or name code, and for a registered table. Raises
+        LocationNotAllowedError for a manifest list or statistics file that the table cannot have.
         """
         namespace, name = self.identifier_to_database_and_table(table.name(), NoSuchTableError)
         io = table.io if isinstance(table.io, StorageFileIO) else self.io
@@ -276,6 +278,9 @@ class TrinityLakeCatalog(NamespaceCatalog):
             if current is not None and staged.metadata == current.metadata:
                 return commit_response(current)
             check_update(f"{namespace}.{name}", staged.metadata, current, base)
+            own_io = io.for_managed(table_id_of(staged.metadata.location) or "")
+            for uri in named_files(updates):
+                own_io.check_may_have(uri)
             date_back(writer, table, staged.metadata, updates, io)
             change.write_metadata(staged)
             definition = self._definition(staged, base)
@@ -324,8 +329,8 @@ class TrinityLakeCatalog(NamespaceCatalog):
     def load_defined(self, namespace: str, table: str, definition: TableDef) -> Table:
         """Return the table of a definition that was just read. Raises StorageError."""
         uri = metadata_uri(definition, self.io.root)
-        metadata, io = table_metadata(definition, self.io, self.parsed), io_for(definition, self.io)
-        return self._table((namespace, table), metadata, uri, io, definition)
+        metadata = table_metadata(definition, self.io, self.parsed)
+        return self._table((namespace, table), metadata, uri, self.io.for_table(definition), definition)
 
     def _current(self, table: Table, namespace: str, name: str, definition: TableDef) -> Table:
         """Return the table as the lakehouse has it. It is the caller's own, unless that is stale."""

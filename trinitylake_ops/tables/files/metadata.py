@@ -30,7 +30,7 @@ from trinitylake_ops.storage.cache.lru import ByteLru
 from trinitylake_ops.tables.claims.inflate import InflatedTooLargeError, inflate_gzip, inflated_limit_bytes, too_large
 from trinitylake_ops.tables.claims.names import MAX_NAME_CHARS, full_name_chars
 from trinitylake_ops.tables.files.placement import in_own_place
-from trinitylake_ops.tables.io.file_io import StorageFileIO, io_for
+from trinitylake_ops.tables.io.file_io import StorageFileIO
 from trinitylake_ops.tables.managed import metadata_uri, table_id_of
 from trinitylake_ops.tables.partition_types import with_typed_specs
 from trinitylake_ops.tables.properties import PATH_PROPERTIES, leave_out_meaningless_counts, meaningless, naming_code
@@ -205,7 +205,7 @@ def load_table_metadata(
 ) -> LoadedMetadata:
     """Return the result of :func:`table_metadata`, and the properties in it that name code."""
     uri = metadata_uri(definition, io.root)
-    loaded = load_metadata(io_for(definition, io), uri, parsed if definition.is_managed else None)
+    loaded = load_metadata(io.for_table(definition), uri, parsed if definition.is_managed else None)
     metadata = loaded.metadata
     check_identity(definition, metadata, uri)
     if any(name in metadata.properties for name in PATH_PROPERTIES):
@@ -225,7 +225,7 @@ def walked_metadata(definition: TableDef, io: StorageFileIO) -> TableMetadata:
     uri = metadata_uri(definition, io.root)
     if definition.is_managed and f"/{table_prefix(definition.id)}" in uri:
         return table_metadata(definition, io)
-    return in_own_place(read_table_metadata(io_for(definition, io), uri), definition, io)
+    return in_own_place(read_table_metadata(io, uri), definition, io)
 
 
 def check_identity(definition: TableDef, metadata: TableMetadata, uri: str) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
@@ -63,7 +63,12 @@ class TableFile:
 
 
 def files_of(
-    definition: TableDef, io: StorageFileIO, known: set[str] | None = None, *, skips_missing: bool = False
+    definition: TableDef,
+    io: StorageFileIO,
+    known: set[str] | None = None,
+    *,
+    skips_missing: bool = False,
+    only_own: bool = True,
 ) -> Iterator[TableFile]:
     """Yield every file that an Iceberg table reaches at one version, each once.
 
@@ -73,8 +78,13 @@ def files_of(
 
     A table reaches its metadata file and former metadata files. For all its snapshots it reaches the manifest lists,
     manifests, data and delete files, and statistics. Reads the metadata, each manifest list and each manifest, with as
-    many requests at once as the storage takes. Raises StorageError. A walk that fails has not seen all.
+    many requests at once as the storage takes. Raises LocationNotAllowedError for a file that the table cannot have,
+    unless ``only_own`` is off. Raises other StorageErrors. A walk that fails has not seen all.
     """
+    if only_own:
+        io = io.for_table(definition)
+    elif not definition.is_managed:
+        io = io.strict()
     uri = metadata_uri(definition, io.root)
     metadata = walked_metadata(definition, io)
     yield TableFile(FileKind.METADATA, io.location(uri))
@@ -92,16 +102,20 @@ def files_of(
 
 
 def statistics_of(metadata: TableMetadata, io: StorageFileIO) -> list[TableFile]:
-    """Return the statistics files that a table's metadata names."""
+    """Return the statistics files that a table's metadata names.
+
+    Raises LocationNotAllowedError for a file that the table of ``io`` cannot have.
+    """
     sizes_bytes = {file.statistics_path: file.file_size_in_bytes for file in metadata.statistics}
     sizes_bytes.update((file.statistics_path, file.file_size_in_bytes) for file in metadata.partition_statistics)
+    _check_own(sizes_bytes, io)
     return [TableFile(FileKind.STATISTICS, io.location(path), size) for path, size in sizes_bytes.items()]
 
 
 def oldest_file_ms(metadata: TableMetadata, snapshot_ids: Collection[int], io: StorageFileIO) -> int:
     """Return when the oldest file that these snapshots add was last modified, as :func:`oldest_of` does."""
     snapshots = [shot for shot in metadata.snapshots if shot.snapshot_id in snapshot_ids]
-    return oldest_of(lambda: added_uris(snapshots, io), io)
+    return oldest_of(lambda: new_files(snapshots, metadata, io).added, io)
 
 
 def oldest_of(written: Callable[[], Iterable[str]], io: StorageFileIO) -> int:
@@ -121,22 +135,55 @@ def oldest_of(written: Callable[[], Iterable[str]], io: StorageFileIO) -> int:
     return min((info.last_modified_ms for info in infos), default=io.storage.now_ms())
 
 
-def added_uris(
-    added: Iterable[Snapshot], io: StorageFileIO, read: dict[ManifestFile, list[ManifestEntry]] | None = None
-) -> set[str]:
-    """Return the files that these snapshots add, by the URIs that they have there. Raises StorageError.
+@dataclass(frozen=True, slots=True)
+class NewFiles:
+    """The files of snapshots that are added to a table, by the URIs that they have there.
 
-    ``read`` receives the entries of the manifests that the snapshots add.
+    ``named`` are all files that the snapshots name, unless the snapshots before them list the same manifests. ``added``
+    are those of them that the snapshots declare to add. ``entries`` are those of the manifests that were read.
+    """
+
+    named: frozenset[str]
+    added: frozenset[str]
+    entries: Mapping[ManifestFile, list[ManifestEntry]]
+
+
+def new_files(added: Iterable[Snapshot], base: TableMetadata | None, io: StorageFileIO) -> NewFiles:
+    """Return the files of snapshots that are added to a table.
+
+    A manifest list declares which snapshot added a manifest, and a manifest which of its files are new. So every
+    manifest is read that the list of the parent snapshot does not have, and every entry counts.
+
+    Args:
+        added: The new snapshots.
+        base: The metadata that has the parents of the new snapshots, None for a new table.
+        io: Reads the files of the table, and rejects those that it cannot have.
+
+    Raises:
+        CorruptFileError: A manifest list or manifest cannot be read.
+        LocationNotAllowedError: A snapshot names a file that the table cannot have.
+        StorageError: Another failure of the storage.
     """
     snapshots = [shot for shot in added if shot.manifest_list]
     snapshot_ids = {shot.snapshot_id for shot in snapshots}
-    listed = run_parallel(lambda snapshot: manifests_in(snapshot, io), snapshots, io.storage.concurrency)
-    manifests = [one for several in listed for one in several if one.added_snapshot_id in snapshot_ids]
-    entries = run_parallel(lambda manifest: entries_in(manifest, io), manifests, io.storage.concurrency)
-    if read is not None:
-        read.update(zip(manifests, entries, strict=True))
-    uris = {snapshot.manifest_list for snapshot in snapshots} | {manifest.manifest_path for manifest in manifests}
-    return uris | {entry.data_file.file_path for several in entries for entry in several if entry.status == _ADDED}
+    parent_ids = dict.fromkeys(shot.parent_snapshot_id for shot in snapshots) if base is not None else {}
+    found = [
+        base.snapshot_by_id(number) for number in parent_ids if base is not None and number not in (None, *snapshot_ids)
+    ]
+    parents = [shot for shot in found if shot is not None]
+    listed = run_parallel(lambda shot: manifests_in(shot, io), [*snapshots, *parents], io.storage.concurrency)
+    before = {one.manifest_path for several in listed[len(snapshots) :] for one in several}
+    manifests = {one.manifest_path: one for several in listed[: len(snapshots)] for one in several}
+    fresh = [manifest for path, manifest in manifests.items() if path not in before]
+    entries = run_parallel(lambda manifest: entries_in(manifest, io), fresh, io.storage.concurrency)
+    lists = {shot.manifest_list for shot in snapshots}
+    named, declared = lists | manifests.keys(), set(lists)
+    for manifest, several in zip(fresh, entries, strict=True):
+        named.update(entry.data_file.file_path for entry in several)
+        if manifest.added_snapshot_id in snapshot_ids:
+            declared.add(manifest.manifest_path)
+            declared.update(entry.data_file.file_path for entry in several if entry.status == _ADDED)
+    return NewFiles(frozenset(named), frozenset(declared), dict(zip(fresh, entries, strict=True)))
 
 
 def _snapshot_files(
@@ -163,7 +210,8 @@ def _snapshot_files(
 def manifests_in(snapshot: Snapshot, io: StorageFileIO) -> list[ManifestFile]:
     """Return the entries of a snapshot's manifest list.
 
-    Raises CorruptFileError, also for a list that says it belongs to another snapshot, and StorageError.
+    Raises CorruptFileError, also for a list that says it belongs to another snapshot. Raises LocationNotAllowedError
+    for a manifest that the table of ``io`` cannot have, and other StorageErrors.
     """
     if isinstance(snapshot, InlineSnapshot):
         return snapshot.manifests(io)
@@ -175,6 +223,7 @@ def manifests_in(snapshot: Snapshot, io: StorageFileIO) -> list[ManifestFile]:
         # The snapshot is not asked: it takes manifests from a cache of the process, and the file may differ.
         manifests = list(read_manifest_list(file))
         _check_are_text(manifest.manifest_path for manifest in manifests)
+        _check_own((manifest.manifest_path for manifest in manifests), io)
         expected = 0 if snapshot.summary is None else int(snapshot.summary["total-data-files"] or 0)
     if expected and not manifests:
         location = io.location(snapshot.manifest_list)
@@ -185,12 +234,14 @@ def manifests_in(snapshot: Snapshot, io: StorageFileIO) -> list[ManifestFile]:
 def entries_in(manifest: ManifestFile, io: StorageFileIO) -> list[ManifestEntry]:
     """Return all entries of a manifest, those of deleted files too. Their bounds are valid (``claims/bounds.py``).
 
-    Raises CorruptFileError, also for a manifest that is not the listed one, and StorageError.
+    Raises CorruptFileError, also for a manifest that is not the listed one. Raises LocationNotAllowedError for a file
+    that the table of ``io`` cannot have, whatever the status of its entry, and other StorageErrors.
     """
     with _decoding(manifest.manifest_path, "manifest", io):
         file, content = _opened(manifest.manifest_path, io)
         entries = manifest.fetch_manifest_entry(cast(FileIO, _OneFile(file)), discard_deleted=False)
         _check_are_text(entry.data_file.file_path for entry in entries)
+        _check_own((entry.data_file.file_path for entry in entries), io)
         if has_faulty_summaries(manifest, entries):
             for entry in entries:
                 mark_faulty(entry.data_file)
@@ -209,6 +260,12 @@ def _check_are_text(locations: Iterable[object]) -> None:
     """Raise ValueError for locations that are bytes. A file says which types its fields have, and both are decoded."""
     if not all(isinstance(location, str) for location in locations):
         raise ValueError("a location in it is no text")
+
+
+def _check_own(uris: Iterable[str], io: StorageFileIO) -> None:
+    """Raise LocationNotAllowedError for a file that the table of ``io`` cannot have."""
+    for uri in uris:
+        io.check_may_have(uri)
 
 
 def _check_is_listed(manifest: ManifestFile, entries: list[ManifestEntry], file_bytes: int, io: StorageFileIO) -> None:

@@ -82,6 +82,7 @@ def moved_files(definition: TableDef, io: StorageFileIO) -> MovedFiles | None:
 
     Reads its metadata and all manifest lists and manifests. Raises CorruptFileError, StorageError.
     """
+    io = io.for_table(definition)
     uri, home = metadata_uri(definition, io.root), io.home_of(definition.id)
     metadata = read_table_metadata(io, uri)
     snapshots = {_path_at(one.manifest_list, home, io): one for one in metadata.snapshots if one.manifest_list}
@@ -154,6 +155,7 @@ def write_relocated(
             f"table {definition.id} has position deletes, which name data files by their paths"
             f" ({moved.unmoved_deletes!r}); {DELETES_REMEDY}"
         )
+    io = io.for_table(definition)
     folder, identifier = f"{table_prefix(definition.id)}metadata/", uuid.uuid4()
     paths = (*moved.lists, *moved.manifests, *moved.deletes)
     renamed = {path: f"{folder}{identifier}-{path.rpartition('/')[2][-_LONGEST_NAME_CHARS:]}" for path in paths}

@@ -5,7 +5,7 @@ So a wrapper in between sees all bytes of a file at once, and can tell whether t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from pyiceberg.io import InputStream
 from pyiceberg.manifest import ManifestEntryStatus, ManifestFile
@@ -15,6 +15,7 @@ from pyiceberg.table.snapshots import Snapshot
 from trinitylake_ops.cached_attribute import cached_attribute
 from trinitylake_ops.errors import CorruptFileError
 from trinitylake_ops.format.definitions import TableDef
+from trinitylake_ops.format.locations import to_uri
 from trinitylake_ops.storage import Storage
 from trinitylake_ops.storage.options import StorageOptions
 from trinitylake_ops.storage.parallel import run_parallel
@@ -84,11 +85,11 @@ class TableFiles:
     """The files of an Iceberg table at one version. The names in each file are read when a caller asks for them.
 
     Locations are paths if they lie under the lakehouse's root, else URIs. All methods raise CorruptFileError,
-    StorageError.
+    LocationNotAllowedError for a file that the table cannot have, and other StorageErrors.
     """
 
     def __init__(self, definition: TableDef, io: StorageFileIO):
-        self._io = io
+        self._io = io.for_table(definition)
         self._definition = definition
         self._uri = metadata_uri(definition, io.root)
         self._manifests: dict[str, ManifestFile] = {}
@@ -135,8 +136,15 @@ class TableFiles:
                 " leaves; restore it",
                 path=self.metadata_location,
             )
-        listed = (snapshot for snapshot in self._metadata.snapshots if snapshot.manifest_list)
+        listed = [snapshot for snapshot in self._metadata.snapshots if snapshot.manifest_list]
+        for snapshot in listed:
+            self._io.check_may_have(snapshot.manifest_list)
         return {self._io.location(snapshot.manifest_list): snapshot for snapshot in listed}
+
+    def check_own(self, files: Iterable[TableFile]) -> None:
+        """Check that the table may have files, which an earlier run recorded as named by a file of it."""
+        for file in files:
+            self._io.check_may_have(to_uri(self._io.root, file.location))
 
     def in_lists(self, locations: Sequence[str]) -> list[list[TableFile]]:
         """Return the manifests that manifest lists name, list by list, read in parallel."""

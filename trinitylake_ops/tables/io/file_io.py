@@ -13,6 +13,7 @@ from __future__ import annotations
 import copy
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Self
 
 from pyiceberg.io import FileIO, InputFile, OutputFile
@@ -25,7 +26,8 @@ from trinitylake_ops.errors import (
     LocationNotAllowedError,
     TrinityLakeError,
 )
-from trinitylake_ops.format.definitions import LakehouseDef, TableDef
+from trinitylake_ops.format.definitions import METADATA_LOCATION, LakehouseDef, TableDef
+from trinitylake_ops.format.file_names import TABLES_PREFIX
 from trinitylake_ops.format.locations import as_uri, is_uri, normalize_root_uri, to_location, to_uri
 from trinitylake_ops.format.places import NamedRoots, Place, Places, cut
 from trinitylake_ops.storage.cache.storage import CacheStorage
@@ -52,6 +54,14 @@ read_bounded_avro()
 read_valid_bounds()
 
 logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class _Table:
+    """The table whose files a FileIO opens. ``id`` names its folder, empty for a table without one."""
+
+    id: str
+    is_managed: bool
 
 
 class StorageFileIO(FileIO):
@@ -103,6 +113,7 @@ class StorageFileIO(FileIO):
         others: tuple[Storage, ...] = (),
         names: NamedRoots | None = None,
         follows_moves: bool = True,
+        table: _Table | None = None,
     ) -> None:
         self.properties = public_properties(self.properties, storage.root, options)
         self.storage = storage
@@ -111,8 +122,7 @@ class StorageFileIO(FileIO):
         self._others = others
         self._strict: Self | None = None
         self._pending: PendingFiles | None = None
-        #: Whether any file was met that content names at a former place of the lakehouse.
-        self.has_moved = False
+        self._table = table
         self._elsewhere = Elsewhere(
             storage.root,
             options,
@@ -138,10 +148,11 @@ class StorageFileIO(FileIO):
             "others": self._others,
             "names": self._elsewhere.names,
             "follows_moves": self.places.follows_moves,
+            "table": self._table,
         }
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        names = ("read_only", "others", "names", "follows_moves")
+        names = ("read_only", "others", "names", "follows_moves", "table")
         self.properties = state["properties"]
         self._bind(state["storage"], state["options"], **{name: state[name] for name in names})
 
@@ -156,6 +167,11 @@ class StorageFileIO(FileIO):
         Raises StorageError.
         """
         return self._elsewhere.home_of(table_id)
+
+    @property
+    def has_moved(self) -> bool:
+        """Whether any file was read that content names at a former place of the lakehouse."""
+        return self._elsewhere.has_moved
 
     @property
     def places(self) -> Places:
@@ -177,6 +193,58 @@ class StorageFileIO(FileIO):
             self._strict = copy.copy(self)
             self._strict.__setstate__({**self.__getstate__(), "follows_moves": False})
         return self._strict
+
+    def for_table(self, definition: TableDef) -> Self:
+        """Return a FileIO that opens only files which the table of a definition may have.
+
+        A manifest can name any file, so every file that is opened for a table is checked by its place. Only our own
+        tables are taken to have moved with their lakehouse. Raises InvalidLocationError for a definition whose metadata
+        is at no location.
+        """
+        if definition.is_managed:
+            return self.for_managed(definition.id)
+        metadata = to_uri(self.root, definition.format_properties.get(METADATA_LOCATION) or "none")
+        return self.strict()._confined(_Table(self.places.folder_id(metadata) or "", is_managed=False))
+
+    def for_managed(self, table_id: str) -> Self:
+        """Return a FileIO that opens only files which the MANAGED table with an id may have."""
+        return self._confined(_Table(table_id, is_managed=True))
+
+    def _confined(self, table: _Table) -> Self:
+        if self._table == table:
+            return self
+        confined = type(self).__new__(type(self))
+        confined.__dict__.update(self.__dict__)
+        confined._table = table
+        confined._strict = None
+        return confined
+
+    def check_may_have(self, uri: str) -> None:
+        """Check that the table of this FileIO may have a file, which need not exist. No other FileIO checks anything.
+
+        Raises LocationNotAllowedError, InvalidLocationError, StorageError.
+        """
+        table = self._table
+        if table is None or ("/.." not in uri and uri.startswith(f"{self.root}{TABLES_PREFIX}{table.id}/")):
+            return
+        try:
+            place = self._elsewhere.place_named(as_uri(uri))
+        except (InvalidLocationError, LocationNotAllowedError):
+            if not table.is_managed:
+                return  # it may be read by other programs only
+            raise
+        self._check_place(place)
+
+    def _check_place(self, place: Place) -> None:
+        table = self._table
+        if table is None or self.places.is_file_of(place, table.id, is_managed=table.is_managed):
+            return
+        shown = cut(place.root + place.path)
+        raise LocationNotAllowedError(
+            f"a file of table {table.id!r} is rejected: {shown!r} does not lie in the table's place, and is not below a"
+            " root that the operator allowed; leave it out, or roll back the snapshot that names it",
+            path=shown,
+        )
 
     def writes_pending(self, location: str) -> bool:
         """Whether files of a change of a table go to the lakehouse's own storage, and threads gain time there."""
@@ -235,7 +303,7 @@ class StorageFileIO(FileIO):
                 place = self._elsewhere.find(full)
             except (InvalidLocationError, LocationNotAllowedError):  # the reader gets the error
                 return full
-            self.has_moved |= place.is_moved
+            self._elsewhere.has_moved |= place.is_moved
             full = place.root + place.path
         try:
             return to_location(self.root, full)
@@ -251,7 +319,7 @@ class StorageFileIO(FileIO):
             is_moved = self._elsewhere.place_named(f"{location}/metadata/any").is_moved
         except (InvalidLocationError, LocationNotAllowedError):
             return False
-        self.has_moved |= is_moved
+        self._elsewhere.has_moved |= is_moved
         return is_moved
 
     def real_uri(self, uri: str) -> str:
@@ -325,15 +393,18 @@ class StorageFileIO(FileIO):
             raise InvalidLocationError(f"{cut(repr(location))} is no text, and so no location")
         uri = as_uri(location)
         if uri.startswith(self.root):
-            return self.storage, uri.removeprefix(self.root)
+            path = uri.removeprefix(self.root)
+            self._check_place(Place(self.root, path))
+            return self.storage, path
         place = self._elsewhere.find(uri)
+        self._check_place(place)
         if is_written and (place.is_moved or not place.is_writable):
             raise LocationNotAllowedError(
                 f"{cut(uri)!r} is not under {self.root}, and a lakehouse writes and deletes below its"
                 " own root only; load the table again, which gives it its place there",
                 path=cut(uri),
             )
-        self.has_moved |= place.is_moved
+        self._elsewhere.has_moved |= place.is_moved
         return self._elsewhere.storage_of(place), place.path
 
 
@@ -363,11 +434,3 @@ def reading_io(lake: Lakehouse, others: Sequence[Storage] = ()) -> StorageFileIO
 def writing_io(lake: Lakehouse) -> StorageFileIO:
     """Return a FileIO that reads and writes files of a lakehouse's tables."""
     return StorageFileIO.on(lake.storage, lake.storage_options, names=lake.elsewhere.names)
-
-
-def io_for(definition: TableDef, io: StorageFileIO) -> StorageFileIO:
-    """Return a FileIO that reads the files of a table.
-
-    Only our own tables are taken to have moved with their lakehouse.
-    """
-    return io if definition.is_managed else io.strict()

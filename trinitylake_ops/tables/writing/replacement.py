@@ -12,6 +12,8 @@ from pyiceberg.table.update.snapshot import _OverwriteFiles
 from pyiceberg.typedef import Record
 
 from trinitylake_ops.errors import InvalidDefinitionError, InvalidInputError
+from trinitylake_ops.tables.io.file_io import StorageFileIO
+from trinitylake_ops.tables.managed import table_id_of
 from trinitylake_ops.tables.writing.data_files import identity_columns
 
 #: Whether pyiceberg looks for files to remove by a filter, and raises where it found less. That of 0.11 looks into all
@@ -67,7 +69,15 @@ def files_matching(table: Table, row_filter: str | BooleanExpression) -> list[Da
 def add_snapshot(
     change: Transaction, added: Sequence[DataFile], removed: Sequence[DataFile], properties: dict[str, str]
 ) -> None:
-    """Let a change of a table add and remove data files, as one snapshot."""
+    """Add and remove data files in a change of a table, as one snapshot.
+
+    Raises LocationNotAllowedError for a file that the table cannot have.
+    """
+    io = change._table.io
+    assert isinstance(io, StorageFileIO)
+    own_io = io.for_managed(table_id_of(change.table_metadata.location) or "")
+    for data_file in added:
+        own_io.check_may_have(data_file.file_path)
     if not added and not removed:
         return
     snapshot = change.update_snapshot(snapshot_properties=properties)

@@ -169,7 +169,8 @@ def _deletes_that_go(
 
     Raises CommitConflictError if it lost one of these files, or if other delete files apply to them than were applied.
     """
-    current, io = table.current_snapshot(), catalog.io
+    current, io = table.current_snapshot(), table.io
+    assert isinstance(io, StorageFileIO)
     manifests = [] if current is None else manifests_in(current, io)
     has_deletes = any(manifest.content == ManifestContent.DELETES for manifest in manifests)
     if FILTERS_MANIFESTS and not has_deletes and not any(group.deletes for group in groups):

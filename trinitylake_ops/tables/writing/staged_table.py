@@ -95,6 +95,7 @@ def describe_change(
 
     ``base`` is the latest version, as it was read before anything was staged. Raises StorageError.
     """
+    io = io.for_table(after)
     metadata = table_metadata(after, io)
     known: set[int] = set()
     base_location: str | None = None

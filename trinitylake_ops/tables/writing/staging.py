@@ -212,9 +212,8 @@ def load_staged(lake: Lakehouse, staged: StagedTable) -> Table:
     """
     catalog = TrinityLakeCatalog.on(SnapshotTarget(lake.snapshot(), lake.storage_options))
     uri = metadata_uri(staged.table_def, lake.root)
-    return Table(
-        (staged.namespace, staged.table), table_metadata(staged.table_def, catalog.io), uri, catalog.io, catalog
-    )
+    metadata, io = table_metadata(staged.table_def, catalog.io), catalog.io.for_table(staged.table_def)
+    return Table((staged.namespace, staged.table), metadata, uri, io, catalog)
 
 
 def publish(

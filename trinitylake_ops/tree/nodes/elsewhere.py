@@ -52,6 +52,8 @@ class Elsewhere:
         self._given = list(given)
         self._look_up = look_up
         self._own = own
+        #: Whether any file was read that content names at a former place of the lakehouse.
+        self.has_moved = False
         self._standing: dict[str, Place] = {}
         self._stands_here: dict[str, bool] = {}
         self._is_claimed: dict[str, bool] = {}

@@ -80,7 +80,8 @@ class _Rebase:
     def __init__(self, catalog: StagingCatalog, table: Table, staged: StagedTable, *, is_anew: bool):
         self._catalog = catalog
         self._table = table
-        self._io = catalog.io
+        assert isinstance(table.io, StorageFileIO)
+        self._io = table.io
         self._staged = staged
         self._is_anew = is_anew
         self._change = _Change.of(staged, catalog.io)
@@ -174,6 +175,7 @@ class _Change:
     @classmethod
     def of(cls, staged: StagedTable, io: StorageFileIO) -> _Change:
         """Return it. Raises CommitConflictError if its base is gone, StorageError."""
+        io = io.for_table(staged.table_def)
         metadata, base = table_metadata(staged.table_def, io), _base_of(staged, io)
         known = set() if base is None else {snapshot.snapshot_id for snapshot in base.snapshots}
         snapshot = metadata.current_snapshot()

@@ -1,0 +1,174 @@
+"""Commits and scans of a table whose snapshots name files of another table."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from pyiceberg.catalog.sql import SqlCatalog
+from pyiceberg.manifest import DataFile, ManifestEntryStatus, ManifestFile
+from pyiceberg.table import Table
+
+from tests.foreign_files import (
+    commit_unchecked,
+    data_files_of,
+    manifests_of,
+    snapshot_of,
+    updates_of,
+    written_list,
+    written_manifest,
+)
+from tests.lakes import allowing
+from tests.server.requests import TABLE, TABLES, commit_of
+from tests.server.served import Reply, Served, serving, settings_for
+from trinitylake_ops import Lakehouse, maintenance
+from trinitylake_ops.tables import catalog_at
+from trinitylake_ops.tables.io.file_io import writing_io
+
+ROWS = pa.table({"id": pa.array([424242, 777777], pa.int64())})
+FORBIDDEN = (403, "ForbiddenException")
+ADDED, EXISTING, DELETED = ManifestEntryStatus.ADDED, ManifestEntryStatus.EXISTING, ManifestEntryStatus.DELETED
+
+
+@pytest.fixture
+def lake(lake: Lakehouse) -> Lakehouse:
+    """A lakehouse with two tables, of which ``secret.s`` has rows."""
+    catalog = catalog_at(lake)
+    for namespace in ("ns", "secret"):
+        catalog.create_namespace(namespace)
+    catalog.create_table("ns.t", ROWS.schema)
+    catalog.create_table("secret.s", ROWS.schema).append(ROWS)
+    return lake
+
+
+def table_of(lake: Lakehouse, name: str = "ns.t") -> Table:
+    return catalog_at(lake).load_table(name)
+
+
+def commit(served: Served, lake: Lakehouse, manifests: list[ManifestFile], snapshot_id: int = 11) -> Reply:
+    """Ask for a commit of a snapshot with manifests, whose parent is the current snapshot."""
+    table = table_of(lake)
+    manifest_list = written_list(writing_io(lake), table, manifests, snapshot_id)
+    parent_id = table.metadata.current_snapshot_id
+    return served.ask("POST", TABLE, commit_of(*updates_of(snapshot_of(table, snapshot_id, manifest_list, parent_id))))
+
+
+def renamed(file: DataFile, path: str) -> DataFile:
+    file._data[1] = path
+    assert file.file_path == path
+    return file
+
+
+@pytest.mark.parametrize("status", [ADDED, EXISTING, DELETED])
+@pytest.mark.parametrize("snapshot_id", [11, 12])
+def test_an_entry_names_no_file_of_another_table(
+    served: Served, lake: Lakehouse, status: ManifestEntryStatus, snapshot_id: int
+) -> None:
+    before = lake.latest_version()
+    manifest = written_manifest(lake, table_of(lake), data_files_of(lake, "secret.s"), status, snapshot_id)
+    assert commit(served, lake, [manifest]).error == FORBIDDEN
+    assert lake.latest_version() == before
+
+
+def test_a_manifest_list_names_no_manifest_of_another_table(served: Served, lake: Lakehouse) -> None:
+    before = lake.latest_version()
+    assert commit(served, lake, manifests_of(lake, "secret.s")).error == FORBIDDEN
+    table, secret = table_of(lake), table_of(lake, "secret.s").current_snapshot()
+    assert secret is not None
+    body = commit_of(*updates_of(snapshot_of(table, secret.snapshot_id, secret.manifest_list)))
+    assert served.ask("POST", TABLE, body).error == FORBIDDEN
+    assert lake.latest_version() == before
+
+
+SPELLINGS: dict[str, Callable[[str, str, str, str], str]] = {
+    "dots": lambda root, own, other, name: f"{root}tables/{own}/data/../../{other}/data/{name}",
+    "slashes": lambda root, own, other, name: f"{root}tables//{other}/data/{name}",
+    "scheme": lambda root, own, other, name: f"{root.replace('file:', 'FILE:')}tables/{other}/data/{name}",
+    "hadoop": lambda root, own, other, name: f"{root.replace('file://', 'file:')}tables/{other}/data/{name}",
+    "plain path": lambda root, own, other, name: f"{root.removeprefix('file://')}tables/{other}/data/{name}",
+    "another lakehouse": lambda root, own, other, name: f"s3://bucket/lake/tables/{other}/data/{name}",
+    "longer id": lambda root, own, other, name: f"{root}tables/{own}1/data/{name}",
+    "no table": lambda root, own, other, name: f"{root}data/{name}",
+    "escapes": lambda root, own, other, name: f"{root}tables/{own}/%2e%2e/../{other}/data/{name}",
+}
+
+
+@pytest.mark.parametrize("spelling", SPELLINGS)
+def test_another_spelling_leads_to_no_other_table(served: Served, lake: Lakehouse, spelling: str) -> None:
+    (file,) = data_files_of(lake, "secret.s")
+    own, other = (table_of(lake, name).location().rpartition("/")[2] for name in ("ns.t", "secret.s"))
+    path = SPELLINGS[spelling](lake.root, own, other, file.file_path.rpartition("/")[2])
+    manifest = written_manifest(lake, table_of(lake), [renamed(file, path)], EXISTING, 11)
+    assert commit(served, lake, [manifest]).error == FORBIDDEN
+    commit_unchecked(lake, "ns.t", [manifest], 11)
+    assert served.ask("POST", f"{TABLE}/plan", {"stats-fields": ["id"]}).error == FORBIDDEN
+
+
+def test_a_manifest_that_does_not_exist_is_not_committed(served: Served, lake: Lakehouse) -> None:
+    table_of(lake).append(ROWS)
+    before = lake.latest_version()
+    gone = written_manifest(lake, table_of(lake), data_files_of(lake, "ns.t"), EXISTING, 7)
+    lake.storage.delete(gone.manifest_path.removeprefix(lake.root))
+    assert commit(served, lake, [*manifests_of(lake, "ns.t"), gone]).error == (400, "BadRequestException")
+    assert lake.latest_version() == before
+
+
+@pytest.mark.parametrize("kind", ["manifest", "entry"])
+def test_a_plan_names_no_file_of_another_table(served: Served, lake: Lakehouse, kind: str) -> None:
+    """A client can overwrite a manifest after its commit, so a plan checks it again."""
+    secret = manifests_of(lake, "secret.s")
+    if kind == "entry":
+        secret = [written_manifest(lake, table_of(lake), data_files_of(lake, "secret.s"), EXISTING, 11)]
+    commit_unchecked(lake, "ns.t", secret, 11)
+    assert served.ask("POST", f"{TABLE}/plan", {"stats-fields": ["id"]}).error == FORBIDDEN
+    if kind == "entry":  # the manifest of the parent snapshot is not read again by a commit, but by each scan
+        commit(served, lake, secret, 12)
+    else:
+        assert commit(served, lake, secret, 12).error == FORBIDDEN
+    assert served.ask("POST", f"{TABLE}/plan", {"stats-fields": ["id"]}).error == FORBIDDEN
+
+
+def test_files_of_the_parent_are_committed_again(served: Served, lake: Lakehouse) -> None:
+    """As engines do that append to the manifest list, and that write manifests anew."""
+    table_of(lake).append(ROWS)
+    files, manifests = data_files_of(lake, "ns.t"), manifests_of(lake, "ns.t")
+    assert commit(served, lake, manifests, 11).status == 200
+    rewritten = written_manifest(lake, table_of(lake), files, EXISTING, 12)
+    assert commit(served, lake, [rewritten], 12).status == 200
+    assert table_of(lake).scan().to_arrow().num_rows == 2
+
+
+def test_files_that_the_operator_allowed_are_carried_on_but_not_added(lake: Lakehouse, tmp_path: Path) -> None:
+    folder = tmp_path / "incoming"
+    folder.mkdir()
+    pq.write_table(ROWS, folder / "a.parquet")
+    lake = allowing(lake, folder)
+    table = table_of(lake)
+    table.add_files([f"file://{folder}/a.parquet"])
+    files = data_files_of(lake, "ns.t")
+    with serving(settings_for(lake)) as served:
+        assert len(served.ask("POST", f"{TABLE}/plan", {}).document["file-scan-tasks"]) == 1
+        manifest = written_manifest(lake, table_of(lake), files, EXISTING, 11)
+        assert commit(served, lake, [manifest], 11).status == 200
+        new = renamed(files[0], f"file://{folder}/b.parquet")
+        manifest = written_manifest(lake, table_of(lake), [new], EXISTING, 12)
+        assert commit(served, lake, [manifest], 12).error == FORBIDDEN
+
+
+def test_a_registered_table_has_no_files_of_a_managed_one(lake: Lakehouse, tmp_path: Path) -> None:
+    """The program that writes a registered table has no rights on the lakehouse."""
+    (tmp_path / "theirs").mkdir()
+    theirs = SqlCatalog("x", uri=f"sqlite:///{tmp_path}/x.db", warehouse=f"file://{tmp_path}/theirs")
+    theirs.create_namespace("e")
+    table = theirs.create_table("e.t", ROWS.schema)
+    table.add_files([file.file_path for file in data_files_of(lake, "secret.s")])
+    lake = allowing(lake, tmp_path / "theirs")
+    maintenance.register_table(lake, "ns", "theirs", table.metadata_location)
+    with serving(settings_for(lake)) as served:
+        answer = served.ask("POST", f"{TABLES}/theirs/plan", {"stats-fields": ["id"]})
+    assert answer.error == FORBIDDEN
+    with pytest.raises(PermissionError):
+        catalog_at(lake).load_table("ns.theirs").scan().to_arrow()
