@@ -9,7 +9,7 @@ import pytest
 from pyiceberg.manifest import DataFile, DataFileContent, FileFormat, ManifestEntryStatus
 from pyiceberg.typedef import Record
 
-from tests.foreign_files import commit_unchecked, written_manifest
+from tests.foreign_files import commit_unchecked, data_files_of, manifests_of, written_manifest
 from tests.lakes import Lakes, allowing
 from tests.maintenance.aging import Aging
 from tests.maintenance.changes import ROWS, append_rows, create
@@ -145,3 +145,46 @@ def test_an_external_table_by_the_place_of_a_managed_one_elsewhere_is_not_taken_
         txn.create_table("ns", "t", external)
     with pytest.raises(LocationNotAllowedError, match="'s3://elsewhere/tables/an-id/'"):
         catalog_at(lake).load_table("ns.t")
+
+
+@pytest.fixture(params=["manifest", "entry"])
+def with_foreign_files(request: pytest.FixtureRequest, lakes: Lakes) -> Lakehouse:
+    """A lakehouse whose table ``ns.t`` names the files of ``secret.s`` in foreign manifests, or in its own one."""
+    lake = Lakehouse.create(lakes.storage().root, storage=lakes.storage())
+    catalog = catalog_at(lake)
+    catalog.create_namespace("ns")
+    catalog.create_table("ns.t", ROWS.schema)
+    for _ in range(2):
+        append_rows(lake, "secret.s")
+    manifests = manifests_of(lake, "secret.s")
+    if request.param == "entry":
+        files = data_files_of(lake, "secret.s")
+        manifests = [written_manifest(lake, catalog.load_table("ns.t"), files, ManifestEntryStatus.EXISTING, 1)]
+    commit_unchecked(lake, "ns.t", manifests, 1)
+    return lake
+
+
+def test_compaction_copies_no_rows_of_another_table(with_foreign_files: Lakehouse) -> None:
+    lake = with_foreign_files
+    folder = catalog_at(lake).load_table("ns.t").location().removeprefix(lake.root)
+    plan = maintenance.plan_compact_tables(lake, min_input_files=2)
+    assert [one.name for one in plan.tables] == ["secret.s"]
+    assert list(plan.left) == ["ns.t"]
+    assert [one.table for one in plan.execute().tables] == ["secret.s"]
+    assert not list(lake.storage.list(f"{folder}/data/"))
+
+
+def test_verify_reports_files_of_another_table(with_foreign_files: Lakehouse) -> None:
+    for _ in range(2):  # the second run finds what the first one recorded
+        findings = maintenance.verify(with_foreign_files, deep=True, incremental=True).findings
+        assert [(finding.code, finding.severity) for finding in findings] == [("table-unreadable", "error")]
+
+
+def test_an_export_copies_no_file_of_another_table(with_foreign_files: Lakehouse, lakes: Lakes) -> None:
+    target = lakes.storage("target")
+    for name, where in (("here", None), ("away", target.root)):
+        with pytest.raises(LocationNotAllowedError):
+            maintenance.plan_export(with_foreign_files, name, "full", target=where, namespaces=("ns",)).execute()
+    assert not list(target.list("tables/"))
+    with pytest.raises(PermissionError), catalog_at(with_foreign_files) as catalog:
+        catalog.load_table("ns.t").scan().to_arrow()

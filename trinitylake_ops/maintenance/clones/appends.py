@@ -8,7 +8,6 @@ clone's files are in it, so that no file is appended twice.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
@@ -26,6 +25,7 @@ from trinitylake_ops.tables.catalog.target import TransactionTarget
 from trinitylake_ops.tables.files.metadata import load_table_metadata
 from trinitylake_ops.tables.files.reach import entries_in, manifests_in
 from trinitylake_ops.tables.io.file_io import StorageFileIO
+from trinitylake_ops.tables.writing.data_files import with_path
 from trinitylake_ops.tables.writing.replacement import add_snapshot
 from trinitylake_ops.transaction.lakehouse import Lakehouse
 from trinitylake_ops.versions.snapshot import Snapshot as Version
@@ -210,14 +210,7 @@ def combined(
     assert appends.name.table is not None
     name = (appends.name.namespace, appends.name.table)
     change = catalog.load_table(name).transaction()
-    files = [_placed(file, moved(file.file_path)) for file in appends.files]
+    files = [with_path(file, moved(file.file_path)) for file in appends.files]
     add_snapshot(change, files, [], {COMBINED_TO: str(appends.to_snapshot)})
     change.commit_transaction()
     return transaction.table(*name)
-
-
-def _placed(file: DataFile, uri: str) -> DataFile:
-    placed = copy.copy(file)
-    placed._data = list(file._data)
-    placed[placed._data.index(file.file_path)] = uri  # its path is the first text among its fields
-    return placed

@@ -205,7 +205,8 @@ def load_table_metadata(
 ) -> LoadedMetadata:
     """Return the result of :func:`table_metadata`, and the properties in it that name code."""
     uri = metadata_uri(definition, io.root)
-    loaded = load_metadata(io.for_table(definition), uri, parsed if definition.is_managed else None)
+    reader = io if definition.is_managed else io.strict()
+    loaded = load_metadata(reader, uri, parsed if definition.is_managed else None)
     metadata = loaded.metadata
     check_identity(definition, metadata, uri)
     if any(name in metadata.properties for name in PATH_PROPERTIES):

@@ -166,11 +166,8 @@ def new_files(added: Iterable[Snapshot], base: TableMetadata | None, io: Storage
     """
     snapshots = [shot for shot in added if shot.manifest_list]
     snapshot_ids = {shot.snapshot_id for shot in snapshots}
-    parent_ids = dict.fromkeys(shot.parent_snapshot_id for shot in snapshots) if base is not None else {}
-    found = [
-        base.snapshot_by_id(number) for number in parent_ids if base is not None and number not in (None, *snapshot_ids)
-    ]
-    parents = [shot for shot in found if shot is not None]
+    parent_ids = {shot.parent_snapshot_id for shot in snapshots} - snapshot_ids
+    parents = [shot for shot in ([] if base is None else base.snapshots) if shot.snapshot_id in parent_ids]
     listed = run_parallel(lambda shot: manifests_in(shot, io), [*snapshots, *parents], io.storage.concurrency)
     before = {one.manifest_path for several in listed[len(snapshots) :] for one in several}
     manifests = {one.manifest_path: one for several in listed[: len(snapshots)] for one in several}

@@ -7,6 +7,7 @@ statistics and spec id.
 
 from __future__ import annotations
 
+import copy
 import logging
 import uuid
 from collections.abc import Iterable
@@ -347,3 +348,11 @@ def delete_data_files(io: StorageFileIO, data_files: Iterable[DataFile]) -> None
             io.delete(data_file.file_path)
         except StorageError as error:
             logger.warning("left to orphan removal: %s: %s", data_file.file_path, error)
+
+
+def with_path(file: DataFile, uri: str) -> DataFile:
+    """Return a data file with another path."""
+    placed = copy.copy(file)
+    placed._data = list(file._data)
+    placed[placed._data.index(file.file_path)] = uri  # its path is the first text among its fields
+    return placed

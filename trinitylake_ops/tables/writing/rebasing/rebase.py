@@ -20,11 +20,13 @@ from pyiceberg.table.update import AddSchemaUpdate, SetCurrentSchemaUpdate
 
 from trinitylake_ops.errors import CommitConflictError, FileMissingError
 from trinitylake_ops.format.definitions import METADATA_LOCATION
+from trinitylake_ops.storage.parallel import run_parallel
 from trinitylake_ops.tables.catalog.catalog import TrinityLakeCatalog
 from trinitylake_ops.tables.catalog.target import SnapshotTarget
 from trinitylake_ops.tables.files.metadata import table_metadata
 from trinitylake_ops.tables.files.reach import entries_in, manifests_in
 from trinitylake_ops.tables.io.file_io import StorageFileIO
+from trinitylake_ops.tables.writing.data_files import with_path
 from trinitylake_ops.tables.writing.rebasing.concurrent import added_paths, changed_files, live_paths, snapshots_since
 from trinitylake_ops.tables.writing.replacement import add_snapshot, all_files
 from trinitylake_ops.tables.writing.staged_table import StagedTable
@@ -45,6 +47,8 @@ STAGED_AS = "trinitylake.staged-as"
 # Figures of a snapshot that pyiceberg counts anew.
 _COUNTED = re.compile(r"(added|changed|deleted|removed|total|partitions?)[-.].*")
 _MOST_SHOWN = 3
+_COPIED_AT_ONCE = 4
+_PIECE_BYTES = 8 << 20
 
 
 def rebase(lake: Lakehouse, staged: StagedTable, *, is_anew: bool = False) -> StagedTable:
@@ -85,6 +89,8 @@ class _Rebase:
         self._staged = staged
         self._is_anew = is_anew
         self._change = _Change.of(staged, catalog.io)
+        #: The files in the table's own folder: those that were staged, unless another creation of the table won.
+        self._added = [with_path(file, self._own_path(file.file_path)) for file in self._change.added]
 
     def staged_again(self) -> StagedTable:
         self._check_files()
@@ -92,7 +98,8 @@ class _Rebase:
         self._put_columns(transaction)
         removed = self._removed()
         properties = {**self._change.properties, STAGED_AS: self._staged.metadata_location}
-        add_snapshot(transaction, self._change.added, removed, properties)
+        self._copy_to_own_folder()
+        add_snapshot(transaction, self._added, removed, properties)
         transaction.commit_transaction()
         return with_changes(
             self._catalog.staged((self._staged.namespace, self._staged.table)),
@@ -100,6 +107,29 @@ class _Rebase:
             replaces=self._staged.replaces,
             replaced_partitions=self._staged.replaced_partitions,
         )
+
+    def _own_path(self, path: str) -> str:
+        folder = f"{self._change.metadata.location}/"
+        return f"{self._table.location()}/{path.removeprefix(folder)}" if path.startswith(folder) else path
+
+    def _copy_to_own_folder(self) -> None:
+        """Copy files that were staged for a table that another creation won, as a table has its own files only.
+
+        Their names have a uuid, so a copy that an earlier attempt made is taken as it is. Raises StorageError.
+        """
+        staged_io = self._catalog.io.for_table(self._staged.table_def)
+
+        def copy(pair: tuple[str, str]) -> None:
+            output = self._io.new_output(pair[1])
+            if output.exists():
+                return
+            source = staged_io.new_input(pair[0])
+            with output.create() as stream:
+                for offset in range(0, len(source), _PIECE_BYTES):
+                    stream.write(source.read_range(offset, min(_PIECE_BYTES, len(source) - offset)))
+
+        pairs = [(old.file_path, new.file_path) for old, new in zip(self._change.added, self._added, strict=True)]
+        run_parallel(copy, [pair for pair in pairs if pair[0] != pair[1]], _COPIED_AT_ONCE)
 
     def _removed(self) -> list[DataFile]:
         """Return the data files of the table that it replaces."""
@@ -110,7 +140,7 @@ class _Rebase:
 
     def _check_files(self) -> None:
         """Raise CommitConflictError if others changed what the files replace, or if they are there already."""
-        metadata, added = self._table.metadata, {file.file_path for file in self._change.added}
+        metadata, added = self._table.metadata, {file.file_path for file in self._added}
         since = snapshots_since(metadata, self._change.base_snapshot_id)
         there = live_paths(metadata.current_snapshot(), self._io) if since is None else added_paths(since, self._io)
         if added & there:
