@@ -14,7 +14,8 @@ from pyspark.sql import functions as F
 
 from tests.lakes import check_lake
 from trinitylake_ops import Lakehouse, errors, maintenance
-from trinitylake_ops.errors import InvalidInputError, TrinityLakeError
+from trinitylake_ops.errors import CommitConflictError, InvalidInputError, TrinityLakeError
+from trinitylake_ops.format.definitions import IsolationLevel
 from trinitylake_ops.spark_jobs.catalog.registration import catalog_settings, register_catalog
 from trinitylake_ops.spark_jobs.runtime.spark_errors import spark_failures
 
@@ -217,6 +218,48 @@ def test_statements_are_versions(sql: Sql, spark: SparkSession, tmp_path: Path) 
     check_lake(lake)
 
 
+def test_names_with_dots(sql: Sql, spark: SparkSession, tmp_path: Path) -> None:
+    """Two tables that are one text when namespace and table are joined by a dot."""
+    lake = new_lake(spark, tmp_path, "dotted")
+    for namespace, table, number in (("a", "b.c", 1), ("a.b", "c", 2)):
+        name = f"dotted.`{namespace}`.`{table}`"
+        sql(f"CREATE NAMESPACE dotted.`{namespace}`")
+        sql(f"CREATE TABLE {name} (id INT) USING parquet")
+        sql(f"INSERT INTO {name} VALUES ({number})")
+        assert sql(f"SELECT id FROM {name}") == [(number,)]
+    sql("CREATE TABLE dotted.`a.b`.`x.y` AS SELECT * FROM dotted.a.`b.c`")
+    assert sql("SELECT id FROM dotted.`a.b`.`x.y` UNION ALL SELECT id FROM dotted.`a.b`.c ORDER BY 1") == [(1,), (2,)]
+    check_lake(lake)
+
+
+def test_writers_of_spark_create_tables(sql: Sql, spark: SparkSession, tmp_path: Path) -> None:
+    """They name the session's default format, which no statement of the user has."""
+    lake = new_lake(spark, tmp_path / "lake", "writers")
+    sql("CREATE NAMESPACE writers.ns")
+    spark.range(3).write.saveAsTable("writers.ns.saved")
+    stream = spark.readStream.table("writers.ns.saved").writeStream.option("stream_id", "s")
+    stream = stream.option("checkpointLocation", str(tmp_path / "c")).trigger(availableNow=True)
+    stream.toTable("writers.ns.streamed").awaitTermination()
+    assert sql("SELECT count(*) FROM writers.ns.streamed") == [(3,)]
+    check_lake(lake)
+
+
+def test_an_overwrite_in_a_serializable_lakehouse_names_its_reads(
+    sql: Sql, spark: SparkSession, tmp_path: Path
+) -> None:
+    lake = Lakehouse.create(f"file://{tmp_path}/", OPTIONS, isolation_level=IsolationLevel.SERIALIZABLE)
+    register_catalog(spark, "strict", lake.root, OPTIONS)
+    sql("CREATE NAMESPACE strict.ns")
+    sql("CREATE TABLE strict.ns.a AS SELECT 1 AS id")
+    with pytest.raises(InvalidInputError), spark_failures("overwrite"):
+        sql("INSERT OVERWRITE strict.ns.a SELECT id + 1 FROM strict.ns.a")
+    reads = f"""WITH (reads = '{{"ns.a": {lake.latest_version()}}}')"""
+    sql(f"INSERT OVERWRITE strict.ns.a {reads} SELECT id + 1 FROM strict.ns.a")
+    with pytest.raises(CommitConflictError), spark_failures("overwrite"):
+        sql(f"INSERT OVERWRITE strict.ns.a {reads} SELECT id + 1 FROM strict.ns.a")
+    assert sql("SELECT id FROM strict.ns.a") == [(2,)]
+
+
 REFUSED = (
     ("SELECT * FROM lake.facts.days VERSION AS OF 99", "VersionNotFoundError", "version 99 does not exist"),
     ("SELECT * FROM lake.facts.days VERSION AS OF 'none'", "ExportNotFoundError", "there is no export 'none'"),
@@ -226,7 +269,7 @@ REFUSED = (
     ("SELECT * FROM lake.facts.days WITH (`row_filter` = 'none = 3')", "InvalidInputError", "does not fit the table"),
     ("SELECT * FROM lake.exports VERSION AS OF 3", "InvalidInputError", "cannot be read by the option 'version'"),
     ("CREATE TABLE lake.facts.x (id VARCHAR(3))", "UnsupportedTypeError", "cast it to string"),
-    ("CREATE TABLE lake.facts.x (id INT) USING parquet", "InvalidInputError", "leave USING parquet out"),
+    ("CREATE TABLE lake.facts.x (id INT) USING orc", "InvalidInputError", "leave out USING"),
     ("CREATE TABLE lake.facts.x (id INT) LOCATION '/tmp/x'", "InvalidInputError", "leave LOCATION out"),
     ("CREATE TABLE lake.facts.x (at TIMESTAMP) PARTITIONED BY (days(at))", "InvalidInputError", "not days of 'at'"),
     ("CREATE TABLE lake.facts.x (f FLOAT) PARTITIONED BY (f)", "InvalidDefinitionError", "that is no float"),

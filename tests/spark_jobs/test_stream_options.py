@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
-import pytest
-from pyspark.sql.types import StructType
+import json
+from collections.abc import Sequence
 
-from trinitylake_ops.errors import InvalidInputError
+import pyarrow as pa
+import pytest
+from pyspark.sql.types import LongType, StructField, StructType
+
+from tests.lakes import Lakes
+from trinitylake_ops import Lakehouse
+from trinitylake_ops.errors import CommitConflictError, InvalidInputError
+from trinitylake_ops.format.definitions import IsolationLevel
 from trinitylake_ops.spark_jobs.runtime import spark_version
 from trinitylake_ops.spark_jobs.source.data_source import TrinityLakeSource
 from trinitylake_ops.spark_jobs.source.stream_options import StreamOptions, WriteOptions
 from trinitylake_ops.spark_jobs.source.stream_writer import stream_writer
 from trinitylake_ops.spark_jobs.source.writer import WriteTarget, batch_writer
+from trinitylake_ops.tables.catalog import catalog_at
 
 
 def test_what_options_mean() -> None:
@@ -49,6 +57,9 @@ def test_wrong_options_of_streams(options: dict[str, str], said: str) -> None:
         ({"partition": "[" * 5000}, "'partition' takes JSON"),
         ({"partition": '{"month": 2}', "replace": "partitions"}, "one of the options replace and partition"),
         ({"create": "yes"}, "'create' takes 'true' or 'false'"),
+        ({"reads": "ns.t"}, "'reads' takes JSON"),
+        ({"reads": '{"ns.t": "12"}'}, "'reads' takes JSON"),
+        ({"reads": '{"ns.t": -1}'}, "'reads' takes JSON"),
         ({"stream_id": ""}, "'stream_id' takes 1 to 200 characters"),
         ({"partition_by": "a,,b"}, "'partition_by' takes names with commas"),
         ({"row_filter": "a = 1"}, "'row_filter' is of reads"),
@@ -89,3 +100,60 @@ def test_streams_need_a_newer_spark_than_the_rest(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(spark_version.pyspark, "__version__", "4.0.0")
     with pytest.raises(InvalidInputError, match=r"streams that are written .* need Spark 4\.1, and this is 4\.0\.0"):
         source.streamWriter(StructType(), overwrite=False)
+
+
+def write(lake: Lakehouse, table: str, ids: Sequence[int], *, overwrite: bool = False, **options: str) -> None:
+    """Write a table as Spark's helpers and tasks do."""
+    target = WriteTarget.parse({"root": lake.root, "path": table, **options})
+    writer = batch_writer(target, StructType([StructField("id", LongType())]), overwrite=overwrite)
+    batch = pa.RecordBatch.from_pydict({"id": pa.array(ids, pa.int64())})
+    writer.commit([writer.write(iter([batch]))])
+
+
+def ids_of(lake: Lakehouse, table: str | tuple[str, str]) -> list[int]:
+    return sorted(catalog_at(lake).load_table(table).scan().to_arrow()["id"].to_pylist())
+
+
+def test_an_overwrite_of_a_serializable_lakehouse_names_its_reads(lakes: Lakes) -> None:
+    lake = lakes.local(isolation_level=IsolationLevel.SERIALIZABLE)
+    write(lake, "ns.a", [1])
+    write(lake, "ns.b", [2], overwrite=True)
+    read_at = lake.latest_version()
+    reads = json.dumps({"ns.a": read_at})
+    for options in ({}, {"replace": "partitions"}):
+        with pytest.raises(InvalidInputError):
+            write(lake, "ns.b", [1], overwrite=True, **options)
+    write(lake, "ns.b", [1], overwrite=True, reads=reads)
+    write(lake, "ns.a", [3])  # an append needs no reads
+    for table, overwrite in (("ns.b", True), ("ns.a", True), ("ns.b", False), ("ns.new", False)):
+        with pytest.raises(CommitConflictError):
+            write(lake, table, [1], overwrite=overwrite, reads=reads)
+    assert (ids_of(lake, "ns.a"), ids_of(lake, "ns.b")) == ([1, 3], [1])
+    write(lake, "ns.a", [7], overwrite=True, reads=json.dumps({"ns.a": lake.latest_version()}))
+    write(lake, "ns.b", [8], overwrite=True, reads="{}")
+    assert (ids_of(lake, "ns.a"), ids_of(lake, "ns.b")) == ([7], [8])
+
+
+def test_reads_do_not_count_under_snapshot_isolation(lakes: Lakes) -> None:
+    lake = lakes.local()
+    write(lake, "ns.a", [1])
+    write(lake, "ns.b", [2])
+    write(lake, "ns.a", [3])
+    write(lake, "ns.b", [1], overwrite=True, reads='{"ns.a": 1}')
+    write(lake, "ns.b", [4], overwrite=True)
+    assert ids_of(lake, "ns.b") == [4]
+
+
+def test_names_with_dots_are_written_as_json(lakes: Lakes) -> None:
+    lake = lakes.local()
+    names = [("a", "b.c"), ("a.b", "c"), ("n", "t.x.y")]
+    for number, name in enumerate(names):
+        write(lake, json.dumps(name), [number])
+    reading = {"root": lake.root, "path": json.dumps(["a.b", "c"])}
+    assert TrinityLakeSource(reading).schema().names == ["id"]
+    assert [ids_of(lake, name) for name in names] == [[0], [1], [2]]
+    with pytest.raises(InvalidInputError):
+        TrinityLakeSource({"root": lake.root, "path": "a.b.c"}).schema()
+    for wrong in ('["a.b"]', '["a.b", 1]', '["", "c.d"]'):
+        with pytest.raises(InvalidInputError):
+            write(lake, wrong, [1])

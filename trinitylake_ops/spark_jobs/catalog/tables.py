@@ -22,7 +22,7 @@ from trinitylake_ops.spark_jobs.metadata.columns import METADATA_TABLES
 from trinitylake_ops.spark_jobs.metadata.filter import comparable_columns
 from trinitylake_ops.spark_jobs.source.opened_table import open_metadata, snapshot_of
 from trinitylake_ops.spark_jobs.source.options import TableRequest
-from trinitylake_ops.spark_jobs.tables.reader import found_table
+from trinitylake_ops.spark_jobs.tables.reader import found_table, name_option
 from trinitylake_ops.spark_jobs.tables.schema import to_iceberg_schema, to_spark_schema
 from trinitylake_ops.tables.catalog import catalog_at
 from trinitylake_ops.tables.writing.data_files import identity_columns
@@ -34,7 +34,8 @@ Request = Mapping[str, Any]
 COMMENT = "comment"
 _EXPORTS = "exports"
 _PROVIDER = "provider"
-_FORMATS = ("iceberg", "trinitylake")
+#: Spark's writers name the default format of the session, ``parquet``, where the user names none.
+_FORMATS = ("iceberg", "trinitylake", "parquet")
 #: Properties that Spark keeps for itself, and that a lakehouse does not choose.
 _OF_SPARK = ("external", "is_managed_location", "collation")
 #: What the catalog in Spark is told about a table, where there is nothing to tell.
@@ -68,7 +69,7 @@ def load_table(lake: Lakehouse, request: Request) -> Answer:
     if len(path) != 2:
         raise RefusedError("no such table", ".".join(path))
     namespace, table = path
-    asked = _at(f"{namespace}.{table}", request)
+    asked = _at(name_option(namespace, table), request)
     snapshot = snapshot_of(lake, asked)
     try:
         found = found_table(lake, snapshot, namespace, table)
@@ -78,7 +79,7 @@ def load_table(lake: Lakehouse, request: Request) -> Answer:
         raise
     pinned = {"export": asked.export} if asked.export is not None else {"version": str(snapshot.version)}
     is_latest = asked.time is None
-    return _described(found.metadata, f"{namespace}.{table}", pinned, is_writable=is_latest)
+    return _described(found.metadata, name_option(namespace, table), pinned, is_writable=is_latest)
 
 
 def _at(name: str, request: Request) -> TableRequest:
@@ -140,7 +141,7 @@ def create_table(lake: Lakehouse, request: Request) -> Answer:
     identity_columns(spec, schema)
     properties = _properties(request["properties"])
     created = catalog_at(lake).create_table((namespace, table), schema, partition_spec=spec, properties=properties)
-    return _described(created.metadata, f"{namespace}.{table}", {}, is_writable=True)
+    return _described(created.metadata, name_option(namespace, table), {}, is_writable=True)
 
 
 def stage_table(lake: Lakehouse, request: Request) -> Answer:
@@ -158,7 +159,7 @@ def stage_table(lake: Lakehouse, request: Request) -> Answer:
     partition_by = partition_columns(request["partitions"])
     columns = _columns(request["columns"])
     schema = to_spark_schema(to_iceberg_schema(columns))
-    path = {"path": f"{namespace}.{table}"}
+    path = {"path": name_option(namespace, table)}
     value = {
         **_EMPTY,
         "partitions": [{"transform": IDENTITY, "column": quoted(column)} for column in partition_by],
@@ -178,7 +179,7 @@ def alter_table(lake: Lakehouse, request: Request) -> Answer:
     """Change a table's columns and properties, in one version."""
     namespace, table = _existing(request["table"])
     changed = change_table(catalog_at(lake).load_table((namespace, table)), request["changes"])
-    return _described(changed.metadata, f"{namespace}.{table}", {}, is_writable=True)
+    return _described(changed.metadata, name_option(namespace, table), {}, is_writable=True)
 
 
 def drop_table(lake: Lakehouse, request: Request) -> Answer:
@@ -220,7 +221,10 @@ def _properties(given: Mapping[str, str]) -> dict[str, str]:
     """Return what a table keeps of the properties of CREATE TABLE. Raises InvalidInputError."""
     check_no_location(given)
     if given.get(_PROVIDER, _FORMATS[0]).lower() not in _FORMATS:
-        raise InvalidInputError(f"tables are in Apache Iceberg: leave USING {given[_PROVIDER]} out")
+        raise InvalidInputError(
+            f"cannot create a table of the format {given[_PROVIDER]!r}: tables are in Apache Iceberg, with files in"
+            " Parquet; leave out USING, or the format of the writer, or name 'iceberg'"
+        )
     if wrong := next((key for key in given if key in _OF_SPARK or key.startswith("option.")), None):
         raise InvalidInputError(f"a table has no setting {wrong!r}; TBLPROPERTIES are Iceberg's")
     return {key: value for key, value in given.items() if key not in (OWNER, _PROVIDER)}

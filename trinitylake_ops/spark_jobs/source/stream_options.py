@@ -28,6 +28,7 @@ WRITE_OPTIONS: Mapping[str, str] = {
     "replace": "of batch writes in the mode overwrite: 'table', or 'partitions' for those that rows arrive for",
     "partition": "of batch writes in the mode overwrite: only this partition, JSON of a value for each of its columns",
     "create": "of batch writes: 'true' if the table must not exist yet",
+    "reads": 'of batch writes: tables that the rows come from and the version of each, JSON such as {"ns.t": 12}',
     "message": "why, for the log",
 }
 
@@ -67,6 +68,7 @@ class WriteOptions:
     replaces_partitions: bool = False
     partition: Mapping[str, PartitionValue] | None = None
     must_create: bool = False
+    reads: Mapping[str, int] | None = None
     message: str | None = None
 
     @classmethod
@@ -88,6 +90,7 @@ class WriteOptions:
             replaces_partitions=replace == "partitions",
             partition=_partition(given.get("partition")),
             must_create=_is_true(given, "create"),
+            reads=_reads(given.get("reads")),
             message=given.get("message"),
         )
 
@@ -130,6 +133,21 @@ def _partition(text: str | None) -> Mapping[str, PartitionValue] | None:
         raise InvalidInputError(f"the option 'partition' takes JSON such as {{\"month\": 2}}, not {text!r}")
     partition: Mapping[str, PartitionValue] = values
     return partition
+
+
+def _reads(text: str | None) -> Mapping[str, int] | None:
+    if text is None:
+        return None
+    try:
+        versions = json.loads(text)
+    except (ValueError, RecursionError):
+        versions = None
+    if not isinstance(versions, dict) or not all(type(one) is int and one >= 0 for one in versions.values()):
+        raise InvalidInputError(
+            f"the option 'reads' takes JSON of tables and versions such as {{\"ns.t\": 12}}, or {{}}, not {text!r}"
+        )
+    reads: Mapping[str, int] = versions
+    return reads
 
 
 def _names(given: Mapping[str, str], name: str) -> tuple[str, ...] | None:

@@ -38,9 +38,10 @@ def stream_writer(target: WriteTarget, schema: StructType, *, overwrite: bool) -
             " started again, so that each of its batches is committed once"
         )
     of_batches = (options.run_id, options.replaces_partitions, options.partition, options.must_create)
-    if any(of_batches):
+    if any(of_batches) or options.reads is not None:
         raise InvalidInputError(
-            "the options 'run_id', 'replace', 'partition' and 'create' are of batch writes; a stream has 'stream_id'"
+            "the options 'run_id', 'replace', 'partition', 'create' and 'reads' are of batch writes; a stream has"
+            " 'stream_id'"
         )
     return StreamWriter(target, options.stream_id, schema, overwrite=overwrite)
 

@@ -19,12 +19,14 @@ from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
 from trinitylake_ops.errors import CommitConflictError, InvalidInputError, ObjectExistsError
+from trinitylake_ops.format.definitions import IsolationLevel
 from trinitylake_ops.spark_jobs.source.options import OPTIONS, ROOT, SourceOptions
 from trinitylake_ops.spark_jobs.source.stream_options import WRITE_OPTIONS, WriteOptions
-from trinitylake_ops.spark_jobs.tables.reader import check_reachable, table_name
+from trinitylake_ops.spark_jobs.tables.reader import check_reachable, resolved_name, table_name
 from trinitylake_ops.spark_jobs.tables.writer import plan_rows
 from trinitylake_ops.tables.writing.partition_key import check_partitions
 from trinitylake_ops.tables.writing.publication import Publication, publication_id, publish_once, published_version
+from trinitylake_ops.tables.writing.reads import TableRead
 from trinitylake_ops.tables.writing.rows_digest import RowsDigest
 from trinitylake_ops.tables.writing.staged_table import StagedTable
 from trinitylake_ops.tables.writing.staging import Replace, stage_appended, stage_data_files
@@ -111,8 +113,21 @@ def batch_writer(target: WriteTarget, schema: StructType, *, overwrite: bool) ->
     plan = target.plan(lake, schema)
     if options.must_create and plan.base_metadata_location is not None:
         raise ObjectExistsError(f"table {'.'.join(target.name)} exists")
+    if overwrite and plan.base_metadata_location is not None:
+        _check_states_its_reads(lake, target)
     wanted, replacing = replaced_by(plan, mode, None if options.partition is None else [options.partition])
     return BatchWriter(target, plan, replacing, publication or str(uuid.uuid4()), since, wanted)
+
+
+def _check_states_its_reads(lake: Lakehouse, target: WriteTarget) -> None:
+    """Raise InvalidInputError for an overwrite whose reads would have to count, and are not known."""
+    is_serializable = lake.snapshot().definition.isolation_level == IsolationLevel.SERIALIZABLE
+    if is_serializable and target.options.reads is None:
+        raise InvalidInputError(
+            f"cannot overwrite rows of table {'.'.join(target.name)}: the lakehouse is serializable, and Spark does not"
+            " report to a data source which tables the rows come from; name them and the version that each was read"
+            ' at by the option reads, such as {"ns.t": 12}, or {} for none, or write by PipelineRun'
+        )
 
 
 class BatchWriter(DataSourceArrowWriter):
@@ -149,6 +164,11 @@ class BatchWriter(DataSourceArrowWriter):
         files = files_of(messages)
         check_partitions(files, self._wanted, [field.name for field in plan.metadata.spec().fields])
         options = self._target.options
+        reads = [
+            TableRead.of(snapshot, *resolved_name(name, snapshot))
+            for name, version in (options.reads or {}).items()
+            for snapshot in [lake.snapshot(version)]
+        ]
 
         def publish(staged: StagedTable) -> Publication:
             return publish_once(
@@ -159,6 +179,7 @@ class BatchWriter(DataSourceArrowWriter):
                 operation=_WRITE,
                 run_id=options.run_id,
                 message=options.message or f"write {'.'.join(self._target.name)}"[:_LONGEST_MESSAGE_CHARS],
+                reads=reads,
             )
 
         publish_written(

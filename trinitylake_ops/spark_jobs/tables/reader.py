@@ -7,6 +7,7 @@ Requests are counted and retried as elsewhere in the lakehouse.
 
 from __future__ import annotations
 
+import json
 import pickle
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -153,19 +154,45 @@ class FoundTable:
 
 
 def table_name(text: str) -> tuple[str, str]:
-    """Return namespace and table of ``"namespace.table"``. Raises InvalidInputError for another form."""
+    """Return namespace and table of ``"namespace.table"``, or of a JSON list of both, which may contain dots.
+
+    Raises InvalidInputError for another form.
+    """
+    if (name := _json_name(text)) is not None:
+        return name
     namespace, dot, table = text.partition(".")
     if not (namespace and dot and table) or "." in table:
-        raise InvalidInputError(f"{text!r} names no table; write NAMESPACE.TABLE")
+        raise InvalidInputError(
+            f'{text!r} names no table; write NAMESPACE.TABLE, or for a name with dots ["NAMESPACE", "TABLE"]'
+        )
     return namespace, table
 
 
+def name_option(namespace: str, table: str) -> str:
+    """Return the text from which :func:`table_name` returns these names."""
+    is_plain = "." not in namespace + table and not namespace.startswith("[")
+    return f"{namespace}.{table}" if is_plain else json.dumps([namespace, table])
+
+
 def resolved_name(text: str, snapshot: Snapshot) -> tuple[str, str]:
-    """Return namespace and table of ``"namespace.table"``, of which either may hold dots itself.
+    """Return namespace and table of ``"namespace.table"``, of which either may hold dots itself, or of a JSON list.
 
     Raises InvalidInputError for another form or a name that means several tables, TableNotFoundError.
     """
-    return table_name(text) if text.count(".") < 2 else resolve_table(text, snapshot)
+    is_exact = text.count(".") < 2 or _json_name(text) is not None
+    return table_name(text) if is_exact else resolve_table(text, snapshot)
+
+
+def _json_name(text: str) -> tuple[str, str] | None:
+    if not text.startswith('["'):
+        return None
+    try:
+        names = json.loads(text)
+    except (ValueError, RecursionError):
+        names = None
+    if not isinstance(names, list) or len(names) != 2 or not all(isinstance(one, str) and one for one in names):
+        raise InvalidInputError(f'{text!r} names no table; write ["NAMESPACE", "TABLE"]')
+    return names[0], names[1]
 
 
 def found_table(lake: Lakehouse, snapshot: Snapshot, namespace: str, table: str) -> FoundTable:
