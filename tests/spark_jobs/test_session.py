@@ -1,11 +1,15 @@
 """Settings of the session, and the manners of session_scope towards a session that is already there."""
 
+import socket
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+import pytest
 from pyspark.sql import DataFrame, SparkSession
 
+from trinitylake_ops.errors import InvalidInputError, JobFailedError
+from trinitylake_ops.spark_jobs.runtime.addresses import check_master
 from trinitylake_ops.spark_jobs.session import build_session, session_scope
 
 
@@ -49,3 +53,17 @@ def test_parquet_timestamps_are_microseconds_in_utc(sample: dict[str, DataFrame]
     column = pq.ParquetFile(file).schema.column(1)
     assert (column.name, column.physical_type) == ("time_hour", "INT64")
     assert pq.read_schema(file).field("time_hour").type == pa.timestamp("us", tz="UTC")
+
+
+def test_a_master_that_cannot_be_reached_is_reported_before_java_starts() -> None:
+    with socket.socket() as closed, socket.create_server(("127.0.0.1", 0)) as listening:
+        closed.bind(("127.0.0.1", 0))
+        gone, there = (f"127.0.0.1:{one.getsockname()[1]}" for one in (closed, listening))
+        with pytest.raises(JobFailedError):
+            check_master(f"spark://{gone}")
+        check_master(f"spark://{gone},{there}")
+    for local in ("local[2]", "yarn", "k8s://https://host"):
+        check_master(local)
+    for wrong in ("spark://", "spark://host", "spark://host:x"):
+        with pytest.raises(InvalidInputError):
+            check_master(wrong)

@@ -9,15 +9,17 @@ import warnings
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+from pyspark import SparkContext
 from pyspark.errors import PySparkRuntimeError
 from pyspark.sql import SparkSession
 
 from trinitylake_ops.spark_jobs.catalog.jar import jar_file
 from trinitylake_ops.spark_jobs.catalog.registration import register_catalog_source
-from trinitylake_ops.spark_jobs.runtime.addresses import DEFAULT_MASTER, check_remote
+from trinitylake_ops.spark_jobs.runtime.addresses import DEFAULT_MASTER, check_master, check_remote
 from trinitylake_ops.spark_jobs.runtime.connect import close_remote, is_remote, open_remote, running_remote
 from trinitylake_ops.spark_jobs.runtime.java import find_java, java_home_for_spark
 from trinitylake_ops.spark_jobs.runtime.local_cache import temporary_folder
+from trinitylake_ops.spark_jobs.runtime.spark_errors import spark_failures
 from trinitylake_ops.telemetry.settings import start_once
 
 DEFAULT_APP_NAME = "trinitylake-ops"
@@ -54,7 +56,8 @@ def build_session(
     ``conf`` are Spark settings by their names (``**{"spark.sql.shuffle.partitions": 8}``). They override ours, except
     that ``spark.driver.extraJavaOptions`` and ``spark.driver.extraClassPath`` join ours. ``master=None`` leaves the
     choice to ``spark-submit``. If this process has a session already, that one is returned with the SQL settings
-    applied to it. Raises JavaNotFoundError when there is no Java to run on.
+    applied to it. Raises JavaNotFoundError when there is no Java to run on. Raises JobFailedError if no master
+    answers, or Spark cannot start.
 
     With ``remote``, ``sc://host:port``, it is a session of Spark Connect at a server, whatever ``master`` says. If this
     process has such a session already, that one is returned, wherever it is. Raises InvalidInputError and
@@ -67,10 +70,12 @@ def build_session(
         return _remote_session(app_name, remote, _given(conf))
     builder = SparkSession.builder.appName(app_name)
     if master is not None:
+        if SparkContext._active_spark_context is None:
+            check_master(master)
         builder = builder.master(master)
     for key, value in _settings(master, conf).items():
         builder = builder.config(key, value)
-    with _environment(_launch_environment(master)):
+    with _environment(_launch_environment(master)), spark_failures(f"start Spark{f' at {master}' if master else ''}"):
         session = builder.getOrCreate()
     register_catalog_source(session)
     return session

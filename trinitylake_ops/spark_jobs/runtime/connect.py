@@ -18,14 +18,12 @@ from pyspark.sql import SparkSession
 
 from trinitylake_ops.errors import InvalidInputError, JobFailedError
 from trinitylake_ops.extras import needs
-from trinitylake_ops.spark_jobs.runtime.addresses import check_remote
+from trinitylake_ops.spark_jobs.runtime.addresses import ANSWER_SECONDS, check_remote
 from trinitylake_ops.spark_jobs.runtime.connect_keeper import dismiss, start_keeper
 
 if TYPE_CHECKING:
     from pyspark.sql.connect.session import SparkSession as ConnectSession
 
-#: The longest time that a server may take to answer before it counts as not there.
-ANSWER_SECONDS = 10.0
 #: A call is repeated for about 17 s. The client's own 15 repetitions would take ten minutes.
 _MAX_RETRIES = 5
 
