@@ -77,7 +77,7 @@ def check_is_restricted(name: str, pod: Mapping[str, Any]) -> None:
             "capabilities": {"drop": ["ALL"]},
         }, name
     for volume in pod.get("volumes", []):
-        assert {*volume} - {"name"} <= {"configMap", "secret", "emptyDir"}, name
+        assert {*volume} - {"name"} <= {"configMap", "secret", "emptyDir", "persistentVolumeClaim"}, name
 
 
 class Container:
@@ -96,7 +96,10 @@ class Container:
         folder.mkdir()
         sources = {volume["name"]: _source(volume, files) for volume in pod["volumes"]}
         self._places: dict[str, str] = {}
+        claims = {volume["name"] for volume in pod["volumes"] if "persistentVolumeClaim" in volume}
         for mount in self.spec["volumeMounts"]:
+            if mount["name"] in claims:
+                continue  # a folder of this machine, at the same path
             self._places[mount["mountPath"]] = str(_mounted(mount, folder, sources[mount["name"]]))
         self.environment = {
             "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
@@ -161,7 +164,7 @@ def _mounted(mount: Mapping[str, Any], folder: Path, content: Mapping[str, str])
 
 
 def _source(volume: Mapping[str, Any], files: Mapping[str, Mapping[str, str]]) -> Mapping[str, str]:
-    if "emptyDir" in volume:
+    if "emptyDir" in volume or "persistentVolumeClaim" in volume:
         return {}
     return files[volume["configMap"]["name"] if "configMap" in volume else volume["secret"]["secretName"]]
 

@@ -53,6 +53,17 @@ FULL: dict[str, Any] = {
 }
 SMALL: dict[str, Any] = {"lakehouses": LAKEHOUSES, "tokens": {"secretName": "lake-tokens"}}
 LOG = {"schedule": "@daily", "args": ["log"]}
+
+
+def volume_at(path: Path) -> dict[str, Any]:
+    """Return the values for a volume that all pods mount at a path."""
+    return {
+        "volumes": [{"name": "lakes", "persistentVolumeClaim": {"claimName": "lakes"}}],
+        "volumeMounts": [{"name": "lakes", "mountPath": str(path)}],
+    }
+
+
+VOLUME = volume_at(Path("/lakes"))
 #: The oldest that the chart says it runs on, and the newest whose schemas there are.
 KUBERNETES = ("1.27", kubernetes_validate.latest_version())
 
@@ -119,11 +130,28 @@ def test_policies_choose_the_pods_that_there_are(full: list[dict[str, Any]]) -> 
         ({**SMALL, "lakehouses": {"a b": {"root": "/lake"}}}, "a b"),
         ({**SMALL, "lakehouses": {"a": {"root": "s3://b/l", "storage_options": {"secret_access_key": "x"}}}}, "secret"),
         ({**SMALL, "upkeep": {"enabled": True, "jobs": {"a" * 40: LOG}}}, "more than 52"),
+        ({**SMALL, "lakehouses": {"a": {"root": "/lakes/a"}}}, "no volume is mounted"),
+        ({**SMALL, "lakehouses": {"a": {"root": "file:///lakes/a"}}}, "no volume is mounted"),
+        ({**SMALL, "lakehouses": {"a": {"root": "/lakes-b/a"}}, **VOLUME}, "no volume is mounted"),
+        ({**SMALL, "lakehouses": {"a": {"root": "/lakes/../tmp/a"}}, **VOLUME}, "no volume is mounted"),
+        ({**SMALL, "lakehouses": {"a": {"root": "s3://b/l", "allowed_roots": ["/old"]}}}, "no volume is mounted"),
+        ({**SMALL, "lakehouses": {"a": {"root": "memory://a"}}, **VOLUME}, "memory of one process"),
     ],
 )  # fmt: skip
 def test_wrong_values_are_refused(values: Mapping[str, Any], told: str) -> None:
     with pytest.raises(RenderError, match=told):
         render(values)
+
+
+@pytest.mark.parametrize("root", ["/lakes/sales", "file:///lakes/sales", "/lakes"])
+def test_a_local_root_is_on_a_volume_of_all_pods(root: str) -> None:
+    objects = render({**SMALL, **VOLUME, "lakehouses": {"sales": {"root": root}}, "upkeep": {"enabled": True}})
+    for one in objects:
+        kubernetes_validate.validate(one, KUBERNETES[-1], strict=True)
+    for name, pod in pods(objects):
+        check_is_restricted(name, pod)
+        assert VOLUME["volumes"][0] in pod["volumes"]
+        assert VOLUME["volumeMounts"][0] in pod["containers"][0]["volumeMounts"]
 
 
 def test_upkeep_is_off_and_single_jobs_can_be_left_out() -> None:
@@ -148,7 +176,7 @@ def test_jobs_call_commands_with_options_that_they_have(full: list[dict[str, Any
 
 def test_its_server_answers_the_probes_and_who_has_a_token(tmp_path: Path) -> None:
     lake = Lakehouse.create(str(tmp_path / "lake"))
-    objects = render({"lakehouses": {"sales": {"root": lake.root}}, "tokens": {"secretName": "lake-tokens"}})
+    objects = render({**SMALL, "lakehouses": {"sales": {"root": lake.root}}, **volume_at(tmp_path)})
     ((_, pod),) = pods(objects)
     tokens = yaml.safe_dump({"tokens": [entry(READER, "reader", scope="read")]})
     files = {one["metadata"]["name"]: one["data"] for one in of_kind(objects, "ConfigMap")}
@@ -182,7 +210,12 @@ def test_its_jobs_run(tmp_path: Path) -> None:
     for number in range(4):
         with lake.transaction() as transaction:
             transaction.create_namespace(f"ns{number}")
-    values = {"lakehouses": {"sales": {"root": lake.root}}, "tokens": {"secretName": "t"}, "upkeep": {"enabled": True}}
+    values = {
+        **SMALL,
+        **volume_at(tmp_path),
+        "lakehouses": {"sales": {"root": lake.root}},
+        "upkeep": {"enabled": True},
+    }
     ended = []
     for one in sorted(of_kind(render(values), "CronJob"), key=lambda one: one["spec"]["schedule"].split()[1]):
         ((name, pod),) = pods([one])

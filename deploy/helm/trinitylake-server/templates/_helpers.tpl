@@ -64,3 +64,26 @@ securityContext:
 env: {{- toYaml . | nindent 2 }}
 {{- end }}
 {{- end -}}
+
+{{- /* Fail for a root that no pod can reach: a path outside the volumes, and the memory of a process. */ -}}
+{{- define "trinitylake.checkRoots" -}}
+{{- range $name, $settings := .Values.lakehouses }}
+{{- range $root := prepend ($settings.allowed_roots | default list) $settings.root }}
+{{- if hasPrefix "memory://" $root }}
+{{- fail (printf "lakehouses.%s: the root %s is in the memory of one process; choose a storage that all pods reach" $name $root) }}
+{{- end }}
+{{- if or (hasPrefix "/" $root) (hasPrefix "file://" $root) }}
+{{- $path := printf "%s/" (clean (trimPrefix "file://" $root)) }}
+{{- $mounted := dict }}
+{{- range $.Values.volumeMounts }}
+{{- if hasPrefix (printf "%s/" (clean .mountPath)) $path }}
+{{- $_ := set $mounted "is" true }}
+{{- end }}
+{{- end }}
+{{- if not $mounted.is }}
+{{- fail (printf "lakehouses.%s: %s is a path, and no volume is mounted there, so its files would be lost with the pod; choose another storage, or add volumes and volumeMounts" $name $root) }}
+{{- end }}
+{{- end }}
+{{- end }}
+{{- end }}
+{{- end -}}
