@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
@@ -23,7 +25,9 @@ def row_of(value: object) -> str:
 @pytest.mark.parametrize(
     ("written", "shown"),
     [
-        ("![a](https://example.com/seen.png)", "| !\\[a](https://example.com/seen.png) |"),
+        ("![a](https://example.com/seen.png)", "| `![a](https://example.com/seen.png)` |"),
+        ("see https://example.com/a?b=c|d now", "| see `https://example.com/a?b=c`\\|d now |"),
+        ("WWW.example.com, a.b@example.com", "| `WWW.example.com,` `a.b@example.com` |"),
         ("<img src=x>", "| \\<img src=x> |"),
         ("one\r\ntwo\rthree\u2028four", "| one two three four |"),
         ("a|b\\c`d`", "| a\\|b\\\\c\\`d\\` |"),
@@ -31,7 +35,7 @@ def row_of(value: object) -> str:
         ("\x1b[2J\u202egpj", "| \\\\x1b\\[2J\\\\u202egpj |"),
         ("x" * (MAX_CELL_CHARS + 1), f"| {'x' * MAX_CELL_CHARS}... |"),
     ],
-    ids=["picture", "html", "lines", "marks", "emphasis", "invisible", "long"],
+    ids=["picture", "address", "without a scheme", "html", "lines", "marks", "emphasis", "invisible", "long"],
 )
 def test_a_cell_is_text(written: str, shown: str) -> None:
     assert row_of(written) == shown
@@ -44,7 +48,9 @@ def test_a_long_table_is_cut_off() -> None:
 
 
 _READER = MarkdownIt("commonmark").enable(["table", "strikethrough"])
-_MEANING = "ab1 _*~`[](){}!<>&;#|\\\\:/.-=\n\"'"
+#: GitHub's Markdown links these in text, whatever backslashes are before them.
+_LINKED = re.compile(r"https?://|www\.|\w@\w", re.IGNORECASE)
+_MEANING = "ab1 @w_*~`[](){}!<>&;#|\\\\:/.-=\n\"'"
 
 
 def drawn(text: str) -> list[list[tuple[str, str]]]:
@@ -57,12 +63,14 @@ def drawn(text: str) -> list[list[tuple[str, str]]]:
 @given(st.lists(st.text(_MEANING) | st.text(), min_size=3, max_size=3))
 @example(["<script>alert(1)</script>", "[a](javascript:alert(1))", "![](http://x/y.png)"])
 @example(["\\|", "a\\", "|"])
+@example(["`https://a.b\\|c`d", "www.a.b|", "\\`\\a@b.c\\|"])
 @example(["``", "`", "&#60;b&#62;"])
 @example(["_a_", "__a__b", "*a*"])
 def test_any_text_is_drawn_as_it_is(texts: list[str]) -> None:
     """No link, picture or tag comes of it, it leaves no cell, and nothing of it is swallowed."""
     shown = drawn(markdown_table(("n", "n", "n"), [texts]).md_str)[3:]
-    assert {kind for cell in shown for kind, _ in cell} <= {"text"}
+    assert {kind for cell in shown for kind, _ in cell} <= {"text", "code_inline"}
+    assert not [text for cell in shown for kind, text in cell if kind == "text" and _LINKED.search(text)]
     wanted = [visible(" ".join(text.splitlines())).strip() for text in texts]
     assert ["".join(text for _, text in cell) for cell in shown] == wanted
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +16,10 @@ _MAX_LOGGED_ROWS = 100
 
 # What begins or ends something in Markdown. Underscores within a word do not, nor does an ampersand before a space.
 _MARKDOWN = re.compile(r"[\\|`<\[*~]|(?<![^\W_])_|_(?![^\W_])|&(?=[#\w])")
+
+# What Markdown of GitHub links by itself: addresses with a scheme, with "www.", and of mail. Renderers look for them in
+# text after they have removed the backslashes, but never in code.
+_ADDRESS = re.compile(r"([^\s|\\`]*(?:://|www\.|@)[^\s|\\`]*)", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +35,7 @@ class Link:
     @property
     def markdown(self) -> str:
         """The link as Markdown."""
-        text = _cell(self.text).replace("]", r"\]")
+        text = _escaped(_one_line(self.text)).replace("]", r"\]")
         return f"[{text}]({self.url})"
 
 
@@ -80,7 +84,19 @@ def _cell(value: object) -> str:
     """Return a value as the text of a cell, on one line, all visible. Only a Link is a link, and nothing is HTML."""
     if isinstance(value, Link):
         return value.markdown
-    text = visible(shortened(" ".join(str(value).splitlines())))
+    parts = _ADDRESS.split(_one_line(str(value)))
+    return "".join(f"`{part}`" if is_address else _escaped(part) for is_address, part in _alternating(parts))
+
+
+def _alternating(parts: Sequence[str]) -> Iterator[tuple[bool, str]]:
+    return ((position % 2 == 1, part) for position, part in enumerate(parts))
+
+
+def _one_line(text: str) -> str:
+    return visible(shortened(" ".join(text.splitlines())))
+
+
+def _escaped(text: str) -> str:
     return _MARKDOWN.sub(r"\\\g<0>", text)
 
 
