@@ -18,13 +18,13 @@ from typing import Any, cast
 import click
 from click.shell_completion import CompletionItem
 
-from trinitylake_ops.cli.context import Session, storage_options_of
+from trinitylake_ops.cli.context import Session, storage_options_of, with_allowed_roots
 from trinitylake_ops.cli.terminal.completion import completed
 from trinitylake_ops.cli.terminal.signals import Terminated
 from trinitylake_ops.cli.terminal.wording import SaidFormatter, log_warning, said
 from trinitylake_ops.errors import TrinityLakeError
 from trinitylake_ops.storage import beside
-from trinitylake_ops.storage.options import ALLOWED_ROOTS, StorageOptions, redact_assignments
+from trinitylake_ops.storage.options import StorageOptions, redact_assignments
 from trinitylake_ops.telemetry.logs import about, log_as_json
 from trinitylake_ops.telemetry.settings import FILE_VARIABLE, OTEL_VARIABLE, PUSH_VARIABLE, TelemetrySettings
 
@@ -204,10 +204,7 @@ def trinitylake(
     Commands that drop, roll back or free space print their plan and do nothing. They act when they are given --apply
     with the plan's digest, or --yes. With --json a command prints one JSON document on standard output.
     """
-    if allowed_roots:
-        roots = " ".join((*allowed_roots, storage_options.get(ALLOWED_ROOTS, "")))
-        storage_options = StorageOptions({**storage_options, ALLOWED_ROOTS: roots.strip()})
-    context.obj = Session(root, storage_options)
+    context.obj = Session(root, with_allowed_roots(storage_options, allowed_roots))
     _begin_telling(context, log_json, **telling)
 
 

@@ -17,7 +17,7 @@ import click
 
 from trinitylake_ops.errors import InvalidInputError
 from trinitylake_ops.maintenance.plans.document import Table, jsonable, table_text, visible
-from trinitylake_ops.storage.options import OPTIONS_VARIABLE, StorageOptions
+from trinitylake_ops.storage.options import ALLOWED_ROOTS, OPTIONS_VARIABLE, StorageOptions
 
 if TYPE_CHECKING:
     from rich.progress import TaskID
@@ -85,6 +85,13 @@ def storage_options_of(context: click.Context, option: click.Parameter, texts: t
     except InvalidInputError as error:
         raise click.UsageError(f"{OPTIONS_VARIABLE}: {error}") from None
     return StorageOptions({**from_environment, **_given_options(option, texts)})
+
+
+def with_allowed_roots(options: StorageOptions, roots: tuple[str, ...]) -> StorageOptions:
+    """Return storage options that allow more roots."""
+    if not roots:
+        return options
+    return StorageOptions({**options, ALLOWED_ROOTS: " ".join((*roots, options.get(ALLOWED_ROOTS, ""))).strip()})
 
 
 def target_options_of(context: click.Context, option: click.Parameter, texts: tuple[str, ...]) -> StorageOptions | None:

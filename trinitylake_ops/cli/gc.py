@@ -108,7 +108,8 @@ def expire(
         plan = maintenance.plan_expiration(lake, _policy(lake, **rules), progress=progress, executor=executor)
         report = None if digest is None and not yes else plan.execute(digest, progress=progress)
     try:
-        print_outcome(plan, report, as_json, is_empty=plan.is_empty)
+        # The plan has the reason why nothing expires, on one line.
+        print_outcome(plan, None if plan.is_empty and not as_json else report, as_json, is_empty=plan.is_empty)
     finally:
         if html is not None:
             from trinitylake_ops.pages import expiration_page  # with the code that draws it

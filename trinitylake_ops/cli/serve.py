@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from trinitylake_ops.cli.context import Number, Session, WholeNumber, pass_session
+from trinitylake_ops.cli.context import Number, Session, WholeNumber, pass_session, with_allowed_roots
 from trinitylake_ops.extras import needs
 from trinitylake_ops.storage.options import redact_assignments
 from trinitylake_ops.telemetry.logs import log_as_json
@@ -49,6 +49,14 @@ page. The log is one JSON object a line, on standard error. SIGTERM and Ctrl-C l
 )
 @click.argument("root", required=False)
 @click.option("--lakehouses", type=_FILE, metavar="FILE", help="Several lakehouses by name, in YAML, instead of ROOT.")
+@click.option(
+    "--allow-root",
+    "allowed_roots",
+    multiple=True,
+    metavar="URI",
+    help="Also allow access to files below this root, for example of registered tables. Repeatable. With --lakehouses,"
+    " write allowed_roots of each lakehouse instead.",
+)
 @click.option("--host", default="127.0.0.1", show_default=True, help="The address to listen at.")
 @click.option("--port", type=WholeNumber(0, 65_535), default=8181, show_default=True, help="The port; 0 is any.")
 @click.option("--tokens", type=_FILE, metavar="FILE", help="Who may do what, in YAML. Read again when it changes.")
@@ -89,6 +97,7 @@ def serve(
     /,
     root: str | None,
     lakehouses: Path | None,
+    allowed_roots: tuple[str, ...],
     max_body_bytes: int | None,
     max_seconds: float | None,
     threads: int | None,
@@ -115,6 +124,8 @@ def serve(
 
     if lakehouses is not None and root is not None:
         raise click.UsageError("give ROOT or --lakehouses, not both")
+    if lakehouses is not None and allowed_roots:
+        raise click.UsageError("with --lakehouses, write 'allowed_roots' of each lakehouse instead of --allow-root")
     of_files = ("vend_role", "vend_seconds", "sts_endpoint", "sign_requests", "vend_downscoped", "vend_create_only")
     files = DelegationSettings(*map(chosen.pop, of_files))
     if lakehouses is not None and files.is_on:
@@ -122,7 +133,8 @@ def serve(
     if lakehouses is not None:
         served = read_lakehouses(lakehouses)
     else:
-        served = {ONLY: LakehouseSettings(session.root if root is None else root, session.storage_options, files)}
+        options = with_allowed_roots(session.storage_options, allowed_roots)
+        served = {ONLY: LakehouseSettings(session.root if root is None else root, options, files)}
     default = Limits()
     limits = dataclasses.replace(
         default,

@@ -40,7 +40,7 @@ class CompactionReport(Document):
         return self.version != self.base_version
 
     def table(self) -> Table:
-        """Return one row for each figure of the tree: before and after."""
+        """Return one row for each figure of the tree: before and after. Without a change the title is all."""
         before, after = self.before, self.after
         rows = [
             ("levels", len(before.levels), len(after.levels)),
@@ -56,7 +56,7 @@ class CompactionReport(Document):
             else f"Compaction: nothing to do, version {self.version} is in order"
         )
         title += f"; {self.cost.total_requests:,} requests, {self.cost.duration_ms / 1000:.1f} s"
-        return new_table(title, "", "before", "after", rows=rows)
+        return new_table(title, "", "before", "after", rows=rows) if self.has_changed else new_table(title)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,7 +81,7 @@ class CompactionPlan(Plan):
         return not self.is_needed
 
     def table(self) -> Table:
-        """Return one row for each figure of the tree as it is."""
+        """Return one row for each figure of the tree as it is. If there is nothing to do, the title is all."""
         before = self.before
         rows = [
             ("levels", len(before.levels)),
@@ -92,7 +92,7 @@ class CompactionPlan(Plan):
         ]
         to_do = f"it writes {self.nodes_written:,} nodes of {self.bytes_written:,} bytes, the root apart"
         title = f"Compaction of version {self.base_version}: {'the tree is in order' if self.is_empty else to_do}"
-        return new_table(title, "", "now", rows=rows)
+        return new_table(title) if self.is_empty else new_table(title, "", "now", rows=rows)
 
     def execute(self, approved_digest: str | None = None) -> CompactionReport:
         """Compact, as :func:`compact` does.

@@ -133,11 +133,13 @@ class ExpirationPlan(TimedPlan):
         return PlanFile(_OPERATION, self.base_version, self.now_ms, self.versions, self.exports, sizes_bytes)
 
     def table(self) -> Table:
-        """Return one row for each version, what happens to it and why."""
+        """Return one row for each version, what happens to it and why. An empty plan has its reason in the title."""
         title = (
             f"At version {self.base_version}: {len(VersionRanges.parse(self.versions))} of {len(self.verdicts)}"
             f" versions expire, with {len(self.freed.sizes_bytes)} files of {self.bytes} bytes{self._why_empty()}"
         )
+        if self.is_empty:
+            return new_table(title)
         rows: list[tuple[object, ...]] = [
             (verdict.version, "expires" if verdict.expires else "kept", verdict.reason) for verdict in self.verdicts
         ]
