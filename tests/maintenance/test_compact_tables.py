@@ -6,17 +6,21 @@ import json
 from collections.abc import Sequence
 
 import pyarrow as pa
+import pyiceberg.io.pyarrow as iceberg_arrow
 import pytest
 from pyiceberg.manifest import DataFile
 from pyiceberg.table import Table
+from pyiceberg.types import LongType, StringType
 
 from tests.clock import AgingStorage
 from tests.faults import FaultyStorage, lose_response
 from tests.lakes import Lakes
 from tests.maintenance.changes import create
+from tests.tables.nested import nested_rows
 from trinitylake_ops import Lakehouse, maintenance
 from trinitylake_ops.errors import (
     CommitConflictError,
+    ContentChangedError,
     CorruptFileError,
     InvalidInputError,
     PlanChangedError,
@@ -341,3 +345,42 @@ def test_a_run_whose_new_file_was_removed_commits_nothing(lakes: Lakes) -> None:
     with pytest.raises(TransactionExpiredError, match="removed as an orphan"):
         plan.execute(write)
     assert (lake.latest_version(), data_paths(lake)) == (version, files)
+
+
+def test_rows_that_change_on_the_way_are_not_committed(lake: Lakehouse, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A fault of the library that reads rows: a null list becomes an empty one."""
+    kind = pa.list_(pa.struct([("k", pa.int32())]))
+    fill(lake, "t", *(pa.table({"id": [at], "l": pa.array([None], kind)}) for at in range(6)), partitioned=False)
+    before, files, project = lake.latest_version(), data_paths(lake), iceberg_arrow._to_requested_schema
+
+    def faulty(requested: object, stored: object, batch: pa.RecordBatch, *args: object, **kind: object) -> object:
+        projected = project(requested, stored, batch, *args, **kind)
+        column = projected.column("l")
+        empty = pa.array([[] if one is None else one for one in column.to_pylist()], column.type)
+        return projected.set_column(1, projected.schema.field("l"), empty)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(iceberg_arrow, "_to_requested_schema", faulty)
+        with pytest.raises(ContentChangedError, match=r"'ns\.t'.*'l'"):
+            maintenance.plan_compact_tables(lake).execute()
+    assert (lake.latest_version(), data_paths(lake)) == (before, files)
+    maintenance.plan_compact_tables(lake).execute()
+    assert load(lake).scan().to_arrow()["l"].to_pylist() == [None] * 6
+    assert n_files(lake) == 1
+
+
+@pytest.mark.parametrize("seed", [11, 12])
+def test_nested_rows_of_every_type_stay(lake: Lakehouse, seed: int) -> None:
+    rows = nested_rows(seed)
+    fill(lake, "t", *(rows.slice(4 * at, 4) for at in range(7)), partitioned=False)
+    with load(lake).update_schema() as update:
+        update.rename_column("n0", "renamed")
+        update.add_column("added", StringType())
+        update.delete_column("p0")
+        update.update_column("p1", LongType())
+    expected = sorted(map(repr, load(lake).scan().to_arrow().to_pylist()))
+    maintenance.plan_compact_tables(lake).execute()
+    assert n_files(lake) == 1
+    assert sorted(map(repr, load(lake).scan().to_arrow().to_pylist())) == expected
+    renamed = load(lake).scan().to_arrow().select(["id", "renamed"]).to_pylist()
+    assert repr([row["renamed"] for row in sorted(renamed, key=lambda row: row["id"])]) == repr(rows["n0"].to_pylist())

@@ -151,8 +151,9 @@ class CompactTablesPlan(Plan):
 
         A table whose files are damaged, or whose number of rows changed, is left. Raises PlanChangedError when an
         approved digest is not that of the present plan. Raises CommitConflictError when no table could be compacted, or
-        after MAX_ATTEMPTS. Raises the errors of ``write`` and of a commit, and the error of a damaged table if no other
-        table could be compacted. New files are deleted then, best effort, and nothing is lost.
+        after MAX_ATTEMPTS. Raises ContentChangedError if the new files of any table hold other rows than the old ones.
+        Raises the errors of ``write`` and of a commit, and the error of a damaged table if no other table could be
+        compacted. New files are deleted then, best effort, and nothing is lost.
         """
         return self.operation.execute(self, approved_digest, write=write, run_id=run_id, message=message)
 
@@ -333,7 +334,7 @@ class _Work:
         groups: list[tuple[Rewriting, FileGroup]] = []
         names: list[str] = []
         for one in tables:
-            rewriting = rewriting_of(one.metadata, self._io.for_managed(one.table_id), self._rules)
+            rewriting = rewriting_of(one.metadata, self._io.for_managed(one.table_id), self._rules, one.name)
             groups += [(rewriting, group) for group in one.found]
             names += [one.name] * len(one.found)
         for name, files in zip(names, write(groups), strict=True):

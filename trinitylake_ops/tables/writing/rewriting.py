@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -26,10 +26,10 @@ from pyiceberg.table.update.snapshot import _OverwriteFiles
 from pyiceberg.transforms import IdentityTransform
 from pyiceberg.typedef import EMPTY_DICT
 
-from trinitylake_ops.errors import CommitConflictError, CorruptFileError
+from trinitylake_ops.errors import CommitConflictError, ContentChangedError, CorruptFileError
 from trinitylake_ops.tables.files.data_reading import file_batches
+from trinitylake_ops.tables.files.deletes.digested_rows import DigestedRows
 from trinitylake_ops.tables.files.deletes.index import DeleteFiles, live_entries
-from trinitylake_ops.tables.files.deletes.rows import RemainingRows
 from trinitylake_ops.tables.files.reach import manifests_in
 from trinitylake_ops.tables.io.checked_files import CheckedFileIO
 from trinitylake_ops.tables.io.file_io import StorageFileIO
@@ -40,6 +40,9 @@ from trinitylake_ops.tables.writing.replacement import FILTERS_MANIFESTS
 from trinitylake_ops.tables.writing.staged_table import StagedTable
 from trinitylake_ops.tables.writing.staging import StagingCatalog
 from trinitylake_ops.transaction.lakehouse import Lakehouse
+
+if TYPE_CHECKING:
+    from pyiceberg.io.pyarrow import ArrowScan  # importing it loads pandas
 
 #: A group may grow to this share of the target when it is written, so that no tiny file is left over.
 _LARGEST_SHARE = 1.4
@@ -52,16 +55,20 @@ class Rewriting:
     io: StorageFileIO
     metadata: TableMetadata
     max_file_bytes: int
+    table: str = ""
 
     def rewrite(self, group: FileGroup) -> list[DataFile]:
         """Write the rows of a group as new data files, in the table's sort order, and return them, unpublished.
 
         Rows that delete files delete are left out. Rows of an unsorted table are streamed. For a sorted table they are
         held in memory, one group at a time. Raises CorruptFileError if a file does not match its checksums, or if the
-        number of rows is not that of the manifests. Raises StorageError. Nothing is left then.
+        number of rows is not that of the manifests. Raises ContentChangedError if the new files do not hold the same
+        rows as the old ones. Raises StorageError. Nothing is left then.
         """
         order = _arrow_sort_order(self.metadata)
-        read = _Counted(self._batches(group))
+        # A damaged file is not written again with fresh checksums.
+        remaining = DigestedRows(self._scan(CheckedFileIO.like(self.io)))
+        read = _Counted(self._batches(group, remaining))
         written = write_data_files(
             self.io,
             self.metadata,
@@ -79,14 +86,32 @@ class Rewriting:
                 f"{least}, and {rows} were written; verify says which file is wrong",
                 path=group.files[0].file_path,
             )
+        try:
+            self._check_content(remaining, written)
+        except BaseException:
+            delete_data_files(self.io, written)
+            raise
         return written
 
-    def _batches(self, group: FileGroup) -> Iterator[pa.RecordBatch]:
+    def _check_content(self, before: DigestedRows, written: Sequence[DataFile]) -> None:
+        """Raise ContentChangedError unless the written files, as they are stored, hold the rows that were read."""
+        after = DigestedRows(self._scan(self.io))
+        for file in written:
+            after.add(file)
+        if difference := before.digest.difference(after.digest):
+            table = self.table or self.metadata.location
+            raise ContentChangedError(
+                f"the rows of table {table!r} changed while they were rewritten: {difference}; nothing was committed,"
+                " keep the old files and report this",
+                path=self.metadata.location,
+            )
+
+    def _scan(self, io: StorageFileIO) -> ArrowScan:
         from pyiceberg.io.pyarrow import ArrowScan  # importing it loads pandas
 
-        # A damaged file is not written anew, with fresh checksums.
-        scan = ArrowScan(self.metadata, CheckedFileIO.like(self.io), self.metadata.schema(), AlwaysTrue())
-        rows = RemainingRows(scan)
+        return ArrowScan(self.metadata, io, self.metadata.schema(), AlwaysTrue())
+
+    def _batches(self, group: FileGroup, rows: DigestedRows) -> Iterator[pa.RecordBatch]:
         for file in group.files:  # one at a time: pyiceberg holds all batches of the files it is given
             yield from file_batches(rows, FileScanTask(file, set(group.deletes_of(file))), self.io)
 
@@ -107,9 +132,16 @@ def rewrite_here(groups: Sequence[tuple[Rewriting, FileGroup]]) -> list[list[Dat
     return written
 
 
-def rewriting_of(metadata: TableMetadata, io: StorageFileIO, rules: RewriteRules) -> Rewriting:
-    """Return the input for writing the groups of a table."""
-    return Rewriting(io, metadata, int(_LARGEST_SHARE * rules.target_bytes(metadata)))
+def rewriting_of(metadata: TableMetadata, io: StorageFileIO, rules: RewriteRules, table: str = "") -> Rewriting:
+    """Return the input for writing the groups of a table.
+
+    Args:
+        metadata: The table.
+        io: Reads and writes its files.
+        rules: The size of new files.
+        table: The name in errors; the location of the table if empty.
+    """
+    return Rewriting(io, metadata, int(_LARGEST_SHARE * rules.target_bytes(metadata)), table)
 
 
 def stage_rewritten(

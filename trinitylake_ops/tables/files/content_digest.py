@@ -1,0 +1,300 @@
+"""Digests of rows that do not depend on their order, by which a rewrite proves that it changed none.
+
+A digest has the number of rows and a checksum of whole rows. For each column, and each field within it, it has the
+number of values, of nulls, and a checksum of the values. Checksums are sums of 64-bit hashes. Rows are read by the
+field ids of a table's schema and hashed by its types, so files of an older schema have the digest of the rows that the
+table shows. Nothing is projected or cast by pyiceberg.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+from collections.abc import Mapping
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyiceberg.schema import Schema
+from pyiceberg.types import (
+    BinaryType,
+    DateType,
+    DecimalType,
+    DoubleType,
+    FixedType,
+    FloatType,
+    IcebergType,
+    ListType,
+    MapType,
+    NestedField,
+    StringType,
+    StructType,
+    TimestampNanoType,
+    TimestamptzNanoType,
+    UUIDType,
+)
+
+_U64 = pa.uint64()
+#: Odd multipliers, mod 2**64. _INVERSE is that of _BASE.
+_FIRST, _SECOND, _BASE = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB, 0x9E3779B97F4A7C15
+_INVERSE = pow(_BASE, -1, 1 << 64)
+_FIRST_FACTOR, _SECOND_FACTOR, _FACTOR = (pa.scalar(number, _U64) for number in (_FIRST, _SECOND, _BASE))
+_HALF = pa.scalar(32, _U64)
+_NULL = pa.scalar(0x5851F42D4C957F2D, _U64)
+#: Rows that are hashed at once, which bounds the memory of intermediate results.
+_ROWS_AT_ONCE = 1 << 16
+#: Elements of lists that are hashed at once.
+_AT_ONCE = 1 << 16
+#: Texts from this length on, a power of two, are hashed one by one.
+_LONG = 256
+
+
+class ContentDigest:
+    """The digest of rows as a schema shows them."""
+
+    def __init__(self, schema: Schema):
+        self._schema = schema
+        self._n_rows = 0
+        self._rows = 0
+        self._columns: dict[str, list[int]] = {}  # path -> number of values, nulls, checksum
+
+    def add(self, batch: pa.RecordBatch, file_schema: Schema, constants: Mapping[int, Any]) -> None:
+        """Add the rows of a file.
+
+        Args:
+            batch: Rows as Arrow reads them from the file, with or without columns that the schema lacks.
+            file_schema: The columns of the file, with their field ids.
+            constants: Values of columns that the file lacks, by field id; others have their initial default or null.
+        """
+        for first in range(0, batch.num_rows, _ROWS_AT_ONCE):
+            self._add(batch.slice(first, _ROWS_AT_ONCE), file_schema, constants)
+
+    def _add(self, batch: pa.RecordBatch, file_schema: Schema, constants: Mapping[int, Any]) -> None:
+        fields = {field.field_id: field for field in file_schema.fields}
+        rows = _constant(0, batch.num_rows)
+        for field in self._schema.fields:
+            stored = fields.get(field.field_id)
+            column = None if stored is None else batch.column(stored.name)
+            kind = None if stored is None else stored.field_type
+            default = constants.get(field.field_id, field.initial_default)
+            rows = _folded(rows, self._hash(field, column, kind, batch.num_rows, field.name, default))
+        self._n_rows += batch.num_rows
+        self._rows += _sum(_mixed(rows))
+
+    def difference(self, other: ContentDigest) -> str | None:
+        """Return in what other rows differ: the first column, or the number of rows. None for the same rows."""
+        if self._n_rows != other._n_rows:
+            return f"{self._n_rows} rows became {other._n_rows}"
+        for path in (*self._columns, *other._columns):
+            (values, nulls, checksum), others = self._column(path), other._column(path)
+            if [values, nulls] != others[:2]:
+                return f"column {path!r} had {values} values, {nulls} of them null, and has {others[0]} and {others[1]}"
+            if checksum != others[2]:
+                return f"column {path!r} has other values"
+        return None if (self._rows - other._rows) % (1 << 64) == 0 else "values are in other rows"
+
+    def _column(self, path: str) -> list[int]:
+        values, nulls, checksum = self._columns.get(path, [0, 0, 0])
+        return [values, nulls, checksum % (1 << 64)]
+
+    def _hash(
+        self, field: NestedField, array: pa.Array | None, kind: IcebergType | None, n: int, path: str, default: Any
+    ) -> pa.Array:
+        """Return the hash of each value, and count them. Without an array, all values are the default."""
+        counts = self._columns.setdefault(path, [0, 0, 0])  # a column comes before its fields
+        if array is None or kind is None:
+            array, kind = _default(field.field_type, default, n), field.field_type
+        if pa.types.is_dictionary(array.type):
+            array = array.dictionary_decode()
+        if isinstance(field.field_type, StructType):
+            hashes = self._struct(field.field_type, array, kind, path)
+        elif isinstance(field.field_type, ListType):
+            assert isinstance(kind, ListType)
+            hashes = self._list(field.field_type, array, kind, path)
+        elif isinstance(field.field_type, MapType):
+            assert isinstance(kind, MapType)
+            hashes = self._map(field.field_type, array, kind, path)
+        else:
+            hashes = _primitive(array, field.field_type)
+        if array.null_count:
+            hashes = pc.if_else(array.is_valid(), hashes, _NULL)
+        counts[0] += n
+        counts[1] += array.null_count
+        counts[2] += _sum(hashes)
+        return hashes
+
+    def _struct(self, struct: StructType, array: pa.Array, kind: IcebergType, path: str) -> pa.Array:
+        assert isinstance(kind, StructType)
+        names = {field.field_id: field for field in kind.fields}
+        children = dict(zip((field.name for field in array.type), array.flatten(), strict=True))
+        hashes = _constant(0, len(array))
+        for field in struct.fields:
+            stored = names.get(field.field_id)
+            child = None if stored is None else children[stored.name]
+            if child is None and field.initial_default is not None and array.null_count:
+                default = _default(field.field_type, field.initial_default, len(array))
+                child, stored = pc.if_else(array.is_valid(), default, None), field
+            child_type = None if stored is None else stored.field_type
+            hashes = _folded(
+                hashes,
+                self._hash(field, child, child_type, len(array), f"{path}.{field.name}", field.initial_default),
+            )
+        return _mixed(hashes)
+
+    def _list(self, kind: ListType, array: pa.Array, stored: ListType, path: str) -> pa.Array:
+        if not isinstance(array, pa.ListArray | pa.LargeListArray):
+            array = array.cast(pa.list_(array.type.value_field))
+        elements, lengths = _elements(array)
+        hashes = self._hash(kind.element_field, elements, stored.element_type, len(elements), f"{path}.element", None)
+        return _sequences(hashes, lengths)
+
+    def _map(self, kind: MapType, array: pa.Array, stored: MapType, path: str) -> pa.Array:
+        child = pa.StructArray.from_arrays([array.keys, array.items], ["key", "value"])
+        lists = pa.Array.from_buffers(
+            pa.list_(child.type), len(array), array.buffers()[:2], offset=array.offset, children=[child]
+        )
+        entries, lengths = _elements(lists)
+        keys, values = entries.flatten()
+        n = len(entries)
+        hashes = _folded(
+            self._hash(kind.key_field, keys, stored.key_type, n, f"{path}.key", None),
+            self._hash(kind.value_field, values, stored.value_type, n, f"{path}.value", None),
+        )
+        return _sequences(_mixed(hashes), lengths)
+
+
+def _elements(lists: pa.Array) -> tuple[pa.Array, pa.Array]:
+    """Return the elements of lists, and the length of each; null has the length 0."""
+    lengths = pc.fill_null(pc.list_value_length(lists), 0).cast(pa.int64())
+    first, last = lists.offsets[0].as_py(), lists.offsets[-1].as_py()
+    if last - first == pc.sum(lengths, min_count=0).as_py():
+        return lists.values.slice(first, last - first), lengths
+    return lists.flatten(), lengths  # null lists hide elements; Arrow flattens no UUIDs
+
+
+def _primitive(array: pa.Array, kind: IcebergType) -> pa.Array:
+    """Return the hash of each value, by the table's type. Hashes of nulls are of no meaning."""
+    if isinstance(array, pa.ExtensionArray):
+        array = array.storage
+    if isinstance(kind, StringType | BinaryType | FixedType | UUIDType):
+        return _texts(array)
+    if isinstance(kind, DecimalType):
+        return _texts(array.cast(pa.decimal128(kind.precision, kind.scale)).view(pa.binary(16)))
+    if pa.types.is_null(array.type):
+        return _constant(0, len(array))
+    if isinstance(kind, FloatType | DoubleType):
+        numbers = array.cast(pa.float64())
+    elif pa.types.is_timestamp(array.type):
+        # Readers of format versions 1 and 2 cut nanoseconds.
+        unit = "ns" if isinstance(kind, TimestampNanoType | TimestamptzNanoType) else "us"
+        numbers = array if array.type.unit == unit else array.cast(pa.timestamp(unit, array.type.tz), safe=False)
+    elif pa.types.is_time(array.type):
+        numbers = array.cast(pa.time64("us")).view(pa.int64())
+    elif isinstance(kind, DateType):
+        numbers = array.cast(pa.date32()).view(pa.int32()).cast(pa.int64())
+    else:
+        numbers = (array.cast(pa.uint8()) if pa.types.is_boolean(array.type) else array).cast(pa.int64())
+    values = pc.multiply(numbers.view(_U64), _FIRST_FACTOR)
+    return pc.multiply(pc.bit_wise_xor(values, pc.shift_right(values, _HALF)), _SECOND_FACTOR)
+
+
+def _texts(array: pa.Array) -> pa.Array:
+    """Return the hash of each text or bytes: of its length, and of windows at its start and end that cover it."""
+    texts = pc.fill_null(array.cast(pa.large_binary()), b"")
+    lengths = pc.binary_length(texts).cast(_U64)
+    hashes = _mixed(lengths)
+    limits = pc.min_max(lengths).as_py()
+    shortest, longest = limits["min"] or 0, limits["max"] or 0
+    width = 1
+    while width <= longest and width < _LONG:
+        if shortest >= width and longest < 2 * width:
+            return _windows(texts, hashes, width)
+        if shortest < 2 * width:
+            low, high = pa.scalar(width, _U64), pa.scalar(2 * width, _U64)
+            of_width = pc.and_(pc.greater_equal(lengths, low), pc.less(lengths, high))
+            hashed = _windows(texts.filter(of_width), hashes.filter(of_width), width)
+            hashes = pc.replace_with_mask(hashes, of_width, hashed)
+        width *= 2
+    if longest >= _LONG:
+        is_long = pc.greater_equal(lengths, pa.scalar(_LONG, _U64))
+        hashes = pc.replace_with_mask(hashes, is_long, _long_texts(texts.filter(is_long)))
+    return hashes
+
+
+def _windows(texts: pa.Array, hashes: pa.Array, width: int) -> pa.Array:
+    """Return hashes of texts of at least ``width`` and less than ``2 * width`` bytes."""
+    if not len(texts):
+        return hashes
+    word = min(width, 8)
+    kind = {1: pa.uint8(), 2: pa.uint16(), 4: pa.uint32(), 8: _U64}[word]
+    starts = [*range(0, width, word), *range(-width, 0, word)]
+    for start in starts:
+        window = pc.binary_slice(texts, start, start + word or None)
+        hashes = _folded(hashes, pa.Array.from_buffers(kind, len(texts), [None, window.buffers()[2]]).cast(_U64))
+    return _mixed(hashes)
+
+
+def _long_texts(texts: pa.Array) -> pa.Array:
+    digests = (hashlib.blake2b(text.as_buffer(), digest_size=8).digest() for text in texts)
+    return pa.array((int.from_bytes(digest) for digest in digests), _U64)
+
+
+def _sequences(hashes: pa.Array, lengths: pa.Array) -> pa.Array:
+    """Return a hash of each sequence of values: a polynomial of them, and the length."""
+    n = len(lengths)
+    if len(hashes) > _AT_ONCE and n > 1:
+        half = pc.sum(lengths.slice(0, n // 2)).as_py()
+        return pa.concat_arrays(
+            [
+                _sequences(hashes.slice(0, half), lengths.slice(0, n // 2)),
+                _sequences(hashes.slice(half), lengths.slice(n // 2)),
+            ]
+        )
+    if not len(hashes):
+        return _mixed(_constant(_FIRST, n))
+    powers, inverses = _powers(_BASE, len(hashes)), _powers(_INVERSE, len(hashes) + 1)
+    sums = pa.concat_arrays([_constant(0, 1), pc.cumulative_sum(pc.multiply(hashes, powers.slice(0, len(hashes))))])
+    ends = pc.cumulative_sum(lengths.cast(pa.int64()))
+    starts = pc.subtract(ends, lengths)
+    totals = pc.multiply(pc.subtract(sums.take(ends), sums.take(starts)), inverses.take(starts))
+    return _mixed(pc.add(totals, pc.multiply(pc.add(lengths.cast(_U64), pa.scalar(1, _U64)), _FIRST_FACTOR)))
+
+
+def _powers(base: int, n: int) -> pa.Array:
+    """Return at least ``n`` powers of a number, from 1 on."""
+    return _known_powers(base) if n <= _AT_ONCE + 1 else _made_powers(base, n)
+
+
+@functools.cache
+def _known_powers(base: int) -> pa.Array:
+    return _made_powers(base, _AT_ONCE + 1)
+
+
+def _made_powers(base: int, n: int) -> pa.Array:
+    return pc.cumulative_prod(pa.concat_arrays([_constant(1, 1), _constant(base, n - 1)]))
+
+
+def _mixed(values: pa.Array) -> pa.Array:
+    """Return hashes of numbers, each bit of which depends on all bits of the number."""
+    values = pc.multiply(pc.add(values, _FACTOR), _FIRST_FACTOR)
+    values = pc.multiply(pc.bit_wise_xor(values, pc.shift_right(values, _HALF)), _SECOND_FACTOR)
+    return pc.bit_wise_xor(values, pc.shift_right(values, _HALF))
+
+
+def _folded(hashes: pa.Array, added: pa.Array) -> pa.Array:
+    return pc.add(pc.multiply(hashes, _FACTOR), added)
+
+
+def _constant(value: int, n: int) -> pa.Array:
+    return pa.repeat(pa.scalar(value, _U64), n)
+
+
+def _default(kind: IcebergType, value: Any, n: int) -> pa.Array:
+    from pyiceberg.io.pyarrow import schema_to_pyarrow  # importing it loads pandas
+
+    arrow = schema_to_pyarrow(kind, include_field_ids=False)
+    return pa.nulls(n, arrow) if value is None else pa.repeat(pa.scalar(value, arrow), n)
+
+
+def _sum(hashes: pa.Array) -> int:
+    return int(pc.sum(hashes, min_count=0).as_py())
