@@ -17,7 +17,7 @@ from tests.maintenance.aging import Aging
 from tests.maintenance.changes import append_rows, create
 from tests.own_time import give_own_time
 from trinitylake_ops import Lakehouse, TableDef, maintenance
-from trinitylake_ops.errors import FileMissingError, InvalidInputError, MaintenanceBlockedError, ThrottledError
+from trinitylake_ops.errors import InvalidInputError, MaintenanceBlockedError, ThrottledError
 from trinitylake_ops.format.file_names import lease_path, new_node_path, owner_path
 from trinitylake_ops.maintenance.gc import sweep as deletion
 from trinitylake_ops.maintenance.gc.unreached import delete_unreached
@@ -199,14 +199,15 @@ def test_empty_segments_in_the_paths_of_others_stop_nobody(lakes: Lakes, externa
     assert table_files(aging.lake) == set()
 
 
-def test_a_manifest_of_our_own_that_is_gone_stops_and_says_what_to_do(lakes: Lakes) -> None:
+def test_a_manifest_of_our_own_that_is_gone_is_reported_and_the_files_of_its_table_stay(lakes: Lakes) -> None:
     aging = Aging.on(lakes.storage())
     append_rows(aging.lake)
     aging.clock.delete(next(path for path in table_files(aging.lake) if path.endswith("-m0.avro")))
-    aging.clock.create("tables/stray/old", b"")
+    before = table_files(aging.lake)
     aging.later()
-    with pytest.raises(FileMissingError, match="is restored, or no kept version and no export has the table"):
-        aging.remove_orphans()
+    plan = maintenance.plan_orphan_removal(aging.lake)
+    assert len(plan.damaged) == 1
+    assert not before.intersection(plan.paths)
 
 
 # Other owners

@@ -216,6 +216,11 @@ def test_a_kept_file_that_cannot_be_read_stops_everything(
     if what in ("table definition", "manifest list"):
         del plans[0]  # no table's file expires
     for plan in plans:
+        if what == "manifest list" and damage in ("missing", "cut"):  # damage of one table, whose files all stay
+            removal = plan()
+            assert len(removal.damaged) == 1
+            assert not [path for path in removal.paths if path.startswith("tables/")]
+            continue
         with pytest.raises(StorageError):
             plan()
     assert listed(lake.storage) == before

@@ -18,12 +18,8 @@ from pyiceberg.table.metadata import TableMetadata
 from trinitylake_ops.errors import (
     CommitConflictError,
     CommitOutcomeUnknownError,
-    CorruptFileError,
-    FileMissingError,
     InvalidDefinitionError,
     InvalidInputError,
-    InvalidLocationError,
-    LocationNotAllowedError,
     TrinityLakeError,
 )
 from trinitylake_ops.format.definitions import METADATA_LOCATION, TableDef
@@ -35,7 +31,7 @@ from trinitylake_ops.maintenance.plans.plan import Plan, PlannedOperation, diges
 from trinitylake_ops.maintenance.reach.tables import defined, tables_of
 from trinitylake_ops.storage.parallel import in_one_round, run_parallel
 from trinitylake_ops.tables.files.metadata import table_metadata
-from trinitylake_ops.tables.files.reach import oldest_of
+from trinitylake_ops.tables.files.reach import DAMAGE, oldest_of
 from trinitylake_ops.tables.io.file_io import StorageFileIO, reading_io, writing_io
 from trinitylake_ops.tables.writing.compacting.groups import FileGroup, RewriteRules, find_groups
 from trinitylake_ops.tables.writing.data_files import delete_data_files
@@ -55,13 +51,7 @@ MAX_ATTEMPTS = 5
 
 _OPERATION = "compact-tables"
 #: Failures of a table whose files are damaged or are not its own: the other tables are compacted.
-_OF_ONE_TABLE = (
-    InvalidDefinitionError,
-    FileMissingError,
-    CorruptFileError,
-    InvalidLocationError,
-    LocationNotAllowedError,
-)
+_OF_ONE_TABLE = (InvalidDefinitionError, *DAMAGE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -23,6 +23,7 @@ from trinitylake_ops.format.nodes.node_file import decode_system_rows
 from trinitylake_ops.format.nodes.system_rows import SEALED_AT_MILLIS
 from trinitylake_ops.format.version_ranges import VersionRanges
 from trinitylake_ops.maintenance.gc.freed import FreedFiles, freed_files
+from trinitylake_ops.maintenance.gc.unreached import damaged_tables
 from trinitylake_ops.maintenance.plans.cost import Cost, MeteredLakehouse, uncached
 from trinitylake_ops.maintenance.plans.document import Document, Table, new_table
 from trinitylake_ops.maintenance.plans.executor import LOCAL, Executor
@@ -67,7 +68,8 @@ class ExpirationReport(Document):
     """Versions that expired, and the files that a purge will free. ``version`` recorded it, None if nothing expired.
 
     ``spared`` are versions of the approved plan that are kept now. ``files`` are those that only expired versions
-    reach, ``bytes`` their sizes. ``purgeable_at_ms`` is when a purge may begin, in milliseconds since the epoch.
+    reach, ``bytes`` their sizes. ``purgeable_at_ms`` is when a purge may begin, in milliseconds since the epoch. All
+    files in the folders of ``damaged`` tables stay.
     """
 
     version: int | None
@@ -79,6 +81,7 @@ class ExpirationReport(Document):
     bytes: int
     plan_path: str | None
     purgeable_at_ms: int | None
+    damaged: Mapping[str, str]
     cost: Cost
 
     def table(self) -> Table:
@@ -86,6 +89,7 @@ class ExpirationReport(Document):
         if self.version is None:
             return new_table("Nothing expired")
         title = f"Expired in version {self.version}; undelete brings them back until the purge begins"
+        title += damaged_tables(self.damaged)
         until = None if self.purgeable_at_ms is None else utc_of(self.purgeable_at_ms)
         row = (self.versions, ", ".join(self.exports), self.files, self.bytes, until)
         return new_table(title, "versions", "exports", "files", "bytes", "purge from", rows=[row])
@@ -96,8 +100,8 @@ class ExpirationPlan(TimedPlan):
     """The versions that would expire, and the reasons, at a version and time.
 
     ``exports`` are the names of exports that are past their time. ``files`` counts the files that only these versions
-    and exports reach, by kind, and ``bytes`` their sizes. A purge frees them. ``records`` are those of all versions'
-    roots, ascending, those of the past included.
+    and exports reach, by kind, and ``bytes`` their sizes. A purge frees them. All files in the folders of ``damaged``
+    tables stay. ``records`` are those of all versions' roots, ascending, those of the past included.
     """
 
     base_version: int
@@ -107,6 +111,7 @@ class ExpirationPlan(TimedPlan):
     verdicts: tuple[Verdict, ...]
     files: Mapping[str, int]
     bytes: int
+    damaged: Mapping[str, str] = field(compare=False)
     freed: FreedFiles = field(repr=False, compare=False)
     records: tuple[VersionRecord, ...] = field(repr=False, compare=False)
     operation: Expiration = field(repr=False, compare=False)
@@ -137,6 +142,7 @@ class ExpirationPlan(TimedPlan):
         title = (
             f"At version {self.base_version}: {len(VersionRanges.parse(self.versions))} of {len(self.verdicts)}"
             f" versions expire, with {len(self.freed.sizes_bytes)} files of {self.bytes} bytes{self._why_empty()}"
+            f"{damaged_tables(self.damaged)}"
         )
         if self.is_empty:
             return new_table(title)
@@ -209,6 +215,7 @@ class Expiration(TimedOperation[ExpirationPlan, ExpirationReport]):
             verdicts=verdicts,
             files=freed.counts(),
             bytes=freed.bytes,
+            damaged=freed.damaged,
             freed=freed,
             records=survey.records(),
             operation=replace(self, base=base),
@@ -295,6 +302,7 @@ def _report(
         bytes=plan.bytes,
         plan_path=None if batch is None else batch.plan_path,
         purgeable_at_ms=None if batch is None else batch.expired_at_millis + grace_ms,
+        damaged=plan.damaged,
         cost=metered.cost(),
     )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from typing import TypeVar
 
@@ -26,13 +26,15 @@ Key = TypeVar("Key", str, int)
 class FreedFiles:
     """The files that only expiring versions and exports reach, by path: sizes, kinds, and versions that wrote them.
 
-    A file counts to the first version whose root was written no earlier, by the storage's clock. For files copied from
-    elsewhere, this says little.
+    ``damaged`` are tables whose files cannot all be read, by their metadata files, with the reason: all files in their
+    folders stay. A file counts to the first version whose root was written no earlier, by the storage's clock. For
+    files copied from elsewhere, this says little.
     """
 
     sizes_bytes: Mapping[str, int]
     kinds: Mapping[str, str]
     writers: Mapping[str, int]
+    damaged: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def bytes(self) -> int:
@@ -101,7 +103,10 @@ def freed_files(survey: Survey, expiring: Iterable[int], exports: Sequence[str],
             sizes_bytes[info.path] = info.size_bytes
             writer_of[info.path] = writers.at(info.last_modified_ms)
     return FreedFiles(
-        dict(sorted(sizes_bytes.items())), {path: kind_of[path] for path in sorted(sizes_bytes)}, writer_of
+        dict(sorted(sizes_bytes.items())),
+        {path: kind_of[path] for path in sorted(sizes_bytes)},
+        writer_of,
+        dict(sorted(mark.tables.damaged.items())),
     )
 
 

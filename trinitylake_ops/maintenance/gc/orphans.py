@@ -17,7 +17,7 @@ from trinitylake_ops.format.file_names import OWNER_NAME, TABLES_PREFIX, is_immu
 from trinitylake_ops.format.locations import is_uri
 from trinitylake_ops.maintenance.gc.orphan_files import Orphans, find_orphans, find_orphans_there
 from trinitylake_ops.maintenance.gc.sweep import DeletingOperation, Deletion, DeletionReport
-from trinitylake_ops.maintenance.gc.unreached import delete_unreached, left_table_root, unreached
+from trinitylake_ops.maintenance.gc.unreached import damaged_tables, delete_unreached, left_table_root, unreached
 from trinitylake_ops.maintenance.plans.budget import NO_LIMITS, Budget, Spending
 from trinitylake_ops.maintenance.plans.cost import MeteredLakehouse
 from trinitylake_ops.maintenance.plans.document import Table, new_table
@@ -48,6 +48,7 @@ class OrphanReport(DeletionReport):
         title = "No orphans" if self.version is None else f"Orphans removed, recorded in version {self.version}"
         if not self.is_complete:
             title = f"Not all orphans removed, run it again: {self.stopped or f'{len(self.failures)} not deleted'}"
+        title += damaged_tables(self.damaged)
         rows: list[Sequence[object]] = [(self.files, self.bytes, self.still_needed, "")] if self.version else []
         columns = ("files", "bytes", "still needed", "failures")
         return new_table(title, *columns, rows=[*rows, *self.failure_rows(len(columns))])
@@ -59,8 +60,9 @@ class OrphanPlan(TimedPlan):
 
     ``unowned`` are files under ``tables/`` that no version defines and no owner file claims for this lakehouse. They
     are left alone. Files under the table root are given by URIs; ``left_table_root`` says why none there is deleted,
-    empty if they may be. With an ``inventory``, the URI of its manifest, files after its begin were not looked at. That
-    was at ``inventory_created_at_ms``. A root of which it has no file was listed.
+    empty if they may be. All files in the folders of ``damaged`` tables stay. With an ``inventory``, the URI of its
+    manifest, files after its begin were not looked at. That was at ``inventory_created_at_ms``. A root of which it has
+    no file was listed.
     """
 
     base_version: int
@@ -75,6 +77,7 @@ class OrphanPlan(TimedPlan):
     sizes_bytes: Mapping[str, int] = field(repr=False, compare=False)
     owners: Mapping[str, int] = field(repr=False, compare=False)
     left_table_root: str = field(compare=False)
+    damaged: Mapping[str, str] = field(compare=False)
     operation: OrphanRemoval = field(repr=False, compare=False)
 
     @property
@@ -105,6 +108,7 @@ class OrphanPlan(TimedPlan):
         by = "" if known is None else f", of what the inventory of {utc_of(known):%Y-%m-%d %H:%M} UTC has"
         title = f"At version {self.base_version}: {len(self.paths)} orphans of {self.bytes} bytes{by}{more}{unowned}"
         title += f"; {self.left_table_root}" if self.left_table_root else ""
+        title += damaged_tables(self.damaged)
         sizes_bytes = self._all()
         rows = [(path, _kind(path), sizes_bytes[path]) for path in self.paths[:_LISTED]]
         return new_table(title, "path", "kind", "bytes", rows=rows)
@@ -164,6 +168,7 @@ class OrphanRemoval(DeletingOperation[OrphanPlan, OrphanReport]):
             sizes_bytes=found.sizes_bytes,
             owners=found.owners,
             left_table_root=left_table_root(mark),
+            damaged=dict(sorted(mark.tables.damaged.items())),
             operation=self if known is None else replace(self, inventory=known.location),
         )
 
@@ -182,7 +187,8 @@ class OrphanRemoval(DeletingOperation[OrphanPlan, OrphanReport]):
         with spending.planning(progress):
             approved = replace(self, lake=lake).as_approved(plan, approved_digest)
         if approved.is_empty:
-            return OrphanReport.of(Deletion(), version=None, still_needed=0, cost=metered.cost())
+            damaged = approved.damaged
+            return OrphanReport.of(Deletion(), version=None, still_needed=0, cost=metered.cost(), damaged=damaged)
         with lease(lake.storage, _OPERATION) as held:
             has_tables = any(is_uri(path) or is_below_tables(path) for path in approved.paths)
 
@@ -222,7 +228,8 @@ class OrphanRemoval(DeletingOperation[OrphanPlan, OrphanReport]):
                 last = delete_unreached(lake.storage, owners, mark, held, spending)
                 still_needed += len(approved.owners) - len(owners) + last.spared
                 done.add(last)
-        return OrphanReport.of(done, version=version, still_needed=still_needed, cost=metered.cost())
+        damaged = dict(sorted(mark.tables.damaged.items()))
+        return OrphanReport.of(done, version=version, still_needed=still_needed, cost=metered.cost(), damaged=damaged)
 
 
 def plan_orphan_removal(

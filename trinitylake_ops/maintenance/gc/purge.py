@@ -17,7 +17,7 @@ from trinitylake_ops.format.nodes.system_rows import SEALED_AT_MILLIS
 from trinitylake_ops.format.version_ranges import VersionRanges
 from trinitylake_ops.maintenance.gc.batches import PurgeBatch, unpurged_batches, with_purged
 from trinitylake_ops.maintenance.gc.sweep import DeletingOperation, Deletion, DeletionReport
-from trinitylake_ops.maintenance.gc.unreached import delete_unreached, left_table_root, unreached
+from trinitylake_ops.maintenance.gc.unreached import damaged_tables, delete_unreached, left_table_root, unreached
 from trinitylake_ops.maintenance.plans.budget import NO_LIMITS, Budget, Spending
 from trinitylake_ops.maintenance.plans.cost import MeteredLakehouse
 from trinitylake_ops.maintenance.plans.document import Table, new_table
@@ -60,6 +60,7 @@ class PurgeReport(DeletionReport):
             title = f"Purge not finished, run it again: {self.stopped or f'{len(self.failures)} files not deleted'}"
         else:
             title = "Nothing to purge" if self.version is None else f"Purged, recorded in version {self.version}"
+        title += damaged_tables(self.damaged)
         did_something = self.versions or self.files or self.version is not None
         figures = (self.versions or "none", self.files, self.bytes, self.still_needed, "")
         rows: list[Sequence[object]] = [figures] if did_something else []
@@ -73,7 +74,7 @@ class PurgePlan(TimedPlan):
 
     ``still_needed`` files of the expiry's plans are reached now and stay. Batches without a readable plan are sealed. A
     removal of orphans deletes their files. Files under the table root are given by URIs. ``left_table_root`` says why
-    they stay, if they do.
+    they stay, if they do. All files in the folders of ``damaged`` tables stay.
     """
 
     base_version: int
@@ -86,6 +87,7 @@ class PurgePlan(TimedPlan):
     sizes_bytes: Mapping[str, int] = field(repr=False, compare=False)
     planned: Mapping[str, int] = field(repr=False, compare=False)
     left_table_root: str = field(compare=False)
+    damaged: Mapping[str, str] = field(compare=False)
     operation: Purge = field(repr=False, compare=False)
 
     @property
@@ -106,6 +108,7 @@ class PurgePlan(TimedPlan):
             f" {self.files} files of {self.bytes} bytes; {self.still_needed} more are still needed"
         )
         title += f"; {self.left_table_root}" if self.left_table_root else ""
+        title += damaged_tables(self.damaged)
         rows = [
             (
                 batch.versions,
@@ -145,12 +148,14 @@ class Purge(DeletingOperation[PurgePlan, PurgeReport]):
         grace_ms = max(self.grace_ms or 0, protected_ms(base.definition))
         batches, versions, planned = unpurged_batches(self.lake, base.definition, now_ms, grace_ms)
         doomed: dict[str, int] = {}
+        damaged: dict[str, str] = {}
         left = ""
         if any(batch.is_due for batch in batches):
             survey = survey_versions(self.lake, base, progress, executor=self.executor)
             mark = _marked(survey, versions, planned, progress)
             check_not_pinned(survey, versions, now_ms)
             doomed, left = unreached(mark, planned), left_table_root(mark)
+            damaged = dict(sorted(mark.tables.damaged.items()))
         return PurgePlan(
             base_version=base.version,
             now_ms=now_ms,
@@ -162,6 +167,7 @@ class Purge(DeletingOperation[PurgePlan, PurgeReport]):
             sizes_bytes=doomed,
             planned=planned,
             left_table_root=left if any(map(is_uri, planned)) else "",
+            damaged=damaged,
             operation=replace(self, grace_ms=grace_ms),
         )
 
@@ -221,6 +227,7 @@ class _PurgeRun:
             still_needed=still_needed,
             cost=self._metered.cost(),
             versions=self._plan.versions,
+            damaged=dict(sorted(mark.tables.damaged.items())),
         )
 
     def _begin(self) -> Mark:

@@ -72,7 +72,8 @@ class DeletionReport(Document):
 
     ``version`` recorded the operation, if any. ``still_needed`` files of the plan were reached by then and stay.
     ``throttled`` counts the times when the storage asked for a slower pace. ``stopped`` says why it ended early,
-    ``failures`` which files could not be deleted, with the reason.
+    ``failures`` which files could not be deleted, with the reason. ``damaged`` are tables whose files cannot all be
+    read, by their metadata files, with the reason: all files in their folders stay.
     """
 
     version: int | None
@@ -83,6 +84,7 @@ class DeletionReport(Document):
     failures: Mapping[str, str]
     stopped: str | None
     cost: Cost
+    damaged: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
     def of(cls, deletion: Deletion, *, version: int | None, still_needed: int, cost: Cost, **own: Any) -> Self:

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
-from trinitylake_ops.errors import CorruptFileError, FileMissingError, InvalidInputError
+from trinitylake_ops.errors import InvalidInputError
 from trinitylake_ops.format.definitions import METADATA_LOCATION, TableDef
 from trinitylake_ops.format.nodes.keys import ObjectName
 from trinitylake_ops.maintenance.reach.tables import defined, in_batches, tables_of
 from trinitylake_ops.storage.parallel import in_one_round, run_parallel
+from trinitylake_ops.tables.files.reach import DAMAGE
 from trinitylake_ops.tables.files.trimming import ListedSnapshots, is_trimmable, listed_snapshots, referred_snapshots
 from trinitylake_ops.tables.io.file_io import reading_io
 from trinitylake_ops.tables.managed import LATEST_WRITTEN_VERSION
@@ -65,7 +66,7 @@ def candidates_of(lake: Lakehouse, base: Snapshot, only: Sequence[str] | None) -
     def listed(definition: TableDef) -> ListedSnapshots | None:
         try:
             return listed_snapshots(definition, io)
-        except (FileMissingError, CorruptFileError):
+        except DAMAGE:
             return None
 
     candidates: list[Candidate] = []
@@ -132,8 +133,11 @@ def _needed(lake: Lakehouse, candidates: Sequence[Candidate], kept_definitions: 
     own = {candidate.definition_location for candidate in candidates}
     io = reading_io(lake)
 
-    def referred(definition: TableDef) -> frozenset[int]:
-        return referred_snapshots(definition, io)
+    def referred(definition: TableDef) -> Collection[int]:
+        try:
+            return referred_snapshots(definition, io)
+        except DAMAGE:  # what this version needs is unknown
+            return undecided[definition.id].copy()
 
     # Two tables may have one id: a snapshot that one of them needs stays in both.
     for candidate in candidates:
@@ -147,6 +151,6 @@ def _needed(lake: Lakehouse, candidates: Sequence[Candidate], kept_definitions: 
         seen.update(fresh)
         found = run_parallel(in_one_round(referred), list(fresh.values()), lake.storage.concurrency)
         for definition, ids in zip(fresh.values(), found, strict=True):
-            needed[definition.id] |= ids & undecided[definition.id]
-            undecided[definition.id] -= ids
+            needed[definition.id] |= undecided[definition.id].intersection(ids)
+            undecided[definition.id].difference_update(ids)
     return needed

@@ -98,6 +98,14 @@ def unreached(mark: Mark, sizes_bytes: Mapping[str, int]) -> dict[str, int]:
     return {path: size for path, size in found.items() if path not in uris}
 
 
+def damaged_tables(damaged: Mapping[str, str]) -> str:
+    """Return what a title adds about tables whose files cannot all be read, empty if there are none."""
+    if not damaged:
+        return ""
+    n_tables = f"{len(damaged)} damaged tables" if len(damaged) > 1 else "a damaged table"
+    return f"; all files in the folder of {n_tables} stay, which verify reports: {next(iter(damaged.values()))}"
+
+
 def left_table_root(mark: Mark) -> str:
     """Return why no file under the table root is deleted, for people. It is empty if they may be."""
     if mark.table_root is None or not mark.table_root.refusal:

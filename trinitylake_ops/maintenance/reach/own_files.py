@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
@@ -13,7 +14,7 @@ from trinitylake_ops.maintenance.plans.executor import Executor, Weight
 from trinitylake_ops.maintenance.reach.table_files import iceberg_metadata, table_id_at
 from trinitylake_ops.storage import Storage
 from trinitylake_ops.storage.parallel import run_parallel
-from trinitylake_ops.tables.files.reach import TableFile, files_of
+from trinitylake_ops.tables.files.reach import DAMAGE, TableFile, files_of
 from trinitylake_ops.tables.io.file_io import StorageFileIO, reading_io
 from trinitylake_ops.transaction.lakehouse import Lakehouse
 from trinitylake_ops.versions.snapshot import LakehouseFiles
@@ -103,10 +104,8 @@ def table_files(definitions: Sequence[TableDef], io: StorageFileIO, table_root: 
         if not definition.is_managed or not metadata or (definition.id, metadata) in walked:
             continue
         walked.add((definition.id, metadata))
-        try:
-            for file in files_of(definition, io, known.setdefault(definition.id, set())):
+        with contextlib.suppress(*DAMAGE):
+            for file in files_of(definition, io, known.setdefault(definition.id, set()), failures=[]):
                 if table_id_at(file.location, table_root) == definition.id:
                     found.setdefault(file.location, file)
-        except (FileMissingError, CorruptFileError):
-            continue
     return found

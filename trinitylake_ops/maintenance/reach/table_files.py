@@ -6,30 +6,27 @@ Definitions and manifests are read by whatever executor an operation has; what t
 from __future__ import annotations
 
 import copy
+import logging
 import re
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Protocol
 
-from trinitylake_ops.errors import (
-    CorruptFileError,
-    FileMissingError,
-    InvalidLocationError,
-    LocationNotAllowedError,
-    TrinityLakeError,
-)
+from trinitylake_ops.errors import FileMissingError, LocationNotAllowedError, TrinityLakeError
 from trinitylake_ops.format.definitions import METADATA_LOCATION, TableDef
 from trinitylake_ops.format.file_identity import FoldedSet, OtherNames, folded
 from trinitylake_ops.format.file_names import OWNER_NAME, TABLES_PREFIX
-from trinitylake_ops.format.locations import is_uri, to_location
+from trinitylake_ops.format.locations import is_uri, to_location, to_uri
 from trinitylake_ops.maintenance.plans.executor import LOCAL, Executor, Weight
 from trinitylake_ops.maintenance.reach.survey import Progress, no_progress
 from trinitylake_ops.storage import Storage
 from trinitylake_ops.storage.parallel import run_parallel
-from trinitylake_ops.tables.files.reach import TableFile, files_of
+from trinitylake_ops.tables.files.reach import DAMAGE, TableFile, files_of
 from trinitylake_ops.tables.io.file_io import StorageFileIO, reading_io
 from trinitylake_ops.transaction.lakehouse import Lakehouse
 from trinitylake_ops.versions.snapshot import LakehouseFiles
+
+logger = logging.getLogger(__name__)
 
 _TOLD_EACH = 256
 
@@ -42,7 +39,13 @@ class TableWalk(Protocol):
     """Yields the files of a table as :func:`reach.files_of` does."""
 
     def __call__(
-        self, definition: TableDef, io: StorageFileIO, known: set[str], *, skips_missing: bool, only_own: bool
+        self,
+        definition: TableDef,
+        io: StorageFileIO,
+        known: set[str],
+        *,
+        skips_missing: bool,
+        failures: list[TrinityLakeError],
     ) -> Iterator[TableFile]: ...
 
 
@@ -52,7 +55,8 @@ class TableReach:
     Tables of every type count: whoever shares files with a managed table keeps them. Files that no scan opens - former
     metadata files, data that all snapshots have deleted - are reached by nothing. ``managed_ids`` are the ids of all
     MANAGED tables seen that are in their own folders. ``opaque_ids`` are those of tables whose files are unknown. These
-    are tables of other formats, with those whose folders their properties name, and tables whose metadata file is gone.
+    are tables of other formats, with those whose folders their properties name, and tables whose files cannot all be
+    read. ``damaged`` are the reasons for the latter, by the locations of their metadata files, unless these are gone.
     Managed tables that name files beyond this root belong to them, too. Files beyond the root may be files under it by
     another name of the root, or of a folder in it. Names in other letters than ASCII's lower case may be listed
     otherwise. ``other_names`` are the names of such files. ``walk`` is how a table's files are told, for those who know
@@ -69,14 +73,17 @@ class TableReach:
         self.files: set[str] = set()
         self.managed_ids = FoldedSet()
         self.opaque_ids = FoldedSet()
+        self.damaged: dict[str, str] = {}
         self.other_names = OtherNames()
         self.there = ReachedThere(table_root)
 
     def add(self, locations: Iterable[str], progress: Progress = no_progress) -> None:
         """Add what the tables of definitions reach.
 
-        A table whose metadata file is gone stops nobody, nor does a snapshot of somebody else's table whose manifests
-        are gone: nobody can read it. Raises StorageError for anything else that cannot be read, with what to do.
+        Files of a table that are damaged, missing or not its own do not stop the others: all files in its folder stay.
+        Missing manifests of another catalog's table are skipped, because no reader can read what they list. Raises
+        LocationNotAllowedError, with what to do, for the metadata file of a table outside of all places that may be
+        read, and other StorageErrors.
         """
         # In order, so that it is no matter of chance which of several failures is told.
         missing = sorted(path for path in locations if path not in self._walked_definitions)
@@ -113,25 +120,29 @@ class TableReach:
                 self._take(outline, files)
             progress("files of tables", done, len(tables))
 
-    def _take(self, outline: _TableOutline, found: set[str] | TrinityLakeError) -> None:
-        """Add the files of a table that has metadata, or deal with the failure to tell them."""
+    def _take(self, outline: _TableOutline, walked: WalkedTable | TrinityLakeError) -> None:
+        """Add the files of a table that has metadata, as far as they are known. Raises a failure of the storage."""
+        if isinstance(walked, TrinityLakeError):
+            raise walked
         location = to_location(self._root, outline.metadata)
-        if isinstance(found, FileMissingError | CorruptFileError | InvalidLocationError | LocationNotAllowedError):
-            if not _is_metadata_gone(found, location, self._root):
-                raise _stopped_by(found, location) from found
+        is_managed = outline.definition is not None and outline.definition.is_managed
+        damage = walked.damage
+        if damage is not None:
+            if isinstance(damage, LocationNotAllowedError) and not is_managed and not walked.has_metadata:
+                raise _stopped_by(damage, location) from damage
             ids = [outline.id, *_TABLE_FOLDER.findall(location)]
             self.opaque_ids.update(ids)
             self.there.opaque_ids.update(ids)
-        elif isinstance(found, TrinityLakeError):
-            raise found
-        else:
-            is_managed = outline.definition is not None and outline.definition.is_managed
-            self.files |= found
-            self.other_names.update(found)
-            for uri in filter(is_uri, found):  # they may be under this root by another name
-                self.opaque_ids.update(_TABLE_FOLDER.findall(uri))
-                self.opaque_ids.update([outline.id] if is_managed else [])
-            self.there.take(found, outline.id if is_managed else None)
+            if not _is_metadata_gone(damage, location, self._root):
+                self.damaged[location] = damage.message
+                logger.warning("table %s is damaged, so all files in its folder stay: %s", outline.id, damage.message)
+        found = walked.files
+        self.files |= found
+        self.other_names.update(found)
+        for uri in filter(is_uri, found):  # they may be under this root by another name
+            self.opaque_ids.update(_TABLE_FOLDER.findall(uri))
+            self.opaque_ids.update([outline.id] if is_managed else [])
+        self.there.take(found, outline.id if is_managed else None)
         self._walked_metadata.add(outline.metadata)
 
 
@@ -210,17 +221,49 @@ def _is_metadata_gone(error: TrinityLakeError, metadata_location: str, root_uri:
     return isinstance(error, FileMissingError) and to_location(root_uri, error.path or "") == metadata_location
 
 
+@dataclass(frozen=True, slots=True)
+class WalkedTable:
+    """The files that scans of a table open, as far as they are known.
+
+    ``damage`` is the first reason why they are not all, None if there is none. ``has_metadata`` tells whether the
+    metadata file of the table was read.
+    """
+
+    files: set[str]
+    damage: TrinityLakeError | None
+    has_metadata: bool
+
+
 def _live_files(
     definition: TableDef, io: StorageFileIO, known: set[str], walk: TableWalk
-) -> set[str] | TrinityLakeError:
-    """Return the files that scans of a table open, or what makes that they cannot be told."""
-    # Of our own tables a manifest that is gone is a loss that somebody has to look at.
-    skips_missing = not definition.is_managed
+) -> WalkedTable | TrinityLakeError:
+    """Return the files that scans of a table open, or the failure of the storage to read them."""
+    found: set[str] = set()
+    failures: list[TrinityLakeError] = []
+    has_metadata = False
+    own_io = io.for_managed(definition.id) if definition.is_managed else None
     try:
-        files = walk(definition, io, known, skips_missing=skips_missing, only_own=False)
-        return {file.location for file in files if file.live}
+        # A missing manifest of one of our own tables is damage.
+        for file in walk(definition, io, known, skips_missing=own_io is None, failures=failures):
+            has_metadata = True
+            if file.live:
+                found.add(file.location)
+            if own_io is not None and not failures:
+                failures += _foreign_file(file, own_io)
+    except DAMAGE as error:
+        failures.append(error)
     except TrinityLakeError as error:
         return error
+    return WalkedTable(found, failures[0] if failures else None, has_metadata)
+
+
+def _foreign_file(file: TableFile, own_io: StorageFileIO) -> list[TrinityLakeError]:
+    """Return the error for a file that the table of a FileIO cannot have, nothing for its own."""
+    try:
+        own_io.check_may_have(to_uri(own_io.root, file.location))
+    except DAMAGE as error:
+        return [error]
+    return []
 
 
 @dataclass(frozen=True, slots=True)
@@ -264,22 +307,19 @@ class TableFilesWalk:
         """That of the lakehouse."""
         return (self._io.storage,)
 
-    def __call__(self, tables: Sequence[Sequence[TableDef]]) -> list[list[set[str] | TrinityLakeError]]:
-        """Return the files that each definition leads to and those before it do not, or why they cannot be told.
+    def __call__(self, tables: Sequence[Sequence[TableDef]]) -> list[list[WalkedTable | TrinityLakeError]]:
+        """Return the files that each definition leads to and those before it do not.
 
-        Of a table it ends there, unless what cannot be told is a metadata file that is gone.
+        The walk of a table ends at a failure of the storage, which is the last item then.
         """
         return run_parallel(self._walked, tables, self._io.storage.concurrency)
 
-    def _walked(self, definitions: Sequence[TableDef]) -> list[set[str] | TrinityLakeError]:
+    def _walked(self, definitions: Sequence[TableDef]) -> list[WalkedTable | TrinityLakeError]:
         known = set() if self._known is None else self._known
-        root_uri = self._io.root
-        found: list[set[str] | TrinityLakeError] = []
+        found: list[WalkedTable | TrinityLakeError] = []
         for definition in definitions:
-            files = _live_files(definition, self._io, known, self._walk)
-            found.append(files)
-            location = to_location(root_uri, iceberg_metadata(definition) or "")
-            if isinstance(files, TrinityLakeError) and not _is_metadata_gone(files, location, root_uri):
+            found.append(_live_files(definition, self._io, known, self._walk))
+            if isinstance(found[-1], TrinityLakeError):
                 break
         return found
 
@@ -294,12 +334,11 @@ def iceberg_metadata(definition: TableDef) -> str | None:
 
 
 def _stopped_by(error: TrinityLakeError, metadata_location: str) -> TrinityLakeError:
-    """Return an error with what to do about a table whose files cannot be told."""
+    """Return an error with what to do about a table whose metadata file may not be read."""
     stopped = copy.copy(error)
-    remedy = "its root is allowed" if isinstance(error, LocationNotAllowedError) else "that file is restored"
     stopped.message = (
-        f"{error.message}; the table of {metadata_location!r} needs it: nothing is deleted before {remedy}, or no kept"
-        " version and no export has the table"
+        f"{error.message}; the table of {metadata_location!r} needs it: nothing is deleted before its root is allowed,"
+        " or no kept version and no export has the table"
     )
     return stopped
 

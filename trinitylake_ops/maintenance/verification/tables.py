@@ -236,13 +236,19 @@ class TableVerifier:
         return False
 
     def walk(
-        self, definition: TableDef, io: StorageFileIO, known: set[str], *, skips_missing: bool, only_own: bool
+        self,
+        definition: TableDef,
+        io: StorageFileIO,
+        known: set[str],
+        *,
+        skips_missing: bool,
+        failures: list[TrinityLakeError],
     ) -> Iterator[TableFile]:
         """Yield the files of a table as :func:`reach.files_of` does, without reading again what was checked."""
         metadata = definition.format_properties[METADATA_LOCATION]
         location = io.location(to_uri(io.root, metadata))
         if not self._is_whole.get(location, False):
-            yield from files_of(definition, io, known, skips_missing=skips_missing, only_own=only_own)
+            yield from files_of(definition, io, known, skips_missing=skips_missing, failures=failures)
             return
         yield TableFile(FileKind.METADATA, location)
         below = list(self._storage.names(location) or ())

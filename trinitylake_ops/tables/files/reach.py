@@ -20,7 +20,14 @@ from pyiceberg.manifest import (
 from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.table.snapshots import Snapshot
 
-from trinitylake_ops.errors import CorruptFileError, FileMissingError, TransactionExpiredError, TrinityLakeError
+from trinitylake_ops.errors import (
+    CorruptFileError,
+    FileMissingError,
+    InvalidLocationError,
+    LocationNotAllowedError,
+    TransactionExpiredError,
+    TrinityLakeError,
+)
 from trinitylake_ops.format.definitions import TableDef
 from trinitylake_ops.format.locations import is_uri
 from trinitylake_ops.storage.parallel import run_parallel
@@ -31,6 +38,8 @@ from trinitylake_ops.tables.io.file_io import StorageFileIO
 from trinitylake_ops.tables.managed import metadata_uri
 
 T = TypeVar("T")
+#: Failures of one table whose files are damaged, missing or not its own. They concern no other table.
+DAMAGE = (FileMissingError, CorruptFileError, InvalidLocationError, LocationNotAllowedError)
 _ADDED = ManifestEntryStatus.ADDED
 
 
@@ -68,7 +77,7 @@ def files_of(
     known: set[str] | None = None,
     *,
     skips_missing: bool = False,
-    only_own: bool = True,
+    failures: list[TrinityLakeError] | None = None,
 ) -> Iterator[TableFile]:
     """Yield every file that an Iceberg table reaches at one version, each once.
 
@@ -79,9 +88,12 @@ def files_of(
     A table reaches its metadata file and former metadata files. For all its snapshots it reaches the manifest lists,
     manifests, data and delete files, and statistics. Reads the metadata, each manifest list and each manifest, with as
     many requests at once as the storage takes. Raises LocationNotAllowedError for a file that the table cannot have,
-    unless ``only_own`` is off. Raises other StorageErrors. A walk that fails has not seen all.
+    and other StorageErrors. A walk that fails has not seen all.
+
+    With ``failures``, the walk also yields files that the table cannot have. The errors of manifest lists and manifests
+    that are damaged, missing or may not be read are added to it, and the walk continues.
     """
-    if only_own:
+    if failures is None:
         io = io.for_table(definition)
     elif not definition.is_managed:
         io = io.strict()
@@ -98,7 +110,7 @@ def files_of(
         for shot in metadata.snapshots
         if isinstance(shot, InlineSnapshot) or (shot.manifest_list and shot.manifest_list not in known)
     ]
-    yield from _snapshot_files(snapshots, io, known, skips_missing=skips_missing)
+    yield from _snapshot_files(snapshots, io, known, _Tolerance(skips_missing, failures))
 
 
 def statistics_of(metadata: TableMetadata, io: StorageFileIO) -> list[TableFile]:
@@ -184,13 +196,13 @@ def new_files(added: Iterable[Snapshot], base: TableMetadata | None, io: Storage
 
 
 def _snapshot_files(
-    snapshots: Sequence[Snapshot], io: StorageFileIO, known: set[str], *, skips_missing: bool
+    snapshots: Sequence[Snapshot], io: StorageFileIO, known: set[str], tolerance: _Tolerance
 ) -> Iterator[TableFile]:
     concurrency = io.storage.concurrency
     manifests: dict[str, ManifestFile] = {}
 
     def listed_in(snapshot: Snapshot) -> list[ManifestFile]:
-        return _standing(lambda: manifests_in(snapshot, io), skips_missing=skips_missing)
+        return tolerance.read(lambda: manifests_in(snapshot, io))
 
     for batch in _batches(snapshots, concurrency):
         for snapshot, listed in zip(batch, run_parallel(listed_in, batch, concurrency), strict=True):
@@ -200,7 +212,7 @@ def _snapshot_files(
                 if manifest.manifest_path not in manifests and manifest.manifest_path not in known:
                     manifests[manifest.manifest_path] = manifest
                     yield TableFile(FileKind.MANIFEST, io.location(manifest.manifest_path), manifest.manifest_length)
-    yield from _content_files(list(manifests.values()), io, skips_missing=skips_missing)
+    yield from _content_files(list(manifests.values()), io, tolerance)
     known.update(manifests, (snapshot.manifest_list for snapshot in snapshots if snapshot.manifest_list))
 
 
@@ -327,23 +339,33 @@ def _decoding(uri: str, what: str, io: StorageFileIO) -> Iterator[None]:
         ) from error
 
 
-def _standing(read: Callable[[], list[T]], *, skips_missing: bool) -> list[T]:
-    """Return the content that is read from a file, nothing if it is gone and may be."""
-    try:
-        return read()
-    except FileMissingError:
-        if not skips_missing:
-            raise
-        return []
+@dataclass(frozen=True, slots=True)
+class _Tolerance:
+    """Which failures to read a file of a table do not end a walk."""
+
+    skips_missing: bool
+    failures: list[TrinityLakeError] | None
+
+    def read(self, read: Callable[[], list[T]]) -> list[T]:
+        """Return the content of a file, nothing if it cannot be read and need not be."""
+        try:
+            return read()
+        except DAMAGE as error:
+            is_skipped = self.skips_missing and isinstance(error, FileMissingError)
+            if self.failures is None and not is_skipped:
+                raise
+            if self.failures is not None and not is_skipped:
+                self.failures.append(error)
+            return []
 
 
-def _content_files(manifests: list[ManifestFile], io: StorageFileIO, *, skips_missing: bool) -> Iterator[TableFile]:
+def _content_files(manifests: list[ManifestFile], io: StorageFileIO, tolerance: _Tolerance) -> Iterator[TableFile]:
     concurrency = io.storage.concurrency
     seen: set[str] = set()
     deleted: dict[str, TableFile] = {}
 
     def standing_in(manifest: ManifestFile) -> list[ManifestEntry]:
-        return _standing(lambda: entries_in(manifest, io), skips_missing=skips_missing)
+        return tolerance.read(lambda: entries_in(manifest, io))
 
     for batch in _batches(manifests, concurrency):
         for entries in run_parallel(standing_in, batch, concurrency):

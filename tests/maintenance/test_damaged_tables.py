@@ -1,0 +1,159 @@
+"""A table whose files are damaged, missing or not its own: the other tables are maintained, and its files stay."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+from pyiceberg.manifest import ManifestEntryStatus, ManifestFile
+
+from tests.foreign_files import commit_unchecked, data_files_of, manifests_of, written_manifest
+from tests.lakes import Lakes
+from tests.maintenance.aging import Aging, keeping
+from tests.maintenance.changes import ROWS, append_rows, overwrite_rows
+from trinitylake_ops import Lakehouse, maintenance
+from trinitylake_ops.format.definitions import METADATA_LOCATION
+from trinitylake_ops.tables.catalog import catalog_at
+
+EXISTING = ManifestEntryStatus.EXISTING
+
+
+def folder_of(lake: Lakehouse, name: str) -> str:
+    return catalog_at(lake).load_table(name).location().removeprefix(lake.root) + "/"
+
+
+def below(lake: Lakehouse, folder: str) -> set[str]:
+    return {info.path for info in lake.storage.list(folder)}
+
+
+def path_of(lake: Lakehouse, manifest: ManifestFile) -> str:
+    return manifest.manifest_path.removeprefix(lake.root)
+
+
+def without_manifest(lake: Lakehouse) -> None:
+    lake.storage.delete(path_of(lake, manifests_of(lake, "ns.t")[0]))
+
+
+def with_garbage(lake: Lakehouse) -> None:
+    lake.storage.write(path_of(lake, manifests_of(lake, "ns.t")[0]), b"no Avro")
+
+
+def with_garbage_metadata(lake: Lakehouse) -> None:
+    location = lake.snapshot().table("ns", "t").format_properties[METADATA_LOCATION]
+    lake.storage.write(location, b'{"format-version": 2')
+
+
+def with_a_manifest_that_never_existed(lake: Lakehouse) -> None:
+    manifest = written_manifest(lake, catalog_at(lake).load_table("ns.t"), data_files_of(lake, "ns.t"), EXISTING, 5)
+    commit_unchecked(lake, "ns.t", [manifest], 5)
+    lake.storage.delete(path_of(lake, manifest))
+
+
+def with_a_foreign_manifest(lake: Lakehouse) -> None:
+    commit_unchecked(lake, "ns.t", manifests_of(lake, "other.o"), 5)
+
+
+def with_a_file_elsewhere(lake: Lakehouse) -> None:
+    (file, *_) = data_files_of(lake, "ns.t")
+    file._data[1] = "s3://elsewhere/file.parquet"
+    commit_unchecked(
+        lake, "ns.t", [written_manifest(lake, catalog_at(lake).load_table("ns.t"), [file], EXISTING, 5)], 5
+    )
+
+
+DAMAGES = (
+    without_manifest,
+    with_garbage,
+    with_garbage_metadata,
+    with_a_manifest_that_never_existed,
+    with_a_foreign_manifest,
+    with_a_file_elsewhere,
+)
+
+
+@pytest.fixture(params=DAMAGES, ids=lambda damage: damage.__name__)
+def damage(request: pytest.FixtureRequest) -> Callable[[Lakehouse], None]:
+    found: Callable[[Lakehouse], None] = request.param
+    return found
+
+
+def test_a_damaged_table_stops_no_deletion_of_others(lakes: Lakes, damage: Callable[[Lakehouse], None]) -> None:
+    aging = Aging.on(lakes.storage())
+    lake = aging.lake
+    append_rows(lake, "ns.t")
+    append_rows(lake, "other.o")
+    overwrite_rows(lake, "other.o")
+    damage(lake)
+    folder, other = lake.snapshot().table("ns", "t").id, folder_of(lake, "other.o")
+    own = below(lake, f"tables/{folder}/")
+    others = below(lake, other)
+    aging.clock.create(f"tables/{folder}/data/stray.parquet", b"")
+    aging.clock.create(f"{other}data/stray.parquet", b"")
+    aging.later()
+    expired = maintenance.plan_expiration(lake, keeping(1)).execute()
+    assert expired.version is not None
+    aging.later()
+    purged = aging.purge()
+    removed = aging.remove_orphans()
+    assert purged.is_complete
+    assert removed.is_complete
+    for report in (purged, removed):
+        assert len(report.damaged) == 1
+        assert report.to_dict()["damaged"] == report.damaged
+    rest = below(lake, other)
+    assert rest < others, "files of other tables were freed"
+    assert f"{other}data/stray.parquet" not in rest
+    assert catalog_at(lake).load_table("other.o").scan().to_arrow().num_rows == ROWS.num_rows
+    assert below(lake, f"tables/{folder}/") == own | {f"tables/{folder}/data/stray.parquet"}
+    assert not maintenance.verify(lake).is_clean
+
+
+def test_a_damaged_table_stops_no_trim_and_no_compaction_of_others(
+    lakes: Lakes, damage: Callable[[Lakehouse], None]
+) -> None:
+    aging = Aging.on(lakes.storage())
+    lake = aging.lake
+    for name in ("ns.t", "other.o"):
+        append_rows(lake, name)
+        append_rows(lake, name)
+    damage(lake)
+    aging.later()
+    compacted = maintenance.plan_compact_tables(lake, min_input_files=2)
+    assert list(compacted.left) == ["ns.t"]
+    assert [one.table for one in compacted.execute().tables] == ["other.o"]
+    trimmed = maintenance.plan_trim_tables(lake, keeping(1)).execute()
+    assert "other.o" in trimmed.tables
+
+
+def test_a_damaged_data_file_stops_no_compaction_of_others(lakes: Lakes) -> None:
+    lake = Lakehouse.create(lakes.storage().root, storage=lakes.storage())
+    for name in ("ns.t", "other.o"):
+        append_rows(lake, name)
+        append_rows(lake, name)
+    lake.storage.write(data_files_of(lake, "ns.t")[0].file_path.removeprefix(lake.root), b"no Parquet")
+    before = below(lake, folder_of(lake, "ns.t"))
+    report = maintenance.plan_compact_tables(lake, min_input_files=2).execute()
+    assert [one.table for one in report.tables] == ["other.o"]
+    assert list(report.left) == ["ns.t"]
+    assert below(lake, folder_of(lake, "ns.t")) == before
+    assert catalog_at(lake).load_table("other.o").scan().to_arrow().num_rows == 2 * ROWS.num_rows
+
+
+def test_a_registered_table_that_is_damaged_stops_no_deletion_of_others(lakes: Lakes) -> None:
+    aging = Aging.on(lakes.storage())
+    lake = aging.lake
+    append_rows(lake, "ns.t")
+    append_rows(lake, "other.o")
+    with lake.transaction() as txn:
+        txn.create_table("ns", "theirs", replace(txn.table("ns", "t"), table_type="EXTERNAL"))
+        txn.drop_table("ns", "t")
+    own = below(lake, f"tables/{lake.snapshot().table('ns', 'theirs').id}/")
+    manifest = next(path for path in own if path.endswith("-m0.avro"))
+    lake.storage.write(manifest, b"no Avro")
+    aging.clock.create(f"{folder_of(lake, 'other.o')}data/stray.parquet", b"")
+    aging.later()
+    removed = aging.remove_orphans()
+    assert removed.damaged
+    assert removed.files >= 1
+    assert below(lake, next(iter(own)).rpartition("/")[0].rpartition("/")[0]) >= own
