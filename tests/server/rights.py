@@ -40,17 +40,20 @@ class Token:
 class Secret:
     """A unique text in a lakehouse: in a namespace, or about the lakehouse as a whole.
 
-    ``at_root`` is true for the root of the lakehouse, which is in the locations of all its tables.
+    ``root_of`` is the warehouse whose root it is, empty for all: a root is in the locations of tables.
     """
 
     text: str
     lakehouse: str
     namespace: str | None = None
-    at_root: bool = False
+    root_of: str | None = None
 
-    def is_shown_to(self, token: Token) -> bool:
+    def is_shown_to(self, token: Token, request: str) -> bool:
+        """Whether a response to a request may contain it."""
+        if self.text in request:
+            return True
         if not token.sees(self.lakehouse):
             return False
         if self.namespace is not None:
             return token.may(READ, self.namespace)
-        return self.at_root or token.reads_all
+        return token.reads_all or (self.root_of is not None and self.root_of in request)
