@@ -87,6 +87,28 @@ def test_a_transaction_is_one_version_or_nothing(served: Served, rest: RestCatal
     assert lake.latest_version() == before + 1
 
 
+def test_what_other_engines_cannot_use_is_refused(served: Served, rest: RestCatalog, lake: Lakehouse) -> None:
+    before = lake.latest_version()
+    fields = [{"id": 1, "name": "id", "type": "long", "required": False}]
+    with_default = {"id": 2, "name": "n", "type": "long", "required": False, "initial-default": 1, "write-default": 1}
+    other_case = {"id": 2, "name": "ID", "type": "long", "required": False}
+    for field in (with_default, other_case):
+        schema = {"type": "struct", "schema-id": 9, "fields": [*fields, field]}
+        update = {"action": "add-schema", "schema": schema, "last-column-id": 2}
+        current = {"action": "set-current-schema", "schema-id": -1}
+        assert served.ask("POST", TABLE, commit_of(update, current)).error == (400, "BadRequestException")
+        for is_staged in (False, True):
+            new = {"name": "new", "schema": schema, "stage-create": is_staged}
+            answer = served.ask("POST", TABLE.rpartition("/")[0], new)
+            assert answer.error == (400, "BadRequestException")
+    refused = served.ask("POST", TABLE, commit_of(properties(**{"format-version": "2"})))
+    assert refused.error == (400, "BadRequestException")
+    report = {"report-type": "unknown-report"}
+    assert served.ask("POST", f"{TABLE}/metrics", report).error == (400, "BadRequestException")
+    assert served.ask("POST", f"{TABLE}/metrics", {"report-type": "scan-report"}).status == 204
+    assert lake.latest_version() == before
+
+
 def test_a_commit_says_who_asked_for_it(served: Served, rest: RestCatalog, lake: Lakehouse) -> None:
     answer = served.ask("POST", TABLE, commit_of(properties(a="1")))
     (latest,) = lake.history(1)

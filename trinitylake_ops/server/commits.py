@@ -43,6 +43,7 @@ from trinitylake_ops.tables.claims.table_seals import unsealed_json
 from trinitylake_ops.tables.files.bounds import repaired_uri, with_valid_bounds
 from trinitylake_ops.tables.files.metadata import LoadedMetadata, metadata_json, parse_metadata
 from trinitylake_ops.tables.files.reach import files_of, manifests_in, new_files, oldest_of
+from trinitylake_ops.tables.files.totals import with_totals
 from trinitylake_ops.tables.io.file_io import StorageFileIO
 from trinitylake_ops.tables.io.listing import files_below
 from trinitylake_ops.tables.managed import (
@@ -200,7 +201,9 @@ class _Attempt:
             place = current.location
         read = self._check_files(commit, updates, place, current)
         with asked_for():
-            if faulty := {manifest for manifest, entries in read.items() if has_faulty_bounds(entries)}:
+            updates = list(with_totals(updates, current, self._io, read))
+            faulty = {one for one, entries in read.items() if has_faulty_bounds(entries)}
+            if faulty := {one for one in faulty if _is_within(one.manifest_path, place)}:
                 updates = self._with_valid_bounds(updates, faulty)
             response = self._catalog.commit_table(table, commit.request.requirements, tuple(updates))
         return self._read_back(response)

@@ -41,6 +41,8 @@ logger = logging.getLogger(__name__)
 
 _LOCAL = "file://"
 _MOST_IN_TRANSACTION = 1_000
+#: The types of reports about the metrics of a client.
+_REPORTS = ("scan-report", "commit-report")
 
 
 def list_tables(call: Call) -> Answer:
@@ -186,6 +188,8 @@ def report_metrics(call: Call) -> Answer:
     namespace, name = call.table
     call.check(Scope.READ, namespace)
     kind = call.document().get("report-type")
+    if kind not in _REPORTS:
+        raise bad_request(f"report-type must be one of {', '.join(_REPORTS)}")
     if not call.warehouse.catalog().table_exists((namespace, name)):
         raise NoSuchTableError(f"Table does not exist: {namespace}.{name}")
     logger.debug("%s sent a report about %s.%s: %.40r", call.principal.name, namespace, name, kind)

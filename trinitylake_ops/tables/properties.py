@@ -21,6 +21,22 @@ from trinitylake_ops.tables.property_names import USER_PREFIX, is_allowed, not_a
 #: Properties that would put files beyond the table's own prefix.
 PATH_PROPERTIES = ("write.data.path", "write.metadata.path", "write.folder-storage.path", "write.object-storage.path")
 
+#: Names that Iceberg reserves for the metadata itself. A client takes them as instructions: for ``format-version``, it
+#: upgrades the table. Stored as properties they mean nothing.
+RESERVED_PROPERTIES = frozenset(
+    {
+        "format-version",
+        "uuid",
+        "snapshot-count",
+        "current-snapshot-summary",
+        "current-snapshot-id",
+        "current-snapshot-timestamp-ms",
+        "current-schema",
+        "default-partition-spec",
+        "default-sort-order",
+    }
+)
+
 #: The endings of names of properties whose values engines load as a class, such as ``write.py-location-provider.impl``,
 #: ``encryption.kms-impl`` and ``client.factory``.
 _CODE_ENDING = re.compile(r"(?:^|[.-])(?:impl|factory)\Z")
@@ -60,6 +76,8 @@ def meaningless(properties: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def _has_meaning(name: str, value: str) -> bool:
+    if name in RESERVED_PROPERTIES:
+        return False
     if name.startswith(_METRICS) and (name.endswith(".default") or ".column." in name):
         return _METRICS_MODE.fullmatch(value) is not None
     if name == _NAME_MAPPING:
@@ -92,6 +110,15 @@ def leave_out_meaningless_counts(snapshots: Iterable[Snapshot]) -> None:
 
 def _is_count(value: object) -> bool:
     return isinstance(value, str) and _NUMBER.fullmatch(value) is not None
+
+
+def check_not_reserved(names: Iterable[str]) -> None:
+    """Raise InvalidDefinitionError for a property of a table by which Iceberg's clients mean the metadata itself."""
+    for name in names:
+        if name in RESERVED_PROPERTIES:
+            raise InvalidDefinitionError(
+                f"property {name!r} cannot be set: Iceberg reserves it; upgrade the format version instead"
+            )
 
 
 def check_settable(names: Iterable[str]) -> None:

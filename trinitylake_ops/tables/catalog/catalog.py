@@ -69,12 +69,14 @@ from trinitylake_ops.tables.catalog.target import (
 )
 from trinitylake_ops.tables.catalog.updates import named_files
 from trinitylake_ops.tables.files.metadata import ParsedMetadata, table_metadata
+from trinitylake_ops.tables.files.totals import with_totals
 from trinitylake_ops.tables.io.file_io import StorageFileIO
 from trinitylake_ops.tables.io.io_properties import public_properties
 from trinitylake_ops.tables.managed import managed_properties, metadata_uri, table_definition, table_id_of
 from trinitylake_ops.tables.ownership import claim_location
 from trinitylake_ops.tables.partition_types import with_typed_specs
-from trinitylake_ops.tables.properties import check_settable
+from trinitylake_ops.tables.properties import check_not_reserved, check_settable
+from trinitylake_ops.tables.schema_rules import check_defaults, check_new_schemas
 from trinitylake_ops.tables.types import check_arrow_schema
 from trinitylake_ops.transaction.lakehouse import Lakehouse
 from trinitylake_ops.transaction.transaction import Transaction
@@ -269,10 +271,12 @@ class TrinityLakeCatalog(NamespaceCatalog):
         for update in updates:
             if isinstance(update, SetPropertiesUpdate):
                 check_settable(update.updates)
+                check_not_reserved(update.updates)
         with changing(self.target, self.io, commit_message(f"{namespace}.{name}", updates), io) as change:
             writer = change.writer
             base = writer.table(namespace, name) if writer.has_table(namespace, name) else None
             current = self._current(table, namespace, name, base) if base is not None else None
+            updates = with_totals(updates, None if current is None else current.metadata, io)
             stage = functools.partial(self._update_and_stage_table, requirements=requirements, updates=updates)
             staged = staged_on(current, (namespace, name), stage)
             if current is not None and staged.metadata == current.metadata:
@@ -312,9 +316,13 @@ class TrinityLakeCatalog(NamespaceCatalog):
         sort_order: SortOrder = UNSORTED_SORT_ORDER,
         properties: Properties = EMPTY_DICT,
     ) -> StagedTable:
-        return super()._create_staged_table(
+        staged = super()._create_staged_table(
             identifier, schema, location, partition_spec, sort_order, managed_properties(properties)
         )
+        check_new_schemas(staged.metadata)
+        if isinstance(schema, Schema):  # pyiceberg drops default values when it assigns ids
+            check_defaults([schema], staged.metadata.format_version)
+        return staged
 
     # Between definitions and tables
 

@@ -30,6 +30,7 @@ from trinitylake_ops.tables.io.file_io import StorageFileIO
 from trinitylake_ops.tables.managed import ICEBERG, check_managed_properties, new_table_location
 from trinitylake_ops.tables.partition_types import check_keeps_source_types, with_typed_specs
 from trinitylake_ops.tables.properties import location_provider
+from trinitylake_ops.tables.schema_rules import check_new_schemas
 from trinitylake_ops.transaction.transaction import Transaction
 
 _LOADED_AT_MS = "trinitylake.loaded-at-ms"
@@ -243,8 +244,8 @@ def date_back(
 def check_update(name: str, metadata: TableMetadata, current: Table | None, base: TableDef | None) -> None:
     """Raise InvalidDefinitionError for a registered table, which is not changed here.
 
-    Raises it also if a managed table would move, would have forbidden properties, or would lose the last schema with
-    the source column of a partition spec.
+    Raises it also if a managed table would move, would have forbidden properties, would get a schema that some
+    engines cannot read, or would lose the last schema with the source column of a partition spec.
     """
     if base is not None and not base.is_managed:
         raise registered_elsewhere(name)
@@ -253,6 +254,7 @@ def check_update(name: str, metadata: TableMetadata, current: Table | None, base
         raise errors.InvalidDefinitionError(
             f"a managed table stays at its location {current.metadata.location!r}; create another one and copy"
         )
+    check_new_schemas(metadata, () if current is None else current.metadata.schemas)
     if current is not None and len(metadata.schemas) < len(current.metadata.schemas):
         check_keeps_source_types(current.metadata, metadata)
 

@@ -16,6 +16,7 @@ from trinitylake_ops.tables.files.metadata import read_table_metadata
 from trinitylake_ops.tables.io.file_io import StorageFileIO
 from trinitylake_ops.tables.managed import EXTERNAL, MANAGED, managed_table_id, metadata_uri, table_definition
 from trinitylake_ops.tables.ownership import is_owner
+from trinitylake_ops.tables.schema_rules import check_case
 
 FEDERATED = "FEDERATED"
 
@@ -74,7 +75,7 @@ def registered_table(
     The definition is of ``table_type``, EXTERNAL or FEDERATED, so no file of the table is ever deleted. Its id is
     empty. A managed table of this lakehouse, for example a dropped one, is MANAGED again, under the id in its location.
     Raises InvalidInputError for another type, CorruptFileError for a file that is no Iceberg metadata, FileMissingError
-    and other StorageErrors, UnsupportedTypeError.
+    and other StorageErrors, UnsupportedTypeError, InvalidDefinitionError for columns that differ by case only.
     """
     if table_type not in (EXTERNAL, FEDERATED):
         raise InvalidInputError(f"a table is registered as {EXTERNAL} or {FEDERATED}, not as {table_type!r}")
@@ -83,4 +84,5 @@ def registered_table(
     is_in_place = table_id is not None and uri.startswith(f"{metadata.location}/")
     if table_id is not None and is_in_place and is_owner(io.storage, table_id, lakehouse):
         return metadata, table_definition(metadata, uri, io.root, table_id=table_id, table_type=MANAGED)
+    check_case([metadata.schema()], metadata.properties)
     return metadata, table_definition(metadata, uri, io.root, table_type=table_type)

@@ -218,6 +218,9 @@ class _Fitting:
                     f"property {name!r} cannot be set: a table's files stay under its own location"
                 )
         kept = {name: value for name, value in updates.items() if name not in MANAGED_PROPERTIES}
+        if self._current is None:  # engines repeat the properties of the request that staged the table
+            check_format(kept)
+            kept.pop(_FORMAT_VERSION, None)
         self._properties |= kept.keys()
         return [SetPropertiesUpdate(updates=kept)] if kept else []
 

@@ -2,20 +2,39 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from pyiceberg.manifest import DataFile, DataFileContent, ManifestEntry, ManifestEntryStatus, ManifestFile
+from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.table.snapshots import (
     ADDED_POSITION_DELETES,
     DELETED_RECORDS,
     REMOVED_POSITION_DELETES,
     TOTAL_DATA_FILES,
+    TOTAL_DELETE_FILES,
     TOTAL_EQUALITY_DELETES,
     TOTAL_FILE_SIZE,
     TOTAL_POSITION_DELETES,
     TOTAL_RECORDS,
+    Operation,
     Snapshot,
+    Summary,
 )
+from pyiceberg.table.update import AddSnapshotUpdate, TableUpdate
 
+from trinitylake_ops.storage.parallel import run_parallel
+from trinitylake_ops.tables.files.reach import entries_in, manifests_in
+from trinitylake_ops.tables.io.file_io import StorageFileIO
+
+_TOTALS = (
+    TOTAL_DATA_FILES,
+    TOTAL_DELETE_FILES,
+    TOTAL_RECORDS,
+    TOTAL_FILE_SIZE,
+    TOTAL_POSITION_DELETES,
+    TOTAL_EQUALITY_DELETES,
+)
 _LONGEST_NUMBER_CHARS = 19
 
 
@@ -62,3 +81,88 @@ def count_in(snapshot: Snapshot, name: str) -> int | None:
     text = "" if snapshot.summary is None else str(snapshot.summary.get(name, ""))
     is_number = text.isascii() and text.isdecimal() and len(text) <= _LONGEST_NUMBER_CHARS
     return int(text) if is_number else None
+
+
+def lacks_totals(snapshot: Snapshot) -> bool:
+    """Return whether the summary of a snapshot lacks a total. Some engines cannot write on top of such a snapshot."""
+    return any(count_in(snapshot, name) is None for name in _TOTALS)
+
+
+def with_totals(
+    updates: Sequence[TableUpdate],
+    current: TableMetadata | None,
+    io: StorageFileIO,
+    read: Mapping[ManifestFile, list[ManifestEntry]] | None = None,
+) -> tuple[TableUpdate, ...]:
+    """Return the updates of a commit with all totals in the summaries of the snapshots that they add.
+
+    Totals that a summary has already are kept. Others continue those of the parent with the files that the snapshot
+    adds and deletes. If the parent lacks some, all manifests of the snapshot are read.
+
+    Args:
+        updates: The updates of a commit.
+        current: The metadata of the table, None for a new one.
+        io: Reads the files of the table.
+        read: The entries of all manifests that the snapshots add, None if they were not read.
+
+    Raises:
+        CorruptFileError: A manifest list or manifest cannot be read.
+        StorageError: Another failure of the storage.
+    """
+    added: dict[int, Snapshot] = {}
+    completed: list[TableUpdate] = []
+    for update in updates:
+        if not isinstance(update, AddSnapshotUpdate):
+            completed.append(update)
+            continue
+        snapshot, parent_id = update.snapshot, update.snapshot.parent_snapshot_id
+        if lacks_totals(snapshot) and snapshot.manifest_list:
+            io.settle()
+            parent = added.get(parent_id or -1)
+            if parent is None and current is not None and parent_id is not None:
+                parent = current.snapshot_by_id(parent_id)
+            snapshot = _completed(snapshot, parent, io, read)
+        added[snapshot.snapshot_id] = snapshot
+        completed.append(update.model_copy(update={"snapshot": snapshot}))
+    return tuple(completed)
+
+
+def _completed(
+    snapshot: Snapshot,
+    parent: Snapshot | None,
+    io: StorageFileIO,
+    read: Mapping[ManifestFile, list[ManifestEntry]] | None,
+) -> Snapshot:
+    continues = snapshot.parent_snapshot_id is None or (parent is not None and not lacks_totals(parent))
+    totals = {name: (count_in(parent, name) or 0) if parent is not None and continues else 0 for name in _TOTALS}
+    listed = read if continues and read is not None else manifests_in(snapshot, io)
+    own = [one for one in listed if not continues or one.added_snapshot_id == snapshot.snapshot_id]
+    known = read or {}
+    unread = [manifest for manifest in own if manifest not in known]
+    entries = run_parallel(lambda manifest: entries_in(manifest, io), unread, io.storage.concurrency)
+    for several in (*entries, *(known[manifest] for manifest in own if manifest in known)):
+        for entry in several:
+            sign = _sign(entry, snapshot.snapshot_id, is_whole=not continues)
+            for name, count in _counts_of(entry.data_file) if sign else ():
+                totals[name] += sign * count
+    before = {} if snapshot.summary is None else snapshot.summary.additional_properties
+    missing = {name: str(max(0, count)) for name, count in totals.items() if count_in(snapshot, name) is None}
+    operation = Operation.OVERWRITE if snapshot.summary is None else snapshot.summary.operation
+    return snapshot.model_copy(update={"summary": Summary(operation, **{**before, **missing})})
+
+
+def _sign(entry: ManifestEntry, snapshot_id: int, *, is_whole: bool) -> int:
+    """Return how an entry counts: for a new file 1, for a deleted one -1. For the whole table each live file is new."""
+    if entry.status == ManifestEntryStatus.DELETED:
+        return 0 if is_whole or entry.snapshot_id not in (None, snapshot_id) else -1
+    return 1 if is_whole or entry.status == ManifestEntryStatus.ADDED else 0
+
+
+def _counts_of(file: DataFile) -> Iterable[tuple[str, int]]:
+    yield TOTAL_FILE_SIZE, file.file_size_in_bytes
+    if file.content == DataFileContent.DATA:
+        yield from ((TOTAL_DATA_FILES, 1), (TOTAL_RECORDS, file.record_count))
+    else:
+        is_position = file.content == DataFileContent.POSITION_DELETES
+        deletes = TOTAL_POSITION_DELETES if is_position else TOTAL_EQUALITY_DELETES
+        yield from ((TOTAL_DELETE_FILES, 1), (deletes, file.record_count))

@@ -25,8 +25,14 @@ from trinitylake_ops.format.nodes.keys import check_new_name
 from trinitylake_ops.tables.catalog.catalog import TrinityLakeCatalog
 from trinitylake_ops.tables.catalog.target import SnapshotTarget
 from trinitylake_ops.tables.io.file_io import StorageFileIO, writing_io
-from trinitylake_ops.tables.managed import check_format_version, managed_properties, new_table_location
+from trinitylake_ops.tables.managed import (
+    LATEST_WRITTEN_VERSION,
+    check_format_version,
+    managed_properties,
+    new_table_location,
+)
 from trinitylake_ops.tables.ownership import claim_location
+from trinitylake_ops.tables.schema_rules import check_defaults, check_new_schemas
 from trinitylake_ops.tables.types import arrow_to_iceberg_schema, to_iceberg_schema
 from trinitylake_ops.tables.writing.data_files import TARGET_FILE_SIZE_BYTES, identity_columns, write_data_files
 from trinitylake_ops.transaction.lakehouse import Lakehouse
@@ -95,6 +101,7 @@ def plan_write(
         extend_schema(change, wanted)
         metadata, updates = change.table_metadata, change._updates
         _check_partitions(metadata, partition_by, f"{namespace}.{table}")
+        known: Sequence[Schema] = current.metadata.schemas
         base_location: str | None = writer_io.location(current.metadata_location)
     else:
         if wanted is None:
@@ -103,9 +110,11 @@ def plan_write(
             check_new_name(namespace, "namespace")
         check_new_name(table, "table")
         location = new_table_location(lake.root, snapshot.definition)
+        check_defaults([wanted], LATEST_WRITTEN_VERSION)
         metadata, updates = _new_metadata(wanted, location, partition_by or (), properties or {}), ()
-        base_location = None
+        known, base_location = (), None
     check_format_version(metadata)
+    check_new_schemas(metadata, known)
     identity_columns(metadata.spec(), metadata.schema())
     # these are the first files of its own that a copy of a lakehouse has
     if base_location is None or is_uri(base_location):

@@ -1,0 +1,106 @@
+"""Rules for new schemas of tables, which keep tables readable and alterable by all engines (decision 111).
+
+Spark resolves names of columns regardless of case, so it can read no table whose columns differ by case only. Initial
+and write defaults belong to format version 3: Iceberg's Java library fails on the schema of an older table that has
+some. The rules concern new schemas only. What a table has already stays, and can be altered.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from pyiceberg.schema import Schema, index_by_id
+from pyiceberg.table.metadata import TableMetadata
+from pyiceberg.types import NestedField, StructType
+
+from trinitylake_ops.errors import InvalidDefinitionError
+
+#: The property of a table that allows columns whose names differ by case only, if it is ``true``.
+CASE_SENSITIVE = "trinitylake.case-sensitive-columns"
+_FIRST_WITH_DEFAULTS = 3
+_Clashes = Mapping[frozenset[int], tuple[str, str]]
+
+
+def check_new_schemas(metadata: TableMetadata, known: Iterable[Schema] = ()) -> None:
+    """Raise InvalidDefinitionError for a schema that some engines cannot read.
+
+    Args:
+        metadata: The metadata of the table with its new schemas.
+        known: The schemas that the table has already. What is in one of them is accepted.
+
+    Raises:
+        InvalidDefinitionError: Two columns of a struct differ by case only, and :data:`CASE_SENSITIVE` does not allow
+            it, or a column of a table before format version 3 has a default value.
+    """
+    known = list(known)
+    fresh = [schema for schema in metadata.schemas if schema not in known]
+    check_case(fresh, metadata.properties, known)
+    check_defaults(fresh, metadata.format_version, known)
+
+
+def check_defaults(schemas: Iterable[Schema], format_version: int, known: Iterable[Schema] = ()) -> None:
+    """Raise InvalidDefinitionError for default values of columns in a format version without them.
+
+    Args:
+        schemas: The schemas to check.
+        format_version: The format version of the table.
+        known: Schemas whose columns are accepted.
+
+    Raises:
+        InvalidDefinitionError: A column has a default value before format version 3.
+    """
+    if format_version >= _FIRST_WITH_DEFAULTS:
+        return
+    accepted = {column for schema in known for column in _defaults(schema)}
+    for schema in schemas:
+        for column, name in _defaults(schema).items():
+            if column not in accepted:
+                raise InvalidDefinitionError(
+                    f"column {name[:100]!r} has a default value: default values need format version"
+                    f" {_FIRST_WITH_DEFAULTS}, and the table has version {format_version}; leave it out"
+                )
+
+
+def check_case(schemas: Iterable[Schema], properties: Mapping[str, str], known: Iterable[Schema] = ()) -> None:
+    """Raise InvalidDefinitionError if two columns of a struct differ by case only.
+
+    Args:
+        schemas: The schemas to check.
+        properties: The properties of the table. :data:`CASE_SENSITIVE` allows such columns.
+        known: Schemas whose columns are accepted.
+
+    Raises:
+        InvalidDefinitionError: Two columns differ by case only, and the table does not allow it.
+    """
+    if properties.get(CASE_SENSITIVE, "").lower() == "true":
+        return
+    accepted = {columns for schema in known for columns in _clashes(schema)}
+    for schema in schemas:
+        for columns, (name, other) in _clashes(schema).items():
+            if columns not in accepted:
+                raise InvalidDefinitionError(
+                    f"columns {name[:100]!r} and {other[:100]!r} differ by case only: Spark and other engines cannot"
+                    f" tell them apart; choose another name, or set the table property {CASE_SENSITIVE!r} to 'true'"
+                )
+
+
+def _clashes(schema: Schema) -> _Clashes:
+    """Return the columns of a struct whose names differ by case only, by their ids."""
+    nested = (field.field_type for field in index_by_id(schema).values())
+    clashes: dict[frozenset[int], tuple[str, str]] = {}
+    for struct in (schema.as_struct(), *(kind for kind in nested if isinstance(kind, StructType))):
+        by_name: dict[str, NestedField] = {}
+        for field in struct.fields:
+            first = by_name.setdefault(field.name.lower(), field)
+            if first is not field:
+                clashes[frozenset((first.field_id, field.field_id))] = (first.name, field.name)
+    return clashes
+
+
+def _defaults(schema: Schema) -> Mapping[int, str]:
+    """Return the names of the columns with an initial or a write default, by their ids."""
+    return {
+        number: field.name
+        for number, field in index_by_id(schema).items()
+        if field.initial_default is not None or field.write_default is not None
+    }
