@@ -48,6 +48,23 @@ def table(lake: Lakehouse) -> Lakehouse:
     return lake
 
 
+def test_the_command_allows_further_roots(table: Lakehouse, tmp_path: Path) -> None:
+    other = Lakehouse.create(f"file://{tmp_path}/other/", {"fsync": "false"})
+    catalog_at(other).create_namespace("ns")
+    location = catalog_at(other).create_table("ns.t", ROWS.schema).metadata_location
+    body = {"name": "theirs", "metadata-location": location}
+    for options, status in (((), 403), (("--allow-root", other.root), 200)):
+        with command(table.root, "--anonymous-writes", *options) as (_, url, _begun):
+            reply = Served(url).ask("POST", "/v1/main/namespaces/ns/register", body)
+            assert reply.status == status, reply.body
+
+
+def test_the_command_takes_roots_of_several_lakehouses_from_their_file(tmp_path: Path) -> None:
+    arguments = ["serve", "--lakehouses", str(tmp_path / "lakehouses.yaml"), "--allow-root", "/data"]
+    ran = subprocess.run([sys.executable, "-m", "trinitylake_ops.cli", *arguments], check=False, capture_output=True)
+    assert ran.returncode == 2
+
+
 def test_the_command_serves_until_a_signal(table: Lakehouse) -> None:
     with command(table.root, "--anonymous-writes") as (process, url, begun):
         assert begun["message"] == "serving"
