@@ -126,6 +126,10 @@ class ObjectExistsError(ConflictError):
     """The namespace or table to create exists."""
 
 
+class TableHasAnotherNameError(ObjectExistsError):
+    """The change would give a table a second name, which would share its id and its files."""
+
+
 class NamespaceNotEmptyError(ConflictError):
     """The namespace to drop still holds tables."""
 

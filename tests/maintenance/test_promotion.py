@@ -447,6 +447,7 @@ def test_what_a_clone_points_to_is_doubted(parent: Aging, clone: Lakehouse) -> N
     append_rows(parent.lake)
     location = parent.lake.snapshot().entry(parent.lake.snapshot().keys.table_key("ns", "t"))
     with clone.transaction() as txn:
+        txn.drop_table("ns", "t")  # otherwise the table would have two names
         txn.restore_entry(txn.keys.table_key("n1", "a"), f"{parent.lake.root}{location}")
     with pytest.raises(InvalidInputError, match="no version has"):
         maintenance.plan_promotion(parent.lake, NAME)

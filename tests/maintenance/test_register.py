@@ -25,6 +25,7 @@ from trinitylake_ops.errors import (
     NamespaceNotFoundError,
     ObjectExistsError,
     StorageError,
+    TableHasAnotherNameError,
     UnsupportedTypeError,
 )
 from trinitylake_ops.format.definitions import DataType, TableDef
@@ -152,10 +153,10 @@ def test_a_managed_table_of_this_lakehouse_is_managed_again(lake: Lakehouse, lak
         txn.drop_table("ns", "t")
     location = before.format_properties["metadata_location"]
     maintenance.register_table(lake, "ns", "back", location)
-    maintenance.register_table(lake, "ns", "too", lake.root + location)
-    for name in ("back", "too"):
-        definition = lake.snapshot().table("ns", name)
-        assert (definition.table_type, definition.id) == ("MANAGED", before.id)
+    definition = lake.snapshot().table("ns", "back")
+    assert (definition.table_type, definition.id) == ("MANAGED", before.id)
+    with pytest.raises(TableHasAnotherNameError):
+        maintenance.register_table(lake, "ns", "too", lake.root + location)
     # The folder of a lakehouse that stood here before is none of ours, though it looks like it.
     lake.storage.write(owner_path(before.id), b'{"lakehouse_id": "another"}')
     maintenance.register_table(lake, "ns", "foreign", location)
@@ -182,6 +183,10 @@ def test_a_table_file_that_was_never_committed_is_not_registered(lake: Lakehouse
     assert lake.latest_version() == before
     with lake.transaction() as txn:
         txn.create_table("ns", "z", table())  # what the latest version names is found, too
+    with pytest.raises(TableHasAnotherNameError):
+        maintenance.register_table(lake, "ns", "too", lake.root + location)
+    with lake.transaction() as txn:
+        txn.drop_table("ns", "t")
     maintenance.register_table(lake, "ns", "too", lake.root + location)
 
 

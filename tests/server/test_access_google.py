@@ -190,10 +190,10 @@ def names(google: Google, place: GcsLocation) -> list[str]:
 
 def test_a_reader_gets_a_token_that_reads(giving: Served, google: Google, on_google: Lakehouse) -> None:
     own = place_of(on_google, "ns.t")
-    for headers, table in ((AS_READER, TABLE), (AS_WRITER, TABLE.replace("main", "v5"))):
-        bucket = Bucket(google, _given(giving, headers, table)[TOKEN])
-        assert bucket.list(own.key_prefix) == bucket.get(names(google, own)[0]) == 200
-        assert bucket.put(f"{own.key_prefix}data/x") == 403
+    bucket = Bucket(google, _given(giving, AS_READER, TABLE)[TOKEN])
+    assert bucket.list(own.key_prefix) == bucket.get(names(google, own)[0]) == 200
+    assert bucket.put(f"{own.key_prefix}data/x") == 403
+    assert TOKEN not in _given(giving, AS_WRITER, TABLE.replace("main", "v5"))
     assert Bucket(google, _given(giving, AS_WRITER, TABLE)[TOKEN]).put(f"{own.key_prefix}data/x") == 200
 
 

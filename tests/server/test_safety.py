@@ -471,7 +471,7 @@ def test_no_secret_is_logged(lake: Lakehouse, tokens: Path) -> None:
                 WRITER,
                 "POST",
                 "/v1/main/namespaces",
-                {"namespace": ["ns"], "properties": {"password": "hidden43"}},
+                {"namespace": ["ns"], "properties": {"user.password": "hidden43"}},
             )
             ask(served, "wrong-token-44", "GET", "/v1/config?token=inquery45")
             ask(served, WRITER, "GET", "/v1/main/namespaces/a%0Ab%1b[2J")

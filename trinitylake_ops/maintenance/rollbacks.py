@@ -16,7 +16,7 @@ from trinitylake_ops.errors import (
     VersionExpiredError,
 )
 from trinitylake_ops.format.definitions import LakehouseDef
-from trinitylake_ops.format.nodes.keys import ObjectName
+from trinitylake_ops.format.nodes.keys import TABLE_KEY_PREFIX, ObjectName
 from trinitylake_ops.maintenance.plans.cost import MeteredLakehouse, uncached
 from trinitylake_ops.maintenance.plans.document import Table, change_rows, new_table
 from trinitylake_ops.maintenance.plans.plan import CommitReport, Plan, PlannedOperation, digest_of
@@ -37,8 +37,10 @@ from trinitylake_ops.versions.commit_info import CommitInfo
 from trinitylake_ops.versions.latest import latest_snapshot
 from trinitylake_ops.versions.lookup import check_not_expired
 from trinitylake_ops.versions.names import resolve_table
+from trinitylake_ops.versions.one_name import OneName
 from trinitylake_ops.versions.roots import check_no_gap
 from trinitylake_ops.versions.snapshot import Snapshot
+from trinitylake_ops.versions.table_names import table_ids
 
 _OPERATION = "rollback"
 
@@ -243,7 +245,8 @@ def plan_rollback(
     ``namespaces`` with all their tables, and ``tables`` as ``namespace.table``, limit it. Raises
     VersionNotFoundError, VersionExpiredError, ExportNotFoundError, NamespaceNotFoundError,
     TableNotFoundError, InvalidInputError without a target, and FileMissingError, naming it, when
-    something that it would bring back is gone.
+    something that it would bring back is gone. Raises TableHasAnotherNameError when a table that it
+    would bring back was renamed since, and would keep its new name as well.
     """
     if to is None and timestamp is None:
         raise InvalidInputError("a rollback needs a version, the name of an export or a timestamp to go back to")
@@ -356,6 +359,7 @@ def _checked_differences(base: Snapshot, target: _Target, chosen: Sequence[Objec
         differences = _differences(base, target.snapshot, chosen)
         _check_namespaces(base, differences)
         _check_files(target, differences)
+        _check_names(base, target, differences)
     except FileMissingError:
         target.check_kept(latest_snapshot(base.files).definition)  # it may have been purged meanwhile
         raise
@@ -372,6 +376,13 @@ def _check_namespaces(base: Snapshot, differences: Sequence[KeyChange]) -> None:
                 f"table {name} needs namespace {name.namespace!r}, which version {base.version} does not have;"
                 " bring the namespace back instead"
             )
+
+
+def _check_names(base: Snapshot, target: _Target, differences: Sequence[KeyChange]) -> None:
+    """Raise TableHasAnotherNameError when a table would come back that now has another name, and keeps it."""
+    tables = {change.key: change.after for change in differences if change.key.startswith(TABLE_KEY_PREFIX)}
+    restored = table_ids(target.snapshot, tables)
+    OneName({key: restored.get(key) for key in tables})(base)
 
 
 def _check_files(target: _Target, differences: Sequence[KeyChange]) -> None:

@@ -46,6 +46,7 @@ _STATUS: tuple[tuple[type[Exception], int, str], ...] = (
     (errors.NamespaceNotFoundError, 404, "NoSuchNamespaceException"),
     (errors.TableNotFoundError, 404, "NoSuchTableException"),
     (errors.NotFoundError, 404, "NoSuchWarehouseException"),
+    (errors.TableHasAnotherNameError, 409, "AlreadyExistsException"),
     (errors.ConflictError, 409, "CommitFailedException"),
     (errors.LocationNotAllowedError, 403, "ForbiddenException"),
 )

@@ -14,11 +14,14 @@ from pydantic import ValidationError as PydanticError
 from pyiceberg.exceptions import NoSuchNamespaceError, NoSuchTableError
 from pyiceberg.typedef import IcebergBaseModel
 
-from trinitylake_ops.server.answers import RefusedError, bad_request
+from trinitylake_ops.format.definitions import TableDef
+from trinitylake_ops.server.answers import RefusedError, bad_request, forbidden
 from trinitylake_ops.server.settings import Limits
 from trinitylake_ops.server.tokens import Principal, Scope
 from trinitylake_ops.server.warehouses import Warehouse
+from trinitylake_ops.tables.catalog.catalog import TrinityLakeCatalog
 from trinitylake_ops.tables.catalog.updates import asked_for
+from trinitylake_ops.versions.snapshot import Snapshot
 
 M = TypeVar("M", bound=IcebergBaseModel)
 
@@ -104,12 +107,59 @@ class Call:
         """Raise RefusedError, 403, if the principal may not do something in a namespace."""
         self.principal.check(scope, namespace)
 
+    def may_change(self, scope: Scope, definition: TableDef, latest: Snapshot | None = None) -> bool:
+        """Whether the principal may do something to a table under all of its current names.
+
+        A table that was dropped has none, so only a principal with the right in every namespace has it there.
+
+        Args:
+            scope: What the principal wants to do.
+            definition: The table's definition, in whatever version.
+            latest: The latest version, if the caller has just read it.
+
+        Raises:
+            StorageError: If the latest version cannot be read for now.
+        """
+        if self.principal.least_scope >= scope:
+            return True
+        namespaces = self.warehouse.current_namespaces(definition.id, latest)
+        return bool(namespaces) and all(self.principal.may(scope, namespace) for namespace in namespaces)
+
+    def check_table(self, scope: Scope, definition: TableDef, latest: Snapshot | None = None) -> None:
+        """Raise RefusedError, 403, unless :meth:`may_change`. The message names no namespace."""
+        if not self.may_change(scope, definition, latest):
+            raise forbidden(
+                f"{self.principal.name} may not {scope.name.lower()} this table: it is in a namespace now that forbids"
+                " it, or it was dropped"
+            )
+
+    def found_table(self, scope: Scope = Scope.READ) -> FoundTable:
+        """Return the table in the path, to which the principal has a right under all of its current names.
+
+        Raises RefusedError, 403, NoSuchTableError, StorageError.
+        """
+        namespace, name = self.table
+        self.check(scope, namespace)
+        catalog, latest = self.warehouse.pinned()
+        definition = catalog.definition_of(namespace, name)
+        self.check_table(scope, definition, latest)
+        return FoundTable(catalog, definition, latest)
+
     def flag(self, name: str) -> bool:
         """Return a parameter of the query that is true or false, false if absent. Raises RefusedError, 400."""
         value = self.query.get(name, "false").lower()
         if value not in ("true", "false"):
             raise bad_request(f"{name} must be true or false")
         return value == "true"
+
+
+@dataclass(frozen=True, slots=True)
+class FoundTable:
+    """A table that a request names: its definition, a catalog that reads it, and the latest version if that is read."""
+
+    catalog: TrinityLakeCatalog
+    definition: TableDef
+    latest: Snapshot | None
 
 
 def _check_numbers(content: Any) -> None:

@@ -151,6 +151,7 @@ class _Attempt:
     """One attempt to commit a request, on ``base`` or the version that is the latest when it begins."""
 
     def __init__(self, call: Call, commits: Sequence[TableCommit], base: Snapshot | None = None):
+        self._call = call
         self._served = call.warehouse.served
         self._commits = commits
         said = "; ".join(commit_message(".".join(one.name), one.request.updates) for one in commits)
@@ -177,10 +178,13 @@ class _Attempt:
     def _load(self, commit: TableCommit) -> Table | None:
         namespace, _ = commit.name
         try:
-            return self._catalog.load_table(commit.name)
+            table = self._catalog.load_table(commit.name)
         except NoSuchTableError:
             if not commit.creates:
                 raise
+        else:
+            self._call.check_table(Scope.WRITE, self._txn.table(*commit.name), self._txn.base)
+            return table
         if not self._txn.has_namespace(namespace):
             raise NoSuchNamespaceError(f"Namespace does not exist: {namespace}")
         return None

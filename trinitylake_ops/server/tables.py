@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import logging
 import os
@@ -13,16 +14,15 @@ from pyiceberg.catalog.rest import (
     ListTablesResponse,
     RegisterTableRequest,
 )
-from pyiceberg.exceptions import NoSuchTableError
 from pyiceberg.partitioning import UNPARTITIONED_PARTITION_SPEC
 from pyiceberg.table import CommitTableRequest, Table, TableIdentifier
 from pyiceberg.table.metadata import TableMetadata, new_table_metadata
 from pyiceberg.table.sorting import UNSORTED_SORT_ORDER
 
-from trinitylake_ops.errors import CorruptFileError, FileMissingError
+from trinitylake_ops.errors import CorruptFileError, FileMissingError, NotFoundError
 from trinitylake_ops.format.definitions import TableDef
 from trinitylake_ops.format.locations import as_uri
-from trinitylake_ops.server.access.given import access_at, vends
+from trinitylake_ops.server.access.given import access_at, may_write, vends
 from trinitylake_ops.server.answers import NO_CONTENT, Answer, bad_request, encoded, forbidden, ok, table_answer
 from trinitylake_ops.server.calls import Call, page_of, single_level
 from trinitylake_ops.server.changes import changed
@@ -61,23 +61,21 @@ def load_table(call: Call) -> Answer:
     mode = call.query.get("snapshots", "all")
     if mode not in ("all", "refs"):
         raise bad_request("snapshots must be all or refs")
-    catalog = call.warehouse.catalog()
-    definition = catalog.definition_of(namespace, name)
+    found = call.found_table()
+    catalog, definition = found.catalog, found.definition
     tag = _tag(metadata_uri(definition, catalog.io.root), mode)
     if not vends(call) and _matches(call.headers.get("if-none-match", ""), tag):
         return Answer(304, headers={"ETag": tag})
     table = catalog.load_defined(namespace, name, definition)
-    if definition.is_managed and call.warehouse.version is None and call.principal.may(Scope.WRITE, namespace):
+    writes = may_write(call, namespace, found)
+    if definition.is_managed and writes:
         _make_local_folders(call, table.metadata.location)
-    return _table_answer(call, table, definition, mode)
+    return _table_answer(call, table, definition, mode, writes=writes)
 
 
 def table_exists(call: Call) -> Answer:
     """Tell whether a table exists."""
-    namespace, name = call.table
-    call.check(Scope.READ, namespace)
-    if not call.warehouse.catalog().table_exists((namespace, name)):
-        raise NoSuchTableError(f"Table does not exist: {namespace}.{name}")
+    call.found_table()
     return NO_CONTENT
 
 
@@ -100,7 +98,7 @@ def create_table(call: Call) -> Answer:
         catalog.load_namespace_properties((namespace,))
         staged = catalog.stage_table(*arguments)
         _make_local_folders(call, staged.metadata.location)
-        access = access_at(call, namespace, asked.name, staged.metadata.location)
+        access = access_at(call, namespace, asked.name, staged.metadata.location, writes=True)
         return table_answer(None, encoded(staged.metadata), access.members, access.headers)
     table = changed(call, lambda catalog: catalog.create_table(*arguments))
     table = table or call.warehouse.catalog().load_table((namespace, asked.name))
@@ -166,12 +164,13 @@ def register_table(call: Call) -> Answer:
     _check_is_not_own(io, f"{place}/metadata/any")
     changed(call, lambda catalog: catalog.register_table((namespace, asked.name), uri, overwrite=bool(asked.overwrite)))
     loaded = call.warehouse.catalog().load_table((namespace, asked.name))
-    return _table_answer(call, loaded, call.warehouse.served.lake.snapshot().table(namespace, asked.name))
+    definition = call.warehouse.served.lake.snapshot().table(namespace, asked.name)
+    return _table_answer(call, loaded, definition, writes=False)
 
 
 def rename_table(call: Call) -> Answer:
     """Rename a table, also into another namespace."""
-    return renamed(call, TrinityLakeCatalog.move_table)
+    return renamed(call, TrinityLakeCatalog.move_table, _check_all_names)
 
 
 def drop_table(call: Call) -> Answer:
@@ -179,6 +178,7 @@ def drop_table(call: Call) -> Answer:
     namespace, name = call.table
     call.check(Scope.WRITE, namespace)
     call.flag("purgeRequested")
+    _check_all_names(call, (namespace, name))
     changed(call, lambda catalog: catalog.drop_table((namespace, name)))
     return NO_CONTENT
 
@@ -190,20 +190,38 @@ def report_metrics(call: Call) -> Answer:
     kind = call.document().get("report-type")
     if kind not in _REPORTS:
         raise bad_request(f"report-type must be one of {', '.join(_REPORTS)}")
-    if not call.warehouse.catalog().table_exists((namespace, name)):
-        raise NoSuchTableError(f"Table does not exist: {namespace}.{name}")
+    call.found_table()
     logger.debug("%s sent a report about %s.%s: %.40r", call.principal.name, namespace, name, kind)
     return NO_CONTENT
 
 
-def renamed(call: Call, move: Callable[[TrinityLakeCatalog, tuple[str, str], tuple[str, str]], object]) -> Answer:
-    """Give a table or a view another name, by a method of the catalog."""
+def renamed(
+    call: Call,
+    move: Callable[[TrinityLakeCatalog, tuple[str, str], tuple[str, str]], object],
+    check: Callable[[Call, tuple[str, str]], None] = lambda call, source: None,
+) -> Answer:
+    """Give a table or a view another name.
+
+    Args:
+        call: The request.
+        move: The method of the catalog that does it.
+        check: Raises RefusedError if the principal may not change the object of the old name.
+    """
     asked = call.document()
     source, target = (_identifier_of(asked.get(name)) for name in ("source", "destination"))
     call.check(Scope.WRITE, source[0])
     call.check(Scope.WRITE, target[0])
+    check(call, source)
     changed(call, lambda catalog: move(catalog, source, target))
     return NO_CONTENT
+
+
+def _check_all_names(call: Call, name: tuple[str, str]) -> None:
+    """Raise RefusedError, 403, if the principal may not write a table under all of its current names."""
+    if call.principal.least_scope < Scope.WRITE:
+        latest = call.warehouse.served.lake.snapshot()
+        with contextlib.suppress(NotFoundError):  # which the change reports, unless it was made before
+            call.check_table(Scope.WRITE, latest.table(*name), latest)
 
 
 def _identifier_of(content: Any) -> tuple[str, str]:
@@ -231,8 +249,18 @@ def _check_allowed(call: Call, uri: str) -> None:
         )
 
 
-def _table_answer(call: Call, table: Table, definition: TableDef | None = None, mode: str = "all") -> Answer:
-    """Return the answer with a table, and what its client needs to reach the files. By default it was just made."""
+def _table_answer(
+    call: Call, table: Table, definition: TableDef | None = None, mode: str = "all", *, writes: bool = True
+) -> Answer:
+    """Return the answer with a table, and what its client needs to reach the files. By default it was just made.
+
+    Args:
+        call: The request.
+        table: The table.
+        definition: Its definition, None for a managed table.
+        mode: Which snapshots the client asked for.
+        writes: Whether the client may write the table's files.
+    """
     tag, kept = _tag(table.metadata_location, mode), call.warehouse.served.encoded
     text = kept.get(tag)
     if text is None:
@@ -240,7 +268,7 @@ def _table_answer(call: Call, table: Table, definition: TableDef | None = None, 
         kept.put(tag, text, len(text))
     namespace, name = table.name()
     is_managed = definition is None or definition.is_managed
-    access = access_at(call, namespace, name, table.metadata.location if is_managed else None)
+    access = access_at(call, namespace, name, table.metadata.location if is_managed else None, writes=writes)
     headers = access.headers or {"ETag": tag}
     return table_answer(table.metadata_location, text, access.members, headers)
 

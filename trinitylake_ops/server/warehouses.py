@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Self
 from urllib.parse import quote
@@ -29,10 +29,12 @@ from trinitylake_ops.storage.options import StorageOptions
 from trinitylake_ops.tables.catalog.catalog import TrinityLakeCatalog, catalog_at
 from trinitylake_ops.tables.catalog.target import CatalogTarget, SnapshotTarget
 from trinitylake_ops.tables.files.metadata import ParsedMetadata
+from trinitylake_ops.tables.files.reached_files import ReachedFiles
 from trinitylake_ops.transaction.lakehouse import Lakehouse
 from trinitylake_ops.versions.latest import open_latest
 from trinitylake_ops.versions.lookup import PARENT_VERSION
 from trinitylake_ops.versions.snapshot import Snapshot
+from trinitylake_ops.versions.table_names import TableNames
 
 #: A namespace and a table.
 Name = tuple[str, str]
@@ -46,6 +48,8 @@ _LONGEST_CHARS = 1_000
 _FORMS = f"write {MAIN}, v12, {_TIME}2030-01-31T12:00:00Z, {_EXPORT}NAME or {_CLONE}NAME"
 #: JSON of tables' metadata that is kept parsed, which takes several times as much, and that is kept as it is sent.
 _PARSED_BYTES, _ENCODED_BYTES = 8 << 20, 16 << 20
+#: Hashes of the files that old versions of tables reach: 8 bytes each.
+_REACHED_BYTES = 64 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,13 +63,25 @@ class Served:
     encoded: ByteLru[str, bytes]
     #: Gives clients access to files of tables; None where they have credentials of their own.
     delegate: Delegate | None = None
+    #: The lakehouse of which this one is a clone, whose tables have the same ids.
+    parent: Served | None = None
+    names: TableNames = field(default_factory=TableNames)
+    #: The files that old versions of tables reach, by the URIs of their metadata files.
+    reached: ByteLru[str, ReachedFiles] = field(default_factory=lambda: ByteLru(_REACHED_BYTES))
 
     @classmethod
-    def of(cls, name: str, lake: Lakehouse, delegate: Delegate | None = None) -> Self:
-        """Return a lakehouse that is served. What is parsed and encoded once is kept for the next requests."""
+    def of(cls, name: str, lake: Lakehouse, delegate: Delegate | None = None, parent: Served | None = None) -> Self:
+        """Return a lakehouse that is served. What is parsed and encoded once is kept for the next requests.
+
+        Args:
+            name: The name of the lakehouse in the server's settings.
+            lake: The lakehouse.
+            delegate: Gives clients access to files of tables, None for no access.
+            parent: The lakehouse of which it is a clone, None for any other.
+        """
         catalog = catalog_at(lake)
         catalog.parsed = ParsedMetadata(_PARSED_BYTES)
-        return cls(name, lake, catalog, ByteLru(_ENCODED_BYTES), delegate)
+        return cls(name, lake, catalog, ByteLru(_ENCODED_BYTES), delegate, parent)
 
     @property
     def shown(self) -> str:
@@ -102,6 +118,31 @@ class Warehouse:
         if self.version is None:
             return self.served.catalog
         return self.served.catalog_on(SnapshotTarget(self.version, self.served.lake.storage_options))
+
+    def pinned(self) -> tuple[TrinityLakeCatalog, Snapshot | None]:
+        """Return a catalog for one request, and the latest version of the lakehouse if the catalog reads that one."""
+        if self.version is not None:
+            return self.catalog(), None
+        latest = self.served.lake.snapshot()
+        return self.served.catalog_on(SnapshotTarget(latest, self.served.lake.storage_options)), latest
+
+    def current_namespaces(self, table_id: str, latest: Snapshot | None = None) -> frozenset[str]:
+        """Return the namespaces in which a table is now, by its id: whatever an older version calls it.
+
+        There are none for a table that was dropped. A table of a clone is also where its parent has it.
+
+        Args:
+            table_id: The id of the table.
+            latest: The latest version, if the caller has just read it.
+
+        Raises:
+            StorageError: If the latest version cannot be read for now.
+        """
+        served = self.served
+        names = served.names.names_of(latest or served.lake.snapshot(), table_id)
+        if served.parent is not None:
+            names += served.parent.names.names_of(served.parent.lake.snapshot(), table_id)
+        return frozenset(name.namespace for name in names)
 
     def check_writable(self) -> None:
         """Raise RefusedError, 403, for a version that can only be read."""
@@ -179,7 +220,7 @@ class Warehouses:
             lake = Lakehouse(opened.storage, opened.storage_options, cache="shared")
             lake.elsewhere.give(parent.lake.storage)
             open_latest(lake.files)
-            served = Served.of(parent.name, lake)
+            served = Served.of(parent.name, lake, parent=parent)
             self._clones[parent.name, name] = (record.clone_id, served)
         return served
 

@@ -18,7 +18,7 @@ from trinitylake_ops.format.definitions import (
     TableDef,
     sealed_definition,
 )
-from trinitylake_ops.format.nodes.keys import NAMESPACE_KEY_PREFIX, KeyCodec
+from trinitylake_ops.format.nodes.keys import NAMESPACE_KEY_PREFIX, TABLE_KEY_PREFIX, KeyCodec
 from trinitylake_ops.transaction.conflicts import (
     describe_key,
     new_table_conflicts,
@@ -27,6 +27,10 @@ from trinitylake_ops.transaction.conflicts import (
 )
 from trinitylake_ops.tree.diff import KeyChange
 from trinitylake_ops.versions.snapshot import Entry, Snapshot
+from trinitylake_ops.versions.table_names import table_ids
+
+#: Begins a name in a footprint that no key has: two changes that create tables with one id touch each other.
+_STAGED_ID = "\0id "
 
 
 @dataclass(slots=True)
@@ -36,7 +40,8 @@ class ChangeSet:
     ``writes`` maps each key to its new entry, None for a deletion. ``definition`` is the lakehouse definition where it
     changes. ``files`` are written with the definitions that name them. ``relied_namespaces`` have to stay, as tables in
     them were changed. ``replaced_namespaces`` were dropped or set, so no new table may be in them. Keys, prefixes and
-    settings that were read count for a serializable transaction.
+    settings that were read count for a serializable transaction. ``staged_ids`` are ids of new tables that the caller
+    chose, because their folders were made before.
     """
 
     writes: dict[str, Entry | None] = field(default_factory=dict)
@@ -47,6 +52,7 @@ class ChangeSet:
     read_keys: set[str] = field(default_factory=set)
     read_prefixes: set[str] = field(default_factory=set)
     has_read_definition: bool = False
+    staged_ids: dict[str, str] = field(default_factory=dict)  # of new tables whose place was made before: id -> key
     encoded: dict[str, bytes] = field(default_factory=dict)  # definitions among the writes, without their seals
 
     @classmethod
@@ -107,7 +113,8 @@ class ChangeSet:
         if isolation != IsolationLevel.SNAPSHOT:
             relied |= self.read_keys
             prefixes |= self.read_prefixes
-        return Footprint(self.writes.keys(), relied, tuple(sorted(prefixes)))
+        staged = {f"{_STAGED_ID}{table_id}" for table_id in self.staged_ids}
+        return Footprint(self.writes.keys() | staged if staged else self.writes.keys(), relied, tuple(sorted(prefixes)))
 
     def conflicts(
         self, isolation: IsolationLevel, base: Snapshot, latest: Snapshot, changes: Mapping[str, KeyChange]
@@ -118,6 +125,7 @@ class ChangeSet:
         """
         keys = base.keys
         found = written_key_conflicts(keys, changes, self.writes)
+        found += self._id_conflicts(latest, changes)
         for namespace in sorted(self.relied_namespaces):
             found += self._namespace_conflicts(namespace, base, latest)
         for namespace in sorted(self.replaced_namespaces):  # also namespaces that were created anew since
@@ -127,6 +135,18 @@ class ChangeSet:
             if self.has_read_definition and base.definition != latest.definition:
                 found.append("settings of the lakehouse: we read them, a concurrent commit changed them")
         return found
+
+    def _id_conflicts(self, latest: Snapshot, changes: Mapping[str, KeyChange]) -> list[str]:
+        """Return a line for each new table whose place another commit has used for a table of another name."""
+        if not self.staged_ids:
+            return []
+        tables = {key: change.after for key, change in changes.items() if key.startswith(TABLE_KEY_PREFIX)}
+        return [
+            f"{describe_key(latest.keys, self.staged_ids[table_id])}: a concurrent commit created"
+            f" {describe_key(latest.keys, key)} with the same id"
+            for key, table_id in table_ids(latest, tables).items()
+            if self.staged_ids.get(table_id, key) != key
+        ]
 
     def _namespace_conflicts(self, namespace: str, base: Snapshot, latest: Snapshot) -> list[str]:
         """A table's namespace must still be the one that was read, though its properties may have changed."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from enum import Enum
 from types import TracebackType
 from typing import Self
 
@@ -38,7 +39,7 @@ from trinitylake_ops.format.file_names import (
     table_prefix,
 )
 from trinitylake_ops.format.limits import validate_changed_settings, validate_table_def
-from trinitylake_ops.format.nodes.keys import KeyCodec, check_new_name
+from trinitylake_ops.format.nodes.keys import TABLE_KEY_PREFIX, KeyCodec, check_new_name
 from trinitylake_ops.format.nodes.system_rows import COMMIT_ID
 from trinitylake_ops.telemetry import hub, spans
 from trinitylake_ops.telemetry.instruments import TRANSACTIONS
@@ -56,9 +57,24 @@ from trinitylake_ops.transaction.saved import (
 from trinitylake_ops.transaction.submission import Precondition, Submission, check_info
 from trinitylake_ops.versions.commit_info import CommitInfo
 from trinitylake_ops.versions.latest import reading_bases
+from trinitylake_ops.versions.one_name import OneName
 from trinitylake_ops.versions.snapshot import CatalogReader, Entry, Snapshot
+from trinitylake_ops.versions.table_names import table_ids
 
 _LISTED_TABLES = 3
+
+
+class IdOf(Enum):
+    """What is known of the id of a table that is created."""
+
+    #: Nothing: another table may have it.
+    ANY_TABLE = "any"
+    #: No table has it yet: its folder was made before, and other changes may create a table there.
+    STAGED_TABLE = "staged"
+    #: It was made for this change, and nothing else knows it.
+    NEW_TABLE = "new"
+
+
 #: How a transaction ended, as telemetry tells it.
 _OUTCOMES: Mapping[type[TrinityLakeError], str] = {
     CommitConflictError: "conflict",
@@ -94,6 +110,7 @@ class Transaction(CatalogReader):
         check_info(self._info)
         self._changes = ChangeSet()
         self._preconditions: list[Precondition] = []
+        self._adopting: set[str] = set()  # keys that may get the id of a table that exists
         self._begun_at_ms = base.read_at_ms
         self._is_open = True
         self._is_saved = False
@@ -115,6 +132,7 @@ class Transaction(CatalogReader):
         txn = cls(begun, saved.isolation_level, info, queue, saved.id)
         txn._is_saved = True
         txn._changes = ChangeSet.of_saved(saved, path)
+        txn._adopting = {key for key in txn._changes.writes if key.startswith(TABLE_KEY_PREFIX)}
         return txn
 
     # Reading, own writes included
@@ -203,20 +221,40 @@ class Transaction(CatalogReader):
             self._write(self.keys.table_key(namespace, table), None)
         self._write(self.keys.namespace_key(namespace), None)
 
-    def create_table(self, namespace: str, table: str, definition: TableDef) -> TableDef:
+    def create_table(
+        self, namespace: str, table: str, definition: TableDef, *, id_of: IdOf = IdOf.ANY_TABLE
+    ) -> TableDef:
         """Create a table and return its definition, with an id when it had none.
 
-        The schema's ids and names are checked, the table's files are not. Raises
-        NamespaceNotFoundError, ObjectExistsError, InvalidNameError, InvalidDefinitionError.
+        The schema's ids and names are checked, the table's files are not. The commit raises TableHasAnotherNameError if
+        another table has the id, unless this transaction drops that one, as a rename does.
+
+        Args:
+            namespace: The name of a namespace that exists.
+            table: The name of the table.
+            definition: The definition.
+            id_of: What the caller knows of the definition's id. A check of ``ANY_TABLE`` reads all definitions.
+
+        Raises:
+            NamespaceNotFoundError: If the namespace does not exist.
+            ObjectExistsError: If the table exists.
+            InvalidNameError: If a name cannot be stored.
+            InvalidDefinitionError: If the definition cannot be stored.
         """
         key = self._table_key_in_namespace(namespace, table)
         if self.entry(key) is not None:
             raise ObjectExistsError(f"table {namespace}.{table} exists")
         check_new_name(table, "table")
         if not definition.id:
-            definition = replace(definition, id=str(uuid.uuid4()))
+            definition, id_of = replace(definition, id=str(uuid.uuid4())), IdOf.NEW_TABLE
         table_prefix(definition.id)
+        if id_of is IdOf.STAGED_TABLE and self._changes.staged_ids.get(definition.id, key) != key:
+            id_of = IdOf.ANY_TABLE  # which the commit rejects
         self._write(key, validate_table_def(definition))
+        if id_of is IdOf.ANY_TABLE:
+            self._adopting.add(key)
+        elif id_of is IdOf.STAGED_TABLE:
+            self._changes.staged_ids[definition.id] = key
         return definition
 
     def alter_table(self, namespace: str, table: str, definition: TableDef) -> TableDef:
@@ -242,14 +280,25 @@ class Transaction(CatalogReader):
             raise TableNotFoundError(f"there is no table {namespace}.{table}")
         self._write(key, None)
 
-    def restore_entry(self, key: str, location: str | None) -> None:
-        """Let a key point to a definition of another version, given by its location, or to nothing.
+    def restore_entry(self, key: str, location: str | None, *, mirrors: bool = False) -> None:
+        """Point a key to a definition of another version, or to nothing.
 
-        A table's namespace must exist, as this transaction leaves it. Raises NamespaceNotFoundError.
+        A table's namespace must exist, as this transaction leaves it. Unless ``mirrors`` says that the lakehouse is to
+        be what another one is, the commit raises TableHasAnotherNameError as for :meth:`create_table`.
+
+        Args:
+            key: The key of a namespace or a table.
+            location: The location of the definition, None for nothing.
+            mirrors: Whether the caller copies all names of another lakehouse.
+
+        Raises:
+            NamespaceNotFoundError: If the table's namespace does not exist.
         """
         name = self.keys.decode(key)
         if name is not None and name.table is not None and location is not None:
             self._table_key_in_namespace(name.namespace, name.table)
+            if not mirrors:
+                self._adopting.add(key)
         self._write(key, location)
 
     def alter_definition(self, definition: LakehouseDef) -> None:
@@ -280,6 +329,8 @@ class Transaction(CatalogReader):
                     " id that the table has"
                 )
         for key, one in zip(keys, staged, strict=True):
+            if self.entry(key) is None:
+                self._adopting.add(key)
             self._write(key, one.location)
 
     def add_file(self, path: str, data: bytes) -> None:
@@ -350,6 +401,7 @@ class Transaction(CatalogReader):
         if type(max_attempts) is not int or max_attempts < 1:
             raise InvalidInputError(f"max_attempts is {max_attempts!r}, it must be a number, at least 1")
         self._is_open = False
+        self._require_one_name()
         if self._changes.is_empty and not self._preconditions:
             self.committed_version = self.base.version
         else:
@@ -357,6 +409,28 @@ class Transaction(CatalogReader):
         if self._is_saved:
             forget_saved(self.base.files.storage, self.id)
         return self.committed_version
+
+    def _require_one_name(self) -> None:
+        """Let the commit check that no table that gets an id here has another name. Raises TableHasAnotherNameError."""
+        ids: dict[str, str | None] = {}
+        for key, entry in self._changes.writes.items():
+            if entry is None:
+                ids[key] = None
+            elif key in self._adopting:
+                ids[key] = entry.id if isinstance(entry, TableDef) else self.table_at(str(entry)).id
+        ids |= {key: table_id for table_id, key in self._changes.staged_ids.items() if ids and key not in ids}
+        if not any(ids.get(key) for key in self._adopting):
+            return
+        check = OneName(ids)
+        if self._is_rename(ids):
+            check(self.base)
+        else:
+            self.require(check)
+
+    def _is_rename(self, ids: dict[str, str | None]) -> bool:
+        """Whether tables only change their names. Other commits cannot use their ids, as they change the old names."""
+        dropped = table_ids(self.base, {key: self.base.entry(key) for key, table_id in ids.items() if table_id is None})
+        return {table_id for table_id in ids.values() if table_id} <= set(dropped.values())
 
     def _told_commit(self, max_attempts: int) -> int:
         """Commit, and tell telemetry how it ended."""

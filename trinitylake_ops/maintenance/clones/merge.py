@@ -20,7 +20,9 @@ from trinitylake_ops.maintenance.plans.plan import Plan, PlannedOperation, Repor
 from trinitylake_ops.transaction.object_names import NewNames
 from trinitylake_ops.tree.diff import diff_trees
 from trinitylake_ops.versions.changes import Change
+from trinitylake_ops.versions.one_name import OneName
 from trinitylake_ops.versions.snapshot import Entry, Snapshot
+from trinitylake_ops.versions.table_names import table_ids
 
 _MOST_NAMED = 3
 
@@ -92,7 +94,11 @@ class Merge:
         *,
         into_parent: bool,
     ) -> Merge:
-        """Merge the ``chosen`` ones of all states. Raises InvalidInputError for a choice where there is no conflict."""
+        """Merge the ``chosen`` ones of all states.
+
+        Raises InvalidInputError for a choice where there is no conflict, and TableHasAnotherNameError for choices that
+        would leave one table under two names.
+        """
         states = sides.states
         into, theirs = sides.latest, sides.clone.latest
         if not into_parent:
@@ -108,6 +114,8 @@ class Merge:
             if state.name.table is None and merge.changes.get(state.key, "") is None:
                 merge._check_empty(state)
         unknown = sorted((choices.ours | choices.theirs) - merge._named)
+        if not merge.conflicts:  # what is chosen for them decides which names stay
+            merge._check_names()
         # Where nothing is left to do, the same choices may have been made before: what was done can be asked for again.
         if unknown and (merge.changes or merge.appended or merge.conflicts):
             raise InvalidInputError(f"{unknown[0]!r} is in no conflict, so there is nothing to choose; leave it out")
@@ -175,6 +183,21 @@ class Merge:
             self.changes[key] = location
         else:
             del self.changes[state.key]
+
+    def _check_names(self) -> None:
+        """Raise TableHasAnotherNameError when a table would come under a second name.
+
+        The other name differs between the two sides, so that it is among the states.
+        """
+        states = [state for state in self.states if state.name.table is not None]
+        ids = table_ids(self.theirs, {state.key: self.changes.get(state.key) for state in states})
+        present = table_ids(self.into, {state.key: self.into.entry(state.key) for state in states} if ids else {})
+        written = {state.key: ids.get(state.key) for state in states if state.key in self.changes}
+
+        def keys_of(_: Snapshot, table_id: str) -> list[str]:
+            return [key for key, found in present.items() if found == table_id]
+
+        OneName(written, keys_of)(self.into)
 
     def _check_empty(self, state: ObjectState) -> None:
         """A namespace that goes must leave no table."""

@@ -304,7 +304,7 @@ class TargetExport:
             txn.restore_entry(key, None)
         for key, location in entries:  # namespaces before their tables
             if there.get(key) != location:
-                txn.restore_entry(key, location)
+                txn.restore_entry(key, location, mirrors=True)
         return txn.commit()
 
     @property

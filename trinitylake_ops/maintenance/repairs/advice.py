@@ -29,6 +29,7 @@ _ADVICE = {
     "table-file-corrupt": _OLDER,
     "table-unreadable": _OLDER,
     "table-names-code": "find out who wrote it; any commit to the table leaves the property out",
+    "table-has-two-names": "find out which name is right, and drop the other one; the files stay",
     "table-names-connection": "find out who wrote it; any commit to the table leaves the property out",
     "table-bounds": "run compact-tables; older versions keep the bounds until they expire",
     "file-changed": _RESTORE,

@@ -24,6 +24,7 @@ from trinitylake_ops.maintenance.reach.table_files import TableWalk
 from trinitylake_ops.maintenance.verification.report import Findings, Report
 from trinitylake_ops.storage import TEMPORARY_PREFIX, FileInfo, Storage
 from trinitylake_ops.versions.snapshot import Snapshot, utc_of
+from trinitylake_ops.versions.table_names import TableNames
 
 #: Called with code, message, path, version and mend of a warning.
 Warn = Callable[[str, str, str | None, int | None, str | None], None]
@@ -181,6 +182,14 @@ def _all_orphans(survey: Survey, mark: Mark, listed: Iterable[FileInfo]) -> Orph
     now_ms, age_ms = survey.lake.storage.now_ms(), protected_ms(survey.definition)
     own = find_orphans(survey.lake, mark, listed, now_ms - age_ms)
     return Orphans.of_all(own, find_orphans_there(mark, now_ms, age_ms))
+
+
+def check_names(latest: Snapshot, warn: Warn) -> None:
+    """Report tables that have several names at the latest version. Raises StorageError."""
+    for names in TableNames().shared(latest):
+        shown = ", ".join(map(str, names[:3]))
+        message = f"{shown} are names of one table: they share its id and its files, and rights of one reach both"
+        warn("table-has-two-names", message, latest.location, latest.version, None)
 
 
 def _check_no_purge(survey: Survey) -> None:

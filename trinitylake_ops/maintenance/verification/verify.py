@@ -320,6 +320,8 @@ class _Verification:
         try:
             verify_state.check_pins(survey, self.findings)
             verify_state.check_reconciled(survey, self.findings.warn)
+            if not self._incremental:  # it takes the definitions of all tables, which other runs have read
+                verify_state.check_names(Snapshot.of(self.lake.files, self.latest), self.findings.warn)
             verify_state.check_left_over(survey, self.listing, self.findings.warn)
         except TrinityLakeError as error:
             self._unchecked.append(f"leftovers of operations: {error.message}")

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import quote
 
-from trinitylake_ops.server.calls import Call
+from trinitylake_ops.server.calls import Call, FoundTable
 from trinitylake_ops.server.tokens import Scope
 from trinitylake_ops.storage.schemes import with_environment
 from trinitylake_ops.tables.managed import managed_table_id
@@ -34,22 +34,39 @@ class Access:
 
 
 def vends(call: Call) -> bool:
-    """Whether a client asks for credentials, and the operator lets it have some."""
+    """Whether a client asks for credentials, and may have some: for the latest version, if the operator gives any."""
+    return gives_credentials(call) and _VENDED in _asked(call)
+
+
+def gives_credentials(call: Call) -> bool:
+    """Whether credentials are given in a warehouse.
+
+    They reach all files in a table's folder, those of the latest version too. So an older version gives none.
+    """
     delegate = call.warehouse.served.delegate
-    return delegate is not None and delegate.settings.gives_credentials and _VENDED in _asked(call)
+    return delegate is not None and delegate.settings.gives_credentials and call.warehouse.version is None
 
 
-def access_at(call: Call, namespace: str, table: str, location: str | None) -> Access:
-    """Return what a client needs for a table at a place, None for one that is another catalog's.
+def access_at(call: Call, namespace: str, table: str, location: str | None, *, writes: bool) -> Access:
+    """Return what a client needs to reach the files of a table.
 
-    Raises InvalidInputError for a place to which no credentials can be bound, StorageError.
+    Args:
+        call: The request.
+        namespace: The namespace of the table.
+        table: The name of the table.
+        location: The place of the table, None for one that is another catalog's.
+        writes: Whether the client may write there.
+
+    Raises:
+        InvalidInputError: If no credentials can be bound to the place.
+        StorageError: If the storage gives no credentials.
     """
     config = _public_config(call)
     folder = None if location is None else own_folder(call, location)
     if folder is None:
         return Access({"config": config})
     if vends(call):
-        found, refresh = vended(call, namespace, folder), _REFRESH[folder.partition("://")[0]]
+        found, refresh = vended(call, folder, writes=writes), _REFRESH[folder.partition("://")[0]]
         config |= {**found[0]["config"], refresh: _path(call, namespace, table, "credentials")}
         return Access({"config": config, "storage-credentials": found}, NOT_KEPT)
     delegate = call.warehouse.served.delegate
@@ -62,17 +79,22 @@ def access_at(call: Call, namespace: str, table: str, location: str | None) -> A
     return Access({"config": config})
 
 
-def vended(call: Call, namespace: str, folder: str) -> list[dict[str, Any]]:
+def vended(call: Call, folder: str, *, writes: bool) -> list[dict[str, Any]]:
     """Return credentials for a table's folder, as the specification has them. Raises as :func:`access_at`."""
     delegate = call.warehouse.served.delegate
     assert delegate is not None
-    given = delegate.credentials(folder, writes=may_write(call, namespace), name=call.principal.name)
+    given = delegate.credentials(folder, writes=writes, name=call.principal.name)
     return [{"prefix": folder, "config": {**_public_config(call), **given.properties}}]
 
 
-def may_write(call: Call, namespace: str) -> bool:
-    """Whether the principal may write to tables of a namespace, in the warehouse that it asks for."""
-    return call.warehouse.version is None and call.principal.may(Scope.WRITE, namespace)
+def may_write(call: Call, namespace: str, found: FoundTable) -> bool:
+    """Whether the principal may write to a table of a namespace, in the warehouse that it asks for."""
+    is_latest, principal = call.warehouse.version is None, call.principal
+    return (
+        is_latest
+        and principal.may(Scope.WRITE, namespace)
+        and call.may_change(Scope.WRITE, found.definition, found.latest)
+    )
 
 
 def own_folder(call: Call, location: str) -> str | None:

@@ -10,7 +10,6 @@ from trinitylake_ops.server.calls import Call
 from trinitylake_ops.server.scans.files import scan_document
 from trinitylake_ops.server.scans.parts import no_such_task, part_of
 from trinitylake_ops.server.scans.planner import Planner, check_is_of
-from trinitylake_ops.server.tokens import Scope
 
 
 def plan_scan(call: Call) -> Answer:
@@ -40,6 +39,5 @@ def no_such_plan(call: Call) -> Answer:
 
 
 def _table(call: Call) -> Table:
-    namespace, name = call.table
-    call.check(Scope.READ, namespace)
-    return call.warehouse.catalog().load_table((namespace, name))
+    found = call.found_table()
+    return found.catalog.load_defined(*call.table, found.definition)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from dataclasses import dataclass, field
 
 import botocore.session
@@ -80,18 +80,38 @@ class S3Delegate:
 
         return self._kept.get((folder, writes, name), assumed)
 
-    def sign(self, request: UnsignedRequest, folder: str, *, may_write: bool, name: str) -> SignedRequest:
+    def sign(
+        self,
+        request: UnsignedRequest,
+        folder: str,
+        *,
+        may_write: bool,
+        name: str,
+        reached: Container[str] | None = None,
+    ) -> SignedRequest:
         """Return a signed request for a file below a folder.
 
         It is signed with credentials for that folder alone. Without a role only requests that read are signed, with
         the keys of this process: servers are known that obey headers which nobody signed.
 
-        Raises LocationNotAllowedError for a request beyond the folder, or one that is not signed for anybody. Raises
-        InvalidInputError, StoragePermissionError, TransientError.
+        Args:
+            request: The request to sign.
+            folder: The folder of the table, a URI that ends with ``/``.
+            may_write: Whether the client may write files there.
+            name: The name of the client, for the logs of the service of sessions.
+            reached: The URIs of the only files that the client may read, None for all files of the folder.
+
+        Raises:
+            LocationNotAllowedError: If the request is beyond the folder, or is not signed for the client.
+            InvalidInputError: If it is no request to this storage.
+            StoragePermissionError: If there are no credentials to sign with.
+            TransientError: If the service of sessions does not respond.
         """
         location = S3Location.of(folder)
         place = self._place(location.bucket)
-        writes = check_request(request, location, place, may_write=may_write and bool(self.settings.role))
+        writes = check_request(
+            request, location, place, may_write=may_write and bool(self.settings.role), reached=reached
+        )
         if self.settings.role:
             session = self.credentials(folder, writes=writes, name=name)
             keys = Credentials(session.access_key_id, session.secret_access_key, session.session_token)

@@ -7,7 +7,7 @@ does not name, such as the source of a copy. So what a request writes is bounded
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 from urllib.parse import SplitResult, parse_qsl, unquote_to_bytes, urlsplit
 
@@ -78,10 +78,26 @@ class SignedRequest:
     headers: Mapping[str, Sequence[str]]
 
 
-def check_request(request: UnsignedRequest, folder: S3Location, place: BucketPlace, *, may_write: bool) -> bool:
+def check_request(
+    request: UnsignedRequest,
+    folder: S3Location,
+    place: BucketPlace,
+    *,
+    may_write: bool,
+    reached: Container[str] | None = None,
+) -> bool:
     """Check that a request does no more than read or write one file below a folder. Returns whether it writes.
 
-    Raises InvalidInputError for what is no request to this S3, LocationNotAllowedError for what is not signed.
+    Args:
+        request: The request to sign.
+        folder: The folder of the table.
+        place: How the bucket is reached.
+        may_write: Whether files may be written.
+        reached: The URIs of the only files that may be read, None for all files of the folder.
+
+    Raises:
+        InvalidInputError: If it is no request to this S3.
+        LocationNotAllowedError: If it is not signed for the client.
     """
     if len(request.uri) > _LONGEST_URI_CHARS or len(request.headers) > _MOST_HEADERS:
         raise InvalidInputError("the request to sign is too long")
@@ -92,7 +108,7 @@ def check_request(request: UnsignedRequest, folder: S3Location, place: BucketPla
     split = urlsplit(request.uri)
     _check_headers(request, split)
     key, query = _key(split, folder, place), _query(split)
-    if request.method == "GET" and not key and "list-type" in query:
+    if request.method == "GET" and not key and "list-type" in query and reached is None:
         _check_list(query, folder)
         return False
     try:
@@ -101,6 +117,8 @@ def check_request(request: UnsignedRequest, folder: S3Location, place: BucketPla
         key = ""
     if not key.startswith(folder.key_prefix) or key == folder.key_prefix:
         raise LocationNotAllowedError("only requests for files of the table are signed")
+    if reached is not None and f"s3://{folder.bucket}/{key}" not in reached:
+        raise LocationNotAllowedError("only reads of files that this version of the table names are signed")
     return _check_kind(request.method, frozenset(query) - {"x-id"}, key.removeprefix(folder.key_prefix), may_write)
 
 

@@ -79,7 +79,7 @@ from trinitylake_ops.tables.properties import check_not_reserved, check_settable
 from trinitylake_ops.tables.schema_rules import check_defaults, check_new_schemas
 from trinitylake_ops.tables.types import check_arrow_schema
 from trinitylake_ops.transaction.lakehouse import Lakehouse
-from trinitylake_ops.transaction.transaction import Transaction
+from trinitylake_ops.transaction.transaction import IdOf, Transaction
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -142,7 +142,7 @@ class TrinityLakeCatalog(NamespaceCatalog):
                 place = place_of_new(identifier, location, self.io.root, lakehouse)
                 staged = self._create_staged_table(identifier, schema, place, partition_spec, sort_order, properties)
                 change.write_new_table(staged, lakehouse)
-                change.writer.create_table(namespace, table, self._definition(staged))
+                change.writer.create_table(namespace, table, self._definition(staged), id_of=IdOf.NEW_TABLE)
         except CommitFailedException as error:
             if self.target.reader().has_table(namespace, table):
                 raise TableAlreadyExistsError(f"Table already exists: {namespace}.{table}") from error
@@ -289,7 +289,7 @@ class TrinityLakeCatalog(NamespaceCatalog):
             change.write_metadata(staged)
             definition = self._definition(staged, base)
             if base is None:
-                writer.create_table(namespace, name, definition)
+                writer.create_table(namespace, name, definition, id_of=IdOf.STAGED_TABLE)
             else:
                 writer.alter_table(namespace, name, definition)
         return commit_response(staged)

@@ -43,6 +43,7 @@ from trinitylake_ops.tables.writing.staged_table import StagedTable, describe_ch
 from trinitylake_ops.tables.writing.write_plan import TableWrite, extend_schema
 from trinitylake_ops.transaction.lakehouse import Lakehouse
 from trinitylake_ops.transaction.time_to_live import removed_before_ms
+from trinitylake_ops.transaction.transaction import IdOf
 from trinitylake_ops.transaction.transaction import Transaction as LakehouseTransaction
 from trinitylake_ops.versions.snapshot import CatalogReader
 
@@ -236,7 +237,7 @@ def publish(
             transaction.create_namespace(staged.namespace)
         current = _check_unmoved(transaction, identifier, staged.base_metadata_location, staged.base_version)
         if current is None:
-            transaction.create_table(*identifier, staged.table_def)
+            transaction.create_table(*identifier, staged.table_def, id_of=IdOf.STAGED_TABLE)
         elif current.id != staged.table_def.id:
             raise moved(identifier, staged.base_version, "another table has its name")
         elif staged.metadata_location != staged.base_metadata_location:

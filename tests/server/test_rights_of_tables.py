@@ -1,0 +1,236 @@
+"""Rights belong to a table under all of its current names, whatever the name or version that a request asks for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+import yaml
+
+from tests.lakes import Lakes
+from tests.server.requests import COMMIT, SCHEMA, commit_of, created, properties
+from tests.server.served import Reply, Served, serving, settings_for
+from tests.server.test_safety import FORBIDDEN, entry
+from tests.servers.radosgw import ROLE_ARN
+from tests.servers.s3_server import S3Server
+from trinitylake_ops import Lakehouse, maintenance
+from trinitylake_ops.server.settings import ONLY, LakehouseSettings
+from trinitylake_ops.storage.delegation import DelegationSettings
+from trinitylake_ops.tables import catalog_at
+
+ROWS = pa.table({"id": pa.array([1, 2, 3], pa.int64())})
+VENDED = {"X-Iceberg-Access-Delegation": "vended-credentials"}
+UNSUPPORTED = (406, "UnsupportedOperationException")
+#: A reader of everything but ``secret``, one of ``open`` alone, one of everything, and a writer of ``open``.
+ENTRIES = [
+    entry("some", "some", scope="read", namespaces={"secret": "none"}),
+    entry("open", "open", scope="none", namespaces={"open": "read"}),
+    entry("all", "all", scope="read"),
+    entry("writer", "writer", scope="none", namespaces={"open": "write", "other": "write"}),
+    entry("both", "both", scope="none", namespaces={"open": "write", "secret": "read"}),
+]
+
+
+def bearer(token: str) -> dict[str, str]:
+    return {"Authorization": f"Bearer {token}"}
+
+
+@contextmanager
+def guarded(lake: Lakehouse, folder: Path, files: DelegationSettings | None = None) -> Iterator[Served]:
+    path = folder / "tokens.yaml"
+    path.write_text(yaml.safe_dump({"tokens": ENTRIES}))
+    lakehouses = {ONLY: LakehouseSettings(lake.root, lake.storage_options, files or DelegationSettings())}
+    with serving(settings_for(lake, lakehouses=lakehouses, tokens=path)) as served:
+        yield served
+
+
+def filled(lake: Lakehouse) -> int:
+    """Create the namespaces and ``open.t``, which has rows; returns the version."""
+    catalog = catalog_at(lake)
+    for name in ("open", "secret", "other"):
+        catalog.create_namespace(name)
+    catalog.create_table("open.t", ROWS.schema).append(ROWS)
+    return lake.latest_version()
+
+
+def of(version: int | str, rest: str = "", table: str = "open.t") -> str:
+    namespace, _, name = table.partition(".")
+    return f"/v1/{version if isinstance(version, str) else f'v{version}'}/namespaces/{namespace}/tables/{name}{rest}"
+
+
+def requests_of(version: int | str) -> list[tuple[str, str, Any]]:
+    """All requests that read a table."""
+    report = {"report-type": "scan-report"}
+    return [
+        ("GET", of(version), None),
+        ("HEAD", of(version), None),
+        ("POST", of(version, "/plan"), {}),
+        ("POST", of(version, "/metrics"), report),
+        ("GET", of(version, "/credentials"), None),
+        ("POST", of(version, "/sign"), {"method": "GET", "uri": "x", "region": "r", "headers": {}}),
+    ]
+
+
+def second_name(lake: Lakehouse) -> None:
+    """Give ``open.t`` the second name ``secret.t``, as an older program could."""
+    snapshot = lake.snapshot()
+    with lake.transaction() as txn:
+        txn.restore_entry(
+            snapshot.keys.table_key("secret", "t"), snapshot.entry(snapshot.keys.table_key("open", "t")), mirrors=True
+        )
+
+
+def test_an_old_name_gives_nothing_that_the_current_name_forbids(lake: Lakehouse, tmp_path: Path) -> None:
+    version = filled(lake)
+    with guarded(lake, tmp_path) as served:
+        assert served.ask("GET", of(version), headers=bearer("some")).status == 200
+        catalog_at(lake).rename_table("open.t", "secret.t")
+        for token in ("some", "open"):
+            for method, path, body in requests_of(version):
+                assert served.ask(method, path, body, bearer(token)).status == 403, (method, path)
+            at_time = served.ask("GET", of(f"at-{lake.snapshot(version).created_at_ms}"), headers=bearer(token))
+            assert at_time.error == FORBIDDEN
+        assert served.ask("GET", of(version), headers=bearer("all")).status == 200
+        catalog_at(lake).rename_table("secret.t", "other.t")
+        assert served.ask("GET", of(version), headers=bearer("some")).status == 200
+        assert served.ask("GET", of(version), headers=bearer("open")).error == FORBIDDEN
+
+
+def test_an_export_and_a_clone_give_nothing_that_the_current_name_forbids(
+    lake: Lakehouse, lakes: Lakes, tmp_path: Path
+) -> None:
+    filled(lake)
+    maintenance.plan_export(lake, "kept").execute()
+    maintenance.plan_clone(lake, f"file://{tmp_path}/clones/x/", "x").execute()
+    with guarded(lake, tmp_path) as served:
+        for warehouse in ("export-kept", "clone-x"):
+            assert served.ask("GET", of(warehouse), headers=bearer("some")).status == 200
+        catalog_at(lake).rename_table("open.t", "secret.t")
+        for warehouse in ("export-kept", "clone-x"):
+            assert served.ask("GET", of(warehouse), headers=bearer("some")).error == FORBIDDEN
+            assert served.ask("GET", of(warehouse), headers=bearer("all")).status == 200
+
+
+def test_a_dropped_table_is_read_by_tokens_for_all_namespaces_alone(lake: Lakehouse, tmp_path: Path) -> None:
+    version = filled(lake)
+    catalog_at(lake).rename_table("open.t", "secret.t")
+    catalog_at(lake).drop_table("secret.t")
+    with guarded(lake, tmp_path) as served:
+        for method, path, body in requests_of(version):
+            assert served.ask(method, path, body, bearer("some")).status == 403, path
+        assert served.ask("GET", of(version), headers=bearer("all")).status == 200
+
+
+def test_another_table_of_the_old_name_changes_nothing(lake: Lakehouse, tmp_path: Path) -> None:
+    version = filled(lake)
+    catalog_at(lake).rename_table("open.t", "secret.t")
+    catalog_at(lake).create_table("open.t", ROWS.schema)
+    with guarded(lake, tmp_path) as served:
+        assert served.ask("GET", of("main"), headers=bearer("some")).status == 200
+        assert served.ask("GET", of(version), headers=bearer("some")).error == FORBIDDEN
+
+
+def test_two_names_of_one_table_give_what_both_allow(lake: Lakehouse, tmp_path: Path) -> None:
+    filled(lake)
+    second_name(lake)
+    change, at = properties(a="1"), of("main")
+    identifier = {"identifier": {"namespace": ["open"], "name": "t"}}
+    rename = {"source": {"namespace": ["open"], "name": "t"}, "destination": {"namespace": ["other"], "name": "t"}}
+    with guarded(lake, tmp_path) as served:
+        before = lake.latest_version()
+        for token in ("writer", "both"):
+            assert served.ask("POST", at, commit_of(change) | identifier, bearer(token)).error == FORBIDDEN
+            body = {"table-changes": [commit_of(change) | identifier]}
+            assert served.ask("POST", COMMIT, body, bearer(token)).error == FORBIDDEN
+            assert served.ask("DELETE", at, headers=bearer(token)).error == FORBIDDEN
+            assert served.ask("POST", "/v1/main/tables/rename", rename, bearer(token)).error == FORBIDDEN
+        assert served.ask("GET", at, headers=bearer("writer")).error == FORBIDDEN
+        assert served.ask("GET", at, headers=bearer("both")).status == 200
+        assert lake.latest_version() == before
+
+
+def test_one_place_makes_one_table(lake: Lakehouse) -> None:
+    """A place that was staged once becomes a table of one name, in one commit or in several."""
+    filled(lake)
+    with serving(settings_for(lake)) as served:
+        staged = created("a", **{"stage-create": True})
+        place = served.ask("POST", "/v1/main/namespaces/open/tables", staged).document["metadata"]["location"]
+
+        def creation(name: str) -> dict[str, Any]:
+            updates: list[dict[str, Any]] = [
+                {"action": "assign-uuid", "uuid": "00000000-0000-4000-8000-000000000001"},
+                {"action": "upgrade-format-version", "format-version": 2},
+                {"action": "add-schema", "schema": SCHEMA, "last-column-id": 1},
+                {"action": "set-current-schema", "schema-id": -1},
+                {"action": "add-spec", "spec": {"spec-id": 0, "fields": []}},
+                {"action": "set-default-spec", "spec-id": -1},
+                {"action": "add-sort-order", "sort-order": {"order-id": 0, "fields": []}},
+                {"action": "set-default-sort-order", "sort-order-id": -1},
+                {"action": "set-location", "location": place},
+            ]
+            body = commit_of(*updates, requirements=({"type": "assert-create"},))
+            return body | {"identifier": {"namespace": ["open"], "name": name}}
+
+        both = served.ask("POST", COMMIT, {"table-changes": [creation("a"), creation("b")]})
+        assert both.error == (409, "AlreadyExistsException"), both.body
+        assert served.ask("POST", of("main", table="open.a"), creation("a")).status == 200
+        assert served.ask("POST", of("main", table="open.b"), creation("b")).error == FORBIDDEN
+    assert lake.snapshot().tables("open") == ["a", "t"]
+
+
+@pytest.fixture
+def on_s3(radosgw: S3Server, monkeypatch: pytest.MonkeyPatch) -> Lakehouse:
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_PROFILE"):
+        monkeypatch.delenv(name, raising=False)
+    return Lakehouse.create(radosgw.fresh_root(), {**radosgw.storage_options, "addressing_style": "path"})
+
+
+def test_an_old_version_gives_signatures_for_what_it_reaches_and_no_session(
+    on_s3: Lakehouse, radosgw: S3Server, tmp_path: Path
+) -> None:
+    version = filled(on_s3)
+    old = files_of_table(on_s3)
+    catalog_at(on_s3).load_table("open.t").append(ROWS)
+    new = files_of_table(on_s3) - old
+    with guarded(on_s3, tmp_path, DelegationSettings(role=ROLE_ARN, seconds=900, sign=True)) as served:
+        headers = bearer("open")
+
+        def sign(warehouse: int | str, method: str, uri: str) -> Reply:
+            path = f"{radosgw.endpoint}/{uri.removeprefix('s3://')}"
+            body = {"method": method, "uri": path, "region": radosgw.region, "headers": {}}
+            return served.ask("POST", of(warehouse, "/sign"), body, headers)
+
+        loaded = served.ask("GET", of(version), headers={**headers, **VENDED}).document
+        assert "storage-credentials" not in loaded
+        assert not secrets_in(loaded["config"])
+        assert served.ask("GET", of(version, "/credentials"), headers=headers).error == UNSUPPORTED
+        assert {sign(version, "GET", uri).status for uri in old} == {200}
+        assert {sign(version, "GET", uri).status for uri in new} == {403}
+        assert {sign(version, method, sorted(old)[0]).status for method in ("PUT", "DELETE")} == {403}
+        folder = catalog_at(on_s3).load_table("open.t").location()
+        listing = f"{folder.partition('/tables/')[0].rpartition('/')[0]}/?list-type=2&prefix={folder.split('/', 3)[3]}/"
+        assert sign(version, "GET", listing).status == 403
+        assert {sign("main", "GET", uri).status for uri in old | new} == {200}
+        latest = served.ask("GET", of("main"), headers={**headers, **VENDED}).document
+        assert secrets_in(latest["storage-credentials"][0]["config"])
+        catalog_at(on_s3).rename_table("open.t", "secret.t")
+        assert {sign(version, "GET", uri).status for uri in old | new} == {403}
+
+
+def secrets_in(config: Mapping[str, str]) -> set[str]:
+    return {name for name in config if "key" in name or "token" in name}
+
+
+def files_of_table(lake: Lakehouse) -> set[str]:
+    """Return the manifest lists, manifests and data files of ``open.t``, by URI."""
+    table = catalog_at(lake).load_table("open.t")
+    found = {table.metadata_location, *(snapshot.manifest_list for snapshot in table.metadata.snapshots)}
+    for snapshot in table.metadata.snapshots:
+        for manifest in snapshot.manifests(table.io):
+            found.add(manifest.manifest_path)
+            found |= {entry.data_file.file_path for entry in manifest.fetch_manifest_entry(table.io)}
+    return found
