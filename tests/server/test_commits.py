@@ -408,7 +408,7 @@ def test_an_engine_removes_no_snapshots_and_is_told_our_commands(
 def test_a_registered_table_is_not_written(served: Served, rest: RestCatalog, lake: Lakehouse) -> None:
     rest.load_table("ns.u").append(ROWS)
     with lake.transaction() as txn:
-        txn.create_table("ns", "theirs", replace(txn.table("ns", "u"), table_type="EXTERNAL"))
+        txn.create_table("ns", "theirs", replace(txn.table("ns", "u"), id="", table_type="EXTERNAL"))
     before = lake.latest_version()
     body = {**commit_of(properties(a="1")), "identifier": {"namespace": ["ns"], "name": "theirs"}}
     answer = served.ask("POST", f"{TABLES}/theirs", body)
