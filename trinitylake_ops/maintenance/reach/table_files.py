@@ -288,8 +288,8 @@ class OutlineWalk:
 class TableFilesWalk:
     """Work: walks through the files of tables; each thing is all definitions of one, so that none is read twice.
 
-    In this process ``walk`` tells the files, and what one walk has seen another does not read again. A batch that goes
-    elsewhere may be done twice, so there each table stands for itself.
+    In this process ``walk`` yields the files, and a walk does not read again what an earlier walk of the same table has
+    read. A batch in another process may be repeated, so nothing is shared there.
     """
 
     weight: ClassVar[Weight] = Weight.TABLE
@@ -297,7 +297,8 @@ class TableFilesWalk:
     def __init__(self, io: StorageFileIO, walk: TableWalk = files_of, *, shares_known: bool = True):
         self._io = io
         self._walk = walk
-        self._known: set[str] | None = set() if shares_known else None
+        #: By table, so that a table that names files of another one is found whichever is walked first.
+        self._known: dict[str, set[str]] | None = {} if shares_known else None
 
     def __reduce__(self) -> tuple[object, ...]:
         return (_walk_in_task, (self._io,))
@@ -315,7 +316,7 @@ class TableFilesWalk:
         return run_parallel(self._walked, tables, self._io.storage.concurrency)
 
     def _walked(self, definitions: Sequence[TableDef]) -> list[WalkedTable | TrinityLakeError]:
-        known = set() if self._known is None else self._known
+        known = set() if self._known is None else self._known.setdefault(definitions[0].id, set())
         found: list[WalkedTable | TrinityLakeError] = []
         for definition in definitions:
             found.append(_live_files(definition, self._io, known, self._walk))
