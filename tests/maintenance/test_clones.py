@@ -352,7 +352,7 @@ def test_what_cannot_be_cloned(parent: Aging, lakes: Lakes) -> None:
         maintenance.plan_clone(lake, target, only(lake).name)
     with pytest.raises(LakehouseExistsError):
         maintenance.plan_clone(lake, clone.root, "again")
-    with pytest.raises(InvalidInputError, match="holds the lakehouse itself"):
+    with pytest.raises(InvalidInputError, match="contains the lakehouse itself"):
         maintenance.plan_clone(lake, f"{lake.root}below/")
     with pytest.raises(InvalidNameError):
         maintenance.plan_clone(lake, target, "12")

@@ -6,11 +6,12 @@ copied. Older versions stay as they are. They are readable without it, as the la
 
 from __future__ import annotations
 
-from collections.abc import Container, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from trinitylake_ops.errors import (
     CommitConflictError,
+    CorruptFileError,
     FileMissingError,
     InvalidInputError,
     LocationNotAllowedError,
@@ -29,7 +30,7 @@ from trinitylake_ops.maintenance.reach.tables import defined, tables_of
 from trinitylake_ops.maintenance.state.table_change import alter_tables, check_tables, discarded_on_failure
 from trinitylake_ops.storage.open import open_storage
 from trinitylake_ops.storage.parallel import in_one_round, run_parallel
-from trinitylake_ops.tables.files.reach import files_of
+from trinitylake_ops.tables.files.reach import TableFile, files_of
 from trinitylake_ops.tables.files.relocating import DELETES_REMEDY, MovedFiles, moved_files, write_relocated
 from trinitylake_ops.tables.io.file_io import StorageFileIO, reading_io, writing_io
 from trinitylake_ops.transaction.lakehouse import Lakehouse, options_for
@@ -276,15 +277,29 @@ def check_files_stand(base: Snapshot, io: StorageFileIO, table_root: str) -> Non
         for name, _, definition in entries:
             if not (definition.is_managed and iceberg_metadata(definition)):
                 continue
-            there = {info.path for info in io.storage_at(table_root).list(table_prefix(definition.id))}
+            listed = io.storage_at(table_root).list(table_prefix(definition.id))
+            there = {info.path: info.size_bytes for info in listed}
             try:
-                live = [file.location for file in files_of(definition, io) if file.live]
-                lost = next((one for one in live if _is_lost(one, table_root, there)), None)
+                live = [file for file in files_of(definition, io) if file.live]
+                lost = next((one.location for one in live if _is_lost(one.location, table_root, there)), None)
             except FileMissingError as error:
-                lost = error.path
+                lost, live = error.path, []
             if lost is not None:
                 message = f"a file of table {name} is not under {table_root}: copy all files there first"
                 raise FileMissingError(message, path=lost)
+            for file in live:
+                _check_size(file, str(name), table_root, there)
+
+
+def _check_size(file: TableFile, table: str, table_root: str, there: Mapping[str, int]) -> None:
+    """Raise CorruptFileError if a file under the table root has another size than the table's metadata records."""
+    size_bytes = there.get(file.location.removeprefix(table_root))
+    if file.location.startswith(table_root) and file.size_bytes is not None and file.size_bytes != size_bytes:
+        raise CorruptFileError(
+            f"a file of table {table} has {size_bytes} bytes under {table_root} and {file.size_bytes} by the table's"
+            " metadata: copy it there again",
+            path=file.location,
+        )
 
 
 def _is_lost(location: str, table_root: str, there: Container[str]) -> bool:

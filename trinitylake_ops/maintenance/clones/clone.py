@@ -25,7 +25,7 @@ from trinitylake_ops.format.nodes.node_file import NodeFile
 from trinitylake_ops.format.nodes.system_rows import COMMIT_ID, CREATED_AT_MILLIS
 from trinitylake_ops.maintenance.clones.records import check_no_table_root
 from trinitylake_ops.maintenance.exports.content import Choice, chosen_entries
-from trinitylake_ops.maintenance.exports.export import retained_ms, target_root
+from trinitylake_ops.maintenance.exports.export import retained_ms
 from trinitylake_ops.maintenance.exports.roots import (
     TargetExport,
     TargetLakehouse,
@@ -33,6 +33,7 @@ from trinitylake_ops.maintenance.exports.roots import (
     export_id,
     lakehouse_def_copy,
 )
+from trinitylake_ops.maintenance.exports.targets import target_root
 from trinitylake_ops.maintenance.plans.cost import Cost, MeteredLakehouse, uncached_on
 from trinitylake_ops.maintenance.plans.document import Document, Table, new_table
 from trinitylake_ops.maintenance.plans.plan import Plan, PlannedOperation, digest_of
@@ -131,7 +132,6 @@ class Clone(PlannedOperation[ClonePlan, CloneReport]):
     def plan(self) -> ClonePlan:
         """Plan on the latest version. Raises what :func:`plan_clone` raises."""
         check_name(self.name, CLONE)
-        root = target_root(self.lake, self.target)
         retain_for_ms = retained_ms(self.lake, self.retain_for)
         latest = self.lake.snapshot()
         if latest.definition.sources:
@@ -140,6 +140,7 @@ class Clone(PlannedOperation[ClonePlan, CloneReport]):
                 " clone that lakehouse"
             )
         check_no_table_root(latest.definition, self.lake.root)
+        root = target_root(self.lake, self.target, latest.definition)
         existing = record_of(latest.definition, self.name)
         manifest_path = new_manifest_path()
         wanted = ExportRecord(

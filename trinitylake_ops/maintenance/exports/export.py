@@ -14,10 +14,10 @@ from datetime import timedelta
 from trinitylake_ops.errors import InvalidInputError
 from trinitylake_ops.format.definitions import ExportLevel, ExportRecord, ExportState
 from trinitylake_ops.format.file_names import new_export_root_path, new_manifest_path
-from trinitylake_ops.format.locations import normalize_root_uri
 from trinitylake_ops.format.nodes.system_rows import MAX_TIME_MS
 from trinitylake_ops.maintenance.exports.content import Choice, Content
 from trinitylake_ops.maintenance.exports.outcome import ExportReport, left_files
+from trinitylake_ops.maintenance.exports.targets import check_contains_no_source, target_root
 from trinitylake_ops.maintenance.exports.work import ExportWork, Opened
 from trinitylake_ops.maintenance.plans.document import Table, new_table
 from trinitylake_ops.maintenance.plans.executor import LOCAL, Executor
@@ -31,7 +31,6 @@ from trinitylake_ops.maintenance.state.export_records import (
     is_cut_off,
     record_of,
 )
-from trinitylake_ops.storage.local.folders import check_can_hold, lies_within
 from trinitylake_ops.transaction.lakehouse import Lakehouse, options_for
 from trinitylake_ops.versions.snapshot import Snapshot
 
@@ -113,10 +112,10 @@ class Export(PlannedOperation[ExportPlan, ExportReport]):
         check_name(self.name)
         choice = _choice(self.level, self.namespaces, self.definitions)
         retain_for_ms = retained_ms(self.lake, self.retain_for)
-        target_uri = target_root(self.lake, self.target)
         latest = self.lake.snapshot()
         existing = record_of(latest.definition, self.name)
         source = self._source(latest, existing)
+        target_uri = target_root(self.lake, self.target, latest.definition, source.definition)
         wanted = ExportRecord(
             name=self.name,
             version=source.version,
@@ -132,6 +131,8 @@ class Export(PlannedOperation[ExportPlan, ExportReport]):
         options = self.target_options if self.target_options is not None else options_for(self.lake, target_uri)
         record = existing if resumes and existing else wanted
         work = ExportWork.on(self.lake, source, record, choice, options, self.executor)
+        if target_uri:
+            check_contains_no_source(target_uri, work.content, self.lake.root)
         return ExportPlan(
             base_version=latest.version,
             name=self.name,
@@ -236,18 +237,3 @@ def retained_ms(lake: Lakehouse, retain_for: timedelta | int | None) -> int | No
     if lake.storage.now_ms() + retain_for_ms > MAX_TIME_MS:
         raise InvalidInputError("an export is retained until the year 9999 at most; leave the duration out for ever")
     return retain_for_ms
-
-
-def target_root(lake: Lakehouse, target: str | None) -> str:
-    """Return the normalised root of a target, empty for none.
-
-    Raises InvalidInputError, InvalidLocationError, StoragePermissionError. What is recorded before the first write to
-    the target would stay where that write fails.
-    """
-    if target is None:
-        return ""
-    root = normalize_root_uri(target)
-    if lies_within(root, lake.root) or lies_within(lake.root, root):
-        raise InvalidInputError(f"target {root!r} is, or lies in, or holds the lakehouse itself; choose another one")
-    check_can_hold(root)
-    return root

@@ -39,6 +39,7 @@ from trinitylake_ops.maintenance.state.export_records import (
     complete,
 )
 from trinitylake_ops.storage import FileInfo, open_storage
+from trinitylake_ops.tables.files.copying import REWRITTEN
 from trinitylake_ops.tables.files.reach import files_of
 from trinitylake_ops.tables.io.file_io import StorageFileIO, reading_io, writing_io
 from trinitylake_ops.tables.ownership import claim_location
@@ -211,7 +212,7 @@ class ExportWork:
         txn = writer.begin()
         listed = list(storage.list())
         copier.there = {info.path: info.size_bytes for info in listed}
-        copier.known = self._known() & copier.there.keys()
+        copier.known = self._known() & copier.there.keys() - self._of_other_sizes(copier.there)
         self._check_standing(copier.there)
         content = self.content if txn is None else self._unendangered_content(txn, listed, copier.known)
         for table_id in self._table_ids():
@@ -271,6 +272,18 @@ class ExportWork:
 
     def _table_ids(self) -> list[str]:
         return sorted({table.places.table_id for table in self.content.tables})
+
+    def _of_other_sizes(self, there: Mapping[str, int]) -> set[str]:
+        """Return the files of the tables to copy whose size at the target is not the recorded one.
+
+        They are compared with their sources instead of being passed over.
+        """
+        files = [file for table in self.content.tables for file in table.files if file.kind not in REWRITTEN]
+        return {
+            file.target
+            for file in files
+            if file.size_bytes is not None and there.get(file.target, file.size_bytes) != file.size_bytes
+        }
 
     def _known(self) -> frozenset[str]:
         """Return the files of the tables to copy that the target's version already has.

@@ -1,0 +1,114 @@
+"""Targets of exports and clones: none is, lies in, or contains a root that the lakehouse reads or writes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from tests.lakes import Lakes
+from trinitylake_ops import Lakehouse, maintenance
+from trinitylake_ops.errors import CorruptFileError, InvalidInputError
+from trinitylake_ops.format.definitions import SourceRecord
+from trinitylake_ops.maintenance.exports.targets import target_root
+from trinitylake_ops.tables import catalog_at
+
+
+@pytest.fixture
+def lake(tmp_path: Path) -> Lakehouse:
+    """A lakehouse with a table under its table root."""
+    lake = Lakehouse.create(f"file://{tmp_path}/lake", {"fsync": "false"}, table_root=f"file://{tmp_path}/data/")
+    catalog = catalog_at(lake)
+    catalog.create_namespace("ns")
+    catalog.create_table("ns.t", pa.schema([("i", pa.int64())])).append(pa.table({"i": [1, 2, 3]}))
+    return lake
+
+
+@pytest.mark.parametrize("level", ["minimal", "partial", "full"])
+@pytest.mark.parametrize(
+    "target", ["data", "data/tables", "data/tables/backup/", "lake/backup", "link", "link/below", ""]
+)
+def test_an_export_into_a_root_in_use_is_rejected(lake: Lakehouse, tmp_path: Path, level: str, target: str) -> None:
+    (tmp_path / "link").symlink_to(tmp_path / "data")
+    before = lake.latest_version()
+    with pytest.raises(InvalidInputError):
+        maintenance.plan_export(lake, "backup", level, target=f"file://{tmp_path}/{target}")
+    assert lake.latest_version() == before
+
+
+def test_a_neighbor_whose_name_begins_alike_is_a_target(lake: Lakehouse, tmp_path: Path) -> None:
+    maintenance.plan_export(lake, "backup", "full", target=f"file://{tmp_path}/database").execute()
+    exported = catalog_at(Lakehouse.open(f"file://{tmp_path}/database")).load_table("ns.t")
+    assert exported.scan().to_arrow()["i"].to_pylist() == [1, 2, 3]
+    files = [task.file.file_path for task in exported.scan().plan_files()]
+    assert all(file.startswith(f"file://{tmp_path}/database/") for file in files)
+
+
+def test_a_target_over_a_former_table_root_is_rejected(lake: Lakehouse, tmp_path: Path) -> None:
+    with lake.transaction(message="another table root") as transaction:
+        transaction.alter_definition(replace(transaction.definition, table_root=f"file://{tmp_path}/later/"))
+    with pytest.raises(InvalidInputError):
+        maintenance.plan_export(
+            lake, "old", "full", version=lake.latest_version() - 1, target=f"file://{tmp_path}/data/x"
+        )
+
+
+def test_a_clone_into_a_table_root_or_into_another_target_is_rejected(lakes: Lakes, tmp_path: Path) -> None:
+    lake = Lakehouse.create(f"file://{tmp_path}/lake", {"fsync": "false"})
+    maintenance.plan_clone(lake, f"file://{tmp_path}/clone", "first").execute()
+    for target in ("clone/below", "lake/clone"):
+        with pytest.raises(InvalidInputError):
+            maintenance.plan_clone(lake, f"file://{tmp_path}/{target}", "second")
+        with pytest.raises(InvalidInputError):
+            maintenance.plan_export(lake, "export", "full", target=f"file://{tmp_path}/{target}")
+
+
+@pytest.mark.parametrize(
+    ("used", "target", "is_rejected"),
+    [
+        ("s3://bucket/data/", "s3a://bucket/data", True),
+        ("s3://bucket/data/", "s3n://Bucket/data/x/", True),
+        ("s3://bucket/data/", "S3://bucket/data/", True),
+        ("s3://bucket/data/x/", "s3a://bucket/data/", True),
+        ("abfss://c@a.dfs.core.windows.net/data/", "abfs://c@A.dfs.core.windows.net/data/x", True),
+        ("gs://bucket/data/", "gcs://bucket/data", True),
+        ("s3://bucket/data/", "s3a://bucket/database/", False),
+        ("s3://bucket/data/", "s3://other/data/", False),
+        ("s3://bucket/data/", "s3://bucket/Data/", False),
+    ],
+)
+def test_other_spellings_of_a_root(lakes: Lakes, used: str, target: str, is_rejected: bool) -> None:
+    lake = lakes.memory()
+    definition = lake.snapshot().definition
+    for named in (replace(definition, table_root=used), replace(definition, sources=(SourceRecord(root=used),))):
+        if is_rejected:
+            with pytest.raises(InvalidInputError):
+                target_root(lake, target, named)
+        else:
+            assert target_root(lake, target, named) == target.rstrip("/") + "/"
+
+
+def test_a_relocation_to_files_of_other_sizes_is_rejected(lake: Lakehouse, tmp_path: Path) -> None:
+    moved = tmp_path / "moved"
+    (tmp_path / "data").rename(moved)
+    (data,) = list(moved.rglob("*.parquet"))
+    whole = data.read_bytes()
+    data.write_bytes(whole[:-1])
+    with pytest.raises(CorruptFileError):
+        maintenance.plan_relocation(lake, f"file://{moved}/")
+    data.write_bytes(whole)
+    maintenance.plan_relocation(lake, f"file://{moved}/").execute()
+    assert catalog_at(lake).load_table("ns.t").scan().to_arrow()["i"].to_pylist() == [1, 2, 3]
+
+
+def test_a_copy_of_another_size_is_not_passed_over(lake: Lakehouse, tmp_path: Path) -> None:
+    target = f"file://{tmp_path}/backups"
+    maintenance.plan_export(lake, "first", "full", target=target).execute()
+    (data,) = list((tmp_path / "backups").rglob("*.parquet"))
+    data.chmod(0o600)
+    data.write_bytes(data.read_bytes()[:-1])
+    catalog_at(lake).load_table("ns.t").append(pa.table({"i": [4]}))
+    with pytest.raises(CorruptFileError):
+        maintenance.plan_export(lake, "second", "full", target=target).execute()
