@@ -33,6 +33,7 @@ from trinitylake_ops.errors import (
     FileMissingError,
     LakehouseNotFoundError,
     TrinityLakeError,
+    VersionExpiredError,
 )
 from trinitylake_ops.maintenance.clones import clone as clone_module
 from trinitylake_ops.maintenance.clones import records as records_module
@@ -63,23 +64,22 @@ Content = dict[str, object]
 
 @dataclass
 class Side:
-    """What one lakehouse holds, and all that it ever held of each table."""
+    """What one lakehouse holds."""
 
     content: Content = field(default_factory=dict)
-    past: dict[str, list[object]] = field(default_factory=dict)
 
     def set(self, content: Content) -> None:
-        for name, value in content.items():
-            self.past.setdefault(name, []).append(value)
         self.content = dict(content)
 
 
 class CloneWorld:
     """Both sides, what they share, and a journal of what was done.
 
-    ``doubtful`` are tables of which a side compacted or trimmed away what tells appends from other changes. Whether
-    appends on both sides of these are combined is not foretold, only what comes of it. ``met`` counts what disturbed
-    which request, and in which order sides were cleaned up.
+    ``promoted`` has, of each table that was promoted since the last refresh, what the clone held then and what the
+    parent held after it. ``before`` has the parent's versions before promotions, with their content. ``doubtful`` are
+    tables of which a side compacted or trimmed away what tells appends from other changes. Whether appends on both
+    sides of these are combined is not foretold, only what comes of it. ``met`` counts what disturbed which request, and
+    in which order sides were cleaned up.
     """
 
     def __init__(self, seed: int, clock: Clock, met: Counter[Met]):
@@ -89,6 +89,8 @@ class CloneWorld:
         self.roots = {side: f"memory://clones-{seed}-{side}/" for side in SIDES}
         self.parent, self.clone = Side(), Side()
         self.shared: Content = {}
+        self.promoted: dict[str, tuple[object, object]] = {}
+        self.before: list[tuple[int, Content]] = []
         self.doubtful: set[str] = set()
         self.stands = False
         self._ends = False
@@ -116,6 +118,7 @@ class CloneWorld:
         if self.stands:
             steps += [self._change_clone] * 3 + [self._clean_clone]
             steps += [self._promote] * 3 + [self._refresh] * 2 + [self._drop]
+            steps += [self._undo] * 2 if self.before else []
         else:
             steps += [self._make] * 4
         self.rng.choice(steps)()
@@ -256,7 +259,7 @@ class CloneWorld:
         self._cut_off("clone", make, ExportExistsError)
         self.stands, self.clone, self.doubtful = True, Side(), set()
         self.clone.set(self.parent.content)
-        self.shared = dict(self.parent.content)
+        self.shared, self.promoted, self.before = dict(self.parent.content), {}, []
 
     def _drop(self) -> None:
         def drop(lake: Lakehouse) -> None:
@@ -271,7 +274,23 @@ class CloneWorld:
         assert not left, (self.journal, left)
 
     def _promote(self) -> None:
+        self.before.append((self.lake("parent").latest_version(), dict(self.parent.content)))
         self._merge("promote", self.parent, self.clone)
+
+    def _undo(self) -> None:
+        """Roll the parent, or one table of it, back to a version before a promotion, if it is still there."""
+        version, content = self.rng.choice(self.before)
+        held = [name for name in (*_STAMPED, *_FILLED) if name in content or name in self.parent.content]
+        tables = self.rng.choice([[], [self.rng.choice(held)]]) if held else []
+        self.journal.append(f"parent: roll {tables or 'everything'} back to version {version}")
+        try:
+            maintenance.plan_rollback(self.lake("parent"), version, tables=[f"n.{name}" for name in tables]).execute()
+        except VersionExpiredError:
+            return
+        after = dict(self.parent.content)
+        for name in tables or (*_STAMPED, *_FILLED):
+            _put(after, name, content.get(name))
+        self.parent.set(after)
 
     def _refresh(self) -> None:
         self._merge("refresh", self.clone, self.parent)
@@ -311,7 +330,12 @@ class CloneWorld:
         )
         ours.set(expected)
         if what == "refresh" and changes:
-            self.shared = dict(self.parent.content)
+            self.shared, self.promoted = dict(self.parent.content), {}
+        if what == "promote":
+            for name in (*_STAMPED, *_FILLED):
+                there, last = theirs.content.get(name), self._last(name)[0]
+                if there not in (last, before.get(name)) and chosen.get(name) != "ours":
+                    self.promoted[name] = (there, expected.get(name))
 
     def _merged(self, ours: Side, theirs: Side) -> tuple[Content, list[str]]:
         """Return what the side that gets the changes should hold, conflicts left as they are, and the conflicts.
@@ -321,25 +345,38 @@ class CloneWorld:
         """
         expected, conflicts = dict(ours.content), []
         for name in (*_STAMPED, *_FILLED):
-            base, here, there = self.shared.get(name), ours.content.get(name), theirs.content.get(name)
+            here, there = ours.content.get(name), theirs.content.get(name)
             if here == there:
                 continue
-            if isinstance(here, Filled) and isinstance(there, Filled) and here.rows[0] == there.rows[0]:
-                expected[name] = self._combined(base, here, there, into_parent=ours is self.parent)
-                continue
-            parent = self.parent.content.get(name)
-            if parent is not None and parent != base and parent in self.clone.past.get(name, []):
-                base = parent  # the parent has what the clone gave it
-            if base not in (there, here):
-                conflicts.append(name)
-            elif there != base:
+            clone, parent = self._last(name)
+            into_parent = ours is self.parent
+            has_changed_here = here != (parent if into_parent else clone)
+            has_changed_there = there != (clone if into_parent else parent)
+            if not has_changed_here and has_changed_there and clone == parent:
                 _put(expected, name, there)
+            elif not has_changed_there and clone == parent:
+                continue
+            elif self.clone.content.get(name) == clone:  # the parent alone changed it since
+                if not into_parent:
+                    _put(expected, name, there)
+            elif isinstance(here, Filled) and isinstance(there, Filled) and self._has_all(here, there, clone):
+                expected[name] = self._combined(here, there, into_parent=into_parent)
+            else:
+                conflicts.append(name)
         return expected, conflicts
 
-    def _combined(self, base: object, here: Filled, there: Filled, *, into_parent: bool) -> Filled:
+    def _last(self, name: str) -> tuple[object, object]:
+        """Return what the clone and the parent held of a table in the last state that both had."""
+        shared = self.shared.get(name)
+        return self.promoted.get(name, (shared, shared))
+
+    def _has_all(self, here: Filled, there: Filled, last: object) -> bool:
+        """Whether two tables are the same one, and neither lost rows that both had."""
+        rows = set(last.rows) if isinstance(last, Filled) else set()
+        return here.rows[0] == there.rows[0] and rows <= set(here.rows) and rows <= set(there.rows)
+
+    def _combined(self, here: Filled, there: Filled, *, into_parent: bool) -> Filled:
         """Return what a table holds that both sides have, and of which neither dropped rows."""
-        if base in (here, there):
-            return there if base == here else here
         new = [row for row in there.rows if row not in here.rows]
         if into_parent:
             return Filled((*here.rows, *new), next(self._tokens)) if new else here

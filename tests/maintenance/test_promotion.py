@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 
 from tests.faults import FaultyStorage
@@ -367,8 +369,8 @@ def test_what_was_promoted_is_the_same_after_a_refresh(parent: Aging, clone: Lak
     append_rows(clone)
     maintenance.plan_promotion(lake, NAME).execute()
     append_rows(lake)
-    assert [change.table for change in maintenance.plan_refresh(lake, NAME, theirs=["ns.t"]).changes] == ["t"]
-    maintenance.plan_refresh(lake, NAME, theirs=["ns.t"]).execute()
+    assert [change.table for change in maintenance.plan_refresh(lake, NAME).changes] == ["t"]
+    maintenance.plan_refresh(lake, NAME).execute()
     assert rows(clone) == [1, 1, 1, 2, 2, 2, 3, 3, 3]
     append_rows(clone)
     maintenance.plan_promotion(lake, NAME).execute()
@@ -395,6 +397,138 @@ def test_a_clone_of_some_namespaces_is_compared_within_them(parent: Aging, lakes
     maintenance.plan_promotion(lake, "part").execute()
     assert lake.snapshot().has_namespace("n1")
     assert rows(lake) == rows(part)
+
+
+def undo_all(lake: Lakehouse, before: int) -> None:
+    maintenance.plan_rollback(lake, before).execute()
+
+
+def undo_table(lake: Lakehouse, before: int) -> None:
+    maintenance.plan_rollback(lake, before, tables=["ns.t"]).execute()
+
+
+def undo_by_overwriting(lake: Lakehouse, before: int) -> None:
+    overwrite_rows(lake, "ns.t")
+
+
+def undo_after_another_append(lake: Lakehouse, before: int) -> None:
+    append_rows(lake)
+    undo_table(lake, before)
+
+
+UNDO = (undo_all, undo_table, undo_by_overwriting, undo_after_another_append)
+
+
+@pytest.mark.parametrize("undo", UNDO)
+@pytest.mark.parametrize("is_combined", [False, True])
+def test_a_promotion_that_the_parent_undid_stays_undone(
+    parent: Aging, clone: Lakehouse, undo: Callable[[Lakehouse, int], None], is_combined: bool
+) -> None:
+    """The next promotion is about another table. A refresh brings the parent's state into the clone."""
+    lake = parent.lake
+    append_rows(clone)
+    if is_combined:
+        append_rows(lake)
+    before = lake.latest_version()
+    maintenance.plan_promotion(lake, NAME).execute()
+    undo(lake, before)
+    undone = rows(lake)
+    append_rows(clone, "ns.u")
+    plan = maintenance.plan_promotion(lake, NAME)
+    assert (names(plan), plan.conflicts) == ({("changed", "ns.u")}, ())
+    plan.execute()
+    assert (rows(lake), rows_of(lake, "ns.u")) == (undone, 6)
+    assert compared(lake)["ns.t"] == ("parent", None, "changed")
+    maintenance.plan_refresh(lake, NAME).execute()
+    assert rows(clone) == undone
+    append_rows(clone)
+    maintenance.plan_promotion(lake, NAME).execute()
+    assert rows(lake) == sorted([*undone, 1, 2, 3])
+    for each in (lake, clone):
+        assert maintenance.verify(each, deep=True).is_clean
+
+
+@pytest.mark.parametrize("undo", UNDO)
+@pytest.mark.parametrize("is_combined", [False, True])
+def test_a_change_in_the_clone_after_an_undone_promotion_is_a_conflict(
+    parent: Aging, clone: Lakehouse, undo: Callable[[Lakehouse, int], None], is_combined: bool
+) -> None:
+    lake = parent.lake
+    append_rows(clone)
+    if is_combined:
+        append_rows(lake)
+    before = lake.latest_version()
+    maintenance.plan_promotion(lake, NAME).execute()
+    undo(lake, before)
+    undone = rows(lake)
+    append_rows(clone)
+    for plan in (maintenance.plan_promotion, maintenance.plan_refresh):
+        assert [conflict.name for conflict in plan(lake, NAME).conflicts] == ["ns.t"]
+    maintenance.plan_promotion(lake, NAME, ours=["ns.t"]).execute()
+    append_rows(clone, "ns.u")
+    kept = maintenance.plan_promotion(lake, NAME, ours=["ns.t"])
+    kept.execute()
+    assert rows(lake) == undone
+    # A choice for one promotion decides nothing about later ones.
+    assert [conflict.name for conflict in maintenance.plan_promotion(lake, NAME).conflicts] == ["ns.t"]
+    assert [conflict.name for conflict in maintenance.plan_refresh(lake, NAME).conflicts] == ["ns.t"]
+    maintenance.plan_promotion(lake, NAME, theirs=["ns.t"]).execute()
+    assert rows(lake) == rows(clone)
+    assert maintenance.plan_promotion(lake, NAME).is_empty
+    assert maintenance.verify(lake, deep=True).is_clean
+
+
+def test_a_promotion_after_a_later_one_was_undone_to_the_first(parent: Aging, clone: Lakehouse) -> None:
+    lake = parent.lake
+    append_rows(clone)
+    maintenance.plan_promotion(lake, NAME).execute()
+    first = lake.latest_version()
+    append_rows(clone)
+    maintenance.plan_promotion(lake, NAME).execute()
+    undo_table(lake, first)
+    assert maintenance.plan_promotion(lake, NAME).is_empty
+    append_rows(clone)
+    assert [conflict.name for conflict in maintenance.plan_promotion(lake, NAME).conflicts] == ["ns.t"]
+
+
+def test_objects_that_a_rollback_removed_or_brought_back_stay_so(parent: Aging, clone: Lakehouse) -> None:
+    lake = parent.lake
+    append_rows(clone, "new.t")
+    drop(clone, "n0", "a")
+    before = lake.latest_version()
+    maintenance.plan_promotion(lake, NAME).execute()
+    undo_all(lake, before)
+    assert maintenance.plan_promotion(lake, NAME).is_empty
+    maintenance.plan_refresh(lake, NAME).execute()
+    assert objects(clone.snapshot()) == objects(lake.snapshot())
+
+
+def test_an_undone_promotion_of_a_version_that_expired_is_a_conflict(parent: Aging, clone: Lakehouse) -> None:
+    """Nobody can know any more whether the clone had these rows when it was promoted."""
+    lake = parent.lake
+    append_rows(clone)
+    before = lake.latest_version()
+    maintenance.plan_promotion(lake, NAME).execute()
+    undo_all(lake, before)
+    append_rows(clone, "ns.u")
+    expire(clone, f"0-{clone.latest_version() - 1}")
+    conflicts = maintenance.plan_promotion(lake, NAME).conflicts
+    assert "ns.t" in [conflict.name for conflict in conflicts]
+    maintenance.plan_promotion(lake, NAME, ours=["ns.t"], theirs=["ns.u"]).execute()
+    assert (rows(lake), rows_of(lake, "ns.u")) == ([1, 2, 3], 6)
+
+
+def test_a_limited_promotion_says_nothing_about_other_objects(parent: Aging, clone: Lakehouse) -> None:
+    lake = parent.lake
+    append_rows(clone)
+    append_rows(clone, "ns.u")
+    append_rows(clone, "new.t")
+    maintenance.plan_promotion(lake, NAME, tables=["new.t"]).execute()
+    plan = maintenance.plan_promotion(lake, NAME)
+    assert (names(plan), plan.conflicts) == ({("changed", "ns.t"), ("changed", "ns.u")}, ())
+    maintenance.plan_promotion(lake, NAME, tables=["ns.t"]).execute()
+    plan = maintenance.plan_promotion(lake, NAME)
+    assert (names(plan), plan.conflicts) == ({("changed", "ns.u")}, ())
 
 
 @pytest.mark.parametrize("has_table", ["parent", "clone"])

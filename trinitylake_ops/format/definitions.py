@@ -128,11 +128,17 @@ class ExportRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PromotionRecord:
-    """One promotion of a clone: its id, the version of the clone, and the version of this lakehouse that has it."""
+    """One promotion of a clone: its id, the version of the clone, and the version of this lakehouse that has it.
+
+    ``only`` names the namespaces and tables that it was limited to, none for all. ``kept`` names the objects that
+    stayed as this lakehouse had them, because that side of a conflict was chosen.
+    """
 
     id: str
     clone_version: int = 0
     version: int = 0
+    only: tuple[str, ...] = ()
+    kept: tuple[str, ...] = ()
     unknown_fields: bytes = b""
 
 

@@ -126,7 +126,7 @@ def new_in_clone(parent: TableMetadata, clone: TableMetadata, base_id: int | Non
     """Return the snapshots whose files the parent's table lacks, the newest first.
 
     Or why not, unless both sides have appended alone since the newest snapshot that both have. ``base_id`` is the
-    current snapshot of the shared version: where one side left it, the table was set back.
+    current snapshot of the last state that both sides had: where one side left it, the table was set back.
     """
     shapes = zip(_shape(parent).items(), _shape(clone).values(), strict=True)
     if differing := [what for (what, here), there in shapes if here != there]:
@@ -137,9 +137,7 @@ def new_in_clone(parent: TableMetadata, clone: TableMetadata, base_id: int | Non
         return "one of them has no rows"
     ours, theirs = list(_chain(parent)), list(_chain(clone))
     here, there = ({one.snapshot_id for one in chain} for chain in (ours, theirs))
-    if base_id is not None and not (base_id in here and base_id in there):
-        return "one of them was set back"
-    marks = {mark for one in ours if (mark := _mark(one)) is not None}
+    marks, their_marks = ({mark for one in chain if (mark := _mark(one)) is not None} for chain in (ours, theirs))
     # What a refresh combined in the clone is in the parent, too, if a promotion beside it brought the same.
     new = _until(theirs, lambda one: one.snapshot_id in here or not marks.isdisjoint({one.snapshot_id, _mark(one)}))
     own = _until(ours, lambda one: one.snapshot_id in there or _mark(one) in there)
@@ -149,6 +147,8 @@ def new_in_clone(parent: TableMetadata, clone: TableMetadata, base_id: int | Non
         return "in the parent it was not only appended to"
     if all(any(_mark(one) is not None for one in chain) for chain in (new, own)):
         return "it was refreshed and promoted at the same time"
+    if base_id is not None and not (base_id in here | marks and base_id in there | their_marks):
+        return "one of them was set back"
     return new
 
 

@@ -139,7 +139,8 @@ class Merge:
             self.changes[state.key] = self._theirs_of(state)
         elif state.changed_on == ChangedOn.BOTH:
             # Where somebody chose a side, nobody asks for the appends.
-            found = self.appends(state) if self.choices.side_of(state.name) is None else ""
+            is_open = self.choices.side_of(state.name) is None
+            found = self.appends(state) if is_open and not state.reason else state.reason
             if isinstance(found, str):
                 self._decide(state, found)
             elif found.files:

@@ -52,7 +52,8 @@ class PromotionPlan(MergePlan):
     """What a promotion would change in the parent. With ``conflicts`` it cannot be executed before somebody chooses.
 
     ``clone_version`` is promoted. ``shared_version`` of the parent is the one that both sides are compared with.
-    ``files`` counts what would be copied or written anew. ``bytes`` are those of manifests and data files among them.
+    ``kept`` are the objects for which the parent's side was chosen. ``files`` counts what would be copied or written
+    anew. ``bytes`` are those of manifests and data files among them.
     """
 
     into_parent = True
@@ -63,6 +64,7 @@ class PromotionPlan(MergePlan):
     only: tuple[str, ...]
     changes: tuple[Change, ...]
     conflicts: tuple[Conflict, ...]
+    kept: tuple[str, ...]
     files: int
     bytes: int
     appended: tuple[Appends, ...] = field(repr=False, compare=False)
@@ -164,6 +166,7 @@ class Promote(MergeOperation[PromotionPlan, PromotionReport]):
             only=tuple(map(str, only)),
             changes=tuple(change for change in changes if change is not None),
             conflicts=tuple(merge.conflicts),
+            kept=tuple(merge.kept),
             appended=tuple(merge.appended),
             files=promoted.content.n_files,
             bytes=promoted.content.known_bytes,
@@ -240,7 +243,11 @@ class _Promotion:
     def draft(self, base: Snapshot, stamp: RootStamp) -> Draft:
         record = same_clone(base.definition, self.clone)
         mine = PromotionRecord(
-            id=self.plan.promotion_id, clone_version=self.plan.clone_version, version=base.version + 1
+            id=self.plan.promotion_id,
+            clone_version=self.plan.clone_version,
+            version=base.version + 1,
+            only=self.plan.only,
+            kept=self.plan.kept,
         )
         noted = replace(record, promotions=(*record.promotions, mine)[-_MOST_PROMOTIONS:])
         exports = tuple(noted if one.name == record.name else one for one in base.definition.exports)

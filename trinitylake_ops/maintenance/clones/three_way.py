@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from trinitylake_ops.cached_attribute import cached_attribute
-from trinitylake_ops.errors import CorruptFileError, InvalidInputError, VersionExpiredError
+from trinitylake_ops.errors import CorruptFileError, InvalidInputError, VersionExpiredError, VersionNotFoundError
 from trinitylake_ops.format.definitions import ExportRecord, ExportState, PromotionRecord
 from trinitylake_ops.format.file_names import derived_uuid, new_namespace_path, new_table_path
-from trinitylake_ops.format.locations import to_location, to_uri
+from trinitylake_ops.format.locations import to_uri
 from trinitylake_ops.format.nodes.keys import ObjectName
 from trinitylake_ops.maintenance.clones.records import (
     OpenedClone,
@@ -29,6 +29,8 @@ from trinitylake_ops.transaction.lakehouse import Lakehouse
 from trinitylake_ops.tree.diff import KeyChange, diff_trees
 from trinitylake_ops.versions.snapshot import Snapshot
 
+_UNREADABLE = "an expired version of the clone may have been promoted and undone in the parent"
+
 
 class ChangedOn(StrEnum):
     """The side on which an object changed since the version that both share."""
@@ -42,7 +44,11 @@ class ChangedOn(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ObjectState:
-    """An object that differs between sides: the URIs of its definitions, None where it does not exist."""
+    """An object that differs between sides: the URIs of its definitions, None where it does not exist.
+
+    ``base`` is that of the last state that both sides had. ``reason`` says why an object that changed on both sides
+    cannot be combined, where that is known from its history.
+    """
 
     key: str
     name: ObjectName
@@ -50,6 +56,7 @@ class ObjectState:
     parent: str | None
     clone: str | None
     changed_on: ChangedOn
+    reason: str = ""
 
 
 @dataclass(frozen=True)
@@ -129,42 +136,78 @@ class Sides:
             if clone is None or there is None:
                 return None  # the clone never had it
             base = None
-        changed_on = self._changed_on(key, name, base, parent, clone)
-        return None if changed_on is None else ObjectState(key, name, base, parent, clone, changed_on)
-
-    def _changed_on(
-        self, key: str, name: ObjectName, base: str | None, parent: str | None, clone: str | None
-    ) -> ChangedOn | None:
         if parent == clone:
-            return None if parent == base else ChangedOn.SAME
-        if parent != base:
-            promotion = self._promotion_of(key, name, parent)
-            if promotion is not None:  # the parent has what the clone gave it, and only the clone may have gone on
-                return ChangedOn.SAME if self._is_as_promoted(promotion, key, clone) else ChangedOn.CLONE
-        if clone == base:
-            return ChangedOn.PARENT
-        return ChangedOn.CLONE if parent == base else ChangedOn.BOTH
+            return None if parent == base else ObjectState(key, name, base, parent, clone, ChangedOn.SAME)
+        last = self._last_promotion(key, name, base)
+        if parent in last.unreadable or (last.is_promoted and parent in last.parent):
+            # The parent has what the clone brought, and only the clone may have changed since.
+            is_same = clone == last.clone and parent not in last.unreadable
+            return ObjectState(key, name, base, parent, clone, ChangedOn.SAME if is_same else ChangedOn.CLONE)
+        if clone == last.clone:
+            return ObjectState(key, name, last.clone, parent, clone, ChangedOn.PARENT)
+        if parent not in last.parent:
+            return ObjectState(key, name, last.clone, parent, clone, ChangedOn.BOTH)
+        if last.unreadable:
+            return ObjectState(key, name, last.clone, parent, clone, ChangedOn.BOTH, _UNREADABLE)
+        return ObjectState(key, name, base, parent, clone, ChangedOn.CLONE)
 
-    def _promotion_of(self, key: str, name: ObjectName, location: str | None) -> PromotionRecord | None:
-        """Return the promotion that wrote a definition of the parent, None for one of anybody else."""
-        if location is None:
-            return None
-        path = to_location(self.lake.root, location)
-        for promotion in reversed(self.record.promotions):
-            if path == promoted_path(name, key, promotion.id, self.latest.definition.file_path_max_size_bytes):
-                return promotion
-        return None
+    def _last_promotion(self, key: str, name: ObjectName, base: str | None) -> _LastPromotion:
+        """Return the last state of an object that both sides had: as the last promotion brought it, or the base."""
+        last = _LastPromotion(base, frozenset([base]))
+        for promotion in self.record.promotions:
+            # A refresh has settled all that was promoted before.
+            if promotion.version <= self.base.version or not _may_bring(promotion, name, last):
+                continue
+            limit_bytes = self.latest.definition.file_path_max_size_bytes
+            brought = to_uri(self.lake.root, promoted_path(name, key, promotion.id, limit_bytes))
+            try:
+                clone = _uri(self.clone.lake.root, self._promoted_version(promotion.clone_version).entry(key))
+            except (VersionExpiredError, VersionNotFoundError):
+                last = replace(last, unreadable=last.unreadable | {brought})
+                continue
+            if clone == last.clone:
+                last = replace(last, unreadable=frozenset())
+            elif clone is None:
+                last = _LastPromotion(None, frozenset([None]), is_promoted=True)
+            else:
+                # A definition of the parent's own is named as it is, any other is a copy.
+                last = _LastPromotion(clone, last.unreadable | {brought, clone}, is_promoted=True)
+        return last
 
-    def _is_as_promoted(self, promotion: PromotionRecord, key: str, clone: str | None) -> bool:
-        """Whether the clone has what it had when it was promoted.
+    def _promoted_version(self, version: int) -> Snapshot:
+        """Return a version of the clone that was promoted. Raises VersionExpiredError, VersionNotFoundError."""
+        if version not in self._promoted_versions:
+            self._promoted_versions[version] = self.clone.lake.snapshot(version, latest=self.clone.latest)
+        return self._promoted_versions[version]
 
-        Where that version expired, nobody knows. It counts as changed since then: promoting it once more does no harm.
-        """
-        try:
-            location = self.clone.lake.snapshot(promotion.clone_version, latest=self.clone.latest).entry(key)
-        except VersionExpiredError:
-            return False
-        return _uri(self.clone.lake.root, location) == clone
+    @cached_attribute
+    def _promoted_versions(self) -> dict[int, Snapshot]:
+        return {}
+
+
+@dataclass(frozen=True, slots=True)
+class _LastPromotion:
+    """The last state of an object that both sides had.
+
+    ``clone`` is the URI of the clone's definition, and ``parent`` has the URIs of the same definition in the parent.
+    ``unreadable`` has the URIs of definitions that later promotions may have written, of versions of the clone that are
+    gone.
+    """
+
+    clone: str | None
+    parent: frozenset[str | None]
+    unreadable: frozenset[str] = frozenset()
+    is_promoted: bool = False
+
+
+def _may_bring(promotion: PromotionRecord, name: ObjectName, last: _LastPromotion) -> bool:
+    """Whether a promotion brought an object, if the clone had changed it. One that is limited brings new namespaces."""
+    if str(name) in promotion.kept:
+        return False
+    if not promotion.only or not {str(name), name.namespace}.isdisjoint(promotion.only):
+        return True
+    is_new_namespace = name.table is None and last.clone is None
+    return is_new_namespace and any(one.startswith(f"{name}.") for one in promotion.only)
 
 
 def promoted_path(name: ObjectName, key: str, promotion_id: str, limit_bytes: int) -> str:
