@@ -9,9 +9,11 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 import yaml
 from pyiceberg.partitioning import UNPARTITIONED_PARTITION_SPEC, PartitionField, PartitionSpec
@@ -39,7 +41,9 @@ from trinitylake_ops.server.answers import RefusedError
 from trinitylake_ops.server.settings import Limits
 from trinitylake_ops.server.table_queue import TableQueue
 from trinitylake_ops.server.workers import Work, Workers
+from trinitylake_ops.tables import catalog_at
 from trinitylake_ops.tables.catalog.updates import fitted
+from trinitylake_ops.tables.files import metadata
 
 UNAVAILABLE = (503, "ServiceUnavailableException")
 N_WAITING = 150
@@ -413,3 +417,27 @@ def test_a_body_of_too_many_objects_is_not_parsed(lake: Lakehouse, monkeypatch: 
             assert served.ask("POST", path, body).error == (413, "BadRequestException")
         assert parsed == []
         assert lake.latest_version() == before
+
+
+def test_clients_that_load_one_large_table_do_not_all_parse_it(
+    lake: Lakehouse, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its metadata is in no cache yet. Two threads parse it, and the others wait and take what these have parsed."""
+    catalog = catalog_at(lake)
+    catalog.create_namespace("ns")
+    catalog.create_table("ns.t", pa.schema([(f"column{number}", pa.int64()) for number in range(1_500)]))
+    gate, n_parsed, parse = threading.Event(), 0, metadata.parse_metadata
+
+    def gated(text: bytes, uri: str) -> Any:
+        nonlocal n_parsed
+        n_parsed += 1
+        assert gate.wait(PATIENCE_S)
+        return parse(text, uri)
+
+    monkeypatch.setattr(metadata, "parse_metadata", gated)
+    with serving(settings_for(lake)) as served, ThreadPoolExecutor(12) as threads:
+        loads = [threads.submit(served.ask, "GET", TABLE) for _ in range(12)]
+        until(lambda: n_parsed == 2)
+        gate.set()
+        assert {load.result().status for load in loads} == {200}
+    assert n_parsed == 2

@@ -26,6 +26,9 @@ logger = logging.getLogger(__name__)
 _BACKLOG = 2_048
 #: Threads switch so often. By default a request waits 5 ms for the interpreter, for each thread that computes.
 _SWITCH_SECONDS = 0.0005
+#: uvloop accepts one connection for each listening socket before it serves all others that have sent data, so a new
+#: client would wait behind each one of many.
+_MORE_LISTENERS = 15
 _MOST_FILES = 65_536
 _MOST_HEADER_BYTES = 64 << 10
 #: So many files stay free for the storage, however many clients are connected.
@@ -133,7 +136,7 @@ def serve(settings: ServerSettings) -> None:
         sys.setswitchinterval(_SWITCH_SECONDS)
         try:
             with _stopped_by_signals(server):
-                server.run(sockets=[listener])
+                server.run(sockets=[listener, *(listener.dup() for _ in range(_MORE_LISTENERS))])
         finally:
             application.stop()
         logger.info("stopped")

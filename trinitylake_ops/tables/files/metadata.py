@@ -8,7 +8,10 @@ from __future__ import annotations
 
 import functools
 import json
+import threading
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -47,6 +50,8 @@ MAX_ITEMS = 100_000
 #: The most fields, and types that have parts, of all schemas together. They become the most expensive objects.
 MAX_SCHEMA_PARTS = 200_000
 _MOST = 2**31 - 1
+#: Metadata of more bytes is large, and so many threads parse large metadata at a time.
+_LARGE_BYTES, _MOST_LARGE_PARSES = 64 << 10, 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +120,13 @@ class ParsedMetadata:
 
     def __init__(self, capacity_bytes: int):
         self._kept: ByteLru[str, LoadedMetadata] = ByteLru(capacity_bytes)
+        self._large = threading.BoundedSemaphore(_MOST_LARGE_PARSES)
+
+    @contextmanager
+    def parsing(self, n_bytes: int) -> Iterator[None]:
+        """Wait while too many threads parse large metadata: they need the same interpreter, and often the same file."""
+        with self._large if n_bytes > _LARGE_BYTES else nullcontext():
+            yield
 
     def get(self, uri: str) -> LoadedMetadata | None:
         """Return the metadata of a file. Nobody may change it."""
@@ -148,8 +160,13 @@ def load_metadata(io: StorageFileIO, uri: str, parsed: ParsedMetadata | None = N
     if known is not None:
         return known
     text = metadata_json(io.new_input(uri).read_whole(), uri)
-    loaded = parse_metadata(text, uri)
-    if parsed is not None:
+    if parsed is None:
+        return parse_metadata(text, uri)
+    with parsed.parsing(len(text)):
+        known = parsed.get(uri)  # another thread may have parsed it while this one read or waited
+        if known is not None:
+            return known
+        loaded = parse_metadata(text, uri)
         parsed.put(io.root, uri, loaded, len(text))
     return loaded
 

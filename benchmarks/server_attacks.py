@@ -1,0 +1,309 @@
+"""How long the reads of one client take while another client attacks the server with requests that are allowed.
+
+Run from the project's root: ``.venv/bin/python -m benchmarks.server_attacks [SECONDS] [NAME...]``; without names it
+writes ``benchmarks/results/server_attacks.md``. Server, attacker and reader are processes. The storage of the server
+takes 100 ms for a create, as an object store may. The attacker has a token that may write one namespace, the reader
+one that may read another. Times depend on the machine and on what else it does; compare rows with the idle one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import signal
+import socket
+import sys
+import tempfile
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from http.client import HTTPConnection, HTTPException
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import yaml
+from pyiceberg.transforms import IdentityTransform
+
+from benchmarks.report import Spread, table, write_result
+from tests.processes import fork
+from tests.server.served import settings_for
+from trinitylake_ops import Lakehouse
+from trinitylake_ops.server.running import serve
+from trinitylake_ops.storage.local.storage import LocalStorage
+from trinitylake_ops.tables import catalog_at
+
+CREATE_SECONDS, READ_PAUSE_SECONDS, BOUND_SECONDS = 0.1, 0.02, 1.0
+TABLES = "/v1/main/namespaces/ns/tables"
+COMMIT = "/v1/main/transactions/commit"
+N_TABLES, N_COLUMNS, N_FILES = 100, 5_000, 500
+_LIMIT_SECONDS = 3_000
+
+
+def field(number: int) -> dict[str, Any]:
+    """Return a field of a schema."""
+    return {"id": number, "name": f"c{number}", "type": "long", "required": False}
+
+
+def commit_of(name: str, *updates: dict[str, Any]) -> dict[str, Any]:
+    """Return the body of a commit of a table."""
+    return {"identifier": {"namespace": ["ns"], "name": name}, "requirements": [], "updates": list(updates)}
+
+
+def properties(number: int) -> dict[str, Any]:
+    """Return an update of one property."""
+    return {"action": "set-properties", "updates": {"key": str(number)}}
+
+
+def schemas(n: int, n_fields: int) -> list[dict[str, Any]]:
+    """Return updates that add schemas, which differ in their last field."""
+    return [
+        {
+            "action": "add-schema",
+            "schema": {
+                "type": "struct",
+                "schema-id": number,
+                "fields": [*map(field, range(1, n_fields)), field(n_fields + number)],
+            },
+        }
+        for number in range(n)
+    ]
+
+
+def any_of(n: int) -> dict[str, Any]:
+    """Return a filter of n comparisons."""
+    if n == 1:
+        return {"type": "eq", "term": "id", "value": 7}
+    return {"type": "or", "left": any_of(n // 2), "right": any_of(n - n // 2)}
+
+
+@dataclass(frozen=True)
+class Attack:
+    """Requests that some connections send without a pause. ``body`` gets the number of the connection."""
+
+    n_connections: int
+    method: str
+    path: str | Callable[[int], str]
+    body: Callable[[int], Any] = lambda _: None
+    disconnects: bool = False
+
+
+def _in(n: int) -> dict[str, Any]:
+    return {"filter": {"type": "in", "term": "id", "values": list(range(n))}}
+
+
+ATTACKS: dict[str, Attack] = {
+    "150 commits of one table": Attack(150, "POST", f"{TABLES}/t0", lambda n: commit_of("t0", properties(n))),
+    "150 commits of one table, whose clients disconnect": Attack(
+        150, "POST", f"{TABLES}/t0", lambda n: commit_of("t0", properties(n)), disconnects=True
+    ),
+    "a commit of each of 100 tables": Attack(
+        N_TABLES, "POST", lambda n: f"{TABLES}/t{n}", lambda n: commit_of(f"t{n}", properties(n))
+    ),
+    "8 transactions over 100 tables": Attack(
+        8,
+        "POST",
+        COMMIT,
+        lambda n: {"table-changes": [commit_of(f"t{number}", properties(n)) for number in range(N_TABLES)]},
+    ),
+    "4 commits of 200 schemas of 200 fields": Attack(
+        4, "POST", lambda n: f"{TABLES}/s{n}", lambda n: commit_of(f"s{n}", *schemas(200, 200))
+    ),
+    "4 commits of 600 schemas of 160 fields": Attack(
+        4, "POST", lambda n: f"{TABLES}/s{n}", lambda n: commit_of(f"s{n}", *schemas(600, 160))
+    ),
+    "16 plans with a set of 45,000 values": Attack(16, "POST", f"{TABLES}/files/plan", lambda _: _in(45_000)),
+    "16 plans with a set of 400,000 values": Attack(16, "POST", f"{TABLES}/files/plan", lambda _: _in(400_000)),
+    "32 plans with 1,000 comparisons": Attack(32, "POST", f"{TABLES}/files/plan", lambda _: {"filter": any_of(1_000)}),
+    "16 plans with 100,000 comparisons": Attack(
+        16, "POST", f"{TABLES}/files/plan", lambda _: {"filter": any_of(100_000)}
+    ),
+    "32 plans of all files with statistics": Attack(
+        32, "POST", f"{TABLES}/files/plan", lambda _: {"stats-fields": ["id", "part"]}
+    ),
+    "100 loads of a table of 5,000 columns": Attack(100, "GET", f"{TABLES}/wide"),
+    "300 lists of namespaces": Attack(300, "GET", "/v1/main/namespaces"),
+    "100 reports of 1 MB": Attack(
+        100, "POST", f"{TABLES}/t0/metrics", lambda _: {"report-type": "x", "pad": ["abcdefgh"] * 90_000}
+    ),
+    "16 updates of 10,000 properties": Attack(
+        16,
+        "POST",
+        "/v1/main/namespaces/ns/properties",
+        lambda n: {"updates": {f"key{number}": str(n) for number in range(10_000)}},
+    ),
+}
+
+
+def make(folder: str) -> tuple[Lakehouse, Path]:
+    """Make a lakehouse with the tables of the attacks, and a file of tokens."""
+    lake = Lakehouse.create(f"file://{folder}/lake")
+    catalog = catalog_at(lake)
+    for namespace in ("ns", "other"):
+        catalog.create_namespace(namespace)
+    rows = pa.table({"id": pa.array([1, 2, 3], pa.int64())})
+    catalog.create_table("other.o", rows.schema).append(rows)
+    for name in (*(f"t{number}" for number in range(N_TABLES)), *(f"s{number}" for number in range(4))):
+        catalog.create_table(f"ns.{name}", rows.schema)
+    catalog.create_table("ns.wide", pa.schema([(f"c{number}", pa.int64()) for number in range(N_COLUMNS)]))
+    files = pa.table({"id": range(N_FILES), "part": [f"p{number}" for number in range(N_FILES)]})
+    many = catalog.create_table("ns.files", files.schema)
+    with many.update_spec() as update:
+        update.add_field("part", IdentityTransform(), "part")
+    many.append(files)
+    tokens = Path(folder) / "tokens.yaml"
+    entries = [
+        {"name": "attacker", "scope": "none", "namespaces": {"ns": "write"}},
+        {"name": "reader", "scope": "none", "namespaces": {"other": "read"}},
+    ]
+    hashed = [{**entry, "sha256": hashlib.sha256(str(entry["name"]).encode()).hexdigest()} for entry in entries]
+    tokens.write_text(yaml.safe_dump({"tokens": hashed}))
+    return lake, tokens
+
+
+@contextlib.contextmanager
+def serving(lake: Lakehouse, tokens: Path) -> Iterator[int]:
+    """Serve a lakehouse on a slow storage in another process; yields its port."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+
+    def work(_: Callable[[str], None]) -> None:
+        put = LocalStorage._put
+
+        def slow(self: LocalStorage, path: str, data: Any, publish: Any, verb: str) -> Any:
+            if verb == "create":
+                time.sleep(CREATE_SECONDS)
+            return put(self, path, data, publish, verb)
+
+        LocalStorage._put = slow  # type: ignore[method-assign, assignment]
+        serve(replace(settings_for(lake, tokens=tokens), port=port))
+
+    child = fork(work, time_limit_seconds=_LIMIT_SECONDS)
+    try:
+        while True:
+            with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port)):
+                break
+            time.sleep(0.1)
+        yield port
+    finally:
+        os.kill(child.pid, signal.SIGKILL)
+        child.finish()
+
+
+class Client:
+    """A connection that stays, as clients of the server have it, and is opened again after a failure."""
+
+    def __init__(self, port: int, token: str):
+        self._port = port
+        self._headers = {"Authorization": f"Bearer {token}"}
+        self._connection: HTTPConnection | None = None
+
+    def ask(self, method: str, path: str, data: bytes | None = None, *, disconnects: bool = False) -> int:
+        """Send a request, and return the status of its response, 0 without one."""
+        connection = self._connection or HTTPConnection("127.0.0.1", self._port, timeout=120)
+        try:
+            self._connection = connection
+            connection.request(method, path, data, self._headers)
+            if not disconnects:
+                response = connection.getresponse()
+                response.read()
+                return response.status
+            time.sleep(0.2)
+        except (OSError, HTTPException):
+            pass
+        connection.close()
+        self._connection = None
+        return 0
+
+
+def attack(port: int, kind: Attack, report: Callable[[str], None]) -> None:
+    """Send the requests of an attack until this process ends, and report their statuses."""
+    counts: Counter[int] = Counter()
+
+    def send(number: int) -> None:
+        path = kind.path if isinstance(kind.path, str) else kind.path(number)
+        content = kind.body(number)
+        data = None if content is None else json.dumps(content).encode()
+        client = Client(port, "attacker")
+        while True:
+            status = client.ask(kind.method, path, data, disconnects=kind.disconnects)
+            counts[status] += 1
+            if status == 503:
+                time.sleep(0.05)
+
+    for number in range(kind.n_connections):
+        threading.Thread(target=send, args=(number,), daemon=True).start()
+    while True:
+        time.sleep(0.5)
+        report(json.dumps(dict(counts)))
+
+
+def reads(port: int, seconds: float) -> list[float]:
+    """Return how long the reads of a client took that reads again and again."""
+    client, taken = Client(port, "reader"), []
+    end = time.monotonic() + seconds
+    while time.monotonic() < end or len(taken) < 2:
+        begun = time.monotonic()
+        status = client.ask("GET", "/v1/main/namespaces/other/tables/o")
+        assert status == 200, status
+        taken.append(time.monotonic() - begun)
+        time.sleep(READ_PAUSE_SECONDS)
+    return taken
+
+
+def measured(lake: Lakehouse, tokens: Path, kind: Attack | None, seconds: float) -> tuple[list[float], str]:
+    """Return how long reads took while an attack went on, and the statuses of its requests."""
+    with serving(lake, tokens) as port:
+        reads(port, 0.5)
+        if kind is None:
+            return reads(port, seconds), ""
+        child = fork(lambda report: attack(port, kind, report), time_limit_seconds=_LIMIT_SECONDS)
+        try:
+            time.sleep(3.0)
+            taken = reads(port, seconds)
+        finally:
+            os.kill(child.pid, signal.SIGKILL)
+        _, lines = child.finish()
+        counts = json.loads(lines[-1]) if lines else {}
+        return taken, ", ".join(f"{number} x {status}" for status, number in sorted(counts.items()))
+
+
+def main() -> None:
+    """Measure all attacks, and write the result."""
+    seconds = float(sys.argv[1]) if len(sys.argv) > 1 else 15.0
+    names = sys.argv[2:]
+    lines = []
+    with tempfile.TemporaryDirectory(prefix="trinitylake-bench-") as folder:
+        lake, tokens = make(folder)
+        for name, kind in {"none": None, **ATTACKS}.items():
+            if names and not any(part in name for part in names):
+                continue
+            taken, statuses = measured(lake, tokens, kind, seconds)
+            spread = Spread.of(taken)
+            cells = [f"{1_000 * value:.0f}" for value in (spread.median, spread.p99, max(taken))]
+            lines.append([name, *cells, len(taken), statuses])
+            print(*lines[-1], sep=" | ", flush=True)
+    if not names:
+        write_result("server_attacks", _page(lines, seconds))
+
+
+def _page(lines: list[list[Any]], seconds: float) -> list[str]:
+    return [
+        "# Reads of one client while another attacks the server",
+        "",
+        f"Each attack runs for {seconds:.0f} seconds. Server, attacker and reader share {os.cpu_count()} processors. A"
+        f" create takes the storage {1_000 * CREATE_SECONDS:.0f} ms. The reader loads one table again and again on one"
+        " connection. So do the connections of the attacker, except those that disconnect. Times are milliseconds. The"
+        f" bound of the design is a p99 of {1_000 * BOUND_SECONDS:.0f} ms. The load average of the machine at the end"
+        f" was {os.getloadavg()[1]:.0f}.",
+        "",
+        *table(["attack", "p50", "p99", "max", "reads", "responses to the attacker: number x status"], lines),
+    ]
+
+
+if __name__ == "__main__":
+    main()
