@@ -102,7 +102,6 @@ def test_valid_bounds_stay(column: int, lower: bytes, upper: bytes) -> None:
         (1, b"\xe2\x80", b"\xe2\x80\xa3", ({1: b""}, {1: b"\xe2\x80\xa3"})),
         (1, b"a", b"b\xe2\x80", ({1: b"a"}, {})),
         (1, b"b", b"a", ({}, {})),
-        (2, long_bytes(2), long_bytes(1), ({}, {})),
         (2, b"\0\0\0", long_bytes(1), ({}, {2: long_bytes(1)})),
         (7, long_bytes(1), int_bytes(1), ({}, {7: int_bytes(1)})),
         (8, bytes(16), bytes(15), ({8: bytes(16)}, {})),

@@ -6,7 +6,7 @@ in this process, so that all readers here work (decision 110):
 
 - A lower bound of text is cut back to its last whole character. A prefix of a lower bound is one, too.
 - Any other bound that is no value of its type is left out. Readers then expect any value.
-- Both bounds of a column are left out if the lower one is greater than the upper one.
+- Both bounds of a text are left out if the lower one is greater than the upper one.
 """
 
 from __future__ import annotations
@@ -36,12 +36,7 @@ _SIZES = {
     "boolean": (1,),
     "uuid": (16,),
 }
-_NUMBERS = {
-    **dict.fromkeys(("int", "date"), struct.Struct("<i")),
-    **dict.fromkeys(
-        ("long", "time", "timestamp", "timestamptz", "timestamp_ns", "timestamptz_ns"), struct.Struct("<q")
-    ),
-}
+_USUAL_SIZES: Mapping[str | None, int] = {kind: sizes[0] for kind, sizes in _SIZES.items()}
 _TEXT = "string"
 _TYPED = (("id", "type"), ("element-id", "element"), ("key-id", "key"), ("value-id", "value"))
 _Bounds = Mapping[int, bytes]
@@ -154,13 +149,9 @@ def valid_bounds(lower: _Bounds, upper: _Bounds, types: Mapping[int, str]) -> tu
     Returns:
         The repaired lower and upper bounds, None if all are valid.
     """
-    faulty_lower = [column for column, value in lower.items() if not _is_value(value, types.get(column))]
-    faulty_upper = [column for column, value in upper.items() if not _is_value(value, types.get(column))]
-    crossed = [
-        column
-        for column, value in lower.items()
-        if column in upper and _are_crossed(value, upper[column], types.get(column))
-    ]
+    faulty_lower, faulty_upper = _faulty(lower, types), _faulty(upper, types)
+    get = types.get
+    crossed = [column for column, value in lower.items() if value > upper.get(column, value) and get(column) == _TEXT]
     if not faulty_lower and not faulty_upper and not crossed:
         return None
     repaired_lower, repaired_upper = dict(lower), dict(upper)
@@ -193,6 +184,18 @@ def repair_record(record: dict[str, Any], types: Mapping[int, str]) -> None:
             file[name] = [{"key": column, "value": value} for column, value in repaired.items()]
 
 
+def _faulty(bounds: _Bounds, types: Mapping[int, str]) -> list[int]:
+    """Return the columns whose bound is no value. Most bounds are decided here, without a call."""
+    get, sizes = types.get, _USUAL_SIZES
+    return [
+        column
+        for column, value in bounds.items()
+        if len(value) != sizes.get(kind := get(column), -1)
+        and not (kind == _TEXT and value.isascii())
+        and not _is_value(value, kind)
+    ]
+
+
 def _is_value(value: bytes, kind: str | None) -> bool:
     if kind is None:
         return True
@@ -204,16 +207,6 @@ def _is_value(value: bytes, kind: str | None) -> bool:
     if kind.startswith("decimal"):
         return 0 < len(value) <= _MAX_DECIMAL_BYTES
     return not kind.startswith("fixed") or kind == f"fixed[{len(value)}]"
-
-
-def _are_crossed(lower: bytes, upper: bytes, kind: str | None) -> bool:
-    """Return whether a lower bound is greater than the upper one, for texts and whole numbers."""
-    if kind == _TEXT:
-        return lower > upper
-    number = _NUMBERS.get(kind or "")
-    if number is None or not len(lower) == len(upper) == number.size:
-        return False
-    return bool(number.unpack(lower) > number.unpack(upper))
 
 
 def _whole_characters(value: bytes) -> bytes:
