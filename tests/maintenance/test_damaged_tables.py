@@ -157,3 +157,31 @@ def test_a_registered_table_that_is_damaged_stops_no_deletion_of_others(lakes: L
     assert removed.damaged
     assert removed.files >= 1
     assert below(lake, next(iter(own)).rpartition("/")[0].rpartition("/")[0]) >= own
+
+
+def without_data_file(lake: Lakehouse) -> None:
+    lake.storage.delete(data_files_of(lake, "ns.t")[0].file_path.removeprefix(lake.root))
+
+
+@pytest.mark.parametrize("damage", [*DAMAGES, without_data_file], ids=lambda damage: damage.__name__)
+@pytest.mark.parametrize("where", ["here", "away"])
+def test_a_full_export_has_the_other_tables_and_names_the_damaged_one(
+    lakes: Lakes, damage: Callable[[Lakehouse], None], where: str
+) -> None:
+    lake = Lakehouse.create(lakes.storage().root, storage=lakes.storage())
+    for name in ("ns.t", "ns.whole", "other.o"):
+        append_rows(lake, name)
+    target = lakes.storage("target") if where == "away" else None
+    damage(lake)
+    for name in ("first", "second"):
+        plan = maintenance.plan_export(lake, name, "full", target=None if target is None else target.root)
+        report = plan.execute()
+        assert list(report.damaged) == ["ns.t"]
+        assert not report.is_complete
+        exported = catalog_at(lake, name) if target is None else catalog_at(Lakehouse(target))
+        assert exported.list_tables("ns") == [("ns", "whole")]
+        for whole in ("ns.whole", "other.o"):
+            assert exported.load_table(whole).scan().to_arrow().num_rows == ROWS.num_rows
+        assert maintenance.verify_export(lake, name, deep=True).is_clean
+    if target is not None:
+        assert maintenance.verify(Lakehouse(target), deep=True).is_clean

@@ -90,8 +90,8 @@ def test_an_export_copies_no_file_that_a_manifest_names_elsewhere(lakes: Lakes, 
     target = lakes.storage("target")
     add_file(lake, f"file://{secret}")
     for name, where in (("here", None), ("away", target.root)):
-        with pytest.raises(LocationNotAllowedError, match="id_rsa"):
-            maintenance.plan_export(lake, name, "full", target=where).execute()
+        report = maintenance.plan_export(lake, name, "full", target=where).execute()
+        assert "id_rsa" in report.damaged["ns.t"]
     assert leaked(lake, Lakehouse(target)) == []
     with pytest.raises(PermissionError), catalog_at(lake) as catalog:
         catalog.load_table("ns.t").scan().to_arrow()
@@ -183,8 +183,8 @@ def test_verify_reports_files_of_another_table(with_foreign_files: Lakehouse) ->
 def test_an_export_copies_no_file_of_another_table(with_foreign_files: Lakehouse, lakes: Lakes) -> None:
     target = lakes.storage("target")
     for name, where in (("here", None), ("away", target.root)):
-        with pytest.raises(LocationNotAllowedError):
-            maintenance.plan_export(with_foreign_files, name, "full", target=where, namespaces=("ns",)).execute()
+        report = maintenance.plan_export(with_foreign_files, name, "full", target=where, namespaces=("ns",)).execute()
+        assert list(report.damaged) == ["ns.t"]
     assert not list(target.list("tables/"))
     with pytest.raises(PermissionError), catalog_at(with_foreign_files) as catalog:
         catalog.load_table("ns.t").scan().to_arrow()

@@ -66,7 +66,7 @@ def export(
     The level minimal copies the root node only. The level partial copies all nodes and, with --definitions, these.
     Files that are not copied stay in place and are kept from expiring. The level full copies everything, with the files
     of managed tables. Such an export no longer needs the source, and keeps no version once it is complete. Registered
-    tables are named: their files stay with their own catalogs.
+    tables are named: their files stay with their own catalogs. A damaged table is left out and named, with exit code 1.
 
     With --target the export is a lakehouse at another root. The next export with the same target, level and
     namespaces adds a version there and copies only what is new.
@@ -88,6 +88,8 @@ def export(
         )
         report = plan.execute(progress=progress)
     print_shown(report, as_json)
+    if not report.is_complete:
+        raise click.exceptions.Exit(1)
 
 
 @click.command()

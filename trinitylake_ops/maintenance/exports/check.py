@@ -6,7 +6,13 @@ import hashlib
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 
-from trinitylake_ops.errors import CorruptFileError, ExportNotFoundError, FileMissingError, InvalidInputError
+from trinitylake_ops.errors import (
+    CorruptFileError,
+    ExportNotFoundError,
+    FileMissingError,
+    InvalidInputError,
+    LocationNotAllowedError,
+)
 from trinitylake_ops.format.definitions import ExportRecord, ExportState
 from trinitylake_ops.format.file_names import parse_root_path
 from trinitylake_ops.format.locations import is_uri, located, to_location
@@ -155,7 +161,7 @@ def _needed_elsewhere(
                 needed.update((file.location, file.size_bytes) for file in live if not is_uri(file.location))
         except FileMissingError as error:
             needed[to_location(other.root, error.path or location)] = None
-        except CorruptFileError as error:
+        except (CorruptFileError, LocationNotAllowedError) as error:
             damaged.add(to_location(other.root, error.path or location))
 
     run_parallel(add_files, sorted(one for one in reach.tables if one in there), other.storage.concurrency)

@@ -11,7 +11,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from trinitylake_ops.errors import CorruptFileError, InvalidDefinitionError, InvalidInputError, NamespaceNotFoundError
+from trinitylake_ops.errors import (
+    CorruptFileError,
+    InvalidDefinitionError,
+    InvalidInputError,
+    NamespaceNotFoundError,
+    TrinityLakeError,
+)
 from trinitylake_ops.format.definitions import ExportLevel, TableDef
 from trinitylake_ops.format.file_names import (
     owner_path,
@@ -25,6 +31,7 @@ from trinitylake_ops.maintenance.reach.table_files import iceberg_metadata
 from trinitylake_ops.storage import Storage
 from trinitylake_ops.storage.parallel import run_parallel
 from trinitylake_ops.tables.files.copying import FileCopy, TablePlaces, copied_definition, copies_of
+from trinitylake_ops.tables.files.reach import DAMAGE
 from trinitylake_ops.tables.io.file_io import StorageFileIO
 from trinitylake_ops.tree.search import prefix_end, scan
 from trinitylake_ops.versions.snapshot import LakehouseFiles, Snapshot
@@ -61,12 +68,23 @@ class TableCopy:
     files: tuple[FileCopy, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class CopiedTable:
+    """Where a table whose files are copied stands in the export: its key, name, and the copy of its definition."""
+
+    key: str
+    name: str
+    definition: str
+
+
 @dataclass(slots=True)
 class Content:
     """What an export copies; ``entries`` are (key, location) of its tree, ascending by key.
 
     ``uncopied`` are copied definitions whose tables' files stay where they are. ``registered`` are the names of those
-    among them that a full export leaves so, as another catalog keeps their files.
+    among them that a full export leaves so, as another catalog keeps their files. ``damaged`` are the names of managed
+    tables that the export lacks, as their files cannot all be read, with the reason. ``copied`` are the tables whose
+    files are copied, by their ids.
     """
 
     entries: list[tuple[str, str]] = field(default_factory=list)
@@ -74,6 +92,8 @@ class Content:
     tables: list[TableCopy] = field(default_factory=list)
     uncopied: list[TableDef] = field(default_factory=list)
     registered: list[str] = field(default_factory=list)
+    damaged: dict[str, TrinityLakeError] = field(default_factory=dict)
+    copied: dict[str, list[CopiedTable]] = field(default_factory=dict)
 
     @property
     def n_files(self) -> int:
@@ -84,6 +104,17 @@ class Content:
     def known_bytes(self) -> int:
         """Bytes of the table files whose tables say how large they are: all but metadata and manifest lists."""
         return sum(file.size_bytes or 0 for table in self.tables for file in table.files)
+
+    def leave_out(self, reasons: Mapping[str, TrinityLakeError]) -> None:
+        """Leave out tables, given by their ids, with the reasons. Other tables keep definitions that they share."""
+        leaving = [(one, reason) for table_id, reason in reasons.items() for one in self.copied.pop(table_id, ())]
+        self.damaged |= {one.name: reason for one, reason in leaving}
+        keys = {one.key for one, _ in leaving}
+        self.entries = [(key, location) for key, location in self.entries if key not in keys]
+        needed = {location for _, location in self.entries}
+        gone = {one.definition for one, _ in leaving} - needed
+        self.definitions = [copy for copy in self.definitions if copy.target not in gone]
+        self.tables = [table for table in self.tables if table.places.table_id not in reasons]
 
     def add_lakehouse_def(self, source: str, target: str) -> None:
         """Copy the definition of the lakehouse, too."""
@@ -183,7 +214,7 @@ class _Gathering:
             else:
                 tables.append((key, name, location))
         placed |= self._copy_tables(tables)
-        self._content.entries = [(key, placed[key]) for key, _ in entries]
+        self._content.entries = [(key, placed[key]) for key, _ in entries if key in placed]
         return self._content
 
     def _name(self, key: str) -> ObjectName | None:
@@ -203,6 +234,9 @@ class _Gathering:
         copies = self._executor.map(self._copies, [location for _, _, location in tables])
         placed = {}
         for (key, name, location), (definition, copy) in zip(tables, copies, strict=True):
+            if isinstance(copy, TrinityLakeError):
+                self._content.damaged[str(name)] = copy
+                continue
             changed = self._changed(definition, copy, location)
             if copy is not None:
                 self._content.tables.append(copy)
@@ -211,6 +245,9 @@ class _Gathering:
                 is_left = self._choice.level == ExportLevel.FULL and not definition.is_managed
                 self._content.registered += [str(name)] if is_left else []
             placed[key] = self._copy_definition(name, location, changed)
+            if copy is not None:
+                copied = CopiedTable(key, str(name), placed[key])
+                self._content.copied.setdefault(copy.places.table_id, []).append(copied)
         return placed
 
     def _changed(self, definition: TableDef, copy: TableCopy | None, source: str) -> TableDef | None:
@@ -254,16 +291,23 @@ class TableCopies:
         """That of the source."""
         return (self.io.storage,)
 
-    def __call__(self, locations: Sequence[str]) -> list[tuple[TableDef, TableCopy | None]]:
+    def __call__(self, locations: Sequence[str]) -> list[tuple[TableDef, TableCopy | TrinityLakeError | None]]:
         """Return definitions, each with the files of its table to copy, None where they stay where they are.
 
-        Raises InvalidInputError for tables that cannot be copied, StorageError.
+        The error of a damaged table takes the place of its files. Raises InvalidInputError for tables that cannot be
+        copied, StorageError.
         """
         definitions = self.files.definitions.tables(locations)
         copies = run_parallel(self._copy, definitions, self.io.storage.concurrency)
         return list(zip(definitions, copies, strict=True))
 
-    def _copy(self, definition: TableDef) -> TableCopy | None:
+    def _copy(self, definition: TableDef) -> TableCopy | TrinityLakeError | None:
+        try:
+            return self._copy_of(definition)
+        except DAMAGE as error:
+            return error
+
+    def _copy_of(self, definition: TableDef) -> TableCopy | None:
         metadata = iceberg_metadata(definition)
         if not self.copies_files or not definition.is_managed:
             return None

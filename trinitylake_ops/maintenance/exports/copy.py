@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import ClassVar
 
-from trinitylake_ops.errors import CorruptFileError
+from trinitylake_ops.errors import CorruptFileError, TrinityLakeError
 from trinitylake_ops.format.definitions import resealed
 from trinitylake_ops.maintenance.exports.content import Content, DefinitionCopy, TableCopy
 from trinitylake_ops.maintenance.plans.executor import LOCAL, Executor, Weight
@@ -21,7 +21,7 @@ from trinitylake_ops.storage.conditional_create import create_settled
 from trinitylake_ops.storage.options import StorageOptions
 from trinitylake_ops.storage.parallel import run_parallel
 from trinitylake_ops.tables.files.copying import REWRITTEN, SIZED_IN, FileCopy, TablePlaces, rewritten
-from trinitylake_ops.tables.files.reach import FileKind
+from trinitylake_ops.tables.files.reach import DAMAGE, FileKind
 from trinitylake_ops.tables.io.checked_files import check_whole
 from trinitylake_ops.tables.io.file_io import StorageFileIO
 
@@ -76,8 +76,16 @@ class Copied:
     was_there: bool
 
 
+@dataclass(frozen=True, slots=True)
+class Uncopied:
+    """A copy that was not made, because its source is damaged or missing."""
+
+    target: str
+    error: TrinityLakeError
+
+
 class CopyWork:
-    """Work: copies files. In this process ``on_copied`` is told of each one at once, and nothing is returned."""
+    """Work: copies files. In this process ``on_copied`` receives each copy at once, and only failures are returned."""
 
     weight: ClassVar[Weight] = Weight.FILE
 
@@ -95,24 +103,27 @@ class CopyWork:
         """Source and target."""
         return (self._target,) if self._io.storage is self._target else (self._io.storage, self._target)
 
-    def __call__(self, jobs: Sequence[CopyJob]) -> list[Copied | None]:
+    def __call__(self, jobs: Sequence[CopyJob]) -> list[Copied | Uncopied | None]:
         """Copy files that do not wait for each other.
 
-        Raises CorruptFileError where a copy is not what it was made of, FileMissingError, StorageError.
+        Raises CorruptFileError where a copy is not what it was made of, StorageError.
         """
         # Each copy waits for its source, too; what goes one by one stays so.
         return run_parallel(self._told, jobs, 2 * self._target.concurrency - 1)
 
-    def _told(self, job: CopyJob) -> Copied | None:
+    def _told(self, job: CopyJob) -> Copied | Uncopied | None:
         copied = self._copy(job)
-        if self._on_copied is None:
+        if self._on_copied is None or isinstance(copied, Uncopied):
             return copied
         self._on_copied(copied)
         return None
 
-    def _copy(self, job: CopyJob) -> Copied:
+    def _copy(self, job: CopyJob) -> Copied | Uncopied:
         with self._room.taken(job.size_bytes):
-            data = job.content(self._io)
+            try:
+                data = job.content(self._io)
+            except DAMAGE as error:
+                return Uncopied(job.target, error)
             was_there = job.there_bytes == len(data)
             if not was_there:
                 create_settled(self._target, job.target, data, is_ours=lambda found: found == data)
@@ -138,6 +149,8 @@ class Copier:
 
     Files of tables that go below a table root go to the one of ``table_storages`` with that root.
 
+    With ``skips_damaged``, tables of which a file is damaged or missing are left out of the content.
+
     ``known`` are those among them that were compared before, with the version that the target has; they are
     passed over. ``files`` gathers all copies, ``copied_files`` and ``copied_bytes`` count those that were sent.
     """
@@ -149,6 +162,7 @@ class Copier:
     n_expected: int = 0
     executor: Executor = LOCAL
     table_storages: Mapping[str, Storage] = field(default_factory=dict)
+    skips_damaged: bool = False
     files: list[CopiedFile] = field(default_factory=list)
     copied_files: int = 0
     copied_bytes: int = 0
@@ -160,14 +174,18 @@ class Copier:
     def copy_content(self, content: Content, io: StorageFileIO) -> None:
         """Copy all files of an export but nodes and root: what others point to comes first. ``io`` reads the source.
 
-        Raises CorruptFileError where a copy is not what it was made of, FileMissingError, StorageError.
+        Raises CorruptFileError where a copy is not what it was made of, StorageError. Raises also FileMissingError and
+        LocationNotAllowedError, unless damaged tables are skipped.
         """
         own = [kind for kind in FileKind if kind not in REWRITTEN]
         roots = sorted({table.places.target_root for table in content.tables})
         for kinds in (own, *((kind,) for kind in REWRITTEN)):
             for root in roots:
                 tables = [table for table in content.tables if table.places.target_root == root]
-                self._run(list(self._table_jobs(tables, kinds)), io, target=self.table_storages.get(root))
+                jobs = list(self._table_jobs(tables, kinds))
+                uncopied = self._run(jobs, io, target=self.table_storages.get(root), raises=not self.skips_damaged)
+                if uncopied:
+                    content.leave_out(_damaged(tables, uncopied))
         self._run([self._definition_job(copy) for copy in content.definitions], io)
 
     def place(self, files: Mapping[str, bytes], sources: Mapping[str, str] | None = None) -> None:
@@ -199,11 +217,20 @@ class Copier:
         io: StorageFileIO,
         executor: Executor | None = None,
         target: Storage | None = None,
-    ) -> None:
+        *,
+        raises: bool = True,
+    ) -> dict[str, TrinityLakeError]:
+        """Make copies. Returns errors of damaged sources by the targets of their copies, or raises the first one."""
         note = partial(self._note, root="" if target is None else target.root)
+        uncopied: dict[str, TrinityLakeError] = {}
         for copied in (executor or self.executor).map(CopyWork(io, target or self.target, note), jobs):
-            if copied is not None:
+            if isinstance(copied, Uncopied):
+                if raises:
+                    raise copied.error
+                uncopied[copied.target] = copied.error
+            elif copied is not None:
                 note(copied)
+        return uncopied
 
     def _note(self, copied: Copied, root: str) -> None:
         file = copied.file
@@ -214,6 +241,16 @@ class Copier:
             self.copied_bytes += 0 if copied.was_there else file.size_bytes
             done = len(self.files)
         self.progress("copied", done, max(done, self.n_expected))
+
+
+def _damaged(tables: Iterable[TableCopy], uncopied: Mapping[str, TrinityLakeError]) -> dict[str, TrinityLakeError]:
+    """Return the ids of tables that lack a copy, each with the first reason."""
+    found: dict[str, TrinityLakeError] = {}
+    for table in tables if uncopied else ():
+        for file in table.files:
+            if file.target in uncopied:
+                found.setdefault(table.places.table_id, uncopied[file.target])
+    return found
 
 
 class _Room:

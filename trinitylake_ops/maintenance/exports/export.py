@@ -16,7 +16,7 @@ from trinitylake_ops.format.definitions import ExportLevel, ExportRecord, Export
 from trinitylake_ops.format.file_names import new_export_root_path, new_manifest_path
 from trinitylake_ops.format.nodes.system_rows import MAX_TIME_MS
 from trinitylake_ops.maintenance.exports.content import Choice, Content
-from trinitylake_ops.maintenance.exports.outcome import ExportReport, left_files
+from trinitylake_ops.maintenance.exports.outcome import ExportReport, left_files, left_out, reasons
 from trinitylake_ops.maintenance.exports.targets import check_contains_no_source, target_root
 from trinitylake_ops.maintenance.exports.work import ExportWork, Opened
 from trinitylake_ops.maintenance.plans.document import Table, new_table
@@ -60,6 +60,7 @@ class ExportPlan(Plan):
     bytes: int
     resumes: bool
     registered: tuple[str, ...]
+    damaged: Mapping[str, str]
     record: ExportRecord = field(repr=False, compare=False)
     content: Content = field(repr=False, compare=False)
     operation: Export = field(repr=False, compare=False)
@@ -81,7 +82,8 @@ class ExportPlan(Plan):
         state = "goes on" if self.resumes else "new"
         row = (self.name, self.version, self.level, ", ".join(self.namespaces), where, self.files, self.bytes, state)
         columns = ("name", "version", "level", "namespaces", "to", "files", "bytes", "state")
-        return new_table(f"Export plan{left_files(self.registered)}", *columns, rows=[row])
+        title = f"Export plan{left_files(self.registered)}{left_out(self.damaged)}"
+        return new_table(title, *columns, rows=[row])
 
     def execute(self, approved_digest: str | None = None, *, progress: Progress = no_progress) -> ExportReport:
         """Export, or finish an export that was cut off. The run that finishes it says how long it is retained.
@@ -147,6 +149,7 @@ class Export(PlannedOperation[ExportPlan, ExportReport]):
             bytes=work.known_bytes,
             resumes=resumes,
             registered=tuple(sorted(work.content.registered)),
+            damaged=reasons(work.content.damaged),
             record=record,
             content=work.content,
             operation=replace(self, target_options=options, opened=work.opened),

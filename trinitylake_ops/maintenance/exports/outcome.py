@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from trinitylake_ops.errors import (
@@ -35,7 +35,8 @@ class ExportReport(Document):
     """A finished export: its root's location, and the copies that this run sent.
 
     ``files`` are all its files. ``target_version`` is the version of the lakehouse at another root. ``registered``
-    names tables whose files a full export did not copy, as another catalog keeps them.
+    names tables whose files a full export did not copy, as another catalog keeps them. ``damaged`` are the tables that
+    the export lacks, as their files cannot all be read, with the reason.
     """
 
     name: str
@@ -50,13 +51,20 @@ class ExportReport(Document):
     copied_bytes: int
     resumed: bool
     registered: tuple[str, ...]
+    damaged: Mapping[str, str]
     cost: Cost
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether the export has all tables that it was to have."""
+        return not self.damaged
 
     def table(self) -> Table:
         """Return one row."""
         row = (self.name, self.version, self.level, self.location, self.files, self.copied_files, self.copied_bytes)
         columns = ("name", "version", "level", "root", "files", "files copied", "bytes copied")
-        return new_table(f"Export{left_files(self.registered)}", *columns, rows=[row])
+        title = f"Export{left_files(self.registered)}{left_out(self.damaged)}"
+        return new_table(title, *columns, rows=[row])
 
 
 def left_files(registered: Sequence[str]) -> str:
@@ -65,6 +73,18 @@ def left_files(registered: Sequence[str]) -> str:
         return ""
     shown = ", ".join(registered[:_SHOWN]) + (f" and {len(registered) - _SHOWN} more" if registered[_SHOWN:] else "")
     return f"; registered tables, whose files stay with their own catalogs and are not copied: {shown}"
+
+
+def left_out(damaged: Mapping[str, str]) -> str:
+    """Return what a title adds about tables that an export lacks, empty if there are none."""
+    if not damaged:
+        return ""
+    return f"; incomplete, without damaged tables: {', '.join(list(damaged)[:_SHOWN])}: {next(iter(damaged.values()))}"
+
+
+def reasons(damaged: Mapping[str, TrinityLakeError]) -> dict[str, str]:
+    """Return why an export lacks tables, by their names."""
+    return {name: error.message for name, error in sorted(damaged.items())}
 
 
 def after_failure(lake: Lakehouse, record: ExportRecord, error: TrinityLakeError, *, resumed: bool) -> TrinityLakeError:

@@ -159,6 +159,8 @@ class Restore(PlannedOperation[RestorePlan, CommitReport]):
         other = export.files.storage
         io = self._reading(other, self.lake)
         content = gather(export, Choice(ExportLevel.FULL), fresh, io, entries=different, own_io=own_io)
+        for error in content.damaged.values():
+            raise error
         for definition in content.uncopied:
             check_table_files(export.version, own_io, definition)
         removed = tuple(sorted(here.keys() - there.keys()))

@@ -18,7 +18,7 @@ from trinitylake_ops.format.nodes.node_file import NodeFile
 from trinitylake_ops.maintenance.exports.content import Choice, Content, chosen_entries, gather
 from trinitylake_ops.maintenance.exports.copy import Copier
 from trinitylake_ops.maintenance.exports.destination import Destination
-from trinitylake_ops.maintenance.exports.outcome import ExportReport, after_failure, clean_up_if_dropped
+from trinitylake_ops.maintenance.exports.outcome import ExportReport, after_failure, clean_up_if_dropped, reasons
 from trinitylake_ops.maintenance.exports.roots import (
     TargetExport,
     TargetLakehouse,
@@ -153,6 +153,7 @@ class ExportWork:
             copied_bytes=copied.copier.copied_bytes,
             resumed=resumed,
             registered=tuple(sorted(work.content.registered)),
+            damaged=reasons(copied.damaged),
             cost=metered.cost(),
         )
 
@@ -172,6 +173,7 @@ class ExportWork:
         storage = metered.lake.storage
         there = {info.path: info.size_bytes for info in storage.list()} if resumed else {}
         copier = Copier(storage, there, progress=progress, n_expected=self.content.n_files + 1, executor=self.executor)
+        copier.skips_damaged = True
         io = writing_io(metered.lake)
         if self.choice.level == ExportLevel.MINIMAL:
             root = copied_root(self.source, self.record.root_location)
@@ -189,7 +191,7 @@ class ExportWork:
         files = [*copier.files, CopiedFile.of(self.source.location, self.record.root_location, root)]
         finish_manifest(storage, self.record, files, with_definitions=self.choice.with_definitions)
         copier.place({self.record.root_location: root})
-        return _Copied(copier, self.record.root_location, len(files), None)
+        return _Copied(copier, self.record.root_location, len(files), None, self.content.damaged)
 
     def _built_tree(self, write: Write) -> NodeFile:
         limits, created_at_ms = TreeLimits.of(self.source.definition), self.record.created_at_millis
@@ -209,6 +211,7 @@ class ExportWork:
         target = replace(self.target, lake=uncached_on(storage, lake.storage_options))
         writer = TargetExport(target, self.source, metered.lake.root, self.record, self.choice)
         copier = Copier(storage, progress=progress, n_expected=self.content.n_files + 1, executor=self.executor)
+        copier.skips_damaged = True
         txn = writer.begin()
         listed = list(storage.list())
         copier.there = {info.path: info.size_bytes for info in listed}
@@ -222,7 +225,7 @@ class ExportWork:
         finish_manifest(metered.lake.storage, self.record, copier.files, with_definitions=self.choice.with_definitions)
         version = writer.put(tree) if txn is None else writer.commit(txn, content.entries)
         location = f"{storage.root}{target.lake.files.roots.path(version)}"
-        return _Copied(copier, location, len(copier.files) + 1, version)
+        return _Copied(copier, location, len(copier.files) + 1, version, self.content.damaged | content.damaged)
 
     def _unendangered_content(self, txn: Transaction, listed: Iterable[FileInfo], known: Container[str]) -> Content:
         """Return the files to copy into a lakehouse that others may clean up meanwhile.
@@ -312,3 +315,4 @@ class _Copied:
     root_location: str
     files: int
     target_version: int | None
+    damaged: Mapping[str, TrinityLakeError]

@@ -28,6 +28,7 @@ from trinitylake_ops.operations.shown import listing
 from trinitylake_ops.versions.changes import Change
 
 _MILLISECOND = timedelta(milliseconds=1)
+_MOST_NAMED = 10
 
 
 class PartOptions(Options):
@@ -135,6 +136,9 @@ def _export(level: str, run: Running[ExportOptions]) -> None:
     )
     report = plan.execute(progress=run.progress())
     said = f"export {report.name} holds version {report.version}"
+    if not report.is_complete:
+        names = ", ".join(list(report.damaged)[:_MOST_NAMED])
+        raise run.failure(f"{said} without damaged tables: {names}", report_figures(report.to_dict()))
     run.report(said, report_figures(report.to_dict()), committed="export")
 
 
