@@ -13,8 +13,10 @@ from tests.lakes import Lakes
 from tests.maintenance.aging import Aging, keeping
 from tests.maintenance.changes import ROWS, append_rows, overwrite_rows
 from trinitylake_ops import Lakehouse, maintenance
+from trinitylake_ops.errors import FileMissingError, PlanChangedError
 from trinitylake_ops.format.definitions import METADATA_LOCATION
 from trinitylake_ops.tables.catalog import catalog_at
+from trinitylake_ops.tables.files.reach import DAMAGE
 
 EXISTING = ManifestEntryStatus.EXISTING
 
@@ -185,3 +187,68 @@ def test_a_full_export_has_the_other_tables_and_names_the_damaged_one(
         assert maintenance.verify_export(lake, name, deep=True).is_clean
     if target is not None:
         assert maintenance.verify(Lakehouse(target), deep=True).is_clean
+
+
+@pytest.mark.parametrize("choice", [{}, {"namespaces": ["ns", "other"]}], ids=["all", "namespaces"])
+@pytest.mark.parametrize("damage", [*DAMAGES, without_data_file], ids=lambda damage: damage.__name__)
+def test_a_rollback_brings_back_the_others_and_names_the_damaged_table(
+    lakes: Lakes, damage: Callable[[Lakehouse], None], choice: dict[str, list[str]]
+) -> None:
+    lake = Lakehouse.create(lakes.storage().root, storage=lakes.storage())
+    for name in ("ns.t", "other.o"):
+        append_rows(lake, name)
+    damage(lake)
+    target = lake.latest_version()
+    with lake.transaction() as txn:
+        txn.alter_table("ns", "t", replace(txn.table("ns", "t"), properties={"changed": "later"}))
+    overwrite_rows(lake, "other.o")
+    latest = lake.latest_version()
+    plan = maintenance.plan_rollback(lake, target, **choice)
+    assert list(plan.damaged) == ["ns.t"]
+    for unapproved in (plan.execute, lambda: maintenance.rollback(lake, target, **choice)):
+        with pytest.raises(DAMAGE):
+            unapproved()
+    with pytest.raises(DAMAGE):
+        maintenance.plan_rollback(lake, target, tables=["ns.t"])
+    assert lake.latest_version() == latest
+    report = plan.execute(plan.digest)
+    assert report.version == latest + 1
+    assert report.damaged == plan.damaged
+    assert not report.is_complete
+    assert lake.snapshot().table("ns", "t") == lake.snapshot(target).table("ns", "t")
+    assert catalog_at(lake).load_table("other.o").scan().to_arrow().num_rows == ROWS.num_rows
+
+
+def test_a_rollback_of_other_tables_needs_no_approval_of_damage(lakes: Lakes) -> None:
+    lake = Lakehouse.create(lakes.storage().root, storage=lakes.storage())
+    for name in ("ns.t", "ns.whole"):
+        append_rows(lake, name)
+    with_garbage(lake)
+    target = lake.latest_version()
+    with lake.transaction() as txn:
+        txn.alter_table("ns", "t", replace(txn.table("ns", "t"), properties={"changed": "later"}))
+    overwrite_rows(lake, "ns.whole")
+    maintenance.rollback(lake, target, tables=["ns.whole"])
+    assert lake.snapshot().table("ns", "t").properties["changed"] == "later"
+    assert lake.snapshot().table("ns", "whole") == lake.snapshot(target).table("ns", "whole")
+
+
+@pytest.mark.parametrize("choice", [{}, {"namespaces": ["ns"]}], ids=["all", "namespaces"])
+def test_damage_that_the_approved_plan_does_not_name_stops_a_rollback(
+    lakes: Lakes, choice: dict[str, list[str]]
+) -> None:
+    lake = Lakehouse.create(lakes.storage().root, storage=lakes.storage())
+    for name in ("ns.t", "ns.whole"):
+        append_rows(lake, name)
+    target = lake.latest_version()
+    for name in ("ns.t", "ns.whole"):
+        overwrite_rows(lake, name)
+    plan = maintenance.plan_rollback(lake, target, **choice)
+    assert not plan.damaged
+    lake.storage.delete(lake.snapshot(target).table("ns", "t").format_properties[METADATA_LOCATION])
+    latest = lake.latest_version()
+    with pytest.raises(PlanChangedError):
+        plan.execute(plan.digest)
+    with pytest.raises(FileMissingError):
+        plan.execute()
+    assert lake.latest_version() == latest

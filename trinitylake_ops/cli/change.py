@@ -127,7 +127,8 @@ def rollback(
 ) -> None:
     """Go back to the content of version or export TO; without --apply or --yes, print what would change.
 
-    The rollback is a new version. The versions in between stay readable, so it can be undone the same way.
+    The rollback is a new version. The versions in between stay readable, so it can be undone the same way. A plan lists
+    tables whose files are damaged or missing in that version. They come back unreadable, which only --apply permits.
 
     Example: trinitylake rollback 11 --table sales.orders
     """
@@ -137,13 +138,11 @@ def rollback(
     if digest is None and not yes:
         print_plan(plan, as_json)
         return
-    version = plan.execute(approved_digest=digest, reapply=reapply).version
-    if version == plan.base_version:
-        print_committed(version, as_json, "Nothing to roll back", changes=plan.changes)
-    else:
-        print_committed(
-            version, as_json, f"Rolled back to the content of version {plan.to_version}", changes=plan.changes
-        )
+    report = plan.execute(approved_digest=digest, reapply=reapply)
+    what = f"Rolled back to the content of version {plan.to_version}" if report.has_changed else "Nothing to roll back"
+    print_committed(report.version, as_json, what, changes=plan.changes, damaged=report.damaged)
+    if not report.is_complete:
+        print_notice(f"Damaged tables, which cannot be read: {', '.join(report.damaged)}")
 
 
 @click.command(short_help="Check the hint file, or repair it.")

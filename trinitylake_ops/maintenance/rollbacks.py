@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import copy
+import logging
+from collections.abc import Container, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import datetime
@@ -13,6 +15,7 @@ from trinitylake_ops.errors import (
     FileMissingError,
     InvalidInputError,
     NamespaceNotFoundError,
+    TrinityLakeError,
     VersionExpiredError,
 )
 from trinitylake_ops.format.definitions import LakehouseDef
@@ -25,6 +28,7 @@ from trinitylake_ops.maintenance.reach.tables import cannot_go_back, check_table
 from trinitylake_ops.maintenance.state.export_records import record_of
 from trinitylake_ops.maintenance.state.version_record import ROLLED_BACK_TO
 from trinitylake_ops.storage.parallel import run_parallel
+from trinitylake_ops.tables.files.reach import DAMAGE
 from trinitylake_ops.tables.io.file_io import StorageFileIO, reading_io
 from trinitylake_ops.transaction.commit import DEFAULT_MAX_ATTEMPTS
 from trinitylake_ops.transaction.conflicts import describe_key
@@ -42,7 +46,10 @@ from trinitylake_ops.versions.roots import check_no_gap
 from trinitylake_ops.versions.snapshot import Snapshot
 from trinitylake_ops.versions.table_names import table_ids
 
+logger = logging.getLogger(__name__)
+
 _OPERATION = "rollback"
+_MOST_NAMED = 10
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,21 +57,25 @@ class RollbackPlan(Plan):
     """The changes of a rollback: ``changes`` lead from the latest version, ``base_version``, to ``to_version``.
 
     ``only`` names the namespaces and tables it is limited to, as ``namespace`` and
-    ``namespace.table``; empty for the whole lakehouse.
+    ``namespace.table``; empty for the whole lakehouse. ``damaged`` are tables that ``to_version`` has with files that
+    are damaged, missing or not the table's own, with the reason. They come back as they are there, and cannot be read.
     """
 
     base_version: int
     to_version: int
     only: tuple[str, ...]
     changes: tuple[Change, ...]
+    damaged: Mapping[str, str]
     message: str | None = None
+    failures: Mapping[ObjectName, TrinityLakeError] = field(repr=False, compare=False)
     operation: Rollback = field(repr=False, compare=False)
 
     @property
     def digest(self) -> str:
-        """Return ``<base version>-<sha256>`` over the target and all changes."""
+        """Return ``<base version>-<sha256>`` over the target, all changes and the names of damaged tables."""
         changes = [[change.kind, change.namespace, change.table] for change in self.changes]
-        return digest_of(self.base_version, _OPERATION, self.to_version, list(self.only), changes)
+        damaged = [[name.namespace, name.table] for name in self.failures]
+        return digest_of(self.base_version, _OPERATION, self.to_version, list(self.only), changes, damaged)
 
     @property
     def is_empty(self) -> bool:
@@ -75,6 +86,9 @@ class RollbackPlan(Plan):
         """Return one row for each namespace and table that would change."""
         what = ", ".join(self.only) if self.only else "the lakehouse"
         title = f"Rollback of {what} from version {self.base_version} to the content of version {self.to_version}"
+        if self.damaged:
+            named = ", ".join(list(self.damaged)[:_MOST_NAMED])
+            title += f"; damaged tables, unreadable afterwards: {named}: {next(iter(self.damaged.values()))}"
         return new_table(title, "change", "object", rows=change_rows(self.changes))
 
     def execute(self, approved_digest: str | None = None, *, reapply: bool = False) -> CommitReport:
@@ -82,7 +96,8 @@ class RollbackPlan(Plan):
 
         It is planned again first, on what is there now. With ``reapply`` commits made since the plan are rolled back
         too. Raises PlanChangedError when an approved digest is not that of the new plan. Raises CommitConflictError
-        when, without ``reapply``, another commit was made since. Raises the errors of planning.
+        when, without ``reapply``, another commit was made since. Raises the error of a damaged table, unless the plan
+        that names it was approved by its digest. Raises the errors of planning.
         """
         return self.operation.execute(self, approved_digest, reapply=reapply)
 
@@ -100,7 +115,8 @@ class Rollback(PlannedOperation[RollbackPlan, CommitReport]):
         """Plan on the base. Raises what :func:`plan_rollback` raises."""
         base = self.base
         check_no_gap(self.lake.files.roots, base.version)
-        differences = _checked_differences(base, self.target, self.chosen)
+        failures: dict[ObjectName, TrinityLakeError] = {}
+        differences = _checked_differences(base, self.target, self.chosen, failures)
         if self.chosen:  # a whole version has each name once
             NewNames(base, {change.key: change.after for change in differences}).check(base)
         changes = [change_of(base.keys, difference) for difference in differences]
@@ -109,7 +125,9 @@ class Rollback(PlannedOperation[RollbackPlan, CommitReport]):
             to_version=self.target.snapshot.version,
             only=tuple(str(name) for name in self.chosen),
             changes=tuple(change for change in changes if change is not None),
+            damaged={str(name): error.message for name, error in failures.items()},
             message=self.message,
+            failures=failures,
             operation=self,
         )
 
@@ -127,35 +145,51 @@ class Rollback(PlannedOperation[RollbackPlan, CommitReport]):
         return CommitReport(
             operation=_OPERATION,
             base_version=now.base_version,
-            version=here.commit(now, reapply),
+            version=here.commit(now, reapply, now.failures if approved_digest is not None else ()),
             changed=len(now.changes),
+            damaged=now.damaged,
             cost=metered.cost(),
         )
 
-    def commit(self, plan: RollbackPlan, reapply: bool) -> int:
-        """Commit a plan as it is; returns the version. Raises what :meth:`RollbackPlan.execute` raises."""
+    def commit(self, plan: RollbackPlan, reapply: bool, approved_damage: Container[ObjectName] = ()) -> int:
+        """Commit a plan; returns the version.
+
+        Args:
+            plan: The plan, made on the base of this operation.
+            reapply: Whether to roll back commits in between, too.
+            approved_damage: The damaged tables that may come back.
+
+        Raises:
+            TrinityLakeError: The errors of :meth:`RollbackPlan.execute`.
+        """
+        _check_approved(plan.failures, approved_damage)
+        for name, reason in plan.damaged.items():
+            logger.warning("table %s comes back damaged: %s", name, reason)
         only = f"{': ' if plan.only else ''}{', '.join(plan.only)}"
         message = (self.message or f"to version {plan.to_version}{only}")[:500]
         if self.chosen:
-            return self._commit_subset(message, reapply)
+            return self._commit_subset(message, reapply, approved_damage)
         info = CommitInfo(_OPERATION, message, properties={ROLLED_BACK_TO: str(plan.to_version)})
-        change = _WholeTree(self.target, info, reapply)
+        change = _WholeTree(self.target, info, reapply, approved_damage)
         return self.lake.commit(change, self.base)
 
-    def _commit_subset(self, message: str, reapply: bool) -> int:
+    def _commit_subset(self, message: str, reapply: bool, approved_damage: Container[ObjectName]) -> int:
         for _ in range(DEFAULT_MAX_ATTEMPTS - 1 if reapply else 0):
             with suppress(CommitConflictError):
-                return self._commit_subset_once(message, reapply)
-        return self._commit_subset_once(message, reapply)
+                return self._commit_subset_once(message, reapply, approved_damage)
+        return self._commit_subset_once(message, reapply, approved_damage)
 
-    def _commit_subset_once(self, message: str, reapply: bool) -> int:
+    def _commit_subset_once(self, message: str, reapply: bool, approved_damage: Container[ObjectName]) -> int:
         with self.lake.transaction(message=message, operation=_OPERATION) as txn:
             base = txn.base
             if base.version != self.base.version and not reapply:
                 raise _lost_race(self.base.version, base.version)
             txn.require(lambda latest: self.target.check_kept(latest.definition))
             txn.require(lambda latest: _check_unchanged(base, latest, self.chosen))
-            for change in _checked_differences(base, self.target, self.chosen):
+            failures: dict[ObjectName, TrinityLakeError] = {}
+            differences = _checked_differences(base, self.target, self.chosen, failures)
+            _check_approved(failures, approved_damage)
+            for change in differences:
                 txn.restore_entry(change.key, change.after)
             txn.date_forward()  # it took long to look for the files of tables, and none was written
         assert txn.committed_version is not None
@@ -189,6 +223,7 @@ class _WholeTree:
     target: _Target
     info: CommitInfo
     reapply: bool
+    approved_damage: Container[ObjectName]
 
     def draft(self, base: Snapshot, stamp: RootStamp) -> Draft | None:
         n_changes = len(_differences(base, self.target.snapshot, ()))
@@ -201,7 +236,21 @@ class _WholeTree:
         if not self.reapply:
             raise _lost_race(base.version, latest.version)
         self.target.check_kept(latest.definition)
-        _checked_differences(latest, self.target, ())
+        failures: dict[ObjectName, TrinityLakeError] = {}
+        _checked_differences(latest, self.target, (), failures)
+        _check_approved(failures, self.approved_damage)
+
+
+def _check_approved(failures: Mapping[ObjectName, TrinityLakeError], approved: Container[ObjectName]) -> None:
+    """Raise the error of a damaged table that would come back without approval."""
+    for name, error in failures.items():
+        if name not in approved:
+            refused = copy.copy(error)
+            refused.message = (
+                f"{error.message}; table {name} would come back damaged: roll back the other namespaces and tables by"
+                " their names, or approve a plan that names it by its digest"
+            )
+            raise refused
 
 
 def _check_unchanged(base: Snapshot, latest: Snapshot, chosen: Sequence[ObjectName]) -> None:
@@ -245,8 +294,9 @@ def plan_rollback(
     ``namespaces`` with all their tables, and ``tables`` as ``namespace.table``, limit it. Raises
     VersionNotFoundError, VersionExpiredError, ExportNotFoundError, NamespaceNotFoundError,
     TableNotFoundError, InvalidInputError without a target, and FileMissingError, naming it, when
-    something that it would bring back is gone. Raises TableHasAnotherNameError when a table that it
-    would bring back was renamed since, and would keep its new name as well.
+    a node or definition that it would bring back is gone. Raises TableHasAnotherNameError when a table that it
+    would bring back was renamed since, and would keep its new name as well. Raises FileMissingError, CorruptFileError,
+    LocationNotAllowedError for a damaged table that ``tables`` names. Other damaged tables are listed in the plan.
     """
     if to is None and timestamp is None:
         raise InvalidInputError("a rollback needs a version, the name of an export or a timestamp to go back to")
@@ -353,12 +403,30 @@ def is_chosen(base: Snapshot, key: str, chosen: Sequence[ObjectName]) -> bool:
     return name is not None and any(wanted in (name, ObjectName(name.namespace)) for wanted in chosen)
 
 
-def _checked_differences(base: Snapshot, target: _Target, chosen: Sequence[ObjectName]) -> list[KeyChange]:
-    """Return what leads from ``base`` to ``target`` after checking that it can be done, whole."""
+def _checked_differences(
+    base: Snapshot, target: _Target, chosen: Sequence[ObjectName], failures: dict[ObjectName, TrinityLakeError]
+) -> list[KeyChange]:
+    """Return the changes that lead from ``base`` to ``target`` after checking that they can be made.
+
+    Args:
+        base: The version to roll back.
+        target: The version to return to.
+        chosen: The objects to roll back, empty for all.
+        failures: The errors of damaged tables that would come back are added to it, by the tables' names.
+
+    Raises:
+        FileMissingError, CorruptFileError, LocationNotAllowedError: A node or a definition is missing or damaged, or
+            a table that was chosen by its name is.
+        VersionExpiredError: The target has expired meanwhile.
+    """
     try:
         differences = _differences(base, target.snapshot, chosen)
         _check_namespaces(base, differences)
-        _check_files(target, differences)
+        failures |= _damaged_tables(target, differences)
+        for error in (failures[name] for name in chosen if name in failures):
+            raise error
+        if any(isinstance(error, FileMissingError) for error in failures.values()):
+            target.check_kept(latest_snapshot(base.files).definition)  # it may have been purged meanwhile
         _check_names(base, target, differences)
     except FileMissingError:
         target.check_kept(latest_snapshot(base.files).definition)  # it may have been purged meanwhile
@@ -385,20 +453,31 @@ def _check_names(base: Snapshot, target: _Target, differences: Sequence[KeyChang
     OneName({key: restored.get(key) for key in tables})(base)
 
 
-def _check_files(target: _Target, differences: Sequence[KeyChange]) -> None:
-    """Raise FileMissingError when a definition to bring back, or a file of its table, is gone."""
+def _damaged_tables(target: _Target, differences: Sequence[KeyChange]) -> dict[ObjectName, TrinityLakeError]:
+    """Return the errors of damaged tables that would come back, by their names.
+
+    Raises FileMissingError, CorruptFileError for a definition.
+    """
     snapshot = target.snapshot
     files = snapshot.files
     namespaces: list[str] = []
-    tables: list[str] = []
+    tables: dict[ObjectName, str] = {}
     for change in differences:
         name = snapshot.keys.decode(change.key)
         if change.after is not None and name is not None:
-            (namespaces if name.table is None else tables).append(change.after)
+            if name.table is None:
+                namespaces.append(change.after)
+            else:
+                tables[name] = change.after
     try:
         run_parallel(files.definitions.namespace, namespaces, files.storage.concurrency)
-        definitions = files.definitions.tables(tables)
+        definitions = files.definitions.tables(list(tables.values()))
     except FileMissingError as error:
         raise cannot_go_back(snapshot.version, "a definition", error.path) from error
-    for definition in definitions:
-        check_table_files(snapshot.version, target.io, definition)
+    failures: dict[ObjectName, TrinityLakeError] = {}
+    for name, definition in zip(tables, definitions, strict=True):
+        try:
+            check_table_files(snapshot.version, target.io, definition)
+        except DAMAGE as error:
+            failures[name] = error
+    return failures

@@ -11,6 +11,7 @@ import hashlib
 import json
 import re
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
@@ -65,14 +66,21 @@ class Plan(Document):
 class CommitReport(Document):
     """The result of one commit. ``version`` has it; it is ``base_version`` if there was nothing to do.
 
-    ``changed`` counts the objects, or exports, that the plan named.
+    ``changed`` counts the objects, or exports, that the plan named. ``damaged`` are tables whose files cannot all be
+    read, with the reason: a rollback brought them back so, and other operations left them out.
     """
 
     operation: str
     base_version: int
     version: int
     changed: int
+    damaged: Mapping[str, str] = field(default_factory=dict)
     cost: Cost
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether no damaged table was left out or brought back."""
+        return not self.damaged
 
     @property
     def has_changed(self) -> bool:
@@ -82,7 +90,8 @@ class CommitReport(Document):
     def table(self) -> Table:
         """Return one row: what was done, the version, how much changed, and what it cost."""
         row = (self.operation, self.version, self.changed, self.cost.total_requests, self.cost.duration_ms)
-        return new_table("Commit", "operation", "version", "changed", "requests", "ms", rows=[row])
+        title = f"Commit; damaged tables: {', '.join(self.damaged)}" if self.damaged else "Commit"
+        return new_table(title, "operation", "version", "changed", "requests", "ms", rows=[row])
 
 
 def digest_of(base_version: int, *content: object) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from functools import partial
 from typing import Any
@@ -121,6 +121,11 @@ def _changes(changes: Sequence[Change]) -> dict[str, Any]:
     return {"objects": len(rows), "changes": listing(("change", "namespace", "table"), rows)}
 
 
+def named(damaged: Mapping[str, str]) -> str:
+    """Return the names of the first damaged tables."""
+    return ", ".join(list(damaged)[:_MOST_NAMED])
+
+
 def _export(level: str, run: Running[ExportOptions]) -> None:
     options = run.options
     plan = maintenance.plan_export(
@@ -137,8 +142,7 @@ def _export(level: str, run: Running[ExportOptions]) -> None:
     report = plan.execute(progress=run.progress())
     said = f"export {report.name} holds version {report.version}"
     if not report.is_complete:
-        names = ", ".join(list(report.damaged)[:_MOST_NAMED])
-        raise run.failure(f"{said} without damaged tables: {names}", report_figures(report.to_dict()))
+        raise run.failure(f"{said} without damaged tables: {named(report.damaged)}", report_figures(report.to_dict()))
     run.report(said, report_figures(report.to_dict()), committed="export")
 
 

@@ -10,17 +10,18 @@ from typing import Any
 from pydantic import Field, model_validator
 
 from trinitylake_ops import maintenance
-from trinitylake_ops.errors import CorruptFileError, FileMissingError, InvalidInputError
+from trinitylake_ops.errors import InvalidInputError
 from trinitylake_ops.maintenance import RestorePlan, RollbackPlan, VersionDiff
 from trinitylake_ops.maintenance.differences.versions import ChangedObject, TableStates, count_changes
 from trinitylake_ops.maintenance.plans.document import jsonable
-from trinitylake_ops.operations.declared.exports import PartOptions, RestoreOptions
+from trinitylake_ops.operations.declared.exports import PartOptions, RestoreOptions, named
 from trinitylake_ops.operations.operation import Running, report_figures
 from trinitylake_ops.operations.options import AnyPlaceText, PlaceText, TimeText
 from trinitylake_ops.operations.planned import Approval, Planned
 from trinitylake_ops.operations.shown import Json, listing
 from trinitylake_ops.operations.versions import ACTIONS
 from trinitylake_ops.tables.files.changed_files import changed_partitions
+from trinitylake_ops.tables.files.reach import DAMAGE
 
 #: How many versions a plan looks back at, for the last one whose checks passed, and for commits that are lost.
 MOST_VERSIONS = 200
@@ -96,7 +97,8 @@ def _rollback_shown(plan: RollbackPlan) -> dict[str, Any]:
     operation = plan.operation
     diff = count_changes(operation.lake, operation.base, operation.target.snapshot, plan.changes)
     shown = _shown(diff, _partitions(plan, diff))
-    return {"to_version": plan.to_version, **shown, "details": _details(plan, diff)}
+    damaged = {"damaged": listing(("table", "reason"), sorted(plan.damaged.items()))} if plan.damaged else {}
+    return {"to_version": plan.to_version, **shown, **damaged, "details": _details(plan, diff)}
 
 
 def _details(plan: RollbackPlan | RestorePlan, diff: VersionDiff) -> Json:
@@ -157,7 +159,7 @@ def _partitions(plan: RollbackPlan, diff: VersionDiff) -> dict[str, str]:
         before, after = (None if state is None else state.metadata for state in ends)
         try:
             names = sorted(name for _, name in changed_partitions(before, after, states.io) if name)
-        except (CorruptFileError, FileMissingError):
+        except DAMAGE:
             said[one.name] = "?"
             continue
         more = f" and {len(names) - _MOST_NAMED:,} more" if len(names) > _MOST_NAMED else ""
@@ -198,6 +200,8 @@ def _rollback(run: Running[Any], plan: RollbackPlan, digest: str | None) -> None
         **_changes(plan),
         **report_figures(report.to_dict()),
     }
+    if not report.is_complete:
+        run.log.warning("tables came back that cannot be read: %s", named(report.damaged))
     run.report(f"version {report.version} has the content of {run.options.to}", metadata, committed="rollback")
 
 
