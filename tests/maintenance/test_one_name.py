@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
+import pyarrow as pa
 import pytest
 
 from tests.lakes import Lakes, table
@@ -150,6 +151,77 @@ def test_a_promotion_brings_no_second_name(lake: Lakehouse, lakes: Lakes) -> Non
         maintenance.plan_promotion(lake, "x", tables=["hidden.t"])
     maintenance.plan_promotion(lake, "x").execute()
     assert names_of(lake, definition_of(lake)) == ["hidden.t"]
+
+
+def undelete(lake: Lakehouse, version: int) -> None:
+    maintenance.plan_rollback(lake, version, tables=["ns.t"]).execute()
+
+
+def create_from_definition(lake: Lakehouse, version: int) -> None:
+    with lake.transaction() as txn:
+        txn.create_table("ns", "back", lake.snapshot(version).table("ns", "t"))
+
+
+COMES_BACK = pytest.mark.parametrize("come_back", [undelete, create_from_definition])
+
+
+def cloned(lake: Lakehouse, lakes: Lakes) -> tuple[Lakehouse, str, int]:
+    """Clone a lakehouse with ``ns.t``; returns the clone, the table's id, and the version of the parent before."""
+    append_rows(lake)
+    catalog_at(lake).create_namespace("hidden")
+    version = lake.latest_version()
+    maintenance.plan_clone(lake, root_of(lakes), "x").execute()
+    return Lakehouse.open(root_of(lakes)), definition_of(lake, "ns.t"), version
+
+
+@COMES_BACK
+def test_a_promotion_meets_a_table_that_came_back_since(
+    lake: Lakehouse, lakes: Lakes, come_back: Callable[[Lakehouse, int], None]
+) -> None:
+    """The clone renamed a table that the parent dropped, and the parent restores it after the plan."""
+    clone, table_id, version = cloned(lake, lakes)
+    catalog_at(clone).rename_table("ns.t", "hidden.t")
+    catalog_at(lake).drop_table("ns.t")
+    plan = maintenance.plan_promotion(lake, "x")
+    come_back(lake, version)
+    names, before = names_of(lake, table_id), lake.latest_version()
+    assert len(names) == 1
+    with pytest.raises(TableHasAnotherNameError):
+        plan.execute()
+    assert (names_of(lake, table_id), lake.latest_version()) == (names, before)
+    catalog_at(lake).drop_table(names[0])
+    maintenance.plan_promotion(lake, "x").execute()
+    assert names_of(lake, table_id) == ["hidden.t"]
+
+
+@COMES_BACK
+def test_a_refresh_meets_a_table_that_came_back_since(
+    lake: Lakehouse, lakes: Lakes, come_back: Callable[[Lakehouse, int], None]
+) -> None:
+    """The parent renamed a table that the clone dropped, and the clone restores it after the plan."""
+    clone, table_id, _ = cloned(lake, lakes)
+    catalog_at(lake).rename_table("ns.t", "hidden.t")
+    catalog_at(clone).drop_table("ns.t")
+    plan = maintenance.plan_refresh(lake, "x")
+    come_back(clone, 0)
+    names, before = names_of(clone, table_id), clone.latest_version()
+    assert len(names) == 1
+    with pytest.raises(TableHasAnotherNameError):
+        plan.execute()
+    assert (names_of(clone, table_id), clone.latest_version()) == (names, before)
+    catalog_at(clone).drop_table(names[0])
+    maintenance.plan_refresh(lake, "x").execute()
+    assert names_of(clone, table_id) == ["hidden.t"]
+
+
+def test_a_refresh_brings_no_second_name(lake: Lakehouse, lakes: Lakes) -> None:
+    clone, table_id, _ = cloned(lake, lakes)
+    catalog_at(clone).load_table("ns.t").append(pa.table({"id": pa.array([9], pa.int64())}))
+    catalog_at(lake).rename_table("ns.t", "hidden.t")
+    with pytest.raises(TableHasAnotherNameError):
+        maintenance.plan_refresh(lake, "x", ours=["ns.t"])
+    maintenance.plan_refresh(lake, "x", theirs=["ns.t"]).execute()
+    assert names_of(clone, table_id) == ["hidden.t"]
 
 
 def test_verify_reports_two_names(lake: Lakehouse) -> None:

@@ -46,12 +46,15 @@ class OneName:
 
 
 def keys_changed_since(base: Snapshot) -> KeysOf:
-    """Return what finds names of tables among those that a version has changed since ``base``."""
+    """Return a function that finds names of tables among those that a version has changed since ``base``."""
+    changed: dict[int, dict[str, str]] = {}
 
     def keys_of(latest: Snapshot, table_id: str) -> list[str]:
-        changes = {change.key: change.after for change in diff_trees(base.files.nodes, base.root, latest.root)}
-        tables = {key: after for key, after in changes.items() if _is_table(latest, key)}
-        return [key for key, found in table_ids(latest, tables).items() if found == table_id]
+        if latest.version not in changed:
+            changes = {change.key: change.after for change in diff_trees(base.files.nodes, base.root, latest.root)}
+            tables = {key: after for key, after in changes.items() if _is_table(latest, key)}
+            changed[latest.version] = table_ids(latest, tables)
+        return [key for key, known_id in changed[latest.version].items() if known_id == table_id]
 
     return keys_of
 

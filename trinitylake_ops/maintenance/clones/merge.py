@@ -20,7 +20,7 @@ from trinitylake_ops.maintenance.plans.plan import Plan, PlannedOperation, Repor
 from trinitylake_ops.transaction.object_names import NewNames
 from trinitylake_ops.tree.diff import diff_trees
 from trinitylake_ops.versions.changes import Change
-from trinitylake_ops.versions.one_name import OneName
+from trinitylake_ops.versions.one_name import OneName, keys_changed_since
 from trinitylake_ops.versions.snapshot import Entry, Snapshot
 from trinitylake_ops.versions.table_names import table_ids
 
@@ -82,6 +82,8 @@ class Merge:
     appended: list[Appends] = field(default_factory=list)
     conflicts: list[Conflict] = field(default_factory=list)
     kept: list[str] = field(default_factory=list)
+    #: The ids of the tables in ``changes`` by their keys, None for tables that are dropped.
+    table_ids: dict[str, str | None] = field(default_factory=dict)
     _named: set[str] = field(default_factory=set)
 
     @classmethod
@@ -193,12 +195,12 @@ class Merge:
         states = [state for state in self.states if state.name.table is not None]
         ids = table_ids(self.theirs, {state.key: self.changes.get(state.key) for state in states})
         present = table_ids(self.into, {state.key: self.into.entry(state.key) for state in states} if ids else {})
-        written = {state.key: ids.get(state.key) for state in states if state.key in self.changes}
+        self.table_ids = {state.key: ids.get(state.key) for state in states if state.key in self.changes}
 
         def keys_of(_: Snapshot, table_id: str) -> list[str]:
             return [key for key, found in present.items() if found == table_id]
 
-        OneName(written, keys_of)(self.into)
+        OneName(self.table_ids, keys_of)(self.into)
 
     def _check_empty(self, state: ObjectState) -> None:
         """A namespace that goes must leave no table."""
@@ -244,6 +246,8 @@ class MergePlan(Plan):
     changes: tuple[Change, ...]
     conflicts: tuple[Conflict, ...]
     appended: tuple[Appends, ...]
+    #: The ids of the tables that change by their keys, None for tables that are dropped.
+    table_ids: Mapping[str, str | None]
 
     def how_to_choose(self, option: str = "--") -> str:
         """Return which option decides the first conflict for which side. ``option`` is what stands before its name."""
@@ -325,8 +329,28 @@ def change_steps(changes: Sequence[Change], version: int) -> list[Sequence[objec
     return [(kind, name, "", f"version {version}") for kind, name in change_rows(changes)]
 
 
-def check_untouched(base: Snapshot, latest: Snapshot, written: Mapping[str, str | None], what: str) -> None:
-    """Raise CommitConflictError when commits in between touched what is written, or what that presupposes."""
+def check_rebase(
+    base: Snapshot, latest: Snapshot, written: Mapping[str, str | None], ids: Mapping[str, str | None], what: str
+) -> None:
+    """Check that commits in between do not conflict with a merge.
+
+    Args:
+        base: The version on which the merge was checked.
+        latest: The version on which it is committed next.
+        written: The locations that the merge writes, by keys.
+        ids: The ids of the tables among them.
+        what: The name of the operation, for the error.
+
+    Raises:
+        CommitConflictError: If a commit touched what is written, or what that presupposes.
+        TableHasAnotherNameError: If a commit gave the id of a table another name.
+        StorageError: If the versions cannot be read for now.
+    """
+    _check_untouched(base, latest, written, what)
+    OneName(ids, keys_changed_since(base))(latest)
+
+
+def _check_untouched(base: Snapshot, latest: Snapshot, written: Mapping[str, str | None], what: str) -> None:
     keys = base.keys
     names = {key: name for key in written if (name := keys.decode(key)) is not None}
     relied = {keys.namespace_key(name.namespace) for key, name in names.items() if name.table is not None}

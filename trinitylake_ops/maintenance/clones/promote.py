@@ -18,7 +18,7 @@ from trinitylake_ops.maintenance.clones.merge import (
     MergeOperation,
     MergePlan,
     change_steps,
-    check_untouched,
+    check_rebase,
     steps_table,
 )
 from trinitylake_ops.maintenance.clones.promoted import Promoted, PromotedContent, clone_io
@@ -68,6 +68,7 @@ class PromotionPlan(MergePlan):
     files: int
     bytes: int
     appended: tuple[Appends, ...] = field(repr=False, compare=False)
+    table_ids: Mapping[str, str | None] = field(repr=False, compare=False)
     promotion_id: str = field(repr=False, compare=False)
     promoted: Promoted = field(repr=False, compare=False)
     operation: Promote = field(repr=False, compare=False)
@@ -168,6 +169,7 @@ class Promote(MergeOperation[PromotionPlan, PromotionReport]):
             conflicts=tuple(merge.conflicts),
             kept=tuple(merge.kept),
             appended=tuple(merge.appended),
+            table_ids=merge.table_ids,
             files=promoted.content.n_files,
             bytes=promoted.content.known_bytes,
             promotion_id=promotion_id,
@@ -262,7 +264,7 @@ class _Promotion:
         return {**self.plan.promoted.entries, **{key: path for key, (path, _) in self.combined.items()}}
 
     def rebase(self, base: Snapshot, latest: Snapshot) -> None:
-        check_untouched(base, latest, self._entries, "promotion")
+        check_rebase(base, latest, self._entries, self.plan.table_ids, "promotion")
 
 
 def plan_promotion(

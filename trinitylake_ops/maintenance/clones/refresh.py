@@ -17,7 +17,7 @@ from trinitylake_ops.maintenance.clones.merge import (
     MergeOperation,
     MergePlan,
     change_steps,
-    check_untouched,
+    check_rebase,
     steps_table,
 )
 from trinitylake_ops.maintenance.clones.records import records_of_clone, same_clone
@@ -64,6 +64,7 @@ class RefreshPlan(MergePlan):
     kept: tuple[str, ...]
     same: tuple[str, ...]
     appended: tuple[Appends, ...] = field(repr=False, compare=False)
+    table_ids: Mapping[str, str | None] = field(repr=False, compare=False)
     entries: Mapping[str, str | None] = field(repr=False, compare=False)
     operation: Refresh = field(repr=False, compare=False)
 
@@ -144,6 +145,7 @@ class Refresh(MergeOperation[RefreshPlan, CommitReport]):
             kept=tuple(merge.kept),
             same=tuple(str(state.name) for state in sides.states if state.key in adopted),
             appended=tuple(merge.appended),
+            table_ids=merge.table_ids,
             entries={**adopted, **merge.changes},
             operation=self,
         )
@@ -265,7 +267,7 @@ class _Refresh:
                 base_version=base.version,
                 latest_version=latest.version,
             )
-        check_untouched(base, latest, self._entries, "refresh")
+        check_rebase(base, latest, self._entries, self.plan.table_ids, "refresh")
 
 
 def plan_refresh(
