@@ -190,11 +190,20 @@ def names(google: Google, place: GcsLocation) -> list[str]:
 
 def test_a_reader_gets_a_token_that_reads(giving: Served, google: Google, on_google: Lakehouse) -> None:
     own = place_of(on_google, "ns.t")
-    bucket = Bucket(google, _given(giving, AS_READER, TABLE)[TOKEN])
-    assert bucket.list(own.key_prefix) == bucket.get(names(google, own)[0]) == 200
-    assert bucket.put(f"{own.key_prefix}data/x") == 403
-    assert TOKEN not in _given(giving, AS_WRITER, TABLE.replace("main", "v5"))
+    for headers, table in ((AS_READER, TABLE), (AS_WRITER, TABLE.replace("main", "v5"))):
+        bucket = Bucket(google, _given(giving, headers, table)[TOKEN])
+        assert bucket.list(own.key_prefix) == bucket.get(names(google, own)[0]) == 200
+        assert bucket.put(f"{own.key_prefix}data/x") == 403
     assert Bucket(google, _given(giving, AS_WRITER, TABLE)[TOKEN]).put(f"{own.key_prefix}data/x") == 200
+
+
+def test_an_old_version_of_a_dropped_table_gives_no_token(giving: Served, google: Google, on_google: Lakehouse) -> None:
+    old = TABLE.replace("main", "v5")
+    catalog_at(on_google).rename_table("ns.t", "ns.u")
+    assert TOKEN in _given(giving, AS_WRITER, old)
+    catalog_at(on_google).drop_table("ns.u")
+    assert TOKEN not in _given(giving, AS_WRITER, old)
+    assert giving.ask("GET", f"{old}/credentials", headers=AS_WRITER).error == (406, "UnsupportedOperationException")
 
 
 def _given(served: Served, headers: Mapping[str, str], table: str) -> dict[str, str]:

@@ -14,12 +14,14 @@ import yaml
 from tests.lakes import Lakes
 from tests.server.requests import COMMIT, SCHEMA, commit_of, created, properties
 from tests.server.served import Reply, Served, serving, settings_for
+from tests.server.test_access import client_with, refused
 from tests.server.test_safety import FORBIDDEN, entry
 from tests.servers.radosgw import ROLE_ARN
 from tests.servers.s3_server import S3Server
 from trinitylake_ops import Lakehouse, maintenance
 from trinitylake_ops.server.settings import ONLY, LakehouseSettings
 from trinitylake_ops.storage.delegation import DelegationSettings
+from trinitylake_ops.storage.s3.settings import S3Location
 from trinitylake_ops.tables import catalog_at
 
 ROWS = pa.table({"id": pa.array([1, 2, 3], pa.int64())})
@@ -189,7 +191,84 @@ def on_s3(radosgw: S3Server, monkeypatch: pytest.MonkeyPatch) -> Lakehouse:
     return Lakehouse.create(radosgw.fresh_root(), {**radosgw.storage_options, "addressing_style": "path"})
 
 
-def test_an_old_version_gives_signatures_for_what_it_reaches_and_no_session(
+def session_of(served: Served, warehouse: int | str, token: str) -> dict[str, str] | None:
+    """Return the session that a client gets by loading ``open.t``, and again by its credentials; None for none."""
+    loaded = served.ask("GET", of(warehouse), headers={**bearer(token), **VENDED})
+    again = served.ask("GET", of(warehouse, "/credentials"), headers=bearer(token))
+    if "storage-credentials" not in loaded.document:
+        assert loaded.status == 403 or not secrets_in(loaded.document["config"])
+        assert again.error in (FORBIDDEN, UNSUPPORTED)
+        return None
+    (session,) = loaded.document["storage-credentials"]
+    assert again.document["storage-credentials"] == [session]
+    config: dict[str, str] = session["config"]
+    return config
+
+
+def test_an_old_version_gives_a_session_that_reads(on_s3: Lakehouse, radosgw: S3Server, tmp_path: Path) -> None:
+    """It reaches the files that the token reads by the latest version. Writers get no more."""
+    version = filled(on_s3)
+    for level in ("minimal", "full"):
+        maintenance.plan_export(on_s3, level, level).execute()
+    at_time = f"at-{on_s3.snapshot(version).created_at_ms}"
+    catalog = catalog_at(on_s3)
+    catalog.load_table("open.t").append(ROWS)
+    files, folder = files_of_table(on_s3), S3Location.of(f"{catalog.load_table('open.t').location()}/")
+    with guarded(on_s3, tmp_path, DelegationSettings(role=ROLE_ARN, seconds=900)) as served:
+        sessions = {token: session_of(served, version, token) for token in ("open", "all", "writer")}
+        for warehouse in (at_time, "export-minimal", "export-full"):
+            assert session_of(served, warehouse, "writer") == sessions["writer"]
+        keys = [uri.removeprefix(f"s3://{folder.bucket}/") for uri in sorted(files)]
+        for session in sessions.values():
+            assert session is not None
+            s3 = client_with(radosgw, session)
+            assert all(s3.head_object(Bucket=folder.bucket, Key=key) for key in keys)
+            for part in ("data", "metadata"):
+                key = f"{folder.key_prefix}{part}/new"
+                assert refused(s3.put_object, Bucket=folder.bucket, Key=key, Body=b"x")
+            assert refused(s3.delete_object, Bucket=folder.bucket, Key=keys[0])
+        catalog.rename_table("open.t", "other.t")
+        assert session_of(served, version, "writer") is not None
+        assert session_of(served, version, "all") is not None
+        catalog.create_table("open.t", ROWS.schema)
+        assert session_of(served, version, "all") is not None
+
+
+def test_an_old_version_gives_no_session_for_more_than_the_latest_shows(on_s3: Lakehouse, tmp_path: Path) -> None:
+    version = filled(on_s3)
+    for level in ("minimal", "full"):
+        maintenance.plan_export(on_s3, level, level).execute()
+    warehouses = (version, f"at-{on_s3.snapshot(version).created_at_ms}", "export-minimal", "export-full")
+    catalog = catalog_at(on_s3)
+    with guarded(on_s3, tmp_path, DelegationSettings(role=ROLE_ARN, seconds=900)) as served:
+        catalog.rename_table("open.t", "secret.t")
+        for warehouse in warehouses:
+            assert [session_of(served, warehouse, token) for token in ("some", "open", "writer")] == [None] * 3
+            assert session_of(served, warehouse, "all") is not None
+        catalog.drop_table("secret.t")
+        catalog.create_table("open.t", ROWS.schema)  # another table
+        for warehouse in warehouses:
+            assert served.ask("GET", of(warehouse), headers=bearer("all")).status == 200
+            assert [session_of(served, warehouse, token) for token in ("all", "open", "writer")] == [None] * 3
+
+
+def test_folders_of_copies_give_no_session(on_s3: Lakehouse, radosgw: S3Server, tmp_path: Path) -> None:
+    """An export at another root is a lakehouse that others may write to, and a clone shares files with its parent."""
+    filled(on_s3)
+    for level in ("minimal", "partial", "full"):
+        maintenance.plan_export(on_s3, level, level, target=radosgw.fresh_root()).execute()
+    maintenance.plan_clone(on_s3, clone_root := radosgw.fresh_root(), "x").execute()
+    files = DelegationSettings(role=ROLE_ARN, seconds=900)
+    with guarded(on_s3, tmp_path, files) as served:
+        for warehouse in ("export-minimal", "export-partial", "export-full", "clone-x"):
+            assert served.ask("GET", of(warehouse), headers=bearer("all")).status == 200
+            assert session_of(served, warehouse, "all") is None
+    clone = Lakehouse.open(clone_root, on_s3.storage_options)
+    with guarded(clone, tmp_path, files) as served:
+        assert [session_of(served, warehouse, "all") for warehouse in ("main", "v0")] == [None, None]
+
+
+def test_an_old_version_gives_signatures_for_what_it_reaches(
     on_s3: Lakehouse, radosgw: S3Server, tmp_path: Path
 ) -> None:
     version = filled(on_s3)
@@ -204,10 +283,6 @@ def test_an_old_version_gives_signatures_for_what_it_reaches_and_no_session(
             body = {"method": method, "uri": path, "region": radosgw.region, "headers": {}}
             return served.ask("POST", of(warehouse, "/sign"), body, headers)
 
-        loaded = served.ask("GET", of(version), headers={**headers, **VENDED}).document
-        assert "storage-credentials" not in loaded
-        assert not secrets_in(loaded["config"])
-        assert served.ask("GET", of(version, "/credentials"), headers=headers).error == UNSUPPORTED
         assert {sign(version, "GET", uri).status for uri in old} == {200}
         assert {sign(version, "GET", uri).status for uri in new} == {403}
         assert {sign(version, method, sorted(old)[0]).status for method in ("PUT", "DELETE")} == {403}
@@ -215,10 +290,13 @@ def test_an_old_version_gives_signatures_for_what_it_reaches_and_no_session(
         listing = f"{folder.partition('/tables/')[0].rpartition('/')[0]}/?list-type=2&prefix={folder.split('/', 3)[3]}/"
         assert sign(version, "GET", listing).status == 403
         assert {sign("main", "GET", uri).status for uri in old | new} == {200}
-        latest = served.ask("GET", of("main"), headers={**headers, **VENDED}).document
-        assert secrets_in(latest["storage-credentials"][0]["config"])
+        assert session_of(served, "main", "open") is not None
         catalog_at(on_s3).rename_table("open.t", "secret.t")
         assert {sign(version, "GET", uri).status for uri in old | new} == {403}
+        headers = bearer("all")
+        catalog_at(on_s3).drop_table("secret.t")
+        assert {sign(version, "GET", uri).status for uri in old} == {200}
+        assert {sign(version, "GET", uri).status for uri in new} == {403}
 
 
 def secrets_in(config: Mapping[str, str]) -> set[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from urllib.parse import quote
 
@@ -93,6 +94,24 @@ def test_an_expired_version_is_gone(versions: Lakehouse, served: Served) -> None
     refused = served.ask("GET", "/v1/v2/namespaces")
     assert refused.error == UNKNOWN
     assert n_rows(served, "export-before") == 2
+
+
+@pytest.mark.parametrize("level", ["minimal", "full"])
+def test_an_export_at_another_root_is_read_there(
+    versions: Lakehouse, served: Served, tmp_path: Path, level: str
+) -> None:
+    root = f"file://{tmp_path}/other/"
+    maintenance.plan_export(versions, "far", level, target=root).execute()
+    for _ in range(2):  # responses are kept
+        exported, latest = (served.catalog(name).load_table("ns.t") for name in ("export-far", "main"))
+        assert exported.location().startswith(root)
+        assert exported.metadata_location.startswith(root if level == "full" else versions.root)
+        assert latest.location().startswith(versions.root)
+        assert latest.metadata_location.startswith(versions.root)
+        assert (n_rows(served, "export-far"), n_rows(served, "main")) == (4, 4)
+    if level == "full":
+        shutil.rmtree(versions.root.removeprefix("file://") + "tables")
+        assert n_rows(served, "export-far") == 4
 
 
 def test_several_lakehouses(lakes: Lakes, tmp_path: Path) -> None:

@@ -63,14 +63,15 @@ def load_table(call: Call) -> Answer:
         raise bad_request("snapshots must be all or refs")
     found = call.found_table()
     catalog, definition = found.catalog, found.definition
-    tag = _tag(metadata_uri(definition, catalog.io.root), mode)
-    if not vends(call) and _matches(call.headers.get("if-none-match", ""), tag):
+    tag = _tag(call, metadata_uri(definition, catalog.io.root), mode)
+    is_vended = vends(call, found)
+    if not is_vended and _matches(call.headers.get("if-none-match", ""), tag):
         return Answer(304, headers={"ETag": tag})
     table = catalog.load_defined(namespace, name, definition)
     writes = may_write(call, namespace, found)
     if definition.is_managed and writes:
         _make_local_folders(call, table.metadata.location)
-    return _table_answer(call, table, definition, mode, writes=writes)
+    return _table_answer(call, table, definition, mode, writes=writes, is_vended=is_vended)
 
 
 def table_exists(call: Call) -> Answer:
@@ -98,12 +99,13 @@ def create_table(call: Call) -> Answer:
         catalog.load_namespace_properties((namespace,))
         staged = catalog.stage_table(*arguments)
         _make_local_folders(call, staged.metadata.location)
-        access = access_at(call, namespace, asked.name, staged.metadata.location, writes=True)
+        location, is_vended = staged.metadata.location, vends(call, None)
+        access = access_at(call, namespace, asked.name, location, writes=True, is_vended=is_vended)
         return table_answer(None, encoded(staged.metadata), access.members, access.headers)
     table = changed(call, lambda catalog: catalog.create_table(*arguments))
     table = table or call.warehouse.catalog().load_table((namespace, asked.name))
     _make_local_folders(call, table.metadata.location)
-    return _table_answer(call, table)
+    return _table_answer(call, table, is_vended=vends(call, None))
 
 
 def committed_table(call: Call) -> list[Name]:
@@ -120,7 +122,7 @@ def commit_table(call: Call) -> Answer:
     if commit.name != (namespace, name):
         raise bad_request("the identifier in the body is not the table in the path")
     made = commit_tables(call, [commit])[commit.name]
-    return table_answer(made.metadata_location, made.text, headers={"ETag": _tag(made.metadata_location, "all")})
+    return table_answer(made.metadata_location, made.text, headers={"ETag": _tag(call, made.metadata_location, "all")})
 
 
 def committed_tables(call: Call) -> list[Name]:
@@ -165,7 +167,7 @@ def register_table(call: Call) -> Answer:
     changed(call, lambda catalog: catalog.register_table((namespace, asked.name), uri, overwrite=bool(asked.overwrite)))
     loaded = call.warehouse.catalog().load_table((namespace, asked.name))
     definition = call.warehouse.served.lake.snapshot().table(namespace, asked.name)
-    return _table_answer(call, loaded, definition, writes=False)
+    return _table_answer(call, loaded, definition, writes=False, is_vended=False)
 
 
 def rename_table(call: Call) -> Answer:
@@ -250,7 +252,13 @@ def _check_allowed(call: Call, uri: str) -> None:
 
 
 def _table_answer(
-    call: Call, table: Table, definition: TableDef | None = None, mode: str = "all", *, writes: bool = True
+    call: Call,
+    table: Table,
+    definition: TableDef | None = None,
+    mode: str = "all",
+    *,
+    writes: bool = True,
+    is_vended: bool,
 ) -> Answer:
     """Return the answer with a table, and what its client needs to reach the files. By default it was just made.
 
@@ -260,15 +268,17 @@ def _table_answer(
         definition: Its definition, None for a managed table.
         mode: Which snapshots the client asked for.
         writes: Whether the client may write the table's files.
+        is_vended: Whether the client gets credentials for them.
     """
-    tag, kept = _tag(table.metadata_location, mode), call.warehouse.served.encoded
+    tag, kept = _tag(call, table.metadata_location, mode), call.warehouse.served.encoded
     text = kept.get(tag)
     if text is None:
         text = encoded(table.metadata if mode == "all" else _with_refs_only(table.metadata))
         kept.put(tag, text, len(text))
     namespace, name = table.name()
     is_managed = definition is None or definition.is_managed
-    access = access_at(call, namespace, name, table.metadata.location if is_managed else None, writes=writes)
+    location = table.metadata.location if is_managed else None
+    access = access_at(call, namespace, name, location, writes=writes, is_vended=is_vended)
     headers = access.headers or {"ETag": tag}
     return table_answer(table.metadata_location, text, access.members, headers)
 
@@ -280,9 +290,13 @@ def _with_refs_only(metadata: TableMetadata) -> TableMetadata:
     )
 
 
-def _tag(metadata_location: str, mode: str) -> str:
-    """Return the ETag of a table's metadata. Each metadata file has a name of its own, and is never changed."""
-    return f'"{hashlib.sha256(f"{mode} {metadata_location}".encode()).hexdigest()[:32]}"'
+def _tag(call: Call, metadata_location: str, mode: str) -> str:
+    """Return the ETag of a table's metadata. Each metadata file has a name of its own, and is never changed.
+
+    An export at another root may share the metadata file, but its table has a location under that root.
+    """
+    text = f"{mode} {call.warehouse.root} {metadata_location}"
+    return f'"{hashlib.sha256(text.encode()).hexdigest()[:32]}"'
 
 
 def _matches(asked: str, tag: str) -> bool:

@@ -34,7 +34,7 @@ from trinitylake_ops.transaction.lakehouse import Lakehouse
 from trinitylake_ops.versions.latest import open_latest
 from trinitylake_ops.versions.lookup import PARENT_VERSION
 from trinitylake_ops.versions.snapshot import Snapshot
-from trinitylake_ops.versions.table_names import TableNames
+from trinitylake_ops.versions.table_names import TableNames, table_ids
 
 #: A namespace and a table.
 Name = tuple[str, str]
@@ -89,7 +89,9 @@ class Served:
         return self.name or MAIN
 
     def catalog_on(self, target: CatalogTarget) -> TrinityLakeCatalog:
-        """Return a catalog of the same lakehouse, with the same cache, that reads and changes a target."""
+        """Return a catalog that reads and changes a target, with the same cache if it is at the same root."""
+        if target.storage.root != self.lake.root:
+            return TrinityLakeCatalog.on(target)
         made = copy.copy(self.catalog)
         made.target = target
         return made
@@ -107,6 +109,11 @@ class Warehouse:
     def prefix(self) -> str:
         """The prefix of its paths, as it stands in an URL."""
         return quote(f"{self.served.name}.{self.name}" if self.served.name else self.name, safe="")
+
+    @property
+    def root(self) -> str:
+        """The root at which the version is: that of the lakehouse, unless an export has another one."""
+        return self.served.lake.root if self.version is None else self.version.files.storage.root
 
     @property
     def is_by_time(self) -> bool:
@@ -143,6 +150,23 @@ class Warehouse:
         if served.parent is not None:
             names += served.parent.names.names_of(served.parent.lake.snapshot(), table_id)
         return frozenset(name.namespace for name in names)
+
+    def has_now(self, name: Name, table_id: str) -> bool:
+        """Whether the latest version of this lakehouse has a table, by its id, under any name.
+
+        Args:
+            name: The name under which this warehouse has the table, which is checked first.
+            table_id: The id of the table.
+
+        Raises:
+            StorageError: If the latest version cannot be read for now.
+        """
+        if self.version is None:
+            return True
+        latest = self.served.lake.snapshot()
+        key = latest.keys.table_key(*name)
+        is_there = table_ids(latest, {key: latest.entry(key)}).get(key) == table_id
+        return is_there or bool(self.served.names.keys_of(latest, table_id))
 
     def check_writable(self) -> None:
         """Raise RefusedError, 403, for a version that can only be read."""

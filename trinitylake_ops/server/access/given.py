@@ -33,21 +33,33 @@ class Access:
     headers: Mapping[str, str] = field(default_factory=dict)
 
 
-def vends(call: Call) -> bool:
-    """Whether a client asks for credentials, and may have some: for the latest version, if the operator gives any."""
-    return gives_credentials(call) and _VENDED in _asked(call)
+def vends(call: Call, found: FoundTable | None) -> bool:
+    """Whether the response about a table contains credentials: the client requests them, and may have them.
+
+    Args:
+        call: The request.
+        found: The table, None for one that the request creates.
+
+    Raises:
+        StorageError: If the latest version cannot be read for now.
+    """
+    return _VENDED in _asked(call) and gives_credentials(call, found)
 
 
-def gives_credentials(call: Call) -> bool:
-    """Whether credentials are given in a warehouse.
+def gives_credentials(call: Call, found: FoundTable | None) -> bool:
+    """Whether the client may have credentials for the folder of a table that the principal may read.
 
-    They reach all files in a table's folder, those of the latest version too. So an older version gives none.
+    Credentials reach all files in the folder, also those of the latest version. So an older version gives them only
+    for a table that the latest version has. Its files are readable there, because :meth:`Call.found_table` has checked
+    the rights under all current names. Raises as :func:`vends`.
     """
     delegate = call.warehouse.served.delegate
-    return delegate is not None and delegate.settings.gives_credentials and call.warehouse.version is None
+    if delegate is None or not delegate.settings.gives_credentials:
+        return False
+    return found is None or call.warehouse.has_now(call.table, found.definition.id)
 
 
-def access_at(call: Call, namespace: str, table: str, location: str | None, *, writes: bool) -> Access:
+def access_at(call: Call, namespace: str, table: str, location: str | None, *, writes: bool, is_vended: bool) -> Access:
     """Return what a client needs to reach the files of a table.
 
     Args:
@@ -56,6 +68,7 @@ def access_at(call: Call, namespace: str, table: str, location: str | None, *, w
         table: The name of the table.
         location: The place of the table, None for one that is another catalog's.
         writes: Whether the client may write there.
+        is_vended: Whether the client gets credentials, as :func:`vends` returns it.
 
     Raises:
         InvalidInputError: If no credentials can be bound to the place.
@@ -65,7 +78,7 @@ def access_at(call: Call, namespace: str, table: str, location: str | None, *, w
     folder = None if location is None else own_folder(call, location)
     if folder is None:
         return Access({"config": config})
-    if vends(call):
+    if is_vended:
         found, refresh = vended(call, folder, writes=writes), _REFRESH[folder.partition("://")[0]]
         config |= {**found[0]["config"], refresh: _path(call, namespace, table, "credentials")}
         return Access({"config": config, "storage-credentials": found}, NOT_KEPT)

@@ -29,7 +29,7 @@ def load_credentials(call: Call) -> Answer:
     """Return credentials for a table's files, for a client whose own end soon."""
     found = call.found_table()
     folder = _folder(call, found)
-    if not gives_credentials(call) or folder is None:
+    if folder is None or not gives_credentials(call, found):
         raise unsupported(_NO_CREDENTIALS)
     writes = may_write(call, call.namespace, found)
     return ok({"storage-credentials": vended(call, folder, writes=writes)}, NOT_KEPT)
