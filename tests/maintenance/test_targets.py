@@ -103,12 +103,53 @@ def test_a_relocation_to_files_of_other_sizes_is_rejected(lake: Lakehouse, tmp_p
     assert catalog_at(lake).load_table("ns.t").scan().to_arrow()["i"].to_pylist() == [1, 2, 3]
 
 
-def test_a_copy_of_another_size_is_not_passed_over(lake: Lakehouse, tmp_path: Path) -> None:
+def test_a_table_that_can_no_longer_be_copied_is_left_out(lake: Lakehouse, tmp_path: Path) -> None:
+    """Its file is missing at the target and at its source: a report of a complete export would be wrong."""
     target = f"file://{tmp_path}/backups"
+    catalog_at(lake).create_table("ns.other", pa.schema([("i", pa.int64())])).append(pa.table({"i": [7]}))
     maintenance.plan_export(lake, "first", "full", target=target).execute()
-    (data,) = list((tmp_path / "backups").rglob("*.parquet"))
-    data.chmod(0o600)
-    data.write_bytes(data.read_bytes()[:-1])
-    catalog_at(lake).load_table("ns.t").append(pa.table({"i": [4]}))
-    with pytest.raises(CorruptFileError):
-        maintenance.plan_export(lake, "second", "full", target=target).execute()
+    (task,) = catalog_at(Lakehouse.open(target)).load_table("ns.t").scan().plan_files()
+    Path(task.file.file_path.removeprefix("file://")).unlink()
+    (task,) = catalog_at(lake).load_table("ns.t").scan().plan_files()
+    Path(task.file.file_path.removeprefix("file://")).unlink()
+    report = maintenance.plan_export(lake, "second", "full", target=target).execute()
+    assert list(report.damaged) == ["ns.t"]
+    assert Lakehouse.open(target).snapshot().tables("ns") == ["other"]
+
+
+@pytest.mark.parametrize(
+    ("file", "damage", "is_changed"),
+    [
+        ("*.parquet", "lost", False),
+        ("*.parquet", "cut", False),
+        ("*-m0.avro", "lost", False),
+        ("*-m0.avro", "cut", False),
+        ("snap-*.avro", "lost", False),
+        ("*.metadata.json", "cut", False),
+        ("*.parquet", "lost", True),
+        ("*.parquet", "cut", True),
+        ("*-m0.avro", "cut", True),
+    ],
+)
+def test_each_file_that_an_export_needs_is_at_the_target(
+    lake: Lakehouse, tmp_path: Path, file: str, damage: str, is_changed: bool
+) -> None:
+    """Also for tables that did not change since the earlier export: what is lost or cut there is copied again."""
+    target = f"file://{tmp_path}/backups"
+    catalog_at(lake).create_table("ns.other", pa.schema([("i", pa.int64())])).append(pa.table({"i": [7]}))
+    maintenance.plan_export(lake, "first", "full", target=target).execute()
+    folder = Path(catalog_at(Lakehouse.open(target)).load_table("ns.t").location().removeprefix("file://"))
+    path = sorted(folder.rglob(file))[-1]
+    whole = path.read_bytes()
+    path.unlink()
+    if damage == "cut":
+        path.write_bytes(whole[:-1])
+    catalog_at(lake).load_table("ns.t" if is_changed else "ns.other").append(pa.table({"i": [4]}))
+    report = maintenance.plan_export(lake, "second", "full", target=target).execute()
+    assert report.is_complete
+    assert path.read_bytes() == whole
+    exported = catalog_at(Lakehouse.open(target))
+    expected = ([1, 2, 3, 4], [7]) if is_changed else ([1, 2, 3], [4, 7])
+    for name, rows in zip(("ns.t", "ns.other"), expected, strict=True):
+        assert sorted(exported.load_table(name).scan().to_arrow()["i"].to_pylist()) == rows
+    assert maintenance.verify_export(lake, "second", deep=True).is_clean

@@ -47,6 +47,7 @@ class CopyJob:
     places: TablePlaces | None = None
     sizes_bytes: Mapping[str, int] = field(default_factory=dict)
     is_definition: bool = False
+    replaces: bool = False
 
     @property
     def _data_bytes(self) -> int:
@@ -125,7 +126,9 @@ class CopyWork:
             except DAMAGE as error:
                 return Uncopied(job.target, error)
             was_there = job.there_bytes == len(data)
-            if not was_there:
+            if job.replaces and not was_there and job.there_bytes is not None:
+                self._target.write(job.target, data)
+            elif not was_there:
                 create_settled(self._target, job.target, data, is_ours=lambda found: found == data)
             limit_bytes = max(len(data), self._target.whole_file_limit_bytes)
             if self._target.read(job.target, limit_bytes=limit_bytes) != data:
@@ -151,13 +154,15 @@ class Copier:
 
     With ``skips_damaged``, tables of which a file is damaged or missing are left out of the content.
 
-    ``known`` are those among them that were compared before, with the version that the target has; they are
-    passed over. ``files`` gathers all copies, ``copied_files`` and ``copied_bytes`` count those that were sent.
+    ``known`` are those among them that were compared before, with the version that the target has; they are passed
+    over. ``replaced`` are files that this version needs and that have another size than it says. ``files`` gathers all
+    copies, ``copied_files`` and ``copied_bytes`` count those that were sent.
     """
 
     target: Storage
     there: dict[str, int] = field(default_factory=dict)
     known: frozenset[str] = frozenset()
+    replaced: frozenset[str] = frozenset()
     progress: Progress = no_progress
     n_expected: int = 0
     executor: Executor = LOCAL
@@ -170,6 +175,11 @@ class Copier:
     def __post_init__(self) -> None:
         self._lock = threading.Lock()
         self._sizes_bytes: dict[str, int] = {}
+
+    @property
+    def sizes_bytes(self) -> Mapping[str, int]:
+        """The sizes of the files at the target, with the copies made so far, by path."""
+        return ChainMap(self._sizes_bytes, self.there)
 
     def copy_content(self, content: Content, io: StorageFileIO) -> None:
         """Copy all files of an export but nodes and root: what others point to comes first. ``io`` reads the source.
@@ -195,7 +205,7 @@ class Copier:
         self._run(jobs, StorageFileIO.on(self.target, StorageOptions(), read_only=True), LOCAL)
 
     def _table_jobs(self, tables: Iterable[TableCopy], kinds: Collection[FileKind]) -> Iterator[CopyJob]:
-        sizes_bytes = ChainMap(self._sizes_bytes, self.there)
+        sizes_bytes = self.sizes_bytes
         for table in tables:
             files = [file for file in table.files if file.kind in kinds and file.target not in self.known]
             sized = {SIZED_IN[kind] for kind in kinds if kind in SIZED_IN} if files else set()
@@ -204,6 +214,7 @@ class Copier:
             for file in files:
                 there_bytes = self.there.get(file.target)
                 job = CopyJob(file.source, file.target, None, file.size_bytes or 0, there_bytes)
+                job = replace(job, replaces=file.target in self.replaced)
                 if file.kind in REWRITTEN:
                     job = replace(job, file=file, places=table.places, sizes_bytes=of_named)
                 yield job

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Collection, Container, Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from trinitylake_ops.errors import (
@@ -13,7 +13,7 @@ from trinitylake_ops.errors import (
 )
 from trinitylake_ops.format.definitions import ExportLevel, ExportRecord
 from trinitylake_ops.format.file_names import table_prefix
-from trinitylake_ops.format.locations import is_uri, to_location
+from trinitylake_ops.format.locations import to_location
 from trinitylake_ops.format.nodes.node_file import NodeFile
 from trinitylake_ops.maintenance.exports.content import Choice, Content, chosen_entries, gather
 from trinitylake_ops.maintenance.exports.copy import Copier
@@ -30,6 +30,13 @@ from trinitylake_ops.maintenance.exports.roots import (
     root_in_same_lakehouse,
 )
 from trinitylake_ops.maintenance.exports.table_places import claim_places, standing_in
+from trinitylake_ops.maintenance.exports.target_files import (
+    LostTable,
+    TargetFiles,
+    check_copied_again,
+    check_definitions,
+    lost_content,
+)
 from trinitylake_ops.maintenance.plans.cost import MeteredLakehouse, uncached_on
 from trinitylake_ops.maintenance.plans.executor import Executor
 from trinitylake_ops.maintenance.reach.survey import Progress
@@ -39,8 +46,6 @@ from trinitylake_ops.maintenance.state.export_records import (
     complete,
 )
 from trinitylake_ops.storage import FileInfo, open_storage
-from trinitylake_ops.tables.files.copying import REWRITTEN
-from trinitylake_ops.tables.files.reach import files_of
 from trinitylake_ops.tables.io.file_io import StorageFileIO, reading_io, writing_io
 from trinitylake_ops.tables.ownership import claim_location
 from trinitylake_ops.transaction.lakehouse import Lakehouse
@@ -215,12 +220,22 @@ class ExportWork:
         txn = writer.begin()
         listed = list(storage.list())
         copier.there = {info.path: info.size_bytes for info in listed}
-        copier.known = self._known() & copier.there.keys() - self._of_other_sizes(copier.there)
-        self._check_standing(copier.there)
-        content = self.content if txn is None else self._unendangered_content(txn, listed, copier.known)
+        check_definitions(self.content, self.choice, lake.root, copier.there)
+        state = TargetFiles()
+        if self.target.base is not None and self.choice.level == ExportLevel.FULL:
+            state = TargetFiles.of(target.lake, self.target.base, self.content, copier.there)
+        copier.known, copier.replaced = state.known, state.lost
+        content = self.content
+        if txn is not None:
+            content = self._unendangered_content(txn, listed, state.known | state.lost)
+        if state.tables:
+            content = self._with_lost(content, state.tables)
+            copier.known = copier.known.union(*(table.known for table in state.tables))
+            copier.replaced = copier.replaced.union(*(table.lost for table in state.tables))
         for table_id in self._table_ids():
             claim_location(storage, f"{storage.root}{table_prefix(table_id)}".rstrip("/"), writer.target_definition)
         copier.copy_content(content, StorageFileIO.on(metered.lake.storage, self.opened.io.storage_options))
+        check_copied_again(state.tables, content, target.lake, copier.sizes_bytes)
         tree = NodeFile() if txn is not None else writer.whole_tree(content.entries, copier.place)
         finish_manifest(metered.lake.storage, self.record, copier.files, with_definitions=self.choice.with_definitions)
         version = writer.put(tree) if txn is None else writer.commit(txn, content.entries)
@@ -261,52 +276,24 @@ class ExportWork:
         content.entries = sorted([*unchanged.items(), *content.entries])
         return content
 
-    def _check_standing(self, there: Container[str]) -> None:
-        """Raise FileMissingError if the target has lost a definition that its tree points to."""
-        assert self.target is not None
-        new = {copy.target for copy in self.content.definitions}
-        for _, place in self.content.entries:
-            if self.choice.copies_definitions and not is_uri(place) and place not in new and place not in there:
-                raise FileMissingError(
-                    f"the lakehouse at {self.target.lake.root} has lost {place!r}, which an earlier export copied:"
-                    " restore it there, or export to another target",
-                    path=place,
-                )
+    def _with_lost(self, content: Content, tables: Collection[LostTable]) -> Content:
+        """Return the files to copy with those of unchanged tables that the target lacks."""
+        names = Destination.other_root(self.record.target_uri, self.source.definition.id, self.choice.level)
+        again = lost_content(tables, self.source, self.choice, names, self.opened.io, self.executor)
+        left_out = {table.key for table in tables} - {key for key, _ in again.entries}
+        copied = {
+            key: [*content.copied.get(key, ()), *again.copied.get(key, ())] for key in content.copied | again.copied
+        }
+        return replace(
+            content,
+            entries=[(key, location) for key, location in content.entries if key not in left_out],
+            tables=[*content.tables, *again.tables],
+            damaged=content.damaged | again.damaged,
+            copied=copied,
+        )
 
     def _table_ids(self) -> list[str]:
         return sorted({table.places.table_id for table in self.content.tables})
-
-    def _of_other_sizes(self, there: Mapping[str, int]) -> set[str]:
-        """Return the files of the tables to copy whose size at the target is not the recorded one.
-
-        They are compared with their sources instead of being passed over.
-        """
-        files = [file for table in self.content.tables for file in table.files if file.kind not in REWRITTEN]
-        return {
-            file.target
-            for file in files
-            if file.size_bytes is not None and there.get(file.target, file.size_bytes) != file.size_bytes
-        }
-
-    def _known(self) -> frozenset[str]:
-        """Return the files of the tables to copy that the target's version already has.
-
-        Its definitions are only read if there are such tables. Definitions that a partial export left at its source
-        vanish from there with that export.
-        """
-        ids = set(self._table_ids())
-        if self.target is None or self.target.base is None or not ids:
-            return frozenset()
-        base, lake = self.target.base, self.target.lake
-        io = reading_io(lake)
-        found: set[str] = set()
-        for key, location in self.target.entries().items():
-            name = base.keys.decode(key)
-            if name is not None and name.table is not None:
-                definition = base.table_at(location)
-                if definition.id in ids:
-                    found.update(file.location for file in files_of(definition, io) if file.live)
-        return frozenset(found)
 
 
 @dataclass(frozen=True)
