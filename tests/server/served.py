@@ -133,12 +133,17 @@ def command(*arguments: str) -> Iterator[tuple[subprocess.Popen[str], str, dict[
         process.communicate()
 
 
+def duckdb_extensions() -> list[str]:
+    """Return the files of the extensions of DuckDB that a REST catalog needs, in the order in which to load them."""
+    packages = (duckdb_extension_httpfs, duckdb_extension_avro, duckdb_extension_iceberg)
+    return [str(file) for package in packages for file in Path(package.__path__[0]).rglob("*.duckdb_extension")]
+
+
 @contextmanager
 def duckdb_with_iceberg() -> Iterator[duckdb.DuckDBPyConnection]:
     """Open DuckDB with the extensions that a REST catalog needs, from their packages."""
     with duckdb.connect(config={"allow_unsigned_extensions": "true"}) as connection:
-        for package in (duckdb_extension_httpfs, duckdb_extension_avro, duckdb_extension_iceberg):
-            (extension,) = Path(package.__path__[0]).rglob("*.duckdb_extension")
+        for extension in duckdb_extensions():
             connection.execute(f"LOAD '{extension}'")
         yield connection
 

@@ -1,0 +1,401 @@
+"""Every engine writes a table, and every other one reads it, alters it and writes to it. Then maintenance runs.
+
+After each step, and after all maintenance, every engine must read the same rows. The expected rows come from a model in
+Python. What an engine cannot do is in ``CANNOT`` with the class of its error, so that a test fails once it can.
+"""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from tests.clients.matrix.driver import decoded_rows, encoded
+from tests.clients.matrix.engines import HERE, Engine, EngineError
+from tests.clients.test_clients import jars_for_s3, jars_of_spark, python_of, serving
+from tests.clock import ClockStorage
+from tests.lakes import Lakes, lakes
+from tests.server.served import duckdb_extensions
+from tests.servers.radosgw import ROLE_ARN
+from tests.servers.s3_server import S3Server
+from trinitylake_ops import Lakehouse, maintenance
+from trinitylake_ops.maintenance import RetentionPolicy
+from trinitylake_ops.storage.options import OPTIONS_VARIABLE
+from trinitylake_ops.tables import catalog_at
+
+__all__ = ["lakes"]
+
+Row = dict[str, Any]
+
+#: Engines of the test environment, and those that have one of their own.
+QUICK = ("pyiceberg", "duckdb", "polars")
+ALL = (*QUICK, "daft", "spark", "sail", "clickhouse")
+
+COLUMNS = (
+    ("id", "long"),
+    ("n", "int"),
+    ("x", "double"),
+    ("s", "string"),
+    ("d", "date"),
+    ("t", "timestamp"),
+    ("price", "decimal"),
+    ("tags", "list"),
+    ("place", "struct"),
+)
+#: More than 16 bytes, which is where engines cut bounds, within a character.
+LONG_TEXT = "A" * 15 + "\u2022 bullet, \u00fcber \U0001f986"
+FIRST: tuple[Row, ...] = (
+    {
+        "id": 1,
+        "n": 2**31 - 1,
+        "x": 0.1,
+        "s": LONG_TEXT,
+        "d": "2026-02-28",
+        "t": "2026-02-28T23:59:59.123456",
+        "price": "1234567.89",
+        "tags": ["\u00e9", None, ""],
+        "place": {"city": "Z\u00fcrich", "zip": 8001},
+    },
+    {"id": 2, **dict.fromkeys((name for name, _ in COLUMNS[1:]), None)},
+    {
+        "id": 3,
+        "n": -(2**31),
+        "x": -1.5e300,
+        "s": "",
+        "d": "1969-12-31",
+        "t": "1969-12-31T23:59:59.999999",
+        "price": "-0.01",
+        "tags": [],
+        "place": {"city": None, "zip": None},
+    },
+)
+SECOND = tuple({**row, "id": row["id"] + 10, "note": "later"} for row in FIRST)
+THIRD = tuple({**row, "id": row["id"] + 20, "note": None} for row in FIRST)
+FOURTH = ({**FIRST[0], "id": 31},)
+
+#: By engine and command: the class of the error, and the reason.
+CANNOT: Mapping[tuple[str, str], tuple[str, str]] = {
+    ("clickhouse", "create"): ("INCORRECT_FILE_NAME", "it needs an engine with a location and keys"),
+    ("polars", "create"): ("NoCommand", "it has no call for it"),
+    **{
+        (engine, step): ("NoCommand", "it has no call for it")
+        for engine in ("polars", "daft")
+        for step in ("add_column", "rename", "widen", "drop_column", "update", "delete")
+    },
+    **{
+        ("sail", step): ("UnsupportedOperationException", "unsupported ALTER TABLE operation")
+        for step in ("add_column", "rename", "drop_column")
+    },
+    ("sail", "widen"): ("AnalysisException", "ALTER TABLE is not yet supported for catalog-managed Iceberg tables"),
+}
+
+#: By reader and writer of data files: the class of the error, and the reason.
+CANNOT_READ: Mapping[tuple[str, str], tuple[str, str]] = {
+    ("daft", "duckdb"): ("DaftCoreException", "CorruptFile: list type must have a single child, found 0"),
+}
+
+
+@dataclass
+class Model:
+    """What a table must hold."""
+
+    columns: list[tuple[str, str]] = field(default_factory=lambda: list(COLUMNS))
+    rows: list[Row] = field(default_factory=list)
+    renamed: dict[str, str] = field(default_factory=dict)
+    #: The engines whose data files the table has.
+    writers: set[str] = field(default_factory=set)
+
+    def fitting(self, rows: tuple[Row, ...]) -> list[Row]:
+        """Return rows of the first schema with the table's columns. Those of a widened column need its width."""
+        former = {now: before for before, now in self.renamed.items()}
+        fitted = [{name: copy.deepcopy(row.get(former.get(name, name))) for name, _ in self.columns} for row in rows]
+        for row in fitted:
+            if ("n", "long") in self.columns and row["n"] is not None:
+                row["n"] *= 2**10
+        return fitted
+
+    def kinds(self) -> dict[str, str]:
+        """Return what Iceberg's types of the columns must be, by the names of pyiceberg's classes."""
+        return {name: f"{'integer' if type_ == 'int' else type_}type" for name, type_ in self.columns}
+
+    def add(self, name: str, type_: str) -> None:
+        self.columns.append((name, type_))
+        for row in self.rows:
+            row[name] = None
+
+    def rename(self, name: str, to: str) -> None:
+        self.renamed[name] = to
+        self.columns = [(to if column == name else column, type_) for column, type_ in self.columns]
+        self.rows = [{to if column == name else column: value for column, value in row.items()} for row in self.rows]
+
+    def widen(self, name: str, type_: str) -> None:
+        self.columns = [(column, type_ if column == name else former) for column, former in self.columns]
+
+    def drop(self, name: str) -> None:
+        self.columns = [(column, type_) for column, type_ in self.columns if column != name]
+        for row in self.rows:
+            del row[name]
+
+
+def as_known_to(engine: str, rows: list[Row]) -> list[Row]:
+    """Return rows as an engine reads and writes them. ClickHouse has no null lists and no null structs."""
+    if engine != "clickhouse":
+        return copy.deepcopy(rows)
+    rows = copy.deepcopy(rows)
+    for row in rows:
+        row["tags"] = row["tags"] or []
+        row["place"] = row["place"] or {"city": None, "zip": None}
+    return rows
+
+
+def sorted_fields(row: Row) -> Row:
+    """Return a row whose text does not depend on the order of columns."""
+    return dict(sorted(row.items()))
+
+
+@dataclass
+class Matrix:
+    """A lakehouse, its server, the engines, and what each table must hold."""
+
+    lake: Lakehouse
+    engines: dict[str, Engine]
+    models: dict[str, Model] = field(default_factory=dict)
+    problems: list[str] = field(default_factory=list)
+
+    def attempt(self, engine: str, command: str, table: str, **fields: Any) -> bool:
+        """Carry out a command; returns whether the engine can. An unexpected outcome is a problem."""
+        error, _ = CANNOT.get((engine, command), ("", ""))
+        try:
+            self.engines[engine].do(command, table=table, **fields)
+        except EngineError as failed:
+            if failed.kind != error:
+                self.problems.append(f"{table}: {engine} failed to {command}: {str(failed)[:700]}")
+            return False
+        if error:
+            self.problems.append(f"{table}: {engine} can {command}, which it is declared not to")
+        return True
+
+    def check_read(self, engine: str, table: str, when: str) -> None:
+        model = self.models[table]
+        errors = {CANNOT_READ[engine, writer][0] for writer in model.writers if (engine, writer) in CANNOT_READ}
+        try:
+            rows = self.engines[engine].do("read", table=table)
+        except EngineError as failed:
+            if failed.kind not in errors:
+                self.problems.append(f"{table}, {when}: {engine} failed to read: {str(failed)[:700]}")
+            return
+        if errors:
+            self.problems.append(f"{table}, {when}: {engine} can read what it is declared not to")
+        self.compare(rows, as_known_to(engine, model.rows), f"{table}, {when}, by {engine}")
+
+    def compare(self, rows: list[Row], expected: list[Row], where: str) -> None:
+        found, wanted = (sorted(map(repr, map(sorted_fields, some))) for some in (rows, expected))
+        if found != wanted:
+            lacking, surplus = (
+                [row for row in some if row not in others] for some, others in ((wanted, found), (found, wanted))
+            )
+            self.problems.append(f"{where}: lacks {lacking}, has {surplus}")
+
+    def write(self, engine: str, table: str, rows: tuple[Row, ...]) -> None:
+        model = self.models[table]
+        fitting = as_known_to(engine, model.fitting(rows))
+        if self.attempt(engine, "insert", table, columns=model.columns, rows=fitting):
+            model.rows += fitting
+            model.writers.add(engine)
+
+    def alter(self, engine: str, table: str) -> None:
+        model = self.models[table]
+        changes: tuple[tuple[str, dict[str, str], Callable[..., None]], ...] = (
+            ("add_column", {"name": "note", "type_": "string"}, model.add),
+            ("rename", {"name": "x", "to": "amount"}, model.rename),
+            ("widen", {"name": "n", "type_": "long"}, model.widen),
+            ("drop_column", {"name": "d"}, model.drop),
+        )
+        for name, fields, change in changes:
+            if self.attempt(engine, name, table, **fields):
+                change(**fields)
+
+    def change_rows(self, engine: str, table: str) -> None:
+        model = self.models[table]
+        (first,) = (row for row in model.rows if row["id"] == 1)
+        changed = {**copy.deepcopy(first), "s": "changed: \u00df"}
+        columns = model.columns
+        if self.attempt(engine, "update", table, row=changed, name="s", type_="string", columns=columns):
+            model.rows = [changed if row["id"] == 1 else row for row in model.rows]
+        if self.attempt(engine, "delete", table, id_=3):
+            model.rows = [row for row in model.rows if row["id"] != 3]
+
+    def run_pair(self, writer: str, changer: str) -> None:
+        """One engine makes a table; another one reads, alters and writes; the first one writes again; all read."""
+        table = f"matrix.{writer}_{changer}"
+        self.models[table] = Model()
+        if not self.attempt(writer, "create", table, columns=COLUMNS):
+            self.attempt("pyiceberg", "create", table, columns=COLUMNS)
+        self.write(writer, table, FIRST)
+        self.check_read(changer, table, "after the first write")
+        self.alter(changer, table)
+        self.write(changer, table, SECOND)
+        self.change_rows(changer, table)
+        self.write(writer, table, THIRD)
+        fields = catalog_at(self.lake).load_table(table).schema().fields
+        kinds = {field.name: type(field.field_type).__name__.lower() for field in fields}
+        if kinds != self.models[table].kinds():
+            self.problems.append(f"{table}: its types are {kinds}")
+        for reader in self.engines:
+            self.check_read(reader, table, "after all writes")
+
+    def check_lakehouse(self, lake: Lakehouse, when: str) -> None:
+        """Compare a copy of the lakehouse with the models, read without an engine and without the server."""
+        catalog = catalog_at(lake)
+        for table, model in self.models.items():
+            rows = [encoded(row) for row in catalog.load_table(table).scan().to_arrow().to_pylist()]
+            self.compare(rows, model.rows, f"{table}, {when}")
+
+    def append(self, lake: Lakehouse, table: str, rows: tuple[Row, ...]) -> None:
+        """Append rows to a table of the lakehouse, or of a clone that is promoted later."""
+        model = self.models[table]
+        fitting, loaded = model.fitting(rows), catalog_at(lake).load_table(table)
+        loaded.append(pa.Table.from_pylist(decoded_rows(model.columns, fitting), loaded.schema().as_arrow()))
+        model.rows += fitting
+
+    def forget_writers(self) -> None:
+        """Expect no faults of engines with the files of others, because compaction has written all files again."""
+        for model in self.models.values():
+            model.writers.clear()
+
+    def check_all(self, when: str) -> None:
+        for table in self.models:
+            for reader in self.engines:
+                self.check_read(reader, table, when)
+
+
+def started(name: str, url: str, folder: Path, on_s3: S3Server | None) -> Engine:
+    """Start an engine with the settings that it needs."""
+    program, python, environment = f"with_{name}", Path(sys.executable), {}
+    arguments: list[str] = [url]
+    match name:
+        case "pyiceberg" | "polars" | "daft":
+            program, arguments = "with_pyiceberg_tables", [name, url]
+            if name == "daft":
+                python = python_of("with_daft")
+        case "duckdb":
+            arguments += duckdb_extensions()
+        case "spark":
+            python, jars = python_of(program), jars_of_spark(folder)
+            arguments += [jars if on_s3 is None else f"{jars},{jars_for_s3()}", str(folder / "warehouse")]
+            if on_s3 is not None:
+                arguments.append("header.X-Iceberg-Access-Delegation=vended-credentials")
+        case _:
+            python = python_of(program)
+    if name == "sail" and on_s3 is not None:  # it cannot use sessions of the server
+        keys = on_s3.environment
+        environment = {**keys, "AWS_ALLOW_HTTP": "true", "AWS_VIRTUAL_HOSTED_STYLE_REQUEST": "false"}
+    command = [str(python), str(HERE / f"{program}.py"), *arguments]
+    return Engine.start(name, command, environment, folder / f"{name}.log")
+
+
+@contextmanager
+def matrix_of(
+    names: tuple[str, ...], lake: Lakehouse, folder: Path, on_s3: S3Server | None = None, *arguments: str
+) -> Iterator[Matrix]:
+    """Serve a lakehouse and start the engines."""
+    with ExitStack() as stack:
+        url = stack.enter_context(contextmanager(serving)(lake, *arguments))
+        engines = {}
+        for name in names:
+            engines[name] = started(name, url, folder, on_s3)
+            stack.callback(engines[name].stop)
+        for engine in engines.values():
+            engine.wait_until_ready()
+        catalog_at(lake).create_namespace("matrix")
+        yield Matrix(lake, engines)
+
+
+def run_pairs(matrix: Matrix) -> None:
+    for writer, changer in itertools.permutations(matrix.engines, 2):
+        matrix.run_pair(writer, changer)
+    assert maintenance.verify(matrix.lake, deep=True).findings == ()
+
+
+def later(lake: Lakehouse, days: int) -> Lakehouse:
+    """Return the lakehouse on a storage whose clock is some days ahead."""
+    return Lakehouse(ClockStorage(lake.storage, lake.storage.now_ms() + days * 86_400_000), lake.storage_options)
+
+
+def maintain(matrix: Matrix, root_of: Callable[[str], str]) -> None:
+    """Run all maintenance. It changes rows only where a clone with further rows is promoted."""
+    lake = matrix.lake
+    maintenance.plan_export(lake, "full", "full", target=root_of("full")).execute()
+    check = maintenance.verify_export(lake, "full", deep=True)
+    assert (check.missing, check.changed) == ((), ())
+    matrix.check_lakehouse(Lakehouse.open(root_of("full"), lake.storage_options), "in a full export")
+
+    assert maintenance.plan_compact_tables(lake, min_input_files=2).execute().left == {}
+    matrix.forget_writers()
+    maintenance.compact(lake)
+
+    maintenance.plan_clone(lake, root_of("clone"), "clone").execute()
+    clone = Lakehouse.open(root_of("clone"), lake.storage_options)
+    before = lake.latest_version()
+    first, second = itertools.islice(matrix.models, 2)
+    matrix.append(clone, first, FOURTH)
+    maintenance.plan_promotion(lake, "clone").execute()
+    matrix.append(lake, second, FOURTH)
+    maintenance.plan_refresh(lake, "clone").execute()
+    matrix.check_lakehouse(clone, "in a refreshed clone")
+    maintenance.plan_drop_clone(lake, "clone").execute()
+
+    after = lake.latest_version()
+    maintenance.rollback(lake, before, tables=[first])
+    assert catalog_at(lake).load_table(first).scan().to_arrow().num_rows == len(matrix.models[first].rows) - len(FOURTH)
+    maintenance.rollback(lake, after, tables=[first])
+
+    newest_only = RetentionPolicy(maximum_age_ms=0, minimum_versions=1, protected_ms=0)
+    assert maintenance.plan_trim_tables(later(lake, 2), newest_only).execute().left == ()
+    assert maintenance.plan_expiration(later(lake, 4), newest_only).execute().damaged == {}
+    purge = maintenance.plan_purge(later(lake, 6)).execute()
+    assert purge.files > 0
+    assert (purge.failures, purge.damaged) == ({}, {})
+    orphans = maintenance.plan_orphan_removal(later(lake, 8)).execute()
+    assert (orphans.failures, orphans.damaged) == ({}, {})
+    assert maintenance.verify(later(lake, 10), deep=True).findings == ()
+    matrix.check_all("after all maintenance")
+
+
+def test_engines_of_this_environment(lakes: Lakes, tmp_path: Path) -> None:
+    with matrix_of(QUICK, lakes.local(), tmp_path) as matrix:
+        run_pairs(matrix)
+        maintain(matrix, lakes.root)
+        assert matrix.problems == []
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(5_400)  # about a thousand steps
+def test_all_engines_on_a_folder(lakes: Lakes, tmp_path: Path) -> None:
+    names = tuple(name for name in ALL if name != "clickhouse")  # on a local disk it reads only its own folder
+    with matrix_of(names, lakes.local(), tmp_path) as matrix:
+        run_pairs(matrix)
+        maintain(matrix, lakes.root)
+        assert matrix.problems == []
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(5_400)  # about a thousand steps
+def test_all_engines_on_s3(radosgw: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in radosgw.environment.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv(OPTIONS_VARIABLE, "addressing_style=path")
+    lake = Lakehouse.create(radosgw.fresh_root(), {"addressing_style": "path"})
+    roots = {name: radosgw.fresh_root(name) for name in ("full", "clone")}
+    with matrix_of(ALL, lake, tmp_path, radosgw, "--vend-role", ROLE_ARN) as matrix:
+        run_pairs(matrix)
+        maintain(matrix, roots.__getitem__)
+        assert matrix.problems == []
