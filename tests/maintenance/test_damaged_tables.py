@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 import pytest
@@ -12,13 +12,39 @@ from tests.foreign_files import commit_unchecked, data_files_of, manifests_of, w
 from tests.lakes import Lakes
 from tests.maintenance.aging import Aging, keeping
 from tests.maintenance.changes import ROWS, append_rows, overwrite_rows
+from tests.maintenance.copies import copied
 from trinitylake_ops import Lakehouse, maintenance
-from trinitylake_ops.errors import FileMissingError, PlanChangedError
+from trinitylake_ops.errors import FileMissingError, PlanChangedError, StorageError, StoragePermissionError
 from trinitylake_ops.format.definitions import METADATA_LOCATION
+from trinitylake_ops.format.file_names import owner_path
+from trinitylake_ops.storage import StorageWrapper
 from trinitylake_ops.tables.catalog import catalog_at
 from trinitylake_ops.tables.files.reach import DAMAGE
 
 EXISTING = ManifestEntryStatus.EXISTING
+
+
+class RefusingStorage(StorageWrapper):
+    """A storage that lists some files, but does not return them."""
+
+    refused: Mapping[str, type[StorageError]] = {}
+
+    def read(self, path: str, *, offset: int = 0, length: int | None = None, limit_bytes: int | None = None) -> bytes:
+        if path in self.refused:
+            raise self.refused[path]("the file is not returned", path=path)
+        return super().read(path, offset=offset, length=length, limit_bytes=limit_bytes)
+
+
+def refusing(lake: Lakehouse) -> RefusingStorage:
+    storage = lake.storage
+    while not isinstance(storage, RefusingStorage):
+        assert isinstance(storage, StorageWrapper)
+        storage = storage.inner
+    return storage
+
+
+def refuse(lake: Lakehouse, path: str, error: type[StorageError]) -> None:
+    refusing(lake).refused = {path: error}
 
 
 def folder_of(lake: Lakehouse, name: str) -> str:
@@ -39,6 +65,19 @@ def without_manifest(lake: Lakehouse) -> None:
 
 def with_garbage(lake: Lakehouse) -> None:
     lake.storage.write(path_of(lake, manifests_of(lake, "ns.t")[0]), b"no Avro")
+
+
+def with_a_forbidden_manifest(lake: Lakehouse) -> None:
+    refuse(lake, path_of(lake, manifests_of(lake, "ns.t")[0]), StoragePermissionError)
+
+
+def with_an_archived_manifest(lake: Lakehouse) -> None:
+    refuse(lake, path_of(lake, manifests_of(lake, "ns.t")[0]), StorageError)
+
+
+def with_forbidden_metadata(lake: Lakehouse) -> None:
+    location = lake.snapshot().table("ns", "t").format_properties[METADATA_LOCATION]
+    refuse(lake, location, StoragePermissionError)
 
 
 def with_garbage_metadata(lake: Lakehouse) -> None:
@@ -68,6 +107,9 @@ DAMAGES = (
     without_manifest,
     with_garbage,
     with_garbage_metadata,
+    with_a_forbidden_manifest,
+    with_an_archived_manifest,
+    with_forbidden_metadata,
     with_a_manifest_that_never_existed,
     with_a_foreign_manifest,
     with_a_file_elsewhere,
@@ -81,7 +123,7 @@ def damage(request: pytest.FixtureRequest) -> Callable[[Lakehouse], None]:
 
 
 def test_a_damaged_table_stops_no_deletion_of_others(lakes: Lakes, damage: Callable[[Lakehouse], None]) -> None:
-    aging = Aging.on(lakes.storage())
+    aging = Aging.on(RefusingStorage(lakes.storage()))
     lake = aging.lake
     append_rows(lake, "ns.t")
     append_rows(lake, "other.o")
@@ -114,7 +156,7 @@ def test_a_damaged_table_stops_no_deletion_of_others(lakes: Lakes, damage: Calla
 def test_a_damaged_table_stops_no_trim_and_no_compaction_of_others(
     lakes: Lakes, damage: Callable[[Lakehouse], None]
 ) -> None:
-    aging = Aging.on(lakes.storage())
+    aging = Aging.on(RefusingStorage(lakes.storage()))
     lake = aging.lake
     for name in ("ns.t", "other.o"):
         append_rows(lake, name)
@@ -128,12 +170,28 @@ def test_a_damaged_table_stops_no_trim_and_no_compaction_of_others(
     assert "other.o" in trimmed.tables
 
 
-def test_a_damaged_data_file_stops_no_compaction_of_others(lakes: Lakes) -> None:
-    lake = Lakehouse.create(lakes.storage().root, storage=lakes.storage())
+def with_a_garbage_data_file(lake: Lakehouse) -> None:
+    lake.storage.write(data_files_of(lake, "ns.t")[0].file_path.removeprefix(lake.root), b"no Parquet")
+
+
+def with_a_forbidden_data_file(lake: Lakehouse) -> None:
+    refuse(lake, data_files_of(lake, "ns.t")[0].file_path.removeprefix(lake.root), StoragePermissionError)
+
+
+def with_an_archived_data_file(lake: Lakehouse) -> None:
+    refuse(lake, data_files_of(lake, "ns.t")[0].file_path.removeprefix(lake.root), StorageError)
+
+
+DATA_DAMAGES = (with_a_garbage_data_file, with_a_forbidden_data_file, with_an_archived_data_file)
+
+
+@pytest.mark.parametrize("damage", DATA_DAMAGES, ids=lambda damage: damage.__name__)
+def test_a_damaged_data_file_stops_no_compaction_of_others(lakes: Lakes, damage: Callable[[Lakehouse], None]) -> None:
+    lake = Lakehouse.create(lakes.storage().root, storage=RefusingStorage(lakes.storage()))
     for name in ("ns.t", "other.o"):
         append_rows(lake, name)
         append_rows(lake, name)
-    lake.storage.write(data_files_of(lake, "ns.t")[0].file_path.removeprefix(lake.root), b"no Parquet")
+    damage(lake)
     before = below(lake, folder_of(lake, "ns.t"))
     report = maintenance.plan_compact_tables(lake, min_input_files=2).execute()
     assert [one.table for one in report.tables] == ["other.o"]
@@ -143,7 +201,7 @@ def test_a_damaged_data_file_stops_no_compaction_of_others(lakes: Lakes) -> None
 
 
 def test_a_registered_table_that_is_damaged_stops_no_deletion_of_others(lakes: Lakes) -> None:
-    aging = Aging.on(lakes.storage())
+    aging = Aging.on(RefusingStorage(lakes.storage()))
     lake = aging.lake
     append_rows(lake, "ns.t")
     append_rows(lake, "other.o")
@@ -161,16 +219,33 @@ def test_a_registered_table_that_is_damaged_stops_no_deletion_of_others(lakes: L
     assert below(lake, next(iter(own)).rpartition("/")[0].rpartition("/")[0]) >= own
 
 
+def test_metadata_of_a_registered_table_that_may_not_be_read_stops_deletions(lakes: Lakes) -> None:
+    aging = Aging.on(RefusingStorage(lakes.storage()))
+    lake = aging.lake
+    append_rows(lake, "ns.t")
+    with lake.transaction() as txn:
+        txn.create_table("ns", "theirs", replace(txn.table("ns", "t"), table_type="EXTERNAL"))
+        txn.drop_table("ns", "t")
+    location = lake.snapshot().table("ns", "theirs").format_properties[METADATA_LOCATION]
+    refuse(lake, location, StoragePermissionError)
+    stray = f"{location.rpartition('/')[0]}/stray.avro"
+    aging.clock.create(stray, b"")
+    aging.later()
+    with pytest.raises(StoragePermissionError):
+        aging.remove_orphans()
+    assert lake.storage.exists(stray)
+
+
 def without_data_file(lake: Lakehouse) -> None:
     lake.storage.delete(data_files_of(lake, "ns.t")[0].file_path.removeprefix(lake.root))
 
 
-@pytest.mark.parametrize("damage", [*DAMAGES, without_data_file], ids=lambda damage: damage.__name__)
+@pytest.mark.parametrize("damage", [*DAMAGES, without_data_file, *DATA_DAMAGES[1:]], ids=lambda damage: damage.__name__)
 @pytest.mark.parametrize("where", ["here", "away"])
 def test_a_full_export_has_the_other_tables_and_names_the_damaged_one(
     lakes: Lakes, damage: Callable[[Lakehouse], None], where: str
 ) -> None:
-    lake = Lakehouse.create(lakes.storage().root, storage=lakes.storage())
+    lake = Lakehouse.create(lakes.storage().root, storage=RefusingStorage(lakes.storage()))
     for name in ("ns.t", "ns.whole", "other.o"):
         append_rows(lake, name)
     target = lakes.storage("target") if where == "away" else None
@@ -194,7 +269,7 @@ def test_a_full_export_has_the_other_tables_and_names_the_damaged_one(
 def test_a_rollback_brings_back_the_others_and_names_the_damaged_table(
     lakes: Lakes, damage: Callable[[Lakehouse], None], choice: dict[str, list[str]]
 ) -> None:
-    lake = Lakehouse.create(lakes.storage().root, storage=lakes.storage())
+    lake = Lakehouse.create(lakes.storage().root, storage=RefusingStorage(lakes.storage()))
     for name in ("ns.t", "other.o"):
         append_rows(lake, name)
     damage(lake)
@@ -220,7 +295,7 @@ def test_a_rollback_brings_back_the_others_and_names_the_damaged_table(
 
 
 def test_a_rollback_of_other_tables_needs_no_approval_of_damage(lakes: Lakes) -> None:
-    lake = Lakehouse.create(lakes.storage().root, storage=lakes.storage())
+    lake = Lakehouse.create(lakes.storage().root, storage=RefusingStorage(lakes.storage()))
     for name in ("ns.t", "ns.whole"):
         append_rows(lake, name)
     with_garbage(lake)
@@ -237,7 +312,7 @@ def test_a_rollback_of_other_tables_needs_no_approval_of_damage(lakes: Lakes) ->
 def test_damage_that_the_approved_plan_does_not_name_stops_a_rollback(
     lakes: Lakes, choice: dict[str, list[str]]
 ) -> None:
-    lake = Lakehouse.create(lakes.storage().root, storage=lakes.storage())
+    lake = Lakehouse.create(lakes.storage().root, storage=RefusingStorage(lakes.storage()))
     for name in ("ns.t", "ns.whole"):
         append_rows(lake, name)
     target = lake.latest_version()
@@ -252,3 +327,40 @@ def test_damage_that_the_approved_plan_does_not_name_stops_a_rollback(
     with pytest.raises(FileMissingError):
         plan.execute()
     assert lake.latest_version() == latest
+
+
+def test_a_full_export_without_the_right_to_read_any_table_fails(lakes: Lakes) -> None:
+    lake = Lakehouse.create(lakes.storage().root, storage=RefusingStorage(lakes.storage()))
+    append_rows(lake, "ns.t")
+    with_a_forbidden_manifest(lake)
+    with pytest.raises(StoragePermissionError):
+        maintenance.plan_export(lake, "first", "full", target=lakes.storage("target").root).execute()
+
+
+@pytest.mark.parametrize("error", [StoragePermissionError, StorageError])
+def test_an_owner_file_that_cannot_be_read_stops_no_deletion_of_others(lakes: Lakes, error: type[StorageError]) -> None:
+    aging = Aging.on(RefusingStorage(lakes.storage()))
+    lake = aging.lake
+    append_rows(lake, "ns.t")
+    append_rows(lake, "other.o")
+    refuse(lake, owner_path(lake.snapshot().table("ns", "t").id), error)
+    strays = [f"{folder_of(lake, name)}data/stray.parquet" for name in ("ns.t", "other.o")]
+    for stray in strays:
+        aging.clock.create(stray, b"")
+    aging.later()
+    assert aging.remove_orphans().is_complete
+    assert [lake.storage.exists(stray) for stray in strays] == [True, False]
+
+
+def test_a_damaged_table_stops_no_relocation_of_others(lakes: Lakes, damage: Callable[[Lakehouse], None]) -> None:
+    lake = Lakehouse.create(lakes.storage().root, storage=RefusingStorage(lakes.storage()))
+    append_rows(lake, "ns.t")
+    append_rows(lake, "other.o")
+    damage(lake)
+    copied(Lakehouse(refusing(lake).inner), lakes.storage("moved"))
+    moved = Lakehouse(RefusingStorage(lakes.storage("moved")))
+    refusing(moved).refused = refusing(lake).refused
+    report = maintenance.plan_relocation(moved).execute()
+    assert report.tables == ("other.o",)
+    assert list(report.refused) == ["ns.t"]
+    assert catalog_at(moved).load_table("other.o").scan().to_arrow().num_rows == ROWS.num_rows

@@ -15,6 +15,7 @@ from trinitylake_ops.errors import (
     FileMissingError,
     InvalidInputError,
     LocationNotAllowedError,
+    TrinityLakeError,
 )
 from trinitylake_ops.format.definitions import TableDef
 from trinitylake_ops.format.file_names import table_prefix
@@ -30,7 +31,7 @@ from trinitylake_ops.maintenance.reach.tables import defined, tables_of
 from trinitylake_ops.maintenance.state.table_change import alter_tables, check_tables, discarded_on_failure
 from trinitylake_ops.storage.open import open_storage
 from trinitylake_ops.storage.parallel import in_one_round, run_parallel
-from trinitylake_ops.tables.files.reach import TableFile, files_of
+from trinitylake_ops.tables.files.reach import DAMAGE, TableFile, files_of
 from trinitylake_ops.tables.files.relocating import DELETES_REMEDY, MovedFiles, moved_files, write_relocated
 from trinitylake_ops.tables.io.file_io import StorageFileIO, reading_io, writing_io
 from trinitylake_ops.transaction.lakehouse import Lakehouse, options_for
@@ -121,7 +122,7 @@ class Relocation(PlannedOperation[RelocationPlan, "RelocationReport"]):
         io = self._reading(base)
         if self.table_root and self.table_root != _named_table_root(base):
             check_files_stand(base, io, self.table_root)
-        found = moved_tables(self.lake, base, io)
+        found, damaged = moved_tables(self.lake, base, io)
         self._check_none_left(found)
         moved = tuple(one for one in found if not one.files.unmoved_deletes)
         deletes = {one.name: one.files.unmoved_deletes for one in found if one.files.unmoved_deletes}
@@ -133,7 +134,8 @@ class Relocation(PlannedOperation[RelocationPlan, "RelocationReport"]):
             refused={
                 name: f"its position deletes name data files by their paths ({path!r}); {DELETES_REMEDY}"
                 for name, path in deletes.items()
-            },
+            }
+            | {name: error.message for name, error in damaged.items()},
             files=sum(one.files.count for one in moved),
             moved=moved,
             operation=self,
@@ -221,8 +223,8 @@ def plan_relocation(lake: Lakehouse, table_root: str | None = None) -> Relocatio
 
     ``table_root`` is where the files under the table root stand now, as they were moved there. It becomes the table
     root of this lakehouse, which frees files there from then on. That of now may be given, too, for a lakehouse that
-    was moved itself. Copies of it must not use that table root any more. Tables with position deletes are refused by
-    name. Raises CorruptFileError and other StorageErrors. Raises FileMissingError if a file is not there,
+    was moved itself. Copies of it must not use that table root any more. Tables with position deletes and
+    damaged tables are refused by name. Raises StorageError. Raises FileMissingError if a file is not there,
     LocationNotAllowedError for the root of another copy or a root that content may not name. Raises InvalidInputError
     for the own root.
     """
@@ -232,26 +234,41 @@ def plan_relocation(lake: Lakehouse, table_root: str | None = None) -> Relocatio
     return Relocation(lake=lake, table_root=root).plan()
 
 
-def moved_tables(lake: Lakehouse, base: Snapshot, io: StorageFileIO | None = None) -> list[MovedTable]:
+def moved_tables(
+    lake: Lakehouse, base: Snapshot, io: StorageFileIO | None = None
+) -> tuple[list[MovedTable], dict[str, TrinityLakeError]]:
     """Return the MANAGED Iceberg tables of a version that name a former place of the lakehouse.
 
-    ``io`` reads their files. Raises CorruptFileError and other StorageErrors.
+    Args:
+        lake: The lakehouse.
+        base: The version.
+        io: Reads the files of the tables, None for the place of the lakehouse.
+
+    Returns:
+        The tables, and the errors of damaged tables by their names.
+
+    Raises:
+        StorageError: If the storage fails.
     """
     io = io or reading_io(lake)
 
-    def look(definition: TableDef) -> MovedFiles | None:
+    def look(definition: TableDef) -> MovedFiles | TrinityLakeError | None:
         is_ours = definition.is_managed and iceberg_metadata(definition)
-        return moved_files(definition, io) if is_ours else None
+        try:
+            return moved_files(definition, io) if is_ours else None
+        except DAMAGE as error:
+            return error
 
-    found = []
+    found: list[MovedTable] = []
+    damaged: dict[str, TrinityLakeError] = {}
     for entries in defined(base, tables_of(base)):
         moved = run_parallel(in_one_round(look), [definition for _, _, definition in entries], lake.storage.concurrency)
-        found += [
-            MovedTable(name.namespace, name.table or "", definition.id, location, files)
-            for (name, location, definition), files in zip(entries, moved, strict=True)
-            if files is not None
-        ]
-    return found
+        for (name, location, definition), files in zip(entries, moved, strict=True):
+            if isinstance(files, TrinityLakeError):
+                damaged[str(name)] = files
+            elif files is not None:
+                found.append(MovedTable(name.namespace, name.table or "", definition.id, location, files))
+    return found, damaged
 
 
 def _left_table_root(lake: Lakehouse, base: Snapshot, found: Sequence[MovedTable]) -> str:

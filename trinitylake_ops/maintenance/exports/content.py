@@ -15,7 +15,9 @@ from trinitylake_ops.errors import (
     CorruptFileError,
     InvalidDefinitionError,
     InvalidInputError,
+    LocationNotAllowedError,
     NamespaceNotFoundError,
+    StoragePermissionError,
     TrinityLakeError,
 )
 from trinitylake_ops.format.definitions import ExportLevel, TableDef
@@ -24,7 +26,7 @@ from trinitylake_ops.format.file_names import (
     table_prefix,
 )
 from trinitylake_ops.format.locations import is_uri, normalize_root_uri, to_uri
-from trinitylake_ops.format.nodes.keys import ObjectName
+from trinitylake_ops.format.nodes.keys import TABLE_KEY_PREFIX, ObjectName
 from trinitylake_ops.maintenance.exports.destination import Destination
 from trinitylake_ops.maintenance.plans.executor import LOCAL, Executor, Weight
 from trinitylake_ops.maintenance.reach.table_files import iceberg_metadata
@@ -214,6 +216,8 @@ class _Gathering:
             else:
                 tables.append((key, name, location))
         placed |= self._copy_tables(tables)
+        if not any(key.startswith(TABLE_KEY_PREFIX) for key in placed):
+            self._check_rights()
         self._content.entries = [(key, placed[key]) for key, _ in entries if key in placed]
         return self._content
 
@@ -249,6 +253,12 @@ class _Gathering:
                 copied = CopiedTable(key, str(name), placed[key])
                 self._content.copied.setdefault(copy.places.table_id, []).append(copied)
         return placed
+
+    def _check_rights(self) -> None:
+        """Raise StoragePermissionError if a table may not be read, and none can be: the credentials are the reason."""
+        for error in self._content.damaged.values():
+            if isinstance(error, StoragePermissionError) and not isinstance(error, LocationNotAllowedError):
+                raise error
 
     def _changed(self, definition: TableDef, copy: TableCopy | None, source: str) -> TableDef | None:
         """Return a table's definition in the export, None where it does not change.

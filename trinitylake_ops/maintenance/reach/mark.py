@@ -9,7 +9,13 @@ from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from trinitylake_ops.errors import CorruptFileError, FileMissingError, PlanChangedError, StorageError
+from trinitylake_ops.errors import (
+    CorruptFileError,
+    FileMissingError,
+    PlanChangedError,
+    StorageError,
+    StoragePermissionError,
+)
 from trinitylake_ops.format.definitions import ExpirationState, ExportState
 from trinitylake_ops.format.file_identity import OtherNames, folded
 from trinitylake_ops.format.file_names import is_immutable_path, owner_path
@@ -23,6 +29,7 @@ from trinitylake_ops.maintenance.reach.table_root import table_root_of
 from trinitylake_ops.maintenance.state.export_manifest import manifest_targets
 from trinitylake_ops.storage import Storage
 from trinitylake_ops.tables.files.reach import files_of
+from trinitylake_ops.tables.io.file_errors import TableFileUnreadableError, reading_table_file
 from trinitylake_ops.tables.ownership import read_owner
 from trinitylake_ops.transaction.lakehouse import Lakehouse
 from trinitylake_ops.versions.snapshot import LakehouseFiles, Snapshot
@@ -310,12 +317,13 @@ def owned_tables(
     for table_id, path, data in zip(ordered, paths, owners, strict=True):
         try:
             if isinstance(data, StorageError):
-                raise data
+                with reading_table_file():
+                    raise data
             is_ours = read_owner(data, path) == lakehouse_id
         except FileMissingError:
             is_ours = table_id in managed_ids
-        except CorruptFileError:
-            is_ours = False  # nobody says that it is ours
+        except (CorruptFileError, StoragePermissionError, TableFileUnreadableError):
+            is_ours = False  # the owner is unknown
         if is_ours:
             owned.add(table_id)
     return owned

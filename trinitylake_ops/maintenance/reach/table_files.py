@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Protocol
 
-from trinitylake_ops.errors import FileMissingError, LocationNotAllowedError, TrinityLakeError
+from trinitylake_ops.errors import FileMissingError, LocationNotAllowedError, StoragePermissionError, TrinityLakeError
 from trinitylake_ops.format.definitions import METADATA_LOCATION, TableDef
 from trinitylake_ops.format.file_identity import FoldedSet, OtherNames, folded
 from trinitylake_ops.format.file_names import OWNER_NAME, TABLES_PREFIX
@@ -82,8 +82,8 @@ class TableReach:
 
         Files of a table that are damaged, missing or not its own do not stop the others: all files in its folder stay.
         Missing manifests of another catalog's table are skipped, because no reader can read what they list. Raises
-        LocationNotAllowedError, with what to do, for the metadata file of a table outside of all places that may be
-        read, and other StorageErrors.
+        StoragePermissionError, with what to do, for the metadata file of another catalog's table that this process may
+        not read, and other StorageErrors.
         """
         # In order, so that it is no matter of chance which of several failures is told.
         missing = sorted(path for path in locations if path not in self._walked_definitions)
@@ -128,7 +128,8 @@ class TableReach:
         is_managed = outline.definition is not None and outline.definition.is_managed
         damage = walked.damage
         if damage is not None:
-            if isinstance(damage, LocationNotAllowedError) and not is_managed and not walked.has_metadata:
+            # Another process, with other settings or rights, may be able to read it.
+            if isinstance(damage, StoragePermissionError) and not is_managed and not walked.has_metadata:
                 raise _stopped_by(damage, location) from damage
             ids = [outline.id, *_TABLE_FOLDER.findall(location)]
             self.opaque_ids.update(ids)
@@ -337,9 +338,10 @@ def iceberg_metadata(definition: TableDef) -> str | None:
 def _stopped_by(error: TrinityLakeError, metadata_location: str) -> TrinityLakeError:
     """Return an error with what to do about a table whose metadata file may not be read."""
     stopped = copy.copy(error)
+    condition = "its root is allowed" if isinstance(error, LocationNotAllowedError) else "it may be read"
     stopped.message = (
-        f"{error.message}; the table of {metadata_location!r} needs it: nothing is deleted before its root is allowed,"
-        " or no kept version and no export has the table"
+        f"{error.message}; the table of {metadata_location!r} needs it: nothing is deleted before {condition}, or no"
+        " kept version and no export has the table"
     )
     return stopped
 

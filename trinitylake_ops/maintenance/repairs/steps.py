@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
-from trinitylake_ops.errors import CommitConflictError, InvalidInputError
+from trinitylake_ops.errors import CommitConflictError, InvalidInputError, StorageError
 from trinitylake_ops.format.definitions import ExportState, LakehouseDef
 from trinitylake_ops.format.locations import is_uri, to_location
 from trinitylake_ops.format.nodes.node_file import NodeFile
@@ -86,16 +86,25 @@ class SetHint:
 class ClaimFolders:
     """Writes the owner files of tables that versions define.
 
-    Raises FileExistsAlreadyError for an owner file of another lakehouse.
+    All folders are tried. Then raises the first error, such as FileExistsAlreadyError for an owner file of another
+    lakehouse.
     """
 
     table_ids: tuple[str, ...]
 
     def take(self, lake: Lakehouse, latest: int) -> int:
         storage, lakehouse_id = lake.storage, lake.snapshot().definition.id
-        run_parallel(
-            lambda table_id: claim_folder(storage, table_id, lakehouse_id), self.table_ids, storage.concurrency
-        )
+
+        def claim(table_id: str) -> StorageError | None:
+            try:
+                claim_folder(storage, table_id, lakehouse_id)
+            except StorageError as error:
+                return error
+            return None
+
+        for error in run_parallel(claim, self.table_ids, storage.concurrency):
+            if error is not None:
+                raise error
         return latest
 
 

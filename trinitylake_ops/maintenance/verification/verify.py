@@ -358,10 +358,12 @@ class _Verification:
         if latest is None:
             return
         try:
-            moved = moved_tables(self._metered.lake, latest)
-        except TrinityLakeError as error:  # told with the table
+            moved, damaged = moved_tables(self._metered.lake, latest)
+        except TrinityLakeError as error:  # reported with the content
             self._unchecked.append(f"tables that were moved: {error.message}")
             return
+        for error in damaged.values():  # reported with the table
+            self._unchecked.append(f"a table that may have moved: {error.message}")
         if moved:
             message = (
                 f"{len(moved)} tables, such as {moved[0].name}, name the place where the lakehouse stood before it was"

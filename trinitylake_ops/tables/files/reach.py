@@ -24,7 +24,7 @@ from trinitylake_ops.errors import (
     CorruptFileError,
     FileMissingError,
     InvalidLocationError,
-    LocationNotAllowedError,
+    StoragePermissionError,
     TransactionExpiredError,
     TrinityLakeError,
 )
@@ -34,12 +34,20 @@ from trinitylake_ops.storage.parallel import run_parallel
 from trinitylake_ops.tables.claims.avro_files import SNAPSHOT_ID, AvroContent, uncompressed
 from trinitylake_ops.tables.claims.bounds import has_faulty_summaries, mark_faulty
 from trinitylake_ops.tables.files.metadata import InlineSnapshot, walked_metadata
+from trinitylake_ops.tables.io.file_errors import TableFileUnreadableError
 from trinitylake_ops.tables.io.file_io import StorageFileIO
 from trinitylake_ops.tables.managed import metadata_uri
 
 T = TypeVar("T")
-#: Failures of one table whose files are damaged, missing or not its own. They concern no other table.
-DAMAGE = (FileMissingError, CorruptFileError, InvalidLocationError, LocationNotAllowedError)
+#: Failures of one table whose files are damaged, missing, not its own, or not returned by the storage. They concern no
+#: other table.
+DAMAGE = (
+    FileMissingError,
+    CorruptFileError,
+    InvalidLocationError,
+    StoragePermissionError,
+    TableFileUnreadableError,
+)
 _ADDED = ManifestEntryStatus.ADDED
 
 

@@ -9,6 +9,7 @@ from pyiceberg.io import InputStream
 
 from trinitylake_ops.tables.claims.file_claims import check_parquet_claims, end_with_claims, footer_bytes, read_footer
 from trinitylake_ops.tables.claims.table_seals import PieceCheck, SealedKind, check_table_file
+from trinitylake_ops.tables.io.file_errors import reading_table_file
 from trinitylake_ops.tables.io.file_io import StorageFileIO
 from trinitylake_ops.tables.io.input_file import StorageInputFile
 
@@ -43,7 +44,8 @@ class _CheckedFile(StorageInputFile):
 
         Raises CorruptFileError for a file that does not match its of its checksums, StorageError.
         """
-        head = self._storage.read(self._path, offset=0, length=HELD_BYTES)
+        with reading_table_file():
+            head = self._storage.read(self._path, offset=0, length=HELD_BYTES)
         if len(head) < HELD_BYTES:
             check_table_file(head, self.shown)
             if SealedKind.of(self.shown) is SealedKind.PARQUET or footer_bytes(head):

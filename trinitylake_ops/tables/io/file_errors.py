@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from trinitylake_ops.errors import (
     FileExistsAlreadyError,
     FileMissingError,
+    StorageError,
     StoragePermissionError,
 )
 
@@ -22,6 +23,21 @@ class TableFileExistsError(FileExistsAlreadyError, FileExistsError):
 
 class TableFilePermissionError(StoragePermissionError, PermissionError):
     """A StoragePermissionError that pyiceberg recognises."""
+
+
+class TableFileUnreadableError(StorageError):
+    """The storage does not return a table file, for example an archived object or a link that leads to itself."""
+
+
+@contextmanager
+def reading_table_file() -> Iterator[None]:
+    """Raise TableFileUnreadableError for a StorageError that no other class describes: it concerns this file only."""
+    try:
+        yield
+    except StorageError as error:
+        if type(error) is not StorageError:
+            raise
+        raise TableFileUnreadableError(error.message, path=error.path) from error
 
 
 @contextmanager

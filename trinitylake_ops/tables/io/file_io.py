@@ -37,7 +37,7 @@ from trinitylake_ops.storage.options import StorageOptions
 from trinitylake_ops.storage.schemes import with_environment
 from trinitylake_ops.tables.claims.avro_decoder import read_bounded_avro
 from trinitylake_ops.tables.claims.bounds import read_valid_bounds
-from trinitylake_ops.tables.io.file_errors import as_pyiceberg_expects
+from trinitylake_ops.tables.io.file_errors import as_pyiceberg_expects, reading_table_file
 from trinitylake_ops.tables.io.folder_owners import FolderOwners, latest_definition_at
 from trinitylake_ops.tables.io.input_file import StorageInputFile
 from trinitylake_ops.tables.io.io_properties import ROOT, public_properties, storage_options_of
@@ -344,9 +344,9 @@ class StorageFileIO(FileIO):
         whole.
         """
         storage, path = self.resolve(to_uri(self.root, location))
-        return self._through(storage).read(
-            path, limit_bytes=size_bytes if size_bytes > storage.whole_file_limit_bytes else None
-        )
+        limit_bytes = size_bytes if size_bytes > storage.whole_file_limit_bytes else None
+        with reading_table_file():
+            return self._through(storage).read(path, limit_bytes=limit_bytes)
 
     def new_input(self, location: str) -> StorageInputFile:
         """Return a file to read. Raises InvalidLocationError."""

@@ -18,7 +18,7 @@ from trinitylake_ops.tables.claims.inflate import MAX_INFLATED_BYTES, too_large
 from trinitylake_ops.tables.claims.puffin_claims import MAGIC as PUFFIN_MAGIC
 from trinitylake_ops.tables.claims.puffin_claims import check_puffin
 from trinitylake_ops.tables.claims.table_seals import SealedKind, check_table_file
-from trinitylake_ops.tables.io.file_errors import as_pyiceberg_expects
+from trinitylake_ops.tables.io.file_errors import as_pyiceberg_expects, reading_table_file
 
 #: A file up to this size is read in one request. Of a larger file, this much of its start is.
 WHOLE_FILE_BYTES = 1 << 20
@@ -42,7 +42,7 @@ class StorageInputFile(InputFile):
     def __len__(self) -> int:
         """Size in bytes. It takes one request unless it is known. Raises FileNotFoundError."""
         if self._size_bytes is None:
-            with as_pyiceberg_expects(self.location):
+            with as_pyiceberg_expects(self.location), reading_table_file():
                 self._size_bytes = self._storage.stat(self._path).size_bytes
         return self._size_bytes
 
@@ -75,7 +75,7 @@ class StorageInputFile(InputFile):
         return self._with_rest(self._read_head())
 
     def _read_head(self) -> bytes:
-        with as_pyiceberg_expects(self.location):
+        with as_pyiceberg_expects(self.location), reading_table_file():
             head = self._storage.read(self._path, offset=0, length=WHOLE_FILE_BYTES)
         if len(head) < WHOLE_FILE_BYTES:
             self._size_bytes = len(head)
@@ -104,7 +104,7 @@ class StorageInputFile(InputFile):
 
     def read_range(self, offset: int, length: int) -> bytes:
         """Return ``length`` bytes from ``offset`` on, in one request. Raises FileNotFoundError, StorageError."""
-        with as_pyiceberg_expects(self.location):
+        with as_pyiceberg_expects(self.location), reading_table_file():
             data = self._storage.read(self._path, offset=offset, length=length)
         if len(data) != length:
             raise StorageError(
