@@ -362,8 +362,8 @@ class _Verification:
         except TrinityLakeError as error:  # reported with the content
             self._unchecked.append(f"tables that were moved: {error.message}")
             return
-        for error in damaged.values():  # reported with the table
-            self._unchecked.append(f"a table that may have moved: {error.message}")
+        for damage in damaged.values():  # reported with the table
+            self._unchecked.append(f"a table that may have moved: {damage.message}")
         if moved:
             message = (
                 f"{len(moved)} tables, such as {moved[0].name}, name the place where the lakehouse stood before it was"
