@@ -353,12 +353,20 @@ def test_the_committed_fixture_is_clean(tmp_path: Path) -> None:
     assert report.versions == 4
 
 
-def test_a_version_from_the_future_is_a_warning(lake: Lakehouse) -> None:
-    create(Lakehouse(ClockStorage(lake.storage, lake.storage.now_ms() + 3_600_000)), "early")
+def test_a_version_from_the_future_is_a_warning_until_the_next_commit(lake: Lakehouse) -> None:
+    late = Lakehouse(ClockStorage(lake.storage, lake.storage.now_ms() + 3_600_000))
+    create(late, "early")
+    version = lake.latest_version()
+    report = maintenance.verify(lake)
+    assert [(finding.severity, finding.code, finding.version) for finding in report.findings] == [
+        ("warning", "time-in-future", version)
+    ]
+    assert report.is_clean
+    assert maintenance.verify(late).findings == ()
     create(lake, "next")
     report = maintenance.verify(lake)
     assert [(finding.severity, finding.code, finding.version) for finding in report.findings] == [
-        ("warning", "time-in-future", lake.latest_version() - 1)
+        ("past", "time-in-future", version),
+        ("past", "clock-set-back", version + 1),
     ]
-    assert report.is_clean
-    assert maintenance.verify(Lakehouse(ClockStorage(lake.storage, lake.storage.now_ms() + 3_600_000))).findings == ()
+    assert [info.is_clock_reset for info in lake.history(2)] == [True, False]

@@ -19,6 +19,7 @@ from trinitylake_ops.versions import latest as latest_version
 from trinitylake_ops.versions import lookup
 from trinitylake_ops.versions import roots as versions
 from trinitylake_ops.versions.snapshot import Snapshot
+from trinitylake_ops.versions.stamps import VersionTime
 
 Mutation = Callable[[], AbstractContextManager[Any]]
 
@@ -196,7 +197,7 @@ MUTATIONS: Mapping[str, Mutation] = {
     ),
     "skip the time to live": _returning(group, "check_age", None),
     "take the clock's time, also when it jumped back": lambda: mock.patch.object(
-        commit, "_creation_time_ms", lambda storage, base: storage.now_ms()
+        commit, "time_after", lambda base, now_ms: VersionTime(now_ms, None)
     ),
     "put transactions together that touch each other": _returning(change_set.Footprint, "is_touched_by", False),
     "delete the files of a commit with an unknown outcome": _forget_files_of_unknown_outcomes,

@@ -7,12 +7,15 @@ import errno
 import os
 import shutil
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
+from tests.own_time import give_own_time
 from tests.storage.file_systems import file_size_limit, mounted_read_only, read_only_modes, small_disk
+from trinitylake_ops import Lakehouse
 from trinitylake_ops.errors import (
     AmbiguousWriteError,
     FileExistsAlreadyError,
@@ -26,6 +29,7 @@ from trinitylake_ops.errors import (
 )
 from trinitylake_ops.storage import LocalStorage
 from trinitylake_ops.storage.contract.suite import run_together
+from trinitylake_ops.storage.local import posix_files
 from trinitylake_ops.storage.local.os_errors import storage_error
 
 WRITES: list[Callable[[LocalStorage, str, bytes], None]] = [LocalStorage.create, LocalStorage.write]
@@ -473,3 +477,21 @@ def test_every_open_file_is_closed(storage: LocalStorage) -> None:
 def test_clock_is_that_of_the_files(storage: LocalStorage) -> None:
     storage.create("name", b"x")
     assert abs(storage.now_ms() - storage.stat("name").last_modified_ms) < 5000
+
+
+@pytest.mark.parametrize("fsync", [False, True])
+@pytest.mark.parametrize("ahead_s", [10 * 365 * 86_400, -7200])
+def test_a_machine_whose_clock_is_not_that_of_the_files_writes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fsync: bool, ahead_s: int
+) -> None:
+    root = f"file://{tmp_path}/"
+    lake = Lakehouse.create(root, storage=LocalStorage(root, fsync=fsync))
+    before = sorted(path for path in tmp_path.rglob("*") if path.is_file())
+    give_own_time(monkeypatch, posix_files, time_ns=lambda: time.time_ns() + ahead_s * 10**9)
+    with pytest.raises(StorageError, match="clock of the file system"), lake.transaction() as txn:
+        txn.create_namespace("n")
+    monkeypatch.undo()
+    assert sorted(path for path in tmp_path.rglob("*") if path.is_file()) == before
+    with lake.transaction() as txn:
+        txn.create_namespace("n")
+    assert lake.latest_version() == 1

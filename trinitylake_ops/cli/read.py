@@ -326,8 +326,11 @@ def _stat_rows(info: VersionInfo, diff: VersionDiff | None) -> Iterator[tuple[ob
 
 
 def _operation(info: VersionInfo) -> str:
-    operation = info.operation or "-"
-    return operation if info.rollback_from is None else f"{operation} (from {info.rollback_from})"
+    notes = [
+        *([] if info.rollback_from is None else [f"from {info.rollback_from}"]),
+        *(["clock set back"] if info.is_clock_reset else []),
+    ]
+    return f"{info.operation or '-'} ({', '.join(notes)})" if notes else info.operation or "-"
 
 
 @click.command(short_help="List namespaces, or the tables of one.")

@@ -23,6 +23,7 @@ from trinitylake_ops.format.nodes.node_file import (
     text_bytes,
 )
 from trinitylake_ops.format.nodes.system_rows import (
+    CLOCK_RESET,
     COMMIT_ID,
     COMMIT_INFO,
     CREATED_AT_MILLIS,
@@ -72,6 +73,7 @@ def _largest_root_bytes(order: int, key_bytes: int, path_bytes: int) -> int:
         CREATED_AT_MILLIS: "9" * 20,
         COMMIT_ID: "0" * 36,
         COMMIT_INFO: "0" * MAX_COMMIT_INFO_BYTES,
+        CLOCK_RESET: str(MAX_VERSION),
     }
     return seal_room_bytes() + size_of_rows_bytes(
         len(system) + 1 + order + 1,

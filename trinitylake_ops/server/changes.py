@@ -27,7 +27,7 @@ from trinitylake_ops.transaction.transaction import Transaction
 from trinitylake_ops.versions.history import CLIENT_PROPERTY
 from trinitylake_ops.versions.roots import ProbedRoots
 from trinitylake_ops.versions.snapshot import Snapshot
-from trinitylake_ops.versions.time_travel import find_version_at
+from trinitylake_ops.versions.time_travel import find_version_before
 
 T = TypeVar("T")
 
@@ -131,7 +131,7 @@ def _unpublished(lake: Lakehouse, publication: str, key: uuid.UUID, call: Call) 
 def _version_before(lake: Lakehouse, moment_ms: int) -> int:
     roots = lake.files.roots
     try:
-        return find_version_at(roots, moment_ms, lake.latest_version(), ProbedRoots(roots.storage))
+        return find_version_before(roots, moment_ms, lake.latest_version(), ProbedRoots(roots.storage))
     except VersionNotFoundError:  # the lakehouse is younger
         return 0
 

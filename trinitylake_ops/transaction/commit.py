@@ -16,13 +16,12 @@ from trinitylake_ops.errors import (
     CommitAttemptsExhaustedError,
     CommitOutcomeUnknownError,
     FileMissingError,
-    StorageError,
     TrinityLakeError,
     VersionNotFoundError,
 )
 from trinitylake_ops.format.file_names import MAX_VERSION
 from trinitylake_ops.format.nodes.node_file import decode_system_rows
-from trinitylake_ops.format.nodes.system_rows import COMMIT_ID, CREATED_AT_MILLIS, MAX_TIME_MS
+from trinitylake_ops.format.nodes.system_rows import COMMIT_ID
 from trinitylake_ops.storage import beside
 from trinitylake_ops.storage.conditional_create import create_fresh, create_settled
 from trinitylake_ops.storage.interface import Storage
@@ -40,15 +39,14 @@ from trinitylake_ops.versions.roots import (
     count_created_root,
     look_after,
     look_beside,
-    read_roots,
 )
 from trinitylake_ops.versions.snapshot import LakehouseFiles, Snapshot
+from trinitylake_ops.versions.stamps import time_after
 
 logger = logging.getLogger(__name__)
 
 #: On a fast storage, bad luck alone loses a hundred within a fifth of a second.
 DEFAULT_MAX_ATTEMPTS = 1_000
-_TIMES_AT_ONCE = 16
 
 
 class Committable(Protocol):
@@ -208,7 +206,7 @@ class Commit:
             raise VersionNotFoundError(
                 f"version {MAX_VERSION} is the last one a lakehouse can have; nothing was committed"
             )
-        stamp = RootStamp(_creation_time_ms(self._files.storage, base), str(uuid.uuid4()))
+        stamp = RootStamp(time_after(base, self._files.storage.now_ms()), str(uuid.uuid4()))
         draft = self._change.draft(base, stamp)
         return None if draft is None else _Attempt(version, stamp.commit_id, draft)
 
@@ -325,38 +323,6 @@ def attempts_exhausted(n_attempts: int, version: int) -> CommitAttemptsExhausted
     return CommitAttemptsExhaustedError(
         f"{n_attempts} attempts met other commits each time; nothing was committed, retry later", version=version
     )
-
-
-def _creation_time_ms(storage: Storage, base: Snapshot) -> int:
-    """Return the time of the next version: now, or just after all earlier versions where the clock is behind."""
-    time_ms = max(storage.now_ms(), _newest_time_ms(base) + 1)
-    check_time(time_ms)
-    return time_ms
-
-
-def _newest_time_ms(base: Snapshot) -> int:
-    """Return the largest time of all versions up to ``base``.
-
-    If we wrote ``base``, that is its own time. A version of another program may be older than those before it. These
-    are then read, back to one of ours.
-    """
-    newest_ms, system, roots = base.created_at_ms, base.root.system, base.files.roots
-    earlier = read_roots(roots, range(base.version - 1, -1, -1), _TIMES_AT_ONCE)
-    while COMMIT_ID not in system:
-        version, data = next(earlier, (-1, None))
-        if data is None:
-            break  # before version 0, or at a root that another program deleted, with all before it
-        system = decode_system_rows(data, roots.path(version))
-        newest_ms = max(newest_ms, int(system[CREATED_AT_MILLIS]))
-    return newest_ms
-
-
-def check_time(time_ms: int) -> None:
-    """Raise StorageError for a time that no node file can hold; such a root could never be read again."""
-    if not 0 <= time_ms <= MAX_TIME_MS:
-        raise StorageError(
-            f"the clock gives {time_ms} ms since 1970, which no version can have; set it right, nothing was committed"
-        )
 
 
 def create_root(

@@ -22,12 +22,13 @@ from trinitylake_ops.format.nodes.system_rows import COMMIT_ID, COMMIT_INFO, CRE
 from trinitylake_ops.format.places import Place
 from trinitylake_ops.storage.conditional_create import create_fresh
 from trinitylake_ops.storage.interface import Storage
-from trinitylake_ops.transaction.commit import check_time, create_root, discard
+from trinitylake_ops.transaction.commit import create_root, discard
 from trinitylake_ops.tree.nodes.node import TreeLimits
 from trinitylake_ops.tree.nodes.table_users import claim_table_root
 from trinitylake_ops.tree.search import prefix_end, scan
 from trinitylake_ops.versions.commit_info import CommitCost, CommitInfo
 from trinitylake_ops.versions.snapshot import LakehouseFiles, Snapshot
+from trinitylake_ops.versions.stamps import check_time
 
 
 def create_lakehouse(files: LakehouseFiles, definition: LakehouseDef) -> None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from trinitylake_ops.format.definitions import LakehouseDef
 from trinitylake_ops.format.nodes.node_file import NodeFile
 from trinitylake_ops.format.nodes.system_rows import (
+    CLOCK_RESET,
     COMMIT_ID,
     COMMIT_INFO,
     CREATED_AT_MILLIS,
@@ -21,14 +22,20 @@ from trinitylake_ops.tree.nodes.node import TreeLimits
 from trinitylake_ops.versions.commit_info import CommitCost, CommitInfo
 from trinitylake_ops.versions.roots import KnownRoot
 from trinitylake_ops.versions.snapshot import Snapshot
+from trinitylake_ops.versions.stamps import VersionTime
 
 
 @dataclass(frozen=True, slots=True)
 class RootStamp:
     """The values that one attempt gives to the root that it would create."""
 
-    created_at_ms: int
+    time: VersionTime
     commit_id: str
+
+    @property
+    def created_at_ms(self) -> int:
+        """The time of the version, in milliseconds since the epoch."""
+        return self.time.created_at_ms
 
     def system(
         self,
@@ -49,6 +56,7 @@ class RootStamp:
             LAKEHOUSE_DEF: lakehouse_def,
             PREVIOUS_ROOT: previous,
             **({ROLLBACK_FROM_ROOT: previous} if is_rollback else {}),
+            **({} if self.time.clock_reset is None else {CLOCK_RESET: str(self.time.clock_reset)}),
             CREATED_AT_MILLIS: str(self.created_at_ms),
             COMMIT_ID: self.commit_id,
             COMMIT_INFO: info.largest(),

@@ -18,6 +18,7 @@ from trinitylake_ops.format.nodes.system_rows import (
     ROLLBACK_FROM_ROOT,
     SEALED_AT_MILLIS,
     decode_commit_info,
+    is_clock_reset,
     without_carried_stamp,
 )
 from trinitylake_ops.versions.latest import latest_snapshot
@@ -38,7 +39,8 @@ class VersionInfo:
 
     ``members`` are the ids of the transactions in it. Where they are several, ``transactions`` says more of each.
     ``cost`` has the ``attempts`` of the commit, the ``requests`` that created its files, and the ``bytes`` of its
-    definitions and nodes. ``root_bytes`` is the size of its root.
+    definitions and nodes. ``root_bytes`` is the size of its root. ``is_clock_reset`` is set where the
+    version has the storage's time although versions before it have later times.
     """
 
     version: int
@@ -59,6 +61,7 @@ class VersionInfo:
     cost: Mapping[str, int] = field(default_factory=dict)
     root_bytes: int = field(default=0, compare=False)
     transactions: tuple[TransactionInfo, ...] = ()
+    is_clock_reset: bool = False
 
     @property
     def bytes_written(self) -> int:
@@ -202,6 +205,7 @@ def _version_info(root: _Root, definition: LakehouseDef) -> VersionInfo:
         cost=_numbers(info.get("cost")),
         root_bytes=root.size_bytes,
         transactions=_transactions(info),
+        is_clock_reset=is_clock_reset(system, version),
     )
 
 

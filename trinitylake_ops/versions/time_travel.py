@@ -2,33 +2,107 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from trinitylake_ops.errors import VersionNotFoundError
 from trinitylake_ops.format.nodes.node_file import decode_system_rows
-from trinitylake_ops.format.nodes.system_rows import COMMIT_ID, CREATED_AT_MILLIS
+from trinitylake_ops.format.nodes.system_rows import CLOCK_RESET, COMMIT_ID, CREATED_AT_MILLIS, clock_reset
 from trinitylake_ops.versions.roots import ProbedRoots, Roots, read_roots
 from trinitylake_ops.versions.snapshot import utc_of
 
 _BATCH = 64
+#: The most by which a clock is assumed to have been behind where it was set back: a wrong time zone and more.
+_MOST_BEHIND_MS = 24 * 3_600_000
 
 
 def find_version_at(roots: Roots, timestamp_ms: int, latest: int, probed: ProbedRoots) -> int:
-    """Return the newest version up to which all were created at or before a time.
+    """Return the newest version up to which all were created at or before a time, since the clock was last set back.
 
-    Each version that we write is younger than its predecessor. So bisection finds the answer, with one read for each
-    halving. A missing ``commit_id`` shows a version of another program, which may be older than versions before it.
-    Then all versions that can be the answer are read, in order. ``probed`` keeps the roots that bisection reads. Raises
-    VersionNotFoundError for a time before the oldest version.
+    Between two versions at which the clock was set back, each version that we write is younger than its predecessor.
+    So bisection finds the answer, with one read for each halving, and two reads for each such version that is younger
+    than the time.
+
+    Args:
+        roots: The roots of the lakehouse.
+        timestamp_ms: The time, in milliseconds since the epoch.
+        latest: The latest version.
+        probed: Keeps the roots that are read.
+
+    Raises:
+        VersionNotFoundError: The time is before the oldest version.
     """
-    low, high = -1, latest + 1  # the answer is below ``high``, and not below ``low``
-    high_ms, version, is_there = 0, latest, False
+    return _find(roots, timestamp_ms, latest, probed, behind_ms=0)
+
+
+def find_version_before(roots: Roots, timestamp_ms: int, latest: int, probed: ProbedRoots) -> int:
+    """Return a version after which all commits since a time are found, also where a clock was behind for a while.
+
+    Where the clock was set back, the earlier versions may have been ahead, or the clock may have been behind. Only in
+    the second case an earlier version can be younger than the time. So in the first day after such a version, the
+    search goes on before it.
+
+    Args:
+        roots: The roots of the lakehouse.
+        timestamp_ms: The time, in milliseconds since the epoch.
+        latest: The latest version.
+        probed: Keeps the roots that are read.
+
+    Raises:
+        VersionNotFoundError: The time is before the oldest version.
+    """
+    return _find(roots, timestamp_ms, latest, probed, behind_ms=_MOST_BEHIND_MS)
+
+
+@dataclass(frozen=True, slots=True)
+class _Reset:
+    """A version at which the clock was set back, and its time."""
+
+    version: int
+    created_at_ms: int
+
+
+def _find(roots: Roots, timestamp_ms: int, latest: int, probed: ProbedRoots, *, behind_ms: int) -> int:
+    end = latest
+    while True:
+        reset = _last_reset(roots, end, probed)
+        if reset is None or timestamp_ms >= reset.created_at_ms + behind_ms:
+            return _between(roots, timestamp_ms, -1 if reset is None else reset.version, end, probed)
+        end = reset.version - 1
+
+
+def _last_reset(roots: Roots, version: int, probed: ProbedRoots) -> _Reset | None:
+    """Return the last version up to ``version`` at which the clock was set back.
+
+    Roots name it, but those of other programs may not. Then the last one of ours is looked for, in one more round. None
+    if no root names one that names itself.
+    """
+    system = _system(roots, version, probed)
+    if system is not None and CLOCK_RESET not in system and COMMIT_ID not in system:
+        for number, data in read_roots(roots, range(version - 1, max(-1, version - 1 - _BATCH), -1), _BATCH):
+            system = None if data is None else decode_system_rows(data, roots.path(number))
+            version = number
+            if system is None or COMMIT_ID in system:
+                break
+    reset = None if system is None else clock_reset(system, version)
+    named = None if reset is None else _system(roots, reset, probed)
+    if reset is None or named is None or clock_reset(named, reset) != reset:
+        return None
+    return _Reset(reset, int(named[CREATED_AT_MILLIS]))
+
+
+def _between(roots: Roots, timestamp_ms: int, first: int, last: int, probed: ProbedRoots) -> int:
+    """Return the version of a time among those up to ``last``; from ``first``, which is not after it, unless -1.
+
+    A missing ``commit_id`` shows a version of another program, which may be older than versions before it. Then all
+    versions that can be the answer are read, in order.
+    """
+    low, high = first, last + 1  # the answer is below ``high``, and not below ``low``
+    high_ms, version, is_there = 0, last, first >= 0
     while high - low > 1:
-        path = roots.path(version)
-        probed.read([path])
-        data = probed.contents[path]
-        if data is None:  # another program deleted this root, and all before it
+        system = _system(roots, version, probed)
+        if system is None:  # another program deleted this root, and all before it
             low = version
         else:
-            system = decode_system_rows(data, path)
             time_ms = int(system[CREATED_AT_MILLIS])
             if time_ms > timestamp_ms:
                 high, high_ms = version, time_ms
@@ -40,9 +114,17 @@ def find_version_at(roots: Roots, timestamp_ms: int, latest: int, probed: Probed
                 break
         version = (low + high) // 2
     if not is_there:
-        youngest = "" if high > latest else f"; version {high} was created at {_shown(high_ms)}"
+        youngest = "" if high > last else f"; version {high} was created at {_shown(high_ms)}"
         raise VersionNotFoundError(f"no version is as old as {_shown(timestamp_ms)}{youngest}")
     return low
+
+
+def _system(roots: Roots, version: int, probed: ProbedRoots) -> dict[str, str] | None:
+    """Return the system rows of a root, None where another program deleted it."""
+    path = roots.path(version)
+    probed.read([path])
+    data = probed.contents[path]
+    return None if data is None else decode_system_rows(data, path)
 
 
 def _shown(time_ms: int) -> str:

@@ -19,6 +19,7 @@ from trinitylake_ops.format.nodes.ipc_file import (
 )
 from trinitylake_ops.format.nodes.sections import MalformedError, Rows, ascend, not_ascending
 from trinitylake_ops.format.nodes.system_rows import (
+    CLOCK_RESET,
     COMMIT_ID,
     COMMIT_INFO,
     CREATED_AT_MILLIS,
@@ -189,7 +190,7 @@ def encode_sealed_root(system: Mapping[str, str], sealed_at_ms: int, path: str =
     The commit's id, its place in the chain, its operation and its members remain. So the name stays taken. An export's
     properties about its source remain, too, as the next export needs them.
     """
-    kept = {name: system[name] for name in (CREATED_AT_MILLIS, PREVIOUS_ROOT, COMMIT_ID) if name in system}
+    kept = {name: system[name] for name in (CREATED_AT_MILLIS, PREVIOUS_ROOT, COMMIT_ID, CLOCK_RESET) if name in system}
     info = decode_commit_info(system)
     names = [STAMPED_VERSION, "operation", "members", *(["properties"] if info.get("operation") == "export" else [])]
     said = {name: info[name] for name in names if name in info}

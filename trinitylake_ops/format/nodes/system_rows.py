@@ -17,6 +17,8 @@ ROLLBACK_FROM_ROOT = "rollback_from_root"
 COMMIT_ID = "commit_id"
 COMMIT_INFO = "commit_info"
 SEALED_AT_MILLIS = "sealed_at_millis"
+#: The newest version at which the clock was set back, up to the version of the root.
+CLOCK_RESET = "clock_reset"
 
 #: The entry of ``commit_info`` that names the version it was written for.
 STAMPED_VERSION = "version"
@@ -24,6 +26,8 @@ STAMPED_VERSION = "version"
 MAX_COMMIT_INFO_BYTES = 4096
 
 MAX_TIME_MS = 253_402_300_799_999  # the end of the year 9999, in milliseconds since the epoch
+
+_VERSION_DIGITS = 10
 
 #: The name of ``LAKEHOUSE_DEF`` in the older layout.
 OLD_LAKEHOUSE_DEF = "lakehouse"
@@ -41,6 +45,7 @@ SYSTEM_KEYS = frozenset(
         COMMIT_ID,
         COMMIT_INFO,
         SEALED_AT_MILLIS,
+        CLOCK_RESET,
     }
 )
 
@@ -68,6 +73,21 @@ def without_carried_stamp(system: dict[str, str], before: Mapping[str, str]) -> 
     """
     commit_id = system.get(COMMIT_ID)
     return _unstamped(system) if commit_id is not None and commit_id == before.get(COMMIT_ID) else system
+
+
+def clock_reset(system: Mapping[str, str], version: int) -> int | None:
+    """Return the newest version up to ``version`` at which the clock was set back, by the root of ``version``.
+
+    None if there is none, or if the row holds no version that can be it.
+    """
+    text = system.get(CLOCK_RESET, "")
+    reset = int(text) if text.isascii() and text.isdecimal() and len(text) <= _VERSION_DIGITS else 0
+    return reset if 1 <= reset <= version else None
+
+
+def is_clock_reset(system: Mapping[str, str], version: int) -> bool:
+    """Whether the clock was set back at ``version``, by its own root, which we wrote."""
+    return COMMIT_ID in system and clock_reset(system, version) == version
 
 
 def _unstamped(system: Mapping[str, str]) -> dict[str, str]:

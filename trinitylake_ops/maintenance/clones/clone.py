@@ -56,6 +56,7 @@ from trinitylake_ops.tree.editor import carried_tree
 from trinitylake_ops.tree.nodes.node import TreeLimits
 from trinitylake_ops.versions.commit_info import CommitCost, CommitInfo
 from trinitylake_ops.versions.snapshot import Snapshot
+from trinitylake_ops.versions.stamps import bounded_time_ms
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -303,7 +304,8 @@ def _make(there: Lakehouse, source: Snapshot, source_root: str, record: ExportRe
     info = CommitInfo(CLONE, f"version {source.version} of {source_root}"[:500], properties=properties)
     root = first_root(there.storage, definition, definition_path, _commit_id(record), info, CommitCost(1, 1, 0))
     # Not before the version that it is made of, whose storage may have another clock: time travel goes on in it.
-    created_at_ms = max(root.created_at_ms, source.created_at_ms + 1)
+    # A version far ahead of that other clock does not count, as in commits there.
+    created_at_ms = max(root.created_at_ms, bounded_time_ms(source.created_at_ms, record.created_at_millis))
     root.system[CREATED_AT_MILLIS] = str(created_at_ms)
     limits = TreeLimits.of(definition)
     tree = _tree(there, source, source_root, record, limits)

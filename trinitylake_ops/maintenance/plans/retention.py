@@ -8,7 +8,7 @@ of a lakehouse that nobody changed for a year was in use until yesterday.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 
 from trinitylake_ops.errors import InvalidInputError
@@ -29,6 +29,22 @@ class VersionAge:
     created_at_ms: int
     superseded_at_ms: int | None
     pins: tuple[str, ...] = ()
+
+    def settled(self, reset_ms: int, now_ms: int) -> VersionAge:
+        """Return the age of a version before one that set the clock back.
+
+        Times that are still to come are replaced by that of the later version, as this one was superseded by then.
+
+        Args:
+            reset_ms: The time of the version that set the clock back.
+            now_ms: The storage's time.
+        """
+        superseded_ms = self.superseded_at_ms
+        if superseded_ms is None or max(self.created_at_ms, superseded_ms) <= now_ms:
+            return self
+        return replace(
+            self, created_at_ms=min(self.created_at_ms, reset_ms), superseded_at_ms=min(superseded_ms, reset_ms)
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

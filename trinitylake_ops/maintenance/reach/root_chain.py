@@ -13,7 +13,7 @@ from trinitylake_ops.errors import CorruptFileError, FileMissingError, InvalidIn
 from trinitylake_ops.format.definitions import LakehouseDef
 from trinitylake_ops.format.locations import to_location
 from trinitylake_ops.format.nodes.node_file import NodeFile, decode_node
-from trinitylake_ops.format.nodes.system_rows import PREVIOUS_ROOT
+from trinitylake_ops.format.nodes.system_rows import PREVIOUS_ROOT, is_clock_reset
 from trinitylake_ops.format.version_ranges import VersionRanges
 from trinitylake_ops.versions.roots import Roots
 from trinitylake_ops.versions.snapshot import Snapshot
@@ -29,7 +29,7 @@ def chain_faults(roots: Roots, version: int, root: NodeFile, before_ms: int) -> 
     named = root.system.get(PREVIOUS_ROOT)
     if _path_of(roots, named) != expected:
         yield "chain-broken", f"previous_root is {named!r}, not {expected!r}"
-    if root.created_at_ms <= before_ms:
+    if root.created_at_ms <= before_ms and not is_clock_reset(root.system, version):
         yield "time-not-rising", f"created at {root.created_at_ms} ms, not after its predecessor at {before_ms} ms"
 
 

@@ -23,7 +23,7 @@ from trinitylake_ops.format.file_names import ROOT_PREFIX, parse_root_path, root
 from trinitylake_ops.format.locations import located, to_location
 from trinitylake_ops.format.nodes.keys import TABLE_KEY_PREFIX
 from trinitylake_ops.format.nodes.node_file import NodeFile, decode_node
-from trinitylake_ops.format.nodes.system_rows import LAKEHOUSE_DEF
+from trinitylake_ops.format.nodes.system_rows import LAKEHOUSE_DEF, clock_reset
 from trinitylake_ops.format.version_ranges import VersionRanges
 from trinitylake_ops.maintenance.plans.executor import LOCAL, Executor, Weight
 from trinitylake_ops.maintenance.plans.retention import RetentionPolicy, Verdict, VersionAge, judge
@@ -144,7 +144,7 @@ class Survey:
     def ages(self, now_ms: int) -> list[VersionAge]:
         """Return what decides about each live version at a time."""
         pins = pinned_versions(self, now_ms)
-        return [
+        ages = [
             VersionAge(
                 version=version,
                 created_at_ms=self.roots[version].created_at_ms,
@@ -153,6 +153,11 @@ class Survey:
             )
             for version in self.live()
         ]
+        reset = clock_reset(self.base.root.system, self.base.version)
+        if reset is None or reset not in self.roots:
+            return ages
+        reset_ms = self._committed_at_ms(reset)
+        return [age.settled(reset_ms, now_ms) if age.version < reset else age for age in ages]
 
     def records(self) -> tuple[VersionRecord, ...]:
         """Return what the roots say of each version that is listed, ascending; nothing more of those not read."""
@@ -161,13 +166,20 @@ class Survey:
         return tuple(sorted((*read, *unread), key=lambda record: record.version))
 
     def _superseded_at_ms(self, version: int) -> int | None:
-        """Return the later of what the next version's root says and when its file was written; None for the latest."""
+        """Return when the next version was committed, but not before this one; None for the latest.
+
+        Where the clock was set back, the time of the next version may be before that of this one.
+        """
         if version == self.base.version:
             return None
-        successor, written_ms = self.roots.get(version + 1), self.written_ms.get(version + 1, 0)
-        if successor is None:
+        return max(self._committed_at_ms(version + 1), self.roots[version].created_at_ms)
+
+    def _committed_at_ms(self, version: int) -> int:
+        """Return the later of what a version's root says and when its file was written."""
+        root, written_ms = self.roots.get(version), self.written_ms.get(version, 0)
+        if root is None:
             return written_ms
-        return successor.created_at_ms if successor.is_sealed else max(successor.created_at_ms, written_ms)
+        return root.created_at_ms if root.is_sealed else max(root.created_at_ms, written_ms)
 
     def verdicts(self, policy: RetentionPolicy, now_ms: int) -> tuple[Verdict, ...]:
         """Return what a policy says of each live version. Raises InvalidInputError for an empty policy."""

@@ -107,6 +107,11 @@ def due_of(
     )
 
 
+def _superseded_at_ms(info: VersionInfo, successor: VersionInfo | None) -> int | None:
+    """Return when the next version was committed, None if that is not known."""
+    return None if successor is None else epoch_ms(max(info.created_at, successor.created_at))
+
+
 def _expiry(definition: LakehouseDef, facts: Facts, commits: Commits, now_ms: int) -> Due:
     """Judge the versions that were read by the lakehouse's own rules. Fewer versions never let more expire."""
     infos = {info.version: info for info in (*commits.infos, *facts.oldest) if info.state == "live"}
@@ -115,10 +120,14 @@ def _expiry(definition: LakehouseDef, facts: Facts, commits: Commits, now_ms: in
         VersionAge(
             version=number,
             created_at_ms=epoch_ms(info.created_at),
-            superseded_at_ms=epoch_ms(infos[number + 1].created_at) if number + 1 in infos else None,
+            superseded_at_ms=_superseded_at_ms(info, infos.get(number + 1)),
             pins=("an export",) if number in pinned else (),
         )
         for number, info in infos.items()
+    ]
+    reset = max((number for number, info in infos.items() if info.is_clock_reset), default=-1)
+    versions = [
+        age.settled(epoch_ms(infos[reset].created_at), now_ms) if age.version < reset else age for age in versions
     ]
     policy = RetentionPolicy.of(definition)
     if policy.is_empty or not versions:

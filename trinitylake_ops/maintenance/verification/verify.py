@@ -11,6 +11,7 @@ from collections.abc import Callable
 from trinitylake_ops.errors import InvalidInputError, StorageError, TrinityLakeError, VersionNotFoundError
 from trinitylake_ops.format.definitions import ExpirationState, LakehouseDef
 from trinitylake_ops.format.file_names import HINT_PATH, parse_root_path, root_naming
+from trinitylake_ops.format.nodes.system_rows import clock_reset
 from trinitylake_ops.format.version_ranges import VersionRanges
 from trinitylake_ops.maintenance.gc.orphan_files import Orphans
 from trinitylake_ops.maintenance.hint import HintState, inspect_hint
@@ -229,7 +230,9 @@ class _Verification:
         """Return the latest lakehouse definition; None where it cannot be read, which is reported with the version."""
         if self._definition is None:
             with contextlib.suppress(TrinityLakeError):
-                self._definition = Snapshot.of(self.lake.files, self.latest).definition
+                latest = Snapshot.of(self.lake.files, self.latest)
+                self._definition = latest.definition
+                self.versions.clock_reset = clock_reset(latest.root.system, self.latest)
         return self._definition
 
     def _check_exports(self) -> None:

@@ -11,6 +11,7 @@ from trinitylake_ops.format.limits import IMMUTABLE_SETTINGS
 from trinitylake_ops.format.locations import located
 from trinitylake_ops.format.nodes.keys import ObjectName
 from trinitylake_ops.format.nodes.node_file import NodeFile, decode_node
+from trinitylake_ops.format.nodes.system_rows import is_clock_reset
 from trinitylake_ops.format.version_ranges import VersionRanges
 from trinitylake_ops.maintenance.reach.root_chain import chain_faults
 from trinitylake_ops.maintenance.reach.survey import SurveyedRoot
@@ -47,6 +48,8 @@ class VersionVerifier:
         self.versions = 0
         self.done = 0
         self.acknowledged = VersionRanges()
+        #: The newest version at which the clock was set back; earlier times are settled.
+        self.clock_reset: int | None = None
         self.damaged: list[int] = []
         self.damaged_objects: tuple[ObjectName, ...] = ()
         self.roots: dict[int, SurveyedRoot] = {}
@@ -127,13 +130,19 @@ class VersionVerifier:
         is_past = root.is_sealed or version in self.acknowledged
         for code, message in chain_faults(self._lake.files.roots, version, root, before_ms):
             (self._findings.past if is_past else self._findings.error)(code, message, path, version)
+        if root.created_at_ms <= before_ms and is_clock_reset(root.system, version):
+            message = (
+                f"the clock was set back: created at {utc_datetime(root.created_at_ms):%Y-%m-%d %H:%M:%S} UTC, its"
+                f" predecessor at {utc_datetime(before_ms):%Y-%m-%d %H:%M:%S} UTC"
+            )
+            self._findings.past("clock-set-back", message, path, version)
         if root.created_at_ms > self._now_ms + CLOCK_MARGIN_MS:
-            # This is reported once: later versions take the time of a writer whose clock was wrong and one millisecond
-            # more.
+            # This is reported once: several versions of a writer whose clock was wrong may follow each other.
             message = f"created at {utc_datetime(root.created_at_ms):%Y-%m-%d %H:%M:%S} UTC, which is still to come"
-            mend = None if root.is_sealed else "find the clock that is wrong"
-            tell = self._findings.past_once if root.is_sealed else self._findings.warn_once
-            tell("time-in-future", message, path, version, mend)
+            is_settled = root.is_sealed or (self.clock_reset is not None and version < self.clock_reset)
+            repair = None if is_settled else "find the clock that is wrong; the next commit sets the time right"
+            report = self._findings.past_once if is_settled else self._findings.warn_once
+            report("time-in-future", message, path, version, repair)
 
     @contextmanager
     def _unless_purged(self, snapshot: Snapshot) -> Iterator[None]:

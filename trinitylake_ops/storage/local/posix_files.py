@@ -6,6 +6,7 @@ import ctypes
 import errno
 import os
 import stat
+import time
 from collections.abc import Callable
 
 _NO_HARD_LINKS = {errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK}
@@ -25,6 +26,11 @@ def write_new_file(name: bytes, data: bytes, *, fsync: bool, mode: int = 0o666) 
             os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def clock_difference_s(name: bytes) -> float:
+    """Return the seconds by which the clock of this machine is ahead of the one that stamped a file just written."""
+    return (time.time_ns() - os.stat(name, follow_symlinks=False).st_mtime_ns) / 1e9
 
 
 def overwrite_in_place(name: bytes, data: bytes) -> bool:

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from trinitylake_ops.errors import FileMissingError, InvalidLocationError
+from trinitylake_ops.errors import FileMissingError, InvalidLocationError, StorageError
 from trinitylake_ops.storage.interface import WHOLE_FILE_LIMIT_BYTES, FileInfo, Storage
 from trinitylake_ops.storage.local.folders import folder_without_links, remove_empty
 from trinitylake_ops.storage.local.line import Line
@@ -28,6 +28,7 @@ from trinitylake_ops.storage.local.os_errors import (
 )
 from trinitylake_ops.storage.local.posix_files import (
     READING,
+    clock_difference_s,
     link_to_free_name,
     make_one_folder,
     overwrite_in_place,
@@ -40,6 +41,8 @@ from trinitylake_ops.storage.paths import TEMPORARY_PREFIX, check_path, check_pr
 
 logger = logging.getLogger(__name__)
 
+#: The same as for the date of a server.
+_MAX_CLOCK_DIFFERENCE_SECONDS = 3600.0
 _MAX_KNOWN_FOLDERS = 10_000
 
 
@@ -234,6 +237,7 @@ class LocalStorage(Storage):
         try:
             if prepared is None:
                 write_new_file(temporary, data, fsync=self.fsync)
+            self._check_clock(path, temporary)
             try:
                 publish(temporary, target)
             except OSError as error:
@@ -247,6 +251,19 @@ class LocalStorage(Storage):
                 self._sync(made, folder)
             except OSError as error:  # the file is visible, but a crash of the machine may lose it
                 raise ambiguous_write(error, self.root, path, verb) from error
+
+    def _check_clock(self, path: str, temporary: bytes) -> None:
+        """Raise StorageError if a file that was just written has a time far from that of this machine.
+
+        All times in a lakehouse count by ``now_ms``, so nothing is written with a clock that does not stamp the files.
+        """
+        difference_s = clock_difference_s(temporary)
+        if abs(difference_s) > _MAX_CLOCK_DIFFERENCE_SECONDS:
+            raise StorageError(
+                f"cannot write {path!r} under {self.root}: the clock of this machine is {difference_s:.0f} s ahead of"
+                " the clock of the file system; set right the one that is wrong",
+                path=path,
+            )
 
     def _new_temporary(self) -> bytes:
         return b"%b/%b" % (self._temporary_folder, os.urandom(16).hex().encode())

@@ -23,7 +23,7 @@ from trinitylake_ops.transaction.lakehouse import Lakehouse
 from trinitylake_ops.transaction.saved import CommittedElsewhereError, version_of
 from trinitylake_ops.versions.roots import ProbedRoots
 from trinitylake_ops.versions.snapshot import Snapshot, epoch_ms
-from trinitylake_ops.versions.time_travel import find_version_at
+from trinitylake_ops.versions.time_travel import find_version_before
 
 _PUBLICATIONS = uuid.UUID("5e6d3a8e-7a55-4d6a-9a7d-6f3c1b1f2c77")
 
@@ -186,6 +186,6 @@ def version_before(lake: Lakehouse, moment: datetime) -> int:
     Raises StorageError.
     """
     try:
-        return find_version_at(lake.files.roots, epoch_ms(moment), lake.latest_version(), ProbedRoots(lake.storage))
+        return find_version_before(lake.files.roots, epoch_ms(moment), lake.latest_version(), ProbedRoots(lake.storage))
     except VersionNotFoundError:
         return -1

@@ -1,0 +1,305 @@
+"""Times of versions when clocks are wrong: commits go on, and time travel finds what a linear scan finds."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.clock import AgingStorage, ClockStorage
+from tests.foreign import ForeignLake
+from tests.lakes import Lakes, check_lake, seal
+from trinitylake_ops import Lakehouse, maintenance
+from trinitylake_ops.errors import VersionNotFoundError
+from trinitylake_ops.format.file_names import root_path
+from trinitylake_ops.format.nodes.node_file import NodeFile, encode_node
+from trinitylake_ops.format.nodes.system_rows import (
+    CLOCK_RESET,
+    COMMIT_ID,
+    CREATED_AT_MILLIS,
+    MAX_TIME_MS,
+    clock_reset,
+)
+from trinitylake_ops.maintenance import RetentionPolicy
+from trinitylake_ops.maintenance.plans.retention import protected_ms
+from trinitylake_ops.storage import MemoryStorage, MeteredStorage, drop_memory_root
+from trinitylake_ops.storage.interface import CLOCK_MARGIN_MS
+from trinitylake_ops.versions.roots import ProbedRoots, Roots
+from trinitylake_ops.versions.stamps import bounded_time_ms
+from trinitylake_ops.versions.time_travel import find_version_at, find_version_before
+
+START_MS = 1_700_000_000_000
+HOUR_MS = 3_600_000
+YEAR_MS = 365 * 24 * HOUR_MS
+
+
+def commit(lake: Lakehouse, name: str) -> int:
+    with lake.transaction() as txn:
+        txn.create_namespace(name)
+    assert txn.committed_version is not None
+    return txn.committed_version
+
+
+@pytest.fixture
+def clock(lakes: Lakes) -> AgingStorage:
+    return AgingStorage(lakes.storage(), START_MS)
+
+
+@pytest.fixture
+def lake(clock: AgingStorage) -> Lakehouse:
+    """Three versions, an hour apart."""
+    lake = Lakehouse.create(clock.root, storage=clock)
+    for number in range(2):
+        clock.time_ms += HOUR_MS
+        commit(lake, f"n{number}")
+    return lake
+
+
+def ahead(lake: Lakehouse, by_ms: int) -> Lakehouse:
+    return Lakehouse(ClockStorage(lake.storage, lake.storage.now_ms() + by_ms))
+
+
+@pytest.mark.parametrize("time_ms", [START_MS + 10 * YEAR_MS, MAX_TIME_MS - 1, MAX_TIME_MS])
+def test_the_next_commit_sets_the_clock_back(lake: Lakehouse, clock: AgingStorage, time_ms: int) -> None:
+    late = Lakehouse(ClockStorage(clock, time_ms))
+    far = [commit(late, "far"), commit(late, "farther")][-1]
+    clock.time_ms += HOUR_MS
+    reset = commit(lake, "right")
+    clock.time_ms += HOUR_MS
+    latest = commit(lake, "later")
+    times_ms = [lake.snapshot(version).created_at_ms for version in (reset, latest)]
+    assert times_ms == [clock.time_ms - HOUR_MS, clock.time_ms]
+    assert lake.snapshot(timestamp=clock.time_ms).version == latest
+    assert lake.snapshot(timestamp=clock.time_ms - 1).version == reset
+    assert lake.snapshot(timestamp=clock.time_ms - HOUR_MS - 1).version == 2
+    assert lake.snapshot(timestamp=START_MS).version == 0
+    assert lake.snapshot(far).created_at_ms > clock.time_ms
+    assert next(info.version for info in lake.history() if info.is_clock_reset) == reset
+
+
+def test_a_clock_within_the_margin_is_followed(lake: Lakehouse, clock: AgingStorage) -> None:
+    version = commit(ahead(lake, CLOCK_MARGIN_MS), "n")
+    newest_ms = lake.snapshot(version).created_at_ms
+    assert newest_ms == clock.time_ms + CLOCK_MARGIN_MS
+    snapshot = lake.snapshot(commit(lake, "next"))
+    assert snapshot.created_at_ms == newest_ms + 1
+    assert CLOCK_RESET not in snapshot.root.system
+
+
+@pytest.mark.parametrize("keeps_unknown", [False, True])
+def test_another_program_may_be_ahead_or_forget_the_reset(
+    lake: Lakehouse, clock: AgingStorage, keeps_unknown: bool
+) -> None:
+    commit(ahead(lake, YEAR_MS), "far")
+    reset = commit(lake, "right")
+    clock.time_ms += HOUR_MS
+    foreign = ForeignLake(clock).commit_table("right", "foreign", keeps_unknown=keeps_unknown)
+    assert Lakehouse(clock).snapshot(timestamp=clock.time_ms - HOUR_MS).version == reset
+    clock.time_ms += HOUR_MS
+    latest = commit(lake, "after")
+    assert lake.snapshot(latest).created_at_ms == clock.time_ms
+    assert clock_reset(lake.snapshot(latest).root.system, latest) == reset
+    assert lake.snapshot(timestamp=clock.time_ms - 1).version == foreign
+
+
+def test_sealed_roots_keep_where_the_clock_was_set_back(lake: Lakehouse, clock: AgingStorage) -> None:
+    commit(ahead(lake, YEAR_MS), "far")
+    reset = commit(lake, "right")
+    clock.time_ms += HOUR_MS
+    latest = commit(lake, "later")
+    seal(lake, reset)
+    fresh = Lakehouse(clock)
+    assert fresh.snapshot(timestamp=clock.time_ms).version == latest
+    roots = fresh.files.roots
+    assert find_version_at(roots, clock.time_ms - 1, latest, ProbedRoots(roots.storage)) == reset
+
+
+def test_a_row_that_its_version_does_not_confirm_counts_for_nothing(lake: Lakehouse, clock: AgingStorage) -> None:
+    latest = commit(lake, "last")
+    root = lake.snapshot(latest).root
+    for value in ("1", str(latest + 1), "-1", "x", "9" * 5000, "²"):
+        root.system = {**root.system, CLOCK_RESET: value}
+        clock.write(root_path(latest), encode_node(root, 128))
+        assert Lakehouse(clock).snapshot(timestamp=START_MS).version == 0
+
+
+def test_a_clone_of_a_version_far_ahead_begins_at_the_right_time(lakes: Lakes) -> None:
+    lake = lakes.memory()
+    commit(lake, "n")
+    commit(ahead(lake, YEAR_MS), "far")
+    target = f"{lake.root.rstrip('/')}-clone/"
+    maintenance.plan_clone(lake, target).execute()
+    clone = Lakehouse.open(target)
+    assert clone.snapshot().created_at_ms <= clone.storage.now_ms()
+    assert clone.snapshot(timestamp=clone.storage.now_ms()).namespaces() == ["far", "n"]
+    check_lake(clone)
+
+
+def test_commits_and_time_travel_send_as_many_requests_after_a_reset(lakes: Lakes) -> None:
+    def costs(lake: Lakehouse) -> list[object]:
+        measured = []
+        meter = MeteredStorage(lake.storage)
+        metered = Lakehouse(meter)
+        metered.snapshot()
+        for name in ("x", "y"):
+            with meter.measure() as cost:
+                commit(metered, name)
+            measured.append(cost.counts.requests)
+        return measured
+
+    plain, healed = (Lakehouse.create(f"memory://{name}-clock/") for name in ("plain", "healed"))
+    try:
+        for lake in (plain, healed):
+            commit(lake, "n")
+        commit(ahead(healed, YEAR_MS), "far")
+        commit(plain, "far")
+        assert costs(healed) == costs(plain)
+    finally:
+        drop_memory_root(plain.root)
+        drop_memory_root(healed.root)
+
+
+@pytest.mark.parametrize("far_ms", [100 * HOUR_MS, MAX_TIME_MS])
+def test_versions_far_ahead_expire_after_their_age_and_not_earlier(
+    lake: Lakehouse, clock: AgingStorage, far_ms: int
+) -> None:
+    late = Lakehouse(ClockStorage(clock, min(clock.time_ms + far_ms, MAX_TIME_MS)))
+    far = [commit(late, name) for name in ("far", "farther")]
+    age_ms = protected_ms(lake.snapshot().definition) + HOUR_MS
+    policy = RetentionPolicy(maximum_age_ms=age_ms, minimum_versions=1, protected_ms=0)
+
+    def expiring() -> set[int]:
+        return {verdict.version for verdict in maintenance.plan_expiration(lake, policy).verdicts if verdict.expires}
+
+    clock.time_ms += age_ms // 10
+    assert not expiring() & set(far)  # the latest, and a time that is still to come
+    commit(lake, "right")
+    assert not expiring() & set(far)
+    clock.time_ms += age_ms
+    assert not expiring() & set(far)
+    clock.time_ms += 1
+    assert expiring() == {0, 1, 2, *far}
+
+
+def test_no_version_expires_earlier_because_a_clock_was_behind(lake: Lakehouse, clock: AgingStorage) -> None:
+    """Transactions of the full time to live may be based on the version before the one that set the clock back."""
+    created_ms = clock.time_ms
+    clock.time_ms -= 10 * HOUR_MS
+    assert lake.snapshot(commit(lake, "behind")).created_at_ms == clock.time_ms
+    policy = RetentionPolicy(maximum_age_ms=0, minimum_versions=1, protected_ms=0)
+    clock.time_ms = created_ms + protected_ms(lake.snapshot().definition)
+
+    def verdict() -> bool:
+        return next(one.expires for one in maintenance.plan_expiration(lake, policy).verdicts if one.version == 2)
+
+    assert not verdict()
+    clock.time_ms += 1
+    assert verdict()
+
+
+# Random histories
+
+
+@dataclass(frozen=True)
+class Version:
+    """One version of a random history: its time, where its root says the clock was set back, and who wrote it."""
+
+    created_at_ms: int
+    reset: int | None
+    is_ours: bool
+    names_reset: bool
+
+
+_TIMES = st.integers(0, 40).map(lambda minutes: START_MS + minutes * 60_000)
+_WRITERS = st.sampled_from(["ours", "ours", "ours", "carries", "forgets"])
+
+
+@st.composite
+def histories(draw: st.DrawFn) -> list[Version]:
+    """Histories of our writers, whose clocks go back and forth, and of other programs with any times."""
+    versions: list[Version] = []
+    newest_ms, reset = -1, None
+    for number, (writer, time_ms) in enumerate(draw(st.lists(st.tuples(_WRITERS, _TIMES), min_size=1, max_size=30))):
+        if writer != "ours":
+            versions.append(Version(time_ms, reset, is_ours=False, names_reset=writer == "carries"))
+            newest_ms = max(newest_ms, time_ms)
+            continue
+        created_at_ms = bounded_time_ms(newest_ms, time_ms)
+        reset = number if created_at_ms <= newest_ms else reset
+        newest_ms = created_at_ms
+        versions.append(Version(created_at_ms, reset, is_ours=True, names_reset=True))
+    return versions
+
+
+def roots_of(versions: list[Version]) -> Roots:
+    storage = MemoryStorage("memory://random-times/")
+    for number, version in enumerate(versions):
+        system = {CREATED_AT_MILLIS: str(version.created_at_ms)}
+        if version.is_ours:
+            system[COMMIT_ID] = f"id-{number}"
+        if version.reset is not None and version.names_reset:
+            system[CLOCK_RESET] = str(version.reset)
+        storage.write(root_path(number), encode_node(NodeFile(system=system), 3))
+    return Roots(storage)
+
+
+def scanned(versions: list[Version], timestamp_ms: int) -> int | None:
+    """Return the version of a time by reading all, from the newest reset that is not after the time."""
+    resets = sorted({0, *(version.reset for version in versions if version.reset is not None)})
+    first, last = 0, len(versions) - 1
+    for first in reversed(resets):
+        if timestamp_ms >= versions[first].created_at_ms:
+            break
+        last = first - 1 if first else last
+    answer = None
+    for number in range(first, last + 1):
+        if versions[number].created_at_ms > timestamp_ms:
+            break
+        answer = number
+    return answer
+
+
+@given(versions=histories(), timestamp_ms=_TIMES)
+def test_time_travel_finds_what_a_scan_finds(versions: list[Version], timestamp_ms: int) -> None:
+    drop_memory_root("memory://random-times/")
+    roots = roots_of(versions)
+    probed = ProbedRoots(roots.storage)
+    try:
+        answer: int | None = find_version_at(roots, timestamp_ms, len(versions) - 1, probed)
+    except VersionNotFoundError:
+        answer = None
+    assert answer == scanned(versions, timestamp_ms)
+
+
+@given(
+    steps=st.lists(st.tuples(st.integers(0, 20), st.integers(0, 24) | st.just(0)), min_size=1, max_size=25),
+    hours=st.integers(0, 400),
+)
+def test_what_was_committed_since_a_time_is_found_though_clocks_were_behind(
+    steps: list[tuple[int, int]], hours: int
+) -> None:
+    """Each step is a commit so many hours after the one before, by a clock so many hours behind."""
+    drop_memory_root("memory://random-times/")
+    versions: list[Version] = []
+    true_ms: list[int] = []
+    now_ms, newest_ms, reset = START_MS, -1, None
+    for number, (passed, behind) in enumerate(steps):
+        now_ms += passed * HOUR_MS + 1
+        created_at_ms = bounded_time_ms(newest_ms, now_ms - behind * HOUR_MS)
+        reset = number if created_at_ms <= newest_ms else reset
+        newest_ms = created_at_ms
+        versions.append(Version(created_at_ms, reset, is_ours=True, names_reset=True))
+        true_ms.append(now_ms)
+    roots, timestamp_ms = roots_of(versions), START_MS + hours * HOUR_MS
+    try:
+        before = find_version_before(roots, timestamp_ms, len(versions) - 1, ProbedRoots(roots.storage))
+    except VersionNotFoundError:
+        before = -1
+    since = [
+        number
+        for number, version in enumerate(versions)
+        if true_ms[number] > timestamp_ms and version.created_at_ms >= true_ms[number]
+    ]
+    assert all(before < number for number in since)
