@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import uuid
 from dataclasses import dataclass
 
 import pytest
@@ -12,8 +13,8 @@ from tests.clock import AgingStorage, ClockStorage
 from tests.foreign import ForeignLake
 from tests.lakes import Lakes, check_lake, seal
 from trinitylake_ops import Lakehouse, maintenance
-from trinitylake_ops.errors import VersionNotFoundError
-from trinitylake_ops.format.file_names import root_path
+from trinitylake_ops.errors import CorruptFileError, MaintenanceBlockedError, VersionNotFoundError
+from trinitylake_ops.format.file_names import new_node_path, root_path
 from trinitylake_ops.format.nodes.node_file import NodeFile, encode_node
 from trinitylake_ops.format.nodes.system_rows import (
     CLOCK_RESET,
@@ -24,6 +25,7 @@ from trinitylake_ops.format.nodes.system_rows import (
 )
 from trinitylake_ops.maintenance import RetentionPolicy
 from trinitylake_ops.maintenance.plans.retention import protected_ms
+from trinitylake_ops.maintenance.state.lease import lease
 from trinitylake_ops.storage import MemoryStorage, MeteredStorage, drop_memory_root
 from trinitylake_ops.storage.interface import CLOCK_MARGIN_MS
 from trinitylake_ops.versions.roots import ProbedRoots, Roots
@@ -197,6 +199,46 @@ def test_no_version_expires_earlier_because_a_clock_was_behind(lake: Lakehouse, 
     assert not verdict()
     clock.time_ms += 1
     assert verdict()
+
+
+def test_a_removal_of_orphans_by_a_wrong_clock_blocks_no_new_transactions(lake: Lakehouse, clock: AgingStorage) -> None:
+    def findings() -> set[str]:
+        return {one.code for one in maintenance.verify(lake).findings if one.severity != "past"}
+
+    right_ms = clock.time_ms
+    clock.write(new_node_path(uuid.UUID(int=1)), b"")
+    clock.time_ms += YEAR_MS
+    maintenance.plan_orphan_removal(lake).execute()
+    clock.time_ms = right_ms
+    assert findings() == {"time-in-future", "barrier-in-future"}
+    commit(lake, "new")
+    txn = lake.transaction()
+    txn.create_namespace("slow")
+    clock.time_ms += 10 * 60_000
+    with pytest.raises(CorruptFileError):
+        txn.commit()
+    clock.write(new_node_path(uuid.UUID(int=1)), b"")
+    clock.time_ms += 2 * protected_ms(lake.snapshot().definition)
+    maintenance.plan_orphan_removal(lake).execute()
+    assert findings() == set()
+    txn = lake.transaction()
+    txn.create_namespace("slow")
+    clock.time_ms += 10 * 60_000
+    txn.commit()
+
+
+def test_a_lease_of_a_wrong_clock_names_what_to_remove(lake: Lakehouse, clock: AgingStorage) -> None:
+    right_ms = clock.time_ms
+    clock.time_ms += YEAR_MS
+    taken = lease(clock, "purge")
+    taken.__enter__()
+    clock.time_ms = right_ms
+    with pytest.raises(MaintenanceBlockedError, match="remove the file") as caught, lease(clock, "purge"):
+        pass
+    assert caught.value.path is not None
+    clock.delete(caught.value.path)
+    with lease(clock, "purge"):
+        pass
 
 
 # Random histories

@@ -15,7 +15,7 @@ from trinitylake_ops.format.definitions import LakehouseDef
 from trinitylake_ops.format.file_names import ORPHAN_BARRIER_PATH
 from trinitylake_ops.format.file_sizes import MAX_NOTE_BYTES
 from trinitylake_ops.format.sealed_json import decode_sealed_json, encode_sealed_json
-from trinitylake_ops.storage.interface import Storage
+from trinitylake_ops.storage.interface import CLOCK_MARGIN_MS, Storage
 
 #: Orphans are older than any time to live and a margin of minutes. A younger transaction has lost nothing.
 YOUNG_MS = 60_000
@@ -106,8 +106,22 @@ def removed_before_ms(storage: Storage, definition: LakehouseDef, begun_at_ms: i
 
     The file is read only for a transaction that began longer than a minute ago. Raises CorruptFileError, StorageError.
     """
+    now_ms = storage.now_ms()
+    known_ms = recorded_barrier_ms(definition, now_ms)
+    if is_young(begun_at_ms, now_ms):
+        return known_ms
+    if known_ms != definition.orphans_removed_before_millis:
+        raise _unreadable()
+    return max(known_ms, _read(storage))
+
+
+def recorded_barrier_ms(definition: LakehouseDef, now_ms: int) -> int:
+    """Return the moment in the definition before which transactions may have lost files.
+
+    It is 0 if it is still to come: no barrier is raised beyond its own time, so a clock was wrong.
+    """
     known_ms = definition.orphans_removed_before_millis
-    return known_ms if is_young(begun_at_ms, storage.now_ms()) else max(known_ms, _read(storage))
+    return known_ms if known_ms <= now_ms + CLOCK_MARGIN_MS else 0
 
 
 def is_young(begun_at_ms: int, now_ms: int) -> bool:
@@ -138,9 +152,13 @@ def _read(storage: Storage) -> int:
     except FileMissingError:
         return 0
     except (CorruptFileError, KeyError, TypeError) as error:
-        raise CorruptFileError(
-            "the barrier for transactions from before a removal of orphans cannot be read; remove orphans once more,"
-            " which writes it anew, and begin new transactions",
-            path=ORPHAN_BARRIER_PATH,
-        ) from error
+        raise _unreadable() from error
     return found
+
+
+def _unreadable() -> CorruptFileError:
+    return CorruptFileError(
+        "the barrier for transactions from before a removal of orphans cannot be read; remove orphans once more,"
+        " which writes it anew, and begin new transactions",
+        path=ORPHAN_BARRIER_PATH,
+    )

@@ -32,7 +32,7 @@ from trinitylake_ops.maintenance.reach.table_files import is_below_tables, table
 from trinitylake_ops.maintenance.state.lease import lease
 from trinitylake_ops.maintenance.state.state_change import StateChange
 from trinitylake_ops.transaction.lakehouse import Lakehouse
-from trinitylake_ops.transaction.time_to_live import raise_barrier
+from trinitylake_ops.transaction.time_to_live import raise_barrier, recorded_barrier_ms
 from trinitylake_ops.versions.snapshot import Snapshot, utc_of
 
 _OPERATION = "orphans"
@@ -206,7 +206,7 @@ class OrphanRemoval(DeletingOperation[OrphanPlan, OrphanReport]):
 
             def recorded(base: Snapshot) -> LakehouseDef:
                 _check_no_purge(base.definition)
-                known_ms = base.definition.orphans_removed_before_millis
+                known_ms = recorded_barrier_ms(base.definition, lake.storage.now_ms())
                 return replace(base.definition, orphans_removed_before_millis=max(before_ms, known_ms))
 
             change = StateChange(

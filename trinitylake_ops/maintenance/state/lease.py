@@ -132,6 +132,12 @@ def _check_ended(storage: Storage, info: FileInfo, now_ms: int) -> None:
         expires_at_ms, operation = info.last_modified_ms + DURATION_MS, "an operation"
     if expires_at_ms > now_ms + 2 * DURATION_MS:  # no operation asks for so long
         expires_at_ms = info.last_modified_ms + DURATION_MS
+    if expires_at_ms > now_ms + 2 * DURATION_MS:
+        raise MaintenanceBlockedError(
+            f"{operation} has a lease whose times are still to come, because a clock was wrong; when no operation runs,"
+            " remove the file",
+            path=info.path,
+        )
     if now_ms < expires_at_ms:
         raise MaintenanceBlockedError(
             f"{operation} is running; wait until it ends, or until {utc_of(expires_at_ms):%Y-%m-%d %H:%M:%S} UTC if it"

@@ -23,6 +23,7 @@ from trinitylake_ops.maintenance.reach.survey import Survey, expired_versions, p
 from trinitylake_ops.maintenance.reach.table_files import TableWalk
 from trinitylake_ops.maintenance.verification.report import Findings, Report
 from trinitylake_ops.storage import TEMPORARY_PREFIX, FileInfo, Storage
+from trinitylake_ops.transaction.time_to_live import recorded_barrier_ms
 from trinitylake_ops.versions.snapshot import Snapshot, utc_of
 from trinitylake_ops.versions.table_names import TableNames
 
@@ -66,6 +67,18 @@ def running_operation(storage: Storage, listing: Mapping[str, FileInfo], warn: W
         message = f"{operation} was cut off, or could not give its lease back, which ended by itself at {ended}"
         warn("lease-stale", message, path, None, operation)
     return None
+
+
+def check_barrier(latest: Snapshot, warn: Warn) -> None:
+    """Warn of a removal of orphans whose recorded time is still to come."""
+    definition, now_ms = latest.definition, latest.files.storage.now_ms()
+    if recorded_barrier_ms(definition, now_ms) != definition.orphans_removed_before_millis:
+        message = (
+            f"a removal of orphans by a wrong clock left a barrier at"
+            f" {utc_of(definition.orphans_removed_before_millis):%Y-%m-%d %H:%M:%S} UTC, which is still to come:"
+            " transactions that take longer than a minute fail"
+        )
+        warn("barrier-in-future", message, latest.definition_location, latest.version, "orphans")
 
 
 def check_expirations(latest: Snapshot, report: Report) -> None:

@@ -214,6 +214,7 @@ class _Verification:
         definition = self._read_definition()
         if definition is not None:
             latest = Snapshot.of(self.lake.files, self.latest)
+            verify_state.check_barrier(latest, self.findings.warn)
             verify_state.check_expirations(latest, self.findings.error)
             verify_state.check_purges(latest, running, self.findings.warn)
             verify_state.check_plans(

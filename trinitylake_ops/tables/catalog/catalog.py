@@ -57,6 +57,7 @@ from trinitylake_ops.tables.catalog.loaded_table import (
     loaded_now,
     place_of_new,
     staged_on,
+    with_rising_times,
 )
 from trinitylake_ops.tables.catalog.namespaces import NamespaceCatalog
 from trinitylake_ops.tables.catalog.registration import registered_table, registered_uri, registering_io
@@ -276,7 +277,8 @@ class TrinityLakeCatalog(NamespaceCatalog):
             writer = change.writer
             base = writer.table(namespace, name) if writer.has_table(namespace, name) else None
             current = self._current(table, namespace, name, base) if base is not None else None
-            updates = with_totals(updates, None if current is None else current.metadata, io)
+            before = None if current is None else current.metadata
+            updates = with_totals(with_rising_times(updates, before), before, io)
             stage = functools.partial(self._update_and_stage_table, requirements=requirements, updates=updates)
             staged = staged_on(current, (namespace, name), stage)
             if current is not None and staged.metadata == current.metadata:

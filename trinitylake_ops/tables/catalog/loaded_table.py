@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from typing import Any, Self
 
@@ -23,6 +24,7 @@ from trinitylake_ops import errors
 from trinitylake_ops.format.definitions import LakehouseDef, TableDef
 from trinitylake_ops.format.nodes.keys import check_new_name
 from trinitylake_ops.storage import Storage
+from trinitylake_ops.storage.interface import CLOCK_MARGIN_MS
 from trinitylake_ops.tables.catalog.updates import named_statistics
 from trinitylake_ops.tables.files.metadata import InlineSnapshot
 from trinitylake_ops.tables.files.reach import oldest_file_ms, oldest_of
@@ -33,6 +35,8 @@ from trinitylake_ops.tables.properties import location_provider
 from trinitylake_ops.tables.schema_rules import check_new_schemas
 from trinitylake_ops.transaction.transaction import Transaction
 
+#: The most by which the times of a table may fall for Iceberg's Java library.
+_MOST_FALL_MS = 60_000
 _LOADED_AT_MS = "trinitylake.loaded-at-ms"
 #: Whether the table's files are another catalog's.
 _IS_REGISTERED = "trinitylake.is-registered"
@@ -245,7 +249,8 @@ def check_update(name: str, metadata: TableMetadata, current: Table | None, base
     """Raise InvalidDefinitionError for a registered table, which is not changed here.
 
     Raises it also if a managed table would move, would have forbidden properties, would get a schema that some
-    engines cannot read, or would lose the last schema with the source column of a partition spec.
+    engines cannot read, or would lose the last schema with the source column of a partition spec. Raises it also for a
+    new snapshot with a time far ahead.
     """
     if base is not None and not base.is_managed:
         raise registered_elsewhere(name)
@@ -254,9 +259,47 @@ def check_update(name: str, metadata: TableMetadata, current: Table | None, base
         raise errors.InvalidDefinitionError(
             f"a managed table stays at its location {current.metadata.location!r}; create another one and copy"
         )
+    _check_times(name, metadata, None if current is None else current.metadata)
     check_new_schemas(metadata, () if current is None else current.metadata.schemas)
     if current is not None and len(metadata.schemas) < len(current.metadata.schemas):
         check_keeps_source_types(current.metadata, metadata)
+
+
+def _check_times(name: str, metadata: TableMetadata, current: TableMetadata | None) -> None:
+    """Raise InvalidDefinitionError for a new snapshot whose time is ahead of the clock of this machine.
+
+    Iceberg's Java library refuses commits more than a minute before the newest snapshot. So one writer with a clock far
+    ahead would block the table for others. A table that is ahead already may go on from its newest time.
+    """
+    known = set() if current is None else {snapshot.snapshot_id for snapshot in current.snapshots}
+    newest_ms = max([time.time_ns() // 1_000_000, *([] if current is None else [current.last_updated_ms])])
+    for snapshot in metadata.snapshots:
+        if snapshot.snapshot_id not in known and snapshot.timestamp_ms > newest_ms + CLOCK_MARGIN_MS:
+            raise errors.InvalidDefinitionError(
+                f"snapshot {snapshot.snapshot_id} of table {name} has the time {snapshot.timestamp_ms} ms since 1970,"
+                f" {(snapshot.timestamp_ms - newest_ms) // 1000} s ahead of the clock here; set the clock of the writer"
+                " right"
+            )
+
+
+def with_rising_times(updates: tuple[TableUpdate, ...], current: TableMetadata | None) -> tuple[TableUpdate, ...]:
+    """Return the updates of a commit, with new snapshots after the newest time of the table.
+
+    Iceberg's Java library cannot read a table whose times fall by more than a minute. So where a table has a time far
+    ahead, new snapshots follow it by milliseconds.
+    """
+    if current is None:
+        return updates
+    newest_ms = current.last_updated_ms
+    rising: list[TableUpdate] = []
+    for update in updates:
+        if isinstance(update, AddSnapshotUpdate) and update.snapshot.timestamp_ms < newest_ms - _MOST_FALL_MS:
+            newest_ms += 1
+            snapshot = update.snapshot.model_copy(update={"timestamp_ms": newest_ms})
+            rising.append(update.model_copy(update={"snapshot": snapshot}))
+        else:
+            rising.append(update)
+    return tuple(rising)
 
 
 def commit_message(table: str, updates: tuple[TableUpdate, ...]) -> str:

@@ -25,7 +25,7 @@ from trinitylake_ops.transaction.commit import (
 )
 from trinitylake_ops.transaction.draft import Draft, RootStamp, Writes
 from trinitylake_ops.transaction.groups.member import MAX_GROUP_CHANGES, Member
-from trinitylake_ops.transaction.time_to_live import check_age, is_young, removed_before_ms
+from trinitylake_ops.transaction.time_to_live import check_age, is_young, recorded_barrier_ms, removed_before_ms
 from trinitylake_ops.transaction.turns import Courtesy
 from trinitylake_ops.tree.diff import KeyChange, diff_trees
 from trinitylake_ops.versions.commit_info import CommitInfo
@@ -172,7 +172,7 @@ class GroupAge:
         if not members:
             return
         oldest_ms = min(member.begun_at_ms for member in members)
-        barred_ms, unreadable = definition.orphans_removed_before_millis, None
+        barred_ms, unreadable = recorded_barrier_ms(definition, self._storage.now_ms()), None
         try:  # asked before the time, as the answer may take a while
             barred_ms = removed_before_ms(self._storage, definition, oldest_ms)
         except TrinityLakeError as error:
