@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import uuid
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import pytest
@@ -140,7 +141,7 @@ def test_a_clone_of_a_version_far_ahead_begins_at_the_right_time(lakes: Lakes) -
 
 
 def test_commits_and_time_travel_send_as_many_requests_after_a_reset(lakes: Lakes) -> None:
-    def costs(lake: Lakehouse) -> list[object]:
+    def costs(lake: Lakehouse) -> list[Mapping[str, int]]:
         measured = []
         meter = MeteredStorage(lake.storage)
         metered = Lakehouse(meter)
