@@ -106,12 +106,12 @@ def test_ours_is_younger_than_all_before_also_after_others() -> None:
         root = decode_node(lake.storage.read(root_path(0)), root_path(0))
         start_ms = root.created_at_ms
         order = lake.snapshot().definition.order
-        for version, offset_ms in ((1, 9_000_000), (2, 10)):
+        for version, offset_ms in ((1, 200_000), (2, 10)):
             system = {CREATED_AT_MILLIS: str(start_ms + offset_ms), LAKEHOUSE_DEF: root.system[LAKEHOUSE_DEF]}
             lake.storage.create(root_path(version), encode_node(NodeFile(system=system), order))
         assert lake.alter_definition(properties={"a": "b"}) == 3
-        assert lake.snapshot().created_at_ms == start_ms + 9_000_001
+        assert lake.snapshot().created_at_ms == start_ms + 200_001
         assert lake.snapshot(timestamp=start_ms + 60).version == 0
-        assert lake.snapshot(timestamp=start_ms + 9_000_000).version == 2
+        assert lake.snapshot(timestamp=start_ms + 200_000).version == 2
     finally:
         drop_memory_root(lake.root)
