@@ -81,7 +81,8 @@ SECOND = tuple({**row, "id": row["id"] + 10, "note": "later"} for row in FIRST)
 THIRD = tuple({**row, "id": row["id"] + 20, "note": None} for row in FIRST)
 FOURTH = ({**FIRST[0], "id": 31},)
 
-#: By engine and command: the class of the error, and the reason.
+#: By engine and command: the class of the error, and the reason. ``NoCommand`` is the reply of a program without a
+#: function for the command, because the engine's API has no such call.
 CANNOT: Mapping[tuple[str, str], tuple[str, str]] = {
     ("clickhouse", "create"): ("INCORRECT_FILE_NAME", "it needs an engine with a location and keys"),
     ("polars", "create"): ("NoCommand", "it has no call for it"),
