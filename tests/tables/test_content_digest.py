@@ -26,7 +26,7 @@ from pyiceberg.types import (
 )
 
 from tests.tables.nested import array, nested_rows, value
-from trinitylake_ops.tables.files.content_digest import ContentDigest
+from trinitylake_ops.tables.files.content_digest import ContentDigest, _texts
 
 
 def iceberg(schema: pa.Schema) -> Schema:
@@ -152,3 +152,24 @@ def test_many_elements_and_long_texts_at_any_place() -> None:
     rows = pa.table({"l": pa.array(lists, pa.list_(pa.int32())), "t": ["a" * 70_000, "", "b" * 255, None, "c" * 256]})
     schema = iceberg(rows.schema)
     assert digest(rows, schema).difference(digest(rows.take([4, 2, 0, 1, 3]), schema, n_rows=2)) is None
+
+
+def test_texts_of_every_length_have_the_same_hash_in_any_batch_and_form() -> None:
+    random = Random(5)
+    texts = [random.randbytes(length) for length in range(300) for _ in range(3)]
+    texts += [bytes(length) for length in range(1, 300)]  # zeros, which also pad
+    for at in range(0, 64, 8):  # the high bytes of two words
+        texts.append(bytes(at + 7) + b"\x80" + bytes(7 - at % 8) + b"\x80" + bytes(70 - at))
+    texts = list(dict.fromkeys(texts))
+    alone = [_texts(pa.array([text]))[0].as_py() for text in texts]
+    assert len(set(alone)) == len(texts)
+    assert _texts(pa.array(texts, pa.large_binary())).to_pylist() == alone
+    order = random.sample(range(len(texts)), len(texts))
+    assert _texts(pa.array(texts).take(order)).to_pylist() == [alone[at] for at in order]
+    assert _texts(pa.array([b"x", *texts, None]).slice(1, 200)).to_pylist() == alone[:200]
+    for width in (8, 16, 20, 256):
+        fixed = [text for text in texts if len(text) == width]
+        stored = pa.array([fixed[0], *fixed], pa.binary(width)).slice(1)
+        assert _texts(stored).to_pylist() == _texts(pa.array(fixed)).to_pylist()
+    many = pa.array([str(number) for number in range(40_000)])
+    assert _texts(many).slice(39_000, 10).to_pylist() == _texts(many.slice(39_000, 10)).to_pylist()

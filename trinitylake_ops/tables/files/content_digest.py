@@ -42,11 +42,15 @@ _FIRST_FACTOR, _SECOND_FACTOR, _FACTOR = (pa.scalar(number, _U64) for number in 
 _HALF = pa.scalar(32, _U64)
 _NULL = pa.scalar(0x5851F42D4C957F2D, _U64)
 #: Rows that are hashed at once, which bounds the memory of intermediate results.
-_ROWS_AT_ONCE = 1 << 16
+_ROWS_AT_ONCE = 1 << 15
 #: Elements of lists that are hashed at once.
 _AT_ONCE = 1 << 16
-#: Texts from this length on, a power of two, are hashed one by one.
+#: Texts up to this length, a multiple of 8, are padded to the longest one of the batch.
+_SHORT = 32
+#: Texts above this length are hashed one by one.
 _LONG = 256
+#: Odd multipliers for the words of a text, by position.
+_OF_WORD = [pa.scalar(pow(_BASE, at + 1, 1 << 64), _U64) for at in range(_LONG // 8)]
 
 
 class ContentDigest:
@@ -116,7 +120,9 @@ class ContentDigest:
             hashes = self._map(field.field_type, array, kind, path)
         else:
             hashes = _primitive(array, field.field_type)
-        if array.null_count:
+        if array.null_count and hashes.null_count == array.null_count:
+            hashes = pc.fill_null(hashes, _NULL)
+        elif array.null_count:
             hashes = pc.if_else(array.is_valid(), hashes, _NULL)
         counts[0] += n
         counts[1] += array.null_count
@@ -176,10 +182,10 @@ def _primitive(array: pa.Array, kind: IcebergType) -> pa.Array:
     """Return the hash of each value, by the table's type. Hashes of nulls are of no meaning."""
     if isinstance(array, pa.ExtensionArray):
         array = array.storage
-    if isinstance(kind, StringType | BinaryType | FixedType | UUIDType):
-        return _texts(array)
     if isinstance(kind, DecimalType):
-        return _texts(array.cast(pa.decimal128(kind.precision, kind.scale)).view(pa.binary(16)))
+        array = array.cast(pa.decimal128(kind.precision, kind.scale)).view(pa.binary(16))
+    if isinstance(kind, StringType | BinaryType | FixedType | UUIDType | DecimalType):
+        return _texts(array)
     if pa.types.is_null(array.type):
         return _constant(0, len(array))
     if isinstance(kind, FloatType | DoubleType):
@@ -194,44 +200,68 @@ def _primitive(array: pa.Array, kind: IcebergType) -> pa.Array:
         numbers = array.cast(pa.date32()).view(pa.int32()).cast(pa.int64())
     else:
         numbers = (array.cast(pa.uint8()) if pa.types.is_boolean(array.type) else array).cast(pa.int64())
-    values = pc.multiply(numbers.view(_U64), _FIRST_FACTOR)
-    return pc.multiply(pc.bit_wise_xor(values, pc.shift_right(values, _HALF)), _SECOND_FACTOR)
+    return _finished(pc.multiply(numbers.view(_U64), _FIRST_FACTOR))
 
 
 def _texts(array: pa.Array) -> pa.Array:
-    """Return the hash of each text or bytes: of its length, and of windows at its start and end that cover it."""
-    texts = pc.fill_null(array.cast(pa.large_binary()), b"")
+    """Return the hash of each text or bytes: of its length, and of its words of 8 bytes."""
+    n = len(array)
+    if n > _ROWS_AT_ONCE:  # elements of lists
+        parts = range(0, n, _ROWS_AT_ONCE)
+        return pa.concat_arrays([_texts(array.slice(first, _ROWS_AT_ONCE)) for first in parts])
+    if pa.types.is_fixed_size_binary(array.type) and array.type.byte_width in range(8, _LONG + 1, 8):
+        width, data = array.type.byte_width, array.buffers()[1]
+        if data is not None:
+            return _of_words(data.slice(array.offset * width), _constant(width, n), width)
+    texts = array.cast(pa.large_binary())
+    if texts.null_count:
+        texts = pc.fill_null(texts, b"")
     lengths = pc.binary_length(texts).cast(_U64)
-    hashes = _mixed(lengths)
-    limits = pc.min_max(lengths).as_py()
-    shortest, longest = limits["min"] or 0, limits["max"] or 0
-    width = 1
-    while width <= longest and width < _LONG:
-        if shortest >= width and longest < 2 * width:
-            return _windows(texts, hashes, width)
-        if shortest < 2 * width:
-            low, high = pa.scalar(width, _U64), pa.scalar(2 * width, _U64)
-            of_width = pc.and_(pc.greater_equal(lengths, low), pc.less(lengths, high))
-            hashed = _windows(texts.filter(of_width), hashes.filter(of_width), width)
-            hashes = pc.replace_with_mask(hashes, of_width, hashed)
-        width *= 2
-    if longest >= _LONG:
-        is_long = pc.greater_equal(lengths, pa.scalar(_LONG, _U64))
+    longest = pc.max(lengths).as_py() or 0
+    shorter, width = 0, _SHORT
+    if longest <= width:
+        return _padded(texts, lengths, longest)
+    hashes = _constant(0, n)
+    while shorter < longest and shorter < _LONG:  # texts of about the same length, as padding takes memory
+        of_width = pc.less_equal(lengths, pa.scalar(width, _U64))
+        if shorter:
+            of_width = pc.and_(of_width, pc.greater(lengths, pa.scalar(shorter, _U64)))
+        hashed = _padded(texts.filter(of_width), lengths.filter(of_width), width)
+        hashes = hashed if len(hashed) == n else pc.replace_with_mask(hashes, of_width, hashed)
+        shorter, width = width, 2 * width
+    if longest > _LONG:
+        is_long = pc.greater(lengths, pa.scalar(_LONG, _U64))
         hashes = pc.replace_with_mask(hashes, is_long, _long_texts(texts.filter(is_long)))
     return hashes
 
 
-def _windows(texts: pa.Array, hashes: pa.Array, width: int) -> pa.Array:
-    """Return hashes of texts of at least ``width`` and less than ``2 * width`` bytes."""
-    if not len(texts):
-        return hashes
-    word = min(width, 8)
-    kind = {1: pa.uint8(), 2: pa.uint16(), 4: pa.uint32(), 8: _U64}[word]
-    starts = [*range(0, width, word), *range(-width, 0, word)]
-    for start in starts:
-        window = pc.binary_slice(texts, start, start + word or None)
-        hashes = _folded(hashes, pa.Array.from_buffers(kind, len(texts), [None, window.buffers()[2]]).cast(_U64))
-    return _mixed(hashes)
+def _padded(texts: pa.Array, lengths: pa.Array, longest: int) -> pa.Array:
+    """Return hashes of bytes up to a length, which are padded with zeros to the same number of words."""
+    width = -(-longest // 8) * 8
+    if not len(texts) or not width:
+        return _finished(pc.multiply(lengths, _SECOND_FACTOR))
+    _, offsets, data = texts.buffers()
+    # The kernel counts bytes, whatever they are.
+    chars = pa.Array.from_buffers(pa.large_string(), len(texts), [None, offsets, data], offset=texts.offset)
+    return _of_words(pc.ascii_rpad(chars, width, padding="\0").buffers()[2], lengths, width)
+
+
+def _of_words(data: pa.Buffer, lengths: pa.Array, width: int) -> pa.Array:
+    """Return hashes of bytes that all have the same number of words. Words of zeros at the end do not count."""
+    n, n_words = len(lengths), width // 8
+    words = pa.Array.from_buffers(_U64, n * n_words, [None, data])
+    words = pc.bit_wise_xor(words, pc.shift_right(words, _HALF))
+    hashes = pc.multiply(lengths, _SECOND_FACTOR)
+    for at in range(n_words):
+        at_place = words if n_words == 1 else pc.take(words, _places(n_words, at).slice(0, n), boundscheck=False)
+        hashes = pc.add(hashes, pc.multiply(at_place, _OF_WORD[at]))
+    return _finished(hashes)
+
+
+@functools.cache
+def _places(n_words: int, at: int) -> pa.Array:
+    """Return the places of the words with this number in texts of ``n_words`` each."""
+    return pa.array(range(at, at + n_words * _ROWS_AT_ONCE, n_words), pa.int32())
 
 
 def _long_texts(texts: pa.Array) -> pa.Array:
@@ -279,6 +309,11 @@ def _mixed(values: pa.Array) -> pa.Array:
     values = pc.multiply(pc.add(values, _FACTOR), _FIRST_FACTOR)
     values = pc.multiply(pc.bit_wise_xor(values, pc.shift_right(values, _HALF)), _SECOND_FACTOR)
     return pc.bit_wise_xor(values, pc.shift_right(values, _HALF))
+
+
+def _finished(hashes: pa.Array) -> pa.Array:
+    """Return products with a multiplier so that high bits of the factor count in all bits."""
+    return pc.multiply(pc.bit_wise_xor(hashes, pc.shift_right(hashes, _HALF)), _SECOND_FACTOR)
 
 
 def _folded(hashes: pa.Array, added: pa.Array) -> pa.Array:
