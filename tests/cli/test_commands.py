@@ -364,6 +364,7 @@ def test_rollback(cli: Cli, lake: Lakehouse) -> None:
     shown = cli("rollback", 1, "--apply", digest, "--json").json
     assert (shown["version"], len(shown["changes"])) == (4, 2)
     assert cli("rollback", 1, "--yes").out == "Nothing to roll back: version 4\n"
+    assert cli("rollback", 1).err == "Nothing to do.\n"
     assert cli("rollback", 3, "--table", "ns.t", "--yes").out == "Rolled back to the content of version 3: version 5\n"
     assert cli("rollback", "--timestamp", lake.snapshot(0).created_at_ms, "--yes").code == 0
     assert cli("ls", "--json").json == []

@@ -146,3 +146,16 @@ def test_versions_of_a_parent_are_told_how_to_be_named(parent: Aging, clone: Lak
         parent.lake.snapshot("parent@2")
     with pytest.raises(ExportNotFoundError, match=r"there is no export 'nothing'; exports: none; clones: feature"):
         parent.lake.snapshot("nothing")
+
+
+def test_a_refreshed_clone_is_reported_as_one_clone(parent: Aging, clone: Lakehouse) -> None:
+    """The parent keeps one more version for the clone. That record is not another clone."""
+    for _ in range(2):
+        append_rows(parent.lake)
+        maintenance.plan_refresh(parent.lake, "feature").execute()
+    status = maintenance.lakehouse_status(parent.lake)
+    assert (status.clones, status.exports) == (1, 0)
+    assert next(due.why for due in status.due if due.what == "clones") == "1 clones"
+    with pytest.raises(ExportNotFoundError) as raised:
+        parent.lake.snapshot("nothing")
+    assert str(raised.value).endswith("; clones: feature")

@@ -12,9 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from pyiceberg.catalog.rest import RestCatalog
-from pyiceberg.exceptions import CommitFailedException
+from pyiceberg.exceptions import CommitFailedException, ForbiddenError
 from pyiceberg.table.metadata import TableMetadataUtil, TableMetadataV2
 
 from tests.faults import FaultyStorage, fail, lose_response
@@ -388,6 +389,22 @@ def test_data_files_of_others_are_refused(served: Served, rest: RestCatalog, lak
     with pytest.raises(Exception, match="does not lie in the table's place"):
         rest.load_table("ns.t").add_files([task.file.file_path])
     assert lake.latest_version() == before
+
+
+def test_data_files_outside_the_lakehouse_are_rejected_without_advice_to_allow_a_root(
+    served: Served, rest: RestCatalog, lake: Lakehouse, tmp_path: Path
+) -> None:
+    """An allowed root makes files readable. It never lets a commit add them, so the error must not suggest it."""
+    pq.write_table(ROWS, tmp_path / "a.parquet")
+    table, before = rest.load_table("ns.t"), lake.latest_version()
+    with pytest.raises(ForbiddenError, match=r"does not lie in the table's place .* copy data files to") as raised:
+        table.add_files([f"file://{tmp_path}/a.parquet"])
+    assert "allow-root" not in str(raised.value)
+    assert lake.latest_version() == before
+    copied = f"{table.location()}/data/a.parquet"
+    pq.write_table(ROWS, copied.removeprefix("file://"))
+    table.add_files([copied])
+    assert rest.load_table("ns.t").scan().to_arrow().equals(ROWS)
 
 
 def test_an_engine_removes_no_snapshots_and_is_told_our_commands(

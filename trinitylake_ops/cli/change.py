@@ -136,7 +136,7 @@ def rollback(
         raise click.UsageError("give a version or the name of an export, or else --timestamp")
     plan = maintenance.plan_rollback(session.lake(), to, namespaces, tables, timestamp=timestamp)
     if digest is None and not yes:
-        print_plan(plan, as_json)
+        print_plan(plan, as_json, is_empty=plan.is_empty)
         return
     report = plan.execute(approved_digest=digest, reapply=reapply)
     what = f"Rolled back to the content of version {plan.to_version}" if report.has_changed else "Nothing to roll back"

@@ -27,9 +27,15 @@ from pyiceberg.table.update import (
     TableUpdate,
 )
 
-from trinitylake_ops.errors import CommitOutcomeUnknownError, CorruptFileError, FileMissingError, InvalidLocationError
+from trinitylake_ops.errors import (
+    CommitOutcomeUnknownError,
+    CorruptFileError,
+    FileMissingError,
+    InvalidLocationError,
+    LocationNotAllowedError,
+)
 from trinitylake_ops.format.locations import normalize_root_uri, to_location
-from trinitylake_ops.server.answers import bad_request, encoded, forbidden
+from trinitylake_ops.server.answers import RefusedError, bad_request, encoded, forbidden
 from trinitylake_ops.server.calls import Call, single_level
 from trinitylake_ops.server.changes import transaction_of, until_it_lands
 from trinitylake_ops.server.tokens import Scope
@@ -280,13 +286,21 @@ class _Attempt:
             new = new_files([update.snapshot for update in commit.added], current, io)
         except (FileMissingError, CorruptFileError) as error:
             raise bad_request(f"a file that the commit names cannot be read: {error}") from error
+        except LocationNotAllowedError as error:  # its advice, to allow a root, helps a table that has such files only
+            if current is not None:
+                self._reached(commit, io)
+            raise _outside(error.path or "the file", place) from error
         beyond = {file for file in new.named if not _is_within(file, place)}
         if beyond and current is not None:  # such as files that the operator allowed, which others wrote
-            reached = {file.location for file in files_of(self._txn.table(*commit.name), io)}
+            reached = self._reached(commit, io)
             beyond = {file for file in beyond if io.location(file) not in reached}
         _check_within(beyond, place)
         self._txn.date_back(oldest_of(lambda: files | new.added, io))
         return new.entries
+
+    def _reached(self, commit: TableCommit, io: StorageFileIO) -> set[str]:
+        """Return the locations of all files that the table has. Raises LocationNotAllowedError for an external one."""
+        return {file.location for file in files_of(self._txn.table(*commit.name), io)}
 
 
 def _check_keeps_snapshots(commit: TableCommit) -> None:
@@ -303,7 +317,14 @@ def _check_keeps_snapshots(commit: TableCommit) -> None:
 def _check_within(files: set[str], place: str) -> None:
     for file in sorted(files):
         if not _is_within(file, place):
-            raise forbidden(f"{file[:200]!r} does not lie in the table's place '{place}/', and cannot be added")
+            raise _outside(file, place)
+
+
+def _outside(file: str, place: str) -> RefusedError:
+    return forbidden(
+        f"{file[:200]!r} does not lie in the table's place '{place}/', and cannot be added; append its rows, or copy"
+        f" data files to '{place}/data/' and add the copies"
+    )
 
 
 def _is_within(file: str, place: str) -> bool:

@@ -164,7 +164,10 @@ def _check_certificate(settings: ServerSettings) -> None:
     try:
         ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(settings.tls_certificate, settings.tls_key)
     except (OSError, ValueError) as error:  # among them those of SSL
-        raise InvalidInputError(f"the certificate for TLS, or its key, cannot be used: {error}") from error
+        raise InvalidInputError(
+            f"TLS certificate {str(settings.tls_certificate)!r} or key {str(settings.tls_key)!r} cannot be used:"
+            f" {error}; provide readable PEM files that belong together"
+        ) from error
 
 
 @contextlib.contextmanager

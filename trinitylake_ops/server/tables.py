@@ -237,8 +237,9 @@ def _check_is_not_own(io: StorageFileIO, uri: str) -> None:
     """Raise RefusedError, 400, for a URI in the folder of a managed table of this lakehouse, existing or not."""
     if io.folders.is_own_file(uri):
         raise bad_request(
-            f"{uri[:200]!r} is in the folder of a table of this lakehouse; its operator registers such a table with"
-            " 'trinitylake register-table'"
+            f"{uri[:200]!r} cannot be registered: it is in a table folder of this lakehouse; rename an existing table"
+            " instead, or ask the operator to bring back a dropped one by 'trinitylake rollback' or 'trinitylake"
+            " register-table'"
         )
 
 

@@ -85,7 +85,7 @@ def check_managed_properties(properties: Mapping[str, str]) -> None:
     for name in PATH_PROPERTIES:
         if name in properties:
             raise InvalidDefinitionError(
-                f"property {name!r} cannot be set: a managed table's files stay under its own location"
+                f"property {name!r} cannot be set: a managed table's files stay under its own location; leave it out"
             )
 
 

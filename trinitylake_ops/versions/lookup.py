@@ -171,8 +171,19 @@ def _no_such_name(name: str, latest: Snapshot) -> ExportNotFoundError | VersionN
         )
     clones = {record.name for record in definition.exports if record.clone_id}
     exports = ", ".join(sorted(definition.exported_snapshots.keys() - clones)) or "none"
-    told = f"; clones: {', '.join(sorted(clones))}" if clones else ""
-    return ExportNotFoundError(f"there is no export {name!r}; exports: {exports}{told}")
+    told = f"; clones: {', '.join(sorted(_clone_names(definition)))}" if clones else ""
+    is_warehouse = name.startswith("at-") or (name[:1] == "v" and name[1:].isdecimal())
+    hint = "; a version is named by its number, such as 12, and a time is a timestamp" if is_warehouse else ""
+    return ExportNotFoundError(f"there is no export {name!r}; exports: {exports}{told}{hint}")
+
+
+def _clone_names(definition: LakehouseDef) -> list[str]:
+    """Return the name of each clone. Further versions that are kept for a clone have longer names."""
+    names: dict[str, str] = {}
+    for record in definition.exports:
+        if record.clone_id:
+            names[record.clone_id] = min(names.get(record.clone_id, record.name), record.name, key=len)
+    return list(names.values())
 
 
 def check_not_expired(version: int, definition: LakehouseDef) -> None:

@@ -115,7 +115,7 @@ def _between(roots: Roots, timestamp_ms: int, first: int, last: int, probed: Pro
         version = (low + high) // 2
     if not is_there:
         youngest = "" if high > last else f"; version {high} was created at {_shown(high_ms)}"
-        raise VersionNotFoundError(f"no version is as old as {_shown(timestamp_ms)}{youngest}")
+        raise VersionNotFoundError(f"no version is as old as {_shown(timestamp_ms)}{youngest}; choose a later time")
     return low
 
 

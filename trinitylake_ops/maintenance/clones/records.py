@@ -48,7 +48,8 @@ def check_no_table_root(definition: LakehouseDef, root: str) -> None:
     """Raise InvalidInputError for a lakehouse whose tables stand elsewhere: nobody could tell whose they are then."""
     if definition.table_root:
         raise InvalidInputError(
-            f"tables of {root} stand under its table root {definition.table_root}; such a lakehouse has no clones"
+            f"{root} cannot have clones: its tables are under its table root {definition.table_root}; make a full export"
+            " instead"
         )
 
 

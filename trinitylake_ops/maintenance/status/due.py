@@ -10,6 +10,7 @@ from enum import StrEnum
 from trinitylake_ops.format.definitions import ExportRecord, ExportState, LakehouseDef
 from trinitylake_ops.format.file_names import VERIFIED_PREFIX
 from trinitylake_ops.format.version_ranges import VersionRanges
+from trinitylake_ops.maintenance.clones.records import clones_of
 from trinitylake_ops.maintenance.gc.batches import PurgeBatch
 from trinitylake_ops.maintenance.plans.retention import RetentionPolicy, VersionAge, judge, span_text
 from trinitylake_ops.maintenance.reach.survey import expired_versions, is_lapsed, is_past
@@ -212,7 +213,7 @@ def _exports(definition: LakehouseDef, facts: Facts, ages: DueAges, now_ms: int)
 
 
 def _clones(definition: LakehouseDef, ages: DueAges, now_ms: int) -> Due:
-    clones = [record for record in definition.exports if record.clone_id]
+    clones = clones_of(definition)
     overdue = [record.name for record in clones if is_past(record, now_ms)]
     if overdue:
         why, command = f"the time of {_named(overdue)} is past", f"drop-clone {shlex.quote(overdue[0])}"

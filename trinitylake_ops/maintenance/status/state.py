@@ -15,6 +15,7 @@ from typing import TypeVar
 from trinitylake_ops.errors import LakehouseNotFoundError, TrinityLakeError
 from trinitylake_ops.format.definitions import ExpirationState, LakehouseDef
 from trinitylake_ops.format.version_ranges import VersionRanges
+from trinitylake_ops.maintenance.clones.records import clones_of
 from trinitylake_ops.maintenance.hint import HintState, inspect_hint
 from trinitylake_ops.maintenance.plans.cost import Cost, MeteredLakehouse
 from trinitylake_ops.maintenance.plans.document import Document, Table, new_table
@@ -139,7 +140,7 @@ def lakehouse_status(
         lambda: (expired_versions(definition), expired_versions(definition, _UNPURGED)),
         (VersionRanges(), VersionRanges()),
     )
-    clones = sum(bool(record.clone_id) for record in definition.exports)
+    clones = clones_of(definition)
     return Status(
         root=lake.root,
         version=latest.version,
@@ -151,7 +152,7 @@ def lakehouse_status(
         kept=latest.version + 1 - len(gone),
         expired=len(expired),
         exports=_n_exports(definition),
-        clones=clones,
+        clones=len(clones),
         hint=hint,
         running=running,
         due=due,

@@ -215,7 +215,7 @@ class _Fitting:
         for name in PATH_PROPERTIES:
             if name in updates:
                 raise InvalidDefinitionError(
-                    f"property {name!r} cannot be set: a table's files stay under its own location"
+                    f"property {name!r} cannot be set: a table's files stay under its own location; leave it out"
                 )
         kept = {name: value for name, value in updates.items() if name not in MANAGED_PROPERTIES}
         if self._current is None:  # engines repeat the properties of the request that staged the table
