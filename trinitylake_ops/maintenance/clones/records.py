@@ -48,8 +48,8 @@ def check_no_table_root(definition: LakehouseDef, root: str) -> None:
     """Raise InvalidInputError for a lakehouse whose tables stand elsewhere: nobody could tell whose they are then."""
     if definition.table_root:
         raise InvalidInputError(
-            f"{root} cannot have clones: its tables are under its table root {definition.table_root}; make a full export"
-            " instead"
+            f"{root} cannot have clones: its tables are under its table root {definition.table_root};"
+            " make a full export instead"
         )
 
 
