@@ -15,8 +15,8 @@ from trinitylake_ops.errors import (
     VersionExpiredError,
     VersionNotFoundError,
 )
-from trinitylake_ops.format.definitions import ExpirationState, LakehouseDef, ParentRecord
-from trinitylake_ops.format.file_names import MAX_VERSION, parse_root_path
+from trinitylake_ops.format.definitions import ExpirationState, ExportRecord, LakehouseDef, ParentRecord
+from trinitylake_ops.format.file_names import MAX_VERSION, manifest_path, parse_root_path
 from trinitylake_ops.format.locations import is_uri, normalize_root_uri, to_location
 from trinitylake_ops.format.nodes.node_file import NodeFile, decode_node
 from trinitylake_ops.format.nodes.system_rows import LAKEHOUSE_DEF, PREVIOUS_ROOT
@@ -171,19 +171,29 @@ def _no_such_name(name: str, latest: Snapshot) -> ExportNotFoundError | VersionN
         )
     clones = {record.name for record in definition.exports if record.clone_id}
     exports = ", ".join(sorted(definition.exported_snapshots.keys() - clones)) or "none"
-    told = f"; clones: {', '.join(sorted(_clone_names(definition)))}" if clones else ""
+    told = f"; clones: {', '.join(record.name for record in clones_of(definition))}" if clones else ""
     is_warehouse = name.startswith("at-") or (name[:1] == "v" and name[1:].isdecimal())
     hint = "; a version is named by its number, such as 12, and a time is a timestamp" if is_warehouse else ""
     return ExportNotFoundError(f"there is no export {name!r}; exports: {exports}{told}{hint}")
 
 
-def _clone_names(definition: LakehouseDef) -> list[str]:
-    """Return the name of each clone. Further versions that are kept for a clone have longer names."""
-    names: dict[str, str] = {}
+def clones_of(definition: LakehouseDef) -> list[ExportRecord]:
+    """Return the record of each clone, by name.
+
+    A refresh keeps a further version for its clone by another record. That one is returned only if the clone's own
+    record is missing, so that every clone that keeps versions is reported and can be dropped.
+    """
+    by_id: dict[str, list[ExportRecord]] = {}
     for record in definition.exports:
         if record.clone_id:
-            names[record.clone_id] = min(names.get(record.clone_id, record.name), record.name, key=len)
-    return list(names.values())
+            by_id.setdefault(record.clone_id, []).append(record)
+    own = (next(filter(_is_own, records), records[0]) for records in by_id.values())
+    return sorted(own, key=lambda record: record.name)
+
+
+def _is_own(record: ExportRecord) -> bool:
+    """Return whether a record is that of a clone itself, and not of a further version that it needs."""
+    return record.manifest_path == manifest_path(record.clone_id)
 
 
 def check_not_expired(version: int, definition: LakehouseDef) -> None:

@@ -9,8 +9,8 @@ import dagster as dg
 from trinitylake_ops.dagster_plugin.branches.branch import branch_clone
 from trinitylake_ops.dagster_plugin.names import ONLY, LakehouseNames
 from trinitylake_ops.dagster_plugin.resources import lakehouse_of
-from trinitylake_ops.maintenance.clones.records import clones_of
 from trinitylake_ops.operations.names import BRANCH_PREFIX
+from trinitylake_ops.versions.lookup import clones_of
 
 _DROP_JOB = "drop_closed_branch"
 

@@ -17,7 +17,7 @@ from trinitylake_ops.errors import (
     VersionNotFoundError,
 )
 from trinitylake_ops.format.definitions import ExportRecord, ExportState
-from trinitylake_ops.maintenance.clones.records import OtherLakehouseError, clones_of, foreign_parent, opened_clone
+from trinitylake_ops.maintenance.clones.records import OtherLakehouseError, foreign_parent, opened_clone
 from trinitylake_ops.maintenance.exports.roots import leaves_objects
 from trinitylake_ops.maintenance.plans.cost import MeteredLakehouse
 from trinitylake_ops.maintenance.reach.survey import is_past
@@ -25,6 +25,7 @@ from trinitylake_ops.storage.parallel import run_parallel
 from trinitylake_ops.transaction.lakehouse import Lakehouse
 from trinitylake_ops.tree.diff import diff_trees
 from trinitylake_ops.versions.history import VersionInfo, version_infos
+from trinitylake_ops.versions.lookup import clones_of
 from trinitylake_ops.versions.snapshot import Snapshot, utc_of
 
 logger = logging.getLogger(__name__)

@@ -12,7 +12,6 @@ from trinitylake_ops.errors import (
     MaintenanceBlockedError,
 )
 from trinitylake_ops.format.definitions import ExportLevel, ExportRecord, LakehouseDef, ParentRecord, TableDef
-from trinitylake_ops.format.file_names import manifest_path
 from trinitylake_ops.format.locations import as_uri
 from trinitylake_ops.maintenance.plans.cost import MeteredLakehouse, uncached_on
 from trinitylake_ops.maintenance.reach.table_files import iceberg_metadata
@@ -21,6 +20,7 @@ from trinitylake_ops.storage.local.folders import lies_within
 from trinitylake_ops.storage.options import StorageOptions
 from trinitylake_ops.transaction.lakehouse import Lakehouse, options_for
 from trinitylake_ops.tree.diff import diff_trees
+from trinitylake_ops.versions.lookup import clones_of
 from trinitylake_ops.versions.snapshot import Snapshot
 
 _MOST_NAMED = 3
@@ -51,25 +51,6 @@ def check_no_table_root(definition: LakehouseDef, root: str) -> None:
             f"{root} cannot have clones: its tables are under its table root {definition.table_root};"
             " make a full export instead"
         )
-
-
-def clones_of(definition: LakehouseDef) -> list[ExportRecord]:
-    """Return the record of each clone, by name.
-
-    Where a clone's own record is gone, that is one of a further version which is kept for it. So whatever keeps
-    versions is told, and can be dropped.
-    """
-    by_id: dict[str, list[ExportRecord]] = {}
-    for record in definition.exports:
-        if record.clone_id:
-            by_id.setdefault(record.clone_id, []).append(record)
-    found = (next(filter(_is_own, records), records[0]) for records in by_id.values())
-    return sorted(found, key=lambda record: record.name)
-
-
-def _is_own(record: ExportRecord) -> bool:
-    """Whether a record is that of a clone itself, and not of a further version that it needs."""
-    return record.manifest_path == manifest_path(record.clone_id)
 
 
 def records_of_clone(definition: LakehouseDef, clone_id: str) -> list[ExportRecord]:

@@ -10,12 +10,12 @@ from enum import StrEnum
 from trinitylake_ops.format.definitions import ExportRecord, ExportState, LakehouseDef
 from trinitylake_ops.format.file_names import VERIFIED_PREFIX
 from trinitylake_ops.format.version_ranges import VersionRanges
-from trinitylake_ops.maintenance.clones.records import clones_of
 from trinitylake_ops.maintenance.gc.batches import PurgeBatch
 from trinitylake_ops.maintenance.plans.retention import RetentionPolicy, VersionAge, judge, span_text
 from trinitylake_ops.maintenance.reach.survey import expired_versions, is_lapsed, is_past
 from trinitylake_ops.maintenance.status.activity import Commits
 from trinitylake_ops.versions.history import VersionInfo, version_infos
+from trinitylake_ops.versions.lookup import clones_of
 from trinitylake_ops.versions.snapshot import Snapshot, epoch_ms, utc_of
 
 _DAY_MS = 86_400_000

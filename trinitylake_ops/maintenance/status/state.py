@@ -15,7 +15,6 @@ from typing import TypeVar
 from trinitylake_ops.errors import LakehouseNotFoundError, TrinityLakeError
 from trinitylake_ops.format.definitions import ExpirationState, LakehouseDef
 from trinitylake_ops.format.version_ranges import VersionRanges
-from trinitylake_ops.maintenance.clones.records import clones_of
 from trinitylake_ops.maintenance.hint import HintState, inspect_hint
 from trinitylake_ops.maintenance.plans.cost import Cost, MeteredLakehouse
 from trinitylake_ops.maintenance.plans.document import Document, Table, new_table
@@ -27,6 +26,7 @@ from trinitylake_ops.maintenance.status.due import DEFAULT_AGES, Due, DueAges, D
 from trinitylake_ops.maintenance.status.findings import Noticed, noticed_in
 from trinitylake_ops.maintenance.status.space import Space, planned_space, recorded_space
 from trinitylake_ops.transaction.lakehouse import Lakehouse
+from trinitylake_ops.versions.lookup import clones_of
 from trinitylake_ops.versions.snapshot import Snapshot, epoch_ms, utc_of
 
 #: How many of the newest versions are looked at, unless told otherwise.
