@@ -364,3 +364,48 @@ def test_a_damaged_table_stops_no_relocation_of_others(lakes: Lakes, damage: Cal
     assert report.tables == ("other.o",)
     assert list(report.refused) == ["ns.t"]
     assert catalog_at(moved).load_table("other.o").scan().to_arrow().num_rows == ROWS.num_rows
+
+
+def test_a_restore_leaves_a_damaged_table_as_it_is_here(lakes: Lakes) -> None:
+    lake = Lakehouse.create(lakes.storage().root, storage=lakes.storage())
+    for name in ("ns.t", "ns.whole"):
+        append_rows(lake, name)
+    there = Lakehouse(lakes.storage("target"))
+    maintenance.plan_export(lake, "away", "full", target=there.root).execute()
+    with_garbage(there)
+    overwrite_rows(lake, "ns.whole")
+    overwrite_rows(lake, "ns.t")
+    with lake.transaction() as txn:
+        txn.create_namespace("later")
+    catalog_at(lake).rename_table("ns.t", "later.renamed")
+    latest = lake.latest_version()
+    renamed = lake.snapshot().table("later", "renamed")
+    plan = maintenance.plan_restore(lake, "away")
+    assert list(plan.damaged) == ["ns.t"]
+    for named in (None, ["ns.t"]):
+        with pytest.raises(DAMAGE):
+            maintenance.restore_export(lake, "away", tables=named)
+    assert lake.latest_version() == latest
+    report = plan.execute(plan.digest)
+    assert report.version == latest + 1
+    assert list(report.damaged) == ["ns.t"]
+    assert catalog_at(lake).load_table("ns.whole").scan().to_arrow().num_rows == ROWS.num_rows
+    assert lake.snapshot().table("later", "renamed") == renamed
+    assert not lake.snapshot().has_table("ns", "t")
+    assert maintenance.verify(lake, deep=True).is_clean
+
+
+def test_an_export_into_a_target_with_a_damaged_table_continues(lakes: Lakes) -> None:
+    lake = Lakehouse.create(lakes.storage().root, storage=lakes.storage())
+    for name in ("ns.t", "ns.whole"):
+        append_rows(lake, name)
+    there = Lakehouse(lakes.storage("target"))
+    maintenance.plan_export(lake, "first", "full", target=there.root).execute()
+    location = there.snapshot().table("ns", "t").format_properties[METADATA_LOCATION]
+    there.storage.write(location, b'{"format-version": 2')
+    for name in ("ns.t", "ns.whole"):
+        append_rows(lake, name)
+    report = maintenance.plan_export(lake, "second", "full", target=there.root).execute()
+    assert report.is_complete
+    for name in ("ns.t", "ns.whole"):
+        assert catalog_at(there).load_table(name).scan().to_arrow().num_rows == 2 * ROWS.num_rows

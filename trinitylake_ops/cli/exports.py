@@ -183,7 +183,8 @@ def restore(
     """Bring back what an export holds, as a new version; without --apply or --yes, print what would change.
 
     From another root, objects that are missing or were changed here are copied back. So are, from a full export, those
-    that lost a file here. An export of some namespaces brings back only these.
+    that lost a file here. An export of some namespaces brings back only these. Damaged tables of an export at another
+    root stay as they are here and are listed, with exit code 1. Other damaged tables: as for rollback.
 
     Example: trinitylake restore nightly-0412 --table sales.orders
     """
@@ -193,11 +194,15 @@ def restore(
         return
     if isinstance(plan, maintenance.RestorePlan):
         with shown_progress() as progress:
-            version = plan.execute(digest, progress=progress).version
+            report = plan.execute(digest, progress=progress)
     else:
-        version = plan.execute(digest).version
-    what = f"Restored export {name}" if version != plan.base_version else "Nothing to restore"
-    print_committed(version, as_json, what, changes=plan.changes)
+        report = plan.execute(digest)
+    what = f"Restored export {name}" if report.has_changed else "Nothing to restore"
+    print_committed(report.version, as_json, what, changes=plan.changes, damaged=report.damaged)
+    if not report.is_complete:
+        print_notice(f"Damaged tables: {', '.join(report.damaged)}")
+    if not report.is_complete and isinstance(plan, maintenance.RestorePlan):
+        raise click.exceptions.Exit(1)
 
 
 @click.command("prune-exports", short_help="Plan or do the drop of old exports by rules.")

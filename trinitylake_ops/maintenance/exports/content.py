@@ -72,7 +72,7 @@ class TableCopy:
 
 @dataclass(frozen=True, slots=True)
 class CopiedTable:
-    """Where a table whose files are copied stands in the export: its key, name, and the copy of its definition."""
+    """A table in the export: its key, its name, and the location of the copy of its definition."""
 
     key: str
     name: str
@@ -85,8 +85,8 @@ class Content:
 
     ``uncopied`` are copied definitions whose tables' files stay where they are. ``registered`` are the names of those
     among them that a full export leaves so, as another catalog keeps their files. ``damaged`` are the names of managed
-    tables that the export lacks, as their files cannot all be read, with the reason. ``copied`` are the tables whose
-    files are copied, by their ids.
+    tables that the export lacks, as their files cannot all be read, with the reason. ``copied`` are the
+    tables whose definitions are copied, by their ids.
     """
 
     entries: list[tuple[str, str]] = field(default_factory=list)
@@ -249,9 +249,8 @@ class _Gathering:
                 is_left = self._choice.level == ExportLevel.FULL and not definition.is_managed
                 self._content.registered += [str(name)] if is_left else []
             placed[key] = self._copy_definition(name, location, changed)
-            if copy is not None:
-                copied = CopiedTable(key, str(name), placed[key])
-                self._content.copied.setdefault(copy.places.table_id, []).append(copied)
+            copied = CopiedTable(key, str(name), placed[key])
+            self._content.copied.setdefault(definition.id, []).append(copied)
         return placed
 
     def _check_rights(self) -> None:

@@ -11,11 +11,18 @@ import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from trinitylake_ops.errors import CommitConflictError, CorruptFileError, FileMissingError, LocationNotAllowedError
+from trinitylake_ops.errors import (
+    CommitConflictError,
+    CorruptFileError,
+    FileMissingError,
+    LocationNotAllowedError,
+    TrinityLakeError,
+)
 from trinitylake_ops.format.definitions import ExportLevel
 from trinitylake_ops.maintenance.exports.content import Choice, Content, chosen_entries, gather
 from trinitylake_ops.maintenance.exports.copy import Copier
 from trinitylake_ops.maintenance.exports.destination import Destination
+from trinitylake_ops.maintenance.exports.outcome import left_out, reasons
 from trinitylake_ops.maintenance.exports.roots import check_made_of
 from trinitylake_ops.maintenance.exports.table_places import claim_places
 from trinitylake_ops.maintenance.plans.cost import MeteredLakehouse, uncached
@@ -33,6 +40,7 @@ from trinitylake_ops.maintenance.rollbacks import (
 from trinitylake_ops.maintenance.state.export_records import check_no_clone, record_of
 from trinitylake_ops.storage import Storage
 from trinitylake_ops.storage.parallel import run_parallel
+from trinitylake_ops.tables.files.reach import DAMAGE
 from trinitylake_ops.tables.io.file_io import StorageFileIO, reading_io, writing_io
 from trinitylake_ops.transaction.change_set import is_namespace_key
 from trinitylake_ops.transaction.lakehouse import Lakehouse, options_for
@@ -41,6 +49,7 @@ from trinitylake_ops.tree.diff import KeyChange
 from trinitylake_ops.tree.search import scan
 from trinitylake_ops.versions.changes import Change, change_of
 from trinitylake_ops.versions.snapshot import Entry, Snapshot
+from trinitylake_ops.versions.table_names import table_ids
 
 _OPERATION = "restore"
 _LONGEST_MESSAGE_CHARS = 500
@@ -48,7 +57,10 @@ _LONGEST_MESSAGE_CHARS = 500
 
 @dataclass(frozen=True, kw_only=True)
 class RestorePlan(Plan):
-    """The changes of a restore from another root, and the number of files that it would copy."""
+    """The changes of a restore from another root, and the number of files that it would copy.
+
+    ``damaged`` are tables whose files there cannot all be read, with the reason. They stay as they are here.
+    """
 
     base_version: int
     name: str
@@ -57,6 +69,7 @@ class RestorePlan(Plan):
     changes: tuple[Change, ...]
     files: int
     bytes: int
+    damaged: Mapping[str, str]
     export_version: int = field(repr=False, compare=False)
     content: Content = field(repr=False, compare=False)
     removed: tuple[str, ...] = field(repr=False, compare=False)
@@ -64,9 +77,10 @@ class RestorePlan(Plan):
 
     @property
     def digest(self) -> str:
-        """Return ``<base version>-<sha256>`` over the export and all changes."""
+        """Return ``<base version>-<sha256>`` over the export, all changes and the names of damaged tables."""
         changes = [[change.kind, change.namespace, change.table] for change in self.changes]
-        content = (self.name, self.target, self.export_version, list(self.only), changes, self.files)
+        damaged = sorted(self.damaged)
+        content = (self.name, self.target, self.export_version, list(self.only), changes, self.files, damaged)
         return digest_of(self.base_version, _OPERATION, *content)
 
     @property
@@ -78,7 +92,7 @@ class RestorePlan(Plan):
         """Return one row for each namespace and table that would change."""
         title = (
             f"Restore of export {self.name} from {self.target} into version {self.base_version}:"
-            f" {self.files} files to copy, {self.bytes} bytes of data"
+            f" {self.files} files to copy, {self.bytes} bytes of data{left_out(self.damaged)}"
         )
         return new_table(title, "change", "object", rows=change_rows(self.changes))
 
@@ -102,8 +116,9 @@ def plan_restore(
     """Plan to bring back the content of an export, or chosen namespaces and tables of it. Only reads.
 
     ``target_options`` are for the storage of an export at another root. From an export of some namespaces only these
-    come back. Raises ExportNotFoundError, InvalidInputError for objects that the export does not have and for a clone,
-    FileMissingError if a file that it needs is gone, StorageError.
+    come back. Damaged tables of an export at another root are listed in the plan and stay as they are here. Raises
+    ExportNotFoundError, InvalidInputError for objects that the export does not have and for a clone, StorageError.
+    Raises FileMissingError, CorruptFileError, LocationNotAllowedError for a damaged table that ``tables`` names.
     """
     lake = uncached(lake)
     export = lake.exported(name, target_options)
@@ -127,8 +142,15 @@ def restore_export(
     *,
     target_options: Mapping[str, str] | None = None,
 ) -> int:
-    """Plan and execute a restore. Returns the new version. Raises the errors of both."""
-    return plan_restore(lake, name, namespaces, tables, target_options=target_options).execute().version
+    """Plan and execute a restore. Returns the new version.
+
+    Raises the errors of both, and the error of a damaged table, which :func:`plan_restore` leaves out.
+    """
+    plan = plan_restore(lake, name, namespaces, tables, target_options=target_options)
+    if isinstance(plan, RestorePlan):
+        for error in plan.content.damaged.values():
+            raise error
+    return plan.execute().version
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -159,12 +181,13 @@ class Restore(PlannedOperation[RestorePlan, CommitReport]):
         other = export.files.storage
         io = self._reading(other, self.lake)
         content = gather(export, Choice(ExportLevel.FULL), fresh, io, entries=different, own_io=own_io)
-        for error in content.damaged.values():
+        self._leave_out_uncopied(content, export.version, own_io)
+        for error in (content.damaged[str(name)] for name in only if name.table and str(name) in content.damaged):
             raise error
-        for definition in content.uncopied:
-            check_table_files(export.version, own_io, definition)
-        removed = tuple(sorted(here.keys() - there.keys()))
-        restored = {key: _definition_of(export, key, place) for key, place in different}
+        kept = {key for key, _ in content.entries}
+        left = {key: place for key, place in different if key not in kept}
+        removed = tuple(sorted(here.keys() - there.keys() - _same_tables(base, here, export, left)))
+        restored = {key: _definition_of(export, key, place) for key, place in different if key in kept}
         NewNames(base, {**restored, **dict.fromkeys(removed)}).check(base)
         changes = [KeyChange(key, here.get(key), place) for key, place in content.entries]
         changes += [KeyChange(key, here[key], None) for key in removed]
@@ -177,6 +200,7 @@ class Restore(PlannedOperation[RestorePlan, CommitReport]):
             changes=tuple(change for change in named if change is not None),
             files=content.n_files,
             bytes=content.known_bytes,
+            damaged=reasons(content.damaged),
             export_version=export.version,
             content=content,
             removed=removed,
@@ -194,6 +218,7 @@ class Restore(PlannedOperation[RestorePlan, CommitReport]):
             base_version=plan.base_version,
             version=plan.operation.commit(plan, metered, progress),
             changed=len(plan.changes),
+            damaged=plan.damaged,
             cost=metered.cost(),
         )
 
@@ -224,6 +249,16 @@ class Restore(PlannedOperation[RestorePlan, CommitReport]):
                 base_version=plan.base_version,
                 latest_version=base.version,
             )
+
+    def _leave_out_uncopied(self, content: Content, version: int, own_io: StorageFileIO) -> None:
+        """Leave out tables of a partial export whose files, which are in this lakehouse, cannot all be read."""
+        damaged: dict[str, TrinityLakeError] = {}
+        for definition in content.uncopied:
+            try:
+                check_table_files(version, own_io, definition)
+            except DAMAGE as error:
+                damaged[definition.id] = error
+        content.leave_out(damaged)
 
     def _with_lost_files(
         self, base: Snapshot, here: Mapping[str, str], keys: Iterable[str], own_io: StorageFileIO
@@ -276,6 +311,24 @@ class Restore(PlannedOperation[RestorePlan, CommitReport]):
             return name is not None and exported.is_copy(there, name, here, limit_bytes)
 
         return is_same
+
+
+def _same_tables(base: Snapshot, here: Mapping[str, str], export: Snapshot, left: Mapping[str, str]) -> set[str]:
+    """Return the keys of tables here that are left out of a restore, whatever their names, and of their namespaces.
+
+    Args:
+        base: The version before the restore.
+        here: The locations of its definitions by key.
+        export: The export.
+        left: The locations of definitions in the export that are left out, by key.
+
+    Raises:
+        StorageError: A definition cannot be read for now.
+    """
+    ids = set(table_ids(export, left).values()) if left else set()
+    tables = {key: place for key, place in here.items() if not is_namespace_key(key)} if ids else {}
+    keys = {key for key, table_id in table_ids(base, tables).items() if table_id in ids}
+    return keys | {base.keys.namespace_key(base.object_name(key).namespace) for key in keys}
 
 
 def _definition_of(export: Snapshot, key: str, location: str) -> Entry:

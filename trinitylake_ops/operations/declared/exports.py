@@ -168,7 +168,10 @@ def _restore_export(run: Running[RestoreOptions]) -> None:
     copied = {} if isinstance(plan, RollbackPlan) else {"files": plan.files, "bytes": plan.bytes}
     done = plan.execute() if isinstance(plan, RollbackPlan) else plan.execute(progress=run.progress())
     metadata = {"restored_from": options.name, **copied, **_changes(plan.changes)}
-    run.report(f"version {done.version} has what export {options.name} holds", metadata, committed="restore")
+    said = f"version {done.version} has what export {options.name} holds"
+    if not done.is_complete:
+        raise run.failure(f"{said}, without damaged tables: {named(done.damaged)}", metadata)
+    run.report(said, metadata, committed="restore")
 
 
 def _repair_hint(run: Running[None]) -> None:

@@ -97,8 +97,12 @@ def _rollback_shown(plan: RollbackPlan) -> dict[str, Any]:
     operation = plan.operation
     diff = count_changes(operation.lake, operation.base, operation.target.snapshot, plan.changes)
     shown = _shown(diff, _partitions(plan, diff))
-    damaged = {"damaged": listing(("table", "reason"), sorted(plan.damaged.items()))} if plan.damaged else {}
-    return {"to_version": plan.to_version, **shown, **damaged, "details": _details(plan, diff)}
+    return {"to_version": plan.to_version, **shown, **_damaged(plan), "details": _details(plan, diff)}
+
+
+def _damaged(plan: RollbackPlan | RestorePlan) -> dict[str, Any]:
+    """Return the damaged tables of a plan with the reasons, nothing if there are none."""
+    return {"damaged": listing(("table", "reason"), sorted(plan.damaged.items()))} if plan.damaged else {}
 
 
 def _details(plan: RollbackPlan | RestorePlan, diff: VersionDiff) -> Json:
@@ -241,6 +245,7 @@ def _restore_shown(plan: RollbackPlan | RestorePlan) -> dict[str, Any]:
         "bytes": plan.bytes,
         "objects": len(rows),
         "plan": listing(("change", "namespace", "table"), rows),
+        **_damaged(plan),
         "details": _details(plan, VersionDiff(before=plan.base_version, after=plan.export_version, objects=())),
     }
 
@@ -248,12 +253,17 @@ def _restore_shown(plan: RollbackPlan | RestorePlan) -> dict[str, Any]:
 def _restore(run: Running[Any], plan: RollbackPlan | RestorePlan, digest: str | None) -> None:
     name = run.options.name
     report = plan.execute(digest) if isinstance(plan, RollbackPlan) else plan.execute(digest, progress=run.progress())
-    if not report.has_changed:
+    if not report.has_changed and report.is_complete:
         run.report("there was nothing to restore", {"restored_from": name})
         return
     copied = {} if isinstance(plan, RollbackPlan) else {"files": plan.files, "bytes": plan.bytes}
     metadata = {"restored_from": name, **copied, **_changes(plan), **report_figures(report.to_dict())}
-    run.report(f"version {report.version} has what export {name} holds", metadata, committed="restore")
+    said = f"version {report.version} has what export {name} holds"
+    if not report.is_complete and isinstance(plan, RestorePlan):
+        raise run.failure(f"{said}, without damaged tables: {named(report.damaged)}", metadata)
+    if not report.is_complete:
+        run.log.warning("tables came back that cannot be read: %s", named(report.damaged))
+    run.report(said, metadata, committed="restore")
 
 
 RESTORE: Planned[Any, Any] = Planned(
