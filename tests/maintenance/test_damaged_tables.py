@@ -14,7 +14,13 @@ from tests.maintenance.aging import Aging, keeping
 from tests.maintenance.changes import ROWS, append_rows, overwrite_rows
 from tests.maintenance.copies import copied
 from trinitylake_ops import Lakehouse, maintenance
-from trinitylake_ops.errors import FileMissingError, PlanChangedError, StorageError, StoragePermissionError
+from trinitylake_ops.errors import (
+    CorruptFileError,
+    FileMissingError,
+    PlanChangedError,
+    StorageError,
+    StoragePermissionError,
+)
 from trinitylake_ops.format.definitions import METADATA_LOCATION
 from trinitylake_ops.format.file_names import owner_path
 from trinitylake_ops.storage import StorageWrapper
@@ -409,3 +415,47 @@ def test_an_export_into_a_target_with_a_damaged_table_continues(lakes: Lakes) ->
     assert report.is_complete
     for name in ("ns.t", "ns.whole"):
         assert catalog_at(there).load_table(name).scan().to_arrow().num_rows == 2 * ROWS.num_rows
+
+
+def with_garbage_in(clone: Lakehouse) -> None:
+    table = catalog_at(clone).load_table("ns.t")
+    snapshot = table.current_snapshot()
+    assert snapshot is not None
+    clone.storage.write(snapshot.manifest_list.removeprefix(clone.root), b"no Avro")
+
+
+def test_a_damaged_table_of_a_clone_stops_no_refresh_and_no_promotion_of_others(lakes: Lakes) -> None:
+    lake = Lakehouse.create(lakes.storage().root, storage=lakes.storage())
+    for name in ("ns.t", "other.o"):
+        append_rows(lake, name)
+    there = lakes.storage("clone")
+    maintenance.plan_clone(lake, there.root, "copy").execute()
+    clone = Lakehouse(there)
+    append_rows(lake, "ns.t")
+    append_rows(clone, "ns.t")
+    append_rows(clone, "other.o")
+    with_garbage_in(clone)
+    for plan in (maintenance.plan_refresh(lake, "copy"), maintenance.plan_promotion(lake, "copy")):
+        assert [conflict.name for conflict in plan.conflicts] == ["ns.t"]
+    maintenance.plan_promotion(lake, "copy", ours=["ns.t"]).execute()
+    assert catalog_at(lake).load_table("other.o").scan().to_arrow().num_rows == 2 * ROWS.num_rows
+    assert catalog_at(lake).load_table("ns.t").scan().to_arrow().num_rows == 2 * ROWS.num_rows
+    maintenance.plan_refresh(lake, "copy", theirs=["ns.t"]).execute()
+    assert catalog_at(clone).load_table("ns.t").scan().to_arrow().num_rows == 2 * ROWS.num_rows
+
+
+def test_a_damaged_table_that_only_a_clone_changed_stops_no_promotion_of_named_others(lakes: Lakes) -> None:
+    lake = Lakehouse.create(lakes.storage().root, storage=lakes.storage())
+    for name in ("ns.t", "other.o"):
+        append_rows(lake, name)
+    there = lakes.storage("clone")
+    maintenance.plan_clone(lake, there.root, "copy").execute()
+    clone = Lakehouse(there)
+    for name in ("ns.t", "other.o"):
+        append_rows(clone, name)
+    with_garbage_in(clone)
+    with pytest.raises(CorruptFileError):
+        maintenance.plan_promotion(lake, "copy")
+    maintenance.plan_promotion(lake, "copy", namespaces=["other"]).execute()
+    assert catalog_at(lake).load_table("other.o").scan().to_arrow().num_rows == 2 * ROWS.num_rows
+    assert catalog_at(lake).load_table("ns.t").scan().to_arrow().num_rows == ROWS.num_rows

@@ -23,7 +23,7 @@ from trinitylake_ops.maintenance.reach.table_files import iceberg_metadata
 from trinitylake_ops.tables.catalog.catalog import TrinityLakeCatalog
 from trinitylake_ops.tables.catalog.target import TransactionTarget
 from trinitylake_ops.tables.files.metadata import load_table_metadata
-from trinitylake_ops.tables.files.reach import entries_in, manifests_in
+from trinitylake_ops.tables.files.reach import DAMAGE, entries_in, manifests_in
 from trinitylake_ops.tables.io.file_io import StorageFileIO
 from trinitylake_ops.tables.writing.data_files import with_path
 from trinitylake_ops.tables.writing.replacement import add_snapshot
@@ -70,8 +70,14 @@ class FindsAppends:
     def __call__(self, state: ObjectState) -> Appends | str:
         """Return what the clone appended, or why the table's changes are not such: an empty text where that is plain.
 
-        Raises StorageError.
+        A table that is damaged on one side is a conflict, so that the others can be merged. Raises StorageError.
         """
+        try:
+            return self._appends(state)
+        except DAMAGE as error:
+            return f"its files cannot all be read: {error.message}"
+
+    def _appends(self, state: ObjectState) -> Appends | str:
         if state.name.table is None or state.parent is None or state.clone is None:
             return ""
         parent, clone = self._definitions.table(state.parent), self._definitions.table(state.clone)
