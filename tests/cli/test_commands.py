@@ -6,7 +6,9 @@ import json
 import logging
 import re
 import sys
+import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,7 +21,7 @@ from tests.transaction.groups import commit_together
 from trinitylake_ops import Lakehouse, maintenance
 from trinitylake_ops.cli.app import main, trinitylake
 from trinitylake_ops.errors import StoragePermissionError
-from trinitylake_ops.format.definitions import ExportLevel, ExportRecord, RetentionRules
+from trinitylake_ops.format.definitions import METADATA_LOCATION, ExportLevel, ExportRecord, RetentionRules
 from trinitylake_ops.format.file_names import HINT_PATH, root_path
 from trinitylake_ops.storage import MemoryStorage, drop_memory_root
 from trinitylake_ops.versions.commit_info import acting_for_run
@@ -388,6 +390,32 @@ def test_drop_namespace(cli: Cli, lake: Lakehouse) -> None:
     create(lake, "empty")
     assert cli("drop-namespace", "empty", "--yes").out == "Dropped namespace empty: version 6\n"
     assert_error(cli("drop-namespace", "empty"), 4, "'empty'")
+
+
+def test_damaged_tables_of_exports_and_rollbacks(cli: Cli, lake: Lakehouse, tmp_path: Path) -> None:
+    for name in ("damaged.t", "whole.t"):
+        append_rows(lake, name)
+    cli("export", "away", "--level", "full", "--target", "memory://cli-target/")
+    there = Lakehouse.open("memory://cli-target/")
+    there.storage.write(there.snapshot().table("damaged", "t").format_properties[METADATA_LOCATION], b"{")
+    target = lake.latest_version()
+    lake.storage.write(lake.snapshot().table("damaged", "t").format_properties[METADATA_LOCATION], b"{")
+    exported = cli("export", "all", "--level", "full", "--json")
+    assert exported.code == 1
+    assert list(exported.json["damaged"]) == ["damaged.t"]
+    with lake.transaction() as txn:
+        txn.alter_table("damaged", "t", replace(txn.table("damaged", "t"), properties={"changed": str(time.time_ns())}))
+    overwrite_rows(lake, "whole.t")
+    assert cli("rollback", target, "--yes").code == 5
+    digest = cli("rollback", target, "--json").json["digest"]
+    back = cli("rollback", target, "--apply", digest, "--json")
+    assert (back.code, list(back.json["damaged"])) == (0, ["damaged.t"])
+    with lake.transaction() as txn:
+        txn.alter_table("damaged", "t", replace(txn.table("damaged", "t"), properties={"changed": str(time.time_ns())}))
+    overwrite_rows(lake, "whole.t")
+    restored = cli("restore", "away", "--yes", "--json")
+    assert (restored.code, list(restored.json["damaged"])) == (1, ["damaged.t"])
+    drop_memory_root("memory://cli-target/")
 
 
 def test_exports(cli: Cli, lake: Lakehouse) -> None:
