@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from typing import Any
 
 import pyiceberg.catalog.rest
@@ -20,6 +21,7 @@ from trinitylake_ops import Lakehouse, maintenance
 from trinitylake_ops.errors import InvalidDefinitionError
 from trinitylake_ops.storage.options import StorageOptions
 from trinitylake_ops.tables import catalog_at
+from trinitylake_ops.tables.properties import check_settable, meaningless, names_code
 from trinitylake_ops.tables.property_names import is_allowed
 from trinitylake_ops.transaction.object_names import VIEW_PREFIX
 
@@ -84,7 +86,11 @@ def test_which_names_are_allowed() -> None:
     assert [name for name in HARMLESS if not is_allowed(name)] == []
 
 
-@pytest.mark.parametrize("name", ["s3.proxy-uri", "token", "gcs.service.host", "header.Authorization", "endpoint_url"])
+@pytest.mark.parametrize(
+    "name",
+    ["s3.proxy-uri", "token", "gcs.service.host", "header.Authorization", "endpoint_url", "user." + "a." * 50_000],
+    ids=lambda name: name[:20],
+)
 def test_connection_settings_are_refused_wherever_clients_set_them(table: Served, lake: Lakehouse, name: str) -> None:
     before, setting = lake.latest_version(), {name: "http://example.org"}
     change = commit_of(properties(**setting))
@@ -101,6 +107,22 @@ def test_connection_settings_are_refused_wherever_clients_set_them(table: Served
     for path, body in requests:
         assert table.ask("POST", path, body).error == BAD, path
     assert lake.latest_version() == before
+
+
+def test_a_name_of_megabytes_is_not_searched() -> None:
+    """Of such a name, a list of all words would take a gigabyte, and seconds in which no other thread runs."""
+    name = "a." * 4_000_000
+    tracemalloc.start()
+    try:
+        assert not is_allowed(name)
+        assert not names_code(f"{name}impl")
+        assert meaningless({f"write.{name}-bytes": "x"}) == ()
+        with pytest.raises(InvalidDefinitionError):
+            check_settable([name])
+        _, peak_bytes = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak_bytes < 32 << 20
 
 
 def test_connection_settings_are_refused_by_the_catalog(lake: Lakehouse) -> None:

@@ -110,6 +110,16 @@ def huge_fixed(content: dict[str, Any]) -> None:
     content["schemas"][0]["fields"].append({"id": 9, "name": "q", "required": False, "type": f"fixed[{'9' * 20}]"})
 
 
+def huge_scale(content: dict[str, Any]) -> None:
+    content["schemas"][0]["fields"].append({"id": 9, "name": "q", "required": False, "type": "decimal(38, 1000000000)"})
+
+
+def huge_scale_in_an_older_schema(content: dict[str, Any]) -> None:
+    older = {**content["schemas"][0], "schema-id": 99}
+    older["fields"] = [{"id": 1, "name": "id", "required": False, "type": "decimal(38, 1000000000)"}]
+    content["schemas"].insert(0, older)
+
+
 def no_buckets(content: dict[str, Any]) -> None:
     field = {"source-id": 1, "field-id": 1000, "name": "p", "transform": "bucket[0]"}
     content["partition-specs"] = [{"spec-id": 0, "fields": [field]}]
@@ -121,7 +131,7 @@ def order_by_nothing(content: dict[str, Any]) -> None:
     content["default-sort-order-id"] = 1
 
 
-@pytest.mark.parametrize("change", [huge_fixed, no_buckets, order_by_nothing])
+@pytest.mark.parametrize("change", [huge_fixed, huge_scale, huge_scale_in_an_older_schema, no_buckets, order_by_nothing])
 def test_what_no_table_is_like_is_told_by_path_when_it_is_loaded(change: Any, table_lake: Lakehouse) -> None:
     """Pyiceberg reads it, and fails by it untyped when rows are read or written."""
     path = change_metadata(table_lake, change)

@@ -16,7 +16,7 @@ from pyiceberg.table.name_mapping import parse_mapping_from_json
 from pyiceberg.table.snapshots import Snapshot
 
 from trinitylake_ops.errors import InvalidDefinitionError
-from trinitylake_ops.tables.property_names import USER_PREFIX, is_allowed, not_allowed
+from trinitylake_ops.tables.property_names import LONGEST_NAME_CHARS, USER_PREFIX, is_allowed, not_allowed
 
 #: Properties that would put files beyond the table's own prefix.
 PATH_PROPERTIES = ("write.data.path", "write.metadata.path", "write.folder-storage.path", "write.object-storage.path")
@@ -60,7 +60,9 @@ _OBJECT_STORE = "write.object-storage.enabled"
 
 
 def names_code(name: str) -> bool:
-    """Whether an engine may load the value of a property as code."""
+    """Whether an engine may load the value of a property as code. Names that are too long are not allowed anyway."""
+    if len(name) > LONGEST_NAME_CHARS:
+        return False
     folded = name.strip().casefold()
     return folded.startswith(_CODE_PREFIXES) or _CODE_ENDING.search(folded) is not None
 
@@ -72,7 +74,11 @@ def naming_code(names: Iterable[str]) -> tuple[str, ...]:
 
 def meaningless(properties: Mapping[str, str]) -> tuple[str, ...]:
     """Return the names of Iceberg's properties with useless values: pyiceberg fails by them, without a typed error."""
-    return tuple(name for name, value in properties.items() if not _has_meaning(name, value))
+    return tuple(
+        name
+        for name, value in properties.items()
+        if len(name) <= LONGEST_NAME_CHARS and not _has_meaning(name, value)
+    )
 
 
 def _has_meaning(name: str, value: str) -> bool:
@@ -124,9 +130,15 @@ def check_not_reserved(names: Iterable[str]) -> None:
 def check_settable(names: Iterable[str]) -> None:
     """Raise InvalidDefinitionError for properties that clients may not set.
 
-    These are properties that name code, and those that a client could take for a setting of its connection.
+    These are properties that name code, those that a client could take for a setting of its connection, and those whose
+    names are too long.
     """
     names = list(names)
+    if long := next((name for name in names if len(name) > LONGEST_NAME_CHARS), None):
+        raise InvalidDefinitionError(
+            f"property {long[:100]!r} cannot be set: its name has {len(long)} characters, more than"
+            f" {LONGEST_NAME_CHARS}; choose a shorter name"
+        )
     if found := naming_code(names):
         raise InvalidDefinitionError(
             f"property {found[0][:100]!r} cannot be set: no property of a table may name code that others would run;"

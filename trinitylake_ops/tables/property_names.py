@@ -8,6 +8,8 @@ all readers. Only these names are allowed (decision 101):
 * names below ``user.``, which belong to users;
 * other names of users, unless a client could take them for a setting: their first segment belongs to no storage,
   client, engine or library, and no word in them names an address or a credential.
+
+A name has at most :data:`LONGEST_NAME_CHARS` characters.
 """
 
 from __future__ import annotations
@@ -80,6 +82,9 @@ _CONNECTION_WORDS = _words(
 _CREDENTIAL_PAIRS = frozenset(
     {("access", "key"), ("account", "key"), ("api", "key"), ("private", "key"), ("role", "arn"), ("service", "account")}
 )
+#: The longest name of a property. Longer names are not searched, because one search of a name of megabytes would stop all
+#: other threads for seconds.
+LONGEST_NAME_CHARS = 4_096
 #: A boundary of words: anything but letters and digits, or before a capital letter, as in ``accessKeyId``.
 _WORDS = re.compile(r"[^\W_]+")
 _CAPITAL = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
@@ -88,6 +93,8 @@ _SEGMENT_END = re.compile(r"[.:/]")
 
 def is_allowed(name: str) -> bool:
     """Whether clients may set a property of this name, and responses may contain it."""
+    if len(name) > LONGEST_NAME_CHARS:
+        return False
     if name.startswith(_ALLOWED_PREFIXES) or name in _ALLOWED_NAMES:
         return True
     folded = name.strip().casefold()

@@ -23,7 +23,7 @@ from pyiceberg.schema import index_by_id
 from pyiceberg.serializers import Compressor
 from pyiceberg.table.metadata import TableMetadata, TableMetadataUtil
 from pyiceberg.table.snapshots import Snapshot
-from pyiceberg.types import FixedType
+from pyiceberg.types import DecimalType, FixedType
 from pyiceberg.utils.config import Config
 
 from trinitylake_ops.errors import CorruptFileError, TrinityLakeError
@@ -50,6 +50,8 @@ MAX_ITEMS = 100_000
 #: The most fields, and types that have parts, of all schemas together. They become the most expensive objects.
 MAX_SCHEMA_PARTS = 200_000
 _MOST = 2**31 - 1
+#: The digits of the widest decimal. pyiceberg allocates memory for as many digits as a scale says.
+_MOST_DECIMAL_DIGITS = 38
 #: Metadata of more bytes is large, and so many threads parse large metadata at a time.
 _LARGE_BYTES, _MOST_LARGE_PARSES = 64 << 10, 2
 
@@ -296,16 +298,20 @@ def _check_meaning(metadata: TableMetadata) -> None:
 
     Readers would fail by it much later.
     """
-    columns = {column.field_id: column for schema in metadata.schemas for column in index_by_id(schema).values()}
-    for column in columns.values():
+    # Two schemas may give one id to different columns.
+    columns = [column for schema in metadata.schemas for column in index_by_id(schema).values()]
+    for column in columns:
         if isinstance(column.field_type, FixedType) and not 0 < column.field_type.root <= _MOST:
             raise ValueError(f"column {column.field_id} is of a fixed size that nothing has")
+        if isinstance(column.field_type, DecimalType) and not 0 <= column.field_type.scale <= _MOST_DECIMAL_DIGITS:
+            raise ValueError(f"column {column.field_id} is a decimal with a scale that no value has")
     sorted_by = [field for order in metadata.sort_orders for field in order.fields]
     parted_by = [field for spec in metadata.partition_specs for field in spec.fields]
     for transform in (*(field.transform for field in parted_by), *(field.transform for field in sorted_by)):
         if not 0 < getattr(transform, "num_buckets", getattr(transform, "width", 1)) <= _MOST:
             raise ValueError(f"its transform {str(transform)[:40]!r} makes nothing of a value")
-    if unknown := next((field.source_id for field in sorted_by if field.source_id not in columns), None):
+    column_ids = {column.field_id for column in columns}
+    if unknown := next((field.source_id for field in sorted_by if field.source_id not in column_ids), None):
         raise ValueError(f"a sort order is by column {unknown}, which no schema has")
 
 
