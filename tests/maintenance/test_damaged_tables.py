@@ -206,6 +206,25 @@ def test_a_damaged_data_file_stops_no_compaction_of_others(lakes: Lakes, damage:
     assert catalog_at(lake).load_table("other.o").scan().to_arrow().num_rows == 2 * ROWS.num_rows
 
 
+@pytest.mark.parametrize(
+    "settings",
+    [{"compression-codec": "lzo"}, {"compression-codec": "gzip", "compression-level": "99"}],
+    ids=["codec", "level"],
+)
+def test_rows_that_cannot_be_written_stop_no_compaction_of_others(lakes: Lakes, settings: dict[str, str]) -> None:
+    lake = Lakehouse.create(lakes.storage().root, storage=lakes.storage())
+    for name in ("ns.t", "other.o"):
+        append_rows(lake, name)
+        append_rows(lake, name)
+    with catalog_at(lake).load_table("ns.t").transaction() as change:
+        change.set_properties({f"write.parquet.{name}": value for name, value in settings.items()})
+    before = below(lake, folder_of(lake, "ns.t"))
+    report = maintenance.plan_compact_tables(lake, min_input_files=2).execute()
+    assert [one.table for one in report.tables] == ["other.o"]
+    assert list(report.left) == ["ns.t"]
+    assert below(lake, folder_of(lake, "ns.t")) == before
+
+
 def test_a_registered_table_that_is_damaged_stops_no_deletion_of_others(lakes: Lakes) -> None:
     aging = Aging.on(RefusingStorage(lakes.storage()))
     lake = aging.lake

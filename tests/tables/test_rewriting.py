@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import uuid
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -19,7 +20,7 @@ from pyiceberg.table.sorting import NullOrder, SortDirection, SortField, SortOrd
 from pyiceberg.table.update import RemovePartitionSpecsUpdate, RemoveSchemasUpdate
 from pyiceberg.transforms import BucketTransform, IdentityTransform
 from pyiceberg.typedef import Record
-from pyiceberg.types import DoubleType, LongType, NestedField, StringType
+from pyiceberg.types import DoubleType, LongType, NestedField, StringType, UUIDType
 
 from trinitylake_ops import Lakehouse, maintenance
 from trinitylake_ops.errors import CommitConflictError, CorruptFileError, InvalidDefinitionError, InvalidInputError
@@ -105,6 +106,18 @@ def test_rows_are_in_the_sort_order(catalog: TrinityLakeCatalog) -> None:
     written = rewrite_here([(rewriting, group) for group in groups])
     assert read_ids(table, written) == [[5, 7, 2, 1, 3, None]]
     assert [file.sort_order_id for files in written for file in files] == [table.metadata.default_sort_order_id]
+
+
+def test_rows_are_in_the_order_of_a_uuid(catalog: TrinityLakeCatalog) -> None:
+    schema = Schema(NestedField(1, "id", LongType(), required=False), NestedField(2, "key", UUIDType(), required=False))
+    order = SortOrder(SortField(2, IdentityTransform(), SortDirection.DESC, NullOrder.NULLS_LAST))
+    table = catalog.create_table("ns.t", schema, sort_order=order)
+    for number, key in ((1, uuid.UUID(int=1)), (2, None), (3, uuid.UUID(int=2**127))):
+        keys = pa.array([None if key is None else key.bytes], pa.uuid())
+        table.append(pa.table({"id": pa.array([number], pa.int64()), "key": keys}))
+    (group,) = groups_of(table, RewriteRules(min_input_files=2))
+    written = rewrite_here([(rewriting_of(table.metadata, io_of(table), RewriteRules()), group)])
+    assert read_ids(table, written) == [[3, 1, 2]]
 
 
 def test_a_partition_of_any_transform_keeps_its_value(lake: Lakehouse, catalog: TrinityLakeCatalog) -> None:

@@ -82,8 +82,8 @@ _CONNECTION_WORDS = _words(
 _CREDENTIAL_PAIRS = frozenset(
     {("access", "key"), ("account", "key"), ("api", "key"), ("private", "key"), ("role", "arn"), ("service", "account")}
 )
-#: The longest name of a property. Longer names are not searched, because one search of a name of megabytes would stop all
-#: other threads for seconds.
+#: The longest name of a property. Longer names are not searched, because one search of a name of megabytes would stop
+#: all other threads for seconds.
 LONGEST_NAME_CHARS = 4_096
 #: A boundary of words: anything but letters and digits, or before a capital letter, as in ``accessKeyId``.
 _WORDS = re.compile(r"[^\W_]+")

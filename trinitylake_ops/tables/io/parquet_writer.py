@@ -36,9 +36,12 @@ class SealingWriter(pq.ParquetWriter):  # type: ignore[misc] # pyarrow ships no 
 
     def close(self) -> None:
         """Write the footer with the pairs of the seals; a second call does nothing."""
-        if self.is_open:
-            self.add_key_value_metadata(seal_pairs(self._location))
-        super().close()
+        try:
+            if self.is_open:
+                self.add_key_value_metadata(seal_pairs(self._location))
+            super().close()
+        finally:
+            self.is_open = False  # Arrow closes the writer again when the object is collected
 
 
 def check_codec(codec: str) -> None:

@@ -26,7 +26,13 @@ from pyiceberg.table.update.snapshot import _OverwriteFiles
 from pyiceberg.transforms import IdentityTransform
 from pyiceberg.typedef import EMPTY_DICT
 
-from trinitylake_ops.errors import CommitConflictError, ContentChangedError, CorruptFileError
+from trinitylake_ops.errors import (
+    CommitConflictError,
+    ContentChangedError,
+    CorruptFileError,
+    InvalidInputError,
+    TrinityLakeError,
+)
 from trinitylake_ops.tables.files.data_reading import file_batches
 from trinitylake_ops.tables.files.deletes.digested_rows import DigestedRows
 from trinitylake_ops.tables.files.deletes.index import DeleteFiles, live_entries
@@ -61,10 +67,15 @@ class Rewriting:
         """Write the rows of a group as new data files, in the table's sort order, and return them, unpublished.
 
         Rows that delete files delete are left out. Rows of an unsorted table are streamed. For a sorted table they are
-        held in memory, one group at a time. Raises CorruptFileError if a file does not match its checksums, or if the
-        number of rows is not that of the manifests. Raises ContentChangedError if the new files do not hold the same
-        rows as the old ones. Raises StorageError. Nothing is left then.
+        held in memory, one group at a time. Raises CorruptFileError if a file does not match its checksums, if the
+        number of rows is not that of the manifests, or if the rows cannot be sorted or written. Raises
+        ContentChangedError if the new files do not hold the same rows as the old ones. Raises StorageError. Nothing is
+        left then.
         """
+        with _as_damage_of(group):
+            return self._rewrite(group)
+
+    def _rewrite(self, group: FileGroup) -> list[DataFile]:
         order = _arrow_sort_order(self.metadata)
         # A damaged file is not written again with fresh checksums.
         remaining = DigestedRows(self._scan(CheckedFileIO.like(self.io)))
@@ -114,6 +125,32 @@ class Rewriting:
     def _batches(self, group: FileGroup, rows: DigestedRows) -> Iterator[pa.RecordBatch]:
         for file in group.files:  # one at a time: pyiceberg holds all batches of the files it is given
             yield from file_batches(rows, FileScanTask(file, set(group.deletes_of(file))), self.io)
+
+
+@contextlib.contextmanager
+def _as_damage_of(group: FileGroup) -> Iterator[None]:
+    """Raise CorruptFileError for rows that cannot be sorted or written: any program may have written them.
+
+    Compaction skips a table with such rows, and continues with the other tables.
+    """
+    try:
+        yield
+    except InvalidInputError as error:
+        raise _not_written(group, str(error)) from error
+    except (TrinityLakeError, MemoryError):
+        raise
+    except Exception as error:  # Arrow raises any exception, OSError for a wrong level of compression
+        reason = next(iter(str(error).splitlines()), "")[:200]
+        raise _not_written(group, f"{type(error).__name__}: {reason}") from error
+
+
+def _not_written(group: FileGroup, reason: str) -> CorruptFileError:
+    path = group.files[0].file_path
+    return CorruptFileError(
+        f"the rows of {len(group.files)} data files, such as {path!r}, cannot be written again: {reason}; check the"
+        " table with 'trinitylake verify --deep'",
+        path=path,
+    )
 
 
 GroupWriter: TypeAlias = Callable[[Sequence[tuple[Rewriting, FileGroup]]], Sequence[list[DataFile]]]
@@ -301,6 +338,8 @@ def _in_order(
     keys: list[tuple[pa.ChunkedArray, str]] = []
     for name, sort_field in order:
         column = rows[name]
+        if isinstance(column.type, pa.BaseExtensionType):  # such as a UUID, whose bytes Arrow can sort
+            column = column.cast(column.type.storage_type)
         direction = "ascending" if sort_field.direction == SortDirection.ASC else "descending"
         nulls_first = sort_field.null_order == NullOrder.NULLS_FIRST
         keys.append((pc.is_null(column), "descending" if nulls_first else "ascending"))
