@@ -212,7 +212,12 @@ def test_commits_that_make_no_sense_change_nothing(table: Served, lake: Lakehous
 NO_TABLES: list[dict[str, Any]] = [
     {"schema": {"type": "struct", "fields": [{"id": 1, "name": "a", "type": "fixed[-1]", "required": True}]}},
     {"schema": {"type": "struct", "fields": [{"id": 1, "name": "a", "type": "no", "required": True}]}},
-    {"schema": {"type": "struct", "fields": [{"id": 1, "name": "a", "type": "decimal(9, 99999999)", "required": True}]}},
+    {
+        "schema": {
+            "type": "struct",
+            "fields": [{"id": 1, "name": "a", "type": "decimal(9, 99999999)", "required": True}],
+        }
+    },
     {"properties": {"format-version": "3"}},
     {"properties": {"format-version": "x"}},
     {"properties": {"write.metadata.path": "file:///etc/"}},

@@ -131,7 +131,9 @@ def order_by_nothing(content: dict[str, Any]) -> None:
     content["default-sort-order-id"] = 1
 
 
-@pytest.mark.parametrize("change", [huge_fixed, huge_scale, huge_scale_in_an_older_schema, no_buckets, order_by_nothing])
+@pytest.mark.parametrize(
+    "change", [huge_fixed, huge_scale, huge_scale_in_an_older_schema, no_buckets, order_by_nothing]
+)
 def test_what_no_table_is_like_is_told_by_path_when_it_is_loaded(change: Any, table_lake: Lakehouse) -> None:
     """Pyiceberg reads it, and fails by it untyped when rows are read or written."""
     path = change_metadata(table_lake, change)

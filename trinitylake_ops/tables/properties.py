@@ -75,9 +75,7 @@ def naming_code(names: Iterable[str]) -> tuple[str, ...]:
 def meaningless(properties: Mapping[str, str]) -> tuple[str, ...]:
     """Return the names of Iceberg's properties with useless values: pyiceberg fails by them, without a typed error."""
     return tuple(
-        name
-        for name, value in properties.items()
-        if len(name) <= LONGEST_NAME_CHARS and not _has_meaning(name, value)
+        name for name, value in properties.items() if len(name) <= LONGEST_NAME_CHARS and not _has_meaning(name, value)
     )
 
 
