@@ -29,6 +29,8 @@ _CODECS = ("zstd", "snappy", "gzip", "brotli", "lz4", "none")
 class SealingWriter(pq.ParquetWriter):  # type: ignore[misc] # pyarrow ships no types
     """Arrow's writer, for a stream that fills in the digits of the seals when it is closed."""
 
+    is_open: bool
+
     def __init__(self, stream: Any, location: str, **options: Any):
         check_codec(options["compression"])
         self._location = location
