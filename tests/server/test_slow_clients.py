@@ -78,6 +78,20 @@ def test_a_head_that_does_not_come(lake: Lakehouse, limits: Limits) -> None:
         assert served.ask("GET", "/v1/main/namespaces").status == 200
 
 
+@pytest.mark.parametrize("target", [b"POST /v1/main/namespaces", b"GET /healthz"])
+def test_a_request_with_two_lengths_of_its_body_ends_the_connection(lake: Lakehouse, target: bytes) -> None:
+    """A proxy that takes the other length would send a part of the body as the next client's request."""
+    lengths = b"Host: 127.0.0.1\r\nContent-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n"
+    with serving(settings_for(lake)) as served, connected(served) as client:
+        client.sendall(target + b" HTTP/1.1\r\n" + lengths + b"GET /healthz HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
+        response = b""
+        with contextlib.suppress(ConnectionError):
+            while piece := client.recv(1 << 16):
+                response += piece
+    assert response.startswith(b"HTTP/1.1 400 ")
+    assert response.count(b"HTTP/1.1 ") == 1
+
+
 def test_a_body_that_trickles(lake: Lakehouse, limits: Limits) -> None:
     """The client is told, and a connection on which it goes on to send ends as well."""
     with serving(settings_for(lake, limits=limits)) as served, connected(served) as client:

@@ -155,6 +155,12 @@ class Application:
     async def _answer(self, request: Request, request_id: str, said: dict[str, object]) -> Answer:
         path, changes, held = request.scope["raw_path"], False, _Held()
         is_look = request.method in ("GET", "HEAD")
+        if "transfer-encoding" in request.headers and "content-length" in request.headers:
+            # A proxy may take the other header for the length, and the rest of the body for the next client's request.
+            error = RefusedError(
+                400, "BadRequestException", "the request has two lengths of its body", headers={"Connection": "close"}
+            )
+            return failed(error, changes=False, request_id=request_id)
         if is_look and path in (b"/healthz", b"/readyz"):
             said["operation"] = f"GET {_path(request)}"
             return answers.ok({"status": "ok"}) if path == b"/healthz" else await self._is_ready()
