@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 from pyiceberg.manifest import DataFile, DataFileContent, FileFormat, ManifestEntryStatus
 from pyiceberg.typedef import Record
@@ -16,6 +17,7 @@ from tests.maintenance.changes import ROWS, append_rows, create
 from trinitylake_ops import Lakehouse, TableDef, maintenance
 from trinitylake_ops.errors import LocationNotAllowedError
 from trinitylake_ops.format.nodes.node_file import decode_node, encode_node
+from trinitylake_ops.storage.cache.storage import clear_process_caches
 from trinitylake_ops.tables.catalog import catalog_at
 
 SECRET = b"AWS_SECRET_ACCESS_KEY=hunter2\n"
@@ -188,3 +190,50 @@ def test_an_export_copies_no_file_of_another_table(with_foreign_files: Lakehouse
     assert not list(target.list("tables/"))
     with pytest.raises(PermissionError), catalog_at(with_foreign_files) as catalog:
         catalog.load_table("ns.t").scan().to_arrow()
+
+
+@pytest.mark.local_only("symbolic links")
+@pytest.mark.parametrize("linked", ["file", "folder"])
+def test_no_file_behind_a_link_to_another_table_is_read(lakes: Lakes, linked: str) -> None:
+    """A client with rights on its own folder may link to a file that only the operator may read."""
+    lake = lakes.local()
+    catalog = catalog_at(lake)
+    folders = {}
+    for name in ("ns.t", "secret.s"):
+        if not lake.snapshot().has_namespace(name.partition(".")[0]):
+            catalog.create_namespace(name.partition(".")[0])
+        table = catalog.create_table(name, pa.schema([("id", pa.int64())]))
+        for number in range(2):
+            table.append(pa.table({"id": [number + (100 if name == "secret.s" else 0)]}))
+        folders[name] = Path(table.location().removeprefix("file://")) / "data"
+    own, other = (sorted(folders[name].iterdir()) for name in ("ns.t", "secret.s"))
+    if linked == "file":
+        own[0].unlink()
+        own[0].symlink_to(other[0])
+    else:
+        for path in own:
+            path.rename(folders["secret.s"] / path.name)
+        folders["ns.t"].rmdir()
+        folders["ns.t"].symlink_to(folders["secret.s"])
+    clear_process_caches()
+    lake = Lakehouse.open(lake.root)
+    with pytest.raises(PermissionError):
+        catalog_at(lake).load_table("ns.t").scan().to_arrow()
+    plan = maintenance.plan_compact_tables(lake, min_input_files=2)
+    assert [one.table for one in plan.execute().tables] == ["secret.s"]
+    report = maintenance.plan_export(lake, "away", "full", target=lakes.root("away")).execute()
+    assert list(report.damaged) == ["ns.t"]
+
+
+@pytest.mark.local_only("symbolic links")
+def test_a_link_within_the_folder_of_a_table_is_followed(lakes: Lakes) -> None:
+    lake = lakes.local()
+    catalog = catalog_at(lake)
+    catalog.create_namespace("ns")
+    table = catalog.create_table("ns.t", pa.schema([("id", pa.int64())]))
+    table.append(pa.table({"id": [1]}))
+    (path,) = (Path(table.location().removeprefix("file://")) / "data").iterdir()
+    moved = path.parent.parent / "moved.parquet"
+    path.rename(moved)
+    path.symlink_to(moved)
+    assert catalog_at(lake).load_table("ns.t").scan().to_arrow().num_rows == 1

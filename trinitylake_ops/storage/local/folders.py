@@ -32,6 +32,25 @@ def lies_within(root: str, other: str) -> bool:
     )
 
 
+def link_target_outside(folder: str, path: str) -> str | None:
+    """Return where a symbolic link below a folder leads, if that is outside the folder.
+
+    Args:
+        folder: The absolute path of the folder. Links in this path are not examined.
+        path: The path of a file, relative to the folder.
+
+    Returns:
+        The absolute path of the file behind the link, None if the file lies in the folder.
+    """
+    place = folder.rstrip("/")
+    for part in path.split("/"):
+        place = f"{place}/{part}"
+        if os.path.islink(place):
+            target = os.path.realpath(f"{folder}/{path}")
+            return None if target.startswith(os.path.realpath(folder).rstrip("/") + "/") else target
+    return None
+
+
 def check_can_hold(root: str) -> None:
     """Check that a folder can be made at a root, or be written to. Other storages tell it at the first write.
 

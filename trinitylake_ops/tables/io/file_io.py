@@ -32,6 +32,7 @@ from trinitylake_ops.format.locations import as_uri, is_uri, normalize_root_uri,
 from trinitylake_ops.format.places import NamedRoots, Place, Places, cut
 from trinitylake_ops.storage.cache.storage import CacheStorage
 from trinitylake_ops.storage.interface import Storage
+from trinitylake_ops.storage.local.folders import link_target_outside
 from trinitylake_ops.storage.open import open_storage
 from trinitylake_ops.storage.options import StorageOptions
 from trinitylake_ops.storage.schemes import with_environment
@@ -54,6 +55,8 @@ read_bounded_avro()
 read_valid_bounds()
 
 logger = logging.getLogger(__name__)
+
+_FILE = "file://"
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,7 +228,10 @@ class StorageFileIO(FileIO):
         Raises LocationNotAllowedError, InvalidLocationError, StorageError.
         """
         table = self._table
-        if table is None or ("/.." not in uri and uri.startswith(f"{self.root}{TABLES_PREFIX}{table.id}/")):
+        if table is None:
+            return
+        if "/.." not in uri and uri.startswith(f"{self.root}{TABLES_PREFIX}{table.id}/"):
+            self._check_links(Place(self.root, uri.removeprefix(self.root)))
             return
         try:
             place = self._elsewhere.place_named(as_uri(uri))
@@ -234,6 +240,7 @@ class StorageFileIO(FileIO):
                 return  # it may be read by other programs only
             raise
         self._check_place(place)
+        self._check_links(place)
 
     def _check_place(self, place: Place) -> None:
         table = self._table
@@ -245,6 +252,25 @@ class StorageFileIO(FileIO):
             " root that the operator allowed; leave it out, or roll back the snapshot that names it",
             path=shown,
         )
+
+    def _check_links(self, place: Place) -> None:
+        """Check that no symbolic link leads from a table's folder on this machine to a file elsewhere.
+
+        A client with rights on its own folder could otherwise link to a file that only the operator may read. Raises
+        LocationNotAllowedError.
+        """
+        if self._table is None or not place.root.startswith(_FILE) or not place.path.startswith(TABLES_PREFIX):
+            return
+        table_id, _, path = place.path.removeprefix(TABLES_PREFIX).partition("/")
+        folder = f"{place.root.removeprefix(_FILE)}{TABLES_PREFIX}{table_id}"
+        target = link_target_outside(folder, path)
+        if target is not None and not self.places.is_allowed(f"{_FILE}{target}"):
+            shown = cut(place.root + place.path)
+            raise LocationNotAllowedError(
+                f"a file of table {table_id!r} is rejected: {shown!r} is a symbolic link to a file outside the table's"
+                " folder; replace the link by the file, or allow the root of the file",
+                path=shown,
+            )
 
     def writes_pending(self, location: str) -> bool:
         """Whether files of a change of a table go to the lakehouse's own storage, and threads gain time there."""
@@ -394,10 +420,13 @@ class StorageFileIO(FileIO):
         uri = as_uri(location)
         if uri.startswith(self.root):
             path = uri.removeprefix(self.root)
-            self._check_place(Place(self.root, path))
+            place = Place(self.root, path)
+            self._check_place(place)
+            self._check_links(place)
             return self.storage, path
         place = self._elsewhere.find(uri)
         self._check_place(place)
+        self._check_links(place)
         if is_written and (place.is_moved or not place.is_writable):
             raise LocationNotAllowedError(
                 f"{cut(uri)!r} is not under {self.root}, and a lakehouse writes and deletes below its"
