@@ -206,6 +206,32 @@ def test_a_damaged_data_file_stops_no_compaction_of_others(lakes: Lakes, damage:
     assert catalog_at(lake).load_table("other.o").scan().to_arrow().num_rows == 2 * ROWS.num_rows
 
 
+class CountingStorage(StorageWrapper):
+    """A storage that counts the bytes read from files of data."""
+
+    n_bytes = 0
+
+    def read(self, path: str, *, offset: int = 0, length: int | None = None, limit_bytes: int | None = None) -> bytes:
+        data = super().read(path, offset=offset, length=length, limit_bytes=limit_bytes)
+        self.n_bytes += len(data) if path.endswith(".parquet") else 0
+        return data
+
+
+def test_compaction_does_not_read_a_data_file_that_is_larger_than_listed(lakes: Lakes) -> None:
+    storage = CountingStorage(lakes.storage())
+    lake = Lakehouse.create(storage.root, storage=storage)
+    for name in ("ns.t", "other.o"):
+        append_rows(lake, name)
+        append_rows(lake, name)
+    path = data_files_of(lake, "ns.t")[0].file_path.removeprefix(lake.root)
+    lake.storage.write(path, lake.storage.read(path) + bytes(5_000_000))
+    storage.n_bytes = 0
+    report = maintenance.plan_compact_tables(lake, min_input_files=2).execute()
+    assert [one.table for one in report.tables] == ["other.o"]
+    assert "larger than" in report.left["ns.t"]
+    assert storage.n_bytes < 1_000_000
+
+
 @pytest.mark.parametrize(
     "settings",
     [{"compression-codec": "lzo"}, {"compression-codec": "gzip", "compression-level": "99"}],

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 
 from pyiceberg.io import InputStream
 
+from trinitylake_ops.errors import CorruptFileError
 from trinitylake_ops.tables.claims.file_claims import check_parquet_claims, end_with_claims, footer_bytes, read_footer
 from trinitylake_ops.tables.claims.table_seals import PieceCheck, SealedKind, check_table_file
 from trinitylake_ops.tables.io.file_errors import reading_table_file
@@ -25,27 +27,50 @@ class CheckedFileIO(StorageFileIO):
     For Parquet, the claims of pages are checked, too.
     """
 
+    _sizes_bytes: Mapping[str, int] = MappingProxyType({})
+
     @classmethod
-    def like(cls, file_io: StorageFileIO) -> CheckedFileIO:
-        """Return a checked FileIO over another."""
+    def like(cls, file_io: StorageFileIO, sizes_bytes: Mapping[str, int]) -> CheckedFileIO:
+        """Return a checked FileIO over another.
+
+        Args:
+            file_io: The FileIO that finds the files.
+            sizes_bytes: The sizes in the manifests, by location. A file that is larger is rejected before it is read
+                whole, because a client may replace a small file by one of terabytes.
+        """
         checked = cls.__new__(cls)
         checked.__setstate__(file_io.__getstate__())
+        checked._sizes_bytes = sizes_bytes
         return checked
 
     def new_input(self, location: str) -> StorageInputFile:
         """Return a file to read. Raises InvalidLocationError."""
         storage, path = self.resolve(location)
-        return _CheckedFile(location, storage, path, shown=self.location(location))
+        file = _CheckedFile(location, storage, path, shown=self.location(location))
+        file.listed_bytes = self._sizes_bytes.get(location)
+        return file
 
 
 class _CheckedFile(StorageInputFile):
+    #: The size in the manifest, None if it is not known.
+    listed_bytes: int | None = None
+
     def open(self, seekable: bool = True) -> InputStream:
         """Return the file.
 
-        Raises CorruptFileError for a file that does not match its of its checksums, StorageError.
+        Raises CorruptFileError for a file that is larger than its manifest lists, or that does not match its checksums.
+        Raises StorageError.
         """
+        limit_bytes = HELD_BYTES if self.listed_bytes is None else min(HELD_BYTES, self.listed_bytes + 1)
         with reading_table_file():
-            head = self._storage.read(self._path, offset=0, length=HELD_BYTES)
+            head = self._storage.read(self._path, offset=0, length=limit_bytes)
+        is_larger = self.listed_bytes is not None and self.listed_bytes < (
+            len(self) if len(head) == HELD_BYTES else len(head)
+        )
+        if is_larger:
+            raise CorruptFileError(
+                f"the file is larger than the {self.listed_bytes} bytes in its manifest", path=self.shown
+            )
         if len(head) < HELD_BYTES:
             check_table_file(head, self.shown)
             if SealedKind.of(self.shown) is SealedKind.PARQUET or footer_bytes(head):

@@ -78,7 +78,9 @@ class Rewriting:
     def _rewrite(self, group: FileGroup) -> list[DataFile]:
         order = _arrow_sort_order(self.metadata)
         # A damaged file is not written again with fresh checksums.
-        remaining = DigestedRows(self._scan(CheckedFileIO.like(self.io)))
+        listed = [*group.files, *(delete for deletes in group.deletes.values() for delete in deletes)]
+        sizes_bytes = {file.file_path: file.file_size_in_bytes for file in listed}
+        remaining = DigestedRows(self._scan(CheckedFileIO.like(self.io, sizes_bytes)))
         read = _Counted(self._batches(group, remaining))
         written = write_data_files(
             self.io,
