@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import ast
+import importlib.util
 import tracemalloc
+from pathlib import Path
 from typing import Any
 
 import pyiceberg.catalog.rest
@@ -36,6 +39,8 @@ CONNECTING = (
     "header.Authorization", "oauth2-server-uri", "buffer-size", "DEFAULT_SCHEME", "DEFAULT_NETLOC", "fs.s3a.endpoint",
     "hadoop.security.x", "spark.hadoop.fs.x", "hive.metastore.uris", "aws_access_key_id", "google_service_account",
     "endpoint_url", "accessKeyId", "account_key", "storage.endpoint", "root", "ecs.s3.endpoint", "other-store.endpoint",
+    "allow_invalid_certificates", "ALLOW_HTTP", "root_certificates", "no_system_certificates", "use_emulator",
+    "skip_signature", "sse_customer_key_base64", "virtual_hosted_style_request", "bucket_name", "max_retries",
     "S3.Endpoint", " s3.endpoint", "", " ",
 )  # fmt: skip
 #: Names that Iceberg, engines and users set.
@@ -78,6 +83,24 @@ def test_no_setting_of_pyiceberg_is_allowed(module: Any) -> None:
         for name, value in vars(module).items()
         if name.isupper() and isinstance(value, str) and any(mark in value for mark in (".", "-")) and "/" not in value
     } - {pyiceberg.catalog.rest.ACCESS_DELEGATION_DEFAULT, "utf-8"}
+    assert {name for name in settings if is_allowed(name)} == set()
+
+
+def test_no_setting_of_object_store_is_allowed() -> None:
+    """Polars passes each property without a dot to ``object_store``, whose settings obstore declares."""
+    spec = importlib.util.find_spec("obstore")
+    assert spec is not None
+    assert spec.origin is not None
+    classes = {
+        node.name: {
+            one.target.id for one in node.body if isinstance(one, ast.AnnAssign) and isinstance(one.target, ast.Name)
+        }
+        for file in (Path(spec.origin).parent / "_store").glob("*.pyi")
+        for node in ast.parse(file.read_text()).body
+        if isinstance(node, ast.ClassDef) and node.name.endswith("Config")
+    }
+    settings = set().union(*classes.values())
+    assert settings >= {"allow_invalid_certificates", "account_name", "bucket", "skip_signature"}
     assert {name for name in settings if is_allowed(name)} == set()
 
 

@@ -72,6 +72,21 @@ _CLIENT_NAMES = _words(
     " default_scheme downcast-ns-timestamp-to-us-on-write location namespace-separator prefix profile region resource"
     " root scan-planning-mode scope snapshot-loading-mode username view-endpoints-supported warehouse"
 )
+#: Settings of ``object_store``, whose prefixes of vendors are optional. Polars passes each property of a table that has
+#: no dot to it. With ``allow_invalid_certificates`` it would send sessions to a server with any certificate.
+_OBJECT_STORE_NAMES = _words(
+    "account_name allow_http allow_invalid_certificates automatic_cleanup backoff base bucket bucket_name"
+    " checksum_algorithm conditional_put connect_timeout container_name copy_if_not_exists default_content_type"
+    " default_headers default_region disable_bulk_delete disable_tagging dns_resolver fabric_cluster_identifier"
+    " file_cache_ttl http1_only http2_keep_alive_interval http2_keep_alive_timeout http2_keep_alive_while_idle"
+    " http2_max_frame_size http2_only imdsv1_fallback init_backoff master_key max_backoff max_retries msi_resource_id"
+    " no_system_certificates object_id pool_idle_timeout pool_max_idle_per_host randomize_addresses read_timeout"
+    " request_payer retry_base_multiplier retry_config retry_init_backoff retry_max_backoff retry_timeout"
+    " retry_timeout_ms role_session_name root_certificate root_certificates server_side_encryption skip_signature"
+    " sse_bucket_key_enabled sse_customer_key_base64 sse_kms_key_id tenant_id timeout unsigned_payload use_azure_cli"
+    " use_emulator user_agent virtual_hosted_style_request"
+)
+_RESERVED_NAMES = _CLIENT_NAMES | _OBJECT_STORE_NAMES
 #: Words that name an address or a credential.
 _CONNECTION_WORDS = _words(
     "accesskey accesskeyid accountkey anonymous apikey authority authorization bearer cookie credential credentials"
@@ -100,7 +115,7 @@ def is_allowed(name: str) -> bool:
     folded = name.strip().casefold()
     first = _SEGMENT_END.split(folded, maxsplit=1)[0]
     words = [word.casefold() for word in _WORDS.findall(_CAPITAL.sub(" ", name))]
-    if not words or folded in _CLIENT_NAMES or first in _CLIENT_SEGMENTS or words[0] in _CLIENT_SEGMENTS:
+    if not words or folded in _RESERVED_NAMES or first in _CLIENT_SEGMENTS or words[0] in _CLIENT_SEGMENTS:
         return False
     named = {*words, *_WORDS.findall(folded)}
     return not named & _CONNECTION_WORDS and not _CREDENTIAL_PAIRS & set(itertools.pairwise(words))

@@ -59,9 +59,13 @@ def fitted(updates: Sequence[TableUpdate], current: TableMetadata | None) -> lis
 
     The place of a table that exists is not changed, without an error, as engines name it in each commit. Raises
     InvalidDefinitionError for what no lakehouse stores.
+
+    All changes of properties become one update for each kind, at the end, because pyiceberg copies all properties of
+    the table for each update. No other update depends on properties.
     """
     fitting = _Fitting(current)
     made = [fitted for update in updates for fitted in fitting.fit(update)]
+    made += fitting.property_updates()
     if current is None:
         made.append(SetPropertiesUpdate(updates=dict(MANAGED_PROPERTIES)))
     return made
@@ -119,7 +123,9 @@ class _Fitting:
 
     def __init__(self, current: TableMetadata | None):
         self._current = current
-        self._properties = set(current.properties) if current is not None else set()
+        self._present = current.properties if current is not None else {}
+        self._properties: dict[str, str] = {}
+        self._removed: dict[str, None] = {}
         self._next_schema_id = max((one.schema_id for one in current.schemas), default=-1) + 1 if current else 0
         self._next_spec_id = max((one.spec_id for one in current.partition_specs), default=-1) + 1 if current else 0
         self._next_order_id = max((one.order_id for one in current.sort_orders), default=0) + 1 if current else 1
@@ -150,9 +156,11 @@ class _Fitting:
     def _fit_settings(self, update: TableUpdate) -> list[TableUpdate]:
         match update:
             case SetPropertiesUpdate():
-                return self._set_properties(update.updates)
+                self._set_properties(update.updates)
+                return []
             case RemovePropertiesUpdate():
-                return self._remove_properties(update.removals)
+                self._remove_properties(update.removals)
+                return []
             case SetLocationUpdate():
                 return [update] if self._current is None else []
             case AssignUUIDUpdate() if self._current is not None and update.uuid != self._current.table_uuid:
@@ -211,7 +219,13 @@ class _Fitting:
         snapshot = update.snapshot.model_copy(update={"schema_id": self._schema_ids[schema_id]})
         return update.model_copy(update={"snapshot": snapshot})
 
-    def _set_properties(self, updates: Mapping[str, str]) -> list[TableUpdate]:
+    def property_updates(self) -> list[TableUpdate]:
+        """Return at most one update that sets properties, and one that removes some."""
+        removed = [name for name in self._removed if name not in self._properties]
+        made: list[TableUpdate] = [SetPropertiesUpdate(updates=self._properties)] if self._properties else []
+        return [*made, RemovePropertiesUpdate(removals=removed)] if removed else made
+
+    def _set_properties(self, updates: Mapping[str, str]) -> None:
         for name in PATH_PROPERTIES:
             if name in updates:
                 raise InvalidDefinitionError(
@@ -221,15 +235,13 @@ class _Fitting:
         if self._current is None:  # engines repeat the properties of the request that staged the table
             check_format(kept)
             kept.pop(_FORMAT_VERSION, None)
-        self._properties |= kept.keys()
-        return [SetPropertiesUpdate(updates=kept)] if kept else []
+        self._properties |= kept
 
-    def _remove_properties(self, removals: Sequence[str]) -> list[TableUpdate]:
-        found = [
-            name for name in dict.fromkeys(removals) if name in self._properties and name not in MANAGED_PROPERTIES
-        ]
-        self._properties -= set(found)
-        return [RemovePropertiesUpdate(removals=found)] if found else []
+    def _remove_properties(self, removals: Sequence[str]) -> None:
+        for name in removals:
+            self._properties.pop(name, None)
+            if name in self._present and name not in MANAGED_PROPERTIES:
+                self._removed[name] = None
 
 
 def _schema_key(schema: Schema) -> str:
