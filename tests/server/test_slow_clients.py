@@ -145,6 +145,32 @@ def test_an_answer_that_nobody_reads(lake: Lakehouse, limits: Limits) -> None:
         assert n_read < 3 * LARGE_BYTES
 
 
+def test_responses_that_clients_do_not_read_are_bounded_together(lake: Lakehouse) -> None:
+    """Each response is allowed, but those of 40 clients took a gigabyte. The connection unread for longest ends."""
+    make_large(lake)
+    limits = Limits(unread_bytes=1 << 16)
+    with serving(settings_for(lake, limits=limits)) as served, contextlib.ExitStack() as clients:
+        readers = []
+        for _ in range(3):
+            reader = clients.enter_context(connected(served))
+            reader.sendall(f"GET {TABLE} HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n".encode())
+            assert reader.recv(1)
+            readers.append(reader)
+        sizes_bytes = [len(read_all(reader)) for reader in reversed(readers)]
+        assert sizes_bytes[0] > LARGE_BYTES
+        assert max(sizes_bytes[1:]) < LARGE_BYTES
+        assert served.ask("GET", TABLE).status == 200
+
+
+def read_all(client: socket.socket) -> bytes:
+    """Read a response of a client that has read one byte of it, until its end or that of the connection."""
+    data = b""
+    with contextlib.suppress(ConnectionError):
+        while len(data) <= LARGE_BYTES and (piece := client.recv(1 << 20)):
+            data += piece
+    return data
+
+
 def test_slow_clients_do_not_hold_up_a_stop(lake: Lakehouse) -> None:
     """One does not read its answer, one does not send its body. Their own limits would let them stay for hours."""
     make_large(lake)

@@ -13,6 +13,7 @@ import ssl
 import sys
 from collections.abc import Iterator
 from types import FrameType
+from typing import ClassVar
 
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
@@ -43,6 +44,8 @@ class LimitedConnection(H11Protocol):
 
     limits = Limits()
     most_connections = _MOST_FILES
+    #: The connections of a server with a response that its client has not read, the oldest first.
+    unread: ClassVar[dict[LimitedConnection, None]] = {}
     _head_timer: asyncio.TimerHandle | None = None
     _is_new = True
     _is_stopping = False
@@ -61,6 +64,7 @@ class LimitedConnection(H11Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """Wait no more."""
         self._head_is_there()
+        self.unread.pop(self, None)
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -82,6 +86,21 @@ class LimitedConnection(H11Protocol):
         if self.transport.get_write_buffer_size():
             seconds = self.limits.stop_seconds if self._is_stopping else self.limits.seconds
             self.loop.call_later(seconds, self._end_if_unread, self._n_answers)
+            self._bound_unread()
+
+    def _bound_unread(self) -> None:
+        """End the connections whose responses are unread for longest, until all others are within the limit."""
+        self.unread.pop(self, None)
+        self.unread[self] = None
+        sizes = {one: one.transport.get_write_buffer_size() for one in self.unread}
+        rest_bytes = sum(sizes.values())
+        for one, size_bytes in sizes.items():
+            is_beyond = rest_bytes > self.limits.unread_bytes and one is not self
+            if is_beyond and size_bytes:
+                one.transport.abort()
+                rest_bytes -= size_bytes
+            if is_beyond or not size_bytes:
+                del self.unread[one]
 
     def shutdown(self) -> None:
         """Let a request that was begun finish. A client that only sends or reads slowly does not hold up the stop."""
@@ -198,7 +217,7 @@ def configuration_of(application: Application, settings: ServerSettings) -> uvic
     """Return how uvicorn serves an application."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     most = _MOST_FILES if soft == resource.RLIM_INFINITY else max(soft - _FILES_OF_STORAGE, soft // 2)
-    bounds = {"limits": settings.limits, "most_connections": most}
+    bounds = {"limits": settings.limits, "most_connections": most, "unread": {}}
     return uvicorn.Config(
         application,
         http=type("Connection", (LimitedConnection,), bounds),

@@ -37,8 +37,9 @@ class LakehouseSettings:
 class Limits:
     """The limits of a request, and of all that are served at a time.
 
-    ``body_bytes`` is the largest body, and ``bodies_bytes`` bounds all that are there at a time. ``page_names`` is the
-    longest page of a list, ``scan_files`` the most data files in one answer about a scan. A request that takes longer
+    ``body_bytes`` is the largest body, and ``bodies_bytes`` bounds all that are there at a time. ``unread_bytes``
+    bounds all responses that clients have not read, except the newest one. ``page_names`` is the longest page of a
+    list, ``scan_files`` the most data files in one answer about a scan. A request that takes longer
     than ``seconds`` is answered, and goes on. So long a client may take to send a body, and to read an answer. For the
     head of a request it has ``head_seconds``, and where the server stops ``stop_seconds`` for all of that. A connection
     without requests stays for ``idle_seconds``. At most ``threads`` reads and as many changes run at a time, and
@@ -47,6 +48,7 @@ class Limits:
 
     body_bytes: int = 16 << 20
     bodies_bytes: int = 256 << 20
+    unread_bytes: int = 512 << 20
     head_seconds: float = 30.0
     idle_seconds: float = 75.0
     stop_seconds: float = 10.0
