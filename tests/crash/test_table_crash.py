@@ -51,13 +51,14 @@ def register_other(lake: Lakehouse) -> None:
     maintenance.register_catalog(lake, catalog_at(Lakehouse(MemoryStorage(OTHER_ROOT))))
 
 
+def register_table(lake: Lakehouse) -> None:
+    table = Lakehouse(MemoryStorage(OTHER_ROOT)).snapshot().table("other", "t")
+    maintenance.register_table(lake, "ns", "ext", OTHER_ROOT + table.format_properties["metadata_location"])
+
+
 OPERATIONS = [
     Operation("trim", lambda lake: maintenance.plan_trim_tables(lake, POLICY).execute()),
-    Operation(
-        "register",
-        lambda lake: maintenance.register_table(lake, "ns", "ext", "external.metadata.json"),
-        done_when=ObjectExistsError,
-    ),
+    Operation("register", register_table, done_when=ObjectExistsError),
     Operation("register_catalog", register_other),
     Operation(
         "compact_tables",
@@ -83,13 +84,11 @@ def fill(lake: Lakehouse, namespace: str) -> None:
 
 @pytest.fixture(scope="module")
 def base() -> Iterator[dict[str, bytes]]:
-    """A lakehouse of three tables with some snapshots, one in an export, a metadata file to register, another lake."""
+    """A lakehouse of three tables with some snapshots, one in an export, and another lake."""
     storage = MemoryStorage(ROOT)
     lake = Lakehouse.create(ROOT, storage=storage)
     fill(lake, "ns")
     maintenance.plan_export(lake, "kept", version=3).execute()
-    location = lake.snapshot().table("ns", "t").format_properties["metadata_location"]
-    storage.create("external.metadata.json", storage.read(location))
     fill(Lakehouse.create(OTHER_ROOT, storage=MemoryStorage(OTHER_ROOT)), "other")
     files = {info.path: storage.read(info.path) for info in storage.list()}
     drop_memory_root(ROOT)

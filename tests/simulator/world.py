@@ -354,7 +354,6 @@ class World:
             ),
             # Runs are short: let what happens only after long contention happen in them.
             mock.patch.object(fairness_module, "LOSSES_BEFORE_ASKING", 1),
-            mock.patch.object(commit_module, "LOSSES_BEFORE_ASKING", 1),
             mock.patch.object(fairness_module, "COMMITS_BETWEEN_LOOKS", 3),
         ]
         with ExitStack() as stack:
