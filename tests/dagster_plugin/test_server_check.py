@@ -12,6 +12,7 @@ from tests.lakes import Lakes, lakes
 from tests.server.served import serving, settings_for
 from trinitylake_ops.dagster_plugin import LakehouseNames, build_server_check
 from trinitylake_ops.errors import InvalidInputError
+from trinitylake_ops.server.readiness import Readiness
 
 __all__ = ["lakes"]
 
@@ -30,16 +31,16 @@ def test_a_server_that_is_ready_and_one_that_is_not(lakes: Lakes, monkeypatch: p
         assert ready.passed
         assert ready.metadata["answer"].value == "status 200"
         assert ready.metadata["server"].value == served.url
-        monkeypatch.setattr(type(served.application), "_lakehouses_answer", _no)
+        monkeypatch.setattr(Readiness, "_all_respond", _no)
         assert served.application is not None
-        served.application._ready = (-10.0, True)
+        served.application._readiness._probed_s = -10.0
         failing = checked(build_server_check(served.url, name="again"))
         assert not failing.passed
         assert failing.metadata["answer"].value == "status 503"
     assert checked(build_server_check(served.url)).metadata["answer"].value == "no answer: ConnectionRefusedError"
 
 
-async def _no(_application: object) -> bool:
+async def _no(_readiness: object) -> bool:
     return False
 
 

@@ -195,7 +195,7 @@ def test_an_observed_table_has_owners_freshness_and_a_preview(lake: Lakehouse, i
     result = definitions.resolve_job_def("look").execute_in_process(instance=instance)
     (observed,) = [event for event in result.all_events if event.is_asset_observation]
     shown = values(observed.asset_observation_data.asset_observation)
-    assert "| 1 | a\\|b |" in shown["preview"] and "\\[x](http://y)" in shown["preview"]
+    assert "| 1 | a\\|b |" in shown["preview"] and "`[x](http://y)`" in shown["preview"]
     assert f"{'z' * 100}... |" in shown["preview"] and "z" * 101 not in shown["preview"]
     summed = definitions.resolve_job_def("sum").execute_in_process(instance=instance)
     assert summed.output_for_node("total") == 6

@@ -130,7 +130,7 @@ def spans(monkeypatch: pytest.MonkeyPatch) -> Iterator[InMemorySpanExporter]:
 
 def test_a_span_for_each_request_and_its_change(table: Served, spans: InMemorySpanExporter) -> None:
     caller = {"traceparent": f"00-{TRACE}-00f067aa0ba902b7-01"}
-    assert table.ask("POST", TABLE, commit_of(properties(secret="s3cret")), caller).status == 200
+    assert table.ask("POST", TABLE, commit_of(properties(note="s3cret")), caller).status == 200
     assert table.ask("GET", f"{TABLES}/none", headers={"traceparent": "nonsense"}).status == 404
     by_name = {span.name: span for span in spans.get_finished_spans()}
     request = by_name["POST /v1/{prefix}/namespaces/{namespace}/tables/{table}"]
@@ -189,7 +189,7 @@ def test_without_the_extra_nothing_is_sent(table: Served, lake: Lakehouse) -> No
 
 def test_the_log_has_what_was_asked_for_and_no_more(table: Served, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO):
-        table.ask("POST", TABLE, commit_of(properties(password="s3cret")), {"Authorization": "Bearer t0ken"})
+        table.ask("POST", TABLE, commit_of(properties(note="s3cret")), {"Authorization": "Bearer t0ken"})
     (fields,) = [record.fields for record in caplog.records if hasattr(record, "fields")]
     assert {"request", "method", "path", "principal", "status", "milliseconds"} == set(fields)
     assert not {"s3cret", "t0ken"} & set(json.dumps(fields).split('"'))

@@ -193,6 +193,6 @@ def test_a_footer_that_lies_is_told_by_the_other_reader(
 
 def test_columns_that_differ_by_case_only(spark: SparkSession, lake: Lakehouse, catalog: TrinityLakeCatalog) -> None:
     rows = pa.table({"a": pa.array([1], pa.int32()), "A": ["x"]})
-    table = catalog.create_table("ns.t", rows.schema)
+    table = catalog.create_table("ns.t", rows.schema, properties={"trinitylake.case-sensitive-columns": "true"})
     table.append(rows)
     assert native_frame(spark, lake, table) is None

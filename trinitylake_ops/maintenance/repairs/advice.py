@@ -24,6 +24,8 @@ _ADVICE = {
     "chain-broken": "find the program that wrote it; then reconcile --acknowledge its versions",
     "time-not-rising": "find the clock that is wrong; then reconcile --acknowledge its versions",
     "time-in-future": "set the clock right",
+    "clock-set-back": "nothing to do: times before that version were ahead; set the clock right that made them",
+    "barrier-in-future": "set the clock right; the next removal of files that no version reaches replaces the barrier",
     "table-file-missing": _OLDER,
     "table-file-size": _OLDER,
     "table-file-corrupt": _OLDER,
