@@ -88,7 +88,7 @@ def public_objects(lake: Lakehouse) -> Iterator[Any]:
     table = catalogs[2].load_table("ns.t")
     io = pickle.loads(pickle.dumps(table.io))
     yield from (table, table.io.properties, table.config, table.metadata, table.scan(), io, io.properties, vars(io))
-    yield from (table.io.new_input(table.metadata_location), table.io.new_output(f"{lake.root}x"))
+    yield from (table.io.new_input(table.metadata_location), table.io.new_output(f"{table.location()}/data/x"))
     plan = plan_write(lake, "ns", "staged", SCHEMA)
     data_files = plan.write(iter([pa.record_batch({"id": pa.array([1], pa.int64())})]))
     yield from (plan, data_files, WriteJob(plan, 1), ReadJob(io, table.metadata, table.schema(), None))  # type: ignore[arg-type]

@@ -341,7 +341,7 @@ def _data_parquet(data: bytes, path: str) -> None:
     _lake().storage.write(path, data)
     task = FileScanTask(_data_file(path, DataFileContent.DATA, FileFormat.PARQUET))
     metadata = _table().metadata
-    for io in (_io(), CheckedFileIO.like(_io())):
+    for io in (_io(), CheckedFileIO.like(_io(), {})):
         for batch in file_batches(RemainingRows(ArrowScan(metadata, io, metadata.schema(), AlwaysTrue())), task, io):
             batch.validate()
 
@@ -349,7 +349,7 @@ def _data_parquet(data: bytes, path: str) -> None:
 def _data_orc(data: bytes, path: str) -> None:
     """Read a file and what it claims; streams are left to Apache ORC (docs/threat-model.md, "What stays")."""
     _lake().storage.write(path, data)
-    for io in (_io(), CheckedFileIO.like(_io())):
+    for io in (_io(), CheckedFileIO.like(_io(), {})):
         with io.new_input(_uri(path)).open() as stream:
             stream.read()
 

@@ -34,7 +34,6 @@ from tests.server.served import duckdb_with_iceberg
 from trinitylake_ops import Lakehouse, maintenance
 from trinitylake_ops.errors import (
     CommitConflictError,
-    FileMissingError,
     InvalidDefinitionError,
     InvalidInputError,
 )
@@ -287,7 +286,7 @@ def test_copied_position_deletes_name_the_copied_files_in_rows_and_bounds(
     assert report.copied_files <= 2
 
 
-def test_an_export_that_cannot_be_made_is_refused_by_name_and_keeps_nothing(lakes: Lakes, lake: Lakehouse) -> None:
+def test_an_export_that_cannot_be_made_is_refused_and_a_damaged_table_is_named(lakes: Lakes, lake: Lakehouse) -> None:
     table = with_positions(lake, "orc")
     with pytest.raises(InvalidInputError, match="position deletes in a format that cannot be written anew"):
         maintenance.plan_export(lake, "x", "full", target=lakes.root("copy")).execute()
@@ -297,10 +296,10 @@ def test_an_export_that_cannot_be_made_is_refused_by_name_and_keeps_nothing(lake
     path = broken.append(rows(1)).removeprefix(lake.root)
     plan = maintenance.plan_export(lake, "x", "full", target=lakes.root("copy"))
     lake.storage.delete(path)
-    with pytest.raises(FileMissingError) as caught:
-        plan.execute()
-    assert "unfinished" not in str(caught.value)
-    assert maintenance.list_exports(lake) == []
+    report = plan.execute()
+    assert list(report.damaged) == ["ns.broken"]
+    assert path in report.damaged["ns.broken"]
+    assert "broken" not in Lakehouse.open(lakes.root("copy")).snapshot().tables("ns")
     assert table.name not in lake.snapshot().tables("ns")
 
 

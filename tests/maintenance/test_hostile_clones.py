@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import uuid
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -177,12 +178,13 @@ def test_metadata_of_the_parent_is_promoted_if_it_is_kept_for_the_clone(
         metadata = to_uri(lake.root, str(lake.snapshot().table("ns", "t").format_properties[METADATA_LOCATION]))
     with clone.transaction() as txn:
         fields = {**mine.format_properties, METADATA_LOCATION: to_uri(lake.root, metadata)}
-        txn.create_table("ns", "u", replace(mine, id=mine.id, format_properties=fields))
+        table_id = str(uuid.uuid4()) if named == "of another table" else mine.id
+        txn.create_table("ns", "u", replace(mine, id=table_id, format_properties=fields))
         if named != "of another table":
             txn.drop_table("ns", "t")
     before = lake.latest_version()
     with pytest.raises(InvalidInputError, match="which it has in no version that is kept"):
-        maintenance.plan_promotion(lake, "feature", tables=["ns.u"]).execute()
+        maintenance.plan_promotion(lake, "feature", tables=["ns.t", "ns.u"]).execute()
     assert lake.latest_version() == before
     assert maintenance.verify(lake, deep=True).is_clean
 

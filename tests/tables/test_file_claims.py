@@ -76,7 +76,7 @@ def test_a_parquet_file_of_zeros_is_refused_by_all_who_read_rows(
     with pytest.raises(CorruptFileError, match="no table's file does") as caught:
         table.scan().to_arrow()
     assert path in str(caught.value.path)
-    for open_file in (reading_io(lake).new_input, CheckedFileIO.like(reading_io(lake)).new_input):
+    for open_file in (reading_io(lake).new_input, CheckedFileIO.like(reading_io(lake), {}).new_input):
         with pytest.raises(CorruptFileError, match="no table's file does"):
             open_file(task.file.file_path).open()
     with pytest.raises(CorruptFileError, match="no table's file does"):  # a copy of deletes, whatever their name

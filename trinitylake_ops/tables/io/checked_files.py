@@ -30,7 +30,7 @@ class CheckedFileIO(StorageFileIO):
     _sizes_bytes: Mapping[str, int] = MappingProxyType({})
 
     @classmethod
-    def like(cls, file_io: StorageFileIO, sizes_bytes: Mapping[str, int] = MappingProxyType({})) -> CheckedFileIO:
+    def like(cls, file_io: StorageFileIO, sizes_bytes: Mapping[str, int]) -> CheckedFileIO:
         """Return a checked FileIO over another.
 
         Args:
