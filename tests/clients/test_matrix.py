@@ -323,6 +323,7 @@ def matrix_of(
 def run_pairs(matrix: Matrix) -> None:
     for writer, changer in itertools.permutations(matrix.engines, 2):
         matrix.run_pair(writer, changer)
+    assert matrix.problems == []
     assert maintenance.verify(matrix.lake, deep=True).findings == ()
 
 

@@ -316,6 +316,15 @@ def test_a_full_export_has_the_other_tables_and_names_the_damaged_one(
         assert maintenance.verify(Lakehouse(target), deep=True).is_clean
 
 
+def changed_since(lake: Lakehouse, whole: str) -> int:
+    """Change the properties of the damaged table and the rows of another. Returns the version before."""
+    before = lake.latest_version()
+    with lake.transaction() as txn:
+        txn.alter_table("ns", "t", replace(txn.table("ns", "t"), properties={"changed": "later"}))
+    overwrite_rows(lake, whole)
+    return before
+
+
 @pytest.mark.parametrize("choice", [{}, {"namespaces": ["ns", "other"]}], ids=["all", "namespaces"])
 @pytest.mark.parametrize("damage", [*DAMAGES, without_data_file], ids=lambda damage: damage.__name__)
 def test_a_rollback_brings_back_the_others_and_names_the_damaged_table(
@@ -325,10 +334,7 @@ def test_a_rollback_brings_back_the_others_and_names_the_damaged_table(
     for name in ("ns.t", "other.o"):
         append_rows(lake, name)
     damage(lake)
-    target = lake.latest_version()
-    with lake.transaction() as txn:
-        txn.alter_table("ns", "t", replace(txn.table("ns", "t"), properties={"changed": "later"}))
-    overwrite_rows(lake, "other.o")
+    target = changed_since(lake, "other.o")
     latest = lake.latest_version()
     plan = maintenance.plan_rollback(lake, target, **choice)
     assert list(plan.damaged) == ["ns.t"]
@@ -351,10 +357,7 @@ def test_a_rollback_of_other_tables_needs_no_approval_of_damage(lakes: Lakes) ->
     for name in ("ns.t", "ns.whole"):
         append_rows(lake, name)
     with_garbage(lake)
-    target = lake.latest_version()
-    with lake.transaction() as txn:
-        txn.alter_table("ns", "t", replace(txn.table("ns", "t"), properties={"changed": "later"}))
-    overwrite_rows(lake, "ns.whole")
+    target = changed_since(lake, "ns.whole")
     maintenance.rollback(lake, target, tables=["ns.whole"])
     assert lake.snapshot().table("ns", "t").properties["changed"] == "later"
     assert lake.snapshot().table("ns", "whole") == lake.snapshot(target).table("ns", "whole")

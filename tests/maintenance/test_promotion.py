@@ -416,6 +416,19 @@ def undo_after_another_append(lake: Lakehouse, before: int) -> None:
     undo_table(lake, before)
 
 
+def undone_promotion(
+    lake: Lakehouse, clone: Lakehouse, undo: Callable[[Lakehouse, int], None], is_combined: bool
+) -> list[int]:
+    """Promote rows of a clone and undo that; ``is_combined`` if the parent appended too. Returns the parent's rows."""
+    append_rows(clone)
+    if is_combined:
+        append_rows(lake)
+    before = lake.latest_version()
+    maintenance.plan_promotion(lake, NAME).execute()
+    undo(lake, before)
+    return rows(lake)
+
+
 UNDO = (undo_all, undo_table, undo_by_overwriting, undo_after_another_append)
 
 
@@ -426,13 +439,7 @@ def test_a_promotion_that_the_parent_undid_stays_undone(
 ) -> None:
     """The next promotion is about another table. A refresh brings the parent's state into the clone."""
     lake = parent.lake
-    append_rows(clone)
-    if is_combined:
-        append_rows(lake)
-    before = lake.latest_version()
-    maintenance.plan_promotion(lake, NAME).execute()
-    undo(lake, before)
-    undone = rows(lake)
+    undone = undone_promotion(lake, clone, undo, is_combined)
     append_rows(clone, "ns.u")
     plan = maintenance.plan_promotion(lake, NAME)
     assert (names(plan), plan.conflicts) == ({("changed", "ns.u")}, ())
@@ -454,13 +461,7 @@ def test_a_change_in_the_clone_after_an_undone_promotion_is_a_conflict(
     parent: Aging, clone: Lakehouse, undo: Callable[[Lakehouse, int], None], is_combined: bool
 ) -> None:
     lake = parent.lake
-    append_rows(clone)
-    if is_combined:
-        append_rows(lake)
-    before = lake.latest_version()
-    maintenance.plan_promotion(lake, NAME).execute()
-    undo(lake, before)
-    undone = rows(lake)
+    undone = undone_promotion(lake, clone, undo, is_combined)
     append_rows(clone)
     for plan in (maintenance.plan_promotion, maintenance.plan_refresh):
         assert [conflict.name for conflict in plan(lake, NAME).conflicts] == ["ns.t"]

@@ -9,6 +9,7 @@ import pytest
 
 from trinitylake_ops.errors import TrinityLakeError
 from trinitylake_ops.storage.remote.kept_clients import _MOST, KeptClients
+from trinitylake_ops.storage.remote.loop import run_on_loop
 from trinitylake_ops.storage.s3.obstore_storage import ObstoreS3Storage
 from trinitylake_ops.storage.s3.s3fs_client import _moment
 from trinitylake_ops.storage.s3.s3fs_storage import S3Storage
@@ -111,3 +112,17 @@ def test_times_of_answers(text: str | float) -> None:
 def test_what_is_no_time_is_refused() -> None:
     with pytest.raises(ValueError, match="Invalid timestamp"):
         _moment("soon")
+
+
+def test_a_request_from_the_thread_of_the_loop_is_an_error_and_no_deadlock() -> None:
+    """An object that is collected there may send one."""
+
+    async def answer() -> int:
+        return 1
+
+    async def sent_there() -> int:
+        return run_on_loop(answer())
+
+    assert run_on_loop(answer()) == 1
+    with pytest.raises(RuntimeError, match="thread of the event loop"):
+        run_on_loop(sent_there())

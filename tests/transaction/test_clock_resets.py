@@ -232,15 +232,14 @@ def test_a_removal_of_orphans_by_a_wrong_clock_blocks_no_new_transactions(lake: 
 def test_a_lease_of_a_wrong_clock_names_what_to_remove(lake: Lakehouse, clock: AgingStorage) -> None:
     right_ms = clock.time_ms
     clock.time_ms += YEAR_MS
-    taken = lease(clock, "purge")
-    taken.__enter__()
-    clock.time_ms = right_ms
-    with pytest.raises(MaintenanceBlockedError, match="remove the file") as caught, lease(clock, "purge"):
-        pass
-    assert caught.value.path is not None
-    clock.delete(caught.value.path)
     with lease(clock, "purge"):
-        pass
+        clock.time_ms = right_ms
+        with pytest.raises(MaintenanceBlockedError, match="remove the file") as caught, lease(clock, "purge"):
+            pass
+        assert caught.value.path is not None
+        clock.delete(caught.value.path)
+        with lease(clock, "purge"):
+            pass
 
 
 # Random histories

@@ -15,8 +15,16 @@ _CLOSE_TIMEOUT_SECONDS = 1.0
 
 
 def run_on_loop(request: Coroutine[Any, Any, T]) -> T:
-    """Run a request on the loop and wait for it, in any other thread. Raises what it raises."""
-    answer = asyncio.run_coroutine_threadsafe(request, fsspec.asyn.get_loop())
+    """Run a request on the loop and wait for it, in any other thread. Raises what it raises.
+
+    Raises RuntimeError in the thread of the loop, as when an object collected there sends a request: it would wait for
+    itself.
+    """
+    loop = fsspec.asyn.get_loop()
+    if _is_own_thread(loop):
+        request.close()
+        raise RuntimeError("a request was sent from the thread of the event loop, which would wait for itself")
+    answer = asyncio.run_coroutine_threadsafe(request, loop)
     try:
         return answer.result()
     except BaseException:
@@ -30,9 +38,13 @@ def close_on_loop(close: Callable[[], Coroutine[Any, Any, Any]]) -> None:
     if loop is None or loop.is_closed():
         return
     closing = asyncio.run_coroutine_threadsafe(close(), loop)
-    if threading.get_ident() == getattr(loop, "_thread_id", None):
+    if _is_own_thread(loop):
         return  # garbage collection on the loop's own thread: the client closes when this returns
     try:
         closing.result(_CLOSE_TIMEOUT_SECONDS)
     except TimeoutError:
         closing.cancel()
+
+
+def _is_own_thread(loop: asyncio.AbstractEventLoop) -> bool:
+    return threading.get_ident() == getattr(loop, "_thread_id", None)
