@@ -16,7 +16,7 @@ from tests.dagster_plugin.test_assets import values
 from tests.dagster_plugin.test_table_events import ORDERS as MONTHLY
 from tests.dagster_plugin.test_table_events import PLACE, PRICES, Located, located, put
 from tests.lakes import Lakes
-from trinitylake_ops import Lakehouse
+from trinitylake_ops import Lakehouse, maintenance
 from trinitylake_ops.dagster_plugin import TrinityLakeIOManager, TrinityLakeResource, as_tables, stored_as
 from trinitylake_ops.dagster_plugin.assets import build_table_asset
 from trinitylake_ops.dagster_plugin.names import ONLY, LakehouseNames
@@ -125,6 +125,20 @@ def test_a_click_leads_to_the_rollback_of_this_table_alone(located: Located) -> 
     assert (link.netloc, link.path) == ("", f"/locations/{PLACE}/jobs/rollback_plan/playground/setup")
     assert yaml.safe_load(parse_qs(link.query)["config"][0]) == {"to": "1", "tables": ["sales.prices"]}
     assert f"[go back]({found[1]})" in shown["versions"]
+
+
+def test_no_click_leads_back_to_an_undone_version(lake: Lakehouse) -> None:
+    for number in range(3):
+        put(lake, "orders", {"n": [number]})
+    head = lake.snapshot()
+    maintenance.rollback(lake, head.version - 1)
+    shown = TablePages(lake, lake.snapshot(), LINKS).of("sales", "orders")
+    assert f"to version {head.version - 2}]" in shown["roll_back"].value
+    assert f"go back (undone by {head.version + 1})]" in shown["versions"].value
+    maintenance.rollback(lake, head.version - 2)
+    assert "roll_back" not in TablePages(lake, lake.snapshot(), LINKS).of("sales", "orders"), (
+        "nothing is left before it"
+    )
 
 
 def test_links_know_the_address_of_the_ui_and_the_jobs_that_are_there(lake: Lakehouse) -> None:

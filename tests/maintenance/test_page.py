@@ -24,10 +24,11 @@ from trinitylake_ops.format.definitions import (
 )
 from trinitylake_ops.format.file_names import HINT_PATH, root_path
 from trinitylake_ops.maintenance import Finding
-from trinitylake_ops.maintenance.state.version_record import VersionRecord, rolled_back_to
+from trinitylake_ops.maintenance.state.version_record import VersionRecord
 from trinitylake_ops.pages import expiration_page, expiration_picture, log_page, verification_page, verification_picture
 from trinitylake_ops.pages.timeline import timeline
 from trinitylake_ops.storage import MeteredStorage
+from trinitylake_ops.versions.undone import rolled_back_to
 
 HOSTILE = "<script>alert('x')</script>\"'&amp;\u202egpj.exe\x00\x1b[31m{{ 7 * 7 }}]]>--><svg onload=x>"
 MOST_PAGE_BYTES = 2_000_000
@@ -353,7 +354,7 @@ def test_commit_info_of_other_programs_may_hold_anything() -> None:
         ("to version 3", {}, 3),
         ("of our own", {"to_version": "4"}, 4),
         ("to version 3", {"to_version": "4"}, 4),
-        ("to version 3: n.t", {}, None),
+        ("to version 3: n.t", {}, 3),
         ("to version 12", {}, None),
         (None, {"to_version": "-1"}, None),
         (None, {"to_version": "٣"}, None),

@@ -98,7 +98,8 @@ def test_the_plan_shows_what_changes_and_reads_only(lake: Lakehouse) -> None:
     assert plan.digest.startswith(f"{target + 3}-")
     assert "a.t2" in str(plan)
     assert "namespace b" in str(plan)
-    assert set(plan.to_dict()) == {"base_version", "to_version", "only", "changes", "damaged", "message", "digest"}
+    fields = {"base_version", "to_version", "only", "changes", "damaged", "message", "undone_by", "digest"}
+    assert set(plan.to_dict()) == fields
 
 
 def test_the_current_lakehouse_definition_is_carried_forward(lake: Lakehouse) -> None:

@@ -212,6 +212,23 @@ def test_what_it_costs_does_not_grow_with_the_lakehouse(old: Aging) -> None:
     assert many.cost.total_requests <= many.commits.versions + MOST_OTHER_REQUESTS
 
 
+def test_undone_versions_are_reported_within_the_bound(old: Aging) -> None:
+    first = lakehouse_status(old.lake)
+    assert first.undone == ()
+    for _ in range(6):
+        alter(old.lake, "ns", "t")
+        alter(old.lake, "ns", "t")
+        maintenance.rollback(old.lake, old.lake.latest_version() - 2)
+    latest = old.lake.latest_version()
+    status = lakehouse_status(old.lake)
+    assert [(one.versions, one.by) for one in status.undone[:2]] == [
+        (f"{latest - 2}-{latest - 1}", latest),
+        (f"{latest - 5}-{latest - 4}", latest - 3),
+    ]
+    extra = status.commits.versions - first.commits.versions
+    assert status.cost.total_requests <= first.cost.total_requests + extra + 8
+
+
 def test_it_is_json(old: Aging) -> None:
     said = lakehouse_status(old.lake).to_dict()
     assert said["headline"] == "Version 4, 0 s old: nothing to do"

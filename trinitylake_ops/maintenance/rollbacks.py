@@ -26,7 +26,6 @@ from trinitylake_ops.maintenance.plans.plan import CommitReport, Plan, PlannedOp
 from trinitylake_ops.maintenance.plans.told import told_as
 from trinitylake_ops.maintenance.reach.tables import cannot_go_back, check_table_files
 from trinitylake_ops.maintenance.state.export_records import record_of
-from trinitylake_ops.maintenance.state.version_record import ROLLED_BACK_TO
 from trinitylake_ops.storage.parallel import run_parallel
 from trinitylake_ops.tables.files.reach import DAMAGE
 from trinitylake_ops.tables.io.file_io import StorageFileIO, reading_io
@@ -38,6 +37,7 @@ from trinitylake_ops.transaction.object_names import NewNames
 from trinitylake_ops.tree.diff import KeyChange, diff_trees
 from trinitylake_ops.versions.changes import Change, change_of
 from trinitylake_ops.versions.commit_info import CommitInfo
+from trinitylake_ops.versions.history import history
 from trinitylake_ops.versions.latest import latest_snapshot
 from trinitylake_ops.versions.lookup import check_not_expired
 from trinitylake_ops.versions.names import resolve_table
@@ -45,11 +45,14 @@ from trinitylake_ops.versions.one_name import OneName
 from trinitylake_ops.versions.roots import check_no_gap
 from trinitylake_ops.versions.snapshot import Snapshot
 from trinitylake_ops.versions.table_names import table_ids
+from trinitylake_ops.versions.undone import ROLLED_BACK_TO, find_undone
 
 logger = logging.getLogger(__name__)
 
 _OPERATION = "rollback"
 _MOST_NAMED = 10
+#: The newest versions among which a plan looks for rollbacks that undid its target; each is a request.
+_MOST_VERSIONS = 200
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,6 +62,8 @@ class RollbackPlan(Plan):
     ``only`` names the namespaces and tables it is limited to, as ``namespace`` and
     ``namespace.table``; empty for the whole lakehouse. ``damaged`` are tables that ``to_version`` has with files that
     are damaged, missing or not the table's own, with the reason. They come back as they are there, and cannot be read.
+    ``undone_by`` is a later rollback that already undid ``to_version``, or a part of what would come back, if one of
+    the newest versions is such a rollback.
     """
 
     base_version: int
@@ -67,6 +72,7 @@ class RollbackPlan(Plan):
     changes: tuple[Change, ...]
     damaged: Mapping[str, str]
     message: str | None = None
+    undone_by: int | None = None
     failures: Mapping[ObjectName, TrinityLakeError] = field(repr=False, compare=False)
     operation: Rollback = field(repr=False, compare=False)
 
@@ -82,10 +88,19 @@ class RollbackPlan(Plan):
         """Whether nothing would change."""
         return not self.changes
 
+    @property
+    def warning(self) -> str:
+        """What speaks against this rollback; an empty text if nothing does."""
+        if self.undone_by is None:
+            return ""
+        return f"warning: version {self.to_version} was undone by version {self.undone_by}, and would come back"
+
     def table(self) -> Table:
         """Return one row for each namespace and table that would change."""
         what = ", ".join(self.only) if self.only else "the lakehouse"
         title = f"Rollback of {what} from version {self.base_version} to the content of version {self.to_version}"
+        if self.undone_by is not None:
+            title += f"; {self.warning}"
         if self.damaged:
             named = ", ".join(list(self.damaged)[:_MOST_NAMED])
             title += f"; damaged tables, unreadable afterwards: {named}: {next(iter(self.damaged.values()))}"
@@ -169,9 +184,14 @@ class Rollback(PlannedOperation[RollbackPlan, CommitReport]):
         message = (self.message or f"to version {plan.to_version}{only}")[:500]
         if self.chosen:
             return self._commit_subset(message, reapply, approved_damage)
-        info = CommitInfo(_OPERATION, message, properties={ROLLED_BACK_TO: str(plan.to_version)})
+        info = CommitInfo(_OPERATION, message, properties=self._properties)
         change = _WholeTree(self.target, info, reapply, approved_damage)
         return self.lake.commit(change, self.base)
+
+    @property
+    def _properties(self) -> dict[str, str]:
+        """The claim of the commit, which readers check: it names the version whose content comes back."""
+        return {ROLLED_BACK_TO: str(self.target.snapshot.version)}
 
     def _commit_subset(self, message: str, reapply: bool, approved_damage: Container[ObjectName]) -> int:
         for _ in range(DEFAULT_MAX_ATTEMPTS - 1 if reapply else 0):
@@ -180,7 +200,7 @@ class Rollback(PlannedOperation[RollbackPlan, CommitReport]):
         return self._commit_subset_once(message, reapply, approved_damage)
 
     def _commit_subset_once(self, message: str, reapply: bool, approved_damage: Container[ObjectName]) -> int:
-        with self.lake.transaction(message=message, operation=_OPERATION) as txn:
+        with self.lake.transaction(message=message, properties=self._properties, operation=_OPERATION) as txn:
             base = txn.base
             if base.version != self.base.version and not reapply:
                 raise _lost_race(self.base.version, base.version)
@@ -298,6 +318,19 @@ def plan_rollback(
     would bring back was renamed since, and would keep its new name as well. Raises FileMissingError, CorruptFileError,
     LocationNotAllowedError for a damaged table that ``tables`` names. Other damaged tables are listed in the plan.
     """
+    plan = _plan(lake, to, namespaces, tables, timestamp=timestamp, message=message)
+    return replace(plan, undone_by=_undone_by(plan.operation))
+
+
+def _plan(
+    lake: Lakehouse,
+    to: int | str | None,
+    namespaces: Sequence[str] | None,
+    tables: Sequence[str] | None,
+    *,
+    timestamp: datetime | int | None,
+    message: str | None,
+) -> RollbackPlan:
     if to is None and timestamp is None:
         raise InvalidInputError("a rollback needs a version, the name of an export or a timestamp to go back to")
     lake = uncached(lake)
@@ -305,6 +338,15 @@ def plan_rollback(
     target = _target(lake, base, to, timestamp)
     chosen = held_objects(base, target.snapshot, target.to, namespaces, tables)
     return Rollback(lake=lake, base=base, target=target, chosen=chosen, message=message).plan()
+
+
+def _undone_by(rollback: Rollback) -> int | None:
+    """Return the rollback that undid the target, if one of the newest versions after the target did."""
+    base, to = rollback.base, rollback.target.snapshot.version
+    if to >= base.version:
+        return None
+    infos = list(history(base.files, min(base.version - to, _MOST_VERSIONS), base))
+    return find_undone(base.files, infos, oldest=to).by(to, rollback.chosen)
 
 
 def held_objects(
@@ -365,7 +407,7 @@ def rollback(
 
     It is planned once: another commit in between is met when this one is made.
     """
-    plan = plan_rollback(lake, to, namespaces, tables, timestamp=timestamp, message=message)
+    plan = _plan(lake, to, namespaces, tables, timestamp=timestamp, message=message)
     return plan.operation.commit(plan, reapply)
 
 

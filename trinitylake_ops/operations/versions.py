@@ -11,6 +11,7 @@ from trinitylake_ops.maintenance import VersionDiff
 from trinitylake_ops.maintenance.differences.versions import delta_texts, diffs_of
 from trinitylake_ops.versions.history import VersionInfo
 from trinitylake_ops.versions.snapshot import Snapshot
+from trinitylake_ops.versions.undone import find_undone
 
 _MOST_SECONDS = 10.0
 _MOST_TABLES = 3  # named of one version
@@ -52,14 +53,30 @@ class VersionRows:
         versions = [info.version for info in infos]
         diffs = dict(diffs_of(lake, versions, latest, is_over=lambda: time.monotonic() > end_s))
         shown = [info for info in infos if is_wanted(diffs[info.version])]
-        return self.rows_with(latest, shown, {version: _changes(diff) for version, diff in diffs.items()})
+        undone = find_undone(latest.files, infos)
+        marks = {info.version: undone.text(info.version) for info in infos}
+        return self.rows_with(latest, shown, {version: _changes(diff) for version, diff in diffs.items()}, marks)
 
     def rows_with(
-        self, latest: Snapshot, infos: Sequence[VersionInfo], changes: Mapping[int, Changes], *, only: str | None = None
+        self,
+        latest: Snapshot,
+        infos: Sequence[VersionInfo],
+        changes: Mapping[int, Changes],
+        marks: Mapping[int, str],
+        *,
+        only: str | None = None,
     ) -> list[tuple[object, ...]]:
-        """Return one row for each version, in order, with known changes. Links go back to all of it, or one table."""
+        """Return one row for each version, in order.
+
+        Args:
+            latest: The latest version.
+            infos: The versions.
+            changes: What each version changed.
+            marks: The mark of each version that a later rollback undid, such as ``undone by 3``, or an empty text.
+            only: The only table that links go back to, by default the whole lakehouse.
+        """
         exports = _exports(latest)
-        more = self.more(infos, latest.version, only)
+        more = self.more(infos, latest.version, only, marks)
         return [
             (
                 info.version,
@@ -68,7 +85,7 @@ class VersionRows:
                 info.operation or "",
                 self.run_of(info.run_id),
                 *changes[info.version],
-                _state(info, latest.version, exports),
+                _state(info, latest.version, exports, marks),
                 *cells,
             )
             for info, cells in zip(infos, more, strict=True)
@@ -78,7 +95,9 @@ class VersionRows:
         """Return the cell of a run."""
         return run_id or ""
 
-    def more(self, infos: Sequence[VersionInfo], latest: int, only: str | None) -> Sequence[tuple[object, ...]]:
+    def more(
+        self, infos: Sequence[VersionInfo], latest: int, only: str | None, marks: Mapping[int, str]
+    ) -> Sequence[tuple[object, ...]]:
         """Return the further cells of versions, by default none."""
         return [()] * len(infos)
 
@@ -109,7 +128,8 @@ def _exports(latest: Snapshot) -> Mapping[int, list[str]]:
     return exports
 
 
-def _state(info: VersionInfo, latest: int, exports: Mapping[int, list[str]]) -> str:
+def _state(info: VersionInfo, latest: int, exports: Mapping[int, list[str]], marks: Mapping[int, str]) -> str:
     state = "latest" if info.version == latest else info.state
     names = exports.get(info.version, [])
-    return state + (f", export {', '.join(names[:_MOST_TABLES])}" if names else "")
+    exported = f"export {', '.join(names[:_MOST_TABLES])}" if names else ""
+    return ", ".join(filter(None, (state, marks[info.version], exported)))

@@ -86,6 +86,7 @@ def _figures(status: Status) -> tuple[Figure, ...]:
     return (
         Figure("Latest", f"{status.version:,}", ago(now_ms - epoch_ms(status.created_at))),
         Figure("Versions", f"{status.kept:,}", f"and {status.expired:,} that wait for a purge"),
+        *(Figure("Undone", one.versions, f"by version {one.by:,}", "warn") for one in status.undone),
         Figure("Lost attempts", lost, f"of the newest {counted(commits.versions, 'version')}"),
         Figure("Reclaimable", "unknown" if space is None else size(space), clipped(status.space.note, _LONGEST_CHARS)),
         Figure("Hint", hint, "", "good" if hint == "right" else "warn"),

@@ -122,6 +122,12 @@ def version_infos(
         earlier, held = held if held is not None else earlier, root
 
 
+def snapshot_info(snapshot: Snapshot, definition: LakehouseDef) -> VersionInfo:
+    """Return the record of a version that was read, by the latest lakehouse definition."""
+    root = snapshot.root
+    return _version_info(_Root(snapshot.version, root.system, root.file_size_bytes), definition)
+
+
 @dataclass(frozen=True, slots=True)
 class _Root:
     """The content of a version's root, nothing where it is gone, and its size."""

@@ -12,7 +12,7 @@ from trinitylake_ops.dagster_plugin.head_metadata import VERSION
 from trinitylake_ops.dagster_plugin.metadata import column_schema, link_metadata, markdown_table
 from trinitylake_ops.dagster_plugin.table_pages.bounds import Bounds
 from trinitylake_ops.dagster_plugin.table_pages.rows import files_of, partition_table, preview
-from trinitylake_ops.dagster_plugin.versions.links import Links
+from trinitylake_ops.dagster_plugin.versions.links import Links, go_back_text
 from trinitylake_ops.errors import TrinityLakeError
 from trinitylake_ops.format.definitions import TableDef
 from trinitylake_ops.maintenance.differences.table_history import TableHistory, TableVersion, table_history
@@ -70,9 +70,9 @@ class TablePages:
             shown["rows_changed"] = newest.rows_changed
         if columns := [(one.info.version, line) for one in history.versions for line in one.columns]:
             shown["columns_changed"] = markdown_table(("version", "column"), columns)
-        if newest is not None and newest.change.kind != "added":
-            text = f"roll back {namespace}.{table} alone to version {newest.since}"
-            if link := self.links.roll_back(newest.since, text, f"{namespace}.{table}"):
+        if history.before is not None:
+            text = f"roll back {namespace}.{table} alone to version {history.before}"
+            if link := self.links.roll_back(history.before, text, f"{namespace}.{table}"):
                 shown["roll_back"] = link_metadata(link)
         return shown
 
@@ -88,7 +88,8 @@ class TablePages:
         """Return a link that rolls this table back to a version that has it, and is not the one that is shown."""
         if is_newest or one.change.kind == "removed" or one.info.state != "live":
             return ""
-        return self.links.roll_back(one.info.version, "go back", f"{namespace}.{table}") or ""
+        doubts = [] if one.undone_by is None else [f"undone by {one.undone_by}"]
+        return self.links.roll_back(one.info.version, go_back_text(doubts), f"{namespace}.{table}") or ""
 
     def _rows(self, namespace: str, table: str, preview_rows: int) -> dict[str, Any]:
         loaded = catalog_at(self.lake, self.version.version).load_table((namespace, table))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote
@@ -76,6 +76,12 @@ class Links:
         """Return a metadata entry with the link to a launchpad, nothing where there is none."""
         link = self.launchpad(job, config, text)
         return {} if link is None else {f"open {self.names.of(job)}": link_metadata(link)}
+
+
+def go_back_text(doubts: Sequence[str]) -> str:
+    """Return the text of a link that goes back to a version, with what speaks against it, such as ``undone by 3``."""
+    known = ", ".join(filter(None, doubts))
+    return f"go back ({known})" if known else "go back"
 
 
 def config_yaml(config: Mapping[str, Any]) -> str:

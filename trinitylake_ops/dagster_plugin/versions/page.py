@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +15,7 @@ from trinitylake_ops.dagster_plugin.names import LakehouseNames
 from trinitylake_ops.dagster_plugin.runs.beyond_public import RunContext, repository_of
 from trinitylake_ops.dagster_plugin.runs.records import known_run
 from trinitylake_ops.dagster_plugin.versions.findings import Findings, findings_by_version, last_passed
-from trinitylake_ops.dagster_plugin.versions.links import Links
+from trinitylake_ops.dagster_plugin.versions.links import Links, go_back_text
 from trinitylake_ops.errors import TrinityLakeError
 from trinitylake_ops.operations.shown import Link
 from trinitylake_ops.operations.versions import ACTIONS, COLUMNS, VersionRows
@@ -75,21 +75,28 @@ class VersionsPage(VersionRows):
             return ""
         return run_id if known_run(self.instance, run_id) is None else self.links.run(run_id)
 
-    def more(self, infos: Sequence[VersionInfo], latest: int, only: str | None) -> Sequence[tuple[object, ...]]:
+    def more(
+        self, infos: Sequence[VersionInfo], latest: int, only: str | None, marks: Mapping[int, str]
+    ) -> Sequence[tuple[object, ...]]:
         """Return what checks found in versions, and a link that acts on each."""
         found = findings_by_version(self.instance, self.repository, self.names, infos)
-        return [(found.get(info.version, Findings()), self._action(info, latest, only) or "") for info in infos]
+        cells: list[tuple[object, ...]] = []
+        for info in infos:
+            findings = found.get(info.version, Findings())
+            doubts = [marks[info.version], "checks failed" if findings.failed else ""]
+            cells.append((findings, self._action(info, latest, only, doubts) or ""))
+        return cells
 
     def last_passed(self, infos: Sequence[VersionInfo]) -> int | None:
         """Return the newest of some versions, newest first, that can be read and whose checks passed."""
         found = findings_by_version(self.instance, self.repository, self.names, infos, most_evaluations=_MOST_LOOKED_AT)
         return last_passed(infos, found)
 
-    def _action(self, info: VersionInfo, latest: int, only: str | None) -> Link | None:
+    def _action(self, info: VersionInfo, latest: int, only: str | None, doubts: Sequence[str]) -> Link | None:
         if info.state == "expired":
             return self.links.launchpad("undelete", {"versions": str(info.version)}, "undelete")
         if info.version == latest:
             return self.links.launchpad("export_full", {"name": None, "version": str(info.version)}, "export")
         if info.state != "live":
             return None
-        return self.links.roll_back(info.version, "go back", only)
+        return self.links.roll_back(info.version, go_back_text(doubts), only)

@@ -184,15 +184,25 @@ def _framing_bytes() -> int:
     return len(encode_node(NodeFile(), order=1)) - two_rows_body_bytes
 
 
+#: The operations whose properties a sealed root keeps.
+_KEEP_PROPERTIES = ("export", "rollback", "restore")
+
+
 def encode_sealed_root(system: Mapping[str, str], sealed_at_ms: int, path: str = "") -> bytes:
     """Return the sealed root that replaces, at ``path``, a root with these system rows (FORMAT.md).
 
-    The commit's id, its place in the chain, its operation and its members remain. So the name stays taken. An export's
-    properties about its source remain, too, as the next export needs them.
+    The commit's id, its place in the chain, its operation and its members remain. So the name stays taken. The
+    properties of an export remain for the next export, and those of a rollback or restore for the marks of the
+    versions that it undid.
     """
     kept = {name: system[name] for name in (CREATED_AT_MILLIS, PREVIOUS_ROOT, COMMIT_ID, CLOCK_RESET) if name in system}
     info = decode_commit_info(system)
-    names = [STAMPED_VERSION, "operation", "members", *(["properties"] if info.get("operation") == "export" else [])]
+    names = [
+        STAMPED_VERSION,
+        "operation",
+        "members",
+        *(["properties"] if info.get("operation") in _KEEP_PROPERTIES else []),
+    ]
     said = {name: info[name] for name in names if name in info}
     if said:
         kept[COMMIT_INFO] = json.dumps(said, ensure_ascii=False, separators=(",", ":"))

@@ -5,16 +5,17 @@ Nothing but definitions and Iceberg metadata is read, no manifest and no data fi
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from trinitylake_ops.errors import VersionExpiredError, VersionNotFoundError
+from trinitylake_ops.errors import CorruptFileError, FileMissingError, VersionExpiredError, VersionNotFoundError
 from trinitylake_ops.maintenance.differences.versions import ChangedObject, TableStates, changed_table
 from trinitylake_ops.transaction.lakehouse import Lakehouse
 from trinitylake_ops.versions.changes import Change
-from trinitylake_ops.versions.history import VersionInfo, version_infos
-from trinitylake_ops.versions.snapshot import Snapshot
+from trinitylake_ops.versions.history import VersionInfo, snapshot_info, version_infos
+from trinitylake_ops.versions.snapshot import LakehouseFiles, Snapshot
+from trinitylake_ops.versions.undone import is_same_state, readable_version, recorded_targets, skipped_versions
 
 _Step = tuple[Snapshot, Snapshot]  # a version, and the next newer one that has another state of the table
 
@@ -24,11 +25,15 @@ class TableVersion:
     """A version that changed a table, and what it did to it.
 
     ``since`` is the version that it is compared with: the one before it, as far as that can still be read.
+    ``undone_by`` is the later rollback that undid it for this table, if there is one. ``returns_to`` is the version
+    whose state of the table came back, if the version is a rollback.
     """
 
     info: VersionInfo
     since: int
     change: ChangedObject
+    undone_by: int | None = None
+    returns_to: int | None = None
 
     @property
     def rows_changed(self) -> int | None:
@@ -51,6 +56,13 @@ class TableHistory:
     versions: tuple[TableVersion, ...]
     looked_back_to: int
 
+    @property
+    def before(self) -> int | None:
+        """The newest version with an earlier state of the table that no rollback undid, None if none is known."""
+        kept = (one for one in self.versions if one.undone_by is None and one.returns_to is None)
+        newest = next(kept, None)
+        return None if newest is None or newest.change.kind == "added" else newest.since
+
 
 def table_history(
     lake: Lakehouse, namespace: str, table: str, *, head: Snapshot | None = None, most: int = 10, look_back: int = 50
@@ -63,7 +75,9 @@ def table_history(
     head = head or lake.snapshot()
     found: list[_Step] = []
     newer, oldest = head, head.version
+    entries = {head.version: _entry(head, namespace, table)}
     for older in _readable_before(lake, head, look_back):
+        entries[older.version] = _entry(older, namespace, table)
         if _entry(older, namespace, table) != _entry(newer, namespace, table):
             found.append((older, newer))
             if len(found) == most:
@@ -72,8 +86,17 @@ def table_history(
         newer, oldest = older, older.version
     changes = _changes(TableStates(lake), found, namespace, table)
     infos = {info.version: info for info in version_infos(lake.files, [new.version for _, new in found], head)}
+
+    targets = _targets(lake.files, [new for _, new in found], entries, (head, namespace, table))
+    skipped = skipped_versions(targets, head.version, oldest)
     versions = [
-        TableVersion(info=infos[new.version], since=old.version, change=change)
+        TableVersion(
+            info=infos[new.version],
+            since=old.version,
+            change=change,
+            undone_by=skipped.get(new.version),
+            returns_to=targets.get(new.version),
+        )
         for (old, new), change in zip(found, changes, strict=True)
         if new.version in infos
     ]
@@ -88,7 +111,39 @@ def _readable_before(lake: Lakehouse, head: Snapshot, look_back: int) -> Iterato
             continue  # what it did shows in the next one that can be read
 
 
-def _entry(snapshot: Snapshot, namespace: str, table: str) -> object:
+def _targets(
+    files: LakehouseFiles, changed: Sequence[Snapshot], entries: Mapping[int, str | None], of: tuple[Snapshot, str, str]
+) -> dict[int, int]:
+    """Return the versions that brought an earlier state of the table back, with the version that has that state.
+
+    Args:
+        files: The files of the lakehouse.
+        changed: The versions that changed the table.
+        entries: The table's entry at the versions that were compared.
+        of: The version whose definition is valid, the namespace, and the table.
+    """
+    head, namespace, table = of
+    key = head.keys.table_key(namespace, table)
+    found: dict[int, int] = {}
+    for version in changed:
+        for to in recorded_targets(snapshot_info(version, head.definition)):
+            entry = entries[version.version]
+            if (to in entries and entries[to] == entry) or _has_returned(files, key, version, entry, to):
+                found[version.version] = to
+                break
+    return found
+
+
+def _has_returned(files: LakehouseFiles, key: str, version: Snapshot, entry: str | None, to: int) -> bool:
+    """Whether a version has the state that the table had at another one; its claim counts if that one was purged."""
+    try:
+        target = readable_version(files, to)
+        return target is None or is_same_state(key, (target, target.entry(key)), (version, entry))
+    except (FileMissingError, CorruptFileError, VersionExpiredError):
+        return True
+
+
+def _entry(snapshot: Snapshot, namespace: str, table: str) -> str | None:
     return snapshot.entry(snapshot.keys.table_key(namespace, table))
 
 

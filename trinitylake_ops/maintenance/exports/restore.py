@@ -50,6 +50,7 @@ from trinitylake_ops.tree.search import scan
 from trinitylake_ops.versions.changes import Change, change_of
 from trinitylake_ops.versions.snapshot import Entry, Snapshot
 from trinitylake_ops.versions.table_names import table_ids
+from trinitylake_ops.versions.undone import ROLLED_BACK_TO
 
 _OPERATION = "restore"
 _LONGEST_MESSAGE_CHARS = 500
@@ -71,6 +72,8 @@ class RestorePlan(Plan):
     bytes: int
     damaged: Mapping[str, str]
     export_version: int = field(repr=False, compare=False)
+    #: The version of this lakehouse that was exported, as its record says.
+    exported: int | None = field(repr=False, compare=False)
     content: Content = field(repr=False, compare=False)
     removed: tuple[str, ...] = field(repr=False, compare=False)
     operation: Restore = field(repr=False, compare=False)
@@ -166,7 +169,8 @@ class Restore(PlannedOperation[RestorePlan, CommitReport]):
     def plan(self) -> RestorePlan:
         """Plan on the latest version. Raises what :func:`plan_restore` raises."""
         base, export = self.lake.snapshot(), self.lake.exported(self.name, self.target_options)
-        check_no_clone(record_of(base.definition, self.name))
+        record = record_of(base.definition, self.name)
+        check_no_clone(record)
         check_made_of(export, base, self.name)
         only = held_objects(base, export, self.name, self.namespaces, self.tables)
         here = {key: place for key, place in scan(base.files.nodes, base.root) if is_chosen(base, key, only)}
@@ -202,6 +206,7 @@ class Restore(PlannedOperation[RestorePlan, CommitReport]):
             bytes=content.known_bytes,
             damaged=reasons(content.damaged),
             export_version=export.version,
+            exported=None if record is None else record.version,
             content=content,
             removed=removed,
             operation=replace(self, export=export),
@@ -228,7 +233,8 @@ class Restore(PlannedOperation[RestorePlan, CommitReport]):
         lake = metered.lake
         io = self._reading(metered.also(self.export.files.storage), lake)
         message = f"export {self.name} from {plan.target}"[:_LONGEST_MESSAGE_CHARS]
-        with lake.transaction(message=message, operation=_OPERATION) as txn:
+        claim = {} if plan.exported is None else {ROLLED_BACK_TO: str(plan.exported)}
+        with lake.transaction(message=message, properties=claim, operation=_OPERATION) as txn:
             txn.require(lambda base: self._check_base(plan, base))
             for key in plan.removed:
                 txn.restore_entry(key, None)

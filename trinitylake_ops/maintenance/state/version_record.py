@@ -5,18 +5,14 @@ Each operation that goes over all roots reads it once, and keeps it for pages.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from trinitylake_ops.format.nodes.system_rows import COMMIT_ID, CREATED_AT_MILLIS, SEALED_AT_MILLIS, decode_commit_info
 from trinitylake_ops.versions.history import rollback_from
+from trinitylake_ops.versions.undone import rolled_back_to
 
-#: The property of a rollback's commit that names the version whose content came back.
-ROLLED_BACK_TO = "to_version"
 _LONGEST_TEXT_CHARS = 300
-_PLAIN_MESSAGE = re.compile(r"to version (\d{1,10})", re.ASCII)
-_NUMBER = re.compile(r"\d{1,10}", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,15 +54,6 @@ class VersionRecord:
             return self
         to = rolled_back_to(self.version, self.message, properties)
         return replace(self, rollback_from=rollback_from, rollback_to=to)
-
-
-def rolled_back_to(version: int, message: str | None, properties: object) -> int | None:
-    """Return the version to which a rollback went, None if its writer recorded no possible one."""
-    recorded = properties.get(ROLLED_BACK_TO) if isinstance(properties, Mapping) else None
-    if not (isinstance(recorded, str) and _NUMBER.fullmatch(recorded)):
-        plain = _PLAIN_MESSAGE.fullmatch(message or "")
-        recorded = plain[1] if plain else None
-    return int(recorded) if recorded is not None and int(recorded) < version else None
 
 
 def _text(value: object) -> str | None:

@@ -7,7 +7,7 @@ One function makes it, within a bounded number of requests: ``versions_looked_at
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import TypeVar
@@ -28,22 +28,34 @@ from trinitylake_ops.maintenance.status.space import Space, planned_space, recor
 from trinitylake_ops.transaction.lakehouse import Lakehouse
 from trinitylake_ops.versions.lookup import clones_of
 from trinitylake_ops.versions.snapshot import Snapshot, epoch_ms, utc_of
+from trinitylake_ops.versions.undone import Undone, find_undone
 
 #: How many of the newest versions are looked at, unless told otherwise.
 LAST_VERSIONS = 20
 #: The most requests beside those for the newest versions, where no plan is asked for.
 MOST_OTHER_REQUESTS = 48
+#: How many of them prove rollbacks among the newest versions.
+_ROLLBACK_REQUESTS = 8
 _UNPURGED = (ExpirationState.EXPIRED, ExpirationState.PURGING)
 
 T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class UndoneVersions:
+    """Versions, such as ``3-5``, that a later rollback of the whole lakehouse undid."""
+
+    versions: str
+    by: int
 
 
 @dataclass(frozen=True, kw_only=True)
 class Status(Document):
     """The state of a lakehouse at ``now``, by the storage's clock.
 
-    ``commits`` are those of the newest versions. ``kept`` versions can be opened, ``expired`` ones wait for a purge.
-    ``running`` says which operation deletes now. Ages are None for what never happened, or is not recorded.
+    ``commits`` are those of the newest versions, and ``undone`` those of them that later rollbacks undid. ``kept``
+    versions can be opened, ``expired`` ones wait for a purge. ``running`` says which operation deletes now. Ages are
+    None for what never happened, or is not recorded.
     """
 
     root: str
@@ -53,6 +65,7 @@ class Status(Document):
     operation: str | None
     message: str | None
     commits: Commits
+    undone: tuple[UndoneVersions, ...]
     kept: int
     expired: int
     exports: int
@@ -127,6 +140,9 @@ def lakehouse_status(
     latest = reading.latest
     definition, now_ms = latest.definition, lake.storage.now_ms()
     commits = reading.attempt("the newest versions", lambda: commits_of(latest, last), Commits())
+    undone = reading.attempt(
+        "the rollbacks", lambda: find_undone(latest.files, commits.infos, most_requests=_ROLLBACK_REQUESTS), Undone()
+    )
     recorded = reading.attempt("the plans of expiries", lambda: recorded_space(latest, now_ms), Space(note="unknown"))
     facts = reading.attempt("what is due", lambda: Facts.of(latest, commits, now_ms), Facts())
     running = reading.attempt("the lease", lambda: held_by(latest.files.roots.storage), None)
@@ -149,6 +165,7 @@ def lakehouse_status(
         operation=commits.newest.operation if commits.newest else None,
         message=commits.newest.message if commits.newest else None,
         commits=commits,
+        undone=_undone_versions(undone.everything),
         kept=latest.version + 1 - len(gone),
         expired=len(expired),
         exports=_n_exports(definition),
@@ -160,6 +177,17 @@ def lakehouse_status(
         findings=(*reading.failures, *noticed_in(definition, commits, hint, now_ms)),
         ages=Activity.of(definition, facts.verified_ms, now_ms, epoch_ms(latest.created_at)),
         cost=metered.cost(),
+    )
+
+
+def _undone_versions(undone: Mapping[int, int]) -> tuple[UndoneVersions, ...]:
+    """Return undone versions by the rollbacks that undid them, the newest rollback first."""
+    by_rollback: dict[int, list[int]] = {}
+    for version, rollback in undone.items():
+        by_rollback.setdefault(rollback, []).append(version)
+    return tuple(
+        UndoneVersions(str(VersionRanges.of(versions)), rollback)
+        for rollback, versions in sorted(by_rollback.items(), reverse=True)
     )
 
 

@@ -57,7 +57,10 @@ def _history(run: Running[HistoryOptions]) -> None:
     limit = run.options.limit
     history = table_history(run.lake, *split_name(name), head=latest, most=limit, look_back=limit)
     changes = {one.info.version: (one.change.kind, *delta_texts(one.change.delta)) for one in history.versions}
-    rows = run.page.rows_with(latest, [one.info for one in history.versions], changes, only=name)
+    marks = {
+        one.info.version: "" if one.undone_by is None else f"undone by {one.undone_by}" for one in history.versions
+    }
+    rows = run.page.rows_with(latest, [one.info for one in history.versions], changes, marks, only=name)
     columns = [(one.info.version, line) for one in history.versions for line in one.columns]
     metadata = {
         "table": name,

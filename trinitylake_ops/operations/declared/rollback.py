@@ -11,10 +11,12 @@ from pydantic import Field, model_validator
 
 from trinitylake_ops import maintenance
 from trinitylake_ops.errors import InvalidInputError
+from trinitylake_ops.format.nodes.keys import ObjectName
 from trinitylake_ops.maintenance import RestorePlan, RollbackPlan, VersionDiff
 from trinitylake_ops.maintenance.differences.versions import ChangedObject, TableStates, count_changes
 from trinitylake_ops.maintenance.plans.document import jsonable
 from trinitylake_ops.operations.declared.exports import PartOptions, RestoreOptions, named
+from trinitylake_ops.operations.names import split_name
 from trinitylake_ops.operations.operation import Running, report_figures
 from trinitylake_ops.operations.options import AnyPlaceText, PlaceText, TimeText
 from trinitylake_ops.operations.planned import Approval, Planned
@@ -22,6 +24,7 @@ from trinitylake_ops.operations.shown import Json, listing
 from trinitylake_ops.operations.versions import ACTIONS
 from trinitylake_ops.tables.files.changed_files import changed_partitions
 from trinitylake_ops.tables.files.reach import DAMAGE
+from trinitylake_ops.versions.undone import find_undone
 
 #: How many versions a plan looks back at, for the last one whose checks passed, and for commits that are lost.
 MOST_VERSIONS = 200
@@ -80,12 +83,19 @@ def _plan_rollback(run: Running[Any]) -> RollbackPlan:
 def _last_passed(run: Running[Any]) -> int:
     """Return the newest version before the latest whose checks passed. Raises InvalidInputError without one."""
     infos = list(run.lake.history(MOST_VERSIONS))
-    version = run.page.last_passed(infos[1:])
+    undone, chosen = find_undone(run.lake.files, infos), _chosen(run.options)
+    version = run.page.last_passed([info for info in infos[1:] if undone.by(info.version, chosen) is None])
     if version is None:
         raise InvalidInputError(
-            f"none of the last {len(infos)} versions but the latest is known to have passed checks: give its number"
+            f"no version to go back to: none of the last {len(infos)} versions before the latest, without those that a"
+            " rollback undid, is known to have passed checks; give the number of a version"
         )
     return version
+
+
+def _chosen(options: PartOptions) -> list[ObjectName]:
+    """Return the namespaces and tables that a rollback is limited to, nothing for all."""
+    return [*map(ObjectName, options.namespaces), *(ObjectName(*split_name(table)) for table in options.tables)]
 
 
 def _applied(options: RollbackPlanOptions, plan: RollbackPlan) -> dict[str, Any]:
@@ -97,7 +107,8 @@ def _rollback_shown(plan: RollbackPlan) -> dict[str, Any]:
     operation = plan.operation
     diff = count_changes(operation.lake, operation.base, operation.target.snapshot, plan.changes)
     shown = _shown(diff, _partitions(plan, diff))
-    return {"to_version": plan.to_version, **shown, **_damaged(plan), "details": _details(plan, diff)}
+    warned = {"warning": plan.warning} if plan.warning else {}
+    return {"to_version": plan.to_version, **warned, **shown, **_damaged(plan), "details": _details(plan, diff)}
 
 
 def _damaged(plan: RollbackPlan | RestorePlan) -> dict[str, Any]:

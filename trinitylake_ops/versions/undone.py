@@ -1,0 +1,271 @@
+"""Find the versions that a later rollback undid, for the whole lakehouse and for single tables.
+
+A commit record only claims to be a rollback, so each claim is checked: the entries of the rollback's tree must be those
+of the version that it names. The lineage of a state starts at the latest version. At a rollback it continues with the
+version whose content came back. Versions that the lineage skips are undone. A rollback that was itself rolled back
+therefore undoes nothing.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from trinitylake_ops.errors import CorruptFileError, FileMissingError, VersionExpiredError
+from trinitylake_ops.format.definitions import METADATA_LOCATION, TableDef
+from trinitylake_ops.format.nodes.keys import TABLE_KEY_PREFIX, ObjectName
+from trinitylake_ops.format.nodes.node_file import NodeFile
+from trinitylake_ops.format.nodes.text_column import text_array
+from trinitylake_ops.storage.parallel import run_parallel
+from trinitylake_ops.tree.diff import diff_trees
+from trinitylake_ops.versions.history import VersionInfo
+from trinitylake_ops.versions.snapshot import LakehouseFiles, Snapshot
+
+#: The property of a rollback's commit that names the version whose content came back.
+ROLLED_BACK_TO = "to_version"
+#: The operations of commits that take objects back to an earlier version.
+_OPERATIONS = ("rollback", "restore")
+_PLAIN_MESSAGE = re.compile(r"to version (\d{1,10})(?:: .*)?", re.ASCII)
+_NUMBER = re.compile(r"\d{1,10}", re.ASCII)
+#: Rollbacks of other programs name no target; it is searched for among this many earlier versions.
+_MOST_SEARCHED = 16
+#: The root of a rollback and the root of its target.
+_ROOTS_OF_A_ROLLBACK = 2
+_MOST_NAMED = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Return:
+    """A proven rollback: ``version`` has the state of version ``to``, of ``objects``, or of everything if None."""
+
+    version: int
+    to: int
+    objects: frozenset[ObjectName] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Undone:
+    """The undone versions among the newest ones, each with the rollback that undid it.
+
+    ``everything`` is about the lakehouse as a whole. ``objects`` has the namespaces and tables that were also rolled
+    back alone; all others share the fate of the whole lakehouse.
+    """
+
+    everything: Mapping[int, int] = field(default_factory=dict)
+    objects: Mapping[ObjectName, Mapping[int, int]] = field(default_factory=dict)
+
+    def by(self, version: int, chosen: Iterable[ObjectName] = ()) -> int | None:
+        """Return the rollback that undid a version, or None.
+
+        Args:
+            version: The version.
+            chosen: Namespaces, each with its tables, and tables to limit the question to. Without any, a version of
+                which one table is undone counts as undone, because a return to it would bring that table back.
+        """
+        chosen = tuple(chosen)
+        marks = [self.objects.get(name, self.everything).get(version) for name in chosen] or [
+            self.everything.get(version)
+        ]
+        within = {name.namespace for name in chosen if name.table is None}
+        alone = (name for name in sorted(self.objects, key=str) if not chosen or name.namespace in within)
+        marks += [self.objects[name].get(version) for name in alone]
+        return next((mark for mark in marks if mark is not None), None)
+
+    def text(self, version: int) -> str:
+        """Return the mark of a version for a person, such as ``undone by 3``; an empty text if it is not undone."""
+        whole = self.everything.get(version)
+        alone = [(name, self.objects[name].get(version)) for name in sorted(self.objects, key=str)]
+        names = [(name, by) for name, by in alone if by is not None and by != whole]
+        parts = [] if whole is None else [f"undone by {whole}"]
+        parts += [f"{name} undone by {by}" for name, by in names[:_MOST_NAMED]]
+        if len(names) > _MOST_NAMED:
+            parts.append(f"{len(names) - _MOST_NAMED:,} more objects undone")
+        return ", ".join(parts)
+
+
+def recorded_targets(info: VersionInfo) -> list[int]:
+    """Return the versions to which a commit claims to have rolled back, the newest first; nothing is checked."""
+    claims = [(info.operation, info.message, info.properties)]
+    claims += [(one.operation, one.message, one.properties) for one in info.transactions]
+    if info.rollback_from is not None:
+        claims.append((_OPERATIONS[0], info.message, info.properties))
+    targets = {rolled_back_to(info.version, *claim[1:]) for claim in claims if claim[0] in _OPERATIONS}
+    return sorted((target for target in targets if target is not None), reverse=True)
+
+
+def rolled_back_to(version: int, message: str | None, properties: object) -> int | None:
+    """Return the version to which a rollback went, None if its writer recorded no possible one."""
+    recorded = properties.get(ROLLED_BACK_TO) if isinstance(properties, Mapping) else None
+    if not (isinstance(recorded, str) and _NUMBER.fullmatch(recorded)):
+        plain = _PLAIN_MESSAGE.fullmatch(message or "")
+        recorded = plain[1] if plain else None
+    return int(recorded) if recorded is not None and int(recorded) < version else None
+
+
+def find_undone(
+    files: LakehouseFiles, infos: Sequence[VersionInfo], oldest: int | None = None, *, most_requests: int | None = None
+) -> Undone:
+    """Return the undone versions among the newest ones.
+
+    Each rollback takes the reads of its root and of the root of its target. For a rollback of single objects the root
+    of the version before and the differing nodes are also read.
+
+    Args:
+        files: The files of the lakehouse.
+        infos: The newest versions without a gap, newest first, as :func:`history` yields them.
+        oldest: The oldest version to mark, by default the last of ``infos``.
+        most_requests: The most roots to read. With this limit, only the newest rollbacks of the whole lakehouse
+            count, and no node is read.
+
+    Raises:
+        StorageError: A root or a node cannot be read for now.
+    """
+    if not infos:
+        return Undone()
+    is_limited = most_requests is not None
+    claiming = [info for info in infos if recorded_targets(info) or (info.rollback_from is not None and not is_limited)]
+    if most_requests is not None:
+        whole = [info for info in claiming if info.rollback_from is not None]
+        claiming = whole[: most_requests // _ROOTS_OF_A_ROLLBACK]
+
+    def proven(info: VersionInfo) -> list[Return]:
+        return list(_proven(files, info, reads_nodes=not is_limited))
+
+    returns = [one for found in run_parallel(proven, claiming, files.storage.concurrency) for one in found]
+    return undone_by_returns(returns, infos[0].version, infos[-1].version if oldest is None else oldest)
+
+
+def undone_by_returns(returns: Sequence[Return], latest: int, oldest: int) -> Undone:
+    """Return which versions from ``oldest`` on proven rollbacks undid, by the lineages that end at ``latest``."""
+    names = {name for one in returns for name in one.objects or ()}
+    return Undone(
+        skipped_versions(_targets(returns, None), latest, oldest),
+        {name: skipped_versions(_targets(returns, name), latest, oldest) for name in names},
+    )
+
+
+def _targets(returns: Sequence[Return], name: ObjectName | None) -> dict[int, int]:
+    """Return the newest target of each rollback that concerns an object, or everything."""
+    found: dict[int, int] = {}
+    for one in returns:
+        if one.objects is None or name in one.objects:
+            found[one.version] = max(one.to, found.get(one.version, 0))
+    return found
+
+
+def skipped_versions(targets: Mapping[int, int], latest: int, oldest: int) -> dict[int, int]:
+    """Return the versions that the lineage of ``latest`` skips, each with the rollback that skips it.
+
+    Args:
+        targets: The target of each rollback, by its version.
+        latest: The version at which the lineage ends.
+        oldest: The oldest version to return.
+    """
+    skipped: dict[int, int] = {}
+    version = latest
+    while version > oldest:
+        to = targets.get(version)
+        if to is not None:
+            skipped |= dict.fromkeys(range(max(to + 1, oldest), version), version)
+        version = version - 1 if to is None else to
+    return skipped
+
+
+def _proven(files: LakehouseFiles, info: VersionInfo, *, reads_nodes: bool) -> Iterator[Return]:
+    """Yield what a commit that claims to be a rollback took back.
+
+    Where the roots to compare were purged, its record is all that is left, and it counts: a mark too many only keeps
+    people from a version, and a mark too few leads them to a bad one.
+    """
+    version, claims = info.version, recorded_targets(info)
+    is_whole = info.rollback_from is not None
+    after = readable_version(files, version)
+    if after is None:
+        yield from (Return(version, to) for to in claims)
+        return
+    searched = range(version - 2, max(-1, version - 2 - _MOST_SEARCHED), -1) if is_whole else ()
+    for to in (claims or searched) if is_whole else ():
+        before = readable_version(files, to)
+        if before is None and claims:
+            yield Return(version, to)
+            return
+        if before is not None and _is_same_tree(after, before, reads_nodes=reads_nodes and bool(claims)):
+            yield Return(version, to)
+            return
+    if reads_nodes:
+        yield from _objects_taken_back(files, after, claims)
+
+
+def _objects_taken_back(files: LakehouseFiles, after: Snapshot, targets: Sequence[int]) -> Iterator[Return]:
+    """Yield the objects that a version changed to their state at earlier versions."""
+    previous = readable_version(files, after.version - 1)
+    for to in targets:
+        try:
+            found = None if previous is None else _taken_back(previous, after, readable_version(files, to))
+        except (FileMissingError, CorruptFileError, VersionExpiredError):
+            found = None  # the record is all that is left
+        if found is None or found:
+            yield Return(after.version, to, found)
+
+
+def _taken_back(previous: Snapshot, after: Snapshot, target: Snapshot | None) -> frozenset[ObjectName]:
+    """Return the objects that differ from the previous version, and are as the target has them, if it is left."""
+    nodes = after.files.nodes
+    changes = {change.key: change.after for change in diff_trees(nodes, previous.root, after.root)}
+    if target is None:
+        same = [*changes]
+    else:
+        entries = target.entries([*changes])
+        same = [key for key, entry in changes.items() if is_same_state(key, (target, entries[key]), (after, entry))]
+    return frozenset(name for name in map(after.keys.decode, same) if name is not None)
+
+
+def is_same_state(key: str, before: tuple[Snapshot, str | None], after: tuple[Snapshot, str | None]) -> bool:
+    """Return whether two versions have an object in the same state, or one has a copy that an export restored.
+
+    Args:
+        key: The key of the object.
+        before: A version, and its entry of the key.
+        after: Another version, and its entry.
+
+    Raises:
+        FileMissingError, CorruptFileError: A definition cannot be read.
+    """
+    (earlier, was), (later, now) = before, after
+    if was == now or was is None or now is None:
+        return was == now
+    if not key.startswith(TABLE_KEY_PREFIX):
+        return earlier.namespace_at(was) == later.namespace_at(now)
+    return _without_place(earlier.table_at(was)) == _without_place(later.table_at(now))
+
+
+def _without_place(definition: TableDef) -> TableDef:
+    """Return a definition with the name of its metadata file, which has a UUID, instead of its location."""
+    location = definition.format_properties.get(METADATA_LOCATION, "")
+    name = {METADATA_LOCATION: location.rpartition("/")[2]}
+    return replace(definition, format_properties={**definition.format_properties, **name})
+
+
+def readable_version(files: LakehouseFiles, version: int) -> Snapshot | None:
+    """Return a version whose root is there, also an expired one; None if it was purged, deleted or is damaged."""
+    try:
+        found = Snapshot.of(files, version)
+    except (FileMissingError, CorruptFileError):
+        return None
+    return None if found.root.is_sealed else found
+
+
+def _is_same_tree(after: Snapshot, before: Snapshot, *, reads_nodes: bool) -> bool:
+    """Whether two versions have the same content. Without ``reads_nodes`` only equal roots count."""
+    if _rows(after.root) == _rows(before.root):
+        return True
+    try:
+        return reads_nodes and not diff_trees(after.files.nodes, before.root, after.root)
+    except (FileMissingError, CorruptFileError):
+        return False
+
+
+def _rows(root: NodeFile) -> tuple[object, ...]:
+    columns = (text_array(column).to_pylist() for column in (root.keys, root.values, root.children))
+    return (*columns, root.buffer)
