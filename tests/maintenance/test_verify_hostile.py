@@ -9,8 +9,8 @@ from dataclasses import replace
 import pytest
 
 from tests.faults import FaultyStorage, fail
-from tests.lakes import seal, table
-from tests.maintenance.changes import append_rows, create, drop, node_bytes, node_columns, small_sizes
+from tests.lakes import Lakes, seal, table
+from tests.maintenance.changes import append_rows, create, drop, node_bytes, node_columns, overwrite_rows, small_sizes
 from trinitylake_ops import Lakehouse, maintenance
 from trinitylake_ops.errors import CorruptFileError, StoragePermissionError
 from trinitylake_ops.format.definitions import ExpirationBatch, ExpirationState, LakehouseDef
@@ -22,6 +22,7 @@ from trinitylake_ops.maintenance import VerifyReport
 from trinitylake_ops.maintenance.verification import objects as verify_objects
 from trinitylake_ops.pages import log_page, verification_page
 from trinitylake_ops.storage import MemoryStorage, Storage, drop_memory_root
+from trinitylake_ops.tables import catalog_at
 
 ROOT = "memory://hostile/"
 ORDER = 4
@@ -173,6 +174,31 @@ def test_going_back_mends_no_settings(lake: Lakehouse) -> None:
     plan = maintenance.plan_repair(Lakehouse(lake.storage), to_last_good=True)
     assert plan.is_empty
     assert [(finding.code, finding.path) for finding in plan.not_mended] == [("definition-changed", path)]
+
+
+@pytest.mark.parametrize("times", [1, 2])
+def test_a_data_file_that_a_snapshot_lists_again_is_reported_once(lakes: Lakes, times: int) -> None:
+    """In another manifest than before, and twice in that one."""
+    lake = lakes.memory()
+    for _ in range(3):
+        append_rows(lake)
+    overwrite_rows(lake, "ns.t")
+    append_rows(lake)
+    assert maintenance.verify(lake).findings == ()
+    table = catalog_at(lake).load_table("ns.t")
+    file = next(iter(table.scan().plan_files())).file
+    with table.transaction() as txn, txn.update_snapshot().fast_append() as append:
+        for _ in range(times):
+            append.append_data_file(file)
+    append_rows(lake)
+    path = file.file_path.removeprefix(lake.root)
+    for incremental in (False, True, True):
+        (finding,) = maintenance.verify(lake, incremental=incremental).findings
+        assert (finding.code, finding.severity) == ("table-file-repeated", "warning")
+        assert (finding.path, finding.version) == (path, lake.latest_version() - 1)
+    overwrite_rows(lake, "ns.t")
+    append_rows(lake)
+    assert len(maintenance.verify(lake).findings) == 1, "the new rows are listed once"
 
 
 def test_the_latest_version_is_never_sealed(lake: Lakehouse) -> None:

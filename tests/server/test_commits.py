@@ -434,6 +434,27 @@ def test_a_registered_table_is_not_written(served: Served, rest: RestCatalog, la
     assert lake.latest_version() == before
 
 
+def test_a_data_file_is_added_once(served: Served, rest: RestCatalog, lake: Lakehouse) -> None:
+    table = rest.load_table("ns.t")
+    table.append(ROWS)
+    (task,) = table.scan().plan_files()
+    txn = table.transaction()
+    with txn.update_snapshot().fast_append() as append:
+        append.append_data_file(task.file)
+        append.append_data_file(task.file)
+    body = commit_of()
+    body["updates"] = [update.model_dump(mode="json") for update in txn._updates]
+    before = lake.latest_version()
+    assert served.ask("POST", TABLE, body).status == 400
+    far = appended(rest, "ns.t")
+    for update in far["updates"]:
+        if update["action"] == "add-snapshot":
+            update["snapshot"]["sequence-number"] = 2**62
+    assert served.ask("POST", TABLE, far).status == 400
+    assert lake.latest_version() == before
+    assert served.ask("POST", TABLE, appended(rest, "ns.t")).status == 200
+
+
 def test_statistics_files_count_for_the_age_of_a_commit(served: Served, rest: RestCatalog, lake: Lakehouse) -> None:
     rest.load_table("ns.t").append(ROWS)
     table = rest.load_table("ns.t")
@@ -590,6 +611,32 @@ def test_metadata_is_encoded_and_parsed_once(served: Served, lake: Lakehouse, mo
         assert committed["metadata"] == loaded["metadata"] != before["metadata"]
         assert committed["metadata-location"] == loaded["metadata-location"] != before["metadata-location"]
         counted.clear()
+
+
+def test_large_metadata_is_encoded_and_parsed_once(
+    served: Served, lake: Lakehouse, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has more than an eighth of the capacity of the cache, and is kept among other large metadata."""
+    catalog = catalog_at(lake)
+    catalog.create_namespace("ns")
+    catalog.create_table("ns.t", ROWS.schema, properties={"large": "x" * (3 << 20)})
+    counted: Counter[str] = Counter()
+    parse, encode = TableMetadataUtil.parse_raw, TableMetadataV2.model_dump_json
+
+    def parsing(text: str) -> Any:
+        counted["parsed"] += 1
+        return parse(text)
+
+    def encoding(metadata: TableMetadataV2, **options: Any) -> str:
+        counted["encoded"] += 1
+        return encode(metadata, **options)
+
+    monkeypatch.setattr(TableMetadataUtil, "parse_raw", staticmethod(parsing))
+    monkeypatch.setattr(TableMetadataV2, "model_dump_json", encoding)
+    for _ in range(3):
+        assert served.ask("GET", TABLE).status == 200
+        assert served.ask("POST", f"{TABLE}/plan", {}).status == 200
+    assert counted == {"parsed": 1, "encoded": 1}
 
 
 def test_compressed_metadata_is_answered_as_json(served: Served, lake: Lakehouse) -> None:

@@ -22,6 +22,9 @@ from tests.tables.test_catalog import SCHEMA as ICEBERG_SCHEMA
 from tests.tables.test_catalog import rows
 from trinitylake_ops import Lakehouse, maintenance
 from trinitylake_ops.errors import InvalidDefinitionError
+from trinitylake_ops.format import limits
+from trinitylake_ops.format.definitions import TableDef
+from trinitylake_ops.format.limits import MAX_PROPERTIES_BYTES
 from trinitylake_ops.storage.options import StorageOptions
 from trinitylake_ops.tables import catalog_at
 from trinitylake_ops.tables.properties import check_settable, meaningless, names_code
@@ -146,6 +149,42 @@ def test_a_name_of_megabytes_is_not_searched() -> None:
     finally:
         tracemalloc.stop()
     assert peak_bytes < 32 << 20
+
+
+def test_properties_have_a_bound(table: Served, lake: Lakehouse) -> None:
+    """Of a namespace, a table and a lakehouse, for each writer."""
+    large = {"a": "x" * (MAX_PROPERTIES_BYTES - 10), "b": "y" * 20}
+    before = lake.latest_version()
+    requests: tuple[tuple[str, dict[str, Any]], ...] = (
+        ("/v1/main/namespaces", {"namespace": ["other"], "properties": large}),
+        ("/v1/main/namespaces/ns/properties", {"updates": large}),
+        (TABLES, created("u", properties=large)),
+        (TABLE, commit_of(properties(**large))),
+    )
+    for path, body in requests:
+        assert table.ask("POST", path, body).status == 400, path
+    with pytest.raises(InvalidDefinitionError), lake.transaction() as txn:
+        txn.create_namespace("other", large)
+    with pytest.raises(InvalidDefinitionError), lake.transaction() as txn:
+        txn.alter_namespace("ns", large)
+    with pytest.raises(InvalidDefinitionError), lake.transaction() as txn:
+        txn.create_table("ns", "v", TableDef(properties=large))
+    with pytest.raises(InvalidDefinitionError):
+        lake.alter_definition(properties=large)
+    with pytest.raises(InvalidDefinitionError):
+        Lakehouse.create("memory://large-properties/", properties=large)
+    assert lake.latest_version() == before
+
+
+def test_properties_beyond_the_bound_can_be_removed(lake: Lakehouse, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other programs may have written them."""
+    with monkeypatch.context() as earlier, lake.transaction() as txn:
+        earlier.setattr(limits, "MAX_PROPERTIES_BYTES", 2**40)
+        txn.create_namespace("ns", {"a": "x" * MAX_PROPERTIES_BYTES, "b": "y" * MAX_PROPERTIES_BYTES})
+    with lake.transaction() as txn:
+        txn.alter_namespace("ns", {"a": "x" * MAX_PROPERTIES_BYTES})
+    with pytest.raises(InvalidDefinitionError), lake.transaction() as txn:
+        txn.alter_namespace("ns", {"a": "z" * MAX_PROPERTIES_BYTES})
 
 
 def test_connection_settings_are_refused_by_the_catalog(lake: Lakehouse) -> None:

@@ -356,6 +356,17 @@ def test_large_files_push_nothing_out(meter: MeteredStorage, cached: CacheStorag
     assert meter_reads(meter, cached, "fixed/small") == 0
 
 
+def test_large_values_evict_only_each_other() -> None:
+    lru: ByteLru[str, bytes] = ByteLru(8 * 1000, large_bytes=5000)
+    for key, size_bytes in (("small", 1000), ("large", 3000), ("too large", 5001)):
+        lru.put(key, key.encode(), size_bytes - ENTRY_OVERHEAD_BYTES)
+    assert [lru.get(key) for key in ("small", "large", "too large")] == [b"small", b"large", None]
+    assert lru.size_bytes == 4000
+    lru.put("larger", b"", 4000 - ENTRY_OVERHEAD_BYTES)
+    assert (lru.get("large"), lru.get("small"), lru.size_bytes) == (None, b"small", 5000)
+    assert (lru.drop("larger"), lru.drop("larger"), lru.size_bytes) == (True, False, 1000)
+
+
 def meter_reads(meter: MeteredStorage, storage: Storage, path: str) -> int:
     return requests(meter, lambda: [storage.read(path), storage.read(path)]).get("read", 0)
 

@@ -8,16 +8,18 @@ import pyarrow as pa
 import pytest
 from pyiceberg.catalog.memory import InMemoryCatalog
 from pyiceberg.schema import Schema
-from pyiceberg.types import LongType, NestedField, StringType, StructType
+from pyiceberg.table.update import AddSchemaUpdate, SetCurrentSchemaUpdate
+from pyiceberg.types import FixedType, IcebergType, ListType, LongType, NestedField, StringType, StructType
 
 from trinitylake_ops import Lakehouse
 from trinitylake_ops.errors import InvalidDefinitionError
 from trinitylake_ops.tables.catalog import TrinityLakeCatalog
 from trinitylake_ops.tables.files.metadata import write_metadata
-from trinitylake_ops.tables.schema_rules import CASE_SENSITIVE
+from trinitylake_ops.tables.schema_rules import CASE_SENSITIVE, FIRST_RESERVED_ID, MAX_FIXED_BYTES
 from trinitylake_ops.tables.writing.arrow_writer import stage_arrow
 from trinitylake_ops.tables.writing.write_plan import plan_write
 
+LONG = LongType()
 BOTH = Schema(NestedField(1, "id", LongType(), required=False), NestedField(2, "ID", LongType(), required=False))
 ALLOWED = {CASE_SENSITIVE: "true"}
 
@@ -95,6 +97,47 @@ def test_a_table_that_has_default_values_can_be_altered(lake: Lakehouse, catalog
     old = table.metadata.schema()
     with_default = Schema(*(field.model_copy(update={"write_default": 1}) for field in old.fields), schema_id=0)
     metadata = table.metadata.model_copy(update={"schemas": [with_default]})
+    lake.storage.delete(table.metadata_location.removeprefix(lake.root))
+    write_metadata(metadata, table.io.new_output(table.metadata_location))
+    with catalog.load_table("ns.t").update_schema() as update:
+        update.add_column("n", LongType())
+    assert catalog.load_table("ns.t").schema().column_names == ["id", "n"]
+
+
+def column(number: int, name: str = "c", kind: IcebergType = LONG) -> NestedField:
+    return NestedField(number, name, kind, required=False)
+
+
+WRONG_COLUMNS = {
+    "one id twice": (column(2), column(2, "d")),
+    "one id at two levels": (column(2, "c", StructType(column(3, "e"))), column(3, "d")),
+    "the id of an element": (column(2, "c", ListType(3, LONG, element_required=False)), column(3, "d")),
+    "a reserved id": (column(FIRST_RESERVED_ID),),
+    "a large size": (column(2, "c", FixedType(MAX_FIXED_BYTES + 1)),),
+    "a large size of an element": (column(2, "c", ListType(3, FixedType(2**31 - 1), element_required=False)),),
+}
+
+
+@pytest.mark.parametrize("wrong", WRONG_COLUMNS.values(), ids=WRONG_COLUMNS)
+def test_columns_that_no_reader_can_use_are_refused(
+    catalog: TrinityLakeCatalog, wrong: tuple[NestedField, ...]
+) -> None:
+    if wrong[0].field_id < FIRST_RESERVED_ID:  # a new table gets new ids
+        with pytest.raises(InvalidDefinitionError):
+            catalog.create_table("ns.t", Schema(column(1, "id"), *wrong))
+    table = catalog.create_table("ns.t", Schema(column(1, "id"), column(2, "size", FixedType(MAX_FIXED_BYTES))))
+    update = AddSchemaUpdate(schema_=Schema(*table.schema().fields, *wrong, schema_id=1))
+    for updates in ((update,), (update, SetCurrentSchemaUpdate(schema_id=-1))):
+        with pytest.raises(InvalidDefinitionError):
+            catalog.commit_table(table, (), updates)
+    assert len(catalog.load_table("ns.t").schemas()) == 1
+
+
+def test_a_table_that_has_such_columns_can_be_altered(lake: Lakehouse, catalog: TrinityLakeCatalog) -> None:
+    table = catalog.create_table("ns.t", pa.schema([("id", pa.int64())]))
+    large = column(3, "large", FixedType(MAX_FIXED_BYTES + 1))
+    former = Schema(*table.schema().fields, *WRONG_COLUMNS["one id twice"], large, schema_id=1)
+    metadata = table.metadata.model_copy(update={"schemas": [table.schema(), former], "last_column_id": 3})
     lake.storage.delete(table.metadata_location.removeprefix(lake.root))
     write_metadata(metadata, table.io.new_output(table.metadata_location))
     with catalog.load_table("ns.t").update_schema() as update:

@@ -8,7 +8,7 @@ import pytest
 
 from tests.lakes import Lakes, left_over_paths, table
 from tests.transaction.groups import commit_together, creates, let_requests_take_long
-from trinitylake_ops import Lakehouse
+from trinitylake_ops import Lakehouse, maintenance
 from trinitylake_ops.errors import ObjectExistsError
 from trinitylake_ops.storage.wrappers.meter import MeteredStorage
 from trinitylake_ops.transaction.object_names import VIEW_PREFIX, views_in
@@ -173,6 +173,22 @@ def test_names_that_were_shared_before_can_still_be_altered_and_dropped(
     done(lake, lambda txn: txn.alter_namespace("ns", {**txn.namespace("ns").properties, "a": "b"}))
     done(lake, lambda txn: txn.drop_table("ns", "v"))
     assert names(lake.snapshot()) == ([], ["v"])
+
+
+@pytest.mark.parametrize("works", [(add_view, add_table), (add_table, add_view)])
+def test_verify_reports_a_shared_name(
+    lake: Lakehouse, monkeypatch: pytest.MonkeyPatch, works: tuple[Callable[[Transaction], None], ...]
+) -> None:
+    done(lake, lambda txn: txn.create_table("ns", "t", table()))
+    assert maintenance.verify(lake).findings == ()
+    with monkeypatch.context() as earlier:
+        earlier.setattr("trinitylake_ops.transaction.object_names.VIEW_PREFIX", "none.")
+        for work in works:
+            done(lake, work)
+    done(lake, lambda txn: txn.alter_table("ns", "v", table(n="2")))
+    for incremental in (False, True, True):
+        (finding,) = maintenance.verify(lake, incremental=incremental).findings
+        assert (finding.code, finding.severity, finding.version) == ("name-shared", "warning", 4)
 
 
 def test_a_view_whose_name_no_table_can_have_does_no_harm(lake: Lakehouse) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from trinitylake_ops.errors import CorruptFileError, InvalidDefinitionError, InvalidLocationError
 from trinitylake_ops.format.definitions import MAJOR_VERSION, Column, LakehouseDef, TableDef
@@ -39,6 +39,8 @@ _ANY_UUID = uuid.UUID(int=0)  # all names of a kind are as long
 MIN_ORDER = 3
 MAX_ORDER = 65_536
 MAX_NODE_FILE_BYTES = 2**31 - 1  # the largest offset of a column of text in one batch
+#: The most bytes of the names and values of the properties of one definition, as UTF-8. Views are properties, too.
+MAX_PROPERTIES_BYTES = 4 << 20
 
 #: Settings that are fixed when a lakehouse is created.
 IMMUTABLE_SETTINGS = (
@@ -98,6 +100,7 @@ def validate_lakehouse_def(definition: LakehouseDef) -> LakehouseDef:
         "node_file_max_size_bytes", definition.node_file_max_size_bytes, smallest_node_file_limit_bytes(definition)
     )
     _at_most("node_file_max_size_bytes", definition.node_file_max_size_bytes, MAX_NODE_FILE_BYTES)
+    validate_properties("the lakehouse", definition.properties)
     return _validate_changeable_settings(definition)
 
 
@@ -141,6 +144,8 @@ def validate_changed_settings(before: LakehouseDef, after: LakehouseDef) -> Lake
             raise InvalidDefinitionError(
                 f"{name} is fixed when a lakehouse is created ({getattr(before, name)!r}); it would re-encode every key"
             )
+    if before.properties != after.properties:
+        validate_properties("the lakehouse", after.properties, before.properties)
     return _validate_changeable_settings(after)
 
 
@@ -152,6 +157,29 @@ def _at_least(name: str, value: int, minimum: int) -> None:
 def _at_most(name: str, value: int, maximum: int) -> None:
     if value > maximum:
         raise InvalidDefinitionError(f"{name} is {value}, it must be at most {maximum}")
+
+
+def validate_properties(what: str, properties: Mapping[str, str], before: Mapping[str, str] | None = None) -> None:
+    """Raise InvalidDefinitionError for properties of a definition that are too large together.
+
+    Args:
+        what: The object that has them, for the error.
+        properties: The properties.
+        before: The properties so far. Other programs may have written more than is allowed. They can be made less.
+
+    Raises:
+        InvalidDefinitionError: They have more than :data:`MAX_PROPERTIES_BYTES`, and no less than before.
+    """
+    n_bytes = _properties_bytes(properties)
+    if n_bytes > MAX_PROPERTIES_BYTES and (before is None or n_bytes >= _properties_bytes(before)):
+        raise InvalidDefinitionError(
+            f"the properties of {what} have {n_bytes} bytes, more than {MAX_PROPERTIES_BYTES}; remove some, or store"
+            " large values in files"
+        )
+
+
+def _properties_bytes(properties: Mapping[str, str]) -> int:
+    return sum(len(text.encode(errors="surrogatepass")) for item in properties.items() for text in item)
 
 
 def validate_table_def(definition: TableDef) -> TableDef:

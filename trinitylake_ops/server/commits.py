@@ -48,7 +48,8 @@ from trinitylake_ops.tables.claims.bounds import has_faulty_bounds
 from trinitylake_ops.tables.claims.table_seals import unsealed_json
 from trinitylake_ops.tables.files.bounds import repaired_uri, with_valid_bounds
 from trinitylake_ops.tables.files.metadata import LoadedMetadata, metadata_json, parse_metadata
-from trinitylake_ops.tables.files.reach import files_of, manifests_in, new_files, oldest_of
+from trinitylake_ops.tables.files.new_files import check_new_entries, new_files, oldest_of
+from trinitylake_ops.tables.files.reach import files_of, manifests_in
 from trinitylake_ops.tables.files.totals import with_totals
 from trinitylake_ops.tables.io.file_io import StorageFileIO
 from trinitylake_ops.tables.io.listing import files_below
@@ -228,7 +229,7 @@ class _Attempt:
         text = encoded(made.metadata) if data is None else unsealed_json(metadata_json(data, uri))
         loaded = check_readable(text, uri)
         if self._catalog.parsed is not None:
-            self._catalog.parsed.put(self._io.root, uri, loaded, len(text))
+            self._catalog.parsed.put(self._io.root, uri, loaded)
         return Committed(uri, text)
 
     def _new_table(self, name: Name) -> StagedTable:
@@ -272,10 +273,10 @@ class _Attempt:
     def _check_files(
         self, commit: TableCommit, updates: Sequence[TableUpdate], place: str, current: TableMetadata | None
     ) -> Mapping[ManifestFile, list[ManifestEntry]]:
-        """Check that all files of new snapshots lie in the place of the table, or are its files already.
+        """Check that all files of new snapshots lie in the table's folder, or are its files already, each once.
 
         The transaction becomes as old as the oldest file that the snapshots add. Returns the entries of manifests that
-        the table does not have yet. Raises RefusedError, LocationNotAllowedError.
+        the table does not have yet. Raises RefusedError, LocationNotAllowedError, InvalidDefinitionError.
         """
         files = set(named_files(updates))
         _check_within(files, place)
@@ -295,6 +296,7 @@ class _Attempt:
             reached = self._reached(commit, io)
             beyond = {file for file in beyond if io.location(file) not in reached}
         _check_within(beyond, place)
+        check_new_entries(new.entries, (update.snapshot for update in commit.added))
         self._txn.date_back(oldest_of(lambda: files | new.added, io))
         return new.entries
 

@@ -48,6 +48,8 @@ _LONGEST_CHARS = 1_000
 _FORMS = f"write {MAIN}, v12, {_TIME}2030-01-31T12:00:00Z, {_EXPORT}NAME or {_CLONE}NAME"
 #: JSON of tables' metadata that is kept parsed, which takes several times as much, and that is kept as it is sent.
 _PARSED_BYTES, _ENCODED_BYTES = 8 << 20, 16 << 20
+#: JSON of large metadata that is kept as it is sent. Parsed metadata has a bound of its own for it.
+_LARGE_ENCODED_BYTES = 32 << 20
 #: Hashes of the files that old versions of tables reach: 8 bytes each.
 _REACHED_BYTES = 64 << 20
 
@@ -81,7 +83,7 @@ class Served:
         """
         catalog = catalog_at(lake)
         catalog.parsed = ParsedMetadata(_PARSED_BYTES)
-        return cls(name, lake, catalog, ByteLru(_ENCODED_BYTES), delegate, parent)
+        return cls(name, lake, catalog, ByteLru(_ENCODED_BYTES, _LARGE_ENCODED_BYTES), delegate, parent)
 
     @property
     def shown(self) -> str:

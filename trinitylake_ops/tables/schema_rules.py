@@ -2,22 +2,30 @@
 
 Spark resolves names of columns regardless of case, so it can read no table whose columns differ by case only. Initial
 and write defaults belong to format version 3: Iceberg's Java library fails on the schema of an older table that has
-some. The rules concern new schemas only. What a table has already stays, and can be altered.
+some. Of columns that share an id, readers return the values of one for both. A column of fixed size takes its size in
+each row of a reader's batch, even for nulls.
+
+The rules concern new schemas only. What a table has already stays, and can be altered.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
 
 from pyiceberg.schema import Schema, index_by_id
 from pyiceberg.table.metadata import TableMetadata
-from pyiceberg.types import NestedField, StructType
+from pyiceberg.types import FixedType, ListType, MapType, NestedField, StructType
 
 from trinitylake_ops.errors import InvalidDefinitionError
 
 #: The property of a table that allows columns whose names differ by case only, if it is ``true``.
 CASE_SENSITIVE = "trinitylake.case-sensitive-columns"
 _FIRST_WITH_DEFAULTS = 3
+#: The largest size of values of a column of fixed size (decision 135).
+MAX_FIXED_BYTES = 4_096
+#: Ids of columns from here on belong to metadata columns (Iceberg's specification, "Reserved Field IDs").
+FIRST_RESERVED_ID = 2**31 - 1 - 200
 _Clashes = Mapping[frozenset[int], tuple[str, str]]
 
 
@@ -30,12 +38,32 @@ def check_new_schemas(metadata: TableMetadata, known: Iterable[Schema] = ()) -> 
 
     Raises:
         InvalidDefinitionError: Two columns of a struct differ by case only, and :data:`CASE_SENSITIVE` does not allow
-            it, or a column of a table before format version 3 has a default value.
+            it. Or a column of a table before format version 3 has a default value. Or two columns share an id, or an
+            id is reserved. Or values of a column have more than :data:`MAX_FIXED_BYTES`.
     """
     known = list(known)
     fresh = [schema for schema in metadata.schemas if schema not in known]
+    check_columns(fresh, known)
     check_case(fresh, metadata.properties, known)
     check_defaults(fresh, metadata.format_version, known)
+
+
+def check_columns(schemas: Iterable[Schema], known: Iterable[Schema] = ()) -> None:
+    """Raise InvalidDefinitionError for columns whose ids or sizes no reader can use.
+
+    Args:
+        schemas: The schemas to check.
+        known: Schemas whose columns are accepted.
+
+    Raises:
+        InvalidDefinitionError: Two columns share an id, an id is reserved, or values of a column have more than
+            :data:`MAX_FIXED_BYTES`.
+    """
+    accepted = {fault for schema in known for fault in _column_faults(schema)}
+    for schema in schemas:
+        for fault, message in _column_faults(schema).items():
+            if fault not in accepted:
+                raise InvalidDefinitionError(message)
 
 
 def check_defaults(schemas: Iterable[Schema], format_version: int, known: Iterable[Schema] = ()) -> None:
@@ -82,6 +110,44 @@ def check_case(schemas: Iterable[Schema], properties: Mapping[str, str], known: 
                     f"columns {name[:100]!r} and {other[:100]!r} differ by case only: Spark and other engines cannot"
                     f" tell them apart; choose another name, or set the table property {CASE_SENSITIVE!r} to 'true'"
                 )
+
+
+def _column_faults(schema: Schema) -> Mapping[tuple[str, int], str]:
+    """Return an error message for each column whose id or size no reader can use."""
+    columns = list(_columns(schema))
+    shared = Counter(column.field_id for column in columns)
+    faults: dict[tuple[str, int], str] = {}
+    for column in columns:
+        name, number = repr(column.name[:100]), column.field_id
+        if shared[number] > 1:
+            faults["shared", number] = (
+                f"column {name} has the id {number}, and another column has it; give each column its own id"
+            )
+        if number >= FIRST_RESERVED_ID:
+            faults["reserved", number] = (
+                f"column {name} has the id {number}: ids from {FIRST_RESERVED_ID} are reserved; use a smaller one"
+            )
+        if isinstance(column.field_type, FixedType) and column.field_type.root > MAX_FIXED_BYTES:
+            faults["fixed", number] = (
+                f"column {name} has the type {column.field_type}: readers allocate the whole size for each row, and at"
+                f" most {MAX_FIXED_BYTES} bytes are allowed; use the type binary"
+            )
+    return faults
+
+
+def _columns(schema: Schema) -> Iterator[NestedField]:
+    """Yield the columns of a schema at all levels of nesting, each as often as the schema has it."""
+    rest = list(schema.fields)
+    while rest:
+        column = rest.pop()
+        yield column
+        match column.field_type:
+            case StructType(fields=fields):
+                rest += fields
+            case ListType(element_field=element):
+                rest.append(element)
+            case MapType(key_field=key, value_field=value):
+                rest += (key, value)
 
 
 def _clashes(schema: Schema) -> _Clashes:

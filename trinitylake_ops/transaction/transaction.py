@@ -38,7 +38,7 @@ from trinitylake_ops.format.file_names import (
     saved_transaction_path,
     table_prefix,
 )
-from trinitylake_ops.format.limits import validate_changed_settings, validate_table_def
+from trinitylake_ops.format.limits import validate_changed_settings, validate_properties, validate_table_def
 from trinitylake_ops.format.nodes.keys import TABLE_KEY_PREFIX, KeyCodec, check_new_name
 from trinitylake_ops.format.nodes.system_rows import COMMIT_ID
 from trinitylake_ops.telemetry import hub, spans
@@ -192,6 +192,7 @@ class Transaction(CatalogReader):
             raise ObjectExistsError(f"namespace {namespace!r} exists")
         check_new_name(namespace, "namespace")
         definition = NamespaceDef(id=str(uuid.uuid4()), properties=dict(properties or {}))
+        validate_properties(f"namespace {namespace}", definition.properties)
         self._write(key, definition)
         return definition
 
@@ -203,6 +204,7 @@ class Transaction(CatalogReader):
         current = self.namespace(namespace)
         definition = replace(current, properties=dict(properties))
         if definition != current:
+            validate_properties(f"namespace {namespace}", definition.properties, current.properties)
             self._write(self.keys.namespace_key(namespace), definition)
         return definition
 
@@ -250,6 +252,7 @@ class Transaction(CatalogReader):
         table_prefix(definition.id)
         if id_of is IdOf.STAGED_TABLE and self._changes.staged_ids.get(definition.id, key) != key:
             id_of = IdOf.ANY_TABLE  # which the commit rejects
+        validate_properties(f"table {namespace}.{table}", definition.properties)
         self._write(key, validate_table_def(definition))
         if id_of is IdOf.ANY_TABLE:
             self._adopting.add(key)
@@ -269,6 +272,8 @@ class Transaction(CatalogReader):
                 f"table {namespace}.{table} has the id {current.id!r}; an id cannot be changed to {definition.id!r}"
             )
         definition = replace(definition, id=current.id)
+        if definition.properties != current.properties:
+            validate_properties(f"table {namespace}.{table}", definition.properties, current.properties)
         if definition != current:
             self._write(key, validate_table_def(definition))
         return definition

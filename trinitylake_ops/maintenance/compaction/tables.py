@@ -31,7 +31,8 @@ from trinitylake_ops.maintenance.plans.plan import Plan, PlannedOperation, diges
 from trinitylake_ops.maintenance.reach.tables import defined, tables_of
 from trinitylake_ops.storage.parallel import in_one_round, run_parallel
 from trinitylake_ops.tables.files.metadata import table_metadata
-from trinitylake_ops.tables.files.reach import DAMAGE, oldest_of
+from trinitylake_ops.tables.files.new_files import oldest_of
+from trinitylake_ops.tables.files.reach import DAMAGE
 from trinitylake_ops.tables.io.file_io import StorageFileIO, reading_io, writing_io
 from trinitylake_ops.tables.writing.compacting.groups import FileGroup, RewriteRules, find_groups
 from trinitylake_ops.tables.writing.data_files import delete_data_files

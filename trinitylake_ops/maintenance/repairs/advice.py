@@ -31,6 +31,8 @@ _ADVICE = {
     "table-file-corrupt": _OLDER,
     "table-unreadable": _OLDER,
     "table-names-code": "find out who wrote it; any commit to the table leaves the property out",
+    "table-file-repeated": "overwrite the rows of that file, or roll the table back; later snapshots list it once then",
+    "name-shared": "rename the table, or drop the view",
     "table-has-two-names": "find out which name is right, and drop the other one; the files stay",
     "table-names-connection": "find out who wrote it; any commit to the table leaves the property out",
     "table-bounds": "run compact-tables; older versions keep the bounds until they expire",

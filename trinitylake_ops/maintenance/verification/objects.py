@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -9,14 +10,15 @@ from itertools import pairwise
 from types import MappingProxyType
 from typing import Literal
 
-from trinitylake_ops.errors import CorruptFileError, FileMissingError, TrinityLakeError
+from trinitylake_ops.errors import CorruptFileError, FileMissingError, InvalidNameError, TrinityLakeError
 from trinitylake_ops.format.definitions import NamespaceDef, TableDef
 from trinitylake_ops.format.file_names import named_kind
 from trinitylake_ops.format.nodes.keys import ObjectName
-from trinitylake_ops.maintenance.verification.report import Report
+from trinitylake_ops.maintenance.verification.report import Findings
 from trinitylake_ops.maintenance.verification.tables import TableVerifier
 from trinitylake_ops.storage.parallel import run_parallel
 from trinitylake_ops.transaction.lakehouse import Lakehouse
+from trinitylake_ops.transaction.object_names import views_in
 from trinitylake_ops.tree.diff import KeyChange, diff_in_parts
 from trinitylake_ops.tree.pointers import holder_of, is_damaged_pointer
 from trinitylake_ops.tree.search import scan
@@ -52,6 +54,8 @@ def is_empty(definition: NamespaceDef | TableDef) -> bool:
 class WholeDefinitions:
     """The locations of definitions that were read ahead and are whole. ``tables`` are those of tables with files.
 
+    ``views`` are the names of views by the locations of the definitions of their namespaces.
+
     There may be a million of them, so each has a digest and a few bits. ``note_seen`` is called for each that is seen,
     by its location.
     """
@@ -64,6 +68,7 @@ class WholeDefinitions:
         self._note_seen = note_seen
         self._bits: dict[bytes, int] = {}
         self.tables: dict[str, TableDef] = {}
+        self.views: dict[str, frozenset[str]] = {}
         self.n_seen = 0
 
     def is_new(self, location: str, kind: Kind) -> bool:
@@ -73,8 +78,10 @@ class WholeDefinitions:
         self._bits[digest] = bits | self._ASKED[kind]
         return not bits & self._ASKED[kind]
 
-    def add(self, location: str, kind: Kind, table: TableDef | None) -> None:
-        """Record that a definition is whole."""
+    def add(self, location: str, kind: Kind, table: TableDef | None, views: frozenset[str] = frozenset()) -> None:
+        """Record that a definition is whole, with the table or the names of the views in it."""
+        if views:
+            self.views[location] = views
         digest = _digest(location)
         self._bits[digest] = self._bits.get(digest, 0) | self._WHOLE[kind]
         if table is not None:
@@ -108,14 +115,20 @@ class ObjectVerifier:
     definitions, or in files of their tables.
     """
 
-    def __init__(self, lake: Lakehouse, tables: TableVerifier, report: Report):
+    def __init__(self, lake: Lakehouse, tables: TableVerifier, findings: Findings):
         self._lake = lake
         self._tables = tables
-        self._report = report
+        self._report = findings.error
+        self._findings = findings
         self._before: Snapshot | None = None
         self._namespaces: set[str] = set()
         self._missing_namespaces: set[str] = set()
         self._tables_of: Counter[str] = Counter()
+        #: The names of views, by the locations of the definitions of their namespaces, and by namespace.
+        self._views_at: dict[str, frozenset[str]] = {}
+        self._views: dict[str, frozenset[str]] = {}
+        #: Names that a table and a view have.
+        self._shared_names: set[ObjectName] = set()
         #: By location and kind: whether a definition is all right.
         self._is_whole: dict[tuple[str, Kind | Literal["lakehouse"]], bool] = {}
         #: Definitions that are known to be whole.
@@ -175,6 +188,7 @@ class ObjectVerifier:
         """Forget the objects of the versions up to now, as only a part of the last one was seen."""
         self._before = None
         self._namespaces, self._missing_namespaces, self._tables_of = set(), set(), Counter()
+        self._views = {}
         self.damaged = set()
 
     def _check_changes(self, changes: Iterable[KeyChange], snapshot: Snapshot) -> set[str]:
@@ -190,6 +204,7 @@ class ObjectVerifier:
                 named.append((name, change))
         self._count_tables(named)
         self._check_definitions(named, snapshot)
+        self._check_views(named, snapshot)
         for name, change in named:
             is_whole = change.after is None or self._is_known_whole(change.after, _kind_of(name))
             (self.damaged.discard if is_whole else self.damaged.add)(change.key)
@@ -229,6 +244,33 @@ class ObjectVerifier:
             self._report("namespace-missing", message, snapshot.location, snapshot.version)
         self._missing_namespaces = self._missing_namespaces - touched | missing
 
+    def _check_views(self, changes: list[tuple[ObjectName, KeyChange]], snapshot: Snapshot) -> None:
+        """Check that no changed table or view has the name of the other."""
+        for name, change in changes:
+            if name.table is None:
+                before = self._views.pop(name.namespace, frozenset())
+                views = self._views_of(change.after) if change.after is not None else frozenset()
+                if views:
+                    self._views[name.namespace] = views
+                for view in sorted(views - before):
+                    with contextlib.suppress(InvalidNameError):  # no table can have the name
+                        if snapshot.entry(snapshot.keys.table_key(name.namespace, view)) is not None:
+                            self._report_shared(ObjectName(name.namespace, view), snapshot)
+            elif change.after is not None and name.table in self._views.get(name.namespace, ()):
+                self._report_shared(name, snapshot)
+
+    def _views_of(self, location: str) -> frozenset[str]:
+        views = self._views_at.get(location)
+        if views is None and self.ahead is not None:
+            views = self.ahead.views.get(location)
+        return views or frozenset()
+
+    def _report_shared(self, name: ObjectName, snapshot: Snapshot) -> None:
+        if name not in self._shared_names:
+            self._shared_names.add(name)
+            message = f"{name} is the name of a table and of a view: engines use one of them"
+            self._findings.warn("name-shared", message, snapshot.location, snapshot.version, None)
+
     def _check_definitions(self, changes: list[tuple[ObjectName, KeyChange]], snapshot: Snapshot) -> None:
         fresh = {
             (change.after, _kind_of(name)): name
@@ -244,6 +286,8 @@ class ObjectVerifier:
         )
         for (place, name), definition in zip(fresh.items(), definitions, strict=True):
             is_whole = definition is not None
+            if isinstance(definition, NamespaceDef) and (views := views_in(definition.properties)):
+                self._views_at[place[0]] = frozenset(views)
             if isinstance(definition, TableDef):
                 is_whole = self._tables.check(name, definition, snapshot.version)
             self._is_whole[place] = is_whole

@@ -31,6 +31,7 @@ from trinitylake_ops.storage.parallel import run_parallel
 from trinitylake_ops.storage.schemes import with_environment
 from trinitylake_ops.tables.files.reach import FileKind, TableFile
 from trinitylake_ops.tables.files.whole_files import TableFiles, WholeFileIO
+from trinitylake_ops.transaction.object_names import views_in
 
 #: So many definitions are waited for before they are read: enough for every task, few enough to be held.
 _DEFINITIONS_HELD = 65_536
@@ -84,12 +85,16 @@ class NodeRead:
 
 @dataclass(frozen=True, slots=True)
 class CheckedDefinition:
-    """A definition that is whole; ``packed`` are its bytes where they are kept, ``table`` that of one with files."""
+    """A definition that is whole; ``packed`` are its bytes where they are kept, ``table`` that of one with files.
+
+    ``views`` are the names of the views of a namespace.
+    """
 
     sha256: bytes
     packed: PackedBytes | None
     table: TableDef | None
     is_sealed: bool
+    views: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +133,7 @@ class DefinitionCheck:
             PackedBytes.of(data) if self.keeps_bytes else None,
             definition if isinstance(definition, TableDef) and has_files else None,
             check_file(data, path),
+            frozenset(views_in(definition.properties)) if isinstance(definition, NamespaceDef) else frozenset(),
         )
 
 
@@ -275,7 +281,7 @@ class ReadAhead:
         for path, found in zip(missing, self._executor.map(work, missing), strict=True):
             if found is not None:
                 self._known.take(path, found.sha256, found.packed, found.is_sealed)
-                self.definitions.add(path, kind, found.table)
+                self.definitions.add(path, kind, found.table, found.views)
 
     def _walk_tables(self) -> list[TableFile]:
         """Read what names the files of tables; returns all that is named."""

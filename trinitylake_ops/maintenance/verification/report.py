@@ -161,6 +161,9 @@ _DAMAGE = frozenset(
     }
 )
 
+#: The code of a data file that a snapshot lists more than once, so that each of its rows counts as often.
+REPEATED_FILE = "table-file-repeated"
+
 #: The code of manifests with bounds that are no values of their columns. Our own readers repair them.
 FAULTY_BOUNDS = "table-bounds"
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -11,7 +12,7 @@ from trinitylake_ops.errors import LocationNotAllowedError, TrinityLakeError
 from trinitylake_ops.format.definitions import METADATA_LOCATION, TableDef
 from trinitylake_ops.format.locations import is_uri, to_uri
 from trinitylake_ops.format.nodes.keys import ObjectName
-from trinitylake_ops.maintenance.verification.report import FAULTY_BOUNDS, Findings
+from trinitylake_ops.maintenance.verification.report import FAULTY_BOUNDS, REPEATED_FILE, Findings
 from trinitylake_ops.maintenance.verification.storage import PIECE_BYTES, KnownFilesStorage
 from trinitylake_ops.storage import FileInfo
 from trinitylake_ops.storage.options import StorageOptions
@@ -62,6 +63,8 @@ class TableVerifier:
         #: Whether files that name others have seals, where they were read.
         self.has_seals: dict[str, bool] = {}
         self._io = WholeFileIO.reading(storage, storage_options, self.has_seals.__setitem__)
+        #: Data files that a snapshot lists more than once.
+        self._repeated: set[str] = set()
         #: Whether a file and the files that it names are all right.
         self._is_whole: dict[str, bool] = {}
         #: The table whose metadata file each is: no other one has it.
@@ -140,9 +143,39 @@ class TableVerifier:
             self._is_whole[path] &= all(self._is_whole[file.location] for file in manifests[path])
         self._is_whole[files.metadata_location] &= all(self._is_whole[file.location] for file in named)
         self._check_properties(name, files, version)
+        self._check_repeated(name, [manifests[path] for path in fresh_lists], version)
         for location in sorted(files.faulty_bounds):
             message = f"a manifest of table {name} has bounds that are no values of their columns; other engines fail"
             self._findings.warn(FAULTY_BOUNDS, message, location, version, "compact-tables")
+
+    def _check_repeated(self, name: ObjectName, lists: Iterable[Sequence[TableFile]], version: int) -> None:
+        """Report data files that a snapshot lists more than once. ``lists`` are the manifests of each snapshot.
+
+        Consecutive snapshots share most manifests, so each step counts the files of the other manifests only.
+        """
+        live: Counter[str] = Counter()
+        before: Counter[str] = Counter()
+        for manifests in lists:
+            current = Counter(file.location for file in manifests)
+            for path, count in (before - current).items():
+                live.subtract({location: count * n for location, n in self._data_files(path).items()})
+            for path, count in (current - before).items():
+                live.update({location: count * n for location, n in self._data_files(path).items()})
+            for path in current - before:
+                for location in self._data_files(path):
+                    if live[location] > 1 and location not in self._repeated:
+                        self._repeated.add(location)
+                        message = (
+                            f"a snapshot of table {name} lists a data file {live[location]} times, and each of its rows"
+                            " counts as often"
+                        )
+                        self._findings.warn(REPEATED_FILE, message, location, version, None)
+            before = current
+
+    def _data_files(self, manifest: str) -> Counter[str]:
+        """Return how often a manifest lists each data file. Its names were read before."""
+        names = self._storage.names(manifest) or ()
+        return Counter(file.location for file in names if file.kind == FileKind.DATA)
 
     def _check_properties(self, name: ObjectName, files: TableFiles, version: int) -> None:
         """Report metadata that names code or connections for others to use. A recorded file had none."""

@@ -44,7 +44,7 @@ class VersionVerifier:
         self._plain = plain
         self._findings = findings
         self.tree = TreeVerifier(lake.files, findings.error)
-        self.objects = ObjectVerifier(lake, tables, findings.error)
+        self.objects = ObjectVerifier(lake, tables, findings)
         self.versions = 0
         self.done = 0
         self.acknowledged = VersionRanges()

@@ -21,8 +21,10 @@ from trinitylake_ops.storage.s3.botocore_places import BucketPlace
 from trinitylake_ops.storage.s3.settings import S3Location
 
 _URI = re.compile(r"[\x21-\x7e]+")
-_PATH = re.compile(r"/[A-Za-z0-9._~!&'()*,;=:@%/$-]*")  # no "+", which some servers take for a space
-_QUERY = re.compile(r"[A-Za-z0-9._~!'()*,;=:@%/?$&-]*")
+#: No "+", which some servers take for a space. No ";": some servers drop it with the rest of the segment of a path, and
+#: it separates the fields of a query for some.
+_PATH = re.compile(r"/[A-Za-z0-9._~!&'()*,=:@%/$-]*")
+_QUERY = re.compile(r"[A-Za-z0-9._~!'()*,=:@%/?$&-]*")
 _LONGEST_URI_CHARS = 8_192
 _MOST_HEADERS = 64
 _NO_TEXT = re.compile(r"[^\x20-\x7e]")
@@ -115,6 +117,8 @@ def check_request(
         check_path(key)
     except InvalidLocationError:
         key = ""
+    if ";" in key:  # a proxy may decode the path, and the server behind it drop the rest of each segment
+        raise LocationNotAllowedError("requests for files with ';' in their names are not signed; choose another name")
     if not key.startswith(folder.key_prefix) or key == folder.key_prefix:
         raise LocationNotAllowedError("only requests for files of the table are signed")
     if reached is not None and f"s3://{folder.bucket}/{key}" not in reached:

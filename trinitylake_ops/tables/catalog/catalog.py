@@ -45,6 +45,7 @@ from pyiceberg.typedef import EMPTY_DICT, Identifier, Properties, TableVersion
 from trinitylake_ops import errors
 from trinitylake_ops.format.definitions import TableDef
 from trinitylake_ops.format.file_names import is_table_metadata_path
+from trinitylake_ops.format.limits import validate_properties
 from trinitylake_ops.storage.cache.storage import private_cache_view
 from trinitylake_ops.tables.catalog.change import changing
 from trinitylake_ops.tables.catalog.loaded_table import (
@@ -77,7 +78,7 @@ from trinitylake_ops.tables.managed import managed_properties, metadata_uri, tab
 from trinitylake_ops.tables.ownership import claim_location
 from trinitylake_ops.tables.partition_types import with_typed_specs
 from trinitylake_ops.tables.properties import check_not_reserved, check_settable
-from trinitylake_ops.tables.schema_rules import check_defaults, check_new_schemas
+from trinitylake_ops.tables.schema_rules import check_columns, check_defaults, check_new_schemas
 from trinitylake_ops.tables.types import check_arrow_schema
 from trinitylake_ops.transaction.lakehouse import Lakehouse
 from trinitylake_ops.transaction.transaction import IdOf, Transaction
@@ -148,7 +149,7 @@ class TrinityLakeCatalog(NamespaceCatalog):
             if self.target.reader().has_table(namespace, table):
                 raise TableAlreadyExistsError(f"Table already exists: {namespace}.{table}") from error
             raise
-        return self._table((namespace, table), staged.metadata, staged.metadata_location)
+        return self._table((namespace, table), with_typed_specs(staged.metadata), staged.metadata_location)
 
     def create_table_transaction(
         self,
@@ -322,7 +323,9 @@ class TrinityLakeCatalog(NamespaceCatalog):
             identifier, schema, location, partition_spec, sort_order, managed_properties(properties)
         )
         check_new_schemas(staged.metadata)
-        if isinstance(schema, Schema):  # pyiceberg drops default values when it assigns ids
+        validate_properties("the new table", staged.metadata.properties)
+        if isinstance(schema, Schema):  # pyiceberg assigns new ids, and drops default values
+            check_columns([schema])
             check_defaults([schema], staged.metadata.format_version)
         return staged
 
@@ -358,7 +361,7 @@ class TrinityLakeCatalog(NamespaceCatalog):
         definition: TableDef | None = None,
     ) -> Table:
         config = loaded_now(self.io.storage, is_registered=definition is not None and not definition.is_managed)
-        return LoadedTable(identifier, with_typed_specs(metadata), uri, io or self.io, self, config)
+        return LoadedTable(identifier, metadata, uri, io or self.io, self, config)
 
     def _definition(self, staged: StagedTable, base: TableDef | None = None) -> TableDef:
         table_id = table_id_of(staged.metadata.location) or ""

@@ -22,12 +22,13 @@ from pyiceberg.typedef import Identifier
 
 from trinitylake_ops import errors
 from trinitylake_ops.format.definitions import LakehouseDef, TableDef
+from trinitylake_ops.format.limits import validate_properties
 from trinitylake_ops.format.nodes.keys import check_new_name
 from trinitylake_ops.storage import Storage
 from trinitylake_ops.storage.interface import CLOCK_MARGIN_MS
 from trinitylake_ops.tables.catalog.updates import named_statistics
 from trinitylake_ops.tables.files.metadata import InlineSnapshot
-from trinitylake_ops.tables.files.reach import oldest_file_ms, oldest_of
+from trinitylake_ops.tables.files.new_files import oldest_file_ms, oldest_of
 from trinitylake_ops.tables.io.file_io import StorageFileIO
 from trinitylake_ops.tables.managed import ICEBERG, check_managed_properties, new_table_location
 from trinitylake_ops.tables.partition_types import check_keeps_source_types, with_typed_specs
@@ -37,6 +38,8 @@ from trinitylake_ops.transaction.transaction import Transaction
 
 #: The most by which the times of a table may fall for Iceberg's Java library.
 _MOST_FALL_MS = 60_000
+#: The most by which one commit raises the last sequence number of a table. Writers raise it by one for each snapshot.
+MAX_SEQUENCE_STEP = 2**32
 _LOADED_AT_MS = "trinitylake.loaded-at-ms"
 #: Whether the table's files are another catalog's.
 _IS_REGISTERED = "trinitylake.is-registered"
@@ -248,21 +251,39 @@ def date_back(
 def check_update(name: str, metadata: TableMetadata, current: Table | None, base: TableDef | None) -> None:
     """Raise InvalidDefinitionError for a registered table, which is not changed here.
 
-    Raises it also if a managed table would move, would have forbidden properties, would get a schema that some
-    engines cannot read, or would lose the last schema with the source column of a partition spec. Raises it also for a
-    new snapshot with a time far ahead.
+    Raises it also if a managed table would move, would have forbidden properties or too many, would get a schema that
+    some engines cannot read, or would lose the last schema with the source column of a partition spec. Raises it also
+    for a new snapshot with a time or a sequence number far ahead.
     """
     if base is not None and not base.is_managed:
         raise registered_elsewhere(name)
     check_managed_properties(metadata.properties)
+    before = {} if current is None else current.metadata.properties
+    if metadata.properties != before:
+        validate_properties(f"table {name}", metadata.properties, before)
     if current is not None and metadata.location != current.metadata.location:
         raise errors.InvalidDefinitionError(
             f"a managed table stays at its location {current.metadata.location!r}; create another one and copy"
         )
     _check_times(name, metadata, None if current is None else current.metadata)
+    _check_sequence_number(name, metadata, None if current is None else current.metadata)
     check_new_schemas(metadata, () if current is None else current.metadata.schemas)
     if current is not None and len(metadata.schemas) < len(current.metadata.schemas):
         check_keeps_source_types(current.metadata, metadata)
+
+
+def _check_sequence_number(name: str, metadata: TableMetadata, current: TableMetadata | None) -> None:
+    """Raise InvalidDefinitionError for a last sequence number that is far ahead of the former one.
+
+    Sequence numbers have 63 bits and only grow. A writer that used them up would block the table for all others.
+    """
+    last = 0 if current is None else current.next_sequence_number() - 1
+    number = metadata.next_sequence_number() - 1
+    if number > max(last, 0) + MAX_SEQUENCE_STEP:
+        raise errors.InvalidDefinitionError(
+            f"table {name} would get the sequence number {number} after {last}: one commit"
+            f" raises it by at most {MAX_SEQUENCE_STEP}; use {last + 1} for the next snapshot"
+        )
 
 
 def _check_times(name: str, metadata: TableMetadata, current: TableMetadata | None) -> None:

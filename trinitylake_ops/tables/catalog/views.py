@@ -19,9 +19,8 @@ from trinitylake_ops.transaction.object_names import VIEW_PREFIX
 from trinitylake_ops.transaction.transaction import Transaction
 from trinitylake_ops.versions.snapshot import CatalogReader
 
-#: The largest metadata of one view, and of all views of a namespace together.
+#: The largest metadata of one view. All properties of a namespace, and so its views, have a bound together.
 MOST_VIEW_BYTES = 256 << 10
-MOST_BYTES = 4 << 20
 
 
 def without_views(properties: Mapping[str, str]) -> dict[str, str]:
@@ -75,11 +74,10 @@ def put_view(writer: Transaction, namespace: str, view: str, metadata: ViewMetad
     elif VIEW_PREFIX + view not in properties:
         raise NoSuchViewError(f"View does not exist: {namespace}.{view}")
     text = metadata.model_dump_json()
-    others = sum(len(value) for name, value in properties.items() if name.startswith(VIEW_PREFIX))
-    if len(text.encode()) > MOST_VIEW_BYTES or others + len(text.encode()) > MOST_BYTES:
+    if len(text.encode()) > MOST_VIEW_BYTES:
         raise errors.InvalidDefinitionError(
-            f"the metadata of view {namespace}.{view} has {len(text.encode())} bytes; a view has at most"
-            f" {MOST_VIEW_BYTES}, and all views of a namespace {MOST_BYTES}; drop versions or views"
+            f"the metadata of view {namespace}.{view} has {len(text.encode())} bytes, more than {MOST_VIEW_BYTES}; drop"
+            " versions of the view"
         )
     writer.alter_namespace(namespace, {**properties, VIEW_PREFIX + view: text})
 

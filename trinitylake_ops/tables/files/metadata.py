@@ -54,6 +54,11 @@ _MOST = 2**31 - 1
 _MOST_DECIMAL_DIGITS = 38
 #: Metadata of more bytes is large, and so many threads parse large metadata at a time.
 _LARGE_BYTES, _MOST_LARGE_PARSES = 64 << 10, 2
+#: The bytes that a part of a schema counts in a cache, in addition to its JSON. It takes three times as much memory as
+#: other JSON. The largest schemas that are accepted fit into :data:`LARGE_PARSED_BYTES`.
+_BYTES_PER_SCHEMA_PART = 64
+#: JSON of large metadata that a process keeps parsed. This takes about six times as much memory.
+LARGE_PARSED_BYTES = 32 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,11 +66,13 @@ class LoadedMetadata:
     """Metadata as it may be used, and the names of removed properties.
 
     ``naming_code`` are those that named code, ``connecting`` those that clients could take for connection settings.
+    ``kept_bytes`` is the size with which it counts in a cache.
     """
 
     metadata: TableMetadata
     naming_code: tuple[str, ...]
     connecting: tuple[str, ...] = ()
+    kept_bytes: int = 0
 
 
 class InlineSnapshot(Snapshot):
@@ -117,11 +124,12 @@ class ParsedMetadata:
     """Metadata that was parsed before, by the URI of its file, for a process that loads tables again and again.
 
     Only files of a lakehouse's own are kept: their names are used once, and nothing changes them. ``capacity_bytes``
-    bounds the JSON of all that is kept. What is parsed takes several times as much.
+    bounds the JSON of all that is kept, except metadata of more than an eighth of that, for which there are
+    :data:`LARGE_PARSED_BYTES`. What is parsed takes several times as much.
     """
 
     def __init__(self, capacity_bytes: int):
-        self._kept: ByteLru[str, LoadedMetadata] = ByteLru(capacity_bytes)
+        self._kept: ByteLru[str, LoadedMetadata] = ByteLru(capacity_bytes, LARGE_PARSED_BYTES)
         self._large = threading.BoundedSemaphore(_MOST_LARGE_PARSES)
 
     @contextmanager
@@ -134,10 +142,10 @@ class ParsedMetadata:
         """Return the metadata of a file. Nobody may change it."""
         return self._kept.get(uri)
 
-    def put(self, root: str, uri: str, loaded: LoadedMetadata, n_bytes: int) -> None:
-        """Keep the metadata of a file with so many bytes of JSON, if it is one of the lakehouse at ``root``."""
+    def put(self, root: str, uri: str, loaded: LoadedMetadata) -> None:
+        """Keep the metadata of a file, if it is one of the lakehouse at ``root``."""
         if uri.startswith(root) and is_table_metadata_path(uri.removeprefix(root)):
-            self._kept.put(uri, loaded, n_bytes)
+            self._kept.put(uri, loaded, loaded.kept_bytes)
 
 
 def write_metadata(metadata: TableMetadata, output: OutputFile) -> None:
@@ -169,7 +177,7 @@ def load_metadata(io: StorageFileIO, uri: str, parsed: ParsedMetadata | None = N
         if known is not None:
             return known
         loaded = parse_metadata(text, uri)
-        parsed.put(io.root, uri, loaded, len(text))
+        parsed.put(io.root, uri, loaded)
     return loaded
 
 
@@ -178,7 +186,7 @@ def parse_metadata(text: bytes, uri: str) -> LoadedMetadata:
     try:
         decoded = text.decode()
         content = json.loads(decoded)
-        _check_items(content, uri)
+        n_parts = _check_items(content, uri)
         inline = _inline_manifests(content) if b'"manifests"' in text else {}
         if inline:
             decoded = _with_lists(content)
@@ -196,7 +204,8 @@ def parse_metadata(text: bytes, uri: str) -> LoadedMetadata:
     except Exception as error:  # for broken JSON pyiceberg's validators raise any exception
         raise _no_metadata(uri, _reason(error)) from error
     leave_out_meaningless_counts(parsed.snapshots)
-    return _without_refused(with_typed_specs(parsed))
+    loaded = _without_refused(with_typed_specs(parsed))
+    return replace(loaded, kept_bytes=len(text) + _BYTES_PER_SCHEMA_PART * n_parts)
 
 
 def read_table_metadata(io: StorageFileIO, uri: str) -> TableMetadata:
@@ -275,12 +284,16 @@ def _without_refused(metadata: TableMetadata) -> LoadedMetadata:
     return LoadedMetadata(metadata, found, connecting)
 
 
-def _check_items(content: Any, location: str) -> None:
-    """Raise CorruptFileError for JSON that holds more than any table's metadata, or a snapshot twice."""
+def _check_items(content: Any, location: str) -> int:
+    """Return how many parts the schemas in the JSON of metadata have.
+
+    Raises CorruptFileError for JSON that holds more than any table's metadata, or a snapshot twice.
+    """
     if not isinstance(content, dict):
-        return
+        return 0
     _count_mappings(content, location)
-    if _count_mappings([content.get("schemas"), content.get("schema")], location) > MAX_SCHEMA_PARTS:
+    n_parts = _count_mappings([content.get("schemas"), content.get("schema")], location)
+    if n_parts > MAX_SCHEMA_PARTS:
         raise _too_many(f"{MAX_SCHEMA_PARTS} fields in its schemas", location)
     if sum(map(full_name_chars, _schemas_in(content))) > MAX_NAME_CHARS:
         raise _too_many(f"{MAX_NAME_CHARS} characters in the full names of its fields", location)
@@ -291,6 +304,7 @@ def _check_items(content: Any, location: str) -> None:
         raise CorruptFileError(
             f"{location!r} has snapshot {twice!r:.40} more than once, which no writer leaves; restore it", path=location
         )
+    return n_parts
 
 
 def _check_meaning(metadata: TableMetadata) -> None:

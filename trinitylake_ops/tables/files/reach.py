@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
@@ -25,11 +25,9 @@ from trinitylake_ops.errors import (
     FileMissingError,
     InvalidLocationError,
     StoragePermissionError,
-    TransactionExpiredError,
     TrinityLakeError,
 )
 from trinitylake_ops.format.definitions import TableDef
-from trinitylake_ops.format.locations import is_uri
 from trinitylake_ops.storage.parallel import run_parallel
 from trinitylake_ops.tables.claims.avro_files import SNAPSHOT_ID, AvroContent, uncompressed
 from trinitylake_ops.tables.claims.bounds import has_faulty_summaries, mark_faulty
@@ -130,77 +128,6 @@ def statistics_of(metadata: TableMetadata, io: StorageFileIO) -> list[TableFile]
     sizes_bytes.update((file.statistics_path, file.file_size_in_bytes) for file in metadata.partition_statistics)
     _check_own(sizes_bytes, io)
     return [TableFile(FileKind.STATISTICS, io.location(path), size) for path, size in sizes_bytes.items()]
-
-
-def oldest_file_ms(metadata: TableMetadata, snapshot_ids: Collection[int], io: StorageFileIO) -> int:
-    """Return when the oldest file that these snapshots add was last modified, as :func:`oldest_of` does."""
-    snapshots = [shot for shot in metadata.snapshots if shot.snapshot_id in snapshot_ids]
-    return oldest_of(lambda: new_files(snapshots, metadata, io).added, io)
-
-
-def oldest_of(written: Callable[[], Iterable[str]], io: StorageFileIO) -> int:
-    """Return when the oldest of some files was last modified, in milliseconds since the epoch.
-
-    ``written`` gives their URIs. Files beyond the root do not count. Files on their way are waited for. Raises
-    TransactionExpiredError where a file is gone, removed as an orphan, and StorageError.
-    """
-    try:
-        paths = [path for uri in sorted(written()) if not is_uri(path := io.location(uri))]
-        io.settle()  # of those on their way the storage knows nothing
-        infos = run_parallel(io.storage.stat, paths, io.storage.concurrency)
-    except FileMissingError as error:
-        raise TransactionExpiredError(
-            "a file that was written for this commit is gone, removed as an orphan; write it again", path=error.path
-        ) from error
-    return min((info.last_modified_ms for info in infos), default=io.storage.now_ms())
-
-
-@dataclass(frozen=True, slots=True)
-class NewFiles:
-    """The files of snapshots that are added to a table, by the URIs that they have there.
-
-    ``named`` are all files that the snapshots name, unless the snapshots before them list the same manifests. ``added``
-    are those of them that the snapshots declare to add. ``entries`` are those of the manifests that were read.
-    """
-
-    named: frozenset[str]
-    added: frozenset[str]
-    entries: Mapping[ManifestFile, list[ManifestEntry]]
-
-
-def new_files(added: Iterable[Snapshot], base: TableMetadata | None, io: StorageFileIO) -> NewFiles:
-    """Return the files of snapshots that are added to a table.
-
-    A manifest list declares which snapshot added a manifest, and a manifest which of its files are new. So every
-    manifest is read that the list of the parent snapshot does not have, and every entry counts.
-
-    Args:
-        added: The new snapshots.
-        base: The metadata that has the parents of the new snapshots, None for a new table.
-        io: Reads the files of the table, and rejects those that it cannot have.
-
-    Raises:
-        CorruptFileError: A manifest list or manifest cannot be read.
-        LocationNotAllowedError: A snapshot names a file that the table cannot have.
-        StorageError: Another failure of the storage.
-    """
-    snapshots = [shot for shot in added if shot.manifest_list]
-    snapshot_ids = {shot.snapshot_id for shot in snapshots}
-    parent_ids = {shot.parent_snapshot_id for shot in snapshots} - snapshot_ids
-    parents = [shot for shot in ([] if base is None else base.snapshots) if shot.snapshot_id in parent_ids]
-    listed = run_parallel(lambda shot: manifests_in(shot, io), [*snapshots, *parents], io.storage.concurrency)
-    before = {one.manifest_path for several in listed[len(snapshots) :] for one in several}
-    manifests = {one.manifest_path: one for several in listed[: len(snapshots)] for one in several}
-    fresh = [manifest for path, manifest in manifests.items() if path not in before]
-    entries = run_parallel(lambda manifest: entries_in(manifest, io), fresh, io.storage.concurrency)
-    lists = {shot.manifest_list for shot in snapshots}
-    named, declared = lists | manifests.keys(), set(lists)
-    for manifest, several in zip(fresh, entries, strict=True):
-        named.update(entry.data_file.file_path for entry in several)
-        if manifest.added_snapshot_id in snapshot_ids:
-            declared.add(manifest.manifest_path)
-            declared.update(entry.data_file.file_path for entry in several if entry.status == _ADDED)
-    return NewFiles(frozenset(named), frozenset(declared), dict(zip(fresh, entries, strict=True)))
 
 
 def _snapshot_files(

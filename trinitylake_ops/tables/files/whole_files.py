@@ -164,12 +164,17 @@ class TableFiles:
         self.in_lists([location for location in lists if location not in self._read_lists])
 
     def in_manifests(self, locations: Sequence[str]) -> list[list[TableFile]]:
-        """Return the data and delete files that manifests name, without deleted ones. Their lists were read before."""
+        """Return the data and delete files that manifests name, without deleted ones. Their lists were read before.
+
+        A data file is returned as often as its manifest lists it. One file may hold the deletes of several data files.
+        """
         return run_parallel(self._in_manifest, locations, self._io.storage.concurrency)
 
     def _in_manifest(self, location: str) -> list[TableFile]:
         entries = entries_in(self._manifests[location], self._io)
         if has_faulty_bounds(entries):
             self.faulty_bounds.add(location)
-        live = {entry.data_file.file_path: entry for entry in entries if entry.status != ManifestEntryStatus.DELETED}
-        return [content_file(entry, self._io, live=True) for entry in live.values()]
+        live = [entry for entry in entries if entry.status != ManifestEntryStatus.DELETED]
+        files = [content_file(entry, self._io, live=True) for entry in live]
+        others = dict.fromkeys(file for file in files if file.kind != FileKind.DATA)
+        return [*(file for file in files if file.kind == FileKind.DATA), *others]

@@ -1,0 +1,123 @@
+"""The files of snapshots that a commit adds to a table: which they are, how old, and whether each counts once."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass
+
+from pyiceberg.manifest import DataFileContent, ManifestEntry, ManifestEntryStatus, ManifestFile
+from pyiceberg.table.metadata import TableMetadata
+from pyiceberg.table.snapshots import Snapshot
+
+from trinitylake_ops.errors import FileMissingError, InvalidDefinitionError, TransactionExpiredError
+from trinitylake_ops.format.locations import is_uri
+from trinitylake_ops.storage.parallel import run_parallel
+from trinitylake_ops.tables.files.reach import entries_in, manifests_in
+from trinitylake_ops.tables.io.file_io import StorageFileIO
+
+_ADDED = ManifestEntryStatus.ADDED
+
+
+def oldest_file_ms(metadata: TableMetadata, snapshot_ids: Collection[int], io: StorageFileIO) -> int:
+    """Return when the oldest file that these snapshots add was last modified, as :func:`oldest_of` does."""
+    snapshots = [shot for shot in metadata.snapshots if shot.snapshot_id in snapshot_ids]
+    return oldest_of(lambda: new_files(snapshots, metadata, io).added, io)
+
+
+def oldest_of(written: Callable[[], Iterable[str]], io: StorageFileIO) -> int:
+    """Return when the oldest of some files was last modified, in milliseconds since the epoch.
+
+    ``written`` gives their URIs. Files beyond the root do not count. Files on their way are waited for. Raises
+    TransactionExpiredError where a file is gone, removed as an orphan, and StorageError.
+    """
+    try:
+        paths = [path for uri in sorted(written()) if not is_uri(path := io.location(uri))]
+        io.settle()  # of those on their way the storage knows nothing
+        infos = run_parallel(io.storage.stat, paths, io.storage.concurrency)
+    except FileMissingError as error:
+        raise TransactionExpiredError(
+            "a file that was written for this commit is gone, removed as an orphan; write it again", path=error.path
+        ) from error
+    return min((info.last_modified_ms for info in infos), default=io.storage.now_ms())
+
+
+@dataclass(frozen=True, slots=True)
+class NewFiles:
+    """The files of snapshots that are added to a table, by the URIs that they have there.
+
+    ``named`` are all files that the snapshots name, unless the snapshots before them list the same manifests. ``added``
+    are those of them that the snapshots declare to add. ``entries`` are those of the manifests that were read.
+    """
+
+    named: frozenset[str]
+    added: frozenset[str]
+    entries: Mapping[ManifestFile, list[ManifestEntry]]
+
+
+def new_files(added: Iterable[Snapshot], base: TableMetadata | None, io: StorageFileIO) -> NewFiles:
+    """Return the files of snapshots that are added to a table.
+
+    A manifest list declares which snapshot added a manifest, and a manifest which of its files are new. So every
+    manifest is read that the list of the parent snapshot does not have, and every entry counts.
+
+    Args:
+        added: The new snapshots.
+        base: The metadata that has the parents of the new snapshots, None for a new table.
+        io: Reads the files of the table, and rejects those that it cannot have.
+
+    Raises:
+        CorruptFileError: A manifest list or manifest cannot be read.
+        LocationNotAllowedError: A snapshot names a file that the table cannot have.
+        StorageError: Another failure of the storage.
+    """
+    snapshots = [shot for shot in added if shot.manifest_list]
+    snapshot_ids = {shot.snapshot_id for shot in snapshots}
+    parent_ids = {shot.parent_snapshot_id for shot in snapshots} - snapshot_ids
+    parents = [shot for shot in ([] if base is None else base.snapshots) if shot.snapshot_id in parent_ids]
+    listed = run_parallel(lambda shot: manifests_in(shot, io), [*snapshots, *parents], io.storage.concurrency)
+    before = {one.manifest_path for several in listed[len(snapshots) :] for one in several}
+    manifests = {one.manifest_path: one for several in listed[: len(snapshots)] for one in several}
+    fresh = [manifest for path, manifest in manifests.items() if path not in before]
+    entries = run_parallel(lambda manifest: entries_in(manifest, io), fresh, io.storage.concurrency)
+    lists = {shot.manifest_list for shot in snapshots}
+    named, declared = lists | manifests.keys(), set(lists)
+    for manifest, several in zip(fresh, entries, strict=True):
+        named.update(entry.data_file.file_path for entry in several)
+        if manifest.added_snapshot_id in snapshot_ids:
+            declared.add(manifest.manifest_path)
+            declared.update(entry.data_file.file_path for entry in several if entry.status == _ADDED)
+    return NewFiles(frozenset(named), frozenset(declared), dict(zip(fresh, entries, strict=True)))
+
+
+def check_new_entries(entries: Mapping[ManifestFile, list[ManifestEntry]], added: Iterable[Snapshot]) -> None:
+    """Raise InvalidDefinitionError for entries of new manifests that would make readers return wrong rows.
+
+    Args:
+        entries: The entries of the manifests that the table does not have yet.
+        added: The new snapshots.
+
+    Raises:
+        InvalidDefinitionError: A snapshot lists a data file twice, so that each of its rows counts twice. Or a file
+            has a sequence number after those of the snapshots, so that deletes of it apply to rows of later commits.
+    """
+    last = max((snapshot.sequence_number or 0 for snapshot in added), default=0)
+    live: Counter[tuple[int | None, str]] = Counter()
+    for manifest, several in entries.items():
+        for entry in several:
+            if entry.status == ManifestEntryStatus.DELETED:
+                continue
+            path = entry.data_file.file_path
+            if (entry.sequence_number or 0) > last:
+                raise InvalidDefinitionError(
+                    f"the file {path[:200]!r} has the sequence number {entry.sequence_number}, and the snapshot that"
+                    f" adds it {last}; write its manifest again"
+                )
+            if entry.data_file.content == DataFileContent.DATA:
+                live[manifest.added_snapshot_id, path] += 1
+    repeated = next((path for (_, path), count in live.items() if count > 1), None)
+    if repeated is not None:
+        raise InvalidDefinitionError(
+            f"the snapshot lists the data file {repeated[:200]!r} more than once, and each of its rows would"
+            " count as often; add it once"
+        )
