@@ -125,8 +125,8 @@ def test_a_good_publication_reports_its_tables(project: Project) -> None:
     assert note.asset_observation is not None and note.asset_observation.description == "Staged, not published yet."
 
 
-def test_what_is_staged_alone_is_not_green(project: Project) -> None:
-    assert project.run("stage").success
+def test_a_run_without_its_publication_fails_and_reports_nothing(project: Project) -> None:
+    assert not project.run("stage").success
     assert (project.versions(ORDERS), project.versions(TOTALS)) == ([], [])
     assert project.tick() == set()
 

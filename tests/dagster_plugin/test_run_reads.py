@@ -174,7 +174,7 @@ def two_steps(root: str) -> dg.JobDefinition:
             raise dg.Failure("not now")
         return given
 
-    return job(Lakehouse.open(root), first, second, published=[dg.AssetKey(["marts", "second"])])
+    return job(Lakehouse.open(root), first, second)
 
 
 def test_what_is_taken_over_from_another_run_comes_with_its_reads(

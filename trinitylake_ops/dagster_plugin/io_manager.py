@@ -1,30 +1,45 @@
 """Tables between assets.
 
-An output is staged as a table's new data. An input is read from its staged table, or from the lakehouse. The output of
-an asset is written as data files and Iceberg metadata of its table, unpublished. A publish asset
-(:func:`publish.build_publish_asset`) commits all tables of the run together, and reports their assets as materialized.
+The output of an asset is staged: written as data files and Iceberg metadata of its table, unpublished. A table that no
+publish asset publishes is then published by the same step. A publish asset (:func:`publish.build_publish_asset`)
+commits all tables of the run that it publishes together, and reports their assets as materialized. A run that would
+stage such a table without its publish asset fails before it writes anything.
+
 Between steps, a note of the asset carries a description of the staged table: no data, no shared disk. An input that the
-run staged is read from there. Any other input is read from the lakehouse. Its version is the same for all steps of the
-run, whatever others commit meanwhile.
+run staged is read from there by checks and by assets of the same publication. Any other input is read from the
+lakehouse. Its version is the same for all steps of the run, whatever others commit meanwhile, unless the run itself
+published the table since.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from types import NoneType, UnionType
+from typing import Any, Union, get_args, get_origin
 
 import dagster as dg
 import pyarrow as pa
 from pydantic import Field
-from pyiceberg.expressions import AlwaysTrue, And, BooleanExpression, EqualTo, Or, Reference
+from pyiceberg.exceptions import NoSuchTableError
+from pyiceberg.expressions import AlwaysFalse, AlwaysTrue, And, BooleanExpression, EqualTo, Or, Reference
 from pyiceberg.expressions.literals import literal
 from pyiceberg.table import Table
 
 from trinitylake_ops import Lakehouse
 from trinitylake_ops.dagster_plugin.resources import SparkResource, TrinityLakeResource
+from trinitylake_ops.dagster_plugin.runs.beyond_public import StepAssets
+from trinitylake_ops.dagster_plugin.runs.membership import (
+    NotStaged,
+    check_is_published,
+    is_part_of_publication,
+    is_publisher,
+    publishers_of,
+    wait_for_publication,
+)
 from trinitylake_ops.dagster_plugin.runs.reads import RESUMED_TAG, record_read, record_taken
-from trinitylake_ops.dagster_plugin.runs.records import run_chain
-from trinitylake_ops.dagster_plugin.runs.staging import newest_staged, note_staged
+from trinitylake_ops.dagster_plugin.runs.records import published_version_of, run_chain
+from trinitylake_ops.dagster_plugin.runs.staging import log_staged, newest_staged, notes_of
+from trinitylake_ops.dagster_plugin.step_publication import publish_by_step
 from trinitylake_ops.dagster_plugin.stored.frames import arrow_of, arrow_of_polars, is_pandas, is_polars, is_spark
 from trinitylake_ops.dagster_plugin.stored.settings import Stored, said_of
 from trinitylake_ops.dagster_plugin.stored.upserts import stage_upsert
@@ -71,6 +86,8 @@ class _TableIOManager(dg.IOManager):
         self._settings = settings
         self._run = run
         self._instance = instance
+        #: The reads of steps that publish their table themselves, by step.
+        self._reads: dict[str, list[TableRead]] = {}
 
     def handle_output(self, context: dg.OutputContext, obj: Any) -> None:
         if not context.has_asset_key:
@@ -78,15 +95,21 @@ class _TableIOManager(dg.IOManager):
                 f"output {context.name!r} of step {context.step_key} is no asset, and only assets are stored as tables;"
                 " within a graph, give the output an io_manager_key of its own, such as that of files"
             )
+        key, assets = context.asset_key, StepAssets(context)
+        check_is_published(assets, key)
         partitions_def = context.asset_partitions_def if context.has_asset_partitions else None
-        stored = Stored.of(context.asset_key, context.definition_metadata, partitions_def)
+        stored = Stored.of(key, context.definition_metadata, partitions_def)
         staged = obj if isinstance(obj, StagedTable) else self._stage(context, obj, stored, partitions_def)
         values: Mapping[str, Mapping[str, str]] = {}
         if partitions_def is not None and stored.columns:
             keys = context.asset_partition_keys
             values = dict(zip(keys, stored.values(keys, partitions_def), strict=True))
-        said = said_of(context.asset_key, context.definition_metadata, staged)
-        note_staged(context, staged, said, values)
+        notes = notes_of(context, staged, said_of(key, context.definition_metadata, staged), values)
+        if publishers_of(assets, key):
+            log_staged(context, notes)
+            return
+        reads = self._reads.pop(context.step_context.step.key, [])
+        publish_by_step(context, self._settings.lakehouse, staged, notes, reads)
 
     def _stage(
         self,
@@ -138,26 +161,55 @@ class _TableIOManager(dg.IOManager):
         )
 
     def load_input(self, context: dg.InputContext) -> Any:
-        wanted = context.dagster_type.typing_type
+        key, assets = context.asset_key, StepAssets(context)
+        wanted, is_optional = _wanted(context.dagster_type.typing_type)
         lake = self._settings.lakehouse.open()
-        staged = self._staged(context.asset_key)
-        if wanted is StagedTable:
-            if staged is None:
-                raise InvalidInputError(f"asset {context.asset_key.to_user_string()} was not staged by this run")
-            return staged
+        if is_publisher(assets) or wanted is StagedTable:
+            staged = self._staged(key)
+            if staged is None and not is_publisher(assets):
+                raise InvalidInputError(f"asset {key.to_user_string()} was not staged by this run")
+            return NotStaged() if staged is None else staged
+        if assets.is_stored_by(TrinityLakeIOManager):
+            for own in assets.own:
+                check_is_published(assets, own)  # before anything is computed
+        is_self = key in assets.own
         output = context.upstream_output
         metadata: Mapping[str, Any] = {} if output is None else output.definition_metadata
         partitions_def = context.asset_partitions_def if context.has_asset_partitions else None
-        stored = Stored.of(context.asset_key, metadata, partitions_def)
+        stored = Stored.of(key, metadata, partitions_def)
+        rows = _rows_of(context, stored)
+        staged = self._staged(key) if not is_self and is_part_of_publication(assets, key) else None
         if staged is not None:
-            table = load_staged(lake, staged)
-        else:
-            name = stored.name
-            version = self._version(lake)
-            table = catalog_at(lake, version).load_table(name)
-            self._record_read(lake, context.asset_key, version, name)
-            context.log.info("reading %s.%s at version %s of the lakehouse", *name, version)
-        return self._read(lake, table, wanted, _rows_of(context, stored))
+            return self._read(lake, load_staged(lake, staged), wanted, rows)
+        version = self._version_with(lake, assets, key, context)
+        try:
+            table = catalog_at(lake, version).load_table(stored.name)
+        except NoSuchTableError as error:
+            if is_self:
+                return None if is_optional else self._empty(stored.name, wanted)
+            raise InvalidInputError(
+                f"asset {key.to_user_string()} cannot be read: version {version} of the lakehouse has no table"
+                f" {'.'.join(stored.name)}; materialize {key.to_user_string()} first"
+            ) from error
+        self._record_read(lake, context, assets, version, stored.name)
+        context.log.info("reading %s.%s at version %s of the lakehouse", *stored.name, version)
+        return self._read(lake, table, wanted, rows)
+
+    def _version_with(
+        self, lake: Lakehouse, assets: StepAssets, key: dg.AssetKey, context: dg.InputContext
+    ) -> int | str:
+        """Return the version to read an asset at: that of the run, or a later one by which the run published the asset.
+
+        An asset that the run has yet to publish is waited for.
+        """
+        version = self._version(lake)
+        if self._run is None or self._instance is None or isinstance(version, str):
+            return version
+        if key not in assets.own:
+            attempt = context.step_context.previous_attempt_count
+            wait_for_publication(assets, self._instance, self._run, key, attempt)
+        chain = run_chain(self._instance, self._run)
+        return max(version, published_version_of(self._instance, chain, key))
 
     def _read(self, lake: Lakehouse, table: Table, wanted: Any, rows: BooleanExpression) -> Any:
         if wanted is Table:
@@ -176,11 +228,26 @@ class _TableIOManager(dg.IOManager):
             return scan.to_arrow().to_pandas()
         if is_polars(wanted):
             return wanted(scan.to_arrow())
-        raise InvalidInputError(
-            f"annotate the input with what to read {'.'.join(table.name())} into: DataFrame of Spark, pandas or"
-            " polars, LazyFrame, pyarrow.Table, pyarrow.RecordBatchReader, pyiceberg.table.Table or StagedTable, not"
-            f" {wanted!r}"
-        )
+        raise _unknown_type(table.name(), wanted)
+
+    def _empty(self, name: tuple[str, str], wanted: Any) -> Any:
+        """Return no rows of a table that does not exist yet, and so has no columns."""
+        if is_spark(wanted):
+            from pyspark.sql.types import StructType
+
+            return self._settings.spark.session().createDataFrame([], StructType([]))
+        if wanted is pa.RecordBatchReader:
+            return pa.RecordBatchReader.from_batches(pa.schema([]), [])
+        if wanted is pa.Table:
+            return pa.table({})
+        if is_pandas(wanted) or is_polars(wanted):
+            return wanted()
+        if wanted is Table:
+            raise InvalidInputError(
+                f"table {'.'.join(name)} cannot be read: it does not exist yet; annotate the input of the asset that"
+                " makes it as Optional[Table], and it is None"
+            )
+        raise _unknown_type(name, wanted)
 
     def _staged(self, asset_key: dg.AssetKey) -> StagedTable | None:
         """Return the table that this run, or a run from which it goes on, staged for an asset. None if neither did."""
@@ -194,14 +261,21 @@ class _TableIOManager(dg.IOManager):
             record_taken(self._instance, self._run, asset_key, run_id)
         return staged
 
-    def _record_read(self, lake: Lakehouse, asset_key: dg.AssetKey, version: int | str, name: tuple[str, str]) -> None:
-        """Let a read at the pinned version count when the run publishes. A read at a requested version does not count.
+    def _record_read(
+        self, lake: Lakehouse, context: dg.InputContext, assets: StepAssets, version: int | str, name: tuple[str, str]
+    ) -> None:
+        """Let a read at the pinned version count when its step or the run publishes.
 
-        The read is recorded before the rows are read. So a step that has rows has the record.
+        A read at a requested version does not count. The read is recorded before the rows are read. So a step that has rows has the record.
         """
         if self._run is None or self._instance is None or self._settings.version:
             return
-        record_read(self._instance, self._run, asset_key, TableRead.of(lake.snapshot(version), *name))
+        read = TableRead.of(lake.snapshot(version), *name)
+        is_alone = assets.own and not any(publishers_of(assets, key) for key in assets.own)
+        if is_alone and assets.is_stored_by(TrinityLakeIOManager):
+            self._reads.setdefault(context.step_context.step.key, []).append(read)
+        else:
+            record_read(self._instance, self._run, context.asset_key, read)
 
     def _version(self, lake: Lakehouse) -> int | str:
         if self._settings.version:
@@ -224,14 +298,36 @@ def _columns_of(frame: Any) -> Evolution:
     )
 
 
+def _wanted(kind: Any) -> tuple[Any, bool]:
+    """Return the type that an input is read into, and whether it may be None."""
+    if get_origin(kind) in (Union, UnionType):
+        kinds = [one for one in get_args(kind) if one is not NoneType]
+        if len(kinds) == 1:
+            return kinds[0], True
+    return kind, False
+
+
+def _unknown_type(name: Sequence[str], wanted: Any) -> InvalidInputError:
+    return InvalidInputError(
+        f"annotate the input with what to read {'.'.join(name)} into: DataFrame of Spark, pandas or polars, LazyFrame,"
+        f" pyarrow.Table, pyarrow.RecordBatchReader, pyiceberg.table.Table or StagedTable, not {wanted!r}"
+    )
+
+
 def _rows_of(context: dg.InputContext, stored: Stored) -> BooleanExpression:
     """Return the filter for the partitions of the run, if the table is partitioned as its asset is."""
     if not (context.has_asset_partitions and stored.columns):
         return AlwaysTrue()
+    partitions: Any = context.asset_partitions_def
+    keys = context.asset_partition_keys
+    if isinstance(partitions, dg.MultiPartitionsDefinition):
+        keys = [partitions.get_partition_key_from_str(key) for key in keys]
     terms: list[BooleanExpression] = []
-    for values in stored.values(context.asset_partition_keys, context.asset_partitions_def):
+    for values in stored.values(keys, partitions):
         equal: list[BooleanExpression] = [
             EqualTo(term=Reference(column), value=literal(text)) for column, text in values.items()
         ]
         terms.append(equal[0] if len(equal) == 1 else And(*equal))
+    if not terms:  # such as the partition before the first one
+        return AlwaysFalse()
     return terms[0] if len(terms) == 1 else Or(*terms)

@@ -1,5 +1,7 @@
 """The names of a lakehouse in Dagster: its resource, assets, jobs and pool, beside other lakehouses."""
 
+from __future__ import annotations
+
 import re
 from dataclasses import dataclass
 
@@ -26,6 +28,12 @@ class LakehouseNames:
                 f"{self.name!r} cannot name a lakehouse in Dagster: take up to 40 small letters, digits and"
                 " underscores, a letter first"
             )
+
+    @classmethod
+    def of_io_manager(cls, key: str) -> LakehouseNames:
+        """Return the names of the lakehouse whose IO manager has this key, those without a name for any other key."""
+        name = key.removesuffix(f"_{ONLY.io_manager_key}")
+        return cls(name) if name != key and _NAME.fullmatch(name) else ONLY
 
     def of(self, name: str) -> str:
         """Return the name of a job, sensor, schedule or group of this lakehouse.

@@ -1,24 +1,37 @@
 """Publishing: all tables that a run staged become one version of the lakehouse, exactly once."""
 
-import hashlib
-import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, cast
 
 import dagster as dg
 
 from trinitylake_ops import Lakehouse
-from trinitylake_ops.dagster_plugin.metadata import DATA_VERSION_TAG, staged_tables_metadata
+from trinitylake_ops.dagster_plugin.metadata import staged_tables_metadata
 from trinitylake_ops.dagster_plugin.names import ONLY, LakehouseNames
 from trinitylake_ops.dagster_plugin.resources import lakehouse_of
-from trinitylake_ops.dagster_plugin.runs.beyond_public import TypeOfStored
+from trinitylake_ops.dagster_plugin.runs.beyond_public import TypeOfStored, forget_input_versions
+from trinitylake_ops.dagster_plugin.runs.membership import (
+    NotStaged,
+    check_together,
+    nothing_staged,
+    publishes,
+    requested_with,
+)
 from trinitylake_ops.dagster_plugin.runs.reads import RunReads
 from trinitylake_ops.dagster_plugin.runs.records import created_at, newest_materialization, run_chain
 from trinitylake_ops.dagster_plugin.runs.staging import newest_notes, published_events
+from trinitylake_ops.dagster_plugin.step_publication import (
+    PUBLISHING,
+    asset_versions,
+    isolation_of,
+    no_retries_of_conflicts,
+    partition_of,
+    shortened,
+)
 from trinitylake_ops.dagster_plugin.stored.settings import check_stored, stages_itself
 from trinitylake_ops.dagster_plugin.table_pages.published import PublishedPages
 from trinitylake_ops.dagster_plugin.versions.page import VersionsPage
-from trinitylake_ops.errors import CommitConflictError, TransactionExpiredError
+from trinitylake_ops.errors import CommitConflictError
 from trinitylake_ops.tables.writing.lineage.told import tell_lineage
 from trinitylake_ops.tables.writing.publication import (
     CLOCK_SKEW,
@@ -39,7 +52,7 @@ def _is_staged(_context: dg.TypeCheckContext, given: Any) -> dg.TypeCheck:
         f"it is a {type(given).__name__}, as another IO manager stored it. Give its asset the io_manager_key of a"
         f" TrinityLakeIOManager. Of a lakehouse with a name it is NAME_{ONLY.io_manager_key}"
     )
-    is_right = isinstance(given, StagedTable)
+    is_right = isinstance(given, StagedTable | NotStaged)
     return dg.TypeCheck(success=is_right, description=None if is_right else said)
 
 
@@ -48,11 +61,7 @@ _STAGED_NAME = "TrinityLakeStagedTable"
 STAGED = dg.DagsterType(_is_staged, name=_STAGED_NAME, typing_type=StagedTable)
 # The published version is in the metadata, so no IO manager has to store it.
 _NOTHING = cast(dg.DagsterType, dg.Nothing)
-_CODE_VERSION_TAG = "dagster/code_version"
-_PUBLISHING = "publishing"
-# A root keeps 4 KiB for all entries of a commit about itself, as JSON.
-_LARGEST_NAME_BYTES = 384
-_LARGEST_VERSIONS_BYTES = 2048
+_PRIORITY_TAG = "dagster/priority"
 
 
 def build_publish_asset(
@@ -84,6 +93,8 @@ def build_publish_asset(
     """
     asset_key = dg.AssetKey(list(key))
     table_keys = {name: _key_of(table) for name, table in tables.items()}
+    known = [table for table in tables.values() if isinstance(table, dg.AssetsDefinition)]
+    check_together(asset_key, known, partitions_def)
 
     @dg.asset(
         key=asset_key,
@@ -95,25 +106,24 @@ def build_publish_asset(
         group_name=group_name,
         description=description,
         kinds={"trinitylake"},
+        metadata=publishes(table_keys.values()),
+        op_tags={_PRIORITY_TAG: "1"},  # assets that wait for the publication may be ready at the same time
+        automation_condition=requested_with(known),
         retry_policy=retry_policy,
         pool=pool,
         dagster_type=_NOTHING,
         required_resource_keys={names.resource_key},
     )
-    def published(context: dg.AssetExecutionContext, **staged: StagedTable) -> Iterator[Any]:
+    def published(context: dg.AssetExecutionContext, **inputs: StagedTable | NotStaged) -> Iterator[Any]:
         lakehouse = lakehouse_of(context.resources, names)
         lake = lakehouse.open()
-        ordered = [staged[name] for name in tables]
+        staged = {table_keys[name]: table for name, table in inputs.items() if isinstance(table, StagedTable)}
+        if not staged:
+            raise dg.Failure(nothing_staged(context.instance, asset_key, table_keys.values()), allow_retries=False)
+        ordered = list(staged.values())
         listed = ", ".join(f"{table.namespace}.{table.table}" for table in ordered)
-        try:
-            isolation = None if lakehouse.isolation == "lakehouse" else lakehouse.isolation
-            publication = _publish(context, lake, asset_key, ordered, list(table_keys.values()), isolation)
-        except (CommitConflictError, TransactionExpiredError) as error:
-            raise dg.Failure(
-                description=str(error),
-                metadata={"error": type(error).__name__, _PUBLISHING: asset_key.to_user_string()},
-                allow_retries=False,
-            ) from error
+        with no_retries_of_conflicts(asset_key):
+            publication = _publish(context, lake, asset_key, ordered, list(staged), isolation_of(lakehouse))
         if publication.was_published:
             context.log.info("%s had been published as version %s before", listed, publication.version)
         else:
@@ -125,17 +135,18 @@ def build_publish_asset(
             lake,
             publication.version,
             published_tables,
-            lambda: RunReads(context.instance, runs, list(table_keys.values())).all(),
+            lambda: RunReads(context.instance, runs, list(staged)).all(),
             integration="DAGSTER",
             job=asset_key.to_user_string(),
             run_id=context.run.run_id,
         )
-        by_key = dict(zip(table_keys.values(), published_tables, strict=True))
+        by_key = dict(zip(staged, published_tables, strict=True))
         page = VersionsPage.of(context, names, lakehouse.webserver_url)
         pages = PublishedPages(lake=lake, version=publication.version, links=page.links)
         yield from published_events(context.instance, runs, by_key, publication.version, pages)
         shown = {"operation": "publish", **page.metadata(lake), **metadata}
         yield dg.AssetMaterialization(asset_key=names.lakehouse_key, metadata=shown)
+        forget_input_versions(context, table_keys.values())
         yield dg.MaterializeResult(metadata={"was_published": publication.was_published, **metadata})
 
     return published
@@ -171,16 +182,16 @@ def _publish(
     table_keys: Sequence[dg.AssetKey],
     isolation: str | None,
 ) -> Publication:
-    asset, partition = asset_key.to_user_string(), _partition(context)
+    asset, partition = asset_key.to_user_string(), partition_of(context)
     runs = run_chain(context.instance, context.run)
     own, *earlier = runs
     version = _unacknowledged(context.instance, lake, earlier, asset_key, partition)
     if version is not None:
         return Publication(version, was_published=True)
     properties = {
-        "asset": _shortened(asset),
-        **({"partition": _shortened(partition)} if partition else {}),
-        **_asset_versions(context.instance, runs, table_keys),
+        "asset": shortened(asset),
+        **({"partition": shortened(partition)} if partition else {}),
+        **asset_versions({key: newest_notes(context.instance, runs, key) for key in table_keys}),
     }
     reads = RunReads(context.instance, runs, table_keys)
     is_anew = any(_met_a_conflict(context.instance, run, asset) for run in earlier)
@@ -196,7 +207,7 @@ def _publish(
         require=_not_made_of_older(staged, reads) if is_anew else None,
         isolation=isolation,
         run_id=own.run_id,
-        message=_shortened(f"publish {asset_key.path[-1]}{f' {partition}' if partition else ''}"),
+        message=shortened(f"publish {asset_key.path[-1]}{f' {partition}' if partition else ''}"),
         properties=properties,
     )
 
@@ -207,7 +218,7 @@ def _met_a_conflict(instance: dg.DagsterInstance, run: dg.DagsterRun, asset: str
         event = record.event_log_entry.dagster_event
         failure = None if event is None else event.step_failure_data.user_failure_data
         said = {} if failure is None else {name: value.value for name, value in failure.metadata.items()}
-        if (said.get("error"), said.get(_PUBLISHING)) == (CommitConflictError.__name__, asset):
+        if (said.get("error"), said.get(PUBLISHING)) == (CommitConflictError.__name__, asset):
             return True
     return False
 
@@ -217,28 +228,6 @@ def _not_made_of_older(staged: Sequence[StagedTable], reads: RunReads) -> Callab
     names = {(table.namespace, table.table) for table in staged}
     of_itself = [read for read in reads.all() if (read.namespace, read.table) in names]
     return lambda latest: check_unchanged(latest, of_itself, reads.staged(), is_published)
-
-
-def _bytes_as_json(text: str) -> int:
-    return len(json.dumps(text, ensure_ascii=False).encode())
-
-
-def _shortened(text: str) -> str:
-    """Return as much of a text's beginning as has room in a commit."""
-    end = min(len(text), _LARGEST_NAME_BYTES)
-    while _bytes_as_json(text[:end]) > _LARGEST_NAME_BYTES:
-        end -= 1
-    return text[:end]
-
-
-def _partition(context: dg.AssetExecutionContext) -> str:
-    """Return the run's partition, or its range of partitions. It is empty if there is none."""
-    if context.has_partition_key:
-        return str(context.partition_key)
-    if not context.has_partition_key_range:
-        return ""
-    keys = context.partition_key_range
-    return keys.start if keys.start == keys.end else f"{keys.start}...{keys.end}"
 
 
 def _unacknowledged(
@@ -263,19 +252,3 @@ def _unacknowledged(
         if version is not None:
             return version
     return None
-
-
-def _asset_versions(
-    instance: dg.DagsterInstance, runs: Sequence[dg.DagsterRun], asset_keys: Sequence[dg.AssetKey]
-) -> dict[str, str]:
-    """Return code and data version of each staged asset, or a digest of them if they take too much room."""
-    versions: dict[str, dict[str, str]] = {}
-    for asset_key in asset_keys:
-        notes = newest_notes(instance, runs, asset_key)
-        tags = notes[0].tags if notes else {}
-        named = {"code": tags.get(_CODE_VERSION_TAG), "data": tags.get(DATA_VERSION_TAG)}
-        versions[asset_key.to_user_string()] = {name: value for name, value in named.items() if value}
-    text = json.dumps(versions, sort_keys=True, ensure_ascii=False, separators=(",", ":"))
-    if _bytes_as_json(text) <= _LARGEST_VERSIONS_BYTES:
-        return {"asset_versions": text}
-    return {"assets": str(len(versions)), "asset_versions_sha256": hashlib.sha256(text.encode()).hexdigest()}

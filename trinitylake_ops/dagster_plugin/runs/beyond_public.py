@@ -7,7 +7,8 @@ without them is worse. Assets would turn green when they are staged, or reads wo
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from typing import Any, Protocol
 
 import dagster as dg
@@ -15,11 +16,12 @@ import dagster as dg
 try:
     from dagster._check import CheckError
     from dagster._core.definitions.assets.definition.asset_spec import AssetExecutionType
+    from dagster._core.definitions.assets.graph.asset_graph import AssetGraph
     from dagster._core.definitions.job_base import RepoBackedJob
     from dagster._core.definitions.resource_requirement import ResourceRequirement
     from dagster._core.events import EngineEventData
     from dagster._core.execution.api import execute_run
-    from dagster._core.execution.plan.execute_step import _get_output_asset_events
+    from dagster._core.execution.plan.execute_step import _get_output_asset_events, _store_output
     from dagster._core.remote_origin import ManagedGrpcPythonEnvCodeLocationOrigin, RemoteRepositoryOrigin
     from dagster._core.types.loadable_target_origin import LoadableTargetOrigin
 except ImportError as error:
@@ -41,17 +43,35 @@ class RunContext(Protocol):
 
 
 def materializations_of(context: dg.OutputContext, metadata: Mapping[str, Any]) -> list[dg.AssetMaterialization]:
-    """Return what Dagster would log for an output: with tags of its code, of its inputs, and of its data."""
+    """Return what Dagster would log for an output: with tags of its code, of its inputs, and of its data.
+
+    Must be called within ``IOManager.handle_output``. A data version and tags of the ``Output`` or
+    ``MaterializeResult`` are among the tags. Raises DagsterInvalidDefinitionError if this release of Dagster hides
+    them.
+    """
     events = _get_output_asset_events(
         context.asset_key,
         context.asset_partition_keys if context.has_asset_partitions else [],
-        dg.Output(None, output_name=context.name, metadata=context.output_metadata),
+        _stored_output(),
         context.op_def.output_def_named(context.name),
         metadata,
         context.step_context,
         AssetExecutionType.MATERIALIZATION,
     )
     return [event for event in events if isinstance(event, dg.AssetMaterialization)]
+
+
+def _stored_output() -> dg.Output[Any]:
+    """Return the output that Dagster is storing: its context has neither its data version nor its tags."""
+    frame = sys._getframe()
+    while (caller := frame.f_back) is not None:
+        frame = caller
+        output = frame.f_locals.get("output") if frame.f_code is _store_output.__code__ else None
+        if isinstance(output, dg.Output):
+            return output
+    raise dg.DagsterInvalidDefinitionError(
+        f"this release of Dagster, {dg.__version__}, hides the data version of an output; take another one"
+    )
 
 
 def log_no_materialization(context: dg.OutputContext) -> None:
@@ -79,6 +99,51 @@ def repository_of(context: RunContext) -> dg.RepositoryDefinition | None:
         return context.repository_def
     except CheckError:
         return None
+
+
+def asset_context(context: dg.OutputContext) -> dg.AssetExecutionContext:
+    """Return the context of the asset whose output is being stored."""
+    return dg.AssetExecutionContext(dg.OpExecutionContext(context.step_context))
+
+
+class StepAssets:
+    """The assets of a step and of its run, and all assets of the code location."""
+
+    def __init__(self, context: dg.OutputContext | dg.InputContext):
+        self._step = context.step_context
+        self._layer = self._step.job_def.asset_layer
+        #: All assets of the code location, those that the job leaves out included.
+        self.graph: AssetGraph = self._layer.asset_graph.source_asset_graph
+
+    @property
+    def own(self) -> Set[dg.AssetKey]:
+        """The assets that the step makes. A step of a check alone makes none."""
+        keys = self._layer.get_selected_entity_keys_for_node(self._step.node_handle)
+        return {key for key in keys if isinstance(key, dg.AssetKey)}
+
+    def is_stored_by(self, io_manager: type) -> bool:
+        """Whether an IO manager of a class stores an output of the step."""
+        resources = self._step.job_def.resource_defs
+        managers = (resources.get(output.io_manager_key) for output in self._step.op_def.output_defs)
+        kinds = (getattr(manager, "configurable_resource_cls", None) for manager in managers)
+        return any(isinstance(kind, type) and issubclass(kind, io_manager) for kind in kinds)
+
+    def in_run(self, keys: Iterable[dg.AssetKey]) -> list[dg.AssetKey]:
+        """Return those of some assets that the run makes: a run may leave out assets and steps of its job."""
+        return [key for key in keys if key in self._layer.executable_asset_keys and self._is_executed(key)]
+
+    def _is_executed(self, key: dg.AssetKey) -> bool:
+        handle = self._layer.get_op_output_handle(key).node_handle
+        steps = self._step.dagster_run.step_keys_to_execute
+        has_node = handle.path[0] in {node.name for node in self._step.job_def.nodes}
+        return has_node and (steps is None or str(handle) in steps)
+
+
+def forget_input_versions(context: dg.AssetExecutionContext, keys: Iterable[dg.AssetKey]) -> None:
+    """Make the asset's next event name the newest events of its inputs, instead of those before the step began."""
+    step = context.get_step_execution_context()
+    for key in keys:
+        step.wipe_input_asset_version_info(key)
 
 
 class TypeOfStored(dg.DagsterType):

@@ -10,6 +10,7 @@ import dagster as dg
 from trinitylake_ops.tables.writing.publication import CLOCK_SKEW
 
 _PAGE = 100
+_RESUMED_TAG = "dagster/is_resume_retry"
 _LONGEST_RUN_ID_CHARS = 255  # characters of the column in Dagster's databases
 
 
@@ -33,6 +34,13 @@ def run_chain(instance: dg.DagsterInstance, run: dg.DagsterRun) -> list[dg.Dagst
     return chain
 
 
+def resumed_runs(instance: dg.DagsterInstance, run: dg.DagsterRun) -> list[dg.DagsterRun]:
+    """Return the runs that a run resumes, the newest first, by re-executions from failure only."""
+    chain = run_chain(instance, run)
+    fresh = (place for place, one in enumerate(chain) if one.tags.get(_RESUMED_TAG) != "true")
+    return chain[1 : 1 + next(fresh, len(chain))]
+
+
 def created_at(instance: dg.DagsterInstance, run: dg.DagsterRun) -> datetime | None:
     """Return when a run was created, None when Dagster has no record of it."""
     record = instance.get_run_record_by_id(run.run_id)
@@ -49,6 +57,14 @@ def newest_materialization(
         if record.run_id == runs[0].run_id:
             break
     return next((found[run.run_id] for run in runs if run.run_id in found), None)
+
+
+def published_version_of(instance: dg.DagsterInstance, runs: Sequence[dg.DagsterRun], asset_key: dg.AssetKey) -> int:
+    """Return the version of the lakehouse by which the first of some runs published an asset, -1 if none did."""
+    record = newest_materialization(instance, runs, asset_key)
+    event = None if record is None else record.asset_materialization
+    version = None if event is None else event.metadata.get("lakehouse_version")
+    return version.value if version is not None and isinstance(version.value, int) else -1
 
 
 def _materializations(
@@ -98,3 +114,10 @@ def _records(instance: dg.DagsterInstance, run_id: str, of_type: dg.DagsterEvent
         if not page.has_more:
             return
         cursor = page.cursor
+
+
+def step_failures(instance: dg.DagsterInstance, run_id: str) -> list[str]:
+    """Return the steps of a run that failed."""
+    records = _records(instance, run_id, dg.DagsterEventType.STEP_FAILURE)
+    events = (record.event_log_entry.dagster_event for record in records)
+    return [event.step_key for event in events if event is not None and event.step_key is not None]

@@ -29,36 +29,6 @@ _INPUT_VERSION = "dagster/input_data_version/"
 _INPUT_POINTER = "dagster/input_event_pointer/"
 
 
-def note_staged(
-    context: dg.OutputContext,
-    staged: StagedTable,
-    said: Mapping[str, Any] | None = None,
-    values: Mapping[str, Mapping[str, str]] | None = None,
-) -> None:
-    """Note a staged table with its asset, for each partition of the run, in place of a materialization.
-
-    ``said`` is what the asset says of its table, as metadata. ``values`` are those of the partition columns, by
-    partition of Dagster.
-    """
-    described = dg.MetadataValue.json(json.loads(staged.to_json()))
-    metadata = {**staged_table_metadata(staged), **(said or {}), STAGED: described}
-    for event in materializations_of(context, metadata):
-        noted: dict[str, Any] = {_TAGS: dict(event.tags or {}), _VALUES: (values or {}).get(event.partition or "")}
-        context.log_event(
-            dg.AssetObservation(
-                asset_key=event.asset_key,
-                partition=event.partition,
-                description="Staged, not published yet.",
-                metadata={
-                    **event.metadata,
-                    **{name: dg.MetadataValue.json(dict(value)) for name, value in noted.items() if value is not None},
-                },
-            )
-        )
-    context.add_output_metadata(metadata)
-    log_no_materialization(context)
-
-
 @dataclass(frozen=True, slots=True)
 class Note:
     """The note of a staged table, for one partition of its asset. ``tags`` are those of the materialization."""
@@ -87,6 +57,52 @@ class Note:
         return 0 if noted is None else int(noted.value)
 
 
+def notes_of(
+    context: dg.OutputContext,
+    staged: StagedTable,
+    described: Mapping[str, Any],
+    values: Mapping[str, Mapping[str, str]],
+) -> list[Note]:
+    """Return the notes of a staged table, one for each partition of the run.
+
+    Args:
+        context: The context of the output that is being stored.
+        staged: The staged table.
+        described: What the asset says of its table, as metadata.
+        values: Those of the partition columns, by partition of Dagster.
+    """
+    document = dg.MetadataValue.json(json.loads(staged.to_json()))
+    metadata = {**staged_table_metadata(staged), **described, STAGED: document}
+    return [
+        Note(
+            context.step_context.run_id,
+            event.partition,
+            {**event.metadata, **_values_entry(values.get(event.partition or ""))},
+            event.tags or {},
+        )
+        for event in materializations_of(context, metadata)
+    ]
+
+
+def _values_entry(values: Mapping[str, str] | None) -> dict[str, Any]:
+    return {} if values is None else {_VALUES: dg.MetadataValue.json(dict(values))}
+
+
+def log_staged(context: dg.OutputContext, notes: Sequence[Note]) -> None:
+    """Log the notes of a staged table as observations of its asset, in place of a materialization."""
+    for note in notes:
+        tags = dg.MetadataValue.json(dict(note.tags))
+        context.log_event(
+            dg.AssetObservation(
+                asset_key=context.asset_key,
+                partition=note.partition,
+                description="Staged, not published yet.",
+                metadata={**note.metadata, _TAGS: tags},
+            )
+        )
+    log_no_materialization(context)
+
+
 def newest_notes(instance: dg.DagsterInstance, runs: Sequence[dg.DagsterRun], asset_key: dg.AssetKey) -> list[Note]:
     """Return the notes of an asset by the first of some runs that staged it, one for each partition.
 
@@ -105,6 +121,16 @@ def newest_notes(instance: dg.DagsterInstance, runs: Sequence[dg.DagsterRun], as
             if found:
                 return list(found.values())
     return []
+
+
+def unpublished_by(instance: dg.DagsterInstance, asset_key: dg.AssetKey) -> str | None:
+    """Return the run that staged an asset last, None if a later event reports the asset as published."""
+    staged = instance.fetch_observations(asset_key, limit=1).records
+    published = instance.fetch_materializations(asset_key, limit=1).records
+    if not staged or (published and published[0].storage_id > staged[0].storage_id):
+        return None
+    event = staged[0].asset_observation
+    return staged[0].run_id if event is not None and STAGED in event.metadata else None
 
 
 def newest_staged(
@@ -140,20 +166,29 @@ def published_events(
         ready = [key for key in left if not _inputs(notes[key]) & {*left} - {key}]
         for key in ready or left:
             for note in notes[key]:
-                event = _published(key, note, tables[key], version, reported)
+                event = published_event(key, note, tables[key], version, reported)
                 yield event.with_metadata({**shown(tables[key], note), **event.metadata})
             records = instance.fetch_materializations(key, limit=1).records
             data_version = notes[key][0].tags.get(DATA_VERSION_TAG) if notes[key] else None
             reported[key] = (data_version, records[0].storage_id if records else None)
 
 
-def _published(
+def published_event(
     key: dg.AssetKey,
     note: Note,
     staged: StagedTable,
     version: int,
     reported: Mapping[dg.AssetKey, tuple[str | None, int | None]],
 ) -> dg.AssetMaterialization:
+    """Return the materialization of an asset, for one partition, whose table a version has now.
+
+    Args:
+        key: The asset.
+        note: Its note for the partition.
+        staged: The table as it was published.
+        version: The version of the lakehouse.
+        reported: The data version and the event of each input that the same step has reported as published.
+    """
     # Inputs that the run staged, too, were noted as they were published before.
     tags = dict(note.tags)
     for input_key, (data_version, storage_id) in reported.items():

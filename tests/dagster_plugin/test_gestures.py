@@ -1,0 +1,370 @@
+"""The gestures of Dagster on tables: after each one, a green run means that its rows are visible."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import dagster as dg
+import pandas as pd
+import polars as pl
+import pyarrow as pa
+import pytest
+from dagster._core.definitions.data_version import CachingStaleStatusResolver, StaleStatus
+from dagster._core.loader import LoadingContextForTest
+
+from tests.dagster_plugin.quiet import QUIET
+from tests.lakes import Lakes
+from trinitylake_ops import Lakehouse
+from trinitylake_ops.dagster_plugin import (
+    LakehouseNames,
+    LakehouseSettings,
+    TrinityLakeIOManager,
+    TrinityLakeResource,
+    build_publish_asset,
+    build_trinitylake_definitions,
+    stored_as,
+)
+from trinitylake_ops.errors import InvalidInputError
+from trinitylake_ops.tables.catalog import catalog_at
+
+LAKE = LakehouseNames("lake")
+IO = LAKE.io_manager_key
+DAYS = dg.DailyPartitionsDefinition("2026-01-01", end_date="2026-01-06")
+OPTIONAL = pd.DataFrame | None
+BY_DAY = stored_as(partition_by=["day"])
+
+
+class Project:
+    """Assets of a test, on one lakehouse and one Dagster instance."""
+
+    def __init__(self, lake: Lakehouse, instance: dg.DagsterInstance, assets: Sequence[Any], **options: Any):
+        self.lake, self.instance = lake, instance
+        resource = TrinityLakeResource(root=lake.root)
+        self.definitions = dg.Definitions(
+            assets=assets,
+            resources={
+                LAKE.resource_key: resource,
+                IO: TrinityLakeIOManager(lakehouse=resource),
+                "io_manager": dg.mem_io_manager,
+            },
+            executor=dg.in_process_executor,
+            **options,
+        )
+
+    def run(self, *keys: str, job: str = "", **options: Any) -> dg.ExecuteInProcessResult:
+        if job:
+            resolved = self.definitions.resolve_job_def(job)
+        else:
+            resolved = self.definitions.resolve_implicit_global_asset_job_def()
+            options["asset_selection"] = [dg.AssetKey(key.split("/")) for key in keys]
+        return resolved.execute_in_process(instance=self.instance, run_config=QUIET, raise_on_error=False, **options)
+
+    def rows(self, table: str) -> list[dict[str, Any]] | None:
+        namespace, name = table.split(".")
+        head = self.lake.snapshot()
+        if not (head.has_namespace(namespace) and head.has_table(namespace, name)):
+            return None
+        found: list[dict[str, Any]] = catalog_at(self.lake).load_table((namespace, name)).scan().to_arrow().to_pylist()
+        return found
+
+    def event(self, key: str) -> dg.AssetMaterialization | None:
+        found = self.instance.get_latest_materialization_event(dg.AssetKey(key.split("/")))
+        return None if found is None else found.asset_materialization
+
+
+def failures(result: dg.ExecuteInProcessResult) -> list[str]:
+    """Return the messages of failed steps, as the UI shows them."""
+    errors = [event.step_failure_data.error for event in result.all_events if event.is_step_failure]
+    return [(error.cause or error).message.strip() for error in errors if error is not None]
+
+
+@pytest.fixture
+def instance() -> Iterator[dg.DagsterInstance]:
+    with dg.instance_for_test() as made:
+        yield made
+
+
+@pytest.fixture
+def lake(lakes: Lakes) -> Lakehouse:
+    return lakes.local()
+
+
+@dg.asset(key=["shop", "orders"], io_manager_key=IO)
+def orders() -> pa.Table:
+    return pa.table({"customer": ["Ann", "Ann", "Bob"], "euros": [20.0, 5.5, 12.0]})
+
+
+@dg.asset(key=["shop", "revenue"], io_manager_key=IO)
+def revenue(orders: pa.Table) -> pa.Table:
+    return orders.group_by("customer").aggregate([("euros", "sum")])
+
+
+def publish(*tables: dg.AssetsDefinition, **options: Any) -> dg.AssetsDefinition:
+    named: dict[str, dg.AssetKey | dg.AssetsDefinition] = {table.key.path[-1]: table for table in tables}
+    return build_publish_asset(key=["publish", "shop"], tables=named, description="Shop.", names=LAKE, **options)
+
+
+def test_a_table_of_no_publication_is_published_by_its_step(lake: Lakehouse, instance: dg.DagsterInstance) -> None:
+    project = Project(lake, instance, [orders, revenue])
+    assert project.run("shop/orders").success
+    assert len(project.rows("shop.orders") or []) == 3
+    event = project.event("shop/orders")
+    assert event is not None
+    assert (event.metadata["lakehouse_version"].value, event.metadata["dagster/row_count"].value) == (1, 3)
+    head = project.event("lake/lakehouse")
+    assert head is not None and head.metadata["lakehouse_version"].value == 1
+    assert project.run("shop/orders", "shop/revenue").success
+    assert len(project.rows("shop.revenue") or []) == 2
+    assert [info.properties["asset"] for info in lake.history(2)] == ["shop/revenue", "shop/orders"]
+    assert project.run("shop/revenue").success, "its input is read from the lakehouse"
+
+
+def test_a_table_of_a_publication_is_not_stored_without_it(lake: Lakehouse, instance: dg.DagsterInstance) -> None:
+    project = Project(
+        lake,
+        instance,
+        [orders, revenue, publish(orders, revenue)],
+        jobs=[dg.define_asset_job("tables", selection=[orders.key, revenue.key])],
+    )
+    for result in (project.run("shop/orders"), project.run(job="tables")):
+        (said,) = failures(result)
+        assert '--select \'key:"shop/orders" or key:"publish/shop"\'' in said
+    assert (project.rows("shop.orders"), project.event("shop/orders"), lake.latest_version()) == (None, None, 0)
+    selection = dg.AssetSelection.from_string('key:"shop/orders" or key:"publish/shop"')
+    keys = selection.resolve(project.definitions.resolve_asset_graph())
+    assert project.run(*(key.to_user_string() for key in keys)).success
+    assert len(project.rows("shop.orders") or []) == 3
+    assert project.rows("shop.revenue") is None
+    (said,) = failures(project.run("publish/shop"))
+    everything = dg.AssetSelection.from_string(said.partition("--select '")[2].removesuffix("'"))
+    keys = everything.resolve(project.definitions.resolve_asset_graph())
+    assert {key.to_user_string() for key in keys} == {"shop/orders", "shop/revenue", "publish/shop"}
+    assert project.run(*(key.to_user_string() for key in keys)).success
+    assert len(project.rows("shop.revenue") or []) == 2
+
+
+def test_an_asset_after_a_publication_waits_for_it(lake: Lakehouse, instance: dg.DagsterInstance) -> None:
+    fails = [True]
+
+    @dg.asset(ins={"orders": dg.AssetIn(orders.key, input_manager_key=IO)})
+    def report(orders: pa.Table) -> int:
+        return orders.num_rows
+
+    @dg.asset_check(asset=orders, blocking=True)
+    def is_good(orders: pa.Table) -> dg.AssetCheckResult:
+        return dg.AssetCheckResult(passed=not fails[0] and orders.num_rows == 3)
+
+    project = Project(lake, instance, [orders, publish(orders), report], asset_checks=[is_good])
+    assert not project.run("shop/orders", "publish/shop", "report").success
+    assert (project.event("report"), project.rows("shop.orders")) == (None, None)
+    fails[0] = False
+    result = project.run("shop/orders", "publish/shop", "report")
+    assert result.success
+    assert result.output_for_node("report") == 3
+
+
+@pytest.mark.parametrize(
+    ("kind", "is_published_together"),
+    [(pd.DataFrame, True), (pl.DataFrame, False), (pa.Table, False), (pa.RecordBatchReader, False), (OPTIONAL, False)],
+)
+def test_an_asset_reads_its_own_previous_partition_from_the_first_day(
+    lake: Lakehouse, instance: dg.DagsterInstance, kind: Any, is_published_together: bool
+) -> None:
+    seen: list[Any] = []
+
+    def total(context, previous):  # type: ignore[no-untyped-def]
+        seen.append(previous)
+        given = previous.read_all() if kind is pa.RecordBatchReader else previous
+        count = 0 if given is None else len(given)
+        before = (
+            0
+            if count == 0
+            else int(
+                given["total"][0].as_py() if kind is pa.Table or kind is pa.RecordBatchReader else given["total"][0]
+            )
+        )
+        return pa.table({"day": [context.partition_key], "total": [before + 1]})
+
+    total.__annotations__.update(context=dg.AssetExecutionContext, previous=kind)
+    mapping = dg.TimeWindowPartitionMapping(start_offset=-1, end_offset=-1)
+    asset = dg.asset(
+        key=["shop", "total"],
+        io_manager_key=IO,
+        partitions_def=DAYS,
+        metadata=BY_DAY,
+        ins={"previous": dg.AssetIn(["shop", "total"], partition_mapping=mapping)},
+    )(total)
+    assets = [asset, publish(asset, partitions_def=DAYS)] if is_published_together else [asset]
+    project = Project(lake, instance, assets)
+    keys = ["shop/total", "publish/shop"][: len(assets)]
+    for day in ("2026-01-01", "2026-01-02", "2026-01-04", "2026-01-02"):
+        result = project.run(*keys, partition_key=day)
+        assert result.success, failures(result)
+    found = {row["day"]: row["total"] for row in project.rows("shop.total") or []}
+    assert found == {"2026-01-01": 1, "2026-01-02": 2, "2026-01-04": 1}
+    assert (seen[0] is None) == (kind == OPTIONAL)
+
+
+@pytest.mark.filterwarnings("ignore::dagster.BetaWarning")
+def test_an_asset_of_two_dimensions_reads_its_own_previous_partition(
+    lake: Lakehouse, instance: dg.DagsterInstance
+) -> None:
+    both = dg.MultiPartitionsDefinition({"day": DAYS, "shop": dg.StaticPartitionsDefinition(["a", "b"])})
+    back = dg.TimeWindowPartitionMapping(start_offset=-1, end_offset=-1)
+    mapping = dg.MultiPartitionMapping(
+        {
+            "day": dg.DimensionPartitionMapping("day", back),
+            "shop": dg.DimensionPartitionMapping("shop", dg.IdentityPartitionMapping()),
+        }
+    )
+
+    @dg.asset(
+        key=["shop", "total"],
+        io_manager_key=IO,
+        partitions_def=both,
+        ins={"previous": dg.AssetIn(["shop", "total"], partition_mapping=mapping)},
+    )
+    def total(context: dg.AssetExecutionContext, previous: pd.DataFrame) -> pd.DataFrame:
+        key = context.partition_key
+        assert isinstance(key, dg.MultiPartitionKey)
+        return pd.DataFrame({**{name: [one] for name, one in key.keys_by_dimension.items()}, "n": [len(previous) + 1]})
+
+    project = Project(lake, instance, [total])
+    for day, shop in [("2026-01-01", "a"), ("2026-01-02", "a"), ("2026-01-02", "b")]:
+        result = project.run("shop/total", partition_key=dg.MultiPartitionKey({"day": day, "shop": shop}))
+        assert result.success, failures(result)
+    found = {(row["day"], row["shop"]): row["n"] for row in project.rows("shop.total") or []}
+    assert found == {("2026-01-01", "a"): 1, ("2026-01-02", "a"): 2, ("2026-01-02", "b"): 1}
+
+
+def test_another_table_that_is_missing_is_an_error_that_names_it(lake: Lakehouse, instance: dg.DagsterInstance) -> None:
+    project = Project(lake, instance, [orders, revenue])
+    (said,) = failures(project.run("shop/revenue"))
+    assert "materialize shop/orders first" in said
+
+
+@pytest.mark.filterwarnings("ignore::dagster.BetaWarning")
+@pytest.mark.parametrize("is_published_together", [False, True])
+def test_data_versions_and_tags_of_outputs_reach_the_asset(
+    lake: Lakehouse, instance: dg.DagsterInstance, is_published_together: bool
+) -> None:
+    @dg.asset(key=["shop", "a"], io_manager_key=IO)
+    def by_output() -> dg.Output[pa.Table]:
+        return dg.Output(pa.table({"n": [1]}), data_version=dg.DataVersion("seven"), tags={"k": "v"})
+
+    @dg.asset(key=["shop", "b"], io_manager_key=IO)
+    def by_result() -> dg.MaterializeResult[pa.Table]:
+        return dg.MaterializeResult(value=pa.table({"n": [1]}), data_version=dg.DataVersion("eight"), tags={"k": "v"})
+
+    assets = [by_output, by_result]
+    project = Project(lake, instance, [*assets, publish(*assets)] if is_published_together else assets)
+    result = project.run("shop/a", "shop/b", *(["publish/shop"] if is_published_together else []))
+    assert result.success, failures(result)
+    for key, version in [("shop/a", "seven"), ("shop/b", "eight")]:
+        event = project.event(key)
+        assert event is not None and event.tags is not None
+        assert (event.tags["dagster/data_version"], event.tags["k"]) == (version, "v")
+
+
+@pytest.mark.parametrize("partitions", [None, DAYS])
+def test_nothing_is_stale_right_after_a_green_run(
+    lake: Lakehouse, instance: dg.DagsterInstance, partitions: dg.PartitionsDefinition[str] | None
+) -> None:
+    @dg.asset(key=["shop", "days"], io_manager_key=IO, partitions_def=partitions, metadata=BY_DAY)
+    def days() -> pa.Table:
+        return pa.table({"day": ["2026-01-01"]})
+
+    publisher = publish(days, partitions_def=partitions)
+    project = Project(lake, instance, [days, publisher])
+    key = None if partitions is None else "2026-01-01"
+    for _ in range(2):
+        result = project.run("shop/days", "publish/shop", partition_key=key)
+        assert result.success, failures(result)
+        graph = project.definitions.resolve_asset_graph()
+        resolver = CachingStaleStatusResolver(instance, graph, LoadingContextForTest(instance))
+        for asset in (days, publisher):
+            assert resolver.get_status(asset.key, key) == StaleStatus.FRESH
+
+
+def test_automation_of_tables_publishes_them(lake: Lakehouse, instance: dg.DagsterInstance) -> None:
+    eager = dg.AutomationCondition.eager()
+
+    @dg.asset
+    def raw() -> int:
+        return 1
+
+    @dg.asset(key=["au", "a"], io_manager_key=IO, deps=[raw], automation_condition=eager)
+    def a() -> pa.Table:
+        return pa.table({"x": [1]})
+
+    @dg.asset(key=["au", "b"], io_manager_key=IO, automation_condition=eager)
+    def b(a: pa.Table) -> pa.Table:
+        return a
+
+    @dg.asset(automation_condition=eager, ins={"b": dg.AssetIn(["au", "b"], input_manager_key=IO)})
+    def report(b: pa.Table) -> int:
+        return b.num_rows
+
+    project = Project(lake, instance, [raw, a, b, publish(a, b), report])
+    cursor: Any = None
+
+    def tick() -> list[str]:
+        nonlocal cursor
+        every = dg.AssetSelection.all()
+        result = dg.evaluate_automation_conditions(project.definitions, instance, every, cursor=cursor)
+        cursor = result.cursor
+        keys = project.definitions.resolve_asset_graph().get_all_asset_keys()
+        return sorted(key.to_user_string() for key in keys if result.get_num_requested(key))
+
+    tick()
+    assert project.run("raw").success
+    requested: list[str] = []
+    for _ in range(5):
+        keys = tick()
+        requested += keys
+        if keys:
+            result = project.run(*keys)
+            assert result.success, failures(result)
+    assert sorted(requested) == ["au/a", "au/b", "publish/shop", "report"]
+    assert (project.rows("au.a"), project.rows("au.b")) == ([{"x": 1}], [{"x": 1}])
+
+
+def test_tables_that_no_run_publishes_are_refused_when_definitions_load() -> None:
+    def table(partitions: dg.PartitionsDefinition[str] | None, condition: Any = None) -> dg.AssetsDefinition:
+        @dg.asset(
+            key=["shop", "t"],
+            io_manager_key=IO,
+            partitions_def=partitions,
+            metadata=BY_DAY,
+            automation_condition=condition,
+        )
+        def made() -> pa.Table:
+            return pa.table({"day": ["2026-01-01"]})
+
+        return made
+
+    weeks, eager = dg.WeeklyPartitionsDefinition("2026-01-01"), dg.AutomationCondition.eager()
+    for one, partitions in [
+        (table(DAYS), weeks),
+        (table(DAYS, eager), None),
+        (table(None, eager), DAYS),
+    ]:
+        with pytest.raises(InvalidInputError, match="no run makes both"):
+            publish(one, partitions_def=partitions)
+    publish(table(DAYS), partitions_def=None)
+    publish(table(None), partitions_def=DAYS)
+    automated = publish(table(DAYS, eager), partitions_def=DAYS)
+    assert automated.get_asset_spec(automated.key).automation_condition is not None
+
+
+def test_the_definitions_of_a_lakehouse_need_no_publish_asset(lake: Lakehouse, instance: dg.DagsterInstance) -> None:
+    settings = LakehouseSettings(name=LAKE.name, lakehouse=TrinityLakeResource(root=lake.root))
+    definitions = dg.Definitions.merge(
+        dg.Definitions(assets=[orders, revenue], executor=dg.in_process_executor),
+        build_trinitylake_definitions(settings),
+    )
+    job = definitions.resolve_implicit_global_asset_job_def()
+    result = job.execute_in_process(
+        instance=instance, run_config=QUIET, asset_selection=[orders.key, revenue.key], raise_on_error=False
+    )
+    assert result.success, failures(result)
+    assert lake.latest_version() == 2

@@ -1,0 +1,174 @@
+"""Which publish assets publish a table, and what the run of a step may do with the table.
+
+The definitions decide: a publish asset names the assets that it publishes in its metadata. A table that no publish
+asset names is published by its own step. A table that one names is staged by its step, and only in runs that include
+the publish asset, because nothing else would make it visible.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import dagster as dg
+
+from trinitylake_ops.dagster_plugin.runs.beyond_public import StepAssets
+from trinitylake_ops.dagster_plugin.runs.records import newest_materialization, step_failures
+from trinitylake_ops.dagster_plugin.runs.staging import unpublished_by
+from trinitylake_ops.errors import InvalidInputError
+
+_PUBLISHES = "trinitylake/publishes"
+_LONGEST_WAIT_SECONDS = 30
+_MOST_WAITS = 1_000
+
+
+@dataclass(frozen=True, slots=True)
+class NotStaged:
+    """The input of a publish asset for a table that its run did not stage: the table stays as it is."""
+
+
+def publishes(keys: Iterable[dg.AssetKey]) -> Mapping[str, Any]:
+    """Return the metadata of a publish asset for the assets that it publishes."""
+    return {_PUBLISHES: [key.to_user_string() for key in keys]}
+
+
+def check_together(
+    publisher: dg.AssetKey,
+    tables: Iterable[dg.AssetsDefinition],
+    partitions: dg.PartitionsDefinition[str] | None,
+) -> None:
+    """Raise InvalidInputError if no run could stage a table and publish it.
+
+    Args:
+        publisher: The publish asset.
+        tables: The assets that it publishes, as far as their definitions are known.
+        partitions: Its partitions, None without any.
+    """
+    others = {spec.key: spec.partitions_def for table in tables for spec in table.specs}
+    automated = {spec.key for table in tables for spec in table.specs if spec.automation_condition is not None}
+    expected = partitions or next(filter(None, others.values()), None)
+    for key, own in others.items():
+        is_split = own is not None and own != expected
+        if is_split or (key in automated and (own is None) != (partitions is None)):
+            shown = key.to_user_string()
+            raise InvalidInputError(
+                f"{publisher.to_user_string()} cannot publish {shown}: {_with(own)}, {publisher.to_user_string()}"
+                f" {_with(expected if is_split else partitions)}, and no run makes both; build a publish asset for"
+                f" {shown} alone, with partitions_def={'None' if own is None else 'that of the asset'}"
+            )
+
+
+def _with(partitions: dg.PartitionsDefinition[str] | None) -> str:
+    return "it has no partitions" if partitions is None else f"it has the partitions {partitions}"
+
+
+def requested_with(tables: Iterable[dg.AssetsDefinition]) -> Any:
+    """Return the condition, an ``AutomationCondition``, to run whenever automation requests one of some tables.
+
+    None is returned if automation requests none of them. Dagster requests assets of the same partitions in one run.
+    """
+    condition = dg.AutomationCondition
+    if all(spec.automation_condition is None for table in tables for spec in table.specs):
+        return None
+    return condition.any_deps_match(condition.will_be_requested()).with_label("requested_with_tables")
+
+
+def is_publisher(assets: StepAssets) -> bool:
+    """Whether a step is that of a publish asset."""
+    return any(_PUBLISHES in assets.graph.get(key).metadata for key in assets.own)
+
+
+def publishers_of(assets: StepAssets, key: dg.AssetKey) -> list[dg.AssetKey]:
+    """Return the publish assets of the code location that publish an asset, in the order of their keys."""
+    if not assets.graph.has(key):
+        return []
+    found = (child for child in assets.graph.get(key).child_keys if key in _published_by(assets, child))
+    return sorted(found, key=dg.AssetKey.to_user_string)
+
+
+def _published_by(assets: StepAssets, publisher: dg.AssetKey) -> set[dg.AssetKey]:
+    metadata = assets.graph.get(publisher).metadata.get(_PUBLISHES)
+    names = getattr(metadata, "value", metadata)
+    return {dg.AssetKey.from_user_string(name) for name in names} if isinstance(names, Sequence) else set()
+
+
+def selection(keys: Iterable[dg.AssetKey]) -> str:
+    """Return the selection of some assets, as the command line and the UI of Dagster take it."""
+    return " or ".join(f'key:"{key.to_user_string()}"' for key in keys)
+
+
+def check_is_published(assets: StepAssets, key: dg.AssetKey) -> None:
+    """Raise dg.Failure if publish assets publish an asset, and the run includes none of them."""
+    publishers = publishers_of(assets, key)
+    if publishers and not assets.in_run(publishers):
+        shown, publisher = key.to_user_string(), publishers[0]
+        raise dg.Failure(
+            f"asset {shown} was not stored: {publisher.to_user_string()} publishes it, and this run does not include"
+            f" {publisher.to_user_string()}; materialize both, --select '{selection([key, publisher])}'",
+            allow_retries=False,
+        )
+
+
+def is_part_of_publication(assets: StepAssets, key: dg.AssetKey) -> bool:
+    """Whether a step may read rows of an asset that are staged: its outcome is part of the asset's publication.
+
+    That is a check, a publish asset of the asset, and an asset that one of those publishes or depends on. Any other
+    step reads published rows only.
+    """
+    own = assets.own
+    publishers = publishers_of(assets, key)
+    return not own or any(own & {one, *assets.graph.get_ancestor_asset_keys(one)} for one in publishers)
+
+
+def wait_for_publication(
+    assets: StepAssets, instance: dg.DagsterInstance, run: dg.DagsterRun, key: dg.AssetKey, attempt: int
+) -> None:
+    """Return unless the run of a step has yet to publish an asset.
+
+    Args:
+        assets: The assets of the step.
+        instance: The Dagster instance.
+        run: The run.
+        key: The asset that the step reads.
+        attempt: How often the step was attempted before.
+
+    Raises:
+        RetryRequested: The publication is still to come. Dagster starts the step again later.
+        dg.Failure: A step failed, so the publication may never come.
+    """
+    publishers = assets.in_run(publishers_of(assets, key))
+    if not publishers or any(
+        newest_materialization(instance, [run], publisher) is not None for publisher in publishers
+    ):
+        return
+    publisher, shown = publishers[0].to_user_string(), key.to_user_string()
+    if step_failures(instance, run.run_id):
+        raise dg.Failure(
+            f"{shown} was not read: {publisher} has not published what this run staged for it, because a step failed;"
+            " re-execute the run from failure",
+            allow_retries=False,
+        )
+    raise dg.RetryRequested(_MOST_WAITS, min(2 ** min(attempt, 10), _LONGEST_WAIT_SECONDS))
+
+
+def nothing_staged(instance: dg.DagsterInstance, publisher: dg.AssetKey, keys: Iterable[dg.AssetKey]) -> str:
+    """Return why a publish asset has nothing to publish in a run, with what to do: a run may hold staged tables.
+
+    Args:
+        instance: The Dagster instance.
+        publisher: The publish asset.
+        keys: The assets that it publishes.
+    """
+    shown = publisher.to_user_string()
+    for key in keys:
+        run_id = unpublished_by(instance, key)
+        if run_id is not None:
+            return (
+                f"{shown} published nothing: this run staged none of its tables, and run {run_id} staged"
+                f" {key.to_user_string()} without publishing it; re-execute that run from failure"
+            )
+    return (
+        f"{shown} published nothing: this run staged none of its tables; materialize them with it, --select"
+        f" '1+{selection([publisher])}'"
+    )

@@ -1,0 +1,192 @@
+"""The publication of one table by the step of its asset, and what it shares with that of a publish asset."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+
+import dagster as dg
+
+from trinitylake_ops import Lakehouse
+from trinitylake_ops.dagster_plugin.metadata import DATA_VERSION_TAG, staged_tables_metadata
+from trinitylake_ops.dagster_plugin.names import LakehouseNames
+from trinitylake_ops.dagster_plugin.resources import TrinityLakeResource
+from trinitylake_ops.dagster_plugin.runs.beyond_public import asset_context, log_no_materialization
+from trinitylake_ops.dagster_plugin.runs.records import created_at, newest_materialization, resumed_runs
+from trinitylake_ops.dagster_plugin.runs.staging import Note, published_event
+from trinitylake_ops.dagster_plugin.table_pages.published import PublishedPages
+from trinitylake_ops.dagster_plugin.versions.page import VersionsPage
+from trinitylake_ops.errors import CommitConflictError, TransactionExpiredError
+from trinitylake_ops.tables.writing.lineage.told import tell_lineage
+from trinitylake_ops.tables.writing.publication import (
+    CLOCK_SKEW,
+    Publication,
+    publication_id,
+    publish_once,
+    published_version,
+    version_before,
+)
+from trinitylake_ops.tables.writing.reads import TableRead
+from trinitylake_ops.tables.writing.staged_table import StagedTable
+
+#: The metadata of a failed step that names the asset whose publication failed.
+PUBLISHING = "publishing"
+_CODE_VERSION_TAG = "dagster/code_version"
+# A root keeps 4 KiB for all entries of a commit about itself, as JSON.
+_LARGEST_NAME_BYTES = 384
+_LARGEST_VERSIONS_BYTES = 2048
+
+
+def publish_by_step(
+    context: dg.OutputContext,
+    lakehouse: TrinityLakeResource,
+    staged: StagedTable,
+    notes: Sequence[Note],
+    reads: Sequence[TableRead],
+) -> None:
+    """Publish the table of an asset that no publish asset publishes, and report its version.
+
+    It is published once, however often its step is started. So it is by a re-execution from failure, if the run before
+    committed it and died before Dagster recorded that.
+
+    Args:
+        context: The context of the asset's output.
+        lakehouse: The lakehouse.
+        staged: The staged table.
+        notes: Its notes, one for each partition.
+        reads: The tables that the step read.
+
+    Raises:
+        dg.Failure: Others changed the table, or a table that was read. Retries would not help.
+        TrinityLakeError: The commit failed in another way.
+    """
+    key, lake, step = context.asset_key, lakehouse.open(), asset_context(context)
+    names = LakehouseNames.of_io_manager(context.op_def.output_def_named(context.name).io_manager_key)
+    with no_retries_of_conflicts(key):
+        publication = _commit(step, lake, key, staged, notes, reads, isolation_of(lakehouse))
+    (table,) = publication.tables or [staged]
+    tell_lineage(
+        lake,
+        publication.version,
+        [table],
+        lambda: list(reads),
+        integration="DAGSTER",
+        job=key.to_user_string(),
+        run_id=step.run.run_id,
+    )
+    page = VersionsPage.of(step, names, lakehouse.webserver_url)
+    pages = PublishedPages(lake=lake, version=publication.version, links=page.links)
+    for note in notes:
+        event = published_event(key, note, table, publication.version, {})
+        context.log_event(event.with_metadata({**pages(table, note), **event.metadata}))
+    metadata = {"lakehouse_version": publication.version, **staged_tables_metadata([table])}
+    shown = {"operation": "publish", **page.metadata(lake), **metadata}
+    context.log_event(dg.AssetMaterialization(asset_key=names.lakehouse_key, metadata=shown))
+    context.add_output_metadata({"was_published": publication.was_published, **metadata})
+    log_no_materialization(context)
+
+
+def _commit(
+    context: dg.AssetExecutionContext,
+    lake: Lakehouse,
+    key: dg.AssetKey,
+    staged: StagedTable,
+    notes: Sequence[Note],
+    reads: Sequence[TableRead],
+    isolation: str | None,
+) -> Publication:
+    asset, partition = key.to_user_string(), partition_of(context)
+    instance, own = context.instance, context.run
+    since = _begun_after(instance, lake, own) if _was_started_before(context) else None
+    for run in resumed_runs(instance, own):
+        if newest_materialization(instance, [run], key) is not None:
+            break
+        version = published_version(
+            lake, publication_id(run.run_id, asset, partition), _begun_after(instance, lake, run)
+        )
+        if version is not None:
+            return Publication(version, was_published=True)
+    return publish_once(
+        lake,
+        [staged],
+        publication_id(own.run_id, asset, partition),
+        since=since,
+        reads=reads,
+        isolation=isolation,
+        run_id=own.run_id,
+        message=shortened(f"publish {key.path[-1]}{f' {partition}' if partition else ''}"),
+        properties={
+            "asset": shortened(asset),
+            **({"partition": shortened(partition)} if partition else {}),
+            **asset_versions({key: notes}),
+        },
+    )
+
+
+def _was_started_before(context: dg.AssetExecutionContext) -> bool:
+    """Whether an earlier attempt of the step in the same run may have committed."""
+    instance, run_id = context.instance, context.run.run_id
+    if context.retry_number > 0:
+        return True
+    return bool(instance.run_monitoring_enabled) and instance.count_resume_run_attempts(run_id) > 0
+
+
+def _begun_after(instance: dg.DagsterInstance, lake: Lakehouse, run: dg.DagsterRun) -> int:
+    """Return a version that existed before a run, -1 if there is none or Dagster no longer has the run."""
+    begun = created_at(instance, run)
+    return -1 if begun is None else version_before(lake, begun - CLOCK_SKEW)
+
+
+def isolation_of(lakehouse: TrinityLakeResource) -> str | None:
+    """Return the isolation of publications that the resource names, None for that of the lakehouse."""
+    return None if lakehouse.isolation == "lakehouse" else lakehouse.isolation
+
+
+@contextmanager
+def no_retries_of_conflicts(asset_key: dg.AssetKey) -> Iterator[None]:
+    """Fail a step at once by a conflict, which a retry of the step would meet again."""
+    try:
+        yield
+    except (CommitConflictError, TransactionExpiredError) as error:
+        raise dg.Failure(
+            description=str(error),
+            metadata={"error": type(error).__name__, PUBLISHING: asset_key.to_user_string()},
+            allow_retries=False,
+        ) from error
+
+
+def _bytes_as_json(text: str) -> int:
+    return len(json.dumps(text, ensure_ascii=False).encode())
+
+
+def shortened(text: str) -> str:
+    """Return as much of a text's beginning as has room in a commit."""
+    end = min(len(text), _LARGEST_NAME_BYTES)
+    while _bytes_as_json(text[:end]) > _LARGEST_NAME_BYTES:
+        end -= 1
+    return text[:end]
+
+
+def partition_of(context: dg.AssetExecutionContext) -> str:
+    """Return the run's partition, or its range of partitions. It is empty if there is none."""
+    if context.has_partition_key:
+        return str(context.partition_key)
+    if not context.has_partition_key_range:
+        return ""
+    keys = context.partition_key_range
+    return keys.start if keys.start == keys.end else f"{keys.start}...{keys.end}"
+
+
+def asset_versions(notes_of_assets: Mapping[dg.AssetKey, Sequence[Note]]) -> dict[str, str]:
+    """Return code and data version of each staged asset, or a digest of them if they take too much room."""
+    versions: dict[str, dict[str, str]] = {}
+    for asset_key, notes in notes_of_assets.items():
+        tags = notes[0].tags if notes else {}
+        named = {"code": tags.get(_CODE_VERSION_TAG), "data": tags.get(DATA_VERSION_TAG)}
+        versions[asset_key.to_user_string()] = {name: value for name, value in named.items() if value}
+    text = json.dumps(versions, sort_keys=True, ensure_ascii=False, separators=(",", ":"))
+    if _bytes_as_json(text) <= _LARGEST_VERSIONS_BYTES:
+        return {"asset_versions": text}
+    return {"assets": str(len(versions)), "asset_versions_sha256": hashlib.sha256(text.encode()).hexdigest()}
