@@ -266,7 +266,8 @@ class _TableIOManager(dg.IOManager):
     ) -> None:
         """Let a read at the pinned version count when its step or the run publishes.
 
-        A read at a requested version does not count. The read is recorded before the rows are read. So a step that has rows has the record.
+        A read at a requested version does not count. The read is recorded before the rows are read, so that a step that
+        has rows has the record.
         """
         if self._run is None or self._instance is None or self._settings.version:
             return
