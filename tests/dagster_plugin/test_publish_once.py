@@ -174,9 +174,10 @@ def test_a_run_worker_killed_at_its_commit(sales: Sales, moment: str, steps: str
         again = dg.ReexecutionOptions.from_failure(killed.run_id, sales.instance)
     run = sales.execute("sales_job_in_process", again)
     assert run.is_success
-    assert len(sales.published()) == 1
+    publications = 2 if (moment, steps) == ("after", "all") else 1
+    assert len(sales.published()) == publications, "what a run stages again is published again"
     assert sales.rows("orders") == 2, "rows that were staged again are not appended a second time"
     deliberate = sales.execute("sales_job_in_process", dg.ReexecutionOptions(parent_run_id=run.run_id))
     assert deliberate.is_success
-    assert len(sales.published()) == 2
+    assert len(sales.published()) == publications + 1
     assert sales.rows("orders") == 4

@@ -18,7 +18,7 @@ from trinitylake_ops.tables.catalog import catalog_at
 from trinitylake_ops.tables.writing.arrow_writer import stage_arrow
 from trinitylake_ops.tables.writing.publication import Publication, publication_id, publish_once
 from trinitylake_ops.tables.writing.reads import TableRead
-from trinitylake_ops.tables.writing.rebasing.rebase import STAGED_AS
+from trinitylake_ops.tables.writing.rebasing.presence import STAGED_AS
 from trinitylake_ops.tables.writing.staged_table import StagedTable
 from trinitylake_ops.tables.writing.write_mode import Mode
 
@@ -233,9 +233,9 @@ def test_anew_replaces_what_is_there_now(local: Lakehouse) -> None:
     )
     put(local, month(local, 2, 3))
     put(local, month(local, 2, 4, mode="append"))
-    put(local, ours, is_anew=True)
+    put(local, ours, replaces_latest=[ours])
     assert rows(local) == {1: [1], 2: [2]}
-    put(local, nothing, is_anew=True)
+    put(local, nothing, replaces_latest=[nothing])
     assert rows(local) == {1: [1]}
 
 

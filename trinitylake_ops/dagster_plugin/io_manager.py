@@ -27,7 +27,7 @@ from pyiceberg.table import Table
 
 from trinitylake_ops import Lakehouse
 from trinitylake_ops.dagster_plugin.resources import SparkResource, TrinityLakeResource
-from trinitylake_ops.dagster_plugin.runs.beyond_public import StepAssets
+from trinitylake_ops.dagster_plugin.runs.beyond_public import StepAssets, checked_partitions
 from trinitylake_ops.dagster_plugin.runs.membership import (
     NotStaged,
     check_is_published,
@@ -36,7 +36,7 @@ from trinitylake_ops.dagster_plugin.runs.membership import (
     publishers_of,
     wait_for_publication,
 )
-from trinitylake_ops.dagster_plugin.runs.reads import RESUMED_TAG, record_read, record_taken
+from trinitylake_ops.dagster_plugin.runs.reads import RESUMED_TAG, record_read, record_staged_read, record_taken
 from trinitylake_ops.dagster_plugin.runs.records import published_version_of, run_chain
 from trinitylake_ops.dagster_plugin.runs.staging import log_staged, newest_staged, notes_of
 from trinitylake_ops.dagster_plugin.step_publication import publish_by_step
@@ -46,12 +46,15 @@ from trinitylake_ops.dagster_plugin.stored.upserts import stage_upsert
 from trinitylake_ops.errors import InvalidInputError
 from trinitylake_ops.tables.catalog import catalog_at
 from trinitylake_ops.tables.writing.arrow_writer import stage_arrow
+from trinitylake_ops.tables.writing.partition_key import PartitionKey
 from trinitylake_ops.tables.writing.publication import publication_id
-from trinitylake_ops.tables.writing.reads import TableRead
+from trinitylake_ops.tables.writing.reads import StagedRead, TableRead
 from trinitylake_ops.tables.writing.staged_table import StagedTable
-from trinitylake_ops.tables.writing.staging import load_staged
+from trinitylake_ops.tables.writing.staging import Replace, load_staged
 from trinitylake_ops.tables.writing.write_plan import Evolution, evolve_to
 from trinitylake_ops.transaction.saved import pinned_version
+
+_ALL = Replace.ALL.value
 
 
 class TrinityLakeIOManager(dg.ConfigurableIOManagerFactory[dg.IOManager]):
@@ -168,6 +171,8 @@ class _TableIOManager(dg.IOManager):
             staged = self._staged(key)
             if staged is None and not is_publisher(assets):
                 raise InvalidInputError(f"asset {key.to_user_string()} was not staged by this run")
+            if staged is not None and not is_publisher(assets):
+                self._record_staged_read(lake, key, staged, includes_base=staged.replaces != _ALL)
             return NotStaged() if staged is None else staged
         if assets.is_stored_by(TrinityLakeIOManager):
             for own in assets.own:
@@ -177,10 +182,14 @@ class _TableIOManager(dg.IOManager):
         metadata: Mapping[str, Any] = {} if output is None else output.definition_metadata
         partitions_def = context.asset_partitions_def if context.has_asset_partitions else None
         stored = Stored.of(key, metadata, partitions_def)
-        rows = _rows_of(context, stored)
+        partitions = _partitions_of(context, stored)
+        rows = _rows_of(partitions)
         staged = self._staged(key) if not is_self and is_part_of_publication(assets, key) else None
         if staged is not None:
-            return self._read(lake, load_staged(lake, staged), wanted, rows)
+            table = load_staged(lake, staged)
+            is_replaced = wanted is not Table and _are_replaced(table, staged, partitions)
+            self._record_staged_read(lake, key, staged, includes_base=staged.replaces != _ALL and not is_replaced)
+            return self._read(lake, table, wanted, rows)
         version = self._version_with(lake, assets, key, context)
         try:
             table = catalog_at(lake, version).load_table(stored.name)
@@ -278,6 +287,15 @@ class _TableIOManager(dg.IOManager):
         else:
             record_read(self._instance, self._run, context.asset_key, read)
 
+    def _record_staged_read(
+        self, lake: Lakehouse, asset_key: dg.AssetKey, staged: StagedTable, *, includes_base: bool
+    ) -> None:
+        """Record the read of a table that the run staged, before the rows are read."""
+        if self._run is None or self._instance is None:
+            return
+        read = StagedRead(root=lake.files.storage.root, staged=staged, includes_base=includes_base)
+        record_staged_read(self._instance, self._run, asset_key, read)
+
     def _version(self, lake: Lakehouse) -> int | str:
         if self._settings.version:
             return self._settings.version
@@ -315,16 +333,39 @@ def _unknown_type(name: Sequence[str], wanted: Any) -> InvalidInputError:
     )
 
 
-def _rows_of(context: dg.InputContext, stored: Stored) -> BooleanExpression:
-    """Return the filter for the partitions of the run, if the table is partitioned as its asset is."""
+def _partitions_of(context: dg.InputContext, stored: Stored) -> Sequence[Mapping[str, str]] | None:
+    """Return the values of the partitions to read, None if the table is not partitioned as its asset is.
+
+    A check has no partitions of its own. It reads those of the run.
+    """
     if not (context.has_asset_partitions and stored.columns):
+        return None
+    definition: Any = context.asset_partitions_def
+    own = checked_partitions(context)
+    keys = context.asset_partition_keys if own is None else own
+    if isinstance(definition, dg.MultiPartitionsDefinition):
+        keys = [definition.get_partition_key_from_str(key) for key in keys]
+    return stored.values(keys, definition)
+
+
+def _are_replaced(table: Table, staged: StagedTable, partitions: Sequence[Mapping[str, str]] | None) -> bool:
+    """Whether staged files replace all rows of some partitions, so that no row of the table's base is read."""
+    if staged.replaces != Replace.PARTITIONS.value or partitions is None:
+        return False
+    spec, schema = table.spec(), table.schema()
+    try:
+        records = [PartitionKey.of(table.metadata, values).record for values in partitions]
+    except InvalidInputError:
+        return False
+    return {spec.partition_to_path(record, schema) for record in records} <= {*staged.replaced_partitions}
+
+
+def _rows_of(partitions: Sequence[Mapping[str, str]] | None) -> BooleanExpression:
+    """Return the filter for the rows of partitions, for all rows if they are None."""
+    if partitions is None:
         return AlwaysTrue()
-    partitions: Any = context.asset_partitions_def
-    keys = context.asset_partition_keys
-    if isinstance(partitions, dg.MultiPartitionsDefinition):
-        keys = [partitions.get_partition_key_from_str(key) for key in keys]
     terms: list[BooleanExpression] = []
-    for values in stored.values(keys, partitions):
+    for values in partitions:
         equal: list[BooleanExpression] = [
             EqualTo(term=Reference(column), value=literal(text)) for column, text in values.items()
         ]

@@ -1,11 +1,10 @@
 """Publishing: all tables that a run staged become one version of the lakehouse, exactly once."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, cast
 
 import dagster as dg
 
-from trinitylake_ops import Lakehouse
 from trinitylake_ops.dagster_plugin.metadata import staged_tables_metadata
 from trinitylake_ops.dagster_plugin.names import ONLY, LakehouseNames
 from trinitylake_ops.dagster_plugin.resources import lakehouse_of
@@ -17,34 +16,16 @@ from trinitylake_ops.dagster_plugin.runs.membership import (
     publishes,
     requested_with,
 )
-from trinitylake_ops.dagster_plugin.runs.reads import RunReads
-from trinitylake_ops.dagster_plugin.runs.records import created_at, newest_materialization, run_chain
-from trinitylake_ops.dagster_plugin.runs.staging import newest_notes, published_events
-from trinitylake_ops.dagster_plugin.step_publication import (
-    PUBLISHING,
-    asset_versions,
-    isolation_of,
-    no_retries_of_conflicts,
-    partition_of,
-    shortened,
-)
-from trinitylake_ops.dagster_plugin.stored.settings import check_stored, stages_itself
+from trinitylake_ops.dagster_plugin.runs.publications import RunPublisher
+from trinitylake_ops.dagster_plugin.runs.staging import published_events, undone_events
+from trinitylake_ops.dagster_plugin.step_publication import isolation_of, no_retries_of_conflicts
+from trinitylake_ops.dagster_plugin.stored.settings import check_stored, stages_itself, table_of
 from trinitylake_ops.dagster_plugin.table_pages.published import PublishedPages
 from trinitylake_ops.dagster_plugin.versions.page import VersionsPage
-from trinitylake_ops.errors import CommitConflictError
+from trinitylake_ops.errors import InvalidInputError
 from trinitylake_ops.tables.writing.lineage.told import tell_lineage
-from trinitylake_ops.tables.writing.publication import (
-    CLOCK_SKEW,
-    Publication,
-    publication_id,
-    publish_once,
-    published_version,
-    version_before,
-)
-from trinitylake_ops.tables.writing.reads import check_unchanged
+from trinitylake_ops.tables.writing.publication import publish_once
 from trinitylake_ops.tables.writing.staged_table import StagedTable
-from trinitylake_ops.tables.writing.staging import is_published
-from trinitylake_ops.versions.snapshot import Snapshot
 
 
 def _is_staged(_context: dg.TypeCheckContext, given: Any) -> dg.TypeCheck:
@@ -95,6 +76,7 @@ def build_publish_asset(
     table_keys = {name: _key_of(table) for name, table in tables.items()}
     known = [table for table in tables.values() if isinstance(table, dg.AssetsDefinition)]
     check_together(asset_key, known, partitions_def)
+    _check_distinct(known)
 
     @dg.asset(
         key=asset_key,
@@ -112,6 +94,7 @@ def build_publish_asset(
         retry_policy=retry_policy,
         pool=pool,
         dagster_type=_NOTHING,
+        output_required=False,  # Dagster takes no result of a partition that was deleted after the commit
         required_resource_keys={names.resource_key},
     )
     def published(context: dg.AssetExecutionContext, **inputs: StagedTable | NotStaged) -> Iterator[Any]:
@@ -120,36 +103,59 @@ def build_publish_asset(
         staged = {table_keys[name]: table for name, table in inputs.items() if isinstance(table, StagedTable)}
         if not staged:
             raise dg.Failure(nothing_staged(context.instance, asset_key, table_keys.values()), allow_retries=False)
-        ordered = list(staged.values())
-        listed = ", ".join(f"{table.namespace}.{table.table}" for table in ordered)
         with no_retries_of_conflicts(asset_key):
-            publication = _publish(context, lake, asset_key, ordered, list(staged), isolation_of(lakehouse))
+            publisher = RunPublisher(context, lake, asset_key, staged)
+            publication = publisher.publish(publish_once, isolation_of(lakehouse))
+        version, published_tables = publication.version, list(publication.tables.values())
+        listed = ", ".join(f"{table.namespace}.{table.table}" for table in published_tables)
+        undone_by = publication.undone_by
+        if undone_by is not None:
+            context.log.warning("version %s published %s, and version %s undid it", version, listed, undone_by)
+            yield from undone_events(context.instance, publication.runs, staged, version, undone_by)
+            metadata = {"lakehouse_version": version, "undone_by_version": undone_by}
+            yield dg.MaterializeResult(metadata={"was_published": True, **metadata})
+            return
         if publication.was_published:
-            context.log.info("%s had been published as version %s before", listed, publication.version)
+            context.log.info("%s had been published as version %s before", listed, version)
         else:
-            context.log.info("published %s as version %s", listed, publication.version)
-        published_tables = publication.tables or ordered
-        metadata = {"lakehouse_version": publication.version, **staged_tables_metadata(published_tables)}
-        runs = run_chain(context.instance, context.run)
+            context.log.info("published %s as version %s", listed, version)
+        metadata = {"lakehouse_version": version, **staged_tables_metadata(published_tables)}
         tell_lineage(
             lake,
-            publication.version,
+            version,
             published_tables,
-            lambda: RunReads(context.instance, runs, list(staged)).all(),
+            publication.reads.all,
             integration="DAGSTER",
             job=asset_key.to_user_string(),
             run_id=context.run.run_id,
         )
-        by_key = dict(zip(staged, published_tables, strict=True))
         page = VersionsPage.of(context, names, lakehouse.webserver_url)
-        pages = PublishedPages(lake=lake, version=publication.version, links=page.links)
-        yield from published_events(context.instance, runs, by_key, publication.version, pages)
+        pages = PublishedPages(lake=lake, version=version, links=page.links)
+        yield from published_events(
+            context.instance, publication.runs, publication.tables, version, pages, publication.earlier
+        )
         shown = {"operation": "publish", **page.metadata(lake), **metadata}
         yield dg.AssetMaterialization(asset_key=names.lakehouse_key, metadata=shown)
+        if not publisher.has_partitions():
+            context.log.warning("the partition was deleted after version %s published it", version)
+            return
         forget_input_versions(context, table_keys.values())
         yield dg.MaterializeResult(metadata={"was_published": publication.was_published, **metadata})
 
     return published
+
+
+def _check_distinct(assets: Sequence[dg.AssetsDefinition]) -> None:
+    """Raise InvalidInputError if two assets write one table. Where only a key is known, the publication does."""
+    writers: dict[tuple[str, str], str] = {}
+    for asset in assets:
+        name, key = table_of(asset.key, asset.metadata_by_key.get(asset.key, {})), asset.key.to_user_string()
+        first = writers.setdefault(name, key)
+        if first != key:
+            raise InvalidInputError(
+                f"assets {first} and {key} both write table {'.'.join(name)}, and one commit takes one change of a"
+                " table; give each asset a publish asset, or write the table by one asset"
+            )
 
 
 def _key_of(table: dg.AssetKey | dg.AssetsDefinition) -> dg.AssetKey:
@@ -172,83 +178,3 @@ def _type_of(table: dg.AssetKey | dg.AssetsDefinition, names: LakehouseNames) ->
     return TypeOfStored(
         key, refused, key=f"{_STAGED_NAME} {asset} {key}", type_check_fn=_is_staged, typing_type=StagedTable
     )
-
-
-def _publish(
-    context: dg.AssetExecutionContext,
-    lake: Lakehouse,
-    asset_key: dg.AssetKey,
-    staged: Sequence[StagedTable],
-    table_keys: Sequence[dg.AssetKey],
-    isolation: str | None,
-) -> Publication:
-    asset, partition = asset_key.to_user_string(), partition_of(context)
-    runs = run_chain(context.instance, context.run)
-    own, *earlier = runs
-    version = _unacknowledged(context.instance, lake, earlier, asset_key, partition)
-    if version is not None:
-        return Publication(version, was_published=True)
-    properties = {
-        "asset": shortened(asset),
-        **({"partition": shortened(partition)} if partition else {}),
-        **asset_versions({key: newest_notes(context.instance, runs, key) for key in table_keys}),
-    }
-    reads = RunReads(context.instance, runs, table_keys)
-    is_anew = any(_met_a_conflict(context.instance, run, asset) for run in earlier)
-    if is_anew:
-        context.log.info("an earlier run met a conflict: what was staged replaces what is there now")
-    return publish_once(
-        lake,
-        staged,
-        publication_id(own.run_id, asset, partition),
-        reads=reads.all(),
-        own=reads.staged(),
-        is_anew=is_anew,
-        require=_not_made_of_older(staged, reads) if is_anew else None,
-        isolation=isolation,
-        run_id=own.run_id,
-        message=shortened(f"publish {asset_key.path[-1]}{f' {partition}' if partition else ''}"),
-        properties=properties,
-    )
-
-
-def _met_a_conflict(instance: dg.DagsterInstance, run: dg.DagsterRun, asset: str) -> bool:
-    """Whether a publication failed in a run, as others had changed what it replaces."""
-    for record in instance.get_records_for_run(run.run_id, of_type=dg.DagsterEventType.STEP_FAILURE).records:
-        event = record.event_log_entry.dagster_event
-        failure = None if event is None else event.step_failure_data.user_failure_data
-        said = {} if failure is None else {name: value.value for name, value in failure.metadata.items()}
-        if (said.get("error"), said.get(PUBLISHING)) == (CommitConflictError.__name__, asset):
-            return True
-    return False
-
-
-def _not_made_of_older(staged: Sequence[StagedTable], reads: RunReads) -> Callable[[Snapshot], None]:
-    """Return the check that no table has changed of which the run made new rows for that table itself."""
-    names = {(table.namespace, table.table) for table in staged}
-    of_itself = [read for read in reads.all() if (read.namespace, read.table) in names]
-    return lambda latest: check_unchanged(latest, of_itself, reads.staged(), is_published)
-
-
-def _unacknowledged(
-    instance: dg.DagsterInstance,
-    lake: Lakehouse,
-    earlier: Sequence[dg.DagsterRun],
-    asset_key: dg.AssetKey,
-    partition: str,
-) -> int | None:
-    """Return the version that an earlier run committed without Dagster learning of it, None if there is none.
-
-    If Dagster knows of such a publication, the user wants to publish again.
-    """
-    for run in earlier:
-        if newest_materialization(instance, [run], asset_key) is not None:
-            break
-        begun = created_at(instance, run)
-        if begun is None:
-            continue
-        publication = publication_id(run.run_id, asset_key.to_user_string(), partition)
-        version = published_version(lake, publication, version_before(lake, begun - CLOCK_SKEW))
-        if version is not None:
-            return version
-    return None

@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import dagster as dg
 
 from trinitylake_ops import Lakehouse
-from trinitylake_ops.dagster_plugin.metadata import DATA_VERSION_TAG, staged_tables_metadata
+from trinitylake_ops.dagster_plugin.metadata import staged_tables_metadata
 from trinitylake_ops.dagster_plugin.names import LakehouseNames
 from trinitylake_ops.dagster_plugin.resources import TrinityLakeResource
 from trinitylake_ops.dagster_plugin.runs.beyond_public import asset_context, log_no_materialization
+from trinitylake_ops.dagster_plugin.runs.publications import PUBLISHING, asset_versions, partition_of, shortened
 from trinitylake_ops.dagster_plugin.runs.records import created_at, newest_materialization, resumed_runs
 from trinitylake_ops.dagster_plugin.runs.staging import Note, published_event
 from trinitylake_ops.dagster_plugin.table_pages.published import PublishedPages
 from trinitylake_ops.dagster_plugin.versions.page import VersionsPage
-from trinitylake_ops.errors import CommitConflictError, TransactionExpiredError
+from trinitylake_ops.errors import CommitConflictError, InvalidInputError, TransactionExpiredError
 from trinitylake_ops.tables.writing.lineage.told import tell_lineage
 from trinitylake_ops.tables.writing.publication import (
     CLOCK_SKEW,
@@ -30,13 +29,6 @@ from trinitylake_ops.tables.writing.publication import (
 )
 from trinitylake_ops.tables.writing.reads import TableRead
 from trinitylake_ops.tables.writing.staged_table import StagedTable
-
-#: The metadata of a failed step that names the asset whose publication failed.
-PUBLISHING = "publishing"
-_CODE_VERSION_TAG = "dagster/code_version"
-# A root keeps 4 KiB for all entries of a commit about itself, as JSON.
-_LARGEST_NAME_BYTES = 384
-_LARGEST_VERSIONS_BYTES = 2048
 
 
 def publish_by_step(
@@ -146,47 +138,12 @@ def isolation_of(lakehouse: TrinityLakeResource) -> str | None:
 
 @contextmanager
 def no_retries_of_conflicts(asset_key: dg.AssetKey) -> Iterator[None]:
-    """Fail a step at once by a conflict, which a retry of the step would meet again."""
+    """Fail a step at once by a conflict or impossible input, which a retry of the step would meet again."""
     try:
         yield
-    except (CommitConflictError, TransactionExpiredError) as error:
+    except (CommitConflictError, InvalidInputError, TransactionExpiredError) as error:
         raise dg.Failure(
             description=str(error),
             metadata={"error": type(error).__name__, PUBLISHING: asset_key.to_user_string()},
             allow_retries=False,
         ) from error
-
-
-def _bytes_as_json(text: str) -> int:
-    return len(json.dumps(text, ensure_ascii=False).encode())
-
-
-def shortened(text: str) -> str:
-    """Return as much of a text's beginning as has room in a commit."""
-    end = min(len(text), _LARGEST_NAME_BYTES)
-    while _bytes_as_json(text[:end]) > _LARGEST_NAME_BYTES:
-        end -= 1
-    return text[:end]
-
-
-def partition_of(context: dg.AssetExecutionContext) -> str:
-    """Return the run's partition, or its range of partitions. It is empty if there is none."""
-    if context.has_partition_key:
-        return str(context.partition_key)
-    if not context.has_partition_key_range:
-        return ""
-    keys = context.partition_key_range
-    return keys.start if keys.start == keys.end else f"{keys.start}...{keys.end}"
-
-
-def asset_versions(notes_of_assets: Mapping[dg.AssetKey, Sequence[Note]]) -> dict[str, str]:
-    """Return code and data version of each staged asset, or a digest of them if they take too much room."""
-    versions: dict[str, dict[str, str]] = {}
-    for asset_key, notes in notes_of_assets.items():
-        tags = notes[0].tags if notes else {}
-        named = {"code": tags.get(_CODE_VERSION_TAG), "data": tags.get(DATA_VERSION_TAG)}
-        versions[asset_key.to_user_string()] = {name: value for name, value in named.items() if value}
-    text = json.dumps(versions, sort_keys=True, ensure_ascii=False, separators=(",", ":"))
-    if _bytes_as_json(text) <= _LARGEST_VERSIONS_BYTES:
-        return {"asset_versions": text}
-    return {"assets": str(len(versions)), "asset_versions_sha256": hashlib.sha256(text.encode()).hexdigest()}

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import uuid
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
 from trinitylake_ops.errors import (
@@ -178,16 +178,36 @@ def version_of(files: LakehouseFiles, transaction_id: str, after: int, latest: i
 
     Raises VersionNotFoundError where a root that would tell is gone, StorageError.
     """
+    return versions_of(files, (transaction_id,), after, latest).get(transaction_id)
+
+
+def versions_of(files: LakehouseFiles, transaction_ids: Collection[str], after: int, latest: int) -> dict[str, int]:
+    """Return the versions that hold transactions, by the ids of those that were committed.
+
+    Args:
+        files: The files of the lakehouse.
+        transaction_ids: The ids of the transactions.
+        after: The version above which the search begins.
+        latest: The version with which it ends.
+
+    Raises:
+        VersionNotFoundError: A root is missing, so it is unknown whether a transaction was committed.
+        StorageError: A root cannot be read.
+    """
+    wanted, versions = set(transaction_ids), dict[str, int]()
     for version, data in read_roots(files.roots, range(after + 1, latest + 1), _BATCH):
         path = files.roots.path(version)
         if data is None:
             raise VersionNotFoundError(
-                f"nobody can tell whether transaction {transaction_id} was committed: the root of version {version}"
+                f"nobody can tell whether transaction {min(wanted)} was committed: the root of version {version}"
                 " is gone; look at what is there and begin a new one",
                 path=path,
                 version=version,
             )
         members = decode_commit_info(decode_system_rows(data, path)).get("members")
-        if isinstance(members, list) and transaction_id in members:
-            return version
-    return None
+        for transaction_id in wanted & {*map(str, members if isinstance(members, list) else ())}:
+            versions[transaction_id] = version
+            wanted.remove(transaction_id)
+        if not wanted:
+            break
+    return versions

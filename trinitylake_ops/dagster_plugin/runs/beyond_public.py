@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from typing import Any, Protocol
 
 import dagster as dg
@@ -18,6 +18,7 @@ try:
     from dagster._core.definitions.assets.definition.asset_spec import AssetExecutionType
     from dagster._core.definitions.assets.graph.asset_graph import AssetGraph
     from dagster._core.definitions.job_base import RepoBackedJob
+    from dagster._core.definitions.partitions.context import partition_loading_context
     from dagster._core.definitions.resource_requirement import ResourceRequirement
     from dagster._core.events import EngineEventData
     from dagster._core.execution.api import execute_run
@@ -91,6 +92,30 @@ def record_in_run(instance: dg.DagsterInstance, run: dg.DagsterRun, message: str
     """Record texts with a run, by an event of the engine: no asset is concerned by it."""
     values = {name: dg.MetadataValue.text(text) for name, text in data.items()}
     instance.report_engine_event(message, run, EngineEventData(values))
+
+
+def checked_partitions(context: dg.InputContext) -> Sequence[str] | None:
+    """Return the run's partitions of an asset that is the input of its check.
+
+    Dagster gives a check no partitions, so it would read all of them. None for other inputs, and for a run without
+    partitions.
+    """
+    step = context.step_context
+    node, layer = step.node_handle, step.job_def.asset_layer
+    checks = (layer.get_asset_check_key_for_node_output(node, output.name) for output in step.step.step_outputs)
+    is_own_check = context.asset_key in {check.asset_key for check in checks if check is not None}
+    if not (is_own_check and step.has_partitions and step.entity_partitions_def is None):
+        return None
+    keys = step.partition_key_range
+    with partition_loading_context(dynamic_partitions_store=context.instance):
+        partitions: Sequence[str] = context.asset_partitions_def.get_partition_keys_in_range(keys)
+    return partitions
+
+
+def has_partitions(instance: dg.DagsterInstance, partitions: dg.PartitionsDefinition[str], keys: Iterable[str]) -> bool:
+    """Whether all keys are partitions, dynamic ones of an instance included."""
+    with partition_loading_context(dynamic_partitions_store=instance):
+        return all(partitions.has_partition_key(key) for key in keys)
 
 
 def repository_of(context: RunContext) -> dg.RepositoryDefinition | None:

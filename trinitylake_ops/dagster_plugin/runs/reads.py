@@ -1,4 +1,4 @@
-"""The reads of a run, and the tables that it took over.
+"""The reads and publications of a run, and the tables that it took over from other runs.
 
 They are recorded with the run, and gathered when the run publishes. Steps run in processes of their own and are
 retried. So their reads are among the events of the run, whatever happens to the step. An event of the engine has no
@@ -7,22 +7,40 @@ effect on assets, as an observation of them would have.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from itertools import pairwise
 
 import dagster as dg
 
 from trinitylake_ops.dagster_plugin.runs.beyond_public import record_in_run
-from trinitylake_ops.dagster_plugin.runs.staging import newest_notes, newest_staged
-from trinitylake_ops.tables.writing.reads import TableRead
+from trinitylake_ops.dagster_plugin.runs.staging import Note, newest_staged
+from trinitylake_ops.tables.writing.reads import StagedRead, TableRead
 from trinitylake_ops.tables.writing.staged_table import StagedTable
 
 _READ = "trinitylake/read"
+_STAGED_READ = "trinitylake/staged_read"
 _ASSET = "trinitylake/read_asset"
 _TAKEN_FROM = "trinitylake/taken_from_run"
+_ATTEMPT = "trinitylake/publication"
 _PAGE = 1000
 #: The tag of a run that goes on after a failure, with all results of the run before it.
 RESUMED_TAG = "dagster/is_resume_retry"
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """A publication that a run began. It is recorded before the commit, so that a later run can look for the commit.
+
+    ``asset`` is the publishing asset, ``tables`` are the locations of the staged metadata, and ``since`` is the version
+    after which the commit can be.
+    """
+
+    publication: str
+    asset: str
+    tables: tuple[str, ...]
+    since: int
 
 
 def record_read(instance: dg.DagsterInstance, run: dg.DagsterRun, asset_key: dg.AssetKey, read: TableRead) -> None:
@@ -31,29 +49,89 @@ def record_read(instance: dg.DagsterInstance, run: dg.DagsterRun, asset_key: dg.
     record_in_run(instance, run, message, {_READ: read.to_json(), _ASSET: asset_key.to_string()})
 
 
+def record_staged_read(
+    instance: dg.DagsterInstance, run: dg.DagsterRun, asset_key: dg.AssetKey, read: StagedRead
+) -> None:
+    """Record that a run read the table of an asset as it was staged."""
+    staged = read.staged
+    message = f"reading {staged.namespace}.{staged.table} as it was staged on version {staged.base_version}"
+    record_in_run(instance, run, message, {_STAGED_READ: read.to_json(), _ASSET: asset_key.to_string()})
+
+
 def record_taken(instance: dg.DagsterInstance, run: dg.DagsterRun, asset_key: dg.AssetKey, earlier_id: str) -> None:
     """Record that a run goes on with tables that an earlier one staged, and so with that run's reads."""
     message = f"{asset_key.to_user_string()} is taken as run {earlier_id} staged it"
     record_in_run(instance, run, message, {_TAKEN_FROM: earlier_id})
 
 
+def record_attempt(instance: dg.DagsterInstance, run: dg.DagsterRun, attempt: Attempt) -> None:
+    """Record that a run is about to commit a publication."""
+    message = f"{attempt.asset} publishes {len(attempt.tables)} staged tables as publication {attempt.publication}"
+    record_in_run(instance, run, message, {_ATTEMPT: json.dumps(asdict(attempt))})
+
+
+@dataclass(slots=True)
+class _Events:
+    """The records of one run."""
+
+    reads: list[tuple[dg.AssetKey, TableRead]] = field(default_factory=list)
+    staged_reads: list[StagedRead] = field(default_factory=list)
+    taken_from: list[str] = field(default_factory=list)
+    attempts: list[Attempt] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, instance: dg.DagsterInstance, run_id: str) -> _Events:
+        """Return the records of a run in their order."""
+        events = cls()
+        for metadata in _recorded(instance, run_id):
+            if _TAKEN_FROM in metadata:
+                events.taken_from.append(metadata[_TAKEN_FROM])
+            elif _READ in metadata:
+                key = dg.AssetKey.from_db_string(metadata[_ASSET])
+                assert key is not None
+                events.reads.append((key, TableRead.from_json(metadata[_READ])))
+            elif _STAGED_READ in metadata:
+                events.staged_reads.append(StagedRead.from_json(metadata[_STAGED_READ]))
+            elif _ATTEMPT in metadata:
+                attempt = json.loads(metadata[_ATTEMPT])
+                events.attempts.append(Attempt(**{**attempt, "tables": tuple(attempt["tables"])}))
+        return events
+
+
+def _recorded(instance: dg.DagsterInstance, run_id: str) -> Iterator[Mapping[str, str]]:
+    """Yield the texts of each event that this module recorded with a run."""
+    cursor: str | None = None
+    while True:
+        page = instance.get_records_for_run(run_id, cursor, dg.DagsterEventType.ENGINE_EVENT, _PAGE)
+        for record in page.records:
+            event = record.event_log_entry.dagster_event
+            metadata = {} if event is None else event.engine_event_data.metadata
+            if any(name in metadata for name in (_READ, _STAGED_READ, _TAKEN_FROM, _ATTEMPT)):
+                yield {name: str(value.value) for name, value in metadata.items()}
+        if not page.has_more:
+            return
+        cursor = page.cursor
+
+
 class RunReads:
     """The reads that count for a publication: the run's own, and those of runs whose results it takes over."""
 
     def __init__(
-        self, instance: dg.DagsterInstance, runs: Sequence[dg.DagsterRun], published: Sequence[dg.AssetKey] = ()
+        self, instance: dg.DagsterInstance, runs: Sequence[dg.DagsterRun], notes: Mapping[dg.AssetKey, Sequence[Note]]
     ):
-        """``runs`` are the run and those that it was re-executed from.
+        """Gather the records of runs.
 
-        ``published`` are the assets that it publishes.
+        Args:
+            instance: The instance that has them.
+            runs: The run, followed by those that it was re-executed from, the newest first.
+            notes: The notes of the assets that it publishes.
         """
         self._instance = instance
         self._runs = runs
+        self._events = {run.run_id: _Events.of(instance, run.run_id) for run in runs}
         self._by_asset: dict[dg.AssetKey, list[TableRead]] = {}
-        known = {run.run_id: run for run in runs}
-        wanted = [runs[0].run_id]
-        for asset_key in published:
-            wanted += [note.run_id for note in newest_notes(instance, runs, asset_key)[:1]]
+        self._staged: dict[str, StagedRead] = {}
+        wanted = [runs[0].run_id, *(found[0].run_id for found in notes.values() if found)]
         for run, earlier in pairwise(runs):
             if run.tags.get(RESUMED_TAG) != "true":
                 break
@@ -61,34 +139,32 @@ class RunReads:
         seen: set[str] = set()
         while wanted:
             run_id = wanted.pop()
-            if run_id in seen or run_id not in known:
+            if run_id in seen or run_id not in self._events:
                 continue
             seen.add(run_id)
-            wanted += self._gather(run_id)
+            events = self._events[run_id]
+            wanted += events.taken_from
+            for asset_key, read in events.reads:
+                self._by_asset.setdefault(asset_key, []).append(read)
+            for staged_read in events.staged_reads:
+                # Of several reads of one staged table, one that includes rows of its base counts.
+                location = staged_read.staged.metadata_location
+                if location not in self._staged or staged_read.includes_base:
+                    self._staged[location] = staged_read
 
     def all(self) -> list[TableRead]:
-        """Return the reads."""
+        """Return the reads of tables at a version."""
         return [read for reads in self._by_asset.values() for read in reads]
+
+    def as_staged(self) -> list[StagedRead]:
+        """Return the reads of tables as they were staged."""
+        return list(self._staged.values())
 
     def staged(self) -> list[StagedTable]:
         """Return the tables among those read that the runs staged themselves."""
         found = (newest_staged(self._instance, self._runs, key) for key in self._by_asset)
         return [staged for _, staged in filter(None, found)]
 
-    def _gather(self, run_id: str) -> Iterator[str]:
-        """Take the reads of a run. Yields the runs whose results it took over."""
-        cursor: str | None = None
-        while True:
-            page = self._instance.get_records_for_run(run_id, cursor, dg.DagsterEventType.ENGINE_EVENT, _PAGE)
-            for record in page.records:
-                event = record.event_log_entry.dagster_event
-                metadata = {} if event is None else event.engine_event_data.metadata
-                if _TAKEN_FROM in metadata:
-                    yield str(metadata[_TAKEN_FROM].value)
-                asset_key = dg.AssetKey.from_db_string(str(metadata[_ASSET].value)) if _READ in metadata else None
-                if asset_key is not None:
-                    read = TableRead.from_json(str(metadata[_READ].value))
-                    self._by_asset.setdefault(asset_key, []).append(read)
-            if not page.has_more:
-                return
-            cursor = page.cursor
+    def attempts(self, run_id: str) -> Sequence[Attempt]:
+        """Return the publications that a run began, in their order."""
+        return self._events[run_id].attempts

@@ -9,8 +9,9 @@ makes the materialization of it.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import dagster as dg
@@ -153,11 +154,13 @@ def published_events(
     tables: Mapping[dg.AssetKey, StagedTable],
     version: int,
     shown: Callable[[StagedTable, Note], Mapping[str, Any]] = lambda _staged, _note: {},
+    earlier: Mapping[dg.AssetKey, int] = MappingProxyType({}),
 ) -> Iterator[dg.AssetMaterialization]:
     """Yield the materializations of the assets of tables that a version has now, those that others are made of first.
 
-    ``shown`` returns what the page of an asset shows beside what was staged. Each event must be stored when the next
-    one is asked for, as by a step that yields them: the next one names it.
+    ``shown`` returns what the page of an asset shows beside what was staged. ``earlier`` has the versions of tables
+    that an earlier version published. Each event must be stored when the next one is asked for, as by a step that
+    yields them: the next one names it.
     """
     notes = {key: newest_notes(instance, runs, key) for key in tables}
     reported: dict[dg.AssetKey, tuple[str | None, int | None]] = {}
@@ -166,11 +169,43 @@ def published_events(
         ready = [key for key in left if not _inputs(notes[key]) & {*left} - {key}]
         for key in ready or left:
             for note in notes[key]:
-                event = published_event(key, note, tables[key], version, reported)
+                event = published_event(key, note, tables[key], earlier.get(key, version), reported)
                 yield event.with_metadata({**shown(tables[key], note), **event.metadata})
             records = instance.fetch_materializations(key, limit=1).records
             data_version = notes[key][0].tags.get(DATA_VERSION_TAG) if notes[key] else None
             reported[key] = (data_version, records[0].storage_id if records else None)
+
+
+def undone_events(
+    instance: dg.DagsterInstance,
+    runs: Sequence[dg.DagsterRun],
+    asset_keys: Iterable[dg.AssetKey],
+    version: int,
+    undone_by: int,
+) -> Iterator[dg.AssetObservation]:
+    """Yield observations of assets whose tables a version published and a later one undid.
+
+    They are no materializations, because the lakehouse does not have these rows.
+
+    Args:
+        instance: The instance that has the notes of the tables.
+        runs: The run, followed by those that it was re-executed from.
+        asset_keys: The assets.
+        version: The version that published the tables.
+        undone_by: The version that undid it.
+    """
+    for key in asset_keys:
+        for note in newest_notes(instance, runs, key):
+            yield dg.AssetObservation(
+                asset_key=key,
+                partition=note.partition,
+                description=f"Published as version {version} of the lakehouse, and undone by version {undone_by}.",
+                metadata={
+                    "lakehouse_version": version,
+                    "undone_by_version": undone_by,
+                    "staged_by": dg.MetadataValue.dagster_run(note.run_id),
+                },
+            )
 
 
 def published_event(

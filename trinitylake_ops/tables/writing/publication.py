@@ -9,18 +9,19 @@ started again after a kill, and workers that race, get the version that one of t
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from trinitylake_ops.errors import CommitConflictError, InvalidInputError, VersionNotFoundError
 from trinitylake_ops.format.definitions import METADATA_LOCATION, IsolationLevel
-from trinitylake_ops.tables.writing.reads import TableRead, check_unchanged
-from trinitylake_ops.tables.writing.rebasing.rebase import is_there, rebase
+from trinitylake_ops.tables.writing.reads import ReadsCheck, StagedRead, TableRead
+from trinitylake_ops.tables.writing.rebasing.presence import is_there
+from trinitylake_ops.tables.writing.rebasing.rebase import rebase
 from trinitylake_ops.tables.writing.staged_table import StagedTable
 from trinitylake_ops.tables.writing.staging import publish
 from trinitylake_ops.transaction.lakehouse import Lakehouse
-from trinitylake_ops.transaction.saved import CommittedElsewhereError, version_of
+from trinitylake_ops.transaction.saved import CommittedElsewhereError, version_of, versions_of
 from trinitylake_ops.versions.roots import ProbedRoots
 from trinitylake_ops.versions.snapshot import Snapshot, epoch_ms
 from trinitylake_ops.versions.time_travel import find_version_before
@@ -64,34 +65,64 @@ def publish_once(
     require: Callable[[Snapshot], None] | None = None,
     since: int | None = None,
     reads: Sequence[TableRead] = (),
+    staged_reads: Sequence[StagedRead] = (),
     own: Sequence[StagedTable] = (),
-    is_anew: bool = False,
+    was_published: Callable[[StagedTable], bool] = lambda _: False,
+    replaces_latest: Sequence[StagedTable] = (),
+    superseded: Sequence[StagedTable] = (),
 ) -> Publication:
     """Commit staged tables as one version, unless ``publication`` was committed since they were staged.
 
-    Where others changed one of the tables since, the staged files are put on the newer table, with new metadata
-    (:mod:`rebasing.rebase`). Appended files always are. Files that replace partitions are if nobody changed data there.
-    With ``is_anew`` they are in any case, as if they were staged now.
+    Where other writers changed one of the tables since, the staged files are put on the newer table, with new metadata
+    (:mod:`rebasing.rebase`). Appended files always are. Files that replace partitions are, unless data changed there.
+    The namespaces that new tables need are created. Tables that the latest version holds as they were staged, from
+    another publication, are left as they are. Without changes there is no commit, and the latest version is returned.
 
-    A caller that may have staged the tables again passes the version ``since`` which the publication can have been
-    committed, exclusive. ``require`` raises a typed error if the version on which the commit would land is not as
-    needed. A serializable commit lands only if all ``reads`` are as they were read. A table that is there as one of
-    ``own`` was staged is allowed: the same reader published it before. With snapshot isolation, reads do not count. The
-    namespaces that new tables need are created. Some of the tables may be there as they were staged, by another
-    publication. They stay. Without changes there is no commit, and the latest version is returned. Raises
-    InvalidInputError without tables. Raises CommitConflictError if others changed what a staged table replaces, or a
-    table that was read, and what a commit raises. Raises VersionNotFoundError if a missing root leaves open whether it
-    was committed.
+    Args:
+        lake: The lakehouse.
+        staged: The staged tables, each of another table.
+        publication: The id of the publication. It must identify these staged tables, or a unit of work that
+            publishes once even if it stages again.
+        isolation: The isolation level, by default the lakehouse's own.
+        run_id: The run that the commit names.
+        message: The message of the commit.
+        properties: The properties of the commit.
+        operation: The operation of the commit.
+        require: Raises a typed error if the version on which the commit would be created does not fit.
+        since: The version after which the publication can have been committed, if tables may have been staged again.
+        reads: What the tables were made of. A serializable commit requires that these tables are as they were read.
+        staged_reads: Tables that were read as the reader had staged them. They must be among ``staged``, or be
+            published. A serializable commit also requires that no other writer has changed them.
+        own: Tables that the reader staged. A table that only its own publications changed is as it was read.
+        was_published: Returns whether a table of ``staged_reads`` was published, where its history was trimmed.
+        replaces_latest: Those of ``staged`` that replace the rows of the latest version even if other writers changed
+            them, as if their files were staged now. Reads of these tables count at every isolation level.
+        superseded: Earlier appends of the same work, whose files those of ``staged`` replace.
+
+    Raises:
+        InvalidInputError: There are no tables, or two of them are of one table.
+        CommitConflictError: Other writers changed what a staged table replaces, or a table that was read.
+        TransactionExpiredError: A table was staged too long ago.
+        VersionNotFoundError: A missing root leaves open whether the publication was committed.
+        TrinityLakeError: The other errors of a commit.
     """
-    if not staged:
-        raise InvalidInputError("there is nothing to publish: no table was staged")
+    _check_distinct(staged)
     looked_through = min(table.base_version for table in staged)
     if since is not None:
         looked_through = min(looked_through, since)
     search = _Search(publication, looked_through)
+    replacing = {(table.namespace, table.table) for table in replaces_latest}
 
-    def is_ours(version: Snapshot, table: StagedTable) -> bool:
-        return is_there(lake, version, table)
+    def reads_check(isolation: IsolationLevel) -> ReadsCheck:
+        is_serializable = isolation != IsolationLevel.SNAPSHOT
+        return ReadsCheck(
+            lake=lake,
+            reads=[read for read in reads if is_serializable or (read.namespace, read.table) in replacing],
+            staged_reads=staged_reads,
+            own=[*own, *staged],
+            strict=lambda table: is_serializable or (table.namespace, table.table) in replacing,
+            was_published=was_published,
+        )
 
     def commit(ours: Sequence[StagedTable]) -> int:
         transaction = lake.transaction(
@@ -101,17 +132,25 @@ def publish_once(
             txn.require(search.must_be_unpublished)
             if require is not None:
                 txn.require(require)
-            if reads and txn.isolation != IsolationLevel.SNAPSHOT:
-                txn.require(lambda latest: check_unchanged(latest, reads, [*own, *staged], is_ours))
             # Tables that a run took over from an earlier publication are there. Only the rest can be published again.
-            left = [one for one, given in zip(ours, staged, strict=True) if not is_ours(txn.base, given)]
-            publish(txn, left or ours)
+            left = {
+                given.metadata_location: table
+                for table, given in zip(ours, staged, strict=True)
+                if not is_there(lake, txn.base, given)
+            }
+            if reads or staged_reads:
+                check = reads_check(txn.isolation)
+                publishing = {location: table.metadata_location for location, table in left.items()}
+                txn.require(lambda latest: check(latest, publishing))
+            publish(txn, list(left.values()) or ours)
         assert transaction.committed_version is not None
         return transaction.committed_version
 
     ours = list(staged)
     while True:
         try:
+            if superseded and ours == list(staged):
+                ours = _on_the_latest(lake, staged, ours, replacing, superseded)
             return Publication(commit(ours), search.was_published, tuple(ours))
         except CommittedElsewhereError as error:
             return Publication(error.committed_version, was_published=True)
@@ -120,10 +159,23 @@ def publish_once(
             version = published_version(lake, publication, search.looked_through)
             if version is not None:
                 return Publication(version, was_published=True)
-            now = _on_the_latest(lake, staged, ours, is_anew=is_anew)
+            now = _on_the_latest(lake, staged, ours, replacing, superseded)
             if now == ours:
                 raise
             ours = now
+
+
+def _check_distinct(staged: Sequence[StagedTable]) -> None:
+    """Raise InvalidInputError if there is no table, or a table occurs twice."""
+    if not staged:
+        raise InvalidInputError("there is nothing to publish: no table was staged")
+    names = [f"{table.namespace}.{table.table}" for table in staged]
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise InvalidInputError(
+            f"table {twice[0]} was staged twice for one publication: one commit takes one change of a table; publish"
+            " each change by a publication of its own, or write both by one asset"
+        )
 
 
 @dataclass
@@ -145,7 +197,11 @@ class _Search:
 
 
 def _on_the_latest(
-    lake: Lakehouse, staged: Sequence[StagedTable], ours: Sequence[StagedTable], *, is_anew: bool
+    lake: Lakehouse,
+    staged: Sequence[StagedTable],
+    ours: Sequence[StagedTable],
+    replacing: Collection[tuple[str, str]],
+    superseded: Sequence[StagedTable],
 ) -> list[StagedTable]:
     """Return staged tables as they are on the latest version: those that were attempted, where that did not move.
 
@@ -153,14 +209,17 @@ def _on_the_latest(
     CommitConflictError, StorageError.
     """
     latest = lake.snapshot()
+    earlier = {(table.namespace, table.table): table for table in superseded}
     found: list[StagedTable] = []
     for given, attempted in zip(staged, ours, strict=True):
+        name = (given.namespace, given.table)
+        is_attempted = name not in earlier or attempted != given
         if is_there(lake, latest, given):
             found.append(given)
-        elif _location(latest, attempted) == attempted.base_metadata_location:
+        elif is_attempted and _location(latest, attempted) == attempted.base_metadata_location:
             found.append(attempted)
         else:
-            found.append(rebase(lake, given, is_anew=is_anew))
+            found.append(rebase(lake, given, replaces_latest=name in replacing, superseded=earlier.get(name)))
     return found
 
 
@@ -178,6 +237,16 @@ def published_version(lake: Lakehouse, publication: str, after: int) -> int | No
     Raises VersionNotFoundError if that cannot be told, StorageError.
     """
     return version_of(lake.files, publication, after, lake.latest_version())
+
+
+def published_versions(lake: Lakehouse, publications: Collection[str], after: int) -> dict[str, int]:
+    """Return the versions above ``after`` that hold publications, by the ids of those that were committed.
+
+    The ids are in the roots, which outlive the content of their versions and the snapshots of their tables.
+
+    Raises VersionNotFoundError if a missing root leaves it open, StorageError.
+    """
+    return versions_of(lake.files, publications, after, lake.latest_version())
 
 
 def version_before(lake: Lakehouse, moment: datetime) -> int:

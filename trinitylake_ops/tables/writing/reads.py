@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Self
 
 from trinitylake_ops.errors import CommitConflictError, InvalidInputError
+from trinitylake_ops.tables.writing.rebasing.presence import Presence, changed_only_by, presence
 from trinitylake_ops.tables.writing.staged_table import StagedTable
+from trinitylake_ops.transaction.lakehouse import Lakehouse
 from trinitylake_ops.versions.snapshot import Snapshot
 
 
@@ -45,35 +47,102 @@ class TableRead:
             raise InvalidInputError(f"this is no read of a table: {error}") from error
 
 
-def check_unchanged(
-    latest: Snapshot,
-    reads: Sequence[TableRead],
-    own: Sequence[StagedTable],
-    is_there: Callable[[Snapshot, StagedTable], bool],
-) -> None:
-    """Raise CommitConflictError if a table is not as it was read. Reads of other lakehouses do not count.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StagedRead:
+    """A table that was read as its reader had staged it, before it was published to the lakehouse at ``root``.
 
-    A table that is there as one of ``own`` was staged was published by the reader itself, after its read.
+    ``includes_base`` is set if rows of the version that it was staged on can be among those read. It is not set if the
+    staged files replace all rows that were read.
     """
-    ours = [read for read in reads if read.root == latest.files.storage.root]
-    by_name = {(table.namespace, table.table): table for table in own}
-    changed: dict[str, int] = {}
-    for read in ours:
-        name = (read.namespace, read.table)
-        if latest.entry(latest.keys.table_key(*name)) == read.location:
-            continue
-        if name in by_name and is_there(latest, by_name[name]):
-            continue
-        changed.setdefault(f"table {read.namespace}.{read.table}", read.version)
-    if changed:
-        conflicts = tuple(
-            f"{table}: we read it at version {version}, a concurrent commit changed it"
-            for table, version in sorted(changed.items())
-        )
-        raise CommitConflictError(
-            f"version {latest.version} is not what this publication read: {'; '.join(conflicts)}; run it again from"
-            " the beginning",
-            conflicts=conflicts,
-            base_version=min(changed.values()),
-            latest_version=latest.version,
-        )
+
+    root: str
+    staged: StagedTable
+    includes_base: bool
+
+    def to_json(self) -> str:
+        """Return one JSON object."""
+        state = {"root": self.root, "staged": self.staged.to_json(), "includes_base": self.includes_base}
+        return json.dumps(state, sort_keys=True)
+
+    @classmethod
+    def from_json(cls, text: str) -> Self:
+        """Read what ``to_json`` wrote. Raises InvalidInputError."""
+        try:
+            state: dict[str, Any] = json.loads(text)
+            return cls(**{**state, "staged": StagedTable.from_json(state["staged"])})
+        except (ValueError, TypeError, KeyError) as error:
+            raise InvalidInputError(f"this is no read of a staged table: {error}") from error
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadsCheck:
+    """The check that a version still has what a publication was made of.
+
+    ``reads`` and ``staged_reads`` are those that count. Tables of other lakehouses do not. ``own`` are tables that the
+    reader staged itself, so that its own publications are no changes by other writers. ``strict`` returns whether the
+    table of a staged read must be unchanged since. If not, it must have been published. ``was_published`` returns that
+    where the snapshots that would show it were trimmed.
+    """
+
+    lake: Lakehouse
+    reads: Sequence[TableRead]
+    staged_reads: Sequence[StagedRead]
+    own: Sequence[StagedTable]
+    strict: Callable[[StagedTable], bool]
+    was_published: Callable[[StagedTable], bool]
+
+    def __call__(self, latest: Snapshot, publishing: Mapping[str, str]) -> None:
+        """Check a version before the tables are committed on it.
+
+        Args:
+            latest: The version.
+            publishing: The tables to commit: the location of the metadata to commit, by that of the staged metadata.
+
+        Raises:
+            CommitConflictError: A table was changed by other writers, or was read as staged and is not published.
+            StorageError: A file of a table cannot be read.
+        """
+        root = latest.files.storage.root
+        changed: dict[str, tuple[int, str]] = {}
+        for read in (read for read in self.reads if read.root == root):
+            name = (read.namespace, read.table)
+            if latest.entry(latest.keys.table_key(*name)) == read.location:
+                continue
+            if not changed_only_by(self.lake, latest, read.location, name, self.own):
+                changed.setdefault(".".join(name), (read.version, "a concurrent commit changed it"))
+        for staged_read in (read for read in self.staged_reads if read.root == root):
+            staged = staged_read.staged
+            how = self._change_of(latest, staged_read, publishing)
+            if how is not None:
+                changed.setdefault(f"{staged.namespace}.{staged.table}", (staged.base_version, how))
+        if changed:
+            raise _conflict(latest, changed)
+
+    def _change_of(self, latest: Snapshot, read: StagedRead, publishing: Mapping[str, str]) -> str | None:
+        """Return why a table is not what was read as staged, None if it is, or is about to be published as such."""
+        staged, is_strict = read.staged, self.strict(read.staged)
+        committed = publishing.get(staged.metadata_location)
+        if committed is not None:
+            is_same = committed == staged.metadata_location or not (is_strict and read.includes_base)
+            return None if is_same else "a concurrent commit changed the rows that it was staged on"
+        if not is_strict and not (staged.added_files or staged.removed_files):
+            return None
+        now = presence(self.lake, latest, staged)
+        if now is Presence.ABSENT or (now is Presence.TRIMMED and not is_strict and not self.was_published(staged)):
+            return "no version has it as it was staged"
+        if now is Presence.AS_STAGED or not is_strict or (now is Presence.ON_NEWER and not read.includes_base):
+            return None
+        return "a concurrent commit changed it"
+
+
+def _conflict(latest: Snapshot, changed: Mapping[str, tuple[int, str]]) -> CommitConflictError:
+    conflicts = tuple(
+        f"table {table}: we read it at version {version}, {how}" for table, (version, how) in sorted(changed.items())
+    )
+    return CommitConflictError(
+        f"version {latest.version} is not what this publication read: {'; '.join(conflicts)}; run it again from"
+        " the beginning",
+        conflicts=conflicts,
+        base_version=min(version for version, _ in changed.values()),
+        latest_version=latest.version,
+    )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 from pyiceberg.expressions import AlwaysTrue, And, BooleanExpression, EqualTo, IsNull, Or, Reference
@@ -27,6 +27,14 @@ _MAX_FILTERED_PARTITIONS = 100
 def all_files(table: Table) -> list[DataFile]:
     """Return every data file of the current snapshot. Raises InvalidDefinitionError for delete files."""
     return [_without_deletes(task) for task in _planned(table, AlwaysTrue())]
+
+
+def files_at(table: Table, paths: Collection[str]) -> list[DataFile]:
+    """Return the data files of the current snapshot that have one of the paths.
+
+    Raises InvalidDefinitionError for delete files.
+    """
+    return [_without_deletes(task) for task in _planned(table, AlwaysTrue()) if task.file.file_path in paths]
 
 
 def files_in_partitions_of(table: Table, data_files: Sequence[DataFile]) -> list[DataFile]:

@@ -21,28 +21,17 @@ from pyiceberg.table.update import AddSchemaUpdate, SetCurrentSchemaUpdate
 from trinitylake_ops.errors import CommitConflictError, FileMissingError
 from trinitylake_ops.format.definitions import METADATA_LOCATION
 from trinitylake_ops.storage.parallel import run_parallel
-from trinitylake_ops.tables.catalog.catalog import TrinityLakeCatalog
-from trinitylake_ops.tables.catalog.target import SnapshotTarget
 from trinitylake_ops.tables.files.metadata import table_metadata
 from trinitylake_ops.tables.files.reach import entries_in, manifests_in
 from trinitylake_ops.tables.io.file_io import StorageFileIO
 from trinitylake_ops.tables.writing.data_files import with_path
 from trinitylake_ops.tables.writing.rebasing.concurrent import added_paths, changed_files, live_paths, snapshots_since
-from trinitylake_ops.tables.writing.replacement import add_snapshot, all_files
+from trinitylake_ops.tables.writing.rebasing.presence import STAGED_AS, Presence, presence
+from trinitylake_ops.tables.writing.replacement import add_snapshot, all_files, files_at
 from trinitylake_ops.tables.writing.staged_table import StagedTable
-from trinitylake_ops.tables.writing.staging import (
-    Replace,
-    StagingCatalog,
-    files_to_remove,
-    is_published,
-    moved,
-)
+from trinitylake_ops.tables.writing.staging import Replace, StagingCatalog, files_to_remove, moved
 from trinitylake_ops.tables.writing.write_plan import extend_schema
 from trinitylake_ops.transaction.lakehouse import Lakehouse
-from trinitylake_ops.versions.snapshot import Snapshot
-
-#: The property of a snapshot that was rebased: the metadata that was staged.
-STAGED_AS = "trinitylake.staged-as"
 
 # Figures of a snapshot that pyiceberg counts anew.
 _COUNTED = re.compile(r"(added|changed|deleted|removed|total|partitions?)[-.].*")
@@ -51,13 +40,23 @@ _COPIED_AT_ONCE = 4
 _PIECE_BYTES = 8 << 20
 
 
-def rebase(lake: Lakehouse, staged: StagedTable, *, is_anew: bool = False) -> StagedTable:
+def rebase(
+    lake: Lakehouse, staged: StagedTable, *, replaces_latest: bool = False, superseded: StagedTable | None = None
+) -> StagedTable:
     """Return a staged table as it is on the table of the latest version, itself if that has not moved.
 
-    With ``is_anew`` it replaces what is there now, whatever others did there since: as if its files were staged now.
-    Raises CommitConflictError, which names the table and the partitions, where others changed what it replaces. Raises
-    it also for another table of that name, for other columns or partitions, and if its files are in the table already.
-    Raises StorageError.
+    Args:
+        lake: The lakehouse.
+        staged: The staged table.
+        replaces_latest: Whether it replaces the rows of the latest version, as if its files were staged now, even if
+            other writers changed them.
+        superseded: An earlier append to the same table, which the staged one repeats. Its files are removed.
+
+    Raises:
+        CommitConflictError: Other writers changed what it replaces, or rewrote the superseded files. The error names
+            the table and the partitions. Also raised for another table of that name, for other columns or partitions,
+            and if its files are in the table already.
+        StorageError: A file cannot be read or written.
     """
     catalog = StagingCatalog(lake)
     reader = catalog.target.reader()
@@ -69,7 +68,8 @@ def rebase(lake: Lakehouse, staged: StagedTable, *, is_anew: bool = False) -> St
     if not exists:
         raise moved(name, staged.base_version, "it was dropped")
     definition = reader.table(*name)
-    if definition.is_iceberg and definition.format_properties.get(METADATA_LOCATION) == base_location:
+    is_unmoved = definition.is_iceberg and definition.format_properties.get(METADATA_LOCATION) == base_location
+    if is_unmoved and superseded is None:
         return staged
     if not definition.is_iceberg or (base_location is not None and definition.id != staged.table_def.id):
         raise moved(name, staged.base_version, "another table has its name")
@@ -77,20 +77,60 @@ def rebase(lake: Lakehouse, staged: StagedTable, *, is_anew: bool = False) -> St
         raise moved(name, staged.base_version, "it was created by another publication of it")
     if staged.replaces is None:
         raise moved(name, staged.base_version, "it was changed")
-    return _Rebase(catalog, catalog.load_table(name), staged, is_anew=is_anew).staged_again()
+    table = catalog.load_table(name)
+    if superseded is None:
+        return _Rebase(catalog, table, staged, replaces_latest=replaces_latest).staged_again()
+    files = _superseded_files(lake, catalog, table, superseded)
+    if is_unmoved and not files:
+        return staged
+    return _Rebase(catalog, table, staged, superseded=files).staged_again()
+
+
+def _superseded_files(
+    lake: Lakehouse, catalog: StagingCatalog, table: Table, superseded: StagedTable
+) -> list[DataFile]:
+    """Return the files that an append added, none if a later version undid it.
+
+    Raises CommitConflictError if other writers removed or rewrote some of them.
+    """
+    change = _Change.of(superseded, catalog.io)
+    paths = {_path_in(table, change, file.file_path) for file in change.added}
+    files = files_at(table, paths)
+    if len(files) == len(paths):
+        return files
+    if not files and presence(lake, lake.snapshot(), superseded) is Presence.ABSENT:
+        return []
+    raise moved(
+        (superseded.namespace, superseded.table), superseded.base_version, "the rows that it repeats were rewritten"
+    )
+
+
+def _path_in(table: Table, change: _Change, path: str) -> str:
+    """Return the path of a staged file in the folder of a table, which another creation of it may have won."""
+    folder = f"{change.metadata.location}/"
+    return f"{table.location()}/{path.removeprefix(folder)}" if path.startswith(folder) else path
 
 
 class _Rebase:
-    def __init__(self, catalog: StagingCatalog, table: Table, staged: StagedTable, *, is_anew: bool):
+    def __init__(
+        self,
+        catalog: StagingCatalog,
+        table: Table,
+        staged: StagedTable,
+        *,
+        replaces_latest: bool = False,
+        superseded: Sequence[DataFile] = (),
+    ):
         self._catalog = catalog
         self._table = table
         assert isinstance(table.io, StorageFileIO)
         self._io = table.io
         self._staged = staged
-        self._is_anew = is_anew
+        self._replaces_latest = replaces_latest
+        self._superseded = superseded
         self._change = _Change.of(staged, catalog.io)
         #: The files in the table's own folder: those that were staged, unless another creation of the table won.
-        self._added = [with_path(file, self._own_path(file.file_path)) for file in self._change.added]
+        self._added = [with_path(file, _path_in(table, self._change, file.file_path)) for file in self._change.added]
 
     def staged_again(self) -> StagedTable:
         self._check_files()
@@ -107,10 +147,6 @@ class _Rebase:
             replaces=self._staged.replaces,
             replaced_partitions=self._staged.replaced_partitions,
         )
-
-    def _own_path(self, path: str) -> str:
-        folder = f"{self._change.metadata.location}/"
-        return f"{self._table.location()}/{path.removeprefix(folder)}" if path.startswith(folder) else path
 
     def _copy_to_own_folder(self) -> None:
         """Copy files that were staged for a table that another creation won, as a table has its own files only.
@@ -133,7 +169,9 @@ class _Rebase:
 
     def _removed(self) -> list[DataFile]:
         """Return the data files of the table that it replaces."""
-        if self._staged.replaces == Replace.PARTITIONS.value and self._is_anew:
+        if self._superseded:
+            return list(self._superseded)
+        if self._staged.replaces == Replace.PARTITIONS.value and self._replaces_latest:
             wanted = self._staged.replaced_partitions
             return [file for file in all_files(self._table) if self._path_of(file) in wanted]
         return files_to_remove(self._table, self._change.files, Replace(self._staged.replaces))
@@ -145,7 +183,7 @@ class _Rebase:
         there = live_paths(metadata.current_snapshot(), self._io) if since is None else added_paths(since, self._io)
         if added & there:
             raise self._moved("its files were published")
-        if self._is_anew or self._staged.replaces == Replace.NOTHING.value:
+        if self._replaces_latest or self._staged.replaces == Replace.NOTHING.value:
             return
         if since is None:
             raise self._moved("it was set back, or lost the snapshots since then")
@@ -264,23 +302,3 @@ def _order(metadata: TableMetadata) -> object:
 
 def _properties(metadata: TableMetadata) -> object:
     return metadata.properties
-
-
-def is_there(lake: Lakehouse, version: Snapshot, staged: StagedTable) -> bool:
-    """Whether a publication made a table what was staged, also on a newer table than it was staged on.
-
-    Raises StorageError.
-    """
-    if is_published(version, staged):
-        return True
-    name = (staged.namespace, staged.table)
-    if staged.replaces is None or not (version.has_namespace(staged.namespace) and version.has_table(*name)):
-        return False
-    definition = version.table(*name)
-    location = definition.format_properties.get(METADATA_LOCATION)
-    if not definition.is_iceberg or location in (None, staged.base_metadata_location):
-        return False
-    catalog = TrinityLakeCatalog.on(SnapshotTarget(version, lake.storage_options))
-    snapshot = table_metadata(definition, catalog.io).current_snapshot()
-    summary = None if snapshot is None else snapshot.summary
-    return summary is not None and summary.additional_properties.get(STAGED_AS) == staged.metadata_location

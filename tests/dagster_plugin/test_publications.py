@@ -1,0 +1,304 @@
+"""A run publishes exactly the tables that it staged or took over, exactly once, whatever happened before."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import dagster as dg
+import pyarrow as pa
+import pytest
+
+from tests.dagster_plugin.quiet import QUIET
+from tests.lakes import Lakes, check_lake
+from trinitylake_ops import Lakehouse, maintenance
+from trinitylake_ops.dagster_plugin import publish
+from trinitylake_ops.dagster_plugin.io_manager import TrinityLakeIOManager
+from trinitylake_ops.dagster_plugin.publish import build_publish_asset
+from trinitylake_ops.dagster_plugin.resources import TrinityLakeResource
+from trinitylake_ops.dagster_plugin.stored.settings import StoreMode, stored_as
+from trinitylake_ops.errors import InvalidInputError
+from trinitylake_ops.tables.catalog import catalog_at
+
+ORDERS, SUMMARY = dg.AssetKey(["shop", "orders"]), dg.AssetKey(["shop", "summary"])
+PUBLISHED = dg.AssetKey(["publish", "shop"])
+PARTS = dg.StaticPartitionsDefinition(["a", "b"])
+_JOBS: dict[str, dg.JobDefinition] = {}
+
+
+def current_job(name: str) -> dg.JobDefinition:
+    """Return a job that a test of this process made, for runs that Dagster executes again."""
+    return _JOBS[name]
+
+
+class Shop:
+    """A project on one lakehouse, whose runs may be interrupted at their commit."""
+
+    def __init__(self, lake: Lakehouse, instance: dg.DagsterInstance, patch: pytest.MonkeyPatch):
+        self.lake, self.instance, self._patch = lake, instance, patch
+        self.euros = [1.0]
+        self._job = ""
+
+    def define(self, *assets: Any, isolation: str = "lakehouse") -> None:
+        lakehouse = TrinityLakeResource(root=self.lake.root, isolation=isolation)  # type: ignore[arg-type]
+        definitions = dg.Definitions(
+            assets=[one for one in assets if isinstance(one, dg.AssetsDefinition) and not _is_check(one)],
+            asset_checks=[one for one in assets if _is_check(one)],
+            resources={"lakehouse": lakehouse, "io_manager": TrinityLakeIOManager(lakehouse=lakehouse)},
+            jobs=[dg.define_asset_job("shop", selection="*")],
+            executor=dg.in_process_executor,
+        )
+        self._job = f"shop {len(_JOBS)}"  # Dagster remembers what it loaded by a name
+        _JOBS[self._job] = definitions.resolve_job_def("shop")
+
+    def orders(self, mode: StoreMode = "overwrite") -> dg.AssetsDefinition:
+        @dg.asset(key=ORDERS, metadata=stored_as(mode=mode))
+        def orders() -> pa.Table:
+            return pa.table({"euros": self.euros})
+
+        return orders
+
+    def run(
+        self, again: dg.ReexecutionOptions | None = None, *, partition: str | None = None, keys: Any = None
+    ) -> dg.DagsterRun:
+        """Execute the job, or a part of it, with a run of its own in Dagster's records."""
+        made = dg.build_reconstructable_job("tests.dagster_plugin.test_publications", "current_job", (self._job,))
+        with dg.execute_job(
+            made,
+            self.instance,
+            run_config=QUIET,
+            reexecution_options=again,
+            asset_selection=keys,
+            tags={} if partition is None else {"dagster/partition": partition},
+        ) as result:
+            run = self.instance.get_run_by_id(result.run_id)
+        assert run is not None
+        return run
+
+    def at_commit(
+        self, before: Callable[[], object] = lambda: None, after: Callable[[], object] = lambda: None
+    ) -> None:
+        """Call functions before and after the next commit of a publication."""
+        publish_once = publish.publish_once
+
+        def interrupted(*args: Any, **options: Any) -> Any:
+            self._patch.setattr(publish, "publish_once", publish_once)
+            before()
+            publication = publish_once(*args, **options)
+            after()
+            return publication
+
+        self._patch.setattr(publish, "publish_once", interrupted)
+
+    def failure(self, run: dg.DagsterRun) -> str:
+        records = self.instance.get_records_for_run(run.run_id, of_type=dg.DagsterEventType.STEP_FAILURE).records
+        events = [record.event_log_entry.dagster_event for record in records]
+        (failed,) = [event.step_failure_data.user_failure_data for event in events if event is not None]
+        assert failed is not None
+        return str(failed.metadata["error"].value)
+
+    def values(self, table: str = "orders", column: str = "euros") -> list[Any]:
+        found: list[Any] = catalog_at(self.lake).load_table(("shop", table)).scan().to_arrow()[column].to_pylist()
+        return sorted(found)
+
+    def newest(self, key: dg.AssetKey = ORDERS) -> dg.AssetMaterialization:
+        event = self.instance.fetch_materializations(key, limit=1).records[0].asset_materialization
+        assert event is not None
+        return event
+
+
+def _is_check(one: Any) -> bool:
+    return isinstance(one, dg.AssetChecksDefinition)
+
+
+def die() -> None:
+    raise RuntimeError("killed after the commit")
+
+
+def all_of(run: dg.DagsterRun) -> dg.ReexecutionOptions:
+    return dg.ReexecutionOptions(parent_run_id=run.run_id)
+
+
+def publisher_of(run: dg.DagsterRun) -> dg.ReexecutionOptions:
+    return dg.ReexecutionOptions(parent_run_id=run.run_id, step_selection=["publish__shop"])
+
+
+@pytest.fixture
+def shop(lakes: Lakes, monkeypatch: pytest.MonkeyPatch) -> Iterator[Shop]:
+    with dg.instance_for_test() as instance:
+        made = Shop(lakes.local(), instance, monkeypatch)
+        yield made
+        check_lake(made.lake)
+
+
+def published(*tables: dg.AssetsDefinition, key: str = "shop", **options: Any) -> dg.AssetsDefinition:
+    named = {table.key.path[-1]: table for table in tables}
+    return build_publish_asset(key=["publish", key], tables=named, description="Tables.", **options)
+
+
+@pytest.mark.parametrize("mode", ["overwrite", "append"])
+def test_corrected_rows_take_the_place_of_those_of_an_interrupted_run(shop: Shop, mode: StoreMode) -> None:
+    """Each row once, although Dagster never learned of the commit of the first run."""
+    orders = shop.orders(mode)
+    shop.define(orders, published(orders))
+    shop.at_commit(after=die)
+    first = shop.run()
+    assert (first.is_failure, shop.values()) == (True, [1.0])
+    shop.euros = [100.0, 200.0]
+    second = shop.run(all_of(first))
+    assert (second.is_success, shop.values()) == (True, [100.0, 200.0])
+    metadata = shop.newest().metadata
+    assert (metadata["lakehouse_version"].value, metadata["staged_by"].value) == (2, second.run_id)
+    assert shop.run(all_of(second)).is_success
+    assert shop.values() == ([100.0, 200.0] if mode == "overwrite" else [100.0, 100.0, 200.0, 200.0])
+
+
+def test_rows_that_cannot_be_replaced_are_a_conflict(shop: Shop) -> None:
+    """Another engine rewrote the appended rows of an interrupted run, so they cannot be found again."""
+    orders = shop.orders("append")
+    shop.define(orders, published(orders))
+    shop.at_commit(after=die)
+    first = shop.run()
+    table = catalog_at(shop.lake).load_table(("shop", "orders"))
+    table.overwrite(table.scan().to_arrow())
+    again = shop.run(all_of(first))
+    assert (again.is_failure, shop.failure(again), shop.values()) == (True, "CommitConflictError", [1.0])
+    assert shop.run(publisher_of(first)).is_success
+    assert shop.newest().metadata["lakehouse_version"].value == 1
+
+
+def test_what_is_staged_again_after_a_conflict_conflicts_like_any_other(shop: Shop) -> None:
+    orders = shop.orders()
+    shop.define(orders, published(orders))
+    assert shop.run().is_success
+
+    def other(euros: float) -> Callable[[], object]:
+        def put() -> None:
+            catalog_at(shop.lake).load_table(("shop", "orders")).overwrite(pa.table({"euros": [euros]}))
+
+        return put
+
+    shop.at_commit(before=other(2.0))
+    first = shop.run()
+    shop.at_commit(before=other(4.0))
+    second = shop.run(all_of(first))
+    assert [shop.failure(run) for run in (first, second)] == ["CommitConflictError"] * 2
+    assert shop.values() == [4.0]
+    third = shop.run(publisher_of(second))
+    assert (third.is_success, shop.values()) == (True, [1.0]), "what a user expressly takes over replaces it"
+    assert shop.newest().metadata["staged_by"].value == second.run_id
+
+
+def test_an_append_is_known_when_its_snapshots_were_trimmed(shop: Shop) -> None:
+    orders = shop.orders("append")
+    shop.define(orders, published(orders))
+    first = shop.run()
+    table = catalog_at(shop.lake).load_table(("shop", "orders"))
+    table.overwrite(table.scan().to_arrow())
+    policy = maintenance.RetentionPolicy(maximum_age_ms=0, minimum_versions=1, protected_ms=0)
+    maintenance.plan_trim_tables(shop.lake, policy).execute()
+    assert len(catalog_at(shop.lake).load_table(("shop", "orders")).metadata.snapshots) == 1
+    assert shop.run(publisher_of(first)).is_success
+    assert shop.values() == [1.0]
+
+
+def test_a_publication_that_was_undone_is_reported_as_undone(shop: Shop) -> None:
+    orders = shop.orders()
+
+    @dg.asset(key=SUMMARY, ins={"orders": dg.AssetIn(ORDERS)})
+    def summary(orders: pa.Table) -> pa.Table:
+        return pa.table({"euros": [sum(orders["euros"].to_pylist())]})
+
+    shop.define(orders, summary, published(orders, summary))
+    assert shop.run().is_success
+    shop.euros = [2.0]
+    shop.at_commit(after=die)
+    second = shop.run()
+    maintenance.rollback(shop.lake, 1)
+    assert shop.run(publisher_of(second)).is_success
+    assert (shop.values(), shop.lake.latest_version()) == ([1.0], 3)
+    assert shop.newest(PUBLISHED).metadata["undone_by_version"].value == 3
+    assert shop.newest().metadata["lakehouse_version"].value == 1, "no materialization of what is not there"
+    note = shop.instance.fetch_observations(ORDERS, limit=1).records[0].asset_observation
+    assert note is not None and note.metadata["undone_by_version"].value == 3
+    rest = dg.ReexecutionOptions(second.run_id, step_selection=["shop__summary", "publish__shop"])
+    part = shop.run(rest)
+    assert shop.failure(part) == "CommitConflictError", "a summary of orders that no version has"
+    maintenance.rollback(shop.lake, 2)
+    assert shop.run(publisher_of(second)).is_success
+    assert shop.newest().metadata["lakehouse_version"].value == 2
+
+
+def test_a_table_is_not_made_of_one_that_was_staged_again_since(shop: Shop) -> None:
+    orders = shop.orders()
+
+    @dg.asset(key=SUMMARY, ins={"orders": dg.AssetIn(ORDERS)})
+    def summary(orders: pa.Table) -> pa.Table:
+        return pa.table({"euros": [sum(orders["euros"].to_pylist())]})
+
+    shop.define(orders, summary, published(orders, summary))
+    shop.at_commit(before=die)
+    first = shop.run()
+    shop.euros = [5.0]
+    part = shop.run(dg.ReexecutionOptions(first.run_id, step_selection=["shop__orders", "publish__shop"]))
+    assert shop.failure(part) == "CommitConflictError"
+    assert shop.lake.latest_version() == 0
+    resumed = shop.run(publisher_of(first))
+    assert (resumed.is_success, shop.values("summary")) == (True, [1.0])
+    assert {shop.newest(key).metadata["staged_by"].value for key in (ORDERS, SUMMARY)} == {first.run_id}
+
+
+def test_two_assets_of_one_table_are_no_publication(shop: Shop) -> None:
+    def rows(name: str) -> dg.AssetsDefinition:
+        @dg.asset(key=["shop", name], metadata=stored_as(table="shop.orders", mode="append"))
+        def made() -> pa.Table:
+            return pa.table({"euros": shop.euros})
+
+        return made
+
+    a, b = rows("a"), rows("b")
+    with pytest.raises(InvalidInputError):
+        published(a, b)
+    by_key = build_publish_asset(key=["publish", "shop"], tables={"a": a.key, "b": b.key}, description="Keys.")
+    shop.define(a, b, by_key)
+    assert shop.failure(shop.run()) == "InvalidInputError"
+    assert shop.lake.latest_version() == 0
+    shop.define(a, b, published(a, key="a"), published(b, key="b"))
+    assert (shop.run().is_success, shop.values()) == (True, [1.0, 1.0])
+
+
+@pytest.mark.parametrize("moment", ["before", "after"])
+def test_a_partition_that_is_deleted_meanwhile(shop: Shop, moment: str) -> None:
+    shop.instance.add_dynamic_partitions("days", ["mon", "tue"])
+    days = dg.DynamicPartitionsDefinition(name="days")
+
+    @dg.asset(key=ORDERS, partitions_def=days, metadata=stored_as(partition_by=["day"]))
+    def orders(context: dg.AssetExecutionContext) -> pa.Table:
+        return pa.table({"day": [context.partition_key], "euros": [1.0]})
+
+    shop.define(orders, published(orders, partitions_def=days))
+    shop.at_commit(**{moment: lambda: shop.instance.delete_dynamic_partition("days", "mon")})  # type: ignore[arg-type]
+    run = shop.run(partition="mon")
+    if moment == "before":
+        assert (shop.failure(run), shop.lake.latest_version()) == ("InvalidInputError", 0)
+    else:
+        assert (run.is_success, shop.values()) == (True, [1.0])
+
+
+def test_a_check_reads_the_partition_of_its_run(shop: Shop) -> None:
+    seen: list[list[str]] = []
+
+    @dg.asset(key=ORDERS, partitions_def=PARTS, metadata=stored_as(partition_by=["part"]))
+    def orders(context: dg.AssetExecutionContext) -> pa.Table:
+        return pa.table({"part": [context.partition_key], "euros": shop.euros})
+
+    @dg.asset_check(asset=orders, blocking=True)
+    def positive(orders: pa.Table) -> dg.AssetCheckResult:
+        seen.append(orders["part"].to_pylist())
+        return dg.AssetCheckResult(passed=min(orders["euros"].to_pylist()) > 0)
+
+    shop.define(orders, positive, published(orders, partitions_def=PARTS))
+    assert shop.run(partition="a").is_success
+    shop.euros = [-1.0]
+    assert shop.run(partition="a").is_failure
+    shop.euros = [2.0]
+    assert shop.run(partition="b").is_success
+    assert (seen, shop.values()) == ([["a"], ["a"], ["b"]], [1.0, 2.0])

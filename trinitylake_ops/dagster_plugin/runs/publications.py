@@ -1,0 +1,322 @@
+"""The publication of a run: exactly the tables that it staged or took over, exactly once.
+
+A publication is identified by what it publishes: the publishing asset, its partitions, and the staged tables. So a
+re-execution that takes over the same tables finds the commit of the run before it, and one that stages again publishes
+again. What an earlier run committed counts only for the tables that are taken over from it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import dagster as dg
+
+from trinitylake_ops import Lakehouse
+from trinitylake_ops.dagster_plugin.metadata import DATA_VERSION_TAG
+from trinitylake_ops.dagster_plugin.runs.beyond_public import has_partitions
+from trinitylake_ops.dagster_plugin.runs.reads import Attempt, RunReads, record_attempt
+from trinitylake_ops.dagster_plugin.runs.records import newest_materialization, run_chain
+from trinitylake_ops.dagster_plugin.runs.staging import Note, newest_notes, newest_staged
+from trinitylake_ops.errors import CommitConflictError, InvalidInputError
+from trinitylake_ops.tables.writing.publication import Publication, publication_id, published_versions
+from trinitylake_ops.tables.writing.rebasing.presence import undone_by
+from trinitylake_ops.tables.writing.staged_table import StagedTable
+from trinitylake_ops.tables.writing.staging import Replace
+
+#: The metadata of a failed step that names the asset whose publication failed.
+PUBLISHING = "publishing"
+_CODE_VERSION_TAG = "dagster/code_version"
+# A root keeps 4 KiB for all entries of a commit about itself, as JSON.
+_LARGEST_NAME_BYTES = 384
+_LARGEST_VERSIONS_BYTES = 2048
+
+
+@dataclass(frozen=True, slots=True)
+class RunPublication:
+    """The outcome of a run's publication.
+
+    ``tables`` are the tables as they were committed. ``earlier`` has the versions of those that an earlier publication
+    committed. ``undone_by`` is the version that undid an earlier commit of this publication, if one did.
+    """
+
+    version: int
+    was_published: bool
+    tables: Mapping[dg.AssetKey, StagedTable]
+    earlier: Mapping[dg.AssetKey, int]
+    runs: Sequence[dg.DagsterRun]
+    reads: RunReads
+    undone_by: int | None = None
+
+
+class RunPublisher:
+    """The publication of the tables that a run staged or took over, before and after its commit.
+
+    ``id`` is that of the publication, and ``left`` are the tables to commit. ``outcome`` is set if there is nothing to
+    commit, because earlier publications committed all tables.
+    """
+
+    def __init__(
+        self,
+        context: dg.AssetExecutionContext,
+        lake: Lakehouse,
+        asset_key: dg.AssetKey,
+        staged: Mapping[dg.AssetKey, StagedTable],
+    ):
+        """Look for earlier commits of the tables.
+
+        Args:
+            context: The context of the publishing step.
+            lake: The lakehouse.
+            asset_key: The publishing asset.
+            staged: The staged tables by their assets.
+
+        Raises:
+            CommitConflictError: A table that is taken over was published, and a later version undid it.
+            StorageError: The history or a table cannot be read.
+        """
+        self._context, self._lake, self._asset_key, self._staged = context, lake, asset_key, staged
+        self._instance = context.instance
+        self._asset, self._partition = asset_key.to_user_string(), partition_of(context)
+        self._runs = run_chain(context.instance, context.run)
+        self._notes = {key: newest_notes(context.instance, self._runs, key) for key in staged}
+        self._reads = RunReads(context.instance, self._runs, self._notes)
+        names = [f"{table.namespace}.{table.table} {table.metadata_location}" for table in staged.values()]
+        self.id = publication_id("dagster", self._asset, self._partition, *names)
+        self._versions = self._earlier_versions()
+        self._earlier: dict[dg.AssetKey, int] = {}
+        self.outcome: RunPublication | None = None
+        if self.id in self._versions:
+            self.outcome = self._was_published(self._versions[self.id])
+        else:
+            self._earlier = self._published_earlier()
+        self.left = {key: table for key, table in staged.items() if key not in self._earlier}
+        if not self.left:
+            self.outcome = self._outcome(max(self._earlier.values()), staged, was_published=True)
+
+    def publish(self, publish_once: Callable[..., Publication], isolation: str | None) -> RunPublication:
+        """Commit the tables that are left.
+
+        Args:
+            publish_once: The function :func:`publication.publish_once`.
+            isolation: The isolation level, None for the lakehouse's own.
+
+        Raises:
+            CommitConflictError: Other writers changed what is replaced or was read, or a table was read as it was
+                staged and is not published.
+            InvalidInputError: A partition of the run was deleted.
+            TrinityLakeError: The other errors of a publication.
+        """
+        if self.outcome is not None:
+            return self.outcome
+        taken_over = [table for key, table in self.left.items() if self._met_a_conflict(key)]
+        if taken_over:
+            names = ", ".join(sorted(f"{table.namespace}.{table.table}" for table in taken_over))
+            self._context.log.info("an earlier run met a conflict: %s replaces the rows of the latest version", names)
+        since = min(table.base_version for table in self._staged.values())
+        attempt = Attempt(self.id, self._asset, self._locations(), since)
+        if attempt not in self._reads.attempts(self._runs[0].run_id):  # a retried step finds its own
+            record_attempt(self._instance, self._runs[0], attempt)
+        publication = publish_once(
+            self._lake,
+            list(self.left.values()),
+            self.id,
+            since=since,
+            require=lambda _: self._check_partitions(),
+            reads=self._reads.all(),
+            staged_reads=self._reads.as_staged(),
+            own=self._reads.staged(),
+            was_published=self._has_a_version,
+            replaces_latest=taken_over,
+            superseded=self._superseded(),
+            isolation=isolation,
+            run_id=self._runs[0].run_id,
+            message=shortened(f"publish {self._asset_key.path[-1]}{f' {self._partition}' if self._partition else ''}"),
+            properties=self._properties(),
+        )
+        if publication.was_published:
+            return self._was_published(publication.version)
+        committed = dict(zip(self.left, publication.tables, strict=True))
+        return self._outcome(publication.version, {**self._staged, **committed}, was_published=False)
+
+    def has_partitions(self) -> bool:
+        """Whether the partitions of the run still exist: dynamic ones can be deleted at any time."""
+        partitions = self._context.assets_def.partitions_def
+        if partitions is None or not self._partition:
+            return True
+        keys = self._context.partition_key_range
+        return has_partitions(self._instance, partitions, {keys.start, keys.end})
+
+    def _check_partitions(self) -> None:
+        """Raise InvalidInputError if a partition of the run was deleted, as Dagster takes no event of it then."""
+        if not self.has_partitions():
+            raise InvalidInputError(
+                f"{self._asset} cannot publish partition {self._partition!r}: it was deleted after its tables were"
+                " staged; add the partition and run it again"
+            )
+
+    def _locations(self) -> tuple[str, ...]:
+        return tuple(sorted(table.metadata_location for table in self._staged.values()))
+
+    def _earlier_versions(self) -> dict[str, int]:
+        """Return the versions of publications that can have committed a table of this one, by their ids.
+
+        These are all of earlier runs, and those of other publishing assets of this run that have a table of this one.
+        """
+        own_id, locations = self._runs[0].run_id, {*self._locations()}
+        attempts = ((run.run_id, attempt) for run in self._runs for attempt in self._reads.attempts(run.run_id))
+        return self._versions_of(
+            attempt
+            for run_id, attempt in attempts
+            if run_id != own_id or (attempt.publication != self.id and locations.intersection(attempt.tables))
+        )
+
+    def _versions_of(self, attempts: Iterable[Attempt]) -> dict[str, int]:
+        """Return the versions of those publications that were committed, by their ids."""
+        since = {attempt.publication: attempt.since for attempt in attempts}
+        return published_versions(self._lake, set(since), min(since.values())) if since else {}
+
+    def _published_earlier(self) -> dict[dg.AssetKey, int]:
+        """Return the tables that another publication committed, with its version.
+
+        Raises CommitConflictError for one that was undone since.
+        """
+        earlier: dict[dg.AssetKey, int] = {}
+        for key, table in self._staged.items():
+            is_changed = table.metadata_location != table.base_metadata_location
+            committed = [version for location, version in self._committed() if location == table.metadata_location]
+            if not (is_changed and committed):
+                continue
+            undone = undone_by(self._lake, committed[0], [table])
+            if undone is not None:
+                raise CommitConflictError(
+                    f"table {table.namespace}.{table.table} cannot be published again: run {self._stager(key)} staged"
+                    f" it, version {committed[0]} published it, and version {undone} undid that; run it again from the"
+                    " beginning",
+                    base_version=committed[0],
+                    latest_version=undone,
+                )
+            earlier[key] = committed[0]
+        return earlier
+
+    def _committed(self) -> Iterator[tuple[str, int]]:
+        """Yield the locations of staged tables that were committed, with the version."""
+        for run in self._runs:
+            for attempt in self._reads.attempts(run.run_id):
+                version = self._versions.get(attempt.publication)
+                if version is not None:
+                    yield from ((location, version) for location in attempt.tables)
+
+    def _has_a_version(self, staged: StagedTable) -> bool:
+        """Whether a publication of these runs committed a staged table."""
+        attempts = [attempt for run in self._runs for attempt in self._reads.attempts(run.run_id)]
+        return bool(self._versions_of(one for one in attempts if staged.metadata_location in one.tables))
+
+    def _stager(self, key: dg.AssetKey) -> str:
+        """Return the run that staged a table."""
+        notes = self._notes[key]
+        return notes[0].run_id if notes else self._runs[0].run_id
+
+    def _runs_before(self, key: dg.AssetKey) -> int:
+        """Return the index of the run that staged a table."""
+        return next((at for at, run in enumerate(self._runs) if run.run_id == self._stager(key)), 0)
+
+    def _met_a_conflict(self, key: dg.AssetKey) -> bool:
+        """Whether an earlier run failed to publish a table that is taken over, because it met a conflict."""
+        since_staged = self._runs[1 : self._runs_before(key) + 1]
+        return any(_met_a_conflict(self._instance, run, self._asset) for run in since_staged)
+
+    def _superseded(self) -> list[StagedTable]:
+        """Return appends that an earlier run committed without Dagster learning of it, and that are staged again.
+
+        Their rows are replaced, because the user repeats a run that failed. If Dagster knows of the earlier
+        publication, the user wants to append again.
+        """
+        superseded: list[StagedTable] = []
+        for key, table in self.left.items():
+            if table.replaces != Replace.NOTHING.value:
+                continue
+            first = self._runs_before(key) + 1
+            for at, run in enumerate(self._runs[first:], first):
+                if newest_materialization(self._instance, [run], self._asset_key) is not None:
+                    break
+                found = newest_staged(self._instance, self._runs[at:], key)
+                committed = {
+                    location
+                    for attempt in self._reads.attempts(run.run_id)
+                    if attempt.asset == self._asset and attempt.publication in self._versions
+                    for location in attempt.tables
+                }
+                if found is not None and found[1].metadata_location in committed:
+                    superseded.append(found[1])
+                    break
+        return superseded
+
+    def _was_published(self, version: int) -> RunPublication:
+        undone = undone_by(self._lake, version, list(self._staged.values()))
+        return self._outcome(version, self._staged, was_published=True, undone_by=undone)
+
+    def _outcome(
+        self,
+        version: int,
+        tables: Mapping[dg.AssetKey, StagedTable],
+        *,
+        was_published: bool,
+        undone_by: int | None = None,
+    ) -> RunPublication:
+        return RunPublication(version, was_published, tables, self._earlier, self._runs, self._reads, undone_by)
+
+    def _properties(self) -> dict[str, str]:
+        return {
+            "asset": shortened(self._asset),
+            **({"partition": shortened(self._partition)} if self._partition else {}),
+            **asset_versions(self._notes),
+        }
+
+
+def _met_a_conflict(instance: dg.DagsterInstance, run: dg.DagsterRun, asset: str) -> bool:
+    """Whether a publication failed in a run, as others had changed what it replaces."""
+    for record in instance.get_records_for_run(run.run_id, of_type=dg.DagsterEventType.STEP_FAILURE).records:
+        event = record.event_log_entry.dagster_event
+        failure = None if event is None else event.step_failure_data.user_failure_data
+        metadata = {} if failure is None else {name: value.value for name, value in failure.metadata.items()}
+        if (metadata.get("error"), metadata.get(PUBLISHING)) == (CommitConflictError.__name__, asset):
+            return True
+    return False
+
+
+def _bytes_as_json(text: str) -> int:
+    return len(json.dumps(text, ensure_ascii=False).encode())
+
+
+def shortened(text: str) -> str:
+    """Return as much of a text's beginning as has room in a commit."""
+    end = min(len(text), _LARGEST_NAME_BYTES)
+    while _bytes_as_json(text[:end]) > _LARGEST_NAME_BYTES:
+        end -= 1
+    return text[:end]
+
+
+def partition_of(context: dg.AssetExecutionContext) -> str:
+    """Return the run's partition, or its range of partitions. It is empty if there is none."""
+    if context.has_partition_key:
+        return str(context.partition_key)
+    if not context.has_partition_key_range:
+        return ""
+    keys = context.partition_key_range
+    return keys.start if keys.start == keys.end else f"{keys.start}...{keys.end}"
+
+
+def asset_versions(notes: Mapping[dg.AssetKey, Sequence[Note]]) -> dict[str, str]:
+    """Return code and data version of each staged asset, or a digest of them if they take too much room."""
+    versions: dict[str, dict[str, str]] = {}
+    for asset_key, found in notes.items():
+        tags = found[0].tags if found else {}
+        named = {"code": tags.get(_CODE_VERSION_TAG), "data": tags.get(DATA_VERSION_TAG)}
+        versions[asset_key.to_user_string()] = {name: value for name, value in named.items() if value}
+    text = json.dumps(versions, sort_keys=True, ensure_ascii=False, separators=(",", ":"))
+    if _bytes_as_json(text) <= _LARGEST_VERSIONS_BYTES:
+        return {"asset_versions": text}
+    return {"assets": str(len(versions)), "asset_versions_sha256": hashlib.sha256(text.encode()).hexdigest()}

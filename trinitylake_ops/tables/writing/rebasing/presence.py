@@ -1,0 +1,198 @@
+"""Whether a version holds a staged table: as it was staged, on a newer table, in its past, or no longer.
+
+A publication that met a newer table commits a rebased snapshot (:mod:`rebase`). That snapshot names the staged
+metadata, so it is recognized here as the staged table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import Enum
+
+from pyiceberg.table.metadata import TableMetadata
+from pyiceberg.table.snapshots import Snapshot as TableSnapshot
+
+from trinitylake_ops.errors import FileMissingError, VersionExpiredError, VersionNotFoundError
+from trinitylake_ops.format.definitions import METADATA_LOCATION, TableDef
+from trinitylake_ops.tables.catalog.catalog import TrinityLakeCatalog
+from trinitylake_ops.tables.catalog.target import SnapshotTarget
+from trinitylake_ops.tables.files.metadata import table_metadata
+from trinitylake_ops.tables.writing.staged_table import StagedTable
+from trinitylake_ops.transaction.lakehouse import Lakehouse
+from trinitylake_ops.versions.snapshot import Snapshot
+
+#: The property of a rebased snapshot: the location of the metadata that was staged.
+STAGED_AS = "trinitylake.staged-as"
+
+
+class Presence(Enum):
+    """How a table of a version relates to a staged table."""
+
+    #: The table has exactly the rows that were staged.
+    AS_STAGED = "as staged"
+    #: The table is the staged change on top of changes of other writers.
+    ON_NEWER = "on a newer table"
+    #: The table was one of these two, and was changed afterwards.
+    EARLIER = "earlier"
+    #: Unknown: the snapshots that would show it were trimmed.
+    TRIMMED = "trimmed"
+    #: The table was never published, or a later version undid it.
+    ABSENT = "absent"
+
+
+def presence(lake: Lakehouse, version: Snapshot, staged: StagedTable) -> Presence:
+    """Return how a version holds a staged table.
+
+    Args:
+        lake: The lakehouse.
+        version: The version to examine.
+        staged: The staged table. Where staging changed no files, the table's existence counts as holding it.
+
+    Raises:
+        StorageError: A file of the table cannot be read.
+    """
+    definition = _definition(version, staged.namespace, staged.table)
+    if definition is None:
+        return Presence.ABSENT
+    location = definition.format_properties.get(METADATA_LOCATION)
+    if location == staged.metadata_location and definition.id == staged.table_def.id:
+        return Presence.AS_STAGED
+    if not (staged.added_files or staged.removed_files):
+        return Presence.EARLIER
+    if location == staged.base_metadata_location:
+        return Presence.ABSENT
+    metadata = _metadata(lake, version, definition)
+    by_id = {snapshot.snapshot_id: snapshot for snapshot in metadata.snapshots}
+    oldest: TableSnapshot | None = None
+    next_id = metadata.current_snapshot_id
+    while next_id is not None:
+        snapshot = by_id.pop(next_id, None)  # popped, because damaged metadata may have cycles
+        if snapshot is None:
+            return _presence_before(lake, version, staged, oldest)
+        is_rebased = is_rebase_of(snapshot, staged)
+        if is_rebased or snapshot.snapshot_id == staged.snapshot_id:
+            if oldest is not None:
+                return Presence.EARLIER
+            return Presence.ON_NEWER if is_rebased else Presence.AS_STAGED
+        oldest, next_id = snapshot, snapshot.parent_snapshot_id
+    return Presence.ABSENT
+
+
+def is_there(lake: Lakehouse, version: Snapshot, staged: StagedTable) -> bool:
+    """Whether the latest change of a table is the staged one, as it was staged or on a newer table.
+
+    Raises StorageError.
+    """
+    return presence(lake, version, staged) in (Presence.AS_STAGED, Presence.ON_NEWER)
+
+
+def is_rebase_of(snapshot: TableSnapshot, staged: StagedTable) -> bool:
+    """Whether a snapshot is the staged change on a newer table."""
+    summary = snapshot.summary
+    return summary is not None and summary.additional_properties.get(STAGED_AS) == staged.metadata_location
+
+
+def changed_only_by(
+    lake: Lakehouse, version: Snapshot, read_location: str, name: tuple[str, str], own: Sequence[StagedTable]
+) -> bool:
+    """Whether all changes of a table since it was read are staged tables of the reader itself.
+
+    Args:
+        lake: The lakehouse.
+        version: The version to examine.
+        read_location: The location of the table's definition when it was read.
+        name: Namespace and name of the table.
+        own: The tables that the reader staged, also those of other names.
+
+    Raises:
+        StorageError: A file of the table cannot be read.
+    """
+    ours = [staged for staged in own if (staged.namespace, staged.table) == name]
+    definition = _definition(version, *name)
+    if definition is None or not ours:
+        return False
+    try:
+        before = version.table_at(read_location)
+    except FileMissingError:  # the version that was read was purged
+        return False
+    location = definition.format_properties.get(METADATA_LOCATION)
+    before_location = before.format_properties.get(METADATA_LOCATION)
+    for staged in ours:
+        if (staged.metadata_location, staged.base_metadata_location) == (location, before_location):
+            return True
+    if not before.is_iceberg or before.id != definition.id:
+        return False
+    try:
+        read_id = _metadata(lake, version, before).current_snapshot_id
+    except FileMissingError:
+        return False
+    metadata = _metadata(lake, version, definition)
+    by_id = {snapshot.snapshot_id: snapshot for snapshot in metadata.snapshots}
+    own_ids = {staged.snapshot_id for staged in ours}
+    next_id = metadata.current_snapshot_id
+    if next_id == read_id:
+        return False
+    while next_id != read_id:
+        snapshot = by_id.pop(next_id, None) if next_id is not None else None
+        if snapshot is None:
+            return False
+        if snapshot.snapshot_id not in own_ids and not any(is_rebase_of(snapshot, staged) for staged in ours):
+            return False
+        next_id = snapshot.parent_snapshot_id
+    return True
+
+
+def undone_by(lake: Lakehouse, version: int, tables: Sequence[StagedTable]) -> int | None:
+    """Return the version that undid published tables, None while the latest version's history has all of them.
+
+    A rollback undoes a table, and so does a drop. Of versions that cannot be read any more, the next one that can be
+    read is returned.
+
+    Args:
+        lake: The lakehouse.
+        version: The version that published the tables.
+        tables: The staged tables.
+
+    Raises:
+        StorageError: A file of a table cannot be read.
+    """
+
+    def is_undone(at: Snapshot) -> bool:
+        return any(presence(lake, at, staged) is Presence.ABSENT for staged in tables)
+
+    latest = lake.snapshot()
+    if not is_undone(latest):
+        return None
+    has, lacks = version, latest.version
+    while lacks - has > 1:
+        middle = (has + lacks) // 2
+        try:
+            undone = is_undone(lake.snapshot(middle))
+        except (VersionExpiredError, VersionNotFoundError, FileMissingError):
+            undone = False
+        has, lacks = (has, middle) if undone else (middle, lacks)
+    return lacks
+
+
+def _presence_before(lake: Lakehouse, version: Snapshot, staged: StagedTable, oldest: TableSnapshot | None) -> Presence:
+    """Return whether a staged table can be among the trimmed snapshots before the oldest one that is known."""
+    if oldest is None or not oldest.sequence_number:
+        return Presence.TRIMMED
+    try:
+        snapshot = _metadata(lake, version, staged.table_def).current_snapshot()
+    except FileMissingError:
+        return Presence.TRIMMED
+    number = 0 if snapshot is None else snapshot.sequence_number or 0
+    return Presence.ABSENT if oldest.sequence_number < number else Presence.TRIMMED
+
+
+def _definition(version: Snapshot, namespace: str, table: str) -> TableDef | None:
+    if not (version.has_namespace(namespace) and version.has_table(namespace, table)):
+        return None
+    definition = version.table(namespace, table)
+    return definition if definition.is_iceberg else None
+
+
+def _metadata(lake: Lakehouse, version: Snapshot, definition: TableDef) -> TableMetadata:
+    io = TrinityLakeCatalog.on(SnapshotTarget(version, lake.storage_options)).io
+    return table_metadata(definition, io)
