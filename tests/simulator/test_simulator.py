@@ -140,7 +140,7 @@ _CAUGHT_AT = {
     "overwrite the settings that others changed": 3,
     "purge what was undeleted": 8,
     "put transactions together that touch each other": 5,
-    "reconcile: bring back exports elsewhere that were dropped": 78,
+    "reconcile: bring back exports elsewhere that were dropped": 28,
     "reconcile: forget the exports of the other side": 1,
     "reconcile: forget what purges began with": 11,
     "remove orphans of any age": 236,
