@@ -29,13 +29,14 @@ SPARK = SparkResource(master=os.environ.get("SPARK_MASTER", "local[2]"))
 
 defs = dg.Definitions.merge(
     flights_definitions(),
-    # Its schedules and sensors are off until somebody turns them on.
+    # Its schedules and sensors are off until a person turns them on.
     build_trinitylake_definitions(
         LakehouseSettings(
             name="",  # one lakehouse, whose jobs have their plain names
             lakehouse=TrinityLakeResource(root=ROOT, storage_options=StorageSettings.from_environment()),
             published_by=[REFERENCE_PUBLISHED, MONTH_PUBLISHED],
-            # Up to where schedules let go of something without approval.
+            operations=["repair_hint"],  # beyond the common ones: the demo breaks the hint
+            # Limits within which runs may free something without approval.
             limits=ApplyLimits(max_files=100_000, max_bytes=100 * 1024**3, min_age=timedelta(days=7)),
             spark=SPARK,
         )

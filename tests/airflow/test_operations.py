@@ -45,21 +45,21 @@ def test_operations_are_the_jobs_of_dagster() -> None:
 
 
 def test_a_plan_is_approved_and_applied(lake: Lakehouse) -> None:
-    plan = ran(lake, "expire_plan")
+    plan = ran(lake, "expire")
     assert not plan["is_empty"]
     assert "| version | verdict | why |" in plan["page"]
     assert "data:image" not in plan["page"]
-    assert "to do it, run expire_apply" in plan["said"] and "to do it" not in plan["page"]
-    approval = plan["configuration of expire_apply"]
+    assert "to do it, run expire" in plan["said"] and "to do it" not in plan["page"]
+    approval = plan["configuration"]
     with pytest.raises(InvalidInputError, match="approved_by has to be given"):
-        ran(lake, "expire_apply", **approval)
-    done = ran(lake, "expire_apply", **{**approval, "approved_by": "ana"})
+        ran(lake, "expire", **approval)
+    done = ran(lake, "expire", **{**approval, "approved_by": "ana"})
     assert done["versions"] == plan["versions"]
     info = next(iter(lake.history(1)))
     assert (info.operation, info.run_id, info.approved_by) == ("expire", RUN, "ana")
-    assert ran(lake, "expire_plan")["is_empty"]
+    assert ran(lake, "expire")["is_empty"]
     version = lake.latest_version()
-    ran(lake, "expire_apply", **{**approval, "approved_by": "ana"})  # its answer was lost, and it is retried
+    ran(lake, "expire", **{**approval, "approved_by": "ana"})  # its answer was lost, and it is retried
     assert lake.latest_version() == version
 
 
@@ -68,9 +68,9 @@ def test_a_plan_is_approved_and_applied(lake: Lakehouse) -> None:
     [
         ("export_full", {}, "name has to be given"),
         ("export_full", {"name": None}, "name has to be given"),
-        ("expire_apply", {}, "approved_digest has to be given"),
-        ("drop_clone_apply", {"approved_digest": f"1-{'0' * 64}"}, "approved_by has to be given"),
-        ("rollback_plan", {}, "give one of 'to', 'timestamp' and 'last_passed'"),
+        ("expire", {}, "approved_digest has to be given"),
+        ("drop_clone", {"approved_digest": f"1-{'0' * 64}"}, "approved_by has to be given"),
+        ("rollback", {}, "give one of 'to', 'timestamp' and 'last_passed'"),
     ],
 )
 def test_a_required_option_is_refused_when_it_is_left_out(
@@ -83,17 +83,17 @@ def test_a_required_option_is_refused_when_it_is_left_out(
 def test_the_log_of_a_task_has_what_its_report_has(lake: Lakehouse, caplog: pytest.LogCaptureFixture) -> None:
     """As that of Dagster's job has it: figures, tables as text, and the options of what applies the plan."""
     caplog.set_level(logging.INFO, LOG.name)
-    plan = ran(lake, "expire_plan", max_age_days=None)  # null is the default
+    plan = ran(lake, "expire", max_age_days=None)  # null is the default
     text = "\n".join(caplog.messages)  # however a test before has let its handler write them
     lines = text.splitlines()
     assert f"digest: {plan['digest']}" in lines
     assert any(line.split() == ["version", "verdict", "why"] for line in lines)
-    (approval,) = (line.partition(": ")[2] for line in lines if line.startswith("configuration of expire_apply: "))
-    assert json.loads(approval) == plan["configuration of expire_apply"]
+    (approval,) = (line.partition(": ")[2] for line in lines if line.startswith("configuration of expire: "))
+    assert json.loads(approval) == plan["configuration"]
     assert "data:image" not in text
 
 
-@pytest.mark.parametrize("operation", ["verify", "log", "purge_plan", "orphans_plan", "trim_plan", "compact_plan"])
+@pytest.mark.parametrize("operation", ["verify", "log", "purge", "orphans", "trim", "compact"])
 def test_what_reads_only_is_kept_as_json(lake: Lakehouse, operation: str) -> None:
     assert ran(lake, operation)["said"]
 

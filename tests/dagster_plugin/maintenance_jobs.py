@@ -19,6 +19,12 @@ from trinitylake_ops.dagster_plugin.resources import StorageSettings, TrinityLak
 APPROVER = "Ada Lovelace"
 
 
+def approved(plan: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the configuration that applies a plan, approved, of what the run that planned shows."""
+    config: dict[str, Any] = plan["configuration"]
+    return {**config, "approval": {**config["approval"], "approved_by": APPROVER}}
+
+
 class Ran:
     """A run of a job with one op: its metadata, or why it failed."""
 
@@ -89,7 +95,7 @@ class Jobs:
         settings = StorageSettings(fsync="false")
         resource = TrinityLakeResource(root=lake.root, storage_options=settings, engine=self._engine)
         self._definitions = dg.Definitions(
-            jobs=build_jobs(), resources={"lakehouse": resource}, executor=dg.in_process_executor
+            jobs=build_jobs(operations="all"), resources={"lakehouse": resource}, executor=dg.in_process_executor
         )
 
     def run(self, job: str, **config: Any) -> Ran:
@@ -107,21 +113,20 @@ class Jobs:
         self.clock.forward()
 
     def plan(self, name: str, /, **options: Any) -> dict[str, Any]:
-        """Return what a plan job shows; it must change nothing."""
+        """Return what a run that only plans shows; it must change nothing."""
         before = content(self.lake)
-        ran = self.must_run(f"{name}_plan", **options)
+        ran = self.must_run(name, **options)
         assert content(self.lake) == before
         assert ran.materialized == []
         return ran.metadata
 
     def apply(self, plan: Mapping[str, Any], name: str) -> Ran:
-        """Run an apply job with the configuration that a plan job shows for it, approved."""
-        shown = plan[f"configuration of {name}_apply"]
-        return self.run(f"{name}_apply", **{**shown, "approved_by": APPROVER})
+        """Run a job with the configuration that its plan shows, approved."""
+        return self.run(name, **approved(plan))
 
     def apply_digest(self, name: str, digest: str, /, **options: Any) -> Ran:
-        """Run an apply job with a digest, whatever plan it is of."""
-        return self.run(f"{name}_apply", approved_digest=digest, approved_by=APPROVER, **options)
+        """Run a job with the approval of a digest, whatever plan it is of."""
+        return self.run(name, approval={"digest": digest, "approved_by": APPROVER}, **options)
 
     def must_apply(self, name: str, /, **options: Any) -> Ran:
         ran = self.apply(self.plan(name, **options), name)

@@ -162,7 +162,7 @@ def test_a_branch_works_on_a_clone_until_it_is_closed(
     name = branch_clone("mean")
     lake = Lakehouse.open(lake.root, {"fsync": "false", "allowed_roots": f"file://{tmp_path}/clones/"})
     plan = maintenance.plan_promotion(lake, name)
-    run(production.defs, instance, "promote_apply", name=name, approved_digest=plan.digest, approved_by="Ada")
+    run(production.defs, instance, "promote", name=name, approval={"digest": plan.digest, "approved_by": "Ada"})
     assert columns(lake) == columns(clone)
 
     sensor = production.defs.resolve_sensor_def("closed_branches")
@@ -225,12 +225,12 @@ def test_two_deployments_as_processes_on_one_server(radosgw: Any, tmp_path: Path
     clone = Lakehouse.open(f"{clones}{name}/", radosgw.storage_options)
     assert columns(clone) == ["customer", "euros_sum", "euros_mean"]
     assert columns(lake) == ["customer", "euros_sum"]
-    job("branch", branch, "lakehouse_checks", **dagster_plus)
+    job("branch", branch, "check", **dagster_plus)
     opened = TrinityLakeResource.for_branch_deployment(root, clones).allowed_roots
     lake = Lakehouse.open(root, {**radosgw.storage_options, "allowed_roots": opened[0]})
     digest = maintenance.plan_promotion(lake, name).digest
     approval = f'{{"name": "{name}", "approved_digest": "{digest}", "approved_by": "Ada"}}'
-    job("production", production, "promote_apply", approval)
+    job("production", production, "promote", approval)
     assert columns(lake) == ["customer", "euros_sum", "euros_mean"]
     job("production", production, "drop_closed_branch", f'{{"name": "{name}"}}')
     assert maintenance.list_clones(lake) == []

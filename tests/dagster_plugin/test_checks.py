@@ -77,7 +77,7 @@ class Lake:
             resources={"lakehouse": resource},
             executor=dg.in_process_executor,
         )
-        job = definitions.resolve_job_def("lakehouse_checks")
+        job = definitions.resolve_job_def("check")
         result = job.execute_in_process(instance=self.instance)
         assert content(self.lake) == before
         found = result.get_asset_check_evaluations()
@@ -107,7 +107,7 @@ def lake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, instance: dg.DagsterIn
 def test_all_pass_on_a_sound_lakehouse(lake: Lake) -> None:
     found = lake.check()
     assert {name for name, one in found.items() if one.passed} == ALL
-    assert all("mended_by" not in one.metadata for one in found.values())
+    assert all("repaired_by" not in one.metadata for one in found.values())
     assert found["hint_right"].metadata["latest"] == lake.lake.latest_version()
     assert found["verify_clean"].metadata["errors"] == 0
     assert found["exports_fresh"].metadata["verified"] == "weekly-1"
@@ -119,8 +119,8 @@ def test_a_wrong_hint(lake: Lake) -> None:
     (name, one), *others = lake.failed().items()
     assert (name, others, one.severity) == ("hint_right", [], WARN)
     assert one.description == f"the hint is behind, the latest version is {lake.lake.latest_version()}"
-    assert one.metadata["mended_by"] == "repair_hint"
-    linked = lake.failed(location_name="ops")["hint_right"].metadata["mended_by"]
+    assert one.metadata["repaired_by"] == "repair_hint"
+    linked = lake.failed(location_name="ops")["hint_right"].metadata["repaired_by"]
     assert (linked.job_name, linked.location_name) == ("repair_hint", "ops")
     maintenance.repair_hint(lake.lake)
     assert lake.failed() == {}
@@ -130,7 +130,7 @@ def test_a_damaged_version(lake: Lake) -> None:
     truncate(lake.lake.storage, root_path(1))
     failed = lake.failed()
     one = failed["verify_clean"]
-    assert (one.severity, one.metadata["mended_by"], one.metadata["damaged_versions"]) == (ERROR, "repair_plan", "1")
+    assert (one.severity, one.metadata["repaired_by"], one.metadata["damaged_versions"]) == (ERROR, "repair", "1")
     assert one.description.startswith("1 errors, the first: ")
     assert root_path(1) in one.metadata["findings"]
     # What is kept cannot be told while a root cannot be read: that is said, too.
@@ -153,13 +153,13 @@ def test_retention_that_nobody_keeps(lake: Lake) -> None:
     lake.clock.forward(2)
     one = lake.failed(limits)["retention_kept"]
     latest = lake.lake.latest_version()
-    assert (one.severity, one.metadata["mended_by"]) == (WARN, "expire_plan")
+    assert (one.severity, one.metadata["repaired_by"]) == (WARN, "expire")
     assert one.description == (f"{latest} versions should have expired more than 3 d ago: 0-{latest - 1}")
     maintenance.plan_expiration(lake.lake).execute()
     assert lake.failed(limits) == {}
     lake.clock.forward(73)
     one = lake.failed(limits)["retention_kept"]
-    assert one.metadata["mended_by"] == "purge_plan"
+    assert one.metadata["repaired_by"] == "purge"
     assert f"{latest} versions could have been purged more than 3 d ago: " in one.description
     maintenance.plan_purge(lake.lake).execute()
     assert lake.failed(limits) == {}
@@ -169,7 +169,7 @@ def test_exports_that_are_old_damaged_or_missing(lake: Lake) -> None:
     lake.clock.forward(8 * 24 + 1)
     limits = CheckLimits(overdue=timedelta(days=99))
     (name, one), *others = lake.failed(limits).items()
-    assert (name, others, one.severity, one.metadata["mended_by"]) == ("exports_fresh", [], WARN, "export_full")
+    assert (name, others, one.severity, one.metadata["repaired_by"]) == ("exports_fresh", [], WARN, "export_full")
     assert one.description.startswith("no full export named * is younger than 8 d; the newest is 'weekly-1'")
     assert "there is none" in lake.failed(CheckLimits(export_pattern="daily-*"))["exports_fresh"].description
     maintenance.plan_export(lake.lake, "weekly-2", "full").execute()
@@ -195,7 +195,7 @@ def test_too_many_orphans(lake: Lake) -> None:
         CheckLimits(export_max_age=None, orphan_bytes=99),
     ):
         (name, one), *others = lake.failed(beyond).items()
-        assert (name, others, one.severity, one.metadata["mended_by"]) == ("orphans_bounded", [], WARN, "orphans_plan")
+        assert (name, others, one.severity, one.metadata["repaired_by"]) == ("orphans_bounded", [], WARN, "orphans")
         assert one.description.startswith(f"{n_orphans} orphans of ")
     maintenance.plan_orphan_removal(lake.lake).execute()
     assert lake.check(beyond)["orphans_bounded"].metadata["files"] == 0
@@ -221,7 +221,7 @@ def test_a_tree_out_of_shape(lake: Lake) -> None:
     shape = lake.lake.snapshot().tree_shape()
     assert shape.messages > 0
     one = lake.failed(CheckLimits(max_buffer_fill=0.0, min_leaf_fill=1.0))["tree_in_shape"]
-    assert (one.severity, one.metadata["mended_by"]) == (WARN, "compact")
+    assert (one.severity, one.metadata["repaired_by"]) == (WARN, "compact")
     assert f"leaves are filled to {shape.leaf_fill:.0%}" in one.description
     assert "buffers of a level are filled to" in one.description
     assert maintenance.compact(lake.lake).has_changed
@@ -236,7 +236,7 @@ def test_tables_with_many_small_data_files(lake: Lake) -> None:
     with catalog_at(lake.lake) as catalog:
         catalog.create_table("sales.empty", ROWS.schema)
     (one,) = lake.failed(CheckLimits(small_files=2, export_max_age=None)).values()
-    assert (one.severity, one.metadata["mended_by"]) == (WARN, "compact_tables")
+    assert (one.severity, one.metadata["repaired_by"]) == (WARN, "compact_tables")
     assert one.description.startswith("1 tables have many small data files, the most sales.orders: 5 files of ")
     data = [info.size_bytes for info in lake.lake.storage.list("tables/") if info.path.endswith(".parquet")]
     assert len(data) == 6
@@ -263,7 +263,7 @@ def test_metadata_that_nobody_can_read_is_told_and_the_rest_is_counted(lake: Lak
     lake.lake.storage.delete(location)
     one = lake.failed()["data_files_in_shape"]
     assert one.description == "the metadata of 1 tables cannot be read, such as sales.gone"
-    assert (one.metadata["tables"], one.metadata["mended_by"]) == (1, "repair_plan")
+    assert (one.metadata["tables"], one.metadata["repaired_by"]) == (1, "repair")
 
 
 def test_data_files_are_counted_within_a_time(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -281,7 +281,7 @@ def test_no_lakehouse(lake: Lake, instance: dg.DagsterInstance) -> None:
     definitions = dg.Definitions(
         asset_checks=checks, jobs=[build_checks_job(checks)], resources={"lakehouse": resource}
     )
-    result = definitions.resolve_job_def("lakehouse_checks").execute_in_process(instance=instance)
+    result = definitions.resolve_job_def("check").execute_in_process(instance=instance)
     found = result.get_asset_check_evaluations()
     assert len(found) == len(ALL)
     assert all("there is no lakehouse" in (one.description or "") and not one.passed for one in found)

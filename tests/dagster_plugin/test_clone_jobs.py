@@ -58,7 +58,7 @@ class CloneJobs:
         self.checks = build_lakehouse_checks()
         self.definitions = dg.Definitions(
             jobs=[build_job(operation, ONLY) for operation in CLONES],
-            schedules=[one for one in schedules if one.name == "drop_clones_schedule"],
+            schedules=[one for one in schedules if one.name == "drop_overdue_clones_schedule"],
             resources={"lakehouse": resource},
             executor=dg.in_process_executor,
         )
@@ -118,7 +118,7 @@ def test_a_clone_is_made_compared_promoted_refreshed_and_dropped(jobs: CloneJobs
     assert (info.operation, info.approved_by, info.run_id) == ("promote", APPROVER, ran.run_id)
     jobs.must_apply("refresh_clone", name="feature")
     assert rows(jobs.clone) == rows(jobs.lake)
-    assert jobs.must_run("promote_plan", name="feature").metadata["is_empty"]
+    assert jobs.must_run("promote", name="feature").metadata["is_empty"]
     ran = jobs.must_apply("drop_clone", name="feature", delete_files=True)
     assert ran.metadata["files"] > 5
     assert not [path for path in Path(jobs.target).rglob("*") if path.is_file()]
@@ -129,11 +129,11 @@ def test_conflicts_are_shown_and_decided(jobs: CloneJobs) -> None:
     jobs.must_run("clone", name="feature", target=jobs.target)
     overwrite_rows(jobs.clone, "ns.t")
     append_rows(jobs.lake)
-    plan = jobs.must_run("promote_plan", name="feature")
+    plan = jobs.must_run("promote", name="feature")
     assert plan.metadata["conflicts"] == 1
     assert "ns.t" in plan.metadata["to_choose"]
     before = jobs.lake.latest_version()
-    refused = jobs.run("promote_apply", name="feature", approved_digest=plan.metadata["digest"], approved_by=APPROVER)
+    refused = jobs.run("promote", name="feature", approval={"digest": plan.metadata["digest"], "approved_by": APPROVER})
     assert "1 conflict, nothing was changed: ns.t: the parent altered it, clone feature altered it" in refused.error
     assert jobs.lake.latest_version() == before
     jobs.must_apply("promote", name="feature", theirs=["ns.t"])
@@ -156,23 +156,23 @@ def test_a_clone_past_its_time_is_told_and_dropped_within_limits(
     assert not passed
     assert "the time of clone 'feature' is past since" in said
     (request,) = (
-        jobs.definitions.resolve_schedule_def("drop_clones_schedule")
+        jobs.definitions.resolve_schedule_def("drop_overdue_clones_schedule")
         .evaluate_tick(dg.build_schedule_context(instance=jobs.instance, scheduled_execution_time=AT))
         .run_requests
         or []
     )
     assert request.run_config == {}
     jobs.set(ApplyLimits(max_files=3, max_bytes=10**9, min_age=timedelta(0)))
-    refused = jobs.run("drop_clones_scheduled")
+    refused = jobs.run("drop_overdue_clones")
     assert "beyond what schedules may do without approval" in refused.error
     assert rows(jobs.clone) == [1, 1, 2, 2, 3, 3]
     jobs.set(ApplyLimits(max_files=1000, max_bytes=10**9, min_age=timedelta(days=30)))
-    ran = jobs.must_run("drop_clones_scheduled")
+    ran = jobs.must_run("drop_overdue_clones")
     assert ran.metadata["dropped"] == "feature"
     assert ran.materialized[0]["approved_by"] == "the limits of schedules"
     assert [one.name for one in maintenance.list_clones(jobs.lake)] == ["feature-kept"]
     assert not [path for path in Path(jobs.target).rglob("*") if path.is_file()]
-    assert jobs.must_run("drop_clones_scheduled").materialized == []
+    assert jobs.must_run("drop_overdue_clones").materialized == []
 
 
 def test_what_cannot_be_dropped_fails_the_run_and_stops_no_other(
@@ -184,6 +184,6 @@ def test_what_cannot_be_dropped_fails_the_run_and_stops_no_other(
     read = Lakehouse.open(f"{jobs.target}-read", {"fsync": "false"})
     maintenance.plan_export(read, "more", target=f"{tmp_path}/more").execute()
     clock.forward(25)
-    ran = jobs.run("drop_clones_scheduled")
+    ran = jobs.run("drop_overdue_clones")
     assert "1 clones were not dropped, such as feature-read: the lakehouse at " in ran.error
     assert [record.name for record in jobs.lake.snapshot().definition.exports] == ["feature-read"]

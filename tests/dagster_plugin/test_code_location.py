@@ -85,8 +85,8 @@ def test_one_call_gives_all_of_a_lakehouse() -> None:
     assert graph.get(dg.AssetKey("exports")).parent_keys == {head.key}
     assert graph.get(dg.AssetKey(["shop", "orders"])).is_observable
     assert {check.name for check in graph.asset_check_keys} >= {"hint_right", "verify_clean", "tree_in_shape"}
-    assert jobs_of(definitions) >= {"rollback", "expire_plan", "expire_apply", "lakehouse_checks", "observe_lakehouse"}
-    assert {sensor.name for sensor in repository.sensor_defs} == {"trinitylake_commits", "trinitylake_failed_runs"}
+    assert jobs_of(definitions) >= {"rollback", "expire", "expire", "check", "observe"}
+    assert {sensor.name for sensor in repository.sensor_defs} == {"commits", "failed_runs"}
     schedules = {schedule.name: schedule for schedule in repository.schedule_defs}
     assert set(schedules) >= {f"{name}_schedule" for name in (*LETS_GO, "hint", "verify", "checks", "observe")}
     stopped = dg.DefaultScheduleStatus.STOPPED
@@ -115,23 +115,23 @@ def test_settings_reach_schedules_and_sensors() -> None:
             crons={"hint": "1 * * * *", "checks": None},
             blackouts=[blackout],
             observe_cron=None,
-            on_commit="observe_lakehouse",
+            on_commit="observe",
             is_on=True,
         )
     )
     repository = definitions.get_repository_def()
     schedules = {schedule.name: schedule for schedule in repository.schedule_defs}
-    assert set(schedules) == {"hint_schedule", "verify_schedule", "export_schedule"}, "no limits: nothing is let go"
-    assert schedules["hint_schedule"].cron_schedule == "1 * * * *"
+    assert set(schedules) == {"repair_hint_schedule", "verify_schedule", "export_schedule"}, "no limits: nothing is let go"
+    assert schedules["repair_hint_schedule"].cron_schedule == "1 * * * *"
     assert {schedule.execution_timezone for schedule in schedules.values()} == {"Asia/Tokyo"}
     assert {schedule.default_status for schedule in schedules.values()} == {dg.DefaultScheduleStatus.RUNNING}
-    tick = schedules["hint_schedule"].evaluate_tick(
+    tick = schedules["repair_hint_schedule"].evaluate_tick(
         dg.build_schedule_context(scheduled_execution_time=datetime(2026, 3, 4, tzinfo=UTC))
     )
     assert tick.skip_message is not None and "closed" in tick.skip_message
     (sensor,) = repository.sensor_defs
     assert sensor.default_status == dg.DefaultSensorStatus.RUNNING
-    assert [target.job_name for target in sensor.targets] == ["observe_lakehouse"]
+    assert [target.job_name for target in sensor.targets] == ["observe"]
 
 
 def test_two_lakehouses_are_apart(lakes: Lakes, instance: dg.DagsterInstance) -> None:
@@ -153,7 +153,7 @@ def test_two_lakehouses_are_apart(lakes: Lakes, instance: dg.DagsterInstance) ->
         exported = run(definitions, instance, one.of("export_minimal"), **config)
         (event,) = exported.get_asset_materialization_events()
         assert event.asset_key == one.lakehouse_key
-        observed = run(definitions, instance, one.of("observe_lakehouse"))
+        observed = run(definitions, instance, one.of("observe"))
         for event in observed.all_events:
             if event.is_asset_observation:
                 observation = event.asset_observation_data.asset_observation
@@ -172,13 +172,13 @@ def test_a_failed_check_names_the_job_of_its_lakehouse(lakes: Lakes, instance: d
     put(hr, "shop.orders", 1)
     hr.storage.write("_latest_hint.txt", b"0")
     definitions = runnable(settings(sales.root, "sales"), settings(hr.root, "hr", location_name="lakes"))
-    found = run(definitions, instance, "hr_lakehouse_checks").get_asset_check_evaluations()
+    found = run(definitions, instance, "hr_check").get_asset_check_evaluations()
     assert {one.asset_key for one in found} == {HR.lakehouse_key}
     (hint,) = [one for one in found if one.check_name == "hint_right"]
     assert not hint.passed
-    assert hint.metadata["mended_by"] == dg.MetadataValue.job("hr_repair_hint", "lakes")
+    assert hint.metadata["repaired_by"] == dg.MetadataValue.job("hr_repair_hint", "lakes")
     run(definitions, instance, "hr_repair_hint")
-    found = run(definitions, instance, "hr_lakehouse_checks").get_asset_check_evaluations()
+    found = run(definitions, instance, "hr_check").get_asset_check_evaluations()
     assert [one.passed for one in found if one.check_name == "hint_right"] == [True]
 
 
@@ -187,7 +187,7 @@ def test_commits_to_each_lakehouse_are_its_sensors(lakes: Lakes, instance: dg.Da
     both = (settings(sales.root, "sales"), settings(hr.root, "hr", tables=["shop.orders"]))
     repository = build_trinitylake_definitions(*both).get_repository_def()
     resources = {one.names.resource_key: one.lakehouse for one in both}
-    sensors = {name: repository.get_sensor_def(f"{name}_trinitylake_commits") for name in ("sales", "hr")}
+    sensors = {name: repository.get_sensor_def(f"{name}_commits") for name in ("sales", "hr")}
 
     def tick(name: str, cursor: str | None) -> dg.SensorResult:
         context = dg.build_sensor_context(
@@ -202,7 +202,7 @@ def test_commits_to_each_lakehouse_are_its_sensors(lakes: Lakes, instance: dg.Da
     news = tick("hr", cursors["hr"])
     assert [event.asset_key for event in news.asset_events] == [HR.table_key("shop", "orders"), HR.lakehouse_key]
     assert len(news.run_requests or []) == 1
-    assert [target.job_name for target in sensors["hr"].targets] == ["hr_lakehouse_checks"]
+    assert [target.job_name for target in sensors["hr"].targets] == ["hr_check"]
 
 
 @pytest.mark.parametrize(
@@ -225,7 +225,7 @@ def test_a_lakehouse_takes_plain_names_only_if_told_so() -> None:
     with pytest.raises(InvalidInputError, match="name= of LakehouseSettings is missing"):
         build_trinitylake_definitions(LakehouseSettings(lakehouse=lakehouse))
     plain = build_trinitylake_definitions(LakehouseSettings(name="", lakehouse=lakehouse))
-    assert {"verify", "rollback", "lakehouse_checks"} <= jobs_of(plain)
+    assert {"verify", "rollback", "check"} <= jobs_of(plain)
     named = build_trinitylake_definitions(LakehouseSettings(name="sales", lakehouse=lakehouse))
     assert not jobs_of(plain) & jobs_of(named)
 

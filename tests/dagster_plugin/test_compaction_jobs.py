@@ -33,10 +33,10 @@ def test_small_files_are_shown_and_merged(spark: SparkSession, lakes: Lakes, tmp
         assert ran.success, ran.error
         return ran
 
-    shown = run("compact_tables_plan")
+    shown = run("compact_tables")
     assert (shown.metadata["files"], shown.metadata["tables"], shown.materialized) == (5, 1, [])
     assert "ns.t" in shown.metadata["plan"]
-    assert run("compact_tables_plan", tables=["ns.t"], min_input_files=6).metadata["is_empty"]
+    assert run("compact_tables", tables=["ns.t"], min_input_files=6).metadata["is_empty"]
     assert lake.latest_version() == version
 
     ran = run("compact_tables")

@@ -64,9 +64,9 @@ def maintenance_jobs() -> dg.Definitions:
 def test_operations_are_jobs_that_nothing_repeats(maintenance_jobs: dg.Definitions) -> None:
     names = {job.name for job in maintenance_jobs.resolve_all_job_defs() if not job.name.startswith("__")}
     others = {"verify", "repair", "repair_hint", "reconcile", "compact", "rollback", "undelete"}
-    others |= {"compact_tables_plan", "compact_tables"}
+    others |= {"compact_tables", "compact_tables"}
     others |= {"clone", "compare_clone", "drop_closed_branch", "log", "history", "diff"}
-    exports = {f"export_{level}" for level in LEVELS} | {"drop_export", "restore_export"}
+    exports = {f"export_{level}" for level in LEVELS} | {"drop_export", "restore"}
     planned = {f"{name}_{step}" for name in (*PLANNED, *UNDOING) for step in ("plan", "apply")}
     assert names == planned | exports | others
     assert all(maintenance_jobs.resolve_job_def(name).tags["dagster/max_retries"] == "0" for name in names)
@@ -92,19 +92,19 @@ def instance() -> Iterator[dg.DagsterInstance]:
         ("export_minimal", {"name": "x", "retain_days": float("inf")}, "retain_days: "),
         ("export_partial", {"name": "x", "retain_days": 1e12}, "less than or equal to 1000000, it is 1000000000000.0"),
         ("drop_export", {}, "name has to be given"),
-        ("restore_export", {"name": "x", "tables": ["a.b.c"]}, "'a.b.c' names no table"),
-        ("expire_plan", {"max_age_days": -0.5}, "max_age_days is -0.5, it must be at least 0, or -1"),
-        ("expire_plan", {"max_age_days": float("nan")}, "max_age_days: "),
-        ("trim_plan", {"keep_last": -2}, "keep_last: Input should be greater than or equal to -1, it is -2"),
-        ("purge_plan", {"grace_days": -1.0}, "grace_days: Input should be greater than or equal to 0, it is -1.0"),
-        ("orphans_plan", {"older_than_days": float("inf")}, "older_than_days: "),
-        ("purge_apply", {**APPROVAL, "max_requests": -1}, "max_requests: Input should be greater than"),
-        ("orphans_apply", {**APPROVAL, "requests_per_second": -1.0}, "requests_per_second: Input should be"),
+        ("restore", {"name": "x", "tables": ["a.b.c"]}, "'a.b.c' names no table"),
+        ("expire", {"max_age_days": -0.5}, "max_age_days is -0.5, it must be at least 0, or -1"),
+        ("expire", {"max_age_days": float("nan")}, "max_age_days: "),
+        ("trim", {"keep_last": -2}, "keep_last: Input should be greater than or equal to -1, it is -2"),
+        ("purge", {"grace_days": -1.0}, "grace_days: Input should be greater than or equal to 0, it is -1.0"),
+        ("orphans", {"older_than_days": float("inf")}, "older_than_days: "),
+        ("purge", {**APPROVAL, "max_requests": -1}, "max_requests: Input should be greater than"),
+        ("orphans", {**APPROVAL, "requests_per_second": -1.0}, "requests_per_second: Input should be"),
         *((f"{name}_apply", {}, "approved_digest has to be given") for name in PLANNED),
         *((f"{name}_apply", {"approved_digest": DIGEST}, "approved_by has to be given") for name in PLANNED),
-        ("expire_apply", {**APPROVAL, "approved_digest": "ok"}, "approved_digest: 'ok' is no digest of a plan"),
-        ("expire_apply", {**APPROVAL, "approved_by": "A" * 65}, "is no name of a person: take up to 64"),
-        ("expire_apply", {**APPROVAL, "approved_by": "Ada\n"}, "is no name of a person"),
+        ("expire", {**APPROVAL, "approved_digest": "ok"}, "approved_digest: 'ok' is no digest of a plan"),
+        ("expire", {**APPROVAL, "approved_by": "A" * 65}, "is no name of a person: take up to 64"),
+        ("expire", {**APPROVAL, "approved_by": "Ada\n"}, "is no name of a person"),
         ("undelete", {}, "versions has to be given"),
         ("undelete", {"versions": "all of them"}, "'all of them' names no versions; write them as 3-90,95"),
         ("verify", {"max_seconds": -1.0}, "max_seconds: "),
@@ -131,8 +131,8 @@ def test_wrong_values_are_refused_in_one_line_before_a_run_exists(
         ("rollback", {"to": "1", "resources": {"lakehouse": {"config": {"root": "memory://another/"}}}}),
         ("export_minimal", {"name": "x", "namespaces": ["a"]}),
         ("export_full", {"name": "x", "definitions": True}),
-        ("expire_plan", {"keep_last": "many"}),
-        ("purge_plan", {"max_seconds": 1}),
+        ("expire", {"keep_last": "many"}),
+        ("purge", {"max_seconds": 1}),
         ("verify", {"deep": "very"}),
     ],
 )
@@ -159,7 +159,7 @@ def test_what_dagster_scaffolds_is_taken_or_refused_in_a_line(
 
 
 def test_null_stands_for_the_default(maintenance_jobs: dg.Definitions) -> None:
-    ResolvedRunConfig.build(maintenance_jobs.resolve_job_def("expire_plan"), {"max_age_days": None, "keep_last": None})
+    ResolvedRunConfig.build(maintenance_jobs.resolve_job_def("expire"), {"max_age_days": None, "keep_last": None})
     ResolvedRunConfig.build(maintenance_jobs.resolve_job_def("reconcile"), {"acknowledge": 7})
     with pytest.raises(dg.DagsterInvalidConfigError, match="to has to be given, it is empty"):
         ResolvedRunConfig.build(maintenance_jobs.resolve_job_def("rollback"), {"to": None})

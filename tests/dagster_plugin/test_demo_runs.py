@@ -42,7 +42,7 @@ def test_runs_of_the_demo_stand_on_the_home_page_and_at_their_jobs(lakes: Lakes)
     with dg.instance_for_test() as instance, WorkspaceProcessContext(instance, target) as workspace:
         console = Console(file=io.StringIO())
         demo = Demo(definitions, "definitions.py", instance, lake.root, StorageOptions({}), "", console, months=[])
-        demo.run("look", "expire_plan", outcome=lambda _: "done")
+        demo.run("look", "expire", outcome=lambda _: "done")
         demo.run("go back", "rollback", config={"to": "1"}, must_fail=True, outcome=lambda _: "done")
         failed, succeeded = instance.get_runs()
 
@@ -55,7 +55,7 @@ def test_runs_of_the_demo_stand_on_the_home_page_and_at_their_jobs(lakes: Lakes)
         rows = [(run["id"], run["pipelineName"], run["status"], run["repositoryOrigin"]) for run in shown]
         assert rows == [
             (failed.run_id, "rollback", "FAILURE", HERE),
-            (succeeded.run_id, "expire_plan", "SUCCESS", HERE),
+            (succeeded.run_id, "expire", "SUCCESS", HERE),
         ]
         assert all(run["startTime"] for run in shown)
         for run in (failed, succeeded):

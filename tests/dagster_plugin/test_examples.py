@@ -73,13 +73,13 @@ def test_a_project_gets_a_lakehouse_in_under_20_lines(
     changes = [(change.kind, change.table) for change in lake.diff(1, 2)]
     assert sorted(changes) == [("added", "orders"), ("added", "revenue"), ("changed", "customers")]
     assert "orders_are_paid" in {one.check_name for one in result.get_asset_check_evaluations()}
-    observed = run(definitions, instance, "observe_lakehouse").all_events
+    observed = run(definitions, instance, "observe").all_events
     assert {event.asset_key for event in observed if event.is_asset_observation} == {dg.AssetKey("lakehouse")}
-    assert run(definitions, instance, "expire_plan").success
-    checks = run(definitions, instance, "lakehouse_checks").get_asset_check_evaluations()
+    assert run(definitions, instance, "expire").success
+    checks = run(definitions, instance, "check").get_asset_check_evaluations()
     assert {one.check_name for one in checks if not one.passed} == {"exports_fresh"}
     assert run(definitions, instance, "export_full", name="first").success
-    checks = run(definitions, instance, "lakehouse_checks").get_asset_check_evaluations()
+    checks = run(definitions, instance, "check").get_asset_check_evaluations()
     assert len(checks) == 8 and all(one.passed for one in checks)
 
 
@@ -99,9 +99,9 @@ def test_an_asset_reads_one_lakehouse_and_publishes_into_the_other(
     rows = catalog_at(marts).load_table(("reports", "revenue")).scan().to_arrow().to_pylist()
     assert sorted(row["euros_sum"] for row in rows) == [12.0, 25.5]
     for name in ("sales", "marts"):
-        assert run(definitions, instance, f"{name}_expire_plan").success
-        assert run(definitions, instance, f"{name}_lakehouse_checks").success
-        assert run(definitions, instance, f"{name}_observe_lakehouse").success
+        assert run(definitions, instance, f"{name}_expire").success
+        assert run(definitions, instance, f"{name}_check").success
+        assert run(definitions, instance, f"{name}_observe").success
 
 
 def test_a_lakehouse_by_yaml(lakes: Lakes, instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -112,9 +112,9 @@ def test_a_lakehouse_by_yaml(lakes: Lakes, instance: dg.DagsterInstance, monkeyp
     try:
         loaded = load(monkeypatch, "yaml_project/src/my_lakes/definitions.py").defs
         definitions = dg.Definitions.merge(loaded(), IN_PROCESS)
-        assert run(definitions, instance, "sales_expire_plan").success
-        assert run(definitions, instance, "sales_lakehouse_checks").success
-        observed = run(definitions, instance, "sales_observe_lakehouse")
+        assert run(definitions, instance, "sales_expire").success
+        assert run(definitions, instance, "sales_check").success
+        observed = run(definitions, instance, "sales_observe")
         seen = {event.asset_key for event in observed.all_events if event.is_asset_observation}
         assert seen == {dg.AssetKey(["sales", "lakehouse"]), dg.AssetKey(["sales", "shop", "orders"])}
         schedules = {schedule.name: schedule for schedule in definitions.get_repository_def().schedule_defs}

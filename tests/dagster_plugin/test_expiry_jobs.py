@@ -56,16 +56,16 @@ def test_a_plan_logs_what_it_shows(tmp_path: Path, monkeypatch: pytest.MonkeyPat
             ran = jobs.must_run(job, **config)
             return "\n".join(entry.user_message for entry in instance.all_logs(ran.run_id))
 
-        said = logged("expire_plan")
+        said = logged("expire")
         assert "versions: 0-2\nversions_expired: 3\n" in said
         assert re.search(
             r"^version +verdict +why *\n0 +expires +superseded .* ago, the maximum age is 30 min", said, re.MULTILINE
         )
-        (config,) = re.findall(r"^configuration of expire_apply: (.*)$", said, flags=re.MULTILINE)
+        (config,) = re.findall(r"^configuration of expire: (.*)$", said, flags=re.MULTILINE)
         assert set(json.loads(config)) > {"approved_digest", "approved_by", "keep_last"}
-        assert said.rindex("to do it, run expire_apply") > said.index("configuration of expire_apply")
+        assert said.rindex("to do it, run expire") > said.index("configuration")
         assert re.search(r"^3 .*\n2 .* alter-table +", logged("log"), re.MULTILINE)
-        said = logged("expire_plan", max_age_days=30)
+        said = logged("expire", max_age_days=30)
         assert re.search(
             r"0 of 4 versions expire, with 0 files of 0 bytes: the oldest one, version 0, is kept: superseded .* ago,"
             r" within the maximum age of 30 d; there is nothing to do",
@@ -158,7 +158,7 @@ def test_a_table_root_that_was_moved_is_taken(jobs: Jobs, tmp_path: Path) -> Non
     assert catalog_at(apart.lake).load_table("ns.a").scan().to_arrow() == expected
     assert apart.plan("relocate", table_root=f"file://{new}/")["is_empty"] is True
     with pytest.raises(dg.DagsterInvalidConfigError, match="table_root is not shown") as refused:
-        apart.run("relocate_plan", table_root="s3://key:secret@bucket/tables")
+        apart.run("relocate", table_root="s3://key:secret@bucket/tables")
     assert "secret" not in str(refused.value)
 
 
@@ -189,7 +189,7 @@ def test_rules_of_the_configuration(jobs: Jobs) -> None:
     other = jobs.apply_digest("expire", plan["digest"])
     assert "look at the plan again" in other.error, "without the options of the plan"
     assert jobs.apply(plan, "expire").metadata["versions"] == "0-1"
-    empty = jobs.run("expire_plan", max_age_days=0.0, min_versions=0)
+    empty = jobs.run("expire", max_age_days=0.0, min_versions=0)
     assert empty.error.startswith("the retention policy is empty")
 
 
@@ -197,7 +197,7 @@ def test_rules_of_the_configuration(jobs: Jobs) -> None:
     ("job", "config", "said"),
     [
         ("undelete", {"versions": "3"}, "versions 3 are not expired"),
-        ("trim_plan", {"tables": ["ns.nowhere"]}, "ns.nowhere"),
+        ("trim", {"tables": ["ns.nowhere"]}, "ns.nowhere"),
         ("rollback", {"to": "999"}, "version 999 does not exist"),
         ("rollback", {"to": 999}, "version 999 does not exist"),
         ("drop_export", {"name": "nowhere"}, "there is no export 'nowhere'"),
@@ -242,7 +242,7 @@ def test_a_spent_budget_is_a_success_that_says_so(jobs: Jobs, monkeypatch: pytes
     deleted = ran.metadata["files"]
     assert "requests is spent" in ran.metadata["stopped"]
     assert len(ran.materialized) == 1, "a version says that the purge has begun"
-    assert "unfinished" in jobs.run("orphans_plan").error
+    assert "unfinished" in jobs.run("orphans").error
     ran = jobs.must_apply("purge")
     assert (ran.metadata["stopped"], ran.metadata["files"]) == ("none", n_files - deleted)
 
@@ -258,7 +258,7 @@ def test_files_that_were_refused_fail_the_run_with_its_report(jobs: Jobs, monkey
         patch.setattr(LocalStorage, "delete", refuse)
         ran = jobs.apply(plan, "purge")
     assert not ran.success
-    assert ran.error.startswith(f"{plan['files']} files were not deleted; run purge_plan")
+    assert ran.error.startswith(f"{plan['files']} files were not deleted; run purge")
     assert ran.error.endswith("not allowed")
     assert (ran.metadata["failed_files"], ran.metadata["files"], ran.metadata["version"]) == (plan["files"], 0, "none")
     assert ran.metadata["failures"].count("not allowed") == plan["files"]

@@ -65,10 +65,10 @@ def test_exports_of_each_level_and_their_partitions(jobs: Jobs, instance: dg.Dag
 def test_an_export_is_restored_from_here_and_from_elsewhere(jobs: Jobs, tmp_path: Path) -> None:
     jobs.must_run("export_minimal", name="here", version="1")
     jobs.must_run("export_full", name="away", target=str(tmp_path / "backup"))
-    ran = jobs.must_run("restore_export", name="here", tables=["ns.t"])
+    ran = jobs.must_run("restore", name="here", tables=["ns.t"])
     assert (ran.metadata["objects"], ran.metadata["restored_from"]) == (1, "here")
     assert jobs.lake.snapshot().table("ns", "t").properties == jobs.lake.snapshot(1).table("ns", "t").properties
-    ran = jobs.must_run("restore_export", name="away")
+    ran = jobs.must_run("restore", name="away")
     assert ran.metadata["files"] >= 1
     assert jobs.lake.snapshot().table("ns", "t").properties == jobs.lake.snapshot(3).table("ns", "t").properties
     check_lake(jobs.lake)
@@ -124,10 +124,10 @@ def test_several_lakehouses_in_one_code_location(tmp_path: Path, instance: dg.Da
         return Ran(result, EU)
 
     assert run("eu_rollback", to="1").materialized[0]["lakehouse_version"] == 3
-    plan = run("eu_expire_plan", min_versions=1, max_age_days=0.0).metadata
-    assert "configuration of eu_expire_apply" in plan
-    schedule = definitions.resolve_schedule_def("eu_hint_schedule")
+    plan = run("eu_expire", min_versions=1, max_age_days=0.0).metadata
+    assert "configuration" in plan
+    schedule = definitions.resolve_schedule_def("eu_repair_hint_schedule")
     assert run(schedule.job_name).metadata["state"] == "right"
     assert content(lakes[US]) == other
-    purges = [definitions.resolve_job_def(names.of("purge_apply")).nodes[0].definition for names in lakes]
+    purges = [definitions.resolve_job_def(names.of("purge")).nodes[0].definition for names in lakes]
     assert [op.pool for op in purges if isinstance(op, dg.OpDefinition)] == [EU.pool, US.pool]

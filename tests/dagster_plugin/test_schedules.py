@@ -147,7 +147,7 @@ def test_a_plan_beyond_the_limits_fails_and_deletes_nothing(scheduled: Scheduled
         ran = scheduled.run("expire")
         assert not ran.success
         assert ran.error.startswith(f"this expire lets go of {files} files of ")
-        assert "nothing was done: look at the plan, then run expire_plan" in ran.error
+        assert "nothing was done: look at the plan, then run expire" in ran.error
         assert (ran.metadata["files"], ran.metadata["versions"], ran.materialized) == (files, "0-2", [])
         assert content(lake) == before
     scheduled.expired()
@@ -220,7 +220,7 @@ def test_times_can_be_others() -> None:
     assert shown["eu_purge_schedule"] == ("0 4 1 * *", "Asia/Tokyo")
     assert set(shown) == {f"eu_{name}_schedule" for name in CRONS if name not in ("export", "checks")}
     with_checks = build_maintenance_schedules(limits=GENEROUS, checks_job=CHECKS_JOB)
-    assert {schedule.name: schedule.job_name for schedule in with_checks}["checks_schedule"] == CHECKS_JOB
+    assert {schedule.name: schedule.job_name for schedule in with_checks}["check_schedule"] == CHECKS_JOB
     with pytest.raises(InvalidInputError, match="no operation 'vacuum' to schedule; there are hint"):
         build_maintenance_schedules(limits=GENEROUS, crons={"vacuum": "0 4 1 * *"})
     with pytest.raises(InvalidInputError, match="no time zone 'Mars/Olympus'"):

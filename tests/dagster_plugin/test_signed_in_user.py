@@ -28,7 +28,7 @@ class Jobs:
 
     def apply(self, approved_by: str, **tags: str) -> dg.ExecuteInProcessResult:
         config = {"approved_digest": plan_repair(self.lake).digest, "approved_by": approved_by}
-        job = self.definitions.resolve_job_def("repair_apply")
+        job = self.definitions.resolve_job_def("repair")
         return job.execute_in_process(instance=self.instance, run_config=config, tags=tags, raise_on_error=False)
 
 

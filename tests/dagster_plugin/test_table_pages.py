@@ -34,7 +34,7 @@ __all__ = ["located"]
 DAYS = dg.StaticPartitionsDefinition(["mon", "tue", "wed"])
 ORDERS, SHOP = dg.AssetKey(["sales", "orders"]), dg.AssetKey(["raw", "shop"])
 #: A code location with the job that the links of a page lead to.
-LINKS = Links(ONLY, PLACE, frozenset({"rollback_plan"}))
+LINKS = Links(ONLY, PLACE, frozenset({"rollback"}))
 LINEAGE = dg.TableColumnLineage({"n": [dg.TableColumnDep(SHOP, "count")]})
 WEEKLY = dg.FreshnessPolicy.time_window(fail_window=timedelta(days=7))
 
@@ -122,7 +122,7 @@ def test_a_click_leads_to_the_rollback_of_this_table_alone(located: Located) -> 
     found = re.fullmatch(r"\[roll back sales\.prices alone to version 1]\((.*)\)", shown["roll_back"])
     assert found is not None
     link = urlsplit(found[1])
-    assert (link.netloc, link.path) == ("", f"/locations/{PLACE}/jobs/rollback_plan/playground/setup")
+    assert (link.netloc, link.path) == ("", f"/locations/{PLACE}/jobs/rollback/playground/setup")
     assert yaml.safe_load(parse_qs(link.query)["config"][0]) == {"to": "1", "tables": ["sales.prices"]}
     assert f"[go back]({found[1]})" in shown["versions"]
 

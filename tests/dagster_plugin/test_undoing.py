@@ -68,7 +68,7 @@ def test_a_rollback_by_time_is_applied_to_the_version_that_was_found(jobs: Jobs)
     append_rows(jobs.lake, "ns.real")
     moment = jobs.lake.snapshot(1).created_at.isoformat()
     plan = jobs.plan("rollback", timestamp=moment)
-    assert plan["configuration of rollback_apply"]["to"] == "1"
+    assert plan["configuration"]["to"] == "1"
     append_rows(jobs.lake, "ns.real")
     stale = jobs.apply(plan, "rollback")
     assert not stale.success
@@ -88,11 +88,11 @@ def test_a_rollback_by_time_is_applied_to_the_version_that_was_found(jobs: Jobs)
 )
 def test_a_rollback_has_one_target(jobs: Jobs, options: dict[str, Any], said: str) -> None:
     with pytest.raises(dg.DagsterInvalidConfigError, match=re.escape(said)):
-        jobs.run("rollback_plan", **options)
+        jobs.run("rollback", **options)
 
 
 def test_no_version_is_known_to_have_passed_without_checks(jobs: Jobs) -> None:
-    ran = jobs.run("rollback_plan", last_passed=True)
+    ran = jobs.run("rollback", last_passed=True)
     assert not ran.success
     assert "is known to have passed checks" in ran.error
 
@@ -191,18 +191,18 @@ def test_a_rollback_between_staging_and_publication_stays_rolled_back(lakes: Lak
 
 
 def test_a_link_opens_a_launchpad_with_its_configuration() -> None:
-    links = Links(ONLY, "__repository__@a b.py", frozenset({"rollback_plan"}), "https://dagster.example.com/p")
+    links = Links(ONLY, "__repository__@a b.py", frozenset({"rollback"}), "https://dagster.example.com/p")
     config = {"to": "a (b) | c", "tables": ["ns.\u2028t"], "approved_by": None}
-    link = links.launchpad("rollback_plan", config, "go | back")
+    link = links.launchpad("rollback", config, "go | back")
     assert link is not None
-    assert link.url.startswith("https://dagster.example.com/p/locations/__repository__@a%20b.py/jobs/rollback_plan/")
+    assert link.url.startswith("https://dagster.example.com/p/locations/__repository__@a%20b.py/jobs/rollback/")
     assert not set("()| <>\"'[]") & set(link.url)
     (text,) = parse_qs(urlsplit(link.url).query, keep_blank_values=True)["config"]
     assert yaml.safe_load(text) == config
     assert link.markdown == f"[go \\| back]({link.url})"
-    assert links.launchpad("purge_plan", {}) is None, "this code location has no such job"
-    assert links.launchpad("rollback_plan", {"to": "x" * LONGEST_CONFIG_CHARS}) is None
-    assert Links(ONLY).launchpad("rollback_plan", {}) is None
+    assert links.launchpad("purge", {}) is None, "this code location has no such job"
+    assert links.launchpad("rollback", {"to": "x" * LONGEST_CONFIG_CHARS}) is None
+    assert Links(ONLY).launchpad("rollback", {}) is None
     assert config_yaml({"to": "21", "approved_by": None}) == 'to: "21"\napproved_by: \n'
 
 
@@ -283,7 +283,7 @@ def test_a_bad_publication_is_found_undone_and_proved(shop: Shop) -> None:
     bad = shop.load(4, -5)
     page = shop.page()
     assert "| no_negative_amounts failed |" in row(page, bad)
-    assert "| 1 passed | [go back](/locations/__repository__@here/jobs/shop_rollback_plan/" in row(page, good)
+    assert "| 1 passed | [go back](/locations/__repository__@here/jobs/shop_rollback/" in row(page, good)
     assert "sales.orders | +2 -3 |" in row(page, bad)
     newest = shop.instance.get_latest_materialization_event(NAMES.lakehouse_key)
     assert newest is not None and newest.asset_materialization is not None
@@ -292,22 +292,22 @@ def test_a_bad_publication_is_found_undone_and_proved(shop: Shop) -> None:
     assert "| 1 passed |" in row(str(shown["last_versions"].value), good)
     assert (shown["objects"].value, shown["hours_since_export"].value) == (2, "none")
 
-    _, plan = shop.run("shop_rollback_plan", {"last_passed": True})
+    _, plan = shop.run("shop_rollback", {"last_passed": True})
     assert (plan["to_version"], plan["rows_coming_back"], plan["rows_going_away"]) == (good, 3, 2)
     assert "| no_negative_amounts failed |" in row(plan["lost"], bad)
     assert "sales.orders | +2 -3 |" in row(plan["lost"], bad), "the latest version is counted, too"
-    approval = {**plan["configuration of shop_rollback_apply"], "approved_by": APPROVER}
+    approval = {**plan["configuration"], "approved_by": APPROVER}
     assert approval["to"] == str(good)
-    done, proof = shop.run("shop_rollback_apply", approval)
+    done, proof = shop.run("shop_rollback", approval)
     assert (done, proof["rows_before"], proof["rows_after"]) == (True, 2, 3)
     assert (proof["checks_passed"], proof["checks_failed"]) == (1, 0)
     page, latest = shop.page(), shop.lake.latest_version()
     assert "| latest | 1 passed |" in row(page, latest)
     assert "no_negative_amounts failed" in row(page, bad), "the bad version keeps its finding"
 
-    _, plan = shop.run("shop_rollback_plan", {"to": str(bad)})
+    _, plan = shop.run("shop_rollback", {"to": str(bad)})
     done, proof = shop.run(
-        "shop_rollback_apply", {**plan["configuration of shop_rollback_apply"], "approved_by": APPROVER}
+        "shop_rollback", {**plan["configuration"], "approved_by": APPROVER}
     )
     assert (done, proof["checks_failed"]) == (False, 1), "it is back at the bad version, and says so"
     assert shop.lake.latest_version() == latest + 1
@@ -327,7 +327,7 @@ def test_a_check_that_stopped_a_publication_says_nothing_of_versions(
     assert shop.lake.latest_version() == good
     assert "| latest | 1 passed |" in row(shop.page(), good), "what was not published is no version"
     bad = shop.load(4, 500)
-    _, plan = shop.run("shop_rollback_plan", {"last_passed": True})
+    _, plan = shop.run("shop_rollback", {"last_passed": True})
     assert (plan["to_version"], plan["base_version"]) == (good, bad)
 
 

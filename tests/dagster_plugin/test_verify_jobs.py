@@ -56,7 +56,7 @@ def test_a_repair_is_planned_and_applied(jobs: Jobs) -> None:
     assert "| hint |" in plan["steps"]
     assert f"| definition-unreadable | {damaged} |" in plan["left"]
     assert jobs.apply(plan, "repair").success
-    left = jobs.run("repair_plan")
+    left = jobs.run("repair")
     assert not left.success, "there is nothing to do, and it is not in order"
     assert "1 error is left that repair does not mend: the table 'left' says what you can do" in left.error
     plan = jobs.plan("repair", to_last_good=True)
@@ -65,7 +65,7 @@ def test_a_repair_is_planned_and_applied(jobs: Jobs) -> None:
     assert ran.success, ran.error
     latest = jobs.lake.latest_version()
     assert [(event["lakehouse_version"], event["operation"]) for event in ran.materialized] == [(latest, "repair")]
-    left = jobs.run("repair_plan", to_last_good=True)
+    left = jobs.run("repair", to_last_good=True)
     assert not left.success, "version 5 stays damaged"
     assert left.metadata["is_empty"] is True
     assert jobs.lake.snapshot().table("more", "t").properties == {}

@@ -113,13 +113,13 @@ def test_an_export_and_a_rollback_to_it_are_launched_and_shown(
 
 @pytest.mark.soak
 def test_checks_name_the_job_that_mends_what_fails(pages: Pages, topology: Topology, sales: Lakehouse) -> None:
-    topology.must_run("sales_lakehouse_checks")
+    topology.must_run("sales_check")
     pages.open("/assets/sales/lakehouse?view=checks")
     for check in sorted(CHECKS):
         expect(pages.page.get_by_text(check, exact=True).first).to_be_visible()
     pages.page.get_by_text("retention_kept", exact=True).first.click()
     expect(pages.page.get_by_text("10 versions should have expired")).to_be_visible()
-    assert pages.text("mended_by") == "sales_expire_plan"
+    assert pages.text("repaired_by") == "sales_expire"
     pages.wait_for_plots()
     pages.picture("dagster-checks")
 
@@ -130,7 +130,7 @@ def test_an_expiry_needs_the_digest_of_its_plan_and_one_that_is_stale_lets_nothi
 ) -> None:
     rules = {"keep_last": 3}
     kept, past = live_versions(sales)[-3:], live_versions(sales)[:-3]
-    pages.launch("sales_expire_plan", rules)
+    pages.launch("sales_expire", rules)
     message = pages.full_message()
     digest = pages.text("digest", message)
     assert pages.text("versions", message) == f"{past[0]}-{past[-1]}"
@@ -147,13 +147,13 @@ def test_an_expiry_needs_the_digest_of_its_plan_and_one_that_is_stale_lets_nothi
     maximum_ms = sales.snapshot().definition.maximum_version_age_millis
     sales.alter_definition(maximum_version_age_millis=1_000 * DAY_MS)
     approved = {**rules, "approved_digest": digest, "approved_by": APPROVER}
-    stale = pages.launch("sales_expire_apply", approved, "Failure")
+    stale = pages.launch("sales_expire", approved, "Failure")
     expect(pages.page.get_by_text("look at the plan again").first).to_be_visible()
     assert states(sales) == []
     assert run_config(topology, stale) == approved
 
     sales.alter_definition(maximum_version_age_millis=maximum_ms)
-    run_id = pages.launch("sales_expire_apply", approved)
+    run_id = pages.launch("sales_expire", approved)
     assert pages.text("approved_by") == APPROVER
     assert states(sales) == [("EXPIRED", f"{past[0]}-{past[-1]}")]
     expired = next(info for info in sales.history() if info.operation == "expire")

@@ -291,7 +291,7 @@ def test_a_tick_of_the_schedule_expires_what_is_old_within_its_limits(topology: 
     topology.wait_until(lambda: bool(topology.runs(**by_schedule)), "a run of the schedule")
     stop_schedule(topology)
     first = topology.runs(**by_schedule)[-1]
-    assert (first["jobName"], first["status"]) == ("expiring_expire_scheduled", "SUCCESS"), topology.messages(
+    assert (first["jobName"], first["status"]) == ("expiring_expire", "SUCCESS"), topology.messages(
         first["runId"]
     )
     committed = {info.run_id: info for info in expiring.history() if info.operation == "expire"}
@@ -341,7 +341,7 @@ def test_of_two_purges_launched_together_one_waits_in_the_queue_and_has_nothing_
     lake = aged_lake(purged, n_versions=6, is_expired=True)
     files = maintenance.plan_purge(lake).files
     assert files > 0
-    run_ids = [topology.launch("purged_purge_scheduled") for _ in range(2)]
+    run_ids = [topology.launch("purged_purge") for _ in range(2)]
     assert [topology.wait_for_run(run_id) for run_id in run_ids] == ["SUCCESS", "SUCCESS"]
     first, second = sorted(run_ids, key=lambda run_id: times(topology, run_id))
     assert times(topology, first)[1] <= times(topology, second)[0]
@@ -364,9 +364,9 @@ def test_a_killed_purge_leaves_a_clean_lakehouse_and_the_next_one_in_the_queue_c
     assert plan.files > LocalStorage.delete_batch_size
     before = files_of(lake)
     approved = {"approved_digest": plan.digest, "approved_by": "an operator", "requests_per_second": 0.01}
-    killed = topology.launch("purged_purge_apply", approved)
+    killed = topology.launch("purged_purge", approved)
     topology.wait_for_run(killed, "STARTED")
-    waiting = topology.launch("purged_purge_scheduled")
+    waiting = topology.launch("purged_purge")
     topology.wait_until(lambda: len(before - files_of(lake)) >= LocalStorage.delete_batch_size, "the first deletions")
     assert topology.status(waiting) == "QUEUED"
     (pid,) = re.findall(r"Started process for run \(pid: (\d+)\)", "\n".join(topology.messages(killed)))
@@ -435,7 +435,7 @@ def test_no_secret_is_in_a_log_an_event_or_the_database(topology: Topology, sens
 
 
 def test_a_planted_secret_is_found(topology: Topology) -> None:
-    shipped = CommitSensor(topology, "trinitylake_commits")  # which is off, as all that is shipped
+    shipped = CommitSensor(topology, "commits")  # which is off, as all that is shipped
     for secret in (SECRET_ACCESS_KEY, POSTGRES_PASSWORD):
         shipped.set_cursor(f"planted {secret}")
         assert secrets_in(topology.database.dump())

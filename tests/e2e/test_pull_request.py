@@ -104,10 +104,10 @@ def test_a_pull_request(
             f"reference.{table}" for table in ("airlines", "airports", "planes")
         }
 
-        plan = production.must_run("promote_plan", name=name)
+        plan = production.must_run("promote", name=name)
         digest = maintenance.plan_promotion(lake, name).digest
         assert plan.success
-        production.must_run("promote_apply", name=name, approved_digest=digest, approved_by=APPROVER)
+        production.must_run("promote", name=name, approval={"digest": digest, "approved_by": APPROVER})
         promoted = lake.latest_version()
         assert promoted == theirs + 1
         assert [(one.kind, one.namespace, one.table) for one in lake.diff(theirs, promoted)] == [("changed", *MART)]

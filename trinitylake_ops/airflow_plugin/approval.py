@@ -14,6 +14,7 @@ from trinitylake_ops.airflow_plugin.hook import DEFAULT_CONNECTION
 from trinitylake_ops.airflow_plugin.operators import TrinityLakeOperator
 from trinitylake_ops.errors import InvalidInputError
 from trinitylake_ops.operations.declared.all import BY_NAME
+from trinitylake_ops.operations.planned import PlannedOptions
 
 #: How long a task waits for a person by default.
 LONGEST_WAIT = timedelta(days=7)
@@ -57,9 +58,9 @@ class ApplyPlanOperator(TrinityLakeOperator):
         answer = _returned(context, self.approval_task_id)
         if list(answer["chosen_options"]) != [ApprovalOperator.APPROVE]:
             raise AirflowFailException("the plan was not approved, nothing was done")
-        plan = _returned(context, self.plan_task_id)
-        approval = {**plan[f"configuration of {self.operation}"], "approved_by": _person(answer)}
-        return self.carry_out(context, approval)
+        config = _returned(context, self.plan_task_id)["configuration"]
+        approval = {**config["approval"], "approved_by": _person(answer)}
+        return self.carry_out(context, {**config, "approval": approval})
 
 
 def build_approval(
@@ -78,19 +79,19 @@ def build_approval(
     ``options`` are those of its plan. ``approve`` are settings of the task that waits, such as ``assigned_users``, and
     ``apply`` those of the last task, such as ``pool``. Further ones are those of the group. Raises InvalidInputError.
     """
-    if f"{operation}_apply" not in BY_NAME:
-        planned = sorted(name.removesuffix("_apply") for name in BY_NAME if name.endswith("_apply"))
+    planned = sorted(name for name, one in BY_NAME.items() if one.options and issubclass(one.options, PlannedOptions))
+    if operation not in planned:
         raise InvalidInputError(f"{operation!r} is no operation with a plan; there are {', '.join(planned)}")
     connection: dict[str, Any] = {"trinitylake_conn_id": trinitylake_conn_id}
     with TaskGroup(group_id=group_id or operation, **kwargs) as group:
-        plan = TrinityLakeOperator(task_id="plan", operation=f"{operation}_plan", options=options, **connection)
+        plan = TrinityLakeOperator(task_id="plan", operation=operation, options=options, **connection)
         subject = f"Approve the plan of {operation}?"
         wait = PlanApprovalOperator(
             task_id="approve", plan_task_id=plan.task_id, **{"subject": subject, **(approve or {})}
         )
         execution = ApplyPlanOperator(
             task_id="apply",
-            operation=f"{operation}_apply",
+            operation=operation,
             plan_task_id=plan.task_id,
             approval_task_id=wait.task_id,
             **{**connection, **(apply or {})},

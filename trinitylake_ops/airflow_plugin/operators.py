@@ -11,23 +11,29 @@ from airflow.sdk.exceptions import AirflowFailException
 from trinitylake_ops.airflow_plugin.hook import DEFAULT_CONNECTION, TrinityLakeHook
 from trinitylake_ops.airflow_plugin.running import OperationFailedError, carry_out
 from trinitylake_ops.errors import InvalidInputError, StorageError, TrinityLakeError
-from trinitylake_ops.maintenance import Budget
 from trinitylake_ops.operations.declared.all import BY_NAME
-from trinitylake_ops.operations.declared.overdue import drop_overdue
-from trinitylake_ops.operations.declared.scheduled import ApplyLimits, scheduled_operations
+from trinitylake_ops.operations.limits import ApplyLimits
 from trinitylake_ops.operations.operation import Operation
 
 __all__ = ["ApplyLimits", "TrinityLakeOperator"]
 
 
 class TrinityLakeOperator(BaseOperator):
-    """An operation on a lakehouse, by its name, such as ``verify``, ``expire_plan`` or ``export_full``.
+    """An operation on a lakehouse, by its name, such as ``verify``, ``expire`` or ``export``.
 
-    ``options`` are those of Dagster's job of the same name. With ``limits``, the operations ``trim_scheduled``,
-    ``expire_scheduled``, ``purge_scheduled``, ``orphans_scheduled`` and ``drop_clones_scheduled`` plan and apply in one
-    task without approval, within ``budget``. The task returns the figures of the report. It is retried only after
-    errors of the storage. ``pool`` should name a pool of one slot for operations that free something. Raises
-    InvalidInputError for a name that no operation has, and for options that it does not have.
+    The task returns the figures of the report. It is retried only after errors of the storage. ``pool`` should name a
+    pool of one slot for operations that free something.
+
+    Args:
+        operation: The name of the operation.
+        options: Those of Dagster's job of the same name. An operation with a plan only plans, unless they have an
+            ``approval``, or ``unattended``.
+        trinitylake_conn_id: The connection that names the lakehouse.
+        limits: The limits of ``unattended`` runs, which plan and apply in one task without approval.
+        **kwargs: Settings of the task.
+
+    Raises:
+        InvalidInputError: There is no such operation, or it has no such option.
     """
 
     template_fields: Sequence[str] = ("options",)
@@ -41,16 +47,16 @@ class TrinityLakeOperator(BaseOperator):
         options: Mapping[str, Any] | None = None,
         trinitylake_conn_id: str = DEFAULT_CONNECTION,
         limits: ApplyLimits | None = None,
-        budget: Budget | None = None,
         **kwargs: Any,
     ) -> None:
-        declared = _declared(operation, limits, budget)
+        declared = _declared(operation)
         kwargs.setdefault("doc_md", declared.description)
         super().__init__(**kwargs)
         self.operation = operation
         self.options = dict(options or {})
         self.trinitylake_conn_id = trinitylake_conn_id
         self._declared = declared
+        self._limits = limits
         others = sorted(self.options.keys() - (declared.options.model_fields if declared.options else {}).keys())
         if others:
             raise InvalidInputError(f"operation {operation} has no option {others[0]!r}")
@@ -66,7 +72,7 @@ class TrinityLakeOperator(BaseOperator):
         """
         try:
             settings = TrinityLakeHook(self.trinitylake_conn_id).settings()
-            return carry_out(self._declared, given, settings, run_name(context), self.log)
+            return carry_out(self._declared, given, settings, run_name(context), self.log, self._limits)
         except StorageError:
             raise
         except (TrinityLakeError, OperationFailedError) as error:
@@ -79,12 +85,8 @@ def run_name(context: Any) -> str:
     return f"{instance.dag_id}/{instance.run_id}"
 
 
-def _declared(name: str, limits: ApplyLimits | None, budget: Budget | None) -> Operation[Any]:
-    """Return the operation of a name. Those that need no approval are there with limits alone."""
-    known = dict(BY_NAME)
-    if limits is not None:
-        within = [*scheduled_operations(limits, budget or Budget()).values(), drop_overdue(limits)]
-        known = {operation.job: operation for operation in within}
-    if name not in known:
-        raise InvalidInputError(f"{name!r} is no operation; there are {', '.join(sorted(known))}")
-    return known[name]
+def _declared(name: str) -> Operation[Any]:
+    """Return the operation of a name."""
+    if name not in BY_NAME:
+        raise InvalidInputError(f"{name!r} is no operation; there are {', '.join(sorted(BY_NAME))}")
+    return BY_NAME[name]

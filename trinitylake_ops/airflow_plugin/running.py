@@ -13,7 +13,9 @@ from trinitylake_ops.airflow_plugin.settings import LakehouseSettings
 from trinitylake_ops.extras import needs
 from trinitylake_ops.maintenance.plans.document import Table, jsonable
 from trinitylake_ops.maintenance.plans.executor import LOCAL, Executor
+from trinitylake_ops.operations.limits import ApplyLimits
 from trinitylake_ops.operations.operation import Operation, OptionsT, Running
+from trinitylake_ops.operations.planned import PlannedOptions
 from trinitylake_ops.operations.shown import Json, Link, Markdown, Picture, markdown_table
 from trinitylake_ops.operations.versions import VersionRows
 from trinitylake_ops.versions.commit_info import acting_for_run
@@ -115,14 +117,29 @@ def executors(settings: LakehouseSettings) -> Iterator[Callable[[], Executor]]:
 
 
 def carry_out(
-    operation: Operation[Any], given: Mapping[str, Any], settings: LakehouseSettings, run_id: str, log: logging.Logger
+    operation: Operation[Any],
+    given: Mapping[str, Any],
+    settings: LakehouseSettings,
+    run_id: str,
+    log: logging.Logger,
+    limits: ApplyLimits | None = None,
 ) -> dict[str, Any]:
     """Carry an operation out with options, for a run, and return the figures of its report as JSON.
 
-    Raises InvalidInputError for wrong options, OperationFailedError, and what the operation raises.
+    Args:
+        operation: The operation.
+        given: The values of its options.
+        settings: The lakehouse.
+        run_id: The run that commits name.
+        log: The log of the task.
+        limits: The limits of a run without approval.
+
+    Raises:
+        InvalidInputError: Options are wrong.
+        OperationFailedError: The operation ended with a failure that a repetition does not repair.
     """
     options = None if operation.options is None else operation.options(**given)
-    approved_by: str | None = getattr(options, "approved_by", operation.approved_by)
+    approved_by = options.approver() if isinstance(options, PlannedOptions) else operation.approved_by
     with acting_for_run(run_id, approved_by), executors(settings) as executor:
         lake = settings.open()
         running = RunningTask(
@@ -132,6 +149,7 @@ def carry_out(
             page=VersionRows(),
             executor=executor,
             details={} if approved_by is None else {"approved_by": approved_by},
+            limits=limits,
             settings=settings,
             task_run_id=run_id,
             task_log=log,

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from trinitylake_ops.dagster_plugin.assets import build_exports_asset, build_head_asset, build_table_asset
     from trinitylake_ops.dagster_plugin.automation.closed_branches import build_closed_branch_sensor
     from trinitylake_ops.dagster_plugin.automation.conditions import published
-    from trinitylake_ops.dagster_plugin.automation.schedules import BlackoutWindow, build_maintenance_schedules
+    from trinitylake_ops.dagster_plugin.automation.schedules import CRONS, BlackoutWindow, build_maintenance_schedules
     from trinitylake_ops.dagster_plugin.automation.sensors import (
         FailedRun,
         build_commit_sensor,
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from trinitylake_ops.dagster_plugin.table_pages.specs import as_tables
 
 __all__ = [
+    "CRONS",
     "ApplyLimits",
     "BlackoutWindow",
     "CheckLimits",
@@ -74,6 +75,7 @@ __getattr__, __dir__ = lazy_face(
         "automation.closed_branches": ("build_closed_branch_sensor",),
         "automation.conditions": ("published",),
         "automation.schedules": (
+            "CRONS",
             "BlackoutWindow",
             "build_maintenance_schedules",
         ),

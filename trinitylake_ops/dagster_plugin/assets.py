@@ -29,7 +29,7 @@ from trinitylake_ops.maintenance import ExportInfo
 from trinitylake_ops.operations.names import split_name
 
 #: The name of the job that observes, for a lakehouse that is alone.
-OBSERVE_JOB = "observe_lakehouse"
+OBSERVE_JOB = "observe"
 
 #: How long an observation of the head may count the bytes that can be freed, unless told otherwise.
 RECLAIMABLE_SECONDS = 60.0
@@ -213,8 +213,8 @@ def _export_figures(export: ExportInfo) -> dict[str, object]:
 
 def _export_links(export: ExportInfo, links: Links) -> dict[str, Any]:
     name = {"name": export.name}
-    here = {} if export.target else links.entry("rollback_plan", {"to": export.name})
-    return {**here, **links.entry("restore_plan", name), **links.entry("drop_export_plan", name)}
+    here = {} if export.target else links.entry("rollback", {"to": {"export": export.name}})
+    return {**here, **links.entry("restore", name), **links.entry("drop_export", name)}
 
 
 def _reported_export(instance: dg.DagsterInstance, key: dg.AssetKey, partition: str) -> str | None:

@@ -24,19 +24,22 @@ from trinitylake_ops.maintenance.compaction.data_files import TableFileCounts, s
 from trinitylake_ops.maintenance.plans.cost import uncached
 from trinitylake_ops.maintenance.plans.retention import protected_ms, span_text
 from trinitylake_ops.maintenance.reach.survey import is_lapsed, survey_versions, versions_in
+from trinitylake_ops.operations.declared.all import EVERYTHING
 from trinitylake_ops.operations.declared.overdue import clones_past_their_time
 from trinitylake_ops.operations.declared.verify import findings_table
 from trinitylake_ops.versions.commit_info import acting_for_run
 from trinitylake_ops.versions.snapshot import utc_of
 
 #: The name of the job of the checks, for a lakehouse that is alone.
-CHECKS_JOB = "lakehouse_checks"
+CHECK_JOB = "check"
+
+#: The checks of a lakehouse, unless others are chosen.
+DEFAULT_CHECKS = ("verify_clean", "retention_kept")
 
 _UNPURGED = (ExpirationState.EXPIRED, ExpirationState.PURGING)
 _MILLISECOND = timedelta(milliseconds=1)
 _CUT_OFF_AFTER = timedelta(days=1)
 _TEN_MINUTES = Budget(max_seconds=600)
-_REPAIR = {"to_last_good": False}
 # Limits that are numbers, at least 0.
 _NUMBERS = (
     "verified_exports", "orphan_files", "orphan_bytes", "min_leaf_fill", "max_buffer_fill",
@@ -94,8 +97,8 @@ class _Found:
 
     wrong: Sequence[str]
     fine: str
-    mended_by: str
-    mend_config: Mapping[str, Any] = field(default_factory=dict)
+    repaired_by: str
+    repair_config: Mapping[str, Any] = field(default_factory=dict)
     metadata: Mapping[str, Any] = field(default_factory=dict)
     is_error: bool = False
 
@@ -103,37 +106,67 @@ class _Found:
 _Check = Callable[[Lakehouse, CheckLimits], _Found]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Declared:
+    """A check as it is declared: what it protects, what it costs, and the jobs that repair what it finds."""
+
+    check: _Check
+    description: str
+    repaired_by: tuple[str, ...]
+
+
+def chosen_checks(chosen: str | Sequence[str] = DEFAULT_CHECKS) -> tuple[str, ...]:
+    """Return the names of checks that are chosen, in the order of their declaration.
+
+    Args:
+        chosen: Names of checks, or ``"all"``; one of them, or several.
+
+    Raises:
+        InvalidInputError: There is no check of a name.
+    """
+    names = {chosen} if isinstance(chosen, str) else {*chosen}
+    if unknown := sorted(names - {EVERYTHING, *_CHECKS}):
+        raise InvalidInputError(
+            f"checks: there is no check {unknown[0]!r}; choose among {EVERYTHING}, {', '.join(_CHECKS)}"
+        )
+    return tuple(name for name in _CHECKS if EVERYTHING in names or name in names)
+
+
+def repairing_jobs(checks: Sequence[str]) -> tuple[str, ...]:
+    """Return the names of the operations that repair what some checks find."""
+    return tuple({job: None for name in checks for job in _CHECKS[name].repaired_by})
+
+
 def build_lakehouse_checks(
     names: LakehouseNames = ONLY,
     *,
+    checks: str | Sequence[str] = DEFAULT_CHECKS,
     limits: CheckLimits | None = None,
     location_name: str | None = None,
 ) -> list[dg.AssetChecksDefinition]:
-    """Return the checks of the lakehouse: hint, verify, retention, exports, clones, orphans, tree, data files.
+    """Return checks of the lakehouse. A danger of loss is an error, and a cost of time or space is a warning.
 
-    The metadata ``mended_by`` of a failed check names the job that repairs it. It is a link if ``location_name`` says
-    in which code location the jobs are. A danger of loss is an error, and a cost of time or space is a warning.
+    Args:
+        names: The names of the lakehouse.
+        checks: Names of checks, or ``"all"``. The default ones read the integrity and the retention of the lakehouse;
+            an observation of the lakehouse reports the state of everything else.
+        limits: The limits beyond which the checks fail.
+        location_name: The code location of the jobs. The metadata ``repaired_by`` of a failed check, which names the
+            job that repairs it, is a link then.
+
+    Raises:
+        InvalidInputError: There is no such check.
     """
-    checks: dict[str, tuple[_Check, str]] = {
-        "hint_right": (_hint, "The hint names the latest version; a wrong one costs every reader requests."),
-        "verify_clean": (_verify, "Verify finds no error in versions, trees, definitions, tables and exports."),
-        "retention_kept": (_retention, "What is to expire does, and what expired is purged, without long delay."),
-        "exports_fresh": (_exports, "Exports are as they were made, finished, and the newest is young enough."),
-        "clones_in_time": (_clones, "No clone is past its time, gone or unfinished."),
-        "orphans_bounded": (_orphans, "Failed commits and aborted writes have not left too many files behind."),
-        "tree_in_shape": (_tree, "The nodes of the latest tree are not thin, and their buffers not too full."),
-        "data_files_in_shape": (_data_files, "No table of the latest version has very many small data files."),
-    }
     return [
-        _asset_check(name, check, description, limits or CheckLimits(), names, location_name)
-        for name, (check, description) in checks.items()
+        _asset_check(name, _CHECKS[name], limits or CheckLimits(), names, location_name)
+        for name in chosen_checks(checks)
     ]
 
 
 def build_checks_job(checks: Sequence[dg.AssetChecksDefinition], names: LakehouseNames = ONLY) -> Any:
     """Return a job, of the type of ``dagster.define_asset_job``, which runs checks."""
     return dg.define_asset_job(
-        names.of(CHECKS_JOB),
+        names.of(CHECK_JOB),
         selection=dg.AssetSelection.checks(*checks),
         description="Runs the checks of the lakehouse.",
         config=NO_OPTIONS,
@@ -142,21 +175,20 @@ def build_checks_job(checks: Sequence[dg.AssetChecksDefinition], names: Lakehous
 
 def _asset_check(
     name: str,
-    check: _Check,
-    description: str,
+    declared: _Declared,
     limits: CheckLimits,
     names: LakehouseNames,
     location_name: str | None,
 ) -> dg.AssetChecksDefinition:
-    def mended_by(links: Links, job: str, config: Mapping[str, Any]) -> dict[str, Any]:
+    def repaired_by(links: Links, job: str, config: Mapping[str, Any]) -> dict[str, Any]:
         named = names.of(job)
         shown = named if location_name is None else dg.MetadataValue.job(named, location_name)
-        return {"mended_by": shown, **links.entry(job, config)}
+        return {"repaired_by": shown, **links.entry(job, config)}
 
     @dg.asset_check(
         asset=names.lakehouse_key,
         name=name,
-        description=description,
+        description=declared.description,
         required_resource_keys={names.resource_key},
     )
     def run(context: dg.AssetCheckExecutionContext) -> dg.AssetCheckResult:
@@ -166,13 +198,13 @@ def _asset_check(
             with acting_for_run(context.run.run_id):
                 lake = resource.open()
                 version = lake.latest_version()
-                found = check(lake, limits)
+                found = declared.check(lake, limits)
         # the check cannot read what it needs, or that is not settled, as the text says
         except TrinityLakeError as error:
             is_damage = isinstance(error, CorruptFileError | FileMissingError)
             metadata = {
                 "error": type(error).__name__,
-                **(mended_by(links, "repair_plan", _REPAIR) if is_damage else {}),
+                **(repaired_by(links, "repair", {}) if is_damage else {}),
             }
             return dg.AssetCheckResult(passed=False, description=str(error), metadata=metadata)
         return dg.AssetCheckResult(
@@ -182,7 +214,7 @@ def _asset_check(
             metadata={
                 VERSION: version,
                 **figures(found.metadata),
-                **(mended_by(links, found.mended_by, found.mend_config) if found.wrong else {}),
+                **(repaired_by(links, found.repaired_by, found.repair_config) if found.wrong else {}),
             },
         )
 
@@ -195,7 +227,7 @@ def _hint(lake: Lakehouse, _limits: CheckLimits) -> _Found:
     return _Found(
         wrong=wrong,
         fine=f"it names version {report.latest}",
-        mended_by="repair_hint",
+        repaired_by="repair_hint",
         metadata={"state": str(report.state), "hinted": report.hinted, "latest": report.latest},
     )
 
@@ -207,8 +239,7 @@ def _verify(lake: Lakehouse, limits: CheckLimits) -> _Found:
     return _Found(
         wrong=[f"{len(errors)} errors, the first: {errors[0].message}"] if errors else [],
         fine=f"{unfinished}no errors in {report.versions} versions and {report.nodes} nodes",
-        mended_by="repair_plan",
-        mend_config=_REPAIR,
+        repaired_by="repair",
         is_error=True,
         metadata={
             "errors": len(errors),
@@ -244,7 +275,7 @@ def _retention(lake: Lakehouse, limits: CheckLimits) -> _Found:
     return _Found(
         wrong=wrong,
         fine="nothing is overdue",
-        mended_by="expire_plan" if late or exports else "purge_plan",
+        repaired_by="expire" if late or exports else "purge",
         metadata={
             "versions_to_expire": len(late),
             "versions_to_purge": len(unpurged),
@@ -278,8 +309,8 @@ def _exports(lake: Lakehouse, limits: CheckLimits) -> _Found:
     return _Found(
         wrong=wrong,
         fine=f"{len(checks)} exports are as they were made",
-        mended_by="export_full",
-        mend_config={"name": None},
+        repaired_by="export",
+        repair_config={"name": None},
         is_error=bool(damaged),
         metadata={
             "exports": len(exports),
@@ -292,7 +323,7 @@ def _exports(lake: Lakehouse, limits: CheckLimits) -> _Found:
 def _clones(lake: Lakehouse, _limits: CheckLimits) -> _Found:
     wrong, metadata = clones_past_their_time(lake)
     fine = f"{metadata['clones']} clones are within their time"
-    return _Found(wrong=wrong, fine=fine, mended_by="drop_clone_plan", metadata=metadata)
+    return _Found(wrong=wrong, fine=fine, repaired_by="drop_clone", repair_config={"name": None}, metadata=metadata)
 
 
 def _span(duration: timedelta) -> str:
@@ -319,7 +350,7 @@ def _orphans(lake: Lakehouse, limits: CheckLimits) -> _Found:
     return _Found(
         wrong=[beyond] if is_beyond else [],
         fine=said,
-        mended_by="orphans_plan",
+        repaired_by="orphans",
         metadata={
             "files": len(plan.paths),
             "bytes": plan.bytes,
@@ -346,7 +377,8 @@ def _tree(lake: Lakehouse, limits: CheckLimits) -> _Found:
     return _Found(
         wrong=wrong,
         fine=f"{shape.nodes} nodes, leaves filled to {leaves.fill:.0%}",
-        mended_by="compact",
+        repaired_by="compact",
+        repair_config={"unattended": True},
         metadata={
             "height": shape.height,
             "nodes": shape.nodes,
@@ -374,8 +406,8 @@ def _data_files(lake: Lakehouse, limits: CheckLimits) -> _Found:
     return _Found(
         wrong=wrong,
         fine=f"the data files of {len(survey.tables)} tables are few or large enough{unfinished}",
-        mended_by="repair_plan" if survey.unreadable else "compact_tables",
-        mend_config=_REPAIR if survey.unreadable else {"tables": [one.name for one in small]},
+        repaired_by="repair" if survey.unreadable else "compact_tables",
+        repair_config={} if survey.unreadable else {"tables": [one.name for one in small], "unattended": True},
         metadata={
             "tables": len(survey.tables),
             "tables_with_small_files": len(small),
@@ -401,3 +433,54 @@ def _is_mergeable(lake: Lakehouse, table: TableFileCounts) -> bool:
 
 def _told(table: TableFileCounts) -> str:
     return f"{table.name}: {table.data_files} files of {table.mean_bytes / 1024:,.1f} KiB on average"
+
+
+_CHECKS: Mapping[str, _Declared] = {
+    "verify_clean": _Declared(
+        check=_verify,
+        description="Protects all data: verify finds no error in versions, trees, definitions, tables and exports."
+        " Costs a read of every file of the catalog and a look-up of every file of tables, for ten minutes at most.",
+        repaired_by=("repair",),
+    ),
+    "retention_kept": _Declared(
+        check=_retention,
+        description="Protects the cost of storage: versions and exports expire, and expired versions are purged,"
+        " without long delay. Costs a read of the roots of versions that are not purged.",
+        repaired_by=("expire", "purge"),
+    ),
+    "exports_fresh": _Declared(
+        check=_exports,
+        description="Protects against the loss of the lakehouse's storage: the newest exports are complete and"
+        " unchanged, and a full one is young enough. Costs a look-up of every file of the newest three.",
+        repaired_by=("export",),
+    ),
+    "data_files_in_shape": _Declared(
+        check=_data_files,
+        description="Protects the speed of queries: no table of the latest version has very many small data files."
+        " Costs a read of the metadata of every table, for a minute at most.",
+        repaired_by=("compact_tables", "repair"),
+    ),
+    "orphans_bounded": _Declared(
+        check=_orphans,
+        description="Protects the cost of storage: failed commits and aborted writes have not left too many files"
+        " behind. Costs a listing of the whole storage and a read of the trees of all versions.",
+        repaired_by=("orphans",),
+    ),
+    "clones_in_time": _Declared(
+        check=_clones,
+        description="Protects the cost of storage: no clone is past its time, deleted or unfinished. Costs a few reads"
+        " for each clone.",
+        repaired_by=("drop_clone",),
+    ),
+    "tree_in_shape": _Declared(
+        check=_tree,
+        description="Protects the speed of commits and lookups: the nodes of the latest tree are not thin, and their"
+        " buffers not too full. Costs a read of the latest tree.",
+        repaired_by=("compact",),
+    ),
+    "hint_right": _Declared(
+        check=_hint,
+        description="Protects the speed of readers: the hint names the latest version. Costs two or three requests.",
+        repaired_by=("repair_hint",),
+    ),
+}

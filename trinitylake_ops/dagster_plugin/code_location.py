@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
+from itertools import chain
 from typing import Any
 
 import dagster as dg
@@ -18,9 +19,17 @@ from trinitylake_ops.dagster_plugin.assets import (
     build_observe_job,
     build_table_asset,
 )
-from trinitylake_ops.dagster_plugin.automation.schedules import BlackoutWindow, build_maintenance_schedules
+from trinitylake_ops.dagster_plugin.automation.schedules import LIMITED, BlackoutWindow, build_maintenance_schedules
 from trinitylake_ops.dagster_plugin.automation.sensors import FailedRun, build_commit_sensor, build_failed_run_sensor
-from trinitylake_ops.dagster_plugin.checks import CHECKS_JOB, CheckLimits, build_checks_job, build_lakehouse_checks
+from trinitylake_ops.dagster_plugin.checks import (
+    CHECK_JOB,
+    DEFAULT_CHECKS,
+    CheckLimits,
+    build_checks_job,
+    build_lakehouse_checks,
+    chosen_checks,
+    repairing_jobs,
+)
 from trinitylake_ops.dagster_plugin.io_manager import TrinityLakeIOManager
 from trinitylake_ops.dagster_plugin.names import LakehouseNames
 from trinitylake_ops.dagster_plugin.ops.jobs import build_jobs
@@ -29,13 +38,10 @@ from trinitylake_ops.dagster_plugin.resources import SparkResource, TrinityLakeR
 from trinitylake_ops.errors import InvalidInputError
 from trinitylake_ops.format.locations import normalize_root_uri
 from trinitylake_ops.maintenance import Budget
-from trinitylake_ops.operations.declared.scheduled import ApplyLimits
+from trinitylake_ops.operations.declared.all import BY_NAME
+from trinitylake_ops.operations.limits import ApplyLimits
 from trinitylake_ops.operations.names import is_root_uri
 from trinitylake_ops.storage.schemes import place_of
-
-#: The operations that free something. Without limits none of them is scheduled.
-_LETS_GO = ("trim", "expire", "purge", "orphans", "drop_clones")
-_NOTHING = ApplyLimits(max_files=0, max_bytes=0, min_age=timedelta(0))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,32 +51,36 @@ class LakehouseSettings:
     ``name`` begins the names of all its definitions (see LakehouseNames), and has to be given. An empty one leaves them
     as they are: such a lakehouse takes ``lakehouse``, ``exports``, ``verify`` and so on of its code location.
     ``tables``, each as ``namespace.table``, become observable assets. They are tables that no asset here stages.
-    ``published_by`` are the assets that publish into the lakehouse. ``limits`` are those of scheduled operations that
-    free something without approval. Without them none of these is scheduled. ``crons`` changes times of CRONS, in
-    ``timezone``. ``observe_cron`` says when head and tables are observed. None leaves one out. Within ``blackouts``
-    nothing else begins. ``export_target`` is the root of scheduled exports; if empty, it is the lakehouse's own.
-    ``budget`` bounds the requests of a scheduled purge or removal of orphans. ``checks`` are the limits of checks.
-    ``location_name`` is the code location, for their links to jobs. ``reclaimable_seconds`` is how long an observation
-    may count the bytes that can be freed. ``on_commit`` names the job that runs after commits of others, by default the
-    one of the checks. ``table_key(namespace, table)`` names the asset to which changes of a table are reported, by
-    default the assets that hold it (:class:`TableAssets`). ``alert`` is called for each failed run of the lakehouse's
-    jobs. Schedules and sensors are off until somebody turns them on, or ``is_on``. ``spark`` is for the IO manager and
-    the operations that use Spark.
+    ``published_by`` are the assets that publish into the lakehouse. ``operations`` adds jobs to the common ones: names
+    of operations, the groups ``"clones"``, ``"tables"`` and ``"admin"``, or ``"all"``. ``checks`` are the names of the
+    checks, or ``"all"``, and ``check_limits`` those beyond which they fail. What checks and schedules need is among the
+    jobs in any case. ``crons`` schedules operations, and ``"check"`` all checks, in ``timezone``: CRONS has recommended
+    times. ``limits`` are those of runs that free something without approval. Without them none of these is scheduled.
+    ``observe_cron`` says when head and tables are observed, None never. Within ``blackouts`` nothing that ``crons``
+    schedules begins. ``export_target`` is the root of scheduled exports; if empty, it is the lakehouse's own.
+    ``budget`` bounds the requests of a scheduled purge or removal of orphans. ``location_name`` is the code location,
+    for links of checks to jobs. ``reclaimable_seconds`` is how long an observation may count the bytes that can be
+    freed. ``on_commit`` names a job to run after commits of others. ``table_key(namespace, table)`` names the asset to
+    which changes of a table are reported, by default the assets that hold it (:class:`TableAssets`). ``alert`` is
+    called for each failed run of the lakehouse's jobs. Schedules and sensors are off until a person turns them on, or
+    ``is_on``. ``spark`` is for the IO manager and the operations that use Spark.
     """
 
     lakehouse: TrinityLakeResource
     name: str | None = None
     tables: Sequence[str] = ()
     published_by: Sequence[dg.AssetKey] = ()
+    operations: str | Sequence[str] = ()
+    checks: str | Sequence[str] = DEFAULT_CHECKS
+    check_limits: CheckLimits | None = None
     limits: ApplyLimits | None = None
     timezone: str = "UTC"
-    crons: Mapping[str, str | None] = field(default_factory=dict)
+    crons: Mapping[str, str] = field(default_factory=dict)
     observe_cron: str | None = "*/30 * * * *"
     blackouts: Sequence[BlackoutWindow] = ()
     export_target: str = ""
     export_retain: timedelta = timedelta(days=35)
     budget: Budget | None = None
-    checks: CheckLimits | None = None
     location_name: str | None = None
     reclaimable_seconds: float = RECLAIMABLE_SECONDS
     on_commit: str | None = None
@@ -89,8 +99,10 @@ def build_trinitylake_definitions(*lakehouses: LakehouseSettings) -> dg.Definiti
     """Return all definitions of some lakehouses, for a code location or to merge with others of it.
 
     Each has its resource and IO manager. Head, exports and tables become assets. There are checks, the operations as
-    jobs, a sensor for commits of others, and schedules. With an alert there is a sensor for failed runs. Raises
-    InvalidInputError for two with one name or root, for one without a name beside others, and for impossible settings.
+    jobs, a sensor for commits of others, and schedules. With an alert there is a sensor for failed runs.
+
+    Raises:
+        InvalidInputError: Two have one name or root, one of several has no name, or settings are impossible.
     """
     for settings in lakehouses:
         _check_settings(settings)
@@ -102,10 +114,10 @@ def _check_settings(settings: LakehouseSettings) -> None:
     if settings.name is None:
         raise InvalidInputError(
             "name= of LakehouseSettings is missing: it begins the names of all definitions of the lakehouse, such as"
-            " name='sales' those of sales_expire_plan and sales/lakehouse. name='' leaves names as they are without"
+            " name='sales' those of sales_expire and sales/lakehouse. name='' leaves names as they are without"
             " one; take it where runs and assets have these names already"
         )
-    if settings.limits is None and (asked := [name for name in _LETS_GO if settings.crons.get(name)]):
+    if settings.limits is None and (asked := [name for name in LIMITED if name in settings.crons]):
         raise InvalidInputError(f"crons has {asked[0]!r}, which no schedule does without limits")
     if not 0 <= settings.reclaimable_seconds < math.inf:
         raise InvalidInputError(f"reclaimable_seconds is {settings.reclaimable_seconds}, it must be at least 0")
@@ -147,22 +159,28 @@ def _definitions(settings: LakehouseSettings) -> dg.Definitions:
     head = build_head_asset(
         names, deps=settings.published_by, reclaimable_seconds=settings.reclaimable_seconds, group_name=group
     )
-    checks = build_lakehouse_checks(names, limits=settings.checks, location_name=settings.location_name)
+    checks = build_lakehouse_checks(
+        names, checks=settings.checks, limits=settings.check_limits, location_name=settings.location_name
+    )
     observe_job = build_observe_job(names, [table.key for table in tables])
-    jobs = [
-        *build_jobs(names, settings.spark, table_key=settings.table_key),
-        build_checks_job(checks, names),
+    jobs: list[Any] = [
+        *build_jobs(
+            names,
+            settings.spark,
+            operations=_operations(settings),
+            table_key=settings.table_key,
+            limits=settings.limits,
+        ),
         observe_job,
     ]
-    schedules = _schedules(settings, observe_job)
-    scheduled = {names.of(f"{operation}_schedule") for operation in _LETS_GO}
-    scheduled_jobs = [schedule.job for schedule in schedules if schedule.name in scheduled]
+    if CHECK_JOB in settings.crons or settings.on_commit == names.of(CHECK_JOB):
+        jobs.append(build_checks_job(checks, names))
     return dg.Definitions(
         assets=[head, build_exports_asset(names, group_name=group), *tables],
         asset_checks=checks,
         jobs=jobs,
-        sensors=_sensors(settings, [*jobs, *scheduled_jobs]),
-        schedules=schedules,
+        sensors=_sensors(settings, jobs),
+        schedules=_schedules(settings, observe_job),
         resources={
             names.resource_key: settings.lakehouse,
             names.io_manager_key: TrinityLakeIOManager(lakehouse=settings.lakehouse, spark=settings.spark),
@@ -170,12 +188,19 @@ def _definitions(settings: LakehouseSettings) -> dg.Definitions:
     )
 
 
+def _operations(settings: LakehouseSettings) -> list[str]:
+    """Return the operations that are chosen, and those that the checks and schedules need."""
+    chosen = [settings.operations] if isinstance(settings.operations, str) else settings.operations
+    scheduled = [name for name in settings.crons if name in BY_NAME]
+    return [*chain(chosen, scheduled, repairing_jobs(chosen_checks(settings.checks)))]
+
+
 def _sensors(settings: LakehouseSettings, jobs: Sequence[Any]) -> list[dg.SensorDefinition]:
     names = settings.names
     status = dg.DefaultSensorStatus.RUNNING if settings.is_on else dg.DefaultSensorStatus.STOPPED
     commits = build_commit_sensor(
         names,
-        job_name=settings.on_commit or names.of(CHECKS_JOB),
+        job_name=settings.on_commit,
         table_key=settings.table_key,
         default_status=status,
     )
@@ -187,17 +212,14 @@ def _sensors(settings: LakehouseSettings, jobs: Sequence[Any]) -> list[dg.Sensor
 def _schedules(settings: LakehouseSettings, observe_job: Any) -> list[dg.ScheduleDefinition]:
     names = settings.names
     status = dg.DefaultScheduleStatus.RUNNING if settings.is_on else dg.DefaultScheduleStatus.STOPPED
-    without_limits = dict.fromkeys(_LETS_GO) if settings.limits is None else {}
     schedules = build_maintenance_schedules(
         names=names,
-        limits=settings.limits or _NOTHING,
+        crons=settings.crons,
         timezone=settings.timezone,
-        crons={**settings.crons, **without_limits},
         blackouts=settings.blackouts,
         export_target=settings.export_target,
         export_retain=settings.export_retain,
         budget=settings.budget,
-        checks_job=names.of(CHECKS_JOB),
         default_status=status,
     )
     if settings.observe_cron is None:

@@ -13,14 +13,14 @@ from pydantic import Field, ValidationError, field_validator
 
 from trinitylake_ops.dagster_plugin.assets import RECLAIMABLE_SECONDS
 from trinitylake_ops.dagster_plugin.automation.schedules import WEEKDAYS, BlackoutWindow
-from trinitylake_ops.dagster_plugin.checks import CheckLimits
+from trinitylake_ops.dagster_plugin.checks import DEFAULT_CHECKS, CheckLimits
 from trinitylake_ops.dagster_plugin.code_location import LakehouseSettings, build_trinitylake_definitions
 from trinitylake_ops.dagster_plugin.names import LakehouseNames
 from trinitylake_ops.dagster_plugin.resources import TrinityLakeResource
 from trinitylake_ops.dagster_plugin.storage_settings import SecretVariables, StorageSettings
 from trinitylake_ops.errors import InvalidInputError
 from trinitylake_ops.maintenance import Budget
-from trinitylake_ops.operations.declared.scheduled import ApplyLimits
+from trinitylake_ops.operations.limits import ApplyLimits
 
 _CLOCK = re.compile(r"([01]\d|2[0-3]):[0-5]\d")
 
@@ -153,24 +153,26 @@ class TrinityLakeMaintenanceComponent(dg.Component, dg.Model, dg.Resolvable):
     )
     tables: list[str] = Field(default=[], description="Tables that become assets, each as namespace.table.")
     published_by: list[str] = Field(default=[], description="Assets that publish into it, such as publish/sales.")
+    operations: list[str] = Field(
+        default=[], description="Jobs beyond the common ones: operations, clones, tables, admin, or all."
+    )
+    checks: list[str] = Field(default=list(DEFAULT_CHECKS), description="Names of the checks, or all.")
+    check_limits: ChecksModel | None = Field(default=None, description="The limits beyond which the checks fail.")
     limits: LimitsModel | None = Field(
-        default=None, description="Without them, schedules let go of nothing: no trim, expire, purge, orphans."
+        default=None, description="Without them, no schedule frees anything: no trim, expire, purge, orphans."
     )
     timezone: str = Field(default="UTC", description="Time zone of schedules and blackouts, such as Europe/Berlin.")
-    crons: dict[str, str | None] = Field(
-        default={}, description="Other times of operations, by name; null leaves one out."
-    )
+    crons: dict[str, str] = Field(default={}, description="Times of operations to schedule, by name.")
     observe_cron: str | None = Field(default="*/30 * * * *", description="When the assets are observed; null: never.")
     blackouts: list[BlackoutModel] = Field(default=[], description="When no schedule begins anything.")
     export_target: str = Field(default="", description="Root of scheduled exports; empty: the lakehouse's own.")
     export_retain_days: float = Field(default=35, description="How long scheduled exports are kept; 0: until dropped.")
     budget: BudgetModel | None = Field(default=None, description="What scheduled deletions may ask of the storage.")
-    checks: ChecksModel | None = Field(default=None, description="Beyond what the checks fail.")
     location_name: str | None = Field(default=None, description="This code location, for links of checks to jobs.")
     reclaimable_seconds: float = Field(
         default=RECLAIMABLE_SECONDS, description="How long an observation may count what can be freed; 0: not at all."
     )
-    on_commit: str | None = Field(default=None, description="The job after commits of others; null: the checks.")
+    on_commit: str | None = Field(default=None, description="The job after commits of others; null: none.")
     is_on: bool = Field(default=False, description="Whether schedules and the sensor are on from the beginning.")
 
     @field_validator("storage_options", mode="before")
@@ -215,7 +217,9 @@ class TrinityLakeMaintenanceComponent(dg.Component, dg.Model, dg.Resolvable):
             export_retain=_days("export_retain_days", self.export_retain_days),
             budget=None if self.budget is None else self.budget.budget(),
             location_name=self.location_name,
-            checks=None if self.checks is None else self.checks.limits(),
+            operations=self.operations,
+            checks=self.checks,
+            check_limits=None if self.check_limits is None else self.check_limits.limits(),
             reclaimable_seconds=self.reclaimable_seconds,
             on_commit=self.on_commit,
             is_on=self.is_on,

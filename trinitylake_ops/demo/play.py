@@ -44,6 +44,7 @@ _GARBAGE_HINT = b"not a number"
 _FLIGHTS_OP = "facts__flights"
 _LISTED_VERSIONS = 30
 _PIPED_WIDTH_CHARS = 110
+_APPROVER = "the operator of the demo"
 _PARTITION_TAG = "dagster/partition"
 
 
@@ -79,8 +80,8 @@ class Demo:
         partition_key: str | None = None,
         must_fail: bool = False,
         outcome: Callable[[dg.JobExecutionResult], str],
-    ) -> None:
-        """Run a job and print one line about it. Raises DemoError when it does not end as it must."""
+    ) -> dg.JobExecutionResult:
+        """Run a job, print one line about it, and return its result. Raises DemoError when it ends otherwise."""
         started = time.monotonic()
         with contextlib.redirect_stderr(io.StringIO()):  # the log of Dagster, which its instance has, too
             result = execute_as_launched(
@@ -97,6 +98,7 @@ class Demo:
             raise DemoError(f"{title}: run {result.run_id} of job {job} {_ending(result)}")
         line = f"[{self.done:2}/{self.steps}] {title:<46}{time.monotonic() - started:5.1f} s  {outcome(result)}"
         self.console.print(line, markup=False, highlight=False, soft_wrap=True)
+        return result
 
     def published(self, result: dg.JobExecutionResult) -> str:
         """Describe the commit of a publishing run."""
@@ -113,17 +115,24 @@ class Demo:
         """Undo the bad month, then export, lose and repair the hint, and verify."""
         lake = self.lake()
         bad = lake.latest_version()
-        self.run(
-            f"roll back to version {bad - 1}",
+        plan = self.run(
+            f"plan to roll back to version {bad - 1}",
             "rollback",
-            config={"to": str(bad - 1)},
+            config={"to": {"version": bad - 1}},
+            outcome=lambda _: f"what comes back, and what is lost: version {bad} stays the latest",
+        )
+        config = _configuration(plan)
+        self.run(
+            f"roll back to version {bad - 1}, as planned",
+            "rollback",
+            config={**config, "approval": {**config["approval"], "approved_by": _APPROVER}},
             outcome=lambda _: f"version {self.lake().latest_version()} has the tree of version {bad - 1}",
         )
         name = f"demo-{lake.latest_version()}"
         self.run(
             f"export snapshot {name}",
-            "export_minimal",
-            config={"name": name},
+            "export",
+            config={"name": name, "level": "minimal"},
             outcome=lambda _: f"version {self.lake().snapshot(name).version} stays readable by that name",
         )
         lake.storage.write(HINT_PATH, _GARBAGE_HINT)
@@ -135,9 +144,16 @@ class Demo:
         self.run("verify everything", "verify", outcome=lambda _: "no findings")
 
 
+def _configuration(plan: dg.JobExecutionResult) -> dict[str, Any]:
+    """Return the configuration that applies the plan of a run."""
+    (output,) = [event.step_output_data for event in plan.all_events if event.is_successful_output]
+    configuration: dict[str, Any] = output.metadata["configuration"].value
+    return configuration
+
+
 def play(demo: Demo) -> None:
     """Run all steps, printing a line each. Raises DemoError when a step does not end as it must."""
-    demo.steps = len(demo.months) + 7
+    demo.steps = len(demo.months) + 8
     source = {"config": {"source_folder": demo.source_folder}}
     reference, monthly = (
         {f"{NAMESPACES[name]}__{name}": source for name, table in TABLES.items() if table.is_monthly == is_monthly}

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from trinitylake_ops import Lakehouse
 from trinitylake_ops.maintenance.plans.budget import Spending
 from trinitylake_ops.maintenance.plans.executor import Executor
+from trinitylake_ops.operations.limits import ApplyLimits
 from trinitylake_ops.operations.options import Options
 from trinitylake_ops.operations.shown import Link, Markdown, log_text
 from trinitylake_ops.operations.versions import VersionRows
@@ -31,7 +32,7 @@ class Running(ABC, Generic[OptionsT]):
 
     ``begun_on`` is the latest version when it began, ``page`` draws versions. ``executor`` returns the executor for the
     bulk of it. ``spending`` bounds the requests of its plan and of its execution together. ``details`` are shown with
-    all that it reports.
+    all that it reports. ``limits`` are those of runs without approval, None where the code sets none.
     """
 
     lake: Lakehouse
@@ -41,6 +42,7 @@ class Running(ABC, Generic[OptionsT]):
     executor: Callable[[], Executor]
     spending: Spending = field(default_factory=Spending)
     details: Mapping[str, Any] = field(default_factory=dict)
+    limits: ApplyLimits | None = None
 
     @property
     @abstractmethod
@@ -58,7 +60,7 @@ class Running(ABC, Generic[OptionsT]):
 
     @abstractmethod
     def link(self, job: str, config: Mapping[str, Any], text: str = "") -> Link | None:
-        """Return a link that begins another operation with these options, None where there is none.
+        """Return a link that begins an operation with these options, None where there is none.
 
         None as an option's value is for a person to write.
         """
@@ -115,7 +117,8 @@ class Operation(Generic[OptionsT]):
 
     ``step`` does the work. Of operations that free something, ``is_pooled``, one at a time runs in a lakehouse. Some
     ``changes_exports``. ``approved_by`` is recorded with its commits, unless its options say who approved. What came of
-    one that ``is_proved`` is shown, as far as who runs it can.
+    one that ``is_proved`` is shown, as far as who runs it can. One that ``needs_limits`` only runs where the code sets
+    limits.
     """
 
     job: str
@@ -126,6 +129,7 @@ class Operation(Generic[OptionsT]):
     changes_exports: bool = False
     approved_by: str | None = None
     is_proved: bool = False
+    needs_limits: bool = False
 
 
 def report_figures(report: Mapping[str, Any]) -> dict[str, Any]:

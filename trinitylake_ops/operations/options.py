@@ -39,15 +39,15 @@ def _as_text(given: Any) -> Any:
 #: The entry of a validation's context that says that whoever runs the operation knows the user.
 USER_IS_KNOWN = "user_is_known"
 
-#: Texts that may be numbers of versions, as YAML takes ``to: 21`` for a number.
-NUMBER_TOO = BeforeValidator(_as_text)
+# Texts that may be numbers of versions, as YAML takes ``versions: 21`` for a number.
+_NUMBER_TOO = BeforeValidator(_as_text)
 
 
 class Options(BaseModel):
-    """Base of the options of an operation.
+    """Base of the options of an operation, or of a part of them.
 
-    Each option has a plain default, so that a form shows it. A required text is empty there, and refused. Null stands
-    for the default. Raises InvalidInputError, of one line, for the first option that is wrong, alone or with others.
+    An option without a default is required. Null is the default of any other option. Raises InvalidInputError, of one
+    line, for the first option that is wrong, alone or with others.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True)
@@ -55,17 +55,16 @@ class Options(BaseModel):
     @model_validator(mode="wrap")
     @classmethod
     def _refuse_in_one_line(cls, given: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
-        if isinstance(given, Mapping):  # with the defaults in place, as they are checked, too
+        if isinstance(given, Mapping):  # with the defaults in place, because they are checked as well
             known = cls.model_fields
-            given = {
-                name: known[name].default if value is None and name in known else value for name, value in given.items()
-            }
+            given = {name: value for name, value in given.items() if not (value is None and name in known)}
         try:
             return handler(given)
         except ValidationError as error:
             first = error.errors(include_url=False)[0]
             where = ".".join(map(str, first["loc"]))
-            said = f"{where}: {first['msg']}, it is {first['input']!r}"
+            is_missing = first["type"] == "missing"
+            said = f"{where} is missing" if is_missing else f"{where}: {first['msg']}, it is {first['input']!r}"
         except TrinityLakeError as error:
             said = str(error)
         raise InvalidInputError(said)
@@ -92,28 +91,33 @@ def _each(check: Callable[[str], object]) -> AfterValidator:
     return AfterValidator(checked)
 
 
+class OneOf(Options):
+    """Base of options of which exactly one is set: the others are None."""
+
+    @model_validator(mode="after")
+    def _check_one(self) -> Self:
+        if [value is not None for _, value in self].count(True) != 1:
+            raise InvalidInputError(f"exactly one of {', '.join(type(self).model_fields)} must be set")
+        return self
+
+
 def _required(option: str, longest_chars: int = LONGEST_NAME_BYTES) -> AfterValidator:
     def check(text: str) -> None:
         if not text.strip():
-            raise InvalidInputError(f"{option} has to be given, it is empty")
+            raise InvalidInputError(f"{option} must not be empty")
         if len(text) > longest_chars:
             raise InvalidInputError(f"{option} has {len(text)} characters, more than {longest_chars}")
 
     return _checked(check)
 
 
-def _check_version(text: str) -> None:
-    if text and not (text.isascii() and text.isdecimal()):
-        raise InvalidInputError(f"version: {text!r} is no number of a version")
-
-
 def _check_namespace(text: str) -> None:
     validate_name(text, LONGEST_NAME_BYTES, "namespace")
 
 
-def _place_or_none(option: str, example: str) -> AfterValidator:
+def _root(option: str, example: str) -> AfterValidator:
     def check(text: str) -> None:
-        if text and not is_root_uri(text):
+        if not is_root_uri(text):
             raise InvalidInputError(
                 f"{option} is not shown, as it may hold credentials; give an absolute path or a URI such as {example}"
             )
@@ -123,7 +127,7 @@ def _place_or_none(option: str, example: str) -> AfterValidator:
 
 def _check_approver(text: str, info: ValidationInfo) -> str:
     if not text.strip() and not (info.context or {}).get(USER_IS_KNOWN):
-        raise InvalidInputError("approved_by has to be given, it is empty")
+        raise InvalidInputError("approved_by is missing: write who approves the plan")
     return text
 
 
@@ -138,47 +142,40 @@ def check_person(text: str) -> None:
 
 def _check_time(text: str) -> None:
     try:
-        datetime.fromisoformat(text or "2000-01-01")
+        datetime.fromisoformat(text)
     except ValueError:
         raise InvalidInputError(f"timestamp: {text!r} is no time as ISO 8601, such as 2026-01-31T12:00") from None
 
 
 def _check_digest(text: str) -> None:
     if not _DIGEST.fullmatch(text):
-        raise InvalidInputError(f"approved_digest: {text!r} is no digest of a plan; the run that plans shows it")
+        raise InvalidInputError(f"digest: {text!r} is no digest of a plan; the run that plans shows it")
 
 
-#: The version to work on, by its number. It is empty for the latest.
-VersionText = Annotated[str, NUMBER_TOO, _checked(_check_version)]
+#: The number of a version.
+VersionNumber = Annotated[int, Field(ge=0)]
 #: Versions such as ``3-90,95``.
-VersionsText = Annotated[str, NUMBER_TOO, _required("versions", _LONGEST_VERSIONS_CHARS), _checked(VersionRanges.parse)]
-#: The same, empty for none.
-AnyVersionsText = Annotated[str, NUMBER_TOO]
+VersionsText = Annotated[
+    str, _NUMBER_TOO, _required("versions", _LONGEST_VERSIONS_CHARS), _checked(VersionRanges.parse)
+]
 #: The name of a new export.
 NewExportText = Annotated[str, _required("name"), _checked(check_name)]
-#: The name of an export that is there: other programs may give it any.
+#: The name of an existing export: other programs may give it any.
 ExportText = Annotated[str, _required("name")]
-#: A version by its number, or an export.
-PlaceText = Annotated[str, NUMBER_TOO, _required("to")]
-#: The same, empty for none.
-AnyPlaceText = Annotated[str, NUMBER_TOO]
-#: A time as ISO 8601, empty for none.
+#: A time as ISO 8601.
 TimeText = Annotated[str, _checked(_check_time)]
-#: Another root, empty for none.
-TargetText = Annotated[str, _place_or_none("target", "s3://BUCKET/PREFIX")]
-#: A table root, empty for none.
-TableRootText = Annotated[str, _place_or_none("table_root", "s3://BUCKET/PREFIX")]
-#: Another root, which has to be given.
-RequiredTargetText = Annotated[str, _required("target"), _place_or_none("target", "s3://BUCKET/PREFIX")]
-#: The manifest of an inventory, empty for none.
-InventoryText = Annotated[str, _place_or_none("inventory", "s3://BUCKET/PREFIX/manifest.json")]
-#: Who approved something. It may be empty where whoever runs the operation knows the user.
-PersonText = Annotated[str, AfterValidator(_check_approver), _checked(check_person)]
+#: Another root.
+TargetText = Annotated[str, _root("target", "s3://BUCKET/PREFIX")]
+#: A table root.
+TableRootText = Annotated[str, _root("table_root", "s3://BUCKET/PREFIX")]
+#: The manifest of an inventory.
+InventoryText = Annotated[str, _root("inventory", "s3://BUCKET/PREFIX/manifest.json")]
+#: The mark of an option that may be left out only where the runner of the operation knows the user.
+APPROVER = AfterValidator(_check_approver)
+#: Who approved something.
+PersonText = Annotated[str, APPROVER, _checked(check_person)]
 #: The digest of a plan.
-DigestText = Annotated[str, _required("approved_digest"), _checked(_check_digest)]
-#: The same two of a comparison.
-BeforeText = Annotated[str, NUMBER_TOO, _required("before")]
-AfterText = Annotated[str, NUMBER_TOO, _required("after")]
+DigestText = Annotated[str, _required("digest"), _checked(_check_digest)]
 #: A table as ``namespace.table``.
 TableText = Annotated[str, _required("table"), _checked(split_name)]
 #: Tables, each as ``namespace.table``.
@@ -187,18 +184,28 @@ TableTexts = Annotated[list[str], _each(split_name)]
 NamespaceTexts = Annotated[list[str], _each(_check_namespace)]
 
 
+class Place(OneOf):
+    """A version, by its number or by the export that holds it."""
+
+    version: VersionNumber | None = Field(default=None, description="A version, by its number.")
+    export: ExportText | None = Field(default=None, description="The version of an export, by the export's name.")
+
+    def __str__(self) -> str:
+        return str(self.version) if self.export is None else self.export
+
+
 def age_field(what: str) -> Any:
     """Return a field of days: the least age, beyond what protects transactions."""
     return Field(
-        default=0,
+        default=None,
         ge=0,
         le=MOST_DAYS,
         allow_inf_nan=False,
-        description=f"{what} at least so many days ago; never less than the lakehouse's txn_ttl_millis and 5 minutes,"
-        " which is what 0 stands for.",
+        description=f"{what} at least so many days ago. It is never less than the lakehouse's txn_ttl_millis and 5"
+        " minutes, which is what null means.",
     )
 
 
 def limit_field(what: str) -> Any:
-    """Return a field of a limit, 0 for none."""
-    return Field(default=0, ge=0, le=MOST_SECONDS, allow_inf_nan=False, description=f"{what}; 0: no limit.")
+    """Return a field of a limit, None for none."""
+    return Field(default=None, gt=0, le=MOST_SECONDS, allow_inf_nan=False, description=f"{what}. Null: no limit.")

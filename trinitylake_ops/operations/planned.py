@@ -1,4 +1,4 @@
-"""Operations that are planned first. One job shows the plan and its digest, and another one executes it."""
+"""Operations with a plan: one job shows the plan, and the same job applies it once the plan's digest is approved."""
 
 from __future__ import annotations
 
@@ -8,18 +8,23 @@ from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any, Generic, Protocol, TypeVar
 
-from pydantic import Field, field_validator
+from pydantic import Field, model_validator
 
 from trinitylake_ops import Lakehouse
 from trinitylake_ops.errors import InvalidInputError
 from trinitylake_ops.maintenance import Budget, OrphanReport, PurgeReport, RetentionPolicy
 from trinitylake_ops.maintenance.plans.budget import Spending
 from trinitylake_ops.maintenance.plans.document import Table
+from trinitylake_ops.operations.limits import LIMITS_APPROVE, ApplyLimits
 from trinitylake_ops.operations.operation import Operation, Running, report_figures
 from trinitylake_ops.operations.options import MOST_DAYS, DigestText, Options, PersonText, limit_field
 from trinitylake_ops.operations.shown import Json, Link, Markdown, listing, markdown_table
 
-_LAKEHOUSES_OWN = -1
+#: The text of the link that opens the launchpad of the same job with the approval of a plan.
+APPLY_THIS_PLAN = "apply this plan"
+
+_NOTHING_TO_DO = "there is nothing to do"
+_MODES = ("approval", "unattended")
 
 
 class ExecutablePlan(Protocol):
@@ -41,66 +46,127 @@ class ExecutablePlan(Protocol):
         """Return the plan in a form for people."""
 
 
-PlanOptionsT = TypeVar("PlanOptionsT", bound=Options)
 PlanT = TypeVar("PlanT", bound=ExecutablePlan)
 
 
 class Approval(Options):
-    """The plan that somebody approved. The other options are those of the plan."""
+    """The approval of one plan by a person."""
 
-    approved_digest: DigestText = Field(
-        default="",
-        description="Required: digest of the plan to carry out. The run that plans shows it, and a link"
-        " that fills this in. When something else would happen by now, the run fails and nothing is done.",
+    digest: DigestText = Field(
+        description="Digest of the plan to apply, which the run that planned shows. If something else would happen"
+        " now, the run fails and nothing is done."
     )
     approved_by: PersonText = Field(
         default="",
-        description="Required: who looked at the plan and approves it. It is recorded with the run, and in the log of"
-        " the lakehouse. In Dagster+ leave it empty: it is the user who launches the run.",
+        description="Name of the person who approves the plan. It is recorded with the run, and in the log of the"
+        " lakehouse. In Dagster+ leave it out: it is the user who launches the run.",
     )
 
 
+class PlannedOptions(Options):
+    """Options of an operation with a plan. Without an approval the run only plans."""
+
+    approval: Approval | None = Field(
+        default=None, description="Null: only plan. Otherwise apply the plan that this approves."
+    )
+
+    @property
+    def is_plan(self) -> bool:
+        """Whether a run with these options only plans."""
+        return self.approval is None
+
+    def approver(self, user: str | None = None) -> str | None:
+        """Return who approved what the run does, None for a run that only plans.
+
+        Args:
+            user: The user who launched the run, None if that is not known.
+
+        Raises:
+            InvalidInputError: The approval names another person than the user, or no person.
+        """
+        if self.approval is None:
+            return None
+        name = self.approval.approved_by.strip()
+        if user is not None and name not in ("", user):
+            raise InvalidInputError(
+                f"approved_by={name!r} does not match the signed-in user {user!r}; leave approved_by out"
+            )
+        if not (name or user):
+            raise InvalidInputError("approved_by is missing: no user launched this run; write who approves the plan")
+        return user or name
+
+
+class UnattendedOptions(PlannedOptions):
+    """Options of an operation that may also run without approval, because no reader sees what it changes."""
+
+    unattended: bool = Field(default=False, description="Whether to plan and apply in this run, without approval.")
+
+    @property
+    def is_plan(self) -> bool:
+        """Whether a run with these options only plans."""
+        return self.approval is None and not self.unattended
+
+    @model_validator(mode="after")
+    def _check_one_mode(self) -> UnattendedOptions:
+        if self.unattended and self.approval is not None:
+            raise InvalidInputError("unattended: the run has an approval as well; leave one of the two out")
+        return self
+
+
+class LimitedOptions(UnattendedOptions):
+    """Options of an operation that may run without approval within limits that are set in code."""
+
+    unattended: bool = Field(
+        default=False,
+        description="Whether to plan and apply in this run, without approval, by the lakehouse's own settings and"
+        " within the limits that the code sets. A plan beyond the limits fails the run, and nothing is done.",
+    )
+
+    def approver(self, user: str | None = None) -> str | None:
+        """Return who approved what the run does, None for a run that only plans. Raises InvalidInputError."""
+        return LIMITS_APPROVE if self.unattended else super().approver(user)
+
+    @model_validator(mode="after")
+    def _check_own_rules(self) -> LimitedOptions:
+        for name in ("max_age_days", "min_versions", "grace_days", "older_than_days", *_KEEP):
+            if self.unattended and getattr(self, name, None) is not None:
+                raise InvalidInputError(
+                    f"{name}: an unattended run follows the lakehouse's own settings; leave {name} out, or approve a"
+                    " plan"
+                )
+        return self
+
+
+_KEEP = ("keep_last", "keep_hourly", "keep_daily", "keep_weekly", "keep_monthly")
+
+
 def _rule(what: str) -> Any:
-    return Field(default=_LAKEHOUSES_OWN, ge=_LAKEHOUSES_OWN, description=f"{what}; -1: as the lakehouse's settings.")
+    return Field(default=None, ge=0, description=f"{what}. Null: as the lakehouse's settings.")
 
 
 class RulesOptions(Options):
     """Rules of retention that replace single settings of the lakehouse for one run."""
 
-    max_age_days: float = Field(
-        default=_LAKEHOUSES_OWN,
+    max_age_days: float | None = Field(
+        default=None,
+        ge=0,
         le=MOST_DAYS,
         allow_inf_nan=False,
-        description="Keep what was superseded no longer ago than so many days; -1: as the lakehouse's settings.",
+        description="Days for which a version is kept after a newer one superseded it. Null: as the lakehouse's"
+        " settings.",
     )
-    min_versions: int = _rule("Keep at least so many of the newest versions")
-    keep_last: int = _rule("Keep the last so many versions")
-    keep_hourly: int = _rule("Keep the newest version of each of the last so many hours that have one")
-    keep_daily: int = _rule("The same for days")
-    keep_weekly: int = _rule("The same for weeks, from Monday")
-    keep_monthly: int = _rule("The same for months")
-
-    @field_validator("max_age_days")
-    @classmethod
-    def _check_age(cls, days: float) -> float:
-        if days < 0 and days != _LAKEHOUSES_OWN:
-            raise InvalidInputError(
-                f"max_age_days is {days}, it must be at least 0, or -1 for the lakehouse's own setting"
-            )
-        return days
+    min_versions: int | None = _rule("Keep at least so many of the newest versions")
+    keep_last: int | None = _rule("Keep the last so many versions")
+    keep_hourly: int | None = _rule("Keep the newest version of each of the last so many hours that have one")
+    keep_daily: int | None = _rule("The same for days")
+    keep_weekly: int | None = _rule("The same for weeks, from Monday")
+    keep_monthly: int | None = _rule("The same for months")
 
     def policy(self, lake: Lakehouse) -> RetentionPolicy | None:
         """Return the lakehouse's settings with these rules in their place, None if all are its own."""
-        numbers = {
-            "minimum_versions": self.min_versions,
-            "keep_last": self.keep_last,
-            "keep_hourly": self.keep_hourly,
-            "keep_daily": self.keep_daily,
-            "keep_weekly": self.keep_weekly,
-            "keep_monthly": self.keep_monthly,
-        }
-        rules: dict[str, Any] = {name: number for name, number in numbers.items() if number != _LAKEHOUSES_OWN}
-        if self.max_age_days != _LAKEHOUSES_OWN:
+        numbers = {"minimum_versions": self.min_versions, **{name: getattr(self, name) for name in _KEEP}}
+        rules: dict[str, Any] = {name: number for name, number in numbers.items() if number is not None}
+        if self.max_age_days is not None:
             rules["maximum_age_ms"] = timedelta(days=self.max_age_days) // timedelta(milliseconds=1)
         return replace(RetentionPolicy.of(lake.snapshot().definition), **rules) if rules else None
 
@@ -108,100 +174,143 @@ class RulesOptions(Options):
 class BudgetOptions(Options):
     """The bounds on the requests of a run that deletes."""
 
-    max_requests: int = Field(
-        default=0,
-        ge=0,
-        description="Stop after so many requests, planning included; the next run goes on; 0: no limit.",
+    max_requests: int | None = Field(
+        default=None,
+        gt=0,
+        description="Stop a run that deletes after so many requests, planning included. The next run continues. Null:"
+        " no limit.",
     )
-    max_seconds: float = limit_field("Stop after so many seconds, planning included; the next run goes on")
-    requests_per_second: float = limit_field("Send no more requests that delete than that")
+    max_seconds: float | None = limit_field(
+        "Stop a run that deletes after so many seconds, planning included. The next run continues"
+    )
+    requests_per_second: float | None = limit_field("Send no more than so many requests that delete in a second")
 
     def budget(self) -> Budget:
         """Return the limits."""
         return Budget(
-            max_requests=self.max_requests or None,
-            max_seconds=self.max_seconds or None,
-            requests_per_second=self.requests_per_second or None,
+            max_requests=self.max_requests,
+            max_seconds=self.max_seconds,
+            requests_per_second=self.requests_per_second,
         )
+
+
+PlannedT = TypeVar("PlannedT", bound=PlannedOptions)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Planned(Generic[PlanOptionsT, PlanT]):
+class Planned(Generic[PlannedT, PlanT]):
     """An operation as a plan and its execution.
 
-    ``plan`` makes the plan from ``options``, None if there are none. ``shown`` is the plan's metadata. ``apply``
-    executes it, approved by a digest, or within limits without one, and reports. ``approval`` has the options of the
-    job that applies, including those of the plan. ``applied`` returns the latter for a plan that was made, by default
-    as they were given. ``left`` says what is wrong that the plan does not mend. A plan that mends nothing of it is a
-    failed run. ``more`` is further metadata of the run that plans. What came of one that ``is_proved`` is shown.
+    ``plan`` makes the plan from the options. ``shown`` is the plan's metadata. ``apply`` executes it, approved by a
+    digest, or without one in an unattended run, and reports. ``within`` makes the plan of an unattended run of options
+    that are LimitedOptions. ``applied`` returns the options that are approved with a plan, by default those of the run
+    that are not defaults. ``left`` says what is wrong that the plan does not repair. A plan that repairs none of it is
+    a failed run. ``more`` is further metadata of the run that plans. ``does`` is the verb of its effect on files. The
+    result of an operation that ``is_proved`` is shown.
     """
 
     name: str
-    plans: str
-    applies: str
-    options: type[PlanOptionsT] | None
-    approval: type[Approval]
-    plan: Callable[[Running[PlanOptionsT]], PlanT]
+    description: str
+    options: type[PlannedT]
+    plan: Callable[[Running[PlannedT]], PlanT]
     shown: Callable[[PlanT], Mapping[str, Any]]
     apply: Callable[[Running[Any], PlanT, str | None], None]
+    within: Callable[[Running[PlannedT], ApplyLimits], PlanT] | None = None
+    does: str = "frees"
     is_pooled: bool = True
     changes_exports: bool = False
     left: Callable[[PlanT], str] = lambda _plan: ""
-    applied: Callable[[PlanOptionsT, PlanT], Mapping[str, Any]] = lambda options, _plan: options.model_dump()
-    more: Callable[[Running[PlanOptionsT], PlanT], Mapping[str, Any]] = lambda _run, _plan: {}
+    applied: Callable[[PlannedT, PlanT], Mapping[str, Any]] = lambda options, _plan: options_of_plan(options)
+    more: Callable[[Running[PlannedT], PlanT], Mapping[str, Any]] = lambda _run, _plan: {}
     is_proved: bool = False
 
-    def operations(self) -> tuple[Operation[Any], Operation[Any]]:
-        """Return the job that plans and the one that applies."""
-        return (
-            Operation(
-                job=f"{self.name}_plan", description=f"{self.plans}; reads only.", options=self.options, step=self._show
-            ),
-            Operation(
-                job=f"{self.name}_apply",
-                description=self.applies,
-                options=self.approval,
-                step=self._apply_approved,
-                is_pooled=self.is_pooled,
-                changes_exports=self.changes_exports,
-                is_proved=self.is_proved,
-            ),
+    def operation(self) -> Operation[PlannedT]:
+        """Return the job that plans, and applies what was approved."""
+        return Operation(
+            job=self.name,
+            description=f"{self.description} Plans by default, and applies the plan whose digest is approved.",
+            options=self.options,
+            step=self._step,
+            is_pooled=self.is_pooled,
+            changes_exports=self.changes_exports,
+            is_proved=self.is_proved,
         )
 
-    def _show(self, run: Running[PlanOptionsT]) -> None:
-        plan = self.plan(run)
-        title = str(plan.table().title)
-        apply_job = run.job(f"{self.name}_apply")
-        to_do = f"to do it, run {apply_job} with approved_digest {plan.digest}"
-        options = {} if self.options is None else self.applied(run.options, plan)
-        approval = {**options, "approved_digest": plan.digest, "approved_by": ""}
-        metadata: dict[str, Any] = {
-            "digest": plan.digest,
-            "base_version": plan.base_version,
-            "is_empty": plan.is_empty,
-            **self.shown(plan),
-            f"configuration of {apply_job}": Json(approval),
-        }
-        metadata.update(self.more(run, plan))
-        logged = {**metadata, f"configuration of {apply_job}": json.dumps(approval, ensure_ascii=False)}
-        link = None if plan.is_empty else run.link(f"{self.name}_apply", {**approval, "approved_by": None})
-        if link is not None:
-            metadata[f"open {apply_job}"] = Markdown(link.markdown)
-            metadata.update(_linked(metadata, link))
-        left = self.left(plan)
-        if left and plan.is_empty:
-            raise run.failure(f"{title}; {left}", metadata)
-        if left:
-            run.log.warning("%s", left)
-        if plan.is_empty:
-            run.report(f"{title}; there is nothing to do", metadata, logged=logged)
-        else:
-            run.report(title, metadata, to_do=to_do, logged=logged)
-
-    def _apply_approved(self, run: Running[Any]) -> None:
+    def _step(self, run: Running[PlannedT]) -> None:
+        approval = run.options.approval
+        if run.options.is_plan:
+            self._show(run)
+            return
         if isinstance(run.options, BudgetOptions):
             run = replace(run, spending=Spending(run.options.budget()))
-        self.apply(run, self.plan(run), run.options.approved_digest)
+        if approval is not None:
+            self.apply(run, self.plan(run), approval.digest)
+        elif isinstance(run.options, LimitedOptions):
+            self._apply_within_limits(run)
+        else:
+            self.apply(run, self.plan(run), None)
+
+    def _show(self, run: Running[PlannedT]) -> None:
+        plan = self.plan(run)
+        title = str(plan.table().title)
+        shown = {"base_version": plan.base_version, "is_empty": plan.is_empty, **self.shown(plan)}
+        shown.update(self.more(run, plan))
+        left = self.left(plan)
+        if plan.is_empty:
+            if left:
+                raise run.failure(f"{title}; {left}", shown)
+            run.report(f"{title}; {_NOTHING_TO_DO}", shown)
+            return
+        options = self.applied(run.options, plan)
+        config = {**options, "approval": {"digest": plan.digest, "approved_by": ""}}
+        to_fill_in = {**options, "approval": {"digest": plan.digest, "approved_by": None}}
+        link = run.link(self.name, to_fill_in, APPLY_THIS_PLAN)
+        first = {} if link is None else {"apply": Markdown(link.markdown)}
+        metadata = {
+            **first,
+            **(shown if link is None else {**shown, **_linked(shown, link)}),
+            "configuration": Json(config),
+            "digest": plan.digest,
+        }
+        if left:
+            run.log.warning("%s", left)
+        run.report(
+            title,
+            metadata,
+            to_do=f"to apply it, run {run.job(self.name)} with the approval of digest {plan.digest}",
+            logged={**shown, "configuration": json.dumps(config, ensure_ascii=False), "digest": plan.digest},
+        )
+
+    def _apply_within_limits(self, run: Running[PlannedT]) -> None:
+        """Apply what is within the limits. Raises InvalidInputError without limits, and Failure for a plan beyond."""
+        assert self.within is not None
+        limits = limits_of(run)
+        plan = self.within(run, limits)
+        shown = self.shown(plan)
+        files, size_bytes = int(shown.get("files", 0)), int(shown.get("bytes", 0))
+        about = {"digest": plan.digest, "base_version": plan.base_version, "limits": str(limits)}
+        if not limits.allow(files, size_bytes):  # plans that count no files are within the limits
+            raise replace(run, details={}).failure(
+                f"this {self.name} {self.does} {files} files of {size_bytes} bytes, which is beyond what an unattended"
+                f" run may do ({limits}); nothing was done: run {run.job(self.name)} for a plan, and approve it",
+                {**about, **shown},
+            )
+        run.log.info("%s; within the limits of schedules: %s", plan.table().title, limits)
+        self.apply(replace(run, details={**run.details, **about}), plan, None)
+
+
+def limits_of(run: Running[Any]) -> ApplyLimits:
+    """Return the limits of unattended runs. Raises InvalidInputError where the code sets none."""
+    if run.limits is None:
+        raise InvalidInputError(
+            "unattended: the code sets no limits for runs without approval; set limits=ApplyLimits(...)"
+        )
+    return run.limits
+
+
+def options_of_plan(options: PlannedOptions) -> dict[str, Any]:
+    """Return the options of a plan that are not defaults, for the configuration that applies it."""
+    return options.model_dump(exclude_defaults=True, exclude=set(_MODES))
 
 
 def _linked(metadata: Mapping[str, Any], link: Link) -> dict[str, Any]:
@@ -224,11 +333,12 @@ def end_deletion(run: Running[Any], operation: str, report: PurgeReport | Orphan
         "failed_files": len(failures),
         "failures": listing(("path", "reason"), failures),
     }
-    again = f"run {run.job(f'{operation}_plan')} and {run.job(f'{operation}_apply')} again"
+    again = f"run {run.job(operation)} again for a plan, and approve it"
     if failures:
         path, reason = failures[0]
         raise run.failure(
-            f"{len(failures)} files were not deleted; {again} once the reason is mended, the first is {path}: {reason}",
+            f"{len(failures)} files were not deleted; {again} once the reason is repaired, the first is {path}:"
+            f" {reason}",
             metadata,
         )
     # A purge that ended early has committed its begin.

@@ -65,7 +65,7 @@ with DAG("trinitylake_follow", schedule=[watched], catchup=False, tags=TAGS):
 
 # [START rollback]
 with DAG("trinitylake_rollback", schedule=None, catchup=False, tags=TAGS, params={"version": Param(0, type="integer")}):
-    build_approval("rollback", options={"to": "{{ params.version }}"})
+    build_approval("rollback", options={"to": {"version": "{{ params.version }}"}})
 # [END rollback]
 
 # [START upkeep]
@@ -74,7 +74,8 @@ with DAG("trinitylake_upkeep", schedule=None, catchup=False, tags=TAGS):
     expire = build_approval("expire", options={"max_age_days": 0, "min_versions": 1})
     trim = TrinityLakeOperator(
         task_id="trim",
-        operation="trim_scheduled",
+        operation="trim",
+        options={"unattended": True},
         limits=ApplyLimits(max_files=100, max_bytes=1_000_000, min_age=timedelta(days=7)),
         trigger_rule="none_failed",  # an expiry with nothing to approve is skipped
     )

@@ -1,9 +1,9 @@
-"""Schedules of the operations that keep a lakehouse in order, and windows in which they rest."""
+"""Schedules of the operations that maintain a lakehouse, and windows in which none begins."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import datetime, time, timedelta
 from typing import Any
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
@@ -11,31 +11,29 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 import dagster as dg
 
 from trinitylake_ops.dagster_plugin.names import ONLY, LakehouseNames
-from trinitylake_ops.dagster_plugin.ops.operation import build_job
 from trinitylake_ops.errors import InvalidInputError
 from trinitylake_ops.maintenance import Budget
-from trinitylake_ops.operations.declared.overdue import drop_overdue
-from trinitylake_ops.operations.declared.scheduled import ApplyLimits, scheduled_operations
 from trinitylake_ops.operations.names import is_root_uri
 from trinitylake_ops.operations.options import MOST_DAYS
 
-#: When each operation runs by default, by its name.
+#: Recommended times of the operations that may be scheduled, and of the checks, by the names of their jobs.
 CRONS: Mapping[str, str] = {
-    "hint": "7 * * * *",
+    "repair_hint": "7 * * * *",
     "verify": "0 1 * * *",
-    "drop_clones": "30 2 * * *",  # before expiry, which frees what was kept for them
+    "drop_overdue_clones": "30 2 * * *",  # before expiry, which frees what was kept for them
     "expire": "0 3 * * *",
     "trim": "0 2 * * 0",
     "purge": "0 4 * * 0",
     "orphans": "0 5 * * 0",
     "export": "0 6 * * 0",
-    "checks": "30 6 * * *",
+    "check": "30 6 * * *",
 }
+
+#: The operations among them that free something. They run without approval, so only within limits.
+LIMITED = ("trim", "expire", "purge", "orphans", "drop_overdue_clones")
 
 WEEKDAYS = ("monday", "tuesday", "wednesday", "thursday", "friday", "saturday", "sunday")
 
-#: The jobs of ``build_jobs`` that schedules run.
-_JOBS = {"hint": "repair_hint", "verify": "verify", "export": "export_full"}
 _DAY = timedelta(days=1)
 
 
@@ -76,29 +74,36 @@ class BlackoutWindow:
 def build_maintenance_schedules(
     names: LakehouseNames = ONLY,
     *,
-    limits: ApplyLimits,
+    crons: Mapping[str, str] = CRONS,
     timezone: str = "UTC",
-    crons: Mapping[str, str | None] | None = None,
     blackouts: Sequence[BlackoutWindow] = (),
     export_target: str = "",
     export_prefix: str = "weekly",
     export_retain: timedelta = timedelta(days=35),
     verify_seconds: float = 3600.0,
     budget: Budget | None = None,
-    checks_job: str | None = None,
     default_status: dg.DefaultScheduleStatus = dg.DefaultScheduleStatus.STOPPED,
 ) -> list[dg.ScheduleDefinition]:
-    """Return schedules that keep a lakehouse in order: for ``dg.Definitions``, beside the jobs of ``build_jobs``.
+    """Return schedules ``<operation>_schedule`` that run jobs of ``build_jobs``, which must have those operations.
 
-    They are named ``<operation>_schedule`` for the operations in CRONS, after the name of the lakehouse, if it has one.
-    ``crons`` gives other times; None leaves one out. Trim, expire, purge, orphans and drops of clones run as jobs
-    ``<operation>_scheduled``, made here. They run without approval within ``limits``, in the lakehouse's pool. Purge
-    and orphans stop at ``budget``. The others run the jobs of the same lakehouse. Exports are full, named by prefix and
-    date, and retained for a time. ``checks_job`` is the name of the job that ``build_checks_job`` made, None if there
-    is none. Ticks within one of ``blackouts`` are skipped. Raises InvalidInputError for unknown operations and time
-    zones, and for impossible exports.
+    Trim, expire, purge, orphans and the drop of clones run without approval, within the ``limits`` of ``build_jobs``.
+
+    Args:
+        names: The names of the lakehouse.
+        crons: The time of each operation to schedule, by its name. Those that may be scheduled are in CRONS.
+        timezone: The time zone of the times and of the blackouts.
+        blackouts: Windows in which ticks are skipped.
+        export_target: The root of scheduled exports. Empty: the lakehouse's own.
+        export_prefix: The beginning of the name of each scheduled export, before the date.
+        export_retain: For how long scheduled exports, which are full, are kept.
+        verify_seconds: For how long a scheduled verify may run.
+        budget: The bound on the requests of a purge or removal of orphans.
+        default_status: Whether the schedules are on until a person turns them on or off.
+
+    Raises:
+        InvalidInputError: An operation, a time zone or the settings of exports are impossible.
     """
-    if unknown := sorted(set(crons or {}) - set(CRONS)):
+    if unknown := sorted(set(crons) - set(CRONS)):
         raise InvalidInputError(f"there is no operation {unknown[0]!r} to schedule; there are {', '.join(CRONS)}")
     if export_target and not is_root_uri(export_target):
         raise InvalidInputError(
@@ -108,25 +113,25 @@ def build_maintenance_schedules(
     if not timedelta(0) <= export_retain <= timedelta(days=MOST_DAYS):
         raise InvalidInputError(f"export_retain is {export_retain}, it must be from 0 to {MOST_DAYS:,} days")
     zone = _zone(timezone)
+    deletion = {"unattended": True, **asdict(budget or Budget())}
     configs: dict[str, _MakesConfig] = {
         "verify": lambda _at: {"incremental": True, "max_seconds": verify_seconds},
         "export": _export_config(export_prefix, export_target, export_retain),
+        "trim": lambda _at: {"unattended": True},
+        "expire": lambda _at: {"unattended": True},
+        "purge": lambda _at: deletion,
+        "orphans": lambda _at: deletion,
     }
-    scheduled = {**scheduled_operations(limits, budget or Budget()), "drop_clones": drop_overdue(limits)}
-    jobs = {name: build_job(operation, names) for name, operation in scheduled.items()}
-    others = {name: names.of(job) for name, job in _JOBS.items()} | {"checks": checks_job}
     return [
         dg.ScheduleDefinition(
             name=names.of(f"{name}_schedule"),
-            job=jobs.get(name),
-            job_name=others.get(name),
+            job_name=names.of(name),
             cron_schedule=cron,
             execution_timezone=timezone,
             execution_fn=_tick(configs.get(name, _no_config), zone, blackouts),
             default_status=default_status,
         )
-        for name, cron in {**CRONS, **(crons or {})}.items()
-        if cron is not None and (name in jobs or others[name] is not None)
+        for name, cron in crons.items()
     ]
 
 
@@ -163,6 +168,7 @@ def _no_config(_at: datetime) -> Mapping[str, Any]:
 
 def _export_config(prefix: str, target: str, retain: timedelta) -> _MakesConfig:
     def config(at: datetime) -> Mapping[str, Any]:
-        return {"name": f"{prefix}-{at:%Y-%m-%d}", "target": target, "retain_days": retain / _DAY}
+        days = retain / _DAY
+        return {"name": f"{prefix}-{at:%Y-%m-%d}", "target": target or None, "retain_days": days or None}
 
     return config

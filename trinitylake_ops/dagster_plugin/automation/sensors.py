@@ -44,7 +44,7 @@ def tick_budget_seconds() -> float:
 def build_commit_sensor(
     names: LakehouseNames = ONLY,
     *,
-    name: str = "trinitylake_commits",
+    name: str = "commits",
     job: dg.JobDefinition | None = None,
     job_name: str | None = None,
     run_config: Callable[[int], Mapping[str, Any]] | None = None,
@@ -247,7 +247,7 @@ def build_failed_run_sensor(
     alert: Callable[[FailedRun], None],
     names: LakehouseNames = ONLY,
     *,
-    name: str = "trinitylake_failed_runs",
+    name: str = "failed_runs",
     jobs: Sequence[Any] | None = None,
     minimum_interval_seconds: int = 30,
     default_status: dg.DefaultSensorStatus = dg.DefaultSensorStatus.STOPPED,

@@ -19,9 +19,11 @@ from trinitylake_ops.dagster_plugin.resources import SparkResource, lakehouse_of
 from trinitylake_ops.dagster_plugin.runs.beyond_public import repository_of
 from trinitylake_ops.dagster_plugin.runs.person import signed_in_user
 from trinitylake_ops.dagster_plugin.versions.page import VersionsPage
-from trinitylake_ops.errors import InvalidInputError, TrinityLakeError
+from trinitylake_ops.errors import TrinityLakeError
+from trinitylake_ops.operations.limits import ApplyLimits
 from trinitylake_ops.operations.operation import Operation
 from trinitylake_ops.operations.options import Options, check_person
+from trinitylake_ops.operations.planned import PlannedOptions
 from trinitylake_ops.versions.commit_info import acting_for_run
 
 # A destructive or one-off operation is never repeated by the instance's retry settings.
@@ -33,14 +35,21 @@ def build_job(
     names: LakehouseNames,
     spark: SparkResource | None = None,
     table_key: TableKey | None = None,
+    limits: ApplyLimits | None = None,
 ) -> dg.JobDefinition:
-    """Return an operation as a job of its own. Its run configuration has the options, and nothing beside them.
+    """Return an operation as a separate job, whose run configuration is its options and nothing else.
 
     So no run is pointed at another lakehouse. The options are checked when a run is launched. A run with wrong options
-    is refused before it exists. ``spark`` gives sessions to operations that use Spark. Changes of tables are reported
-    to the assets that hold them, or that ``table_key`` names.
+    is rejected before it exists.
+
+    Args:
+        operation: The operation.
+        names: The names of the lakehouse.
+        spark: The sessions of operations that use Spark, by default those of this machine.
+        table_key: Names the asset to which changes of a table are reported, by default the assets that hold it.
+        limits: The limits of runs without approval. Without them such runs fail.
     """
-    op = _build_op(operation, names, spark or SparkResource(), table_key)
+    op = _build_op(operation, names, spark or SparkResource(), table_key, limits)
     job, options = names.of(operation.job), operation.options
 
     def checked(given: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -58,7 +67,11 @@ def _schema(operation: Operation[Any]) -> dict[str, dg.Field] | None:
 
 
 def _build_op(
-    operation: Operation[Any], names: LakehouseNames, spark: SparkResource, table_key: TableKey | None
+    operation: Operation[Any],
+    names: LakehouseNames,
+    spark: SparkResource,
+    table_key: TableKey | None,
+    limits: ApplyLimits | None,
 ) -> dg.OpDefinition:
     @dg.op(
         name=names.op(operation.job),
@@ -89,12 +102,14 @@ def _build_op(
                     spark=spark,
                     executor=executor,
                     details=details,
+                    limits=limits,
                 )
                 operation.step(running)
-                if operation.changes_exports:
+                is_plan = isinstance(options, PlannedOptions) and options.is_plan
+                if operation.changes_exports and not is_plan:
                     report_exports(context.instance, lake, names, running.links)
                 yield from running.events
-                proof = prove(running) if operation.is_proved else {}
+                proof = prove(running) if operation.is_proved and not is_plan else {}
                 running.log_figures(proof)
                 context.add_output_metadata({**figures(proof), **running.shown})
         except TrinityLakeError as error:
@@ -107,17 +122,12 @@ def _build_op(
 
 
 def _approver(options: Options | None, operation: Operation[Any], run: dg.DagsterRun) -> str | None:
-    """Return who approved what a run does. Raises InvalidInputError if somebody else is signed in, or nobody is."""
-    given: str | None = getattr(options, "approved_by", None)
-    if given is None:
+    """Return who approved what a run does, None for one that needs no approval. Raises InvalidInputError."""
+    if not isinstance(options, PlannedOptions):
         return operation.approved_by
-    user = signed_in_user(run)
-    if user is not None and given.strip() not in ("", user):
-        raise InvalidInputError(f"approved_by is {given!r}, and the user is {user!r}: leave it empty")
-    approver = given if user is None else user
-    if not approver.strip():
-        raise InvalidInputError("approved_by has to be given: no user launched this run")
-    check_person(approver)
+    approver = options.approver(signed_in_user(run))
+    if approver is not None:
+        check_person(approver)
     return approver
 
 

@@ -20,15 +20,29 @@ try:
     from dagster._core.definitions.job_base import RepoBackedJob
     from dagster._core.definitions.partitions.context import partition_loading_context
     from dagster._core.definitions.resource_requirement import ResourceRequirement
+    from dagster._core.errors import DagsterUserCodeProcessError
     from dagster._core.events import EngineEventData
     from dagster._core.execution.api import execute_run
     from dagster._core.execution.plan.execute_step import _get_output_asset_events, _store_output
     from dagster._core.remote_origin import ManagedGrpcPythonEnvCodeLocationOrigin, RemoteRepositoryOrigin
     from dagster._core.types.loadable_target_origin import LoadableTargetOrigin
+    from dagster._utils.error import SerializableErrorInfo
 except ImportError as error:
     raise ImportError(f"this release of Dagster, {dg.__version__}, is not known to this package: {error}") from error
 
 _KEY = "_asset_key"
+
+
+class InvalidOptionError(dg.DagsterInvalidConfigError, DagsterUserCodeProcessError):
+    """A configuration that its schema allows, and its operation rejects: one line, shown without a traceback.
+
+    The webserver checks a configuration by its schema alone, and asks the code location for the rest. Dagster shows the
+    traceback of that process for any other error. The value is left out, because it may be a credential.
+    """
+
+    def __init__(self, message: str):
+        shown = SerializableErrorInfo(message, [], dg.DagsterInvalidConfigError.__name__)
+        super().__init__(message, [], None, user_code_process_error_infos=[shown])  # type: ignore[no-untyped-call]
 
 
 class RunContext(Protocol):

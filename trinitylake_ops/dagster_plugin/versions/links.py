@@ -59,14 +59,14 @@ class Links:
         return Link(text or f"open {named}", f"{self.base}{launchpad_path(self.place, named, config_text)}")
 
     def roll_back(self, version: int, text: str, table: str | None = None) -> Link | None:
-        """Return a link to the plan that goes back to a version, with one table alone if it is named.
+        """Return a link to the plan that returns to a version, of one table alone if it is named.
 
         A name with further dots cannot be written there, as it would not say which part is the namespace.
         """
         if table is not None and table.count(".") != 1:
             return None
-        config = {"to": str(version), **({} if table is None else {"tables": [table]})}
-        return self.launchpad("rollback_plan", config, text)
+        config = {"to": {"version": version}, **({} if table is None else {"tables": [table]})}
+        return self.launchpad("rollback", config, text)
 
     def run(self, run_id: str) -> Link:
         """Return a link to a run of this Dagster instance."""
@@ -84,9 +84,15 @@ def go_back_text(doubts: Sequence[str]) -> str:
     return f"go back ({known})" if known else "go back"
 
 
-def config_yaml(config: Mapping[str, Any]) -> str:
+def config_yaml(config: Mapping[str, Any], indent: str = "") -> str:
     """Return a configuration as the launchpad takes it, one option a line. A value of None is left to be written."""
-    return "".join(f"{name}: {'' if value is None else _yaml(value)}\n" for name, value in config.items())
+    lines = []
+    for name, value in config.items():
+        if isinstance(value, Mapping) and value:
+            lines.append(f"{indent}{name}:\n{config_yaml(value, indent + '  ')}")
+        else:
+            lines.append(f"{indent}{name}: {'' if value is None else _yaml(value)}\n")
+    return "".join(lines)
 
 
 def _yaml(value: Any) -> str:

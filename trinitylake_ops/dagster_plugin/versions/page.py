@@ -61,7 +61,7 @@ class VersionsPage(VersionRows):
         infos = list(lake.history(limit, latest))
         shown = markdown_table(self.columns, self.rows(lake, latest, infos))
         text = "go back to the last version whose checks passed"
-        link = self.links.launchpad("rollback_plan", {"last_passed": True}, text)
+        link = self.links.launchpad("rollback", {"to": {"last_passed": True}}, text)
         return shown if link is None else dg.MetadataValue.md(f"{link.markdown}\n\n{shown.md_str}")
 
     @property
@@ -96,7 +96,7 @@ class VersionsPage(VersionRows):
         if info.state == "expired":
             return self.links.launchpad("undelete", {"versions": str(info.version)}, "undelete")
         if info.version == latest:
-            return self.links.launchpad("export_full", {"name": None, "version": str(info.version)}, "export")
+            return self.links.launchpad("export", {"name": None, "version": info.version}, "export")
         if info.state != "live":
             return None
         return self.links.roll_back(info.version, go_back_text(doubts), only)

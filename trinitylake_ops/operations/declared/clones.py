@@ -1,4 +1,4 @@
-"""Clones as jobs. What changes a side is planned first: a job shows the plan, and another one carries it out."""
+"""Operations on clones. What changes a side is planned first."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from trinitylake_ops.operations.options import (
     NamespaceTexts,
     NewExportText,
     Options,
-    RequiredTargetText,
     TableTexts,
-    VersionText,
+    TargetText,
+    VersionNumber,
 )
-from trinitylake_ops.operations.planned import Approval, Planned
+from trinitylake_ops.operations.planned import Planned, PlannedOptions
 from trinitylake_ops.operations.shown import listing
 
 
@@ -33,31 +33,30 @@ class CloneOptions(Options):
     """The version to clone, its target, and how long the clone is kept."""
 
     name: NewExportText = Field(
-        default="",
-        description="Required: name of the clone, without spaces and not digits only. That of one that was cut off"
-        " goes on with it.",
+        description="Name of the clone, without spaces and not digits only. The name of a clone that was cut off"
+        " continues it.",
     )
-    target: RequiredTargetText = Field(
-        default="", description="Required: the root of the clone. It must be one where no lakehouse stands."
+    target: TargetText = Field(description="The root of the clone, which must not hold a lakehouse.")
+    version: VersionNumber | None = Field(
+        default=None, description="The version to clone, by its number. Null: the latest."
     )
-    version: VersionText = Field(default="", description="The version to clone, by its number; empty: the latest.")
-    namespaces: NamespaceTexts = Field(default=[], description="Only these namespaces; empty: all.")
-    retain_days: float = Field(
-        default=0,
-        ge=0,
+    namespaces: NamespaceTexts = Field(default=[], description="Only these namespaces. Empty: all.")
+    retain_days: float | None = Field(
+        default=None,
+        gt=0,
         le=MOST_DAYS,
         allow_inf_nan=False,
-        description="Days after which it is overdue, and may be dropped by a schedule; 0: never.",
+        description="Days after which the clone is overdue, and may be dropped by a schedule. Null: never.",
     )
 
 
 class CloneNameOptions(Options):
     """The name of a clone."""
 
-    name: ExportText = Field(default="", description="Required: name of the clone.")
+    name: ExportText = Field(description="Name of the clone.")
 
 
-class RefreshOptions(CloneNameOptions):
+class RefreshOptions(CloneNameOptions, PlannedOptions):
     """The clone, and the sides that are chosen for conflicts."""
 
     ours: list[str] = Field(
@@ -71,29 +70,17 @@ class PromoteOptions(RefreshOptions):
     """The clone, how much of it, and the sides that are chosen for conflicts."""
 
     namespaces: NamespaceTexts = Field(
-        default=[], description="Only these namespaces with their tables; empty, and no tables either: everything."
+        default=[], description="Only these namespaces with their tables. Empty, and no tables either: everything."
     )
     tables: TableTexts = Field(default=[], description="Only these tables, each as namespace.table.")
 
 
-class RefreshApproval(RefreshOptions, Approval):
-    """The options of the plan, and its digest."""
-
-
-class PromoteApproval(PromoteOptions, Approval):
-    """The options of the plan, and its digest."""
-
-
-class DropCloneOptions(CloneNameOptions):
-    """The clone to drop, and whether its own files go with it."""
+class DropCloneOptions(CloneNameOptions, PlannedOptions):
+    """The clone to drop, and whether its own files are deleted."""
 
     delete_files: bool = Field(
-        default=False, description="Whether the clone's own files are deleted, too. End all writers there before."
+        default=False, description="Whether the clone's own files are deleted as well. Stop all writers there first."
     )
-
-
-class DropCloneApproval(DropCloneOptions, Approval):
-    """The options of the plan, and its digest."""
 
 
 def _clone(run: Running[CloneOptions]) -> None:
@@ -102,9 +89,9 @@ def _clone(run: Running[CloneOptions]) -> None:
         run.lake,
         options.target,
         options.name,
-        options.version or None,
+        None if options.version is None else str(options.version),
         namespaces=options.namespaces,
-        retain_for=timedelta(days=options.retain_days) if options.retain_days else None,
+        retain_for=None if options.retain_days is None else timedelta(days=options.retain_days),
     )
     report = plan.execute()
     said = f"clone {report.name} is version {report.version}, at {report.target}"
@@ -167,12 +154,10 @@ def _promote(run: Running[Any], plan: PromotionPlan, digest: str | None) -> None
     run.report(str(report.table().title), report_figures(report.to_dict()), committed=committed)
 
 
-PROMOTE = Planned(
+PROMOTE: Planned[PromoteOptions, PromotionPlan] = Planned(
     name="promote",
-    plans="Shows what a promotion of a clone would change here, and what conflicts",
-    applies="Brings the changes of a clone into this lakehouse, as one version, by an approved plan.",
+    description="Commits the changes of a clone to this lakehouse, as one version. The plan shows what conflicts.",
     options=PromoteOptions,
-    approval=PromoteApproval,
     plan=_plan_promotion,
     shown=_promotion_shown,
     apply=_promote,
@@ -193,12 +178,11 @@ def _refresh(run: Running[Any], plan: RefreshPlan, digest: str | None) -> None:
     run.report(str(report.table().title), report_figures(report.to_dict()), committed=committed)
 
 
-REFRESH_CLONE = Planned(
+REFRESH_CLONE: Planned[RefreshOptions, RefreshPlan] = Planned(
     name="refresh_clone",
-    plans="Shows what a refresh would bring from here into a clone, and what conflicts",
-    applies="Brings what changed here into a clone, as one version there, by an approved plan.",
+    description="Commits what changed in this lakehouse to a clone, as one version there. The plan shows what"
+    " conflicts.",
     options=RefreshOptions,
-    approval=RefreshApproval,
     plan=_plan_refresh,
     shown=_merge_shown,
     apply=_refresh,
@@ -241,12 +225,10 @@ def end_drop(run: Running[Any], report: DropCloneReport) -> None:
     run.report(str(report.table().title), metadata, committed="drop-clone")
 
 
-DROP_CLONE = Planned(
+DROP_CLONE: Planned[DropCloneOptions, DropClonePlan] = Planned(
     name="drop_clone",
-    plans="Shows what the drop of a clone would delete",
-    applies="Ends what is kept for a clone, by an approved plan, and deletes its own files if that is asked for.",
+    description="Releases what is kept for a clone, and deletes the clone's own files if its options ask for that.",
     options=DropCloneOptions,
-    approval=DropCloneApproval,
     plan=_plan_drop,
     shown=_drop_shown,
     apply=_drop,
@@ -258,33 +240,28 @@ def _drop_closed_branch(run: Running[CloneNameOptions]) -> None:
     if not name.startswith(BRANCH_PREFIX):
         raise InvalidInputError(
             f"clone {name!r} is not that of a branch, whose name begins with {BRANCH_PREFIX!r}; drop it by"
-            f" {run.job('drop_clone_plan')}"
+            f" {run.job('drop_clone')}"
         )
     end_drop(run, maintenance.plan_drop_clone(run.lake, name, delete_files=True).execute(progress=run.progress()))
 
 
-CLONES: tuple[Operation[Any], ...] = (
-    Operation(
-        job="clone",
-        description="Makes a lakehouse of its own of a version, at another root; copies no file of a table.",
-        options=CloneOptions,
-        step=_clone,
-    ),
-    Operation(
-        job="compare_clone",
-        description="Shows what changed in a clone, here, or in both, since the version that both share.",
-        options=CloneNameOptions,
-        step=_compare,
-    ),
-    *PROMOTE.operations(),
-    *REFRESH_CLONE.operations(),
-    *DROP_CLONE.operations(),
-    Operation(
-        job="drop_closed_branch",
-        description="Drops the clone of a branch that was closed, with its files. Clones of other names are refused.",
-        options=CloneNameOptions,
-        step=_drop_closed_branch,
-        is_pooled=True,
-        approved_by="the end of a branch",
-    ),
+CLONE = Operation(
+    job="clone",
+    description="Makes a separate lakehouse of a version, at another root; copies no file of a table.",
+    options=CloneOptions,
+    step=_clone,
+)
+COMPARE_CLONE = Operation(
+    job="compare_clone",
+    description="Shows what changed in a clone, here, or in both, since the version that both share; reads only.",
+    options=CloneNameOptions,
+    step=_compare,
+)
+DROP_CLOSED_BRANCH = Operation(
+    job="drop_closed_branch",
+    description="Drops the clone of a branch that was closed, with its files. Clones of other names are refused.",
+    options=CloneNameOptions,
+    step=_drop_closed_branch,
+    is_pooled=True,
+    approved_by="the end of a branch",
 )

@@ -1,4 +1,4 @@
-"""Small data files of tables: a list of them, and their merge by Spark."""
+"""Compaction of the small data files of tables, by Spark."""
 
 from __future__ import annotations
 
@@ -8,22 +8,23 @@ from pydantic import Field
 
 from trinitylake_ops import maintenance
 from trinitylake_ops.maintenance import CompactTablesPlan
-from trinitylake_ops.operations.operation import Operation, Running, report_figures
-from trinitylake_ops.operations.options import Options, TableTexts
+from trinitylake_ops.operations.operation import Running, report_figures
+from trinitylake_ops.operations.options import TableTexts
+from trinitylake_ops.operations.planned import Planned, UnattendedOptions
 from trinitylake_ops.operations.shown import listing
 
 
-class CompactTablesOptions(Options):
+class CompactTablesOptions(UnattendedOptions):
     """The tables, and the size of small files."""
 
     tables: TableTexts = Field(
         default=[], description="Only these tables, each as namespace.table; empty: all managed tables."
     )
-    target_file_size_bytes: int = Field(
-        default=0,
-        ge=0,
-        description="Size of file to aim at; files below three quarters of it are small. 0: the table's own property"
-        " write.target-file-size-bytes, else 128 MiB.",
+    target_file_size_bytes: int | None = Field(
+        default=None,
+        gt=0,
+        description="The size of the files to write. Files below three quarters of it are small. Null: the table's"
+        " property write.target-file-size-bytes, else 128 MiB.",
     )
     min_input_files: int = Field(
         default=5, ge=2, description="Merge no fewer small files of a partition, unless they fill a file."
@@ -39,7 +40,7 @@ def _plan(run: Running[CompactTablesOptions]) -> CompactTablesPlan:
     return maintenance.plan_compact_tables(
         run.lake,
         options.tables or None,
-        target_file_size_bytes=options.target_file_size_bytes or None,
+        target_file_size_bytes=options.target_file_size_bytes,
         min_input_files=options.min_input_files,
         repartition=options.repartition,
     )
@@ -49,8 +50,6 @@ def _shown(plan: CompactTablesPlan) -> dict[str, Any]:
     rows = [(one.name, one.files, one.data_files, one.groups, one.bytes) for one in plan.tables]
     older = [(name, f"{number} files of an older partition spec") for name, number in plan.older_spec_files.items()]
     return {
-        "base_version": plan.base_version,
-        "is_empty": plan.is_empty,
         "tables": len(plan.tables),
         "files": plan.files,
         "bytes": sum(one.bytes for one in plan.tables),
@@ -59,14 +58,7 @@ def _shown(plan: CompactTablesPlan) -> dict[str, Any]:
     }
 
 
-def _show(run: Running[CompactTablesOptions]) -> None:
-    plan = _plan(run)
-    to_do = "there is nothing to do" if plan.is_empty else f"to do it, run {run.job('compact_tables')}"
-    run.report(f"{plan.table().title}; {to_do}", _shown(plan))
-
-
-def _compact(run: Running[CompactTablesOptions]) -> None:
-    plan = _plan(run)
+def _compact(run: Running[Any], plan: CompactTablesPlan, digest: str | None) -> None:
     if plan.is_empty:
         run.report(str(plan.table().title), _shown(plan))
         return
@@ -74,7 +66,7 @@ def _compact(run: Running[CompactTablesOptions]) -> None:
     with run.session() as spark:
         from trinitylake_ops.spark_jobs import write_groups_on
 
-        report = plan.execute(write_groups_on(spark), run_id=run.run_id)
+        report = plan.execute(write_groups_on(spark), approved_digest=digest, run_id=run.run_id)
     rows = [
         (one.table, one.files_before, one.files_after, one.rows, one.bytes_before, one.bytes_after)
         for one in report.tables
@@ -92,17 +84,12 @@ def _compact(run: Running[CompactTablesOptions]) -> None:
     run.report(str(report.table().title), metadata, committed="compact-tables")
 
 
-COMPACT_TABLES: tuple[Operation[Any], ...] = (
-    Operation(
-        job="compact_tables_plan",
-        description="Shows which tables have small data files that are worth merging; reads only.",
-        options=CompactTablesOptions,
-        step=_show,
-    ),
-    Operation(
-        job="compact_tables",
-        description="Writes small data files of tables anew as fewer, by Spark, as one version; no row changes.",
-        options=CompactTablesOptions,
-        step=_compact,
-    ),
+COMPACT_TABLES: Planned[CompactTablesOptions, CompactTablesPlan] = Planned(
+    name="compact_tables",
+    description="Merges small data files of tables into fewer, by Spark, as one version; no row changes.",
+    options=CompactTablesOptions,
+    plan=_plan,
+    shown=_shown,
+    apply=_compact,
+    is_pooled=False,
 )

@@ -12,7 +12,7 @@ from trinitylake_ops.maintenance.differences.versions import delta_texts
 from trinitylake_ops.maintenance.plans.document import jsonable
 from trinitylake_ops.operations.names import split_name
 from trinitylake_ops.operations.operation import Operation, Running
-from trinitylake_ops.operations.options import AfterText, BeforeText, Options, TableText
+from trinitylake_ops.operations.options import Options, Place, TableText
 from trinitylake_ops.operations.shown import Json, listing
 
 _MOST_VERSIONS = 1_000
@@ -20,24 +20,24 @@ _MOST_SECONDS = 120.0
 
 
 class LogOptions(Options):
-    """How many versions are looked at."""
+    """How many versions are read."""
 
     limit: int = Field(
-        default=50, ge=1, le=_MOST_VERSIONS, description="Look at so many versions, from the latest back."
+        default=50, ge=1, le=_MOST_VERSIONS, description="How many versions to read, from the latest back."
     )
 
 
 class HistoryOptions(LogOptions):
     """The table, and how many versions are looked at."""
 
-    table: TableText = Field(default="", description="Required: the table, as namespace.table.")
+    table: TableText = Field(description="The table, as namespace.table.")
 
 
 class DiffOptions(Options):
     """The two versions."""
 
-    before: BeforeText = Field(default="", description="Required: a version by its number, or the name of an export.")
-    after: AfterText = Field(default="", description="Required: a version by its number, or the name of an export.")
+    before: Place = Field(description="The earlier version.")
+    after: Place = Field(description="The later version.")
 
 
 def _log(run: Running[LogOptions]) -> None:
@@ -73,7 +73,7 @@ def _history(run: Running[HistoryOptions]) -> None:
 
 
 def _diff(run: Running[DiffOptions]) -> None:
-    before, after = (run.lake.snapshot(place) for place in (run.options.before, run.options.after))
+    before, after = (run.lake.snapshot(str(place)) for place in (run.options.before, run.options.after))
     diff = diff_versions(run.lake, before, after)
     table, sums = diff.table(), diff.sums
     numbers: dict[str, Any] = {
@@ -88,23 +88,21 @@ def _diff(run: Running[DiffOptions]) -> None:
     run.report(table.title, metadata)
 
 
-LOOKING: tuple[Operation[Any], ...] = (
-    Operation(
-        job="log",
-        description="Shows the last versions: who made them, what they changed, and what checks found; reads only.",
-        options=LogOptions,
-        step=_log,
-    ),
-    Operation(
-        job="history",
-        description="Shows the versions that changed a table; reads only.",
-        options=HistoryOptions,
-        step=_history,
-    ),
-    Operation(
-        job="diff",
-        description="Shows what differs between two versions, with rows, files and bytes of tables; reads only.",
-        options=DiffOptions,
-        step=_diff,
-    ),
+LOG = Operation(
+    job="log",
+    description="Shows the last versions: who made them, what they changed, and what checks found; reads only.",
+    options=LogOptions,
+    step=_log,
+)
+HISTORY = Operation(
+    job="history",
+    description="Shows the versions that changed a table; reads only.",
+    options=HistoryOptions,
+    step=_history,
+)
+DIFF = Operation(
+    job="diff",
+    description="Shows what differs between two versions, with rows, files and bytes of tables; reads only.",
+    options=DiffOptions,
+    step=_diff,
 )

@@ -1,4 +1,4 @@
-"""Clones whose time is past: told by a check, and dropped by a schedule within limits."""
+"""Clones whose time is past: reported by a check, and dropped by a schedule within limits."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ from trinitylake_ops.errors import TrinityLakeError
 from trinitylake_ops.maintenance import CloneInfo, CloneState
 from trinitylake_ops.maintenance.clones.drop import DropClonePlan
 from trinitylake_ops.maintenance.clones.listing import overdue_clones
-from trinitylake_ops.operations.declared.scheduled import ApplyLimits
+from trinitylake_ops.operations.limits import LIMITS_APPROVE
 from trinitylake_ops.operations.operation import Operation, Running
+from trinitylake_ops.operations.planned import limits_of
 from trinitylake_ops.operations.shown import listing
 from trinitylake_ops.versions.snapshot import utc_of
 
@@ -44,47 +45,49 @@ def _wrong(clone: CloneInfo, now: datetime) -> str:
     return ""
 
 
-def drop_overdue(limits: ApplyLimits) -> Operation[None]:
-    """Return the operation that drops all clones whose time is past, with their files, within limits together.
+def _drop_overdue(run: Running[None]) -> None:
+    """Drop all clones whose time is past, with their files, within limits together.
 
-    A clone's own time stands for the least age of the limits.
+    A clone's own time replaces the least age of the limits.
     """
+    limits = limits_of(run)
+    plans, failures = _planned(run.lake)
+    files, size_bytes = sum(plan.files for plan in plans), sum(plan.bytes for plan in plans)
+    about: dict[str, Any] = {"limits": str(limits), "files": files, "bytes": size_bytes}
+    if not limits.allow(files, size_bytes):
+        raise run.failure(
+            f"clones whose time is past have {files} files of {size_bytes} bytes, which is beyond what an unattended"
+            f" run may do ({limits}); nothing was done: run {run.job('drop_clone')} for each of"
+            f" {', '.join(plan.name for plan in plans)}, and approve the plans",
+            about,
+        )
+    dropped = []
+    for plan in plans:
+        try:
+            report = plan.execute(progress=run.progress())
+        except TrinityLakeError as error:
+            failures[plan.name] = str(error)
+            continue
+        if report.version is None:
+            failures[plan.name] = f"{len(report.failures)} files were not deleted"
+        else:
+            dropped.append(plan.name)
+    about |= {"dropped": ", ".join(dropped), "kept": listing(("clone", "why"), failures.items())}
+    run.report(f"{len(dropped)} clones dropped", about, committed="drop-clone" if dropped else None)
+    if failures:
+        name, why = next(iter(failures.items()))
+        raise run.failure(f"{len(failures)} clones were not dropped, such as {name}: {why}", about)
 
-    def step(run: Running[None]) -> None:
-        plans, failures = _planned(run.lake)
-        files, size_bytes = sum(plan.files for plan in plans), sum(plan.bytes for plan in plans)
-        about: dict[str, Any] = {"limits": str(limits), "files": files, "bytes": size_bytes}
-        if files > limits.max_files or size_bytes > limits.max_bytes:
-            raise run.failure(
-                f"clones whose time is past have {files} files of {size_bytes} bytes, which is beyond what schedules"
-                f" may do without approval ({limits}); nothing was done: run {run.job('drop_clone_plan')} for"
-                f" each of {', '.join(plan.name for plan in plans)}",
-                about,
-            )
-        dropped = []
-        for plan in plans:
-            try:
-                report = plan.execute(progress=run.progress())
-            except TrinityLakeError as error:
-                failures[plan.name] = str(error)
-                continue
-            if report.version is None:
-                failures[plan.name] = f"{len(report.failures)} files were not deleted"
-            else:
-                dropped.append(plan.name)
-        about |= {"dropped": ", ".join(dropped), "kept": listing(("clone", "why"), failures.items())}
-        run.report(f"{len(dropped)} clones dropped", about, committed="drop-clone" if dropped else None)
-        if failures:
-            name, why = next(iter(failures.items()))
-            raise run.failure(f"{len(failures)} clones were not dropped, such as {name}: {why}", about)
 
-    return Operation(
-        job="drop_clones_scheduled",
-        description=f"Drops clones whose time is past. Without approval, within limits set in code: {limits}.",
-        step=step,
-        is_pooled=True,
-        approved_by="the limits of schedules",
-    )
+DROP_OVERDUE_CLONES = Operation(
+    job="drop_overdue_clones",
+    description="Drops the clones whose time is past, with their files, without approval and within the limits that the"
+    " code sets.",
+    step=_drop_overdue,
+    is_pooled=True,
+    approved_by=LIMITS_APPROVE,
+    needs_limits=True,
+)
 
 
 def _planned(lake: Lakehouse) -> tuple[list[DropClonePlan], dict[str, str]]:

@@ -1,4 +1,4 @@
-"""Deletes files, and removes obstacles to that: purge, orphans, reconcile."""
+"""Operations that delete files: purge and orphans."""
 
 from __future__ import annotations
 
@@ -8,46 +8,38 @@ from typing import Any
 from pydantic import Field
 
 from trinitylake_ops import maintenance
-from trinitylake_ops.maintenance import OrphanPlan, PurgePlan, ReconcilePlan, ReconcileReport
-from trinitylake_ops.operations.operation import Operation, Running, report_figures
-from trinitylake_ops.operations.options import AnyVersionsText, InventoryText, Options, age_field
-from trinitylake_ops.operations.planned import Approval, BudgetOptions, Planned, end_deletion
+from trinitylake_ops.maintenance import OrphanPlan, PurgePlan
+from trinitylake_ops.operations.operation import Running
+from trinitylake_ops.operations.options import InventoryText, age_field
+from trinitylake_ops.operations.planned import BudgetOptions, LimitedOptions, Planned, end_deletion
 from trinitylake_ops.operations.shown import listing
 
 
-class PurgeOptions(Options):
+class PurgeOptions(BudgetOptions, LimitedOptions):
     """The age of the versions to purge."""
 
-    grace_days: float = age_field("Only what expired")
+    grace_days: float | None = age_field("Only what expired")
 
 
-class PurgeApproval(PurgeOptions, BudgetOptions, Approval):
-    """The options of the plan, its digest, and limits."""
-
-
-class OrphansOptions(Options):
+class OrphansOptions(BudgetOptions, LimitedOptions):
     """The files that count as left behind."""
 
-    older_than_days: float = age_field("Only files last written")
-    inventory: InventoryText = Field(
-        default="",
-        description="The manifest.json of an inventory of the storage (Amazon S3 Inventory) to take what stands from,"
-        " instead of listing it; what came since the inventory is not looked at. It may be of the root, of the table"
-        " root, or of both. Empty: list.",
+    older_than_days: float | None = age_field("Only files last written")
+    inventory: InventoryText | None = Field(
+        default=None,
+        description="The manifest.json of an inventory of the storage (Amazon S3 Inventory) to read instead of listing"
+        " the storage. Files that are newer than the inventory are left out. It may be of the root, of the table root,"
+        " or of both. Null: list.",
     )
 
 
-class OrphansApproval(OrphansOptions, BudgetOptions, Approval):
-    """The options of the plan, its digest, and limits."""
-
-
 def _plan_purge(run: Running[PurgeOptions]) -> PurgePlan:
+    return _purge_of(run, timedelta(days=run.options.grace_days or 0))
+
+
+def _purge_of(run: Running[PurgeOptions], grace: timedelta) -> PurgePlan:
     return maintenance.plan_purge(
-        run.lake,
-        timedelta(days=run.options.grace_days),
-        budget=run.spending,
-        progress=run.progress(),
-        executor=run.executor(),
+        run.lake, grace, budget=run.spending, progress=run.progress(), executor=run.executor()
     )
 
 
@@ -71,22 +63,25 @@ def _purge(run: Running[Any], plan: PurgePlan, digest: str | None) -> None:
 
 PURGE = Planned(
     name="purge",
-    plans="Shows which expired versions can be purged, and what that frees",
-    applies="Deletes the files that only the expired versions of an approved plan need. They cannot come back.",
+    description="Deletes the files that only expired versions need. They cannot come back.",
     options=PurgeOptions,
-    approval=PurgeApproval,
     plan=_plan_purge,
+    within=lambda run, limits: _purge_of(run, limits.min_age),
+    does="deletes",
     shown=_purge_shown,
     apply=_purge,
 )
 
 
 def _plan_orphans(run: Running[OrphansOptions]) -> OrphanPlan:
-    options = run.options
+    return _orphans_of(run, timedelta(days=run.options.older_than_days or 0))
+
+
+def _orphans_of(run: Running[OrphansOptions], age: timedelta) -> OrphanPlan:
     return maintenance.plan_orphan_removal(
         run.lake,
-        timedelta(days=options.older_than_days),
-        options.inventory or None,
+        age,
+        run.options.inventory,
         budget=run.spending,
         progress=run.progress(),
         executor=run.executor(),
@@ -110,47 +105,11 @@ def _remove_orphans(run: Running[Any], plan: OrphanPlan, digest: str | None) -> 
 
 ORPHANS = Planned(
     name="orphans",
-    plans="Shows which files failed commits and aborted writes left behind",
-    applies="Deletes the orphans of an approved plan.",
+    description="Deletes the files that failed commits and aborted writes left behind.",
     options=OrphansOptions,
-    approval=OrphansApproval,
     plan=_plan_orphans,
+    within=lambda run, limits: _orphans_of(run, limits.min_age),
+    does="deletes",
     shown=_orphans_shown,
     apply=_remove_orphans,
-)
-
-
-class ReconcileOptions(Options):
-    """The versions that an operator has looked into."""
-
-    acknowledge: AnyVersionsText = Field(
-        default="",
-        description="Versions such as 7 or 7,9-12 whose roots another program wrote out of order: verify tells them"
-        " as past from then on. Empty: none.",
-    )
-
-
-def reconcile_figures(settled: ReconcilePlan | ReconcileReport) -> dict[str, Any]:
-    """Return what a reconcile puts right."""
-    return {
-        "steps": ", ".join(map(str, settled.steps)),
-        "restored_exports": ", ".join(settled.restored_exports),
-        "dropped_exports": ", ".join(settled.dropped_exports),
-        "live_again": settled.live_again,
-        "acknowledged": settled.acknowledged,
-    }
-
-
-def _reconcile(run: Running[ReconcileOptions]) -> None:
-    report = maintenance.reconcile(run.lake, acknowledge=run.options.acknowledge)
-    metadata = {**report_figures(report.to_dict()), **reconcile_figures(report)}
-    run.report(str(report.table().title), metadata, committed=None if report.version is None else "reconcile")
-
-
-RECONCILE = Operation(
-    job="reconcile",
-    description="Puts exports and expirations right after another program went back to older settings.",
-    step=_reconcile,
-    options=ReconcileOptions,
-    changes_exports=True,
 )

@@ -1,4 +1,4 @@
-"""Expires versions: trim, expire, undelete. Also tells tables where their lakehouse is: relocate."""
+"""Operations on retention: trim, expire and undelete. Also relocate, which updates locations in table metadata."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ from typing import Any
 from pydantic import Field
 
 from trinitylake_ops import maintenance
-from trinitylake_ops.maintenance import ExpirationPlan, RelocationPlan, TrimPlan
+from trinitylake_ops.maintenance import ExpirationPlan, RelocationPlan, RetentionPolicy, TrimPlan
 from trinitylake_ops.operations.operation import Operation, Running, report_figures
 from trinitylake_ops.operations.options import Options, TableRootText, TableTexts, VersionsText
-from trinitylake_ops.operations.planned import Approval, Planned, RulesOptions
+from trinitylake_ops.operations.planned import LimitedOptions, Planned, PlannedOptions, RulesOptions
 from trinitylake_ops.operations.shown import listing, picture
 from trinitylake_ops.pages import expiration_picture
 
 
-class ExpireApproval(RulesOptions, Approval):
-    """The options of the plan, and its digest."""
+class ExpireOptions(RulesOptions, LimitedOptions):
+    """The rules of retention."""
 
 
-class TrimOptions(RulesOptions):
+class TrimOptions(RulesOptions, LimitedOptions):
     """The tables to trim, and the rules for versions whose snapshots they keep."""
 
     tables: TableTexts = Field(
@@ -27,37 +27,29 @@ class TrimOptions(RulesOptions):
     )
 
 
-class TrimApproval(TrimOptions, Approval):
-    """The options of the plan, and its digest."""
+class RelocateOptions(PlannedOptions):
+    """The new location of the files under the table root."""
 
-
-class RelocateOptions(Options):
-    """Where the files under the table root stand."""
-
-    table_root: TableRootText = Field(
-        default="",
-        description="Where the files under the table root stand now. It becomes the table root of this lakehouse, which"
-        " from then on frees what it does not need there. No copy of the lakehouse may go on using it. Empty: the"
-        " lakehouse alone was copied or moved.",
+    table_root: TableRootText | None = Field(
+        default=None,
+        description="The present location of the files under the table root. It becomes the table root of this"
+        " lakehouse, which from then on frees what it does not need there. No copy of the lakehouse may continue to use"
+        " it. Null: the lakehouse alone was copied or moved.",
     )
-
-
-class RelocateApproval(RelocateOptions, Approval):
-    """The options of the plan, and its digest."""
 
 
 class UndeleteOptions(Options):
     """The versions to bring back."""
 
-    versions: VersionsText = Field(
-        default="", description="Required: the expired versions to bring back, such as 3-90,95."
-    )
+    versions: VersionsText = Field(description="The expired versions to bring back, such as 3-90,95.")
 
 
-def _plan_expiration(run: Running[RulesOptions]) -> ExpirationPlan:
-    return maintenance.plan_expiration(
-        run.lake, run.options.policy(run.lake), progress=run.progress(), executor=run.executor()
-    )
+def _plan_expiration(run: Running[ExpireOptions]) -> ExpirationPlan:
+    return _expiration_by(run, run.options.policy(run.lake))
+
+
+def _expiration_by(run: Running[ExpireOptions], policy: RetentionPolicy | None) -> ExpirationPlan:
+    return maintenance.plan_expiration(run.lake, policy, progress=run.progress(), executor=run.executor())
 
 
 def _expire_shown(plan: ExpirationPlan) -> dict[str, Any]:
@@ -85,11 +77,11 @@ def _expire(run: Running[Any], plan: ExpirationPlan, digest: str | None) -> None
 
 EXPIRE = Planned(
     name="expire",
-    plans="Shows which versions would expire, and why",
-    applies="Lets the versions of an approved plan expire. Undelete brings them back until their purge begins.",
-    options=RulesOptions,
-    approval=ExpireApproval,
+    description="Expires versions by the rules of retention. Undelete brings them back until their purge begins.",
+    options=ExpireOptions,
     plan=_plan_expiration,
+    within=lambda run, limits: _expiration_by(run, limits.policy(run.lake)),
+    does="lets go of",
     shown=_expire_shown,
     apply=_expire,
     changes_exports=True,
@@ -97,7 +89,11 @@ EXPIRE = Planned(
 
 
 def _plan_trim(run: Running[TrimOptions]) -> TrimPlan:
-    return maintenance.plan_trim_tables(run.lake, run.options.policy(run.lake), tables=run.options.tables or None)
+    return _trim_by(run, run.options.policy(run.lake))
+
+
+def _trim_by(run: Running[TrimOptions], policy: RetentionPolicy | None) -> TrimPlan:
+    return maintenance.plan_trim_tables(run.lake, policy, tables=run.options.tables or None)
 
 
 def _trim_shown(plan: TrimPlan) -> dict[str, Any]:
@@ -128,18 +124,19 @@ def _trim(run: Running[Any], plan: TrimPlan, digest: str | None) -> None:
 
 TRIM = Planned(
     name="trim",
-    plans="Shows which snapshots of managed Iceberg tables no kept version needs",
-    applies="Drops the snapshots of an approved plan from the latest version of tables; older ones keep them.",
+    description="Drops the snapshots of managed Iceberg tables that no kept version needs (Iceberg: expire snapshots)"
+    " from the latest version. Older versions keep them.",
     options=TrimOptions,
-    approval=TrimApproval,
     plan=_plan_trim,
+    within=lambda run, limits: _trim_by(run, limits.policy(run.lake)),
+    does="drops",
     shown=_trim_shown,
     apply=_trim,
 )
 
 
 def _plan_relocation(run: Running[RelocateOptions]) -> RelocationPlan:
-    return maintenance.plan_relocation(run.lake, run.options.table_root or None)
+    return maintenance.plan_relocation(run.lake, run.options.table_root)
 
 
 def _relocation_shown(plan: RelocationPlan) -> dict[str, Any]:
@@ -170,10 +167,9 @@ def _relocate(run: Running[Any], plan: RelocationPlan, digest: str | None) -> No
 
 RELOCATE = Planned(
     name="relocate",
-    plans="Shows which tables name the place where the lakehouse, or its table root, stood before it was moved",
-    applies="Writes the metadata of tables of an approved plan for the place of the lakehouse; copies no data.",
+    description="Rewrites the metadata of tables that name an earlier location of the lakehouse or of its table root;"
+    " copies no data.",
     options=RelocateOptions,
-    approval=RelocateApproval,
     plan=_plan_relocation,
     shown=_relocation_shown,
     apply=_relocate,

@@ -1,4 +1,4 @@
-"""Rollback and restore as plans that show what they bring back and what they lose, and their execution."""
+"""Rollback and restore: plans that show what comes back and what is lost, and their execution."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator
 
 from trinitylake_ops import maintenance
 from trinitylake_ops.errors import InvalidInputError
@@ -15,11 +15,11 @@ from trinitylake_ops.format.nodes.keys import ObjectName
 from trinitylake_ops.maintenance import RestorePlan, RollbackPlan, VersionDiff
 from trinitylake_ops.maintenance.differences.versions import ChangedObject, TableStates, count_changes
 from trinitylake_ops.maintenance.plans.document import jsonable
-from trinitylake_ops.operations.declared.exports import PartOptions, RestoreOptions, named
+from trinitylake_ops.operations.declared.exports import ExportNameOptions, PartOptions, named
 from trinitylake_ops.operations.names import split_name
 from trinitylake_ops.operations.operation import Running, report_figures
-from trinitylake_ops.operations.options import AnyPlaceText, PlaceText, TimeText
-from trinitylake_ops.operations.planned import Approval, Planned
+from trinitylake_ops.operations.options import Place, TimeText
+from trinitylake_ops.operations.planned import Planned, PlannedOptions, options_of_plan
 from trinitylake_ops.operations.shown import Json, listing
 from trinitylake_ops.operations.versions import ACTIONS
 from trinitylake_ops.tables.files.changed_files import changed_partitions
@@ -34,49 +34,45 @@ _MOST_NAMED = 5  # partitions of one table
 _MOST_DETAILED = 2_000  # objects
 
 
-class RollbackPlanOptions(PartOptions):
-    """The target of a rollback, said in one of three ways, and how much of it."""
+class RollbackTarget(Place):
+    """The version to return to."""
 
-    to: AnyPlaceText = Field(
-        default="", description="The version to go back to, by its number, or the name of an export."
+    timestamp: TimeText | None = Field(
+        default=None,
+        description="The newest version at a time, such as 2026-01-31T12:00, in UTC unless it names another zone.",
     )
-    timestamp: TimeText = Field(
-        default="",
-        description="Or a time, such as 2026-01-31T12:00, in UTC unless it says otherwise: the newest version then.",
-    )
-    last_passed: bool = Field(
-        default=False, description="Or the newest version before the latest whose asset checks passed."
+    last_passed: bool | None = Field(
+        default=None, description="True: the newest version before the latest whose asset checks passed."
     )
 
-    @model_validator(mode="after")
-    def _check_one_target(self) -> RollbackPlanOptions:
-        if [bool(self.to), bool(self.timestamp), self.last_passed].count(True) != 1:
-            raise InvalidInputError("give one of 'to', 'timestamp' and 'last_passed'")
-        return self
+    @field_validator("last_passed")
+    @classmethod
+    def _check_true(cls, value: bool | None) -> bool | None:
+        if value is False:
+            raise InvalidInputError("last_passed must be true, or left out")
+        return value
 
 
-class RollbackApproval(PartOptions, Approval):
-    """The target of the plan as it was found, its parts, and its digest."""
+class RollbackOptions(PartOptions, PlannedOptions):
+    """The target of a rollback, and how much of it."""
 
-    to: PlaceText = Field(
-        default="", description="Required: the version to go back to, by its number, or the name of an export."
-    )
+    to: RollbackTarget = Field(description="The version to return to, named in one of these ways.")
 
 
-class RestoreApproval(RestoreOptions, Approval):
-    """The options of the plan, and its digest."""
+class RestoreOptions(ExportNameOptions, PartOptions, PlannedOptions):
+    """The export to restore, and how much of it."""
 
 
-def _plan_rollback(run: Running[Any]) -> RollbackPlan:
-    options = run.options
-    to, timestamp = options.to, None
-    if isinstance(options, RollbackPlanOptions) and options.timestamp:
-        moment = datetime.fromisoformat(options.timestamp)
+def _plan_rollback(run: Running[RollbackOptions]) -> RollbackPlan:
+    options, target = run.options, run.options.to
+    to, timestamp = None, None
+    if target.timestamp is not None:
+        moment = datetime.fromisoformat(target.timestamp)
         timestamp = moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)
-    elif isinstance(options, RollbackPlanOptions) and options.last_passed:
-        to = str(_last_passed(run))
+    else:
+        to = str(_last_passed(run) if target.last_passed else target)
     return maintenance.plan_rollback(
-        run.lake, to or None, options.namespaces or None, options.tables or None, timestamp=timestamp
+        run.lake, to, options.namespaces or None, options.tables or None, timestamp=timestamp
     )
 
 
@@ -98,9 +94,10 @@ def _chosen(options: PartOptions) -> list[ObjectName]:
     return [*map(ObjectName, options.namespaces), *(ObjectName(*split_name(table)) for table in options.tables)]
 
 
-def _applied(options: RollbackPlanOptions, plan: RollbackPlan) -> dict[str, Any]:
-    to = options.to or str(plan.to_version)
-    return {"to": to, "namespaces": options.namespaces, "tables": options.tables}
+def _applied(options: RollbackOptions, plan: RollbackPlan) -> dict[str, Any]:
+    """Return the options of a plan, with the version that a time or passed checks led to."""
+    to = {"version": plan.to_version} if options.to.export is None else {"export": options.to.export}
+    return {**options_of_plan(options), "to": to}
 
 
 def _rollback_shown(plan: RollbackPlan) -> dict[str, Any]:
@@ -206,18 +203,19 @@ def _lost(run: Running[Any], plan: RollbackPlan) -> dict[str, Any]:
 
 
 def _rollback(run: Running[Any], plan: RollbackPlan, digest: str | None) -> None:
+    to = run.options.to.export or str(plan.to_version)
     report = plan.execute(digest)
     if not report.has_changed:
-        run.report("there was nothing to roll back", {"rolled_back_to": run.options.to})
+        run.report("there was nothing to roll back", {"rolled_back_to": to})
         return
     metadata = {
-        "rolled_back_to": run.options.to,
+        "rolled_back_to": to,
         **_changes(plan),
         **report_figures(report.to_dict()),
     }
     if not report.is_complete:
         run.log.warning("tables came back that cannot be read: %s", named(report.damaged))
-    run.report(f"version {report.version} has the content of {run.options.to}", metadata, committed="rollback")
+    run.report(f"version {report.version} has the content of {to}", metadata, committed="rollback")
 
 
 def _changes(plan: RollbackPlan | RestorePlan) -> dict[str, Any]:
@@ -225,13 +223,11 @@ def _changes(plan: RollbackPlan | RestorePlan) -> dict[str, Any]:
     return {"objects": len(rows), "changes": listing(("change", "namespace", "table"), rows)}
 
 
-ROLLBACK: Planned[Any, RollbackPlan] = Planned(
+ROLLBACK: Planned[RollbackOptions, RollbackPlan] = Planned(
     name="rollback",
-    plans="Shows what a rollback would bring back, and which commits it would lose",
-    applies="Commits the content of an earlier version, as an approved plan shows it; then runs the checks of the"
-    " changed tables.",
-    options=RollbackPlanOptions,
-    approval=RollbackApproval,
+    description="Commits the content of an earlier version, then runs the checks of the changed tables. The plan shows"
+    " what comes back, and which commits are lost.",
+    options=RollbackOptions,
     plan=_plan_rollback,
     shown=_rollback_shown,
     apply=_rollback,
@@ -242,7 +238,7 @@ ROLLBACK: Planned[Any, RollbackPlan] = Planned(
 )
 
 
-def _plan_restore(run: Running[Any]) -> RollbackPlan | RestorePlan:
+def _plan_restore(run: Running[RestoreOptions]) -> RollbackPlan | RestorePlan:
     options = run.options
     return maintenance.plan_restore(run.lake, options.name, options.namespaces or None, options.tables or None)
 
@@ -277,13 +273,10 @@ def _restore(run: Running[Any], plan: RollbackPlan | RestorePlan, digest: str | 
     run.report(said, metadata, committed="restore")
 
 
-RESTORE: Planned[Any, Any] = Planned(
+RESTORE: Planned[RestoreOptions, Any] = Planned(
     name="restore",
-    plans="Shows what a restore would bring back from an export",
-    applies="Brings back what an export holds, as an approved plan shows it; then runs the checks of the changed"
-    " tables.",
+    description="Commits the content of an export, then runs the checks of the changed tables.",
     options=RestoreOptions,
-    approval=RestoreApproval,
     plan=_plan_restore,
     shown=_restore_shown,
     apply=_restore,

@@ -1,20 +1,22 @@
-"""The drop of an export, compaction of the tree and reconcile, each as a plan and its execution."""
+"""The drop of an export, compaction of the tree, and reconcile."""
 
 from __future__ import annotations
 
 from typing import Any
 
+from pydantic import Field
+
 from trinitylake_ops import maintenance
-from trinitylake_ops.maintenance import CompactionPlan, DropExportPlan, ReconcilePlan
-from trinitylake_ops.operations.declared.exports import ExportNameOptions, compaction_figures
-from trinitylake_ops.operations.declared.purge import ReconcileOptions, reconcile_figures
+from trinitylake_ops.maintenance import CompactionPlan, CompactionReport, DropExportPlan, ReconcilePlan, ReconcileReport
+from trinitylake_ops.operations.declared.exports import ExportNameOptions
 from trinitylake_ops.operations.operation import Running, report_figures
-from trinitylake_ops.operations.planned import Approval, Planned
+from trinitylake_ops.operations.options import VersionsText
+from trinitylake_ops.operations.planned import Planned, PlannedOptions, UnattendedOptions
 from trinitylake_ops.operations.shown import listing
 
 
-class DropExportApproval(ExportNameOptions, Approval):
-    """The export of the plan, and its digest."""
+class DropExportOptions(ExportNameOptions, PlannedOptions):
+    """The export to drop."""
 
 
 def _drop_shown(plan: DropExportPlan) -> dict[str, Any]:
@@ -37,17 +39,25 @@ def _drop(run: Running[Any], plan: DropExportPlan, digest: str | None) -> None:
     run.report(said, metadata, committed="drop-export")
 
 
-DROP_EXPORT: Planned[Any, DropExportPlan] = Planned(
+DROP_EXPORT: Planned[DropExportOptions, DropExportPlan] = Planned(
     name="drop_export",
-    plans="Shows what follows from the drop of an export",
-    applies="Forgets the export of an approved plan, so that its version can expire.",
-    options=ExportNameOptions,
-    approval=DropExportApproval,
+    description="Forgets an export, so that its version can expire. What it copied to another root stays there.",
+    options=DropExportOptions,
     plan=lambda run: maintenance.plan_drop_export(run.lake, run.options.name),
     shown=_drop_shown,
     apply=_drop,
     changes_exports=True,
 )
+
+
+def _compaction_figures(report: CompactionReport) -> dict[str, Any]:
+    """Return the figures of a compaction of the tree, before and after."""
+    shapes = {
+        f"{figure}_{when}": getattr(shape, figure)
+        for when, shape in (("before", report.before), ("after", report.after))
+        for figure in ("nodes", "leaf_fill", "messages", "file_bytes")
+    }
+    return {**report_figures(report.to_dict()), **shapes}
 
 
 def _compaction_shown(plan: CompactionPlan) -> dict[str, Any]:
@@ -61,15 +71,13 @@ def _compaction_shown(plan: CompactionPlan) -> dict[str, Any]:
 
 def _compact(run: Running[Any], plan: CompactionPlan, digest: str | None) -> None:
     report = plan.execute(digest)
-    run.report(str(report), compaction_figures(report), committed="compact" if report.has_changed else None)
+    run.report(str(report), _compaction_figures(report), committed="compact" if report.has_changed else None)
 
 
-COMPACT: Planned[Any, CompactionPlan] = Planned(
+COMPACT: Planned[UnattendedOptions, CompactionPlan] = Planned(
     name="compact",
-    plans="Shows how the tree is, and what a compaction of it would write",
-    applies="Flushes the tree's buffers and merges thin nodes, as an approved plan shows it.",
-    options=None,
-    approval=Approval,
+    description="Flushes the tree's buffers and merges thin nodes, as a version that changes no object.",
+    options=UnattendedOptions,
     plan=lambda run: maintenance.plan_compact(run.lake),
     shown=_compaction_shown,
     apply=_compact,
@@ -77,27 +85,37 @@ COMPACT: Planned[Any, CompactionPlan] = Planned(
 )
 
 
-class ReconcileApproval(ReconcileOptions, Approval):
-    """The options of the plan, and its digest."""
+class ReconcileOptions(UnattendedOptions):
+    """The versions that an operator has inspected."""
+
+    acknowledge: VersionsText | None = Field(
+        default=None,
+        description="Versions such as 7 or 7,9-12 whose roots another program wrote out of order: verify reports them"
+        " as past from then on. Null: none.",
+    )
 
 
-def _reconcile_shown(plan: ReconcilePlan) -> dict[str, Any]:
-    return reconcile_figures(plan)
+def _reconcile_shown(settled: ReconcilePlan | ReconcileReport) -> dict[str, Any]:
+    return {
+        "steps": ", ".join(map(str, settled.steps)),
+        "restored_exports": ", ".join(settled.restored_exports),
+        "dropped_exports": ", ".join(settled.dropped_exports),
+        "live_again": settled.live_again,
+        "acknowledged": settled.acknowledged,
+    }
 
 
 def _reconcile(run: Running[Any], plan: ReconcilePlan, digest: str | None) -> None:
     report = plan.execute(digest)
-    metadata = {**report_figures(report.to_dict()), **reconcile_figures(report)}
+    metadata = {**report_figures(report.to_dict()), **_reconcile_shown(report)}
     run.report(str(report.table().title), metadata, committed=None if report.version is None else "reconcile")
 
 
-RECONCILE_PLANNED: Planned[Any, ReconcilePlan] = Planned(
+RECONCILE: Planned[ReconcileOptions, ReconcilePlan] = Planned(
     name="reconcile",
-    plans="Shows what a reconcile would put right after another program went back to older settings",
-    applies="Puts exports and expirations right, as an approved plan shows it.",
+    description="Corrects exports and expirations after another program returned to older settings.",
     options=ReconcileOptions,
-    approval=ReconcileApproval,
-    plan=lambda run: maintenance.plan_reconcile(run.lake, acknowledge=run.options.acknowledge),
+    plan=lambda run: maintenance.plan_reconcile(run.lake, acknowledge=run.options.acknowledge or ""),
     shown=_reconcile_shown,
     apply=_reconcile,
     is_pooled=False,

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from trinitylake_ops import maintenance
+from trinitylake_ops.errors import InvalidInputError
 from trinitylake_ops.maintenance import Budget, RepairPlan, RepairReport, VerifyReport
 from trinitylake_ops.maintenance.plans.document import Table
 from trinitylake_ops.operations.operation import Operation, Running, report_figures
 from trinitylake_ops.operations.options import Options, limit_field
-from trinitylake_ops.operations.planned import Approval, Planned
+from trinitylake_ops.operations.planned import Planned, UnattendedOptions
 from trinitylake_ops.operations.shown import listing, picture
 from trinitylake_ops.pages import verification_picture
 
@@ -29,11 +30,11 @@ class VerifyOptions(Options):
         default=False,
         description="Whether to keep a record in the lakehouse, and not to read again what it knows to be unchanged.",
     )
-    max_requests: int = Field(default=0, ge=0, description="Stop after so many requests; 0: no limit.")
-    max_seconds: float = limit_field("Stop after so many seconds")
+    max_requests: int | None = Field(default=None, gt=0, description="Stop after so many requests. Null: no limit.")
+    max_seconds: float | None = limit_field("Stop after so many seconds")
 
 
-class RepairOptions(Options):
+class RepairOptions(UnattendedOptions):
     """How far repair goes."""
 
     to_last_good: bool = Field(
@@ -42,9 +43,13 @@ class RepairOptions(Options):
         " alone, or all where the tree is damaged.",
     )
 
-
-class RepairApproval(RepairOptions, Approval):
-    """The options of the plan, and its digest."""
+    @model_validator(mode="after")
+    def _check_unattended(self) -> Self:
+        if self.unattended and self.to_last_good:
+            raise InvalidInputError(
+                "to_last_good: it changes what readers see; leave unattended out, and approve a plan"
+            )
+        return self
 
 
 def _verify(run: Running[VerifyOptions]) -> None:
@@ -55,7 +60,7 @@ def _verify(run: Running[VerifyOptions]) -> None:
         lambda done, total: progress("versions", done, total),
         deep=options.deep,
         incremental=options.incremental,
-        budget=Budget(max_requests=options.max_requests or None, max_seconds=options.max_seconds or None),
+        budget=Budget(max_requests=options.max_requests, max_seconds=options.max_seconds),
         executor=run.executor(),
     )
     metadata = {
@@ -67,7 +72,7 @@ def _verify(run: Running[VerifyOptions]) -> None:
     }
     if not report.is_clean:
         errors = [finding.message for finding in report.findings if finding.severity == "error"]
-        metadata.update(run.entry("repair_plan", {"to_last_good": False}))
+        metadata.update(run.entry("repair", {}))
         raise run.failure(f"{len(errors)} error{'s' if len(errors) > 1 else ''}, the first: {errors[0]}", metadata)
     if report.stopped is not None:
         run.log.warning("not finished, as %s; not looked at: %s", report.stopped, metadata["not_looked_at"])
@@ -122,7 +127,7 @@ def _to_last_good(run: Running[RepairOptions], plan: RepairPlan) -> dict[str, An
     """Return the link to the plan that goes further, where this one leaves errors."""
     if run.options.to_last_good or not _left(plan):
         return {}
-    return run.entry("repair_plan", {"to_last_good": True}, "plan to go back to what is whole")
+    return run.entry("repair", {"to_last_good": True}, "plan to return to the last version without damage")
 
 
 def _repair(run: Running[Any], plan: RepairPlan, digest: str | None) -> None:
@@ -134,12 +139,10 @@ def _repair(run: Running[Any], plan: RepairPlan, digest: str | None) -> None:
     run.report(str(report.table().title), metadata, committed=committed)
 
 
-REPAIR = Planned(
+REPAIR: Planned[RepairOptions, RepairPlan] = Planned(
     name="repair",
-    plans="Verifies the lakehouse and shows what repair would do, and what it would leave",
-    applies="Carries out the plan of a repair: new commits and the hint, nothing is deleted.",
+    description="Verifies the lakehouse and repairs findings by new commits and the hint; deletes nothing.",
     options=RepairOptions,
-    approval=RepairApproval,
     plan=_plan_repair,
     shown=_repair_shown,
     apply=_repair,
@@ -147,18 +150,4 @@ REPAIR = Planned(
     changes_exports=True,
     left=_left,
     more=_to_last_good,
-)
-
-
-def _repair_at_once(run: Running[None]) -> None:
-    _repair(run, maintenance.plan_repair(run.lake), None)
-
-
-REPAIR_AT_ONCE = Operation(
-    job="repair",
-    description="Verifies the lakehouse and mends at once what changes no namespace and no table. That is the hint,"
-    " settings that another program took back, and exports whose root is gone. All else is left to repair_plan and"
-    " repair_apply.",
-    step=_repair_at_once,
-    changes_exports=True,
 )
