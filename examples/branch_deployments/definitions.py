@@ -60,7 +60,8 @@ defs = dg.Definitions.merge(
     ),
     build_trinitylake_definitions(
         LakehouseSettings(
-            name="",  # jobs are `clone` and `promote_plan`, without a name before them
+            name="",  # jobs are `clone` and `promote`, without a name before them
+            operations="clones",
             lakehouse=lakehouse,
             tables=["shop.orders"],
             published_by=[publish.key],

@@ -11,6 +11,9 @@ from typing import Any
 
 import click
 import dagster as dg
+from dagster import Array, Noneable, Selector, Shape
+from dagster import Enum as ConfigEnum
+from dagster._config import ConfigType
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
@@ -52,8 +55,7 @@ ENVIRONMENT: Mapping[str, str] = {
 }
 #: Types of Dagster's configuration.
 _KINDS: Mapping[str, str] = {
-    "Any": "text or number", "Array": "list of", "Bool": "true or false", "Float": "number", "Int": "whole number",
-    "Noneable": "null or", "String": "text",
+    "Bool": "true or false", "Float": "number", "Int": "whole number", "String": "text",
 }  # fmt: skip
 #: The page about the storages of a scheme.
 _STORAGE_PAGES: Mapping[str, str] = {
@@ -132,7 +134,7 @@ def _default(param: click.Option, context: click.Context) -> str:
 def jobs() -> str:
     """Return the page of Dagster: jobs with their configuration, schedules, and settings of a code location."""
     text = (
-        "# Dagster\n\n" + _MADE + "Names of jobs begin with that of their lakehouse, as in `lake_rollback_plan`. The"
+        "# Dagster\n\n" + _MADE + "Names of jobs begin with that of their lakehouse, as in `lake_rollback`. The"
         " configuration of a run is its options, and nothing around them"
         " ([dagster.md](../dagster.md#operations)).\n\n## Schedules\n\n"
     )
@@ -140,12 +142,13 @@ def jobs() -> str:
     for kind in (LakehouseSettings, ApplyLimits, BlackoutWindow, CheckLimits, TrinityLakeResource, TrinityLakeIOManager,
                  SparkResource):  # fmt: skip
         text += _settings_of(kind)
-    for job in sorted(build_jobs(), key=lambda one: one.name):
+    no_limits = ApplyLimits(max_files=0, max_bytes=0, min_age=timedelta(0))
+    for job in sorted(build_jobs(operations="all", limits=no_limits), key=lambda one: one.name):
         text += f"## {job.name}\n\n{job.description}\n\n"
         if any(isinstance(node, dg.OpDefinition) and node.pool for node in job.graph.node_defs):
             text += "It is in the pool of what frees something: one at a time.\n\n"
         rows = [
-            (code(name), _kind_of(field.config_type.key), _default_of_field(field), field.description)
+            (code(name), _kind_of(field.config_type), _default_of_field(field), field.description)
             for name, field in job_options(job).items()
         ]
         text += table(("option", "value", "default", "what it does"), rows) if rows else "It has no options.\n\n"
@@ -160,14 +163,21 @@ def job_options(job: dg.JobDefinition) -> Mapping[str, dg.Field]:
     return options
 
 
-def _kind_of(key: str) -> str:
+def _kind_of(kind: ConfigType) -> str:
     """Return a type of Dagster's configuration in words."""
-    outer, _, inner = key.partition(".")
-    return f"{_KINDS[outer]} {_kind_of(inner)}" if inner else _KINDS[outer]
+    if isinstance(kind, (Array, Noneable)):
+        return f"{'list of' if isinstance(kind, Array) else 'null or'} {_kind_of(kind.inner_type)}"
+    if isinstance(kind, ConfigEnum):
+        return " or ".join(code(value) for value in kind.config_values)
+    if isinstance(kind, (Selector, Shape)):
+        return ("one of " if isinstance(kind, Selector) else "") + ", ".join(map(code, kind.fields))
+    return _KINDS[kind.given_name or ""]
 
 
 def _default_of_field(field: dg.Field) -> str:
-    return _said(field.default_value) if field.default_provided and field.default_value != "" else ""
+    if field.is_required:
+        return "required"
+    return "null" if field.default_value is None else _said(field.default_value)
 
 
 def _settings_of(kind: type[Any]) -> str:

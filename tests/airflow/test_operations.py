@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import re
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from trinitylake_ops.airflow_plugin.settings import LakehouseSettings
 from trinitylake_ops.dagster_plugin.ops.jobs import build_jobs
 from trinitylake_ops.errors import InvalidInputError
 from trinitylake_ops.operations.declared.all import BY_NAME
+from trinitylake_ops.operations.limits import ApplyLimits
 from trinitylake_ops.tables import catalog_at
 
 LOG = logging.getLogger(__name__)
@@ -41,7 +43,8 @@ def ran(lake: Lakehouse, operation: str, **options: Any) -> dict[str, Any]:
 
 
 def test_operations_are_the_jobs_of_dagster() -> None:
-    assert {job.name for job in build_jobs()} == {*BY_NAME}
+    limits = ApplyLimits(max_files=0, max_bytes=0, min_age=timedelta(0))
+    assert {job.name for job in build_jobs(operations="all", limits=limits)} == {*BY_NAME}
 
 
 def test_a_plan_is_approved_and_applied(lake: Lakehouse) -> None:
@@ -49,28 +52,30 @@ def test_a_plan_is_approved_and_applied(lake: Lakehouse) -> None:
     assert not plan["is_empty"]
     assert "| version | verdict | why |" in plan["page"]
     assert "data:image" not in plan["page"]
-    assert "to do it, run expire" in plan["said"] and "to do it" not in plan["page"]
-    approval = plan["configuration"]
-    with pytest.raises(InvalidInputError, match="approved_by has to be given"):
-        ran(lake, "expire", **approval)
-    done = ran(lake, "expire", **{**approval, "approved_by": "ana"})
+    assert "to apply it, run expire" in plan["said"] and "to apply it" not in plan["page"]
+    with pytest.raises(InvalidInputError, match="approved_by is missing"):
+        ran(lake, "expire", **plan["configuration"])
+    done = ran(lake, "expire", approval={"digest": plan["digest"], "approved_by": "ana"})
     assert done["versions"] == plan["versions"]
     info = next(iter(lake.history(1)))
     assert (info.operation, info.run_id, info.approved_by) == ("expire", RUN, "ana")
     assert ran(lake, "expire")["is_empty"]
     version = lake.latest_version()
-    ran(lake, "expire", **{**approval, "approved_by": "ana"})  # its answer was lost, and it is retried
+    # Its response was lost, and it is retried.
+    ran(lake, "expire", approval={"digest": plan["digest"], "approved_by": "ana"})
     assert lake.latest_version() == version
 
 
 @pytest.mark.parametrize(
     ("operation", "options", "told"),
     [
-        ("export_full", {}, "name has to be given"),
-        ("export_full", {"name": None}, "name has to be given"),
-        ("expire", {}, "approved_digest has to be given"),
-        ("drop_clone", {"approved_digest": f"1-{'0' * 64}"}, "approved_by has to be given"),
-        ("rollback", {}, "give one of 'to', 'timestamp' and 'last_passed'"),
+        ("export", {}, "name is missing"),
+        ("export", {"name": None}, "name is missing"),
+        ("expire", {"approval": {"approved_by": "ana"}}, "digest is missing"),
+        ("drop_clone", {"name": "x", "approval": {"digest": f"1-{'0' * 64}"}}, "approved_by is missing"),
+        ("rollback", {}, "to is missing"),
+        ("rollback", {"to": {"version": 1, "export": "x"}}, "exactly one of"),
+        ("purge", {"unattended": True}, "the code sets no limits for runs without approval"),
     ],
 )
 def test_a_required_option_is_refused_when_it_is_left_out(
@@ -78,6 +83,15 @@ def test_a_required_option_is_refused_when_it_is_left_out(
 ) -> None:
     with pytest.raises(InvalidInputError, match=told):
         ran(lake, operation, **options)
+
+
+def test_an_unattended_run_applies_within_limits(lake: Lakehouse) -> None:
+    settings = LakehouseSettings.of(lake.root, {"storage_options": {"fsync": "false"}})
+    few, many = (ApplyLimits(max_files=most, max_bytes=10**9, min_age=timedelta(0)) for most in (0, 1000))
+    with pytest.raises(OperationFailedError, match="nothing was done"):
+        carry_out(BY_NAME["expire"], {"unattended": True}, settings, RUN, LOG, few)
+    assert carry_out(BY_NAME["expire"], {"unattended": True}, settings, RUN, LOG, many)["versions"] == "0-2"
+    assert next(iter(lake.history(1))).approved_by == "the limits of schedules"
 
 
 def test_the_log_of_a_task_has_what_its_report_has(lake: Lakehouse, caplog: pytest.LogCaptureFixture) -> None:
@@ -88,7 +102,7 @@ def test_the_log_of_a_task_has_what_its_report_has(lake: Lakehouse, caplog: pyte
     lines = text.splitlines()
     assert f"digest: {plan['digest']}" in lines
     assert any(line.split() == ["version", "verdict", "why"] for line in lines)
-    (approval,) = (line.partition(": ")[2] for line in lines if line.startswith("configuration of expire: "))
+    (approval,) = (line.partition(": ")[2] for line in lines if line.startswith("configuration: "))
     assert json.loads(approval) == plan["configuration"]
     assert "data:image" not in text
 

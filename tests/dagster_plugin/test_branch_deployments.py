@@ -225,11 +225,11 @@ def test_two_deployments_as_processes_on_one_server(radosgw: Any, tmp_path: Path
     clone = Lakehouse.open(f"{clones}{name}/", radosgw.storage_options)
     assert columns(clone) == ["customer", "euros_sum", "euros_mean"]
     assert columns(lake) == ["customer", "euros_sum"]
-    job("branch", branch, "check", **dagster_plus)
+    job("branch", branch, "verify", **dagster_plus)
     opened = TrinityLakeResource.for_branch_deployment(root, clones).allowed_roots
     lake = Lakehouse.open(root, {**radosgw.storage_options, "allowed_roots": opened[0]})
     digest = maintenance.plan_promotion(lake, name).digest
-    approval = f'{{"name": "{name}", "approved_digest": "{digest}", "approved_by": "Ada"}}'
+    approval = f'{{"name": "{name}", "approval": {{"digest": "{digest}", "approved_by": "Ada"}}}}'
     job("production", production, "promote", approval)
     assert columns(lake) == ["customer", "euros_sum", "euros_mean"]
     job("production", production, "drop_closed_branch", f'{{"name": "{name}"}}')

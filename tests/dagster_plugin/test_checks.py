@@ -69,7 +69,7 @@ class Lake:
     def check(self, limits: CheckLimits | None = None, **options: Any) -> dict[str, Checked]:
         """Run the job of all checks; it must change nothing."""
         before = content(self.lake)
-        checks = build_lakehouse_checks(limits=limits, **options)
+        checks = build_lakehouse_checks(checks="all", limits=limits, **options)
         resource = TrinityLakeResource(root=self.lake.root, storage_options=StorageSettings(fsync="false"))
         definitions = dg.Definitions(
             asset_checks=checks,
@@ -169,7 +169,7 @@ def test_exports_that_are_old_damaged_or_missing(lake: Lake) -> None:
     lake.clock.forward(8 * 24 + 1)
     limits = CheckLimits(overdue=timedelta(days=99))
     (name, one), *others = lake.failed(limits).items()
-    assert (name, others, one.severity, one.metadata["repaired_by"]) == ("exports_fresh", [], WARN, "export_full")
+    assert (name, others, one.severity, one.metadata["repaired_by"]) == ("exports_fresh", [], WARN, "export")
     assert one.description.startswith("no full export named * is younger than 8 d; the newest is 'weekly-1'")
     assert "there is none" in lake.failed(CheckLimits(export_pattern="daily-*"))["exports_fresh"].description
     maintenance.plan_export(lake.lake, "weekly-2", "full").execute()
@@ -276,7 +276,7 @@ def test_data_files_are_counted_within_a_time(lake: Lake, monkeypatch: pytest.Mo
 
 
 def test_no_lakehouse(lake: Lake, instance: dg.DagsterInstance) -> None:
-    checks = build_lakehouse_checks()
+    checks = build_lakehouse_checks(checks="all")
     resource = TrinityLakeResource(root="memory://never-made/")
     definitions = dg.Definitions(
         asset_checks=checks, jobs=[build_checks_job(checks)], resources={"lakehouse": resource}

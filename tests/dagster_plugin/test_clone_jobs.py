@@ -10,7 +10,7 @@ from typing import Any
 import dagster as dg
 import pytest
 
-from tests.dagster_plugin.maintenance_jobs import APPROVER, Ran
+from tests.dagster_plugin.maintenance_jobs import APPROVER, Ran, approved
 from tests.lakes import Lakes
 from tests.local_clock import HOUR_MS, LocalClock
 from tests.maintenance.changes import append_rows, create, overwrite_rows
@@ -20,12 +20,10 @@ from trinitylake_ops.dagster_plugin import (
     ApplyLimits,
     StorageSettings,
     TrinityLakeResource,
+    build_jobs,
     build_lakehouse_checks,
     build_maintenance_schedules,
 )
-from trinitylake_ops.dagster_plugin.names import ONLY
-from trinitylake_ops.dagster_plugin.ops.operation import build_job
-from trinitylake_ops.operations.declared.clones import CLONES
 
 AT = datetime(2026, 11, 22, 2, 30, tzinfo=UTC)
 
@@ -54,11 +52,10 @@ class CloneJobs:
             storage_options=StorageSettings(fsync="false"),
             allowed_roots=[self.target.removesuffix("/feature")],
         )
-        schedules = build_maintenance_schedules(limits=limits)
-        self.checks = build_lakehouse_checks()
+        self.checks = build_lakehouse_checks(checks="clones_in_time")
         self.definitions = dg.Definitions(
-            jobs=[build_job(operation, ONLY) for operation in CLONES],
-            schedules=[one for one in schedules if one.name == "drop_overdue_clones_schedule"],
+            jobs=build_jobs(operations="clones", limits=limits),
+            schedules=build_maintenance_schedules(crons={"drop_overdue_clones": "30 2 * * *"}),
             resources={"lakehouse": resource},
             executor=dg.in_process_executor,
         )
@@ -78,8 +75,7 @@ class CloneJobs:
         return ran
 
     def must_apply(self, operation: str, **options: Any) -> Ran:
-        shown = self.must_run(f"{operation}_plan", **options).metadata[f"configuration of {operation}_apply"]
-        return self.must_run(f"{operation}_apply", **{**shown, "approved_by": APPROVER})
+        return self.must_run(operation, **approved(self.must_run(operation, **options).metadata))
 
     def check(self) -> tuple[bool, str]:
         (check,) = [one for one in self.checks if next(iter(one.check_specs)).name == "clones_in_time"]
@@ -164,7 +160,7 @@ def test_a_clone_past_its_time_is_told_and_dropped_within_limits(
     assert request.run_config == {}
     jobs.set(ApplyLimits(max_files=3, max_bytes=10**9, min_age=timedelta(0)))
     refused = jobs.run("drop_overdue_clones")
-    assert "beyond what schedules may do without approval" in refused.error
+    assert "beyond what an unattended run may do" in refused.error
     assert rows(jobs.clone) == [1, 1, 2, 2, 3, 3]
     jobs.set(ApplyLimits(max_files=1000, max_bytes=10**9, min_age=timedelta(days=30)))
     ran = jobs.must_run("drop_overdue_clones")

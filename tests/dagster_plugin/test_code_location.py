@@ -28,13 +28,16 @@ from trinitylake_ops.dagster_plugin import (
     build_trinitylake_definitions,
     code_location,
 )
+from trinitylake_ops.dagster_plugin.automation.schedules import LIMITED
+from trinitylake_ops.dagster_plugin.checks import repairing_jobs
 from trinitylake_ops.errors import InvalidInputError
+from trinitylake_ops.operations.declared.all import ALL, GROUPS
 from trinitylake_ops.tables.writing.arrow_writer import stage_arrow
 from trinitylake_ops.tables.writing.publication import publication_id, publish_once
 
 LIMITS = ApplyLimits(max_files=10, max_bytes=1 << 20, min_age=timedelta(days=7))
 SALES, HR = LakehouseNames("sales"), LakehouseNames("hr")
-LETS_GO = ("trim", "expire", "purge", "orphans")
+COMMON = {"rollback", "export", "restore", "expire", "undelete", "purge", "verify", "repair", "observe"}
 
 
 @pytest.fixture
@@ -84,13 +87,51 @@ def test_one_call_gives_all_of_a_lakehouse() -> None:
     assert (head.is_observable, head.is_materializable, head.parent_keys) == (True, False, {publish})
     assert graph.get(dg.AssetKey("exports")).parent_keys == {head.key}
     assert graph.get(dg.AssetKey(["shop", "orders"])).is_observable
-    assert {check.name for check in graph.asset_check_keys} >= {"hint_right", "verify_clean", "tree_in_shape"}
-    assert jobs_of(definitions) >= {"rollback", "expire", "expire", "check", "observe"}
+    assert {check.name for check in graph.asset_check_keys} == {"verify_clean", "retention_kept"}
+    assert jobs_of(definitions) == COMMON
     assert {sensor.name for sensor in repository.sensor_defs} == {"commits", "failed_runs"}
     schedules = {schedule.name: schedule for schedule in repository.schedule_defs}
-    assert set(schedules) >= {f"{name}_schedule" for name in (*LETS_GO, "hint", "verify", "checks", "observe")}
+    assert set(schedules) == {"observe_schedule"}
     stopped = dg.DefaultScheduleStatus.STOPPED
     assert {schedule.default_status for schedule in schedules.values()} == {stopped}
+
+
+@pytest.mark.parametrize(
+    ("operations", "added"),
+    [
+        ("orphans", {"orphans"}),
+        (["clones", "diff"], {"diff", *(one.job for one in GROUPS["clones"])}),
+        ("all", {one.job for one in ALL} - COMMON),
+    ],
+    ids=["one", "group", "all"],
+)
+def test_operations_are_chosen_by_name_or_by_group(operations: Any, added: set[str]) -> None:
+    definitions = build_trinitylake_definitions(settings("memory://m/", operations=operations, limits=LIMITS))
+    assert jobs_of(definitions) == COMMON | added
+
+
+def test_what_needs_limits_is_no_job_without_them() -> None:
+    definitions = build_trinitylake_definitions(settings("memory://m/", operations="all"))
+    assert jobs_of(definitions) == COMMON | {one.job for one in ALL if not one.needs_limits}
+
+
+def test_checks_are_chosen_and_bring_the_jobs_that_repair_what_they_find() -> None:
+    definitions = build_trinitylake_definitions(settings("memory://m/", checks=["tree_in_shape", "hint_right"]))
+    found = {check.name for check in definitions.resolve_asset_graph().asset_check_keys}
+    assert found == {"tree_in_shape", "hint_right"}
+    assert jobs_of(definitions) == {*COMMON, "compact", "repair_hint"}
+    every = build_trinitylake_definitions(settings("memory://m/", checks="all"))
+    names = {check.name for check in every.resolve_asset_graph().asset_check_keys}
+    assert len(names) == 8
+    assert {*repairing_jobs(sorted(names))} <= jobs_of(every)
+    for spec in (spec for check in every.asset_checks or () for spec in check.check_specs):
+        assert spec.description is not None and "Protects " in spec.description and "Costs " in spec.description
+
+
+@pytest.mark.parametrize("wrong", [{"operations": "vacuum"}, {"operations": ["all", "vacuum"]}, {"checks": ["vacuum"]}])
+def test_unknown_operations_and_checks_are_rejected(wrong: dict[str, Any]) -> None:
+    with pytest.raises(InvalidInputError, match="'vacuum'"):
+        build_trinitylake_definitions(settings("memory://m/", **wrong))
 
 
 def test_failed_runs_of_all_its_jobs_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -101,9 +142,11 @@ def test_failed_runs_of_all_its_jobs_are_told(monkeypatch: pytest.MonkeyPatch) -
         return build_failed_run_sensor(alert, names, jobs=jobs, **options)
 
     monkeypatch.setattr(code_location, "build_failed_run_sensor", building)
-    definitions = build_trinitylake_definitions(settings("memory://m/", "sales", limits=LIMITS, alert=print))
+    definitions = build_trinitylake_definitions(
+        settings("memory://m/", "sales", operations="all", limits=LIMITS, alert=print)
+    )
     assert set(told) == jobs_of(definitions)
-    assert {f"sales_{name}_scheduled" for name in LETS_GO} <= set(told)
+    assert {f"sales_{name}" for name in LIMITED} <= set(told)
 
 
 def test_settings_reach_schedules_and_sensors() -> None:
@@ -112,7 +155,7 @@ def test_settings_reach_schedules_and_sensors() -> None:
         settings(
             "memory://m/",
             timezone="Asia/Tokyo",
-            crons={"hint": "1 * * * *", "checks": None},
+            crons={"repair_hint": "1 * * * *", "check": "2 * * * *"},
             blackouts=[blackout],
             observe_cron=None,
             on_commit="observe",
@@ -121,7 +164,8 @@ def test_settings_reach_schedules_and_sensors() -> None:
     )
     repository = definitions.get_repository_def()
     schedules = {schedule.name: schedule for schedule in repository.schedule_defs}
-    assert set(schedules) == {"repair_hint_schedule", "verify_schedule", "export_schedule"}, "no limits: nothing is let go"
+    assert set(schedules) == {"repair_hint_schedule", "check_schedule"}
+    assert jobs_of(definitions) == {*COMMON, "repair_hint", "check"}, "what is scheduled is there"
     assert schedules["repair_hint_schedule"].cron_schedule == "1 * * * *"
     assert {schedule.execution_timezone for schedule in schedules.values()} == {"Asia/Tokyo"}
     assert {schedule.default_status for schedule in schedules.values()} == {dg.DefaultScheduleStatus.RUNNING}
@@ -149,8 +193,8 @@ def test_two_lakehouses_are_apart(lakes: Lakes, instance: dg.DagsterInstance) ->
     }
     seen = {}
     for one in (SALES, HR):
-        config = {"name": f"of-{one.name}"}
-        exported = run(definitions, instance, one.of("export_minimal"), **config)
+        config = {"name": f"of-{one.name}", "level": "minimal"}
+        exported = run(definitions, instance, one.of("export"), **config)
         (event,) = exported.get_asset_materialization_events()
         assert event.asset_key == one.lakehouse_key
         observed = run(definitions, instance, one.of("observe"))
@@ -171,7 +215,11 @@ def test_a_failed_check_names_the_job_of_its_lakehouse(lakes: Lakes, instance: d
     sales, hr = lakes.local("sales"), lakes.local("hr")
     put(hr, "shop.orders", 1)
     hr.storage.write("_latest_hint.txt", b"0")
-    definitions = runnable(settings(sales.root, "sales"), settings(hr.root, "hr", location_name="lakes"))
+    ours = settings(
+        hr.root, "hr", location_name="lakes", checks=["hint_right", "verify_clean"], crons={"check": "0 6 * * *"}
+    )
+    definitions = runnable(settings(sales.root, "sales"), ours)
+    assert "sales_check" not in jobs_of(definitions)
     found = run(definitions, instance, "hr_check").get_asset_check_evaluations()
     assert {one.asset_key for one in found} == {HR.lakehouse_key}
     (hint,) = [one for one in found if one.check_name == "hint_right"]
@@ -184,7 +232,10 @@ def test_a_failed_check_names_the_job_of_its_lakehouse(lakes: Lakes, instance: d
 
 def test_commits_to_each_lakehouse_are_its_sensors(lakes: Lakes, instance: dg.DagsterInstance) -> None:
     sales, hr = lakes.local("sales"), lakes.local("hr")
-    both = (settings(sales.root, "sales"), settings(hr.root, "hr", tables=["shop.orders"]))
+    both = (
+        settings(sales.root, "sales"),
+        settings(hr.root, "hr", tables=["shop.orders"], on_commit="hr_check"),
+    )
     repository = build_trinitylake_definitions(*both).get_repository_def()
     resources = {one.names.resource_key: one.lakehouse for one in both}
     sensors = {name: repository.get_sensor_def(f"{name}_commits") for name in ("sales", "hr")}
@@ -225,7 +276,7 @@ def test_a_lakehouse_takes_plain_names_only_if_told_so() -> None:
     with pytest.raises(InvalidInputError, match="name= of LakehouseSettings is missing"):
         build_trinitylake_definitions(LakehouseSettings(lakehouse=lakehouse))
     plain = build_trinitylake_definitions(LakehouseSettings(name="", lakehouse=lakehouse))
-    assert {"verify", "rollback", "check"} <= jobs_of(plain)
+    assert jobs_of(plain) == COMMON
     named = build_trinitylake_definitions(LakehouseSettings(name="sales", lakehouse=lakehouse))
     assert not jobs_of(plain) & jobs_of(named)
 

@@ -5,6 +5,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from datetime import timedelta
 from pathlib import Path
 
 import dagster as dg
@@ -15,11 +16,14 @@ from dagster._core.system_config.objects import ResolvedRunConfig
 from tests.credentials.canaries import ACCESS_KEY_ID, SECRET_ACCESS_KEY, leaks, leaks_in_files
 from trinitylake_ops.dagster_plugin.ops.jobs import build_jobs
 from trinitylake_ops.dagster_plugin.resources import TrinityLakeResource
-from trinitylake_ops.maintenance.exports.export import LEVELS
+from trinitylake_ops.operations.declared.all import ALL
+from trinitylake_ops.operations.limits import ApplyLimits
+from trinitylake_ops.operations.planned import PlannedOptions
 from trinitylake_ops.storage.options import OPTIONS_VARIABLE
 
 REPOSITORY = Path(__file__).parents[2]
 ROOT_VARIABLE = "TRINITYLAKE_ROOT"
+LIMITS = ApplyLimits(max_files=0, max_bytes=0, min_age=timedelta(0))
 
 
 def load(folder: Path, **variables: str) -> subprocess.CompletedProcess[str]:
@@ -49,26 +53,22 @@ def test_credentials_are_refused_unseen_when_it_is_loaded(tmp_path: Path, variab
     assert leaks_in_files(tmp_path) == []
 
 
-PLANNED = ("relocate", "trim", "expire", "purge", "orphans", "repair", "promote", "refresh_clone", "drop_clone")
-UNDOING = ("rollback", "restore", "drop_export", "compact", "reconcile")
+PLANNED = sorted(one.job for one in ALL if one.options and issubclass(one.options, PlannedOptions))
+NAMED = ("restore", "drop_export", "promote", "refresh_clone", "drop_clone")
+NEEDED = {"rollback": {"to": {"version": 1}}, **{name: {"name": "x"} for name in NAMED}}
 DIGEST = f"3-{'0' * 64}"
-APPROVAL = {"approved_digest": DIGEST, "approved_by": "Ada Lovelace"}
+APPROVAL = {"approval": {"digest": DIGEST, "approved_by": "Ada Lovelace"}}
 
 
 @pytest.fixture(scope="module")
 def maintenance_jobs() -> dg.Definitions:
     lakehouse = TrinityLakeResource(root="memory://never-made/")
-    return dg.Definitions(jobs=build_jobs(), resources={"lakehouse": lakehouse})
+    return dg.Definitions(jobs=build_jobs(operations="all", limits=LIMITS), resources={"lakehouse": lakehouse})
 
 
 def test_operations_are_jobs_that_nothing_repeats(maintenance_jobs: dg.Definitions) -> None:
     names = {job.name for job in maintenance_jobs.resolve_all_job_defs() if not job.name.startswith("__")}
-    others = {"verify", "repair", "repair_hint", "reconcile", "compact", "rollback", "undelete"}
-    others |= {"compact_tables", "compact_tables"}
-    others |= {"clone", "compare_clone", "drop_closed_branch", "log", "history", "diff"}
-    exports = {f"export_{level}" for level in LEVELS} | {"drop_export", "restore"}
-    planned = {f"{name}_{step}" for name in (*PLANNED, *UNDOING) for step in ("plan", "apply")}
-    assert names == planned | exports | others
+    assert names == {operation.job for operation in ALL}
     assert all(maintenance_jobs.resolve_job_def(name).tags["dagster/max_retries"] == "0" for name in names)
 
 
@@ -81,31 +81,38 @@ def instance() -> Iterator[dg.DagsterInstance]:
 @pytest.mark.parametrize(
     ("job", "config", "said"),
     [
-        ("rollback", {}, "to has to be given, it is empty"),
-        ("rollback", {"to": " "}, "to has to be given, it is empty"),
-        ("rollback", {"to": "1", "tables": ["orders"]}, "'orders' names no table; write NAMESPACE.TABLE"),
-        ("rollback", {"to": "1", "namespaces": ["a b"]}, "namespace name 'a b' contains a space"),
-        ("export_full", {}, "name has to be given, it is empty"),
-        ("export_full", {"name": "17"}, "export name '17' is digits only"),
-        ("export_full", {"name": "x", "version": "latest"}, "version: 'latest' is no number of a version"),
-        ("export_full", {"name": "x", "target": "s3://KEY:secret@bucket/lake"}, "target is not shown"),
-        ("export_minimal", {"name": "x", "retain_days": float("inf")}, "retain_days: "),
-        ("export_partial", {"name": "x", "retain_days": 1e12}, "less than or equal to 1000000, it is 1000000000000.0"),
-        ("drop_export", {}, "name has to be given"),
+        ("restore", {"name": " "}, "name must not be empty"),
+        ("rollback", {"to": {"version": -1}}, "version: Input should be greater than or equal to 0, it is -1"),
+        ("rollback", {"to": {"version": 1}, "tables": ["orders"]}, "'orders' names no table; write NAMESPACE.TABLE"),
+        ("rollback", {"to": {"version": 1}, "namespaces": ["a b"]}, "namespace name 'a b' contains a space"),
+        ("export", {"name": "17"}, "export name '17' is digits only"),
+        ("export", {"name": "x", "target": "s3://KEY:secret@bucket/lake"}, "target is not shown"),
+        ("export", {"name": "x", "retain_days": float("inf")}, "retain_days: "),
+        ("export", {"name": "x", "retain_days": 1e12}, "less than or equal to 1000000, it is 1000000000000.0"),
+        ("export", {"name": "x", "definitions": True}, "definitions: the level full leaves no choice"),
         ("restore", {"name": "x", "tables": ["a.b.c"]}, "'a.b.c' names no table"),
-        ("expire", {"max_age_days": -0.5}, "max_age_days is -0.5, it must be at least 0, or -1"),
+        ("expire", {"max_age_days": -0.5}, "max_age_days: Input should be greater than or equal to 0, it is -0.5"),
         ("expire", {"max_age_days": float("nan")}, "max_age_days: "),
-        ("trim", {"keep_last": -2}, "keep_last: Input should be greater than or equal to -1, it is -2"),
+        ("trim", {"keep_last": -2}, "keep_last: Input should be greater than or equal to 0, it is -2"),
         ("purge", {"grace_days": -1.0}, "grace_days: Input should be greater than or equal to 0, it is -1.0"),
         ("orphans", {"older_than_days": float("inf")}, "older_than_days: "),
-        ("purge", {**APPROVAL, "max_requests": -1}, "max_requests: Input should be greater than"),
+        ("purge", {**APPROVAL, "max_requests": 0}, "max_requests: Input should be greater than"),
         ("orphans", {**APPROVAL, "requests_per_second": -1.0}, "requests_per_second: Input should be"),
-        *((f"{name}_apply", {}, "approved_digest has to be given") for name in PLANNED),
-        *((f"{name}_apply", {"approved_digest": DIGEST}, "approved_by has to be given") for name in PLANNED),
-        ("expire", {**APPROVAL, "approved_digest": "ok"}, "approved_digest: 'ok' is no digest of a plan"),
-        ("expire", {**APPROVAL, "approved_by": "A" * 65}, "is no name of a person: take up to 64"),
-        ("expire", {**APPROVAL, "approved_by": "Ada\n"}, "is no name of a person"),
-        ("undelete", {}, "versions has to be given"),
+        ("purge", {**APPROVAL, "unattended": True}, "the run has an approval as well"),
+        ("purge", {"unattended": True, "grace_days": 0.0}, "grace_days: an unattended run follows"),
+        ("repair", {"unattended": True, "to_last_good": True}, "to_last_good: it changes what readers see"),
+        *(
+            (
+                name,
+                {**NEEDED.get(name, {}), "approval": {"digest": DIGEST, "approved_by": " "}},
+                "approved_by is missing",
+            )
+            for name in PLANNED
+        ),
+        ("expire", {"approval": {"digest": "ok", "approved_by": "Ada"}}, "digest: 'ok' is no digest of a plan"),
+        ("expire", {"approval": {"digest": DIGEST, "approved_by": "A" * 65}}, "is no name of a person: take up to 64"),
+        ("expire", {"approval": {"digest": DIGEST, "approved_by": "Ada\n"}}, "is no name of a person"),
+        ("undelete", {"versions": ""}, "versions must not be empty"),
         ("undelete", {"versions": "all of them"}, "'all of them' names no versions; write them as 3-90,95"),
         ("verify", {"max_seconds": -1.0}, "max_seconds: "),
     ],
@@ -124,15 +131,17 @@ def test_wrong_values_are_refused_in_one_line_before_a_run_exists(
 @pytest.mark.parametrize(
     ("job", "config"),
     [
-        ("rollback", {"to": "1", "tables": "a.b"}),
-        ("rollback", {"to": "1", "unknown": 1}),
-        ("rollback", {"to": {"env": "HOME"}}),
-        ("rollback", {"to": 1.5}),
-        ("rollback", {"to": "1", "resources": {"lakehouse": {"config": {"root": "memory://another/"}}}}),
-        ("export_minimal", {"name": "x", "namespaces": ["a"]}),
-        ("export_full", {"name": "x", "definitions": True}),
+        ("rollback", {}),
+        ("rollback", {"to": {"version": 1}, "tables": "a.b"}),
+        ("rollback", {"to": {"version": 1}, "unknown": 1}),
+        ("rollback", {"to": {"export": {"env": "HOME"}}}),
+        ("rollback", {"to": {"version": 1.5}}),
+        ("rollback", {"to": {"version": 1}, "resources": {"lakehouse": {"config": {"root": "memory://another/"}}}}),
+        ("export", {"name": "x", "version": "latest"}),
+        ("drop_export", {}),
+        ("undelete", {}),
         ("expire", {"keep_last": "many"}),
-        ("purge", {"max_seconds": 1}),
+        ("expire", {"approval": {"digest": DIGEST}}),
         ("verify", {"deep": "very"}),
     ],
 )
@@ -150,19 +159,19 @@ def test_what_dagster_scaffolds_is_taken_or_refused_in_a_line(
     """``dagster job scaffold_config`` prints it. Nobody means a flag that is set there, or a zero."""
     for job in maintenance_jobs.resolve_all_job_defs():
         config = scaffold_job_config(job, skip_non_required=only_required)
-        assert not any(config.values())
+        assert not any(value for name, value in config.items() if name not in ("to", "before", "after", "level"))
+        assert only_required or all(config.get(name) is None for name in ("unattended", "approval", "keep_last"))
         try:
-            ResolvedRunConfig.build(job, config)
+            ResolvedRunConfig.build(job, {name: value for name, value in config.items() if name != "level"})
         except dg.DagsterInvalidConfigError as error:
-            assert re.search("has to be given|give one of", str(error))
-            assert "\n" not in str(error)
+            assert re.search("must not be empty|You can only specify a single field", str(error))
 
 
-def test_null_stands_for_the_default(maintenance_jobs: dg.Definitions) -> None:
+def test_null_is_the_default(maintenance_jobs: dg.Definitions) -> None:
     ResolvedRunConfig.build(maintenance_jobs.resolve_job_def("expire"), {"max_age_days": None, "keep_last": None})
-    ResolvedRunConfig.build(maintenance_jobs.resolve_job_def("reconcile"), {"acknowledge": 7})
-    with pytest.raises(dg.DagsterInvalidConfigError, match="to has to be given, it is empty"):
-        ResolvedRunConfig.build(maintenance_jobs.resolve_job_def("rollback"), {"to": None})
+    ResolvedRunConfig.build(maintenance_jobs.resolve_job_def("verify"), {"deep": None, "max_seconds": None})
+    with pytest.raises(dg.DagsterInvalidConfigError, match='Missing required config entry "to"'):
+        ResolvedRunConfig.build(maintenance_jobs.resolve_job_def("rollback"), {})
 
 
 def test_no_lakehouse_is_one_clear_failure(maintenance_jobs: dg.Definitions) -> None:

@@ -61,9 +61,9 @@ def test_a_plan_logs_what_it_shows(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         assert re.search(
             r"^version +verdict +why *\n0 +expires +superseded .* ago, the maximum age is 30 min", said, re.MULTILINE
         )
-        (config,) = re.findall(r"^configuration of expire: (.*)$", said, flags=re.MULTILINE)
-        assert set(json.loads(config)) > {"approved_digest", "approved_by", "keep_last"}
-        assert said.rindex("to do it, run expire") > said.index("configuration")
+        (config,) = re.findall(r"^configuration: (.*)$", said, flags=re.MULTILINE)
+        assert set(json.loads(config)["approval"]) == {"digest", "approved_by"}
+        assert said.rindex("to apply it, run expire") > said.index("configuration")
         assert re.search(r"^3 .*\n2 .* alter-table +", logged("log"), re.MULTILINE)
         said = logged("expire", max_age_days=30)
         assert re.search(
@@ -198,8 +198,8 @@ def test_rules_of_the_configuration(jobs: Jobs) -> None:
     [
         ("undelete", {"versions": "3"}, "versions 3 are not expired"),
         ("trim", {"tables": ["ns.nowhere"]}, "ns.nowhere"),
-        ("rollback", {"to": "999"}, "version 999 does not exist"),
-        ("rollback", {"to": 999}, "version 999 does not exist"),
+        ("rollback", {"to": {"version": 999}}, "version 999 does not exist"),
+        ("rollback", {"to": {"export": "nowhere"}}, "nowhere"),
         ("drop_export", {"name": "nowhere"}, "there is no export 'nowhere'"),
     ],
 )
@@ -270,7 +270,7 @@ def test_operations_wait_for_each_other(jobs: Jobs) -> None:
     with lease(jobs.lake.storage, "orphans"):
         plan = jobs.plan("purge")
         assert jobs.apply(plan, "purge").error.startswith("orphans is running; wait until it ends")
-        assert jobs.run("reconcile").error.startswith("orphans is running")
+        assert jobs.run("reconcile", unattended=True).error.startswith("orphans is running")
     assert jobs.apply(plan, "purge").success
-    ran = jobs.must_run("reconcile")
+    ran = jobs.must_run("reconcile", unattended=True)
     assert (ran.metadata["version"], ran.materialized) == ("none", [])

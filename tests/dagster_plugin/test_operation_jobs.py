@@ -10,7 +10,7 @@ from typing import Any
 import dagster as dg
 import pytest
 
-from tests.dagster_plugin.maintenance_jobs import Jobs, Ran
+from tests.dagster_plugin.maintenance_jobs import Jobs, Ran, approved
 from tests.lakes import check_lake
 from tests.local_clock import LocalClock
 from tests.maintenance.changes import alter, content, create
@@ -20,7 +20,7 @@ from trinitylake_ops.dagster_plugin.names import ONLY, LakehouseNames
 from trinitylake_ops.dagster_plugin.ops.jobs import build_jobs
 from trinitylake_ops.dagster_plugin.resources import StorageSettings, TrinityLakeResource
 from trinitylake_ops.format.file_names import HINT_PATH
-from trinitylake_ops.operations.declared.scheduled import ApplyLimits
+from trinitylake_ops.operations.limits import ApplyLimits
 
 
 @pytest.fixture
@@ -39,9 +39,9 @@ def partitions(instance: dg.DagsterInstance) -> list[str]:
 
 
 def test_exports_of_each_level_and_their_partitions(jobs: Jobs, instance: dg.DagsterInstance, tmp_path: Path) -> None:
-    minimal = jobs.must_run("export_minimal", name="root", version="1", retain_days=1.0)
-    partial = jobs.must_run("export_partial", name="tree", namespaces=["ns"], definitions=True)
-    away = jobs.must_run("export_full", name="all", target=str(tmp_path / "backup"))
+    minimal = jobs.must_run("export", name="root", level="minimal", version=1, retain_days=1.0)
+    partial = jobs.must_run("export", name="tree", level="partial", namespaces=["ns"], definitions=True)
+    away = jobs.must_run("export", name="all", target=str(tmp_path / "backup"))
     found = {info.name: info for info in maintenance.list_exports(jobs.lake)}
     assert [(name, found[name].level, found[name].version) for name in ("root", "tree", "all")] == [
         ("root", "minimal", 1),
@@ -56,33 +56,33 @@ def test_exports_of_each_level_and_their_partitions(jobs: Jobs, instance: dg.Dag
         assert ran.materialized[0]["operation"] == "export"
     assert partitions(instance) == ["all", "root", "tree"]
 
-    dropped = jobs.must_run("drop_export", name="root")
+    dropped = jobs.must_apply("drop_export", name="root")
     assert dropped.materialized[0]["operation"] == "drop-export"
     assert partitions(instance) == ["all", "tree"]
     check_lake(jobs.lake)
 
 
 def test_an_export_is_restored_from_here_and_from_elsewhere(jobs: Jobs, tmp_path: Path) -> None:
-    jobs.must_run("export_minimal", name="here", version="1")
-    jobs.must_run("export_full", name="away", target=str(tmp_path / "backup"))
-    ran = jobs.must_run("restore", name="here", tables=["ns.t"])
+    jobs.must_run("export", name="here", level="minimal", version=1)
+    jobs.must_run("export", name="away", target=str(tmp_path / "backup"))
+    ran = jobs.must_apply("restore", name="here", tables=["ns.t"])
     assert (ran.metadata["objects"], ran.metadata["restored_from"]) == (1, "here")
     assert jobs.lake.snapshot().table("ns", "t").properties == jobs.lake.snapshot(1).table("ns", "t").properties
-    ran = jobs.must_run("restore", name="away")
+    ran = jobs.must_apply("restore", name="away")
     assert ran.metadata["files"] >= 1
     assert jobs.lake.snapshot().table("ns", "t").properties == jobs.lake.snapshot(3).table("ns", "t").properties
     check_lake(jobs.lake)
 
 
 def test_an_expiry_that_ends_an_export_deletes_its_partition(jobs: Jobs, instance: dg.DagsterInstance) -> None:
-    jobs.must_run("export_minimal", name="short", version="1", retain_days=1 / 48)
+    jobs.must_run("export", name="short", level="minimal", version=1, retain_days=1 / 48)
     assert partitions(instance) == ["short"]
     jobs.clock.forward()
     assert jobs.must_apply("expire").metadata["approved_by"]
     assert partitions(instance) == []
 
 
-def test_repair_at_once_never_goes_back(jobs: Jobs) -> None:
+def test_an_unattended_repair_never_rolls_back(jobs: Jobs) -> None:
     create(jobs.lake, "more", "t")
     alter(jobs.lake, "more", "t")
     damaged = jobs.lake.snapshot().entry(jobs.lake.snapshot().keys.table_key("more", "t"))
@@ -90,11 +90,11 @@ def test_repair_at_once_never_goes_back(jobs: Jobs) -> None:
     jobs.lake.storage.delete(damaged)
     jobs.lake.storage.write(HINT_PATH, b"0")
     latest = jobs.lake.latest_version()
-    ran = jobs.must_run("repair")
+    ran = jobs.must_run("repair", unattended=True)
     assert (ran.metadata["n_steps"], ran.metadata["version"], ran.materialized) == (1, latest, [])
     assert f"| definition-unreadable | {damaged} |" in ran.metadata["left"]
     assert jobs.lake.storage.read(HINT_PATH) == str(latest).encode()
-    assert jobs.must_run("repair").metadata["n_steps"] == 0
+    assert jobs.must_run("repair", unattended=True).metadata["n_steps"] == 0
 
 
 EU, US = LakehouseNames("eu"), LakehouseNames("us")
@@ -105,8 +105,10 @@ def test_several_lakehouses_in_one_code_location(tmp_path: Path, instance: dg.Da
     limits = ApplyLimits(max_files=1, max_bytes=1, min_age=timedelta(0))
     settings = StorageSettings(fsync="false")
     definitions = dg.Definitions(
-        jobs=[job for names in lakes for job in build_jobs(names)],
-        schedules=[one for names in lakes for one in build_maintenance_schedules(names, limits=limits)],
+        jobs=[job for names in lakes for job in build_jobs(names, operations="all", limits=limits)],
+        schedules=[
+            one for names in lakes for one in build_maintenance_schedules(names, crons={"repair_hint": "7 * * * *"})
+        ],
         resources={
             names.resource_key: TrinityLakeResource(root=lake.root, storage_options=settings)
             for names, lake in lakes.items()
@@ -123,9 +125,10 @@ def test_several_lakehouses_in_one_code_location(tmp_path: Path, instance: dg.Da
         result = definitions.resolve_job_def(job).execute_in_process(run_config=config, instance=instance)
         return Ran(result, EU)
 
-    assert run("eu_rollback", to="1").materialized[0]["lakehouse_version"] == 3
+    plan = run("eu_rollback", to={"version": 1}).metadata
+    assert run("eu_rollback", **approved(plan)).materialized[0]["lakehouse_version"] == 3
     plan = run("eu_expire", min_versions=1, max_age_days=0.0).metadata
-    assert "configuration" in plan
+    assert plan["configuration"]["min_versions"] == 1
     schedule = definitions.resolve_schedule_def("eu_repair_hint_schedule")
     assert run(schedule.job_name).metadata["state"] == "right"
     assert content(lakes[US]) == other

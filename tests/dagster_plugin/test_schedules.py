@@ -17,14 +17,14 @@ from tests.local_clock import LocalClock
 from tests.maintenance.changes import content, overwrite_rows
 from trinitylake_ops import maintenance
 from trinitylake_ops.dagster_plugin.automation.schedules import CRONS, BlackoutWindow, build_maintenance_schedules
-from trinitylake_ops.dagster_plugin.checks import CHECKS_JOB
+from trinitylake_ops.dagster_plugin.checks import build_checks_job, build_lakehouse_checks
 from trinitylake_ops.dagster_plugin.names import ONLY, LakehouseNames
 from trinitylake_ops.dagster_plugin.ops.jobs import build_jobs
 from trinitylake_ops.dagster_plugin.resources import StorageSettings, TrinityLakeResource
 from trinitylake_ops.errors import InvalidInputError
 from trinitylake_ops.maintenance.gc import purge
 from trinitylake_ops.maintenance.state.lease import lease
-from trinitylake_ops.operations.declared.scheduled import ApplyLimits
+from trinitylake_ops.operations.limits import ApplyLimits
 
 GENEROUS = ApplyLimits(max_files=10_000, max_bytes=10**9, min_age=timedelta(0))
 SUNDAY = datetime(2026, 11, 22, tzinfo=UTC)
@@ -53,9 +53,11 @@ class Scheduled:
 
     def set(self, limits: ApplyLimits = GENEROUS, **options: Any) -> None:
         resource = TrinityLakeResource(root=self.lake.root, storage_options=StorageSettings(fsync="false"))
+        checks = build_lakehouse_checks()
         self.definitions = dg.Definitions(
-            jobs=build_jobs(),
-            schedules=build_maintenance_schedules(limits=limits, **options),
+            asset_checks=checks,
+            jobs=[*build_jobs(operations="all", limits=limits), build_checks_job(checks)],
+            schedules=build_maintenance_schedules(**options),
             resources={"lakehouse": resource},
             executor=dg.in_process_executor,
         )
@@ -98,7 +100,7 @@ def test_each_schedule_does_its_work(scheduled: Scheduled) -> None:
     overwrite_rows(lake, "ns.a")
     scheduled.clock.forward()
     lake.storage.write("_latest_hint.txt", b"garbage")
-    assert scheduled.must_run("hint").metadata["state"] == "garbage"
+    assert scheduled.must_run("repair_hint").metadata["state"] == "garbage"
     ran = scheduled.must_run("trim")
     assert (ran.metadata["snapshots_dropped"], ran.materialized[0]["operation"]) == (4, "trim")
     scheduled.clock.forward()
@@ -130,7 +132,7 @@ def test_each_schedule_does_its_work(scheduled: Scheduled) -> None:
 def test_nothing_to_do_is_a_success_that_commits_nothing(scheduled: Scheduled) -> None:
     scheduled.set(ApplyLimits(max_files=0, max_bytes=0, min_age=timedelta(days=1)))
     before = content(scheduled.lake)
-    for name in ("trim", "expire", "purge", "orphans"):
+    for name in ("trim", "expire", "purge", "orphans", "drop_overdue_clones"):
         assert scheduled.must_run(name).materialized == []
     assert content(scheduled.lake) == before
 
@@ -147,7 +149,7 @@ def test_a_plan_beyond_the_limits_fails_and_deletes_nothing(scheduled: Scheduled
         ran = scheduled.run("expire")
         assert not ran.success
         assert ran.error.startswith(f"this expire lets go of {files} files of ")
-        assert "nothing was done: look at the plan, then run expire" in ran.error
+        assert "nothing was done: run expire for a plan, and approve it" in ran.error
         assert (ran.metadata["files"], ran.metadata["versions"], ran.materialized) == (files, "0-2", [])
         assert content(lake) == before
     scheduled.expired()
@@ -177,7 +179,7 @@ def test_what_is_too_young_is_no_part_of_a_plan(scheduled: Scheduled) -> None:
 
 @pytest.mark.parametrize(
     ("hour", "name", "is_skipped"),
-    [(21, "purge", False), (22, "purge", True), (5, "purge", True), (6, "purge", False), (23, "hint", True)],
+    [(21, "purge", False), (22, "purge", True), (5, "purge", True), (6, "purge", False), (23, "repair_hint", True)],
 )
 def test_ticks_within_a_blackout_are_skipped_and_say_why(
     scheduled: Scheduled, hour: int, name: str, is_skipped: bool
@@ -209,22 +211,18 @@ def test_blackouts_of_some_days_and_of_whole_ones() -> None:
 @pytest.mark.parametrize("days", [-1, 2_000_000])
 def test_exports_that_could_not_be_made_are_refused(days: int) -> None:
     with pytest.raises(InvalidInputError, match="export_retain"):
-        build_maintenance_schedules(limits=GENEROUS, export_retain=timedelta(days=days))
+        build_maintenance_schedules(export_retain=timedelta(days=days))
 
 
 def test_times_can_be_others() -> None:
-    found = build_maintenance_schedules(
-        LakehouseNames("eu"), limits=GENEROUS, crons={"purge": "0 4 1 * *", "export": None}, timezone="Asia/Tokyo"
-    )
-    shown = {schedule.name: (schedule.cron_schedule, schedule.execution_timezone) for schedule in found}
-    assert shown["eu_purge_schedule"] == ("0 4 1 * *", "Asia/Tokyo")
-    assert set(shown) == {f"eu_{name}_schedule" for name in CRONS if name not in ("export", "checks")}
-    with_checks = build_maintenance_schedules(limits=GENEROUS, checks_job=CHECKS_JOB)
-    assert {schedule.name: schedule.job_name for schedule in with_checks}["check_schedule"] == CHECKS_JOB
-    with pytest.raises(InvalidInputError, match="no operation 'vacuum' to schedule; there are hint"):
-        build_maintenance_schedules(limits=GENEROUS, crons={"vacuum": "0 4 1 * *"})
+    (found,) = build_maintenance_schedules(LakehouseNames("eu"), crons={"purge": "0 4 1 * *"}, timezone="Asia/Tokyo")
+    assert (found.name, found.job_name) == ("eu_purge_schedule", "eu_purge")
+    assert (found.cron_schedule, found.execution_timezone) == ("0 4 1 * *", "Asia/Tokyo")
+    assert [schedule.job_name for schedule in build_maintenance_schedules()] == list(CRONS)
+    with pytest.raises(InvalidInputError, match="no operation 'vacuum' to schedule; there are repair_hint"):
+        build_maintenance_schedules(crons={"vacuum": "0 4 1 * *"})
     with pytest.raises(InvalidInputError, match="no time zone 'Mars/Olympus'"):
-        build_maintenance_schedules(limits=GENEROUS, timezone="Mars/Olympus")
+        build_maintenance_schedules(timezone="Mars/Olympus")
 
 
 @pytest.mark.parametrize(

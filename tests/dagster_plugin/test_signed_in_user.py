@@ -22,13 +22,12 @@ class Jobs:
     def __init__(self, lake: Lakehouse, instance: dg.DagsterInstance):
         self.lake = lake
         self.instance = instance
-        self.definitions = dg.Definitions(
-            jobs=build_jobs(), resources={"lakehouse": TrinityLakeResource(root=lake.root)}
-        )
 
-    def apply(self, approved_by: str, **tags: str) -> dg.ExecuteInProcessResult:
-        config = {"approved_digest": plan_repair(self.lake).digest, "approved_by": approved_by}
-        job = self.definitions.resolve_job_def("repair")
+    def apply(self, approved_by: str | None, **tags: str) -> dg.ExecuteInProcessResult:
+        resource = TrinityLakeResource(root=self.lake.root)
+        definitions = dg.Definitions(jobs=build_jobs(), resources={"lakehouse": resource})
+        config = {"approval": {"digest": plan_repair(self.lake).digest, "approved_by": approved_by}}
+        job = definitions.resolve_job_def("repair")
         return job.execute_in_process(instance=self.instance, run_config=config, tags=tags, raise_on_error=False)
 
 
@@ -55,15 +54,16 @@ def approver(result: dg.ExecuteInProcessResult) -> object:
 def test_in_dagster_plus_it_is_the_user_who_launched_the_run(jobs: Jobs, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DAGSTER_CLOUD_DEPLOYMENT_NAME", "prod")
     assert approver(jobs.apply("", **USER)) == "ada@example.com"
+    assert approver(jobs.apply(None, **USER)) == "ada@example.com"
     assert approver(jobs.apply("ada@example.com", **USER)) == "ada@example.com"
     assert said(jobs.apply("Bob", **USER)) == (
-        "approved_by is 'Bob', and the user is 'ada@example.com': leave it empty"
+        "approved_by='Bob' does not match the signed-in user 'ada@example.com'; leave approved_by out"
     )
-    assert said(jobs.apply("")) == "approved_by has to be given: no user launched this run"
+    assert said(jobs.apply("")) == ("approved_by is missing: no user launched this run; write who approves the plan")
     assert approver(jobs.apply("Bob")) == "Bob"
 
 
 def test_elsewhere_a_tag_is_nobody(jobs: Jobs) -> None:
     assert approver(jobs.apply("Bob", **USER)) == "Bob"
-    with pytest.raises(dg.DagsterInvalidConfigError, match="approved_by has to be given, it is empty"):
+    with pytest.raises(dg.DagsterInvalidConfigError, match="approved_by is missing"):
         jobs.apply("", **USER)

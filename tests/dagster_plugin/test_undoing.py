@@ -15,7 +15,7 @@ import pytest
 import yaml
 
 from tests.dagster_plugin.incident_project import BLOCKING, LOAD, NAMES, ORDERS, ROOT, SOURCE, location
-from tests.dagster_plugin.maintenance_jobs import APPROVER, Jobs
+from tests.dagster_plugin.maintenance_jobs import APPROVER, Jobs, approved
 from tests.dagster_plugin.quiet import QUIET
 from tests.lakes import Lakes, check_lake, objects
 from tests.local_clock import LocalClock
@@ -47,7 +47,7 @@ def test_a_rollback_is_planned_with_rows_and_with_what_it_loses(jobs: Jobs) -> N
     first = append_rows(jobs.lake, "ns.real")
     last = append_rows(jobs.lake, "ns.real")
     append_rows(jobs.lake, "ns.other")
-    plan = jobs.plan("rollback", to=first, tables=["ns.real"])
+    plan = jobs.plan("rollback", to={"version": first}, tables=["ns.real"])
     assert (plan["to_version"], plan["tables"], plan["rows_coming_back"], plan["rows_going_away"]) == (first, 1, 0, 3)
     assert re.search(r"\| changed \| ns\.real \| 6 \| 3 \| 2 \| 1 \|", plan["plan"])
     assert plan["commits_lost"] == 1
@@ -60,31 +60,32 @@ def test_a_rollback_is_planned_with_rows_and_with_what_it_loses(jobs: Jobs) -> N
     )  # fmt: skip
     assert "| ns.real | 6 | 3 | +0 -3 |" in ran.metadata["proof"]
     assert (ran.materialized[0]["operation"], ran.materialized[0]["approved_by"]) == ("rollback", APPROVER)
-    assert jobs.plan("rollback", to=first, tables=["ns.real"])["is_empty"] is True
+    assert jobs.plan("rollback", to={"version": first}, tables=["ns.real"])["is_empty"] is True
     check_lake(jobs.lake)
 
 
 def test_a_rollback_by_time_is_applied_to_the_version_that_was_found(jobs: Jobs) -> None:
     append_rows(jobs.lake, "ns.real")
     moment = jobs.lake.snapshot(1).created_at.isoformat()
-    plan = jobs.plan("rollback", timestamp=moment)
-    assert plan["configuration"]["to"] == "1"
+    plan = jobs.plan("rollback", to={"timestamp": moment})
+    assert plan["configuration"]["to"] == {"version": 1}
     append_rows(jobs.lake, "ns.real")
     stale = jobs.apply(plan, "rollback")
     assert not stale.success
     assert "look at the plan again" in stale.error
-    assert jobs.must_apply("rollback", timestamp=moment).metadata["rolled_back_to"] == "1"
+    assert jobs.must_apply("rollback", to={"timestamp": moment}).metadata["rolled_back_to"] == "1"
     assert objects(jobs.lake.snapshot()) == objects(jobs.lake.snapshot(1))
 
 
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({}, "give one of 'to', 'timestamp' and 'last_passed'"),
-        ({"to": "1", "last_passed": True}, "give one of 'to', 'timestamp' and 'last_passed'"),
-        ({"timestamp": "soon"}, "'soon' is no time as ISO 8601"),
+        ({}, 'Missing required config entry "to"'),
+        ({"to": {"version": 1, "last_passed": True}}, "You can only specify a single field"),
+        ({"to": {"timestamp": "soon"}}, "'soon' is no time as ISO 8601"),
+        ({"to": {"last_passed": False}}, "last_passed must be true, or left out"),
     ],
-    ids=["none", "two", "time"],
+    ids=["none", "two", "time", "false"],
 )
 def test_a_rollback_has_one_target(jobs: Jobs, options: dict[str, Any], said: str) -> None:
     with pytest.raises(dg.DagsterInvalidConfigError, match=re.escape(said)):
@@ -92,15 +93,15 @@ def test_a_rollback_has_one_target(jobs: Jobs, options: dict[str, Any], said: st
 
 
 def test_no_version_is_known_to_have_passed_without_checks(jobs: Jobs) -> None:
-    ran = jobs.run("rollback", last_passed=True)
+    ran = jobs.run("rollback", to={"last_passed": True})
     assert not ran.success
     assert "is known to have passed checks" in ran.error
 
 
 def test_exports_are_restored_and_dropped_by_plan(jobs: Jobs, tmp_path: Path) -> None:
     first = append_rows(jobs.lake, "ns.real")
-    jobs.must_run("export_minimal", name="here", version=str(first))
-    jobs.must_run("export_full", name="away", target=str(tmp_path / "backup"))
+    jobs.must_run("export", name="here", level="minimal", version=first)
+    jobs.must_run("export", name="away", target=str(tmp_path / "backup"))
     append_rows(jobs.lake, "ns.real")
     plan = jobs.plan("restore", name="here", tables=["ns.real"])
     assert (plan["rows_going_away"], plan["objects"]) == (3, 1)
@@ -124,10 +125,11 @@ def test_exports_are_restored_and_dropped_by_plan(jobs: Jobs, tmp_path: Path) ->
 def test_the_tree_is_compacted_and_settings_are_reconciled_by_plan(jobs: Jobs) -> None:
     plan = jobs.plan("compact")
     assert (plan["is_empty"], plan["nodes_before"]) == (True, 1)
-    assert jobs.apply(plan, "compact").materialized == []
+    assert not {"digest", "configuration"} & set(plan), "there is nothing to approve"
+    assert jobs.must_run("compact", unattended=True).materialized == []
     plan = jobs.plan("reconcile")
     assert (plan["is_empty"], plan["steps"]) == (True, "")
-    assert jobs.apply(plan, "reconcile").materialized == []
+    assert jobs.must_run("reconcile", unattended=True).materialized == []
     with pytest.raises(InvalidInputError, match="nothing to acknowledge"):
         maintenance.plan_reconcile(jobs.lake, acknowledge="1")
 
@@ -142,7 +144,7 @@ def test_jobs_show_the_log_the_history_of_a_table_and_a_difference(jobs: Jobs) -
     of_table = jobs.must_run("history", table="ns.real").metadata
     assert (of_table["n_versions"], of_table["looked_back_to"]) == (3, 0), "it was created, and appended to twice"
     assert re.search(rf"\| {last} \| .* \| changed \| \+3 -0 \| \+1 -0 \|", of_table["versions"])
-    diff = jobs.must_run("diff", before=first, after=last).metadata
+    diff = jobs.must_run("diff", before={"version": first}, after={"version": last}).metadata
     assert (diff["objects"], diff["rows_added"], diff["rows_removed"]) == (1, 3, 0)
     assert "| changed | ns.real | +3 -0 | 6 |" in diff["changes"]
 
@@ -153,7 +155,7 @@ def test_jobs_show_the_log_the_history_of_a_table_and_a_difference(jobs: Jobs) -
 def test_of_two_operators_with_the_same_plan_one_acts(jobs: Jobs) -> None:
     first = append_rows(jobs.lake, "ns.real")
     append_rows(jobs.lake, "ns.real")
-    plan = jobs.plan("rollback", to=first)
+    plan = jobs.plan("rollback", to={"version": first})
     with ThreadPoolExecutor(2) as pool:
         ran = list(pool.map(lambda _: jobs.apply(plan, "rollback"), range(2)))
     (done,), (refused,) = [[one for one in ran if one.success is is_done] for is_done in (True, False)]
@@ -203,7 +205,7 @@ def test_a_link_opens_a_launchpad_with_its_configuration() -> None:
     assert links.launchpad("purge", {}) is None, "this code location has no such job"
     assert links.launchpad("rollback", {"to": "x" * LONGEST_CONFIG_CHARS}) is None
     assert Links(ONLY).launchpad("rollback", {}) is None
-    assert config_yaml({"to": "21", "approved_by": None}) == 'to: "21"\napproved_by: \n'
+    assert config_yaml({"to": {"version": 21, "x": None}}) == "to:\n  version: 21\n  x: \n"
 
 
 @pytest.mark.parametrize(
@@ -292,23 +294,20 @@ def test_a_bad_publication_is_found_undone_and_proved(shop: Shop) -> None:
     assert "| 1 passed |" in row(str(shown["last_versions"].value), good)
     assert (shown["objects"].value, shown["hours_since_export"].value) == (2, "none")
 
-    _, plan = shop.run("shop_rollback", {"last_passed": True})
+    _, plan = shop.run("shop_rollback", {"to": {"last_passed": True}})
     assert (plan["to_version"], plan["rows_coming_back"], plan["rows_going_away"]) == (good, 3, 2)
     assert "| no_negative_amounts failed |" in row(plan["lost"], bad)
     assert "sales.orders | +2 -3 |" in row(plan["lost"], bad), "the latest version is counted, too"
-    approval = {**plan["configuration"], "approved_by": APPROVER}
-    assert approval["to"] == str(good)
-    done, proof = shop.run("shop_rollback", approval)
+    assert plan["configuration"]["to"] == {"version": good}
+    done, proof = shop.run("shop_rollback", approved(plan))
     assert (done, proof["rows_before"], proof["rows_after"]) == (True, 2, 3)
     assert (proof["checks_passed"], proof["checks_failed"]) == (1, 0)
     page, latest = shop.page(), shop.lake.latest_version()
     assert "| latest | 1 passed |" in row(page, latest)
     assert "no_negative_amounts failed" in row(page, bad), "the bad version keeps its finding"
 
-    _, plan = shop.run("shop_rollback", {"to": str(bad)})
-    done, proof = shop.run(
-        "shop_rollback", {**plan["configuration"], "approved_by": APPROVER}
-    )
+    _, plan = shop.run("shop_rollback", {"to": {"version": bad}})
+    done, proof = shop.run("shop_rollback", approved(plan))
     assert (done, proof["checks_failed"]) == (False, 1), "it is back at the bad version, and says so"
     assert shop.lake.latest_version() == latest + 1
     orders = shop.instance.get_latest_materialization_event(ORDERS)
@@ -327,7 +326,7 @@ def test_a_check_that_stopped_a_publication_says_nothing_of_versions(
     assert shop.lake.latest_version() == good
     assert "| latest | 1 passed |" in row(shop.page(), good), "what was not published is no version"
     bad = shop.load(4, 500)
-    _, plan = shop.run("shop_rollback", {"last_passed": True})
+    _, plan = shop.run("shop_rollback", {"to": {"last_passed": True}})
     assert (plan["to_version"], plan["base_version"]) == (good, bad)
 
 

@@ -125,7 +125,8 @@ def test_its_python_runs(page: Path, scope: dict[str, Any], calendar: Callable[[
 
 @pytest.fixture(scope="module")
 def jobs() -> dict[str, dg.JobDefinition]:
-    return {job.name: job for job in build_jobs()}
+    limits = ApplyLimits(max_files=0, max_bytes=0, min_age=timedelta(0))
+    return {job.name: job for job in build_jobs(operations="all", limits=limits)}
 
 
 def configurations(page: Path) -> list[tuple[str, dict[str, Any]]]:
@@ -153,23 +154,23 @@ def test_every_command_and_every_job_has_its_page(jobs: dict[str, dg.JobDefiniti
 def test_its_jobs_run(
     page: Path, scope: dict[str, Any], calendar: Callable[[], int], jobs: dict[str, dg.JobDefinition]
 ) -> None:
-    """Each in the order of the page, on one lakehouse; an apply job takes the digest that the plan before it showed."""
+    """Each in the order of the page, on one lakehouse; an approval takes the digest that the plan before it showed."""
     resource = TrinityLakeResource(root=ROOT, allowed_roots=["memory://dev/feature-x", "memory://backup/lake"])
     digest = ""
     with dg.instance_for_test() as instance:
         for one in shown(page, "Dagster"):
             config = yaml.safe_load(here(one.text).replace("DIGEST", digest or "DIGEST"))
-            if "approved_digest" in config and not digest:
-                plan = jobs[one.title.replace("_apply", "_plan")]
-                digest = _digest(plan.execute_in_process(instance=instance, resources={"lakehouse": resource}))
-                config["approved_digest"] = digest
+            if "approval" in config and not digest:
+                only = {name: value for name, value in config.items() if name != "approval"}
+                plan = jobs[one.title].execute_in_process(only, instance=instance, resources={"lakehouse": resource})
+                config["approval"]["digest"] = _digest(plan)
             result = jobs[one.title].execute_in_process(config, instance=instance, resources={"lakehouse": resource})
             assert result.success
-            digest = _digest(result) if one.title.endswith("_plan") else ""
+            digest = _digest(result)
             calendar()
 
 
 def _digest(result: dg.ExecuteInProcessResult) -> str:
     (step,) = (event for event in result.all_events if event.event_type_value == "STEP_OUTPUT")
-    shown = step.step_output_data.metadata.get("digest")  # compact_tables needs no approval, so its plan shows none
+    shown = step.step_output_data.metadata.get("digest")
     return "" if shown is None else str(shown.value)

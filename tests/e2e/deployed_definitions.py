@@ -31,7 +31,8 @@ def on_volume(name: str) -> LakehouseSettings:
         name=name,
         lakehouse=TrinityLakeResource(root=str(VOLUME / name), storage_options=StorageSettings(fsync="false")),
         limits=ApplyLimits(max_files=10_000, max_bytes=10**9, min_age=timedelta(days=7)),
-        crons={"expire": "* * * * *"},
+        checks="all",
+        crons={"expire": "* * * * *", "check": "30 6 * * *"},
         location_name="trinitylake",
     )
 

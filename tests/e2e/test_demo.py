@@ -191,7 +191,7 @@ def test_the_home_page_has_a_row_for_each_job(demo: FinishedDemo) -> None:
     """In a browser: the picture of docs/getting-started.md."""
     with ui_of(demo) as port, opened_page() as page:
         page.goto(f"http://127.0.0.1:{port}/")
-        for job in (INITIAL_JOB, MONTHLY_JOB, "export_minimal", "repair_hint", "rollback", "verify"):
+        for job in (INITIAL_JOB, MONTHLY_JOB, "export", "repair_hint", "rollback", "verify"):
             expect(page.get_by_text(job, exact=True).first).to_be_visible()
 
 

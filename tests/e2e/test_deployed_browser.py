@@ -63,14 +63,16 @@ def run_config(topology: Topology, run_id: str) -> Any:
 
 def test_the_launchpad_says_what_is_wrong_and_nothing_runs(pages: Pages, topology: Topology) -> None:
     before = topology.runs()
-    pages.edit("export_full", {"name": "before-migration", "retain_weeks": 5})
+    pages.edit("export", {"name": "before-migration", "retain_weeks": 5})
     expect(pages.page.get_by_text('Received unexpected config entry "retain_weeks" at the root.')).to_be_visible()
     expect(pages.launch_button).to_be_disabled()
     pages.write({"name": "17"})
     pages.launch_button.click()  # which waits until it can be clicked
-    said = "DagsterInvalidConfigError: export name '17' is digits only, which would mean a version"
-    expect(pages.page.get_by_role("dialog").get_by_text(said)).to_be_visible()
-    assert pages.page.url.endswith(launchpad("export_full"))
+    dialog = pages.page.get_by_role("dialog")
+    expect(dialog.get_by_text("export name '17' is digits only, which would mean a version")).to_be_visible()
+    expect(dialog.get_by_text("Stack Trace")).to_have_count(0)
+    expect(dialog.get_by_text("Traceback")).to_have_count(0)
+    assert pages.page.url.endswith(launchpad("export"))
     assert topology.runs() == before
 
 
@@ -81,8 +83,8 @@ def test_an_export_and_a_rollback_to_it_are_launched_and_shown(
     exported = lake.latest_version()
     before = objects(lake.snapshot())
 
-    config = {"name": "before-migration", "retain_days": 30.0, "version": str(exported)}
-    run_id = pages.launch("export_full", config, picture="dagster-launchpad")
+    config = {"name": "before-migration", "retain_days": 30.0, "version": exported}
+    run_id = pages.launch("export", config, picture="dagster-launchpad")
     assert run_config(topology, run_id) == config
     assert (pages.text("name"), pages.text("version")) == ("before-migration", str(exported))
     (export,) = maintenance.list_exports(lake)
@@ -92,7 +94,10 @@ def test_an_export_and_a_rollback_to_it_are_launched_and_shown(
     append_rows(lake, "facts.flights")
     alter(lake, "ns", "a")
     changed = objects(lake.snapshot())
-    config = {"to": "before-migration", "namespaces": ["facts"]}
+    config = {"to": {"export": "before-migration"}, "namespaces": ["facts"]}
+    pages.launch("rollback", config)
+    digest = pages.text("digest")
+    config["approval"] = {"digest": digest, "approved_by": APPROVER}
     run_id = pages.launch("rollback", config)
     assert run_config(topology, run_id) == config
     with pages.markdown("changes") as shown:  # the export has a definition of the namespace of its own
@@ -146,7 +151,7 @@ def test_an_expiry_needs_the_digest_of_its_plan_and_one_that_is_stale_lets_nothi
     # Somebody changes the rules by a commit in between: what was approved is not what would happen.
     maximum_ms = sales.snapshot().definition.maximum_version_age_millis
     sales.alter_definition(maximum_version_age_millis=1_000 * DAY_MS)
-    approved = {**rules, "approved_digest": digest, "approved_by": APPROVER}
+    approved = {**rules, "approval": {"digest": digest, "approved_by": APPROVER}}
     stale = pages.launch("sales_expire", approved, "Failure")
     expect(pages.page.get_by_text("look at the plan again").first).to_be_visible()
     assert states(sales) == []
@@ -165,11 +170,11 @@ def test_the_read_only_webserver_offers_no_launch_and_refuses_one(
 ) -> None:
     before = topology.runs(), lake.latest_version()
     pages.open(launchpad("rollback"), viewer=True)
-    expect(pages.page.get_by_text("Commits a new version with the content of an earlier one").first).to_be_visible()
+    expect(pages.page.get_by_text("Commits the content of an earlier version").first).to_be_visible()
     expect(pages.page.get_by_role("tab", name="Launchpad")).to_be_disabled()
     expect(pages.launch_button).to_have_count(0)
     with pytest.raises(AssertionError, match="UnauthorizedError"):
-        topology.launch("rollback", {"to": "0"}, viewer=True)
+        topology.launch("rollback", {"to": {"version": 0}}, viewer=True)
     assert (topology.runs(), lake.latest_version()) == before
 
 

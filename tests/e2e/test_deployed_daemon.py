@@ -291,9 +291,7 @@ def test_a_tick_of_the_schedule_expires_what_is_old_within_its_limits(topology: 
     topology.wait_until(lambda: bool(topology.runs(**by_schedule)), "a run of the schedule")
     stop_schedule(topology)
     first = topology.runs(**by_schedule)[-1]
-    assert (first["jobName"], first["status"]) == ("expiring_expire", "SUCCESS"), topology.messages(
-        first["runId"]
-    )
+    assert (first["jobName"], first["status"]) == ("expiring_expire", "SUCCESS"), topology.messages(first["runId"])
     committed = {info.run_id: info for info in expiring.history() if info.operation == "expire"}
     assert list(committed) == [first["runId"]]
     base = committed[first["runId"]].version - 1
@@ -341,7 +339,7 @@ def test_of_two_purges_launched_together_one_waits_in_the_queue_and_has_nothing_
     lake = aged_lake(purged, n_versions=6, is_expired=True)
     files = maintenance.plan_purge(lake).files
     assert files > 0
-    run_ids = [topology.launch("purged_purge") for _ in range(2)]
+    run_ids = [topology.launch("purged_purge", {"unattended": True}) for _ in range(2)]
     assert [topology.wait_for_run(run_id) for run_id in run_ids] == ["SUCCESS", "SUCCESS"]
     first, second = sorted(run_ids, key=lambda run_id: times(topology, run_id))
     assert times(topology, first)[1] <= times(topology, second)[0]
@@ -363,10 +361,11 @@ def test_a_killed_purge_leaves_a_clean_lakehouse_and_the_next_one_in_the_queue_c
     plan = maintenance.plan_purge(lake)
     assert plan.files > LocalStorage.delete_batch_size
     before = files_of(lake)
-    approved = {"approved_digest": plan.digest, "approved_by": "an operator", "requests_per_second": 0.01}
+    approval = {"digest": plan.digest, "approved_by": "an operator"}
+    approved = {"approval": approval, "requests_per_second": 0.01}
     killed = topology.launch("purged_purge", approved)
     topology.wait_for_run(killed, "STARTED")
-    waiting = topology.launch("purged_purge")
+    waiting = topology.launch("purged_purge", {"unattended": True})
     topology.wait_until(lambda: len(before - files_of(lake)) >= LocalStorage.delete_batch_size, "the first deletions")
     assert topology.status(waiting) == "QUEUED"
     (pid,) = re.findall(r"Started process for run \(pid: (\d+)\)", "\n".join(topology.messages(killed)))

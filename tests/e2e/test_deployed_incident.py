@@ -143,7 +143,7 @@ def test_a_bad_publication_is_undone(walk: Walk, shop: Lakehouse) -> None:
     plan = walk.markdown("plan")
     assert table(plan)[1][:4] == ["changed", "sales.orders", "2", "3"]
     pages.picture("dagster-incident-2-plan")
-    walk.follow(plan.get_by_role("link", name="open shop_rollback"))
+    walk.follow(plan.get_by_role("link", name="apply this plan"))
     walk.type_after("approved_by", APPROVER)
     pages.picture("dagster-incident-3-approval")
     walk.launch()
@@ -173,7 +173,7 @@ def test_an_incident_goes_on_where_the_webserver_was_killed(walk: Walk, topology
 
     def approve() -> None:
         walk.open(f"/runs/{plan_run}")
-        walk.follow(walk.markdown("plan").get_by_role("link", name="open shop_rollback"))
+        walk.follow(walk.markdown("plan").get_by_role("link", name="apply this plan"))
         walk.type_after("approved_by", APPROVER)
 
     for _launch in range(2):
@@ -231,7 +231,7 @@ def test_an_expiry_is_approved(walk: Walk, topology: Topology) -> None:
     lake = aged(topology)
     walk.begin()
     mend(walk, "retention_kept", "purged_expire")
-    walk.follow(walk.markdown("plan").get_by_role("link", name="open purged_expire"))
+    walk.follow(walk.markdown("plan").get_by_role("link", name="apply this plan"))
     walk.type_after("approved_by", APPROVER)
     walk.launch()
     walk.end()
@@ -252,7 +252,7 @@ def test_what_verify_found_is_repaired(walk: Walk, topology: Topology) -> None:
     lake = aged(topology, lose_an_export)
     walk.begin()
     mend(walk, "verify_clean", "purged_repair")
-    walk.follow(walk.markdown("steps").get_by_role("link", name="open purged_repair"))
+    walk.follow(walk.markdown("steps").get_by_role("link", name="apply this plan"))
     walk.type_after("approved_by", APPROVER)
     walk.launch()
     walk.end()

@@ -139,9 +139,9 @@ def test_tables_are_published_and_rolled_back_by_pods(deployment: Deployment, sh
     good = publish(deployment, shop, "1\n2\n3")
     bad = publish(deployment, shop, "4\n-5")
     assert (good, bad) == (1, 2)
-    plan = deployment.must_run(NAMES.of("rollback"), {"to": str(good)})
+    plan = deployment.must_run(NAMES.of("rollback"), {"to": {"version": good}})
     assert (plan["rows_coming_back"], plan["rows_going_away"]) == (3, 2)
-    approved = {"to": str(good), "approved_digest": plan["digest"], "approved_by": "Ada"}
+    approved = {"to": {"version": good}, "approval": {"digest": plan["digest"], "approved_by": "Ada"}}
     proof = deployment.must_run(NAMES.of("rollback"), approved)
     assert (proof["rows_before"], proof["rows_after"], proof["checks_failed"]) == (2, 3, 0)
     rows = catalog_at(shop).load_table("sales.orders").scan().to_arrow()["amount"].to_pylist()
@@ -152,8 +152,8 @@ def test_tables_are_published_and_rolled_back_by_pods(deployment: Deployment, sh
 def test_what_deletes_is_in_its_pool_in_pods_too(deployment: Deployment, shop: Lakehouse) -> None:
     deployment.instance.event_log_storage.set_concurrency_slots(NAMES.pool, 1)
     plan = deployment.must_run(NAMES.of("purge"))
-    deployment.must_run(NAMES.of("purge"), {"approved_digest": plan["digest"], "approved_by": "Ada"})
-    (run,) = deployment.instance.get_runs(dg.RunsFilter(job_name=NAMES.of("purge")))
+    deployment.must_run(NAMES.of("purge"), {"approval": {"digest": plan["digest"], "approved_by": "Ada"}})
+    run, _plan = deployment.instance.get_runs(dg.RunsFilter(job_name=NAMES.of("purge")))
     assert run.run_op_concurrency is not None
     assert run.run_op_concurrency.all_pools == {NAMES.pool}
     info = deployment.instance.event_log_storage.get_concurrency_info(NAMES.pool)

@@ -156,7 +156,7 @@ def test_a_version_and_a_table_are_rolled_back_by_links(prefixed: Prefixed, page
     link.first.click()
     launch(page, prefixed)
     shown(page, "plan")
-    page.get_by_role("link", name="open shop_rollback").first.click()
+    page.get_by_role("link", name="apply this plan").first.click()
     page.wait_for_url(re.compile(f"{PREFIX}/locations/.*/playground"))
     page.locator(".CodeMirror-line", has_text="approved_by:").click()
     page.keyboard.press("End")

@@ -52,7 +52,9 @@ def branch_definitions(lakehouse: TrinityLakeResource) -> dg.Definitions:
         key=["publish", "mart"], tables={"mart": delay_by_carrier_month}, description="The mart, as one version."
     )
     job = dg.define_asset_job("mart", selection=dg.AssetSelection.assets(delay_by_carrier_month, publish))
-    lake = LakehouseSettings(name="", lakehouse=lakehouse, tables=["facts.flights"], spark=SparkResource())
+    lake = LakehouseSettings(
+        name="", lakehouse=lakehouse, tables=["facts.flights"], operations="clones", spark=SparkResource()
+    )
     own = dg.Definitions(assets=[delay_by_carrier_month, publish], jobs=[job], executor=dg.in_process_executor)
     return dg.Definitions.merge(own, build_trinitylake_definitions(lake))
 

@@ -49,7 +49,7 @@ def build_publish_asset(
     *,
     key: Sequence[str],
     tables: Mapping[str, dg.AssetKey | dg.AssetsDefinition],
-    description: str,
+    description: str = "Commits the staged tables of a run as one version, all or none.",
     partitions_def: dg.PartitionsDefinition[str] | None = None,
     group_name: str | None = None,
     retry_policy: dg.RetryPolicy | None = None,
