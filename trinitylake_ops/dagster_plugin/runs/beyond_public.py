@@ -26,7 +26,7 @@ try:
     from dagster._core.execution.plan.execute_step import _get_output_asset_events, _store_output
     from dagster._core.remote_origin import ManagedGrpcPythonEnvCodeLocationOrigin, RemoteRepositoryOrigin
     from dagster._core.types.loadable_target_origin import LoadableTargetOrigin
-    from dagster._utils.error import SerializableErrorInfo
+    from dagster_shared.error import SerializableErrorInfo
 except ImportError as error:
     raise ImportError(f"this release of Dagster, {dg.__version__}, is not known to this package: {error}") from error
 

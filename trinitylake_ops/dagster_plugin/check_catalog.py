@@ -1,0 +1,367 @@
+"""The checks of a lakehouse as a whole: what each reads, what it finds, and which job repairs that."""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import timedelta
+from fnmatch import fnmatchcase
+from typing import Any
+
+from trinitylake_ops import Lakehouse, maintenance
+from trinitylake_ops.dagster_plugin.metadata import markdown_table
+from trinitylake_ops.errors import InvalidInputError
+from trinitylake_ops.format.definitions import ExpirationState
+from trinitylake_ops.format.version_ranges import VersionRanges
+from trinitylake_ops.maintenance import Budget, ExportCheck, ExportInfo, RetentionPolicy
+from trinitylake_ops.maintenance.compaction.data_files import TableFileCounts, survey_data_files
+from trinitylake_ops.maintenance.plans.cost import uncached
+from trinitylake_ops.maintenance.plans.retention import protected_ms, span_text
+from trinitylake_ops.maintenance.reach.survey import is_lapsed, survey_versions, versions_in
+from trinitylake_ops.operations.declared.overdue import clones_past_their_time
+from trinitylake_ops.operations.declared.verify import findings_table
+from trinitylake_ops.versions.snapshot import utc_of
+
+_UNPURGED = (ExpirationState.EXPIRED, ExpirationState.PURGING)
+_MILLISECOND = timedelta(milliseconds=1)
+_CUT_OFF_AFTER = timedelta(days=1)
+_TEN_MINUTES = Budget(max_seconds=600)
+# Limits that are numbers, at least 0.
+_NUMBERS = (
+    "verified_exports", "orphan_files", "orphan_bytes", "min_leaf_fill", "max_buffer_fill",
+    "small_files", "small_file_bytes", "data_files_seconds",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckLimits:
+    """The limits beyond which the checks of a lakehouse fail.
+
+    ``overdue`` is how long versions may stay after they should have expired, and expired ones unpurged after their
+    grace. ``verify_budget`` bounds the reads of verify. With ``verify_incremental`` it keeps a record, and goes on
+    where it stopped. The newest ``verified_exports`` whose names match ``export_pattern`` are compared with their
+    manifests, with ``deep`` also with checksums. The newest full one must be younger than ``export_max_age`` (None:
+    there need be none). At most ``orphan_files`` and ``orphan_bytes`` may be left behind, of files older than
+    ``orphan_age``. Leaves must be filled to ``min_leaf_fill`` on average. Buffers of a level may be filled to
+    ``max_buffer_fill`` of their target. Tables of at least ``small_files`` data files need ``small_file_bytes`` per
+    file on average, unless a compaction would merge none of them. Metadata files of tables are read for at most
+    ``data_files_seconds``. Raises InvalidInputError for limits below 0, and for shares of leaves above 1.
+    """
+
+    overdue: timedelta = timedelta(days=3)
+    verify_budget: Budget = _TEN_MINUTES
+    verify_incremental: bool = False
+    export_pattern: str = "*"
+    export_max_age: timedelta | None = timedelta(days=8)
+    verified_exports: int = 3
+    deep: bool = False
+    orphan_files: int = 1000
+    orphan_bytes: int = 1 << 30
+    orphan_age: timedelta = timedelta(days=1)
+    min_leaf_fill: float = 0.25
+    max_buffer_fill: float = 1.0
+    small_files: int = 100
+    small_file_bytes: int = 8 << 20
+    data_files_seconds: float = 60.0
+
+    def __post_init__(self) -> None:
+        for name in ("overdue", "orphan_age", "export_max_age"):
+            age = getattr(self, name)
+            if age is not None and age < timedelta(0):
+                raise InvalidInputError(f"{name} is {age}, it must be at least 0")
+        for name in _NUMBERS:
+            number = getattr(self, name)
+            if not 0 <= number < math.inf:
+                raise InvalidInputError(f"{name} is {number}, it must be a number, at least 0")
+        if self.min_leaf_fill > 1:
+            raise InvalidInputError(f"min_leaf_fill is {self.min_leaf_fill}, it is a share: 1 stands for full leaves")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckResult:
+    """The result of a check: what is wrong, if anything, and the job that repairs it, with its configuration."""
+
+    wrong: Sequence[str]
+    fine: str
+    repaired_by: str
+    repair_config: Mapping[str, Any] = field(default_factory=dict)
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+    is_error: bool = False
+
+
+Check = Callable[[Lakehouse, CheckLimits], CheckResult]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeclaredCheck:
+    """A check as it is declared: what it protects, what it costs, and the jobs that repair what it finds."""
+
+    check: Check
+    description: str
+    repaired_by: tuple[str, ...]
+
+
+def _hint(lake: Lakehouse, _limits: CheckLimits) -> CheckResult:
+    report = maintenance.inspect_hint(lake)
+    wrong = () if report.is_right else (f"the hint is {report.state}, the latest version is {report.latest}",)
+    return CheckResult(
+        wrong=wrong,
+        fine=f"it names version {report.latest}",
+        repaired_by="repair_hint",
+        metadata={"state": str(report.state), "hinted": report.hinted, "latest": report.latest},
+    )
+
+
+def _verify(lake: Lakehouse, limits: CheckLimits) -> CheckResult:
+    report = maintenance.verify(lake, incremental=limits.verify_incremental, budget=limits.verify_budget)
+    errors = [finding for finding in report.findings if finding.severity == "error"]
+    unfinished = "" if report.is_complete else f"not finished, as {report.stopped}: "
+    return CheckResult(
+        wrong=[f"{len(errors)} errors, the first: {errors[0].message}"] if errors else [],
+        fine=f"{unfinished}no errors in {report.versions} versions and {report.nodes} nodes",
+        repaired_by="repair",
+        is_error=True,
+        metadata={
+            "errors": len(errors),
+            "warnings": len(report.findings) - len(errors),
+            "findings": findings_table(report),
+            "damaged_versions": report.damaged_versions,
+            "not_looked_at": "; ".join(report.unchecked),
+            "requests": report.cost.total_requests,
+        },
+    )
+
+
+def _retention(lake: Lakehouse, limits: CheckLimits) -> CheckResult:
+    survey = survey_versions(uncached(lake))
+    survey.check_reconciled()
+    definition = survey.definition
+    due_ms = lake.storage.now_ms() - limits.overdue // _MILLISECOND
+    late = VersionRanges.of(
+        verdict.version for verdict in survey.verdicts(RetentionPolicy.of(definition), due_ms) if verdict.expires
+    )
+    exports = sorted(record.name for record in definition.exports if is_lapsed(record, due_ms))
+    grace_ms = protected_ms(definition)
+    batches = [batch for batch in definition.expirations if batch.expired_at_millis + grace_ms <= due_ms]
+    unpurged = versions_in(batches, _UNPURGED)
+    overdue = _span(limits.overdue)
+    wrong = []
+    if late:
+        wrong.append(f"{len(late)} versions should have expired more than {overdue} ago: {late}")
+    if exports:
+        wrong.append(f"exports should have ended more than {overdue} ago: {', '.join(exports)}")
+    if unpurged:
+        wrong.append(f"{len(unpurged)} versions could have been purged more than {overdue} ago: {unpurged}")
+    return CheckResult(
+        wrong=wrong,
+        fine="nothing is overdue",
+        repaired_by="expire" if late or exports else "purge",
+        metadata={
+            "versions_to_expire": len(late),
+            "versions_to_purge": len(unpurged),
+            "exports_to_end": len(exports),
+            "live_versions": len(survey.live()),
+        },
+    )
+
+
+def _exports(lake: Lakehouse, limits: CheckLimits) -> CheckResult:
+    now = utc_of(lake.storage.now_ms())
+    exports = sorted(
+        (info for info in maintenance.list_exports(lake) if fnmatchcase(info.name, limits.export_pattern)),
+        key=lambda info: info.created_at or utc_of(0),
+        reverse=True,
+    )
+    whole = [info for info in exports if info.state == "complete" and info.manifest_path is not None]
+    checks = [maintenance.verify_export(lake, info.name, deep=limits.deep) for info in whole[: limits.verified_exports]]
+    damaged = [check for check in checks if not check.is_clean]
+    wrong = [_damage(check) for check in damaged]
+    wrong += [
+        f"export {info.name!r} was begun more than {_span(_CUT_OFF_AFTER)} ago and is not finished"
+        for info in exports
+        if info.state != "complete" and info.created_at is not None and now - info.created_at > _CUT_OFF_AFTER
+    ]
+    full = [info for info in whole if info.level == "full"]
+    age = now - full[0].created_at if full and full[0].created_at is not None else None
+    if limits.export_max_age is not None and (age is None or age > limits.export_max_age):
+        youngest = _span(limits.export_max_age)
+        wrong.append(f"no full export named {limits.export_pattern} is younger than {youngest}; {_newest(full)}")
+    return CheckResult(
+        wrong=wrong,
+        fine=f"{len(checks)} exports are as they were made",
+        repaired_by="export",
+        repair_config={"name": None},
+        is_error=bool(damaged),
+        metadata={
+            "exports": len(exports),
+            "verified": ", ".join(check.name for check in checks),
+            "newest_full_export_age_hours": None if age is None else age / timedelta(hours=1),
+        },
+    )
+
+
+def _clones(lake: Lakehouse, _limits: CheckLimits) -> CheckResult:
+    wrong, metadata = clones_past_their_time(lake)
+    fine = f"{metadata['clones']} clones are within their time"
+    return CheckResult(
+        wrong=wrong, fine=fine, repaired_by="drop_clone", repair_config={"name": None}, metadata=metadata
+    )
+
+
+def _span(duration: timedelta) -> str:
+    return span_text(duration // _MILLISECOND)
+
+
+def _damage(check: ExportCheck) -> str:
+    first = (*check.missing, *check.changed)[0]
+    return (
+        f"export {check.name!r}: {len(check.missing)} of {check.files} copies are missing and {len(check.changed)} are"
+        f" not as they were, such as {first}"
+    )
+
+
+def _newest(full: Sequence[ExportInfo]) -> str:
+    return f"the newest is {full[0].name!r} of {full[0].created_at:%Y-%m-%d %H:%M} (UTC)" if full else "there is none"
+
+
+def _orphans(lake: Lakehouse, limits: CheckLimits) -> CheckResult:
+    plan = maintenance.plan_orphan_removal(lake, limits.orphan_age)
+    is_beyond = len(plan.paths) > limits.orphan_files or plan.bytes > limits.orphan_bytes
+    said = f"{len(plan.paths)} orphans of {plan.bytes} bytes"
+    beyond = f"{said}, more than {limits.orphan_files} or than {limits.orphan_bytes} bytes"
+    return CheckResult(
+        wrong=[beyond] if is_beyond else [],
+        fine=said,
+        repaired_by="orphans",
+        metadata={
+            "files": len(plan.paths),
+            "bytes": plan.bytes,
+            "unowned_files": plan.unowned_files,
+            "unowned_bytes": plan.unowned_bytes,
+            "files_by_kind": markdown_table(("kind", "files"), plan.files.items()),
+        },
+    )
+
+
+def _tree(lake: Lakehouse, limits: CheckLimits) -> CheckResult:
+    shape = lake.snapshot().tree_shape()
+    leaves, buffers = shape.levels[-1], shape.buffer_fill
+    wrong = []
+    if leaves.nodes > 1 and leaves.fill < limits.min_leaf_fill:
+        wrong.append(f"the {leaves.nodes} leaves are filled to {leaves.fill:.0%}, less than {limits.min_leaf_fill:.0%}")
+    if buffers > limits.max_buffer_fill:
+        wrong.append(f"buffers of a level are filled to {buffers:.0%}, more than {limits.max_buffer_fill:.0%}")
+    header = ("level", "nodes", "keys", "fill", "messages", "bytes")
+    rows = [
+        (level.depth, level.nodes, level.keys, f"{level.fill:.0%}", level.messages, level.file_bytes)
+        for level in shape.levels
+    ]
+    return CheckResult(
+        wrong=wrong,
+        fine=f"{shape.nodes} nodes, leaves filled to {leaves.fill:.0%}",
+        repaired_by="compact",
+        repair_config={"unattended": True},
+        metadata={
+            "height": shape.height,
+            "nodes": shape.nodes,
+            "bytes": shape.file_bytes,
+            "bytes_per_node": shape.file_bytes / shape.nodes,
+            "leaf_fill": leaves.fill,
+            "buffer_fill": buffers,
+            "messages": shape.messages,
+            "levels": markdown_table(header, rows),
+        },
+    )
+
+
+def _data_files(lake: Lakehouse, limits: CheckLimits) -> CheckResult:
+    head = lake.snapshot()
+    survey = survey_data_files(lake, head, limits.data_files_seconds)
+    many = [one for one in survey.tables if one.data_files >= limits.small_files]
+    small = [one for one in many if one.mean_bytes < limits.small_file_bytes and _is_mergeable(lake, one)]
+    small.sort(key=lambda one: -one.data_files)
+    wrong = [f"{len(small)} tables have many small data files, the most {_told(small[0])}"] if small else []
+    if survey.unreadable:
+        wrong.append(f"the metadata of {len(survey.unreadable)} tables cannot be read, such as {survey.unreadable[0]}")
+    unfinished = f"; {survey.not_looked_at} tables were not looked at in time" if survey.not_looked_at else ""
+    rows = [(one.name, one.data_files, one.bytes, round(one.mean_bytes)) for one in small]
+    return CheckResult(
+        wrong=wrong,
+        fine=f"the data files of {len(survey.tables)} tables are few or large enough{unfinished}",
+        repaired_by="repair" if survey.unreadable else "compact_tables",
+        repair_config={} if survey.unreadable else {"tables": [one.name for one in small], "unattended": True},
+        metadata={
+            "tables": len(survey.tables),
+            "tables_with_small_files": len(small),
+            "data_files": sum(one.data_files for one in survey.tables),
+            "bytes": sum(one.bytes for one in survey.tables),
+            "uncounted_tables": len(survey.uncounted),
+            "not_looked_at": survey.not_looked_at,
+            "small_files": markdown_table(("table", "data files", "bytes", "bytes per file"), rows),
+        },
+    )
+
+
+def _is_mergeable(lake: Lakehouse, table: TableFileCounts) -> bool:
+    """Whether a compaction would merge files.
+
+    It would not if each partition has few. A table that it refuses counts as well.
+    """
+    try:
+        return not maintenance.plan_compact_tables(lake, [table.name]).is_empty
+    except InvalidInputError:
+        return True
+
+
+def _told(table: TableFileCounts) -> str:
+    return f"{table.name}: {table.data_files} files of {table.mean_bytes / 1024:,.1f} KiB on average"
+
+
+CHECKS: Mapping[str, DeclaredCheck] = {
+    "verify_clean": DeclaredCheck(
+        check=_verify,
+        description="Protects all data: verify finds no error in versions, trees, definitions, tables and exports."
+        " Costs a read of every file of the catalog and a look-up of every file of tables, for ten minutes at most.",
+        repaired_by=("repair",),
+    ),
+    "retention_kept": DeclaredCheck(
+        check=_retention,
+        description="Protects the cost of storage: versions and exports expire, and expired versions are purged,"
+        " without long delay. Costs a read of the roots of versions that are not purged.",
+        repaired_by=("expire", "purge"),
+    ),
+    "exports_fresh": DeclaredCheck(
+        check=_exports,
+        description="Protects against the loss of the lakehouse's storage: the newest exports are complete and"
+        " unchanged, and a full one is young enough. Costs a look-up of every file of the newest three.",
+        repaired_by=("export",),
+    ),
+    "data_files_in_shape": DeclaredCheck(
+        check=_data_files,
+        description="Protects the speed of queries: no table of the latest version has very many small data files."
+        " Costs a read of the metadata of every table, for a minute at most.",
+        repaired_by=("compact_tables", "repair"),
+    ),
+    "orphans_bounded": DeclaredCheck(
+        check=_orphans,
+        description="Protects the cost of storage: failed commits and aborted writes have not left too many files"
+        " behind. Costs a listing of the whole storage and a read of the trees of all versions.",
+        repaired_by=("orphans",),
+    ),
+    "clones_in_time": DeclaredCheck(
+        check=_clones,
+        description="Protects the cost of storage: no clone is past its time, deleted or unfinished. Costs a few reads"
+        " for each clone.",
+        repaired_by=("drop_clone",),
+    ),
+    "tree_in_shape": DeclaredCheck(
+        check=_tree,
+        description="Protects the speed of commits and lookups: the nodes of the latest tree are not thin, and their"
+        " buffers not too full. Costs a read of the latest tree.",
+        repaired_by=("compact",),
+    ),
+    "hint_right": DeclaredCheck(
+        check=_hint,
+        description="Protects the speed of readers: the hint names the latest version. Costs two or three requests.",
+        repaired_by=("repair_hint",),
+    ),
+}
