@@ -116,7 +116,7 @@ FOUND_BY = {
         ("yaml", "default_limit"),
         ("sh", "dagster dev -f definitions.py"),
         ("sh", "dg scaffold"),
-        ("", "DagsterInvalidConfigError"),
+        ("", "retain_days: "),
     ],
     "docs/dagster-beside-others.md": [("python", "StagingCatalog")],
 }
@@ -132,7 +132,7 @@ def test_no_snippet_is_left_out(page: str) -> None:
 
 def test_definitions_of_the_page_load() -> None:
     one = run(python("limits=ApplyLimits"))["defs"]
-    assert "lake_expire_scheduled" in {job.name for job in one.resolve_all_job_defs()}
+    assert "lake_expire" in {job.name for job in one.resolve_all_job_defs()}
     assert {"lake_lakehouse", "lake_lakehouse_io_manager"} == set(one.get_repository_def().get_top_level_resources())
     both = run(python('name="hr"'))["defs"]
     assert {"sales_verify", "hr_verify"} <= {job.name for job in both.resolve_all_job_defs()}

@@ -43,7 +43,9 @@ def shop_definitions(root: str) -> dg.Definitions:
     publish = build_publish_asset(
         key=["publish", "shop"], tables={"orders": orders}, description="Publishes the orders.", names=NAMES
     )
-    settings = LakehouseSettings(name=NAMES.name, lakehouse=lakehouse, published_by=[publish.key])
+    settings = LakehouseSettings(
+        name=NAMES.name, lakehouse=lakehouse, published_by=[publish.key], operations=["history"]
+    )
     return dg.Definitions.merge(
         build_trinitylake_definitions(settings),
         dg.Definitions(

@@ -25,6 +25,12 @@ def approved(plan: Mapping[str, Any]) -> dict[str, Any]:
     return {**config, "approval": {**config["approval"], "approved_by": APPROVER}}
 
 
+def approved_rollback(lake: Lakehouse, version: int) -> dict[str, Any]:
+    """Return the configuration that rolls a lakehouse back to a version, approved."""
+    digest = maintenance.plan_rollback(lake, str(version)).digest
+    return {"to": {"version": version}, "approval": {"digest": digest, "approved_by": APPROVER}}
+
+
 class Ran:
     """A run of a job with one op: its metadata, or why it failed."""
 

@@ -29,7 +29,7 @@ class Pipeline:
         self.definitions = dg.Definitions.merge(
             flights_definitions(),
             dg.Definitions(
-                jobs=build_jobs(),
+                jobs=build_jobs(operations="admin"),
                 resources={
                     "lakehouse": lakehouse,
                     "lakehouse_io_manager": TrinityLakeIOManager(lakehouse=lakehouse),

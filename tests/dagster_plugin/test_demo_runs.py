@@ -43,7 +43,7 @@ def test_runs_of_the_demo_stand_on_the_home_page_and_at_their_jobs(lakes: Lakes)
         console = Console(file=io.StringIO())
         demo = Demo(definitions, "definitions.py", instance, lake.root, StorageOptions({}), "", console, months=[])
         demo.run("look", "expire", outcome=lambda _: "done")
-        demo.run("go back", "rollback", config={"to": "1"}, must_fail=True, outcome=lambda _: "done")
+        demo.run("go back", "rollback", config={"to": {"version": 1}}, must_fail=True, outcome=lambda _: "done")
         failed, succeeded = instance.get_runs()
 
         def ask(query: str, **variables: Any) -> Any:

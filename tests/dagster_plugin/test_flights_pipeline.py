@@ -8,6 +8,7 @@ import pytest
 from pyspark.sql import Row, SparkSession
 from pyspark.sql.classic.dataframe import DataFrame
 
+from tests.dagster_plugin.maintenance_jobs import approved_rollback
 from tests.dagster_plugin.pipeline import MONTHLY_TABLES, Pipeline
 from tests.lakes import check_lake, entries
 from trinitylake_ops import maintenance
@@ -110,7 +111,7 @@ def test_a_bad_month_that_gets_through_is_rolled_back(pipeline: Pipeline) -> Non
     before = pipeline.query("flights", delays)
     pipeline.monthly_load("2013-01-01", fault="subtle")
     assert pipeline.query("flights", delays) != before
-    result = pipeline.must_run("rollback", to=str(good))
+    result = pipeline.must_run("rollback", **approved_rollback(pipeline.lake(), good))
     assert pipeline.query("flights", delays) == before
     head = next(iter(pipeline.lake().history(1)))
     assert (head.operation, head.rollback_from, head.run_id) == ("rollback", good + 1, result.run_id)
@@ -118,7 +119,7 @@ def test_a_bad_month_that_gets_through_is_rolled_back(pipeline: Pipeline) -> Non
 
 
 def test_operations_report_to_the_lakehouse_asset(pipeline: Pipeline) -> None:
-    result = pipeline.must_run("export_minimal", name="kept")
+    result = pipeline.must_run("export", name="kept", level="minimal")
     exported = pipeline.lake().snapshot("kept").version
     (record,) = maintenance.list_exports(pipeline.lake())
     assert (record.name, record.version) == ("kept", exported)
@@ -137,7 +138,7 @@ def test_hint_and_verify_jobs(pipeline: Pipeline) -> None:
 
 def test_compact_job(pipeline: Pipeline) -> None:
     before = entries(pipeline.lake())
-    result = pipeline.must_run("compact")
+    result = pipeline.must_run("compact", unattended=True)
     assert entries(pipeline.lake()) == before
     latest = next(iter(pipeline.lake().history(1)))
     event = pipeline.instance.get_latest_materialization_event(ONLY.lakehouse_key)
@@ -148,14 +149,14 @@ def test_compact_job(pipeline: Pipeline) -> None:
         assert metadata["messages_after"].value == 0
         assert metadata["lakehouse_version"].value == latest.version
     version = pipeline.lake().latest_version()
-    pipeline.must_run("compact")
+    pipeline.must_run("compact", unattended=True)
     assert pipeline.lake().latest_version() == version, "a tree in order is left alone"
     pipeline.must_run("verify")
 
 
 def test_a_wrong_target_is_one_clear_failure(pipeline: Pipeline) -> None:
     before = pipeline.lake().latest_version()
-    result = pipeline.run("rollback", to="999")
+    result = pipeline.run("rollback", to={"version": 999})
     assert not result.success
     (failure,) = [event for event in result.all_events if event.is_step_failure]
     assert "version 999 does not exist" in str(failure.step_failure_data.user_failure_data.description)

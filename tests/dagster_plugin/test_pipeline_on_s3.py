@@ -22,6 +22,7 @@ from tests.credentials.canaries import (
     leaks_in_files,
 )
 from tests.credentials.server import CanaryServer, canary_server
+from tests.dagster_plugin.maintenance_jobs import approved_rollback
 from tests.dagster_plugin.pipeline import MONTHLY_TABLES, Pipeline
 from tests.lakes import check_lake
 from trinitylake_ops.dagster_plugin.resources import SecretVariables, StorageSettings, TrinityLakeResource
@@ -94,10 +95,10 @@ def test_duckdb_and_polars_read_two_versions(pipeline: Pipeline) -> None:
 
 
 def test_rollback_export_hint_and_verify_are_jobs(pipeline: Pipeline) -> None:
-    pipeline.must_run("rollback", to="2")
+    pipeline.must_run("rollback", **approved_rollback(pipeline.lake(), 2))
     assert pipeline.query("flights", "SELECT count(*) FROM t") == [(1000,)]
     assert pipeline.lake().diff(2, 4) == []
-    pipeline.must_run("export_minimal", name="kept", version="3")
+    pipeline.must_run("export", name="kept", level="minimal", version=3)
     assert pipeline.lake().snapshot("kept").version == 3
     pipeline.lake().storage.write("_latest_hint.txt", b"garbage")
     pipeline.must_run("repair_hint")

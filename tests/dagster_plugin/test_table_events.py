@@ -11,6 +11,7 @@ import pyarrow as pa
 import pytest
 
 from tests.dagster_plugin.located_project import AFTER_ORDERS, AFTER_PRICES, MONTHS, ORDERS, PRICES, ROOT, location
+from tests.dagster_plugin.maintenance_jobs import approved_rollback
 from tests.dagster_plugin.quiet import QUIET
 from tests.lakes import Lakes
 from trinitylake_ops import Lakehouse
@@ -102,7 +103,7 @@ def test_a_rollback_by_a_job_reports_the_assets_of_its_tables(located: Located) 
     put(located.lake, "prices", {"n": [7]})
     put(located.lake, "orders", {"year": [2020], "month": [3], "n": [7]})
     assert located.tick() == set()
-    located.run("rollback", {"to": "3"})
+    located.run("rollback", approved_rollback(located.lake, 3))
     assert located.tick() == {("after_orders", KEYS[2]), ("after_prices", None)}
     events = {}
     for key in (ORDERS, PRICES):
@@ -158,7 +159,7 @@ def test_a_run_that_dies_after_its_commit_is_told_by_the_sensor(
     located.look()
     monkeypatch.setattr(RunningJob, "_table_events", lambda *_: 1 / 0)  # as if it was killed there
     with pytest.raises(AssertionError):
-        located.run("rollback", {"to": "1"})
+        located.run("rollback", approved_rollback(located.lake, 1))
     assert next(located.lake.history()).operation == "rollback"
     (event,) = located.look()
     assert (event.asset_key, event.metadata["dagster/row_count"].value) == (PRICES, 1)

@@ -12,6 +12,7 @@ import pyarrow as pa
 import pytest
 import yaml
 
+from tests.dagster_plugin.maintenance_jobs import approved_rollback
 from tests.dagster_plugin.test_assets import values
 from tests.dagster_plugin.test_table_events import ORDERS as MONTHLY
 from tests.dagster_plugin.test_table_events import PLACE, PRICES, Located, located, put
@@ -123,7 +124,7 @@ def test_a_click_leads_to_the_rollback_of_this_table_alone(located: Located) -> 
     assert found is not None
     link = urlsplit(found[1])
     assert (link.netloc, link.path) == ("", f"/locations/{PLACE}/jobs/rollback/playground/setup")
-    assert yaml.safe_load(parse_qs(link.query)["config"][0]) == {"to": "1", "tables": ["sales.prices"]}
+    assert yaml.safe_load(parse_qs(link.query)["config"][0]) == {"to": {"version": 1}, "tables": ["sales.prices"]}
     assert f"[go back]({found[1]})" in shown["versions"]
 
 
@@ -177,7 +178,7 @@ def test_rollbacks_and_commits_of_others_are_plotted_too(located: Located) -> No
     figures = {name: value.value for name, value in event.metadata.items()}
     assert (event.asset_key, figures["dagster/row_count"]) == (PRICES, 2)
     assert (figures["versions"], "partition_rows" in figures) == ("4", False), "a tick reads no history"
-    located.run("rollback", {"to": "3"})
+    located.run("rollback", approved_rollback(located.lake, 3))
     shown = newest(located.instance, PRICES)
     assert (shown["dagster/row_count"], shown["rows_changed"]) == (1, -1)
     assert "| rollback |" in shown["versions"]

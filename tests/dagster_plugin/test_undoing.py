@@ -359,12 +359,12 @@ def test_the_last_version_that_passed_is_never_one_that_was_undone(shop: Shop) -
     assert f"live, undone by {latest} |" in row(page, bad)
     assert f"[go back (undone by {latest})](" in row(page, bad)
     assert "[go back](" in row(page, good)
-    _, plan = shop.run("shop_rollback_plan", {"last_passed": True})
+    _, plan = shop.run("shop_rollback", {"to": {"last_passed": True}})
     assert (plan["to_version"], plan["is_empty"]) == (good, True), "it is the content of the latest version"
-    _, plan = shop.run("shop_rollback_plan", {"to": str(bad)})
+    _, plan = shop.run("shop_rollback", {"to": {"version": bad}})
     assert plan["warning"] == f"warning: version {bad} was undone by version {latest}, and would come back"
     shop.load(7)
-    _, plan = shop.run("shop_rollback_plan", {"last_passed": True, "tables": ["sales.orders"]})
+    _, plan = shop.run("shop_rollback", {"to": {"last_passed": True}, "tables": ["sales.orders"]})
     assert plan["to_version"] == good
 
 
@@ -373,9 +373,9 @@ def test_the_last_version_that_passed_is_chosen_by_table(shop: Shop) -> None:
     bad = shop.load(4, 500)
     append_rows(shop.lake, "sales.other")
     maintenance.rollback(shop.lake, good, tables=["sales.orders"])
-    _, plan = shop.run("shop_rollback_plan", {"last_passed": True, "tables": ["sales.other"]})
+    _, plan = shop.run("shop_rollback", {"to": {"last_passed": True}, "tables": ["sales.other"]})
     assert plan["to_version"] == bad, "the other table was never rolled back"
-    _, plan = shop.run("shop_rollback_plan", {"last_passed": True})
+    _, plan = shop.run("shop_rollback", {"to": {"last_passed": True}})
     assert plan["to_version"] == good
     history = shop.run("shop_history", {"table": "sales.orders"})[1]["versions"]
     assert "undone by" in row(history, bad) and "undone by" not in row(history, good)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Callable, Iterator
+from datetime import timedelta
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from tests.docs.pages import DOCS, Snippet, snippets
 from tests.own_time import give_own_time
 from trinitylake_ops import Lakehouse
 from trinitylake_ops.cli.app import trinitylake
-from trinitylake_ops.dagster_plugin import TrinityLakeResource, build_jobs
+from trinitylake_ops.dagster_plugin import ApplyLimits, TrinityLakeResource, build_jobs
 from trinitylake_ops.storage import drop_memory_root, memory
 from trinitylake_ops.tables import catalog_at
 

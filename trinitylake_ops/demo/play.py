@@ -147,8 +147,8 @@ class Demo:
 def _configuration(plan: dg.JobExecutionResult) -> dict[str, Any]:
     """Return the configuration that applies the plan of a run."""
     (output,) = [event.step_output_data for event in plan.all_events if event.is_successful_output]
-    configuration: dict[str, Any] = output.metadata["configuration"].value
-    return configuration
+    configuration: Any = output.metadata["configuration"].value
+    return dict(configuration)
 
 
 def play(demo: Demo) -> None:

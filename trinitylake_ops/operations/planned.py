@@ -236,7 +236,7 @@ class Planned(Generic[PlannedT, PlanT]):
             is_proved=self.is_proved,
         )
 
-    def _step(self, run: Running[PlannedT]) -> None:
+    def _step(self, run: Running[Any]) -> None:
         approval = run.options.approval
         if run.options.is_plan:
             self._show(run)
