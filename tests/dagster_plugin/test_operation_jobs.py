@@ -10,7 +10,7 @@ from typing import Any
 import dagster as dg
 import pytest
 
-from tests.dagster_plugin.maintenance_jobs import Jobs, Ran, approved_rollback
+from tests.dagster_plugin.maintenance_jobs import Jobs, Ran, approved
 from tests.lakes import check_lake
 from tests.local_clock import LocalClock
 from tests.maintenance.changes import alter, content, create
@@ -125,10 +125,9 @@ def test_several_lakehouses_in_one_code_location(tmp_path: Path, instance: dg.Da
         result = definitions.resolve_job_def(job).execute_in_process(run_config=config, instance=instance)
         return Ran(result, EU)
 
-    rollback = approved_rollback(lakes[EU], 1)
-    assert run("eu_rollback", **rollback).materialized[0]["lakehouse_version"] == 3
-    plan = run("eu_expire", min_versions=1, max_age_days=0.0).metadata
-    assert plan["configuration"]["min_versions"] == 1
+    plan = run("eu_rollback", to={"version": 1}).metadata
+    assert run("eu_rollback", **approved(plan)).materialized[0]["lakehouse_version"] == 3
+    assert run("eu_expire", min_versions=1, max_age_days=0.0).metadata["is_empty"]
     schedule = definitions.resolve_schedule_def("eu_repair_hint_schedule")
     assert run(schedule.job_name).metadata["state"] == "right"
     assert content(lakes[US]) == other

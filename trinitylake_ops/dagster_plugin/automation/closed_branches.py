@@ -25,8 +25,9 @@ def build_closed_branch_sensor(
     """Return a sensor that requests the drop of each branch's clone once ``open_branches`` no longer names the branch.
 
     ``open_branches()`` returns the names of all open branches, as their deployments know them. It must raise where it
-    cannot tell: without an open branch all clones of branches go. Clones of other names are left alone. Each clone is
-    asked for once; a run that fails is seen in Dagster, and the clone's own time ends it.
+    cannot tell: without an open branch all clones of branches go. Clones of other names are left alone. The code
+    location must have the job ``drop_closed_branch`` (``operations="clones"``). Each clone is asked for once; a run
+    that fails is seen in Dagster, and the clone's own time ends it.
     """
 
     @dg.sensor(
