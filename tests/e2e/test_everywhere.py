@@ -172,7 +172,7 @@ def test_dagster_works_there_and_exports_elsewhere(kind: str, server_of: Any) ->
         )
         use_tables(resource.open_or_create())
         defs = build_trinitylake_definitions(LakehouseSettings(name="", lakehouse=resource))
-        for job, config in (("export_full", {"name": "away", "target": f"{target.root}full"}), ("verify", {})):
+        for job, config in (("export", {"name": "away", "target": f"{target.root}full"}), ("verify", {})):
             definition = defs.resolve_job_def(job)
             result = definition.execute_in_process(instance=instance, run_config=config, raise_on_error=False)
             assert result.success, instance.all_logs(result.run_id)
