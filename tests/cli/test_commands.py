@@ -118,6 +118,8 @@ def test_the_commands_are_the_fixed_ones() -> None:
         "refresh",
         "completion",
         "status",
+        "head",
+        "count",
     ]
     assert sorted([*fixed.split(), *freeing.split(), *more]) == COMMANDS
 
@@ -157,10 +159,15 @@ def test_init(cli: Cli, lakes: Lakes) -> None:
     definition = Lakehouse.open(root).snapshot().definition
     assert (definition.order, definition.properties) == (8, {"k": "v=w"})
     assert shown["definition"]["isolation_level"] == "snapshot"
-    forecast = shown["forecast"]
+    explained = cli("init", "--explain", "--json", root=f"{root}6").json
+    assert explained.keys() - shown.keys() == {"forecast"}
+    forecast = explained["forecast"]
     assert [entry["objects"] for entry in forecast] == [10**exponent for exponent in range(3, 10)]
     assert [entry["height"] for entry in forecast] == sorted(entry["height"] for entry in forecast)
-    text = cli("init", "--isolation-level", "serializable", root=f"{root}2")
+    plain = cli("init", root=f"{root}7").out
+    assert plain.startswith(f"Created a lakehouse at file://{root}7/\n")
+    assert len(plain.splitlines()) == 2, "what a new user needs"
+    text = cli("init", "--isolation-level", "serializable", "--explain", root=f"{root}2")
     assert f"Created a lakehouse at file://{root}2/" in text.out
     assert "serializable" in text.out
     assert "1,000,000,000" in text.out
@@ -356,6 +363,44 @@ def assert_planned(cli: Cli, lake: Lakehouse, *arguments: object) -> dict[str, A
     return plan
 
 
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("expire",),
+        ("purge",),
+        ("orphans",),
+        ("trim",),
+        ("compact-tables",),
+        ("relocate",),
+        ("repair",),
+        ("rollback", "1"),
+        ("restore", "kept"),
+        ("prune-exports", "kept", "--keep-last", "1"),
+    ],
+    ids=lambda command: command[0],
+)
+def test_a_plan_that_changes_nothing_ends_in_the_same_words(cli: Cli, command: tuple[str, ...]) -> None:
+    lake = Lakehouse.create(ROOT)
+    try:
+        create(lake, "ns", "t")
+        maintenance.plan_export(lake, "kept").execute()
+        before = lake.latest_version()
+        for arguments in ((), ("--yes",), ("--json",), ("--yes", "--json")):
+            result = cli(*command, *arguments)
+            assert (result.code, result.err) == (0, "Nothing to do.\n"), arguments
+            assert "--apply" not in result.out
+            if "--json" in arguments:
+                assert result.json.get("digest") is None
+        assert lake.latest_version() == before
+    finally:
+        drop_memory_root(ROOT)
+
+
+@pytest.mark.parametrize("command", ["ls", "show", "tree", "head", "count", "rollback", "clone"])
+def test_help_names_the_time_zone_of_a_timestamp(cli: Cli, command: str) -> None:
+    assert re.search(r"--timestamp TIME\s[^-]*UTC", cli(command, "-h", root=None).out)
+
+
 def test_rollback(cli: Cli, lake: Lakehouse) -> None:
     plan = assert_planned(cli, lake, "rollback", 1)
     assert (plan["base_version"], plan["to_version"], plan["only"]) == (2, 1, [])
@@ -365,8 +410,10 @@ def test_rollback(cli: Cli, lake: Lakehouse) -> None:
     digest = cli("rollback", 1, "--json").json["digest"]
     shown = cli("rollback", 1, "--apply", digest, "--json").json
     assert (shown["version"], len(shown["changes"])) == (4, 2)
-    assert cli("rollback", 1, "--yes").out == "Nothing to roll back: version 4\n"
-    assert cli("rollback", 1).err == "Nothing to do.\n"
+    for arguments in ((), ("--yes",), ("--json",), ("--yes", "--json")):
+        assert cli("rollback", 1, *arguments).err == "Nothing to do.\n"
+    assert cli("rollback", 1, "--yes").out == ""
+    assert cli("rollback", 1, "--json").json["digest"] is None
     assert cli("rollback", 3, "--table", "ns.t", "--yes").out == "Rolled back to the content of version 3: version 5\n"
     assert cli("rollback", "--timestamp", lake.snapshot(0).created_at_ms, "--yes").code == 0
     assert cli("ls", "--json").json == []
@@ -590,9 +637,12 @@ def test_hint(cli: Cli, lake: Lakehouse) -> None:
     lake.storage.write(HINT_PATH, b"0")
     shown = cli("hint", "--json").json
     assert (shown["state"], shown["hinted"], shown["latest"], shown["repaired"]) == ("behind", 0, 2, False)
-    assert "behind" in cli("hint").out
-    assert cli("hint", "--repair", "--json").json["repaired"] is True
-    assert cli("hint", "--json").json["state"] == "right"
+    wrong = cli("hint")
+    assert (wrong.code, "behind" in wrong.out, wrong.err) == (1, True, "")
+    repaired = cli("hint", "--repair", "--json")
+    assert (repaired.code, repaired.json["repaired"]) == (0, True)
+    right = cli("hint", "--json")
+    assert (right.code, right.json["state"]) == (0, "right")
     assert "right" in cli("hint", "--repair").out
 
 
@@ -632,7 +682,7 @@ def test_compact_tables(cli: Cli, lake: Lakehouse) -> None:
     report = cli("compact-tables", "--apply", plan["digest"], "--run-id", "r", "--message", "nightly", "--json").json
     assert (report["version"], report["tables"][0]["files_after"]) == (version + 1, 1)
     assert cli("log", "--limit", 1, "--json").json[0]["message"] == "nightly"
-    assert "nothing to do" in cli("compact-tables", "--yes").out
+    assert cli("compact-tables", "--yes").err == "Nothing to do.\n"
 
 
 def test_resolve_commit(cli: Cli, lake: Lakehouse) -> None:

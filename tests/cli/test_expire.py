@@ -115,7 +115,7 @@ def test_expire_undelete_and_purge(run: Run, lake: Lakehouse, clock: LocalClock)
     assert (report["files"], report["bytes"]) == (plan["files"], plan["bytes"])
     assert states(run) == {version: "sealed" if version < 2 else "live" for version in range(9)}
     assert run("purge").err == "Nothing to do.\n"
-    assert run("purge", "--yes").out == "Nothing to purge\n"
+    assert run("purge", "--yes").err == "Nothing to do.\n"
     assert run("verify").code == 0
 
 
@@ -129,7 +129,7 @@ def test_trim_expire_purge_and_orphans_free_what_tables_hold(run: Run, lake: Lak
     assert (report["tables"], report["snapshots_dropped"]) == (["ns.a", "ns.b"], 8)
     again = run("trim")
     assert (again.code, again.err) == (0, "Nothing to do.\n")
-    assert "nothing to do" in run("trim", "--yes").out
+    assert run("trim", "--yes").err == "Nothing to do.\n"
 
     clock.forward()
     report = run.apply("expire")
@@ -145,7 +145,7 @@ def test_trim_expire_purge_and_orphans_free_what_tables_hold(run: Run, lake: Lak
     assert f"tables/{table_id}/data/left-behind.parquet" in text
     assert run("orphans", "--apply", plan["digest"], "--json").json["files"] == sum(plan["files"].values())
     assert run("orphans").err == "Nothing to do.\n"
-    assert run("orphans", "--yes").out == "No orphans\n"
+    assert run("orphans", "--yes").err == "Nothing to do.\n"
     paths = {info.path for info in lake.storage.list()}
     assert "a-file-of-others.txt" in paths
     assert len([path for path in paths if path.endswith(".parquet")]) == 2, "the data of the latest version"

@@ -31,6 +31,8 @@ CALLS: dict[str, tuple[str, ...]] = {
     "log": ("log",),
     "ls": ("ls", "ns"),
     "show": ("show", "ns.t", "--json"),
+    "head": ("head", "ns.t"),
+    "count": ("count", "ns.t", "--json"),
     "diff": ("diff", "0", "2"),
     "hint": ("hint", "--repair"),
     "verify": ("verify",),

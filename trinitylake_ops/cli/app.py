@@ -42,6 +42,7 @@ _COMMANDS: Mapping[str, tuple[str, str]] = {
     "compact-tables": ("change", "Plan or do the merge of small data files."),
     "compare": ("clones", "Compare a clone with this lakehouse."),
     "completion": ("terminal.completion", "Print what lets a shell complete commands and options."),
+    "count": ("rows", "Count the rows of a table."),
     "create-namespace": ("change", "Create a namespace."),
     "diff": ("read", "List what differs between two versions."),
     "drop-clone": ("clones", "Plan or do the drop of a clone."),
@@ -50,9 +51,10 @@ _COMMANDS: Mapping[str, tuple[str, str]] = {
     "expire": ("gc", "Plan or do the expiry of old versions."),
     "export": ("exports", "Keep a version under a name, here or elsewhere."),
     "exports": ("exports", "List the exports."),
+    "head": ("rows", "Print the first rows of a table."),
     "hint": ("change", "Check the hint file, or repair it."),
     "init": ("read", "Create a lakehouse at the root, empty, as version 0."),
-    "log": ("read", "List versions, newest first."),
+    "log": ("log", "List versions, or those that changed a table, newest first."),
     "ls": ("read", "List namespaces, or the tables of one."),
     "orphans": ("gc", "Plan or do the removal of orphans."),
     "promote": ("clones", "Plan or do the promotion of what was made in a clone."),
@@ -78,7 +80,7 @@ _COMMANDS: Mapping[str, tuple[str, str]] = {
 
 #: The commands as the help shows them: by what somebody wants to do, in the order in which that is done.
 _GROUPS: Mapping[str, tuple[str, ...]] = {
-    "Look": ("status", "log", "ls", "show", "diff", "tree"),
+    "Look": ("status", "log", "ls", "show", "head", "count", "diff", "tree"),
     "Change": (
         *("init", "create-namespace", "drop-namespace", "register-table", "relocate", "rollback", "resolve-commit"),
         *("compact", "compact-tables"),
@@ -138,8 +140,8 @@ Examples:
 \b
 Exit codes:
   0  done
-  1  verify found something or did not finish, repair, a purge or orphan removal left something, or a commit was
-     not made
+  1  verify found something or did not finish, the hint is wrong, repair, a purge or orphan removal left something,
+     or a commit was not made
   2  the command or its arguments are wrong
   3  conflict: something exists already, or another writer was first
   4  not found: no such lakehouse, version, namespace, table or export

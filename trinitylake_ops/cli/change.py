@@ -15,6 +15,7 @@ from rich.console import Console
 
 from trinitylake_ops import maintenance
 from trinitylake_ops.cli.context import (
+    TIME_FORMS,
     Session,
     Timestamp,
     WholeNumber,
@@ -107,7 +108,7 @@ def drop_namespace(
 
 @click.command(short_help="Plan or do a rollback.")
 @click.argument("to", required=False)
-@click.option("--timestamp", type=Timestamp(), help="Go back to the newest version at that time.")
+@click.option("--timestamp", type=Timestamp(), help=f"Go back to the newest version at that time: {TIME_FORMS}.")
 @click.option("--namespace", "namespaces", multiple=True, help="Only this namespace; may be repeated.")
 @click.option("--table", "tables", multiple=True, metavar="NS.TABLE", help="Only this table; may be repeated.")
 @click.option("--reapply", is_flag=True, help="Roll back on top of commits that get in between.")
@@ -136,28 +137,33 @@ def rollback(
         raise click.UsageError("give a version or the name of an export, or else --timestamp")
     plan = maintenance.plan_rollback(session.lake(), to, namespaces, tables, timestamp=timestamp)
     if digest is None and not yes:
-        print_plan(plan, as_json, is_empty=plan.is_empty)
+        print_plan(plan, as_json)
         return
     report = plan.execute(approved_digest=digest, reapply=reapply)
-    what = f"Rolled back to the content of version {plan.to_version}" if report.has_changed else "Nothing to roll back"
-    print_committed(report.version, as_json, what, changes=plan.changes, damaged=report.damaged)
+    what = f"Rolled back to the content of version {plan.to_version}"
+    details = {"changes": plan.changes, "damaged": report.damaged}
+    print_committed(report.version, as_json, what, has_changed=report.has_changed, **details)
     if not report.is_complete:
         print_notice(f"Damaged tables, which cannot be read: {', '.join(report.damaged)}")
 
 
 @click.command(short_help="Check the hint file, or repair it.")
-@click.option("--repair", is_flag=True, help="Let it name the latest version.")
+@click.option("--repair", is_flag=True, help="Write the latest version into it.")
 @json_option
 @pass_session
 def hint(session: Session, repair: bool, as_json: bool) -> None:
-    """Say whether the hint file names the latest version.
+    """Check whether the hint file names the latest version. Exit code 1 when it does not.
 
-    A wrong hint never makes a read wrong; it costs every reader requests.
+    A wrong hint never makes a read wrong; it costs every reader requests. With --repair the exit code is 0 unless the
+    repair fails.
 
     Example: trinitylake hint --repair
     """
     lake = session.lake()
-    print_shown(maintenance.repair_hint(lake) if repair else maintenance.inspect_hint(lake), as_json)
+    report = maintenance.repair_hint(lake) if repair else maintenance.inspect_hint(lake)
+    print_shown(report, as_json)
+    if not report.is_right:
+        raise click.exceptions.Exit(1)
 
 
 @click.command(short_help="Flush buffers and merge thin nodes.")
@@ -227,7 +233,7 @@ def compact_tables(
     if digest is not None or yes:
         with shown_progress("writing data files"), group_writer(master) as write:
             report = plan.execute(write, run_id=run_id, approved_digest=digest, message=message)
-    print_outcome(plan, report, as_json, is_empty=plan.is_empty)
+    print_outcome(plan, report, as_json)
 
 
 @contextmanager
@@ -321,7 +327,7 @@ def repair(session: Session, to_last_good: bool, deep: bool, digest: str | None,
         print_notice("No step of repair mends the errors that are left. What you can do is listed.")
         raise click.exceptions.Exit(1)
     is_complete = done is None or done.is_complete
-    print_outcome(plan, done, as_json, is_empty=plan.is_empty, is_complete=is_complete)
+    print_outcome(plan, done, as_json, is_complete=is_complete)
 
 
 @click.command(short_help="Plan or do the relocation of tables.")
@@ -351,4 +357,4 @@ def relocate(session: Session, table_root: str | None, digest: str | None, yes: 
     with shown_progress("reading the tables"):
         plan = maintenance.plan_relocation(lake, table_root)
         report = None if digest is None and not yes else plan.execute(digest)
-    print_outcome(plan, report, as_json, is_empty=plan.is_empty)
+    print_outcome(plan, report, as_json)

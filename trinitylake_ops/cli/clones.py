@@ -10,6 +10,7 @@ import click
 
 from trinitylake_ops import maintenance
 from trinitylake_ops.cli.context import (
+    TIME_FORMS,
     Duration,
     Session,
     Timestamp,
@@ -19,6 +20,7 @@ from trinitylake_ops.cli.context import (
     page_written,
     pass_session,
     print_json,
+    print_nothing,
     print_outcome,
     print_shown,
     print_table,
@@ -40,7 +42,7 @@ if TYPE_CHECKING:
 @click.option("--name", help="The clone's name here; default: the last part of TARGET.")
 @click.option("--version", metavar="N", help="The version to clone; default: the latest.")
 @click.option("--export", "exported", metavar="NAME", help="Clone the version of this export.")
-@click.option("--timestamp", type=Timestamp(), help="Clone the newest version at that time.")
+@click.option("--timestamp", type=Timestamp(), help=f"Clone the newest version at that time: {TIME_FORMS}.")
 @click.option("--namespace", "namespaces", multiple=True, help="Only this namespace; may be repeated.")
 @click.option(
     "--retain-for", type=Duration(), help="After this time, such as 14d, it is overdue, and schedules may drop it."
@@ -167,12 +169,14 @@ def _steps_printed(plan: MergePlan, digest: str | None, yes: bool, as_json: bool
             click.echo(f"conflict: {one.name}: {one.reason}")
     if plan.conflicts:
         _tell_how_to_choose(plan)
+    elif plan.is_empty:
+        print_nothing()
 
 
 def _print_merge(plan: MergePlan, report: Document | None, as_json: bool) -> None:
     """Print the report, or the plan and what to do about it."""
     if report is not None or not plan.conflicts:
-        print_outcome(plan, report, as_json, is_empty=plan.is_empty)
+        print_outcome(plan, report, as_json)
         return
     print_shown(plan, as_json)
     _tell_how_to_choose(plan)
@@ -301,4 +305,4 @@ def drop_clone(
         with shown_progress() as progress:
             report = plan.execute(digest, progress=progress)
     is_complete = report is None or report.is_complete
-    print_outcome(plan, report, as_json, is_empty=plan.is_empty, is_complete=is_complete)
+    print_outcome(plan, report, as_json, is_complete=is_complete)

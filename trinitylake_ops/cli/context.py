@@ -28,6 +28,9 @@ if TYPE_CHECKING:
 C = TypeVar("C", bound=Callable[..., Any])
 
 _WIDEST_CHARS = 10_000
+#: How a time is given, for the help of options.
+TIME_FORMS = "ISO 8601, in UTC unless it has an offset, or milliseconds since 1970"
+_NOTHING = "Nothing to do."
 
 #: Shown below the help of each command that takes part in it.
 FREEING_SPACE = """\b
@@ -154,9 +157,9 @@ def target_option(command: C) -> C:
 
 def at_options(command: C) -> C:
     """Add ``--version`` and ``--timestamp`` to a command that reads."""
-    command = click.option(
-        "--timestamp", type=Timestamp(), help="The newest version at that time: ISO 8601 or milliseconds."
-    )(command)
+    command = click.option("--timestamp", type=Timestamp(), help=f"The newest version at that time: {TIME_FORMS}.")(
+        command
+    )
     return click.option("--version", metavar="N|NAME", help="A version, or the name of an export.")(command)
 
 
@@ -272,23 +275,33 @@ def print_shown(shown: Shown, as_json: bool) -> None:
         print_table(shown.table())
 
 
-def print_plan(plan: Plan, as_json: bool, *, is_empty: bool = False) -> None:
+def print_plan(plan: Plan, as_json: bool) -> None:
     """Print a plan that was not approved, and how to approve it, unless there is nothing to do."""
     print_shown(plan, as_json)
-    click.echo(
-        "Nothing to do." if is_empty else f"Nothing was done. To do it, with the same options: --apply {plan.digest}",
-        err=True,
-    )
+    if plan.is_empty:
+        print_nothing()
+    else:
+        click.echo(f"Nothing was done. To do it, with the same options: --apply {plan.digest}", err=True)
 
 
-def print_outcome(plan: Plan, report: Shown | None, as_json: bool, *, is_empty: bool, is_complete: bool = True) -> None:
-    """Print the report of an executed plan, or the plan. Exit with 1 if something is left to do."""
-    if report is None:
-        print_plan(plan, as_json, is_empty=is_empty)
+def print_nothing() -> None:
+    """Print that there is nothing to do, in the same words for all plans."""
+    click.echo(_NOTHING, err=True)
+
+
+def print_outcome(plan: Plan, report: Shown | None, as_json: bool, *, is_complete: bool = True) -> None:
+    """Print the report of an executed plan, or the plan. Exit with 1 if something is left to do.
+
+    Of an empty plan the plan itself is printed, because it has the reason why there is nothing to do.
+    """
+    if report is None or (plan.is_empty and is_complete and not as_json):
+        print_plan(plan, as_json)
         return
     print_shown(report, as_json)
     if not is_complete:
         raise click.exceptions.Exit(1)
+    if plan.is_empty:
+        print_nothing()
 
 
 @contextmanager
@@ -313,9 +326,11 @@ def shown_progress(what: str | None = None) -> Iterator[Callable[[str, int, int]
         yield show
 
 
-def print_committed(version: int, as_json: bool, what: str, **details: Any) -> None:
-    """Print which version an operation committed."""
+def print_committed(version: int, as_json: bool, what: str, *, has_changed: bool = True, **details: Any) -> None:
+    """Print which version an operation committed, or that there was nothing to do."""
     if as_json:
         print_json({"version": version, **details})
-    else:
+    elif has_changed:
         print_line(f"{what}: version {version}")
+    if not has_changed:
+        print_nothing()

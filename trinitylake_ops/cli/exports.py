@@ -190,15 +190,15 @@ def restore(
     """
     plan = maintenance.plan_restore(session.lake(), name, namespaces, tables, target_options=target_options)
     if digest is None and not yes:
-        print_plan(plan, as_json, is_empty=plan.is_empty)
+        print_plan(plan, as_json)
         return
     if isinstance(plan, maintenance.RestorePlan):
         with shown_progress() as progress:
             report = plan.execute(digest, progress=progress)
     else:
         report = plan.execute(digest)
-    what = f"Restored export {name}" if report.has_changed else "Nothing to restore"
-    print_committed(report.version, as_json, what, changes=plan.changes, damaged=report.damaged)
+    details = {"changes": plan.changes, "damaged": report.damaged}
+    print_committed(report.version, as_json, f"Restored export {name}", has_changed=report.has_changed, **details)
     if not report.is_complete:
         print_notice(f"Damaged tables: {', '.join(report.damaged)}")
     if not report.is_complete and isinstance(plan, maintenance.RestorePlan):
@@ -234,10 +234,8 @@ def prune_exports(
     policy = RetentionPolicy(maximum_age_ms=maximum_age_ms, minimum_versions=minimum, protected_ms=0, **periods)
     plan = maintenance.plan_prune_exports(session.lake(), pattern, policy)
     if digest is None and not yes:
-        print_plan(plan, as_json, is_empty=plan.is_empty)
+        print_plan(plan, as_json)
         return
     names = plan.names
     version = plan.execute(digest).version
-    print_committed(
-        version, as_json, f"Dropped exports {', '.join(names)}" if names else "Nothing to drop", names=names
-    )
+    print_committed(version, as_json, f"Dropped exports {', '.join(names)}", has_changed=bool(names), names=names)

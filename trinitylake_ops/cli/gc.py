@@ -108,8 +108,7 @@ def expire(
         plan = maintenance.plan_expiration(lake, _policy(lake, **rules), progress=progress, executor=executor)
         report = None if digest is None and not yes else plan.execute(digest, progress=progress)
     try:
-        # The plan has the reason why nothing expires, on one line.
-        print_outcome(plan, None if plan.is_empty and not as_json else report, as_json, is_empty=plan.is_empty)
+        print_outcome(plan, report, as_json)
     finally:
         if html is not None:
             from trinitylake_ops.pages import expiration_page  # with the code that draws it
@@ -141,7 +140,7 @@ def trim(
     with shown_progress("reading the tables"):
         plan = maintenance.plan_trim_tables(lake, _policy(lake, **rules), tables=tables or None)
         report = None if digest is None and not yes else plan.execute(digest)
-    print_outcome(plan, report, as_json, is_empty=plan.is_empty)
+    print_outcome(plan, report, as_json)
     if report is not None and plan.unreadable:
         names = visible(", ".join(plan.unreadable))
         click.echo(f"Left as they are, since their metadata cannot be read: {names}; verify says why", err=True)
@@ -220,7 +219,7 @@ def purge(
         plan = maintenance.plan_purge(lake, grace, budget=spending, progress=progress, executor=executor)
         report = None if digest is None and not yes else plan.execute(digest, budget=spending, progress=progress)
     is_complete = report is None or report.is_complete
-    print_outcome(plan, report, as_json, is_empty=plan.is_empty, is_complete=is_complete)
+    print_outcome(plan, report, as_json, is_complete=is_complete)
 
 
 @click.command(short_help="Plan or do the removal of orphans.", epilog=FREEING_SPACE)
@@ -271,7 +270,7 @@ def orphans(
         )
         report = None if digest is None and not yes else plan.execute(digest, budget=spending, progress=progress)
     is_complete = report is None or report.is_complete
-    print_outcome(plan, report, as_json, is_empty=plan.is_empty, is_complete=is_complete)
+    print_outcome(plan, report, as_json, is_complete=is_complete)
 
 
 @click.command(short_help="Settle what another program did to the settings.")

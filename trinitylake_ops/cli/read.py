@@ -1,12 +1,11 @@
-"""Commands that make a lakehouse and look at it: init, log, ls, show, diff, tree."""
+"""Commands that create a lakehouse and inspect it: init, ls, show, diff, tree."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
 from datetime import datetime
 from enum import IntEnum
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -18,10 +17,8 @@ from trinitylake_ops.cli.context import (
     Session,
     WholeNumber,
     at_options,
-    html_option,
     json_option,
     key_values,
-    page_written,
     pass_session,
     print_json,
     print_line,
@@ -38,14 +35,13 @@ from trinitylake_ops.format.definitions import (
     RetentionRules,
 )
 from trinitylake_ops.format.limits import MAX_NODE_FILE_BYTES, MAX_ORDER, MIN_ORDER
-from trinitylake_ops.maintenance.plans.document import change_rows, jsonable, new_table
+from trinitylake_ops.maintenance.plans.document import change_rows, new_table
 from trinitylake_ops.tree.forecast import TreeForecast, forecast_tree
-from trinitylake_ops.versions.history import VersionInfo
 from trinitylake_ops.versions.names import resolve_table
 from trinitylake_ops.versions.snapshot import Snapshot
 
 if TYPE_CHECKING:
-    from trinitylake_ops.maintenance.differences.versions import VersionDiff
+    pass
 
 _BAR_CHARS = 20
 _MOST_SHOWN = 20  # tables of a namespace
@@ -98,6 +94,7 @@ def _setting_options(command: Any) -> Any:
     " be on another kind of storage; SCHEME.NAME gives its storage options.",
 )
 @click.option("--property", "properties", multiple=True, metavar="K=V", help="A property of the lakehouse.")
+@click.option("--explain", is_flag=True, help="Also print the settings, and what they mean for many tables.")
 @json_option
 @pass_session
 def init(
@@ -106,14 +103,15 @@ def init(
     isolation_level: str,
     node_compression: str,
     properties: tuple[str, ...],
+    explain: bool,
     as_json: bool,
     **settings: Any,
 ) -> None:
     """Create a lakehouse at the root, empty, as version 0.
 
-    Sizes and order can never be changed. The command prints what they mean for the tree at 1,000 to 1,000,000,000
-    tables. This is its height, the messages in the root's buffer, and the bytes of a commit of one table, before
-    compression.
+    Sizes and order can never be changed. With --explain the command prints what they mean for the tree at 1,000 to
+    1,000,000,000 tables. This is its height, the messages in the root's buffer, and the bytes of a commit of one table,
+    before compression.
 
     With a catalog in Redis and tables on S3: trinitylake --root redis://host:6379/0/lake init --table-root s3://bucket/t
 
@@ -128,12 +126,15 @@ def init(
         **settings,
     )
     snapshot = lake.snapshot()
-    forecasts = [forecast_tree(snapshot.definition, objects) for objects in _FORECAST_OBJECTS]
+    forecasts = [forecast_tree(snapshot.definition, objects) for objects in _FORECAST_OBJECTS] if explain else None
     if as_json:
         content = {"root": lake.root, "version": snapshot.version, "definition": snapshot.definition}
-        print_json({**content, "forecast": forecasts})
+        print_json(content if forecasts is None else {**content, "forecast": forecasts})
         return
     print_line(f"Created a lakehouse at {lake.root}")
+    if forecasts is None:
+        print_line("Next: set TRINITYLAKE_ROOT to it, so that commands need no --root, and write tables.")
+        return
     print_table(_definition_table(snapshot))
     print_table(_forecast_table(forecasts))
 
@@ -248,89 +249,6 @@ def _bar(part: float) -> str:
 
 def _time(time: datetime) -> str:
     return time.strftime("%Y-%m-%d %H:%M:%S UTC")
-
-
-@click.command(short_help="List versions, newest first.")
-@click.option("--limit", type=WholeNumber(min=1), help="At most so many versions.")
-@click.option("--stat", is_flag=True, help="How much each commit changed, sent and wrote, also in rows of tables.")
-@html_option
-@json_option
-@pass_session
-def log(session: Session, limit: int | None, stat: bool, html: Path | None, as_json: bool) -> None:
-    """List versions, newest first: what was done, by whom, in which run.
-
-    Transactions that were committed together as one version are listed after it, one by one. With --stat the rows,
-    files and bytes come from the metadata of the tables that each version changed, so give a --limit.
-
-    Example: trinitylake log --limit 10 --stat
-    """
-    lake = session.lake()
-    latest = lake.snapshot() if html is not None or stat else None
-    history = list(lake.history(limit, latest))
-    diffs = _diffs(lake, history, latest) if stat and latest is not None else {}
-    if html is not None and latest is not None:
-        from trinitylake_ops.pages import log_page  # with the code that draws it
-
-        page_written(html, log_page(latest, history, lake.storage.now_ms()))
-    if as_json:
-        print_json([{**jsonable(info), "diff": diffs[info.version]} for info in history] if stat else history)
-    elif stat:
-        columns: tuple[str, ...] = (
-            "version",
-            "created (UTC)",
-            "operation",
-            "message",
-            *_COUNTED,
-            *("rows", "files of tables", "bytes of tables"),
-            "attempts",
-            "requests",
-            "bytes",
-        )
-        rows = [row for info in history for row in _stat_rows(info, diffs[info.version])]
-        print_table(new_table("", *columns, rows=rows))
-    else:
-        columns = ("version", "created (UTC)", "operation", "message", "by", "run", "state")
-        print_table(new_table("", *columns, rows=[row for info in history for row in _log_rows(info)]))
-
-
-_COUNTED = ("set", "deleted")
-
-
-def _log_rows(info: VersionInfo) -> Iterator[tuple[object, ...]]:
-    by = _by(info.committer, info.approved_by)
-    yield info.version, info.created_at, _operation(info), info.message, by, info.run_id, info.state
-    for each in info.transactions:
-        yield "", "", f"- {each.operation}", each.message, _by(each.client, each.approved_by), each.run_id, ""
-
-
-def _by(committer: str, approved_by: str | None) -> str:
-    return ", ".join(filter(None, (committer, f"approved by {approved_by}" if approved_by else "")))
-
-
-def _diffs(lake: Lakehouse, history: Sequence[VersionInfo], latest: Snapshot) -> dict[int, VersionDiff | None]:
-    """Return what each version changed."""
-    from trinitylake_ops.maintenance.differences.versions import diffs_of  # with Iceberg
-
-    return dict(diffs_of(lake, [info.version for info in history], latest))
-
-
-def _stat_rows(info: VersionInfo, diff: VersionDiff | None) -> Iterator[tuple[object, ...]]:
-    from trinitylake_ops.maintenance.differences.versions import delta_texts
-
-    tables = ("", "", "") if diff is not None and not diff.tables else delta_texts(None if diff is None else diff.sums)
-    cost = (info.cost.get("attempts"), info.cost.get("requests"), _size(info.bytes_written))
-    counted = map(info.counts.get, _COUNTED)
-    yield info.version, info.created_at, _operation(info), info.message, *counted, *tables, *cost
-    for one in info.transactions:
-        yield "", "", f"- {one.operation}", one.message, *map(one.counts.get, _COUNTED), "", "", "", "", "", ""
-
-
-def _operation(info: VersionInfo) -> str:
-    notes = [
-        *([] if info.rollback_from is None else [f"from {info.rollback_from}"]),
-        *(["clock set back"] if info.is_clock_reset else []),
-    ]
-    return f"{info.operation or '-'} ({', '.join(notes)})" if notes else info.operation or "-"
 
 
 @click.command(short_help="List namespaces, or the tables of one.")

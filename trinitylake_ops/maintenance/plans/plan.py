@@ -50,8 +50,8 @@ class Plan(Document):
         """Execute the plan. Each kind takes an ``approved_digest`` and further options."""
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the content as values of JSON, the digest included."""
-        return {**super().to_dict(), "digest": self.digest}
+        """Return the content as values of JSON, and the digest, which is None if there is nothing to approve."""
+        return {**super().to_dict(), "digest": None if self.is_empty else self.digest}
 
     def check_approved(self, approved_digest: str) -> None:
         """Raise PlanChangedError when this is not the plan that was approved."""

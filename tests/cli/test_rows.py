@@ -1,0 +1,200 @@
+"""Rows of tables on the command line: head and count apply deletes, and no value reaches a terminal raw."""
+
+from __future__ import annotations
+
+import datetime as dt
+import itertools
+from collections.abc import Iterator
+from decimal import Decimal
+from uuid import UUID
+
+import pyarrow as pa
+import pytest
+from pyiceberg.schema import Schema
+from pyiceberg.types import DecimalType, ListType, LongType, MapType, NestedField, StringType, StructType, UUIDType
+
+from tests.cli.test_commands import ROOT, Cli, assert_error, cli, logging_as_it_was
+from tests.cli.test_hostile_text import EVIL, is_harmless
+from tests.engine_tables import EQUALITY, POSITIONS, with_equality, with_positions
+from tests.maintenance.changes import append_rows, drop
+from trinitylake_ops import Lakehouse
+from trinitylake_ops.cli.rows import fitted_widths
+from trinitylake_ops.format.definitions import TableDef
+from trinitylake_ops.storage import drop_memory_root
+from trinitylake_ops.tables import catalog_at
+
+__all__ = ["cli", "logging_as_it_was"]
+
+
+@pytest.fixture
+def lake() -> Iterator[Lakehouse]:
+    yield Lakehouse.create(ROOT)
+    drop_memory_root(ROOT)
+
+
+def append(lake: Lakehouse, name: str, rows: pa.Table) -> None:
+    catalog = catalog_at(lake)
+    catalog.create_namespace_if_not_exists(name.partition(".")[0])
+    catalog.create_table_if_not_exists(name, rows.schema).append(rows)
+
+
+def on_terminal(monkeypatch: pytest.MonkeyPatch, width: int) -> None:
+    """Let output look as if it went to a terminal of a width."""
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("COLUMNS", str(width))
+
+
+def test_rows_of_a_version(cli: Cli, lake: Lakehouse) -> None:
+    for number in range(3):
+        append(lake, "ns.t", pa.table({"id": [number * 2, number * 2 + 1], "name": [f"a{number}", None]}))
+    first = lake.latest_version() - 2
+    assert cli("head", "ns.t").out.splitlines()[:3] == ["id  name", " 0  a0", " 1  NULL"]
+    assert [row["id"] for row in cli("head", "ns.t", "--json").json["rows"]] == list(range(6))
+    shown = cli("head", "ns.t", "--limit", 3, "--columns", "name,id", "--json").json
+    assert [list(row.items()) for row in shown["rows"]][2] == [("name", "a1"), ("id", 2)]
+    assert len(shown["rows"]) == 3
+    old = cli("head", "ns.t", "--version", first, "--json").json
+    assert (old["version"], old["namespace"], old["table"], len(old["rows"])) == (first, "ns", "t", 2)
+    assert (cli("count", "ns.t").out, cli("count", "ns.t", "--version", first).out) == ("6\n", "2\n")
+    counted = {"version": lake.latest_version(), "namespace": "ns", "table": "t", "rows": 6}
+    assert cli("count", "ns.t", "--json").json == counted
+
+
+def test_deletes_are_applied(cli: Cli, lake: Lakehouse) -> None:
+    for made, left in ((with_positions(lake), POSITIONS), (with_equality(lake), EQUALITY)):
+        name, ids = f"ns.{made.name}", [number for number, _ in left]
+        assert sorted(row["id"] for row in cli("head", name, "--json").json["rows"]) == sorted(ids)
+        assert int(cli("count", name).out) == len(ids)
+        for limit in range(1, len(ids)):
+            assert len(cli("head", name, "--limit", limit, "--json").json["rows"]) == limit
+
+
+def test_a_table_without_rows(cli: Cli, lake: Lakehouse) -> None:
+    catalog_at(lake).create_namespace("ns")
+    catalog_at(lake).create_table("ns.t", pa.schema([("id", pa.int64()), ("name", pa.string())]))
+    shown = cli("head", "ns.t", "--columns", "name")
+    assert (shown.code, shown.out, shown.err) == (0, "name\n", "No rows.\n")
+    assert cli("head", "ns.t", "--json").json["rows"] == []
+    assert cli("count", "ns.t").out == "0\n"
+
+
+def test_values_of_each_kind(cli: Cli, lake: Lakehouse) -> None:
+    nested = StructType(NestedField(11, "x", LongType()), NestedField(12, "y", ListType(13, StringType())))
+    schema = Schema(
+        NestedField(1, "id", UUIDType()),
+        NestedField(2, "price", DecimalType(9, 2)),
+        NestedField(3, "part", nested),
+        NestedField(4, "counts", MapType(14, StringType(), 15, LongType())),
+    )
+    catalog = catalog_at(lake)
+    catalog.create_namespace("ns")
+    table = catalog.create_table("ns.nested", schema)
+    number = UUID(int=7)
+    row = {"id": number.bytes, "price": Decimal("1.50"), "part": {"x": 1, "y": ["a"]}, "counts": [("k", 2)]}
+    table.append(pa.Table.from_pylist([row], schema=table.schema().as_arrow()))
+    (shown,) = cli("head", "ns.nested", "--json").json["rows"]
+    assert shown["id"] in (str(number), number.hex)
+    assert (shown["price"], shown["part"], shown["counts"]) == ("1.50", {"x": 1, "y": ["a"]}, [["k", 2]])
+    assert '{"x": 1, "y": ["a"]}' in cli("head", "ns.nested").out
+    plain = pa.table(
+        {
+            "f": [float("nan"), float("-inf")],
+            "b": pa.array([b"\x00\xff", None]),
+            "d": [dt.date(2026, 1, 31), None],
+            "t": pa.array([dt.datetime(2026, 1, 31, 1, 2, 3, 4, dt.UTC), None], pa.timestamp("us", "UTC")),
+        }
+    )
+    append(lake, "ns.plain", plain)
+    first, second = cli("head", "ns.plain", "--json").json["rows"]
+    assert first == {"f": "NaN", "b": "00ff", "d": "2026-01-31", "t": "2026-01-31T01:02:03.000004+00:00"}
+    assert second == {"f": "-Infinity", "b": None, "d": None, "t": None}
+
+
+def test_times_that_python_cannot_hold_are_shown_as_numbers(cli: Cli, lake: Lakehouse) -> None:
+    days, micros = pa.array([2**31 - 1], pa.int32()).cast(pa.date32()), pa.array([2**62], pa.timestamp("us"))
+    far = pa.table({"d": days, "t": micros})
+    catalog = catalog_at(lake)
+    catalog.create_namespace("ns")
+    without = {"write.metadata.metrics.default": "none"}  # pyiceberg fails to write bounds of such columns
+    catalog.create_table("ns.t", far.schema, properties=without).append(far)
+    assert cli("head", "ns.t", "--json").json["rows"] == [{"d": 2**31 - 1, "t": 2**62}]
+    assert str(2**62) in cli("head", "ns.t").out
+
+
+def test_no_value_reaches_the_terminal_raw(cli: Cli, lake: Lakehouse, monkeypatch: pytest.MonkeyPatch) -> None:
+    append(lake, "ns.t", pa.table({EVIL: [EVIL, EVIL * 1_000], "part": [{"a": EVIL}, {"a": None}]}))
+    for _ in range(2):
+        for arguments in (("head", "ns.t"), ("head", "ns.t", "--json"), ("head", "ns.t", "--columns", EVIL)):
+            result = cli(*arguments)
+            assert result.code == 0
+            assert is_harmless(result.out + result.err)
+        assert is_harmless(cli("head", "ns.t", "--columns", f"{EVIL}x").err)
+        on_terminal(monkeypatch, 40)
+    assert cli("head", "ns.t", "--json").json["rows"][0][EVIL] == EVIL
+
+
+def test_a_terminal_gets_lines_that_fit(cli: Cli, lake: Lakehouse, monkeypatch: pytest.MonkeyPatch) -> None:
+    wide = {f"column{number}": ["x" * 100_000 if number else "\u6f22" * 50] for number in range(20)}
+    append(lake, "ns.t", pa.table({"id": [7], **wide}))
+    assert max(map(len, cli("head", "ns.t").out.splitlines())) < 22_000, "a value has up to 1,000 characters"
+    for width in (5, 30, 100):
+        on_terminal(monkeypatch, width)
+        shown = cli("head", "ns.t")
+        lines = shown.out.splitlines()
+        assert len(lines) == 2
+        assert all(len(line) + line.count("\u6f22") <= width for line in lines)
+        assert lines[1].lstrip().startswith("7")
+        assert "--columns" in shown.err
+    assert "--columns" not in cli("head", "ns.t", "--columns", "id,column3").err
+
+
+def test_widths_fill_the_line() -> None:
+    for wanted, total in itertools.product([(3, 5), (100, 3, 100), (200,) * 30, (1,), (9, 9, 9)], [1, 10, 29, 80]):
+        widths = fitted_widths(wanted, total)
+        used = sum(widths) + 2 * (len(widths) - 1)
+        assert 1 <= len(widths) <= len(wanted)
+        assert used <= total or len(widths) == 1
+        assert all(1 <= width <= want for width, want in zip(widths, wanted, strict=False))
+        is_whole = widths == list(wanted)
+        assert is_whole or total - used < max(wanted)
+    assert fitted_widths((100, 3, 100), 80) == [36, 3, 37]
+
+
+def test_what_cannot_be_shown(cli: Cli, lake: Lakehouse) -> None:
+    append_rows(lake)
+    with lake.transaction() as txn:
+        txn.create_table("ns", "other", TableDef(table_format="LANCE"))
+    for command in ("head", "count"):
+        assert_error(cli(command, "ns.none"), 4, "ns.none")
+        assert_error(cli(command, "none"), 2, "NAMESPACE.TABLE")
+        assert_error(cli(command, "ns.other"), 2, "LANCE")
+        assert_error(cli(command, "ns.t", "--version", 99), 4)
+    assert_error(cli("head", "ns.t", "--columns", "id,none"), 2, "none", "id")
+    assert_error(cli("head", "ns.t", "--columns", "id,id"), 2)
+    for limit in (0, 10_001):
+        assert_error(cli("head", "ns.t", "--limit", limit), 2)
+
+
+def test_the_log_of_a_table(cli: Cli, lake: Lakehouse) -> None:
+    append_rows(lake)
+    append_rows(lake, "ns.u")
+    append_rows(lake)
+    with catalog_at(lake).load_table("ns.t").update_schema() as update:
+        update.add_column("n", LongType())
+    shown = cli("log", "ns.t", "--json").json
+    kinds = {one["version"]: one["change"]["kind"] for one in shown}
+    assert list(kinds.items()) == [(7, "changed"), (6, "changed"), (3, "changed"), (2, "added")]
+    assert [one["change"]["delta"]["rows_added"] for one in shown] == [0, 3, 3, 0]
+    assert [one["version"] for one in cli("log", "ns.t", "--limit", 2, "--json").json] == [7, 6]
+    text = cli("log", "ns.t").out.splitlines()
+    assert text[0].split()[-5:] == ["change", "rows", "files", "bytes", "columns"]
+    assert "+3" in text[2]
+    assert cli("rollback", 3, "--table", "ns.t", "--yes").code == 0
+    marks = {one["version"]: one["undone_by"] for one in cli("log", "ns.t", "--json").json}
+    assert marks == {8: None, 7: 8, 6: 8, 3: None, 2: None}
+    assert sum("undone by 8" in line for line in cli("log").out.splitlines()) >= 2
+    drop(lake, "ns", "t")
+    assert cli("log", "ns.t", "--json").json[0]["change"]["kind"] == "removed"
+    assert_error(cli("log", "ns.none"), 4, "ns.none")
+    assert_error(cli("log", "none"), 2, "NAMESPACE.TABLE")
+    assert_error(cli("log", "ns.t", "--html", "page.html"), 2, "--html")

@@ -1,0 +1,236 @@
+"""Commands that show rows of tables: head, count. Rows are untrusted, and no value reaches the terminal raw."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from datetime import date, datetime, time
+from decimal import Decimal
+from typing import TYPE_CHECKING, Any
+from uuid import UUID
+
+import click
+
+from trinitylake_ops.cli.context import (
+    Session,
+    WholeNumber,
+    at_options,
+    json_option,
+    pass_session,
+    print_json,
+    print_line,
+    print_notice,
+)
+from trinitylake_ops.errors import InvalidInputError
+from trinitylake_ops.maintenance.plans.document import visible
+from trinitylake_ops.versions.names import resolve_table
+from trinitylake_ops.versions.snapshot import Snapshot
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyiceberg.table.metadata import TableMetadata
+
+    from trinitylake_ops.tables.io.file_io import StorageFileIO
+
+_MOST_ROWS = 10_000
+#: Characters of a value that are printed outside of JSON, and of a column that a terminal has at least.
+_MOST_CHARS, _NARROWEST_CHARS = 1_000, 8
+_GAP = "  "
+_CUT = "\N{HORIZONTAL ELLIPSIS}"
+
+
+@click.command(short_help="Print the first rows of a table.")
+@click.argument("name", metavar="NS.TABLE")
+@click.option("--limit", type=WholeNumber(1, _MOST_ROWS), default=10, show_default=True, help="At most N rows.")
+@click.option("--columns", metavar="NAME,...", help="Only these columns, in this order.")
+@at_options
+@json_option
+@pass_session
+def head(
+    session: Session,
+    name: str,
+    limit: int,
+    columns: str | None,
+    version: str | None,
+    timestamp: datetime | int | None,
+    as_json: bool,
+) -> None:
+    """Print rows of a table, those of its oldest data files first. Rows that delete files delete are left out.
+
+    On a terminal, values and columns that do not fit are cut. Elsewhere a value has up to 1,000 characters. --json
+    prints whole values, in the forms of Iceberg's JSON.
+
+    Example: trinitylake head sales.orders --limit 5 --columns id,amount
+    """
+    from trinitylake_ops.tables.files.table_rows import first_rows  # with Iceberg
+
+    snapshot, (namespace, table) = _table_at(session, name, version, timestamp)
+    with _reading(session, snapshot, namespace, table) as (metadata, io):
+        rows = first_rows(metadata, io, limit, None if columns is None else columns.split(","))
+    values = [[_python(value) for value in rows.column(at)] for at in range(rows.num_columns)]
+    if as_json:
+        lines = [
+            {field.name: _json_value(column[at]) for field, column in zip(rows.schema, values, strict=True)}
+            for at in range(rows.num_rows)
+        ]
+        print_json({"version": snapshot.version, "namespace": namespace, "table": table, "rows": lines})
+        return
+    is_number = [_is_number(field.type) for field in rows.schema]
+    texts = [[visible(_text(value)) for value in column] for column in values]
+    _print_aligned([visible(field.name) for field in rows.schema], texts, is_number)
+
+
+@click.command(short_help="Count the rows of a table.")
+@click.argument("name", metavar="NS.TABLE")
+@at_options
+@json_option
+@pass_session
+def count(session: Session, name: str, version: str | None, timestamp: datetime | int | None, as_json: bool) -> None:
+    """Print how many rows a table has, without those that delete files delete.
+
+    The manifests of the table count the rows of each data file. Only data files with delete files are read.
+
+    Example: trinitylake count sales.orders --version 12
+    """
+    from trinitylake_ops.tables.files.table_rows import count_rows  # with Iceberg
+
+    snapshot, (namespace, table) = _table_at(session, name, version, timestamp)
+    with _reading(session, snapshot, namespace, table) as (metadata, io):
+        rows = count_rows(metadata, io)
+    if as_json:
+        print_json({"version": snapshot.version, "namespace": namespace, "table": table, "rows": rows})
+    else:
+        print_line(str(rows))
+
+
+def _table_at(
+    session: Session, name: str, version: str | None, timestamp: datetime | int | None
+) -> tuple[Snapshot, tuple[str, str]]:
+    snapshot = session.lake().snapshot(version, timestamp)
+    return snapshot, resolve_table(name, snapshot)
+
+
+@contextmanager
+def _reading(
+    session: Session, snapshot: Snapshot, namespace: str, table: str
+) -> Iterator[tuple[TableMetadata, StorageFileIO]]:
+    """Return the metadata of a table at a version, and what reads its files."""
+    from trinitylake_ops.tables.catalog.catalog import TrinityLakeCatalog
+    from trinitylake_ops.tables.catalog.target import SnapshotTarget
+    from trinitylake_ops.tables.files.data_reading import ReadVersion, reading_at
+    from trinitylake_ops.tables.files.metadata import table_metadata
+
+    definition = snapshot.table(namespace, table)
+    if not definition.is_iceberg:
+        raise InvalidInputError(
+            f"the rows of table {namespace}.{table} cannot be read: its format is {definition.table_format!r}; read"
+            " it with an engine for that format"
+        )
+    io = TrinityLakeCatalog.on(SnapshotTarget(snapshot, session.storage_options)).io
+    with reading_at(ReadVersion.of(snapshot, io), io):
+        yield table_metadata(definition, io), io.for_table(definition)
+
+
+def _python(scalar: pa.Scalar[Any]) -> object:
+    """Return a value as Python has it, and its number or bytes if Python cannot, such as a date after year 9999."""
+    try:
+        return scalar.as_py()
+    except (ValueError, ArithmeticError):  # an OverflowError is an ArithmeticError
+        if hasattr(scalar, "value"):
+            return scalar.value
+        if hasattr(scalar, "as_buffer"):
+            return scalar.as_buffer().to_pybytes()
+        return f"a {scalar.type} that is out of range"
+
+
+def _json_value(value: Any) -> Any:
+    """Return a value of a row as JSON holds it."""
+    match value:
+        case float() if not math.isfinite(value):
+            return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+        case bytes():
+            return value.hex()
+        case date() | time():
+            return value.isoformat()
+        case Decimal() | UUID():
+            return str(value)
+        case Mapping():
+            return {str(key): _json_value(item) for key, item in value.items()}
+        case list() | tuple():
+            return [_json_value(item) for item in value]
+    return value
+
+
+def _text(value: object) -> str:
+    """Return the beginning of a value as a person reads it."""
+    match value:
+        case None:
+            text = "NULL"
+        case str():
+            text = value
+        case bytes():
+            text = value[:_MOST_CHARS].hex()
+        case datetime():
+            text = value.isoformat(sep=" ")
+        case list() | Mapping():
+            text = json.dumps(_json_value(value), ensure_ascii=False)
+        case _:
+            text = str(value)
+    return text if len(text) <= _MOST_CHARS else f"{text[: _MOST_CHARS - 1]}{_CUT}"
+
+
+def _is_number(kind: pa.DataType) -> bool:
+    import pyarrow as pa
+
+    return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind))
+
+
+def _print_aligned(names: Sequence[str], columns: Sequence[Sequence[str]], is_number: Sequence[bool]) -> None:
+    """Print columns of visible text, cut to the width of the terminal. Outside of a terminal nothing is cut."""
+    from rich.cells import cell_len
+    from rich.console import Console
+
+    console = Console()
+    wanted = [max(map(cell_len, (name, *texts))) for name, texts in zip(names, columns, strict=True)]
+    widths = fitted_widths(wanted, console.width) if console.is_terminal else wanted
+    for line in zip(*((name, *texts) for name, texts in zip(names, columns, strict=True)), strict=True):
+        cells = [_cell(text, width, right) for text, width, right in zip(line, widths, is_number, strict=False)]
+        click.echo(_GAP.join(cells).rstrip())
+    if len(widths) < len(names):
+        print_notice(f"{len(names) - len(widths)} more columns do not fit; choose with --columns, or use --json")
+    if not columns or not columns[0]:
+        print_notice("No rows.")
+
+
+def fitted_widths(wanted: Sequence[int], total: int) -> list[int]:
+    """Return the widths of the first columns that fit into a line.
+
+    Args:
+        wanted: The width in characters that each column needs.
+        total: The width of the line.
+    """
+    widths: list[int] = []
+    for want in wanted:
+        width = min(want, _NARROWEST_CHARS)
+        if widths and sum(widths) + len(_GAP) * len(widths) + width > total:
+            break
+        widths.append(width)
+    spare = max(0, total - sum(widths) - len(_GAP) * (len(widths) - 1))
+    narrow_first = sorted(range(len(widths)), key=lambda at: wanted[at])
+    for n_done, at in enumerate(narrow_first):
+        added = min(wanted[at] - widths[at], spare // (len(widths) - n_done))
+        widths[at] += added
+        spare -= added
+    return [min(width, total) for width in widths]
+
+
+def _cell(text: str, width: int, right: bool) -> str:
+    """Return text of exactly that width on a terminal."""
+    from rich.cells import cell_len, set_cell_size
+
+    size = cell_len(text)
+    if size > width:
+        return set_cell_size(text, width - 1) + _CUT
+    return " " * (width - size) + text if right else text + " " * (width - size)
