@@ -266,7 +266,7 @@ def test_show(cli: Cli, lake: Lakehouse) -> None:
     assert [column["name"] for column in shown["definition"]["schema"]["columns"]] == ["id"]
     assert "namespaces: ns" in cli("show").out
     assert "t, u" in cli("show", "ns", "--version", 2).out
-    assert "int8" in cli("show", "ns.real").out
+    assert "long" in cli("show", "ns.real").out
     assert_error(cli("show", "nowhere"), 4, "'nowhere'")
     assert_error(cli("show", "ns.nowhere"), 4, "ns.nowhere")
 

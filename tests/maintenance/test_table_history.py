@@ -38,7 +38,7 @@ def test_it_has_the_versions_that_changed_the_table(lake: Lakehouse) -> None:
     shown = [(one.info.version, one.since, one.change.kind, one.rows_changed) for one in found.versions]
     assert shown == [(6, 5, "changed", 0), (5, 4, "changed", 1), (3, 2, "changed", 3), (2, 1, "added", 0)]
     assert [one.change.after.rows for one in found.versions if one.change.after is not None] == [4, 4, 3, 0]
-    assert found.versions[0].columns == ("added name varchar", "id was int4, is int8")
+    assert found.versions[0].columns == ("added name string", "id was int, is long")
     assert found.looked_back_to == 0
     assert table_history(lake, "sales", "other").versions[0].info.version == 4
 

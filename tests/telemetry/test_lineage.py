@@ -52,8 +52,8 @@ def test_a_publication_is_two_events(lakes: Lakes, tmp_path: Path, monkeypatch: 
     assert (made["namespace"], made["name"]) == (namespace, "ns.made")
     assert made["facets"]["version"]["datasetVersion"] == str(version)
     assert [(one["name"], one["type"]) for one in made["facets"]["schema"]["fields"]] == [
-        ("id", "int8"),
-        ("name", "varchar"),
+        ("id", "long"),
+        ("name", "string"),
     ]
     assert made["outputFacets"]["outputStatistics"]["rowCount"] == 3
 
@@ -93,7 +93,7 @@ def event(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """The end of a publication that read a table and made one, as it is sent."""
     monkeypatch.delenv(SPECIFICATION, raising=False)
     origin = Origin("DAGSTER", "publish", "r", NOW, NOW)
-    made, read = MadeTable("ns.made", (("id", "int8"),), 1, 100, 1), ReadTable("s3://other/", "ns.read", 7)
+    made, read = MadeTable("ns.made", (("id", "long"),), 1, 100, 1), ReadTable("s3://other/", "ns.read", 7)
     _, complete = publication_events("s3://lake", 3, origin, [made], [read])
     found: dict[str, Any] = json.loads(Serde.to_json(complete))
     return found

@@ -338,7 +338,7 @@ def _show_table(snapshot: Snapshot, namespace: str, table: str, as_json: bool) -
         (
             column.id,
             column.name,
-            column.type.name.lower(),
+            column.type_name,
             "yes" if column.nullable else "no",
             "yes" if column.id in keys else "",
         )

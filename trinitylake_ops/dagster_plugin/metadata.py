@@ -8,7 +8,6 @@ from typing import Any
 import dagster as dg
 
 from trinitylake_ops.format.definitions import TableDef
-from trinitylake_ops.maintenance.differences.deltas import type_name
 from trinitylake_ops.maintenance.plans.document import Table
 from trinitylake_ops.operations import shown
 from trinitylake_ops.operations.shown import Json, Link, Markdown, shortened
@@ -78,7 +77,7 @@ def column_schema(definition: TableDef, described: dg.TableSchema | None = None)
         columns=[
             dg.TableColumn(
                 column.name,
-                type_name(column),
+                column.type_name,
                 description=shortened(column.properties.get(DOC, ""))
                 or (said[column.name].description if column.name in said else None),
                 constraints=dg.TableColumnConstraints(

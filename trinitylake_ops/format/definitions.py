@@ -104,6 +104,16 @@ class DataType(_OpenEnum):
     LIST = 18
 
 
+#: Iceberg's names of the types that have another name in the format. Iceberg has no INT2, CHAR and TIMETZ.
+_ICEBERG_NAMES: Mapping[DataType, str] = {
+    DataType.INT4: "int",
+    DataType.INT8: "long",
+    DataType.FLOAT4: "float",
+    DataType.FLOAT8: "double",
+    DataType.VARCHAR: "string",
+}
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExportRecord:
     """One export, recorded in the lakehouse definition (field 1000).
@@ -289,6 +299,23 @@ class Column:
     map_value: Column | None = None
     list_element: Column | None = None
     unknown_fields: bytes = b""
+
+    @property
+    def type_name(self) -> str:
+        """The type in Iceberg's words, such as ``long``, ``decimal(10, 2)`` or ``list<struct<city: string>>``."""
+        if self.type is DataType.STRUCT:
+            return f"struct<{', '.join(f'{part.name}: {part.type_name}' for part in self.struct_fields)}>"
+        if self.type is DataType.MAP and self.map_key is not None and self.map_value is not None:
+            return f"map<{self.map_key.type_name}, {self.map_value.type_name}>"
+        if self.type is DataType.LIST and self.list_element is not None:
+            return f"list<{self.list_element.type_name}>"
+        if self.type is DataType.DECIMAL:
+            digits = [self.properties[name] for name in ("precision", "scale") if name in self.properties]
+            return f"decimal({', '.join(digits)})" if digits else "decimal"
+        if self.type is DataType.FIXED:
+            is_uuid = self.properties.get("iceberg.type") == "uuid"
+            return "uuid" if is_uuid else f"fixed[{self.properties.get('size', '?')}]"
+        return _ICEBERG_NAMES.get(self.type, self.type.name.lower())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

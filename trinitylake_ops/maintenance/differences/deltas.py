@@ -132,7 +132,7 @@ def column_changes(before: Schema, after: Schema) -> tuple[str, ...]:
     """Return what changed between two lists of columns, one line for each change, by the ids of columns."""
     old, new = ({column.id: column for column in schema.columns} for schema in (before, after))
     lines = [f"dropped {old[at].name}" for at in old if at not in new]
-    lines += [f"added {new[at].name} {type_name(new[at])}" for at in new if at not in old]
+    lines += [f"added {new[at].name} {new[at].type_name}" for at in new if at not in old]
     for at in [at for at in old if at in new]:
         lines += _changes_of(old[at], new[at])
     return tuple(lines)
@@ -142,8 +142,8 @@ def _changes_of(was: Column, now: Column) -> list[str]:
     found = []
     if was.name != now.name:
         found.append(f"renamed {was.name} to {now.name}")
-    if type_name(was) != type_name(now):
-        found.append(f"{now.name} was {type_name(was)}, is {type_name(now)}")
+    if was.type_name != now.type_name:
+        found.append(f"{now.name} was {was.type_name}, is {now.type_name}")
     elif _parts(was) != _parts(now):
         found.append(f"{now.name} has other parts")
     if was.nullable != now.nullable:
@@ -155,12 +155,6 @@ def _changes_of(was: Column, now: Column) -> list[str]:
 
 def _parts(column: Column) -> tuple[object, ...]:
     return column.struct_fields, column.map_key, column.map_value, column.list_element
-
-
-def type_name(column: Column) -> str:
-    """Return the type of a column as people read it, such as ``decimal(10, 2)``."""
-    arguments = ", ".join(column.properties[name] for name in ("precision", "scale") if name in column.properties)
-    return f"{column.type.name.lower()}({arguments})" if arguments else column.type.name.lower()
 
 
 def signed(added: int | None, removed: int | None) -> str:

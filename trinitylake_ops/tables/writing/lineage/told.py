@@ -50,6 +50,6 @@ def tell_lineage(
 
 
 def _made(table: StagedTable) -> MadeTable:
-    columns = tuple((column.name, column.type.name.lower()) for column in table.table_def.schema.columns)
+    columns = tuple((column.name, column.type_name) for column in table.table_def.schema.columns)
     name = f"{table.namespace}.{table.table}"
     return MadeTable(name, columns, table.added_rows, table.added_bytes, table.added_files)
