@@ -211,8 +211,10 @@ def test_wall_clock_times_are_not_taken_for_utc(lake: Lakehouse, io: StorageFile
 
 def test_partitions_that_cannot_be_written_are_refused(lake: Lakehouse, io: StorageFileIO) -> None:
     floats = metadata_of(lake, pa.schema([("v", pa.float64())]), "v")
-    with pytest.raises(InvalidDefinitionError, match="no float"):
+    with pytest.raises(InvalidDefinitionError, match="no float or UUID"):
         write_data_files(io, floats, [])
+    with pytest.raises(InvalidDefinitionError, match="no float or UUID"):
+        write_data_files(io, metadata_of(lake, pa.schema([("v", pa.uuid())]), "v"), [])
     schema: Schema = arrow_to_iceberg_schema(FLIGHTS)
     bucket = PartitionField(source_id=4, field_id=1000, transform=BucketTransform(8), name="delay_bucket")
     bucketed = new_table_metadata(

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import datetime as dt
+import decimal
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -12,7 +15,7 @@ from pyiceberg.table.snapshots import Operation
 
 from tests.lakes import Lakes, check_lake
 from trinitylake_ops import Lakehouse, maintenance
-from trinitylake_ops.errors import CommitConflictError
+from trinitylake_ops.errors import CommitConflictError, InvalidInputError
 from trinitylake_ops.storage import open_storage
 from trinitylake_ops.tables.catalog import catalog_at
 from trinitylake_ops.tables.writing.arrow_writer import stage_arrow
@@ -237,6 +240,82 @@ def test_anew_replaces_what_is_there_now(local: Lakehouse) -> None:
     assert rows(local) == {1: [1], 2: [2]}
     put(local, nothing, replaces_latest=[nothing])
     assert rows(local) == {1: [1]}
+
+
+def test_null_is_not_the_text_null(local: Lakehouse) -> None:
+    """Partitions are compared by values: neither a conflict nor a removal confuses NULL with a text."""
+
+    def region(value: str | None, n: int, mode: Mode = "replace_partitions") -> StagedTable:
+        rows = pa.table({"region": pa.array([value], pa.string()), "n": [n]})
+        partitions = [{"region": value}] if mode == "replace_partitions" else None
+        return stage_arrow(local, rows, *NAME, mode=mode, partition_by=["region"], partitions=partitions)
+
+    def values() -> list[tuple[str | None, int]]:
+        table = catalog_at(local).load_table(NAME).scan().to_arrow()
+        return sorted(((row["region"], row["n"]) for row in table.to_pylist()), key=repr)
+
+    put(local, region(None, 1, "append"), run="null")
+    assert put(local, text := region("null", 2)).tables[0].partitions == ("region=null",)
+    assert text.replaced_partitions != region(None, 1).replaced_partitions
+    again, null = region("null", 3), region(None, 4)
+    put(local, region("null", 5))
+    with pytest.raises(CommitConflictError, match=r"\(region=null\)"):
+        put(local, again)
+    put(local, again, is_anew=True)
+    assert values() == [("null", 3), (None, 1)]
+    assert put(local, null).tables[0].partitions == ("region is null",)
+    assert values() == [("null", 3), (None, 4)]
+
+
+def test_values_of_each_type_replace_their_own_partition(local: Lakehouse) -> None:
+    """Staged values travel as JSON, and are compared with those of the table's manifests."""
+    moment = dt.datetime(2030, 1, 2, 3, 4, 5, 6, tzinfo=dt.UTC)
+    columns: dict[str, tuple[pa.Array, Any]] = {
+        "b": (pa.array([True]), True),
+        "i": (pa.array([7], pa.int32()), 7),
+        "l": (pa.array([-(1 << 40)]), -(1 << 40)),
+        "d": (pa.array([decimal.Decimal("-1.50")]), decimal.Decimal("-1.50")),
+        "s": (pa.array(["a/b=c ü"]), "a/b=c ü"),
+        "x": (pa.array([b"\x00\xff"]), b"\x00\xff"),
+        "f": (pa.array([b"ab"], pa.binary(2)), b"ab"),
+        "day": (pa.array([moment.date()]), moment.date()),
+        "time": (pa.array([moment.time()]), moment.time()),
+        "at": (pa.array([moment.replace(tzinfo=None)]), moment.replace(tzinfo=None)),
+        "atz": (pa.array([moment], pa.timestamp("us", "UTC")), moment),
+    }
+    first = pa.table({**{name: array for name, (array, _) in columns.items()}, "n": [1]})
+    other = first.set_column(first.schema.get_field_index("s"), "s", pa.array(["other"]))
+    values = {name: value for name, (_, value) in columns.items()}
+
+    def stage(rows: pa.Table, **more: Any) -> StagedTable:
+        given = {**values, **more}
+        staged = stage_arrow(
+            local, rows, *NAME, mode="replace_partitions", partition_by=list(columns), partitions=[given]
+        )
+        return StagedTable.from_json(staged.to_json())
+
+    put(local, stage(first))
+    late, late_other = stage(first), stage(other, s="other")
+    put(local, stage(first))
+    with pytest.raises(CommitConflictError, match="others changed what it replaces"):
+        put(local, late)
+    put(local, late, is_anew=True)
+    put(local, late_other)
+    assert sorted(row["s"] for row in catalog_at(local).load_table(NAME).scan().to_arrow().to_pylist()) == [
+        "a/b=c ü",
+        "other",
+    ]
+
+
+def test_damaged_values_of_partitions_are_refused(local: Lakehouse) -> None:
+    put(local, month(local, 1))
+    staged = month(local, 2)
+    put(local, month(local, 3))
+    for values in (("zz",), ("01",), (), ("0" * 16, "0" * 16)):
+        damaged = StagedTable.from_json(dataclasses.replace(staged, replaced_partitions=(values,)).to_json())
+        with pytest.raises(InvalidInputError, match="stage it again"):
+            put(local, damaged)
+    assert rows(local) == {1: [1], 3: [1]}
 
 
 def test_changes_of_other_kinds_are_conflicts_as_before(local: Lakehouse) -> None:

@@ -11,9 +11,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pyiceberg.schema import Schema as IcebergSchema
 from pyiceberg.types import (
+    BinaryType,
+    BooleanType,
+    DateType,
     DecimalType,
+    DoubleType,
     FixedType,
+    FloatType,
     IcebergType,
+    IntegerType,
     ListType,
     LongType,
     MapType,
@@ -21,6 +27,9 @@ from pyiceberg.types import (
     StringType,
     StructType,
     TimestampNanoType,
+    TimestampType,
+    TimestamptzType,
+    TimeType,
     UnknownType,
     UUIDType,
 )
@@ -31,6 +40,7 @@ from trinitylake_ops.tables.types import (
     arrow_to_iceberg_schema,
     check_arrow_schema,
     from_iceberg_schema,
+    storable,
     to_iceberg_schema,
 )
 
@@ -139,7 +149,12 @@ def test_ids_names_and_nullability_are_kept() -> None:
 
 @pytest.mark.parametrize(
     ("data_type", "instead"),
-    [(DataType.INT2, "INT4"), (DataType.CHAR, "VARCHAR"), (DataType.TIMETZ, "TIME in UTC"), (DataType(99), "a type")],
+    [
+        (DataType.INT2, "int"),
+        (DataType.CHAR, "string"),
+        (DataType.TIMETZ, "time in UTC"),
+        (DataType(99), "a type"),
+    ],
 )
 def test_a_column_type_that_iceberg_lacks_is_one_clear_line(data_type: DataType, instead: str) -> None:
     inner = Column(id=2, name="code", type=data_type)
@@ -201,7 +216,12 @@ def test_wrong_parts_and_properties_name_the_column(column: Column) -> None:
         (pa.month_day_nano_interval(), "int32"),
         (pa.decimal256(50, 2), "decimal128"),
         (pa.null(), "a concrete type"),
-        (pa.list_view(pa.int64()), "a type that Iceberg has"),
+        (pa.list_view(pa.int64()), "list"),
+        (pa.float16(), "float32"),
+        (pa.decimal128(5, -2), "decimal128"),
+        (pa.dense_union([pa.field("a", pa.int64())]), "a struct"),
+        (pa.run_end_encoded(pa.int32(), pa.int64()), "the type of its values"),
+        (pa.bool8(), "its storage"),
     ],
 )
 @pytest.mark.parametrize("place", ["top", "inside"])
@@ -214,6 +234,72 @@ def test_an_arrow_type_that_iceberg_lacks_is_one_clear_line(kind: pa.DataType, i
     assert str(caught.value).startswith(f"column {path}: Iceberg has no type for Arrow's ")
     assert instead in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("kind", [pa.struct([]), pa.struct([("a", pa.int64()), ("a", pa.string())])])
+def test_structs_that_no_file_can_hold_are_refused(kind: pa.DataType) -> None:
+    for schema in (pa.schema([("c", kind)]), pa.schema([("c", pa.list_(kind))])):
+        with pytest.raises(UnsupportedTypeError, match=r"^column 'c"):
+            arrow_to_iceberg_schema(storable(schema))
+
+
+@pytest.mark.parametrize(
+    ("kind", "stored"),
+    [
+        (pa.timestamp("ns"), "timestamp"),
+        (pa.timestamp("s", "Europe/Berlin"), "timestamptz"),
+        (pa.time32("ms"), "time"),
+        (pa.time64("ns"), "time"),
+        (pa.date64(), "date"),
+        (pa.uint32(), "long"),
+        (pa.float16(), "float"),
+        (pa.decimal32(5, 2), "decimal(5, 2)"),
+        (pa.decimal256(38, 2), "decimal(38, 2)"),
+        (pa.dictionary(pa.int8(), pa.timestamp("ns")), "timestamp"),
+        (pa.string_view(), "string"),
+        (pa.large_binary(), "binary"),
+    ],
+)
+def test_types_that_lose_nothing_are_stored_at_any_depth(kind: pa.DataType, stored: str) -> None:
+    inside = [
+        pa.struct([("v", kind)]),
+        pa.list_(kind),
+        pa.large_list(kind),
+        pa.list_(kind, 2),
+        pa.map_(pa.string(), kind),
+    ]
+    schema = arrow_to_iceberg_schema(storable(pa.schema([(str(at), one) for at, one in enumerate([kind, *inside])])))
+    columns = from_iceberg_schema(schema).columns
+    assert [column.type_name for column in columns] == [
+        stored,
+        f"struct<v: {stored}>",
+        *[f"list<{stored}>"] * 3,
+        f"map<string, {stored}>",
+    ]
+
+
+def test_types_have_the_names_of_iceberg() -> None:
+    """Those that pyiceberg writes, without the ids of fields."""
+    kinds: list[IcebergType] = [
+        BooleanType(),
+        IntegerType(),
+        LongType(),
+        FloatType(),
+        DoubleType(),
+        StringType(),
+        DateType(),
+        TimeType(),
+        TimestampType(),
+        TimestamptzType(),
+        BinaryType(),
+        UUIDType(),
+        FixedType(16),
+        DecimalType(10, 2),
+    ]
+    fields = [NestedField(at, f"c{at}", kind) for at, kind in enumerate(kinds, start=1)]
+    assert [column.type_name for column in from_iceberg_schema(IcebergSchema(*fields)).columns] == [
+        str(kind) for kind in kinds
+    ]
 
 
 def test_arrow_schemas_get_fresh_ids() -> None:

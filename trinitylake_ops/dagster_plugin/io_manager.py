@@ -21,8 +21,7 @@ import dagster as dg
 import pyarrow as pa
 from pydantic import Field
 from pyiceberg.exceptions import NoSuchTableError
-from pyiceberg.expressions import AlwaysFalse, AlwaysTrue, And, BooleanExpression, EqualTo, Or, Reference
-from pyiceberg.expressions.literals import literal
+from pyiceberg.expressions import AlwaysFalse, AlwaysTrue, BooleanExpression, Or
 from pyiceberg.table import Table
 
 from trinitylake_ops import Lakehouse
@@ -40,17 +39,18 @@ from trinitylake_ops.dagster_plugin.runs.reads import RESUMED_TAG, record_read, 
 from trinitylake_ops.dagster_plugin.runs.records import published_version_of, run_chain
 from trinitylake_ops.dagster_plugin.runs.staging import log_staged, newest_staged, notes_of
 from trinitylake_ops.dagster_plugin.step_publication import publish_by_step
+from trinitylake_ops.dagster_plugin.stored.distinct import own_keys
 from trinitylake_ops.dagster_plugin.stored.frames import arrow_of, arrow_of_polars, is_pandas, is_polars, is_spark
 from trinitylake_ops.dagster_plugin.stored.settings import Stored, said_of
-from trinitylake_ops.dagster_plugin.stored.upserts import stage_upsert
 from trinitylake_ops.errors import InvalidInputError
 from trinitylake_ops.tables.catalog import catalog_at
 from trinitylake_ops.tables.writing.arrow_writer import stage_arrow
-from trinitylake_ops.tables.writing.partition_key import PartitionKey
+from trinitylake_ops.tables.writing.partition_key import PartitionKey, decode_partitions, rows_where
 from trinitylake_ops.tables.writing.publication import publication_id
 from trinitylake_ops.tables.writing.reads import StagedRead, TableRead
 from trinitylake_ops.tables.writing.staged_table import StagedTable
 from trinitylake_ops.tables.writing.staging import Replace, load_staged
+from trinitylake_ops.tables.writing.upserting import stage_upsert
 from trinitylake_ops.tables.writing.write_plan import Evolution, evolve_to
 from trinitylake_ops.transaction.saved import pinned_version
 
@@ -105,8 +105,11 @@ class _TableIOManager(dg.IOManager):
         staged = obj if isinstance(obj, StagedTable) else self._stage(context, obj, stored, partitions_def)
         values: Mapping[str, Mapping[str, str]] = {}
         if partitions_def is not None and stored.columns:
-            keys = context.asset_partition_keys
+            keys = own_keys(context)
             values = dict(zip(keys, stored.values(keys, partitions_def), strict=True))
+            if stored.mode != "replace_table":
+                listed = list(values.values())
+                stored.check_values(key, staged.table_def.schema, listed, partitions_def, self._instance)
         notes = notes_of(context, staged, said_of(key, context.definition_metadata, staged), values)
         if publishers_of(assets, key):
             log_staged(context, notes)
@@ -123,8 +126,9 @@ class _TableIOManager(dg.IOManager):
     ) -> StagedTable:
         stored.check_rows_are_known(context.asset_key)
         partitions = None
-        if stored.mode == "replace_partitions" and partitions_def is not None:
-            partitions = stored.values(context.asset_partition_keys, partitions_def)
+        if stored.mode != "replace_table" and stored.columns and partitions_def is not None:
+            stored.check_partitions(context.asset_key, partitions_def)
+            partitions = stored.values(own_keys(context), partitions_def)
         lake = self._settings.lakehouse.open()
         partition_by, mode = list(stored.columns) or None, stored.mode
         if is_spark(type(obj)):
@@ -149,10 +153,12 @@ class _TableIOManager(dg.IOManager):
                 f"asset {context.asset_key.to_user_string()} returned a {type(obj).__name__}; return a DataFrame of"
                 " Spark, pandas or polars, a pyarrow Table or RecordBatchReader, or a StagedTable"
             )
-        if stored.keys:
-            return stage_upsert(lake, rows, stored.name, stored.keys)
         if partitions is not None:
             stored.check_days(context.asset_key, rows.schema, partitions_def)
+        if stored.keys:
+            return stage_upsert(
+                lake, rows, *stored.name, keys=stored.keys, partition_by=partition_by, partitions=partitions
+            )
         return stage_arrow(
             lake,
             rows,
@@ -183,13 +189,12 @@ class _TableIOManager(dg.IOManager):
         partitions_def = context.asset_partitions_def if context.has_asset_partitions else None
         stored = Stored.of(key, metadata, partitions_def)
         partitions = _partitions_of(context, stored)
-        rows = _rows_of(partitions)
         staged = self._staged(key) if not is_self and is_part_of_publication(assets, key) else None
         if staged is not None:
             table = load_staged(lake, staged)
             is_replaced = wanted is not Table and _are_replaced(table, staged, partitions)
             self._record_staged_read(lake, key, staged, includes_base=staged.replaces != _ALL and not is_replaced)
-            return self._read(lake, table, wanted, rows)
+            return self._read(lake, table, wanted, _rows_of(table, partitions))
         version = self._version_with(lake, assets, key, context)
         try:
             table = catalog_at(lake, version).load_table(stored.name)
@@ -202,7 +207,7 @@ class _TableIOManager(dg.IOManager):
             ) from error
         self._record_read(lake, context, assets, version, stored.name)
         context.log.info("reading %s.%s at version %s of the lakehouse", *stored.name, version)
-        return self._read(lake, table, wanted, rows)
+        return self._read(lake, table, wanted, _rows_of(table, partitions))
 
     def _version_with(
         self, lake: Lakehouse, assets: StepAssets, key: dg.AssetKey, context: dg.InputContext
@@ -352,24 +357,18 @@ def _are_replaced(table: Table, staged: StagedTable, partitions: Sequence[Mappin
     """Whether staged files replace all rows of some partitions, so that no row of the table's base is read."""
     if staged.replaces != Replace.PARTITIONS.value or partitions is None:
         return False
-    spec, schema = table.spec(), table.schema()
     try:
-        records = [PartitionKey.of(table.metadata, values).record for values in partitions]
+        records = {PartitionKey.of(table.metadata, values).record for values in partitions}
     except InvalidInputError:
         return False
-    return {spec.partition_to_path(record, schema) for record in records} <= {*staged.replaced_partitions}
+    return records <= decode_partitions(staged.replaced_partitions, table.spec(), table.schema())
 
 
-def _rows_of(partitions: Sequence[Mapping[str, str]] | None) -> BooleanExpression:
+def _rows_of(table: Table, partitions: Sequence[Mapping[str, str]] | None) -> BooleanExpression:
     """Return the filter for the rows of partitions, for all rows if they are None."""
     if partitions is None:
         return AlwaysTrue()
-    terms: list[BooleanExpression] = []
-    for values in partitions:
-        equal: list[BooleanExpression] = [
-            EqualTo(term=Reference(column), value=literal(text)) for column, text in values.items()
-        ]
-        terms.append(equal[0] if len(equal) == 1 else And(*equal))
+    terms = [rows_where(table.schema(), values) for values in partitions]
     if not terms:  # such as the partition before the first one
         return AlwaysFalse()
     return terms[0] if len(terms) == 1 else Or(*terms)

@@ -82,9 +82,9 @@ _PRIMITIVES: Mapping[DataType, type[IcebergType]] = {
 _DATA_TYPES: Mapping[type[IcebergType], DataType] = {iceberg: ours for ours, iceberg in _PRIMITIVES.items()}
 
 _USE_INSTEAD_OF_COLUMN_TYPE: Mapping[DataType, str] = {
-    DataType.INT2: "INT4",
-    DataType.CHAR: "VARCHAR",
-    DataType.TIMETZ: "TIME in UTC, or TIMESTAMPTZ",
+    DataType.INT2: "int",
+    DataType.CHAR: "string",
+    DataType.TIMETZ: "time in UTC, or timestamptz",
 }
 _USE_INSTEAD_OF_ICEBERG_TYPE: Mapping[str, str] = {
     "timestamp_ns": "timestamp (microseconds)",
@@ -118,7 +118,49 @@ def arrow_to_iceberg_schema(schema: pa.Schema) -> IcebergSchema:
     Raises UnsupportedTypeError for a type that would not be kept as it is.
     """
     check_arrow_schema(schema)
-    return assign_fresh_schema_ids(MetastoreCatalog._convert_schema_if_needed(schema))
+    try:
+        return assign_fresh_schema_ids(MetastoreCatalog._convert_schema_if_needed(schema))
+    except (TypeError, ValueError, NotImplementedError) as error:
+        reason = str(error).partition("\n")[0]
+        raise UnsupportedTypeError(f"the columns {', '.join(schema.names)} cannot be stored: {reason}") from error
+
+
+def storable(schema: pa.Schema) -> pa.Schema:
+    """Return an Arrow schema with types of Iceberg in place of others that have the same values, at any depth.
+
+    Times are in microseconds, and those with a time zone in UTC: Iceberg keeps the moment and no zone. Rows with values
+    below a microsecond do not fit these types. Unsigned integers of 32 bits are int64, half floats are float32, dates
+    of 64 bits have 32 bits, decimals of other sizes have 128 bits, dictionaries are the type of their values.
+    """
+    return pa.schema([field.with_type(_storable_type(field.type)) for field in schema])
+
+
+def _storable_type(kind: pa.DataType) -> pa.DataType:
+    if pa.types.is_struct(kind):
+        return pa.struct([field.with_type(_storable_type(field.type)) for field in kind])
+    if pa.types.is_map(kind):
+        return pa.map_(_storable_type(kind.key_type), kind.item_field.with_type(_storable_type(kind.item_type)))
+    if pa.types.is_fixed_size_list(kind):
+        return pa.list_(kind.value_field.with_type(_storable_type(kind.value_type)), kind.list_size)
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        list_of = pa.list_ if pa.types.is_list(kind) else pa.large_list
+        return list_of(kind.value_field.with_type(_storable_type(kind.value_type)))
+    if pa.types.is_dictionary(kind):
+        return _storable_type(kind.value_type)
+    if pa.types.is_timestamp(kind):
+        return pa.timestamp("us", None if kind.tz is None else "UTC")
+    if pa.types.is_time(kind):
+        return pa.time64("us")
+    if pa.types.is_decimal(kind) and kind.precision <= _MAX_PRECISION:
+        return pa.decimal128(kind.precision, kind.scale)
+    return next((stored for is_kind, stored in _STORED_AS if is_kind(kind)), kind)
+
+
+_STORED_AS: tuple[tuple[Callable[[pa.DataType], bool], pa.DataType], ...] = (
+    (pa.types.is_date64, pa.date32()),
+    (pa.types.is_uint32, pa.int64()),
+    (pa.types.is_float16, pa.float32()),
+)
 
 
 def check_arrow_schema(schema: pa.Schema) -> None:
@@ -228,15 +270,25 @@ _ARROW_REPLACEMENTS: tuple[tuple[Callable[[pa.DataType], bool], str], ...] = (
     (pa.types.is_timestamp, "timestamp('us', tz='UTC')"),
     (pa.types.is_duration, "int64 of microseconds"),
     (pa.types.is_interval, "int32 columns of its parts"),
-    (pa.types.is_decimal, "decimal128"),
-    (pa.types.is_null, "a concrete type such as string"),
+    (pa.types.is_decimal, "decimal128 with at most 38 digits and a scale from 0 to as many"),
+    (pa.types.is_float16, "float32"),
+    (
+        pa.types.is_null,
+        'a concrete type: astype("string") in pandas, cast(pl.String) in polars, cast(pa.string()) in pyarrow',
+    ),
     (pa.types.is_union, "a struct with one nullable field for each alternative"),
     (pa.types.is_run_end_encoded, "the type of its values"),
+    (lambda kind: pa.types.is_list_view(kind) or pa.types.is_large_list_view(kind), "list"),
+    (lambda kind: isinstance(kind, pa.BaseExtensionType), "columns of its parts, such as its storage"),
 )
 
 
 def _check_arrow_type(kind: pa.DataType, path: str) -> None:
     if pa.types.is_struct(kind):
+        names = [field.name for field in kind]
+        if len(set(names)) < max(len(names), 1):
+            problem = "has two fields of one name" if names else "is a struct without fields, which Parquet cannot hold"
+            raise UnsupportedTypeError(f"column {path!r} {problem}; change it or drop it")
         for field in kind:
             _check_arrow_type(field.type, f"{path}.{field.name}")
     elif pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
@@ -256,8 +308,9 @@ _KEPT_ARROW_TYPES: tuple[Callable[[pa.DataType], bool], ...] = (
     pa.types.is_signed_integer,
     pa.types.is_uint8,
     pa.types.is_uint16,
-    pa.types.is_floating,
-    pa.types.is_decimal128,
+    pa.types.is_float32,
+    pa.types.is_float64,
+    lambda kind: pa.types.is_decimal128(kind) and 0 <= kind.scale <= kind.precision,
     pa.types.is_string,
     pa.types.is_large_string,
     pa.types.is_string_view,

@@ -188,15 +188,14 @@ class TableChanges:
             before, after = (None if state is None else table_metadata(state, catalog.io) for state in states)
             assert after is not None
             found = changed_partitions(before, after, catalog.io)
-            changed = {path for names, path in found if names == holder.stored.columns}
+            changed = {partition for names, partition in found if names == holder.stored.columns}
             keys = holder.partitions.get_partition_keys(dynamic_partitions_store=self.instance)
             values = holder.stored.values(keys, holder.partitions)
-            spec, schema = after.spec(), after.schema()
-            paths = [spec.partition_to_path(PartitionKey.of(after, one).record, schema) for one in values]
+            partitions = [PartitionKey.of(after, one).record for one in values]
         except TrinityLakeError:
             return everything
-        found_keys = zip(keys, values, paths, strict=True)
-        return {key: named for key, named, path in found_keys if path in changed}
+        found_keys = zip(keys, values, partitions, strict=True)
+        return {key: named for key, named, partition in found_keys if partition in changed}
 
 
 def _page(pages: TablePages, namespace: str, table: str, preview_rows: int) -> dict[str, Any]:

@@ -9,6 +9,9 @@ import pyarrow as pa
 
 from trinitylake_ops.errors import InvalidInputError
 
+# What pandas, polars and Arrow raise for values that Arrow has no type for, or that do not fit its types.
+_UNSTORABLE = (ValueError, TypeError, NotImplementedError, OverflowError)
+
 
 def is_spark(kind: Any) -> bool:
     """Whether a type is Spark's DataFrame, without importing Spark: where nobody did, there is none."""
@@ -35,11 +38,26 @@ def is_polars(kind: Any) -> bool:
 def arrow_of_polars(frame: Any) -> pa.Table:
     """Return a frame of polars. A lazy one is collected. Raises InvalidInputError for values that do not fit."""
     collected = frame.collect() if type(frame).__name__ == "LazyFrame" else frame
+    for name, kind in collected.schema.items():
+        if _has_objects(kind):  # polars would export the addresses of the objects
+            raise InvalidInputError(
+                f"column {name!r} of the frame of polars has Python objects; cast it to a type such as pl.String"
+            )
     try:
         rows: pa.Table = collected.to_arrow()
-    except (ValueError, TypeError, NotImplementedError) as error:
-        raise InvalidInputError(f"the frame of polars cannot be stored: {error}") from error
+    except _UNSTORABLE as error:
+        reason = str(error).partition("\n")[0]
+        raise InvalidInputError(f"the frame of polars cannot be stored: {reason}; cast the column") from error
     return rows
+
+
+def _has_objects(kind: Any) -> bool:
+    """Whether a type of polars is Object, or has it within."""
+    if getattr(kind, "__name__", type(kind).__name__) == "Object":
+        return True
+    fields = [field.dtype for field in getattr(kind, "fields", ())]
+    inner = getattr(kind, "inner", None)
+    return any(_has_objects(part) for part in (*fields, *([] if inner is None else [inner])))
 
 
 def arrow_of(frame: Any) -> pa.Table:
@@ -58,5 +76,9 @@ def arrow_of(frame: Any) -> pa.Table:
     kept = [name for name in frame.index.names if name is not None and name not in frame.columns]
     try:
         return pa.Table.from_pandas(frame.reset_index(level=kept) if kept else frame, preserve_index=False)
-    except (ValueError, TypeError, NotImplementedError) as error:  # also errors of Arrow
-        raise InvalidInputError(f"the DataFrame of pandas cannot be stored: {error}") from error
+    except _UNSTORABLE as error:
+        parts = error.args if isinstance(error, pa.ArrowException) else [error]  # Arrow's has the column as the second
+        reason = ", ".join(str(part).partition("\n")[0] for part in parts)
+        raise InvalidInputError(
+            f"the DataFrame of pandas cannot be stored: {reason}; give the column one type by astype(...)"
+        ) from error

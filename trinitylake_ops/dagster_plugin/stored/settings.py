@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Self, TypeAlias, get_args
 
@@ -10,7 +10,9 @@ import dagster as dg
 import pyarrow as pa
 
 from trinitylake_ops.dagster_plugin.metadata import PREVIEW_ROWS, column_schema
+from trinitylake_ops.dagster_plugin.stored.distinct import check_formats, check_keys
 from trinitylake_ops.errors import InvalidInputError
+from trinitylake_ops.format.definitions import Schema
 from trinitylake_ops.operations.names import split_name
 from trinitylake_ops.tables.writing.staged_table import StagedTable
 from trinitylake_ops.tables.writing.write_mode import Mode
@@ -147,6 +149,50 @@ class Stored:
                 " replaces the rows of its partitions. With stored_as(mode='overwrite') each replaces the whole table"
             )
 
+    def check_partitions(self, asset_key: dg.AssetKey, partitions: dg.PartitionsDefinition[str] | None) -> None:
+        """Raise InvalidInputError if several partitions have the same values by the formats of partition columns."""
+        if self.formats and isinstance(partitions, dg.TimeWindowPartitionsDefinition):
+            check_formats(asset_key.to_user_string(), partitions, self.formats)
+
+    def check_values(
+        self,
+        asset_key: dg.AssetKey,
+        columns: Schema,
+        values: Sequence[Mapping[str, str]],
+        partitions: dg.PartitionsDefinition[str],
+        instance: dg.DagsterInstance | None,
+    ) -> None:
+        """Check that a run's partitions are not the same as others in the types of the table.
+
+        Args:
+            asset_key: The asset.
+            columns: The columns of its table.
+            values: The values of the run's partitions.
+            partitions: All partitions of the asset.
+            instance: Knows the keys of dynamic partitions.
+
+        Raises:
+            InvalidInputError: Two partition keys are the same value of a column.
+        """
+        own = {column: list(dict.fromkeys(one[column] for one in values)) for column in self.columns}
+        by_column = {self.columns[0]: partitions}
+        if isinstance(partitions, dg.MultiPartitionsDefinition):
+            by_column = {dimension.name: dimension.partitions_def for dimension in partitions.partitions_defs}
+
+        def keys_of(definition: dg.PartitionsDefinition[str]) -> Callable[[], Sequence[str]]:
+            return lambda: definition.get_partition_keys(dynamic_partitions_store=instance)
+
+        check_keys(
+            asset_key.to_user_string(),
+            columns,
+            own,
+            {
+                column: keys_of(definition)
+                for column, definition in by_column.items()
+                if not isinstance(definition, dg.TimeWindowPartitionsDefinition)
+            },
+        )
+
     def check_days(
         self, asset_key: dg.AssetKey, schema: pa.Schema, partitions: dg.PartitionsDefinition[str] | None
     ) -> None:
@@ -180,7 +226,9 @@ def check_stored(asset: dg.AssetsDefinition) -> None:
         if stages_itself(asset, key):
             continue  # the asset itself says what it replaces
         spec = asset.get_asset_spec(key)
-        Stored.of(key, spec.metadata, spec.partitions_def).check_rows_are_known(key)
+        stored = Stored.of(key, spec.metadata, spec.partitions_def)
+        stored.check_rows_are_known(key)
+        stored.check_partitions(key, spec.partitions_def)
 
 
 def stages_itself(asset: dg.AssetsDefinition, key: dg.AssetKey) -> bool:
@@ -203,6 +251,8 @@ def _check_dimensions(
                 f"asset {shown} has partitions by {', '.join(dimensions)}, and the table by {', '.join(columns)}; name"
                 " the dimensions as the columns"
             )
+        if formats:
+            raise InvalidInputError(f"asset {shown}: partition_format is for partitions by time, of one dimension")
     elif formats and not isinstance(partitions, dg.TimeWindowPartitionsDefinition):
         raise InvalidInputError(f"asset {shown}: partition_format is for partitions by time")
     elif len(columns) > 1 and not formats:

@@ -12,6 +12,7 @@ from pyiceberg.expressions import AlwaysTrue
 from pyiceberg.table import FileScanTask, Table
 
 from trinitylake_ops.dagster_plugin.metadata import markdown_table
+from trinitylake_ops.tables.files.changed_files import partition_text
 from trinitylake_ops.tables.files.totals import totals_of
 from trinitylake_ops.tables.writing.partition_key import PartitionKey
 
@@ -62,10 +63,10 @@ def partition_table(table: Table, files: Sequence[FileScanTask]) -> dg.MarkdownM
     specs, schema = table.specs(), table.schema()
     if not any(spec.fields for spec in specs.values()):
         return None
-    found: dict[str, _Partition] = {}
+    found: dict[str, _Partition] = {}  # files of all specs with the same columns and values are in one row
     for task in files:
         spec = specs[task.file.spec_id]
-        path = spec.partition_to_path(task.file.partition, schema) if spec.fields else "(none)"
+        path = partition_text(task.file.partition, spec, schema) or "(none)"
         partition = found.setdefault(path, _Partition())
         partition.files += 1
         partition.rows += task.file.record_count

@@ -170,7 +170,7 @@ def _partitions(plan: RollbackPlan, diff: VersionDiff) -> dict[str, str]:
         ]
         before, after = (None if state is None else state.metadata for state in ends)
         try:
-            names = sorted(name for _, name in changed_partitions(before, after, states.io) if name)
+            names = sorted(text for text in changed_partitions(before, after, states.io).values() if text)
         except DAMAGE:
             said[one.name] = "?"
             continue

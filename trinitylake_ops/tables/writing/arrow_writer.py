@@ -10,12 +10,12 @@ from pyiceberg.types import IcebergType
 
 from trinitylake_ops.errors import UnsupportedTypeError
 from trinitylake_ops.format.definitions import Schema as Columns
-from trinitylake_ops.tables.types import arrow_to_iceberg_schema, to_iceberg_schema
-from trinitylake_ops.tables.writing.data_files import check_distinct
+from trinitylake_ops.tables.types import arrow_to_iceberg_schema, storable, to_iceberg_schema
+from trinitylake_ops.tables.writing.casting import cast_exactly, check_distinct
 from trinitylake_ops.tables.writing.partition_key import PartitionValue
 from trinitylake_ops.tables.writing.staged_table import StagedTable
 from trinitylake_ops.tables.writing.write_mode import Mode, check_mode, replaced_by, stage_replacing
-from trinitylake_ops.tables.writing.write_plan import evolve_to, plan_write
+from trinitylake_ops.tables.writing.write_plan import TableWrite, evolve_to, plan_write
 from trinitylake_ops.transaction.lakehouse import Lakehouse
 
 
@@ -34,60 +34,61 @@ def stage_arrow(
 
     A missing table is created, with identity partitions by ``partition_by``. Columns that an existing table lacks are
     added as optional ones. Its columns that the rows lack are null. Rows are cast to the table's types. A column that a
-    table's rows do not fit is widened where Iceberg widens it, such as int to long. Times of other zones are stored in
-    UTC, unsigned integers of 32 bits as long. ``mode`` says which files the new ones replace. ``replace_table``
-    replaces all, ``append`` none. ``replace_partitions`` replaces
-    those of ``partitions``, each a value for every partition column (text is read as the column's type). Without
-    ``partitions`` it replaces those that rows arrive for. With ``replaces_columns``, ``replace_table`` gives the table
-    the columns of the rows, too (:func:`write_plan.evolve_to`). Memory is bounded if ``rows`` are a reader.
+    table's rows do not fit is widened where Iceberg widens it, such as int to long. Times are stored in microseconds,
+    those of other zones in UTC, unsigned integers of 32 bits as long; rows that would lose a part of a value are
+    refused. ``mode`` says which files the new ones replace. ``replace_table`` replaces all, ``append`` none.
+    ``replace_partitions`` replaces those of ``partitions``, each a value for every partition column (text is read as
+    the column's type). Without ``partitions`` it replaces those that rows arrive for. With ``append``, ``partitions``
+    are the only ones that rows may have. With ``replaces_columns``, ``replace_table`` gives the table the columns of
+    the rows, too (:func:`write_plan.evolve_to`). Memory is bounded if ``rows`` are a reader.
 
     Raises InvalidInputError for a wrong request and for rows that do not fit, CommitConflictError when the table
     changed meanwhile. Raises InvalidDefinitionError, UnsupportedTypeError, StorageError. Nothing is staged then.
     """
     check_mode(mode)
+    replaces_table = replaces_columns and mode == "replace_table"
+    plan = plan_arrow(lake, rows, namespace, table, partition_by=partition_by, replaces_table=replaces_table)
+    wanted, replacing = replaced_by(plan, mode, partitions)
+    batches = rows.to_batches() if isinstance(rows, pa.Table) else rows
+    return stage_replacing(lake, plan, plan.write(batches), wanted, replacing)
+
+
+def plan_arrow(
+    lake: Lakehouse,
+    rows: pa.Table | pa.RecordBatchReader,
+    namespace: str,
+    table: str,
+    *,
+    partition_by: Sequence[str] | None = None,
+    replaces_table: bool = False,
+) -> TableWrite:
+    """Plan a write of rows, with the changes of the table's columns that the rows need. See :func:`stage_arrow`.
+
+    Args:
+        lake: The lakehouse.
+        rows: The rows. Those of a reader are not read.
+        namespace: The namespace of the table.
+        table: The name of the table.
+        partition_by: The partition columns, None for those of an existing table.
+        replaces_table: The table gets the columns of the rows.
+
+    Raises:
+        InvalidInputError: Two columns have one name.
+        UnsupportedTypeError: Iceberg has no type for a column.
+        InvalidDefinitionError: The table has other partitions.
+    """
     check_distinct(rows.schema)
     snapshot = lake.snapshot()
     exists = snapshot.has_namespace(namespace) and snapshot.has_table(namespace, table)
     schema, evolve = storable(rows.schema.remove_metadata()), None
     if exists:
         known = snapshot.table(namespace, table).schema
-        replaces_table = replaces_columns and mode == "replace_table"
         wanted_types = _types_that_do_not_fit(rows, schema, known, is_whole=replaces_table)
         evolve = evolve_to(wanted_types, replaces_table=replaces_table)
         names = {column.name for column in known.columns}
         schema = pa.schema([field.with_nullable(True) for field in schema if field.name not in names])
-    plan = plan_write(lake, namespace, table, schema if len(schema) else None, partition_by=partition_by, evolve=evolve)
-    wanted, replacing = replaced_by(plan, mode, partitions)
-    batches = rows.to_batches() if isinstance(rows, pa.Table) else rows
-    return stage_replacing(lake, plan, plan.write(batches), wanted, replacing)
-
-
-def storable(schema: pa.Schema) -> pa.Schema:
-    """Return a schema with types of Iceberg in place of those whose values they hold all.
-
-    Times of other zones are in UTC: Iceberg keeps the moment, and no zone. Unsigned integers of 32 bits are int64, also
-    within nested types.
-    """
-    fields = []
-    for field in schema:
-        has_zone = pa.types.is_timestamp(field.type) and field.type.tz is not None
-        fields.append(field.with_type(pa.timestamp(field.type.unit, "UTC") if has_zone else _signed(field.type)))
-    return pa.schema(fields)
-
-
-def _signed(kind: pa.DataType) -> pa.DataType:
-    if pa.types.is_uint32(kind):
-        return pa.int64()
-    if pa.types.is_struct(kind):
-        return pa.struct([field.with_type(_signed(field.type)) for field in kind])
-    if pa.types.is_map(kind):
-        return pa.map_(_signed(kind.key_type), kind.item_field.with_type(_signed(kind.item_type)))
-    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
-        made = pa.list_ if pa.types.is_list(kind) else pa.large_list
-        return made(kind.value_field.with_type(_signed(kind.value_type)))
-    if pa.types.is_fixed_size_list(kind):
-        return pa.list_(kind.value_field.with_type(_signed(kind.value_type)), kind.list_size)
-    return kind
+    columns = schema if len(schema) else None
+    return plan_write(lake, namespace, table, columns, partition_by=partition_by, evolve=evolve)
 
 
 def _types_that_do_not_fit(
@@ -119,7 +120,7 @@ def _types_that_do_not_fit(
 
 def _can_be_cast(column: pa.ChunkedArray, target: pa.DataType) -> bool:
     try:
-        column.cast(target)
+        cast_exactly(column, target)
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
         return False
     return True

@@ -22,12 +22,13 @@ from pyiceberg.schema import Schema
 from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.transforms import IdentityTransform
 from pyiceberg.typedef import Record
-from pyiceberg.types import DoubleType, FloatType, PrimitiveType
+from pyiceberg.types import DoubleType, FloatType, PrimitiveType, UUIDType
 
-from trinitylake_ops.errors import InvalidDefinitionError, InvalidInputError, StorageError
+from trinitylake_ops.errors import InvalidDefinitionError, StorageError
 from trinitylake_ops.tables.io.file_io import StorageFileIO
 from trinitylake_ops.tables.io.output_file import StorageOutputFile
 from trinitylake_ops.tables.properties import location_provider
+from trinitylake_ops.tables.writing.casting import conform
 
 if TYPE_CHECKING:
     from trinitylake_ops.tables.io.parquet_writer import SealedParquetWriter
@@ -245,8 +246,8 @@ class _PartitionedWriter:
 def identity_columns(spec: PartitionSpec, schema: Schema) -> list[str]:
     """Return the columns whose values are a table's partitions, in the order of the spec.
 
-    Raises InvalidDefinitionError for another transform, a nested column, or a float. NaN and signed zeros of floats
-    equal no partition reliably.
+    Raises InvalidDefinitionError for another transform, a nested column, a float or a UUID. NaN and signed zeros of
+    floats equal no partition reliably, and pyiceberg finds no files by a UUID.
     """
     names = []
     for partition_field in spec.fields:
@@ -257,88 +258,14 @@ def identity_columns(spec: PartitionSpec, schema: Schema) -> list[str]:
             )
         source = schema.find_field(partition_field.source_id)
         if schema.find_column_name(source.field_id) != source.name or isinstance(
-            source.field_type, FloatType | DoubleType
+            source.field_type, FloatType | DoubleType | UUIDType
         ):
             raise InvalidDefinitionError(
-                f"partition field {partition_field.name!r}: partition by a top-level column that is no float"
+                f"partition field {partition_field.name!r}: partition by a top-level column that is no float or UUID"
             )
         assert isinstance(source.field_type, PrimitiveType)
         names.append(source.name)
     return names
-
-
-def conform(batch: pa.RecordBatch, schema: Schema, arrow_schema: pa.Schema) -> pa.Table:
-    """Return a batch with a table's columns, types, order and field ids.
-
-    Columns are matched by name. A missing optional column is null. Raises InvalidInputError for columns that the table
-    lacks, for required ones that are missing or hold nulls, and for values that do not fit.
-    """
-    check_distinct(batch.schema)
-    unknown = sorted(set(batch.schema.names) - set(arrow_schema.names))
-    if unknown:
-        raise InvalidInputError(f"column {unknown[0]!r} is not in the table; add it to the schema or drop it")
-    columns = [_conformed_column(batch, target, schema) for target in arrow_schema]
-    return pa.Table.from_arrays(columns, schema=arrow_schema)
-
-
-def _conformed_column(batch: pa.RecordBatch, target: pa.Field, schema: Schema) -> pa.Array:
-    if target.name not in batch.schema.names:
-        column = pa.nulls(batch.num_rows, target.type)
-    else:
-        _check_time_zone(batch.schema.field(target.name), target)
-        if lost := _lost_field(batch.schema.field(target.name).type, target.type):
-            raise InvalidInputError(
-                f"column {target.name!r} has the field {lost!r}, which the table's column lacks; add it to the schema"
-                " or drop it"
-            )
-        try:
-            column = batch.column(target.name).cast(target.type)
-        except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
-            reason = str(error).partition("\n")[0]
-            raise InvalidInputError(
-                f"column {target.name!r} cannot be stored as {schema.find_type(target.name)}: {reason}; cast it, or"
-                " change the table's column"
-            ) from error
-    if column.null_count and not target.nullable:
-        raise InvalidInputError(f"column {target.name!r} is required and {column.null_count} rows have no value")
-    return column
-
-
-def check_distinct(schema: pa.Schema) -> None:
-    """Raise InvalidInputError where two columns have one name."""
-    names = schema.names
-    if len(set(names)) < len(names):
-        twice = next(name for name in names if names.count(name) > 1)
-        raise InvalidInputError(f"there are {names.count(twice)} columns {twice!r}; names of columns differ")
-
-
-def _lost_field(given: pa.DataType, target: pa.DataType) -> str | None:
-    """Return a field within a nested type that a cast would silently drop, None if there is none."""
-    if pa.types.is_struct(given) and pa.types.is_struct(target):
-        known = {field.name: field.type for field in target}
-        for field in given:
-            lost = _lost_field(field.type, known[field.name]) if field.name in known else ""
-            if lost is not None:
-                return f"{field.name}.{lost}" if lost else field.name
-    elif pa.types.is_map(given) and pa.types.is_map(target):
-        return _lost_field(given.item_type, target.item_type) or _lost_field(given.key_type, target.key_type)
-    elif _is_list(given) and _is_list(target):
-        return _lost_field(given.value_type, target.value_type)
-    return None
-
-
-def _is_list(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind))
-
-
-def _check_time_zone(given: pa.Field, target: pa.Field) -> None:
-    """Refuse a cast that would silently take a wall clock time for UTC, or the other way round."""
-    if not (pa.types.is_timestamp(given.type) and pa.types.is_timestamp(target.type)):
-        return
-    if (given.type.tz is None) != (target.type.tz is None):
-        raise InvalidInputError(
-            f"column {target.name!r} has the type {given.type}, the table's is {target.type}; convert it explicitly"
-        )
 
 
 def delete_data_files(io: StorageFileIO, data_files: Iterable[DataFile]) -> None:

@@ -1,23 +1,31 @@
-"""A partition named by its values, for data files, and as a filter that selects its rows."""
+"""Partitions by their typed values: as the key of a data file, as a filter of rows, and as JSON."""
 
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Collection, Mapping, Sequence
+import re
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, cast
 
+from pyiceberg.conversions import from_bytes, to_bytes
 from pyiceberg.expressions import And, BooleanExpression, EqualTo, IsNull, Reference
-from pyiceberg.expressions.literals import literal
+from pyiceberg.expressions.literals import AboveMax, BelowMin, Literal, literal
 from pyiceberg.manifest import DataFile
+from pyiceberg.partitioning import PartitionSpec
+from pyiceberg.schema import Schema
 from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.typedef import Record
-from pyiceberg.types import PrimitiveType
+from pyiceberg.types import DateType, IcebergType, IntegerType, LongType, PrimitiveType
 
 from trinitylake_ops.errors import InvalidInputError
 
 PartitionValue: TypeAlias = bool | int | str | bytes | Decimal | dt.date | dt.datetime | dt.time | None
+#: The values of one partition as hexadecimal digits of Iceberg's binary form, None for NULL.
+EncodedPartition: TypeAlias = tuple[str | None, ...]
+
+_WHOLE_NUMBER = re.compile(r"[+-]?[0-9]+")
 
 
 @dataclass(frozen=True)
@@ -34,22 +42,95 @@ class PartitionKey:
         names = [field.name for field in spec.fields]
         if set(values) != set(names):
             raise InvalidInputError(f"partition {dict(values)!r} needs a value for each of {', '.join(names)}")
-        record: list[Any] = []
-        terms: list[BooleanExpression] = []
-        for field in spec.fields:
-            value: Any = values[field.name]
-            kind = schema.find_type(field.source_id)
-            assert isinstance(kind, PrimitiveType)
-            try:
-                typed = None if value is None else literal(value).to(kind)
-            except (TypeError, ValueError) as error:
-                raise InvalidInputError(
-                    f"{value!r} is no value of the partition column {field.name!r}, {kind}"
-                ) from error
-            term = Reference(field.name)
-            record.append(None if typed is None else typed.value)
-            terms.append(IsNull(term=term) if typed is None else EqualTo(term=term, value=typed))
-        return cls(Record(*record), terms[0] if len(terms) == 1 else And(*terms))
+        typed = {name: typed_value(schema, name, values[name]) for name in names}
+        record = Record(*(None if value is None else value.value for value in typed.values()))
+        return cls(record, _rows_with(typed))
+
+
+def typed_value(schema: Schema, column: str, value: PartitionValue) -> Literal[Any] | None:
+    """Return a value as one of a column's type, None for NULL.
+
+    Args:
+        schema: The columns of the table.
+        column: The name of a column.
+        value: Text is read as the column's type. Text for a whole number has only digits and a sign.
+
+    Raises:
+        InvalidInputError: The schema has no such column of a primitive type, or the value is not exactly one of its
+            type.
+    """
+    kind: IcebergType | None = schema.find_type(column) if column in schema.column_names else None
+    if not isinstance(kind, PrimitiveType):
+        raise InvalidInputError(f"the table has no column {column!r} that can be the value of a partition")
+    if value is None:
+        return None
+    given: Any = value
+    try:
+        typed: Literal[Any] = literal(given).to(kind)
+    except (TypeError, ValueError, ArithmeticError) as error:
+        raise InvalidInputError(f"{value!r} is no value of the partition column {column!r}, {kind}") from error
+    if isinstance(typed, AboveMax | BelowMin) or not _is_exact(value, kind):
+        raise InvalidInputError(f"{value!r} is no value of the partition column {column!r}, {kind}")
+    return typed
+
+
+def _is_exact(value: PartitionValue, kind: IcebergType) -> bool:
+    """Whether pyiceberg's conversion keeps a value: it rounds fractions, and cuts times off dates."""
+    if isinstance(kind, IntegerType | LongType):
+        if isinstance(value, str):
+            return _WHOLE_NUMBER.fullmatch(value) is not None
+        return not isinstance(value, Decimal) or value == value.to_integral_value()
+    return not (isinstance(kind, DateType) and isinstance(value, dt.datetime))
+
+
+def rows_where(schema: Schema, values: Mapping[str, PartitionValue]) -> BooleanExpression:
+    """Return the filter for rows with a value in each of some columns. Raises InvalidInputError."""
+    return _rows_with({column: typed_value(schema, column, value) for column, value in values.items()})
+
+
+def _rows_with(typed: Mapping[str, Literal[Any] | None]) -> BooleanExpression:
+    terms: list[BooleanExpression] = [
+        IsNull(term=Reference(column)) if value is None else EqualTo(term=Reference(column), value=value)
+        for column, value in typed.items()
+    ]
+    return terms[0] if len(terms) == 1 else And(*terms)
+
+
+def encode_partitions(
+    partitions: Iterable[Record], spec: PartitionSpec, schema: Schema
+) -> tuple[EncodedPartition, ...]:
+    """Return partitions of a spec in a form that JSON keeps, each once and sorted."""
+    kinds = _types_of(spec, schema)
+
+    def encoded(partition: Record) -> EncodedPartition:
+        values = [partition[at] for at in range(len(kinds))]
+        return tuple(
+            None if value is None else to_bytes(kind, value).hex() for kind, value in zip(kinds, values, strict=True)
+        )
+
+    distinct = {encoded(partition) for partition in partitions}
+    return tuple(sorted(distinct, key=lambda partition: [(value is not None, value or "") for value in partition]))
+
+
+def _types_of(spec: PartitionSpec, schema: Schema) -> list[PrimitiveType]:
+    return [cast(PrimitiveType, field.field_type) for field in spec.partition_type(schema).fields]
+
+
+def decode_partitions(encoded: Iterable[EncodedPartition], spec: PartitionSpec, schema: Schema) -> frozenset[Record]:
+    """Return the partitions that :func:`encode_partitions` encoded. Raises InvalidInputError for any other value."""
+    kinds = _types_of(spec, schema)
+    try:
+        return frozenset(
+            Record(
+                *(
+                    None if value is None else from_bytes(kind, bytes.fromhex(value))
+                    for kind, value in zip(kinds, partition, strict=True)
+                )
+            )
+            for partition in encoded
+        )
+    except Exception as error:  # from_bytes raises errors of struct, decimal and uuid
+        raise InvalidInputError(f"the partitions of a staged table cannot be read: {error}; stage it again") from error
 
 
 def check_partitions(data_files: Sequence[DataFile], wanted: Collection[Record] | None, columns: Sequence[str]) -> None:
@@ -59,4 +140,4 @@ def check_partitions(data_files: Sequence[DataFile], wanted: Collection[Record] 
     for data_file in data_files:
         if data_file.partition not in wanted:
             values = {column: data_file.partition[at] for at, column in enumerate(columns)}
-            raise InvalidInputError(f"rows arrived for the partition {values!r}, which is not among those to replace")
+            raise InvalidInputError(f"rows arrived for the partition {values!r}, which is not among those to write")

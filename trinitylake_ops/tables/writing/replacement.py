@@ -26,7 +26,7 @@ _MAX_FILTERED_PARTITIONS = 100
 
 def all_files(table: Table) -> list[DataFile]:
     """Return every data file of the current snapshot. Raises InvalidDefinitionError for delete files."""
-    return [_without_deletes(task) for task in _planned(table, AlwaysTrue())]
+    return [file_without_deletes(task) for task in _planned(table, AlwaysTrue())]
 
 
 def files_at(table: Table, paths: Collection[str]) -> list[DataFile]:
@@ -34,11 +34,11 @@ def files_at(table: Table, paths: Collection[str]) -> list[DataFile]:
 
     Raises InvalidDefinitionError for delete files.
     """
-    return [_without_deletes(task) for task in _planned(table, AlwaysTrue()) if task.file.file_path in paths]
+    return [file_without_deletes(task) for task in _planned(table, AlwaysTrue()) if task.file.file_path in paths]
 
 
-def files_in_partitions_of(table: Table, data_files: Sequence[DataFile]) -> list[DataFile]:
-    """Return the data files of all partitions that ``data_files`` are in.
+def files_in_partitions(table: Table, partitions: Collection[Record]) -> list[DataFile]:
+    """Return the data files of some partitions of the table's current spec.
 
     Raises InvalidInputError for an unpartitioned table. Raises InvalidDefinitionError when the partition spec changed
     and files of an older one overlap.
@@ -46,7 +46,8 @@ def files_in_partitions_of(table: Table, data_files: Sequence[DataFile]) -> list
     spec = table.spec()
     if spec.is_unpartitioned():
         raise InvalidInputError(f"{'.'.join(table.name())} is unpartitioned; replace all, or nothing")
-    partitions = {data_file.partition for data_file in data_files}
+    if not partitions:
+        return []
     columns = identity_columns(spec, table.schema())
     replaced = []
     for task in _planned(table, _partitions_filter(columns, partitions)):
@@ -55,7 +56,7 @@ def files_in_partitions_of(table: Table, data_files: Sequence[DataFile]) -> list
                 f"{'.'.join(table.name())} holds files of an older partition spec; rewrite them first"
             )
         if task.file.partition in partitions:
-            replaced.append(_without_deletes(task))
+            replaced.append(file_without_deletes(task))
     return replaced
 
 
@@ -70,7 +71,7 @@ def files_matching(table: Table, row_filter: str | BooleanExpression) -> list[Da
             raise InvalidInputError(
                 f"the filter {row_filter!r} may cut through {task.file.file_path!r}; filter by whole partitions"
             )
-        replaced.append(_without_deletes(task))
+        replaced.append(file_without_deletes(task))
     return replaced
 
 
@@ -137,14 +138,15 @@ def _planned(table: Table, row_filter: str | BooleanExpression) -> list[FileScan
 _COMPACT_FIRST = "let 'trinitylake compact-tables' apply its delete files first"
 
 
-def _without_deletes(task: FileScanTask) -> DataFile:
+def file_without_deletes(task: FileScanTask) -> DataFile:
+    """Return the data file of a task. Raises InvalidDefinitionError if it has delete files."""
     if task.delete_files:
         raise InvalidDefinitionError(f"{task.file.file_path!r} has delete files; {_COMPACT_FIRST}")
     return task.file
 
 
-def _partitions_filter(columns: list[str], partitions: set[Record]) -> BooleanExpression:
-    if not partitions or len(partitions) > _MAX_FILTERED_PARTITIONS:
+def _partitions_filter(columns: list[str], partitions: Collection[Record]) -> BooleanExpression:
+    if len(partitions) > _MAX_FILTERED_PARTITIONS:
         return AlwaysTrue()
     per_partition = [
         _all_of([_equals(name, partition[at]) for at, name in enumerate(columns)]) for partition in partitions

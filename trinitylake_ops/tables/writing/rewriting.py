@@ -39,9 +39,10 @@ from trinitylake_ops.tables.files.deletes.index import DeleteFiles, live_entries
 from trinitylake_ops.tables.files.reach import manifests_in
 from trinitylake_ops.tables.io.checked_files import CheckedFileIO
 from trinitylake_ops.tables.io.file_io import StorageFileIO
+from trinitylake_ops.tables.writing.casting import conform
 from trinitylake_ops.tables.writing.compacting.delete_manifests import without_deletes
 from trinitylake_ops.tables.writing.compacting.groups import FileGroup, RewriteRules
-from trinitylake_ops.tables.writing.data_files import conform, delete_data_files, write_data_files
+from trinitylake_ops.tables.writing.data_files import delete_data_files, write_data_files
 from trinitylake_ops.tables.writing.replacement import FILTERS_MANIFESTS
 from trinitylake_ops.tables.writing.staged_table import StagedTable
 from trinitylake_ops.tables.writing.staging import StagingCatalog

@@ -24,9 +24,11 @@ from pyiceberg.table.snapshots import (
 
 from trinitylake_ops.errors import InvalidInputError, TrinityLakeError
 from trinitylake_ops.format.definitions import METADATA_LOCATION, TableDef
+from trinitylake_ops.tables.files.changed_files import partition_text
 from trinitylake_ops.tables.files.metadata import table_metadata
 from trinitylake_ops.tables.files.reach import entries_in, manifests_in
 from trinitylake_ops.tables.io.file_io import StorageFileIO
+from trinitylake_ops.tables.writing.partition_key import EncodedPartition
 from trinitylake_ops.versions.snapshot import Snapshot as Version
 
 
@@ -40,8 +42,8 @@ class StagedTable:
     change. ``added_*`` and ``removed_*`` count data files, their rows and their bytes. Rewritten files count on both
     sides. ``partitions`` are those with added or removed files, such as ``year=2013/month=1``. They are empty for an
     unpartitioned table. ``replaces`` says what the new files replace: ``nothing``, ``partitions`` or ``all``. It is
-    None for a change of another kind, which conflicts with any other. ``replaced_partitions`` are those that are
-    replaced, whether or not they have files.
+    None for a change of another kind, which conflicts with any other. ``replaced_partitions`` are the values of those
+    that are replaced, whether or not they have files (:func:`partition_key.encode_partitions`).
     """
 
     namespace: str
@@ -61,7 +63,7 @@ class StagedTable:
     removed_bytes: int
     partitions: tuple[str, ...]
     replaces: str | None = None
-    replaced_partitions: tuple[str, ...] = ()
+    replaced_partitions: tuple[EncodedPartition, ...] = ()
 
     @property
     def metadata_location(self) -> str:
@@ -82,7 +84,7 @@ class StagedTable:
             data = base64.b64decode(state.pop("table_def"), validate=True)
             table_def = TableDef.from_bytes(data, "staged table definition")
             state["partitions"] = tuple(state["partitions"])
-            state["replaced_partitions"] = tuple(state.get("replaced_partitions", ()))
+            state["replaced_partitions"] = tuple(tuple(values) for values in state.get("replaced_partitions", ()))
             return cls(table_def=table_def, **state)
         except (ValueError, KeyError, TypeError, AttributeError, TrinityLakeError) as error:
             raise InvalidInputError(f"this is no staged table: {error}") from error
@@ -140,7 +142,7 @@ def _touched_partitions(io: StorageFileIO, metadata: TableMetadata, new: list[Sn
                 continue
             spec = specs[manifest.partition_spec_id]
             touched.update(
-                spec.partition_to_path(entry.data_file.partition, schema)
+                partition_text(entry.data_file.partition, spec, schema)
                 for entry in entries_in(manifest, io)
                 if entry.status != ManifestEntryStatus.EXISTING
             )

@@ -38,7 +38,8 @@ from trinitylake_ops.tables.catalog.catalog import TrinityLakeCatalog
 from trinitylake_ops.tables.catalog.target import SnapshotTarget, TransactionTarget
 from trinitylake_ops.tables.files.metadata import table_metadata
 from trinitylake_ops.tables.managed import metadata_uri
-from trinitylake_ops.tables.writing.replacement import add_snapshot, all_files, files_in_partitions_of, files_matching
+from trinitylake_ops.tables.writing.partition_key import encode_partitions
+from trinitylake_ops.tables.writing.replacement import add_snapshot, all_files, files_in_partitions, files_matching
 from trinitylake_ops.tables.writing.staged_table import StagedTable, describe_change
 from trinitylake_ops.tables.writing.write_plan import TableWrite, extend_schema
 from trinitylake_ops.transaction.lakehouse import Lakehouse
@@ -130,19 +131,20 @@ def stage_data_files(
     write: TableWrite,
     data_files: Sequence[DataFile],
     *,
-    replacing: Replace | str | BooleanExpression = Replace.NOTHING,
+    replacing: Replace | str | BooleanExpression | tuple[DataFile, ...] = Replace.NOTHING,
     snapshot_properties: Mapping[str, str] | None = None,
     partitions: Collection[Record] | None = None,
     on_plan: bool = False,
 ) -> StagedTable:
     """Make one Iceberg snapshot of data files that were written for a plan, unpublished.
 
-    ``replacing`` says which files they replace: none, all files of their own partitions, all files, or the files that a
-    filter selects whole. A filter is over partition columns, an expression or text such as ``"year = 2013 and month =
-    2"``. ``partitions`` are those of a filter, if it selects nothing else: then others may change the rest of the table
-    until it is published. A new table is created. Raises CommitConflictError when the table changed since the plan.
-    With ``on_plan`` it is staged on the version of the plan all the same, and ``publish_once`` finds what conflicts.
-    Raises InvalidInputError for a filter that selects only some rows of a file, StorageError.
+    ``replacing`` says which files they replace: none, all files of their own partitions, all files, the listed ones, or
+    the files that a filter selects whole. A filter is over partition columns, an expression or text such as
+    ``"year = 2013 and month = 2"``. ``partitions`` are those of a filter, if it selects nothing else: then others may
+    change the rest of the table until it is published. A new table is created. Raises CommitConflictError when the
+    table changed since the plan. With ``on_plan`` it is staged on the version of the plan all the same, and
+    ``publish_once`` finds what conflicts. Raises InvalidInputError for a filter that selects only some rows of a file,
+    StorageError.
     """
     catalog = StagingCatalog(lake, version=write.base_version if on_plan else None)
     identifier = (write.namespace, write.table)
@@ -165,10 +167,9 @@ def stage_data_files(
         partitions = [file.partition for file in data_files] if replacing is Replace.PARTITIONS else ()
     if partitions is None:
         return staged
-    spec, schema = write.metadata.spec(), write.metadata.schema()
-    paths = tuple(sorted({spec.partition_to_path(partition, schema) for partition in partitions}))
+    values = encode_partitions(partitions, write.metadata.spec(), write.metadata.schema())
     kind = replacing if isinstance(replacing, Replace) else Replace.PARTITIONS
-    return replace(staged, replaces=kind.value, replaced_partitions=paths)
+    return replace(staged, replaces=kind.value, replaced_partitions=values)
 
 
 def stage_appended(
@@ -265,14 +266,18 @@ def is_published(reader: CatalogReader, staged: StagedTable) -> bool:
 
 
 def files_to_remove(
-    table: Table, added: Sequence[DataFile], replacing: Replace | str | BooleanExpression
+    table: Table, added: Sequence[DataFile], replacing: Replace | str | BooleanExpression | tuple[DataFile, ...]
 ) -> list[DataFile]:
     """Return the data files of a table that new ones replace. Raises as :func:`stage_data_files`."""
+    if isinstance(replacing, tuple):
+        return list(replacing)
     if not isinstance(replacing, Replace):
         return files_matching(table, replacing)
     if replacing is Replace.ALL:
         return all_files(table)
-    return files_in_partitions_of(table, added) if replacing is Replace.PARTITIONS and added else []
+    if replacing is Replace.NOTHING:
+        return []
+    return files_in_partitions(table, {data_file.partition for data_file in added})
 
 
 def _check_unmoved(

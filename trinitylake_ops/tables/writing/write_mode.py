@@ -37,7 +37,7 @@ def replaced_by(
 ) -> tuple[frozenset[Record] | None, Replace | BooleanExpression]:
     """Return the only partitions that rows may have, None for any, and the replacement.
 
-    Raises InvalidInputError.
+    Rows that are appended may be limited to some partitions, too, which keep their rows. Raises InvalidInputError.
     """
     replacing = _REPLACING[mode]
     if replacing is Replace.PARTITIONS and plan.metadata.spec().is_unpartitioned():
@@ -46,9 +46,11 @@ def replaced_by(
         )
     if partitions is None:
         return None, replacing
-    if replacing is not Replace.PARTITIONS or not partitions:
-        raise InvalidInputError("partitions names at least one partition, and goes with replace_partitions only")
+    if replacing is Replace.ALL or not partitions:
+        raise InvalidInputError("partitions names at least one partition, and goes with replace_partitions and append")
     keys = [PartitionKey.of(plan.metadata, values) for values in partitions]
+    if replacing is Replace.NOTHING:
+        return frozenset(key.record for key in keys), replacing
     rows = keys[0].rows if len(keys) == 1 else Or(*(key.rows for key in keys))
     return frozenset(key.record for key in keys), rows
 

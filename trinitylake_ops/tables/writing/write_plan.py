@@ -33,7 +33,7 @@ from trinitylake_ops.tables.managed import (
 )
 from trinitylake_ops.tables.ownership import claim_location
 from trinitylake_ops.tables.schema_rules import check_defaults, check_new_schemas
-from trinitylake_ops.tables.types import arrow_to_iceberg_schema, to_iceberg_schema
+from trinitylake_ops.tables.types import arrow_to_iceberg_schema, storable, to_iceberg_schema
 from trinitylake_ops.tables.writing.data_files import TARGET_FILE_SIZE_BYTES, identity_columns, write_data_files
 from trinitylake_ops.transaction.lakehouse import Lakehouse
 
@@ -127,7 +127,7 @@ def plan_write(
 def _iceberg_schema(schema: AnySchema, table: str) -> Schema:
     try:
         if isinstance(schema, pa.Schema):
-            return arrow_to_iceberg_schema(schema)
+            return arrow_to_iceberg_schema(storable(schema))
         return to_iceberg_schema(schema) if isinstance(schema, Columns) else schema
     except UnsupportedTypeError as error:
         raise UnsupportedTypeError(f"table {table}: {error.message}") from error

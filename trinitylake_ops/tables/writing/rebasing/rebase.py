@@ -21,13 +21,15 @@ from pyiceberg.table.update import AddSchemaUpdate, SetCurrentSchemaUpdate
 from trinitylake_ops.errors import CommitConflictError, FileMissingError
 from trinitylake_ops.format.definitions import METADATA_LOCATION
 from trinitylake_ops.storage.parallel import run_parallel
+from trinitylake_ops.tables.files.changed_files import partition_text
 from trinitylake_ops.tables.files.metadata import table_metadata
 from trinitylake_ops.tables.files.reach import entries_in, manifests_in
 from trinitylake_ops.tables.io.file_io import StorageFileIO
 from trinitylake_ops.tables.writing.data_files import with_path
+from trinitylake_ops.tables.writing.partition_key import decode_partitions
 from trinitylake_ops.tables.writing.rebasing.concurrent import added_paths, changed_files, live_paths, snapshots_since
 from trinitylake_ops.tables.writing.rebasing.presence import STAGED_AS, Presence, presence
-from trinitylake_ops.tables.writing.replacement import add_snapshot, all_files, files_at
+from trinitylake_ops.tables.writing.replacement import add_snapshot, files_at, files_in_partitions
 from trinitylake_ops.tables.writing.staged_table import StagedTable
 from trinitylake_ops.tables.writing.staging import Replace, StagingCatalog, files_to_remove, moved
 from trinitylake_ops.tables.writing.write_plan import extend_schema
@@ -129,6 +131,8 @@ class _Rebase:
         self._replaces_latest = replaces_latest
         self._superseded = superseded
         self._change = _Change.of(staged, catalog.io)
+        metadata = self._change.metadata
+        self._replaced = decode_partitions(staged.replaced_partitions, metadata.spec(), metadata.schema())
         #: The files in the table's own folder: those that were staged, unless another creation of the table won.
         self._added = [with_path(file, _path_in(table, self._change, file.file_path)) for file in self._change.added]
 
@@ -171,10 +175,9 @@ class _Rebase:
         """Return the data files of the table that it replaces."""
         if self._superseded:
             return list(self._superseded)
-        if self._staged.replaces == Replace.PARTITIONS.value and self._replaces_latest:
-            wanted = self._staged.replaced_partitions
-            return [file for file in all_files(self._table) if self._path_of(file) in wanted]
-        return files_to_remove(self._table, self._change.files, Replace(self._staged.replaces))
+        if self._staged.replaces == Replace.PARTITIONS.value:
+            return files_in_partitions(self._table, self._replaced)
+        return files_to_remove(self._table, [], Replace(self._staged.replaces))
 
     def _check_files(self) -> None:
         """Raise CommitConflictError if others changed what the files replace, or if they are there already."""
@@ -187,23 +190,23 @@ class _Rebase:
             return
         if since is None:
             raise self._moved("it was set back, or lost the snapshots since then")
-        changed = {self._path_of(entry.data_file) for entry in changed_files(since, self._io, self._is_replaced)}
+        changed = {self._text_of(entry.data_file) for entry in changed_files(since, self._io, self._is_replaced)}
         if changed:
             shown = ", ".join(sorted(changed)[:_MOST_SHOWN]) + (", ..." if len(changed) > _MOST_SHOWN else "")
             raise self._moved(f"others changed what it replaces ({shown})")
 
     def _is_replaced(self, entry: ManifestEntry) -> bool:
-        return (
-            self._staged.replaces == Replace.ALL.value
-            or self._path_of(entry.data_file) in self._staged.replaced_partitions
-        )
+        """Whether a file may have rows of what is replaced: files of other partition specs cannot be compared."""
+        file, spec_id = entry.data_file, self._change.metadata.default_spec_id
+        is_comparable = self._staged.replaces == Replace.PARTITIONS.value and file.spec_id == spec_id
+        return not is_comparable or file.partition in self._replaced
 
-    def _path_of(self, file: DataFile) -> str:
-        """Return the partition of a file, such as ``year=2013/month=1``."""
+    def _text_of(self, file: DataFile) -> str:
+        """Return the partition of a file as people read it, such as ``year=2013/month=1``."""
         spec = self._table.specs()[file.spec_id]
         if spec.is_unpartitioned() or len(file.partition) == 0:
             return "all rows"
-        return spec.partition_to_path(file.partition, self._table.schema())
+        return partition_text(file.partition, spec, self._table.schema())
 
     def _put_columns(self, transaction: Transaction) -> None:
         """Give the table the staged columns. Raises CommitConflictError if it is not what the files fit."""
@@ -232,12 +235,11 @@ class _Rebase:
 
 @dataclass(frozen=True)
 class _Change:
-    """What was staged: the metadata before and after it, and the data files of its snapshot."""
+    """What was staged: the metadata before and after it, and the data files that its snapshot added."""
 
     base: TableMetadata | None
     metadata: TableMetadata
     added: Sequence[DataFile]
-    removed: Sequence[DataFile]
     properties: Mapping[str, str]
 
     @classmethod
@@ -248,7 +250,7 @@ class _Change:
         known = set() if base is None else {snapshot.snapshot_id for snapshot in base.snapshots}
         snapshot = metadata.current_snapshot()
         if snapshot is None or snapshot.snapshot_id in known:
-            return cls(base, metadata, [], [], {})
+            return cls(base, metadata, [], {})
         entries = [
             entry
             for manifest in manifests_in(snapshot, io)
@@ -260,7 +262,6 @@ class _Change:
             base,
             metadata,
             [entry.data_file for entry in entries if entry.status == ManifestEntryStatus.ADDED],
-            [entry.data_file for entry in entries if entry.status == ManifestEntryStatus.DELETED],
             {key: value for key, value in given.items() if not _COUNTED.fullmatch(key)},
         )
 
@@ -268,11 +269,6 @@ class _Change:
     def base_snapshot_id(self) -> int | None:
         """The snapshot on which it was staged."""
         return None if self.base is None else self.base.current_snapshot_id
-
-    @property
-    def files(self) -> list[DataFile]:
-        """Files of all partitions that had any, before or after."""
-        return [*self.added, *self.removed]
 
 
 def _base_of(staged: StagedTable, io: StorageFileIO) -> TableMetadata | None:

@@ -1,0 +1,320 @@
+"""A run of one partition never touches the rows of another: definitions that would do so are refused."""
+
+import datetime as dt
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import dagster as dg
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.dagster_plugin.quiet import QUIET
+from tests.lakes import Lakes
+from trinitylake_ops import Lakehouse
+from trinitylake_ops.dagster_plugin.io_manager import TrinityLakeIOManager
+from trinitylake_ops.dagster_plugin.publish import build_publish_asset
+from trinitylake_ops.dagster_plugin.resources import TrinityLakeResource
+from trinitylake_ops.dagster_plugin.stored.distinct import check_formats
+from trinitylake_ops.dagster_plugin.stored.settings import StoreMode, check_stored, stored_as
+from trinitylake_ops.errors import InvalidInputError
+from trinitylake_ops.tables.catalog import catalog_at
+
+TABLE = ("sales", "orders")
+HOURS = dg.TimeWindowPartitionsDefinition
+
+
+@pytest.fixture
+def lake(lakes: Lakes) -> Lakehouse:
+    return lakes.local()
+
+
+@pytest.fixture(scope="module")
+def instance() -> Iterator[dg.DagsterInstance]:
+    with dg.instance_for_test() as made:
+        yield made
+
+
+class Orders:
+    """An asset with partitions, whose rows hold the key of the run that wrote them."""
+
+    def __init__(
+        self,
+        lake: Lakehouse,
+        instance: dg.DagsterInstance,
+        partitions: dg.PartitionsDefinition[str],
+        types: Mapping[str, pa.DataType] | None = None,
+        **stored: Any,
+    ):
+        self.lake, self.instance = lake, instance
+        self.types = types or {}
+        self.wrote: str | None = None
+        formats = stored.get("partition_format") or {}
+
+        def make(context: dg.AssetExecutionContext) -> pa.Table:
+            key = context.partition_key
+            columns = dict.fromkeys(stored.get("partition_by", ()), key)
+            if formats:
+                start = context.partition_time_window.start
+                columns = {column: start.strftime(text) for column, text in formats.items()}
+            if isinstance(key, dg.MultiPartitionKey):
+                columns = dict(key.keys_by_dimension)
+            if self.wrote is not None:
+                columns[next(iter(columns))] = self.wrote
+            arrays = {name: pa.array([text]).cast(self.types.get(name, pa.string())) for name, text in columns.items()}
+            return pa.table({**arrays, "of": [str(key)]})
+
+        self.asset = dg.asset(key=list(TABLE), partitions_def=partitions, metadata=stored_as(**stored))(make)
+        self.partitions = partitions
+
+    def run(self, key: str) -> None:
+        lakehouse = TrinityLakeResource(root=self.lake.root)
+        publish = build_publish_asset(
+            key=["publish", "all"],
+            tables={"orders": self.asset.key},
+            description="All.",
+            partitions_def=self.partitions,
+        )
+        definitions = dg.Definitions(
+            assets=[self.asset, publish],
+            jobs=[dg.define_asset_job("everything")],
+            resources={"lakehouse": lakehouse, "io_manager": TrinityLakeIOManager(lakehouse=lakehouse)},
+            executor=dg.in_process_executor,
+        )
+        job = definitions.resolve_job_def("everything")
+        assert job.execute_in_process(instance=self.instance, run_config=QUIET, partition_key=key).success
+
+    def keys(self) -> list[str]:
+        """Return the keys of the runs whose rows are in the table."""
+        found = catalog_at(self.lake).load_table(TABLE).scan().to_arrow()["of"].to_pylist()
+        return sorted(found)
+
+
+DAYS = dg.DailyPartitionsDefinition("2026-01-01")
+SHARED: list[tuple[dg.TimeWindowPartitionsDefinition, dict[str, str]]] = [
+    (DAYS, {"month": "%Y-%m"}),
+    (DAYS, {"year": "%Y", "week": "%W"}),
+    (DAYS, {"day": "%m-%d"}),
+    (DAYS, {"day": "%d"}),
+    (DAYS, {"day": "%y-%m-%d"}),
+    (DAYS, {"day": "%-m%-d", "year": "%Y"}),
+    (dg.HourlyPartitionsDefinition("2026-01-01-00:00"), {"day": "%Y-%m-%d", "hour": "%I"}),
+    (dg.HourlyPartitionsDefinition("2026-01-01-00:00"), {"hour": "%H"}),
+    (dg.HourlyPartitionsDefinition("2026-10-25-00:00", timezone="Europe/Berlin"), {"hour": "%Y-%m-%d %H"}),
+    (dg.WeeklyPartitionsDefinition("2026-01-04"), {"year": "%Y", "month": "%m"}),
+    (dg.WeeklyPartitionsDefinition("2018-12-31", day_offset=1), {"year": "%Y", "week": "%V"}),
+    (dg.WeeklyPartitionsDefinition("2018-12-31", day_offset=1), {"year": "%G", "week": "%W"}),
+    (dg.MonthlyPartitionsDefinition("2026-01-01"), {"month": "%m"}),
+    (dg.MonthlyPartitionsDefinition("2026-01-01"), {"month": "a month"}),
+    (
+        dg.TimeWindowPartitionsDefinition("2026-01-01-00:00", "%Y-%m-%d-%H:%M", cron_schedule="*/15 * * * *"),
+        {"hour": "%Y-%m-%d %H"},
+    ),
+    (
+        dg.TimeWindowPartitionsDefinition("2026-01-01-00:00", "%Y-%m-%d-%H:%M", cron_schedule="0 0,12 * * *"),
+        {"day": "%Y-%m-%d"},
+    ),
+    (dg.TimeWindowPartitionsDefinition("2026-01-01", "%Y-%m-%d", cron_schedule="0 0 1,15 * *"), {"m": "%Y-%m"}),
+]
+
+
+@pytest.mark.parametrize(("partitions", "formats"), SHARED, ids=lambda one: str(one)[:60])
+def test_formats_that_give_two_partitions_one_value_are_refused(
+    partitions: dg.TimeWindowPartitionsDefinition, formats: dict[str, str]
+) -> None:
+    @dg.asset(
+        key=list(TABLE),
+        partitions_def=partitions,
+        metadata=stored_as(partition_by=list(formats), partition_format=formats),
+    )
+    def orders() -> None: ...
+
+    with pytest.raises(InvalidInputError, match=r"asset sales/orders: .*same values by partition_format") as caught:
+        check_stored(orders)
+    assert "\n" not in str(caught.value)
+
+
+DISTINCT: list[tuple[dg.TimeWindowPartitionsDefinition, dict[str, str]]] = [
+    (DAYS, {"day": "%Y-%m-%d"}),
+    (DAYS, {"day": "%F"}),
+    (DAYS, {"year": "%Y", "month": "%-m", "day": "%-d"}),
+    (DAYS, {"day": "%d %b %Y"}),
+    (DAYS, {"year": "%Y", "day": "%j"}),
+    (DAYS, {"week": "%G-W%V", "weekday": "%u"}),
+    (dg.DailyPartitionsDefinition("2026-01-01", end_date="2026-02-01"), {"day": "%d"}),
+    (dg.DailyPartitionsDefinition("2026-01-01", end_date="2026-02-01", timezone="Europe/Berlin"), {"day": "%y%m%d"}),
+    (dg.HourlyPartitionsDefinition("2026-01-01-00:00"), {"day": "%Y-%m-%d", "hour": "%I %p"}),
+    (dg.HourlyPartitionsDefinition("2026-01-01-00:00", timezone="Asia/Tokyo"), {"day": "%Y-%m-%d", "hour": "%H"}),
+    (dg.HourlyPartitionsDefinition("2026-10-25-00:00", timezone="Europe/Berlin"), {"hour": "%Y-%m-%d %H%z"}),
+    (
+        dg.HourlyPartitionsDefinition("2026-06-01-00:00", timezone="Europe/Berlin", end_date="2026-07-01-00:00"),
+        {"hour": "%Y-%m-%d %H"},
+    ),
+    (dg.WeeklyPartitionsDefinition("2026-01-04"), {"year": "%Y", "week": "%U"}),
+    (dg.WeeklyPartitionsDefinition("2018-12-31", day_offset=1), {"week": "%G-W%V"}),
+    (dg.MonthlyPartitionsDefinition("2026-01-01", day_offset=15), {"year": "%Y", "month": "%B"}),
+    (dg.TimeWindowPartitionsDefinition("2026", "%Y", cron_schedule="0 0 1 1 *"), {"year": "%Y"}),
+    (
+        dg.TimeWindowPartitionsDefinition(
+            "2026-01-01-00:00", "%Y-%m-%d-%H:%M", timezone="Europe/Berlin", cron_schedule="0 */6 * * *"
+        ),
+        {"hour": "%Y-%m-%d %H"},
+    ),
+]
+
+
+@pytest.mark.parametrize(("partitions", "formats"), DISTINCT, ids=lambda one: str(one)[:60])
+def test_formats_that_give_each_partition_its_value_are_taken(
+    partitions: dg.TimeWindowPartitionsDefinition, formats: dict[str, str]
+) -> None:
+    check_formats("sales/orders", partitions, formats)
+    days = 1400 if partitions.cron_schedule.split()[1].isdigit() else 40
+    window = dg.TimeWindow(partitions.start, partitions.start + dt.timedelta(days=days))
+    keys = partitions.get_partition_keys_in_time_window(window)
+    starts = [partitions.time_window_for_partition_key(key).start for key in keys]
+    if partitions.end is not None:
+        starts = [start for start in starts if start < partitions.end]
+    assert len({tuple(start.strftime(text) for text in formats.values()) for start in starts}) == len(starts)
+
+
+PIECES = ["%Y", "%m", "%d", "%H", "%M", "%I", "%p", "%j", "%W", "%U", "%V", "%G", "%u", "%z", "%b", "%-d", "%y", "-"]
+CRONS = ["*/30 * * * *", "0 * * * *", "0 0,12 * * *", "0 0 * * *", "30 1 * * *", "0 0 * * 0", "0 0 * * MON"]
+CRONS += ["0 0 1 * *"]
+ZONES = ["UTC", "Europe/Berlin", "America/New_York", "Asia/Tokyo"]
+
+
+@settings(max_examples=20, deadline=None)
+@given(
+    cron=st.sampled_from(CRONS),
+    zone=st.sampled_from(ZONES),
+    texts=st.lists(st.lists(st.sampled_from(PIECES), min_size=1, max_size=4).map("".join), min_size=1, max_size=3),
+    has_end=st.booleans(),
+)
+def test_no_format_that_is_taken_gives_two_partitions_one_value(
+    cron: str, zone: str, texts: list[str], has_end: bool
+) -> None:
+    """Compared with all partitions of some weeks with a change of clocks, and of the turns of many years."""
+    partitions = dg.TimeWindowPartitionsDefinition(
+        start="2024-10-20-00:00",
+        end="2024-11-20-00:00" if has_end else None,
+        fmt="%Y-%m-%d-%H:%M",
+        cron_schedule=cron,
+        timezone=zone,
+    )
+    formats = {f"c{at}": text for at, text in enumerate(texts)}
+    try:
+        check_formats("a", partitions, formats)
+    except InvalidInputError:
+        return
+    years = [2024] if has_end else [2024, 2025, 2026, 2031]
+    windows = [(year, month) for year in years for month in ((10,) if has_end else (10, 12))]
+    seen: dict[tuple[str, ...], dt.datetime] = {}
+    for year, month in windows:
+        begin = partitions.start.replace(year=year, month=month)
+        end = begin + dt.timedelta(days=20)
+        for key in partitions.get_partition_keys_in_time_window(dg.TimeWindow(begin, end)):
+            start = partitions.time_window_for_partition_key(key).start
+            values = tuple(start.strftime(text) for text in formats.values())
+            assert seen.setdefault(values, start) == start, (values, formats)
+
+
+def test_formats_of_several_dimensions_are_refused() -> None:
+    both = dg.MultiPartitionsDefinition({"day": DAYS, "kind": dg.StaticPartitionsDefinition(["a"])})
+
+    @dg.asset(
+        key=list(TABLE),
+        partitions_def=both,
+        metadata=stored_as(partition_by=["day", "kind"], partition_format={"day": "%Y", "kind": "%m"}),
+    )
+    def orders() -> None: ...
+
+    with pytest.raises(InvalidInputError, match="of one dimension"):
+        check_stored(orders)
+
+
+def test_each_hour_is_stored_when_clocks_go_back(lake: Lakehouse, instance: dg.DagsterInstance) -> None:
+    hours = dg.HourlyPartitionsDefinition("2026-10-25-00:00", timezone="Europe/Berlin", end_date="2026-10-26-00:00")
+    keys = [key for key in hours.get_partition_keys(dt.datetime(2026, 11, 1, tzinfo=dt.UTC)) if "-25-02:" in key]
+    assert len(keys) == 2
+    formats = {"hour": "%Y-%m-%d %H%z"}
+    orders = Orders(lake, instance, hours, partition_by=["hour"], partition_format=formats)
+    for key in [*keys, *keys]:
+        hours.get_partition_keys_in_range(dg.PartitionKeyRange(keys[0], keys[1]))  # Dagster keeps its result
+        orders.run(key)
+    assert orders.keys() == sorted(keys)
+    hours_of_table = catalog_at(lake).load_table(TABLE).scan().to_arrow()["hour"].to_pylist()
+    assert sorted(hours_of_table) == ["2026-10-25 02+0100", "2026-10-25 02+0200"]
+
+
+ODD = ["a/b", "a%2Fb", "a=b", " x", "x ", "null", "None", "__HIVE_DEFAULT_PARTITION__", "it's", "1", "01", ".."]
+ODD += ["A", "a", "e\u0301", "\u00e9", "\U0001f642", "a|b", "#?&+", "tab\tx"]
+
+
+@pytest.mark.soak
+def test_each_key_of_text_is_a_partition(lake: Lakehouse, instance: dg.DagsterInstance) -> None:
+    orders = Orders(lake, instance, dg.StaticPartitionsDefinition(ODD), partition_by=["k"])
+    for key in ODD * 2:
+        orders.run(key)
+    assert orders.keys() == sorted(ODD)
+
+
+def test_keys_with_special_characters(lake: Lakehouse, instance: dg.DagsterInstance) -> None:
+    keys = ["a/b", "a%2Fb", "null", "..", "é"]
+    orders = Orders(lake, instance, dg.StaticPartitionsDefinition(keys), partition_by=["k"])
+    for key in [*keys, "null", "a/b"]:
+        orders.run(key)
+    assert orders.keys() == sorted(keys)
+
+
+@pytest.mark.parametrize(
+    ("keys", "kind"),
+    [
+        (["1", "01"], pa.int32()),
+        (["+1", "1"], pa.int64()),
+        (["true", "TRUE"], pa.bool_()),
+        (["2026-01-01", "20260101"], pa.date32()),
+    ],
+    ids=["zeros", "sign", "boolean", "date"],
+)
+@pytest.mark.parametrize("is_dynamic", [False, True], ids=["static", "dynamic"])
+def test_keys_that_are_one_value_of_the_column_are_refused(
+    lake: Lakehouse, keys: list[str], kind: pa.DataType, is_dynamic: bool
+) -> None:
+    with dg.instance_for_test() as instance:
+        partitions: dg.PartitionsDefinition[str] = dg.StaticPartitionsDefinition(keys)
+        if is_dynamic:
+            partitions = dg.DynamicPartitionsDefinition(name="shops")
+            instance.add_dynamic_partitions("shops", keys)
+        orders = Orders(lake, instance, partitions, {"k": kind}, partition_by=["k"])
+        version = lake.latest_version()
+        for key in keys[:1] if kind in (pa.bool_(), pa.date32()) else keys:
+            orders.wrote = keys[0].lstrip("+")
+            with pytest.raises(InvalidInputError, match="are the same value of column 'k'"):
+                orders.run(key)
+        assert lake.latest_version() == version
+
+
+@pytest.mark.parametrize("key", ["1.0", "1.9", " 1", "1_0", "99999999999", "x"])
+def test_keys_that_are_no_value_of_the_column_are_refused(
+    lake: Lakehouse, instance: dg.DagsterInstance, key: str
+) -> None:
+    orders = Orders(lake, instance, dg.StaticPartitionsDefinition(["1", key]), {"k": pa.int32()}, partition_by=["k"])
+    orders.run("1")
+    orders.wrote = "1"
+    with pytest.raises(InvalidInputError, match="is no value of the partition column 'k', int"):
+        orders.run(key)
+    assert orders.keys() == ["1"]
+
+
+@pytest.mark.parametrize("mode", ["overwrite_partition", "append", "upsert"])
+def test_rows_of_other_partitions_are_refused(lake: Lakehouse, instance: dg.DagsterInstance, mode: StoreMode) -> None:
+    stored: dict[str, Any] = {"mode": mode, "partition_by": ["k"], **({"keys": ["of"]} if mode == "upsert" else {})}
+    orders = Orders(lake, instance, dg.StaticPartitionsDefinition(["a", "b"]), **stored)
+    orders.run("a")
+    orders.wrote = "a"
+    with pytest.raises(InvalidInputError, match="rows arrived for the partition"):
+        orders.run("b")
+    orders.wrote = None
+    orders.run("b")
+    assert orders.keys() == ["a", "b"]

@@ -1,0 +1,158 @@
+"""Casts rows to the columns of a table, without changing a value."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyiceberg.schema import Schema
+
+from trinitylake_ops.errors import InvalidInputError
+
+_TRUNCATE = (
+    'truncate them: .dt.floor("us") in pandas, .dt.cast_time_unit("us") in polars, .cast(..., safe=False) in pyarrow'
+)
+
+
+def conform(batch: pa.RecordBatch, schema: Schema, arrow_schema: pa.Schema) -> pa.Table:
+    """Return a batch with a table's columns, types, order and field ids.
+
+    Columns are matched by name. A missing optional column is null. Raises InvalidInputError for columns that the table
+    lacks, for required ones that are missing or hold nulls, and for values that do not fit.
+    """
+    check_distinct(batch.schema)
+    unknown = sorted(set(batch.schema.names) - set(arrow_schema.names))
+    if unknown:
+        raise InvalidInputError(f"column {unknown[0]!r} is not in the table; add it to the schema or drop it")
+    columns = [_conformed_column(batch, target, schema) for target in arrow_schema]
+    return pa.Table.from_arrays(columns, schema=arrow_schema)
+
+
+def _conformed_column(batch: pa.RecordBatch, target: pa.Field, schema: Schema) -> pa.Array:
+    if target.name not in batch.schema.names:
+        column = pa.nulls(batch.num_rows, target.type)
+    else:
+        kind = batch.schema.field(target.name).type
+        _check_time_zones(target.name, kind, target.type)
+        if lost := _lost_field(kind, target.type):
+            raise InvalidInputError(
+                f"column {target.name!r} has the field {lost!r}, which the table's column lacks; add it to the schema"
+                " or drop it"
+            )
+        try:
+            column = cast_exactly(batch.column(target.name), target.type)
+        except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+            reason, advice = str(error).partition("\n")[0], "cast it, or change the table's column"
+            if _contains(kind, _has_nanoseconds):
+                reason, advice = "it has values below a microsecond", _TRUNCATE
+            raise InvalidInputError(
+                f"column {target.name!r} cannot be stored as {schema.find_type(target.name)}: {reason}; {advice}"
+            ) from error
+    if column.null_count and not target.nullable:
+        raise InvalidInputError(f"column {target.name!r} is required and {column.null_count} rows have no value")
+    return column
+
+
+def cast_exactly(column: pa.Array | pa.ChunkedArray, target: pa.DataType) -> pa.Array | pa.ChunkedArray:
+    """Return a column in another type with the same values.
+
+    Raises:
+        pyarrow.ArrowInvalid: A value would change.
+        pyarrow.ArrowNotImplementedError: Arrow cannot cast the type, or casts it to other values.
+    """
+    if _contains(column.type, _is_list_view):
+        raise pa.ArrowNotImplementedError(f"{column.type} loses its elements in a cast")
+    cast = column.cast(target)
+    if _may_change(column.type, target) and not _same(column, cast.cast(column.type)):
+        raise pa.ArrowInvalid(f"casting {column.type} to {target} would change values")
+    return cast
+
+
+def _may_change(kind: pa.DataType, target: pa.DataType) -> bool:
+    """Whether Arrow's own check lets values change between two types, at any depth."""
+    if pa.types.is_dictionary(kind):
+        return _may_change(kind.value_type, target)
+    if pa.types.is_struct(kind) and pa.types.is_struct(target):
+        known = {field.name: field.type for field in target}
+        return any(field.name in known and _may_change(field.type, known[field.name]) for field in kind)
+    if pa.types.is_map(kind) and pa.types.is_map(target):
+        return _may_change(kind.key_type, target.key_type) or _may_change(kind.item_type, target.item_type)
+    if _is_list(kind) and _is_list(target):
+        return _may_change(kind.value_type, target.value_type)
+    return (
+        (pa.types.is_floating(kind) and pa.types.is_floating(target) and kind.bit_width > target.bit_width)
+        or (pa.types.is_timestamp(kind) and pa.types.is_date(target))
+        or (pa.types.is_boolean(target) and not (pa.types.is_boolean(kind) or pa.types.is_null(kind)))
+    )
+
+
+def _same(before: pa.Array | pa.ChunkedArray, after: pa.Array | pa.ChunkedArray) -> bool:
+    if pa.types.is_floating(before.type):
+        both_nan = pc.and_(pc.is_nan(before), pc.is_nan(after))
+        return bool(pc.all(pc.or_(pc.equal(before, after), both_nan), skip_nulls=True).as_py() is not False)
+    return before.equals(after) or repr(before.to_pylist()) == repr(after.to_pylist())  # the text of NaN equals itself
+
+
+def check_distinct(schema: pa.Schema) -> None:
+    """Raise InvalidInputError where two columns have one name."""
+    names = schema.names
+    if len(set(names)) < len(names):
+        twice = next(name for name in names if names.count(name) > 1)
+        raise InvalidInputError(f"there are {names.count(twice)} columns {twice!r}; names of columns differ")
+
+
+def _lost_field(given: pa.DataType, target: pa.DataType) -> str | None:
+    """Return a field within a nested type that a cast would silently drop, None if there is none."""
+    if pa.types.is_struct(given) and pa.types.is_struct(target):
+        known = {field.name: field.type for field in target}
+        for field in given:
+            lost = _lost_field(field.type, known[field.name]) if field.name in known else ""
+            if lost is not None:
+                return f"{field.name}.{lost}" if lost else field.name
+    elif pa.types.is_map(given) and pa.types.is_map(target):
+        return _lost_field(given.item_type, target.item_type) or _lost_field(given.key_type, target.key_type)
+    elif _is_list(given) and _is_list(target):
+        return _lost_field(given.value_type, target.value_type)
+    return None
+
+
+def _is_list(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind))
+
+
+def _is_list_view(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_list_view(kind) or pa.types.is_large_list_view(kind))
+
+
+def _has_nanoseconds(kind: pa.DataType) -> bool:
+    return bool((pa.types.is_timestamp(kind) or pa.types.is_time(kind)) and kind.unit == "ns")
+
+
+def _contains(kind: pa.DataType, matches: Callable[[pa.DataType], bool]) -> bool:
+    """Whether a type, or a type within it, matches."""
+    if matches(kind):
+        return True
+    if pa.types.is_dictionary(kind):
+        return _contains(kind.value_type, matches)
+    return any(_contains(kind.field(at).type, matches) for at in range(kind.num_fields))
+
+
+def _check_time_zones(column: str, kind: pa.DataType, target: pa.DataType) -> None:
+    """Refuse a cast that would silently take a wall clock time for UTC, or the other way round, at any depth."""
+    if pa.types.is_dictionary(kind):
+        _check_time_zones(column, kind.value_type, target)
+    elif pa.types.is_struct(kind) and pa.types.is_struct(target):
+        known = {field.name: field.type for field in target}
+        for field in kind:
+            if field.name in known:
+                _check_time_zones(column, field.type, known[field.name])
+    elif pa.types.is_map(kind) and pa.types.is_map(target):
+        _check_time_zones(column, kind.key_type, target.key_type)
+        _check_time_zones(column, kind.item_type, target.item_type)
+    elif _is_list(kind) and _is_list(target):
+        _check_time_zones(column, kind.value_type, target.value_type)
+    elif pa.types.is_timestamp(kind) and pa.types.is_timestamp(target) and (kind.tz is None) != (target.tz is None):
+        raise InvalidInputError(
+            f"column {column!r} has the type {kind}, the table's is {target}; convert it explicitly"
+        )
