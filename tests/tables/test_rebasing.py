@@ -261,7 +261,7 @@ def test_null_is_not_the_text_null(local: Lakehouse) -> None:
     put(local, region("null", 5))
     with pytest.raises(CommitConflictError, match=r"\(region=null\)"):
         put(local, again)
-    put(local, again, is_anew=True)
+    put(local, again, replaces_latest=[again])
     assert values() == [("null", 3), (None, 1)]
     assert put(local, null).tables[0].partitions == ("region is null",)
     assert values() == [("null", 3), (None, 4)]
@@ -299,7 +299,7 @@ def test_values_of_each_type_replace_their_own_partition(local: Lakehouse) -> No
     put(local, stage(first))
     with pytest.raises(CommitConflictError, match="others changed what it replaces"):
         put(local, late)
-    put(local, late, is_anew=True)
+    put(local, late, replaces_latest=[late])
     put(local, late_other)
     assert sorted(row["s"] for row in catalog_at(local).load_table(NAME).scan().to_arrow().to_pylist()) == [
         "a/b=c ü",
