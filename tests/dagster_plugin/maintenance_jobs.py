@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 import dagster as dg
 
+from tests.dagster_plugin.plain import plain
 from tests.local_clock import HOUR_MS, LocalClock
 from tests.maintenance.changes import alter, content, create
 from trinitylake_ops import Lakehouse, maintenance
@@ -56,7 +57,7 @@ class Ran:
 
 
 def _values(metadata: Mapping[str, dg.MetadataValue]) -> dict[str, Any]:
-    return {name: value.value for name, value in metadata.items()}
+    return plain(metadata)
 
 
 def old_lake(folder: Path, clock: LocalClock) -> Lakehouse:

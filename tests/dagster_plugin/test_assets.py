@@ -9,6 +9,7 @@ import dagster as dg
 import pyarrow as pa
 import pytest
 
+from tests.dagster_plugin.plain import plain
 from tests.dagster_plugin.quiet import QUIET
 from tests.lakes import Lakes
 from tests.local_clock import HOUR_MS, LocalClock
@@ -21,7 +22,7 @@ from trinitylake_ops.dagster_plugin.assets import (
     build_table_asset,
 )
 from trinitylake_ops.dagster_plugin.automation.sensors import build_commit_sensor
-from trinitylake_ops.dagster_plugin.head_metadata import head_metadata
+from trinitylake_ops.dagster_plugin.head_metadata import head_metadata, lake_status
 from trinitylake_ops.dagster_plugin.names import ONLY
 from trinitylake_ops.dagster_plugin.resources import TrinityLakeResource
 from trinitylake_ops.dagster_plugin.table_pages.pages import table_metadata
@@ -74,7 +75,7 @@ def observe(lake: Lakehouse, instance: dg.DagsterInstance, *tables: str) -> dict
 
 
 def values(observation: dg.AssetObservation) -> Mapping[str, Any]:
-    return {name: value.value for name, value in observation.metadata.items()}
+    return plain(observation.metadata)
 
 
 def test_the_head_shows_its_version_and_what_changed_since(lake: Lakehouse, instance: dg.DagsterInstance) -> None:
@@ -95,8 +96,9 @@ def test_the_head_shows_its_version_and_what_changed_since(lake: Lakehouse, inst
     assert (shown["changed_since"], shown["changed_tables"]) == (2, 2)
     assert "| changed | sales | orders |" in shown["changes"]
     assert 0 <= shown["hours_since_verify"] < 1
-    assert str(shown["status"]).startswith(f"Version {lake.latest_version()}, ")
-    assert (shown["findings"], shown["next"], shown["hint"]) == ("none", "nothing", "right")
+    assert str(shown["health"]).startswith(f"Version {lake.latest_version()}, ")
+    assert (shown["findings"], shown["hint"]) == ("none", "right")
+    assert [*shown][:3] == ["lakehouse_version", "health", "last_versions"]
     assert "| verify | fine |" in shown["due"]
     assert "| who | versions |" in shown["committers"]
     assert values(observe(lake, instance)[ONLY.lakehouse_key])["changed_tables"] == 0
@@ -108,7 +110,7 @@ def test_buffers_are_filled_by_changes(lakes: Lakes) -> None:
     alter(lake, "ns", "t3")
     (root, *_) = lake.snapshot().tree_shape().levels
     assert root.messages > 0
-    shown = head_metadata(lake, lake.snapshot())
+    shown = head_metadata(lake, lake.snapshot(), None)
     assert shown["buffer_fill_percent"] == round(100 * root.message_bytes / DEFAULT_BUFFER_TARGET_BYTES, 2) > 0
 
 
@@ -121,7 +123,8 @@ def test_the_head_shows_what_can_be_freed(tmp_path: Path, monkeypatch: pytest.Mo
         alter(lake, "ns", "t")
 
     def shown(seconds: float = 60) -> dict[str, Any]:
-        figures = head_metadata(lake, lake.snapshot(), reclaimable_seconds=seconds)
+        status = lake_status(lake, plan_seconds=seconds)
+        figures = head_metadata(lake, lake.snapshot(), status, is_planned=seconds > 0)
         return {name: value for name, value in figures.items() if name.endswith(("able_bytes", "since_expiry"))}
 
     nothing = {"expirable_bytes": 0, "purgeable_bytes": 0, "reclaimable_bytes": 0}
@@ -188,7 +191,7 @@ def described(instance: dg.DagsterInstance, partition: str) -> Mapping[str, Any]
     event = instance.get_latest_materialization_event(ONLY.exports_key)
     assert event is not None and event.asset_materialization is not None
     assert event.asset_materialization.partition == partition
-    return {name: value.value for name, value in event.asset_materialization.metadata.items()}
+    return plain(event.asset_materialization.metadata)
 
 
 def test_an_export_made_again_under_its_name_is_told(lake: Lakehouse, instance: dg.DagsterInstance) -> None:
@@ -224,8 +227,8 @@ def test_a_version_to_compare_with_that_another_program_deleted(tmp_path: Path) 
     alter(lake, "ns", "t")
     lake.storage.delete(root_path(1))
     lake = Lakehouse(lake.storage)
-    shown = head_metadata(lake, lake.snapshot(), since=1)
-    assert (shown["lakehouse_version"], shown["changes"]) == (2, "version 1, which was observed last, is gone")
+    shown = head_metadata(lake, lake.snapshot(), None, since=1)
+    assert shown["changes"] == "version 1, which was observed last, is gone"
 
 
 def test_what_a_sensor_notes_is_no_observation_of_the_head(lake: Lakehouse, instance: dg.DagsterInstance) -> None:

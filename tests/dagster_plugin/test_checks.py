@@ -11,6 +11,7 @@ from typing import Any
 import dagster as dg
 import pytest
 
+from tests.dagster_plugin.plain import plain
 from tests.lakes import table
 from tests.local_clock import HOUR_MS, LocalClock
 from tests.maintenance.aging import with_least_requests
@@ -87,7 +88,7 @@ class Lake:
                 one.passed,
                 one.severity,
                 one.description or "",
-                {name: value.value for name, value in one.metadata.items()},
+                plain(one.metadata),
             )
             for one in found
         }

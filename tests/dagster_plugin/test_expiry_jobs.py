@@ -217,7 +217,7 @@ def test_undelete_until_the_purge_begins(jobs: Jobs) -> None:
     jobs.expired()
     ran = jobs.must_run("undelete", versions="2")
     (event,) = ran.materialized
-    assert (event["lakehouse_version"], event["operation"], event["versions"]) == (5, "undelete", "2")
+    assert (event["lakehouse_version"], event["operation"], ran.metadata["versions"]) == (5, "undelete", "2")
     assert "| 5 |" in event["last_versions"]
     assert jobs.lake.snapshot(2).tables("ns") == ["t"]
     maintenance.plan_purge(jobs.lake).execute()

@@ -146,7 +146,9 @@ def test_compact_job(pipeline: Pipeline) -> None:
     metadata = event.asset_materialization.metadata
     if latest.run_id == result.run_id:
         assert latest.operation == "compact"
-        assert metadata["messages_after"].value == 0
+        (seen, *_) = pipeline.instance.fetch_observations(ONLY.lakehouse_key, limit=1).records
+        assert seen.asset_observation is not None
+        assert seen.asset_observation.metadata["compact_messages_after"].value == 0
         assert metadata["lakehouse_version"].value == latest.version
     version = pipeline.lake().latest_version()
     pipeline.must_run("compact", unattended=True)

@@ -13,6 +13,7 @@ import pytest
 import yaml
 
 from tests.dagster_plugin.maintenance_jobs import approved_rollback
+from tests.dagster_plugin.plain import plain
 from tests.dagster_plugin.test_assets import values
 from tests.dagster_plugin.test_table_events import ORDERS as MONTHLY
 from tests.dagster_plugin.test_table_events import PLACE, PRICES, Located, located, put
@@ -80,7 +81,7 @@ def load(definitions: dg.Definitions, instance: dg.DagsterInstance, day: str) ->
 def newest(instance: dg.DagsterInstance, key: dg.AssetKey) -> dict[str, Any]:
     event = instance.get_latest_materialization_event(key)
     assert event is not None and event.asset_materialization is not None
-    return {name: value.value for name, value in event.asset_materialization.metadata.items()}
+    return plain(event.asset_materialization.metadata)
 
 
 @pytest.fixture
@@ -175,7 +176,7 @@ def test_rollbacks_and_commits_of_others_are_plotted_too(located: Located) -> No
     located.look()
     put(located.lake, "prices", {"n": [7]})
     (event,) = located.look()
-    figures = {name: value.value for name, value in event.metadata.items()}
+    figures = plain(event.metadata)
     assert (event.asset_key, figures["dagster/row_count"]) == (PRICES, 2)
     assert (figures["versions"], "partition_rows" in figures) == ("4", False), "a tick reads no history"
     located.run("rollback", approved_rollback(located.lake, 3))

@@ -16,6 +16,7 @@ import yaml
 
 from tests.dagster_plugin.incident_project import BLOCKING, LOAD, NAMES, ORDERS, ROOT, SOURCE, location
 from tests.dagster_plugin.maintenance_jobs import APPROVER, Jobs, approved
+from tests.dagster_plugin.plain import plain
 from tests.dagster_plugin.quiet import QUIET
 from tests.lakes import Lakes, check_lake, objects
 from tests.local_clock import LocalClock
@@ -49,7 +50,11 @@ def test_a_rollback_is_planned_with_rows_and_with_what_it_loses(jobs: Jobs) -> N
     append_rows(jobs.lake, "ns.other")
     plan = jobs.plan("rollback", to={"version": first}, tables=["ns.real"])
     assert (plan["to_version"], plan["tables"], plan["rows_coming_back"], plan["rows_going_away"]) == (first, 1, 0, 3)
-    assert re.search(r"\| changed \| ns\.real \| 6 \| 3 \| 2 \| 1 \|", plan["plan"])
+    assert re.search(r"\| changed \| ns\.real \| 6 -> 3 \| 2 -> 1 \|", plan["plan"])
+    assert "| ns.real | 3 | 0 |  | it has no primary key |" in plan["rows"]
+    assert not [name for name in plan if name.startswith("rows of ")], "rows are personal data"
+    sampled = jobs.plan("rollback", to=first, tables=["ns.real"], sample_rows=10)
+    assert "| before | 1 |" in sampled["rows of ns.real"]
     assert plan["commits_lost"] == 1
     assert re.search(rf"\| {last} \| .* \| ns\.real \| \+3 -0 \|", plan["lost"])
     assert plan["details"]["objects"][0]["before"]["rows"] == 6
@@ -254,7 +259,7 @@ class Shop:
                 found = dict(event.step_output_data.metadata)
             elif event.is_step_failure and event.step_failure_data.user_failure_data is not None:
                 found = dict(event.step_failure_data.user_failure_data.metadata)
-        return result.success, {name: value.value for name, value in found.items()}
+        return result.success, plain(found)
 
     def load(self, *amounts: int) -> int:
         self.source.write_text("\n".join(map(str, amounts)))
@@ -264,7 +269,7 @@ class Shop:
     def page(self) -> str:
         links = Links.at(self.repository, "__repository__@here", NAMES, "")
         page = VersionsPage(self.instance, self.repository, NAMES, links)
-        return page.table(self.lake, self.lake.snapshot()).md_str or ""
+        return "\n".join(table.value for table in page.tables(self.lake, self.lake.snapshot()).values())
 
 
 @pytest.fixture
@@ -277,7 +282,8 @@ def shop(lakes: Lakes, monkeypatch: pytest.MonkeyPatch) -> Iterator[Shop]:
 
 
 def row(page: str, version: int) -> str:
-    return next(line for line in page.splitlines() if line.startswith(f"| {version} |"))
+    """Return the row of a version, whose number may be the link to its run."""
+    return next(line for line in page.splitlines() if re.match(rf"\| \[?{version}(\]\(\S+\))? \|", line))
 
 
 def test_a_bad_publication_is_found_undone_and_proved(shop: Shop) -> None:
@@ -286,13 +292,19 @@ def test_a_bad_publication_is_found_undone_and_proved(shop: Shop) -> None:
     page = shop.page()
     assert "| no_negative_amounts failed |" in row(page, bad)
     assert "| 1 passed | [go back](/locations/__repository__@here/jobs/shop_rollback/" in row(page, good)
-    assert "sales.orders | +2 -3 |" in row(page, bad)
+    assert "sales.orders +2 -3 |" in row(page, bad)
     newest = shop.instance.get_latest_materialization_event(NAMES.lakehouse_key)
     assert newest is not None and newest.asset_materialization is not None
     shown = newest.asset_materialization.metadata
     # The check of a run may end after its publication, so a page has what was found by then.
     assert "| 1 passed |" in row(str(shown["last_versions"].value), good)
-    assert (shown["objects"].value, shown["hours_since_export"].value) == (2, "none")
+    assert not {"objects", "publish_tables", "tables"} & shown.keys(), "metrics are an observation of their own"
+    (seen, *_) = shop.instance.fetch_observations(NAMES.lakehouse_key, limit=1).records
+    assert seen.asset_observation is not None
+    metrics = plain(seen.asset_observation.metadata)
+    assert (metrics["objects"], metrics["tables"], metrics["publish_tables"]) == (2, 1, 1)
+    assert (metrics["hours_since_export"], metrics["publish_rows_added"]) == ("none", 2)
+    assert [*shown][:3] == ["lakehouse_version", "health", "last_versions"]
 
     _, plan = shop.run("shop_rollback", {"to": {"last_passed": True}})
     assert (plan["to_version"], plan["rows_coming_back"], plan["rows_going_away"]) == (good, 3, 2)

@@ -125,6 +125,8 @@ def test_the_rollback_undid_the_bad_month(demo: FinishedDemo) -> None:
     log = {entry["version"]: entry for entry in demo.log}
     (rollback,) = [entry for entry in log.values() if entry["operation"] == "rollback"]
     bad = rollback["rollback_from"]
+    marked = [line for line in demo.output.splitlines() if f" undone by {rollback['version']} " in line]
+    assert [int(line.strip("│ ").split()[0]) for line in marked] == [bad]
     assert demo.trinitylake("diff", str(bad - 1), str(rollback["version"])) == []
     changed = {(change["namespace"], change["table"]) for change in demo.trinitylake("diff", str(bad - 1), str(bad))}
     assert ("facts", "flights") in changed

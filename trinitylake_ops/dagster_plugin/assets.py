@@ -14,7 +14,7 @@ from typing import Any
 import dagster as dg
 
 from trinitylake_ops import Lakehouse, maintenance
-from trinitylake_ops.dagster_plugin.head_metadata import GAP, VERSION, head_metadata
+from trinitylake_ops.dagster_plugin.head_metadata import GAP, VERSION, head_metadata, lake_status
 from trinitylake_ops.dagster_plugin.metadata import DATA_VERSION_TAG, figures
 from trinitylake_ops.dagster_plugin.names import ONLY, LakehouseNames
 from trinitylake_ops.dagster_plugin.options import NO_OPTIONS
@@ -23,7 +23,7 @@ from trinitylake_ops.dagster_plugin.stored.settings import stored_as
 from trinitylake_ops.dagster_plugin.table_pages.pages import TablePages
 from trinitylake_ops.dagster_plugin.table_pages.specs import KINDS
 from trinitylake_ops.dagster_plugin.versions.links import Links
-from trinitylake_ops.dagster_plugin.versions.page import LAST_VERSIONS, VersionsPage
+from trinitylake_ops.dagster_plugin.versions.page import VersionsPage
 from trinitylake_ops.format.definitions import METADATA_LOCATION, TableDef
 from trinitylake_ops.maintenance import ExportInfo
 from trinitylake_ops.operations.names import split_name
@@ -34,7 +34,7 @@ OBSERVE_JOB = "observe"
 #: How long an observation of the head may count the bytes that can be freed, unless told otherwise.
 RECLAIMABLE_SECONDS = 60.0
 
-_OBSERVATIONS = 100  # events to search for one of the head: those of sensors are between
+_OBSERVATIONS = 500  # events to search for one of the head: those of commits and sensors are between
 
 # Dagster takes these for a range of partitions. The other texts that it refuses are no names of exports either.
 _RANGE_OF_PARTITIONS = "..."
@@ -60,9 +60,11 @@ def build_head_asset(
         head = lake.snapshot()
         since = _last_observed(context.instance, names.lakehouse_key)
         page = VersionsPage.of(context, names, resource.webserver_url)
+        status = lake_status(lake, plan_seconds=reclaimable_seconds)
         metadata = {
-            **head_metadata(lake, head, since, reclaimable_seconds=reclaimable_seconds),
-            LAST_VERSIONS: page.table(lake, head),
+            VERSION: head.version,
+            **page.screen(lake, head, status),
+            **head_metadata(lake, head, status, since, is_planned=reclaimable_seconds > 0),
         }
         report_exports(context.instance, lake, names, page.links)
         data_version = dg.DataVersion(str(head.version))

@@ -8,7 +8,7 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 from trinitylake_ops import Lakehouse, maintenance
-from trinitylake_ops.dagster_plugin.metadata import markdown_table
+from trinitylake_ops.dagster_plugin.metadata import table_value
 from trinitylake_ops.errors import InvalidInputError
 from trinitylake_ops.format.definitions import ExpirationState
 from trinitylake_ops.format.version_ranges import VersionRanges
@@ -237,7 +237,7 @@ def _orphans(lake: Lakehouse, limits: CheckLimits) -> CheckResult:
             "bytes": plan.bytes,
             "unowned_files": plan.unowned_files,
             "unowned_bytes": plan.unowned_bytes,
-            "files_by_kind": markdown_table(("kind", "files"), plan.files.items()),
+            "files_by_kind": table_value(("kind", "files"), plan.files.items()),
         },
     )
 
@@ -268,7 +268,7 @@ def _tree(lake: Lakehouse, limits: CheckLimits) -> CheckResult:
             "leaf_fill": leaves.fill,
             "buffer_fill": buffers,
             "messages": shape.messages,
-            "levels": markdown_table(header, rows),
+            "levels": table_value(header, rows),
         },
     )
 
@@ -296,7 +296,7 @@ def _data_files(lake: Lakehouse, limits: CheckLimits) -> CheckResult:
             "bytes": sum(one.bytes for one in survey.tables),
             "uncounted_tables": len(survey.uncounted),
             "not_looked_at": survey.not_looked_at,
-            "small_files": markdown_table(("table", "data files", "bytes", "bytes per file"), rows),
+            "small_files": table_value(("table", "data files", "bytes", "bytes per file"), rows),
         },
     )
 

@@ -1,4 +1,4 @@
-"""The figures of a lakehouse's latest version for an operator, which plot over time."""
+"""The metrics of a lakehouse's latest version for an operator, which plot over time."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from typing import Any
 import dagster as dg
 
 from trinitylake_ops import Lakehouse, maintenance
-from trinitylake_ops.dagster_plugin.metadata import figures, markdown_table
+from trinitylake_ops.dagster_plugin.metadata import figures, table_value
 from trinitylake_ops.errors import CorruptFileError, VersionExpiredError, VersionNotFoundError
 from trinitylake_ops.maintenance.status.space import Space
-from trinitylake_ops.maintenance.status.state import LAST_VERSIONS
+from trinitylake_ops.maintenance.status.state import LAST_VERSIONS, Status
 from trinitylake_ops.versions.changes import diff_snapshots
 from trinitylake_ops.versions.snapshot import Snapshot
 
@@ -21,37 +21,46 @@ VERSION = "lakehouse_version"
 GAP = "gap"
 
 _SECONDS_PER_HOUR = 3_600
-#: A materialization looks at fewer versions: each run that commits has one.
-_LAST_OF_A_RUN = 10
+#: A materialization reads fewer versions, because each run that commits has one.
+LAST_OF_A_RUN = 10
 
 
 def head_metadata(
-    lake: Lakehouse, head: Snapshot, since: int | None = None, *, reclaimable_seconds: float = 0
+    lake: Lakehouse, head: Snapshot, status: Status | None, since: int | None = None, *, is_planned: bool = False
 ) -> dict[str, Any]:
-    """Return the figures of a version, from its tree and its settings.
+    """Return the metrics of an observation of a version, from its tree and its settings.
 
-    A bounded time counts the bytes that can be freed. Changes are those since version ``since``, by default those of
-    this version alone. Hours since an expiry or an export began, or a verification was recorded, are "none" if there
-    was none. For ``reclaimable_seconds`` see :func:`status_metadata`.
+    Args:
+        lake: The lakehouse.
+        head: The version.
+        status: The state of the lakehouse, None if it cannot be read.
+        since: The version to count changes from, by default the one before ``head``.
+        is_planned: Whether plans counted the bytes that can be reclaimed.
     """
     return {
-        VERSION: head.version,
         "created_at": dg.MetadataValue.timestamp(head.created_at),
         **_tree_figures(head),
         **_changes(lake, head, since),
-        **status_metadata(lake, reclaimable_seconds),
+        **status_metadata(status, is_planned=is_planned),
     }
 
 
-def head_figures(lake: Lakehouse, head: Snapshot) -> dict[str, Any]:
-    """Return the figures that each materialization of the lakehouse has, too, as pages show the newest event.
+def commit_metrics(head: Snapshot, status: Status | None) -> dict[str, Any]:
+    """Return the metrics that are reported with each commit.
 
-    Those of the tree are left out where it has more than two levels, since all of its nodes are read for them. The
-    observations have them.
+    Those of the tree are left out where it has more than two levels, because all of its nodes are read for them.
     """
     root = head.root
     is_small = root.is_leaf or head.files.nodes.load(root.children[0]).is_leaf
-    return {**(_tree_figures(head) if is_small else {}), **status_metadata(lake, last=_LAST_OF_A_RUN)}
+    return {**(_tree_figures(head) if is_small else {}), **status_metadata(status)}
+
+
+def lake_status(lake: Lakehouse, *, last: int = LAST_VERSIONS, plan_seconds: float = 0) -> Status | None:
+    """Return the state of a lakehouse, None if its latest version cannot be read."""
+    try:
+        return maintenance.lakehouse_status(lake, last=last, plan_seconds=plan_seconds)
+    except CorruptFileError:
+        return None
 
 
 def _tree_figures(head: Snapshot) -> dict[str, Any]:
@@ -71,16 +80,14 @@ def _tree_figures(head: Snapshot) -> dict[str, Any]:
     }
 
 
-def status_metadata(lake: Lakehouse, reclaimable_seconds: float = 0, *, last: int = LAST_VERSIONS) -> dict[str, Any]:
-    """Return what an operator has to know: the state in a sentence, what is due, and what to run next.
+def status_metadata(status: Status | None, *, is_planned: bool = False) -> dict[str, Any]:
+    """Return the state of a lakehouse as metrics and tables, nothing if it could not be read.
 
-    It is what ``trinitylake status`` shows, by a bounded number of requests. For ``reclaimable_seconds`` at most, the
-    bytes that can be freed are counted by plans.
+    Hours since an expiry or an export began, or a verification was recorded, are "none" if there was none.
+    ``is_planned`` says that plans counted the bytes that can be reclaimed.
     """
-    try:
-        status = maintenance.lakehouse_status(lake, last=last, plan_seconds=reclaimable_seconds)
-    except CorruptFileError as error:
-        return {"status": f"it cannot be read: {error}"}
+    if status is None:
+        return {}
     ages, commits = status.ages, status.commits
     rows = [(one.what, one.state, one.why, one.command) for one in status.due]
     committers = [
@@ -93,15 +100,13 @@ def status_metadata(lake: Lakehouse, reclaimable_seconds: float = 0, *, last: in
     }
     return figures(
         {
-            "status": status.headline,
-            "due": markdown_table(("what", "state", "why", "command"), rows),
-            "next": "; ".join(status.commands) or "nothing",
-            "committers": markdown_table(("who", "versions", "transactions", "lost", "operations"), committers),
+            "due": table_value(("what", "state", "why", "command"), rows),
+            "committers": table_value(("who", "versions", "transactions", "lost", "operations"), committers),
             "findings": "; ".join(one.message for one in status.findings) or "none",
             "lost_attempts": commits.lost,
             "hint": None if status.hint is None else status.hint.value,
             "deletes_now": status.running,
-            **_space(status.space, is_planned=reclaimable_seconds > 0),
+            **_space(status.space, is_planned=is_planned),
             **{name: None if age is None else round(age / _SECONDS_PER_HOUR, 3) for name, age in hours.items()},
         }
     )
@@ -133,5 +138,5 @@ def _changes(lake: Lakehouse, head: Snapshot, since: int | None) -> dict[str, An
     return {
         "changed_since": before,
         "changed_tables": sum(change.table is not None for change in changes),
-        "changes": markdown_table(("change", "namespace", "table"), rows),
+        "changes": table_value(("change", "namespace", "table"), rows),
     }

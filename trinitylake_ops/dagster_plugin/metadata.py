@@ -8,7 +8,7 @@ from typing import Any
 import dagster as dg
 
 from trinitylake_ops.format.definitions import TableDef
-from trinitylake_ops.maintenance.plans.document import Table
+from trinitylake_ops.maintenance.plans.document import Table, visible
 from trinitylake_ops.operations import shown
 from trinitylake_ops.operations.shown import Json, Link, Markdown, shortened
 from trinitylake_ops.tables.types import DOC
@@ -16,6 +16,12 @@ from trinitylake_ops.tables.writing.staged_table import StagedTable
 
 #: The metadata entry of an asset that says how many of its table's first rows are shown.
 PREVIEW_ROWS = "trinitylake/preview_rows"
+
+#: The UI shows longer Markdown, and Markdown on the pages of runs, only after a click.
+INLINE_MARKDOWN_CHARS = 1_000
+
+#: So many rows of a table are shown on a page.
+MOST_INLINE_ROWS = 50
 
 #: The tag of columns that the table's partitions are made of.
 _PARTITION_TAG = "trinitylake/partition"
@@ -47,7 +53,7 @@ def staged_tables_metadata(staged: Sequence[StagedTable]) -> dict[str, Any]:
         "tables": len(staged),
         "rows_added": sum(table.added_rows for table in staged),
         "bytes_added": sum(table.added_bytes for table in staged),
-        "changes": markdown_table(
+        "changes": table_value(
             ("table", "rows", "rows added", "rows removed", "files added", "bytes added", "partitions"),
             (
                 (
@@ -94,8 +100,42 @@ def column_schema(definition: TableDef, described: dg.TableSchema | None = None)
 
 
 def markdown_table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> dg.MarkdownMetadataValue:
-    """Return rows as a Markdown table, as :func:`shown.markdown_table`."""
+    """Return rows as a Markdown table, as :func:`shown.markdown_table`. Cells may be links."""
     return dg.MetadataValue.md(shown.markdown_table(header, rows).text)
+
+
+def table_value(header: Sequence[str], rows: Iterable[Sequence[object]]) -> dg.MetadataValue[Any]:
+    """Return rows without links as a table that every page of the UI shows as it is, not behind a click.
+
+    Args:
+        header: The names of the columns, each once.
+        rows: The rows. The first MOST_INLINE_ROWS are shown, and the number of the others.
+    """
+    listed = [*rows]
+    cells = [[visible(shortened("" if cell is None else str(cell))) for cell in row] for row in listed]
+    if (more := len(cells) - MOST_INLINE_ROWS) > 0:
+        cells = [*cells[:MOST_INLINE_ROWS], [f"{more:,} more rows", *[""] * (len(header) - 1)]]
+    records = [dg.TableRecord(dict(zip(header, row, strict=True))) for row in cells]
+    return dg.MetadataValue.table(records, dg.TableSchema([dg.TableColumn(name) for name in header]))
+
+
+def inline_tables(
+    name: str, header: Sequence[str], rows: Iterable[Sequence[object]]
+) -> dict[str, dg.MarkdownMetadataValue]:
+    """Return rows with links as Markdown tables that are short enough to be shown on the page of an asset as they are.
+
+    Args:
+        name: The name of the first entry; those of the others end with a number.
+        header: The names of the columns.
+        rows: The rows. A row that is too long on its own is shown after a click.
+    """
+    parts: list[list[Sequence[object]]] = [[]]
+    for row in rows:
+        if parts[-1] and len(shown.markdown_table(header, [*parts[-1], row]).text) >= INLINE_MARKDOWN_CHARS:
+            parts.append([])
+        parts[-1].append(row)
+    names = [name, *(f"{name}_{number}" for number in range(2, len(parts) + 1))]
+    return {part: markdown_table(header, listed) for part, listed in zip(names, parts, strict=True)}
 
 
 def link_metadata(link: Link) -> dg.MarkdownMetadataValue:
@@ -104,13 +144,30 @@ def link_metadata(link: Link) -> dg.MarkdownMetadataValue:
 
 
 def figures(values: Mapping[str, object]) -> dict[str, Any]:
-    """Return the entries that Dagster can show: None as text, tables as Markdown."""
-    return {name: _figure(value) for name, value in values.items()}
+    """Return the entries that Dagster can show: None as text, and tables.
+
+    A table with links, or with many rows, is also an entry of Markdown, which a click opens.
+    """
+    entries: dict[str, Any] = {}
+    for name, value in values.items():
+        if isinstance(value, Table):
+            entries |= _table_entries(name, value)
+        else:
+            entries[name] = _figure(value)
+    return entries
+
+
+def _table_entries(name: str, table: Table) -> dict[str, Any]:
+    has_links = any(isinstance(cell, Link) for row in table.rows for cell in row)
+    entries: dict[str, Any] = {name: table_value(table.columns, table.rows)}
+    if has_links:
+        entries[f"{name}_with_links"] = markdown_table(table.columns, table.rows)
+    elif len(table.rows) > MOST_INLINE_ROWS:
+        entries[f"all_{name}"] = markdown_table(table.columns, table.rows)
+    return entries
 
 
 def _figure(value: object) -> object:
-    if isinstance(value, Table):
-        return markdown_table(value.columns, value.rows)
     if isinstance(value, Markdown):
         return dg.MetadataValue.md(value.text)
     if isinstance(value, Json):

@@ -21,7 +21,7 @@ from trinitylake_ops.dagster_plugin.runs.staging import published_events, undone
 from trinitylake_ops.dagster_plugin.step_publication import isolation_of, no_retries_of_conflicts
 from trinitylake_ops.dagster_plugin.stored.settings import check_stored, stages_itself, table_of
 from trinitylake_ops.dagster_plugin.table_pages.published import PublishedPages
-from trinitylake_ops.dagster_plugin.versions.page import VersionsPage
+from trinitylake_ops.dagster_plugin.versions.page import VersionsPage, operation_metrics
 from trinitylake_ops.errors import InvalidInputError
 from trinitylake_ops.tables.writing.lineage.told import tell_lineage
 from trinitylake_ops.tables.writing.publication import publish_once
@@ -119,7 +119,8 @@ def build_publish_asset(
             context.log.info("%s had been published as version %s before", listed, version)
         else:
             context.log.info("published %s as version %s", listed, version)
-        metadata = {"lakehouse_version": version, **staged_tables_metadata(published_tables)}
+        counted = staged_tables_metadata(published_tables)
+        metadata = {"lakehouse_version": version, **counted}
         tell_lineage(
             lake,
             version,
@@ -134,8 +135,7 @@ def build_publish_asset(
         yield from published_events(
             context.instance, publication.runs, publication.tables, version, pages, publication.earlier
         )
-        shown = {"operation": "publish", **page.metadata(lake), **metadata}
-        yield dg.AssetMaterialization(asset_key=names.lakehouse_key, metadata=shown)
+        yield from page.events(lake, "publish", version=version, metrics=operation_metrics("publish", counted))
         if not publisher.has_partitions():
             context.log.warning("the partition was deleted after version %s published it", version)
             return

@@ -16,7 +16,7 @@ from trinitylake_ops.dagster_plugin.runs.publications import PUBLISHING, asset_v
 from trinitylake_ops.dagster_plugin.runs.records import created_at, newest_materialization, resumed_runs
 from trinitylake_ops.dagster_plugin.runs.staging import Note, published_event
 from trinitylake_ops.dagster_plugin.table_pages.published import PublishedPages
-from trinitylake_ops.dagster_plugin.versions.page import VersionsPage
+from trinitylake_ops.dagster_plugin.versions.page import VersionsPage, operation_metrics
 from trinitylake_ops.errors import CommitConflictError, InvalidInputError, TransactionExpiredError
 from trinitylake_ops.tables.writing.lineage.told import tell_lineage
 from trinitylake_ops.tables.writing.publication import (
@@ -73,10 +73,14 @@ def publish_by_step(
     for note in notes:
         event = published_event(key, note, table, publication.version, {})
         context.log_event(event.with_metadata({**pages(table, note), **event.metadata}))
-    metadata = {"lakehouse_version": publication.version, **staged_tables_metadata([table])}
-    shown = {"operation": "publish", **page.metadata(lake), **metadata}
-    context.log_event(dg.AssetMaterialization(asset_key=names.lakehouse_key, metadata=shown))
-    context.add_output_metadata({"was_published": publication.was_published, **metadata})
+    counted = staged_tables_metadata([table])
+    for shown in page.events(
+        lake, "publish", version=publication.version, metrics=operation_metrics("publish", counted)
+    ):
+        context.log_event(shown)
+    context.add_output_metadata(
+        {"was_published": publication.was_published, "lakehouse_version": publication.version, **counted}
+    )
     log_no_materialization(context)
 
 

@@ -39,6 +39,7 @@ from trinitylake_ops.format.file_names import HINT_PATH
 from trinitylake_ops.spark_jobs.session import session_scope
 from trinitylake_ops.storage.options import OPTIONS_VARIABLE, StorageOptions
 from trinitylake_ops.tables.catalog import catalog_at
+from trinitylake_ops.versions.undone import find_undone
 
 _GARBAGE_HINT = b"not a number"
 _FLIGHTS_OP = "facts__flights"
@@ -199,12 +200,16 @@ def count_rows(lake: Lakehouse, namespace: str, table: str, version: int) -> int
 
 
 def _print_versions(demo: Demo) -> None:
-    table = TextTable("version", "operation", "message", "objects set", "Dagster run", title="Versions")
-    for info in reversed(list(demo.lake().history(_LISTED_VERSIONS))):
+    table = TextTable("version", "operation", "state", "message", "objects set", "Dagster run", title="Versions")
+    lake = demo.lake()
+    infos = list(lake.history(_LISTED_VERSIONS))
+    undone = find_undone(lake.files, infos)
+    for info in reversed(infos):
         note = f" (from version {info.rollback_from})" if info.rollback_from is not None else ""
         table.add_row(
             str(info.version),
             f"{info.operation or ''}{note}",
+            undone.text(info.version),
             info.message or "",
             str(info.counts.get("set", "")),
             (info.run_id or "")[:8],

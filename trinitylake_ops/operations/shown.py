@@ -82,8 +82,11 @@ def picture(svg: str) -> Picture:
 
 def _cell(value: object) -> str:
     """Return a value as the text of a cell, on one line, all visible. Only a Link is a link, and nothing is HTML."""
-    if isinstance(value, Link):
-        return value.markdown
+    return value.markdown if isinstance(value, Link) else plain_markdown(value)
+
+
+def plain_markdown(value: object) -> str:
+    """Return a value as Markdown that shows its text, on one line, all visible."""
     parts = _ADDRESS.split(_one_line(str(value)))
     return "".join(f"`{part}`" if is_address else _escaped(part) for is_address, part in _alternating(parts))
 

@@ -13,7 +13,7 @@ from tenacity import Retrying, stop_after_attempt, wait_random_exponential
 from trinitylake_ops import Lakehouse
 from trinitylake_ops.dagster_plugin.automation.new_commits import Limits, Maker, News, Stretch, find_news
 from trinitylake_ops.dagster_plugin.head_metadata import GAP, VERSION
-from trinitylake_ops.dagster_plugin.metadata import DATA_VERSION_TAG, markdown_table
+from trinitylake_ops.dagster_plugin.metadata import DATA_VERSION_TAG, table_value
 from trinitylake_ops.dagster_plugin.names import ONLY, LakehouseNames
 from trinitylake_ops.dagster_plugin.ops.table_events import TableAssets, TableChanges, TableEvent, TableKey
 from trinitylake_ops.dagster_plugin.resources import lakehouse_of
@@ -99,7 +99,7 @@ def build_commit_sensor(
         events = [
             *_note_events(news, names.lakehouse_key),
             *_table_events(news, lake, assets, instance),
-            *_events(news, names.lakehouse_key, page.metadata(lake) if news.stretches else {}),
+            *_events(news, lake, page),
         ]
         requests = [_run_request(news, run_config)] if has_job and news.is_run_due else []
         return dg.SensorResult(
@@ -183,19 +183,16 @@ def _materialized_by(stretch: Stretch, instance: dg.DagsterInstance) -> set[dg.A
     return found
 
 
-def _events(news: News, lakehouse_key: dg.AssetKey, page: Mapping[str, Any]) -> Iterator[dg.AssetMaterialization]:
+def _events(news: News, lake: Lakehouse, page: VersionsPage) -> Iterator[dg.AssetMaterialization | dg.AssetObservation]:
     stretches = [stretch for stretch in news.stretches if not stretch.by_neighbours]
     if stretches:
-        yield dg.AssetMaterialization(
-            lakehouse_key,
+        yield from page.events(
+            lake,
+            "commits",
+            version=stretches[-1].last,
+            shown={"versions": ", ".join(stretch.versions for stretch in stretches)},
+            metrics={**_figures(news), **_details(stretches)},
             description="Committed outside of this Dagster instance.",
-            metadata={
-                "lakehouse_version": stretches[-1].last,
-                "operation": "commits",
-                **page,
-                **_figures(news),
-                **_details(stretches),
-            },
         )
 
 
@@ -224,8 +221,7 @@ def _details(stretches: Sequence[Stretch]) -> dict[str, Any]:
         for info in sorted(commits, key=lambda info: -info.version)
     ]
     return {
-        "versions": ", ".join(stretch.versions for stretch in stretches),
-        "commits": markdown_table(("version", "created (UTC)", "operation", "message", "user"), rows),
+        "commits": table_value(("version", "created (UTC)", "operation", "message", "user"), rows),
     }
 
 

@@ -17,7 +17,7 @@ from trinitylake_ops.dagster_plugin.resources import SparkResource
 from trinitylake_ops.dagster_plugin.table_pages.bounds import Bounds
 from trinitylake_ops.dagster_plugin.table_pages.pages import TablePages
 from trinitylake_ops.dagster_plugin.versions.links import Links
-from trinitylake_ops.dagster_plugin.versions.page import VersionsPage
+from trinitylake_ops.dagster_plugin.versions.page import VersionsPage, operation_metrics
 from trinitylake_ops.errors import VersionExpiredError, VersionNotFoundError
 from trinitylake_ops.operations.operation import OptionsT, Running
 from trinitylake_ops.operations.shown import Link
@@ -100,10 +100,11 @@ class RunningJob(Running[OptionsT]):
         self.context.log.info("%s", f"{said}; {to_do}" if to_do else said)
         if committed is not None:
             self.events.extend(self._table_events(committed))
-            version = {"lakehouse_version": self.lake.latest_version(), "operation": committed}
-            # What the operation itself counted goes before a figure of the same name.
-            metadata = {**version, **self.page.metadata(self.lake), **shown}
-            self.events.append(dg.AssetMaterialization(self.names.lakehouse_key, metadata=metadata))
+            details = figures(self.details)
+            counted = {name: value for name, value in shown.items() if name not in details}
+            self.events.extend(
+                self.page.events(self.lake, committed, shown=details, metrics=operation_metrics(committed, counted))
+            )
         self.shown.update(shown)
 
     def _table_events(self, committed: str) -> Iterator[TableEvent]:

@@ -5,11 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-import dagster as dg
-
 from trinitylake_ops import Lakehouse
 from trinitylake_ops.dagster_plugin.head_metadata import VERSION
-from trinitylake_ops.dagster_plugin.metadata import column_schema, link_metadata, markdown_table
+from trinitylake_ops.dagster_plugin.metadata import column_schema, inline_tables, link_metadata, table_value
 from trinitylake_ops.dagster_plugin.table_pages.bounds import Bounds
 from trinitylake_ops.dagster_plugin.table_pages.rows import files_of, partition_table, preview
 from trinitylake_ops.dagster_plugin.versions.links import Links, go_back_text
@@ -64,25 +62,24 @@ class TablePages:
         history = table_history(
             self.lake, namespace, table, head=self.version, most=LISTED_VERSIONS, look_back=LOOKED_BACK
         )
-        shown: dict[str, Any] = {"versions": self._versions(history, namespace, table)}
+        shown: dict[str, Any] = self._versions(history, namespace, table)
         newest = next(iter(history.versions), None)
         if newest is not None and newest.rows_changed is not None:
             shown["rows_changed"] = newest.rows_changed
         if columns := [(one.info.version, line) for one in history.versions for line in one.columns]:
-            shown["columns_changed"] = markdown_table(("version", "column"), columns)
+            shown["columns_changed"] = table_value(("version", "column"), columns)
         if history.before is not None:
             text = f"roll back {namespace}.{table} alone to version {history.before}"
             if link := self.links.roll_back(history.before, text, f"{namespace}.{table}"):
                 shown["roll_back"] = link_metadata(link)
         return shown
 
-    def _versions(self, history: TableHistory, namespace: str, table: str) -> dg.MarkdownMetadataValue:
+    def _versions(self, history: TableHistory, namespace: str, table: str) -> dict[str, Any]:
         rows = [
             (*_version_row(one), self._action(one, namespace, table, is_newest=number == 0))
             for number, one in enumerate(history.versions)
         ]
-        shown = markdown_table(_COLUMNS, rows).md_str
-        return dg.MetadataValue.md(f"{shown}\n\nVersions down to {history.looked_back_to} were compared.")
+        return {**inline_tables("versions", _COLUMNS, rows), "versions_compared_down_to": str(history.looked_back_to)}
 
     def _action(self, one: TableVersion, namespace: str, table: str, *, is_newest: bool) -> Link | str:
         """Return a link that rolls this table back to a version that has it, and is not the one that is shown."""

@@ -11,7 +11,7 @@ import dagster as dg
 from pyiceberg.expressions import AlwaysTrue
 from pyiceberg.table import FileScanTask, Table
 
-from trinitylake_ops.dagster_plugin.metadata import markdown_table
+from trinitylake_ops.dagster_plugin.metadata import table_value
 from trinitylake_ops.tables.files.changed_files import partition_text
 from trinitylake_ops.tables.files.totals import totals_of
 from trinitylake_ops.tables.writing.partition_key import PartitionKey
@@ -55,7 +55,7 @@ def files_of(table: Table) -> list[FileScanTask] | str:
     return list(table.scan().plan_files())
 
 
-def partition_table(table: Table, files: Sequence[FileScanTask]) -> dg.MarkdownMetadataValue | None:
+def partition_table(table: Table, files: Sequence[FileScanTask]) -> dg.MetadataValue[Any] | None:
     """Return rows, files and bytes of each partition. None for a table that has none.
 
     Rows with ``up to`` are those of the files: deleted ones are still in them.
@@ -76,7 +76,7 @@ def partition_table(table: Table, files: Sequence[FileScanTask]) -> dg.MarkdownM
         (path, f"{'' if one.is_exact else 'up to '}{one.rows:,}", one.files, f"{one.size_bytes:,}")
         for path, one in sorted(found.items(), reverse=True)
     )
-    return markdown_table(("partition", "rows", "files", "bytes"), rows)
+    return table_value(("partition", "rows", "files", "bytes"), rows)
 
 
 def preview(table: Table, files: Sequence[FileScanTask], n_rows: int) -> dg.MetadataValue[Any]:
@@ -97,7 +97,7 @@ def preview(table: Table, files: Sequence[FileScanTask], n_rows: int) -> dg.Meta
         shown += islice(zip(*values, strict=True), n_rows - len(shown))
         if len(shown) >= n_rows:
             break
-    return markdown_table(columns, ([_short(value) for value in row] for row in shown))
+    return table_value(columns, ([_short(value) for value in row] for row in shown))
 
 
 def _short(value: object) -> str:

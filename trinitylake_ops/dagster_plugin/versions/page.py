@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import dagster as dg
 
 from trinitylake_ops import Lakehouse
-from trinitylake_ops.dagster_plugin.head_metadata import head_figures
-from trinitylake_ops.dagster_plugin.metadata import markdown_table
+from trinitylake_ops.dagster_plugin.head_metadata import LAST_OF_A_RUN, VERSION, commit_metrics, lake_status
+from trinitylake_ops.dagster_plugin.metadata import DATA_VERSION_TAG, inline_tables, link_metadata
 from trinitylake_ops.dagster_plugin.names import LakehouseNames
 from trinitylake_ops.dagster_plugin.runs.beyond_public import RunContext, repository_of
 from trinitylake_ops.dagster_plugin.runs.records import known_run
 from trinitylake_ops.dagster_plugin.versions.findings import Findings, findings_by_version, last_passed
 from trinitylake_ops.dagster_plugin.versions.links import Links, go_back_text
 from trinitylake_ops.errors import TrinityLakeError
-from trinitylake_ops.operations.shown import Link
+from trinitylake_ops.maintenance.status.due import DueState
+from trinitylake_ops.maintenance.status.state import Status
+from trinitylake_ops.operations.shown import Link, plain_markdown
 from trinitylake_ops.operations.versions import ACTIONS, COLUMNS, VersionRows
 from trinitylake_ops.versions.history import VersionInfo
 from trinitylake_ops.versions.snapshot import Snapshot
@@ -25,8 +27,19 @@ from trinitylake_ops.versions.snapshot import Snapshot
 #: The metadata entry of the lakehouse that is the page.
 LAST_VERSIONS = "last_versions"
 
+#: The description of the observations that hold metrics.
+METRICS = "Metrics of the lakehouse, and what an operation counted."
+
+#: The text of the link to the plan that undoes the last versions.
+GO_BACK = "go back to the last version whose checks passed"
+
 #: How many versions a page has.
-MOST_VERSIONS = 12
+MOST_VERSIONS = 10
+_LONGEST_NAME_CHARS, _LONGEST_CHANGES_CHARS = 40, 80
+_PAGE_COLUMNS = ("version", "created (UTC)", "by", "changes", "state", "checks", ACTIONS)
+_MINUTES_CHARS = len("2026-01-31 12:00")
+#: The job that does what is due.
+_JOBS = {"expiry": "expire", "purge": "purge", "orphans": "orphans", "verify": "verify", "exports": "export"}
 _MOST_LOOKED_AT = 200  # evaluations of each check, to find a version that passed
 
 
@@ -45,24 +58,87 @@ class VersionsPage(VersionRows):
         run_context: RunContext = context
         return cls(context.instance, repository_of(run_context), names, Links.of(run_context, names, webserver_url))
 
-    def metadata(self, lake: Lakehouse) -> dict[str, Any]:
-        """Return the entries of a materialization of the lakehouse: figures of the latest version, and the versions.
+    def events(
+        self,
+        lake: Lakehouse,
+        operation: str,
+        *,
+        version: int | None = None,
+        shown: Mapping[str, Any] | None = None,
+        metrics: Mapping[str, Any] | None = None,
+        description: str | None = None,
+    ) -> Iterator[dg.AssetMaterialization | dg.AssetObservation]:
+        """Yield the events of the lakehouse after a commit: its page as a materialization, and metrics apart from it.
 
-        What has been committed is not made to fail by a page that cannot be drawn: then an entry says why.
+        The metrics are an observation, so that they plot but never fill the page. A page that cannot be read does not
+        make a commit fail that has happened: then an entry states the reason.
+
+        Args:
+            lake: The lakehouse.
+            operation: The operation that committed.
+            version: The version that was committed, by default the latest one.
+            shown: Further entries of the page.
+            metrics: Further metrics, such as those of :func:`operation_metrics`.
+            description: The description of the materialization.
         """
         try:
             latest = lake.snapshot()
-            return {LAST_VERSIONS: self.table(lake, latest), **head_figures(lake, latest)}
+            number: int | None = latest.version if version is None else version
+            status = lake_status(lake, last=LAST_OF_A_RUN)
+            page, tree = self.screen(lake, latest, status), commit_metrics(latest, status)
         except TrinityLakeError as error:
-            return {LAST_VERSIONS: f"not shown: {error}"}
+            number, page, tree = version, {LAST_VERSIONS: f"not shown: {error}"}, {}
+        head = {} if number is None else {VERSION: number}
+        yield dg.AssetMaterialization(
+            self.names.lakehouse_key,
+            description=description,
+            metadata={**head, **page, "operation": operation, **(shown or {})},
+        )
+        yield dg.AssetObservation(
+            self.names.lakehouse_key,
+            description=METRICS,
+            metadata={"operation": operation, **tree, **(metrics or {})},
+            # Without a data version Dagster would take the lakehouse for unknown from here on.
+            tags={} if number is None else {DATA_VERSION_TAG: str(number)},
+        )
 
-    def table(self, lake: Lakehouse, latest: Snapshot, limit: int = MOST_VERSIONS) -> dg.MarkdownMetadataValue:
-        """Return the last versions as a table, newest first, below a link to the plan that undoes the last ones."""
+    def screen(self, lake: Lakehouse, latest: Snapshot, status: Status | None) -> dict[str, Any]:
+        """Return the beginning of the lakehouse's page: health, the last versions with actions, and what is due."""
+        back = self.links.launchpad("rollback", {"to": {"last_passed": True}}, GO_BACK)
+        return {
+            "health": "the latest version cannot be read; run verify" if status is None else _health(status),
+            **self.tables(lake, latest),
+            **({} if back is None else {"go_back": link_metadata(back)}),
+            **({} if status is None else {"next": self._next(status)}),
+        }
+
+    def tables(self, lake: Lakehouse, latest: Snapshot, limit: int = MOST_VERSIONS) -> dict[str, Any]:
+        """Return the last versions, newest first, as tables that are short enough to be shown as they are."""
         infos = list(lake.history(limit, latest))
-        shown = markdown_table(self.columns, self.rows(lake, latest, infos))
-        text = "go back to the last version whose checks passed"
-        link = self.links.launchpad("rollback", {"to": {"last_passed": True}}, text)
-        return shown if link is None else dg.MetadataValue.md(f"{link.markdown}\n\n{shown.md_str}")
+        rows = [self._short(dict(zip(self.columns, row, strict=True))) for row in self.rows(lake, latest, infos)]
+        return inline_tables(LAST_VERSIONS, _PAGE_COLUMNS, rows)
+
+    def _short(self, row: Mapping[str, Any]) -> tuple[object, ...]:
+        """Return the row of a version for the page, which is narrow: its version links to its run."""
+        run = row["run"]
+        version = Link(str(row["version"]), run.url) if isinstance(run, Link) else row["version"]
+        person = row["by"].rpartition("approved by ")[2] if "approved by " in row["by"] or not run else ""
+        by = ", ".join(filter(None, (row["operation"], person[:_LONGEST_NAME_CHARS])))
+        changes = " ".join(filter(None, (row["tables"][:_LONGEST_CHANGES_CHARS], row["rows"])))
+        created = str(row["created (UTC)"])[:_MINUTES_CHARS]
+        return version, created, by, changes, row["state"], row["checks"], row[ACTIONS]
+
+    def _next(self, status: Status) -> dg.MarkdownMetadataValue:
+        """Return what is due, or the first thing that will be, with a link to its job, or else its command."""
+        due = status.is_due or tuple(one for one in status.due if one.state == DueState.LATER)[:1]
+        lines = []
+        for one in due:
+            job = _JOBS.get(one.what, "")
+            link = self.links.launchpad(job, {}, f"open {self.names.of(job)}")
+            command = f"`trinitylake {one.command}`" if one.command else ""
+            action = command if link is None else link.markdown
+            lines.append(f"- {plain_markdown(f'{one.what}, {one.state}: {one.why}')} {action}")
+        return dg.MetadataValue.md("\n".join(lines) or "nothing")
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -100,3 +176,22 @@ class VersionsPage(VersionRows):
         if info.state != "live":
             return None
         return self.links.roll_back(info.version, go_back_text(doubts), only)
+
+
+def _health(status: Status) -> str:
+    """Return the state in a sentence, with what was found wrong."""
+    return "; ".join([status.headline, *(f"{one.severity}: {one.message}" for one in status.findings)])
+
+
+def operation_metrics(operation: str, metrics: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what an operation counted and lists, as metrics of the lakehouse.
+
+    The names of numbers begin with the operation, so that a plot never mixes them with numbers of another meaning.
+    """
+    prefix = operation.replace("-", "_")
+    return {f"{prefix}_{name}" if _is_number(value) else name: value for name, value in metrics.items()}
+
+
+def _is_number(value: object) -> bool:
+    number = getattr(value, "value", value)
+    return isinstance(number, int | float) and not isinstance(number, bool)

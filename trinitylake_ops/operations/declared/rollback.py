@@ -13,12 +13,13 @@ from trinitylake_ops import maintenance
 from trinitylake_ops.errors import InvalidInputError
 from trinitylake_ops.format.nodes.keys import ObjectName
 from trinitylake_ops.maintenance import RestorePlan, RollbackPlan, VersionDiff
-from trinitylake_ops.maintenance.differences.versions import ChangedObject, TableStates, count_changes
+from trinitylake_ops.maintenance.differences.rows import MOST_SAMPLES, RowCounter
+from trinitylake_ops.maintenance.differences.versions import MOST_COUNTED, ChangedObject, TableStates, count_changes
 from trinitylake_ops.maintenance.plans.document import jsonable
 from trinitylake_ops.operations.declared.exports import ExportNameOptions, PartOptions, named
 from trinitylake_ops.operations.names import split_name
 from trinitylake_ops.operations.operation import Running, report_figures
-from trinitylake_ops.operations.options import Place, TimeText
+from trinitylake_ops.operations.options import Options, Place, TimeText
 from trinitylake_ops.operations.planned import Planned, PlannedOptions, options_of_plan
 from trinitylake_ops.operations.shown import Json, listing
 from trinitylake_ops.operations.versions import ACTIONS
@@ -42,7 +43,8 @@ class RollbackTarget(Place):
         description="The newest version at a time, such as 2026-01-31T12:00, in UTC unless it names another zone.",
     )
     last_passed: bool | None = Field(
-        default=None, description="True: the newest version before the latest whose asset checks passed."
+        default=None,
+        description="True: the newest version before the latest whose asset checks passed, and that no rollback undid.",
     )
 
     @field_validator("last_passed")
@@ -53,13 +55,25 @@ class RollbackTarget(Place):
         return value
 
 
-class RollbackOptions(PartOptions, PlannedOptions):
+class SampleOptions(Options):
+    """Whether a plan shows rows."""
+
+    sample_rows: int = Field(
+        default=0,
+        ge=0,
+        le=MOST_SAMPLES,
+        description="Plans show so many of the rows that differ, of each table, and the minima and maxima of texts."
+        " The records of the run then hold these rows, which may be personal data.",
+    )
+
+
+class RollbackOptions(PartOptions, SampleOptions, PlannedOptions):
     """The target of a rollback, and how much of it."""
 
     to: RollbackTarget = Field(description="The version to return to, named in one of these ways.")
 
 
-class RestoreOptions(ExportNameOptions, PartOptions, PlannedOptions):
+class RestoreOptions(ExportNameOptions, PartOptions, SampleOptions, PlannedOptions):
     """The export to restore, and how much of it."""
 
 
@@ -105,7 +119,37 @@ def _rollback_shown(plan: RollbackPlan) -> dict[str, Any]:
     diff = count_changes(operation.lake, operation.base, operation.target.snapshot, plan.changes)
     shown = _shown(diff, _partitions(plan, diff))
     warned = {"warning": plan.warning} if plan.warning else {}
-    return {"to_version": plan.to_version, **warned, **shown, **_damaged(plan), "details": _details(plan, diff)}
+    return {**warned, "to_version": plan.to_version, **shown, **_damaged(plan), "details": _details(plan, diff)}
+
+
+def _data(run: Running[Any], plan: RollbackPlan) -> dict[str, Any]:
+    """Return how the rows of changed tables differ, from the latest version to the one that comes back."""
+    operation, states = plan.operation, TableStates(plan.operation.lake)
+    counter = RowCounter(states.io, run.options.sample_rows)
+    tables: list[tuple[object, ...]] = []
+    ranges: list[tuple[object, ...]] = []
+    samples: dict[str, Any] = {}
+    changed = [change for change in plan.changes if change.table is not None and change.kind == "changed"]
+    for change in changed[:MOST_COUNTED]:
+        table = change.table or ""
+        name = f"{change.namespace}.{table}"
+        ends = (states.of(version, change.namespace, table) for version in (operation.base, operation.target.snapshot))
+        found = counter.count(*ends)
+        numbers = ("" if number is None else f"{number:,}" for number in (found.removed, found.added, found.changed))
+        tables.append((name, *numbers, found.note or ("" if found.changed is not None else "it has no primary key")))
+        ranges += [(name, one.column, _range(one.before), _range(one.after)) for one in found.ranges]
+        if found.samples:
+            samples[f"rows of {name}"] = listing(("version", *found.sample_columns), found.samples)
+    return {
+        "rows": listing(("table", "rows going away", "rows coming back", "rows changed", "note"), tables),
+        **({"columns": listing(("table", "column", "rows now", "rows then"), ranges)} if ranges else {}),
+        **samples,
+    }
+
+
+def _range(ends: tuple[str, str]) -> str:
+    low, high = ends
+    return low if low == high else f"{low} to {high}"
 
 
 def _damaged(plan: RollbackPlan | RestorePlan) -> dict[str, Any]:
@@ -128,18 +172,13 @@ def _shown(diff: VersionDiff, partitions: Mapping[str, str]) -> dict[str, Any]:
         (
             one.kind,
             one.name if one.table is not None else f"namespace {one.name}",
-            *_both(one, "rows"),
-            *_both(one, "files"),
-            *_both(one, "bytes"),
+            *(_both(one, what) for what in ("rows", "files", "bytes")),
             partitions.get(one.name, ""),
             "; ".join(one.delta.schema) if one.delta else "",
         )
         for one in diff.objects
     ]
-    columns = (
-        "change", "object", "rows now", "rows then", "files now", "files then", "bytes now", "bytes then",
-        "partitions", "columns",
-    )  # fmt: skip
+    columns = ("change", "object", "rows now -> then", "files", "bytes", "partitions", "columns")
     return {
         "objects": len(diff.objects),
         "tables": len(diff.tables),
@@ -149,10 +188,10 @@ def _shown(diff: VersionDiff, partitions: Mapping[str, str]) -> dict[str, Any]:
     }
 
 
-def _both(one: ChangedObject, what: str) -> tuple[str, str]:
+def _both(one: ChangedObject, what: str) -> str:
     numbers = (None if state is None else getattr(state, what) for state in (one.before, one.after))
-    now, then = ("" if number is None else f"{number:,}" for number in numbers)
-    return now, then
+    texts = ["?" if number is None else f"{number:,}" for number in numbers]
+    return "" if texts == ["?", "?"] else " -> ".join(texts)
 
 
 def _partitions(plan: RollbackPlan, diff: VersionDiff) -> dict[str, str]:
@@ -233,7 +272,7 @@ ROLLBACK: Planned[RollbackOptions, RollbackPlan] = Planned(
     apply=_rollback,
     is_pooled=False,
     applied=_applied,
-    more=_lost,
+    more=lambda run, plan: {**_data(run, plan), **_lost(run, plan)},
     is_proved=True,
 )
 
@@ -282,6 +321,6 @@ RESTORE: Planned[RestoreOptions, Any] = Planned(
     apply=_restore,
     is_pooled=False,
     changes_exports=True,
-    more=lambda run, plan: _lost(run, plan) if isinstance(plan, RollbackPlan) else {},
+    more=lambda run, plan: {**_data(run, plan), **_lost(run, plan)} if isinstance(plan, RollbackPlan) else {},
     is_proved=True,
 )

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import pyarrow as pa
@@ -70,10 +70,18 @@ class ContentDigest:
             file_schema: The columns of the file, with their field ids.
             constants: Values of columns that the file lacks, by field id; others have their initial default or null.
         """
-        for first in range(0, batch.num_rows, _ROWS_AT_ONCE):
-            self._add(batch.slice(first, _ROWS_AT_ONCE), file_schema, constants)
+        for _ in self.hashed(batch, file_schema, constants):
+            pass
 
-    def _add(self, batch: pa.RecordBatch, file_schema: Schema, constants: Mapping[int, Any]) -> None:
+    def hashed(
+        self, batch: pa.RecordBatch, file_schema: Schema, constants: Mapping[int, Any]
+    ) -> Iterator[tuple[pa.RecordBatch, pa.Array]]:
+        """Add the rows of a file, and yield them in parts with a 64-bit hash of each row. See :meth:`add`."""
+        for first in range(0, batch.num_rows, _ROWS_AT_ONCE):
+            part = batch.slice(first, _ROWS_AT_ONCE)
+            yield part, self._add(part, file_schema, constants)
+
+    def _add(self, batch: pa.RecordBatch, file_schema: Schema, constants: Mapping[int, Any]) -> pa.Array:
         fields = {field.field_id: field for field in file_schema.fields}
         rows = _constant(0, batch.num_rows)
         for field in self._schema.fields:
@@ -82,8 +90,14 @@ class ContentDigest:
             kind = None if stored is None else stored.field_type
             default = constants.get(field.field_id, field.initial_default)
             rows = _folded(rows, self._hash(field, column, kind, batch.num_rows, field.name, default))
+        mixed = _mixed(rows)
         self._n_rows += batch.num_rows
-        self._rows += _sum(_mixed(rows))
+        self._rows += _sum(mixed)
+        return mixed
+
+    def differing_columns(self, other: ContentDigest) -> list[str]:
+        """Return the top-level columns whose values differ from those of other rows of the same schema."""
+        return [field.name for field in self._schema.fields if self._column(field.name) != other._column(field.name)]
 
     def difference(self, other: ContentDigest) -> str | None:
         """Return in what other rows differ: the first column, or the number of rows. None for the same rows."""

@@ -1,0 +1,22 @@
+"""Metadata of Dagster as plain values, tables as the Markdown that is easy to compare."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import dagster as dg
+
+from trinitylake_ops.operations.shown import markdown_table
+
+
+def plain(metadata: Mapping[str, dg.MetadataValue[Any]]) -> dict[str, Any]:
+    """Return the values of metadata, a table without rows as an empty text."""
+    return {name: _plain(value) for name, value in metadata.items()}
+
+
+def _plain(value: dg.MetadataValue[Any]) -> Any:
+    if not isinstance(value, dg.TableMetadataValue):
+        return value.value
+    names = [column.name for column in value.schema.columns]
+    return markdown_table(names, ([record.data[name] for name in names] for record in value.records)).text
