@@ -53,7 +53,7 @@ def test_a_rollback_is_planned_with_rows_and_with_what_it_loses(jobs: Jobs) -> N
     assert re.search(r"\| changed \| ns\.real \| 6 -> 3 \| 2 -> 1 \|", plan["plan"])
     assert "| ns.real | 3 | 0 |  | it has no primary key |" in plan["rows"]
     assert not [name for name in plan if name.startswith("rows of ")], "rows are personal data"
-    sampled = jobs.plan("rollback", to=first, tables=["ns.real"], sample_rows=10)
+    sampled = jobs.plan("rollback", to={"version": first}, tables=["ns.real"], sample_rows=10)
     assert "| before | 1 |" in sampled["rows of ns.real"]
     assert plan["commits_lost"] == 1
     assert re.search(rf"\| {last} \| .* \| ns\.real \| \+3 -0 \|", plan["lost"])

@@ -76,7 +76,8 @@ class Walk:
         return self.pages.value(label)
 
     def follow(self, link: Locator) -> None:
-        """Follow a link to a launchpad, which is filled in."""
+        """Follow a link to a launchpad, which is filled in. A new tab would be another page of the browser."""
+        link.evaluate("link => link.removeAttribute('target')")
         self.click(link)
         self.pages.page.wait_for_url(re.compile("/playground"))
         expect(self.pages.page.locator(".CodeMirror-code")).to_be_visible()
@@ -136,14 +137,14 @@ def test_a_bad_publication_is_undone(walk: Walk, shop: Lakehouse) -> None:
     walk.open("/assets/shop/lakehouse")
     versions = walk.markdown("last_versions")
     listed = {cells[0]: cells for cells in table(versions)[1:]}
-    assert (listed[str(bad)][5:7], "1 passed" in listed[str(bad - 1)]) == (["sales.orders", "+2 -3"], True)
+    assert (listed[str(bad)][3], "1 passed" in listed[str(bad - 1)]) == ("sales.orders +2 -3", True)
     pages.picture("dagster-incident-1-versions")
-    walk.follow(versions.get_by_role("link", name="go back to the last version whose checks passed"))
+    walk.follow(pages.value("go_back").get_by_role("link"))
     walk.launch()
     plan = walk.markdown("plan")
-    assert table(plan)[1][:4] == ["changed", "sales.orders", "2", "3"]
+    assert table(plan)[1][:3] == ["changed", "sales.orders", "2 -> 3"]
     pages.picture("dagster-incident-2-plan")
-    walk.follow(plan.get_by_role("link", name="apply this plan"))
+    walk.follow(pages.value("apply").get_by_role("link").first)
     walk.type_after("approved_by", APPROVER)
     pages.picture("dagster-incident-3-approval")
     walk.launch()
@@ -167,13 +168,12 @@ def test_an_incident_goes_on_where_the_webserver_was_killed(walk: Walk, topology
     """After the plan, and twice at the launch of what it says: the operator opens the plan, and launches again."""
     bad, before = shop.latest_version(), {run["runId"] for run in topology.runs()}
     walk.open("/assets/shop/lakehouse")
-    versions = walk.markdown("last_versions")
-    walk.follow(versions.get_by_role("link", name="go back to the last version whose checks passed"))
+    walk.follow(walk.pages.value("go_back").get_by_role("link"))
     plan_run = walk.launch()
 
     def approve() -> None:
         walk.open(f"/runs/{plan_run}")
-        walk.follow(walk.markdown("plan").get_by_role("link", name="apply this plan"))
+        walk.follow(walk.pages.value("apply").get_by_role("link").first)
         walk.type_after("approved_by", APPROVER)
 
     for _launch in range(2):
@@ -231,7 +231,7 @@ def test_an_expiry_is_approved(walk: Walk, topology: Topology) -> None:
     lake = aged(topology)
     walk.begin()
     mend(walk, "retention_kept", "purged_expire")
-    walk.follow(walk.markdown("plan").get_by_role("link", name="apply this plan"))
+    walk.follow(walk.pages.value("apply").get_by_role("link").first)
     walk.type_after("approved_by", APPROVER)
     walk.launch()
     walk.end()
@@ -252,7 +252,7 @@ def test_what_verify_found_is_repaired(walk: Walk, topology: Topology) -> None:
     lake = aged(topology, lose_an_export)
     walk.begin()
     mend(walk, "verify_clean", "purged_repair")
-    walk.follow(walk.markdown("steps").get_by_role("link", name="apply this plan"))
+    walk.follow(walk.pages.value("apply").get_by_role("link").first)
     walk.type_after("approved_by", APPROVER)
     walk.launch()
     walk.end()

@@ -156,7 +156,10 @@ def test_a_version_and_a_table_are_rolled_back_by_links(prefixed: Prefixed, page
     link.first.click()
     launch(page, prefixed)
     shown(page, "plan")
-    page.get_by_role("link", name="apply this plan").first.click()
+    row = page.get_by_role("row").filter(has=page.get_by_role("cell", name="apply", exact=True)).last
+    address = row.get_by_role("link").first.get_attribute("href") or ""
+    assert address.startswith(f"{prefixed.url}/locations/")
+    page.goto(address)
     page.wait_for_url(re.compile(f"{PREFIX}/locations/.*/playground"))
     page.locator(".CodeMirror-line", has_text="approved_by:").click()
     page.keyboard.press("End")

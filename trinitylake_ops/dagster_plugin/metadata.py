@@ -168,6 +168,8 @@ def _table_entries(name: str, table: Table) -> dict[str, Any]:
 
 
 def _figure(value: object) -> object:
+    if isinstance(value, Link):  # the only kind of link that the page of a run shows without a click before
+        return dg.MetadataValue.url(value.url)
     if isinstance(value, Markdown):
         return dg.MetadataValue.md(value.text)
     if isinstance(value, Json):

@@ -18,7 +18,7 @@ from trinitylake_ops.maintenance.plans.document import Table
 from trinitylake_ops.operations.limits import LIMITS_APPROVE, ApplyLimits
 from trinitylake_ops.operations.operation import Operation, Running, report_figures
 from trinitylake_ops.operations.options import MOST_DAYS, DigestText, Options, PersonText, limit_field
-from trinitylake_ops.operations.shown import Json, Link, Markdown, listing, markdown_table
+from trinitylake_ops.operations.shown import Json, listing
 
 #: The text of the link that opens the launchpad of the same job with the approval of a plan.
 APPLY_THIS_PLAN = "apply this plan"
@@ -265,10 +265,9 @@ class Planned(Generic[PlannedT, PlanT]):
         config = {**options, "approval": {"digest": plan.digest, "approved_by": ""}}
         to_fill_in = {**options, "approval": {"digest": plan.digest, "approved_by": None}}
         link = run.link(self.name, to_fill_in, APPLY_THIS_PLAN)
-        first = {} if link is None else {"apply": Markdown(link.markdown)}
         metadata = {
-            **first,
-            **(shown if link is None else {**shown, **_linked(shown, link)}),
+            **({} if link is None else {"apply": link}),
+            **shown,
             "configuration": Json(config),
             "digest": plan.digest,
         }
@@ -311,15 +310,6 @@ def limits_of(run: Running[Any]) -> ApplyLimits:
 def options_of_plan(options: PlannedOptions) -> dict[str, Any]:
     """Return the options of a plan that are not defaults, for the configuration that applies it."""
     return options.model_dump(exclude_defaults=True, exclude=set(_MODES))
-
-
-def _linked(metadata: Mapping[str, Any], link: Link) -> dict[str, Any]:
-    """Return the table of what would be done with the link that does it above, so that both are seen at once."""
-    for name in ("plan", "steps", "what_follows"):
-        shown = metadata.get(name)
-        if isinstance(shown, Table):
-            return {name: Markdown(f"{link.markdown}\n\n{markdown_table(shown.columns, shown.rows).text}")}
-    return {}
 
 
 def end_deletion(run: Running[Any], operation: str, report: PurgeReport | OrphanReport) -> None:
