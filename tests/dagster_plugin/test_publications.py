@@ -10,7 +10,7 @@ import pytest
 from tests.dagster_plugin.quiet import QUIET
 from tests.lakes import Lakes, check_lake
 from trinitylake_ops import Lakehouse, maintenance
-from trinitylake_ops.dagster_plugin import publish
+from trinitylake_ops.dagster_plugin import publish, step_publication
 from trinitylake_ops.dagster_plugin.io_manager import TrinityLakeIOManager
 from trinitylake_ops.dagster_plugin.publish import build_publish_asset
 from trinitylake_ops.dagster_plugin.resources import TrinityLakeResource
@@ -74,19 +74,23 @@ class Shop:
         return run
 
     def at_commit(
-        self, before: Callable[[], object] = lambda: None, after: Callable[[], object] = lambda: None
+        self,
+        before: Callable[[], object] = lambda: None,
+        after: Callable[[], object] = lambda: None,
+        *,
+        by: Any = publish,
     ) -> None:
-        """Call functions before and after the next commit of a publication."""
-        publish_once = publish.publish_once
+        """Call functions before and after the next commit, by a publish asset or by a table's own step."""
+        publish_once = by.publish_once
 
         def interrupted(*args: Any, **options: Any) -> Any:
-            self._patch.setattr(publish, "publish_once", publish_once)
+            self._patch.setattr(by, "publish_once", publish_once)
             before()
             publication = publish_once(*args, **options)
             after()
             return publication
 
-        self._patch.setattr(publish, "publish_once", interrupted)
+        self._patch.setattr(by, "publish_once", interrupted)
 
     def failure(self, run: dg.DagsterRun) -> str:
         records = self.instance.get_records_for_run(run.run_id, of_type=dg.DagsterEventType.STEP_FAILURE).records
@@ -149,6 +153,27 @@ def test_corrected_rows_take_the_place_of_those_of_an_interrupted_run(shop: Shop
     assert (metadata["lakehouse_version"].value, metadata["staged_by"].value) == (2, second.run_id)
     assert shop.run(all_of(second)).is_success
     assert shop.values() == ([100.0, 200.0] if mode == "overwrite" else [100.0, 100.0, 200.0, 200.0])
+
+
+@pytest.mark.parametrize("mode", ["overwrite", "append"])
+def test_an_attempt_of_a_step_takes_the_place_of_an_interrupted_one(shop: Shop, mode: StoreMode) -> None:
+    """A table that its own step publishes has the rows of the last attempt, each once."""
+
+    @dg.asset(key=ORDERS, metadata=stored_as(mode=mode), retry_policy=dg.RetryPolicy(max_retries=1))
+    def orders(context: dg.AssetExecutionContext) -> pa.Table:
+        return pa.table({"euros": [*shop.euros, float(context.retry_number)]})
+
+    shop.define(orders)
+    shop.at_commit(after=die, by=step_publication)
+    first = shop.run()
+    assert (first.is_success, shop.values()) == (True, [1.0, 1.0])
+    assert shop.newest().metadata["lakehouse_version"].value == 2
+    shop.at_commit(after=lambda: shop.at_commit(after=die, by=step_publication) or die(), by=step_publication)
+    second = shop.run()
+    assert second.is_failure
+    shop.euros = [7.0]
+    assert shop.run(all_of(second)).is_success
+    assert shop.values() == ([0.0, 7.0] if mode == "overwrite" else [0.0, 1.0, 1.0, 7.0])
 
 
 def test_rows_that_cannot_be_replaced_are_a_conflict(shop: Shop) -> None:

@@ -189,7 +189,7 @@ def test_a_root_that_is_gone_leaves_open_whether_it_was_committed(lakes: Lakes) 
         for number in (2, 3, 4):
             lake.alter_definition(properties={"n": str(number)})
         lake.storage.delete(root_path(3))
-        with pytest.raises(VersionNotFoundError, match="nobody can tell whether transaction"):
+        with pytest.raises(VersionNotFoundError):
             resumed.commit()
     finally:
         drop_memory_root(lake.root)

@@ -12,21 +12,23 @@ from trinitylake_ops.dagster_plugin.metadata import staged_tables_metadata
 from trinitylake_ops.dagster_plugin.names import LakehouseNames
 from trinitylake_ops.dagster_plugin.resources import TrinityLakeResource
 from trinitylake_ops.dagster_plugin.runs.beyond_public import asset_context, log_no_materialization
-from trinitylake_ops.dagster_plugin.runs.publications import PUBLISHING, asset_versions, partition_of, shortened
-from trinitylake_ops.dagster_plugin.runs.records import created_at, newest_materialization, resumed_runs
+from trinitylake_ops.dagster_plugin.runs.publications import (
+    PUBLISHING,
+    asset_versions,
+    committed_versions,
+    partition_of,
+    publication_of,
+    shortened,
+    superseded_appends,
+)
+from trinitylake_ops.dagster_plugin.runs.reads import Attempt, attempts_of, record_attempt
+from trinitylake_ops.dagster_plugin.runs.records import run_chain
 from trinitylake_ops.dagster_plugin.runs.staging import Note, published_event
 from trinitylake_ops.dagster_plugin.table_pages.published import PublishedPages
 from trinitylake_ops.dagster_plugin.versions.page import VersionsPage, operation_metrics
 from trinitylake_ops.errors import CommitConflictError, InvalidInputError, TransactionExpiredError
 from trinitylake_ops.tables.writing.lineage.told import tell_lineage
-from trinitylake_ops.tables.writing.publication import (
-    CLOCK_SKEW,
-    Publication,
-    publication_id,
-    publish_once,
-    published_version,
-    version_before,
-)
+from trinitylake_ops.tables.writing.publication import Publication, publish_once
 from trinitylake_ops.tables.writing.reads import TableRead
 from trinitylake_ops.tables.writing.staged_table import StagedTable
 
@@ -40,8 +42,8 @@ def publish_by_step(
 ) -> None:
     """Publish the table of an asset that no publish asset publishes, and report its version.
 
-    It is published once, however often its step is started. So it is by a re-execution from failure, if the run before
-    committed it and died before Dagster recorded that.
+    Each attempt of the step stages again and publishes what it staged. Rows that an interrupted attempt appended are
+    replaced, so each row is there once, however often the step is started.
 
     Args:
         context: The context of the asset's output.
@@ -93,28 +95,30 @@ def _commit(
     reads: Sequence[TableRead],
     isolation: str | None,
 ) -> Publication:
-    asset, partition = key.to_user_string(), partition_of(context)
-    instance, own = context.instance, context.run
-    since = _begun_after(instance, lake, own) if _was_started_before(context) else None
-    for run in resumed_runs(instance, own):
-        if newest_materialization(instance, [run], key) is not None:
-            break
-        version = published_version(
-            lake, publication_id(run.run_id, asset, partition), _begun_after(instance, lake, run)
+    partition, instance, own = partition_of(context), context.instance, context.run
+    publication = publication_of(key, partition, [staged])
+    superseded: list[StagedTable] = []
+    if own.parent_run_id is not None or _was_started_before(context):
+        superseded = superseded_appends(
+            instance,
+            run_chain(instance, own),
+            key,
+            staged,
+            lambda run_id: attempts_of(instance, run_id),
+            lambda attempts: committed_versions(lake, attempts),
         )
-        if version is not None:
-            return Publication(version, was_published=True)
+    record_attempt(instance, own, Attempt.of(publication, key.to_user_string(), [staged]))
     return publish_once(
         lake,
         [staged],
-        publication_id(own.run_id, asset, partition),
-        since=since,
+        publication,
+        superseded=superseded,
         reads=reads,
         isolation=isolation,
         run_id=own.run_id,
         message=shortened(f"publish {key.path[-1]}{f' {partition}' if partition else ''}"),
         properties={
-            "asset": shortened(asset),
+            "asset": shortened(key.to_user_string()),
             **({"partition": shortened(partition)} if partition else {}),
             **asset_versions({key: notes}),
         },
@@ -127,12 +131,6 @@ def _was_started_before(context: dg.AssetExecutionContext) -> bool:
     if context.retry_number > 0:
         return True
     return bool(instance.run_monitoring_enabled) and instance.count_resume_run_attempts(run_id) > 0
-
-
-def _begun_after(instance: dg.DagsterInstance, lake: Lakehouse, run: dg.DagsterRun) -> int:
-    """Return a version that existed before a run, -1 if there is none or Dagster no longer has the run."""
-    begun = created_at(instance, run)
-    return -1 if begun is None else version_before(lake, begun - CLOCK_SKEW)
 
 
 def isolation_of(lakehouse: TrinityLakeResource) -> str | None:

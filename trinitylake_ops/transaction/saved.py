@@ -199,8 +199,8 @@ def versions_of(files: LakehouseFiles, transaction_ids: Collection[str], after: 
         path = files.roots.path(version)
         if data is None:
             raise VersionNotFoundError(
-                f"nobody can tell whether transaction {min(wanted)} was committed: the root of version {version}"
-                " is gone; look at what is there and begin a new one",
+                f"the outcome of transaction {min(wanted)} is unknown: the root of version {version} was deleted;"
+                " inspect the latest version and begin a new transaction",
                 path=path,
                 version=version,
             )

@@ -19,7 +19,7 @@ from trinitylake_ops.dagster_plugin.metadata import DATA_VERSION_TAG
 from trinitylake_ops.dagster_plugin.runs.beyond_public import has_partitions
 from trinitylake_ops.dagster_plugin.runs.reads import Attempt, RunReads, record_attempt
 from trinitylake_ops.dagster_plugin.runs.records import newest_materialization, run_chain
-from trinitylake_ops.dagster_plugin.runs.staging import Note, newest_notes, newest_staged
+from trinitylake_ops.dagster_plugin.runs.staging import Note, newest_notes
 from trinitylake_ops.errors import CommitConflictError, InvalidInputError
 from trinitylake_ops.tables.writing.publication import Publication, publication_id, published_versions
 from trinitylake_ops.tables.writing.rebasing.presence import undone_by
@@ -83,8 +83,7 @@ class RunPublisher:
         self._runs = run_chain(context.instance, context.run)
         self._notes = {key: newest_notes(context.instance, self._runs, key) for key in staged}
         self._reads = RunReads(context.instance, self._runs, self._notes)
-        names = [f"{table.namespace}.{table.table} {table.metadata_location}" for table in staged.values()]
-        self.id = publication_id("dagster", self._asset, self._partition, *names)
+        self.id = publication_of(asset_key, self._partition, staged.values())
         self._versions = self._earlier_versions()
         self._earlier: dict[dg.AssetKey, int] = {}
         self.outcome: RunPublication | None = None
@@ -115,15 +114,14 @@ class RunPublisher:
         if taken_over:
             names = ", ".join(sorted(f"{table.namespace}.{table.table}" for table in taken_over))
             self._context.log.info("an earlier run met a conflict: %s replaces the rows of the latest version", names)
-        since = min(table.base_version for table in self._staged.values())
-        attempt = Attempt(self.id, self._asset, self._locations(), since)
+        attempt = Attempt.of(self.id, self._asset, self._staged.values())
         if attempt not in self._reads.attempts(self._runs[0].run_id):  # a retried step finds its own
             record_attempt(self._instance, self._runs[0], attempt)
         publication = publish_once(
             self._lake,
             list(self.left.values()),
             self.id,
-            since=since,
+            since=attempt.since,
             require=lambda _: self._check_partitions(),
             reads=self._reads.all(),
             staged_reads=self._reads.as_staged(),
@@ -157,26 +155,21 @@ class RunPublisher:
                 " staged; add the partition and run it again"
             )
 
-    def _locations(self) -> tuple[str, ...]:
-        return tuple(sorted(table.metadata_location for table in self._staged.values()))
-
     def _earlier_versions(self) -> dict[str, int]:
         """Return the versions of publications that can have committed a table of this one, by their ids.
 
         These are all of earlier runs, and those of other publishing assets of this run that have a table of this one.
         """
-        own_id, locations = self._runs[0].run_id, {*self._locations()}
+        own_id, locations = self._runs[0].run_id, {table.metadata_location for table in self._staged.values()}
         attempts = ((run.run_id, attempt) for run in self._runs for attempt in self._reads.attempts(run.run_id))
-        return self._versions_of(
-            attempt
-            for run_id, attempt in attempts
-            if run_id != own_id or (attempt.publication != self.id and locations.intersection(attempt.tables))
+        return committed_versions(
+            self._lake,
+            (
+                attempt
+                for run_id, attempt in attempts
+                if run_id != own_id or (attempt.publication != self.id and locations.intersection(attempt.tables))
+            ),
         )
-
-    def _versions_of(self, attempts: Iterable[Attempt]) -> dict[str, int]:
-        """Return the versions of those publications that were committed, by their ids."""
-        since = {attempt.publication: attempt.since for attempt in attempts}
-        return published_versions(self._lake, set(since), min(since.values())) if since else {}
 
     def _published_earlier(self) -> dict[dg.AssetKey, int]:
         """Return the tables that another publication committed, with its version.
@@ -212,7 +205,7 @@ class RunPublisher:
     def _has_a_version(self, staged: StagedTable) -> bool:
         """Whether a publication of these runs committed a staged table."""
         attempts = [attempt for run in self._runs for attempt in self._reads.attempts(run.run_id)]
-        return bool(self._versions_of(one for one in attempts if staged.metadata_location in one.tables))
+        return bool(committed_versions(self._lake, (one for one in attempts if staged.metadata_location in one.tables)))
 
     def _stager(self, key: dg.AssetKey) -> str:
         """Return the run that staged a table."""
@@ -229,30 +222,19 @@ class RunPublisher:
         return any(_met_a_conflict(self._instance, run, self._asset) for run in since_staged)
 
     def _superseded(self) -> list[StagedTable]:
-        """Return appends that an earlier run committed without Dagster learning of it, and that are staged again.
-
-        Their rows are replaced, because the user repeats a run that failed. If Dagster knows of the earlier
-        publication, the user wants to append again.
-        """
-        superseded: list[StagedTable] = []
-        for key, table in self.left.items():
-            if table.replaces != Replace.NOTHING.value:
-                continue
-            first = self._runs_before(key) + 1
-            for at, run in enumerate(self._runs[first:], first):
-                if newest_materialization(self._instance, [run], self._asset_key) is not None:
-                    break
-                found = newest_staged(self._instance, self._runs[at:], key)
-                committed = {
-                    location
-                    for attempt in self._reads.attempts(run.run_id)
-                    if attempt.asset == self._asset and attempt.publication in self._versions
-                    for location in attempt.tables
-                }
-                if found is not None and found[1].metadata_location in committed:
-                    superseded.append(found[1])
-                    break
-        return superseded
+        attempts = {run.run_id: self._reads.attempts(run.run_id) for run in self._runs}
+        return [
+            append
+            for key, table in self.left.items()
+            for append in superseded_appends(
+                self._instance,
+                self._runs[self._runs_before(key) :],
+                self._asset_key,
+                table,
+                lambda run_id: attempts[run_id],
+                lambda _: self._versions,
+            )
+        ]
 
     def _was_published(self, version: int) -> RunPublication:
         undone = undone_by(self._lake, version, list(self._staged.values()))
@@ -274,6 +256,55 @@ class RunPublisher:
             **({"partition": shortened(self._partition)} if self._partition else {}),
             **asset_versions(self._notes),
         }
+
+
+def publication_of(asset_key: dg.AssetKey, partition: str, staged: Iterable[StagedTable]) -> str:
+    """Return the id of the publication of staged tables by an asset, for a partition or an empty text."""
+    names = [f"{table.namespace}.{table.table} {table.metadata_location}" for table in staged]
+    return publication_id("dagster", asset_key.to_user_string(), partition, *names)
+
+
+def superseded_appends(
+    instance: dg.DagsterInstance,
+    runs: Sequence[dg.DagsterRun],
+    asset_key: dg.AssetKey,
+    table: StagedTable,
+    attempts_of: Callable[[str], Sequence[Attempt]],
+    versions_of: Callable[[Iterable[Attempt]], Mapping[str, int]],
+) -> list[StagedTable]:
+    """Return an append that an interrupted publication committed, and that a staged table repeats.
+
+    Its rows are replaced, because the user repeats a run that failed. If Dagster knows of an earlier run's publication,
+    the user wants to append again.
+
+    Args:
+        instance: The Dagster instance.
+        runs: The run that staged the table, followed by those that it was re-executed from.
+        asset_key: The publishing asset.
+        table: The staged table.
+        attempts_of: Returns the publications that a run began.
+        versions_of: Returns the versions of those publications that were committed, by their ids.
+    """
+    if table.replaces != Replace.NOTHING.value:
+        return []
+    for at, run in enumerate(runs):
+        if at > 0 and newest_materialization(instance, [run], asset_key) is not None:
+            break
+        own = [attempt for attempt in attempts_of(run.run_id) if attempt.asset == asset_key.to_user_string()]
+        before = [attempt for attempt in own if table.metadata_location not in attempt.tables]
+        versions = versions_of(before) if before else {}
+        for attempt in reversed(before):
+            appended = (StagedTable.from_json(text) for text in attempt.appended if attempt.publication in versions)
+            same = [one for one in appended if (one.namespace, one.table) == (table.namespace, table.table)]
+            if same:
+                return same
+    return []
+
+
+def committed_versions(lake: Lakehouse, attempts: Iterable[Attempt]) -> dict[str, int]:
+    """Return the versions of those publications that were committed, by their ids. Raises StorageError."""
+    since = {attempt.publication: attempt.since for attempt in attempts}
+    return published_versions(lake, set(since), min(since.values())) if since else {}
 
 
 def _met_a_conflict(instance: dg.DagsterInstance, run: dg.DagsterRun, asset: str) -> bool:

@@ -8,9 +8,10 @@ effect on assets, as an observation of them would have.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import pairwise
+from typing import Any, Self
 
 import dagster as dg
 
@@ -18,6 +19,7 @@ from trinitylake_ops.dagster_plugin.runs.beyond_public import record_in_run
 from trinitylake_ops.dagster_plugin.runs.staging import Note, newest_staged
 from trinitylake_ops.tables.writing.reads import StagedRead, TableRead
 from trinitylake_ops.tables.writing.staged_table import StagedTable
+from trinitylake_ops.tables.writing.staging import Replace
 
 _READ = "trinitylake/read"
 _STAGED_READ = "trinitylake/staged_read"
@@ -34,13 +36,32 @@ class Attempt:
     """A publication that a run began. It is recorded before the commit, so that a later run can look for the commit.
 
     ``asset`` is the publishing asset, ``tables`` are the locations of the staged metadata, and ``since`` is the version
-    after which the commit can be.
+    after which the commit can be. ``appended`` describes those staged tables that append rows, as JSON.
     """
 
     publication: str
     asset: str
     tables: tuple[str, ...]
     since: int
+    appended: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, publication: str, asset: str, staged: Iterable[StagedTable]) -> Self:
+        """Return the attempt to publish staged tables."""
+        tables = sorted(staged, key=lambda table: table.metadata_location)
+        return cls(
+            publication,
+            asset,
+            tuple(table.metadata_location for table in tables),
+            min(table.base_version for table in tables),
+            tuple(table.to_json() for table in tables if table.replaces == Replace.NOTHING.value),
+        )
+
+    @classmethod
+    def from_json(cls, text: str) -> Self:
+        """Read what :func:`record_attempt` wrote."""
+        state: dict[str, Any] = json.loads(text)
+        return cls(**{**state, "tables": tuple(state["tables"]), "appended": tuple(state["appended"])})
 
 
 def record_read(instance: dg.DagsterInstance, run: dg.DagsterRun, asset_key: dg.AssetKey, read: TableRead) -> None:
@@ -70,6 +91,11 @@ def record_attempt(instance: dg.DagsterInstance, run: dg.DagsterRun, attempt: At
     record_in_run(instance, run, message, {_ATTEMPT: json.dumps(asdict(attempt))})
 
 
+def attempts_of(instance: dg.DagsterInstance, run_id: str) -> Sequence[Attempt]:
+    """Return the publications that a run began, in their order."""
+    return _Events.of(instance, run_id).attempts
+
+
 @dataclass(slots=True)
 class _Events:
     """The records of one run."""
@@ -93,8 +119,7 @@ class _Events:
             elif _STAGED_READ in metadata:
                 events.staged_reads.append(StagedRead.from_json(metadata[_STAGED_READ]))
             elif _ATTEMPT in metadata:
-                attempt = json.loads(metadata[_ATTEMPT])
-                events.attempts.append(Attempt(**{**attempt, "tables": tuple(attempt["tables"])}))
+                events.attempts.append(Attempt.from_json(metadata[_ATTEMPT]))
         return events
 
 

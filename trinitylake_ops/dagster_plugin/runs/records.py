@@ -10,7 +10,6 @@ import dagster as dg
 from trinitylake_ops.tables.writing.publication import CLOCK_SKEW
 
 _PAGE = 100
-_RESUMED_TAG = "dagster/is_resume_retry"
 _LONGEST_RUN_ID_CHARS = 255  # characters of the column in Dagster's databases
 
 
@@ -32,13 +31,6 @@ def run_chain(instance: dg.DagsterInstance, run: dg.DagsterRun) -> list[dg.Dagst
             break
         chain.append(parent)
     return chain
-
-
-def resumed_runs(instance: dg.DagsterInstance, run: dg.DagsterRun) -> list[dg.DagsterRun]:
-    """Return the runs that a run resumes, the newest first, by re-executions from failure only."""
-    chain = run_chain(instance, run)
-    fresh = (place for place, one in enumerate(chain) if one.tags.get(_RESUMED_TAG) != "true")
-    return chain[1 : 1 + next(fresh, len(chain))]
 
 
 def created_at(instance: dg.DagsterInstance, run: dg.DagsterRun) -> datetime | None:

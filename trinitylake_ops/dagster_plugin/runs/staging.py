@@ -158,7 +158,7 @@ def published_events(
 ) -> Iterator[dg.AssetMaterialization]:
     """Yield the materializations of the assets of tables that a version has now, those that others are made of first.
 
-    ``shown`` returns what the page of an asset shows beside what was staged. ``earlier`` has the versions of tables
+    ``shown`` returns what the page of an asset shows next to what was staged. ``earlier`` has the versions of tables
     that an earlier version published. Each event must be stored when the next one is asked for, as by a step that
     yields them: the next one names it.
     """

@@ -254,17 +254,6 @@ def publish(
             transaction.alter_table(*identifier, mirrored)
 
 
-def is_published(reader: CatalogReader, staged: StagedTable) -> bool:
-    """Whether a publication made a table what was staged. This is not so if the staging changed nothing."""
-    if staged.metadata_location == staged.base_metadata_location:
-        return False
-    if not (reader.has_namespace(staged.namespace) and reader.has_table(staged.namespace, staged.table)):
-        return False
-    current = reader.table(staged.namespace, staged.table)
-    is_same = current.id == staged.table_def.id
-    return is_same and current.format_properties.get(METADATA_LOCATION) == staged.metadata_location
-
-
 def files_to_remove(
     table: Table, added: Sequence[DataFile], replacing: Replace | str | BooleanExpression | tuple[DataFile, ...]
 ) -> list[DataFile]:
