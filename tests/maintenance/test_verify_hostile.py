@@ -11,6 +11,7 @@ import pytest
 from tests.faults import FaultyStorage, fail
 from tests.lakes import Lakes, seal, table
 from tests.maintenance.changes import append_rows, create, drop, node_bytes, node_columns, overwrite_rows, small_sizes
+from tests.maintenance.test_folding_file_systems import Elsewhere
 from trinitylake_ops import Lakehouse, maintenance
 from trinitylake_ops.errors import CorruptFileError, StoragePermissionError
 from trinitylake_ops.format.definitions import ExpirationBatch, ExpirationState, LakehouseDef
@@ -196,6 +197,8 @@ def test_a_data_file_that_a_snapshot_lists_again_is_reported_once(lakes: Lakes, 
         (finding,) = maintenance.verify(lake, incremental=incremental).findings
         assert (finding.code, finding.severity) == ("table-file-repeated", "warning")
         assert (finding.path, finding.version) == (path, lake.latest_version() - 1)
+    (finding,) = maintenance.verify(lake, executor=Elsewhere()).findings
+    assert finding.path == path
     overwrite_rows(lake, "ns.t")
     append_rows(lake)
     assert len(maintenance.verify(lake).findings) == 1, "the new rows are listed once"

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from tests.lakes import Lakes, left_over_paths, table
+from tests.maintenance.test_folding_file_systems import Elsewhere
 from tests.transaction.groups import commit_together, creates, let_requests_take_long
 from trinitylake_ops import Lakehouse, maintenance
 from trinitylake_ops.errors import ObjectExistsError
@@ -189,6 +190,8 @@ def test_verify_reports_a_shared_name(
     for incremental in (False, True, True):
         (finding,) = maintenance.verify(lake, incremental=incremental).findings
         assert (finding.code, finding.severity, finding.version) == ("name-shared", "warning", 4)
+    (finding,) = maintenance.verify(lake, executor=Elsewhere()).findings
+    assert (finding.code, finding.version) == ("name-shared", 4)
 
 
 def test_a_view_whose_name_no_table_can_have_does_no_harm(lake: Lakehouse) -> None:
