@@ -15,13 +15,16 @@ from pyiceberg.types import DecimalType, ListType, LongType, MapType, NestedFiel
 
 from tests.cli.test_commands import ROOT, Cli, assert_error, cli, logging_as_it_was
 from tests.cli.test_hostile_text import EVIL, is_harmless
-from tests.engine_tables import EQUALITY, POSITIONS, with_equality, with_positions
+from tests.engine_tables import EQUALITY, POSITIONS, make_table, rows, with_equality, with_positions
 from tests.maintenance.changes import append_rows, drop
 from trinitylake_ops import Lakehouse
 from trinitylake_ops.cli.rows import fitted_widths
 from trinitylake_ops.format.definitions import TableDef
 from trinitylake_ops.storage import drop_memory_root
+from trinitylake_ops.storage.wrappers.meter import MeteredStorage
 from trinitylake_ops.tables import catalog_at
+from trinitylake_ops.tables.files.table_rows import count_rows, first_rows
+from trinitylake_ops.tables.io.file_io import StorageFileIO
 
 __all__ = ["cli", "logging_as_it_was"]
 
@@ -67,6 +70,47 @@ def test_deletes_are_applied(cli: Cli, lake: Lakehouse) -> None:
         assert int(cli("count", name).out) == len(ids)
         for limit in range(1, len(ids)):
             assert len(cli("head", name, "--limit", limit, "--json").json["rows"]) == limit
+
+
+def test_few_rows_of_a_large_file_are_read_without_the_rest(lake: Lakehouse) -> None:
+    """A scan of Arrow would read on in the background, and abort the process at its end."""
+    big = pa.table({"id": range(400_000), "text": [f"{number**7 % 2**61:x}" for number in range(400_000)]})
+    catalog = catalog_at(lake)
+    catalog.create_namespace("ns")
+    table = catalog.create_table("ns.t", big.schema, properties={"write.parquet.row-group-limit": "5000"})
+    table.append(big)
+    (task,) = table.scan().plan_files()
+    assert task.file.file_size_in_bytes > 4 << 20
+    metered = MeteredStorage(lake.storage)
+    io = StorageFileIO.on(metered, lake.storage_options, read_only=True)
+    metadata = catalog.load_table("ns.t").metadata
+    for columns in (None, ["text"]):
+        before = metered.snapshot()
+        found = first_rows(metadata, io, 1_500, columns)
+        assert found.to_pylist() == big.slice(0, 1_500).select(columns or ["id", "text"]).to_pylist()
+        assert (metered.snapshot() - before).bytes_read < 2 << 20
+
+
+def test_deletes_may_leave_few_of_the_first_rows(lake: Lakehouse) -> None:
+    made = make_table(lake, "t")
+    path = made.append(rows(*range(100)))
+    made.delete_positions({path: list(range(95))})
+    made.delete_equal(pa.table({"id": pa.array([96], pa.int64())}))
+    loaded = made.loaded
+    assert isinstance(loaded.io, StorageFileIO)
+    for limit, left in ((1, [95]), (2, [95, 97]), (100, [95, 97, 98, 99])):
+        assert first_rows(loaded.metadata, loaded.io, limit)["id"].to_pylist() == left
+        assert first_rows(loaded.metadata, loaded.io, limit, ["place"])["place"].to_pylist() == ["a"] * len(left)
+    assert count_rows(loaded.metadata, loaded.io) == 4
+
+
+def test_columns_that_a_file_lacks_are_null(cli: Cli, lake: Lakehouse) -> None:
+    append_rows(lake)
+    with catalog_at(lake).load_table("ns.t").update_schema() as update:
+        update.add_column("n", LongType())
+        update.rename_column("id", "key")
+    assert cli("head", "ns.t", "--columns", "n", "--json").json["rows"] == [{"n": None}] * 3
+    assert cli("head", "ns.t", "--json", "--limit", 1).json["rows"] == [{"key": 1, "n": None}]
 
 
 def test_a_table_without_rows(cli: Cli, lake: Lakehouse) -> None:

@@ -44,6 +44,22 @@ def reading_at(version: ReadVersion | None, io: StorageFileIO) -> Iterator[None]
         ) from error
 
 
+@contextmanager
+def decoding(task: FileScanTask, io: StorageFileIO) -> Iterator[None]:
+    """Raise CorruptFileError, which names the file of a task, for any exception of a decoder in the block."""
+    try:
+        yield
+    except (TrinityLakeError, MemoryError):
+        raise
+    except Exception as error:  # for broken bytes the decoders raise any exception
+        location = io.location(task.file.file_path)
+        reason = next(iter(str(error).splitlines()), "")
+        deletes = ", or a delete file of it," if task.delete_files else ""
+        raise CorruptFileError(
+            f"data file {location!r}{deletes} cannot be read: {type(error).__name__}: {reason}", path=location
+        ) from error
+
+
 def file_batches(rows: RemainingRows, task: FileScanTask, io: StorageFileIO) -> Iterator[pa.RecordBatch]:
     """Yield the rows of a file that a scan selects and no delete file of its task deletes.
 
@@ -54,17 +70,8 @@ def file_batches(rows: RemainingRows, task: FileScanTask, io: StorageFileIO) -> 
     n_rows = 0
     batches = rows.batches(task)
     while True:
-        try:
+        with decoding(task, io):
             batch = next(batches, None)
-        except (TrinityLakeError, MemoryError):
-            raise
-        except Exception as error:  # for broken bytes the decoders raise any exception
-            location = io.location(task.file.file_path)
-            reason = next(iter(str(error).splitlines()), "")
-            beside = ", or a delete file of it," if task.delete_files else ""
-            raise CorruptFileError(
-                f"data file {location!r}{beside} cannot be read: {type(error).__name__}: {reason}", path=location
-            ) from error
         if batch is None:
             break
         n_rows += batch.num_rows

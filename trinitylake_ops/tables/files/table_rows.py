@@ -2,20 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Self, cast
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 from pyiceberg.expressions import AlwaysTrue
-from pyiceberg.manifest import DataFileContent
+from pyiceberg.io import FileIO, InputFile, InputStream, OutputFile
+from pyiceberg.manifest import FileFormat
 from pyiceberg.schema import Schema
 from pyiceberg.table import FileScanTask
 from pyiceberg.table.metadata import TableMetadata
 
-from trinitylake_ops.errors import InvalidInputError
-from trinitylake_ops.tables.files.data_reading import file_batches
+from trinitylake_ops.errors import CorruptFileError, InvalidInputError
+from trinitylake_ops.tables.files.data_reading import decoding, file_batches
 from trinitylake_ops.tables.files.deletes.index import planned_tasks
 from trinitylake_ops.tables.files.deletes.rows import RemainingRows
 from trinitylake_ops.tables.io.file_io import StorageFileIO
+
+if TYPE_CHECKING:
+    from pyiceberg.io.pyarrow import ArrowScan
+
+_FIELD_ID = b"PARQUET:field_id"
+_BATCH_ROWS = 1_024
+#: Where deletes leave too few of the first rows, so many times more are read.
+_GROWTH = 8
 
 
 def first_rows(
@@ -42,7 +54,7 @@ def first_rows(
     batches: list[pa.RecordBatch] = []
     left = limit
     for task in planned_tasks(metadata, io, AlwaysTrue()):
-        for batch in _batches(metadata, io, schema, task, left):
+        for batch in _first_batches(metadata, io, schema, task, left):
             batches.append(batch.slice(0, left))
             left -= batches[-1].num_rows
             if left == 0:
@@ -76,15 +88,109 @@ def count_rows(metadata: TableMetadata, io: StorageFileIO) -> int:
     )
 
 
-def _batches(
-    metadata: TableMetadata, io: StorageFileIO, schema: Schema, task: FileScanTask, limit: int | None = None
+def _first_batches(
+    metadata: TableMetadata, io: StorageFileIO, schema: Schema, task: FileScanTask, limit: int
 ) -> Iterator[pa.RecordBatch]:
+    """Yield at least ``limit`` rows of a data file, or all.
+
+    A scan of Arrow cannot be ended early: its threads read on through the FileIO, and abort the process if the
+    interpreter exits meanwhile. So only a copy of the first rows is scanned, in memory. Rows keep their positions.
+    """
+    if task.file.file_format != FileFormat.PARQUET:
+        yield from _batches(metadata, io, schema, task)
+        return
+    n_rows = limit
+    while True:
+        with decoding(task, io):
+            first = _FirstRows.of(task, io, schema, n_rows)
+            batches = list(RemainingRows(_scan(metadata, first, schema)).batches(task))
+        if first.is_whole and first.n_rows != task.file.record_count:
+            location = io.location(task.file.file_path)
+            raise CorruptFileError(
+                f"data file {location!r} holds {first.n_rows} rows, its manifest says {task.file.record_count}",
+                path=location,
+            )
+        if first.is_whole or sum(batch.num_rows for batch in batches) >= limit:
+            yield from batches
+            return
+        n_rows *= _GROWTH
+
+
+@dataclass(frozen=True, slots=True)
+class _FirstRows(FileIO):
+    """Reads the files of a table, of one data file its first rows alone."""
+
+    io: StorageFileIO
+    location: str
+    data: pa.Buffer
+    n_rows: int
+    is_whole: bool
+
+    @classmethod
+    def of(cls, task: FileScanTask, io: StorageFileIO, schema: Schema, n_rows: int) -> Self:
+        """Copy the first rows of a Parquet file, in the columns that a scan and its deletes need."""
+        location = task.file.file_path
+        numbers = {number for file in task.delete_files for number in file.equality_ids or ()}
+        numbers |= {field.field_id for field in schema.fields}
+        sink = pa.BufferOutputStream()
+        left = n_rows
+        with io.new_input(location).open() as stream, pq.ParquetFile(stream, pre_buffer=False) as file:
+            columns = _columns_of(file.schema_arrow, numbers)
+            kept = pa.schema([file.schema_arrow.field(name) for name in columns])
+            with pq.ParquetWriter(sink, kept) as writer:
+                for batch in file.iter_batches(min(n_rows, _BATCH_ROWS), columns=columns, use_threads=False):
+                    writer.write_batch(batch.slice(0, left))
+                    left -= min(left, batch.num_rows)
+                    if left == 0:
+                        break
+            is_whole = file.metadata.num_rows <= n_rows
+        return cls(io, location, sink.getvalue(), n_rows - left, is_whole)
+
+    def new_input(self, location: str) -> InputFile:
+        return _InMemory(location, self.data) if location == self.location else self.io.new_input(location)
+
+    def new_output(self, location: str) -> OutputFile:
+        raise NotImplementedError
+
+    def delete(self, location: str | InputFile | OutputFile) -> None:
+        raise NotImplementedError
+
+
+class _InMemory(InputFile):
+    """A file in memory, as a stream of Arrow, whose threads then need no Python."""
+
+    def __init__(self, location: str, data: pa.Buffer):
+        super().__init__(location)
+        self._data = data
+
+    def __len__(self) -> int:
+        return int(self._data.size)
+
+    def exists(self) -> bool:
+        return True
+
+    def open(self, seekable: bool = True) -> InputStream:
+        return cast(InputStream, pa.BufferReader(self._data))
+
+
+def _columns_of(schema: pa.Schema, numbers: Collection[int]) -> list[str]:
+    """Return the names of top-level columns of a file by their ids, of all columns if some have no id."""
+    ids = {field.name: int((field.metadata or {}).get(_FIELD_ID, b"-1")) for field in schema}
+    if len(ids) < len(schema) or -1 in ids.values():
+        return list(schema.names)
+    return [name for name, number in ids.items() if number in numbers] or list(schema.names[:1])
+
+
+def _scan(metadata: TableMetadata, io: FileIO, schema: Schema) -> ArrowScan:
     from pyiceberg.io.pyarrow import ArrowScan  # importing it loads pandas
 
-    # Equality deletes are applied to the rows that pyiceberg returns, so that its limit would count deleted rows.
-    has_equality = any(file.content == DataFileContent.EQUALITY_DELETES for file in task.delete_files)
-    scan = ArrowScan(metadata, io, schema, AlwaysTrue(), limit=None if has_equality else limit)
-    yield from file_batches(RemainingRows(scan), task, io)
+    return ArrowScan(metadata, io, schema, AlwaysTrue())
+
+
+def _batches(
+    metadata: TableMetadata, io: StorageFileIO, schema: Schema, task: FileScanTask
+) -> Iterator[pa.RecordBatch]:
+    yield from file_batches(RemainingRows(_scan(metadata, io, schema)), task, io)
 
 
 def _selected(schema: Schema, columns: Sequence[str] | None) -> Schema:
