@@ -36,7 +36,8 @@ GO_BACK = "go back to the last version whose checks passed"
 #: How many versions a page has.
 MOST_VERSIONS = 10
 _LONGEST_NAME_CHARS, _LONGEST_CHANGES_CHARS = 40, 80
-_PAGE_COLUMNS = ("version", "created (UTC)", "by", "changes", "state", "checks", ACTIONS)
+#: Together they fit the 450 pixels that the page has for a value in a window of 1,280 pixels.
+_PAGE_COLUMNS = ("version", "what it is", ACTIONS)
 _MINUTES_CHARS = len("2026-01-31 12:00")
 #: The job that does what is due.
 _JOBS = {"expiry": "expire", "purge": "purge", "orphans": "orphans", "verify": "verify", "exports": "export"}
@@ -126,7 +127,8 @@ class VersionsPage(VersionRows):
         by = ", ".join(filter(None, (row["operation"], person[:_LONGEST_NAME_CHARS])))
         changes = " ".join(filter(None, (row["tables"][:_LONGEST_CHANGES_CHARS], row["rows"])))
         created = str(row["created (UTC)"])[:_MINUTES_CHARS]
-        return version, created, by, changes, row["state"], row["checks"], row[ACTIONS]
+        parts = (f"{created} {by}", changes, row["state"], str(row["checks"]))
+        return version, "; ".join(filter(None, parts)), row[ACTIONS]
 
     def _next(self, status: Status) -> dg.MarkdownMetadataValue:
         """Return what is due, or the first thing that will be, with a link to its job, or else its command."""
@@ -179,8 +181,13 @@ class VersionsPage(VersionRows):
 
 
 def _health(status: Status) -> str:
-    """Return the state in a sentence, with what was found wrong."""
-    return "; ".join([status.headline, *(f"{one.severity}: {one.message}" for one in status.findings)])
+    """Return the state without the age of the version, which the page would freeze, and what was found wrong."""
+    return "; ".join(
+        [
+            f"{status.tone}: {status.headline.partition(': ')[2]}",
+            *(f"{one.severity}: {one.message}" for one in status.findings),
+        ]
+    )
 
 
 def operation_metrics(operation: str, metrics: Mapping[str, Any]) -> dict[str, Any]:

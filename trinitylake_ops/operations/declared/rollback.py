@@ -118,7 +118,7 @@ def _rollback_shown(plan: RollbackPlan) -> dict[str, Any]:
     operation = plan.operation
     diff = count_changes(operation.lake, operation.base, operation.target.snapshot, plan.changes)
     shown = _shown(diff, _partitions(plan, diff))
-    warned = {"warning": plan.warning} if plan.warning else {}
+    warned = {"warning": plan.warning.removeprefix("warning: ")} if plan.warning else {}
     return {**warned, "to_version": plan.to_version, **shown, **_damaged(plan), "details": _details(plan, diff)}
 
 
