@@ -140,6 +140,8 @@ def test_a_table_of_a_publication_is_not_stored_without_it(lake: Lakehouse, inst
     assert {key.to_user_string() for key in keys} == {"shop/orders", "shop/revenue", "publish/shop"}
     assert project.run(*(key.to_user_string() for key in keys)).success
     assert len(project.rows("shop.revenue") or []) == 2
+    result = project.run("shop/revenue", "publish/shop")
+    assert result.success, "the other table of the publication is read from the lakehouse"
 
 
 def test_an_asset_after_a_publication_waits_for_it(lake: Lakehouse, instance: dg.DagsterInstance) -> None:

@@ -13,22 +13,29 @@ published the table since.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from types import NoneType, UnionType
-from typing import Any, Union, get_args, get_origin
+from collections.abc import Mapping
+from typing import Any
 
 import dagster as dg
 import pyarrow as pa
 from pydantic import Field
 from pyiceberg.exceptions import NoSuchTableError
-from pyiceberg.expressions import AlwaysFalse, AlwaysTrue, BooleanExpression, Or
 from pyiceberg.table import Table
 
 from trinitylake_ops import Lakehouse
+from trinitylake_ops.dagster_plugin.inputs import (
+    InputType,
+    Part,
+    are_replaced,
+    partition_values,
+    partitions_of,
+    rows_of,
+)
 from trinitylake_ops.dagster_plugin.resources import SparkResource, TrinityLakeResource
-from trinitylake_ops.dagster_plugin.runs.beyond_public import StepAssets, checked_partitions
+from trinitylake_ops.dagster_plugin.runs.beyond_public import StepAssets
 from trinitylake_ops.dagster_plugin.runs.membership import (
     NotStaged,
+    backfill_of,
     check_is_published,
     is_part_of_publication,
     is_publisher,
@@ -37,7 +44,13 @@ from trinitylake_ops.dagster_plugin.runs.membership import (
 )
 from trinitylake_ops.dagster_plugin.runs.reads import RESUMED_TAG, record_read, record_staged_read, record_taken
 from trinitylake_ops.dagster_plugin.runs.records import published_version_of, run_chain
-from trinitylake_ops.dagster_plugin.runs.staging import log_staged, newest_staged, notes_of
+from trinitylake_ops.dagster_plugin.runs.staging import (
+    log_staged,
+    log_staged_by_backfill,
+    newest_staged,
+    notes_of,
+    staged_by_backfill,
+)
 from trinitylake_ops.dagster_plugin.step_publication import publish_by_step
 from trinitylake_ops.dagster_plugin.stored.distinct import own_keys
 from trinitylake_ops.dagster_plugin.stored.frames import arrow_of, arrow_of_polars, is_pandas, is_polars, is_spark
@@ -45,7 +58,6 @@ from trinitylake_ops.dagster_plugin.stored.settings import Stored, said_of
 from trinitylake_ops.errors import InvalidInputError
 from trinitylake_ops.tables.catalog import catalog_at
 from trinitylake_ops.tables.writing.arrow_writer import stage_arrow
-from trinitylake_ops.tables.writing.partition_key import PartitionKey, decode_partitions, rows_where
 from trinitylake_ops.tables.writing.publication import publication_id
 from trinitylake_ops.tables.writing.reads import StagedRead, TableRead
 from trinitylake_ops.tables.writing.staged_table import StagedTable
@@ -99,7 +111,7 @@ class _TableIOManager(dg.IOManager):
                 " within a graph, give the output an io_manager_key of its own, such as that of files"
             )
         key, assets = context.asset_key, StepAssets(context)
-        check_is_published(assets, key)
+        part = check_is_published(assets, self._instance, self._run, key)
         partitions_def = context.asset_partitions_def if context.has_asset_partitions else None
         stored = Stored.of(key, context.definition_metadata, partitions_def)
         staged = obj if isinstance(obj, StagedTable) else self._stage(context, obj, stored, partitions_def)
@@ -111,6 +123,9 @@ class _TableIOManager(dg.IOManager):
                 listed = list(values.values())
                 stored.check_values(key, staged.table_def.schema, listed, partitions_def, self._instance)
         notes = notes_of(context, staged, said_of(key, context.definition_metadata, staged), values)
+        if part is not None:
+            log_staged_by_backfill(context, notes, part.backfill, part.publisher)
+            return
         if publishers_of(assets, key):
             log_staged(context, notes)
             return
@@ -171,97 +186,104 @@ class _TableIOManager(dg.IOManager):
 
     def load_input(self, context: dg.InputContext) -> Any:
         key, assets = context.asset_key, StepAssets(context)
-        wanted, is_optional = _wanted(context.dagster_type.typing_type)
-        lake = self._settings.lakehouse.open()
-        if is_publisher(assets) or wanted is StagedTable:
-            staged = self._staged(key)
-            if staged is None and not is_publisher(assets):
-                raise InvalidInputError(f"asset {key.to_user_string()} was not staged by this run")
-            if staged is not None and not is_publisher(assets):
-                self._record_staged_read(lake, key, staged, includes_base=staged.replaces != _ALL)
-            return NotStaged() if staged is None else staged
+        wanted = InputType.of(context.dagster_type.typing_type)
+        lake, keys = self._settings.lakehouse.open(), partitions_of(context)
+        if is_publisher(assets) or wanted.kind is StagedTable:
+            staged_input = self._staged_input(assets, key, keys)
+            if isinstance(staged_input, StagedTable) and not is_publisher(assets):
+                self._record_staged_read(lake, key, staged_input, includes_base=staged_input.replaces != _ALL)
+            return staged_input
         if assets.is_stored_by(TrinityLakeIOManager):
             for own in assets.own:
-                check_is_published(assets, own)  # before anything is computed
+                check_is_published(assets, self._instance, self._run, own)  # before anything is computed
         is_self = key in assets.own
         output = context.upstream_output
         metadata: Mapping[str, Any] = {} if output is None else output.definition_metadata
-        partitions_def = context.asset_partitions_def if context.has_asset_partitions else None
-        stored = Stored.of(key, metadata, partitions_def)
-        partitions = _partitions_of(context, stored)
-        staged = self._staged(key) if not is_self and is_part_of_publication(assets, key) else None
-        if staged is not None:
-            table = load_staged(lake, staged)
-            is_replaced = wanted is not Table and _are_replaced(table, staged, partitions)
-            self._record_staged_read(lake, key, staged, includes_base=staged.replaces != _ALL and not is_replaced)
-            return self._read(lake, table, wanted, _rows_of(table, partitions))
-        version = self._version_with(lake, assets, key, context)
+        stored = Stored.of(key, metadata, None if keys is None else context.asset_partitions_def)
+        parts: list[Part] = []
+        if is_self or is_part_of_publication(assets, key):
+            staged = None if is_self else self._staged(key)
+            if staged is not None:
+                table, values = load_staged(lake, staged), partition_values(context, stored, keys)
+                is_replaced = wanted.kind is not Table and are_replaced(table, staged, values)
+                self._record_staged_read(lake, key, staged, includes_base=staged.replaces != _ALL and not is_replaced)
+                return wanted.read(lake, self._settings.spark, [Part(table, rows_of(table, values))])
+            for one, covered in self._staged_by_backfill(assets, key, keys, stored):
+                table = load_staged(lake, one)
+                parts.append(Part(table, rows_of(table, partition_values(context, stored, covered))))
+                keys = None if keys is None or covered is None else [each for each in keys if each not in covered]
+        if parts and not keys:
+            return wanted.read(lake, self._settings.spark, parts)
+        version = self._version_with(lake, assets, context)
         try:
             table = catalog_at(lake, version).load_table(stored.name)
         except NoSuchTableError as error:
+            if parts:
+                return wanted.read(lake, self._settings.spark, parts)
             if is_self:
-                return None if is_optional else self._empty(stored.name, wanted)
+                return wanted.empty(stored.name, self._settings.spark)
             raise InvalidInputError(
                 f"asset {key.to_user_string()} cannot be read: version {version} of the lakehouse has no table"
                 f" {'.'.join(stored.name)}; materialize {key.to_user_string()} first"
             ) from error
         self._record_read(lake, context, assets, version, stored.name)
         context.log.info("reading %s.%s at version %s of the lakehouse", *stored.name, version)
-        return self._read(lake, table, wanted, _rows_of(table, partitions))
+        parts.append(Part(table, rows_of(table, partition_values(context, stored, keys))))
+        return wanted.read(lake, self._settings.spark, parts)
 
-    def _version_with(
-        self, lake: Lakehouse, assets: StepAssets, key: dg.AssetKey, context: dg.InputContext
-    ) -> int | str:
+    def _staged_input(self, assets: StepAssets, key: dg.AssetKey, keys: list[str] | None) -> StagedTable | NotStaged:
+        staged = self._staged(key)
+        if staged is not None:
+            return staged
+        by_backfill = [one for one, _ in self._staged_by_backfill(assets, key, keys)]
+        if len(by_backfill) > 1:
+            raise dg.Failure(
+                f"{key.to_user_string()} was not published: runs of the backfill staged its partitions apart, and this"
+                " run publishes a range of them; give the publish asset the backfill_policy of its tables",
+                allow_retries=False,
+            )
+        if not by_backfill and not is_publisher(assets):
+            raise InvalidInputError(f"asset {key.to_user_string()} was not staged by this run")
+        return by_backfill[0] if by_backfill else NotStaged()
+
+    def _staged_by_backfill(
+        self, assets: StepAssets, key: dg.AssetKey, keys: list[str] | None, stored: Stored | None = None
+    ) -> list[tuple[StagedTable, list[str] | None]]:
+        """Return what other runs of the backfill staged for an asset, with the partitions that each covers."""
+        instance, run = self._instance, self._run
+        part = backfill_of(assets, instance, run, key)
+        if instance is None or run is None or part is None:
+            return []
+        found: dict[str, tuple[StagedTable, list[str]]] = {}
+        for partition in [None] if keys is None else keys:
+            note = staged_by_backfill(instance, part.backfill, key, partition)
+            staged = None if note is None else note.staged
+            if note is not None and staged is not None and note.run_id != run.run_id:
+                found.setdefault(note.run_id, (staged, []))[1].append(partition or "")
+        if stored is not None and keys is not None and not stored.columns and len(found) > 1:
+            raise dg.Failure(
+                f"{key.to_user_string()} was not read: runs of backfill {part.backfill} staged its partitions apart,"
+                " and no column of its table holds them; give it stored_as(partition_by=[COLUMN])",
+                allow_retries=False,
+            )
+        for run_id in found:
+            record_taken(instance, run, key, run_id)
+        return [(staged, None if keys is None else covered) for staged, covered in found.values()]
+
+    def _version_with(self, lake: Lakehouse, assets: StepAssets, context: dg.InputContext) -> int | str:
         """Return the version to read an asset at: that of the run, or a later one by which the run published the asset.
 
         An asset that the run has yet to publish is waited for.
         """
-        version = self._version(lake)
+        version, key = self._version(lake), context.asset_key
         if self._run is None or self._instance is None or isinstance(version, str):
             return version
-        if key not in assets.own:
+        if not is_part_of_publication(assets, key):
             attempt = context.step_context.previous_attempt_count
-            wait_for_publication(assets, self._instance, self._run, key, attempt)
+            partitions = [None] if not context.has_asset_partitions else partitions_of(context) or []
+            wait_for_publication(assets, self._instance, self._run, key, partitions, attempt)
         chain = run_chain(self._instance, self._run)
         return max(version, published_version_of(self._instance, chain, key))
-
-    def _read(self, lake: Lakehouse, table: Table, wanted: Any, rows: BooleanExpression) -> Any:
-        if wanted is Table:
-            return table
-        if is_spark(wanted):
-            spark = self._settings.spark.session()
-            from trinitylake_ops.spark_jobs.tables.reader import read_files
-
-            return read_files(spark, lake, table, row_filter=rows)
-        scan = table.scan(row_filter=rows)
-        if wanted is pa.RecordBatchReader:
-            return scan.to_arrow_batch_reader()
-        if wanted is pa.Table:
-            return scan.to_arrow()
-        if is_pandas(wanted):
-            return scan.to_arrow().to_pandas()
-        if is_polars(wanted):
-            return wanted(scan.to_arrow())
-        raise _unknown_type(table.name(), wanted)
-
-    def _empty(self, name: tuple[str, str], wanted: Any) -> Any:
-        """Return no rows of a table that does not exist yet, and so has no columns."""
-        if is_spark(wanted):
-            from pyspark.sql.types import StructType
-
-            return self._settings.spark.session().createDataFrame([], StructType([]))
-        if wanted is pa.RecordBatchReader:
-            return pa.RecordBatchReader.from_batches(pa.schema([]), [])
-        if wanted is pa.Table:
-            return pa.table({})
-        if is_pandas(wanted) or is_polars(wanted):
-            return wanted()
-        if wanted is Table:
-            raise InvalidInputError(
-                f"table {'.'.join(name)} cannot be read: it does not exist yet; annotate the input of the asset that"
-                " makes it as Optional[Table], and it is None"
-            )
-        raise _unknown_type(name, wanted)
 
     def _staged(self, asset_key: dg.AssetKey) -> StagedTable | None:
         """Return the table that this run, or a run from which it goes on, staged for an asset. None if neither did."""
@@ -320,55 +342,3 @@ def _columns_of(frame: Any) -> Evolution:
     return evolve_to(
         {field.name: field.field_type for field in to_iceberg_schema(frame.schema).fields}, replaces_table=True
     )
-
-
-def _wanted(kind: Any) -> tuple[Any, bool]:
-    """Return the type that an input is read into, and whether it may be None."""
-    if get_origin(kind) in (Union, UnionType):
-        kinds = [one for one in get_args(kind) if one is not NoneType]
-        if len(kinds) == 1:
-            return kinds[0], True
-    return kind, False
-
-
-def _unknown_type(name: Sequence[str], wanted: Any) -> InvalidInputError:
-    return InvalidInputError(
-        f"annotate the input with what to read {'.'.join(name)} into: DataFrame of Spark, pandas or polars, LazyFrame,"
-        f" pyarrow.Table, pyarrow.RecordBatchReader, pyiceberg.table.Table or StagedTable, not {wanted!r}"
-    )
-
-
-def _partitions_of(context: dg.InputContext, stored: Stored) -> Sequence[Mapping[str, str]] | None:
-    """Return the values of the partitions to read, None if the table is not partitioned as its asset is.
-
-    A check has no partitions of its own. It reads those of the run.
-    """
-    if not (context.has_asset_partitions and stored.columns):
-        return None
-    definition: Any = context.asset_partitions_def
-    own = checked_partitions(context)
-    keys = context.asset_partition_keys if own is None else own
-    if isinstance(definition, dg.MultiPartitionsDefinition):
-        keys = [definition.get_partition_key_from_str(key) for key in keys]
-    return stored.values(keys, definition)
-
-
-def _are_replaced(table: Table, staged: StagedTable, partitions: Sequence[Mapping[str, str]] | None) -> bool:
-    """Whether staged files replace all rows of some partitions, so that no row of the table's base is read."""
-    if staged.replaces != Replace.PARTITIONS.value or partitions is None:
-        return False
-    try:
-        records = {PartitionKey.of(table.metadata, values).record for values in partitions}
-    except InvalidInputError:
-        return False
-    return records <= decode_partitions(staged.replaced_partitions, table.spec(), table.schema())
-
-
-def _rows_of(table: Table, partitions: Sequence[Mapping[str, str]] | None) -> BooleanExpression:
-    """Return the filter for the rows of partitions, for all rows if they are None."""
-    if partitions is None:
-        return AlwaysTrue()
-    terms = [rows_where(table.schema(), values) for values in partitions]
-    if not terms:  # such as the partition before the first one
-        return AlwaysFalse()
-    return terms[0] if len(terms) == 1 else Or(*terms)

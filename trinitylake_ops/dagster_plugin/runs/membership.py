@@ -15,10 +15,11 @@ import dagster as dg
 
 from trinitylake_ops.dagster_plugin.runs.beyond_public import StepAssets
 from trinitylake_ops.dagster_plugin.runs.records import newest_materialization, step_failures
-from trinitylake_ops.dagster_plugin.runs.staging import unpublished_by
+from trinitylake_ops.dagster_plugin.runs.staging import is_unpublished, unpublished_by
 from trinitylake_ops.errors import InvalidInputError
 
 _PUBLISHES = "trinitylake/publishes"
+_BACKFILL_TAG = "dagster/backfill"
 _LONGEST_WAIT_SECONDS = 30
 _MOST_WAITS = 1_000
 
@@ -98,16 +99,68 @@ def selection(keys: Iterable[dg.AssetKey]) -> str:
     return " or ".join(f'key:"{key.to_user_string()}"' for key in keys)
 
 
-def check_is_published(assets: StepAssets, key: dg.AssetKey) -> None:
-    """Raise dg.Failure if publish assets publish an asset, and the run includes none of them."""
+@dataclass(frozen=True, slots=True)
+class BackfillPart:
+    """The part of a run in an asset backfill that makes a publish asset in other runs.
+
+    Dagster splits a backfill into runs by the mappings between partitions, so that a run may leave out the publish
+    asset of its tables. The backfill makes it later.
+    """
+
+    backfill: str
+    publisher: dg.AssetKey
+
+
+def backfill_of(
+    assets: StepAssets, instance: dg.DagsterInstance | None, run: dg.DagsterRun | None, key: dg.AssetKey
+) -> BackfillPart | None:
+    """Return the part of a run in an asset backfill that publishes an asset, None if there is none.
+
+    Args:
+        assets: The assets of the step.
+        instance: The Dagster instance.
+        run: The run.
+        key: The asset.
+    """
+    backfill = None if run is None else run.tags.get(_BACKFILL_TAG)
+    record = None if instance is None or backfill is None else instance.get_backfill(backfill)
+    made = () if record is None else record.asset_selection or ()
+    publishers = (one for one in publishers_of(assets, key) if one in made)
+    return next((BackfillPart(backfill, one) for one in publishers if backfill is not None), None)
+
+
+def check_is_published(
+    assets: StepAssets, instance: dg.DagsterInstance | None, run: dg.DagsterRun | None, key: dg.AssetKey
+) -> BackfillPart | None:
+    """Return the part of a run in a backfill that publishes an asset in another run, None if the run publishes it.
+
+    Args:
+        assets: The assets of the step.
+        instance: The Dagster instance.
+        run: The run.
+        key: The asset.
+
+    Raises:
+        dg.Failure: Publish assets publish the asset, and neither the run nor its backfill includes one of them.
+    """
     publishers = publishers_of(assets, key)
-    if publishers and not assets.in_run(publishers):
-        shown, publisher = key.to_user_string(), publishers[0]
+    if not publishers or assets.in_run(publishers):
+        return None
+    shown, publisher = key.to_user_string(), publishers[0]
+    part = backfill_of(assets, instance, run, key)
+    if part is None:
         raise dg.Failure(
             f"asset {shown} was not stored: {publisher.to_user_string()} publishes it, and this run does not include"
             f" {publisher.to_user_string()}; materialize both, --select '{selection([key, publisher])}'",
             allow_retries=False,
         )
+    if assets.graph.get(part.publisher).partitions_def is None and assets.graph.get(key).partitions_def is not None:
+        raise dg.Failure(
+            f"asset {shown} was not stored: {part.publisher.to_user_string()} has no partitions, and a backfill makes"
+            f" it in another run; give it partitions_def= of {shown}",
+            allow_retries=False,
+        )
+    return part
 
 
 def is_part_of_publication(assets: StepAssets, key: dg.AssetKey) -> bool:
@@ -122,7 +175,12 @@ def is_part_of_publication(assets: StepAssets, key: dg.AssetKey) -> bool:
 
 
 def wait_for_publication(
-    assets: StepAssets, instance: dg.DagsterInstance, run: dg.DagsterRun, key: dg.AssetKey, attempt: int
+    assets: StepAssets,
+    instance: dg.DagsterInstance,
+    run: dg.DagsterRun,
+    key: dg.AssetKey,
+    partitions: Sequence[str | None],
+    attempt: int,
 ) -> None:
     """Return unless the run of a step has yet to publish an asset.
 
@@ -131,25 +189,33 @@ def wait_for_publication(
         instance: The Dagster instance.
         run: The run.
         key: The asset that the step reads.
+        partitions: The partitions that it reads, None for an asset without partitions.
         attempt: How often the step was attempted before.
 
     Raises:
         RetryRequested: The publication is still to come. Dagster starts the step again later.
-        dg.Failure: A step failed, so the publication may never come.
+        dg.Failure: A step failed, so the publication may never come, or another run of the backfill publishes it.
     """
-    publishers = assets.in_run(publishers_of(assets, key))
-    if not publishers or any(
-        newest_materialization(instance, [run], publisher) is not None for publisher in publishers
-    ):
+    publishers = assets.in_run(publishers_of(assets, key)) if assets.in_run([key]) else []
+    if any(newest_materialization(instance, [run], publisher) is not None for publisher in publishers):
         return
-    publisher, shown = publishers[0].to_user_string(), key.to_user_string()
-    if step_failures(instance, run.run_id):
+    shown = key.to_user_string()
+    if publishers and not step_failures(instance, run.run_id):
+        raise dg.RetryRequested(_MOST_WAITS, min(2 ** min(attempt, 10), _LONGEST_WAIT_SECONDS))
+    if publishers:
         raise dg.Failure(
-            f"{shown} was not read: {publisher} has not published what this run staged for it, because a step failed;"
-            " re-execute the run from failure",
+            f"{shown} was not read: {publishers[0].to_user_string()} has not published what this run staged for it,"
+            " because a step failed; re-execute the run from failure",
             allow_retries=False,
         )
-    raise dg.RetryRequested(_MOST_WAITS, min(2 ** min(attempt, 10), _LONGEST_WAIT_SECONDS))
+    part = backfill_of(assets, instance, run, key)
+    if part is not None and any(is_unpublished(instance, part.backfill, key, one) for one in partitions):
+        publisher = part.publisher.to_user_string()
+        raise dg.Failure(
+            f"{shown} was not read: backfill {part.backfill} staged it, and {publisher} has not published it; add"
+            f" {publisher} to the deps of {', '.join(sorted(one.to_user_string() for one in assets.own))}",
+            allow_retries=False,
+        )
 
 
 def nothing_staged(instance: dg.DagsterInstance, publisher: dg.AssetKey, keys: Iterable[dg.AssetKey]) -> str:

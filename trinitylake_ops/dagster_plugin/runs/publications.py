@@ -17,8 +17,8 @@ import dagster as dg
 from trinitylake_ops import Lakehouse
 from trinitylake_ops.dagster_plugin.metadata import DATA_VERSION_TAG
 from trinitylake_ops.dagster_plugin.runs.beyond_public import has_partitions
-from trinitylake_ops.dagster_plugin.runs.reads import Attempt, RunReads, record_attempt
-from trinitylake_ops.dagster_plugin.runs.records import newest_materialization, run_chain
+from trinitylake_ops.dagster_plugin.runs.reads import Attempt, RunReads, record_attempt, runs_with_staged
+from trinitylake_ops.dagster_plugin.runs.records import newest_materialization
 from trinitylake_ops.dagster_plugin.runs.staging import Note, newest_notes
 from trinitylake_ops.errors import CommitConflictError, InvalidInputError
 from trinitylake_ops.tables.writing.publication import Publication, publication_id, published_versions
@@ -80,7 +80,7 @@ class RunPublisher:
         self._context, self._lake, self._asset_key, self._staged = context, lake, asset_key, staged
         self._instance = context.instance
         self._asset, self._partition = asset_key.to_user_string(), partition_of(context)
-        self._runs = run_chain(context.instance, context.run)
+        self._runs = runs_with_staged(context.instance, context.run)
         self._notes = {key: newest_notes(context.instance, self._runs, key) for key in staged}
         self._reads = RunReads(context.instance, self._runs, self._notes)
         self.id = publication_of(asset_key, self._partition, staged.values())

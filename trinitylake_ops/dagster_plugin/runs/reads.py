@@ -16,6 +16,7 @@ from typing import Any, Self
 import dagster as dg
 
 from trinitylake_ops.dagster_plugin.runs.beyond_public import record_in_run
+from trinitylake_ops.dagster_plugin.runs.records import run_chain
 from trinitylake_ops.dagster_plugin.runs.staging import Note, newest_staged
 from trinitylake_ops.tables.writing.reads import StagedRead, TableRead
 from trinitylake_ops.tables.writing.staged_table import StagedTable
@@ -136,6 +137,19 @@ def _recorded(instance: dg.DagsterInstance, run_id: str) -> Iterator[Mapping[str
         if not page.has_more:
             return
         cursor = page.cursor
+
+
+def runs_with_staged(instance: dg.DagsterInstance, run: dg.DagsterRun) -> list[dg.DagsterRun]:
+    """Return a run, those it was re-executed from, and the other runs of its backfill whose tables it took over."""
+    found = run_chain(instance, run)
+    known = {one.run_id for one in found}
+    for one in found:  # it grows
+        for run_id in _Events.of(instance, one.run_id).taken_from:
+            taken = None if run_id in known else instance.get_run_by_id(run_id)
+            if taken is not None:
+                known.add(run_id)
+                found.append(taken)
+    return found
 
 
 class RunReads:

@@ -21,11 +21,15 @@ from trinitylake_ops.dagster_plugin.runs.beyond_public import log_no_materializa
 from trinitylake_ops.dagster_plugin.runs.records import asset_events
 from trinitylake_ops.tables.writing.staged_table import StagedTable
 
+_PAGE = 20
 #: The note of a staged table has this: its description.
 STAGED = "trinitylake/staged"
 _TAGS = "trinitylake/tags"
 _VALUES = "trinitylake/partition_values"
+_BACKFILL = "trinitylake/staged_by_backfill"
+_VERSION = "lakehouse_version"
 _COLUMNS = "dagster/column_schema"
+_INTERNAL = (STAGED, _TAGS, _VALUES, _BACKFILL, PREVIEW_ROWS)
 _INPUT_VERSION = "dagster/input_data_version/"
 _INPUT_POINTER = "dagster/input_event_pointer/"
 
@@ -104,6 +108,71 @@ def log_staged(context: dg.OutputContext, notes: Sequence[Note]) -> None:
     log_no_materialization(context)
 
 
+def log_staged_by_backfill(
+    context: dg.OutputContext, notes: Sequence[Note], backfill: str, publisher: dg.AssetKey
+) -> None:
+    """Log the notes of a table that another run of the same backfill publishes, as materializations of its asset.
+
+    A backfill of Dagster continues with dependent assets only after materializations.
+
+    Args:
+        context: The context of the output that is being stored.
+        notes: The notes.
+        backfill: The id of the backfill.
+        publisher: The publish asset, which the backfill also makes.
+    """
+    described = f"Staged by backfill {backfill}, not visible until {publisher.to_user_string()} publishes it."
+    for note in notes:
+        context.log_event(
+            dg.AssetMaterialization(
+                asset_key=context.asset_key,
+                partition=note.partition,
+                description=described,
+                metadata={**note.metadata, _BACKFILL: backfill},
+                tags=dict(note.tags),
+            )
+        )
+    log_no_materialization(context)
+
+
+def staged_by_backfill(
+    instance: dg.DagsterInstance, backfill: str, asset_key: dg.AssetKey, partition: str | None
+) -> Note | None:
+    """Return the note of what runs of a backfill staged last for a partition of an asset, None if none did.
+
+    It is returned after the publication, too.
+
+    Args:
+        instance: The Dagster instance.
+        backfill: The id of the backfill.
+        asset_key: The asset.
+        partition: The partition, None for an asset without partitions.
+    """
+    wanted = dg.AssetRecordsFilter(asset_key, asset_partitions=None if partition is None else [partition])
+    cursor: str | None = None
+    while True:
+        page = instance.fetch_materializations(wanted, limit=_PAGE, cursor=cursor)
+        for record in page.records:
+            event = record.asset_materialization
+            if event is not None and _text(event.metadata.get(_BACKFILL)) == backfill:
+                return Note(record.run_id, event.partition, event.metadata, event.tags or {})
+        if not page.has_more:
+            return None
+        cursor = page.cursor
+
+
+def is_unpublished(instance: dg.DagsterInstance, backfill: str, asset_key: dg.AssetKey, partition: str | None) -> bool:
+    """Whether the newest data of a partition of an asset is staged by a backfill, and not published yet."""
+    wanted = dg.AssetRecordsFilter(asset_key, asset_partitions=None if partition is None else [partition])
+    records = instance.fetch_materializations(wanted, limit=1).records
+    event = records[0].asset_materialization if records else None
+    return event is not None and _text(event.metadata.get(_BACKFILL)) == backfill
+
+
+def _text(value: Any) -> str | None:
+    return None if value is None else str(value.value)
+
+
 def newest_notes(instance: dg.DagsterInstance, runs: Sequence[dg.DagsterRun], asset_key: dg.AssetKey) -> list[Note]:
     """Return the notes of an asset by the first of some runs that staged it, one for each partition.
 
@@ -114,7 +183,8 @@ def newest_notes(instance: dg.DagsterInstance, runs: Sequence[dg.DagsterRun], as
             found: dict[str | None, Note] = {}
             for event in asset_events(instance, run.run_id, of_type, asset_key):
                 if isinstance(event, dg.AssetMaterialization):
-                    found[event.partition] = Note(run.run_id, event.partition, event.metadata, event.tags or {})
+                    if STAGED in event.metadata or _VERSION not in event.metadata:  # else it reports a publication
+                        found[event.partition] = Note(run.run_id, event.partition, event.metadata, event.tags or {})
                 elif STAGED in event.metadata:
                     tags = event.metadata[_TAGS].value
                     assert isinstance(tags, dict)
@@ -231,7 +301,7 @@ def published_event(
         if f"{_INPUT_VERSION}{name}" in tags and data_version is not None:
             tags[f"{_INPUT_VERSION}{name}"] = data_version
             tags[f"{_INPUT_POINTER}{name}"] = "NULL" if storage_id is None else str(storage_id)
-    given = {name: value for name, value in note.metadata.items() if name not in (STAGED, _TAGS, _VALUES, PREVIEW_ROWS)}
+    given = {name: value for name, value in note.metadata.items() if name not in _INTERNAL}
     described = {_COLUMNS: given[_COLUMNS]} if _COLUMNS in given else {}  # with what the asset says of them
     return dg.AssetMaterialization(
         asset_key=key,
@@ -241,7 +311,7 @@ def published_event(
             **given,
             **staged_table_metadata(staged),
             **described,
-            "lakehouse_version": version,
+            _VERSION: version,
             "snapshot": str(staged.snapshot_id),
             "staged_by": dg.MetadataValue.dagster_run(note.run_id),
         },

@@ -1,0 +1,181 @@
+"""Inputs of assets: rows of a table in the type that the asset annotates, from one or several staged tables."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from types import NoneType, UnionType
+from typing import Any, Union, get_args, get_origin
+
+import dagster as dg
+import pyarrow as pa
+from pyiceberg.expressions import AlwaysFalse, AlwaysTrue, BooleanExpression, Or
+from pyiceberg.table import Table
+
+from trinitylake_ops import Lakehouse
+from trinitylake_ops.dagster_plugin.resources import SparkResource
+from trinitylake_ops.dagster_plugin.runs.beyond_public import checked_partitions
+from trinitylake_ops.dagster_plugin.stored.frames import is_pandas, is_polars, is_spark
+from trinitylake_ops.dagster_plugin.stored.settings import Stored
+from trinitylake_ops.errors import InvalidInputError
+from trinitylake_ops.tables.writing.partition_key import PartitionKey, decode_partitions, rows_where
+from trinitylake_ops.tables.writing.staged_table import StagedTable
+from trinitylake_ops.tables.writing.staging import Replace
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Some rows of a table, published or staged."""
+
+    table: Table
+    rows: BooleanExpression
+
+
+@dataclass(frozen=True, slots=True)
+class InputType:
+    """The type that an input is read into, and whether it may be None."""
+
+    kind: Any
+    is_optional: bool
+
+    @classmethod
+    def of(cls, annotation: Any) -> InputType:
+        """Return the type of an annotation."""
+        if get_origin(annotation) in (Union, UnionType):
+            kinds = [one for one in get_args(annotation) if one is not NoneType]
+            if len(kinds) == 1:
+                return cls(kinds[0], is_optional=True)
+        return cls(annotation, is_optional=False)
+
+    def read(self, lake: Lakehouse, spark: SparkResource, parts: Sequence[Part]) -> Any:
+        """Return the rows of all parts, which are of one table.
+
+        Args:
+            lake: The lakehouse.
+            spark: The session for frames of Spark. It is started for them only.
+            parts: At least one part.
+
+        Raises:
+            InvalidInputError: Nothing can be read into the type, or not from several parts.
+        """
+        first = parts[0].table
+        if self.kind is Table and len(parts) == 1:
+            return first
+        if is_spark(self.kind):
+            from trinitylake_ops.spark_jobs.tables.reader import read_files
+
+            session = spark.session()
+            frame, *others = (read_files(session, lake, part.table, row_filter=part.rows) for part in parts)
+            for other in others:
+                frame = frame.unionByName(other, allowMissingColumns=True)
+            return frame
+        if self.kind is pa.RecordBatchReader and len(parts) == 1:
+            return first.scan(row_filter=parts[0].rows).to_arrow_batch_reader()
+        if self.kind is Table:
+            raise InvalidInputError(
+                f"table {'.'.join(first.name())} cannot be read as a pyiceberg Table: runs of one backfill staged its"
+                " partitions apart; annotate the input as pyarrow.Table"
+            )
+        if not (self.kind in (pa.Table, pa.RecordBatchReader) or is_pandas(self.kind) or is_polars(self.kind)):
+            raise self._unknown(first.name())
+        tables = [part.table.scan(row_filter=part.rows).to_arrow() for part in parts]
+        return self._of_arrow(tables[0] if len(tables) == 1 else pa.concat_tables(tables, promote_options="permissive"))
+
+    def empty(self, name: tuple[str, str], spark: SparkResource) -> Any:
+        """Return no rows of a table that does not exist yet, and so has no columns: None if the input may be None.
+
+        Args:
+            name: The table.
+            spark: The session for frames of Spark.
+
+        Raises:
+            InvalidInputError: Nothing can be read into the type.
+        """
+        if self.is_optional:
+            return None
+        if is_spark(self.kind):
+            from pyspark.sql.types import StructType
+
+            return spark.session().createDataFrame([], StructType([]))
+        if self.kind is Table:
+            raise InvalidInputError(
+                f"table {'.'.join(name)} cannot be read: it does not exist yet; annotate the input of the asset that"
+                " makes it as Optional[Table], and it is None"
+            )
+        if self.kind in (pa.Table, pa.RecordBatchReader) or is_pandas(self.kind) or is_polars(self.kind):
+            return self._of_arrow(pa.table({}))
+        raise self._unknown(name)
+
+    def _of_arrow(self, rows: pa.Table) -> Any:
+        if self.kind is pa.Table:
+            return rows
+        if self.kind is pa.RecordBatchReader:
+            return rows.to_reader()
+        return rows.to_pandas() if is_pandas(self.kind) else self.kind(rows)
+
+    def _unknown(self, name: Sequence[str]) -> InvalidInputError:
+        return InvalidInputError(
+            f"annotate the input with what to read {'.'.join(name)} into: DataFrame of Spark, pandas or polars,"
+            " LazyFrame, pyarrow.Table, pyarrow.RecordBatchReader, pyiceberg.table.Table or StagedTable, not"
+            f" {self.kind!r}"
+        )
+
+
+def partitions_of(context: dg.InputContext) -> list[str] | None:
+    """Return the partitions of the asset that an input reads, None if it has no partitions.
+
+    A check has no partitions of its own. It reads those of the run.
+    """
+    if not context.has_asset_partitions:
+        return None
+    partitions: Any = context.asset_partitions_def
+    own = checked_partitions(context)
+    keys = context.asset_partition_keys if own is None else own
+    if isinstance(partitions, dg.MultiPartitionsDefinition):
+        return [partitions.get_partition_key_from_str(key) for key in keys]
+    return [*keys]
+
+
+def partition_values(
+    context: dg.InputContext, stored: Stored, keys: Sequence[str] | None
+) -> Sequence[Mapping[str, str]] | None:
+    """Return the values of the partition columns, None if the table is not partitioned as its asset is.
+
+    Args:
+        context: The context of the input.
+        stored: How its asset is stored.
+        keys: The partitions, None for an asset without partitions.
+    """
+    return None if keys is None or not stored.columns else stored.values(keys, context.asset_partitions_def)
+
+
+def are_replaced(table: Table, staged: StagedTable, partitions: Sequence[Mapping[str, str]] | None) -> bool:
+    """Whether staged files replace all rows of some partitions, so that no row of the table's base is read.
+
+    Args:
+        table: The staged table.
+        staged: Its description.
+        partitions: The values of the partition columns, None for all rows.
+    """
+    if staged.replaces != Replace.PARTITIONS.value or partitions is None:
+        return False
+    try:
+        records = {PartitionKey.of(table.metadata, values).record for values in partitions}
+    except InvalidInputError:
+        return False
+    return records <= decode_partitions(staged.replaced_partitions, table.spec(), table.schema())
+
+
+def rows_of(table: Table, partitions: Sequence[Mapping[str, str]] | None) -> BooleanExpression:
+    """Return the filter for the rows of partitions, for all rows if they are None.
+
+    Args:
+        table: The table.
+        partitions: The values of the partition columns.
+    """
+    if partitions is None:
+        return AlwaysTrue()
+    terms = [rows_where(table.schema(), values) for values in partitions]
+    if not terms:  # such as the partition before the first one
+        return AlwaysFalse()
+    return terms[0] if len(terms) == 1 else Or(*terms)
