@@ -15,7 +15,7 @@ from trinitylake_ops.dagster_plugin import (
 
 LAKE = LakehouseNames("lake")
 IO = LAKE.io_manager_key
-DAYS = dg.DailyPartitionsDefinition("2026-01-01", end_date="2026-01-06")
+DAYS = dg.DailyPartitionsDefinition("2026-01-01", end_date="2026-01-04")
 BY_DAY = stored_as(partition_by=["day"])
 
 

@@ -111,8 +111,9 @@ class _TableIOManager(dg.IOManager):
                 " within a graph, give the output an io_manager_key of its own, such as that of files"
             )
         key, assets = context.asset_key, StepAssets(context)
-        part = check_is_published(assets, self._instance, self._run, key)
         partitions_def = context.asset_partitions_def if context.has_asset_partitions else None
+        made = context.asset_partition_keys if context.has_asset_partitions else ()
+        part = check_is_published(assets, self._instance, self._run, key, made)
         stored = Stored.of(key, context.definition_metadata, partitions_def)
         staged = obj if isinstance(obj, StagedTable) else self._stage(context, obj, stored, partitions_def)
         values: Mapping[str, Mapping[str, str]] = {}

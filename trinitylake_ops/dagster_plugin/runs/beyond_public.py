@@ -178,6 +178,16 @@ class StepAssets:
         return has_node and (steps is None or str(handle) in steps)
 
 
+def is_in_backfill(instance: dg.DagsterInstance | None, backfill: str, key: dg.AssetKey, partition: str) -> bool:
+    """Whether an asset backfill makes a partition of an asset, or the asset if it has no partitions."""
+    record = None if instance is None else instance.get_backfill(backfill)
+    data = None if record is None else record.asset_backfill_data
+    if data is None:
+        return False
+    subset = data.target_subset.partitions_subsets_by_asset_key.get(key)
+    return key in data.target_subset.non_partitioned_asset_keys if subset is None else partition in subset
+
+
 def forget_input_versions(context: dg.AssetExecutionContext, keys: Iterable[dg.AssetKey]) -> None:
     """Make the asset's next event name the newest events of its inputs, instead of those before the step began."""
     step = context.get_step_execution_context()

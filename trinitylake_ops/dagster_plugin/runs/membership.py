@@ -13,7 +13,7 @@ from typing import Any
 
 import dagster as dg
 
-from trinitylake_ops.dagster_plugin.runs.beyond_public import StepAssets
+from trinitylake_ops.dagster_plugin.runs.beyond_public import StepAssets, is_in_backfill
 from trinitylake_ops.dagster_plugin.runs.records import newest_materialization, step_failures
 from trinitylake_ops.dagster_plugin.runs.staging import is_unpublished, unpublished_by
 from trinitylake_ops.errors import InvalidInputError
@@ -130,7 +130,11 @@ def backfill_of(
 
 
 def check_is_published(
-    assets: StepAssets, instance: dg.DagsterInstance | None, run: dg.DagsterRun | None, key: dg.AssetKey
+    assets: StepAssets,
+    instance: dg.DagsterInstance | None,
+    run: dg.DagsterRun | None,
+    key: dg.AssetKey,
+    partitions: Sequence[str] = (),
 ) -> BackfillPart | None:
     """Return the part of a run in a backfill that publishes an asset in another run, None if the run publishes it.
 
@@ -139,6 +143,7 @@ def check_is_published(
         instance: The Dagster instance.
         run: The run.
         key: The asset.
+        partitions: The partitions that the step makes.
 
     Raises:
         dg.Failure: Publish assets publish the asset, and neither the run nor its backfill includes one of them.
@@ -152,6 +157,13 @@ def check_is_published(
         raise dg.Failure(
             f"asset {shown} was not stored: {publisher.to_user_string()} publishes it, and this run does not include"
             f" {publisher.to_user_string()}; materialize both, --select '{selection([key, publisher])}'",
+            allow_retries=False,
+        )
+    left_out = [one for one in partitions if not is_in_backfill(instance, part.backfill, part.publisher, one)]
+    if left_out:
+        raise dg.Failure(
+            f"asset {shown} was not stored: backfill {part.backfill} makes partition {left_out[0]} of it without"
+            f" {part.publisher.to_user_string()} of that partition, which publishes it; backfill both for it",
             allow_retries=False,
         )
     if assets.graph.get(part.publisher).partitions_def is None and assets.graph.get(key).partitions_def is not None:

@@ -141,15 +141,11 @@ def _recorded(instance: dg.DagsterInstance, run_id: str) -> Iterator[Mapping[str
 
 def runs_with_staged(instance: dg.DagsterInstance, run: dg.DagsterRun) -> list[dg.DagsterRun]:
     """Return a run, those it was re-executed from, and the other runs of its backfill whose tables it took over."""
-    found = run_chain(instance, run)
-    known = {one.run_id for one in found}
-    for one in found:  # it grows
-        for run_id in _Events.of(instance, one.run_id).taken_from:
-            taken = None if run_id in known else instance.get_run_by_id(run_id)
-            if taken is not None:
-                known.add(run_id)
-                found.append(taken)
-    return found
+    chain = run_chain(instance, run)
+    known = {one.run_id for one in chain}
+    taken = (run_id for one in chain for run_id in _Events.of(instance, one.run_id).taken_from)
+    others = (instance.get_run_by_id(run_id) for run_id in dict.fromkeys(taken) if run_id not in known)
+    return [*chain, *(other for other in others if other is not None)]
 
 
 class RunReads:
