@@ -112,7 +112,7 @@ class _TableIOManager(dg.IOManager):
             )
         key, assets = context.asset_key, StepAssets(context)
         partitions_def = context.asset_partitions_def if context.has_asset_partitions else None
-        made = context.asset_partition_keys if context.has_asset_partitions else ()
+        made = own_keys(context) if context.has_asset_partitions else []
         part = check_is_published(assets, self._instance, self._run, key, made)
         stored = Stored.of(key, context.definition_metadata, partitions_def)
         staged = obj if isinstance(obj, StagedTable) else self._stage(context, obj, stored, partitions_def)
