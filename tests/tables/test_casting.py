@@ -124,8 +124,10 @@ def test_list_views_of_an_existing_column_are_refused(lake: Lakehouse) -> None:
         (pa.array([[True]]), pa.array([[2]])),
         (pa.array([{"v": dt.date(2030, 1, 1)}]), pa.array([{"v": MOMENT}])),
         (pa.array([[MOMENT]]), pa.array([[MOMENT]], pa.list_(pa.timestamp("us", "UTC")))),
+        (pa.array([[1]]), pa.array([[("k", 1)]], pa.map_(pa.string(), pa.int64()))),
+        (pa.array([{"v": 1}]), pa.array([1])),
     ],
-    ids=["date", "boolean", "list", "struct", "zone"],
+    ids=["date", "boolean", "list", "struct", "zone", "map", "number"],
 )
 def test_casts_that_arrow_does_not_check_are_refused(lake: Lakehouse, known: pa.Array, new: pa.Array) -> None:
     put(lake, pa.table({"c": known}))

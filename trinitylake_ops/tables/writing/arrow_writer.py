@@ -121,6 +121,6 @@ def _types_that_do_not_fit(
 def _can_be_cast(column: pa.ChunkedArray, target: pa.DataType) -> bool:
     try:
         cast_exactly(column, target)
-    except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
+    except pa.ArrowException:
         return False
     return True

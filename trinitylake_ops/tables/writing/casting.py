@@ -42,7 +42,7 @@ def _conformed_column(batch: pa.RecordBatch, target: pa.Field, schema: Schema) -
             )
         try:
             column = cast_exactly(batch.column(target.name), target.type)
-        except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+        except pa.ArrowException as error:
             reason, advice = str(error).partition("\n")[0], "cast it, or change the table's column"
             if _contains(kind, _has_nanoseconds):
                 reason, advice = "it has values below a microsecond", _TRUNCATE
@@ -59,7 +59,8 @@ def cast_exactly(column: pa.Array | pa.ChunkedArray, target: pa.DataType) -> pa.
 
     Raises:
         pyarrow.ArrowInvalid: A value would change.
-        pyarrow.ArrowNotImplementedError: Arrow cannot cast the type, or casts it to other values.
+        pyarrow.ArrowNotImplementedError: Arrow casts the type to other values.
+        pyarrow.ArrowException: Arrow cannot cast the type.
     """
     if _contains(column.type, _is_list_view):
         raise pa.ArrowNotImplementedError(f"{column.type} loses its elements in a cast")
