@@ -60,7 +60,7 @@ def _shown(plan: CompactTablesPlan) -> dict[str, Any]:
 
 def _compact(run: Running[Any], plan: CompactTablesPlan, digest: str | None) -> None:
     if plan.is_empty:
-        run.report(str(plan.table().title), _shown(plan))
+        run.report(str(plan.table().title), {"is_empty": True, **_shown(plan)})
         return
     # The session is started only now, as that takes seconds.
     with run.session() as spark:
