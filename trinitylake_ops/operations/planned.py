@@ -23,7 +23,8 @@ from trinitylake_ops.operations.shown import Json, listing
 #: The text of the link that opens the launchpad of the same job with the approval of a plan.
 APPLY_THIS_PLAN = "apply this plan"
 
-_NOTHING_TO_DO = "there is nothing to do"
+#: Ends the report of each plan that changes nothing.
+NOTHING_TO_DO = "there is nothing to do"
 _MODES = ("approval", "unattended")
 
 
@@ -259,7 +260,7 @@ class Planned(Generic[PlannedT, PlanT]):
         if plan.is_empty:
             if left:
                 raise run.failure(f"{title}; {left}", shown)
-            run.report(f"{title}; {_NOTHING_TO_DO}", shown)
+            run.report(f"{title}; {NOTHING_TO_DO}", shown)
             return
         options = self.applied(run.options, plan)
         config = {**options, "approval": {"digest": plan.digest, "approved_by": ""}}

@@ -10,7 +10,7 @@ from trinitylake_ops import maintenance
 from trinitylake_ops.maintenance import CompactTablesPlan
 from trinitylake_ops.operations.operation import Running, report_figures
 from trinitylake_ops.operations.options import TableTexts
-from trinitylake_ops.operations.planned import Planned, UnattendedOptions
+from trinitylake_ops.operations.planned import NOTHING_TO_DO, Planned, UnattendedOptions
 from trinitylake_ops.operations.shown import listing
 
 
@@ -60,7 +60,7 @@ def _shown(plan: CompactTablesPlan) -> dict[str, Any]:
 
 def _compact(run: Running[Any], plan: CompactTablesPlan, digest: str | None) -> None:
     if plan.is_empty:
-        run.report(str(plan.table().title), {"is_empty": True, **_shown(plan)})
+        run.report(f"{plan.table().title}; {NOTHING_TO_DO}", {"is_empty": True, **_shown(plan)})
         return
     # The session is started only now, as that takes seconds.
     with run.session() as spark:

@@ -20,7 +20,7 @@ from trinitylake_ops.operations.declared.exports import ExportNameOptions, PartO
 from trinitylake_ops.operations.names import split_name
 from trinitylake_ops.operations.operation import Running, report_figures
 from trinitylake_ops.operations.options import Options, Place, TimeText
-from trinitylake_ops.operations.planned import Planned, PlannedOptions, options_of_plan
+from trinitylake_ops.operations.planned import NOTHING_TO_DO, Planned, PlannedOptions, options_of_plan
 from trinitylake_ops.operations.shown import Json, listing
 from trinitylake_ops.operations.versions import ACTIONS
 from trinitylake_ops.tables.files.changed_files import changed_partitions
@@ -245,7 +245,7 @@ def _rollback(run: Running[Any], plan: RollbackPlan, digest: str | None) -> None
     to = run.options.to.export or str(plan.to_version)
     report = plan.execute(digest)
     if not report.has_changed:
-        run.report("there was nothing to roll back", {"rolled_back_to": to})
+        run.report(f"{plan.table().title}; {NOTHING_TO_DO}", {"rolled_back_to": to})
         return
     metadata = {
         "rolled_back_to": to,
@@ -300,7 +300,7 @@ def _restore(run: Running[Any], plan: RollbackPlan | RestorePlan, digest: str | 
     name = run.options.name
     report = plan.execute(digest) if isinstance(plan, RollbackPlan) else plan.execute(digest, progress=run.progress())
     if not report.has_changed and report.is_complete:
-        run.report("there was nothing to restore", {"restored_from": name})
+        run.report(f"{plan.table().title}; {NOTHING_TO_DO}", {"restored_from": name})
         return
     copied = {} if isinstance(plan, RollbackPlan) else {"files": plan.files, "bytes": plan.bytes}
     metadata = {"restored_from": name, **copied, **_changes(plan), **report_figures(report.to_dict())}
