@@ -1,7 +1,5 @@
 """A group of daily tables with mixed mappings between partitions, which Dagster backfills in several runs."""
 
-import os
-
 import dagster as dg
 import pandas as pd
 
@@ -62,7 +60,7 @@ publish = build_publish_asset(
     description="All tables of a day.",
 )
 
-lakehouse = TrinityLakeResource(root=os.environ.get("BACKFILL_LAKE", ""))
+lakehouse = TrinityLakeResource(root=dg.EnvVar("BACKFILL_LAKE"))
 defs = dg.Definitions(
     assets=[orders, daily_totals, two_days, summary, publish],
     asset_checks=[has_rows],
