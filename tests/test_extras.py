@@ -69,7 +69,7 @@ def test_the_core_runs_alone_on_local_disk(tmp_path: Path) -> None:
         "sys.exit(str(codes) if any(codes) else 0)"
     )
     ran = run_without(modules_beyond([]), program, str(tmp_path), json.dumps(COMMANDS))
-    assert (ran.returncode, ran.stderr) == (0, "Page: verify.html\n")
+    assert (ran.returncode, ran.stderr) == (0, "Page: verify.html\nNothing to do.\n")
     assert "rollback" in ran.stdout
     assert (tmp_path / "verify.html").stat().st_size > 1_000
 
