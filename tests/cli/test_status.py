@@ -47,6 +47,14 @@ def test_one_screen(cli: Cli, lake: Lakehouse) -> None:
     assert "\x1b" not in result.out
 
 
+def test_undone_versions_are_shown(cli: Cli, lake: Lakehouse) -> None:
+    create(lake, "bad")
+    maintenance.rollback(lake, 2)
+    shown = cli("status").out.splitlines()
+    assert [line.split() for line in shown if line.startswith("undone")] == [["undone", "3", "by", "version", "4"]]
+    assert cli("status", "--json").json["undone"] == [{"versions": "3", "by": 4}]
+
+
 def test_as_json_and_as_a_page(cli: Cli, lake: Lakehouse, tmp_path: Path) -> None:
     path = tmp_path / "status.html"
     result = cli("status", "--json", "--html", path, "--last", 1, "--export-every", "1d", "--plan-seconds", 60)

@@ -155,6 +155,7 @@ def _facts(found: Status) -> list[tuple[str, str]]:
     reclaimable = "unknown" if space is None else _size(space)
     return [
         ("versions", f"{found.kept:,} kept, {found.expired:,} wait for a purge"),
+        *(("undone", f"{one.versions} by version {one.by:,}") for one in found.undone),
         ("conflicts", lost),
         ("reclaimable", f"{reclaimable} ({found.space.note})" if found.space.note else reclaimable),
         ("exports", f"{found.exports:,}, and {found.clones:,} clones"),
