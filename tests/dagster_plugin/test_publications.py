@@ -142,13 +142,18 @@ def published(*tables: dg.AssetsDefinition, key: str = "shop", **options: Any) -
 def test_corrected_rows_take_the_place_of_those_of_an_interrupted_run(shop: Shop, mode: StoreMode) -> None:
     """Each row once, although Dagster never learned of the commit of the first run."""
     orders = shop.orders(mode)
-    shop.define(orders, published(orders))
+
+    @dg.asset(key=SUMMARY, ins={"orders": dg.AssetIn(ORDERS)})
+    def summary(orders: pa.Table) -> pa.Table:
+        return pa.table({"euros": [sum(orders["euros"].to_pylist())]})
+
+    shop.define(orders, summary, published(orders, summary), isolation="serializable")
     shop.at_commit(after=die)
     first = shop.run()
     assert (first.is_failure, shop.values()) == (True, [1.0])
     shop.euros = [100.0, 200.0]
     second = shop.run(all_of(first))
-    assert (second.is_success, shop.values()) == (True, [100.0, 200.0])
+    assert (second.is_success, shop.values(), shop.values("summary")) == (True, [100.0, 200.0], [300.0])
     metadata = shop.newest().metadata
     assert (metadata["lakehouse_version"].value, metadata["staged_by"].value) == (2, second.run_id)
     assert shop.run(all_of(second)).is_success

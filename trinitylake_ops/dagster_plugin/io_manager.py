@@ -32,7 +32,7 @@ from trinitylake_ops.dagster_plugin.inputs import (
     rows_of,
 )
 from trinitylake_ops.dagster_plugin.resources import SparkResource, TrinityLakeResource
-from trinitylake_ops.dagster_plugin.runs.beyond_public import StepAssets
+from trinitylake_ops.dagster_plugin.runs.beyond_public import StepAssets, asset_context
 from trinitylake_ops.dagster_plugin.runs.membership import (
     NotStaged,
     backfill_of,
@@ -42,6 +42,7 @@ from trinitylake_ops.dagster_plugin.runs.membership import (
     publishers_of,
     wait_for_publication,
 )
+from trinitylake_ops.dagster_plugin.runs.publications import partition_of, without_interrupted_rows
 from trinitylake_ops.dagster_plugin.runs.reads import RESUMED_TAG, record_read, record_staged_read, record_taken
 from trinitylake_ops.dagster_plugin.runs.records import published_version_of, run_chain
 from trinitylake_ops.dagster_plugin.runs.staging import (
@@ -51,7 +52,7 @@ from trinitylake_ops.dagster_plugin.runs.staging import (
     notes_of,
     staged_by_backfill,
 )
-from trinitylake_ops.dagster_plugin.step_publication import publish_by_step
+from trinitylake_ops.dagster_plugin.step_publication import no_retries_of_conflicts, publish_by_step
 from trinitylake_ops.dagster_plugin.stored.distinct import own_keys
 from trinitylake_ops.dagster_plugin.stored.frames import arrow_of, arrow_of_polars, is_pandas, is_polars, is_spark
 from trinitylake_ops.dagster_plugin.stored.settings import Stored, said_of
@@ -116,6 +117,13 @@ class _TableIOManager(dg.IOManager):
         part = check_is_published(assets, self._instance, self._run, key, made)
         stored = Stored.of(key, context.definition_metadata, partitions_def)
         staged = obj if isinstance(obj, StagedTable) else self._stage(context, obj, stored, partitions_def)
+        publishers = publishers_of(assets, key)
+        if self._run is not None and self._run.parent_run_id is not None and self._instance is not None:
+            lake = self._settings.lakehouse.open()
+            with no_retries_of_conflicts(key):
+                partition = partition_of(asset_context(context))
+                named = [(publisher, partition) for publisher in publishers]
+                staged = without_interrupted_rows(self._instance, lake, self._run, named, staged)
         values: Mapping[str, Mapping[str, str]] = {}
         if partitions_def is not None and stored.columns:
             keys = own_keys(context)
@@ -127,7 +135,7 @@ class _TableIOManager(dg.IOManager):
         if part is not None:
             log_staged_by_backfill(context, notes, part.backfill, part.publisher)
             return
-        if publishers_of(assets, key):
+        if publishers:
             log_staged(context, notes)
             return
         reads = self._reads.pop(context.step_context.step.key, [])

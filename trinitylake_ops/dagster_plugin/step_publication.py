@@ -102,12 +102,12 @@ def _commit(
         superseded = superseded_appends(
             instance,
             run_chain(instance, own),
-            key,
+            (key, partition),
             staged,
             lambda run_id: attempts_of(instance, run_id),
             lambda attempts: committed_versions(lake, attempts),
         )
-    record_attempt(instance, own, Attempt.of(publication, key.to_user_string(), [staged]))
+    record_attempt(instance, own, Attempt.of(publication, key.to_user_string(), partition, [staged]))
     return publish_once(
         lake,
         [staged],

@@ -17,12 +17,19 @@ import dagster as dg
 from trinitylake_ops import Lakehouse
 from trinitylake_ops.dagster_plugin.metadata import DATA_VERSION_TAG
 from trinitylake_ops.dagster_plugin.runs.beyond_public import has_partitions
-from trinitylake_ops.dagster_plugin.runs.reads import Attempt, RunReads, record_attempt, runs_with_staged
-from trinitylake_ops.dagster_plugin.runs.records import newest_materialization
+from trinitylake_ops.dagster_plugin.runs.reads import (
+    Attempt,
+    RunReads,
+    attempts_of,
+    record_attempt,
+    runs_with_staged,
+)
+from trinitylake_ops.dagster_plugin.runs.records import newest_materialization, run_chain
 from trinitylake_ops.dagster_plugin.runs.staging import Note, newest_notes
 from trinitylake_ops.errors import CommitConflictError, InvalidInputError
 from trinitylake_ops.tables.writing.publication import Publication, publication_id, published_versions
 from trinitylake_ops.tables.writing.rebasing.presence import undone_by
+from trinitylake_ops.tables.writing.rebasing.rebase import rebase
 from trinitylake_ops.tables.writing.staged_table import StagedTable
 from trinitylake_ops.tables.writing.staging import Replace
 
@@ -114,7 +121,7 @@ class RunPublisher:
         if taken_over:
             names = ", ".join(sorted(f"{table.namespace}.{table.table}" for table in taken_over))
             self._context.log.info("an earlier run met a conflict: %s replaces the rows of the latest version", names)
-        attempt = Attempt.of(self.id, self._asset, self._staged.values())
+        attempt = Attempt.of(self.id, self._asset, self._partition, self._staged.values())
         if attempt not in self._reads.attempts(self._runs[0].run_id):  # a retried step finds its own
             record_attempt(self._instance, self._runs[0], attempt)
         publication = publish_once(
@@ -229,7 +236,7 @@ class RunPublisher:
             for append in superseded_appends(
                 self._instance,
                 self._runs[self._runs_before(key) :],
-                self._asset_key,
+                (self._asset_key, self._partition),
                 table,
                 lambda run_id: attempts[run_id],
                 lambda _: self._versions,
@@ -267,7 +274,7 @@ def publication_of(asset_key: dg.AssetKey, partition: str, staged: Iterable[Stag
 def superseded_appends(
     instance: dg.DagsterInstance,
     runs: Sequence[dg.DagsterRun],
-    asset_key: dg.AssetKey,
+    publisher: tuple[dg.AssetKey, str],
     table: StagedTable,
     attempts_of: Callable[[str], Sequence[Attempt]],
     versions_of: Callable[[Iterable[Attempt]], Mapping[str, int]],
@@ -280,17 +287,19 @@ def superseded_appends(
     Args:
         instance: The Dagster instance.
         runs: The run that staged the table, followed by those that it was re-executed from.
-        asset_key: The publishing asset.
+        publisher: The publishing asset and its partition, an empty text without any.
         table: The staged table.
         attempts_of: Returns the publications that a run began.
         versions_of: Returns the versions of those publications that were committed, by their ids.
     """
     if table.replaces != Replace.NOTHING.value:
         return []
+    asset_key, partition = publisher
+    names = (asset_key.to_user_string(), partition)
     for at, run in enumerate(runs):
         if at > 0 and newest_materialization(instance, [run], asset_key) is not None:
             break
-        own = [attempt for attempt in attempts_of(run.run_id) if attempt.asset == asset_key.to_user_string()]
+        own = [attempt for attempt in attempts_of(run.run_id) if (attempt.asset, attempt.partition) == names]
         before = [attempt for attempt in own if table.metadata_location not in attempt.tables]
         versions = versions_of(before) if before else {}
         for attempt in reversed(before):
@@ -299,6 +308,40 @@ def superseded_appends(
             if same:
                 return same
     return []
+
+
+def without_interrupted_rows(
+    instance: dg.DagsterInstance,
+    lake: Lakehouse,
+    run: dg.DagsterRun,
+    publishers: Iterable[tuple[dg.AssetKey, str]],
+    staged: StagedTable,
+) -> StagedTable:
+    """Return a staged append without the rows that it repeats, so that they are not read twice before the publication.
+
+    Args:
+        instance: The Dagster instance.
+        lake: The lakehouse.
+        run: The run that staged the table.
+        publishers: The publish assets of the table, each with the partition of the run.
+        staged: The staged table.
+
+    Raises:
+        CommitConflictError: Other writers removed or rewrote the rows that it repeats.
+        StorageError: A file cannot be read or written.
+    """
+    runs = run_chain(instance, run)
+    for publisher in publishers:
+        for append in superseded_appends(
+            instance,
+            runs,
+            publisher,
+            staged,
+            lambda run_id: attempts_of(instance, run_id),
+            lambda attempts: committed_versions(lake, attempts),
+        ):
+            return rebase(lake, staged, superseded=append)
+    return staged
 
 
 def committed_versions(lake: Lakehouse, attempts: Iterable[Attempt]) -> dict[str, int]:

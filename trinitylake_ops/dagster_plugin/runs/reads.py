@@ -36,23 +36,25 @@ RESUMED_TAG = "dagster/is_resume_retry"
 class Attempt:
     """A publication that a run began. It is recorded before the commit, so that a later run can look for the commit.
 
-    ``asset`` is the publishing asset, ``tables`` are the locations of the staged metadata, and ``since`` is the version
+    ``asset`` and ``partition`` are the publishing ones, ``tables`` are the locations of the staged metadata, and ``since`` is the version
     after which the commit can be. ``appended`` describes those staged tables that append rows, as JSON.
     """
 
     publication: str
     asset: str
+    partition: str
     tables: tuple[str, ...]
     since: int
     appended: tuple[str, ...] = ()
 
     @classmethod
-    def of(cls, publication: str, asset: str, staged: Iterable[StagedTable]) -> Self:
+    def of(cls, publication: str, asset: str, partition: str, staged: Iterable[StagedTable]) -> Self:
         """Return the attempt to publish staged tables."""
         tables = sorted(staged, key=lambda table: table.metadata_location)
         return cls(
             publication,
             asset,
+            partition,
             tuple(table.metadata_location for table in tables),
             min(table.base_version for table in tables),
             tuple(table.to_json() for table in tables if table.replaces == Replace.NOTHING.value),

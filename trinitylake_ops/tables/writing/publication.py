@@ -112,6 +112,9 @@ def publish_once(
         looked_through = min(looked_through, since)
     search = _Search(publication, looked_through)
     replacing = {(table.namespace, table.table) for table in replaces_latest}
+    # An append that removes files was staged without those that it repeats.
+    repeated = {(table.namespace, table.table) for table in superseded}
+    superseding = [table for table in staged if (table.namespace, table.table) in repeated]
 
     def reads_check(isolation: IsolationLevel) -> ReadsCheck:
         is_serializable = isolation != IsolationLevel.SNAPSHOT
@@ -149,7 +152,7 @@ def publish_once(
     ours = list(staged)
     while True:
         try:
-            if superseded and ours == list(staged):
+            if superseded and ours == list(staged) and not all(table.removed_files for table in superseding):
                 ours = _on_the_latest(lake, staged, ours, replacing, superseded)
             return Publication(commit(ours), search.was_published, tuple(ours))
         except CommittedElsewhereError as error:
@@ -213,7 +216,7 @@ def _on_the_latest(
     found: list[StagedTable] = []
     for given, attempted in zip(staged, ours, strict=True):
         name = (given.namespace, given.table)
-        is_attempted = name not in earlier or attempted != given
+        is_attempted = name not in earlier or attempted != given or given.removed_files > 0
         if is_there(lake, latest, given):
             found.append(given)
         elif is_attempted and _location(latest, attempted) == attempted.base_metadata_location:
