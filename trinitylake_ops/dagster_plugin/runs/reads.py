@@ -36,8 +36,9 @@ RESUMED_TAG = "dagster/is_resume_retry"
 class Attempt:
     """A publication that a run began. It is recorded before the commit, so that a later run can look for the commit.
 
-    ``asset`` and ``partition`` are the publishing ones, ``tables`` are the locations of the staged metadata, and ``since`` is the version
-    after which the commit can be. ``appended`` describes those staged tables that append rows, as JSON.
+    ``asset`` and ``partition`` are the publishing ones, and the partition is empty without any. ``tables`` are the
+    locations of the staged metadata, and ``since`` is the version after which the commit can be. ``appended`` describes
+    those staged tables that append rows, as JSON.
     """
 
     publication: str
