@@ -20,6 +20,7 @@ import pytest
 import yaml
 from dagster_pipes import open_dagster_pipes
 
+from tests.dagster_plugin.plain import plain
 from tests.dagster_plugin.quiet import QUIET
 from tests.dagster_plugin.test_examples import OF_PIPES
 from trinitylake_ops import Lakehouse, dagster_plugin, tables
@@ -97,7 +98,7 @@ def publish(lake: Lakehouse, instance: dg.DagsterInstance, asset: dg.AssetsDefin
     assert result.success
     event = instance.get_latest_materialization_event(asset.key)
     assert event is not None and event.asset_materialization is not None
-    return {name: value.value for name, value in event.asset_materialization.metadata.items()}
+    return plain(event.asset_materialization.metadata)
 
 
 #: The tests below find each snippet by its language and a part of it.
