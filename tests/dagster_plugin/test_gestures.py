@@ -370,3 +370,40 @@ def test_the_definitions_of_a_lakehouse_need_no_publish_asset(lake: Lakehouse, i
     )
     assert result.success, failures(result)
     assert lake.latest_version() == 2
+
+
+@dg.op(out=dg.Out(pa.Table, io_manager_key=IO))
+def numbers() -> pa.Table:
+    return pa.table({"n": [1]})
+
+
+@dg.op(out=dg.Out(pa.Table, io_manager_key=IO))
+def repeated(table: pa.Table) -> pa.Table:
+    return pa.table({"n": table["n"].to_pylist() * 2})
+
+
+@dg.graph_multi_asset(
+    outs={name: dg.AssetOut(key=["shop", name], io_manager_key=IO) for name in ("numbers", "repeated")}
+)
+def graph() -> dict[str, Any]:
+    table = numbers()
+    return {"numbers": table, "repeated": repeated(table)}
+
+
+@pytest.mark.parametrize("is_published_together", [False, True])
+def test_a_step_of_a_graph_reads_what_another_one_stored(
+    lake: Lakehouse, instance: dg.DagsterInstance, is_published_together: bool
+) -> None:
+    keys = {name: dg.AssetKey(["shop", name]) for name in ("numbers", "repeated")}
+    together = build_publish_asset(key=["publish", "graph"], tables=keys, names=LAKE)
+
+    @dg.asset
+    def other() -> int:  # Dagster needs the default IO manager for the outputs of a graph
+        return 1
+
+    project = Project(lake, instance, [graph, other, *([together] if is_published_together else [])])
+    for _ in range(2):
+        published = ["publish/graph"] if is_published_together else []
+        result = project.run("shop/numbers", "shop/repeated", "other", *published)
+        assert failures(result) == []
+        assert (project.rows("shop.numbers"), project.rows("shop.repeated")) == ([{"n": 1}], [{"n": 1}, {"n": 1}])

@@ -205,7 +205,7 @@ class _TableIOManager(dg.IOManager):
         if assets.is_stored_by(TrinityLakeIOManager):
             for own in assets.own:
                 check_is_published(assets, self._instance, self._run, own)  # before anything is computed
-        is_self = key in assets.own
+        is_self = assets.reads_itself(context)
         output = context.upstream_output
         metadata: Mapping[str, Any] = {} if output is None else output.definition_metadata
         stored = Stored.of(key, metadata, None if keys is None else context.asset_partitions_def)

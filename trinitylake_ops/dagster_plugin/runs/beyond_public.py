@@ -24,6 +24,7 @@ try:
     from dagster._core.events import EngineEventData
     from dagster._core.execution.api import execute_run
     from dagster._core.execution.plan.execute_step import _get_output_asset_events, _store_output
+    from dagster._core.execution.plan.inputs import FromStepOutput
     from dagster._core.remote_origin import ManagedGrpcPythonEnvCodeLocationOrigin, RemoteRepositoryOrigin
     from dagster._core.types.loadable_target_origin import LoadableTargetOrigin
     from dagster_shared.error import SerializableErrorInfo
@@ -159,6 +160,14 @@ class StepAssets:
         """The assets that the step makes. A step of a check alone makes none."""
         keys = self._layer.get_selected_entity_keys_for_node(self._step.node_handle)
         return {key for key in keys if isinstance(key, dg.AssetKey)}
+
+    def reads_itself(self, context: dg.InputContext) -> bool:
+        """Whether an input is an asset that the step makes, as it was before, and not the output of another step.
+
+        The steps of a graph make the same assets, and one may read what another one of them has just stored.
+        """
+        own = {one.name: one.source for one in self._step.step.step_inputs}
+        return context.asset_key in self.own and not isinstance(own.get(context.name), FromStepOutput)
 
     def is_stored_by(self, io_manager: type) -> bool:
         """Whether an IO manager of a class stores an output of the step."""
