@@ -297,7 +297,9 @@ def test_a_tick_of_the_schedule_expires_what_is_old_within_its_limits(topology: 
     base = committed[first["runId"]].version - 1
     assert {info.state for info in expiring.history() if info.version < base} == {"expired"}
     (reported,) = events(topology, "expiring", "lakehouse")
-    assert reported["versions"] == f"0-{base - 1}"
+    assert (reported["operation"], reported["lakehouse_version"]) == ("expire", base + 1)
+    (metrics,) = events(topology, "expiring", "lakehouse", kind="assetObservations")
+    assert metrics["versions"] == f"0-{base - 1}"
 
 
 def stop_schedule(topology: Topology) -> None:
