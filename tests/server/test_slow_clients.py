@@ -9,9 +9,10 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 
-import pyarrow as pa
 import pytest
 import uvicorn
+from pyiceberg.schema import Schema
+from pyiceberg.types import LongType, NestedField
 
 from tests.server.requests import TABLE
 from tests.server.served import Served, serving, settings_for
@@ -58,8 +59,9 @@ def make_large(lake: Lakehouse) -> None:
     """Make a table whose metadata is larger than what a machine takes for a client that does not read."""
     catalog = catalog_at(lake)
     catalog.create_namespace("ns")
-    many = {f"p{number}": "x" * 10_000 for number in range(LARGE_BYTES // 10_000)}
-    catalog.create_table("ns.t", pa.schema([("id", pa.int64())]), properties=many)
+    numbers = range(1, 1 + LARGE_BYTES // 10_000)
+    columns = [NestedField(number, f"c{number}", LongType(), required=False, doc="x" * 10_000) for number in numbers]
+    catalog.create_table("ns.t", Schema(*columns))
 
 
 @pytest.fixture
