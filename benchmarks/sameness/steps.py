@@ -10,8 +10,21 @@ Step = dict[str, Any]
 
 COMMANDS = (
     *("clone", "clones", "compare", "drop-clone", "promote", "refresh"),
-    *("compact", "compact-tables", "create-namespace", "diff", "drop-export", "drop-namespace", "expire", "export"),
-    *("exports", "hint", "init", "log", "ls", "orphans", "prune-exports", "purge", "reconcile", "register-table"),
+    *("compact", "compact-tables", "count", "create-namespace", "diff", "drop-export", "drop-namespace", "expire"),
+    *(
+        "export",
+        "exports",
+        "head",
+        "hint",
+        "init",
+        "log",
+        "ls",
+        "orphans",
+        "prune-exports",
+        "purge",
+        "reconcile",
+        "register-table",
+    ),
     *("relocate", "repair", "resolve-commit", "restore", "rollback", "show", "tree", "trim", "undelete", "verify"),
     "verify-export",
 )
@@ -116,6 +129,8 @@ def _reads(folder: Path) -> Iterator[Step]:
             ("show",),
             ("tree",),
             ("verify", "--deep"),
+            ("head", "sales.orders", "--limit", 3),
+            ("count", "sales.orders"),
         ):
             yield from _both(root, *arguments)
     for arguments in (

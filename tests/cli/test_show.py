@@ -19,7 +19,9 @@ from trinitylake_ops.tables.catalog import catalog_at
 __all__ = ["cli", "lakes", "logging_as_it_was"]
 
 #: What Python writes of its own values: calls, types, containers, bytes, members of enumerations, and its constants.
-PYTHON = re.compile(r"\w\(\w+=|(?<!\w)<[\w.]+|0x[0-9a-f]{6}|[\[({]['\"]|\bb['\"]|\b[A-Z]\w+\.[A-Z_]{3,}|\b(None|True|False)\b")
+PYTHON = re.compile(
+    r"\w\(\w+=|(?<!\w)<[\w.]+|0x[0-9a-f]{6}|[\[({]['\"]|\bb['\"]|\b[A-Z]\w+\.[A-Z_]{3,}|\b(None|True|False)\b"
+)
 COLUMNS = pa.schema(
     [
         ("n", pa.int64()),

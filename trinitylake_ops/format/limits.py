@@ -160,7 +160,7 @@ def _at_most(name: str, value: int, maximum: int) -> None:
 
 
 def validate_properties(what: str, properties: Mapping[str, str], before: Mapping[str, str] | None = None) -> None:
-    """Raise InvalidDefinitionError for properties of a definition that are too large together.
+    """Raise InvalidDefinitionError for properties of a definition that are no texts, or too large together.
 
     Args:
         what: The object that has them, for the error.
@@ -168,8 +168,16 @@ def validate_properties(what: str, properties: Mapping[str, str], before: Mappin
         before: The properties so far. Other programs may have written more than is allowed. They can be made less.
 
     Raises:
-        InvalidDefinitionError: They have more than :data:`MAX_PROPERTIES_BYTES`, and no less than before.
+        InvalidDefinitionError: One is no text, or they have more than :data:`MAX_PROPERTIES_BYTES`, and no less than
+            before.
     """
+    given: Mapping[object, object] = {**properties}
+    for name, value in given.items():
+        if not (isinstance(name, str) and isinstance(value, str)):
+            raise InvalidDefinitionError(
+                f"a property of {what} is a {type(name).__name__} with a {type(value).__name__} as its value; both must"
+                " be texts"
+            )
     n_bytes = _properties_bytes(properties)
     if n_bytes > MAX_PROPERTIES_BYTES and (before is None or n_bytes >= _properties_bytes(before)):
         raise InvalidDefinitionError(

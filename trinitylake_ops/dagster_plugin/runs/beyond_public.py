@@ -27,7 +27,7 @@ try:
     from dagster._core.execution.plan.inputs import FromStepOutput
     from dagster._core.remote_origin import ManagedGrpcPythonEnvCodeLocationOrigin, RemoteRepositoryOrigin
     from dagster._core.types.loadable_target_origin import LoadableTargetOrigin
-    from dagster_shared.error import SerializableErrorInfo
+    from dagster._utils.error import SerializableErrorInfo  # type: ignore[attr-defined]
 except ImportError as error:
     raise ImportError(f"this release of Dagster, {dg.__version__}, is not known to this package: {error}") from error
 
