@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import uuid
 from collections.abc import Iterator, Mapping
+from typing import Any
 
 from trinitylake_ops.errors import CorruptFileError, InvalidDefinitionError, InvalidLocationError
 from trinitylake_ops.format.definitions import MAJOR_VERSION, Column, LakehouseDef, TableDef
@@ -171,7 +172,7 @@ def validate_properties(what: str, properties: Mapping[str, str], before: Mappin
         InvalidDefinitionError: One is no text, or they have more than :data:`MAX_PROPERTIES_BYTES`, and no less than
             before.
     """
-    given: Mapping[object, object] = {**properties}
+    given: Mapping[Any, Any] = properties  # callers may be untyped
     for name, value in given.items():
         if not (isinstance(name, str) and isinstance(value, str)):
             raise InvalidDefinitionError(
