@@ -582,10 +582,8 @@ def test_500_says_that_nobody_knows(lakes: Lakes) -> None:
     assert lake.latest_version() == version + 2
 
 
-def test_metadata_is_encoded_and_parsed_once(served: Served, lake: Lakehouse, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A commit parses the bytes that it writes, answers with them, and the next request finds what was parsed."""
-    catalog_at(lake).create_namespace("ns")
-    assert served.ask("POST", TABLES, created()).status == 200
+def counting_metadata(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
+    """Return a counter of how often metadata of tables is parsed and encoded from now on."""
     counted: Counter[str] = Counter()
     parse, encode = TableMetadataUtil.parse_raw, TableMetadataV2.model_dump_json
 
@@ -599,6 +597,14 @@ def test_metadata_is_encoded_and_parsed_once(served: Served, lake: Lakehouse, mo
 
     monkeypatch.setattr(TableMetadataUtil, "parse_raw", staticmethod(parsing))
     monkeypatch.setattr(TableMetadataV2, "model_dump_json", encoding)
+    return counted
+
+
+def test_metadata_is_encoded_and_parsed_once(served: Served, lake: Lakehouse, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A commit parses the bytes that it writes, answers with them, and the next request finds what was parsed."""
+    catalog_at(lake).create_namespace("ns")
+    assert served.ask("POST", TABLES, created()).status == 200
+    counted = counting_metadata(monkeypatch)
     loaded = served.ask("GET", TABLE).document
     counted.clear()
     for number in range(3):
@@ -620,19 +626,7 @@ def test_large_metadata_is_encoded_and_parsed_once(
     catalog = catalog_at(lake)
     catalog.create_namespace("ns")
     catalog.create_table("ns.t", ROWS.schema, properties={"large": "x" * (3 << 20)})
-    counted: Counter[str] = Counter()
-    parse, encode = TableMetadataUtil.parse_raw, TableMetadataV2.model_dump_json
-
-    def parsing(text: str) -> Any:
-        counted["parsed"] += 1
-        return parse(text)
-
-    def encoding(metadata: TableMetadataV2, **options: Any) -> str:
-        counted["encoded"] += 1
-        return encode(metadata, **options)
-
-    monkeypatch.setattr(TableMetadataUtil, "parse_raw", staticmethod(parsing))
-    monkeypatch.setattr(TableMetadataV2, "model_dump_json", encoding)
+    counted = counting_metadata(monkeypatch)
     for _ in range(3):
         assert served.ask("GET", TABLE).status == 200
         assert served.ask("POST", f"{TABLE}/plan", {}).status == 200

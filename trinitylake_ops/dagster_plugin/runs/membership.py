@@ -123,10 +123,11 @@ def backfill_of(
         key: The asset.
     """
     backfill = None if run is None else run.tags.get(_BACKFILL_TAG)
-    record = None if instance is None or backfill is None else instance.get_backfill(backfill)
+    if instance is None or backfill is None:
+        return None
+    record = instance.get_backfill(backfill)
     made = () if record is None else record.asset_selection or ()
-    publishers = (one for one in publishers_of(assets, key) if one in made)
-    return next((BackfillPart(backfill, one) for one in publishers if backfill is not None), None)
+    return next((BackfillPart(backfill, one) for one in publishers_of(assets, key) if one in made), None)
 
 
 def check_is_published(
