@@ -128,7 +128,7 @@ ATTACKS: dict[str, Attack] = {
     "100 loads of a table of 5,000 columns": Attack(100, "GET", f"{TABLES}/wide"),
     "300 lists of namespaces": Attack(300, "GET", "/v1/main/namespaces"),
     "100 reports of 1 MB": Attack(
-        100, "POST", f"{TABLES}/t0/metrics", lambda _: {"report-type": "x", "pad": ["abcdefgh"] * 90_000}
+        100, "POST", f"{TABLES}/t0/metrics", lambda _: {"report-type": "scan-report", "pad": ["abcdefgh"] * 90_000}
     ),
     "16 updates of 10,000 properties": Attack(
         16,
