@@ -3,16 +3,25 @@
 from __future__ import annotations
 
 import random
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
+from pyiceberg.io import pyarrow as iceberg_arrow
 from pyiceberg.types import StringType
 
 from tests.lakes import Lakes
 from trinitylake_ops import Lakehouse
-from trinitylake_ops.errors import CommitConflictError, InvalidDefinitionError, InvalidInputError
+from trinitylake_ops.errors import (
+    CommitConflictError,
+    ContentChangedError,
+    CorruptFileError,
+    InvalidDefinitionError,
+    InvalidInputError,
+)
 from trinitylake_ops.tables.catalog import catalog_at
+from trinitylake_ops.tables.writing import data_files
 from trinitylake_ops.tables.writing.arrow_writer import stage_arrow
 from trinitylake_ops.tables.writing.publication import publication_id, publish_once
 from trinitylake_ops.tables.writing.staged_table import StagedTable
@@ -169,6 +178,48 @@ def test_another_change_of_the_table_is_a_conflict(lake: Lakehouse) -> None:
     with pytest.raises(CommitConflictError):
         publish(lake, late)
     assert as_dict(lake) == {"a": 1, "b": 3}
+
+
+@pytest.mark.parametrize("step", ["read", "write"])
+def test_rows_that_stay_are_proved_to_be_the_same(lake: Lakehouse, monkeypatch: pytest.MonkeyPatch, step: str) -> None:
+    """A fault of the library, in reading or in writing, changes rows of other keys: nothing is staged."""
+    kind = pa.list_(pa.struct([("k", pa.int32())]))
+    put(lake, pa.table({"sku": ["a", "b"], "l": pa.array([None, None], kind)}))
+    project, write = iceberg_arrow._to_requested_schema, data_files._PartitionedWriter.add
+    files = {file.path for file in lake.storage.list() if file.path.endswith(".parquet")}
+
+    def with_empty_lists(batch: pa.RecordBatch) -> pa.RecordBatch:
+        column = batch.column("l")
+        empty = pa.array([[] if one is None else one for one in column.to_pylist()], column.type)
+        return batch.set_column(1, batch.schema.field("l"), empty)
+
+    def faulty_project(*args: Any, **options: Any) -> pa.RecordBatch:
+        return with_empty_lists(project(*args, **options))
+
+    def faulty_write(writer: Any, batch: pa.RecordBatch) -> None:
+        write(writer, with_empty_lists(batch))
+
+    with monkeypatch.context() as patched:
+        if step == "read":
+            patched.setattr(iceberg_arrow, "_to_requested_schema", faulty_project)
+        else:
+            patched.setattr(data_files._PartitionedWriter, "add", faulty_write)
+        with pytest.raises(ContentChangedError):
+            stage_upsert(lake, pa.table({"sku": ["a"], "l": pa.array([[{"k": 1}]], kind)}), *NAME, keys=["sku"])
+    assert {file.path for file in lake.storage.list() if file.path.endswith(".parquet")} == files
+    put(lake, pa.table({"sku": ["a"], "l": pa.array([[{"k": 1}]], kind)}))
+    assert rows(lake) == [{"sku": "a", "l": [{"k": 1}]}, {"sku": "b", "l": None}]
+
+
+def test_a_damaged_file_is_not_written_again(lake: Lakehouse) -> None:
+    put(lake, prices(**{f"k{number}": number for number in range(100)}))
+    (task,) = catalog_at(lake).load_table(NAME).scan().plan_files()
+    path = Path(task.file.file_path.removeprefix("file://"))
+    content = bytearray(path.read_bytes())
+    content[len(content) // 4] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(CorruptFileError):
+        put(lake, prices(k1=7))
 
 
 def test_keys_that_a_table_has_twice_become_one_row(lake: Lakehouse) -> None:

@@ -34,6 +34,8 @@ from pyiceberg.types import (
     UUIDType,
 )
 
+from trinitylake_ops.errors import ContentChangedError
+
 _U64 = pa.uint64()
 #: Odd multipliers, mod 2**64. _INVERSE is that of _BASE.
 _FIRST, _SECOND, _BASE = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB, 0x9E3779B97F4A7C15
@@ -110,6 +112,24 @@ class ContentDigest:
             if checksum != others[2]:
                 return f"column {path!r} has other values"
         return None if (self._rows - other._rows) % (1 << 64) == 0 else "values are in other rows"
+
+    def check_same(self, other: ContentDigest, table: str, path: str) -> None:
+        """Check that rows that were written again are the rows that they replace.
+
+        Args:
+            other: The digest of the written rows, of the same schema.
+            table: The name of the table.
+            path: The location of the table.
+
+        Raises:
+            ContentChangedError: The rows differ.
+        """
+        if difference := self.difference(other):
+            raise ContentChangedError(
+                f"the rows of table {table!r} changed while they were rewritten: {difference}; nothing was committed,"
+                " keep the old files and report this",
+                path=path,
+            )
 
     def _column(self, path: str) -> list[int]:
         values, nulls, checksum = self._columns.get(path, [0, 0, 0])

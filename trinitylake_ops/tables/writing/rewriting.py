@@ -28,7 +28,6 @@ from pyiceberg.typedef import EMPTY_DICT
 
 from trinitylake_ops.errors import (
     CommitConflictError,
-    ContentChangedError,
     CorruptFileError,
     InvalidInputError,
     TrinityLakeError,
@@ -112,13 +111,7 @@ class Rewriting:
         after = DigestedRows(self._scan(self.io))
         for file in written:
             after.add(file)
-        if difference := before.digest.difference(after.digest):
-            table = self.table or self.metadata.location
-            raise ContentChangedError(
-                f"the rows of table {table!r} changed while they were rewritten: {difference}; nothing was committed,"
-                " keep the old files and report this",
-                path=self.metadata.location,
-            )
+        before.digest.check_same(after.digest, self.table or self.metadata.location, self.metadata.location)
 
     def _scan(self, io: StorageFileIO) -> ArrowScan:
         from pyiceberg.io.pyarrow import ArrowScan  # importing it loads pandas

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -38,8 +39,11 @@ from pyiceberg.types import (
 )
 
 from trinitylake_ops.errors import InvalidInputError
+from trinitylake_ops.tables.files.content_digest import ContentDigest
 from trinitylake_ops.tables.files.data_reading import file_batches
+from trinitylake_ops.tables.files.deletes.digested_rows import DigestedRows
 from trinitylake_ops.tables.files.deletes.rows import RemainingRows
+from trinitylake_ops.tables.io.checked_files import CheckedFileIO
 from trinitylake_ops.tables.io.file_io import StorageFileIO
 from trinitylake_ops.tables.writing.arrow_writer import plan_arrow
 from trinitylake_ops.tables.writing.casting import check_distinct, conform
@@ -51,6 +55,9 @@ from trinitylake_ops.tables.writing.staging import StagingCatalog, stage_data_fi
 from trinitylake_ops.tables.writing.write_mode import replaced_by
 from trinitylake_ops.tables.writing.write_plan import TableWrite
 from trinitylake_ops.transaction.lakehouse import Lakehouse
+
+if TYPE_CHECKING:
+    from pyiceberg.io.pyarrow import ArrowScan  # importing it loads pandas
 
 # The types whose bounds in manifests select the files that may have a key.
 _SELECTING = (IntegerType, LongType, StringType, DateType, TimestampType, TimestamptzType)
@@ -93,6 +100,8 @@ def stage_upsert(
         UnsupportedTypeError: Iceberg has no type for a column.
         InvalidDefinitionError: The table has other partitions, or delete files.
         CommitConflictError: The table changed meanwhile.
+        CorruptFileError: A data file to write again does not match its checksums.
+        ContentChangedError: The written files do not hold the new rows and those that stay.
     """
     name = f"{namespace}.{table}"
     check_distinct(rows.schema)
@@ -108,6 +117,7 @@ def stage_upsert(
         upsert.compare(StagingCatalog(lake, version=plan.base_version).load_table((namespace, table)))
     data_files = plan.write(upsert.batches())
     try:
+        upsert.check_written(data_files)
         return stage_data_files(lake, plan, data_files, replacing=upsert.replaced, on_plan=True)
     except BaseException:
         delete_data_files(plan.io, data_files)
@@ -198,6 +208,7 @@ class _Upsert:
         self._keys = self._positions(new, _NEW)
         self._changed: list[FileScanTask] = []
         self._written: pa.Array | None = None
+        self._digest = ContentDigest(plan.metadata.schema())
 
     @property
     def replaced(self) -> tuple[DataFile, ...]:
@@ -213,7 +224,7 @@ class _Upsert:
             return
         found: list[tuple[FileScanTask, pa.ChunkedArray, bool]] = []
         for task in table.scan(row_filter=self._filter(table.schema())).plan_files():
-            old = self._rows_of(task)
+            old = self._rows_of(task, RemainingRows(self._scan(self._scanned)))
             matches = self._matches(old)
             if len(matches.old):
                 file_without_deletes(task)
@@ -236,19 +247,40 @@ class _Upsert:
         """Yield the rows to write: those that stay of changed files, and the new ones."""
         kept = (batch for task in self._changed for batch in self._kept(task).to_batches())
         new = self._new if self._written is None else self._new.take(self._written)
-        return chain(kept, new.to_batches())
+        for batch in chain(kept, new.to_batches()):
+            self._digest.add(batch, self._plan.metadata.schema(), {})
+            yield batch
+
+    def check_written(self, written: Sequence[DataFile]) -> None:
+        """Raise ContentChangedError unless files, as they are stored, hold the rows of :meth:`batches`."""
+        stored = DigestedRows(self._scan(self._plan.io))
+        for file in written:
+            stored.add(file)
+        self._check_same(self._digest, stored.digest)
+
+    def _check_same(self, before: ContentDigest, after: ContentDigest) -> None:
+        before.check_same(after, self._name, self._plan.metadata.location)
 
     def _kept(self, task: FileScanTask) -> pa.Table:
-        old = self._rows_of(task)
+        # A damaged file is not written again with fresh checksums.
+        io = CheckedFileIO.like(self._scanned, {task.file.file_path: task.file.file_size_in_bytes})
+        stored = DigestedRows(self._scan(io))
+        old = self._rows_of(task, stored)
+        read = ContentDigest(self._plan.metadata.schema())
+        for batch in old.to_batches():
+            read.add(batch, self._plan.metadata.schema(), {})
+        self._check_same(stored.digest, read)
         positions = pa.array(range(len(old)), pa.int64())
         return old.filter(pc.invert(pc.is_in(positions, self._matches(old).old.combine_chunks())))
 
-    def _rows_of(self, task: FileScanTask) -> pa.Table:
-        """Return the rows of a data file in the columns of the table after the write."""
+    def _scan(self, io: StorageFileIO) -> ArrowScan:
         from pyiceberg.io.pyarrow import ArrowScan  # importing it loads pandas
 
-        metadata, schema = self._plan.metadata, self._plan.metadata.schema()
-        remaining = RemainingRows(ArrowScan(metadata, self._scanned, schema, AlwaysTrue()))
+        return ArrowScan(self._plan.metadata, io, self._plan.metadata.schema(), AlwaysTrue())
+
+    def _rows_of(self, task: FileScanTask, remaining: RemainingRows) -> pa.Table:
+        """Return the rows of a data file in the columns of the table after the write."""
+        schema = self._plan.metadata.schema()
         whole = FileScanTask(task.file, task.delete_files)
         batches = list(file_batches(remaining, whole, self._scanned))
         tables = [conform(batch, schema, self._new.schema) for batch in batches]
