@@ -11,6 +11,7 @@ from typing import Any
 import dagster as dg
 import pytest
 
+from tests.clock import ClockStorage
 from tests.dagster_plugin.plain import plain
 from tests.dagster_plugin.quiet import QUIET
 from tests.lakes import Lakes, seal, table
@@ -123,6 +124,18 @@ def test_a_commit_made_outside_is_reported_once_with_one_run(ticks: Ticks) -> No
     (request,) = ticks.launched.values()
     result = consumer.execute_in_process(instance=ticks.instance, run_config=QUIET, tags=dict(request.tags))
     assert result.success
+
+
+def test_commits_around_a_clock_ten_years_ahead_are_reported_once(ticks: Ticks) -> None:
+    ahead_ms = ticks.lake.storage.now_ms() + 10 * 365 * 86_400_000
+    alter(Lakehouse(ClockStorage(ticks.lake.storage, ahead_ms)), "ns", "a")
+    ticks.tick()
+    assert ticks.metrics()[-1].metadata["lag_seconds"].value == 0
+    alter(ticks.lake, "ns", "b")
+    ticks.tick()
+    ticks.tick()
+    assert ticks.tables() == {("ns", "a"): 1, ("ns", "b"): 1}
+    assert 0 <= plain(ticks.metrics()[-1].metadata)["lag_seconds"] < 600
 
 
 def test_added_and_removed_tables(ticks: Ticks) -> None:
