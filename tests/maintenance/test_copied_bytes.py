@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
+from tests.maintenance.later_tables import puffin, vector_blob
 from tests.tables.nested import nested_rows
 from trinitylake_ops import Lakehouse, maintenance
+from trinitylake_ops.errors import ContentChangedError
 from trinitylake_ops.tables import catalog_at
+from trinitylake_ops.tables.files.deletes.copies import parquet_deletes, puffin_vectors
+from trinitylake_ops.tables.io.parquet_writer import SealingWriter
 
 ROWS = nested_rows(3)
 
@@ -78,3 +84,34 @@ def test_a_relocation(tmp_path: Path) -> None:
     (tmp_path / "data").rename(tmp_path / "moved")
     maintenance.plan_relocation(lake, f"file://{tmp_path}/moved/").execute()
     assert data(lake) == before
+
+
+def deletes(*rows: tuple[str, int]) -> bytes:
+    """Return a Parquet file of position deletes."""
+    sink = pa.BufferOutputStream()
+    columns = pa.table({"file_path": [path for path, _ in rows], "pos": pa.array([at for _, at in rows], pa.int64())})
+    pq.write_table(columns, sink)
+    return sink.getvalue().to_pybytes()
+
+
+def test_copied_deletes_must_delete_the_same_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    source = deletes(("a", 4), ("b", 1), ("a", 2), ("b", 1))
+    written = parquet_deletes(source, "deletes", "copy.parquet", str.upper)
+    assert pq.read_table(pa.BufferReader(written)).to_pylist() == [
+        {"file_path": path, "pos": at} for path, at in [("A", 2), ("A", 4), ("B", 1), ("B", 1)]
+    ]
+    assert pq.read_table(pa.BufferReader(parquet_deletes(deletes(), "deletes", "copy.parquet", str))).num_rows == 0
+    with pytest.raises(ContentChangedError):
+        parquet_deletes(source, "deletes", "copy.parquet", lambda _: "one")
+    write = SealingWriter.write_table
+    with monkeypatch.context() as patched, pytest.raises(ContentChangedError):
+        patched.setattr(SealingWriter, "write_table", lambda self, table: write(self, table.slice(1)))
+        parquet_deletes(source, "deletes", "copy.parquet", str)
+
+
+def test_copied_vectors_must_be_the_same() -> None:
+    source, _ = puffin(("a", vector_blob(1, 3)), ("b", vector_blob(2)))
+    puffin_vectors(source, "vectors", str.upper)
+    counted = itertools.count()
+    with pytest.raises(ContentChangedError):
+        puffin_vectors(source, "vectors", lambda path: f"{path}{next(counted)}")

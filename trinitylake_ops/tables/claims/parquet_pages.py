@@ -93,7 +93,8 @@ def _column_chunks(end: bytes) -> Iterator[tuple[str, int, int]]:
             first = column.get(_DICTIONARY_PAGE) or start
             if not (isinstance(size_bytes, int) and isinstance(start, int) and isinstance(first, int)):
                 raise ValueError("a column without its place")
-            start = min(start, first)
+            # Arrow writes 0 for the data pages of a column without rows, whose dictionary page exists.
+            start = min(start, first) or first
             if min(start, size_bytes) < 0:
                 raise ValueError("a column before the file")
             yield f"column {at} of row group {number}", start, size_bytes

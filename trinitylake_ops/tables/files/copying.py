@@ -14,6 +14,7 @@ import io
 import json
 import uuid
 import zlib
+from collections import defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -30,6 +31,7 @@ from trinitylake_ops.tables.claims.avro_header import AvroHeader
 from trinitylake_ops.tables.claims.bounds import column_types, repair_record
 from trinitylake_ops.tables.claims.table_seals import sealed_table_file
 from trinitylake_ops.tables.files.deletes.copies import (
+    check_same_positions,
     is_copied_format,
     is_parquet,
     is_puffin,
@@ -207,7 +209,17 @@ def _position_deletes(copy: FileCopy, data: bytes, new_uri: Callable[[str], str]
         return parquet_deletes(data, copy.source, copy.target, new_uri)
     if is_puffin(data):
         return puffin_vectors(data, copy.source, new_uri)
-    return avro_with(copy.source, data, lambda record: record.update(file_path=new_uri(record["file_path"])))
+    before: defaultdict[str, list[int]] = defaultdict(list)
+    after: defaultdict[str, list[int]] = defaultdict(list)
+
+    def place(record: dict[str, Any]) -> None:
+        record["file_path"] = new_uri(record["file_path"])
+        before[record["file_path"]].append(record["pos"])
+
+    written = avro_with(copy.source, data, place)
+    avro_with(copy.target, written, lambda record: after[record["file_path"]].append(record["pos"]))
+    check_same_positions(before, after, copy.source)
+    return written
 
 
 def _metadata(location: str, data: bytes, new_uri: Callable[[str], str], places: TablePlaces) -> bytes:

@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from trinitylake_ops.errors import InvalidInputError
+from trinitylake_ops.errors import ContentChangedError, InvalidInputError
 from trinitylake_ops.tables.claims.puffin_claims import MAGIC as PUFFIN_MAGIC
 from trinitylake_ops.tables.claims.puffin_claims import check_puffin
 from trinitylake_ops.tables.io.checked_files import check_parquet_pages
@@ -42,7 +42,8 @@ def parquet_deletes(data: bytes, source: str, target: str, new_uri: Callable[[st
     """Return a Parquet file of position deletes with new paths, for a file named ``target``, sorted by them.
 
     Column ids and properties stay. The same bytes and paths always give the same file. Raises CorruptFileError for a
-    file whose claims are not believed, KeyError for one without paths, and what Arrow raises.
+    file whose claims are not believed, KeyError for one without paths, ContentChangedError if the new file does not
+    delete the same positions, and what Arrow raises.
     """
     from trinitylake_ops.tables.io.parquet_writer import SealingWriter  # importing it loads pandas
 
@@ -61,13 +62,48 @@ def parquet_deletes(data: bytes, source: str, target: str, new_uri: Callable[[st
     sink = io.BytesIO()
     with SealingWriter(sink, target, schema=table.schema, compression="zstd", store_schema=False) as writer:
         writer.write_table(table.take(order))
+    written = pq.ParquetFile(pa.BufferReader(sink.getvalue())).read([_PATH, _POSITION])
+    before = _by_path(pa.table({_PATH: paths, _POSITION: table.column(_POSITION)}))
+    check_same_positions({new_uri(path): positions for path, positions in before.items()}, _by_path(written), source)
     return sink.getvalue()
+
+
+def _by_path(deletes: pa.Table) -> dict[str, pa.Array]:
+    """Return the positions by path, in ascending order."""
+    order = pc.sort_indices(deletes, sort_keys=[(_PATH, "ascending"), (_POSITION, "ascending")])
+    runs = pc.run_end_encode(deletes.column(_PATH).cast(pa.string()).take(order).combine_chunks())
+    positions = deletes.column(_POSITION).take(order).combine_chunks()
+    first, by_path = 0, {}
+    for path, end in zip(runs.values.to_pylist(), runs.run_ends.to_pylist(), strict=True):
+        by_path[path] = positions.slice(first, end - first)
+        first = end
+    return by_path
+
+
+def check_same_positions(before: object, after: object, source: str) -> None:
+    """Check that a copied file deletes the same rows.
+
+    Args:
+        before: The positions that the source deletes, with the paths of the copied data files.
+        after: The positions that the copy deletes, in the same form.
+        source: The location of the source.
+
+    Raises:
+        ContentChangedError: They differ.
+    """
+    if before != after:
+        raise ContentChangedError(
+            f"a copy of the deletes {source!r} does not delete the same rows; nothing was committed, keep the source"
+            " and report this",
+            path=source,
+        )
 
 
 def puffin_vectors(data: bytes, source: str, new_uri: Callable[[str], str]) -> bytes:
     """Return a Puffin file of deletion vectors with new paths in its footer. Each blob stays where it is.
 
-    Raises CorruptFileError for a file that holds no vectors, InvalidInputError for a compressed footer.
+    Raises CorruptFileError for a file that holds no vectors, InvalidInputError for a compressed footer,
+    ContentChangedError if the new file does not hold the same vectors.
     """
     check_puffin(data, source)
     end = len(data) - _END_BYTES
@@ -80,10 +116,24 @@ def puffin_vectors(data: bytes, source: str, new_uri: Callable[[str], str]) -> b
             path=source,
         )
     footer = json.loads(data[end - footer_bytes : end])
+    before = sorted((new_uri(path), vector) for path, vector in _vectors(data))
     for blob in footer["blobs"]:
         blob["properties"][_REFERENCED] = new_uri(blob["properties"][_REFERENCED])
     text = json.dumps(footer, separators=(",", ":"), ensure_ascii=False).encode()
-    return data[: end - footer_bytes] + text + len(text).to_bytes(4, "little") + flags + PUFFIN_MAGIC
+    written = data[: end - footer_bytes] + text + len(text).to_bytes(4, "little") + flags + PUFFIN_MAGIC
+    check_puffin(written, source)
+    check_same_positions(before, sorted(_vectors(written)), source)
+    return written
+
+
+def _vectors(data: bytes) -> list[tuple[str, bytes]]:
+    """Return the paths of the data files of a Puffin file, with the bytes of their vectors."""
+    end = len(data) - _END_BYTES
+    footer = json.loads(data[end - int.from_bytes(data[end : end + 4], "little") : end])
+    return [
+        (blob["properties"][_REFERENCED], data[blob["offset"] : blob["offset"] + blob["length"]])
+        for blob in footer["blobs"]
+    ]
 
 
 def is_parquet(data: bytes) -> bool:
