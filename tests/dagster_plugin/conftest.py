@@ -1,11 +1,13 @@
 """Fixtures of the flights samples and of lakehouses, and Dagster's databases, for all tests of this folder."""
 
 import sqlite3
+from collections.abc import Iterator
 from contextlib import closing
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+import dagster as dg
 import pytest
 from dagster import Config
 from dagster._config.field import Field
@@ -17,9 +19,21 @@ from dagster._core.storage.schedules.sqlite import sqlite_schedule_storage
 from sqlalchemy import Engine, QueuePool, create_engine, event
 
 from tests.flights import flights_csv, sample, sample_folder, spark
-from tests.lakes import lakes
+from tests.lakes import Lakes, lakes
+from trinitylake_ops import Lakehouse
 
 __all__ = ["flights_csv", "lakes", "sample", "sample_folder", "spark"]
+
+
+@pytest.fixture
+def instance() -> Iterator[dg.DagsterInstance]:
+    with dg.instance_for_test() as made:
+        yield made
+
+
+@pytest.fixture
+def lake(lakes: Lakes) -> Lakehouse:
+    return lakes.local()
 
 
 @event.listens_for(Engine, "connect")

@@ -1,7 +1,7 @@
 """The head of a lakehouse, its tables and its exports, as Dagster shows them."""
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -43,12 +43,6 @@ def lake(lakes: Lakes) -> Lakehouse:
     append(made, "orders", 3)
     append(made, "customers", 1)
     return made
-
-
-@pytest.fixture
-def instance() -> Iterator[dg.DagsterInstance]:
-    with dg.instance_for_test() as made:
-        yield made
 
 
 def append(lake: Lakehouse, table: str, n_rows: int) -> None:

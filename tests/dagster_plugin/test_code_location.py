@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from datetime import UTC, datetime, time, timedelta
 from pathlib import Path
 from typing import Any
@@ -38,12 +38,6 @@ from trinitylake_ops.tables.writing.publication import publication_id, publish_o
 LIMITS = ApplyLimits(max_files=10, max_bytes=1 << 20, min_age=timedelta(days=7))
 SALES, HR = LakehouseNames("sales"), LakehouseNames("hr")
 COMMON = {"rollback", "export", "restore", "expire", "undelete", "purge", "verify", "repair", "observe"}
-
-
-@pytest.fixture
-def instance() -> Iterator[dg.DagsterInstance]:
-    with dg.instance_for_test() as made:
-        yield made
 
 
 def settings(root: str, name: str = "", **options: Any) -> LakehouseSettings:

@@ -12,7 +12,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.dagster_plugin.quiet import QUIET
-from tests.lakes import Lakes
 from trinitylake_ops import Lakehouse
 from trinitylake_ops.dagster_plugin.io_manager import TrinityLakeIOManager
 from trinitylake_ops.dagster_plugin.publish import build_publish_asset
@@ -28,11 +27,6 @@ from trinitylake_ops.tables.writing.upserting import stage_upsert
 
 TABLE = ("sales", "orders")
 HOURS = dg.TimeWindowPartitionsDefinition
-
-
-@pytest.fixture
-def lake(lakes: Lakes) -> Lakehouse:
-    return lakes.local()
 
 
 @pytest.fixture(scope="module")

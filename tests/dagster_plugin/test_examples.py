@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import importlib.util
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,12 +22,6 @@ from trinitylake_ops.tables.writing.publication import publication_id, publish_o
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 IN_PROCESS = dg.Definitions(executor=dg.in_process_executor)
-
-
-@pytest.fixture
-def instance() -> Iterator[dg.DagsterInstance]:
-    with dg.instance_for_test() as made:
-        yield made
 
 
 def load(monkeypatch: pytest.MonkeyPatch, file: str) -> Any:

@@ -1,6 +1,6 @@
 """The gestures of Dagster on tables: after each one, a green run means that its rows are visible."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import dagster as dg
@@ -12,7 +12,6 @@ from dagster._core.definitions.data_version import CachingStaleStatusResolver, S
 from dagster._core.loader import LoadingContextForTest
 
 from tests.dagster_plugin.quiet import QUIET
-from tests.lakes import Lakes
 from trinitylake_ops import Lakehouse
 from trinitylake_ops.dagster_plugin import (
     LakehouseNames,
@@ -75,17 +74,6 @@ def failures(result: dg.ExecuteInProcessResult) -> list[str]:
     """Return the messages of failed steps, as the UI shows them."""
     errors = [event.step_failure_data.error for event in result.all_events if event.is_step_failure]
     return [(error.cause or error).message.strip() for error in errors if error is not None]
-
-
-@pytest.fixture
-def instance() -> Iterator[dg.DagsterInstance]:
-    with dg.instance_for_test() as made:
-        yield made
-
-
-@pytest.fixture
-def lake(lakes: Lakes) -> Lakehouse:
-    return lakes.local()
 
 
 @dg.asset(key=["shop", "orders"], io_manager_key=IO)

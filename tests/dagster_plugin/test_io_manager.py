@@ -1,7 +1,6 @@
 """What assets return becomes staged tables, and what they ask for comes from one version in the whole run."""
 
 import re
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, date, datetime
 from typing import Any
@@ -38,12 +37,6 @@ def lake(lakes: Lakes) -> Lakehouse:
     made = lakes.local()
     put_rates(made, 1)
     return made
-
-
-@pytest.fixture
-def instance() -> Iterator[dg.DagsterInstance]:
-    with dg.instance_for_test() as made:
-        yield made
 
 
 def put_rates(lake: Lakehouse, rate: int) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -21,12 +20,6 @@ from trinitylake_ops.dagster_plugin.ops.jobs import build_jobs
 from trinitylake_ops.dagster_plugin.resources import StorageSettings, TrinityLakeResource
 from trinitylake_ops.format.file_names import HINT_PATH
 from trinitylake_ops.operations.limits import ApplyLimits
-
-
-@pytest.fixture
-def instance() -> Iterator[dg.DagsterInstance]:
-    with dg.instance_for_test() as made:
-        yield made
 
 
 @pytest.fixture

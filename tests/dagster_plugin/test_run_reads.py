@@ -1,6 +1,6 @@
 """What a run read at its pinned version counts when it publishes with serializable isolation, and only then."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import dagster as dg
@@ -30,12 +30,6 @@ def lake(lakes: Lakes) -> Lakehouse:
     made.alter_definition(isolation_level=IsolationLevel.SERIALIZABLE)
     put(made, "other", 1)
     return made
-
-
-@pytest.fixture
-def instance() -> Iterator[dg.DagsterInstance]:
-    with dg.instance_for_test() as made:
-        yield made
 
 
 def put(lake: Lakehouse, table: str, value: int) -> None:

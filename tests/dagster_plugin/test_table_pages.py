@@ -1,7 +1,6 @@
 """The page of a table's asset: what it shows after publications, rollbacks and observations, within its bounds."""
 
 import re
-from collections.abc import Iterator
 from dataclasses import replace
 from datetime import timedelta
 from typing import Any
@@ -17,7 +16,6 @@ from tests.dagster_plugin.plain import plain
 from tests.dagster_plugin.test_assets import values
 from tests.dagster_plugin.test_table_events import ORDERS as MONTHLY
 from tests.dagster_plugin.test_table_events import PLACE, PRICES, Located, located, put
-from tests.lakes import Lakes
 from trinitylake_ops import Lakehouse, maintenance
 from trinitylake_ops.dagster_plugin import TrinityLakeIOManager, TrinityLakeResource, as_tables, stored_as
 from trinitylake_ops.dagster_plugin.assets import build_table_asset
@@ -82,17 +80,6 @@ def newest(instance: dg.DagsterInstance, key: dg.AssetKey) -> dict[str, Any]:
     event = instance.get_latest_materialization_event(key)
     assert event is not None and event.asset_materialization is not None
     return plain(event.asset_materialization.metadata)
-
-
-@pytest.fixture
-def instance() -> Iterator[dg.DagsterInstance]:
-    with dg.instance_for_test() as made:
-        yield made
-
-
-@pytest.fixture
-def lake(lakes: Lakes) -> Lakehouse:
-    return lakes.local()
 
 
 def test_a_published_table_shows_its_page(lake: Lakehouse, instance: dg.DagsterInstance) -> None:

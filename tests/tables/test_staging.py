@@ -268,7 +268,7 @@ def test_pyiceberg_writers_stage_through_the_catalog(lake: Lakehouse) -> None:
     old.overwrite(rows(9), overwrite_filter="id == 1")
     staging.create_table("fresh.new", SCHEMA).append(rows(5))
     assert staging.base_version == version == lake.latest_version()
-    staged = staging.all_staged()
+    staged = [staging.staged("ns.old"), staging.staged("fresh.new")]
     assert [(item.namespace, item.table, item.row_count) for item in staged] == [("ns", "old", 3), ("fresh", "new", 1)]
     assert (staged[0].added_rows, staged[0].removed_rows) == (3, 3)  # the two rows that stay were rewritten
     assert ids_of(load_staged(lake, staged[0])) == [2, 3, 9]

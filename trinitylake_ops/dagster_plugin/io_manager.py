@@ -34,13 +34,10 @@ from trinitylake_ops.dagster_plugin.inputs import (
 from trinitylake_ops.dagster_plugin.resources import SparkResource, TrinityLakeResource
 from trinitylake_ops.dagster_plugin.runs.beyond_public import StepAssets, asset_context
 from trinitylake_ops.dagster_plugin.runs.membership import (
+    Membership,
     NotStaged,
-    backfill_of,
-    check_is_published,
-    is_part_of_publication,
     is_publisher,
     publishers_of,
-    wait_for_publication,
 )
 from trinitylake_ops.dagster_plugin.runs.publications import partition_of, without_interrupted_rows
 from trinitylake_ops.dagster_plugin.runs.reads import RESUMED_TAG, record_read, record_staged_read, record_taken
@@ -111,13 +108,13 @@ class _TableIOManager(dg.IOManager):
                 f"output {context.name!r} of step {context.step_key} is no asset, and only assets are stored as tables;"
                 " within a graph, give the output an io_manager_key of its own, such as that of files"
             )
-        key, assets = context.asset_key, StepAssets(context)
+        key, membership = context.asset_key, self._membership(context)
         partitions_def = context.asset_partitions_def if context.has_asset_partitions else None
         made = own_keys(context) if context.has_asset_partitions else []
-        part = check_is_published(assets, self._instance, self._run, key, made)
+        part = membership.check_is_published(key, made)
         stored = Stored.of(key, context.definition_metadata, partitions_def)
         staged = obj if isinstance(obj, StagedTable) else self._stage(context, obj, stored, partitions_def)
-        publishers = publishers_of(assets, key)
+        publishers = publishers_of(membership.assets, key)
         if self._run is not None and self._run.parent_run_id is not None and self._instance is not None:
             lake = self._settings.lakehouse.open()
             with no_retries_of_conflicts(key):
@@ -193,37 +190,42 @@ class _TableIOManager(dg.IOManager):
             replaces_columns=True,
         )
 
+    def _membership(self, context: dg.OutputContext | dg.InputContext) -> Membership:
+        return Membership(StepAssets(context), self._instance, self._run)
+
     def load_input(self, context: dg.InputContext) -> Any:
-        key, assets = context.asset_key, StepAssets(context)
+        key, membership = context.asset_key, self._membership(context)
+        assets = membership.assets
         wanted = InputType.of(context.dagster_type.typing_type)
         lake, keys = self._settings.lakehouse.open(), partitions_of(context)
         if is_publisher(assets) or wanted.kind is StagedTable:
-            staged_input = self._staged_input(assets, key, keys)
+            staged_input = self._staged_input(membership, key, keys)
             if isinstance(staged_input, StagedTable) and not is_publisher(assets):
                 self._record_staged_read(lake, key, staged_input, includes_base=staged_input.replaces != _ALL)
             return staged_input
         if assets.is_stored_by(TrinityLakeIOManager):
             for own in assets.own:
-                check_is_published(assets, self._instance, self._run, own)  # before anything is computed
+                membership.check_is_published(own)  # before anything is computed
         is_self = assets.reads_itself(context)
         output = context.upstream_output
         metadata: Mapping[str, Any] = {} if output is None else output.definition_metadata
         stored = Stored.of(key, metadata, None if keys is None else context.asset_partitions_def)
         parts: list[Part] = []
-        if is_self or is_part_of_publication(assets, key):
+        reads_staged = membership.reads_staged(key)
+        if is_self or reads_staged:
             staged = None if is_self else self._staged(key)
             if staged is not None:
                 table, values = load_staged(lake, staged), partition_values(context, stored, keys)
                 is_replaced = wanted.kind is not Table and are_replaced(table, staged, values)
                 self._record_staged_read(lake, key, staged, includes_base=staged.replaces != _ALL and not is_replaced)
                 return wanted.read(lake, self._settings.spark, [Part(table, rows_of(table, values))])
-            for one, covered in self._staged_by_backfill(assets, key, keys, stored):
+            for one, covered in self._staged_by_backfill(membership, key, keys, stored):
                 table = load_staged(lake, one)
                 parts.append(Part(table, rows_of(table, partition_values(context, stored, covered))))
                 keys = None if keys is None or covered is None else [each for each in keys if each not in covered]
         if parts and not keys:
             return wanted.read(lake, self._settings.spark, parts)
-        version = self._version_with(lake, assets, context)
+        version = self._version_with(lake, membership, context, waits=not reads_staged)
         try:
             table = catalog_at(lake, version).load_table(stored.name)
         except NoSuchTableError as error:
@@ -240,27 +242,29 @@ class _TableIOManager(dg.IOManager):
         parts.append(Part(table, rows_of(table, partition_values(context, stored, keys))))
         return wanted.read(lake, self._settings.spark, parts)
 
-    def _staged_input(self, assets: StepAssets, key: dg.AssetKey, keys: list[str] | None) -> StagedTable | NotStaged:
+    def _staged_input(
+        self, membership: Membership, key: dg.AssetKey, keys: list[str] | None
+    ) -> StagedTable | NotStaged:
         staged = self._staged(key)
         if staged is not None:
             return staged
-        by_backfill = [one for one, _ in self._staged_by_backfill(assets, key, keys)]
+        by_backfill = [one for one, _ in self._staged_by_backfill(membership, key, keys)]
         if len(by_backfill) > 1:
             raise dg.Failure(
                 f"{key.to_user_string()} was not published: runs of the backfill staged its partitions apart, and this"
                 " run publishes a range of them; give the publish asset the backfill_policy of its tables",
                 allow_retries=False,
             )
-        if not by_backfill and not is_publisher(assets):
+        if not by_backfill and not is_publisher(membership.assets):
             raise InvalidInputError(f"asset {key.to_user_string()} was not staged by this run")
         return by_backfill[0] if by_backfill else NotStaged()
 
     def _staged_by_backfill(
-        self, assets: StepAssets, key: dg.AssetKey, keys: list[str] | None, stored: Stored | None = None
+        self, membership: Membership, key: dg.AssetKey, keys: list[str] | None, stored: Stored | None = None
     ) -> list[tuple[StagedTable, list[str] | None]]:
         """Return what other runs of the backfill staged for an asset, with the partitions that each covers."""
         instance, run = self._instance, self._run
-        part = backfill_of(assets, instance, run, key)
+        part = membership.backfill_part(key)
         if instance is None or run is None or part is None:
             return []
         found: dict[str, tuple[StagedTable, list[str]]] = {}
@@ -279,18 +283,20 @@ class _TableIOManager(dg.IOManager):
             record_taken(instance, run, key, run_id)
         return [(staged, None if keys is None else covered) for staged, covered in found.values()]
 
-    def _version_with(self, lake: Lakehouse, assets: StepAssets, context: dg.InputContext) -> int | str:
+    def _version_with(
+        self, lake: Lakehouse, membership: Membership, context: dg.InputContext, *, waits: bool
+    ) -> int | str:
         """Return the version to read an asset at: that of the run, or a later one by which the run published the asset.
 
-        An asset that the run has yet to publish is waited for.
+        An asset that the run has yet to publish is waited for, unless the step reads what is staged.
         """
         version, key = self._version(lake), context.asset_key
         if self._run is None or self._instance is None or isinstance(version, str):
             return version
-        if not is_part_of_publication(assets, key):
+        if waits:
             attempt = context.step_context.previous_attempt_count
             partitions = [None] if not context.has_asset_partitions else partitions_of(context) or []
-            wait_for_publication(assets, self._instance, self._run, key, partitions, attempt)
+            membership.wait_for_publication(key, partitions, attempt)
         chain = run_chain(self._instance, self._run)
         return max(version, published_version_of(self._instance, chain, key))
 

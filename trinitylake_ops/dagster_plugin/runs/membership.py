@@ -111,124 +111,107 @@ class BackfillPart:
     publisher: dg.AssetKey
 
 
-def backfill_of(
-    assets: StepAssets, instance: dg.DagsterInstance | None, run: dg.DagsterRun | None, key: dg.AssetKey
-) -> BackfillPart | None:
-    """Return the part of a run in an asset backfill that publishes an asset, None if there is none.
+@dataclass(frozen=True, slots=True)
+class Membership:
+    """What the run of a step does with tables of publications."""
 
-    Args:
-        assets: The assets of the step.
-        instance: The Dagster instance.
-        run: The run.
-        key: The asset.
-    """
-    backfill = None if run is None else run.tags.get(_BACKFILL_TAG)
-    if instance is None or backfill is None:
-        return None
-    record = instance.get_backfill(backfill)
-    made = () if record is None else record.asset_selection or ()
-    return next((BackfillPart(backfill, one) for one in publishers_of(assets, key) if one in made), None)
+    #: The assets of the step, of its run and of the code location.
+    assets: StepAssets
+    instance: dg.DagsterInstance | None
+    run: dg.DagsterRun | None
 
+    def backfill_part(self, key: dg.AssetKey) -> BackfillPart | None:
+        """Return the part of the run in an asset backfill that publishes an asset, None if there is none."""
+        backfill = None if self.run is None else self.run.tags.get(_BACKFILL_TAG)
+        if self.instance is None or backfill is None:
+            return None
+        record = self.instance.get_backfill(backfill)
+        made = () if record is None else record.asset_selection or ()
+        return next((BackfillPart(backfill, one) for one in publishers_of(self.assets, key) if one in made), None)
 
-def check_is_published(
-    assets: StepAssets,
-    instance: dg.DagsterInstance | None,
-    run: dg.DagsterRun | None,
-    key: dg.AssetKey,
-    partitions: Sequence[str] = (),
-) -> BackfillPart | None:
-    """Return the part of a run in a backfill that publishes an asset in another run, None if the run publishes it.
+    def check_is_published(self, key: dg.AssetKey, partitions: Sequence[str] = ()) -> BackfillPart | None:
+        """Return the part of the run in a backfill that publishes an asset in another run.
 
-    Args:
-        assets: The assets of the step.
-        instance: The Dagster instance.
-        run: The run.
-        key: The asset.
-        partitions: The partitions that the step makes.
+        None is returned if no publish asset publishes it, or if the run includes one that does.
 
-    Raises:
-        dg.Failure: Publish assets publish the asset, and neither the run nor its backfill includes one of them.
-    """
-    publishers = publishers_of(assets, key)
-    if not publishers or assets.in_run(publishers):
-        return None
-    shown, publisher = key.to_user_string(), publishers[0]
-    part = backfill_of(assets, instance, run, key)
-    if part is None:
-        raise dg.Failure(
-            f"asset {shown} was not stored: {publisher.to_user_string()} publishes it, and this run does not include"
-            f" {publisher.to_user_string()}; materialize both, --select '{selection([key, publisher])}'",
-            allow_retries=False,
-        )
-    left_out = [one for one in partitions if not is_in_backfill(instance, part.backfill, part.publisher, one)]
-    if left_out:
-        raise dg.Failure(
-            f"asset {shown} was not stored: backfill {part.backfill} makes partition {left_out[0]} of it without"
-            f" {part.publisher.to_user_string()} of that partition, which publishes it; backfill both for it",
-            allow_retries=False,
-        )
-    if assets.graph.get(part.publisher).partitions_def is None and assets.graph.get(key).partitions_def is not None:
-        raise dg.Failure(
-            f"asset {shown} was not stored: {part.publisher.to_user_string()} has no partitions, and a backfill makes"
-            f" it in another run; give it partitions_def= of {shown}",
-            allow_retries=False,
-        )
-    return part
+        Args:
+            key: The asset.
+            partitions: The partitions that the step makes.
 
+        Raises:
+            dg.Failure: Publish assets publish the asset, and neither the run nor its backfill includes one of them.
+        """
+        assets, publishers = self.assets, publishers_of(self.assets, key)
+        if not publishers or assets.in_run(publishers):
+            return None
+        shown, publisher = key.to_user_string(), publishers[0]
+        part = self.backfill_part(key)
+        if part is None:
+            raise dg.Failure(
+                f"asset {shown} was not stored: {publisher.to_user_string()} publishes it, and this run does not"
+                f" include {publisher.to_user_string()}; materialize both, --select '{selection([key, publisher])}'",
+                allow_retries=False,
+            )
+        left_out = [one for one in partitions if not is_in_backfill(self.instance, part.backfill, part.publisher, one)]
+        if left_out:
+            raise dg.Failure(
+                f"asset {shown} was not stored: backfill {part.backfill} makes partition {left_out[0]} of it without"
+                f" {part.publisher.to_user_string()} of that partition, which publishes it; backfill both for it",
+                allow_retries=False,
+            )
+        if assets.graph.get(part.publisher).partitions_def is None and assets.graph.get(key).partitions_def is not None:
+            raise dg.Failure(
+                f"asset {shown} was not stored: {part.publisher.to_user_string()} has no partitions, and a backfill"
+                f" makes it in another run; give it partitions_def= of {shown}",
+                allow_retries=False,
+            )
+        return part
 
-def is_part_of_publication(assets: StepAssets, key: dg.AssetKey) -> bool:
-    """Whether a step may read rows of an asset that are staged: its outcome is part of the asset's publication.
+    def reads_staged(self, key: dg.AssetKey) -> bool:
+        """Whether the step may read rows of an asset that are staged: its outcome is part of the asset's publication.
 
-    That is a check, a publish asset of the asset, and an asset that one of those publishes or depends on. Any other
-    step reads published rows only.
-    """
-    own = assets.own
-    publishers = publishers_of(assets, key)
-    return not own or any(own & {one, *assets.graph.get_ancestor_asset_keys(one)} for one in publishers)
+        That is a check, a publish asset of the asset, and an asset that one of those publishes or depends on. Any other
+        step reads published rows only.
+        """
+        own, graph = self.assets.own, self.assets.graph
+        publishers = publishers_of(self.assets, key)
+        return not own or any(own & {one, *graph.get_ancestor_asset_keys(one)} for one in publishers)
 
+    def wait_for_publication(self, key: dg.AssetKey, partitions: Sequence[str | None], attempt: int) -> None:
+        """Return unless the run has yet to publish an asset.
 
-def wait_for_publication(
-    assets: StepAssets,
-    instance: dg.DagsterInstance,
-    run: dg.DagsterRun,
-    key: dg.AssetKey,
-    partitions: Sequence[str | None],
-    attempt: int,
-) -> None:
-    """Return unless the run of a step has yet to publish an asset.
+        Args:
+            key: The asset that the step reads.
+            partitions: The partitions that it reads, None for an asset without partitions.
+            attempt: How often the step was attempted before.
 
-    Args:
-        assets: The assets of the step.
-        instance: The Dagster instance.
-        run: The run.
-        key: The asset that the step reads.
-        partitions: The partitions that it reads, None for an asset without partitions.
-        attempt: How often the step was attempted before.
-
-    Raises:
-        RetryRequested: The publication is still to come. Dagster starts the step again later.
-        dg.Failure: A step failed, so the publication may never come, or another run of the backfill publishes it.
-    """
-    publishers = assets.in_run(publishers_of(assets, key)) if assets.in_run([key]) else []
-    if any(newest_materialization(instance, [run], publisher) is not None for publisher in publishers):
-        return
-    shown = key.to_user_string()
-    if publishers and not step_failures(instance, run.run_id):
-        raise dg.RetryRequested(_MOST_WAITS, min(2 ** min(attempt, 10), _LONGEST_WAIT_SECONDS))
-    if publishers:
-        raise dg.Failure(
-            f"{shown} was not read: {publishers[0].to_user_string()} has not published what this run staged for it,"
-            " because a step failed; re-execute the run from failure",
-            allow_retries=False,
-        )
-    part = backfill_of(assets, instance, run, key)
-    if part is not None and any(is_unpublished(instance, part.backfill, key, one) for one in partitions):
-        publisher = part.publisher.to_user_string()
-        raise dg.Failure(
-            f"{shown} was not read: backfill {part.backfill} staged it, and {publisher} has not published it; add"
-            f" {publisher} to the deps of {', '.join(sorted(one.to_user_string() for one in assets.own))}",
-            allow_retries=False,
-        )
+        Raises:
+            RetryRequested: The publication is still to come. Dagster starts the step again later.
+            dg.Failure: A step failed, so the publication may never come, or another run of the backfill publishes it.
+        """
+        assets, instance, run = self.assets, self.instance, self.run
+        if instance is None or run is None:
+            return
+        publishers = assets.in_run(publishers_of(assets, key)) if assets.in_run([key]) else []
+        if any(newest_materialization(instance, [run], publisher) is not None for publisher in publishers):
+            return
+        shown = key.to_user_string()
+        if publishers and not step_failures(instance, run.run_id):
+            raise dg.RetryRequested(_MOST_WAITS, min(2 ** min(attempt, 10), _LONGEST_WAIT_SECONDS))
+        if publishers:
+            raise dg.Failure(
+                f"{shown} was not read: {publishers[0].to_user_string()} has not published what this run staged for it,"
+                " because a step failed; re-execute the run from failure",
+                allow_retries=False,
+            )
+        part = self.backfill_part(key)
+        if part is not None and any(is_unpublished(instance, part.backfill, key, one) for one in partitions):
+            publisher = part.publisher.to_user_string()
+            raise dg.Failure(
+                f"{shown} was not read: backfill {part.backfill} staged it, and {publisher} has not published it; add"
+                f" {publisher} to the deps of {', '.join(sorted(one.to_user_string() for one in assets.own))}",
+                allow_retries=False,
+            )
 
 
 def nothing_staged(instance: dg.DagsterInstance, publisher: dg.AssetKey, keys: Iterable[dg.AssetKey]) -> str:

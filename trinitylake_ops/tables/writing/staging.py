@@ -26,10 +26,9 @@ from pyiceberg.expressions import BooleanExpression
 from pyiceberg.manifest import DataFile
 from pyiceberg.partitioning import UNPARTITIONED_PARTITION_SPEC, PartitionSpec
 from pyiceberg.schema import Schema
-from pyiceberg.table import CommitTableResponse, CreateTableTransaction, Table, Transaction
+from pyiceberg.table import CreateTableTransaction, Table, Transaction
 from pyiceberg.table import StagedTable as UncommittedTable
 from pyiceberg.table.sorting import UNSORTED_SORT_ORDER, SortOrder
-from pyiceberg.table.update import TableRequirement, TableUpdate
 from pyiceberg.typedef import EMPTY_DICT, Identifier, Properties, Record
 
 from trinitylake_ops.errors import CommitConflictError, InvalidInputError, TransactionExpiredError
@@ -71,7 +70,6 @@ class StagingCatalog(TrinityLakeCatalog):
             self._transaction.base = lake.snapshot(version)
         super(TrinityLakeCatalog, self).__init__(name)
         self._bind(TransactionTarget(self._transaction, lake.storage_options))
-        self._changed: dict[tuple[str, str], None] = {}
 
     @property
     def base_version(self) -> int:
@@ -88,20 +86,9 @@ class StagingCatalog(TrinityLakeCatalog):
         properties: Properties = EMPTY_DICT,
     ) -> Table:
         """Create a table, and its namespace when that is missing. Raises as the base class does."""
-        namespace, table = self.identifier_to_database_and_table(identifier)
+        namespace, _ = self.identifier_to_database_and_table(identifier)
         self.create_namespace_if_not_exists((namespace,))
-        created = super().create_table(identifier, schema, location, partition_spec, sort_order, properties)
-        self._changed[namespace, table] = None
-        return created
-
-    def commit_table(
-        self, table: Table, requirements: tuple[TableRequirement, ...], updates: tuple[TableUpdate, ...]
-    ) -> CommitTableResponse:
-        """Write a table's new metadata for publishing later."""
-        response = super().commit_table(table, requirements, updates)
-        namespace, name = self.identifier_to_database_and_table(table.name())
-        self._changed[namespace, name] = None
-        return response
+        return super().create_table(identifier, schema, location, partition_spec, sort_order, properties)
 
     def drop_table(self, identifier: str | Identifier) -> None:
         """Raise InvalidInputError: drop it in the transaction that publishes."""
@@ -120,10 +107,6 @@ class StagingCatalog(TrinityLakeCatalog):
         before = base.table(namespace, name) if base.has_table(namespace, name) else None
         definition = self.definition_of(namespace, name)
         return describe_change(self.io, namespace, name, base, before, definition)
-
-    def all_staged(self) -> list[StagedTable]:
-        """Return every table that this catalog created or changed, in the order of their first change."""
-        return [self.staged(identifier) for identifier in self._changed]
 
 
 def stage_data_files(
