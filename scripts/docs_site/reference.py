@@ -286,12 +286,16 @@ def error_classes() -> str:
     """Return the page of errors: exit codes, and each class with what it means."""
     text = "# Errors and exit codes\n\n" + _MADE
     text += (
-        "Every error of this package is a `TrinityLakeError`. `path` and `version` say where, when they are known. On"
-        " the command line it is one line, and its branch decides the exit code.\n\n"
+        "Every error of this package is a `TrinityLakeError`, with the `path` and `version` where it happened, if"
+        " they are known. Programs should match its code, because messages may change. The command line prints one"
+        " line, which is JSON with `--json`, and exits with the exit code of the class.\n\n"
     )
     text += table(("exit code", "what it means"), _exit_codes())
-    rows = [(code(kind.__name__), code(above), kind.exit_code, _first_lines(kind)) for kind, above in _tree()]
-    return text + table(("class", "is a", "exit code", "what it means"), rows)
+    rows = [
+        (code(kind.code), code(kind.__name__), code(above), kind.exit_code, _first_lines(kind))
+        for kind, above in _tree()
+    ]
+    return text + table(("code", "class", "base", "exit code", "meaning"), rows)
 
 
 def _exit_codes() -> Iterator[tuple[str, str]]:

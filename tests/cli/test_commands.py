@@ -90,7 +90,7 @@ def lake() -> Iterator[Lakehouse]:
 def assert_error(result: Result, code: int, *parts: str) -> None:
     """Assert one line on standard error, nothing on standard output."""
     assert (result.code, result.out) == (code, ""), result
-    assert result.err.startswith("Error: ")
+    assert result.err.startswith(("Error: ", '{"error": '))
     assert result.err.count("\n") == 1
     for part in parts:
         assert part in result.err
@@ -784,6 +784,7 @@ def test_damaged_roots_are_one_line(cli: Cli, lake: Lakehouse, damage: bytes | N
 def test_wrong_calls_are_one_line(cli: Cli, arguments: list[str], root: str | None, code: int) -> None:
     assert_error(cli(*arguments, root=root), code)
     assert_error(cli(*arguments, "--json", root=root), code)
+    assert json.loads(cli(*arguments, "--json", root=root).err)["error"]["code"]
 
 
 def test_a_warning_is_shown_after_a_success(cli: Cli, lake: Lakehouse, monkeypatch: pytest.MonkeyPatch) -> None:

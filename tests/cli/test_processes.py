@@ -55,7 +55,7 @@ def run_one_anew(calls: list[tuple[object, ...]]) -> list[Result]:
 
 def assert_one_line(result: Result, code: int, part: str) -> None:
     assert (result.code, result.out) == (code, ""), result
-    assert result.err.startswith("Error: ")
+    assert result.err.startswith(("Error: ", '{"error": '))
     assert result.err.count("\n") == 1
     assert "Traceback" not in result.err
     assert part in result.err

@@ -136,7 +136,7 @@ def test_a_damaged_version(lake: Lake) -> None:
     assert root_path(1) in one.metadata["findings"]
     # What is kept cannot be told while a root cannot be read: that is said, too.
     for name in ("retention_kept", "orphans_bounded"):
-        assert (failed[name].severity, failed[name].metadata["error"]) == (ERROR, "CorruptFileError")
+        assert (failed[name].severity, failed[name].metadata["error_code"]) == (ERROR, "corrupt-file")
     assert set(failed) == {"verify_clean", "retention_kept", "orphans_bounded"}
 
 

@@ -177,7 +177,7 @@ def test_a_stale_digest_is_refused_in_one_line(jobs: Jobs) -> None:
         assert not ran.success
         assert ran.error.endswith("look at the plan again")
         assert "\n" not in ran.error
-        assert (ran.metadata["error"], ran.materialized) == ("PlanChangedError", [])
+        assert (ran.metadata["error_code"], ran.materialized) == ("plan-changed", [])
     assert content(jobs.lake) == before
 
 

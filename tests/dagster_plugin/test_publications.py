@@ -97,7 +97,7 @@ class Shop:
         events = [record.event_log_entry.dagster_event for record in records]
         (failed,) = [event.step_failure_data.user_failure_data for event in events if event is not None]
         assert failed is not None
-        return str(failed.metadata["error"].value)
+        return str(failed.metadata["error_code"].value)
 
     def values(self, table: str = "orders", column: str = "euros") -> list[Any]:
         found: list[Any] = catalog_at(self.lake).load_table(("shop", table)).scan().to_arrow()[column].to_pylist()
@@ -190,7 +190,7 @@ def test_rows_that_cannot_be_replaced_are_a_conflict(shop: Shop) -> None:
     table = catalog_at(shop.lake).load_table(("shop", "orders"))
     table.overwrite(table.scan().to_arrow())
     again = shop.run(all_of(first))
-    assert (again.is_failure, shop.failure(again), shop.values()) == (True, "CommitConflictError", [1.0])
+    assert (again.is_failure, shop.failure(again), shop.values()) == (True, "commit-conflict", [1.0])
     assert shop.run(publisher_of(first)).is_success
     assert shop.newest().metadata["lakehouse_version"].value == 1
 
@@ -210,7 +210,7 @@ def test_what_is_staged_again_after_a_conflict_conflicts_like_any_other(shop: Sh
     first = shop.run()
     shop.at_commit(before=other(4.0))
     second = shop.run(all_of(first))
-    assert [shop.failure(run) for run in (first, second)] == ["CommitConflictError"] * 2
+    assert [shop.failure(run) for run in (first, second)] == ["commit-conflict"] * 2
     assert shop.values() == [4.0]
     third = shop.run(publisher_of(second))
     assert (third.is_success, shop.values()) == (True, [1.0]), "what a user expressly takes over replaces it"
@@ -251,7 +251,7 @@ def test_a_publication_that_was_undone_is_reported_as_undone(shop: Shop) -> None
     assert note is not None and note.metadata["undone_by_version"].value == 3
     rest = dg.ReexecutionOptions(second.run_id, step_selection=["shop__summary", "publish__shop"])
     part = shop.run(rest)
-    assert shop.failure(part) == "CommitConflictError", "a summary of orders that no version has"
+    assert shop.failure(part) == "commit-conflict", "a summary of orders that no version has"
     maintenance.rollback(shop.lake, 2)
     assert shop.run(publisher_of(second)).is_success
     assert shop.newest().metadata["lakehouse_version"].value == 2
@@ -269,7 +269,7 @@ def test_a_table_is_not_made_of_one_that_was_staged_again_since(shop: Shop) -> N
     first = shop.run()
     shop.euros = [5.0]
     part = shop.run(dg.ReexecutionOptions(first.run_id, step_selection=["shop__orders", "publish__shop"]))
-    assert shop.failure(part) == "CommitConflictError"
+    assert shop.failure(part) == "commit-conflict"
     assert shop.lake.latest_version() == 0
     resumed = shop.run(publisher_of(first))
     assert (resumed.is_success, shop.values("summary")) == (True, [1.0])
@@ -289,7 +289,7 @@ def test_two_assets_of_one_table_are_no_publication(shop: Shop) -> None:
         published(a, b)
     by_key = build_publish_asset(key=["publish", "shop"], tables={"a": a.key, "b": b.key}, description="Keys.")
     shop.define(a, b, by_key)
-    assert shop.failure(shop.run()) == "InvalidInputError"
+    assert shop.failure(shop.run()) == "invalid-input"
     assert shop.lake.latest_version() == 0
     shop.define(a, b, published(a, key="a"), published(b, key="b"))
     assert (shop.run().is_success, shop.values()) == (True, [1.0, 1.0])
@@ -308,7 +308,7 @@ def test_a_partition_that_is_deleted_meanwhile(shop: Shop, moment: str) -> None:
     shop.at_commit(**{moment: lambda: shop.instance.delete_dynamic_partition("days", "mon")})  # type: ignore[arg-type]
     run = shop.run(partition="mon")
     if moment == "before":
-        assert (shop.failure(run), shop.lake.latest_version()) == ("InvalidInputError", 0)
+        assert (shop.failure(run), shop.lake.latest_version()) == ("invalid-input", 0)
     else:
         assert (run.is_success, shop.values()) == (True, [1.0])
 

@@ -49,7 +49,7 @@ class Reply:
         """Status and type of an error, whose body has the same status."""
         error = self.document["error"]
         assert error["code"] == self.status
-        assert set(error) == {"message", "type", "code"}
+        assert set(error) - {"reason"} == {"message", "type", "code"}
         return self.status, error["type"]
 
 

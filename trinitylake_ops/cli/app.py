@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import logging
 import os
 import sys
@@ -22,7 +23,7 @@ from trinitylake_ops.cli.context import Session, storage_options_of, with_allowe
 from trinitylake_ops.cli.terminal.completion import completed
 from trinitylake_ops.cli.terminal.signals import Terminated
 from trinitylake_ops.cli.terminal.wording import SaidFormatter, log_warning, said
-from trinitylake_ops.errors import TrinityLakeError
+from trinitylake_ops.errors import StorageError, TrinityLakeError
 from trinitylake_ops.storage import beside
 from trinitylake_ops.storage.options import StorageOptions, redact_assignments
 from trinitylake_ops.telemetry.logs import about, log_as_json
@@ -257,19 +258,20 @@ def _run() -> int:
         code = EXIT_USAGE
     except click.UsageError as error:
         command = error.ctx.command_path if error.ctx is not None else "trinitylake"
-        code = _fail(f"{error.format_message().rstrip('.')}; see {command} -h", EXIT_USAGE)
+        code = _fail(f"{error.format_message().rstrip('.')}; see {command} -h", EXIT_USAGE, "usage")
     except click.ClickException as error:
-        code = _fail(error.format_message(), EXIT_USAGE)
+        code = _fail(error.format_message(), EXIT_USAGE, "usage")
     except (click.Abort, KeyboardInterrupt) as ended:
         is_signal = isinstance(ended, Terminated)
-        code = _fail("terminated", EXIT_TERMINATED) if is_signal else _fail("interrupted", EXIT_INTERRUPTED)
+        name, code = ("terminated", EXIT_TERMINATED) if is_signal else ("interrupted", EXIT_INTERRUPTED)
+        _fail(name, code, name)
     except BrokenPipeError:
         code = _without_reader()
     except TrinityLakeError as error:
-        code = _fail(str(error), error.exit_code)
+        code = _fail(str(error), error.exit_code, error.code, path=error.path, version=error.version)
     except OSError as error:
         _mute_output()
-        code = _fail(str(error), EXIT_STORAGE)
+        code = _fail(str(error), EXIT_STORAGE, StorageError.code)
     held.setTarget(None)  # logging flushes once more at exit
     return code
 
@@ -296,6 +298,11 @@ def _mute_output() -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def _fail(message: str, code: int) -> int:
-    click.echo(f"Error: {said(message)}", err=True)
-    return code
+def _fail(message: str, exit_code: int, code: str, **where: str | int | None) -> int:
+    """Print an error as one line on standard error, which is JSON for a command with ``--json``."""
+    if "--json" in sys.argv[1:]:
+        known = {name: said(value) if isinstance(value, str) else value for name, value in where.items()}
+        click.echo(json.dumps({"error": {"code": code, "message": said(message), **known}}), err=True)
+    else:
+        click.echo(f"Error: {said(message)}", err=True)
+    return exit_code

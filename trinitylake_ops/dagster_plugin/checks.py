@@ -121,7 +121,7 @@ def _asset_check(
         except TrinityLakeError as error:
             is_damage = isinstance(error, CorruptFileError | FileMissingError)
             metadata = {
-                "error": type(error).__name__,
+                "error_code": error.code,
                 **(repaired_by(links, "repair", {}) if is_damage else {}),
             }
             return dg.AssetCheckResult(passed=False, description=str(error), metadata=metadata)

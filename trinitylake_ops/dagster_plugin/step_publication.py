@@ -146,6 +146,6 @@ def no_retries_of_conflicts(asset_key: dg.AssetKey) -> Iterator[None]:
     except (CommitConflictError, InvalidInputError, TransactionExpiredError) as error:
         raise dg.Failure(
             description=str(error),
-            metadata={"error": type(error).__name__, PUBLISHING: asset_key.to_user_string()},
+            metadata={"error_code": error.code, PUBLISHING: asset_key.to_user_string()},
             allow_retries=False,
         ) from error

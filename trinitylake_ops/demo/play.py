@@ -52,6 +52,8 @@ _PARTITION_TAG = "dagster/partition"
 class DemoError(TrinityLakeError):
     """A step of the demo did not end as it must."""
 
+    code = "demo-failed"
+
 
 @dataclass
 class Demo:

@@ -142,11 +142,12 @@ def failed(error: Exception, *, changes: bool, request_id: str) -> Answer:
         return _failure(error.status, error.kind, error.message, error.headers, error.detail)
     for kind, status, name in _STATUS:
         if isinstance(error, kind):
-            return _failure(status, name, _message(error))
+            reason = error.code if isinstance(error, errors.TrinityLakeError) else None
+            return _failure(status, name, _message(error), reason=reason)
     if isinstance(error, errors.StorageError):
         if isinstance(error, errors.CorruptFileError) and not changes:
-            return _failure(500, "InternalServerError", _message(error))
-        return _failure(503, UNAVAILABLE, _message(error), {"Retry-After": "1"})
+            return _failure(500, "InternalServerError", _message(error), reason=error.code)
+        return _failure(503, UNAVAILABLE, _message(error), {"Retry-After": "1"}, reason=error.code)
     unforeseen = UNKNOWN_STATE if changes else "InternalServerError"
     logger.error("request %s failed", request_id, exc_info=error)
     told = f"the server failed; its log says why, by the request id {request_id}"
@@ -181,8 +182,15 @@ def _message(error: Exception) -> str:
 
 
 def _failure(
-    status: int, kind: str, message: str, headers: Mapping[str, str] | None = None, detail: str | None = None
+    status: int,
+    kind: str,
+    message: str,
+    headers: Mapping[str, str] | None = None,
+    detail: str | None = None,
+    *,
+    reason: str | None = None,
 ) -> Answer:
+    """Return an error of the specification. ``reason`` is the code of an error of this package."""
     shown = message[:_LONGEST_MESSAGE_CHARS]
-    body = json.dumps({"error": {"message": shown, "type": kind, "code": status}}).encode()
-    return Answer(status, body, dict(headers or {}), kind, detail or shown)
+    error = {"message": shown, "type": kind, "code": status} | ({} if reason is None else {"reason": reason})
+    return Answer(status, json.dumps({"error": error}).encode(), dict(headers or {}), kind, detail or shown)

@@ -114,7 +114,7 @@ def _build_op(
                 context.add_output_metadata({**figures(proof), **running.shown})
         except TrinityLakeError as error:
             raise dg.Failure(
-                description=str(error), metadata={"error": type(error).__name__}, allow_retries=False
+                description=str(error), metadata={"error_code": error.code}, allow_retries=False
             ) from error
         yield dg.Output(None)
 

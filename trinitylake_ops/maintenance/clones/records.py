@@ -59,7 +59,9 @@ def records_of_clone(definition: LakehouseDef, clone_id: str) -> list[ExportReco
 
 
 class OtherLakehouseError(InvalidInputError):
-    """At the root of a clone there is another lakehouse by now, or the clone of another one."""
+    """The root of a clone has another lakehouse, or a clone of another one."""
+
+    code = "other-lakehouse"
 
 
 @dataclass(frozen=True)

@@ -50,7 +50,9 @@ class BudgetSpentError(BaseException):
 
 
 class BudgetSpentBeforeError(TrinityLakeError):
-    """What an operation was given was used up before it knew what to do, so it deleted nothing."""
+    """The limits of an operation were reached before it knew what to do, so it deleted nothing."""
+
+    code = "budget-spent"
 
 
 def _now_s() -> float:
