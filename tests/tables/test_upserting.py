@@ -12,7 +12,7 @@ from pyiceberg.io import pyarrow as iceberg_arrow
 from pyiceberg.types import StringType
 
 from tests.lakes import Lakes
-from trinitylake_ops import Lakehouse
+from trinitylake_ops import Lakehouse, maintenance
 from trinitylake_ops.errors import (
     CommitConflictError,
     ContentChangedError,
@@ -220,6 +220,62 @@ def test_a_damaged_file_is_not_written_again(lake: Lakehouse) -> None:
     path.write_bytes(content)
     with pytest.raises(CorruptFileError):
         put(lake, prices(k1=7))
+
+
+def regions(region: str, **by_sku: int) -> pa.Table:
+    return pa.table({"region": [region] * len(by_sku), "sku": list(by_sku), "n": list(by_sku.values())})
+
+
+def stage_region(lake: Lakehouse, rows: pa.Table) -> StagedTable:
+    partitions = [{"region": rows["region"][0].as_py()}]
+    return stage_upsert(lake, rows, *NAME, keys=["sku"], partition_by=["region"], partitions=partitions)
+
+
+def by_region(lake: Lakehouse) -> dict[tuple[str, str], int]:
+    found = rows(lake)
+    by_key = {(row["region"], row["sku"]): row["n"] for row in found}
+    assert len(by_key) == len(found), "a key is there twice"
+    return by_key
+
+
+@pytest.mark.parametrize("is_new", [True, False])
+def test_upserts_of_other_partitions_are_no_conflict(lake: Lakehouse, is_new: bool) -> None:
+    if not is_new:
+        for region in ("eu", "us"):
+            publish(lake, stage_region(lake, regions(region, a=1, b=1)))
+    late = stage_region(lake, regions("eu", a=2, c=2))
+    publish(lake, stage_region(lake, regions("us", a=3, d=3)))
+    publish(lake, late)
+    kept = {} if is_new else {("eu", "b"): 1, ("us", "b"): 1}
+    assert by_region(lake) == {
+        **kept,
+        ("eu", "a"): 2,
+        ("eu", "c"): 2,
+        ("us", "a"): 3,
+        ("us", "d"): 3,
+    }
+
+
+def test_another_change_of_the_same_partition_is_a_conflict(lake: Lakehouse) -> None:
+    publish(lake, stage_region(lake, regions("eu", a=1, b=1)))
+    late = stage_region(lake, regions("eu", c=2))
+    publish(lake, stage_region(lake, regions("eu", c=3)))
+    with pytest.raises(CommitConflictError):
+        publish(lake, late)
+    with pytest.raises(CommitConflictError):  # it was compared with the rows of its base
+        publish_once(lake, [late], publication_id("again"), replaces_latest=[late])
+    assert by_region(lake) == {("eu", "a"): 1, ("eu", "b"): 1, ("eu", "c"): 3}
+
+
+def test_a_compaction_of_replaced_files_is_a_conflict(lake: Lakehouse) -> None:
+    for sku in ("a", "b"):
+        publish(lake, stage_region(lake, regions("eu", **{sku: 1})))
+    late, other = stage_region(lake, regions("eu", a=2)), stage_region(lake, regions("us", a=3))
+    assert maintenance.plan_compact_tables(lake, [".".join(NAME)], min_input_files=2).execute().tables
+    with pytest.raises(CommitConflictError):
+        publish(lake, late)
+    publish(lake, other)
+    assert by_region(lake) == {("eu", "a"): 1, ("eu", "b"): 1, ("us", "a"): 3}
 
 
 def test_keys_that_a_table_has_twice_become_one_row(lake: Lakehouse) -> None:

@@ -41,9 +41,10 @@ class StagedTable:
     storage's clock. No file that was written for it is older. Rows and bytes are totals of the table with the staged
     change. ``added_*`` and ``removed_*`` count data files, their rows and their bytes. Rewritten files count on both
     sides. ``partitions`` are those with added or removed files, such as ``year=2013/month=1``. They are empty for an
-    unpartitioned table. ``replaces`` says what the new files replace: ``nothing``, ``partitions`` or ``all``. It is
-    None for a change of another kind, which conflicts with any other. ``replaced_partitions`` are the values of those
-    that are replaced, whether or not they have files (:func:`partition_key.encode_partitions`).
+    unpartitioned table. ``replaces`` says what the new files replace: ``nothing``, ``partitions``, ``all``, or
+    ``files``: those that were removed, in partitions that must not change. It is None for a change of another kind,
+    which conflicts with any other. ``replaced_partitions`` are the values of these partitions, whether or not they have
+    files (:func:`partition_key.encode_partitions`).
     """
 
     namespace: str

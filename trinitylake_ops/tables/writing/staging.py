@@ -53,6 +53,8 @@ class Replace(Enum):
 
     NOTHING = "nothing"
     PARTITIONS = "partitions"
+    #: Only the files that the staged snapshot removed, while the rest of their partitions stays as it was.
+    FILES = "files"
     ALL = "all"
 
 
@@ -123,11 +125,11 @@ def stage_data_files(
 
     ``replacing`` says which files they replace: none, all files of their own partitions, all files, the listed ones, or
     the files that a filter selects whole. A filter is over partition columns, an expression or text such as
-    ``"year = 2013 and month = 2"``. ``partitions`` are those of a filter, if it selects nothing else: then others may
-    change the rest of the table until it is published. A new table is created. Raises CommitConflictError when the
-    table changed since the plan. With ``on_plan`` it is staged on the version of the plan all the same, and
-    ``publish_once`` finds what conflicts. Raises InvalidInputError for a filter that selects only some rows of a file,
-    StorageError.
+    ``"year = 2013 and month = 2"``. ``partitions`` are those of a filter or of listed files, if these have no rows of
+    others: then other writers may change the rest of the table until it is published. A new table is created. Raises
+    CommitConflictError when the table changed since the plan. With ``on_plan`` it is staged on the version of the plan
+    all the same, and ``publish_once`` finds what conflicts. Raises InvalidInputError for a filter that selects only
+    some rows of a file, StorageError.
     """
     catalog = StagingCatalog(lake, version=write.base_version if on_plan else None)
     identifier = (write.namespace, write.table)
@@ -151,7 +153,8 @@ def stage_data_files(
     if partitions is None:
         return staged
     values = encode_partitions(partitions, write.metadata.spec(), write.metadata.schema())
-    kind = replacing if isinstance(replacing, Replace) else Replace.PARTITIONS
+    listed = Replace.FILES if isinstance(replacing, tuple) else Replace.PARTITIONS
+    kind = replacing if isinstance(replacing, Replace) else listed
     return replace(staged, replaces=kind.value, replaced_partitions=values)
 
 

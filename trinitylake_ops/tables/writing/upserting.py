@@ -26,6 +26,7 @@ from pyiceberg.expressions.literals import literal
 from pyiceberg.manifest import DataFile
 from pyiceberg.schema import Schema
 from pyiceberg.table import FileScanTask, Table
+from pyiceberg.typedef import Record
 from pyiceberg.types import (
     DateType,
     DoubleType,
@@ -79,7 +80,8 @@ def stage_upsert(
     """Stage rows that update those of the same keys and add the others. A missing table is created.
 
     Columns are matched by name, added and widened as by :func:`arrow_writer.stage_arrow`. A publication of the staged
-    table conflicts with any other change of the table since. The new rows and one data file at a time are in memory.
+    table conflicts with other changes of ``partitions`` since, without them with any change of the table. The new rows
+    and one data file at a time are in memory.
 
     Args:
         lake: The lakehouse.
@@ -112,13 +114,14 @@ def stage_upsert(
         _check_not_null(name, key, held[key])
     plan = plan_arrow(lake, held, namespace, table, partition_by=partition_by)
     new = _conformed(name, held, plan.metadata.schema())
-    upsert = _Upsert(name, plan, new, held.column_names, _compared_columns(name, plan, new, keys, partitions))
+    compared, wanted = _compared_columns(name, plan, new, keys, partitions)
+    upsert = _Upsert(name, plan, new, held.column_names, compared)
     if plan.base_metadata_location is not None:
         upsert.compare(StagingCatalog(lake, version=plan.base_version).load_table((namespace, table)))
     data_files = plan.write(upsert.batches())
     try:
         upsert.check_written(data_files)
-        return stage_data_files(lake, plan, data_files, replacing=upsert.replaced, on_plan=True)
+        return stage_data_files(lake, plan, data_files, replacing=upsert.replaced, partitions=wanted, on_plan=True)
     except BaseException:
         delete_data_files(plan.io, data_files)
         raise
@@ -150,8 +153,8 @@ def _compared_columns(
     new: pa.Table,
     keys: Sequence[str],
     partitions: Sequence[Mapping[str, PartitionValue]] | None,
-) -> list[str]:
-    """Return the columns by which rows are the same, after checks of the new rows."""
+) -> tuple[list[str], frozenset[Record] | None]:
+    """Return the columns by which rows are the same, and the only partitions of the rows, after checks of the rows."""
     schema = plan.metadata.schema()
     wanted, _ = replaced_by(plan, "append", partitions)
     part_columns = [] if wanted is None else [field.name for field in plan.metadata.spec().fields]
@@ -170,7 +173,7 @@ def _compared_columns(
         raise InvalidInputError(
             f"table {name}: there are several rows with the same {', '.join(keys)}; keep one of each"
         )
-    return compared
+    return compared, wanted
 
 
 def _distinct(rows: pa.Table, columns: Sequence[str]) -> pa.Table:

@@ -51,7 +51,7 @@ def rebase(
         lake: The lakehouse.
         staged: The staged table.
         replaces_latest: Whether it replaces the rows of the latest version, as if its files were staged now, even if
-            other writers changed them.
+            other writers changed them. Upserts cannot, because they were compared with the rows of their base.
         superseded: An earlier append to the same table, which the staged one repeats. Its files are removed.
 
     Raises:
@@ -177,6 +177,11 @@ class _Rebase:
             return list(self._superseded)
         if self._staged.replaces == Replace.PARTITIONS.value:
             return files_in_partitions(self._table, self._replaced)
+        if self._staged.replaces == Replace.FILES.value:
+            files = files_at(self._table, self._change.removed_paths)
+            if len(files) != len(self._change.removed_paths):
+                raise self._moved("files that it replaces were rewritten")
+            return files
         return files_to_remove(self._table, [], Replace(self._staged.replaces))
 
     def _check_files(self) -> None:
@@ -186,7 +191,8 @@ class _Rebase:
         there = live_paths(metadata.current_snapshot(), self._io) if since is None else added_paths(since, self._io)
         if added & there:
             raise self._moved("its files were published")
-        if self._replaces_latest or self._staged.replaces == Replace.NOTHING.value:
+        replaces_latest = self._replaces_latest and self._staged.replaces != Replace.FILES.value
+        if replaces_latest or self._staged.replaces == Replace.NOTHING.value:
             return
         if since is None:
             raise self._moved("it was set back, or lost the snapshots since then")
@@ -198,7 +204,8 @@ class _Rebase:
     def _is_replaced(self, entry: ManifestEntry) -> bool:
         """Whether a file may have rows of what is replaced: files of other partition specs cannot be compared."""
         file, spec_id = entry.data_file, self._change.metadata.default_spec_id
-        is_comparable = self._staged.replaces == Replace.PARTITIONS.value and file.spec_id == spec_id
+        has_partitions = self._staged.replaces in (Replace.PARTITIONS.value, Replace.FILES.value)
+        is_comparable = has_partitions and file.spec_id == spec_id
         return not is_comparable or file.partition in self._replaced
 
     def _text_of(self, file: DataFile) -> str:
@@ -235,11 +242,12 @@ class _Rebase:
 
 @dataclass(frozen=True)
 class _Change:
-    """What was staged: the metadata before and after it, and the data files that its snapshot added."""
+    """What was staged: the metadata before and after it, and the data files that its snapshot added and removed."""
 
     base: TableMetadata | None
     metadata: TableMetadata
     added: Sequence[DataFile]
+    removed_paths: frozenset[str]
     properties: Mapping[str, str]
 
     @classmethod
@@ -250,7 +258,7 @@ class _Change:
         known = set() if base is None else {snapshot.snapshot_id for snapshot in base.snapshots}
         snapshot = metadata.current_snapshot()
         if snapshot is None or snapshot.snapshot_id in known:
-            return cls(base, metadata, [], {})
+            return cls(base, metadata, [], frozenset(), {})
         entries = [
             entry
             for manifest in manifests_in(snapshot, io)
@@ -262,6 +270,7 @@ class _Change:
             base,
             metadata,
             [entry.data_file for entry in entries if entry.status == ManifestEntryStatus.ADDED],
+            frozenset(entry.data_file.file_path for entry in entries if entry.status == ManifestEntryStatus.DELETED),
             {key: value for key, value in given.items() if not _COUNTED.fullmatch(key)},
         )
 
