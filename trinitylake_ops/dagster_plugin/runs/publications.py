@@ -356,7 +356,7 @@ def _met_a_conflict(instance: dg.DagsterInstance, run: dg.DagsterRun, asset: str
         event = record.event_log_entry.dagster_event
         failure = None if event is None else event.step_failure_data.user_failure_data
         metadata = {} if failure is None else {name: value.value for name, value in failure.metadata.items()}
-        if (metadata.get("error"), metadata.get(PUBLISHING)) == (CommitConflictError.__name__, asset):
+        if (metadata.get("error_code"), metadata.get(PUBLISHING)) == (CommitConflictError.code, asset):
             return True
     return False
 
