@@ -29,7 +29,7 @@ from trinitylake_ops.tables import catalog_at, stage_arrow
 from trinitylake_ops.tables.writing.publication import publication_id
 
 PROJECT = Path(__file__).parents[1]
-PAGES = ("README.md", "docs/dagster.md", "docs/dagster-beside-others.md")
+PAGES = ("README.md", "docs/dagster.md", "docs/dagster-compared.md")
 COMPONENT = "trinitylake_ops.dagster_plugin.component.TrinityLakeMaintenanceComponent"
 
 
@@ -119,7 +119,7 @@ FOUND_BY = {
         ("sh", "dg scaffold"),
         ("", "retain_days: "),
     ],
-    "docs/dagster-beside-others.md": [("python", "StagingCatalog")],
+    "docs/dagster-compared.md": [("python", "StagingCatalog")],
 }
 
 
@@ -206,7 +206,7 @@ def test_the_assets_of_the_page_are_published(
 def test_an_asset_stages_by_any_means_of_pyiceberg(lake: Lakehouse, instance: dg.DagsterInstance) -> None:
     before = pa.table({"sku": ["a", "b"], "euros": [1.0, 3.0]})
     tables.publish_once(lake, [stage_arrow(lake, before, "shop", "prices", mode="append")], publication_id("before"))
-    publish(lake, instance, run(python("StagingCatalog", "docs/dagster-beside-others.md"))["prices"])
+    publish(lake, instance, run(python("StagingCatalog", "docs/dagster-compared.md"))["prices"])
     rows = catalog_at(lake).load_table("shop.prices").scan().to_arrow().to_pylist()
     assert [row["euros"] for row in rows] == [3.0]
 

@@ -14,6 +14,7 @@ import pyarrow as pa
 import pytest
 
 from tests.dagster_plugin.test_assets import values
+from tests.environments import run_without
 from tests.lakes import Lakes
 from trinitylake_ops import Lakehouse, dagster_plugin
 from trinitylake_ops.dagster_plugin import (
@@ -64,6 +65,20 @@ def run(
 
 def jobs_of(definitions: dg.Definitions) -> set[str]:
     return {job.name for job in definitions.resolve_all_job_defs() if not job.name.startswith("__")}
+
+
+def test_definitions_of_tables_load_without_what_steps_import() -> None:
+    """Each run has a process that loads the definitions, and stores no table."""
+    program = """
+import sys
+from trinitylake_ops.dagster_plugin import LakehouseNames, TrinityLakeIOManager, TrinityLakeResource, stored_as
+TrinityLakeIOManager(lakehouse=TrinityLakeResource(root="/lake"))
+stored_as(partition_by=["day"])
+loaded = {"pyiceberg", "trinitylake_ops.tables", "trinitylake_ops.maintenance.status"} & sys.modules.keys()
+assert not loaded, loaded
+"""
+    ran = run_without((), program)
+    assert ran.returncode == 0, ran.stderr
 
 
 def test_one_call_gives_all_of_a_lakehouse() -> None:

@@ -304,7 +304,7 @@ def test_a_bad_publication_is_found_undone_and_proved(shop: Shop) -> None:
     metrics = plain(seen.asset_observation.metadata)
     assert (metrics["objects"], metrics["tables"], metrics["publish_tables"]) == (2, 1, 1)
     assert (metrics["hours_since_export"], metrics["publish_rows_added"]) == ("none", 2)
-    assert [*shown][:3] == ["lakehouse_version", "health", "last_versions"]
+    assert [*shown][:5] == ["lakehouse_version", "health", "next", "go_back", "last_versions"]
 
     _, plan = shop.run("shop_rollback", {"to": {"last_passed": True}})
     assert (plan["to_version"], plan["rows_coming_back"], plan["rows_going_away"]) == (good, 3, 2)
@@ -359,7 +359,7 @@ def test_a_check_is_about_the_version_that_a_re_execution_publishes(
     assert again.is_success
     page = shop.page()
     assert "; latest; no_negative_amounts failed |" in row(page, good + 1)
-    assert "; live; 1 passed |" in row(page, good)
+    assert "; 1 passed |" in row(page, good)
 
 
 def test_the_last_version_that_passed_is_never_one_that_was_undone(shop: Shop) -> None:
@@ -368,7 +368,7 @@ def test_the_last_version_that_passed_is_never_one_that_was_undone(shop: Shop) -
     maintenance.rollback(shop.lake, good)
     latest = shop.lake.latest_version()
     page = shop.page()
-    assert f"; live, undone by {latest}; 1 passed |" in row(page, bad)
+    assert f"; undone by {latest}; 1 passed |" in row(page, bad)
     assert f"[go back (undone by {latest})](" in row(page, bad)
     assert "[go back](" in row(page, good)
     _, plan = shop.run("shop_rollback", {"to": {"last_passed": True}})

@@ -29,7 +29,7 @@ RUN_BY = {
     "airflow.md": "tests/airflow/test_operations.py",
     "clones.md": "tests/cli/test_commands.py",
     "connect.md": "tests/clients/test_clients.py",
-    "dagster-beside-others.md": "tests/test_snippets.py",
+    "dagster-compared.md": "tests/test_snippets.py",
     "dagster.md": "tests/test_snippets.py",
     "deploy.md": "tests/e2e/test_on_pods.py",
     "engines.md": "tests/spark_jobs/test_spark_pages.py",

@@ -15,7 +15,7 @@ from playwright.sync_api import Locator, Page, WebSocket, expect, sync_playwrigh
 from tests.e2e.topology import CODE_REPOSITORY, LOCATION, PATIENCE_SECONDS, Topology
 
 #: Of the window, and so of pictures, in pixels.
-WIDTH, HEIGHT = 1400, 900
+WIDTH, HEIGHT = 1280, 900
 
 # As root it has no sandbox. It asks nobody but the deployment for anything.
 _FLAGS = (
@@ -127,6 +127,15 @@ class Pages:
         around = self.page.locator("body") if within is None else within
         cell = self.page.get_by_role("cell", name=label, exact=True)
         return around.get_by_role("row").filter(has=cell).last
+
+    def height(self, first: str, last: str) -> float:
+        """Return the pixels from the top of some metadata to the bottom of the last that begins with another label."""
+        rows = self.page.get_by_role("row").filter(
+            has=self.page.get_by_role("cell", name=re.compile(f"^{last}(_\\d+)?$"))
+        )
+        begin, end = self.value(first).bounding_box(), rows.last.bounding_box()
+        assert begin is not None and end is not None
+        return end["y"] + end["height"] - begin["y"]
 
     def text(self, label: str, within: Locator | None = None) -> str:
         """Return some metadata as it stands there."""

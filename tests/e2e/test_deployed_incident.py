@@ -16,7 +16,7 @@ from playwright.sync_api import Locator, expect
 from tests.conftest import SHOWN
 from tests.dagster_plugin.incident_project import LOAD, SOURCE
 from tests.e2e.aged_lakes import aged_lake
-from tests.e2e.browser import Pages, opened_pages, table
+from tests.e2e.browser import HEIGHT, WIDTH, Pages, opened_pages, table
 from tests.e2e.topology import FINISHED, Topology
 from tests.lakes import check_lake
 from tests.maintenance.aging import states
@@ -56,6 +56,10 @@ class Walk:
         said = f"{self.name}: {self.clicks} clicks, {self.loads} addresses, {seconds:.0f} s"
         self._record(SHOWN, said)
         assert self.clicks <= most_clicks, said
+
+    def note(self, said: str) -> None:
+        """Show something that was measured."""
+        self._record(SHOWN, said)
 
     def open(self, path: str) -> None:
         self.loads += 1
@@ -139,7 +143,10 @@ def test_a_bad_publication_is_undone(walk: Walk, shop: Lakehouse) -> None:
     listed = {cells[0]: cells for cells in table(versions)[1:]}
     assert "; sales.orders +2 -3;" in listed[str(bad)][1]
     assert listed[str(bad - 1)][1].endswith("; 1 passed")
+    walk.note(f"the page of the lakehouse: {pages.height('lakehouse_version', 'last_versions'):.0f} pixels")
+    pages.page.set_viewport_size({"width": WIDTH, "height": 1500})
     pages.picture("dagster-incident-1-versions")
+    pages.page.set_viewport_size({"width": WIDTH, "height": HEIGHT})
     walk.follow(pages.value("go_back").get_by_role("link"))
     walk.launch()
     plan = walk.markdown("plan")

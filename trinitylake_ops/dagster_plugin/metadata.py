@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import dagster as dg
 
-from trinitylake_ops.format.definitions import TableDef
 from trinitylake_ops.maintenance.plans.document import Table, visible
 from trinitylake_ops.operations import shown
 from trinitylake_ops.operations.shown import Json, Link, Markdown, shortened
-from trinitylake_ops.tables.types import DOC
-from trinitylake_ops.tables.writing.staged_table import StagedTable
+
+if TYPE_CHECKING:
+    from trinitylake_ops.format.definitions import TableDef
+    from trinitylake_ops.tables.writing.staged_table import StagedTable
 
 #: The metadata entry of an asset that says how many of its table's first rows are shown.
 PREVIEW_ROWS = "trinitylake/preview_rows"
@@ -78,6 +79,8 @@ def column_schema(definition: TableDef, described: dg.TableSchema | None = None)
     """
     keys = set(definition.primary_keys)
     said = {} if described is None else {column.name: column for column in described.columns}
+    from trinitylake_ops.tables.types import DOC  # pyiceberg comes with it
+
     parts = set(definition.distribution_keys)
     return dg.TableSchema(
         columns=[

@@ -44,7 +44,8 @@ def _is_variable_name(given: str) -> bool:
 class _OptionsConfig(dg.Config):
     """Options by their names, which Dagster's configuration schema knows. Others are refused before a run exists."""
 
-    model_config = ConfigDict(hide_input_in_errors=True)
+    # Only the classes that are used build their validators, and only when they are used.
+    model_config = ConfigDict(hide_input_in_errors=True, defer_build=True)
 
     @model_validator(mode="before")
     @classmethod

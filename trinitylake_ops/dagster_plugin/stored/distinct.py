@@ -9,15 +9,14 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta, tzinfo
-from typing import Literal, TypeAlias
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 import dagster as dg
-from pyiceberg.types import StringType
 
 from trinitylake_ops.errors import InvalidInputError
-from trinitylake_ops.format.definitions import Schema
-from trinitylake_ops.tables.types import to_iceberg_schema
-from trinitylake_ops.tables.writing.partition_key import typed_value
+
+if TYPE_CHECKING:
+    from trinitylake_ops.format.definitions import Schema
 
 _Unit: TypeAlias = Literal["minute", "hour", "day", "week", "month", "year"]
 
@@ -112,6 +111,11 @@ def check_keys(
     Raises:
         InvalidInputError: Two keys are one value.
     """
+    from pyiceberg.types import StringType
+
+    from trinitylake_ops.tables.types import to_iceberg_schema
+    from trinitylake_ops.tables.writing.partition_key import typed_value
+
     schema = to_iceberg_schema(columns)
     for column, own in values.items():
         if column not in keys_of or isinstance(schema.find_type(column), StringType):

@@ -1,21 +1,27 @@
-"""The metadata of an asset that says how it is stored, and what it means for the partitions of a run."""
+"""The metadata of an asset that says how it is stored, and what it means for the partitions of a run.
+
+Definitions import this module, so it imports pyarrow and pyiceberg only where a step or a check of tables needs them.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Self, TypeAlias, get_args
+from typing import TYPE_CHECKING, Any, Literal, Self, TypeAlias, get_args
 
 import dagster as dg
-import pyarrow as pa
 
 from trinitylake_ops.dagster_plugin.metadata import PREVIEW_ROWS, column_schema
 from trinitylake_ops.dagster_plugin.stored.distinct import check_formats, check_keys
 from trinitylake_ops.errors import InvalidInputError
-from trinitylake_ops.format.definitions import Schema
 from trinitylake_ops.operations.names import split_name
-from trinitylake_ops.tables.writing.staged_table import StagedTable
-from trinitylake_ops.tables.writing.write_mode import Mode
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from trinitylake_ops.format.definitions import Schema
+    from trinitylake_ops.tables.writing.staged_table import StagedTable
+    from trinitylake_ops.tables.writing.write_mode import Mode
 
 StoreMode: TypeAlias = Literal["overwrite", "overwrite_partition", "append", "upsert"]
 
@@ -199,6 +205,8 @@ class Stored:
         """Raise InvalidInputError if a partition by time is to be all rows of one moment."""
         if self.formats or not isinstance(partitions, dg.TimeWindowPartitionsDefinition):
             return
+        import pyarrow as pa
+
         for column in self.columns:
             if column in schema.names and pa.types.is_timestamp(schema.field(column).type):
                 raise InvalidInputError(
@@ -233,6 +241,8 @@ def check_stored(asset: dg.AssetsDefinition) -> None:
 
 def stages_itself(asset: dg.AssetsDefinition, key: dg.AssetKey) -> bool:
     """Whether an asset returns a StagedTable, by its annotation."""
+    from trinitylake_ops.tables.writing.staged_table import StagedTable
+
     output = next(name for name, one in asset.keys_by_output_name.items() if one == key)
     return asset.node_def.output_def_named(output).dagster_type.typing_type is StagedTable
 

@@ -37,8 +37,8 @@ GO_BACK = "go back to the last version whose checks passed"
 MOST_VERSIONS = 10
 _LONGEST_NAME_CHARS, _LONGEST_CHANGES_CHARS = 40, 80
 #: Together they fit the 450 pixels that the page has for a value in a window of 1,280 pixels.
-_PAGE_COLUMNS = ("version", "what it is", ACTIONS)
-_MINUTES_CHARS = len("2026-01-31 12:00")
+_PAGE_COLUMNS = ("version", "change", "action")
+_MINUTES = slice(len("2026-"), len("2026-01-31 12:00"))
 #: The job that does what is due.
 _JOBS = {"expiry": "expire", "purge": "purge", "orphans": "orphans", "verify": "verify", "exports": "export"}
 _MOST_LOOKED_AT = 200  # evaluations of each check, to find a version that passed
@@ -104,13 +104,13 @@ class VersionsPage(VersionRows):
         )
 
     def screen(self, lake: Lakehouse, latest: Snapshot, status: Status | None) -> dict[str, Any]:
-        """Return the beginning of the lakehouse's page: health, the last versions with actions, and what is due."""
+        """Return the beginning of the lakehouse's page: health, what is due, and the last versions with actions."""
         back = self.links.launchpad("rollback", {"to": {"last_passed": True}}, GO_BACK)
         return {
             "health": "the latest version cannot be read; run verify" if status is None else _health(status),
-            **self.tables(lake, latest),
-            **({} if back is None else {"go_back": link_metadata(back)}),
             **({} if status is None else {"next": self._next(status)}),
+            **({} if back is None else {"go_back": link_metadata(back)}),
+            **self.tables(lake, latest),
         }
 
     def tables(self, lake: Lakehouse, latest: Snapshot, limit: int = MOST_VERSIONS) -> dict[str, Any]:
@@ -126,8 +126,9 @@ class VersionsPage(VersionRows):
         person = row["by"].rpartition("approved by ")[2] if "approved by " in row["by"] or not run else ""
         by = ", ".join(filter(None, (row["operation"], person[:_LONGEST_NAME_CHARS])))
         changes = " ".join(filter(None, (row["tables"][:_LONGEST_CHANGES_CHARS], row["rows"])))
-        created = str(row["created (UTC)"])[:_MINUTES_CHARS]
-        parts = (f"{created} {by}", changes, row["state"], str(row["checks"]))
+        created = str(row["created (UTC)"])[_MINUTES]
+        state = ", ".join(part for part in row["state"].split(", ") if part != "live")
+        parts = (f"{created} {by}", changes, state, str(row["checks"]))
         return version, "; ".join(filter(None, parts)), row[ACTIONS]
 
     def _next(self, status: Status) -> dg.MarkdownMetadataValue:
