@@ -38,6 +38,7 @@ from trinitylake_ops.tables.writing.publication import publication_id, publish_o
 
 LIMITS = ApplyLimits(max_files=10, max_bytes=1 << 20, min_age=timedelta(days=7))
 SALES, HR = LakehouseNames("sales"), LakehouseNames("hr")
+PAGE = Path(__file__).parents[2] / "docs" / "dagster.md"
 COMMON = {"rollback", "export", "restore", "expire", "undelete", "purge", "verify", "repair", "observe"}
 
 
@@ -324,3 +325,26 @@ def test_the_public_names_load_what_they_need_alone() -> None:
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=Path.cwd())
     assert done.stdout == "[]\n"
+
+
+def test_the_docs_list_what_a_new_user_with_two_assets_sees() -> None:
+    @dg.asset(key=["shop", "orders"], io_manager_key="lake_lakehouse_io_manager")
+    def orders() -> pa.Table:
+        return pa.table({"n": [1]})
+
+    @dg.asset(key=["shop", "totals"], io_manager_key="lake_lakehouse_io_manager")
+    def totals(orders: pa.Table) -> pa.Table:
+        return orders
+
+    lakehouse = build_trinitylake_definitions(settings("memory://m/", "lake"))
+    definitions = dg.Definitions.merge(dg.Definitions(assets=[orders, totals]), lakehouse)
+    repository, graph = definitions.get_repository_def(), definitions.resolve_asset_graph()
+    names = {
+        "assets": {key.to_user_string() for key in graph.get_all_asset_keys()},
+        "checks": {key.name for key in graph.asset_check_keys},
+        "jobs": jobs_of(definitions),
+        "schedules": {schedule.name for schedule in repository.schedule_defs},
+        "sensors": {sensor.name for sensor in repository.sensor_defs},
+    }
+    rows = [f"| {kind} | {len(of)} | {', '.join(f'`{one}`' for one in sorted(of))} |" for kind, of in names.items()]
+    assert "\n".join(["| | number | names |", "|---|---|---|", *rows]) in PAGE.read_text()
