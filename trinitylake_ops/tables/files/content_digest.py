@@ -40,9 +40,8 @@ _U64 = pa.uint64()
 #: Odd multipliers, mod 2**64. _INVERSE is that of _BASE.
 _FIRST, _SECOND, _BASE = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB, 0x9E3779B97F4A7C15
 _INVERSE = pow(_BASE, -1, 1 << 64)
-_FIRST_FACTOR, _SECOND_FACTOR, _FACTOR = (pa.scalar(number, _U64) for number in (_FIRST, _SECOND, _BASE))
-_HALF = pa.scalar(32, _U64)
-_NULL = pa.scalar(0x5851F42D4C957F2D, _U64)
+_HALF = 32
+_NULL = 0x5851F42D4C957F2D
 #: Rows that are hashed at once, which bounds the memory of intermediate results.
 _ROWS_AT_ONCE = 1 << 15
 #: Elements of lists that are hashed at once.
@@ -52,7 +51,7 @@ _SHORT = 32
 #: Texts above this length are hashed one by one.
 _LONG = 256
 #: Odd multipliers for the words of a text, by position.
-_OF_WORD = [pa.scalar(pow(_BASE, at + 1, 1 << 64), _U64) for at in range(_LONG // 8)]
+_OF_WORD = [pow(_BASE, at + 1, 1 << 64) for at in range(_LONG // 8)]
 
 
 class ContentDigest:
@@ -155,9 +154,9 @@ class ContentDigest:
         else:
             hashes = _primitive(array, field.field_type)
         if array.null_count and hashes.null_count == array.null_count:
-            hashes = pc.fill_null(hashes, _NULL)
+            hashes = pc.fill_null(hashes, _u64(_NULL))
         elif array.null_count:
-            hashes = pc.if_else(array.is_valid(), hashes, _NULL)
+            hashes = pc.if_else(array.is_valid(), hashes, _u64(_NULL))
         counts[0] += n
         counts[1] += array.null_count
         counts[2] += _sum(hashes)
@@ -234,7 +233,7 @@ def _primitive(array: pa.Array, kind: IcebergType) -> pa.Array:
         numbers = array.cast(pa.date32()).view(pa.int32()).cast(pa.int64())
     else:
         numbers = (array.cast(pa.uint8()) if pa.types.is_boolean(array.type) else array).cast(pa.int64())
-    return _finished(pc.multiply(numbers.view(_U64), _FIRST_FACTOR))
+    return _finished(pc.multiply(numbers.view(_U64), _u64(_FIRST)))
 
 
 def _texts(array: pa.Array) -> pa.Array:
@@ -273,7 +272,7 @@ def _padded(texts: pa.Array, lengths: pa.Array, longest: int) -> pa.Array:
     """Return hashes of bytes up to a length, which are padded with zeros to the same number of words."""
     width = -(-longest // 8) * 8
     if not len(texts) or not width:
-        return _finished(pc.multiply(lengths, _SECOND_FACTOR))
+        return _finished(pc.multiply(lengths, _u64(_SECOND)))
     _, offsets, data = texts.buffers()
     # The kernel counts bytes, whatever they are.
     chars = pa.Array.from_buffers(pa.large_string(), len(texts), [None, offsets, data], offset=texts.offset)
@@ -284,12 +283,18 @@ def _of_words(data: pa.Buffer, lengths: pa.Array, width: int) -> pa.Array:
     """Return hashes of bytes that all have the same number of words. Words of zeros at the end do not count."""
     n, n_words = len(lengths), width // 8
     words = pa.Array.from_buffers(_U64, n * n_words, [None, data])
-    words = pc.bit_wise_xor(words, pc.shift_right(words, _HALF))
-    hashes = pc.multiply(lengths, _SECOND_FACTOR)
+    words = pc.bit_wise_xor(words, pc.shift_right(words, _u64(_HALF)))
+    hashes = pc.multiply(lengths, _u64(_SECOND))
     for at in range(n_words):
         at_place = words if n_words == 1 else pc.take(words, _places(n_words, at).slice(0, n), boundscheck=False)
-        hashes = pc.add(hashes, pc.multiply(at_place, _OF_WORD[at]))
+        hashes = pc.add(hashes, pc.multiply(at_place, _u64(_OF_WORD[at])))
     return _finished(hashes)
+
+
+@functools.cache
+def _u64(value: int) -> pa.Scalar:
+    """Return a constant as a scalar. The first scalar of a process loads pandas, so none is made at import."""
+    return pa.scalar(value, _U64)
 
 
 @functools.cache
@@ -321,7 +326,7 @@ def _sequences(hashes: pa.Array, lengths: pa.Array) -> pa.Array:
     ends = pc.cumulative_sum(lengths.cast(pa.int64()))
     starts = pc.subtract(ends, lengths)
     totals = pc.multiply(pc.subtract(sums.take(ends), sums.take(starts)), inverses.take(starts))
-    return _mixed(pc.add(totals, pc.multiply(pc.add(lengths.cast(_U64), pa.scalar(1, _U64)), _FIRST_FACTOR)))
+    return _mixed(pc.add(totals, pc.multiply(pc.add(lengths.cast(_U64), pa.scalar(1, _U64)), _u64(_FIRST))))
 
 
 def _powers(base: int, n: int) -> pa.Array:
@@ -340,18 +345,18 @@ def _made_powers(base: int, n: int) -> pa.Array:
 
 def _mixed(values: pa.Array) -> pa.Array:
     """Return hashes of numbers, each bit of which depends on all bits of the number."""
-    values = pc.multiply(pc.add(values, _FACTOR), _FIRST_FACTOR)
-    values = pc.multiply(pc.bit_wise_xor(values, pc.shift_right(values, _HALF)), _SECOND_FACTOR)
-    return pc.bit_wise_xor(values, pc.shift_right(values, _HALF))
+    values = pc.multiply(pc.add(values, _u64(_BASE)), _u64(_FIRST))
+    values = pc.multiply(pc.bit_wise_xor(values, pc.shift_right(values, _u64(_HALF))), _u64(_SECOND))
+    return pc.bit_wise_xor(values, pc.shift_right(values, _u64(_HALF)))
 
 
 def _finished(hashes: pa.Array) -> pa.Array:
     """Return products with a multiplier so that high bits of the factor count in all bits."""
-    return pc.multiply(pc.bit_wise_xor(hashes, pc.shift_right(hashes, _HALF)), _SECOND_FACTOR)
+    return pc.multiply(pc.bit_wise_xor(hashes, pc.shift_right(hashes, _u64(_HALF))), _u64(_SECOND))
 
 
 def _folded(hashes: pa.Array, added: pa.Array) -> pa.Array:
-    return pc.add(pc.multiply(hashes, _FACTOR), added)
+    return pc.add(pc.multiply(hashes, _u64(_BASE)), added)
 
 
 def _constant(value: int, n: int) -> pa.Array:

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.dataset as ds
 from pyiceberg.manifest import DataFile, DataFileContent, FileFormat
 from pyiceberg.schema import Schema, prune_columns
 from pyiceberg.table import FileScanTask
@@ -114,6 +113,7 @@ class DigestedRows(RemainingRows):
 
     def _stored(self, file: DataFile, also: set[int] | None = None) -> Iterator[_StoredRows]:
         """Yield all rows of a data file, with the columns of the scan and some others, by their ids."""
+        from pyarrow.dataset import Scanner  # importing it loads pandas
         from pyiceberg.io.pyarrow import _get_file_format, pyarrow_to_schema
 
         metadata: TableMetadata = self.scan._table_metadata
@@ -130,7 +130,7 @@ class DigestedRows(RemainingRows):
             shown = prune_columns(columns, self.scan._projected_field_ids | (also or set()), select_full_types=False)
             constants = self._constants(file, columns.field_ids)
             names = [field.name for field in shown.fields]
-            for batch in ds.Scanner.from_fragment(fragment, schema=physical, columns=names).to_batches():
+            for batch in Scanner.from_fragment(fragment, schema=physical, columns=names).to_batches():
                 if batch.num_rows:
                     yield _StoredRows(batch, shown, constants)
 
