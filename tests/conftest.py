@@ -41,6 +41,7 @@ _ON_SPARK = (
     "tests/dagster_plugin/test_flights_pipeline.py",
     "tests/dagster_plugin/test_io_manager.py",
     "tests/dagster_plugin/test_pipeline_on_s3.py",
+    "tests/e2e/test_demo.py",
 )
 #: Of those files, one whose session is in a process of its own.
 _BESIDE_SPARK = "tests/spark_jobs/test_java.py"

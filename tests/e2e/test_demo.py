@@ -1,4 +1,4 @@
-"""The demo, run as a user runs it, on real data, in ``make soak`` on all of it; and the Dagster UI on its runs."""
+"""The demo on real data, in ``make soak`` on all of it and as a separate process; and the Dagster UI on its runs."""
 
 import contextlib
 import csv
@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 import urllib.request
+import warnings
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -20,6 +21,7 @@ import dagster as dg
 import duckdb
 import polars as pl
 import pytest
+from click.testing import CliRunner
 from dagster_graphql import DagsterGraphQLClient
 from playwright.sync_api import expect
 from pyiceberg.catalog import load_catalog
@@ -30,6 +32,7 @@ from tests.lakes import check_lake
 from trinitylake_ops import Lakehouse
 from trinitylake_ops.cached_attribute import cached_attribute
 from trinitylake_ops.demo.assets import INITIAL_JOB, MONTHLY_JOB
+from trinitylake_ops.demo.play import main
 
 # A year of data in one test of the soak, a month of it in a test run.
 pytestmark = pytest.mark.timeout(900)
@@ -46,13 +49,24 @@ class FinishedDemo:
         self.home = folder / "dagster_home"
         self.home.mkdir()
         shutil.copy(REPOSITORY / "deploy" / "demo" / "dagster.yaml", self.home)
-        given = {"DAGSTER_HOME": str(self.home), "TRINITYLAKE_ROOT": self.root, **(environment or {})}
-        self.environment = {**os.environ, **given}
-        command = [sys.executable, "-m", "trinitylake_ops.demo", "--months", str(months)]
+        self._given = {"DAGSTER_HOME": str(self.home), "TRINITYLAKE_ROOT": self.root, **(environment or {})}
+        self.environment = {**os.environ, **self._given}
+
+    def run_program(self) -> None:
+        """Run the demo in a separate process, as a user does."""
+        command = [sys.executable, "-m", "trinitylake_ops.demo", "--months", str(self.months)]
         done = subprocess.run(
             command, cwd=REPOSITORY, env=self.environment, capture_output=True, text=True, timeout=900, check=False
         )
         self.output, self.errors, self.exit_code = done.stdout, done.stderr, done.returncode
+
+    def run_in_session(self) -> None:
+        """Run the demo in this process, with the Spark session of the tests."""
+        arguments = ["--months", str(self.months), "--definitions", str(REPOSITORY / "definitions.py")]
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # as in a separate process
+            done = CliRunner().invoke(main, arguments, env=self._given)
+        self.output, self.errors, self.exit_code = done.stdout, done.stderr, done.exit_code
 
     def trinitylake(self, *arguments: str) -> Any:
         command = [sys.executable, "-m", "trinitylake_ops.cli", "--root", self.root, *arguments, "--json"]
@@ -67,7 +81,18 @@ class FinishedDemo:
 
 @pytest.fixture(scope="module", params=[1, pytest.param(12, marks=pytest.mark.soak)])
 def demo(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> FinishedDemo:
-    return FinishedDemo(tmp_path_factory.mktemp("demo"), request.param)
+    demo = FinishedDemo(tmp_path_factory.mktemp("demo"), request.param)
+    if request.param == 1:
+        request.getfixturevalue("spark")  # to start another one takes longer than the demo of a month
+        demo.run_in_session()
+    else:
+        demo.run_program()
+    return demo
+
+
+def test_the_module_is_a_program() -> None:
+    command = [sys.executable, "-m", "trinitylake_ops.demo", "--help"]
+    assert "--months" in subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
 
 def test_it_ends_well_and_counts_what_the_source_has(demo: FinishedDemo, flights_csv: Path) -> None:

@@ -232,6 +232,7 @@ def test_tasks_of_spark_reach_each_storage(when: str, server_of: Any, tmp_path: 
 def test_the_demo(kind: str, server_of: Any, tmp_path: Path) -> None:
     place = place_on(server_of(kind))
     demo = FinishedDemo(tmp_path, months=1, environment=place.environment)
+    demo.run_program()
     assert demo.exit_code == 0, demo.output + demo.errors
     assert "27,004 flights in the lakehouse, 27,004 in the source" in demo.output
     assert f"at {place.root}" in demo.output
