@@ -33,12 +33,15 @@ LONG_ON_MOTO := tests/transaction/test_transaction.py tests/maintenance/test_rol
 ON_OTHER_SERVERS := tests/transaction tests/concurrency tests/maintenance tests/tables
 OTHER_SERVERS := azurite fake_gcs dynalite redis_server valkey_server hdfs
 
-#: Tests that need no server, no JVM and no Dagster, and take about two minutes.
-QUICK_TESTS := tests/format tests/tree tests/transaction tests/golden tests/tables/test_catalog.py \
-	tests/tables/test_staging.py tests/tables/test_ownership.py tests/tables/test_avro_decoder.py \
-	tests/test_architecture.py tests/test_project.py tests/test_public_api.py tests/test_threat_model.py
+#: Tests of the engine that start no server, no JVM and no Dagster: less than a minute on 2 cores.
+UNIT_TESTS := tests/format tests/tree tests/transaction tests/golden tests/models tests/telemetry/test_lineage.py \
+	tests/tables/test_catalog.py tests/tables/test_ownership.py tests/tables/test_avro_decoder.py \
+	tests/test_architecture.py tests/test_cached_attribute.py tests/test_public_api.py tests/test_threat_model.py
+#: Those of `make check`: about two minutes.
+QUICK_TESTS := $(UNIT_TESTS) tests/stateful tests/tables/test_staging.py tests/tables/test_rewriting.py \
+	tests/maintenance/test_expire.py tests/maintenance/test_rollback.py tests/test_project.py
 
-.PHONY: help setup demo ui test check lint bench docs proto package dist constraints soak clean
+.PHONY: help setup demo ui test unit check lint bench docs proto package dist constraints soak clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' Makefile
@@ -62,6 +65,9 @@ ui: ## open the Dagster UI on the runs of the demo, http://127.0.0.1:PORT
 
 test: setup ## check everything: all tests, and beside them lint, transactions and races once more on radosgw (not with ARGS)
 	@TESTS_ON_RADOSGW="$(TESTS_ON_RADOSGW)" LONG_ON_RADOSGW="$(LONG_ON_RADOSGW)" scripts/run_tests.sh $(ARGS)
+
+unit: setup ## the tests of the engine without servers, JVM and Dagster, in less than a minute
+	@$(BIN)/python -m pytest -q -n 2 --max-worker-restart=0 --dist loadfile -m "not soak and not debian_packages" $(UNIT_TESTS) $(ARGS)
 
 check: lint ## lint, types, contracts and the quick tests, for the minutes between
 	@echo "==> pytest, the quick tests"; $(BIN)/python -m pytest -q -n 2 --max-worker-restart=0 --dist loadfile \

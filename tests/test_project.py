@@ -137,6 +137,17 @@ def test_the_version_stands_in_one_place() -> None:
     assert [path.name for path in code if version in path.read_text()] == []
 
 
+def test_the_unit_tests_need_no_server_no_jvm_and_no_dagster() -> None:
+    makefile = (PROJECT / "Makefile").read_text().replace("\\\n", " ")
+    listed = re.search(r"^UNIT_TESTS := (.*)$", makefile, flags=re.MULTILINE)
+    assert listed is not None
+    named = [PROJECT / name for name in listed[1].split()]
+    files = [file for path in named for file in (path.rglob("*.py") if path.is_dir() else [path])]
+    assert len(files) > 50
+    heavy = re.compile(r"^ *(?:from|import) (?:dagster|pyspark|tests\.(?:flights|servers))\b", flags=re.MULTILINE)
+    assert [file.name for file in files if heavy.search(file.read_text())] == []
+
+
 def test_make_help_lists_every_target() -> None:
     makefile = (PROJECT / "Makefile").read_text()
     phony = re.search(r"^\.PHONY: (.*)$", makefile, flags=re.MULTILINE)

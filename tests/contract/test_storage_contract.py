@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from tests.faults import FaultyStorage
 from trinitylake_ops.format.file_names import is_immutable_path
 from trinitylake_ops.storage import (
@@ -52,6 +54,7 @@ class TestOpenedLocalStorage(StorageContract):
         return open_storage(f"file://{folder}/lake/", {"fsync": "false"})
 
 
+@pytest.mark.soak  # the tall stack has it
 class TestStorageWrapper(StorageContract):
     def make_storage(self, folder: Path) -> Storage:
         return StorageWrapper(memory(folder))
@@ -72,16 +75,19 @@ class TestPacedStorage(StorageContract):
         return PacedStorage(memory(folder), 100_000)
 
 
+@pytest.mark.soak  # the tall stack has it
 class TestFaultyStorageWithoutFaults(StorageContract):
     def make_storage(self, folder: Path) -> Storage:
         return FaultyStorage(memory(folder))
 
 
+@pytest.mark.soak  # the tall stack has it
 class TestRetryOverMeter(StorageContract):
     def make_storage(self, folder: Path) -> Storage:
         return RetryStorage(MeteredStorage(local(folder)))
 
 
+@pytest.mark.soak  # the tall stack has it
 class TestMeterOverRetry(StorageContract):
     def make_storage(self, folder: Path) -> Storage:
         return MeteredStorage(RetryStorage(local(folder)))

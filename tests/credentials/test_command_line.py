@@ -115,8 +115,21 @@ def test_a_program_started_anew(filled: CanaryServer) -> None:
         assert result.code == code, result
 
 
-@pytest.mark.parametrize("obstacle", ["wrong secret", "wrong key", "wrong bucket", "bucket of others", "unreachable"])
-def test_each_failure_is_one_line_without_credentials(filled: CanaryServer, obstacle: str) -> None:
+#: Commands that open the lakehouse in different ways: all commands share the way in which they fail.
+SOME = ("init", "ls", "export", "clone", "verify", "purge", "register-table")
+
+
+@pytest.mark.parametrize(
+    ("obstacle", "names"),
+    [
+        ("wrong secret", SOME),
+        pytest.param("wrong secret", tuple(CALLS), marks=pytest.mark.soak, id="wrong secret-all commands"),
+        *((obstacle, ("ls",)) for obstacle in ("wrong key", "wrong bucket", "bucket of others", "unreachable")),
+    ],
+)
+def test_each_failure_is_one_line_without_credentials(
+    filled: CanaryServer, obstacle: str, names: tuple[str, ...]
+) -> None:
     root, options = filled.obstacles()[obstacle]
     key, secret = options.pop("access_key_id"), options.pop("secret_access_key")
     environment = {
@@ -126,7 +139,6 @@ def test_each_failure_is_one_line_without_credentials(filled: CanaryServer, obst
         "AWS_ACCESS_KEY_ID": key,
         "AWS_SECRET_ACCESS_KEY": secret,
     }
-    names = CALLS if obstacle == "wrong secret" else ("ls",)
     for name in names:
         result = run(*arguments_of(name, filled), **environment)
         assert_silent(result)
