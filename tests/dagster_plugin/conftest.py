@@ -9,6 +9,8 @@ from typing import Any
 
 import dagster as dg
 import pytest
+from alembic.config import Config as AlembicConfig
+from alembic.script import ScriptDirectory
 from dagster import Config
 from dagster._config.field import Field
 from dagster._config.pythonic_config import resource
@@ -77,6 +79,23 @@ def _copy_log(storage: SqliteEventLogStorage, engine: Engine, for_index_shard: b
         copy.execute("PRAGMA journal_mode = WAL")
 
 
+_read_migrations = ScriptDirectory.from_config
+
+
+@lru_cache
+def _migrations(location: str) -> ScriptDirectory:
+    config = AlembicConfig()
+    config.set_main_option("script_location", location)
+    return _read_migrations(config)
+
+
+def _kept_migrations(config: AlembicConfig) -> ScriptDirectory:
+    """Return Dagster's migrations, which it reads again for each database that it creates."""
+    location = config.get_main_option("script_location")
+    assert location is not None
+    return _migrations(location)
+
+
 _make_schema = resource.infer_schema_from_config_class
 
 
@@ -98,4 +117,5 @@ def _dagster_makes_once_what_stays_the_same(monkeypatch: pytest.MonkeyPatch) -> 
     for module in (sqlite_event_log, sqlite_run_storage, sqlite_schedule_storage):
         monkeypatch.setattr(module, "create_engine", _engine)
     monkeypatch.setattr(SqliteEventLogStorage, "_initdb", _copy_log)
+    monkeypatch.setattr(ScriptDirectory, "from_config", _kept_migrations)
     monkeypatch.setattr(resource, "infer_schema_from_config_class", _schema)
