@@ -395,3 +395,35 @@ def test_a_step_of_a_graph_reads_what_another_one_stored(
         result = project.run("shop/numbers", "shop/repeated", "other", *published)
         assert failures(result) == []
         assert (project.rows("shop.numbers"), project.rows("shop.repeated")) == ([{"n": 1}], [{"n": 1}, {"n": 1}])
+
+
+@pytest.mark.parametrize("metadata", [BY_DAY, {}])
+def test_partitions_of_a_table_of_another_code_location_are_read_by_the_column_that_its_spec_names(
+    lake: Lakehouse, instance: dg.DagsterInstance, metadata: dict[str, Any]
+) -> None:
+    key = dg.AssetKey(["shop", "days"])
+
+    @dg.asset(key=key, io_manager_key=IO, partitions_def=DAYS, metadata=BY_DAY)
+    def days(context: dg.AssetExecutionContext) -> pa.Table:
+        return pa.table({"day": [context.partition_key] * 2})
+
+    @dg.asset(partitions_def=DAYS, ins={"days": dg.AssetIn(key, input_manager_key=IO)})
+    def of_one_day(days: pa.Table) -> int:
+        return days.num_rows
+
+    @dg.asset(ins={"days": dg.AssetIn(key, input_manager_key=IO)})
+    def of_all(days: pa.Table) -> int:
+        return days.num_rows
+
+    here = Project(lake, instance, [days])
+    for day in ("2026-01-01", "2026-01-02"):
+        assert here.run("shop/days", partition_key=day).success
+    spec = dg.AssetSpec(key, partitions_def=DAYS, metadata=metadata)
+    elsewhere = Project(lake, instance, [spec, of_one_day, of_all])
+    result = elsewhere.run("of_one_day", partition_key="2026-01-02")
+    if metadata:
+        assert result.output_for_node("of_one_day") == 2
+    else:
+        assert not result.success
+        assert "stored_as(partition_by=[COLUMN])" in failures(result)[0]
+    assert elsewhere.run("of_all").output_for_node("of_all") == 4

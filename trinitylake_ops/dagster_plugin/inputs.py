@@ -14,7 +14,7 @@ from pyiceberg.table import Table
 
 from trinitylake_ops import Lakehouse
 from trinitylake_ops.dagster_plugin.resources import SparkResource
-from trinitylake_ops.dagster_plugin.runs.beyond_public import checked_partitions
+from trinitylake_ops.dagster_plugin.runs.beyond_public import StepAssets, checked_partitions
 from trinitylake_ops.dagster_plugin.stored.frames import is_pandas, is_polars, is_spark
 from trinitylake_ops.dagster_plugin.stored.settings import Stored
 from trinitylake_ops.errors import InvalidInputError
@@ -134,6 +134,36 @@ def partitions_of(context: dg.InputContext) -> list[str] | None:
     if isinstance(partitions, dg.MultiPartitionsDefinition):
         return [partitions.get_partition_key_from_str(key) for key in keys]
     return [*keys]
+
+
+def check_columns_are_known(
+    context: dg.InputContext, assets: StepAssets, stored: Stored, keys: Sequence[str] | None
+) -> None:
+    """Check that partitions of an asset of another code location can be read.
+
+    Only its spec in this code location can name the column of the table that contains the partitions. Without the
+    column, the rows of all partitions would be read.
+
+    Args:
+        context: The context of the input.
+        assets: The assets of the step.
+        stored: How the spec says that the asset is stored.
+        keys: The partitions to read, None for an asset without partitions.
+
+    Raises:
+        InvalidInputError: The column is unknown, and not all partitions are read.
+    """
+    key = context.asset_key
+    is_known = stored.columns or stored.mode != "replace_partitions"
+    if not keys or is_known or not assets.graph.has(key) or not assets.graph.get(key).is_external:
+        return
+    every = context.asset_partitions_def.get_partition_keys(dynamic_partitions_store=context.instance)
+    if set(every) - set(keys):
+        raise InvalidInputError(
+            f"partition {keys[0]} of asset {key.to_user_string()} cannot be read: another code location stores the"
+            f" asset, and its spec here does not name the column of table {'.'.join(stored.name)} that contains the"
+            " partitions; give the AssetSpec metadata=stored_as(partition_by=[COLUMN]), as the asset has"
+        )
 
 
 def partition_values(

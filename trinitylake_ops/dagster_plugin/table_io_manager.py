@@ -27,6 +27,7 @@ from trinitylake_ops.dagster_plugin.inputs import (
     InputType,
     Part,
     are_replaced,
+    check_columns_are_known,
     partition_values,
     partitions_of,
     rows_of,
@@ -199,6 +200,7 @@ class TableIOManager(dg.IOManager):
         output = context.upstream_output
         metadata: Mapping[str, Any] = {} if output is None else output.definition_metadata
         stored = Stored.of(key, metadata, None if keys is None else context.asset_partitions_def)
+        check_columns_are_known(context, assets, stored, keys)
         parts: list[Part] = []
         reads_staged = membership.reads_staged(key)
         if is_self or reads_staged:
