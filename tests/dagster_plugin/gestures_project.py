@@ -1,0 +1,339 @@
+"""Random Dagster projects of two tables on one lakehouse, whose rows say what they were made of."""
+
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from itertools import count
+from typing import Any
+
+import dagster as dg
+import pyarrow as pa
+
+from trinitylake_ops import Lakehouse
+from trinitylake_ops.dagster_plugin import (
+    LakehouseNames,
+    TrinityLakeIOManager,
+    TrinityLakeResource,
+    build_publish_asset,
+    stored_as,
+)
+from trinitylake_ops.dagster_plugin.resources import StorageSettings
+from trinitylake_ops.tables.writing.publication import Publication
+
+LAKE = LakehouseNames("lake")
+IO = LAKE.io_manager_key
+TABLES = ("a", "b")
+BERLIN = "Europe/Berlin"
+DAILY = dg.DailyPartitionsDefinition("2026-01-01", end_date="2026-01-05")
+SHOPS = dg.StaticPartitionsDefinition(["x", "y"])
+Values = tuple[tuple[str, str], ...]
+BACK = dg.TimeWindowPartitionMapping(start_offset=-1, end_offset=-1)
+BACK_AND_OWN = dg.TimeWindowPartitionMapping(start_offset=-1, end_offset=0)
+
+
+@dataclass(frozen=True)
+class Partitions:
+    """Partitions of a table, with the values of its partition columns."""
+
+    definition: Any = None
+    keys: tuple[str, ...] = ()
+    columns: tuple[str, ...] = ()
+    formats: Mapping[str, str] | None = None
+    is_valid: bool = True
+
+    def values(self, key: str | None) -> Values:
+        if key is None:
+            return ()
+        if self.formats is not None:
+            start = self.definition.time_window_for_partition_key(key).start
+            return tuple((column, start.strftime(text)) for column, text in self.formats.items())
+        return tuple(zip(self.columns, key.split("|") if len(self.columns) > 1 else [key], strict=True))
+
+    def before(self, key: str) -> str | None:
+        at = self.definition.get_partition_keys().index(key)
+        return self.definition.get_partition_keys()[at - 1] if at else None
+
+
+def _by_time(definition: Any, first: int = 0, **options: Any) -> Partitions:
+    formats = options.get("formats")
+    columns = tuple(formats or ("part",))
+    return Partitions(definition, tuple(definition.get_partition_keys()[first : first + 4]), columns, **options)
+
+
+HOURLY = dg.HourlyPartitionsDefinition("2026-10-25-00:00", end_date="2026-10-25-06:00", timezone=BERLIN)
+WEEKLY = dg.WeeklyPartitionsDefinition("2026-01-01", end_date="2026-02-10")
+MONTHLY = dg.MonthlyPartitionsDefinition("2026-01-01", end_date="2026-06-01")
+BOTH = dg.MultiPartitionsDefinition({"day": DAILY, "shop": SHOPS})
+PARTITIONS = {
+    "none": Partitions(),
+    "daily": _by_time(DAILY),
+    "daily formats": _by_time(DAILY, formats={"year": "%Y", "month": "%m", "day": "%d"}),
+    "hourly": _by_time(HOURLY, 1),
+    "hourly formats": _by_time(HOURLY, 1, formats={"day": "%Y-%m-%d", "hour": "%H%z"}),
+    "weekly": _by_time(WEEKLY, formats={"week": "%G-W%V"}),
+    "monthly": _by_time(MONTHLY, formats={"month": "%Y-%m"}),
+    "static": Partitions(dg.StaticPartitionsDefinition(["1", "01", "null", "b c"]), ("1", "01", "null"), ("part",)),
+    "dynamic": Partitions(dg.DynamicPartitionsDefinition(name="parts"), ("p", "q", "r"), ("part",)),
+    "multi": Partitions(BOTH, ("2026-01-01|x", "2026-01-01|y", "2026-01-02|x"), ("day", "shop")),
+    "coarse": _by_time(DAILY, formats={"month": "%Y-%m"}, is_valid=False),
+    "repeated hour": _by_time(HOURLY, 1, formats={"hour": "%Y-%m-%d %H"}, is_valid=False),
+}
+
+
+@dataclass(frozen=True)
+class Row:
+    """A row of a table: a token of its own, and the tokens of the rows that it was made of."""
+
+    values: Values
+    key: int
+    token: int
+    read: tuple[int, ...] = ()
+
+
+@dataclass(eq=False)
+class Staging:
+    """What one execution of an asset returned. ``read`` are tokens of table a, and ``read_self`` those of table b."""
+
+    run_id: str
+    table: str
+    keys: tuple[str | None, ...]
+    rows: tuple[Row, ...]
+    read: frozenset[int] = frozenset()
+    read_self: frozenset[int] = frozenset()
+    version: int | None = None
+
+
+@dataclass(eq=False)
+class Run:
+    """A run that a gesture starts: its partitions, and what goes wrong at which point."""
+
+    keys: tuple[str | None, ...] = (None,)
+    selection: tuple[str, ...] = ()
+    fault: tuple[str, str] | None = None
+    check_fails: bool = False
+    run_id: str = ""
+    parent: "Run | None" = None
+    error: str = ""
+    is_dead: bool = False
+    is_ended: bool = False
+    is_green: bool = False
+
+
+class Turns(threading.Thread):
+    """A gesture in a thread of its own, which runs only while it has its turn."""
+
+    def __init__(self, act: Any):
+        super().__init__(daemon=True)
+        self._act = act
+        self._go, self._paused = threading.Semaphore(0), threading.Semaphore(0)
+        self.is_done = False
+        self.error: BaseException | None = None
+
+    def run(self) -> None:
+        self._go.acquire()
+        try:
+            self._act()
+        except BaseException as error:  # noqa: BLE001 - the thread that gives turns raises it
+            self.error = error
+        self.is_done = True
+        self._paused.release()
+
+    def turn(self) -> None:
+        """Continue until the next pause."""
+        if not self.is_alive() and not self.is_done:
+            self.start()
+        self._go.release()
+        self._paused.acquire()
+
+    def pause(self) -> None:
+        """Let the others run until the next turn."""
+        self._paused.release()
+        self._go.acquire()
+
+    def end(self) -> None:
+        """Never continue, as a process that was killed: no code of Dagster or of the plugin runs after this."""
+        self.is_done = True
+        self.pause()
+
+
+@dataclass(eq=False)
+class Shape:
+    """What is chosen at random for a project."""
+
+    partitions: str
+    layout: str  # own, both, split, first
+    mapping: str  # identity, previous, self, all
+    modes: tuple[str, str]
+    is_serializable: bool
+    has_check: bool
+    has_retries: bool
+
+
+@dataclass(eq=False)
+class Project:
+    """The assets of a shape, which record what they return and pause where other runs can come between."""
+
+    shape: Shape
+    lake: Lakehouse
+    numbers: Iterator[int] = field(default_factory=lambda: count(1))
+    stagings: list[Staging] = field(default_factory=list)
+    reported: list[tuple[str, frozenset[int]]] = field(default_factory=list)
+    local: threading.local = field(default_factory=threading.local)
+
+    @property
+    def partitions(self) -> Partitions:
+        return PARTITIONS[self.shape.partitions]
+
+    @property
+    def publishers(self) -> Mapping[str, tuple[str, ...]]:
+        return {
+            "own": {},
+            "both": {"publish/both": TABLES},
+            "split": {"publish/a": ("a",), "publish/b": ("b",)},
+            "first": {"publish/a": ("a",)},
+        }[self.shape.layout]
+
+    def publisher_of(self, table: str) -> str | None:
+        return next((name for name, tables in self.publishers.items() if table in tables), None)
+
+    def partitions_of(self, table: str) -> Partitions:
+        return PARTITIONS["none"] if table == "b" and self.shape.mapping == "all" else self.partitions
+
+    def pause(self) -> None:
+        turns: Turns | None = getattr(self.local, "turns", None)
+        if turns is not None:
+            turns.pause()
+
+    def point(self, name: str) -> None:
+        """Pause at a point of a run, and meet the fault that is chosen for it, once."""
+        run: Run = self.local.run
+        self.pause()
+        if run.fault is not None and run.fault[0] == name:
+            kind, run.fault = run.fault[1], None
+            if kind == "die":
+                run.is_dead = True
+                self.local.turns.end()
+            raise OSError(f"fault at {name}")
+
+    def compute(self, table: str, context: Any, read: pa.Table | None = None, own: pa.Table | None = None) -> pa.Table:
+        run: Run = self.local.run
+        run.run_id = context.run.run_id
+        self.point(table)
+        keys = run.keys if self.partitions_of(table).definition is not None else (None,)
+        tokens, own_tokens = _tokens(read), _tokens(own)
+        listed = tuple(sorted(tokens | own_tokens))
+        partitions = self.partitions_of(table)
+        rows = [
+            Row(partitions.values(key), number, next(self.numbers), listed)
+            for key in keys
+            for number in ((1, 2) if table == "a" else (1,))
+        ]
+        self.stagings.append(Staging(context.run.run_id, table, keys, tuple(rows), tokens, own_tokens))
+        columns: dict[str, Any] = {name: [dict(row.values)[name] for row in rows] for name in partitions.columns}
+        columns |= {"key": [row.key for row in rows], "token": [row.token for row in rows]}
+        return pa.table({**columns, "made_of": [" ".join(map(str, row.read)) for row in rows]})
+
+    def assets(self) -> list[Any]:
+        shape = self.shape
+        retries = dg.RetryPolicy(max_retries=1) if shape.has_retries else None
+        made: dict[str, dg.AssetsDefinition] = {}
+        for table, mode in zip(TABLES, shape.modes, strict=True):
+            partitions = self.partitions_of(table)
+            stored = stored_as(
+                mode=mode,  # type: ignore[arg-type]
+                partition_by=partitions.columns,
+                partition_format=partitions.formats,
+                keys=["key"] if mode == "upsert" else (),
+            )
+            options: dict[str, Any] = {
+                "key": ["shop", table],
+                "io_manager_key": IO,
+                "partitions_def": partitions.definition,
+                "metadata": stored,
+                "retry_policy": retries,
+            }
+            made[table] = self._a(options) if table == "a" else self._b(options)
+        publishers = [
+            build_publish_asset(
+                key=name.split("/"),
+                tables={table: made[table] for table in tables},
+                partitions_def=self.partitions_of(tables[0]).definition,
+                names=LAKE,
+                retry_policy=retries,
+            )
+            for name, tables in self.publishers.items()
+        ]
+
+        @dg.asset(ins={"b": dg.AssetIn(["shop", "b"], input_manager_key=IO)}, io_manager_key="memory")
+        def report(context: dg.AssetExecutionContext, b: pa.Table) -> int:
+            self.reported.append((context.run.run_id, _tokens(b)))
+            return b.num_rows
+
+        return [*made.values(), *publishers, report]
+
+    def _a(self, options: dict[str, Any]) -> dg.AssetsDefinition:
+        @dg.asset(**options)
+        def a(context: dg.AssetExecutionContext) -> pa.Table:
+            return self.compute("a", context)
+
+        return a
+
+    def _b(self, options: dict[str, Any]) -> dg.AssetsDefinition:
+        mapping = BACK_AND_OWN if self.shape.mapping == "previous" else None
+        of_a = dg.AssetIn(["shop", "a"], partition_mapping=mapping)
+        if self.shape.mapping != "self":
+
+            @dg.asset(**options, ins={"a": of_a})
+            def b(context: dg.AssetExecutionContext, a: pa.Table) -> pa.Table:
+                return self.compute("b", context, a)
+
+            return b
+
+        @dg.asset(**options, ins={"a": of_a, "own": dg.AssetIn(["shop", "b"], partition_mapping=BACK)})
+        def b_of_itself(context: dg.AssetExecutionContext, a: pa.Table, own: pa.Table) -> pa.Table:
+            return self.compute("b", context, a, own)
+
+        return b_of_itself
+
+    def definitions(self) -> dg.Definitions:
+        lakehouse = TrinityLakeResource(root=self.lake.root, storage_options=StorageSettings(fsync="false"))
+
+        @dg.asset_check(asset=dg.AssetKey(["shop", "a"]), blocking=True)
+        def is_good(a: pa.Table) -> dg.AssetCheckResult:
+            return dg.AssetCheckResult(passed=not self.local.run.check_fails)
+
+        return dg.Definitions(
+            assets=self.assets(),
+            asset_checks=[is_good] if self.shape.has_check else [],
+            resources={
+                LAKE.resource_key: lakehouse,
+                IO: TrinityLakeIOManager(lakehouse=lakehouse),
+                "memory": dg.mem_io_manager,
+            },
+            jobs=[dg.define_asset_job("everything")],
+            executor=dg.in_process_executor,
+        )
+
+    @contextmanager
+    def publishing(self, monkeypatch: Any) -> Iterator[None]:
+        """Let runs pause, and faults happen, right before and after each commit of a publication."""
+        from trinitylake_ops.dagster_plugin import publish, step_publication
+
+        with monkeypatch.context() as patch:
+            for module in (publish, step_publication):
+                patch.setattr(module, "publish_once", self._publish_once)
+            yield
+
+    def _publish_once(self, lake: Lakehouse, staged: Sequence[Any], *args: Any, **options: Any) -> Publication:
+        from trinitylake_ops.tables.writing.publication import publish_once
+
+        names = "+".join(sorted(table.table for table in staged))
+        self.point(f"before {names}")
+        publication = publish_once(lake, staged, *args, **options)
+        self.point(f"after {names}")
+        return publication
+
+
+def _tokens(table: pa.Table | None) -> frozenset[int]:
+    return frozenset() if table is None or "token" not in table.column_names else frozenset(table["token"].to_pylist())

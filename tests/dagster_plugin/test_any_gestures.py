@@ -1,0 +1,474 @@
+"""Random gestures on random projects: green runs are visible, each row is there once, and no run touches other rows.
+
+Gestures are runs of Dagster in this process, some of them interleaved, interrupted and executed again, with rollbacks
+in between. After each one, all new versions are replayed by a model that knows only what the assets returned.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import dagster as dg
+import pytest
+
+from tests.dagster_plugin.gestures_project import (
+    PARTITIONS,
+    TABLES,
+    Project,
+    Row,
+    Run,
+    Shape,
+    Staging,
+    Turns,
+)
+from tests.dagster_plugin.quiet import QUIET
+from tests.lakes import Lakes, check_lake
+from trinitylake_ops import Lakehouse, maintenance
+from trinitylake_ops.errors import InvalidInputError
+from trinitylake_ops.format.definitions import IsolationLevel
+from trinitylake_ops.tables.catalog import catalog_at
+
+_JOBS: dict[str, dg.JobDefinition] = {}
+#: Dagster captures the output of a process by exchanging its files, which runs in threads would do to each other.
+_NO_LOGS = {
+    "compute_logs": {
+        "module": "dagster._core.storage.noop_compute_log_manager",
+        "class": "NoOpComputeLogManager",
+    }
+}
+_BY_TIME = {"daily", "daily formats", "hourly", "hourly formats", "weekly", "monthly"}
+
+
+def everything(root: str) -> dg.JobDefinition:
+    """Return the job of all assets of the project on a lakehouse, for runs that are executed again."""
+    return _JOBS[root]
+
+
+def random_shape(chance: random.Random) -> Shape:
+    partitions = chance.choice([*PARTITIONS])
+    modes = ["overwrite", "append", "upsert"]
+    if partitions != "none":
+        modes += ["overwrite_partition"] * 2
+    mappings = ["identity"]
+    if partitions != "none":
+        mappings.append("all")
+    if partitions in _BY_TIME:
+        mappings += ["previous", "self"]
+    mapping = chance.choice(mappings)
+    first, second = chance.choice(modes), chance.choice(modes)
+    if mapping == "all" and second == "overwrite_partition":
+        second = "overwrite"
+    return Shape(
+        partitions,
+        chance.choice(["own", "both", "both", "split", "first"]),
+        mapping,
+        (first, second),
+        is_serializable=chance.random() < 0.5,
+        has_check=chance.random() < 0.3,
+        has_retries=chance.random() < 0.5,
+    )
+
+
+class World:
+    """A project, the runs of it, and what each version must hold."""
+
+    def __init__(self, project: Project, instance: dg.DagsterInstance, chance: random.Random):
+        self.project, self.instance, self.chance = project, instance, chance
+        self.lake = project.lake
+        self.runs: list[Run] = []
+        self.states: dict[int, dict[str, frozenset[Row]]] = {0: {table: frozenset() for table in TABLES}}
+        self.targets: dict[int, int] = {}
+        self.by_token: dict[int, Staging] = {}
+        self.log: list[str] = []
+        self.green = 0
+        if project.shape.partitions == "dynamic":
+            instance.add_dynamic_partitions("parts", list(project.partitions.keys))
+
+    # The gestures.
+
+    def choose(self) -> list[Any]:
+        """Return the gestures of a step: one, or two that are interleaved."""
+        number = 2 if self.chance.random() < 0.4 else 1
+        return [self._gesture() for _ in range(number)]
+
+    def _gesture(self) -> Any:
+        again = [run for run in self.runs if run.run_id and run.is_ended]
+        kind = self.chance.random()
+        if kind < 0.12 and len(self.states) > 2:
+            target = self.chance.choice([version for version in self.states if version])
+            return lambda: self._roll_back(target)
+        if kind < 0.45 and again:
+            parent = self.chance.choice(again[-3:])
+            run = Run(parent.keys, parent.selection, self._fault(), parent=parent)
+            is_resumed = not parent.is_green and self.chance.random() < 0.6
+            self.runs.append(run)
+            return lambda: self._execute(run, is_resumed=is_resumed)
+        run = Run(self._keys(), self._selection(), self._fault(), check_fails=self.chance.random() < 0.15)
+        self.runs.append(run)
+        return lambda: self._execute(run)
+
+    def _keys(self) -> tuple[str | None, ...]:
+        keys = self.project.partitions.keys
+        if not keys:
+            return (None,)
+        if "multi" not in self.project.shape.partitions and self.chance.random() < 0.2:
+            at = self.chance.randrange(len(keys) - 1)
+            return keys[at : at + 2]
+        return (self.chance.choice(keys),)
+
+    def _selection(self) -> tuple[str, ...]:
+        publishers = self.project.publishers
+        everything = ("shop/a", "shop/b", *publishers)
+        kind = self.chance.random()
+        if kind < 0.6:
+            return everything
+        if kind < 0.7:
+            return (*everything, "report")
+        table = self.chance.choice(TABLES)
+        publisher = self.project.publisher_of(table)
+        if kind < 0.9 and publisher is not None:
+            return (f"shop/{table}", publisher)
+        return tuple(key for key in everything if self.chance.random() < 0.5) or (f"shop/{table}",)
+
+    def _fault(self) -> tuple[str, str] | None:
+        if self.chance.random() < 0.6:
+            return None
+        tables = ["a+b"] if self.project.shape.layout == "both" else [*TABLES]
+        points = [*TABLES, *(f"{when} {table}" for when in ("before", "after", "after") for table in tables)]
+        return self.chance.choice(points), self.chance.choice(["die", "fail"])
+
+    def _roll_back(self, target: int) -> None:
+        self.project.pause()
+        maintenance.plan_rollback(self.lake, target).execute()
+        self.log.append(f"rollback to {target}")
+        latest = self.lake.latest_version()
+        if self.lake.snapshot().version == latest and latest not in self.states:
+            self.targets[latest] = target
+
+    def _execute(self, run: Run, *, is_resumed: bool = False) -> None:
+        self.project.local.run = run
+        made = dg.build_reconstructable_job("tests.dagster_plugin.test_any_gestures", "everything", (self.lake.root,))
+        tags = self._tags(run)
+        options: dict[str, Any] = {"asset_selection": [dg.AssetKey(key.split("/")) for key in run.selection]}
+        if run.parent is not None:
+            parent_id = run.parent.run_id
+            again = dg.ReexecutionOptions(parent_run_id=parent_id)
+            tags |= {"dagster/parent_run_id": parent_id, "dagster/root_run_id": parent_id}
+            if is_resumed:
+                again = dg.ReexecutionOptions.from_failure(parent_id, self.instance)
+                tags["dagster/is_resume_retry"] = "true"
+            options = {"reexecution_options": again}
+        shown = f"{'resume' if is_resumed else 'run'} {run.selection} {run.keys} fault {run.fault}"
+        self.log.append(f"begins: {shown}")
+        options |= {"run_config": QUIET, "tags": tags, "raise_on_error": False}
+        with dg.execute_job(made, self.instance, **options) as result:
+            run.run_id, run.is_green = result.run_id, result.success
+            run.error = "; ".join(_failures(result))
+        self.log.append(f"{run.run_id[:8]} ends: {'green' if run.is_green else run.error}")
+
+    def _end_dead(self, run: Run) -> None:
+        """Report the failure of a run whose process died, as Dagster's monitoring of runs does."""
+        dead = self.instance.get_run_by_id(run.run_id)
+        assert dead is not None
+        self.instance.report_run_failed(dead)
+        self.log.append(f"{run.run_id[:8]} died")
+
+    def _tags(self, run: Run) -> dict[str, str]:
+        definition = self.project.partitions.definition
+        if definition is None or run.keys == (None,):
+            return {}
+        first, last = run.keys[0], run.keys[-1]
+        assert first is not None and last is not None
+        if first == last:
+            return dict(definition.get_tags_for_partition_key(first))
+        return {"dagster/asset_partition_range_start": first, "dagster/asset_partition_range_end": last}
+
+    def step(self) -> None:
+        """Take one gesture, or two at the same time, and check what came of them."""
+        begun = len(self.runs)
+        latest = self.lake.latest_version()
+        gestures = [Turns(act) for act in self.choose()]
+        for turns in gestures:
+            act = turns._act
+            turns._act = lambda act=act, turns=turns: (setattr(self.project.local, "turns", turns), act())
+        left = list(gestures)
+        while left:
+            turns = self.chance.choice(left)
+            turns.turn()
+            if turns.is_done:
+                left.remove(turns)
+                if turns.error is not None:
+                    raise turns.error
+        for run in self.runs[begun:]:
+            if run.is_dead:
+                self._end_dead(run)
+            run.is_ended = True
+        self.check(self.runs[begun:], latest, is_alone=len(gestures) == 1)
+
+    # The model.
+
+    def actual(self, version: int) -> dict[str, frozenset[Row]]:
+        snapshot = self.lake.snapshot(version)
+        state: dict[str, frozenset[Row]] = {}
+        for table in TABLES:
+            listed: list[Row] = []
+            if snapshot.has_namespace("shop") and snapshot.has_table("shop", table):
+                columns = self.project.partitions_of(table).columns
+                for row in catalog_at(self.lake, version).load_table(("shop", table)).scan().to_arrow().to_pylist():
+                    values = tuple((column, row[column]) for column in columns)
+                    read = tuple(int(token) for token in row["made_of"].split())
+                    listed.append(Row(values, row["key"], row["token"], read))
+            assert len({row.token for row in listed}) == len(listed), f"{table} has a row twice at version {version}"
+            state[table] = frozenset(listed)
+        return state
+
+    def chain(self, run: Run | None) -> list[Run]:
+        found: list[Run] = []
+        while run is not None:
+            found.append(run)
+            run = run.parent
+        return found
+
+    def newest(self, run: Run, table: str) -> Staging | None:
+        """Return what the newest run of a chain made for a table."""
+        for one in self.chain(run):
+            made = [each for each in self.project.stagings if (each.run_id, each.table) == (one.run_id, table)]
+            if made:
+                return made[-1]
+        return None
+
+    def run_of(self, run_id: str) -> Run:
+        return next(run for run in self.runs if run.run_id == run_id)
+
+    def check(self, runs: Sequence[Run], before: int, *, is_alone: bool) -> None:
+        for version in range(before + 1, self.lake.latest_version() + 1):
+            self._check_version(version)
+        for run in runs:
+            if run.run_id:
+                self._check_events(run)
+                if run.is_green:
+                    self.green += 1
+                    self._check_green(run)
+                else:
+                    self._check_red(run, before)
+                if is_alone:
+                    self._check_progress(run)
+        for run_id, tokens in self.project.reported:
+            assert all(self.by_token.get(token) for token in tokens), f"{run_id[:8]} read rows that no version has"
+
+    def _check_version(self, version: int) -> None:
+        (info,) = [info for info in self.lake.history() if info.version == version]
+        actual = self.actual(version)
+        earlier = self.states[version - 1]
+        if version in self.targets:
+            assert actual == self.states[self.targets[version]]
+            self.states[version] = actual
+            return
+        run = self.run_of(str(info.run_id))
+        assert info.operation == "publish"
+        changed = [table for table in TABLES if actual[table] != earlier[table]]
+        assert changed, f"version {version} changed nothing"
+        self.states[version] = actual
+        stagings: list[Staging] = []
+        for table in changed:
+            added = actual[table] - earlier[table]
+            newest = self.newest(run, table)
+            assert newest is not None
+            attempts = [one for one in self.project.stagings if (one.run_id, one.table) == (newest.run_id, table)]
+            staging = next((one for one in attempts if added == frozenset(one.rows)), None)
+            assert staging is not None, f"{table} at {version}: not what was staged"
+            assert staging.version is None, f"{table} was published by {staging.version} and {version}"
+            assert earlier[table] - actual[table] == self._replaced(staging, earlier[table]), f"{table} at {version}"
+            staging.version = version
+            self.by_token |= {row.token: staging for row in staging.rows}
+            stagings.append(staging)
+        for staging in stagings:
+            self._check_reads(staging, version, run)
+
+    def _replaced(self, staging: Staging, earlier: frozenset[Row]) -> frozenset[Row]:
+        shape = self.project.shape
+        mode = shape.modes[TABLES.index(staging.table)]
+        own = {row.values for row in staging.rows}
+        if mode == "overwrite":
+            return earlier
+        if mode == "overwrite_partition":
+            return frozenset(row for row in earlier if row.values in own)
+        if mode == "upsert":
+            keys = {(row.values, row.key) for row in staging.rows}
+            return frozenset(row for row in earlier if (row.values, row.key) in keys)
+        return frozenset(self._superseded(staging)) & earlier
+
+    def _superseded(self, staging: Staging) -> Sequence[Row]:
+        """Return the rows of an interrupted append that a repetition replaces."""
+        publisher = self.project.publisher_of(staging.table) or f"shop/{staging.table}"
+        for at, run in enumerate(self.chain(self.run_of(staging.run_id))):
+            if at > 0 and publisher in self._materialized(run):
+                return ()
+            made = [
+                one
+                for one in self.project.stagings
+                if (one.run_id, one.table) == (run.run_id, staging.table) and one is not staging and one.version
+            ]
+            if made:
+                return made[-1].rows
+        return ()
+
+    def _check_reads(self, staging: Staging, version: int, run: Run) -> None:
+        if staging.table != "b":
+            return
+        for token in staging.read | staging.read_self:
+            source = self.by_token.get(token)
+            assert source is not None, f"version {version} is made of a row that no version has"
+        if not self.project.shape.is_serializable:
+            return
+        expected = self._tokens(self.states[version]["a"], self._read_values(staging))
+        assert staging.read == expected, f"version {version} is made of other rows of a"
+        if self.project.shape.mapping == "self":
+            before = {self.project.partitions.before(str(key)) for key in staging.keys} - {None}
+            values = {self.project.partitions.values(key) for key in before}
+            assert staging.read_self == self._tokens(self.states[version - 1]["b"], values)
+
+    def _read_values(self, staging: Staging) -> set[Any] | None:
+        partitions, mapping = self.project.partitions, self.project.shape.mapping
+        if mapping == "all" or partitions.definition is None:
+            return None
+        keys = {str(key) for key in staging.keys}
+        if mapping == "previous":
+            keys |= {before for before in map(partitions.before, keys) if before is not None}
+        return {partitions.values(key) for key in keys}
+
+    def _tokens(self, rows: frozenset[Row], values: set[Any] | None) -> frozenset[int]:
+        return frozenset(row.token for row in rows if values is None or row.values in values)
+
+    def _events(self, run: Run, of_type: dg.DagsterEventType) -> Iterator[Any]:
+        for record in self.instance.get_records_for_run(run.run_id, of_type=of_type).records:
+            yield record.asset_materialization or record.asset_observation
+
+    def _materialized(self, run: Run) -> set[str]:
+        return {
+            event.asset_key.to_user_string() for event in self._events(run, dg.DagsterEventType.ASSET_MATERIALIZATION)
+        }
+
+    def _check_events(self, run: Run) -> None:
+        """Whatever a run reports as published, the version that it names has."""
+        for event in self._events(run, dg.DagsterEventType.ASSET_MATERIALIZATION):
+            table = event.asset_key.path[-1]
+            if event.asset_key.path[0] == "shop":
+                staging = self.newest(run, table)
+                assert staging is not None
+                assert event.metadata["lakehouse_version"].value == staging.version, f"{table} of {run.run_id[:8]}"
+
+    def _check_green(self, run: Run) -> None:
+        undone = self._undone(run)
+        for table in TABLES:
+            if f"shop/{table}" not in run.selection:
+                continue
+            staging = self.newest(run, table)
+            assert staging is not None and staging.version is not None, f"green {run.run_id[:8]}: {table} is invisible"
+            is_visible = frozenset(staging.rows) <= self.states[self.lake.latest_version()][table]
+            if not is_visible and staging.run_id != run.run_id and not self._is_replaced(staging, table):
+                assert undone or f"shop/{table}" not in self._executed(run), f"{table} was undone, and nothing says so"
+
+    def _undone(self, run: Run) -> bool:
+        events = [
+            *self._events(run, dg.DagsterEventType.ASSET_MATERIALIZATION),
+            *self._events(run, dg.DagsterEventType.ASSET_OBSERVATION),
+        ]
+        return any("undone_by_version" in event.metadata for event in events)
+
+    def _executed(self, run: Run) -> set[str]:
+        """Return the tables whose publication was part of a run."""
+        steps = {
+            record.event_log_entry.dagster_event.step_key
+            for record in self.instance.get_records_for_run(run.run_id, of_type=dg.DagsterEventType.STEP_START).records
+        }
+        names = {key for key in run.selection if key.replace("/", "__") in steps}
+        return {f"shop/{table}" for table in TABLES if (self.project.publisher_of(table) or f"shop/{table}") in names}
+
+    def _is_replaced(self, staging: Staging, table: str) -> bool:
+        """Whether a later publication, and no rollback, removed rows."""
+        assert staging.version is not None
+        rows = frozenset(staging.rows)
+        for version in range(staging.version + 1, self.lake.latest_version() + 1):
+            if not rows <= self.states[version][table]:
+                return version not in self.targets
+        return False
+
+    def _check_red(self, run: Run, before: int) -> None:
+        versions = {info.version for info in self.lake.history() if info.version > before and info.run_id == run.run_id}
+        told = {
+            event.metadata["lakehouse_version"].value
+            for event in self._events(run, dg.DagsterEventType.ASSET_MATERIALIZATION)
+            if "lakehouse_version" in event.metadata
+        }
+        may_be_silent = run.is_dead or "fault at after" in run.error
+        assert versions <= told or may_be_silent, f"red {run.run_id[:8]} committed {versions} and reported {told}"
+
+    def _check_progress(self, run: Run) -> None:
+        """A run that is alone, complete and without faults is green, and one that nothing would publish is red."""
+        project = self.project
+        tables = [table for table in TABLES if f"shop/{table}" in run.selection]
+        lacks_publisher = any((project.publisher_of(table) or "") not in ("", *run.selection) for table in tables)
+        if run.parent is None and (lacks_publisher or not project.partitions.is_valid) and tables:
+            assert not run.is_green, "nothing would publish its tables"
+        is_whole = set(tables) == set(TABLES) and not lacks_publisher
+        may_fail = run.check_fails and project.shape.has_check
+        is_undisturbed = run.fault is None and "fault at" not in run.error and not run.is_dead and not may_fail
+        if run.parent is None and is_whole and is_undisturbed and project.partitions.is_valid:
+            assert run.is_green, f"{run.run_id[:8]} is refused: {run.error}"
+        is_blocked = may_fail and "fault" not in run.error and not run.is_dead and run.parent is None
+        if is_blocked and project.publisher_of("a"):
+            made = [one for one in project.stagings if one.run_id == run.run_id and one.table == "a"]
+            assert all(one.version is None for one in made), "a blocking check did not block"
+
+
+def _failures(result: Any) -> Iterator[str]:
+    for event in result.all_events:
+        if event.is_step_failure:
+            error = event.step_failure_data.error
+            yield f"{event.step_key}: {(error.cause or error).message.strip()}"
+
+
+def play(lake: Lakehouse, seed: int, monkeypatch: pytest.MonkeyPatch, steps: int = 8) -> World | None:
+    """Take random gestures. Returns None if the project is refused when its definitions load."""
+    chance = random.Random(seed)
+    shape = random_shape(chance)
+    if shape.is_serializable:
+        lake.alter_definition(isolation_level=IsolationLevel.SERIALIZABLE)
+    project = Project(shape, lake)
+    try:
+        _JOBS[lake.root] = project.definitions().resolve_job_def("everything")
+    except InvalidInputError:
+        assert not project.partitions.is_valid, f"seed {seed}: {shape} is refused"
+        return None
+    with dg.instance_for_test(overrides=_NO_LOGS) as instance, project.publishing(monkeypatch):
+        world = World(project, instance, chance)
+        base = lake.latest_version()
+        world.states[base] = world.states[0]
+        try:
+            for _ in range(steps):
+                world.step()
+        except BaseException:
+            print(f"seed {seed}: {shape}", *world.log, sep="\n")
+            raise
+    del _JOBS[lake.root]
+    return world
+
+
+@pytest.mark.filterwarnings("ignore::dagster.BetaWarning")
+@pytest.mark.parametrize("seed", [11, 21, 25])
+def test_green_runs_are_visible(lakes: Lakes, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    lake = lakes.local()
+    assert play(lake, seed, monkeypatch, steps=6) is not None
+    check_lake(lake)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(7200)
+@pytest.mark.filterwarnings("ignore::dagster.BetaWarning")
+def test_many_gestures(lakes: Lakes, monkeypatch: pytest.MonkeyPatch) -> None:
+    seed = random.SystemRandom().randrange(1 << 32)
+    worlds = [play(lakes.local(str(number)), seed + number, monkeypatch) for number in range(200)]
+    assert sum(world.green for world in worlds if world is not None) > len(worlds)
