@@ -178,3 +178,15 @@ def test_workers_of_one_run_race(local: Lakehouse) -> None:
         assert sum(not was_published for _, was_published in results) == 1
         found = [info.version for info in local.history() if publication in info.members]
         assert found == [results[0][0]]
+
+
+def test_first_tables_of_one_namespace_are_published_at_the_same_time(local: Lakehouse) -> None:
+    first, second = staged_tables(local)
+    meanwhile = [second]
+
+    def publish_the_other(_latest: object) -> None:
+        if meanwhile:
+            publish_once(local, [meanwhile.pop()], publication_id("other", "asset"))
+
+    assert publish_once(local, [first], ID, require=publish_the_other).version == 2
+    assert all(local.snapshot().has_table("ns", name) for name in ("a", "b"))

@@ -145,11 +145,15 @@ def publish_once(
                 check = reads_check(txn.isolation)
                 publishing = {location: table.metadata_location for location, table in left.items()}
                 txn.require(lambda latest: check(latest, publishing))
-            publish(txn, list(left.values()) or ours)
+            published = list(left.values()) or ours
+            new = {table.namespace for table in published if table.base_metadata_location is None}
+            created_namespaces[:] = [name for name in sorted(new) if not txn.has_namespace(name)]
+            publish(txn, published)
         assert transaction.committed_version is not None
         return transaction.committed_version
 
     ours = list(staged)
+    created_namespaces: list[str] = []  # by the latest attempt
     while True:
         try:
             if superseded and ours == list(staged) and not all(table.removed_files for table in superseding):
@@ -163,7 +167,7 @@ def publish_once(
             if version is not None:
                 return Publication(version, was_published=True)
             now = _on_the_latest(lake, staged, ours, replacing, superseded)
-            if now == ours:
+            if now == ours and not any(map(lake.snapshot().has_namespace, created_namespaces)):
                 raise
             ours = now
 
