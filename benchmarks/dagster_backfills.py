@@ -1,0 +1,365 @@
+"""A backfill of thirty days of six assets by Dagster's daemon, with our IO manager and with dagster-iceberg's.
+
+Run from the project's root: ``.venv/bin/python -m benchmarks.dagster_backfills``; it writes
+``benchmarks/results/dagster_backfills.md``, and ends with an error if a row is missing or doubled. ``--days 5`` runs
+fewer days. Each case has its own environment, daemon and Dagster instance, and the cases run one after another.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import date, timedelta
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import dagster as dg
+import yaml
+from dagster._core.definitions.assets.graph.asset_graph_subset import AssetGraphSubset
+from dagster._core.execution.asset_backfill import AssetBackfillData
+from dagster._core.execution.backfill import BulkActionStatus, PartitionBackfill
+from dagster._time import get_current_timestamp
+
+from benchmarks.backfill_project import (
+    APART,
+    DAYS,
+    ICEBERG,
+    N_COUNTRIES,
+    N_CUSTOMERS,
+    PUBLISHER,
+    ROWS_A_DAY,
+    TABLES,
+    TOGETHER,
+)
+from benchmarks.report import RESULTS, table, write_result
+from tests.environments import make_environment
+from tests.servers.cached import cached_folder
+from trinitylake_ops import Lakehouse
+
+PROJECT = Path(__file__).with_name("backfill_project.py")
+N_DAYS = 30
+DAGSTER_ICEBERG = "0.3.14"
+BACKFILL = "benchmark"
+#: The cases, dagster-iceberg first: times are relative to it.
+CASES = (ICEBERG, APART, TOGETHER)
+#: Files in memory: synced writes of Dagster's SQLite databases would be most of the time on a disk.
+MEMORY = "/dev/shm"
+_FIRST = date(2026, 1, 1)
+_RUNS_AT_ONCE = 4
+_SECONDS = 3_600
+#: Dagster's daemon looks at a backfill every 30 seconds, which no setting changes. Waiting would hide the work.
+_DAEMON = """
+import dagster._daemon.controller as controller
+controller.DEFAULT_DAEMON_INTERVAL_SECONDS = 2
+from dagster._daemon.cli import main
+main()
+"""
+_STORED = "import json; from backfill_project import stored; print(json.dumps(stored(), default=str))"
+_VERSIONS = """
+import json
+from importlib.metadata import distributions
+print(json.dumps({one.name.lower(): one.version for one in distributions()}))
+"""
+_INSTANCE = {
+    "telemetry": {"enabled": False},
+    "concurrency": {"runs": {"max_concurrent_runs": _RUNS_AT_ONCE}},
+    "run_coordinator": {
+        "module": "dagster._core.run_coordinator",
+        "class": "QueuedRunCoordinator",
+        "config": {"dequeue_interval_seconds": 1},
+    },
+}
+#: What runs and steps spend their time on: the phase that ends with an event of Dagster's log.
+_PHASES = {
+    "PIPELINE_START": "run: process, imports, definitions",
+    "STEP_WORKER_STARTED": "step: process, imports of Dagster",
+    "RESOURCE_INIT_STARTED": "step: imports and definitions of the project",
+    "RESOURCE_INIT_SUCCESS": "step: resources",
+    "STEP_START": "step: resources",
+    "LOADED_INPUT": "step: inputs",
+    "STEP_INPUT": "step: inputs",
+    "STEP_OUTPUT": "step: computation",
+    "HANDLED_OUTPUT": "step: output, with commit and report",
+    "STEP_SUCCESS": "step: end",
+}
+
+
+@dataclass
+class Result:
+    """What a case took, and what it left."""
+
+    seconds: float
+    is_complete: bool
+    runs: Counter[str]
+    n_steps: int
+    n_retries: int
+    n_commits: int
+    versions: Mapping[str, str]
+    phases: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Case:
+    """A case: its environment, and the folder of its tables and of its Dagster instance."""
+
+    name: str
+    python: str
+    folder: Path
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """The variables of its processes."""
+        return {
+            "PATH": os.environ["PATH"],
+            "HOME": os.environ["HOME"],
+            "PYTHONPATH": str(PROJECT.parent),
+            "DAGSTER_HOME": str(self.folder / "home"),
+            "BACKFILL_CASE": self.name,
+            "BACKFILL_FOLDER": str(self.folder),
+        }
+
+    def prepare(self) -> None:
+        """Make the catalog, and the folder of the Dagster instance."""
+        (self.folder / "home").mkdir(parents=True)
+        (self.folder / "tables").mkdir()
+        (self.folder / "home" / "dagster.yaml").write_text(yaml.safe_dump(_INSTANCE))
+        location = {"python_file": {"relative_path": str(PROJECT), "executable_path": self.python}}
+        (self.folder / "workspace.yaml").write_text(yaml.safe_dump({"load_from": [location]}))
+        if self.name == ICEBERG:
+            program = (
+                "from backfill_project import iceberg_properties; from pyiceberg.catalog import load_catalog;"
+                "load_catalog('lake', **iceberg_properties()).create_namespace('shop')"
+            )
+            self.output(program)
+        else:
+            Lakehouse.create(str(self.folder / "lake"))
+
+    def output(self, program: str) -> Any:
+        """Run a program in the environment of the case; return the JSON that it prints."""
+        ran = subprocess.run(
+            [self.python, "-c", program], env=self.environment, check=True, stdout=subprocess.PIPE, text=True
+        )
+        return json.loads(ran.stdout or "null")
+
+    def run(self, days: Sequence[str]) -> Result:
+        """Backfill all assets over some days.
+
+        Raises:
+            RuntimeError: The backfill failed, or did not end.
+        """
+        self.prepare()
+        selection = [*(one.key for one in TABLES), *([PUBLISHER] if self.name == TOGETHER else [])]
+        with (
+            dg.DagsterInstance.from_config(str(self.folder / "home")) as instance,
+            (self.folder / "daemon.log").open("wb") as log,
+        ):
+            command = [self.python, "-c", _DAEMON, "run", "-w", str(self.folder / "workspace.yaml")]
+            daemon = subprocess.Popen(command, env=self.environment, cwd=self.folder, stdout=log, stderr=log)
+            try:
+                begun = time.monotonic()
+                instance.add_backfill(_backfill(instance, days, selection))
+                while (status := _status(instance)) == BulkActionStatus.REQUESTED:
+                    if time.monotonic() - begun > _SECONDS or daemon.poll() is not None:
+                        break
+                    time.sleep(1)
+                seconds = time.monotonic() - begun
+            finally:
+                daemon.terminate()
+                daemon.wait()
+            found = self._result(instance, days, seconds)
+        if status != BulkActionStatus.COMPLETED_SUCCESS:
+            raise RuntimeError(f"{self.name}: {status}, {found}; see {self.folder}")
+        return found
+
+    def _result(self, instance: dg.DagsterInstance, days: Sequence[str], seconds: float) -> Result:
+        phases: Counter[str] = Counter()
+        kinds: Counter[str] = Counter()
+        runs = instance.get_run_records()
+        for record in runs:
+            _count(instance, record.dagster_run.run_id, kinds, phases)
+        rows, n_commits = self.output(_STORED)
+        return Result(
+            seconds=seconds,
+            is_complete=_is_complete(rows, days),
+            runs=Counter(record.dagster_run.status.value for record in runs),
+            n_steps=kinds["STEP_SUCCESS"],
+            n_retries=kinds["STEP_UP_FOR_RETRY"] + kinds["STEP_FAILURE"],
+            n_commits=n_commits,
+            versions=self.output(_VERSIONS),
+            phases=dict(phases),
+        )
+
+
+def _backfill(instance: dg.DagsterInstance, days: Sequence[str], selection: Sequence[dg.AssetKey]) -> PartitionBackfill:
+    subset = DAYS.subset_with_partition_keys(days)
+    is_by_day = {one.key: one.partitions_def is not None for one in TABLES}
+    target = AssetGraphSubset(
+        partitions_subsets_by_asset_key={one: subset for one in selection if is_by_day.get(one, True)},
+        non_partitioned_asset_keys={one for one in selection if not is_by_day.get(one, True)},
+    )
+    now = get_current_timestamp()
+    return PartitionBackfill(
+        backfill_id=BACKFILL,
+        status=BulkActionStatus.REQUESTED,
+        from_failure=False,
+        tags={},
+        backfill_timestamp=now,
+        asset_selection=selection,
+        asset_backfill_data=AssetBackfillData.empty(target, now, instance),
+    )
+
+
+def _status(instance: dg.DagsterInstance) -> BulkActionStatus:
+    found = instance.get_backfill(BACKFILL)
+    assert found is not None
+    return found.status
+
+
+def _count(instance: dg.DagsterInstance, run_id: str, kinds: Counter[str], phases: Counter[str]) -> None:
+    """Add the events of a run, and the seconds of its phases."""
+    newest: dict[str | None, float] = {}
+    for entry in instance.all_logs(run_id):
+        if entry.dagster_event is None:
+            continue
+        kind, step = entry.dagster_event.event_type_value, entry.dagster_event.step_key
+        kinds[kind] += 1
+        if kind in ("PIPELINE_STARTING", "STEP_WORKER_STARTING"):
+            newest[step] = entry.timestamp
+        elif kind in _PHASES and step in newest:
+            phases[_PHASES[kind]] += entry.timestamp - newest[step]
+            newest[step] = entry.timestamp
+
+
+def _is_complete(rows: Mapping[str, Sequence[Mapping[str, Any]]], days: Sequence[str]) -> bool:
+    """Whether each table has each row of some days once, with the values that its inputs give."""
+    per_customer = ROWS_A_DAY // N_CUSTOMERS
+    countries = Counter(f"country {number % N_COUNTRIES}" for number in range(N_CUSTOMERS))
+    expected = {
+        "customers": [(number, f"country {number % N_COUNTRIES}") for number in range(N_CUSTOMERS)],
+        "orders": [(day, number, number % N_CUSTOMERS, 1) for day in days for number in range(ROWS_A_DAY)],
+        "by_customer": [(day, number, per_customer) for day in days for number in range(N_CUSTOMERS)],
+        "two_days": [
+            (day, country, count * per_customer * (1 if day == days[0] else 2))
+            for day in days
+            for country, count in countries.items()
+        ],
+        "running": [(day, ROWS_A_DAY * number) for number, day in enumerate(days, 1)],
+        "summary": [(ROWS_A_DAY * len(days),)],
+    }
+    return all(sorted(tuple(row.values()) for row in rows[name]) == sorted(values) for name, values in expected.items())
+
+
+def lines(results: Mapping[Case, Result], n_days: int) -> list[str]:
+    """Return the lines of the result."""
+    base_s = next(iter(results.values())).seconds
+    phases = [*dict.fromkeys(phase for result in results.values() for phase in result.phases)]
+    packages = ("dagster", "dagster-iceberg", "pyiceberg", "pyarrow", "sqlalchemy")
+    versions = {
+        case.name: ", ".join(f"{name} {result.versions[name]}" for name in packages if name in result.versions)
+        for case, result in results.items()
+    }
+    return [
+        "# Backfills of partitioned assets by Dagster",
+        "",
+        f"A backfill of {n_days} days of six assets: a daily source, a table of the same day, one of this day and the",
+        "day before with a lookup table, one that reads its own previous day, the lookup table without partitions, and",
+        "one table of all days. Dagster's daemon splits the backfill into runs by these mappings, and starts up to",
+        f"{_RUNS_AT_ONCE} runs at a time, each with the multiprocess executor: a process for the run, and one for each",
+        "step. The daemon checks the backfill every 2 seconds instead of 30, in all cases, and the queue every",
+        "second. Tables and Dagster's databases are files in memory. The cases run one after another on one machine.",
+        "dagster-iceberg has its catalog in SQLite. Its IO manager fails to read the day before the first one, so the",
+        "project returns no rows there for it.",
+        "",
+        *table(
+            ("", "seconds", "ratio", "runs", "steps", "retries and failures", "commits", "each row once"),
+            [
+                (
+                    case.name,
+                    f"{result.seconds:.0f}",
+                    f"{result.seconds / base_s:.2f}",
+                    sum(result.runs.values()),
+                    result.n_steps,
+                    result.n_retries,
+                    result.n_commits,
+                    "yes" if result.is_complete else "NO",
+                )
+                for case, result in results.items()
+            ],
+        ),
+        "",
+        "Commits of dagster-iceberg are the metadata files of its tables. Those of trinitylake-ops are versions of the",
+        "lakehouse. With one publish asset there is one more run, or step, for each day.",
+        "",
+        "## What the time is spent on",
+        "",
+        "Seconds between events of Dagster's log, added over all runs and steps. Up to four runs overlap, so the sum",
+        "is more than the seconds above.",
+        "",
+        *table(
+            ("", *(case.name for case in results)),
+            [(phase, *(f"{result.phases.get(phase, 0):.1f}" for result in results.values())) for phase in phases],
+        ),
+        "",
+        "## Versions",
+        "",
+        f"Python {sys.version.split()[0]}.",
+        "",
+        *(f"- {name}: {text}" for name, text in versions.items()),
+    ]
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run all cases, and write the result."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.dagster_backfills", description=__doc__)
+    parser.add_argument("--days", type=int, default=N_DAYS, help="how many partitions to backfill")
+    parser.add_argument("--case", action="append", choices=CASES, help="run this case only; repeatable")
+    parser.add_argument("--python", help="the Python of our cases, by default that of a fresh environment")
+    parser.add_argument("--to", type=Path, default=RESULTS, help="folder of the results")
+    parser.add_argument("--keep", type=Path, help="folder for the data, which stays; by default one that is removed")
+    options = parser.parse_args(arguments)
+    days = [str(_FIRST + timedelta(days=number)) for number in range(options.days)]
+    with tempfile.TemporaryDirectory(prefix="trinitylake-bench-", dir=MEMORY) as temporary:
+        folder = options.keep or Path(temporary)
+        ours = options.python
+        if ours is None:
+            ours = str(make_environment(Path(temporary) / "ours", ["dagster"]).folder / "bin" / "python")
+        cases = [
+            Case(name, _python_of_dagster_iceberg() if name == ICEBERG else ours, folder / f"case{number}")
+            for number, name in enumerate(options.case or CASES)
+        ]
+        results = {}
+        for case in cases:
+            results[case] = case.run(days)
+            print(case.name, f"{results[case].seconds:.0f} s", flush=True)
+    write_result("dagster_backfills", lines(results, len(days)), options.to)
+    if not all(result.is_complete and set(result.runs) == {"SUCCESS"} for result in results.values()):
+        raise SystemExit("a run failed, or a row is missing or doubled")
+
+
+def _python_of_dagster_iceberg() -> str:
+    """Return the Python of an environment with dagster-iceberg, and with our version of Dagster."""
+    needs = [f"dagster-iceberg=={DAGSTER_ICEBERG}", *(f"{name}=={version(name)}" for name in ("dagster", "pyarrow"))]
+
+    def install(folder: Path) -> None:
+        uv = str(Path(sys.executable).with_name("uv"))
+        subprocess.run(
+            [uv, "venv", "--quiet", "--relocatable", "--python", sys.executable, str(folder / "v")], check=True
+        )
+        python = str(folder / "v" / "bin" / "python")
+        subprocess.run([uv, "pip", "install", "--quiet", "--python", python, *needs], check=True)
+
+    name = "_".join(["dagster_iceberg", *(need.partition("==")[2] for need in needs)])
+    return str(cached_folder(name, install) / "v" / "bin" / "python")
+
+
+if __name__ == "__main__":
+    main()
