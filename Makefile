@@ -26,6 +26,8 @@ LONG_ON_RADOSGW := tests/transaction/test_commit.py tests/transaction/test_find_
 	tests/transaction/test_saved.py tests/transaction/test_fairness.py tests/transaction/test_surroundings.py \
 	tests/transaction/test_copied_stamps.py tests/transaction/test_newest_root.py tests/transaction/test_read_ahead.py \
 	tests/transaction/test_shared_cache.py tests/transaction/test_change_set.py tests/transaction/test_added_files.py \
+	tests/transaction/test_transaction.py tests/transaction/test_group_failures.py tests/transaction/test_object_names.py \
+	tests/transaction/test_written_ahead.py \
 	tests/maintenance tests/tables
 WITH_SHUFFLED_LISTS := tests/transaction tests/maintenance tests/tables
 LONG_ON_MOTO := tests/transaction/test_transaction.py tests/maintenance/test_rollback.py
@@ -34,12 +36,14 @@ ON_OTHER_SERVERS := tests/transaction tests/concurrency tests/maintenance tests/
 OTHER_SERVERS := azurite fake_gcs dynalite redis_server valkey_server hdfs
 
 #: Tests of the engine that start no server, no JVM and no Dagster: less than a minute on 2 cores.
-UNIT_TESTS := tests/format tests/tree tests/transaction tests/golden tests/models tests/telemetry/test_lineage.py \
-	tests/tables/test_catalog.py tests/tables/test_ownership.py tests/tables/test_avro_decoder.py \
-	tests/test_architecture.py tests/test_cached_attribute.py tests/test_public_api.py tests/test_threat_model.py
-#: Those of `make check`: about two minutes.
-QUICK_TESTS := $(UNIT_TESTS) tests/stateful tests/tables/test_staging.py tests/tables/test_rewriting.py \
-	tests/maintenance/test_expire.py tests/maintenance/test_rollback.py tests/test_project.py
+UNIT_TESTS := tests/transaction tests/format/test_file_names.py tests/format/test_keys.py tests/format/test_definitions.py \
+	tests/format/test_locations.py tests/format/test_sealed_files.py tests/format/test_version_ranges.py \
+	tests/format/test_checksums.py tests/format/test_limits.py tests/format/test_vectors.py tests/tree/test_key_ranges.py \
+	tests/tables/test_ownership.py tests/test_architecture.py tests/test_cached_attribute.py tests/test_public_api.py \
+	tests/test_threat_model.py
+#: Those of `make check`: about three minutes.
+QUICK_TESTS := $(UNIT_TESTS) tests/format tests/tree tests/golden tests/tables/test_catalog.py \
+	tests/tables/test_staging.py tests/tables/test_avro_decoder.py tests/test_project.py
 
 .PHONY: help setup demo ui test unit check lint bench docs proto package dist constraints soak clean
 
