@@ -27,12 +27,8 @@ def _run(monkeypatch: pytest.MonkeyPatch, seeds: range) -> None:
             world.close()
 
 
-@pytest.mark.parametrize("first", range(0, 10, _SEEDS_EACH))
+@pytest.mark.parametrize(
+    "first", [0, *(pytest.param(first, marks=pytest.mark.soak) for first in range(_SEEDS_EACH, 220, _SEEDS_EACH))]
+)
 def test_nothing_that_is_needed_is_ever_gone(monkeypatch: pytest.MonkeyPatch, first: int) -> None:
-    _run(monkeypatch, range(first, first + _SEEDS_EACH))
-
-
-@pytest.mark.soak
-@pytest.mark.parametrize("first", range(10, 220, _SEEDS_EACH))
-def test_nothing_that_is_needed_is_ever_gone_in_210_more(monkeypatch: pytest.MonkeyPatch, first: int) -> None:
     _run(monkeypatch, range(first, first + _SEEDS_EACH))
