@@ -269,7 +269,7 @@ class Shop:
     def page(self) -> str:
         links = Links.at(self.repository, "__repository__@here", NAMES, "")
         page = VersionsPage(self.instance, self.repository, NAMES, links)
-        return "\n".join(table.value for table in page.tables(self.lake, self.lake.snapshot()).values())
+        return "\n".join(part.value for part in page.lists(self.lake, self.lake.snapshot()).values())
 
 
 @pytest.fixture
@@ -283,21 +283,23 @@ def shop(lakes: Lakes, monkeypatch: pytest.MonkeyPatch) -> Iterator[Shop]:
 
 def row(page: str, version: int) -> str:
     """Return the row of a version, whose number may be the link to its run."""
-    return next(line for line in page.splitlines() if re.match(rf"\| \[?{version}(\]\(\S+\))? \|", line))
+    return next(
+        line for line in page.splitlines() if re.match(rf"(\| |- \*\*)\[?{version}(\]\(\S+\))?( \||\*\*)", line)
+    )
 
 
 def test_a_bad_publication_is_found_undone_and_proved(shop: Shop) -> None:
     good = shop.load(1, 2, 3)
     bad = shop.load(4, -5)
     page = shop.page()
-    assert "; no_negative_amounts failed |" in row(page, bad)
-    assert "; 1 passed | [go back](/locations/__repository__@here/jobs/shop_rollback/" in row(page, good)
+    assert "; no_negative_amounts failed" in row(page, bad)
+    assert "; 1 passed [go back](/locations/__repository__@here/jobs/shop_rollback/" in row(page, good)
     assert "; sales.orders +2 -3;" in row(page, bad)
     newest = shop.instance.get_latest_materialization_event(NAMES.lakehouse_key)
     assert newest is not None and newest.asset_materialization is not None
     shown = newest.asset_materialization.metadata
     # The check of a run may end after its publication, so a page has what was found by then.
-    assert "; 1 passed |" in row(str(shown["last_versions"].value), good)
+    assert "; 1 passed" in row(str(shown["last_versions"].value), good)
     assert not {"objects", "publish_tables", "tables"} & shown.keys(), "metrics are an observation of their own"
     (seen, *_) = shop.instance.fetch_observations(NAMES.lakehouse_key, limit=1).records
     assert seen.asset_observation is not None
@@ -315,7 +317,7 @@ def test_a_bad_publication_is_found_undone_and_proved(shop: Shop) -> None:
     assert (done, proof["rows_before"], proof["rows_after"]) == (True, 2, 3)
     assert (proof["checks_passed"], proof["checks_failed"]) == (1, 0)
     page, latest = shop.page(), shop.lake.latest_version()
-    assert "; latest; 1 passed |" in row(page, latest)
+    assert "; latest; 1 passed" in row(page, latest)
     assert "no_negative_amounts failed" in row(page, bad), "the bad version keeps its finding"
 
     _, plan = shop.run("shop_rollback", {"to": {"version": bad}})
@@ -336,7 +338,7 @@ def test_a_check_that_stopped_a_publication_says_nothing_of_versions(
     shop.source.write_text("4\n-5")
     assert not shop.run(LOAD)[0]
     assert shop.lake.latest_version() == good
-    assert "; latest; 1 passed |" in row(shop.page(), good), "what was not published is no version"
+    assert "; latest; 1 passed" in row(shop.page(), good), "what was not published is no version"
     bad = shop.load(4, 500)
     _, plan = shop.run("shop_rollback", {"to": {"last_passed": True}})
     assert (plan["to_version"], plan["base_version"]) == (good, bad)
@@ -354,12 +356,12 @@ def test_a_check_is_about_the_version_that_a_re_execution_publishes(
         broken.setattr(publish, "publish_once", refuse)
         failed = shop.execute()
     assert failed.is_failure
-    assert "; latest; 1 passed |" in row(shop.page(), good)
+    assert "; latest; 1 passed" in row(shop.page(), good)
     again = shop.execute(dg.ReexecutionOptions.from_failure(failed.run_id, shop.instance))
     assert again.is_success
     page = shop.page()
-    assert "; latest; no_negative_amounts failed |" in row(page, good + 1)
-    assert "; 1 passed |" in row(page, good)
+    assert "; latest; no_negative_amounts failed" in row(page, good + 1)
+    assert "; 1 passed" in row(page, good)
 
 
 def test_the_last_version_that_passed_is_never_one_that_was_undone(shop: Shop) -> None:
@@ -368,7 +370,7 @@ def test_the_last_version_that_passed_is_never_one_that_was_undone(shop: Shop) -
     maintenance.rollback(shop.lake, good)
     latest = shop.lake.latest_version()
     page = shop.page()
-    assert f"; undone by {latest}; 1 passed |" in row(page, bad)
+    assert f"; undone by {latest}; 1 passed" in row(page, bad)
     assert f"[go back (undone by {latest})](" in row(page, bad)
     assert "[go back](" in row(page, good)
     _, plan = shop.run("shop_rollback", {"to": {"last_passed": True}})

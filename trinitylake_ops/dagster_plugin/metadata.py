@@ -141,6 +141,23 @@ def inline_tables(
     return {part: markdown_table(header, listed) for part, listed in zip(names, parts, strict=True)}
 
 
+def inline_lists(name: str, items: Iterable[str]) -> dict[str, dg.MarkdownMetadataValue]:
+    """Return items as Markdown lists that are short enough to be shown on the page of an asset without a click.
+
+    Args:
+        name: The name of the first entry; those of the others end with a number.
+        items: The items, as Markdown on one line.
+    """
+    parts = [""]
+    for item in items:
+        line = f"- {item}\n"
+        if parts[-1] and len(parts[-1] + line) >= INLINE_MARKDOWN_CHARS:
+            parts.append("")
+        parts[-1] += line
+    names = [name, *(f"{name}_{number}" for number in range(2, len(parts) + 1))]
+    return {part: dg.MetadataValue.md(text) for part, text in zip(names, parts, strict=True)}
+
+
 def link_metadata(link: Link) -> dg.MarkdownMetadataValue:
     """Return a link as an entry of its own. Short Markdown stands on a page as it is."""
     return dg.MetadataValue.md(link.markdown)

@@ -10,7 +10,7 @@ import dagster as dg
 
 from trinitylake_ops import Lakehouse
 from trinitylake_ops.dagster_plugin.head_metadata import LAST_OF_A_RUN, VERSION, commit_metrics, lake_status
-from trinitylake_ops.dagster_plugin.metadata import DATA_VERSION_TAG, inline_tables, link_metadata
+from trinitylake_ops.dagster_plugin.metadata import DATA_VERSION_TAG, inline_lists, link_metadata
 from trinitylake_ops.dagster_plugin.names import LakehouseNames
 from trinitylake_ops.dagster_plugin.runs.beyond_public import RunContext, repository_of
 from trinitylake_ops.dagster_plugin.runs.records import known_run
@@ -36,8 +36,6 @@ GO_BACK = "go back to the last version whose checks passed"
 #: How many versions a page has.
 MOST_VERSIONS = 10
 _LONGEST_NAME_CHARS, _LONGEST_CHANGES_CHARS = 40, 80
-#: Together they fit the 450 pixels that the page has for a value in a window of 1,280 pixels.
-_PAGE_COLUMNS = ("version", "change", "action")
 _MINUTES = slice(len("2026-"), len("2026-01-31 12:00"))
 #: The job that does what is due.
 _JOBS = {"expiry": "expire", "purge": "purge", "orphans": "orphans", "verify": "verify", "exports": "export"}
@@ -110,26 +108,28 @@ class VersionsPage(VersionRows):
             "health": "the latest version cannot be read; run verify" if status is None else _health(status),
             **({} if status is None else {"next": self._next(status)}),
             **({} if back is None else {"go_back": link_metadata(back)}),
-            **self.tables(lake, latest),
+            **self.lists(lake, latest),
         }
 
-    def tables(self, lake: Lakehouse, latest: Snapshot, limit: int = MOST_VERSIONS) -> dict[str, Any]:
-        """Return the last versions, newest first, as tables that are short enough to be shown as they are."""
+    def lists(self, lake: Lakehouse, latest: Snapshot, limit: int = MOST_VERSIONS) -> dict[str, Any]:
+        """Return the last versions, newest first, as lists that are short enough to be shown without a click."""
         infos = list(lake.history(limit, latest))
-        rows = [self._short(dict(zip(self.columns, row, strict=True))) for row in self.rows(lake, latest, infos)]
-        return inline_tables(LAST_VERSIONS, _PAGE_COLUMNS, rows)
+        rows = self.rows(lake, latest, infos)
+        return inline_lists(LAST_VERSIONS, (self._item(dict(zip(self.columns, row, strict=True))) for row in rows))
 
-    def _short(self, row: Mapping[str, Any]) -> tuple[object, ...]:
-        """Return the row of a version for the page, which is narrow: its version links to its run."""
-        run = row["run"]
-        version = Link(str(row["version"]), run.url) if isinstance(run, Link) else row["version"]
+    def _item(self, row: Mapping[str, Any]) -> str:
+        """Return a version as Markdown, on few lines of the narrow page: its number links to its run."""
+        run, action = row["run"], row[ACTIONS]
+        version = Link(str(row["version"]), run.url).markdown if isinstance(run, Link) else str(row["version"])
         person = row["by"].rpartition("approved by ")[2] if "approved by " in row["by"] or not run else ""
         by = ", ".join(filter(None, (row["operation"], person[:_LONGEST_NAME_CHARS])))
         changes = " ".join(filter(None, (row["tables"][:_LONGEST_CHANGES_CHARS], row["rows"])))
         created = str(row["created (UTC)"])[_MINUTES]
         state = ", ".join(part for part in row["state"].split(", ") if part != "live")
-        parts = (f"{created} {by}", changes, state, str(row["checks"]))
-        return version, "; ".join(filter(None, parts)), row[ACTIONS]
+        text = "; ".join(filter(None, (f"{created} {by}", changes, state, str(row["checks"]))))
+        return " ".join(
+            [f"**{version}**", plain_markdown(text), *([action.markdown] if isinstance(action, Link) else [])]
+        )
 
     def _next(self, status: Status) -> dg.MarkdownMetadataValue:
         """Return what is due, or the first thing that will be, with a link to its job, or else its command."""
