@@ -153,6 +153,32 @@ def test_nested_values_are_compared(lake: Lakehouse) -> None:
     assert [row["s"] for row in rows(lake)] == [{"u": None}, {"u": None}]
 
 
+@pytest.mark.parametrize("wrap", ["struct", "deep", "list", "map"])
+def test_values_of_nested_fields_are_not_lost(lake: Lakehouse, wrap: str) -> None:
+    def nested(**fields: int | None) -> pa.Table:
+        struct: Any = fields
+        kind: pa.DataType = pa.struct([(name, pa.int64()) for name in fields])
+        if wrap == "deep":
+            struct, kind = {"in": struct}, pa.struct([("in", kind)])
+        elif wrap == "list":
+            struct, kind = [struct], pa.list_(kind)
+        elif wrap == "map":
+            struct, kind = [("m", struct)], pa.map_(pa.string(), kind)
+        return pa.table({"sku": ["a"], "x": pa.array([struct], kind)})
+
+    put(lake, nested(a=1, b=2))
+    before, version = rows(lake), lake.latest_version()
+    files = {file.path for file in lake.storage.list() if file.path.endswith(".parquet")}
+    with pytest.raises(InvalidInputError, match=r"'x\..*b', which the new rows lack"):
+        put(lake, nested(a=9))
+    assert (rows(lake), lake.latest_version()) == (before, version)
+    assert {file.path for file in lake.storage.list() if file.path.endswith(".parquet")} == files
+    put(lake, nested(a=9).set_column(0, "sku", [["z"]]))
+    put(lake, nested(a=1, b=None))
+    put(lake, nested(a=9))
+    assert rows(lake)[0]["x"] == nested(a=9, b=None)["x"][0].as_py()
+
+
 def test_partitions_are_made_and_limit_the_rows(lake: Lakehouse) -> None:
     by_region = {"partition_by": ["region"]}
     both = pa.table({"sku": ["a", "a", "b"], "region": ["eu", "us", "us"], "n": [1, 2, 3]})

@@ -118,6 +118,37 @@ def _lost_field(given: pa.DataType, target: pa.DataType) -> str | None:
     return None
 
 
+def lacking_with_values(kind: pa.DataType, values: pa.Array) -> str | None:
+    """Return a nested field that a type lacks and that has a value in a column, None if there is none.
+
+    Args:
+        kind: The type of the rows that replace the column.
+        values: The column, of the table's type.
+
+    Returns:
+        The path of the field below the column, such as ``element.price``.
+    """
+    stored = values.type
+    nested: list[tuple[str, pa.DataType | None, pa.Array]] = []
+    if pa.types.is_struct(kind) and pa.types.is_struct(stored):
+        known = {field.name: field.type for field in kind}
+        nested = [(field.name, known.get(field.name), pc.struct_field(values, at)) for at, field in enumerate(stored)]
+    elif pa.types.is_map(kind) and pa.types.is_map(stored):
+        nested = [
+            (name, inner, pa.ListArray.from_arrays(values.offsets, entries).flatten())
+            for name, inner, entries in (("key", kind.key_type, values.keys), ("value", kind.item_type, values.items))
+        ]
+    elif _is_list(kind) and _is_list(stored):
+        nested = [("element", kind.value_type, values.flatten())]
+    for name, inner, column in nested:
+        if inner is None:
+            if column.null_count < len(column):
+                return name
+        elif (lacking := lacking_with_values(inner, column)) is not None:
+            return f"{name}.{lacking}"
+    return None
+
+
 def _is_list(kind: pa.DataType) -> bool:
     return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind))
 

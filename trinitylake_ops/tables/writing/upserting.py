@@ -6,7 +6,7 @@ do files in which all of them are equal to the new ones.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import TYPE_CHECKING
@@ -47,7 +47,7 @@ from trinitylake_ops.tables.files.deletes.rows import RemainingRows
 from trinitylake_ops.tables.io.checked_files import CheckedFileIO
 from trinitylake_ops.tables.io.file_io import StorageFileIO
 from trinitylake_ops.tables.writing.arrow_writer import plan_arrow
-from trinitylake_ops.tables.writing.casting import check_distinct, conform
+from trinitylake_ops.tables.writing.casting import check_distinct, conform, lacking_with_values
 from trinitylake_ops.tables.writing.data_files import delete_data_files
 from trinitylake_ops.tables.writing.partition_key import PartitionKey, PartitionValue
 from trinitylake_ops.tables.writing.replacement import file_without_deletes
@@ -98,7 +98,7 @@ def stage_upsert(
 
     Raises:
         InvalidInputError: The rows lack a key, have one twice or a key without a value, do not fit the table, are of
-            other partitions, or lack a column in which a row that they update has a value.
+            other partitions, or lack a column or a nested field in which a row that they update has a value.
         UnsupportedTypeError: Iceberg has no type for a column.
         InvalidDefinitionError: The table has other partitions, or delete files.
         CommitConflictError: The table changed meanwhile.
@@ -115,7 +115,7 @@ def stage_upsert(
     plan = plan_arrow(lake, held, namespace, table, partition_by=partition_by)
     new = _conformed(name, held, plan.metadata.schema())
     compared, wanted = _compared_columns(name, plan, new, keys, partitions)
-    upsert = _Upsert(name, plan, new, held.column_names, compared)
+    upsert = _Upsert(name, plan, new, held.schema, compared)
     if plan.base_metadata_location is not None:
         upsert.compare(StagingCatalog(lake, version=plan.base_version).load_table((namespace, table)))
     data_files = plan.write(upsert.batches())
@@ -200,13 +200,11 @@ class _Matches:
 
 
 class _Upsert:
-    def __init__(
-        self, name: str, plan: TableWrite, new: pa.Table, given_columns: Collection[str], compared: Sequence[str]
-    ):
+    def __init__(self, name: str, plan: TableWrite, new: pa.Table, source_schema: pa.Schema, compared: Sequence[str]):
         self._name = name
         self._plan = plan
         self._new = new
-        self._lacking = [column for column in new.column_names if column not in given_columns]
+        self._source_schema = source_schema
         self._compared = list(compared)
         self._keys = self._positions(new, _NEW)
         self._changed: list[FileScanTask] = []
@@ -302,13 +300,15 @@ class _Upsert:
         return _Matches(pairs[_OLD], pairs[_NEW], before.equals(after))
 
     def _check_keeps_values(self, old: pa.Table, matches: _Matches) -> None:
-        for column in self._lacking:
-            values = old[column].take(matches.old)
-            if values.null_count < len(values):
-                raise InvalidInputError(
-                    f"table {self._name}: rows to update have values in the column {column!r}, which the new rows lack;"
-                    " add the column to the new rows"
-                )
+        kind = pa.struct(list(self._source_schema))  # a column and a nested field are lost in the same way
+        for batch in old.take(matches.old).to_batches():
+            lacking = lacking_with_values(kind, batch.to_struct_array())
+            if lacking is None:
+                continue
+            raise InvalidInputError(
+                f"table {self._name}: rows to update have values in the column {lacking!r}, which the new rows lack;"
+                " add the column to the new rows"
+            )
 
     def _filter(self, schema: Schema) -> BooleanExpression:
         """Return a filter that selects the files that may have a key."""
