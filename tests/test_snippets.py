@@ -105,10 +105,11 @@ def publish(lake: Lakehouse, instance: dg.DagsterInstance, asset: dg.AssetsDefin
 FOUND_BY = {
     "README.md": [("sh", "pip install"), ("python", "Lakehouse.create"), ("", "$ trinitylake"), ("sh", "make demo")],
     "docs/dagster.md": [
-        ("python", "NAMES = LakehouseNames"),
+        ("python", 'NAMES = LakehouseNames("lake")'),
         ("python", "limits=ApplyLimits"),
         ("python", "SecretVariables("),
         ("python", 'name="hr"'),
+        ("python", "sensors=[build_commit_sensor(names=NAMES)]"),
         ("python", "partitions_def=orders.partitions_def"),
         ("python", "def totals"),
         ("python", "report_staged"),
@@ -137,13 +138,16 @@ def test_definitions_of_the_page_load() -> None:
     assert {"lake_lakehouse", "lake_lakehouse_io_manager"} == set(one.get_repository_def().get_top_level_resources())
     both = run(python('name="hr"'))["defs"]
     assert {"sales_verify", "hr_verify"} <= {job.name for job in both.resolve_all_job_defs()}
+    second = run(python("sensors=[build_commit_sensor(names=NAMES)]"))["defs"]
+    assert [job.name for job in second.resolve_all_job_defs()] == ["__ASSET_JOB"]
+    assert {key.to_user_string() for key in second.resolve_all_asset_keys()} == {"reports/customers"}
 
 
 @pytest.fixture
 def first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The file of the page's first code location, as a user saves it, with a root of the test."""
     code = tmp_path / "definitions.py"
-    code.write_text(python("NAMES = LakehouseNames").text.replace("/data/lake", str(tmp_path / "lake")))
+    code.write_text(python('NAMES = LakehouseNames("lake")').text.replace("/data/lake", str(tmp_path / "lake")))
     monkeypatch.chdir(tmp_path)
     return code
 

@@ -149,7 +149,8 @@ class Membership:
         if part is None:
             raise dg.Failure(
                 f"asset {shown} was not stored: {publisher.to_user_string()} publishes it, and this run does not"
-                f" include {publisher.to_user_string()}; materialize both, --select '{selection([key, publisher])}'",
+                f" include {publisher.to_user_string()}; materialize both: as asset selection in the UI, or after"
+                f" --select, {selection([key, publisher])}",
                 allow_retries=False,
             )
         left_out = [one for one in partitions if not is_in_backfill(self.instance, part.backfill, part.publisher, one)]
@@ -231,6 +232,6 @@ def nothing_staged(instance: dg.DagsterInstance, publisher: dg.AssetKey, keys: I
                 f" {key.to_user_string()} without publishing it; re-execute that run from failure"
             )
     return (
-        f"{shown} published nothing: this run staged none of its tables; materialize them with it, --select"
-        f" '1+{selection([publisher])}'"
+        f"{shown} published nothing: this run staged none of its tables; materialize them with it: as asset"
+        f" selection in the UI, or after --select, 1+{selection([publisher])}"
     )

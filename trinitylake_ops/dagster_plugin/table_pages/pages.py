@@ -86,7 +86,9 @@ class TablePages:
         if is_newest or one.change.kind == "removed" or one.info.state != "live":
             return ""
         doubts = [] if one.undone_by is None else [f"undone by {one.undone_by}"]
-        return self.links.roll_back(one.info.version, go_back_text(doubts), f"{namespace}.{table}") or ""
+        return (
+            self.links.roll_back(one.info.version, go_back_text(one.info.version, doubts), f"{namespace}.{table}") or ""
+        )
 
     def _rows(self, namespace: str, table: str, preview_rows: int) -> dict[str, Any]:
         loaded = catalog_at(self.lake, self.version.version).load_table((namespace, table))

@@ -78,10 +78,10 @@ class Links:
         return {} if link is None else {f"open {self.names.of(job)}": link_metadata(link)}
 
 
-def go_back_text(doubts: Sequence[str]) -> str:
+def go_back_text(version: int, doubts: Sequence[str]) -> str:
     """Return the text of a link that goes back to a version, with what speaks against it, such as ``undone by 3``."""
     known = ", ".join(filter(None, doubts))
-    return f"go back ({known})" if known else "go back"
+    return f"go back to {version}" + (f" ({known})" if known else "")
 
 
 def config_yaml(config: Mapping[str, Any], indent: str = "") -> str:

@@ -178,7 +178,7 @@ class VersionsPage(VersionRows):
             return self.links.launchpad("export", {"name": None, "version": info.version}, "export")
         if info.state != "live":
             return None
-        return self.links.roll_back(info.version, go_back_text(doubts), only)
+        return self.links.roll_back(info.version, go_back_text(info.version, doubts), only)
 
 
 def _health(status: Status) -> str:
