@@ -87,6 +87,43 @@ def test_values_that_would_lose_a_part_are_refused(lake: Lakehouse, how: str) ->
         assert values.type == pa.date64() or "truncate" in str(caught.value)
 
 
+INVALID_TEXT = pa.StringArray.from_buffers(1, pa.array([0, 1], pa.int32()).buffers()[1], pa.py_buffer(b"\xff"))
+FAR = pa.array([6_600_000], pa.date32())
+UNREADABLE = [
+    FAR,
+    pa.array([-(10**9)], pa.date32()),
+    pa.array([-719_163], pa.date32()),
+    pa.array([2_932_897], pa.date32()),
+    pa.array([570_000_000_000], pa.timestamp("s")),
+    pa.array([-62_135_596_801], pa.timestamp("s", "UTC")),
+    pa.StructArray.from_arrays([FAR], ["v"]),
+    pa.ListArray.from_arrays([0, 1], FAR),
+    pa.MapArray.from_arrays([0, 1], pa.array(["m"]), FAR),
+    pa.Array.from_buffers(pa.time64("us"), 1, [None, pa.py_buffer((10**15).to_bytes(8, "little"))]),
+    INVALID_TEXT,
+    pa.ListArray.from_arrays([0, 1], INVALID_TEXT),
+]
+
+
+@pytest.mark.parametrize("how", ["append", "reader", "upsert", "partition"])
+def test_values_that_no_reader_can_read_are_refused(lake: Lakehouse, how: str) -> None:
+    for at, values in enumerate(UNREADABLE):
+        rows, version = pa.table({"c": values}), lake.latest_version()
+        with pytest.raises(InvalidInputError, match=r"^table ns\.t: column 'c' cannot be stored: ") as caught:
+            if how == "partition" and not pa.types.is_nested(values.type):
+                stage_arrow(lake, rows, *NAME, mode="append", partition_by=["c"])
+            else:
+                put(lake, rows, "append" if how == "partition" else how)
+        assert "\n" not in str(caught.value), at
+        assert lake.latest_version() == version
+    assert not [file.path for file in lake.storage.list() if file.path.endswith(".parquet")]
+    ends = [dt.date.min, dt.date.max]
+    assert put(lake, pa.table({"c": pa.array([*ends, None])})) == [*ends, None]
+    own = Lakehouse.create(f"{lake.root}-times")
+    times = [dt.datetime.min, dt.datetime.max]  # noqa: DTZ901 - wall clock times
+    assert put(own, pa.table({"c": pa.array(times, pa.timestamp("us"))})) == times
+
+
 UNKNOWN = [
     pa.array([1], pa.duration("s")),
     pa.nulls(1),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from datetime import date
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -10,6 +11,9 @@ from pyiceberg.schema import Schema
 
 from trinitylake_ops.errors import InvalidInputError
 
+_MICROSECONDS_PER_DAY = 86_400_000_000
+_EPOCH = date(1970, 1, 1).toordinal()
+_FIRST_DAY, _LAST_DAY = date.min.toordinal() - _EPOCH, date.max.toordinal() - _EPOCH
 _TRUNCATE = (
     'truncate them: .dt.floor("us") in pandas, .dt.cast_time_unit("us") in polars, .cast(..., safe=False) in pyarrow'
 )
@@ -118,6 +122,38 @@ def _lost_field(given: pa.DataType, target: pa.DataType) -> str | None:
     return None
 
 
+def check_values(rows: pa.Table) -> None:
+    """Raise InvalidInputError for values that Arrow can hold and that readers of Iceberg tables cannot read.
+
+    These are dates and timestamps outside the years 1 to 9999, and invalid content, such as text that is not UTF-8.
+    """
+    for name, column in zip(rows.column_names, rows.columns, strict=True):
+        for chunk in column.chunks:
+            try:
+                chunk.validate(full=True)
+            except pa.ArrowInvalid as error:
+                reason = str(error).partition("\n")[0]
+                raise InvalidInputError(f"column {name!r} cannot be stored: {reason}; correct the value") from error
+            if _has_far_times(chunk):
+                raise InvalidInputError(
+                    f"column {name!r} cannot be stored: it has dates or timestamps outside the years 1 to 9999; correct"
+                    " them"
+                )
+
+
+def _has_far_times(values: pa.Array) -> bool:
+    """Whether dates or timestamps are outside the years 1 to 9999, at any depth."""
+    if pa.types.is_date32(values.type):
+        per_day = 1
+    elif pa.types.is_timestamp(values.type) and values.type.unit == "us":
+        per_day = _MICROSECONDS_PER_DAY
+    else:
+        return any(_has_far_times(column) for _, column in _nested_columns(values))
+    ends = pc.min_max(values)
+    first, last = ends["min"].value, ends["max"].value
+    return first is not None and not _FIRST_DAY * per_day <= first <= last < (_LAST_DAY + 1) * per_day
+
+
 def lacking_with_values(kind: pa.DataType, values: pa.Array) -> str | None:
     """Return a nested field that a type lacks and that has a value in a column, None if there is none.
 
@@ -128,25 +164,36 @@ def lacking_with_values(kind: pa.DataType, values: pa.Array) -> str | None:
     Returns:
         The path of the field below the column, such as ``element.price``.
     """
-    stored = values.type
-    nested: list[tuple[str, pa.DataType | None, pa.Array]] = []
-    if pa.types.is_struct(kind) and pa.types.is_struct(stored):
-        known = {field.name: field.type for field in kind}
-        nested = [(field.name, known.get(field.name), pc.struct_field(values, at)) for at, field in enumerate(stored)]
-    elif pa.types.is_map(kind) and pa.types.is_map(stored):
-        nested = [
-            (name, inner, pa.ListArray.from_arrays(values.offsets, entries).flatten())
-            for name, inner, entries in (("key", kind.key_type, values.keys), ("value", kind.item_type, values.items))
-        ]
-    elif _is_list(kind) and _is_list(stored):
-        nested = [("element", kind.value_type, values.flatten())]
-    for name, inner, column in nested:
-        if inner is None:
+    if not pa.types.is_nested(kind):
+        return None
+    known = _nested_types(kind)
+    for name, column in _nested_columns(values):
+        if name not in known:
             if column.null_count < len(column):
                 return name
-        elif (lacking := lacking_with_values(inner, column)) is not None:
+        elif (lacking := lacking_with_values(known[name], column)) is not None:
             return f"{name}.{lacking}"
     return None
+
+
+def _nested_types(kind: pa.DataType) -> dict[str, pa.DataType]:
+    """Return the types within a nested type under Iceberg's names."""
+    if pa.types.is_struct(kind):
+        return {field.name: field.type for field in kind}
+    if pa.types.is_map(kind):
+        return {"key": kind.key_type, "value": kind.item_type}
+    return {"element": kind.value_type} if _is_list(kind) else {}
+
+
+def _nested_columns(values: pa.Array) -> list[tuple[str, pa.Array]]:
+    """Return the columns within a nested column under Iceberg's names; a field of a null struct is null."""
+    kind = values.type
+    if pa.types.is_struct(kind):
+        return list(zip((field.name for field in kind), values.flatten(), strict=True))
+    if pa.types.is_map(kind):
+        entries = (("key", values.keys), ("value", values.items))  # of the whole array, also if it is a slice
+        return [(name, pa.ListArray.from_arrays(values.offsets, column).flatten()) for name, column in entries]
+    return [("element", values.flatten())] if _is_list(kind) else []
 
 
 def _is_list(kind: pa.DataType) -> bool:

@@ -28,7 +28,7 @@ from trinitylake_ops.errors import InvalidDefinitionError, StorageError
 from trinitylake_ops.tables.io.file_io import StorageFileIO
 from trinitylake_ops.tables.io.output_file import StorageOutputFile
 from trinitylake_ops.tables.properties import location_provider
-from trinitylake_ops.tables.writing.casting import conform
+from trinitylake_ops.tables.writing.casting import check_values, conform
 
 if TYPE_CHECKING:
     from trinitylake_ops.tables.io.parquet_writer import SealedParquetWriter
@@ -141,7 +141,9 @@ class _PartitionedWriter:
     def add(self, batch: pa.RecordBatch) -> None:
         if batch.num_rows == 0:
             return
-        for values, rows in self._split(conform(batch, self._schema, self._arrow_schema)):
+        conformed = conform(batch, self._schema, self._arrow_schema)
+        check_values(conformed)
+        for values, rows in self._split(conformed):
             partition = self._partitions.setdefault(values, _Partition(self._partition_key(values)))
             partition.waiting.append(rows)
             partition.waiting_bytes += rows.nbytes

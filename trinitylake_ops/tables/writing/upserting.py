@@ -47,7 +47,7 @@ from trinitylake_ops.tables.files.deletes.rows import RemainingRows
 from trinitylake_ops.tables.io.checked_files import CheckedFileIO
 from trinitylake_ops.tables.io.file_io import StorageFileIO
 from trinitylake_ops.tables.writing.arrow_writer import plan_arrow
-from trinitylake_ops.tables.writing.casting import check_distinct, conform, lacking_with_values
+from trinitylake_ops.tables.writing.casting import check_distinct, check_values, conform, lacking_with_values
 from trinitylake_ops.tables.writing.data_files import delete_data_files
 from trinitylake_ops.tables.writing.partition_key import PartitionKey, PartitionValue
 from trinitylake_ops.tables.writing.replacement import file_without_deletes
@@ -142,6 +142,8 @@ def _conformed(name: str, rows: pa.Table, schema: Schema) -> pa.Table:
     arrow_schema = schema_to_pyarrow(schema, include_field_ids=True)
     try:
         tables = [conform(batch, schema, arrow_schema) for batch in rows.to_batches()]
+        for table in tables:
+            check_values(table)
     except InvalidInputError as error:
         raise InvalidInputError(f"table {name}: {error.message}") from error
     return pa.concat_tables([arrow_schema.empty_table(), *tables]).combine_chunks()
