@@ -124,6 +124,27 @@ def test_values_that_no_reader_can_read_are_refused(lake: Lakehouse, how: str) -
     assert put(own, pa.table({"c": pa.array(times, pa.timestamp("us"))})) == times
 
 
+def test_rows_without_the_columns_that_they_need_are_refused(lake: Lakehouse) -> None:
+    empty, rows = pa.table({}), pa.table({"c": [1], "p": ["a"]})
+    before = list(lake.storage.list(""))
+    for mode in ("append", "replace_table"):
+        with pytest.raises(InvalidInputError, match="have no columns"):
+            stage_arrow(lake, empty, *NAME, mode=mode, replaces_columns=True)
+    assert list(lake.storage.list("")) == before
+    staged = stage_arrow(lake, rows, *NAME, mode="append", partition_by=["p"])
+    publish_once(lake, [staged], publication_id("rows"))
+    before = list(lake.storage.list(""))
+    for replaces_columns in (True, False):
+        with pytest.raises(InvalidInputError, match="have no columns"):
+            stage_arrow(lake, empty, *NAME, mode="replace_table", replaces_columns=replaces_columns)
+    for given in (empty, rows.select(["c"]), rows.select(["c"]).to_reader()):
+        with pytest.raises(InvalidInputError, match="lack the column 'p'"):
+            stage_arrow(lake, given, *NAME, mode="replace_partitions", partition_by=["p"])
+    assert list(lake.storage.list("")) == before
+    publish_once(lake, [stage_arrow(lake, empty, *NAME, mode="append")], publication_id("nothing"))
+    assert catalog_at(lake).load_table(NAME).scan().to_arrow().num_rows == 1
+
+
 UNKNOWN = [
     pa.array([1], pa.duration("s")),
     pa.nulls(1),

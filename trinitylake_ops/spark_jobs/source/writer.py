@@ -115,7 +115,8 @@ def batch_writer(target: WriteTarget, schema: StructType, *, overwrite: bool) ->
         raise ObjectExistsError(f"table {'.'.join(target.name)} exists")
     if overwrite and plan.base_metadata_location is not None:
         _check_states_its_reads(lake, target)
-    wanted, replacing = replaced_by(plan, mode, None if options.partition is None else [options.partition])
+    partitions = None if options.partition is None else [options.partition]
+    wanted, replacing = replaced_by(plan, mode, partitions, schema.names)
     return BatchWriter(target, plan, replacing, publication or str(uuid.uuid4()), since, wanted)
 
 

@@ -75,7 +75,7 @@ def stage_dataframe(
     check_reachable(lake)
     plan = plan_rows(lake, frame.schema, namespace, table, partition_by, primary_key, properties, evolve)
     columns = [field.name for field in plan.metadata.spec().fields]
-    wanted, replacing = replaced_by(plan, mode, partitions)
+    wanted, replacing = replaced_by(plan, mode, partitions, frame.columns)
     with spark_failures(f"write table {name}"):
         data_files = _write(_clustered(frame, columns), plan, target_file_size_bytes)
     return stage_replacing(lake, plan, data_files, wanted, replacing)

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 import pyarrow as pa
 from pyiceberg.types import IcebergType
 
-from trinitylake_ops.errors import UnsupportedTypeError
+from trinitylake_ops.errors import InvalidInputError, UnsupportedTypeError
 from trinitylake_ops.format.definitions import Schema as Columns
 from trinitylake_ops.tables.types import arrow_to_iceberg_schema, storable, to_iceberg_schema
 from trinitylake_ops.tables.writing.casting import cast_exactly, check_distinct
@@ -48,7 +48,7 @@ def stage_arrow(
     check_mode(mode)
     replaces_table = replaces_columns and mode == "replace_table"
     plan = plan_arrow(lake, rows, namespace, table, partition_by=partition_by, replaces_table=replaces_table)
-    wanted, replacing = replaced_by(plan, mode, partitions)
+    wanted, replacing = replaced_by(plan, mode, partitions, rows.schema.names)
     batches = rows.to_batches() if isinstance(rows, pa.Table) else rows
     return stage_replacing(lake, plan, plan.write(batches), wanted, replacing)
 
@@ -73,7 +73,7 @@ def plan_arrow(
         replaces_table: The table gets the columns of the rows.
 
     Raises:
-        InvalidInputError: Two columns have one name.
+        InvalidInputError: Two columns have one name, or there are none for a new table.
         UnsupportedTypeError: Iceberg has no type for a column.
         InvalidDefinitionError: The table has other partitions.
     """
@@ -87,6 +87,11 @@ def plan_arrow(
         evolve = evolve_to(wanted_types, replaces_table=replaces_table)
         names = {column.name for column in known.columns}
         schema = pa.schema([field.with_nullable(True) for field in schema if field.name not in names])
+    elif not len(schema):
+        raise InvalidInputError(
+            f"table {namespace}.{table} cannot be created: the rows have no columns; give them columns, also if there"
+            " are no rows"
+        )
     columns = schema if len(schema) else None
     return plan_write(lake, namespace, table, columns, partition_by=partition_by, evolve=evolve)
 

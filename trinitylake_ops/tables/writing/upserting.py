@@ -158,7 +158,7 @@ def _compared_columns(
 ) -> tuple[list[str], frozenset[Record] | None]:
     """Return the columns by which rows are the same, and the only partitions of the rows, after checks of the rows."""
     schema = plan.metadata.schema()
-    wanted, _ = replaced_by(plan, "append", partitions)
+    wanted, _ = replaced_by(plan, "append", partitions, new.column_names)
     part_columns = [] if wanted is None else [field.name for field in plan.metadata.spec().fields]
     compared = list(dict.fromkeys([*keys, *part_columns]))
     for key in compared:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Literal, TypeAlias
 
 from pyiceberg.expressions import BooleanExpression, Or
@@ -10,7 +10,7 @@ from pyiceberg.manifest import DataFile
 from pyiceberg.typedef import Record
 
 from trinitylake_ops.errors import InvalidInputError
-from trinitylake_ops.tables.writing.data_files import delete_data_files
+from trinitylake_ops.tables.writing.data_files import delete_data_files, identity_columns
 from trinitylake_ops.tables.writing.partition_key import PartitionKey, PartitionValue, check_partitions
 from trinitylake_ops.tables.writing.staged_table import StagedTable
 from trinitylake_ops.tables.writing.staging import Replace, stage_data_files
@@ -33,17 +33,37 @@ def check_mode(mode: str) -> None:
 
 
 def replaced_by(
-    plan: TableWrite, mode: Mode, partitions: Sequence[Mapping[str, PartitionValue]] | None
+    plan: TableWrite,
+    mode: Mode,
+    partitions: Sequence[Mapping[str, PartitionValue]] | None,
+    columns: Collection[str],
 ) -> tuple[frozenset[Record] | None, Replace | BooleanExpression]:
     """Return the only partitions that rows may have, None for any, and the replacement.
 
-    Rows that are appended may be limited to some partitions, too, which keep their rows. Raises InvalidInputError.
+    Rows that are appended may be limited to some partitions, too, which keep their rows.
+
+    Args:
+        plan: The write.
+        mode: What the rows replace.
+        partitions: The values of the partitions that rows may have, None for any.
+        columns: The columns of the rows.
+
+    Raises:
+        InvalidInputError: The mode does not fit the table or the partitions, or the rows lack columns that it needs.
     """
-    replacing = _REPLACING[mode]
-    if replacing is Replace.PARTITIONS and plan.metadata.spec().is_unpartitioned():
+    replacing, name = _REPLACING[mode], f"{plan.namespace}.{plan.table}"
+    if replacing is Replace.ALL and not columns:
         raise InvalidInputError(
-            f"table {plan.namespace}.{plan.table} has no partitions to replace; use replace_table or append"
+            f"table {name}: the new rows have no columns; give them the table's columns, also if there are no rows"
         )
+    if replacing is Replace.PARTITIONS and plan.metadata.spec().is_unpartitioned():
+        raise InvalidInputError(f"table {name} has no partitions to replace; use replace_table or append")
+    if replacing is Replace.PARTITIONS and partitions is None:
+        known = identity_columns(plan.metadata.spec(), plan.metadata.schema())
+        if missing := [column for column in known if column not in columns]:
+            raise InvalidInputError(
+                f"table {name}: the new rows lack the column {missing[0]!r}, by which the table is partitioned; add it"
+            )
     if partitions is None:
         return None, replacing
     if replacing is Replace.ALL or not partitions:
