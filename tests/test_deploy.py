@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.e2e.topology import DEPLOY, PATIENCE_SECONDS, REPOSITORY, Image, Service, interpolate
+from tests.e2e.graphql import PATIENCE_SECONDS
+from tests.e2e.topology import DEPLOY, REPOSITORY, Image, Service, interpolate
 from tests.server.served import Served
 from tests.server.test_safety import READER, entry
 from tests.servers.daemons import free_port, listens

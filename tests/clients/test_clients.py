@@ -12,6 +12,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +41,9 @@ NEEDS = {
     "with_sail": ("pysail==0.7.2", "pyspark-client==4.1.3", "pandas", "pyarrow"),
     "with_dlt": ("dlt-iceberg==0.6.4", "dlt<1.20", "pyarrow"),
     "with_dagster_iceberg": ("dagster-iceberg==0.3.14", "pyarrow"),
+    "with_dagster_iceberg_deployed": (
+        "dagster-iceberg==0.3.14", f"dagster=={version('dagster')}", "pyarrow", "sqlalchemy",
+    ),
     "with_clickhouse": ("chdb==4.4.0", "pyarrow", "pandas"),
     "with_spark": ("pyspark==3.5.9", "snowpark-connect-deps-iceberg==1.0.3", "bodo-iceberg-connector==2026.10"),
 }

@@ -12,7 +12,8 @@ from typing import Any
 import yaml
 from playwright.sync_api import Locator, Page, WebSocket, expect, sync_playwright
 
-from tests.e2e.topology import CODE_REPOSITORY, LOCATION, PATIENCE_SECONDS, Topology
+from tests.e2e.graphql import PATIENCE_SECONDS
+from tests.e2e.topology import CODE_REPOSITORY, LOCATION, Topology
 
 #: Of the window, and so of pictures, in pixels.
 WIDTH, HEIGHT = 1280, 900

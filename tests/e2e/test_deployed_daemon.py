@@ -20,7 +20,8 @@ import pytest
 
 from tests.credentials.canaries import SECRET_ACCESS_KEY
 from tests.e2e.aged_lakes import aged_lake
-from tests.e2e.topology import CODE, FINISHED, METADATA, POSTGRES_PASSWORD, Topology, secrets_in
+from tests.e2e.graphql import FINISHED, METADATA
+from tests.e2e.topology import CODE, POSTGRES_PASSWORD, Topology, secrets_in
 from tests.lakes import check_lake
 from tests.maintenance.changes import alter, expire
 from tests.tables.hostile import without_seals

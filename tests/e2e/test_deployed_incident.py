@@ -17,7 +17,8 @@ from tests.conftest import SHOWN
 from tests.dagster_plugin.incident_project import LOAD, SOURCE
 from tests.e2e.aged_lakes import aged_lake
 from tests.e2e.browser import HEIGHT, WIDTH, Pages, opened_pages, table
-from tests.e2e.topology import FINISHED, Topology
+from tests.e2e.graphql import FINISHED
+from tests.e2e.topology import Topology
 from tests.lakes import check_lake
 from tests.maintenance.aging import states
 from trinitylake_ops import Lakehouse, maintenance

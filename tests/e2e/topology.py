@@ -15,7 +15,6 @@ import subprocess
 import sys
 import time
 import urllib.error
-import urllib.request
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, suppress
 from pathlib import Path
@@ -26,6 +25,7 @@ import yaml
 
 from tests.credentials.canaries import leaks
 from tests.credentials.server import CanaryServer, canary_server
+from tests.e2e.graphql import PATIENCE_SECONDS, Webserver
 from tests.servers.daemons import ServerStartError, die_with_parent, free_port, listens, log_tail
 from tests.servers.postgres import Postgres, postgres
 
@@ -35,8 +35,6 @@ DEFINITIONS = Path(__file__).with_name("deployed_definitions.py")
 LOCATION, CODE_REPOSITORY = "trinitylake", "__repository__"
 #: Of the database; to be found nowhere but in the environment of processes.
 POSTGRES_PASSWORD = "LeakCanaryDatabase/Password+0123456789"
-PATIENCE_SECONDS = 240
-FINISHED = ("SUCCESS", "FAILURE", "CANCELED")
 
 _POLL_SECONDS = 0.5
 _REFERENCE = re.compile(r"\$\{(?P<name>\w+)(?::-(?P<default>[^}]*)|:\?(?P<error>[^}]*))?\}")
@@ -166,7 +164,7 @@ class Service:
         return [str(Path(sys.executable).with_name(command[0])), *command[1:]]
 
 
-class Topology:
+class Topology(Webserver):
     """All of the deployment, running: call ``stop`` when it is no longer needed."""
 
     def __init__(self, folder: Path, server: CanaryServer):
@@ -271,27 +269,6 @@ class Topology:
 
     # GraphQL
 
-    def graphql(self, query: str, *, viewer: bool = False, **variables: Any) -> dict[str, Any]:
-        """Return the data of an answer; fails for errors."""
-        answer = self.answer(query, viewer=viewer, **variables)
-        assert "errors" not in answer, answer["errors"]
-        data: dict[str, Any] = answer["data"]
-        return data
-
-    def answer(self, query: str, *, viewer: bool = False, **variables: Any) -> dict[str, Any]:
-        """Return an answer as it is."""
-        request = urllib.request.Request(
-            f"{self.viewer_url if viewer else self.url}/graphql",
-            data=json.dumps({"query": query, "variables": variables}).encode(),
-            headers={"Content-Type": "application/json"},
-        )
-        try:
-            with urllib.request.urlopen(request, timeout=PATIENCE_SECONDS) as response:
-                answer: dict[str, Any] = json.load(response)
-        except urllib.error.HTTPError as error:
-            answer = json.load(error)
-        return answer
-
     def is_loaded(self) -> bool:
         """Ask the webserver whether it knows the code location."""
         try:
@@ -314,63 +291,14 @@ class Topology:
         run_id: str = result["run"]["runId"]
         return run_id
 
-    def runs(self, **filters: Any) -> list[dict[str, Any]]:
-        """Return runs, the newest first: runId, jobName, status, tags."""
-        data = self.graphql(
-            """query ($filter: RunsFilter) { runsOrError(filter: $filter) { ... on Runs { results {
-                 runId jobName status runConfigYaml tags { key value } } } } }""",
-            filter=filters,
-        )["runsOrError"]["results"]
-        return [{**run, "tags": {tag["key"]: tag["value"] for tag in run["tags"]}} for run in data]
-
-    def status(self, run_id: str) -> str:
-        """Return the status of a run, such as QUEUED."""
-        data = self.graphql("query ($id: ID!) { runOrError(runId: $id) { ... on Run { status } } }", id=run_id)
-        status: str = data["runOrError"]["status"]
-        return status
-
-    def wait_for_run(self, run_id: str, *statuses: str) -> str:
-        """Wait until a run has one of the statuses, by default has ended; returns it."""
-        self.wait_until(lambda: self.status(run_id) in (statuses or FINISHED), f"run {run_id}")
-        return self.status(run_id)
-
     def must_run(self, job: str, run_config: Mapping[str, Any] | None = None) -> str:
         """Launch a job and wait until it succeeded; returns the run's id."""
         run_id = self.launch(job, run_config)
         assert self.wait_for_run(run_id) == "SUCCESS", self.messages(run_id)
         return run_id
 
-    def events(self, run_id: str) -> list[dict[str, Any]]:
-        """Return the events of a run as the run's page shows them."""
-        data = self.graphql(_EVENTS, id=run_id)["logsForRun"]
-        events: list[dict[str, Any]] = data["events"]
-        return events
-
-    def messages(self, run_id: str) -> list[str]:
-        """Return what the events of a run say, with the errors."""
-        return [
-            " ".join(filter(None, (event["message"], (event.get("error") or {}).get("message"))))
-            for event in self.events(run_id)
-        ]
-
 
 CODE = {"repositoryLocationName": LOCATION, "repositoryName": CODE_REPOSITORY}
-METADATA = """metadataEntries { label description __typename
-  ... on TextMetadataEntry { text } ... on IntMetadataEntry { intValue } ... on FloatMetadataEntry { floatValue }
-  ... on MarkdownMetadataEntry { mdStr } ... on JsonMetadataEntry { jsonString } ... on UrlMetadataEntry { url }
-  ... on BoolMetadataEntry { boolValue } }"""
-_ERROR = "error { message stack causes { message stack } }"
-_EVENTS = f"""query ($id: ID!) {{ logsForRun(runId: $id) {{ ... on EventConnection {{ events {{
-  __typename
-  ... on MessageEvent {{ message stepKey level timestamp }}
-  ... on StepEvent {{ stepKey }}
-  ... on ExecutionStepOutputEvent {{ {METADATA} }}
-  ... on MaterializationEvent {{ {METADATA} }}
-  ... on ExecutionStepFailureEvent {{ {_ERROR} failureMetadata {{ {METADATA} }} }}
-  ... on RunFailureEvent {{ {_ERROR} }}
-  ... on EngineEvent {{ {_ERROR} }}
-}} }} }} }}"""
-
 
 #: The deployment that runs in this process, if one does.
 RUNNING = pytest.StashKey["Topology"]()
