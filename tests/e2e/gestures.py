@@ -14,7 +14,7 @@ from tests.e2e.gestures_project import STORES
 
 DAYS = ("2026-01-01", "2026-01-02")
 VISIBLE, FAILS, FAILS_OTHERWISE = "visible", "fails, and names the selection", "fails"
-NOT_REQUESTED, SAME = "no run", ""
+SAME, NOT_TESTED = "", "not tested"
 
 Rows = Mapping[str, list[tuple[str, ...]]]
 #: The statuses of the runs or backfills that had to become green, and the ids of all runs.
@@ -158,21 +158,6 @@ def launch_by_command(deployment: Deployment, store: str) -> Ends:
     return [deployment.command_line(store, of(store, "orders", "totals", "publish_plain"))], []
 
 
-def requested(*tables: str) -> Callable[[Deployment, str], Ends]:
-    """Return what automation requested of some tables."""
-
-    def perform(deployment: Deployment, store: str) -> Ends:
-        wanted = {f"{store}/{table}" for table in tables}
-        runs = [run for run in deployment.requested() if run["assets"] & wanted]
-        return [run["status"] for run in runs], [run["runId"] for run in runs]
-
-    return perform
-
-
-def materialize_elsewhere(deployment: Deployment, store: str) -> Ends:
-    return ran(deployment, deployment.materialize(f"{store}_second", of(store, "elsewhere", "publish_elsewhere")))
-
-
 def plain(value: int) -> Rows:
     return {"orders": made(value, 2), "totals": made(value, 2)}
 
@@ -246,43 +231,24 @@ GESTURES = [
     Gesture(
         "A step that its retry policy repeats", materialize("flaky", "publish_flaky"), lambda v: {"flaky": made(v, 2)}
     ),
-    Gesture("Re-execute from failure", re_execute_from_failure, interrupted),
-    Gesture("Terminate the run, re-execute from failure", interrupt(Deployment.terminate, "CANCELED"), interrupted),
-    Gesture("The run is killed, re-execute from failure", interrupt(Deployment.kill, "FAILURE"), interrupted),
-]
-
-
-#: After one table above all of these was materialized, with the automation sensors on.
-AUTOMATED = [
-    Gesture("Automation (`eager`) of a table", requested("eager_table"), lambda v: {"eager_table": made(v, 2)}),
+    Gesture("Re-execute from failure", re_execute_from_failure, interrupted, (VISIBLE, VISIBLE, VISIBLE, NOT_TESTED)),
     Gesture(
-        "Automation of the publish asset, not of its table",
-        requested("table_of_eager", "publish_table_of_eager"),
-        lambda v: {"table_of_eager": made(v, 2)},
-        (SAME, NOT_REQUESTED, SAME, SAME),
+        "Terminate the run, re-execute from failure",
+        interrupt(Deployment.terminate, "CANCELED"),
+        interrupted,
+        (VISIBLE, VISIBLE, VISIBLE, NOT_TESTED),
     ),
     Gesture(
-        "Automation of a table and of its publish asset",
-        requested("both_eager", "publish_both_eager"),
-        lambda v: {"both_eager": made(v, 2)},
-        (SAME, VISIBLE, SAME, SAME),
+        "The run is killed, re-execute from failure",
+        interrupt(Deployment.kill, "FAILURE"),
+        interrupted,
+        (VISIBLE, VISIBLE, VISIBLE, NOT_TESTED),
     ),
-    Gesture(
-        "Automation of a table that reads one of another code location",
-        requested("elsewhere"),
-        lambda v: {"elsewhere": made(v, 2)},
-    ),
-]
-#: After these.
-AFTER_AUTOMATION = [
-    Gesture(
-        "Materialize a table that reads one of another code location",
-        materialize_elsewhere,
-        lambda v: {"elsewhere": made(v, 2)},
-    )
 ]
 
 
 def expected_of(gesture: Gesture) -> dict[str, str]:
     """Return the outcome in each store that has the gesture."""
-    return {name: wanted for name, wanted in zip(STORES, gesture.outcomes, strict=True) if wanted != SAME}
+    return {
+        name: wanted for name, wanted in zip(STORES, gesture.outcomes, strict=True) if wanted not in {SAME, NOT_TESTED}
+    }

@@ -1,4 +1,4 @@
-"""A deployment of Dagster for the project of gestures: two code locations for each store, a webserver and a daemon."""
+"""A deployment of Dagster for the project of gestures: a code location for each store, a webserver and a daemon."""
 
 from __future__ import annotations
 
@@ -20,14 +20,13 @@ import yaml
 from tests.clients.test_clients import python_of
 from tests.e2e import gestures_project
 from tests.e2e.gestures_project import STORES, folder_of, lakehouse_root
-from tests.e2e.graphql import FINISHED, PATIENCE_SECONDS, Webserver
+from tests.e2e.graphql import PATIENCE_SECONDS, Webserver
 from tests.server.served import duckdb_with_iceberg
 from tests.servers.daemons import ServerStartError, die_with_parent, free_port, listens, log_tail
 from trinitylake_ops import Lakehouse
 
 PROJECT = Path(gestures_project.__file__)
 REPOSITORY = PROJECT.parents[2]
-SENSOR = "automation"
 _POLL_SECONDS = 0.5
 _BACKFILL_ENDED = ("COMPLETED", "COMPLETED_SUCCESS", "COMPLETED_FAILED", "FAILED", "CANCELED")
 _INSTANCE = {
@@ -54,7 +53,7 @@ class Deployment(Webserver):
         self.folder = folder
         self.stores = tuple(stores)
         self.port = free_port()
-        self.locations = {name: free_port() for store in stores for name in (store, f"{store}_second")}
+        self.locations = {store: free_port() for store in stores}
         kept = {name: os.environ[name] for name in ("HOME", "LANG", "PATH", "TMPDIR", "TZ") if name in os.environ}
         self.environment = {
             **kept,
@@ -94,8 +93,7 @@ class Deployment(Webserver):
                 instance.all_instigator_state()
             for name, port in self.locations.items():
                 server = ["-m", "dagster", "api", "grpc", "-f", str(PROJECT), "-a", name, "--host", "127.0.0.1"]
-                store = name.removesuffix("_second")
-                self._start(processes, name, [python_for(store), *server, "--port", str(port)])
+                self._start(processes, name, [python_for(name), *server, "--port", str(port)])
             self.wait_until(lambda: all(map(listens, self.locations.values())), "the code locations")
             workspace = ["-w", str(self.folder / "workspace.yaml")]
             host = ["-h", "127.0.0.1", "-p", str(self.port)]
@@ -223,56 +221,6 @@ class Deployment(Webserver):
         assert result["__typename"].endswith("Success"), result
         return result
 
-    # Automation
-
-    def set_automation(self, *, is_on: bool) -> None:
-        """Turn the sensors of all code locations on or off."""
-        for location in self.locations:
-            selector = {**_repository(location), "sensorName": SENSOR}
-            if is_on:
-                change = "mutation ($s: SensorSelector!) { done: startSensor(sensorSelector: $s) { __typename } }"
-                result = self.graphql(change, s=selector)["done"]["__typename"]
-                assert result == "Sensor"
-            else:
-                state = self._sensor(location, "id")["id"]
-                change = "mutation ($id: String!) { done: stopSensor(id: $id) { __typename } }"
-                assert self.graphql(change, id=state)["done"]["__typename"] == "StopSensorMutationResult"
-
-    def _sensor(self, location: str, wanted: str) -> dict[str, Any]:
-        query = (
-            "query ($s: SensorSelector!) { sensorOrError(sensorSelector: $s) { ... on Sensor"
-            f" {{ sensorState {{ {wanted} }} }} }} }}"
-        )
-        selector = {**_repository(location), "sensorName": SENSOR}
-        state: dict[str, Any] = self.graphql(query, s=selector)["sensorOrError"]["sensorState"]
-        return state
-
-    def _ended_ticks(self, location: str) -> int:
-        ticks = self._sensor(location, "ticks(limit: 500) { status }")["ticks"]
-        return sum(tick["status"] != "STARTED" for tick in ticks)
-
-    def wait_for_automation(self) -> list[dict[str, Any]]:
-        """Wait until two ticks of each sensor requested nothing, and no run goes on; returns the requested runs."""
-        while True:
-            runs = self.requested()
-            before = {location: self._ended_ticks(location) for location in self.locations}
-            self.wait_until(
-                lambda before=before: all(self._ended_ticks(name) >= count + 2 for name, count in before.items()),
-                "the ticks",
-            )
-            after = self.requested()
-            if len(after) == len(runs) and all(run["status"] in FINISHED for run in after):
-                return after
-
-    def requested(self) -> list[dict[str, Any]]:
-        """Return the runs that automation requested, with ``assets``."""
-        data = self.graphql(
-            "query ($filter: RunsFilter) { runsOrError(filter: $filter) { ... on Runs { results { runId status"
-            " assetSelection { path } } } } }",
-            filter={"tags": [{"key": "dagster/from_automation_condition", "value": "true"}]},
-        )["runsOrError"]["results"]
-        return [{**run, "assets": {"/".join(key["path"]) for key in run["assetSelection"]}} for run in data]
-
     # Ends
 
     def launched(self) -> set[str]:
@@ -338,7 +286,7 @@ def _repository(location: str) -> Mapping[str, str]:
 
 
 def _keys(location: str, tables: Iterable[str]) -> list[dict[str, list[str]]]:
-    return [{"path": [location.removesuffix("_second"), table]} for table in tables]
+    return [{"path": [location, table]} for table in tables]
 
 
 def _program(name: str) -> str:

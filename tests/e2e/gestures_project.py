@@ -1,4 +1,4 @@
-"""One project of tables, stored in four ways, each with two code locations.
+"""One project of tables, stored in four ways, each in its own code location.
 
 ``own``: the IO manager of the lakehouse, each table published by its step. ``publisher``: the same with publish assets.
 ``iceberg``: dagster-iceberg with a catalog in SQLite. ``files``: Dagster's IO manager of files. Environments without
@@ -134,10 +134,7 @@ class _Store:
         executor = dg.multiprocess_executor.configured(
             {"max_concurrent": 2, "start_method": {"forkserver": {"preload_modules": _PRELOADED}}}
         )
-        sensor = dg.AutomationConditionSensorDefinition(
-            "automation", target=dg.AssetSelection.all(), minimum_interval_seconds=5
-        )
-        return dg.Definitions(assets=assets, resources=self.resources(), executor=executor, sensors=[sensor])
+        return dg.Definitions(assets=assets, resources=self.resources(), executor=executor)
 
     # Rows
 
@@ -271,52 +268,10 @@ def _days(store: _Store) -> list[dg.AssetsDefinition]:
     ]
 
 
-def _automated(store: _Store) -> list[dg.AssetsDefinition]:
-    """Tables that automation requests, their publish assets, or both, whenever ``raw`` is materialized."""
-    eager = dg.AutomationCondition.eager()
-
-    @dg.asset(key=store.key("raw"), group_name="automated")
-    def raw() -> None: ...
-
-    @store.table(deps=[raw], group_name="automated", automation_condition=eager)
-    def eager_table(context):  # type: ignore[no-untyped-def]
-        return store.rows(2)
-
-    assets = [raw, *store.publishing("publish_eager_table", eager_table)]
-    if store.name == "publisher":
-
-        @store.table(deps=[raw], group_name="automated")
-        def table_of_eager(context):  # type: ignore[no-untyped-def]
-            return store.rows(2)
-
-        @store.table(deps=[raw], group_name="automated", automation_condition=eager)
-        def both_eager(context):  # type: ignore[no-untyped-def]
-            return store.rows(2)
-
-        for table in (table_of_eager, both_eager):
-            _, published = store.publishing(f"publish_{table.key.path[-1]}", table)
-            published = published.map_asset_specs(lambda spec: spec.replace_attributes(automation_condition=eager))
-            assets += [table, published]
-    return assets
-
-
 def definitions_of(store: str) -> dg.Definitions:
-    """Return the first code location of a store's project."""
+    """Return the code location of a store's project."""
     made = _Store(store)
-    return made.definitions(*_plain(made), *_interrupted(made), *_days(made), *_automated(made))
-
-
-def second_definitions_of(store: str) -> dg.Definitions:
-    """Return the second code location, whose table is made of tables of the first one."""
-    made = _Store(store)
-    eager = dg.AutomationCondition.eager()
-
-    @made.table("eager_table", group_name="second", automation_condition=eager)
-    def elsewhere(context, eager_table):  # type: ignore[no-untyped-def]
-        return made.rows(_count(eager_table))
-
-    published = made.publishing("publish_elsewhere", elsewhere, group_name="second")
-    return made.definitions(dg.AssetSpec(made.key("eager_table")), *published)
+    return made.definitions(*_plain(made), *_interrupted(made), *_days(made))
 
 
 def own() -> dg.Definitions:
@@ -333,19 +288,3 @@ def iceberg() -> dg.Definitions:
 
 def files() -> dg.Definitions:
     return definitions_of("files")
-
-
-def own_second() -> dg.Definitions:
-    return second_definitions_of("own")
-
-
-def publisher_second() -> dg.Definitions:
-    return second_definitions_of("publisher")
-
-
-def iceberg_second() -> dg.Definitions:
-    return second_definitions_of("iceberg")
-
-
-def files_second() -> dg.Definitions:
-    return second_definitions_of("files")

@@ -16,12 +16,9 @@ from playwright.sync_api import Page
 from tests.conftest import SHOWN
 from tests.e2e.browser import opened_page
 from tests.e2e.gestures import (
-    AFTER_AUTOMATION,
-    AUTOMATED,
     FAILS,
     FAILS_OTHERWISE,
     GESTURES,
-    NOT_REQUESTED,
     SAME,
     VISIBLE,
     Click,
@@ -64,8 +61,6 @@ def judged(deployment: Deployment, store: str, before: Rows, expected: Rows, val
     """Return the outcome of a gesture in a few words."""
     statuses, runs = ends
     after, whole = visible(deployment, store, expected, value), visible(deployment, store, expected, None)
-    if not statuses:
-        return NOT_REQUESTED if whole == before else f"no run, and {whole}"
     if all(status == "SUCCESS" for status in statuses):
         return VISIBLE if after == expected else f"green, and {after} instead of {expected}"
     messages = [text for run_id in runs for text in deployment.messages(run_id)]
@@ -113,36 +108,7 @@ def test_a_gesture_has_the_outcome_of_the_docs(
     check(gesture, perform_all(deployment, page, gesture, number + 1), record_property)
 
 
-@pytest.mark.soak
-@pytest.mark.timeout(1800)
-def test_automation_has_the_outcome_of_the_docs(
-    deployment: Deployment, page: Page, record_property: Callable[[str, object], None]
-) -> None:
-    value = 100
-    cells = [(gesture, store) for gesture in AUTOMATED for store in expected_of(gesture)]
-    before = {(one.title, store): visible(deployment, store, one.rows(value), None) for one, store in cells}
-    for store in STORES:
-        deployment.set_value(store, value)
-    deployment.set_automation(is_on=True)
-    runs = [deployment.materialize(store, ["raw"]) for store in STORES]
-    assert [deployment.wait_for_run(run) for run in runs] == ["SUCCESS"] * len(STORES)
-    deployment.wait_for_automation()
-    deployment.set_automation(is_on=False)
-    outcomes: dict[str, dict[str, str]] = {gesture.title: {} for gesture in AUTOMATED}
-    for gesture, store in cells:
-        assert not isinstance(gesture.perform, Click)
-        ends = gesture.perform(deployment, store)
-        outcomes[gesture.title][store] = judged(
-            deployment, store, before[gesture.title, store], gesture.rows(value), value, ends
-        )
-    for gesture in AUTOMATED:
-        record_property(SHOWN, row_of(gesture.title, [outcomes[gesture.title].get(store, SAME) for store in STORES]))
-    assert outcomes == {gesture.title: expected_of(gesture) for gesture in AUTOMATED}
-    (last,) = AFTER_AUTOMATION
-    check(last, perform_all(deployment, page, last, value + 1), record_property)
-
-
 def test_the_docs_have_these_outcomes() -> None:
     header = [row_of("Gesture", STORE_TITLES), f"|{'---|' * (len(STORES) + 1)}"]
-    rows = [row_of(one.title, one.outcomes) for one in (*GESTURES, *AUTOMATED, *AFTER_AUTOMATION)]
+    rows = [row_of(one.title, one.outcomes) for one in GESTURES]
     assert "\n".join([*header, *rows]) in DOCS.read_text()
