@@ -42,7 +42,10 @@ NEEDS = {
     "with_dlt": ("dlt-iceberg==0.6.4", "dlt<1.20", "pyarrow"),
     "with_dagster_iceberg": ("dagster-iceberg==0.3.14", "pyarrow"),
     "with_dagster_iceberg_deployed": (
-        "dagster-iceberg==0.3.14", f"dagster=={version('dagster')}", "pyarrow", "sqlalchemy",
+        "dagster-iceberg==0.3.14",
+        f"dagster=={version('dagster')}",
+        "pyarrow",
+        "sqlalchemy",
     ),
     "with_clickhouse": ("chdb==4.4.0", "pyarrow", "pandas"),
     "with_spark": ("pyspark==3.5.9", "snowpark-connect-deps-iceberg==1.0.3", "bodo-iceberg-connector==2026.10"),
