@@ -10,7 +10,7 @@ import pytest
 
 from tests.lakes import Lakes
 from trinitylake_ops import Lakehouse, maintenance
-from trinitylake_ops.errors import CorruptFileError, InvalidInputError
+from trinitylake_ops.errors import CorruptFileError, InvalidInputError, StoragePermissionError
 from trinitylake_ops.format.definitions import SourceRecord
 from trinitylake_ops.maintenance.exports.targets import target_root
 from trinitylake_ops.tables import catalog_at
@@ -35,6 +35,19 @@ def test_an_export_into_a_root_in_use_is_rejected(lake: Lakehouse, tmp_path: Pat
     before = lake.latest_version()
     with pytest.raises(InvalidInputError):
         maintenance.plan_export(lake, "backup", level, target=f"file://{tmp_path}/{target}")
+    assert lake.latest_version() == before
+
+
+@pytest.mark.parametrize("verb", ["export", "clone"])
+def test_a_target_that_can_have_no_folder_is_rejected_before_it_is_recorded(tmp_path: Path, verb: str) -> None:
+    lake = Lakehouse.create(f"file://{tmp_path}/lake", {"fsync": "false"})
+    before, target = lake.latest_version(), "file:///proc/trinitylake/target"
+    with pytest.raises(StoragePermissionError) as caught:
+        if verb == "export":
+            maintenance.plan_export(lake, "backup", "full", target=target).execute()
+        else:
+            maintenance.plan_clone(lake, target, "backup").execute()
+    assert target in str(caught.value)
     assert lake.latest_version() == before
 
 

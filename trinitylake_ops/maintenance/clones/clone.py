@@ -49,6 +49,7 @@ from trinitylake_ops.maintenance.state.export_records import (
 )
 from trinitylake_ops.storage import open_storage
 from trinitylake_ops.storage.conditional_create import create_fresh
+from trinitylake_ops.storage.local.folders import make_root_folder
 from trinitylake_ops.transaction.commit import discard
 from trinitylake_ops.transaction.creation import create_first_version, first_root, has_roots, place_definition
 from trinitylake_ops.transaction.lakehouse import Lakehouse, options_for
@@ -202,6 +203,7 @@ class Clone(PlannedOperation[ClonePlan, CloneReport]):
         lake, now_ms = metered.lake, self.lake.storage.now_ms()
         until_ms = None if plan.retain_for_ms is None else now_ms + plan.retain_for_ms
         wanted = replace(plan.record, created_at_millis=now_ms, retain_until_millis=until_ms)
+        make_root_folder(wanted.target_uri)
         record, resumed = begin(lake, wanted, lambda base: None)
         options = self._target_options(record.target_uri)
         there = uncached_on(metered.also(open_storage(record.target_uri, options)), options)

@@ -46,6 +46,7 @@ from trinitylake_ops.maintenance.state.export_records import (
     complete,
 )
 from trinitylake_ops.storage import FileInfo, open_storage
+from trinitylake_ops.storage.local.folders import make_root_folder
 from trinitylake_ops.tables.io.file_io import StorageFileIO, reading_io, writing_io
 from trinitylake_ops.tables.ownership import claim_location
 from trinitylake_ops.transaction.lakehouse import Lakehouse
@@ -128,6 +129,7 @@ class ExportWork:
         metered = MeteredLakehouse(lake)
         retain_until_ms = None if retain_for_ms is None else lake.storage.now_ms() + retain_for_ms
         wanted = replace(self.record, created_at_millis=lake.storage.now_ms(), retain_until_millis=retain_until_ms)
+        make_root_folder(wanted.target_uri)
         record, resumed = begin(metered.lake, wanted, self._check_source)
         work = replace(self, record=record)
         if record.manifest_path != self.record.manifest_path:  # another run began it since the plan

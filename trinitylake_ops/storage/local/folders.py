@@ -10,6 +10,8 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
 from trinitylake_ops.errors import InvalidInputError, StoragePermissionError
+from trinitylake_ops.storage.local.os_errors import translated
+from trinitylake_ops.storage.local.posix_files import make_one_folder
 
 logger = logging.getLogger(__name__)
 
@@ -69,6 +71,19 @@ def check_can_hold(root: str) -> None:
             f"target {root!r} cannot be written: the folder {standing!r} does not allow it; check its owner and mode",
             path=root,
         )
+
+
+def make_root_folder(root: str) -> None:
+    """Make the folder of a root, before something records that files will go there; other storages have no folders.
+
+    Raises StorageError if the folder cannot be made.
+    """
+    if not root.startswith(_FILE):
+        return
+    folder = root.removeprefix(_FILE).rstrip("/") or "/"
+    for place in reversed([place for place in _upwards(folder) if not os.path.isdir(place)]):
+        with translated(root, place, "create"):
+            make_one_folder(place.encode())
 
 
 def remove_empty(folder: bytes, paths: Iterable[bytes]) -> None:

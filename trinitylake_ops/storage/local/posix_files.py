@@ -88,15 +88,33 @@ def sync_folder(name: bytes) -> None:
 def make_one_folder(name: bytes) -> bool:
     """Make a folder in an existing folder.
 
-    Returns whether it was missing. Raises NotADirectoryError where a file is in the way.
+    Returns whether it was missing. Raises NotADirectoryError where a file is in the way, FileNotFoundError if the outer
+    folder was removed, and PermissionError if the outer folder exists and can contain no new folder, as in ``/proc``.
     """
     try:
-        os.mkdir(name)
+        try:
+            os.mkdir(name)
+        except FileNotFoundError:
+            _make_in_held_folder(name)
     except FileExistsError:
         if not os.path.isdir(name):
             raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR)) from None
         return False
     return True
+
+
+def _make_in_held_folder(name: bytes) -> None:
+    """Make a folder in one that was just missing, or that lists no new folders."""
+    outer, _, last = name.rpartition(b"/")
+    held = os.open(outer or b"/", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.mkdir(last, dir_fd=held)
+    except FileNotFoundError:
+        if os.fstat(held).st_nlink:  # the held folder was not removed
+            raise PermissionError(errno.EPERM, os.strerror(errno.EPERM)) from None
+        raise
+    finally:
+        os.close(held)
 
 
 def link_to_free_name(temporary: bytes, target: bytes) -> None:
