@@ -120,6 +120,8 @@ def test_by_time_and_by_export(lake: Lakehouse) -> None:
     maintenance.plan_export(lake, "kept", version=target).execute()
     drop(lake, "a")
     assert maintenance.plan_rollback(lake, "kept").to_version == target
+    title = maintenance.plan_restore(lake, "kept").table().title
+    assert title.startswith("Restore of ") and "export kept" in title
     created_at_ms = lake.snapshot(target).created_at_ms
     assert maintenance.plan_rollback(lake, timestamp=created_at_ms).to_version == target
     maintenance.rollback(lake, "kept")

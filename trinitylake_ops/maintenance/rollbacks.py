@@ -99,6 +99,11 @@ class RollbackPlan(Plan):
         """Return one row for each namespace and table that would change."""
         what = ", ".join(self.only) if self.only else "the lakehouse"
         title = f"Rollback of {what} from version {self.base_version} to the content of version {self.to_version}"
+        if isinstance(export := self.operation.target.to, str):
+            title = (
+                f"Restore of {what} from export {export}: version {self.base_version} gets the content of version"
+                f" {self.to_version}"
+            )
         if self.undone_by is not None:
             title += f"; {self.warning}"
         if self.damaged:
