@@ -160,6 +160,43 @@ def test_corrected_rows_take_the_place_of_those_of_an_interrupted_run(shop: Shop
     assert shop.values() == ([100.0, 200.0] if mode == "overwrite" else [100.0, 100.0, 200.0, 200.0])
 
 
+def test_an_append_of_a_step_that_failed_after_it_is_replaced(shop: Shop) -> None:
+    """A step reports its tables before it ends: what fails after that does not double their rows."""
+    summaries: list[Any] = ["no frame"]
+
+    @dg.multi_asset(
+        outs={
+            name: dg.AssetOut(key=["shop", name], metadata=stored_as(mode="append")) for name in ("orders", "summary")
+        }
+    )
+    def both() -> Iterator[dg.Output[Any]]:
+        yield dg.Output(pa.table({"euros": shop.euros}), "orders")
+        yield dg.Output(summaries[0], "summary")
+
+    shop.define(both)
+    first = shop.run()
+    assert (first.is_failure, shop.values()) == (True, [1.0])
+    shop.euros, summaries[0] = [3.0], pa.table({"euros": [2.0]})
+    second = shop.run(dg.ReexecutionOptions.from_failure(first.run_id, shop.instance))
+    assert (second.is_success, shop.values(), shop.values("summary")) == (True, [3.0], [2.0])
+    assert shop.run(all_of(second)).is_success
+    assert (shop.values(), shop.values("summary")) == ([3.0, 3.0], [2.0, 2.0]), "the user appends again"
+
+
+def test_a_step_publishes_no_partition_that_was_deleted(shop: Shop) -> None:
+    days = dg.DynamicPartitionsDefinition(name="deleted")
+
+    @dg.asset(key=ORDERS, partitions_def=days, metadata=stored_as(partition_by=["day"]))
+    def orders(context: dg.AssetExecutionContext) -> pa.Table:
+        return pa.table({"day": [context.partition_key], "euros": [1.0]})
+
+    shop.define(orders)
+    shop.instance.add_dynamic_partitions("deleted", ["x"])
+    shop.at_commit(before=lambda: shop.instance.delete_dynamic_partition("deleted", "x"), by=step_publication)
+    run = shop.run(partition="x")
+    assert (run.is_failure, shop.failure(run), shop.lake.latest_version()) == (True, "invalid-input", 0)
+
+
 @pytest.mark.parametrize("mode", ["overwrite", "append"])
 def test_an_attempt_of_a_step_takes_the_place_of_an_interrupted_one(shop: Shop, mode: StoreMode) -> None:
     """A table that its own step publishes has the rows of the last attempt, each once."""

@@ -16,7 +16,7 @@ from trinitylake_ops.dagster_plugin.runs.membership import (
     publishes,
     requested_with,
 )
-from trinitylake_ops.dagster_plugin.runs.publications import RunPublisher
+from trinitylake_ops.dagster_plugin.runs.publications import RunPublisher, partitions_exist
 from trinitylake_ops.dagster_plugin.runs.staging import published_events, undone_events
 from trinitylake_ops.dagster_plugin.step_publication import isolation_of, no_retries_of_conflicts
 from trinitylake_ops.dagster_plugin.stored.settings import check_stored, stages_itself, table_of
@@ -136,7 +136,7 @@ def build_publish_asset(
             context.instance, publication.runs, publication.tables, version, pages, publication.earlier
         )
         yield from page.events(lake, "publish", version=version, metrics=operation_metrics("publish", counted))
-        if not publisher.has_partitions():
+        if not partitions_exist(context):
             context.log.warning("the partition was deleted after version %s published it", version)
             return
         forget_input_versions(context, table_keys.values())

@@ -15,6 +15,7 @@ from trinitylake_ops.dagster_plugin.runs.beyond_public import asset_context, log
 from trinitylake_ops.dagster_plugin.runs.publications import (
     PUBLISHING,
     asset_versions,
+    check_partitions_exist,
     committed_versions,
     partition_of,
     publication_of,
@@ -112,6 +113,7 @@ def _commit(
         lake,
         [staged],
         publication,
+        require=lambda _: check_partitions_exist(context),
         superseded=superseded,
         reads=reads,
         isolation=isolation,

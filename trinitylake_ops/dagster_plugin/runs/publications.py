@@ -24,7 +24,7 @@ from trinitylake_ops.dagster_plugin.runs.reads import (
     record_attempt,
     runs_with_staged,
 )
-from trinitylake_ops.dagster_plugin.runs.records import newest_materialization, run_chain
+from trinitylake_ops.dagster_plugin.runs.records import has_succeeded, run_chain
 from trinitylake_ops.dagster_plugin.runs.staging import Note, newest_notes
 from trinitylake_ops.errors import CommitConflictError, InvalidInputError
 from trinitylake_ops.tables.writing.publication import Publication, publication_id, published_versions
@@ -129,7 +129,7 @@ class RunPublisher:
             list(self.left.values()),
             self.id,
             since=attempt.since,
-            require=lambda _: self._check_partitions(),
+            require=lambda _: check_partitions_exist(self._context),
             reads=self._reads.all(),
             staged_reads=self._reads.as_staged(),
             own=self._reads.staged(),
@@ -145,22 +145,6 @@ class RunPublisher:
             return self._was_published(publication.version)
         committed = dict(zip(self.left, publication.tables, strict=True))
         return self._outcome(publication.version, {**self._staged, **committed}, was_published=False)
-
-    def has_partitions(self) -> bool:
-        """Whether the partitions of the run still exist: dynamic ones can be deleted at any time."""
-        partitions = self._context.assets_def.partitions_def
-        if partitions is None or not self._partition:
-            return True
-        keys = self._context.partition_key_range
-        return has_partitions(self._instance, partitions, {keys.start, keys.end})
-
-    def _check_partitions(self) -> None:
-        """Raise InvalidInputError if a partition of the run was deleted, as Dagster takes no event of it then."""
-        if not self.has_partitions():
-            raise InvalidInputError(
-                f"{self._asset} cannot publish partition {self._partition!r}: it was deleted after its tables were"
-                " staged; add the partition and run it again"
-            )
 
     def _earlier_versions(self) -> dict[str, int]:
         """Return the versions of publications that can have committed a table of this one, by their ids.
@@ -281,8 +265,8 @@ def superseded_appends(
 ) -> list[StagedTable]:
     """Return an append that an interrupted publication committed, and that a staged table repeats.
 
-    Its rows are replaced, because the user repeats a run that failed. If Dagster knows of an earlier run's publication,
-    the user wants to append again.
+    Its rows are replaced, because the user repeats a step that failed. If the step that publishes succeeded in an
+    earlier run, the user wants to append again.
 
     Args:
         instance: The Dagster instance.
@@ -297,7 +281,7 @@ def superseded_appends(
     asset_key, partition = publisher
     names = (asset_key.to_user_string(), partition)
     for at, run in enumerate(runs):
-        if at > 0 and newest_materialization(instance, [run], asset_key) is not None:
+        if at > 0 and has_succeeded(instance, run.run_id, asset_key):
             break
         own = [attempt for attempt in attempts_of(run.run_id) if (attempt.asset, attempt.partition) == names]
         before = [attempt for attempt in own if table.metadata_location not in attempt.tables]
@@ -381,6 +365,28 @@ def partition_of(context: dg.AssetExecutionContext) -> str:
         return ""
     keys = context.partition_key_range
     return keys.start if keys.start == keys.end else f"{keys.start}...{keys.end}"
+
+
+def partitions_exist(context: dg.AssetExecutionContext) -> bool:
+    """Whether the partitions of the run still exist: dynamic ones can be deleted at any time."""
+    partitions = context.assets_def.partitions_def
+    if partitions is None or not partition_of(context):
+        return True
+    keys = context.partition_key_range
+    return has_partitions(context.instance, partitions, {keys.start, keys.end})
+
+
+def check_partitions_exist(context: dg.AssetExecutionContext) -> None:
+    """Check that the partitions of the run still exist, because Dagster rejects events of deleted ones.
+
+    Raises:
+        InvalidInputError: A partition was deleted.
+    """
+    if not partitions_exist(context):
+        raise InvalidInputError(
+            f"{context.asset_key.to_user_string()} cannot publish partition {partition_of(context)!r}: it was deleted"
+            " after its tables were staged; add the partition and run it again"
+        )
 
 
 def asset_versions(notes: Mapping[dg.AssetKey, Sequence[Note]]) -> dict[str, str]:

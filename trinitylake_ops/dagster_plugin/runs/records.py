@@ -108,6 +108,20 @@ def _records(instance: dg.DagsterInstance, run_id: str, of_type: dg.DagsterEvent
         cursor = page.cursor
 
 
+def has_succeeded(instance: dg.DagsterInstance, run_id: str, asset_key: dg.AssetKey) -> bool:
+    """Whether a step of a run reported an asset and succeeded.
+
+    A step that publishes its table reports it before it ends, so it can fail, or be killed, after that.
+    """
+    steps = {
+        record.event_log_entry.step_key
+        for record in _records(instance, run_id, dg.DagsterEventType.ASSET_MATERIALIZATION)
+        if record.asset_key == asset_key
+    }
+    ended = _records(instance, run_id, dg.DagsterEventType.STEP_SUCCESS) if steps else ()
+    return any(record.event_log_entry.step_key in steps for record in ended)
+
+
 def step_failures(instance: dg.DagsterInstance, run_id: str) -> list[str]:
     """Return the steps of a run that failed."""
     records = _records(instance, run_id, dg.DagsterEventType.STEP_FAILURE)
