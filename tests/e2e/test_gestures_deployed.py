@@ -19,7 +19,7 @@ from tests.e2e.gestures import (
     FAILS,
     FAILS_OTHERWISE,
     GESTURES,
-    SAME,
+    NO_GESTURE,
     VISIBLE,
     Click,
     Ends,
@@ -71,7 +71,7 @@ def judged(deployment: Deployment, store: str, before: Rows, expected: Rows, val
 
 def check(gesture: Gesture, outcomes: Mapping[str, str], record: Callable[[str, object], None]) -> None:
     """Show the outcomes, and compare them with those of the docs."""
-    record(SHOWN, row_of(gesture.title, [outcomes.get(store, SAME) for store in STORES]))
+    record(SHOWN, row_of(gesture.title, [outcomes.get(store, NO_GESTURE) for store in STORES]))
     assert outcomes == expected_of(gesture)
 
 
