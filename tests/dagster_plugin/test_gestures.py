@@ -132,6 +132,22 @@ def test_a_table_of_a_publication_is_not_stored_without_it(lake: Lakehouse, inst
     assert result.success, "the other table of the publication is read from the lakehouse"
 
 
+def test_a_publication_fails_if_one_of_its_assets_returned_nothing(
+    lake: Lakehouse, instance: dg.DagsterInstance
+) -> None:
+    @dg.asset(key=["shop", "nothing"], io_manager_key=IO)
+    def nothing() -> None: ...
+
+    project = Project(lake, instance, [orders, nothing, publish(orders, nothing)])
+    result = project.run("shop/orders", "shop/nothing", "publish/shop")
+    assert not result.success
+    (text,) = failures(result)
+    assert "shop/nothing was not published" in text
+    assert project.rows("shop.orders") is None
+    assert project.run("shop/orders", "publish/shop").success
+    assert len(project.rows("shop.orders") or []) == 3
+
+
 def test_an_asset_after_a_publication_waits_for_it(lake: Lakehouse, instance: dg.DagsterInstance) -> None:
     fails = [True]
 

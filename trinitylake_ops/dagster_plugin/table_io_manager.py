@@ -248,6 +248,12 @@ class TableIOManager(dg.IOManager):
             )
         if not by_backfill and not is_publisher(membership.assets):
             raise InvalidInputError(f"asset {key.to_user_string()} was not staged by this run")
+        if not by_backfill and membership.assets.in_run([key]):
+            raise dg.Failure(
+                f"{key.to_user_string()} was not published: the asset returned nothing to store; return a frame, or"
+                " leave it out of the tables of the publish asset",
+                allow_retries=False,
+            )
         return by_backfill[0] if by_backfill else NotStaged()
 
     def _staged_by_backfill(
