@@ -191,9 +191,14 @@ def _nested_columns(values: pa.Array) -> list[tuple[str, pa.Array]]:
     if pa.types.is_struct(kind):
         return list(zip((field.name for field in kind), values.flatten(), strict=True))
     if pa.types.is_map(kind):
-        entries = (("key", values.keys), ("value", values.items))  # of the whole array, also if it is a slice
-        return [(name, pa.ListArray.from_arrays(values.offsets, column).flatten()) for name, column in entries]
-    return [("element", values.flatten())] if _is_list(kind) else []
+        # Keys and items are those of the whole array, also if it is a slice.
+        first, last = (values.offsets[at].as_py() for at in (0, -1)) if len(values) else (0, 0)
+        return [
+            (name, column.slice(first, last - first))
+            for name, column in (("key", values.keys), ("value", values.items))
+        ]
+    # Arrow cannot make an empty array of an extension type, which the elements of null lists only would be.
+    return [("element", values.flatten())] if _is_list(kind) and values.null_count < len(values) else []
 
 
 def _is_list(kind: pa.DataType) -> bool:
