@@ -398,13 +398,15 @@ class World:
 
     def _check_red(self, run: Run, before: int) -> None:
         versions = {info.version for info in self.lake.history() if info.version > before and info.run_id == run.run_id}
-        told = {
+        reported = {
             event.metadata["lakehouse_version"].value
             for event in self._events(run, dg.DagsterEventType.ASSET_MATERIALIZATION)
             if "lakehouse_version" in event.metadata
         }
         may_be_silent = run.is_dead or "fault at after" in run.error
-        assert versions <= told or may_be_silent, f"red {run.run_id[:8]} committed {versions} and reported {told}"
+        assert versions <= reported or may_be_silent, (
+            f"red {run.run_id[:8]} committed {versions} and reported {reported}"
+        )
 
     def _check_progress(self, run: Run) -> None:
         """A run that is alone, complete and without faults is green, and one that nothing would publish is red."""

@@ -137,8 +137,9 @@ def inline_tables(
         if parts[-1] and len(shown.markdown_table(header, [*parts[-1], row]).text) >= INLINE_MARKDOWN_CHARS:
             parts.append([])
         parts[-1].append(row)
-    names = [name, *(f"{name}_{number}" for number in range(2, len(parts) + 1))]
-    return {part: markdown_table(header, listed) for part, listed in zip(names, parts, strict=True)}
+    return {
+        part: markdown_table(header, listed) for part, listed in zip(_numbered(name, len(parts)), parts, strict=True)
+    }
 
 
 def inline_lists(name: str, items: Iterable[str]) -> dict[str, dg.MarkdownMetadataValue]:
@@ -154,8 +155,12 @@ def inline_lists(name: str, items: Iterable[str]) -> dict[str, dg.MarkdownMetada
         if parts[-1] and len(parts[-1] + line) >= INLINE_MARKDOWN_CHARS:
             parts.append("")
         parts[-1] += line
-    names = [name, *(f"{name}_{number}" for number in range(2, len(parts) + 1))]
-    return {part: dg.MetadataValue.md(text) for part, text in zip(names, parts, strict=True)}
+    return {part: dg.MetadataValue.md(text) for part, text in zip(_numbered(name, len(parts)), parts, strict=True)}
+
+
+def _numbered(name: str, n_parts: int) -> list[str]:
+    """Return the names of entries that continue one another."""
+    return [name, *(f"{name}_{number}" for number in range(2, n_parts + 1))]
 
 
 def link_metadata(link: Link) -> dg.MarkdownMetadataValue:

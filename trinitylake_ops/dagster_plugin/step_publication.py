@@ -113,7 +113,7 @@ def _commit(
         lake,
         [staged],
         publication,
-        require=lambda _: check_partitions_exist(context),
+        require=lambda _: check_partitions_exist(context, key),
         superseded=superseded,
         reads=reads,
         isolation=isolation,

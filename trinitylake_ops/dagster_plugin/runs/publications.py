@@ -129,7 +129,7 @@ class RunPublisher:
             list(self.left.values()),
             self.id,
             since=attempt.since,
-            require=lambda _: check_partitions_exist(self._context),
+            require=lambda _: check_partitions_exist(self._context, self._asset_key),
             reads=self._reads.all(),
             staged_reads=self._reads.as_staged(),
             own=self._reads.staged(),
@@ -376,15 +376,19 @@ def partitions_exist(context: dg.AssetExecutionContext) -> bool:
     return has_partitions(context.instance, partitions, {keys.start, keys.end})
 
 
-def check_partitions_exist(context: dg.AssetExecutionContext) -> None:
+def check_partitions_exist(context: dg.AssetExecutionContext, asset_key: dg.AssetKey) -> None:
     """Check that the partitions of the run still exist, because Dagster rejects events of deleted ones.
+
+    Args:
+        context: The context of the step.
+        asset_key: The asset that publishes.
 
     Raises:
         InvalidInputError: A partition was deleted.
     """
     if not partitions_exist(context):
         raise InvalidInputError(
-            f"{context.asset_key.to_user_string()} cannot publish partition {partition_of(context)!r}: it was deleted"
+            f"{asset_key.to_user_string()} cannot publish partition {partition_of(context)!r}: it was deleted"
             " after its tables were staged; add the partition and run it again"
         )
 
