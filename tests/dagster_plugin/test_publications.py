@@ -15,6 +15,7 @@ from trinitylake_ops.dagster_plugin.io_manager import TrinityLakeIOManager
 from trinitylake_ops.dagster_plugin.publish import build_publish_asset
 from trinitylake_ops.dagster_plugin.resources import TrinityLakeResource
 from trinitylake_ops.dagster_plugin.stored.settings import StoreMode, stored_as
+from trinitylake_ops.dagster_plugin.table_pages.published import PublishedPages
 from trinitylake_ops.errors import InvalidInputError
 from trinitylake_ops.tables.catalog import catalog_at
 
@@ -57,9 +58,18 @@ class Shop:
         return orders
 
     def run(
-        self, again: dg.ReexecutionOptions | None = None, *, partition: str | None = None, keys: Any = None
+        self,
+        again: dg.ReexecutionOptions | None = None,
+        *,
+        partition: str | None = None,
+        keys: Any = None,
+        between: tuple[str, str] | None = None,
     ) -> dg.DagsterRun:
-        """Execute the job, or a part of it, with a run of its own in Dagster's records."""
+        """Execute the job, or a part of it, for a partition or a range of them, with its own run in Dagster."""
+        tags = {} if partition is None else {"dagster/partition": partition}
+        if between is not None:
+            start, end = between
+            tags = {"dagster/asset_partition_range_start": start, "dagster/asset_partition_range_end": end}
         made = dg.build_reconstructable_job("tests.dagster_plugin.test_publications", "current_job", (self._job,))
         with dg.execute_job(
             made,
@@ -67,7 +77,7 @@ class Shop:
             run_config=QUIET,
             reexecution_options=again,
             asset_selection=keys,
-            tags={} if partition is None else {"dagster/partition": partition},
+            tags=tags,
         ) as result:
             run = self.instance.get_run_by_id(result.run_id)
         assert run is not None
@@ -195,6 +205,63 @@ def test_a_step_publishes_no_partition_that_was_deleted(shop: Shop) -> None:
     shop.at_commit(before=lambda: shop.instance.delete_dynamic_partition("deleted", "x"), by=step_publication)
     run = shop.run(partition="x")
     assert (run.is_failure, shop.failure(run), shop.lake.latest_version()) == (True, "invalid-input", 0)
+
+
+@pytest.mark.parametrize("publisher", ["none", "partitioned", "unpartitioned"])
+def test_a_range_without_one_of_its_partitions_is_not_published(shop: Shop, publisher: str) -> None:
+    """A partition in the middle of the range was deleted, and the ends of the range still exist."""
+    days = dg.DynamicPartitionsDefinition(name="range")
+
+    names = ("orders", "summary")
+
+    @dg.multi_asset(
+        outs={name: dg.AssetOut(key=["shop", name], metadata=stored_as(partition_by=["day"])) for name in names},
+        partitions_def=days,
+    )
+    def both(context: dg.AssetExecutionContext) -> Iterator[dg.Output[Any]]:
+        rows = pa.table({"day": context.partition_keys, "euros": [1.0] * len(context.partition_keys)})
+        yield from (dg.Output(rows, name) for name in names)
+
+    tables = {name: dg.AssetKey(["shop", name]) for name in names}
+    partitions = days if publisher == "partitioned" else None
+    published_by = build_publish_asset(key=["publish", "shop"], tables=tables, partitions_def=partitions)
+    shop.define(both, *([] if publisher == "none" else [published_by]))
+    shop.instance.add_dynamic_partitions("range", ["a", "b", "c"])
+    shop.at_commit(
+        before=lambda: shop.instance.delete_dynamic_partition("range", "b"),
+        by=step_publication if publisher == "none" else publish,
+    )
+    run = shop.run(between=("a", "c"))
+    assert (run.is_failure, shop.failure(run), shop.lake.latest_version()) == (True, "invalid-input", 0)
+    shop.instance.add_dynamic_partitions("range", ["b"])
+    assert shop.run(between=("a", "b")).is_success, "the partition that was added again is the last one"
+    assert shop.values(column="day") == ["a", "b", "c"]
+
+
+@pytest.mark.parametrize("is_published", [False, True])
+def test_a_range_that_is_interrupted_between_its_events_is_appended_once(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch, is_published: bool
+) -> None:
+    """Dagster has the event of the first partition only, so the step did not succeed."""
+
+    @dg.asset(key=ORDERS, partitions_def=PARTS, metadata=stored_as(mode="append", partition_by=["part"]))
+    def orders(context: dg.AssetExecutionContext) -> pa.Table:
+        return pa.table({"part": context.partition_keys, "euros": [1.0] * len(context.partition_keys)})
+
+    shop.define(orders, *([published(orders, partitions_def=PARTS)] if is_published else []))
+    shown = PublishedPages.__call__
+    calls: list[object] = []
+
+    def interrupted(self: PublishedPages, *args: Any) -> Any:
+        calls.append(args)
+        return shown(self, *args) if len(calls) == 1 else die()
+
+    with monkeypatch.context() as patch:
+        patch.setattr(PublishedPages, "__call__", interrupted)
+        first = shop.run(between=("a", "b"))
+    assert (first.is_failure, len(calls), shop.values(column="part")) == (True, 2, ["a", "b"])
+    again = shop.run(all_of(first), between=("a", "b"))
+    assert (again.is_success, shop.values(column="part")) == (True, ["a", "b"])
 
 
 @pytest.mark.parametrize("mode", ["overwrite", "append"])

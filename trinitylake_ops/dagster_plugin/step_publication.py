@@ -113,7 +113,7 @@ def _commit(
         lake,
         [staged],
         publication,
-        require=lambda _: check_partitions_exist(context, key),
+        require=lambda _: check_partitions_exist(context, {key: notes}),
         superseded=superseded,
         reads=reads,
         isolation=isolation,

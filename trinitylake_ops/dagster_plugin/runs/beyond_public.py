@@ -127,10 +127,28 @@ def checked_partitions(context: dg.InputContext) -> Sequence[str] | None:
     return partitions
 
 
-def has_partitions(instance: dg.DagsterInstance, partitions: dg.PartitionsDefinition[str], keys: Iterable[str]) -> bool:
-    """Whether all keys are partitions, dynamic ones of an instance included."""
-    with partition_loading_context(dynamic_partitions_store=instance):
-        return all(partitions.has_partition_key(key) for key in keys)
+def has_partitions(context: dg.AssetExecutionContext, asset_key: dg.AssetKey, keys: Set[str]) -> bool:
+    """Return whether all keys are partitions of an asset.
+
+    Args:
+        context: The context of a step. Its instance has the dynamic partitions.
+        asset_key: The asset. It may belong to another step.
+        keys: The partition keys, empty for an asset without partitions.
+    """
+    graph = context.get_step_execution_context().job_def.asset_layer.asset_graph.source_asset_graph
+    partitions = graph.get(asset_key).partitions_def if keys and graph.has(asset_key) else None
+    with partition_loading_context(dynamic_partitions_store=context.instance):
+        return partitions is None or _has_keys(partitions, keys)
+
+
+def _has_keys(partitions: dg.PartitionsDefinition[str], keys: Set[str]) -> bool:
+    if isinstance(partitions, dg.MultiPartitionsDefinition):
+        parts = [partitions.get_partition_key_from_str(key).keys_by_dimension for key in keys]
+        dimensions = partitions.partitions_defs
+        return all(_has_keys(one.partitions_def, {part[one.name] for part in parts}) for one in dimensions)
+    if isinstance(partitions, dg.DynamicPartitionsDefinition) and len(keys) > 1:
+        return keys <= set(partitions.get_partition_keys())  # one request, however many keys there are
+    return all(partitions.has_partition_key(key) for key in keys)
 
 
 def repository_of(context: RunContext) -> dg.RepositoryDefinition | None:

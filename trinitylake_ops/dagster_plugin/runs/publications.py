@@ -129,7 +129,7 @@ class RunPublisher:
             list(self.left.values()),
             self.id,
             since=attempt.since,
-            require=lambda _: check_partitions_exist(self._context, self._asset_key),
+            require=lambda _: check_partitions_exist(self._context, self._notes),
             reads=self._reads.all(),
             staged_reads=self._reads.as_staged(),
             own=self._reads.staged(),
@@ -368,29 +368,41 @@ def partition_of(context: dg.AssetExecutionContext) -> str:
 
 
 def partitions_exist(context: dg.AssetExecutionContext) -> bool:
-    """Whether the partitions of the run still exist: dynamic ones can be deleted at any time."""
-    partitions = context.assets_def.partitions_def
-    if partitions is None or not partition_of(context):
-        return True
-    keys = context.partition_key_range
-    return has_partitions(context.instance, partitions, {keys.start, keys.end})
+    """Return whether Dagster can store events of the run's partition, or range of partitions, of its own assets.
+
+    Dynamic partitions can be deleted at any time.
+    """
+    return _with_deleted_partitions(context, {}) is None
 
 
-def check_partitions_exist(context: dg.AssetExecutionContext, asset_key: dg.AssetKey) -> None:
-    """Check that the partitions of the run still exist, because Dagster rejects events of deleted ones.
+def check_partitions_exist(context: dg.AssetExecutionContext, notes: Mapping[dg.AssetKey, Iterable[Note]]) -> None:
+    """Check that the partitions of the run still exist, because Dagster shows no events of deleted ones.
 
     Args:
-        context: The context of the step.
-        asset_key: The asset that publishes.
+        context: The context of the step that publishes.
+        notes: The notes of the published assets, one for each of their partitions.
 
     Raises:
         InvalidInputError: A partition was deleted.
     """
-    if not partitions_exist(context):
+    asset_key = _with_deleted_partitions(context, notes)
+    if asset_key is not None:
         raise InvalidInputError(
-            f"{asset_key.to_user_string()} cannot publish partition {partition_of(context)!r}: it was deleted"
-            " after its tables were staged; add the partition and run it again"
+            f"partition {partition_of(context)!r} of {asset_key.to_user_string()} cannot be published: the partition,"
+            " or a part of the range, was deleted after it was staged; add the partition and run it again"
         )
+
+
+def _with_deleted_partitions(
+    context: dg.AssetExecutionContext, notes: Mapping[dg.AssetKey, Iterable[Note]]
+) -> dg.AssetKey | None:
+    """Return an asset one of whose partitions was deleted, None if all exist."""
+    keys = {key: {one.partition for one in listed if one.partition is not None} for key, listed in notes.items()}
+    if context.assets_def.partitions_def is not None and partition_of(context):
+        limits = context.partition_key_range
+        for key in context.selected_asset_keys:
+            keys.setdefault(key, set()).update((limits.start, limits.end))
+    return next((key for key, partitions in keys.items() if not has_partitions(context, key, partitions)), None)
 
 
 def asset_versions(notes: Mapping[dg.AssetKey, Sequence[Note]]) -> dict[str, str]:
