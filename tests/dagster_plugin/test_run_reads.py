@@ -13,6 +13,7 @@ from trinitylake_ops import Lakehouse
 from trinitylake_ops.dagster_plugin.io_manager import TrinityLakeIOManager
 from trinitylake_ops.dagster_plugin.publish import build_publish_asset
 from trinitylake_ops.dagster_plugin.resources import TrinityLakeResource
+from trinitylake_ops.dagster_plugin.stored.settings import stored_as
 from trinitylake_ops.errors import CommitConflictError, InvalidInputError
 from trinitylake_ops.format.definitions import IsolationLevel
 from trinitylake_ops.tables.catalog import catalog_at
@@ -195,6 +196,70 @@ def test_partitions_that_were_read_count(lake: Lakehouse, instance: dg.DagsterIn
     assert not run(moved, instance, partition_key="x").success
 
 
+@pytest.mark.parametrize("is_published", [False, True])
+@pytest.mark.parametrize("isolation", ["serializable", "snapshot"])
+def test_a_missing_table_that_was_read_counts(
+    lake: Lakehouse, instance: dg.DagsterInstance, is_published: bool, isolation: Any
+) -> None:
+    """Another run creates the table after this run read that it does not exist."""
+    key, days = dg.AssetKey(["marts", "total"]), dg.DailyPartitionsDefinition("2026-01-01", end_date="2026-01-03")
+    previous = dg.TimeWindowPartitionMapping(start_offset=-1, end_offset=-1)
+    others = [lambda: put_total(7)]
+
+    def put_total(value: int) -> None:
+        rows = pa.table({"day": ["2026-01-01"], "n": [value]})
+        staged = stage_arrow(lake, rows, "marts", "total", mode="append", partition_by=["day"])
+        publish_once(lake, [staged], publication_id("total", str(value)))
+
+    @dg.asset(
+        key=key,
+        partitions_def=days,
+        ins={"total": dg.AssetIn(key, partition_mapping=previous)},
+        metadata=stored_as(partition_by=["day"]),
+    )
+    def total(context: dg.AssetExecutionContext, total: pa.Table | None) -> pa.Table:
+        while others:
+            others.pop()()
+        before = 0 if total is None else sum(total["n"].to_pylist())
+        return pa.table({"day": [context.partition_key], "n": [1 + before]})
+
+    lakehouse = TrinityLakeResource(root=lake.root, isolation=isolation)
+    publisher = build_publish_asset(key=["publish"], tables={"total": key}, partitions_def=days)
+    definitions = dg.Definitions(
+        assets=[total, *([publisher] if is_published else [])],
+        resources={"lakehouse": lakehouse, "io_manager": TrinityLakeIOManager(lakehouse=lakehouse)},
+        executor=dg.in_process_executor,
+    ).resolve_implicit_global_asset_job_def()
+
+    def values() -> list[int]:
+        return sorted(catalog_at(lake).load_table(("marts", "total")).scan().to_arrow()["n"].to_pylist())
+
+    result = run(definitions, instance, partition_key="2026-01-02")
+    if isolation == "snapshot":
+        assert (result.success, values()) == (True, [1, 7])
+        return
+    assert (result.success, values()) == (False, [7])
+    assert run(definitions, instance, partition_key="2026-01-02").success
+    assert values() == [7, 8]
+
+
+def test_own_creations_of_a_table_that_was_read_as_missing_count_as_unchanged(lake: Lakehouse) -> None:
+    read = TableRead.of_missing(lake.snapshot(), "marts", "new")
+    own, more = (
+        stage_arrow(lake, pa.table({"n": [1]}), "marts", name, mode="replace_table") for name in ("new", "more")
+    )
+    publish_once(lake, [own], publication_id("first"), reads=[read])
+    with pytest.raises(CommitConflictError):
+        publish_once(lake, [more], publication_id("second"), reads=[read])
+    publish_once(lake, [more], publication_id("second"), reads=[read], own=[own])
+    added = stage_arrow(lake, pa.table({"n": [2]}), "marts", "new", mode="append")
+    publish_once(lake, [added], publication_id("third"), reads=[read], own=[own, added])
+    later = stage_arrow(lake, pa.table({"n": [2]}), "marts", "later", mode="append")
+    with pytest.raises(CommitConflictError):
+        publish_once(lake, [later], publication_id("fourth"), reads=[read], own=[added])
+    publish_once(lake, [later], publication_id("fourth"), reads=[read], own=[own, added])
+
+
 def test_own_changes_do_not_stand_in_the_way(lake: Lakehouse, instance: dg.DagsterInstance) -> None:
     """Two publications of one run: the second one read, before, what the first one wrote."""
     snapshot = lake.snapshot()
@@ -210,7 +275,8 @@ def test_own_changes_do_not_stand_in_the_way(lake: Lakehouse, instance: dg.Dagst
 
 def test_reads_are_text_between_processes(lake: Lakehouse) -> None:
     read = TableRead.of(lake.snapshot(), "ref", "other")
-    assert TableRead.from_json(read.to_json()) == read
+    missing = TableRead.of_missing(lake.snapshot(), "ref", "missing")
+    assert [TableRead.from_json(one.to_json()) for one in (read, missing)] == [read, missing]
     for text in ("", "[]", "{}", '{"root": 1, "extra": 2}'):
         with pytest.raises(InvalidInputError, match="no read of a table"):
             TableRead.from_json(text)

@@ -220,14 +220,14 @@ class TableIOManager(dg.IOManager):
         try:
             table = catalog_at(lake, version).load_table(stored.name)
         except NoSuchTableError as error:
-            if parts:
-                return wanted.read(lake, self._settings.spark, parts)
-            if is_self:
-                return wanted.empty(stored.name, self._settings.spark)
-            raise InvalidInputError(
-                f"asset {key.to_user_string()} cannot be read: version {version} of the lakehouse has no table"
-                f" {'.'.join(stored.name)}; materialize {key.to_user_string()} first"
-            ) from error
+            if not (parts or is_self):
+                raise InvalidInputError(
+                    f"asset {key.to_user_string()} cannot be read: version {version} of the lakehouse has no table"
+                    f" {'.'.join(stored.name)}; materialize {key.to_user_string()} first"
+                ) from error
+            self._record_read(lake, context, assets, version, stored.name, exists=False)
+            spark = self._settings.spark
+            return wanted.read(lake, spark, parts) if parts else wanted.empty(stored.name, spark)
         self._record_read(lake, context, assets, version, stored.name)
         context.log.info("reading %s.%s at version %s of the lakehouse", *stored.name, version)
         parts.append(Part(table, rows_of(table, partition_values(context, stored, keys))))
@@ -310,7 +310,14 @@ class TableIOManager(dg.IOManager):
         return staged
 
     def _record_read(
-        self, lake: Lakehouse, context: dg.InputContext, assets: StepAssets, version: int | str, name: tuple[str, str]
+        self,
+        lake: Lakehouse,
+        context: dg.InputContext,
+        assets: StepAssets,
+        version: int | str,
+        name: tuple[str, str],
+        *,
+        exists: bool = True,
     ) -> None:
         """Let a read at the pinned version count when its step or the run publishes.
 
@@ -319,7 +326,8 @@ class TableIOManager(dg.IOManager):
         """
         if self._run is None or self._instance is None or self._settings.version:
             return
-        read = TableRead.of(lake.snapshot(version), *name)
+        snapshot = lake.snapshot(version)
+        read = TableRead.of(snapshot, *name) if exists else TableRead.of_missing(snapshot, *name)
         is_alone = assets.own and not any(publishers_of(assets, key) for key in assets.own)
         if is_alone and assets.is_stored_by(self._settings.kind):
             self._reads.setdefault(context.step_context.step.key, []).append(read)

@@ -16,13 +16,16 @@ from trinitylake_ops.versions.snapshot import Snapshot
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableRead:
-    """A table as it was read. ``location`` is that of its definition in ``version`` of the lakehouse at ``root``."""
+    """A table as it was read. ``location`` is that of its definition in ``version`` of the lakehouse at ``root``.
+
+    It is None if the version had no such table: the reader depends on that, as on the rows of a table.
+    """
 
     root: str
     namespace: str
     table: str
     version: int
-    location: str
+    location: str | None
 
     @classmethod
     def of(cls, snapshot: Snapshot, namespace: str, table: str) -> Self:
@@ -32,6 +35,18 @@ class TableRead:
             raise InvalidInputError(f"version {snapshot.version} has no table {namespace}.{table}, so none was read")
         root = snapshot.files.storage.root
         return cls(root=root, namespace=namespace, table=table, version=snapshot.version, location=location)
+
+    @classmethod
+    def of_missing(cls, snapshot: Snapshot, namespace: str, table: str) -> Self:
+        """Return the read of a table that a version does not have.
+
+        Args:
+            snapshot: The version.
+            namespace: The namespace of the table. It may be missing.
+            table: The name of the table.
+        """
+        root = snapshot.files.storage.root
+        return cls(root=root, namespace=namespace, table=table, version=snapshot.version, location=None)
 
     def to_json(self) -> str:
         """Return one JSON object."""
@@ -109,7 +124,8 @@ class ReadsCheck:
             if latest.entry(latest.keys.table_key(*name)) == read.location:
                 continue
             if not changed_only_by(self.lake, latest, read.location, name, self.own):
-                changed.setdefault(".".join(name), (read.version, "a concurrent commit changed it"))
+                what = "a concurrent commit changed it" if read.location else "a concurrent commit created it"
+                changed.setdefault(".".join(name), (read.version, what))
         for staged_read in (read for read in self.staged_reads if read.root == root):
             staged = staged_read.staged
             how = self._change_of(latest, staged_read, publishing)

@@ -39,7 +39,7 @@ def tell_lineage(
         return
     began = utc_of(min(table.begun_at_ms for table in staged))
     origin = Origin(integration, job, run_id, began, max(datetime.now(UTC), began))
-    read = {(one.root, f"{one.namespace}.{one.table}"): one.version for one in found}
+    read = {(one.root, f"{one.namespace}.{one.table}"): one.version for one in found if one.location is not None}
     send_publication(
         lake.root,
         version,

@@ -93,14 +93,14 @@ def is_rebase_of(snapshot: TableSnapshot, staged: StagedTable) -> bool:
 
 
 def changed_only_by(
-    lake: Lakehouse, version: Snapshot, read_location: str, name: tuple[str, str], own: Sequence[StagedTable]
+    lake: Lakehouse, version: Snapshot, read_location: str | None, name: tuple[str, str], own: Sequence[StagedTable]
 ) -> bool:
     """Whether all changes of a table since it was read are staged tables of the reader itself.
 
     Args:
         lake: The lakehouse.
         version: The version to examine.
-        read_location: The location of the table's definition when it was read.
+        read_location: The location of the table's definition when it was read, None if the table did not exist.
         name: Namespace and name of the table.
         own: The tables that the reader staged, also those of other names.
 
@@ -112,18 +112,22 @@ def changed_only_by(
     if definition is None or not ours:
         return False
     try:
-        before = version.table_at(read_location)
+        before = None if read_location is None else version.table_at(read_location)
     except FileMissingError:  # the version that was read was purged
         return False
     location = definition.format_properties.get(METADATA_LOCATION)
-    before_location = before.format_properties.get(METADATA_LOCATION)
+    before_location = None if before is None else before.format_properties.get(METADATA_LOCATION)
     for staged in ours:
         if (staged.metadata_location, staged.base_metadata_location) == (location, before_location):
             return True
-    if not before.is_iceberg or before.id != definition.id:
+    if before is None:
+        is_own = any(one.base_metadata_location is None and one.table_def.id == definition.id for one in ours)
+    else:
+        is_own = before.is_iceberg and before.id == definition.id
+    if not is_own:
         return False
     try:
-        read_id = _metadata(lake, version, before).current_snapshot_id
+        read_id = None if before is None else _metadata(lake, version, before).current_snapshot_id
     except FileMissingError:
         return False
     metadata = _metadata(lake, version, definition)
