@@ -28,6 +28,7 @@ from trinitylake_ops.dagster_plugin import (
     build_failed_run_sensor,
     build_trinitylake_definitions,
     code_location,
+    stored_as,
 )
 from trinitylake_ops.dagster_plugin.automation.schedules import LIMITED
 from trinitylake_ops.dagster_plugin.checks import repairing_jobs
@@ -37,6 +38,7 @@ from trinitylake_ops.tables.writing.arrow_writer import stage_arrow
 from trinitylake_ops.tables.writing.publication import publication_id, publish_once
 
 LIMITS = ApplyLimits(max_files=10, max_bytes=1 << 20, min_age=timedelta(days=7))
+SOLE_IO_MANAGER = LakehouseNames("").io_manager_key
 SALES, HR = LakehouseNames("sales"), LakehouseNames("hr")
 PAGE = Path(__file__).parents[2] / "docs" / "dagster.md"
 COMMON = {"rollback", "export", "restore", "expire", "undelete", "purge", "verify", "repair", "observe"}
@@ -348,3 +350,59 @@ def test_the_docs_list_what_a_new_user_with_two_assets_sees() -> None:
     }
     rows = [f"| {kind} | {len(of)} | {', '.join(f'`{one}`' for one in sorted(of))} |" for kind, of in names.items()]
     assert "\n".join(["| | number | names |", "|---|---|---|", *rows]) in PAGE.read_text()
+
+
+def _made(**options: Any) -> dg.AssetsDefinition:
+    @dg.asset(key=["shop", "orders"], io_manager_key=SOLE_IO_MANAGER, **options)
+    def orders() -> pa.Table:
+        return pa.table({"n": [1]})
+
+    return orders
+
+
+def _both(**stored: Any) -> dg.AssetsDefinition:
+    """Return two assets of one step that write one table."""
+    out: dict[str, Any] = {"io_manager_key": SOLE_IO_MANAGER, "metadata": stored_as(table="shop.orders", **stored)}
+
+    @dg.multi_asset(outs={name: dg.AssetOut(key=["shop", name], **out) for name in "ab"})
+    def both() -> Any:
+        yield from (dg.Output(pa.table({"n": [1]}), name) for name in "ab")
+
+    return both
+
+
+DAYS = dg.DailyPartitionsDefinition("2026-01-01")
+TEXTS = dg.StaticPartitionsDefinition(["a"])
+
+
+@pytest.mark.parametrize(
+    "asset",
+    [
+        _made(partitions_def=DAYS, metadata=stored_as(partition_by=["m"], partition_format={"m": "%Y-%m"})),
+        _made(partitions_def=TEXTS, metadata=stored_as(partition_by=["d"], partition_format={"d": "%Y"})),
+        _made(partitions_def=TEXTS, metadata=stored_as(partition_by=["a", "b"])),
+        _made(partitions_def=TEXTS, metadata=stored_as(table="shop.orders")),
+        _both(),
+    ],
+    ids=["coarse format", "format of text", "two columns of one key", "no column", "two assets of one table"],
+)
+def test_definitions_with_a_table_that_no_run_can_store_do_not_load(tmp_path: Path, asset: dg.AssetsDefinition) -> None:
+    """Tables that no publish asset publishes are checked as those that one does."""
+    own = runnable(settings(f"file://{tmp_path}/lake"))
+    with pytest.raises(dg.DagsterInvalidDefinitionError) as failed:
+        dg.Definitions.validate_loadable(dg.Definitions.merge(own, dg.Definitions(assets=[asset])))
+    assert isinstance(failed.value.__cause__, InvalidInputError)
+
+
+def test_definitions_with_assets_that_are_no_tables_load(tmp_path: Path) -> None:
+    @dg.asset(partitions_def=TEXTS, io_manager_key=SOLE_IO_MANAGER)
+    def returns_nothing() -> None: ...
+
+    @dg.asset(partitions_def=TEXTS, io_manager_key="files", metadata=stored_as(partition_by=["a", "b"]))
+    def file() -> pa.Table: ...
+
+    others = dg.Definitions(
+        assets=[returns_nothing, file, _both(mode="append"), dg.AssetSpec("elsewhere", partitions_def=TEXTS)],
+        resources={"files": dg.mem_io_manager},
+    )
+    dg.Definitions.validate_loadable(dg.Definitions.merge(runnable(settings(f"file://{tmp_path}/lake")), others))

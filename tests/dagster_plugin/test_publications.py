@@ -103,11 +103,15 @@ class Shop:
         self._patch.setattr(by, "publish_once", interrupted)
 
     def failure(self, run: dg.DagsterRun) -> str:
+        (code,) = self.failures(run)
+        return code
+
+    def failures(self, run: dg.DagsterRun) -> list[str]:
+        """Return the error codes of the steps of a run that failed."""
         records = self.instance.get_records_for_run(run.run_id, of_type=dg.DagsterEventType.STEP_FAILURE).records
         events = [record.event_log_entry.dagster_event for record in records]
-        (failed,) = [event.step_failure_data.user_failure_data for event in events if event is not None]
-        assert failed is not None
-        return str(failed.metadata["error_code"].value)
+        failed = [event.step_failure_data.user_failure_data for event in events if event is not None]
+        return [str(one.metadata["error_code"].value) for one in failed if one is not None]
 
     def values(self, table: str = "orders", column: str = "euros") -> list[Any]:
         found: list[Any] = catalog_at(self.lake).load_table(("shop", table)).scan().to_arrow()[column].to_pylist()
@@ -397,6 +401,46 @@ def test_two_assets_of_one_table_are_no_publication(shop: Shop) -> None:
     assert shop.lake.latest_version() == 0
     shop.define(a, b, published(a, key="a"), published(b, key="b"))
     assert (shop.run().is_success, shop.values()) == (True, [1.0, 1.0])
+
+
+def _writer(name: str, **options: Any) -> dg.AssetsDefinition:
+    """Return an asset that writes the table shop.orders."""
+    stored = {"table": "shop.orders", **{key: options.pop(key) for key in ("mode", "partition_by") if key in options}}
+
+    @dg.asset(key=["shop", name], metadata=stored_as(**stored), **options)  # type: ignore[arg-type]
+    def made(context: dg.AssetExecutionContext) -> pa.Table:
+        return pa.table({"part": [context.partition_key if context.has_partition_key else "a"], "euros": [1.0]})
+
+    return made
+
+
+@pytest.mark.parametrize("is_published", [False, True])
+@pytest.mark.parametrize("other", ["overwrite", "append", "partitions"])
+def test_one_run_writes_no_table_by_two_assets_that_replace_rows_of_each_other(
+    shop: Shop, is_published: bool, other: str
+) -> None:
+    options: dict[str, Any] = {"mode": other}
+    partition = None
+    if other == "partitions":
+        options, partition = {"partition_by": ["part"], "partitions_def": PARTS}, "a"
+    a = _writer("a", **(options if partition else {"mode": "overwrite"}))
+    b, after = _writer("b", **options), _writer("b", **options, deps=[a])
+    publishers = [published(a, key="a", partitions_def=a.partitions_def)] if is_published else []
+    shop.define(a, b, *publishers)
+    run = shop.run(partition=partition)
+    assert (run.is_failure, shop.lake.latest_version()) == (True, 0)
+    if not is_published:
+        assert shop.failures(run) == ["invalid-input"] * 2
+    shop.define(a, after, *publishers)
+    assert shop.run(partition=partition).is_success
+
+
+def test_one_run_writes_a_table_by_two_assets_that_add_to_each_other(shop: Shop) -> None:
+    shop.define(*(_writer(name, mode="append") for name in "ab"))
+    assert (shop.run().is_success, shop.values()) == (True, [1.0, 1.0])
+    shop.define(_writer("a", mode="append"), _writer("b", mode="overwrite"))
+    assert shop.run(keys=[dg.AssetKey(["shop", "b"])]).is_success, "only one of them is in the run"
+    assert shop.values() == [1.0]
 
 
 @pytest.mark.parametrize("moment", ["before", "after"])

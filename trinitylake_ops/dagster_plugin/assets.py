@@ -19,7 +19,9 @@ from trinitylake_ops.dagster_plugin.metadata import DATA_VERSION_TAG, figures
 from trinitylake_ops.dagster_plugin.names import ONLY, LakehouseNames
 from trinitylake_ops.dagster_plugin.options import NO_OPTIONS
 from trinitylake_ops.dagster_plugin.resources import lakehouse_of
+from trinitylake_ops.dagster_plugin.runs.beyond_public import CheckedSelection
 from trinitylake_ops.dagster_plugin.stored.settings import stored_as
+from trinitylake_ops.dagster_plugin.stored.writers import check_assets
 from trinitylake_ops.dagster_plugin.table_pages.pages import TablePages
 from trinitylake_ops.dagster_plugin.table_pages.specs import KINDS
 from trinitylake_ops.dagster_plugin.versions.links import Links
@@ -97,10 +99,20 @@ def _observable(
 
 
 def build_observe_job(names: LakehouseNames = ONLY, tables: Sequence[dg.AssetKey] = ()) -> Any:
-    """Return a job, of the type of ``dagster.define_asset_job``, which observes the head, and tables."""
+    """Return a job, of the type of ``dagster.define_asset_job``, which observes the head, and tables.
+
+    A code location with this job does not load if an asset of it cannot be stored as a table of the lakehouse.
+
+    Args:
+        names: The names of the lakehouse's definitions.
+        tables: The assets of observed tables.
+    """
     return dg.define_asset_job(
         names.of(OBSERVE_JOB),
-        selection=dg.AssetSelection.assets(names.lakehouse_key, *tables).without_checks(),
+        selection=CheckedSelection(
+            dg.AssetSelection.assets(names.lakehouse_key, *tables).without_checks(),
+            lambda assets: check_assets(assets, names.io_manager_key),
+        ),
         description="Observes the lakehouse as a whole, its exports, and the tables that nothing here stages.",
         config=NO_OPTIONS,
     )

@@ -54,6 +54,7 @@ from trinitylake_ops.dagster_plugin.step_publication import no_retries_of_confli
 from trinitylake_ops.dagster_plugin.stored.distinct import own_keys
 from trinitylake_ops.dagster_plugin.stored.frames import arrow_of, arrow_of_polars, is_pandas, is_polars, is_spark
 from trinitylake_ops.dagster_plugin.stored.settings import Stored, said_of
+from trinitylake_ops.dagster_plugin.stored.writers import check_other_writers
 from trinitylake_ops.errors import InvalidInputError
 from trinitylake_ops.tables.catalog import catalog_at
 from trinitylake_ops.tables.writing.arrow_writer import stage_arrow
@@ -101,6 +102,8 @@ class TableIOManager(dg.IOManager):
         partitions_def = context.asset_partitions_def if context.has_asset_partitions else None
         made = own_keys(context) if context.has_asset_partitions else []
         part = membership.check_is_published(key, made)
+        with no_retries_of_conflicts(key):
+            check_other_writers(membership.assets, key, self._settings.kind)
         stored = Stored.of(key, context.definition_metadata, partitions_def)
         staged = obj if isinstance(obj, StagedTable) else self._stage(context, obj, stored, partitions_def)
         publishers = publishers_of(membership.assets, key)
@@ -196,6 +199,8 @@ class TableIOManager(dg.IOManager):
         if assets.is_stored_by(self._settings.kind):
             for own in assets.own:
                 membership.check_is_published(own)  # before anything is computed
+                with no_retries_of_conflicts(own):
+                    check_other_writers(assets, own, self._settings.kind)
         is_self = assets.reads_itself(context)
         output = context.upstream_output
         metadata: Mapping[str, Any] = {} if output is None else output.definition_metadata

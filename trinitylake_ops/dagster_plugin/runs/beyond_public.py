@@ -189,10 +189,27 @@ class StepAssets:
 
     def is_stored_by(self, io_manager: type) -> bool:
         """Whether an IO manager of a class stores an output of the step."""
-        resources = self._step.job_def.resource_defs
-        managers = (resources.get(output.io_manager_key) for output in self._step.op_def.output_defs)
-        kinds = (getattr(manager, "configurable_resource_cls", None) for manager in managers)
-        return any(isinstance(kind, type) and issubclass(kind, io_manager) for kind in kinds)
+        return any(self._is_of(output.io_manager_key, io_manager) for output in self._step.op_def.output_defs)
+
+    def stored_with(self, key: dg.AssetKey, io_manager: type) -> list[dg.AssetKey]:
+        """Return the other assets of the job that the IO manager of an asset stores.
+
+        Args:
+            key: The asset.
+            io_manager: The class of the IO manager. There are no assets if that of the asset is of another class.
+        """
+
+        def io_manager_key(one: dg.AssetKey) -> str:
+            return self.graph.get(one).assets_def.get_io_manager_key_for_asset_key(one)
+
+        if not (self.graph.has(key) and self._is_of(io_manager_key(key), io_manager)):
+            return []
+        others = (one for one in self._layer.executable_asset_keys if one != key and self.graph.has(one))
+        return [one for one in others if io_manager_key(one) == io_manager_key(key)]
+
+    def _is_of(self, io_manager_key: str, io_manager: type) -> bool:
+        kind = getattr(self._step.job_def.resource_defs.get(io_manager_key), "configurable_resource_cls", None)
+        return isinstance(kind, type) and issubclass(kind, io_manager)
 
     def in_run(self, keys: Iterable[dg.AssetKey]) -> list[dg.AssetKey]:
         """Return those of some assets that the run makes: a run may leave out assets and steps of its job."""
@@ -220,6 +237,36 @@ def forget_input_versions(context: dg.AssetExecutionContext, keys: Iterable[dg.A
     step = context.get_step_execution_context()
     for key in keys:
         step.wipe_input_asset_version_info(key)
+
+
+class CheckedSelection(dg.AssetSelection):
+    """A selection of assets that checks all assets of its code location when it is resolved: when definitions load.
+
+    The process of a run resolves the jobs that it executes only.
+    """
+
+    def __init__(self, selection: dg.AssetSelection, check: Callable[[Iterable[dg.AssetsDefinition]], None]):
+        """Make a selection.
+
+        Args:
+            selection: The assets.
+            check: Raises an error if an asset of the code location is wrong.
+        """
+        self._selection, self._check = selection, check
+
+    def resolve_inner(self, asset_graph: Any, allow_missing: bool) -> Set[dg.AssetKey]:
+        """Return the assets of the selection, after the check."""
+        if isinstance(asset_graph, AssetGraph):
+            self._check(asset_graph.assets_defs)
+        return self._selection.resolve_inner(asset_graph, allow_missing=allow_missing)
+
+    def resolve_checks_inner(self, asset_graph: Any, allow_missing: bool) -> Set[dg.AssetCheckKey]:
+        """Return the checks of the selection."""
+        return self._selection.resolve_checks_inner(asset_graph, allow_missing=allow_missing)
+
+    def to_selection_str(self) -> str:
+        """Return the selection as text."""
+        return self._selection.to_selection_str()
 
 
 class TypeOfStored(dg.DagsterType):

@@ -5,7 +5,7 @@ Definitions import this module, so it imports pyarrow and pyiceberg only where a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeAlias, get_args
 
@@ -228,9 +228,22 @@ class Stored:
         return {self.columns[0]: key}
 
 
-def check_stored(asset: dg.AssetsDefinition) -> None:
-    """Refuse an asset that no run could store, when definitions load. Raises InvalidInputError."""
-    for key in asset.keys:
+def is_stored_as(metadata: Mapping[str, Any]) -> bool:
+    """Return whether the metadata of an asset says how it is stored, as :func:`stored_as` returns it."""
+    return any(name in metadata for name in (_TABLE, _MODE, _PARTITION_BY, _PARTITION_FORMAT, _KEYS))
+
+
+def check_stored(asset: dg.AssetsDefinition, keys: Iterable[dg.AssetKey] | None = None) -> None:
+    """Check that runs can store an asset, when definitions load.
+
+    Args:
+        asset: The asset, or several assets of one step.
+        keys: Those of the assets to check, None for all.
+
+    Raises:
+        InvalidInputError: No run could store it.
+    """
+    for key in asset.keys if keys is None else keys:
         if stages_itself(asset, key):
             continue  # the asset itself says what it replaces
         spec = asset.get_asset_spec(key)
