@@ -179,6 +179,7 @@ class Project:
     numbers: Iterator[int] = field(default_factory=lambda: count(1))
     stagings: list[Staging] = field(default_factory=list)
     reported: list[tuple[str, frozenset[int]]] = field(default_factory=list)
+    faults: int = 0
     local: threading.local = field(default_factory=threading.local)
 
     @property
@@ -211,6 +212,7 @@ class Project:
         self.pause()
         if run.fault is not None and run.fault[0] == name:
             kind, run.fault = run.fault[1], None
+            self.faults += 1
             if kind == "die":
                 run.is_dead = True
                 self.local.turns.end()

@@ -7,12 +7,14 @@ in between. After each one, all new versions are replayed by a model that knows 
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import dagster as dg
 import pytest
 
+from tests.conftest import SHOWN
 from tests.dagster_plugin.gestures_project import (
     PARTITIONS,
     TABLES,
@@ -82,11 +84,25 @@ class World:
         self.targets: dict[int, int] = {}
         self.by_token: dict[int, Staging] = {}
         self.log: list[str] = []
-        self.green = 0
         if project.shape.partitions == "dynamic":
             instance.add_dynamic_partitions("parts", list(project.partitions.keys))
 
     # The gestures.
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """Return how many gestures of which outcome there were."""
+        green = sum(run.is_green for run in self.runs)
+        rollbacks = sum(text.startswith("rollback") for text in self.log)
+        return {
+            "projects": 1,
+            "gestures": len(self.runs) + rollbacks,
+            "rollbacks": rollbacks,
+            "green": green,
+            "red": len(self.runs) - green,
+            "faults": self.project.faults,
+            "versions": self.lake.latest_version(),
+        }
 
     def choose(self) -> list[Any]:
         """Return the gestures of a step: one, or two that are interleaved."""
@@ -249,7 +265,6 @@ class World:
             if run.run_id:
                 self._check_events(run)
                 if run.is_green:
-                    self.green += 1
                     self._check_green(run)
                 else:
                     self._check_red(run, before)
@@ -470,7 +485,13 @@ def test_green_runs_are_visible(lakes: Lakes, seed: int, monkeypatch: pytest.Mon
 @pytest.mark.soak
 @pytest.mark.timeout(7200)
 @pytest.mark.filterwarnings("ignore::dagster.BetaWarning")
-def test_many_gestures(lakes: Lakes, monkeypatch: pytest.MonkeyPatch) -> None:
-    seed = random.SystemRandom().randrange(1 << 32)
-    worlds = [play(lakes.local(str(number)), seed + number, monkeypatch) for number in range(200)]
-    assert sum(world.green for world in worlds if world is not None) > len(worlds)
+def test_many_gestures(
+    lakes: Lakes, monkeypatch: pytest.MonkeyPatch, record_property: Callable[[str, object], None]
+) -> None:
+    seed, n_projects = random.SystemRandom().randrange(1 << 32), 200
+    counts: Counter[str] = Counter()
+    for number in range(n_projects):
+        world = play(lakes.local(str(number)), seed + number, monkeypatch)
+        counts.update({"refused": 1} if world is None else world.counts)
+    record_property(SHOWN, ", ".join(f"{count} {name}" for name, count in counts.items()))
+    assert counts["green"] > n_projects

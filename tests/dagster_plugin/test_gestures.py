@@ -86,8 +86,8 @@ def revenue(orders: pa.Table) -> pa.Table:
     return orders.group_by("customer").aggregate([("euros", "sum")])
 
 
-def publish(*tables: dg.AssetsDefinition, **options: Any) -> dg.AssetsDefinition:
-    named: dict[str, dg.AssetKey | dg.AssetsDefinition] = {table.key.path[-1]: table for table in tables}
+def publish(*tables: dg.AssetsDefinition | dg.AssetKey, **options: Any) -> dg.AssetsDefinition:
+    named = {(table if isinstance(table, dg.AssetKey) else table.key).path[-1]: table for table in tables}
     return build_publish_asset(key=["publish", "shop"], tables=named, description="Shop.", names=LAKE, **options)
 
 
@@ -291,7 +291,10 @@ def test_nothing_is_stale_right_after_a_green_run(
             assert resolver.get_status(asset.key, key) == StaleStatus.FRESH
 
 
-def test_automation_of_tables_publishes_them(lake: Lakehouse, instance: dg.DagsterInstance) -> None:
+@pytest.mark.parametrize("is_known_by_key", [False, True])
+def test_automation_of_tables_publishes_them(
+    lake: Lakehouse, instance: dg.DagsterInstance, is_known_by_key: bool
+) -> None:
     eager = dg.AutomationCondition.eager()
 
     @dg.asset
@@ -310,7 +313,8 @@ def test_automation_of_tables_publishes_them(lake: Lakehouse, instance: dg.Dagst
     def report(b: pa.Table) -> int:
         return b.num_rows
 
-    project = Project(lake, instance, [raw, a, b, publish(a, b), report])
+    publisher = publish(a.key, b.key) if is_known_by_key else publish(a, b)
+    project = Project(lake, instance, [raw, a, b, publisher, report])
     cursor: Any = None
 
     def tick() -> list[str]:
@@ -443,3 +447,21 @@ def test_partitions_of_a_table_of_another_code_location_are_read_by_the_column_t
         assert not result.success
         assert "stored_as(partition_by=[COLUMN])" in failures(result)[0]
     assert elsewhere.run("of_all").output_for_node("of_all") == 4
+
+
+def test_a_publish_asset_of_a_table_of_another_code_location_fails_and_names_it(
+    lake: Lakehouse, instance: dg.DagsterInstance
+) -> None:
+    @dg.asset(key=["shop", "own"], io_manager_key=IO)
+    def own() -> pa.Table:
+        return pa.table({"x": [1]})
+
+    here = Project(lake, instance, [orders])
+    spec = dg.AssetSpec(orders.key).with_io_manager_key(IO)
+    elsewhere = Project(lake, instance, [spec, own, publish(orders.key, own)])
+    assert here.run("shop/orders").success, "its own step publishes it"
+    for keys in (["publish/shop"], ["shop/own", "publish/shop"]):
+        result = elsewhere.run(*keys)
+        assert not result.success
+        assert "build the publish asset in the code location of shop/orders" in failures(result)[0]
+    assert (len(here.rows("shop.orders") or []), here.rows("shop.own"), lake.latest_version()) == (3, None, 1)

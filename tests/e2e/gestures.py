@@ -9,12 +9,18 @@ from urllib.parse import quote
 
 from playwright.sync_api import Page, expect
 
-from tests.e2e.gestures_deployment import Deployment
-from tests.e2e.gestures_project import STORES
+from tests.e2e.gestures_deployment import SECOND, Deployment
+from tests.e2e.gestures_store import STORES
 
 DAYS = ("2026-01-01", "2026-01-02")
-VISIBLE, FAILS, FAILS_OTHERWISE = "visible", "fails, and names the selection", "fails"
+VISIBLE, NOT_REQUESTED, FAILS_OTHERWISE = "visible", "not requested", "fails"
+FAILS, FAILS_ELSEWHERE = "fails, and names the selection", "fails, and names the code location"
 NO_GESTURE = ""
+#: What an error contains, for the outcomes that depend on it.
+IN_ERRORS = {
+    FAILS: re.compile(r'--select, (1\+)?key:"'),
+    FAILS_ELSEWHERE: re.compile("build the publish asset in the code location of"),
+}
 
 Rows = Mapping[str, list[tuple[str, ...]]]
 #: The statuses of the runs or backfills that had to become green, and the ids of all runs.
@@ -104,6 +110,33 @@ def ran(deployment: Deployment, *run_ids: str) -> Ends:
 def materialize(*tables: str, partition: str | None = None) -> Callable[[Deployment, str], Ends]:
     def perform(deployment: Deployment, store: str) -> Ends:
         return ran(deployment, deployment.materialize(store, of(store, *tables), partition))
+
+    return perform
+
+
+def materialize_in_both(deployment: Deployment, store: str) -> Ends:
+    """Materialize a table of one code location, then a table of another one that is made of it."""
+    first_statuses, first_runs = materialize("eager_table", "publish_eager_table")(deployment, store)
+    statuses, runs = materialize_elsewhere("elsewhere", "publish_elsewhere")(deployment, store)
+    return first_statuses + statuses, first_runs + runs
+
+
+def materialize_elsewhere(*tables: str) -> Callable[[Deployment, str], Ends]:
+    """Materialize assets of the second code location."""
+
+    def perform(deployment: Deployment, store: str) -> Ends:
+        return ran(deployment, deployment.materialize(f"{store}{SECOND}", of(store, *tables)))
+
+    return perform
+
+
+def requested(table: str) -> Callable[[Deployment, str], Ends]:
+    """Return the runs that automation has requested for a table or its publish asset."""
+
+    def perform(deployment: Deployment, store: str) -> Ends:
+        keys = {f"{store}/{name}" for name in (table, f"publish_{table}")}
+        runs = [run for run in deployment.requested() if run["assets"] & keys]
+        return [run["status"] for run in runs], [run["runId"] for run in runs]
 
     return perform
 
@@ -248,6 +281,56 @@ GESTURES = [
         interrupt(Deployment.kill, "FAILURE"),
         interrupted,
         (VISIBLE, VISIBLE, VISIBLE, VISIBLE),
+    ),
+    Gesture(
+        "Materialize a table, and one of another code location that reads it",
+        materialize_in_both,
+        lambda v: {"eager_table": made(v, 2), "elsewhere": made(v, 2)},
+    ),
+    Gesture(
+        "Materialize a table whose publish asset is in another code location",
+        materialize("remote"),
+        lambda v: {"remote": made(v, 2)},
+        (NO_GESTURE, VISIBLE, NO_GESTURE, NO_GESTURE),
+    ),
+    Gesture(
+        "Materialize a publish asset whose table is in another code location",
+        materialize_elsewhere("publish_remote"),
+        lambda v: {"remote": made(v, 2)},
+        (NO_GESTURE, FAILS_ELSEWHERE, NO_GESTURE, NO_GESTURE),
+    ),
+]
+
+#: By the sensors of automation, after an asset above all of these was materialized.
+AUTOMATED = [
+    Gesture("Automation of a table", requested("eager_table"), lambda v: {"eager_table": made(v, 2)}),
+    Gesture(
+        "Automation of a table with partitions",
+        requested("eager_day"),
+        lambda v: {"eager_day": made(v, 2, DAYS[-1])},
+    ),
+    Gesture(
+        "Automation of a table that the publish asset has by its key",
+        requested("eager_by_key"),
+        lambda v: {"eager_by_key": made(v, 2)},
+        (NO_GESTURE, VISIBLE, NO_GESTURE, NO_GESTURE),
+    ),
+    Gesture(
+        "Automation of a table and of its publish asset",
+        requested("both_eager"),
+        lambda v: {"both_eager": made(v, 2)},
+        (NO_GESTURE, VISIBLE, NO_GESTURE, NO_GESTURE),
+    ),
+    Gesture(
+        "Automation of a publish asset, not of its table",
+        requested("of_eager"),
+        lambda v: {"of_eager": made(v, 2)},
+        (NO_GESTURE, NOT_REQUESTED, NO_GESTURE, NO_GESTURE),
+    ),
+    Gesture(
+        "Automation of a table that reads one of another code location",
+        requested("elsewhere"),
+        lambda v: {"elsewhere": made(v, 2)},
     ),
 ]
 

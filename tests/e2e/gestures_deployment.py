@@ -1,4 +1,4 @@
-"""A deployment of Dagster for the project of gestures: a code location for each store, a webserver and a daemon."""
+"""A deployment of Dagster for the project of gestures: two code locations for each store, a webserver and a daemon."""
 
 from __future__ import annotations
 
@@ -19,15 +19,18 @@ import yaml
 
 from tests.clients.test_clients import python_of
 from tests.e2e import gestures_project
-from tests.e2e.gestures_project import STORES, folder_of, lakehouse_root
-from tests.e2e.graphql import PATIENCE_SECONDS, Webserver
+from tests.e2e.gestures_store import SENSOR, STORES, catalog_properties, folder_of, lakehouse_root
+from tests.e2e.graphql import FINISHED, PATIENCE_SECONDS, Webserver
 from tests.server.served import duckdb_with_iceberg
 from tests.servers.daemons import ServerStartError, die_with_parent, free_port, listens, log_tail
 from trinitylake_ops import Lakehouse
 
 PROJECT = Path(gestures_project.__file__)
 REPOSITORY = PROJECT.parents[2]
+SECOND = "_second"
 _POLL_SECONDS = 0.5
+#: How often automation may request further runs because of those that it requested.
+_MOST_ROUNDS = 10
 _BACKFILL_ENDED = ("COMPLETED", "COMPLETED_SUCCESS", "COMPLETED_FAILED", "FAILED", "CANCELED")
 _INSTANCE = {
     "run_coordinator": {
@@ -41,9 +44,10 @@ _INSTANCE = {
 }
 
 
-def python_for(store: str) -> str:
-    """Return the Python that loads and runs a store's project."""
-    return str(python_of("with_dagster_iceberg_deployed")) if store == "iceberg" else sys.executable
+def python_for(location: str) -> str:
+    """Return the Python that loads and runs a code location."""
+    is_iceberg = location.removesuffix(SECOND) == "iceberg"
+    return str(python_of("with_dagster_iceberg_deployed")) if is_iceberg else sys.executable
 
 
 class Deployment(Webserver):
@@ -53,7 +57,7 @@ class Deployment(Webserver):
         self.folder = folder
         self.stores = tuple(stores)
         self.port = free_port()
-        self.locations = {store: free_port() for store in stores}
+        self.locations = {name: free_port() for store in stores for name in (store, f"{store}{SECOND}")}
         kept = {name: os.environ[name] for name in ("HOME", "LANG", "PATH", "TMPDIR", "TZ") if name in os.environ}
         self.environment = {
             **kept,
@@ -138,7 +142,7 @@ class Deployment(Webserver):
     # Gestures
 
     def materialize(self, location: str, tables: Iterable[str], partition: str | None = None) -> str:
-        """Launch a run of assets as the pages do; returns its id."""
+        """Launch a run of assets of a code location as the pages do; returns its id."""
         tags = [] if partition is None else [{"key": "dagster/partition", "value": partition}]
         selector = {**_repository(location), "jobName": "__ASSET_JOB", "assetSelection": _keys(location, tables)}
         run: str = self._done(
@@ -221,6 +225,58 @@ class Deployment(Webserver):
         assert result["__typename"].endswith("Success"), result
         return result
 
+    # Automation
+
+    def start_automation(self) -> None:
+        """Turn the sensors of automation on, and wait until each has seen what is there."""
+        for location in self.locations:
+            change = "mutation ($s: SensorSelector!) { done: startSensor(sensorSelector: $s) { __typename } }"
+            assert self.graphql(change, s=_sensor(location))["done"]["__typename"] == "Sensor"
+        self._wait_for_ticks()
+
+    def stop_automation(self) -> None:
+        """Turn the sensors of automation off."""
+        for location in self.locations:
+            change = "mutation ($id: String!) { done: stopSensor(id: $id) { __typename } }"
+            sensor = self._sensor_state(location, "id")["id"]
+            assert self.graphql(change, id=sensor)["done"]["__typename"] == "StopSensorMutationResult"
+
+    def wait_for_automation(self) -> None:
+        """Wait until all requested runs have ended, and the sensors have requested nothing since."""
+        for _ in range(_MOST_ROUNDS):
+            self.wait_until(lambda: all(run["status"] in FINISHED for run in self.requested()), "the requested runs")
+            before = len(self.requested())
+            self._wait_for_ticks()
+            if len(self.requested()) == before:
+                return
+        raise AssertionError("automation goes on to request runs")
+
+    def _wait_for_ticks(self) -> None:
+        """Wait until each sensor has had a tick that began after now."""
+        before = {location: self._ended_ticks(location) for location in self.locations}
+        self.wait_until(
+            lambda: all(self._ended_ticks(location) >= count + 2 for location, count in before.items()), "the ticks"
+        )
+
+    def _ended_ticks(self, location: str) -> int:
+        ticks = self._sensor_state(location, "ticks(limit: 1000) { status }")["ticks"]
+        return sum(tick["status"] != "STARTED" for tick in ticks)
+
+    def _sensor_state(self, location: str, fields: str) -> dict[str, Any]:
+        query = f"""query ($s: SensorSelector!) {{ found: sensorOrError(sensorSelector: $s) {{
+            ... on Sensor {{ sensorState {{ {fields} }} }} }} }}"""
+        state: dict[str, Any] = self.graphql(query, s=_sensor(location))["found"]["sensorState"]
+        return state
+
+    def requested(self) -> list[dict[str, Any]]:
+        """Return the runs that automation requested, with the keys of their ``assets``."""
+        data = self.graphql(
+            """query ($filter: RunsFilter) { runsOrError(filter: $filter) { ... on Runs { results {
+                 runId status assetSelection { path } } } } }""",
+            filter={"tags": [{"key": "dagster/from_automation_condition", "value": "true"}]},
+        )["runsOrError"]["results"]
+        return [{**run, "assets": {"/".join(key["path"]) for key in run["assetSelection"]}} for run in data]
+
     # Ends
 
     def launched(self) -> set[str]:
@@ -266,7 +322,7 @@ class Deployment(Webserver):
     def _catalog(self) -> Any:
         from pyiceberg.catalog.sql import SqlCatalog
 
-        return SqlCatalog("tables", **gestures_project.catalog_properties())
+        return SqlCatalog("tables", **catalog_properties())
 
     def _iceberg_rows(self, store: str, table: str) -> list[dict[str, Any]]:
         catalog = self._catalog()
@@ -285,8 +341,12 @@ def _repository(location: str) -> Mapping[str, str]:
     return {"repositoryLocationName": location, "repositoryName": "__repository__"}
 
 
+def _sensor(location: str) -> Mapping[str, str]:
+    return {**_repository(location), "sensorName": SENSOR}
+
+
 def _keys(location: str, tables: Iterable[str]) -> list[dict[str, list[str]]]:
-    return [{"path": [location, table]} for table in tables]
+    return [{"path": [location.removesuffix(SECOND), table]} for table in tables]
 
 
 def _program(name: str) -> str:

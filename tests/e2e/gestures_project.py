@@ -1,49 +1,19 @@
-"""One project of tables, stored in four ways, each in its own code location.
+"""One project of tables, stored in four ways, each in two code locations: of most tables, and of those made of them."""
 
-``own``: the IO manager of the lakehouse, each table published by its step. ``publisher``: the same with publish assets.
-``iceberg``: dagster-iceberg with a catalog in SQLite. ``files``: Dagster's IO manager of files. Environments without
-this package load ``iceberg``, so that other packages are imported where they are needed.
-
-The folder ``GESTURES`` has a folder for each store with a file ``value``, the value of all rows, and files that
-make steps fail (``broken``) or wait (``slow``).
-"""
-
-import os
-import time
-from collections.abc import Callable, Mapping
-from datetime import date
-from pathlib import Path
 from typing import Any
 
 import dagster as dg
 import pyarrow as pa
 import pyarrow.compute as pc
 
-STORES = ("own", "publisher", "iceberg", "files")
+from tests.e2e.gestures_store import IO, Store, count_rows, day_of, folder_of
+
 DAYS = dg.DailyPartitionsDefinition("2026-01-01", end_date="2026-01-03")
 REGIONS = dg.StaticPartitionsDefinition(["north", "south"])
 DAYS_AND_REGIONS = dg.MultiPartitionsDefinition({"day": DAYS, "region": REGIONS})
 PREVIOUS_DAY = dg.TimeWindowPartitionMapping(start_offset=-1, end_offset=-1)
 WITH_PREVIOUS_DAY = dg.TimeWindowPartitionMapping(start_offset=-1, end_offset=0)
-
-_IO = "tables"
-_PRELOADED = ["dagster", "pyarrow"]
-
-
-def folder_of(store: str) -> Path:
-    """Return the folder of the files that a store's project reads."""
-    return Path(os.environ["GESTURES"]) / store
-
-
-def lakehouse_root() -> str:
-    """Return the root of the lakehouse of ``own`` and ``publisher``."""
-    return str(Path(os.environ["GESTURES"]) / "lakehouse")
-
-
-def catalog_properties() -> dict[str, str]:
-    """Return the properties of the catalog of ``iceberg``."""
-    folder = Path(os.environ["GESTURES"])
-    return {"type": "sql", "uri": f"sqlite:///{folder}/catalog.db", "warehouse": f"file://{folder}/warehouse"}
+EAGER = dg.AutomationCondition.eager()
 
 
 def shops_of(store: str) -> dg.DynamicPartitionsDefinition:
@@ -51,122 +21,7 @@ def shops_of(store: str) -> dg.DynamicPartitionsDefinition:
     return dg.DynamicPartitionsDefinition(name=f"{store}_shops")
 
 
-class _Store:
-    """How a project stores its tables."""
-
-    def __init__(self, name: str):
-        self.name = name
-        #: Of an input that is a table. Several partitions of files are a dictionary.
-        self.input_type: Any = Any if name == "files" else pa.Table
-
-    @property
-    def is_lakehouse(self) -> bool:
-        return self.name in {"own", "publisher"}
-
-    def key(self, table: str) -> list[str]:
-        return [self.name, table]
-
-    def table(
-        self, *inputs: str, columns: tuple[str, ...] = (), is_appended: bool = False, **options: Any
-    ) -> Callable[[Callable[..., Any]], dg.AssetsDefinition]:
-        """Make an asset that is a table of a function of the context and of inputs, which have the names of tables.
-
-        ``columns`` are those that contain the partitions. ``ins`` can map the partitions of inputs.
-        """
-        mappings: Mapping[str, dg.PartitionMapping] = options.pop("mappings", {})
-        ins = {
-            name: dg.AssetIn(self.key(name), input_manager_key=_IO, partition_mapping=mappings.get(name))
-            for name in inputs
-        }
-
-        def made(compute: Callable[..., Any]) -> dg.AssetsDefinition:
-            compute.__annotations__.update(dict.fromkeys(inputs, self.input_type), context=dg.AssetExecutionContext)
-            compute.__annotations__["return"] = pa.Table
-            return dg.asset(
-                key=self.key(compute.__name__),
-                ins=ins,
-                io_manager_key=_IO,
-                metadata=self._metadata(columns, is_appended),
-                **options,
-            )(compute)
-
-        return made
-
-    def _metadata(self, columns: tuple[str, ...], is_appended: bool) -> Mapping[str, Any]:
-        if self.is_lakehouse:
-            from trinitylake_ops.dagster_plugin import stored_as
-
-            by = list(columns) if len(columns) == 1 else None
-            return stored_as(**({"mode": "append"} if is_appended else {}), **({"partition_by": by} if by else {}))
-        if self.name == "iceberg":
-            expression = {name: name for name in columns} if len(columns) > 1 else next(iter(columns), None)
-            return {
-                **({"partition_expr": expression} if expression else {}),
-                **({"write_mode": "append"} if is_appended else {}),
-            }
-        return {}
-
-    def publishing(self, name: str, *tables: dg.AssetsDefinition, **options: Any) -> list[dg.AssetsDefinition]:
-        """Return the tables, with the asset that publishes them where one does."""
-        if self.name != "publisher":
-            return list(tables)
-        from trinitylake_ops.dagster_plugin import LakehouseNames, build_publish_asset
-
-        named = {table.key.path[-1]: table for table in tables}
-        names = LakehouseNames("lake")
-        return [*tables, build_publish_asset(key=self.key(name), tables=named, names=names, **options)]
-
-    def resources(self) -> dict[str, Any]:
-        if self.is_lakehouse:
-            from trinitylake_ops.dagster_plugin import LakehouseNames, TrinityLakeIOManager, TrinityLakeResource
-
-            lakehouse = TrinityLakeResource(root=lakehouse_root())
-            return {LakehouseNames("lake").resource_key: lakehouse, _IO: TrinityLakeIOManager(lakehouse=lakehouse)}
-        if self.name == "iceberg":
-            from dagster_iceberg.config import IcebergCatalogConfig
-            from dagster_iceberg.io_manager.arrow import PyArrowIcebergIOManager
-
-            config = IcebergCatalogConfig(properties=catalog_properties())
-            return {_IO: PyArrowIcebergIOManager(name="tables", config=config)}
-        return {_IO: dg.FilesystemIOManager(base_dir=str(folder_of("files") / "stored"))}
-
-    def definitions(self, *assets: dg.AssetsDefinition | dg.AssetSpec) -> dg.Definitions:
-        executor = dg.multiprocess_executor.configured(
-            {"max_concurrent": 2, "start_method": {"forkserver": {"preload_modules": _PRELOADED}}}
-        )
-        return dg.Definitions(assets=assets, resources=self.resources(), executor=executor)
-
-    # Rows
-
-    def value(self) -> int:
-        return int((folder_of(self.name) / "value").read_text())
-
-    def rows(self, count: int, /, **columns: Any) -> pa.Table:
-        """Return rows that differ in ``n``."""
-        fixed = {name: [value] * count for name, value in columns.items()}
-        return pa.table({**fixed, "n": list(range(1, count + 1)), "value": [self.value()] * count})
-
-    def wait(self) -> None:
-        """Wait while there is a file that says so, for two minutes at most."""
-        deadline = time.monotonic() + 120
-        (folder_of(self.name) / "waits").touch()
-        while (folder_of(self.name) / "slow").exists() and time.monotonic() < deadline:
-            time.sleep(0.1)
-
-
-def _count(rows: Any) -> int:
-    """Return the number of rows of an input; several partitions of files are a dictionary."""
-    if rows is None:
-        return 0
-    return sum(map(_count, rows.values())) if isinstance(rows, dict) else len(rows)
-
-
-def _day(context: dg.AssetExecutionContext) -> date:
-    key = context.partition_key
-    return date.fromisoformat(key.keys_by_dimension["day"] if isinstance(key, dg.MultiPartitionKey) else key)
-
-
-def _plain(store: _Store) -> list[dg.AssetsDefinition]:
+def _plain(store: Store) -> list[dg.AssetsDefinition]:
     """Tables without partitions."""
 
     @store.table(group_name="plain")
@@ -175,12 +30,12 @@ def _plain(store: _Store) -> list[dg.AssetsDefinition]:
 
     @store.table("orders", group_name="plain")
     def totals(context, orders):  # type: ignore[no-untyped-def]
-        return store.rows(_count(orders))
+        return store.rows(count_rows(orders))
 
     @dg.asset(
         key=store.key("report"),
         group_name="plain",
-        ins={"totals": dg.AssetIn(store.key("totals"), input_manager_key=_IO)},
+        ins={"totals": dg.AssetIn(store.key("totals"), input_manager_key=IO)},
     )
     def report(context: dg.AssetExecutionContext, totals: pa.Table) -> None:
         context.add_output_metadata({"seen": sorted(totals["value"].to_pylist())})
@@ -188,7 +43,7 @@ def _plain(store: _Store) -> list[dg.AssetsDefinition]:
     return [*store.publishing("publish_plain", orders, totals, group_name="plain"), report]
 
 
-def _interrupted(store: _Store) -> list[dg.AssetsDefinition]:
+def _interrupted(store: Store) -> list[dg.AssetsDefinition]:
     """Tables whose runs fail, wait or are retried. One gets its rows by appends."""
 
     @store.table(group_name="interrupted", is_appended=True)
@@ -200,7 +55,7 @@ def _interrupted(store: _Store) -> list[dg.AssetsDefinition]:
         assert not (folder_of(store.name) / "broken").exists(), "the file says so"
         store.wait()
         own = events.filter(pc.equal(events["value"], store.value()))
-        return store.rows(_count(own))
+        return store.rows(count_rows(own))
 
     @store.table(group_name="retried", retry_policy=dg.RetryPolicy(max_retries=1))
     def flaky(context):  # type: ignore[no-untyped-def]
@@ -213,29 +68,29 @@ def _interrupted(store: _Store) -> list[dg.AssetsDefinition]:
     ]
 
 
-def _days(store: _Store) -> list[dg.AssetsDefinition]:
+def _days(store: Store) -> list[dg.AssetsDefinition]:
     """Tables with partitions, and all mappings between them."""
     daily: dict[str, Any] = {"group_name": "days", "partitions_def": DAYS, "columns": ("day",)}
 
     @store.table(**daily)
     def day_orders(context):  # type: ignore[no-untyped-def]
-        return store.rows(2, day=_day(context))
+        return store.rows(2, day=day_of(context))
 
     @store.table("day_orders", **daily)
     def day_totals(context, day_orders):  # type: ignore[no-untyped-def]
-        return store.rows(_count(day_orders), day=_day(context))
+        return store.rows(count_rows(day_orders), day=day_of(context))
 
     @store.table("day_orders", mappings={"day_orders": WITH_PREVIOUS_DAY}, **daily)
     def two_days(context, day_orders):  # type: ignore[no-untyped-def]
-        return store.rows(_count(day_orders), day=_day(context))
+        return store.rows(count_rows(day_orders), day=day_of(context))
 
     @store.table("day_orders", group_name="days")
     def summary(context, day_orders):  # type: ignore[no-untyped-def]
-        return store.rows(_count(day_orders))
+        return store.rows(count_rows(day_orders))
 
     @store.table("running", mappings={"running": PREVIOUS_DAY}, **daily)
     def running(context, running):  # type: ignore[no-untyped-def]
-        return store.rows(_count(running) + 1, day=_day(context))
+        return store.rows(count_rows(running) + 1, day=day_of(context))
 
     tables = store.publishing("publish_days", day_orders, day_totals, two_days, summary, group_name="days",
                               partitions_def=DAYS)  # fmt: skip
@@ -252,7 +107,7 @@ def _days(store: _Store) -> list[dg.AssetsDefinition]:
     )
     def regions(context, day_orders):  # type: ignore[no-untyped-def]
         region = context.partition_key.keys_by_dimension["region"]
-        return store.rows(_count(day_orders), day=_day(context), region=region)
+        return store.rows(count_rows(day_orders), day=day_of(context), region=region)
 
     shops_def = shops_of(store.name)
 
@@ -268,23 +123,110 @@ def _days(store: _Store) -> list[dg.AssetsDefinition]:
     ]
 
 
+def _automated(store: Store) -> list[dg.AssetsDefinition]:
+    """Tables and publish assets with ``AutomationCondition.eager()``, made of what a person materializes."""
+
+    @dg.asset(key=store.key("raw"), group_name="automated")
+    def raw() -> None: ...
+
+    @dg.asset(key=store.key("raw_day"), group_name="automated", partitions_def=DAYS)
+    def raw_day() -> None: ...
+
+    @store.table(deps=[raw], group_name="automated", automation_condition=EAGER)
+    def eager_table(context):  # type: ignore[no-untyped-def]
+        return store.rows(2)
+
+    @store.table(
+        deps=[raw_day], group_name="automated", automation_condition=EAGER, partitions_def=DAYS, columns=("day",)
+    )
+    def eager_day(context):  # type: ignore[no-untyped-def]
+        return store.rows(2, day=day_of(context))
+
+    tables = [
+        *store.publishing("publish_eager_table", eager_table),
+        *store.publishing("publish_eager_day", eager_day, partitions_def=DAYS),
+    ]
+    return [raw, raw_day, *tables, *(_automated_publishers(store, raw) if store.name == "publisher" else [])]
+
+
+def _automated_publishers(store: Store, raw: dg.AssetsDefinition) -> list[dg.AssetsDefinition]:
+    """Tables for each other way in which automation concerns a table and its publish asset."""
+
+    @store.table(deps=[raw], group_name="automated", automation_condition=EAGER)
+    def eager_by_key(context):  # type: ignore[no-untyped-def]
+        return store.rows(2)
+
+    @store.table(deps=[raw], group_name="automated")
+    def of_eager(context):  # type: ignore[no-untyped-def]
+        return store.rows(2)
+
+    @store.table(deps=[raw], group_name="automated", automation_condition=EAGER)
+    def both_eager(context):  # type: ignore[no-untyped-def]
+        return store.rows(2)
+
+    @store.table(group_name="automated")
+    def remote(context):  # type: ignore[no-untyped-def]
+        return store.rows(2)
+
+    eager_publishers = [
+        store.publish(f"publish_{table.key.path[-1]}", table).map_asset_specs(
+            lambda spec: spec.replace_attributes(automation_condition=EAGER)
+        )
+        for table in (of_eager, both_eager)
+    ]
+    by_key = store.publish("publish_eager_by_key", eager_by_key.key)
+    return [eager_by_key, by_key, of_eager, both_eager, *eager_publishers, remote]
+
+
 def definitions_of(store: str) -> dg.Definitions:
-    """Return the code location of a store's project."""
-    made = _Store(store)
-    return made.definitions(*_plain(made), *_interrupted(made), *_days(made))
+    """Return the first code location of a store's project."""
+    made = Store(store)
+    return made.definitions(*_plain(made), *_interrupted(made), *_days(made), *_automated(made))
+
+
+def second_definitions_of(store: str) -> dg.Definitions:
+    """Return the second code location, with what is made of tables of the first one, or would publish them."""
+    made = Store(store)
+
+    @made.table("eager_table", group_name="second", automation_condition=EAGER)
+    def elsewhere(context, eager_table):  # type: ignore[no-untyped-def]
+        return made.rows(count_rows(eager_table))
+
+    tables = made.publishing("publish_elsewhere", elsewhere, group_name="second")
+    specs = [dg.AssetSpec(made.key("eager_table"))]
+    if store == "publisher":
+        specs.append(dg.AssetSpec(made.key("remote")).with_io_manager_key(IO))
+        tables.append(made.publish("publish_remote", specs[-1].key, group_name="second"))
+    return made.definitions(*specs, *tables)
 
 
 def own() -> dg.Definitions:
     return definitions_of("own")
 
 
+def own_second() -> dg.Definitions:
+    return second_definitions_of("own")
+
+
 def publisher() -> dg.Definitions:
     return definitions_of("publisher")
+
+
+def publisher_second() -> dg.Definitions:
+    return second_definitions_of("publisher")
 
 
 def iceberg() -> dg.Definitions:
     return definitions_of("iceberg")
 
 
+def iceberg_second() -> dg.Definitions:
+    return second_definitions_of("iceberg")
+
+
 def files() -> dg.Definitions:
     return definitions_of("files")
+
+
+def files_second() -> dg.Definitions:
+    return second_definitions_of("files")

@@ -16,10 +16,13 @@ from playwright.sync_api import Page
 from tests.conftest import SHOWN
 from tests.e2e.browser import opened_page
 from tests.e2e.gestures import (
-    FAILS,
+    AUTOMATED,
+    DAYS,
     FAILS_OTHERWISE,
     GESTURES,
+    IN_ERRORS,
     NO_GESTURE,
+    NOT_REQUESTED,
     VISIBLE,
     Click,
     Ends,
@@ -28,7 +31,7 @@ from tests.e2e.gestures import (
     expected_of,
 )
 from tests.e2e.gestures_deployment import Deployment
-from tests.e2e.gestures_project import STORES
+from tests.e2e.gestures_store import STORES
 
 DOCS = Path(__file__).resolve().parents[2] / "docs" / "gestures.md"
 STORE_TITLES = ("published by its own step", "published by a publish asset", "dagster-iceberg", "files")
@@ -61,12 +64,15 @@ def judged(deployment: Deployment, store: str, before: Rows, expected: Rows, val
     """Return the outcome of a gesture in a few words."""
     statuses, runs = ends
     after, whole = visible(deployment, store, expected, value), visible(deployment, store, expected, None)
+    if not statuses:
+        return NOT_REQUESTED if whole == before else f"no run, and {whole}"
     if all(status == "SUCCESS" for status in statuses):
         return VISIBLE if after == expected else f"green, and {after} instead of {expected}"
     messages = [text for run_id in runs for text in deployment.messages(run_id)]
-    if whole == before and any("--select '" in text for text in messages):
-        return FAILS
-    return FAILS_OTHERWISE if whole == before else f"fails, and {whole} is stored: {messages[-3:]}"
+    if whole != before:
+        return f"fails, and {whole} is stored: {messages[-3:]}"
+    named = (outcome for outcome, pattern in IN_ERRORS.items() if any(map(pattern.search, messages)))
+    return next(named, FAILS_OTHERWISE)
 
 
 def check(gesture: Gesture, outcomes: Mapping[str, str], record: Callable[[str, object], None]) -> None:
@@ -108,7 +114,33 @@ def test_a_gesture_has_the_outcome_of_the_docs(
     check(gesture, perform_all(deployment, page, gesture, number + 1), record_property)
 
 
+@pytest.mark.soak
+@pytest.mark.timeout(1800)
+def test_automation_has_the_outcome_of_the_docs(
+    deployment: Deployment, record_property: Callable[[str, object], None]
+) -> None:
+    value = 100
+    cells = [(gesture, store) for gesture in AUTOMATED for store in expected_of(gesture)]
+    before = {(one.title, store): visible(deployment, store, one.rows(value), None) for one, store in cells}
+    for store in STORES:
+        deployment.set_value(store, value)
+    deployment.start_automation()
+    runs = [deployment.materialize(store, ["raw"]) for store in STORES]
+    runs += [deployment.materialize(store, ["raw_day"], DAYS[-1]) for store in STORES]
+    assert [deployment.wait_for_run(run) for run in runs] == ["SUCCESS"] * len(runs)
+    deployment.wait_for_automation()
+    deployment.stop_automation()
+    outcomes: dict[str, dict[str, str]] = {gesture.title: {} for gesture in AUTOMATED}
+    for one, store in cells:
+        assert not isinstance(one.perform, Click)
+        ends = one.perform(deployment, store)
+        outcomes[one.title][store] = judged(deployment, store, before[one.title, store], one.rows(value), value, ends)
+    rows = [row_of(title, [found.get(store, NO_GESTURE) for store in STORES]) for title, found in outcomes.items()]
+    record_property(SHOWN, "\n".join(rows))
+    assert outcomes == {gesture.title: expected_of(gesture) for gesture in AUTOMATED}
+
+
 def test_the_docs_have_these_outcomes() -> None:
     header = [row_of("Gesture", STORE_TITLES), f"|{'---|' * (len(STORES) + 1)}"]
-    rows = [row_of(one.title, one.outcomes) for one in GESTURES]
+    rows = [row_of(one.title, one.outcomes) for one in (*GESTURES, *AUTOMATED)]
     assert "\n".join([*header, *rows]) in DOCS.read_text()

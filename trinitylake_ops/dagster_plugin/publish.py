@@ -90,7 +90,7 @@ def build_publish_asset(
         kinds={"trinitylake"},
         metadata=publishes(table_keys.values()),
         op_tags={_PRIORITY_TAG: "1"},  # assets that wait for the publication may be ready at the same time
-        automation_condition=requested_with(known),
+        automation_condition=requested_with(tables.values()),
         retry_policy=retry_policy,
         pool=pool,
         dagster_type=_NOTHING,

@@ -37,6 +37,7 @@ from trinitylake_ops.dagster_plugin.runs.beyond_public import StepAssets, asset_
 from trinitylake_ops.dagster_plugin.runs.membership import (
     Membership,
     NotStaged,
+    check_can_stage,
     is_publisher,
     publishers_of,
 )
@@ -251,15 +252,18 @@ class TableIOManager(dg.IOManager):
                 " run publishes a range of them; give the publish asset the backfill_policy of its tables",
                 allow_retries=False,
             )
-        if not by_backfill and not is_publisher(membership.assets):
+        if by_backfill:
+            return by_backfill[0]
+        if not is_publisher(membership.assets):
             raise InvalidInputError(f"asset {key.to_user_string()} was not staged by this run")
-        if not by_backfill and membership.assets.in_run([key]):
+        check_can_stage(membership.assets, key)
+        if membership.assets.in_run([key]):
             raise dg.Failure(
                 f"{key.to_user_string()} was not published: the asset returned nothing to store; return a frame, or"
                 " leave it out of the tables of the publish asset",
                 allow_retries=False,
             )
-        return by_backfill[0] if by_backfill else NotStaged()
+        return NotStaged()
 
     def _staged_by_backfill(
         self, membership: Membership, key: dg.AssetKey, keys: list[str] | None, stored: Stored | None = None

@@ -64,13 +64,17 @@ def _with(partitions: dg.PartitionsDefinition[str] | None) -> str:
     return "it has no partitions" if partitions is None else f"it has the partitions {partitions}"
 
 
-def requested_with(tables: Iterable[dg.AssetsDefinition]) -> Any:
+def requested_with(tables: Iterable[dg.AssetKey | dg.AssetsDefinition]) -> Any:
     """Return the condition, an ``AutomationCondition``, to run whenever automation requests one of some tables.
 
-    None is returned if automation requests none of them. Dagster requests assets of the same partitions in one run.
+    None is returned if automation requests none of them. The asset of a key may have a condition, so that a key is
+    enough for one. Dagster requests assets of the same partitions in one run.
     """
     condition = dg.AutomationCondition
-    if all(spec.automation_condition is None for table in tables for spec in table.specs):
+    if not any(
+        isinstance(table, dg.AssetKey) or any(spec.automation_condition is not None for spec in table.specs)
+        for table in tables
+    ):
         return None
     return condition.any_deps_match(condition.will_be_requested()).with_label("requested_with_tables")
 
@@ -213,6 +217,23 @@ class Membership:
                 f" {publisher} to the deps of {', '.join(sorted(one.to_user_string() for one in assets.own))}",
                 allow_retries=False,
             )
+
+
+def check_can_stage(assets: StepAssets, key: dg.AssetKey) -> None:
+    """Raise dg.Failure if no run of a publish asset could stage an asset, because another code location makes it.
+
+    Args:
+        assets: The assets of the step of the publish asset.
+        key: An asset that it publishes.
+    """
+    if assets.graph.get(key).is_materializable:
+        return
+    shown = key.to_user_string()
+    raise dg.Failure(
+        f"{shown} was not published: another code location makes it, so that no run of this one can stage it; leave it"
+        f" out of the tables of the publish asset, or build the publish asset in the code location of {shown}",
+        allow_retries=False,
+    )
 
 
 def nothing_staged(instance: dg.DagsterInstance, publisher: dg.AssetKey, keys: Iterable[dg.AssetKey]) -> str:
