@@ -461,6 +461,25 @@ def test_a_partition_that_is_deleted_meanwhile(shop: Shop, moment: str) -> None:
         assert (run.is_success, shop.values()) == (True, [1.0])
 
 
+def test_a_step_does_not_wait_for_a_publication_that_ended_without_its_partition(shop: Shop) -> None:
+    shop.instance.add_dynamic_partitions("days", ["mon", "tue"])
+    days, seen = dg.DynamicPartitionsDefinition(name="days"), []
+
+    @dg.asset(key=ORDERS, partitions_def=days, metadata=stored_as(partition_by=["day"]))
+    def orders(context: dg.AssetExecutionContext) -> pa.Table:
+        return pa.table({"day": [context.partition_key], "euros": [1.0]})
+
+    @dg.asset(ins={"orders": dg.AssetIn(ORDERS)})
+    def report(orders: pa.Table) -> None:
+        seen.append(orders["day"].to_pylist())
+
+    shop.define(orders, published(orders, partitions_def=days), report)
+    assert shop.run(partition="tue").is_success
+    shop.at_commit(after=lambda: shop.instance.delete_dynamic_partition("days", "mon"))
+    assert shop.run(partition="mon").is_success
+    assert seen == [["tue"], ["tue"]], "the deleted partition is none of those that it reads"
+
+
 def test_a_check_reads_the_partition_of_its_run(shop: Shop) -> None:
     seen: list[list[str]] = []
 

@@ -28,6 +28,8 @@ from trinitylake_ops.tables.catalog import catalog_at
 pytestmark = [pytest.mark.soak, pytest.mark.usefixtures("radosgw"), pytest.mark.timeout(900)]
 
 APPROVER = "Ada Lovelace"
+#: Of the page of a lakehouse in a window of 1,280 by 900 pixels, below the heading of Dagster.
+MOST_PIXELS = 720
 _RUN_PAGE = re.compile(r"/runs/(?P<run_id>[0-9a-f-]{36})")
 
 
@@ -144,7 +146,9 @@ def test_a_bad_publication_is_undone(walk: Walk, shop: Lakehouse) -> None:
     listed = {text.split()[0]: text for text in versions.get_by_role("listitem").all_inner_texts()}
     assert "; sales.orders +2 -3;" in listed[str(bad)]
     assert "; 1 passed" in listed[str(bad - 1)]
-    walk.note(f"the page of the lakehouse: {pages.height('lakehouse_version', 'last_versions'):.0f} pixels")
+    walk.note(
+        f"the page of the lakehouse with 3 versions: {pages.height('lakehouse_version', 'last_versions'):.0f} pixels"
+    )
     pages.page.set_viewport_size({"width": WIDTH, "height": 1500})
     pages.picture("dagster-incident-1-versions")
     pages.page.set_viewport_size({"width": WIDTH, "height": HEIGHT})
@@ -163,6 +167,18 @@ def test_a_bad_publication_is_undone(walk: Walk, shop: Lakehouse) -> None:
     walk.end()
     assert rows(shop) == [1, 2, 3]
     assert next(shop.history()).approved_by == APPROVER
+
+
+def test_the_page_of_ten_versions_is_one_screen(walk: Walk, topology: Topology, shop: Lakehouse) -> None:
+    for amount in range(10 - shop.latest_version()):
+        (topology.volume / SOURCE).write_text(f"{amount}\n7")
+        topology.must_run(LOAD)
+    walk.open("/assets/shop/lakehouse")
+    listed = walk.markdown("last_versions").get_by_role("listitem").all_inner_texts()
+    assert listed[0].split()[0] == "10"
+    height = walk.pages.height("lakehouse_version", "last_versions")
+    walk.note(f"the page of the lakehouse with 10 versions: {height:.0f} pixels")
+    assert height <= MOST_PIXELS
 
 
 def lose_the_webserver(topology: Topology) -> None:

@@ -215,6 +215,10 @@ class StepAssets:
         """Return those of some assets that the run makes: a run may leave out assets and steps of its job."""
         return [key for key in keys if key in self._layer.executable_asset_keys and self._is_executed(key)]
 
+    def step_key(self, key: dg.AssetKey) -> str:
+        """Return the key of the step that makes an asset of the job."""
+        return str(self._layer.get_op_output_handle(key).node_handle)
+
     def _is_executed(self, key: dg.AssetKey) -> bool:
         handle = self._layer.get_op_output_handle(key).node_handle
         steps = self._step.dagster_run.step_keys_to_execute

@@ -14,7 +14,7 @@ from typing import Any
 import dagster as dg
 
 from trinitylake_ops.dagster_plugin.runs.beyond_public import StepAssets, is_in_backfill
-from trinitylake_ops.dagster_plugin.runs.records import newest_materialization, step_failures
+from trinitylake_ops.dagster_plugin.runs.records import step_failures, step_successes
 from trinitylake_ops.dagster_plugin.runs.staging import is_unpublished, unpublished_by
 from trinitylake_ops.errors import InvalidInputError
 
@@ -198,7 +198,7 @@ class Membership:
         if instance is None or run is None:
             return
         publishers = assets.in_run(publishers_of(assets, key)) if assets.in_run([key]) else []
-        if any(newest_materialization(instance, [run], publisher) is not None for publisher in publishers):
+        if publishers and step_successes(instance, run.run_id).intersection(map(assets.step_key, publishers)):
             return
         shown = key.to_user_string()
         if publishers and not step_failures(instance, run.run_id):

@@ -124,6 +124,15 @@ def has_succeeded(instance: dg.DagsterInstance, run_id: str, asset_key: dg.Asset
 
 def step_failures(instance: dg.DagsterInstance, run_id: str) -> list[str]:
     """Return the steps of a run that failed."""
-    records = _records(instance, run_id, dg.DagsterEventType.STEP_FAILURE)
+    return list(_steps(instance, run_id, dg.DagsterEventType.STEP_FAILURE))
+
+
+def step_successes(instance: dg.DagsterInstance, run_id: str) -> set[str]:
+    """Return the steps of a run that succeeded."""
+    return set(_steps(instance, run_id, dg.DagsterEventType.STEP_SUCCESS))
+
+
+def _steps(instance: dg.DagsterInstance, run_id: str, of_type: dg.DagsterEventType) -> Iterator[str]:
+    records = _records(instance, run_id, of_type)
     events = (record.event_log_entry.dagster_event for record in records)
-    return [event.step_key for event in events if event is not None and event.step_key is not None]
+    return (event.step_key for event in events if event is not None and event.step_key is not None)
