@@ -10,7 +10,7 @@ from urllib.parse import quote
 from playwright.sync_api import Page, expect
 
 from tests.e2e.gestures_deployment import SECOND, Deployment
-from tests.e2e.gestures_store import STORES
+from tests.e2e.gestures_project import STORES
 
 DAYS = ("2026-01-01", "2026-01-02")
 VISIBLE, NOT_REQUESTED, FAILS_OTHERWISE = "visible", "not requested", "fails"

@@ -31,7 +31,7 @@ from tests.e2e.gestures import (
     expected_of,
 )
 from tests.e2e.gestures_deployment import Deployment
-from tests.e2e.gestures_store import STORES
+from tests.e2e.gestures_project import STORES
 
 DOCS = Path(__file__).resolve().parents[2] / "docs" / "gestures.md"
 STORE_TITLES = ("published by its own step", "published by a publish asset", "dagster-iceberg", "files")
