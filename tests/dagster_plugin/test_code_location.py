@@ -26,6 +26,7 @@ from trinitylake_ops.dagster_plugin import (
     StorageSettings,
     TrinityLakeResource,
     build_failed_run_sensor,
+    build_publish_asset,
     build_trinitylake_definitions,
     code_location,
     stored_as,
@@ -391,6 +392,32 @@ def test_definitions_with_a_table_that_no_run_can_store_do_not_load(tmp_path: Pa
     own = runnable(settings(f"file://{tmp_path}/lake"))
     with pytest.raises(dg.DagsterInvalidDefinitionError) as failed:
         dg.Definitions.validate_loadable(dg.Definitions.merge(own, dg.Definitions(assets=[asset])))
+    assert isinstance(failed.value.__cause__, InvalidInputError)
+
+
+EAGER = dg.AutomationCondition.eager()
+WEEKS = dg.WeeklyPartitionsDefinition("2026-01-01")
+
+
+@pytest.mark.parametrize(
+    ("table", "partitions"),
+    [
+        (dg.AssetSpec(["shop", "orders"]), None),
+        (_made(partitions_def=DAYS, metadata=stored_as(partition_by=["day"])), WEEKS),
+        (_made(partitions_def=DAYS, metadata=stored_as(partition_by=["day"]), automation_condition=EAGER), None),
+        (_made(automation_condition=EAGER), DAYS),
+    ],
+    ids=["another code location", "other partitions", "automation without partitions", "automation with partitions"],
+)
+def test_definitions_of_a_publish_asset_that_cannot_publish_a_table_that_it_knows_by_its_key_do_not_load(
+    tmp_path: Path, table: Any, partitions: Any
+) -> None:
+    own = runnable(settings(f"file://{tmp_path}/lake"))
+    publisher = build_publish_asset(
+        key=["publish", "shop"], tables={"orders": dg.AssetKey(["shop", "orders"])}, partitions_def=partitions
+    )
+    with pytest.raises(dg.DagsterInvalidDefinitionError) as failed:
+        dg.Definitions.validate_loadable(dg.Definitions.merge(own, dg.Definitions(assets=[table, publisher])))
     assert isinstance(failed.value.__cause__, InvalidInputError)
 
 

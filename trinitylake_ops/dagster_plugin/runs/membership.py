@@ -36,7 +36,7 @@ def publishes(keys: Iterable[dg.AssetKey]) -> Mapping[str, Any]:
 
 def check_together(
     publisher: dg.AssetKey,
-    tables: Iterable[dg.AssetsDefinition],
+    tables: Iterable[dg.AssetSpec],
     partitions: dg.PartitionsDefinition[str] | None,
 ) -> None:
     """Raise InvalidInputError if no run could stage a table and publish it.
@@ -46,18 +46,38 @@ def check_together(
         tables: The assets that it publishes, as far as their definitions are known.
         partitions: Its partitions, None without any.
     """
-    others = {spec.key: spec.partitions_def for table in tables for spec in table.specs}
-    automated = {spec.key for table in tables for spec in table.specs if spec.automation_condition is not None}
-    expected = partitions or next(filter(None, others.values()), None)
-    for key, own in others.items():
+    others = {spec.key: spec for spec in tables}
+    known = (spec.partitions_def for spec in others.values() if spec.partitions_def is not None)
+    expected = partitions or next(known, None)
+    for key, spec in others.items():
+        own, is_automated = spec.partitions_def, spec.automation_condition is not None
         is_split = own is not None and own != expected
-        if is_split or (key in automated and (own is None) != (partitions is None)):
+        if is_split or (is_automated and (own is None) != (partitions is None)):
             shown = key.to_user_string()
             raise InvalidInputError(
                 f"{publisher.to_user_string()} cannot publish {shown}: {_with(own)}, {publisher.to_user_string()}"
                 f" {_with(expected if is_split else partitions)}, and no run makes both; build a publish asset for"
                 f" {shown} alone, with partitions_def={'None' if own is None else 'that of the asset'}"
             )
+
+
+def check_publishers(assets: Iterable[dg.AssetsDefinition]) -> None:
+    """Check the publish assets of a code location, when its definitions load.
+
+    Args:
+        assets: All assets of the code location.
+
+    Raises:
+        InvalidInputError: No run could stage a table and publish it, or another code location makes the table.
+    """
+    made = {key: asset for asset in assets if asset.is_materializable for key in asset.keys}
+    for publisher, asset in made.items():
+        spec = asset.get_asset_spec(publisher)
+        keys = _publishes(spec.metadata)
+        for key in keys - made.keys():
+            raise InvalidInputError(_made_elsewhere(key))
+        tables = [made[key].get_asset_spec(key) for key in sorted(keys, key=dg.AssetKey.to_user_string)]
+        check_together(publisher, tables, spec.partitions_def)
 
 
 def _with(partitions: dg.PartitionsDefinition[str] | None) -> str:
@@ -93,8 +113,13 @@ def publishers_of(assets: StepAssets, key: dg.AssetKey) -> list[dg.AssetKey]:
 
 
 def _published_by(assets: StepAssets, publisher: dg.AssetKey) -> set[dg.AssetKey]:
-    metadata = assets.graph.get(publisher).metadata.get(_PUBLISHES)
-    names = getattr(metadata, "value", metadata)
+    return _publishes(assets.graph.get(publisher).metadata)
+
+
+def _publishes(metadata: Mapping[str, Any]) -> set[dg.AssetKey]:
+    """Return the assets that an asset with some metadata publishes, none if it is no publish asset."""
+    value = metadata.get(_PUBLISHES)
+    names = getattr(value, "value", value)
     return {dg.AssetKey.from_user_string(name) for name in names} if isinstance(names, Sequence) else set()
 
 
@@ -228,11 +253,14 @@ def check_can_stage(assets: StepAssets, key: dg.AssetKey) -> None:
     """
     if assets.graph.get(key).is_materializable:
         return
+    raise dg.Failure(_made_elsewhere(key), allow_retries=False)
+
+
+def _made_elsewhere(key: dg.AssetKey) -> str:
     shown = key.to_user_string()
-    raise dg.Failure(
-        f"{shown} was not published: another code location makes it, so that no run of this one can stage it; leave it"
-        f" out of the tables of the publish asset, or build the publish asset in the code location of {shown}",
-        allow_retries=False,
+    return (
+        f"{shown} cannot be published: another code location makes it, so that no run of this one can stage it; leave"
+        f" it out of the tables of the publish asset, or build the publish asset in the code location of {shown}"
     )
 
 

@@ -9,6 +9,7 @@ from itertools import combinations
 import dagster as dg
 
 from trinitylake_ops.dagster_plugin.runs.beyond_public import StepAssets
+from trinitylake_ops.dagster_plugin.runs.membership import check_publishers
 from trinitylake_ops.dagster_plugin.stored.settings import Stored, check_stored, is_stored_as, stages_itself
 from trinitylake_ops.errors import InvalidInputError
 
@@ -55,8 +56,11 @@ def check_assets(assets: Iterable[dg.AssetsDefinition], io_manager_key: str) -> 
         io_manager_key: The key of the IO manager that stores tables.
 
     Raises:
-        InvalidInputError: No run could store an asset, or two assets of one step replace the rows of each other.
+        InvalidInputError: No run could store an asset or publish it, or two assets of one step replace the rows of each
+            other.
     """
+    assets = list(assets)
+    check_publishers(assets)
     for asset in assets:
         if not asset.is_materializable:
             continue
