@@ -336,6 +336,8 @@ def test_an_append_is_known_when_its_snapshots_were_trimmed(shop: Shop) -> None:
     assert len(catalog_at(shop.lake).load_table(("shop", "orders")).metadata.snapshots) == 1
     assert shop.run(publisher_of(first)).is_success
     assert shop.values() == [1.0]
+    assert "undone_by_version" not in shop.newest(PUBLISHED).metadata
+    assert shop.newest().metadata["lakehouse_version"].value == 1
 
 
 def test_a_publication_that_was_undone_is_reported_as_undone(shop: Shop) -> None:

@@ -207,6 +207,22 @@ def test_a_table_that_was_set_back_is_a_conflict(aging: Aging, lakes: Lakes) -> 
     assert [found.name for found in maintenance.plan_promotion(lake, NAME).conflicts] == ["ns.t"]
 
 
+def test_appends_that_a_trim_hides_are_not_left_out(aging: Aging, lakes: Lakes) -> None:
+    """The table was empty when the clone was made, so no snapshot of both sides shows that some are missing."""
+    lake = aging.lake
+    catalog_at(lake).create_namespace_if_not_exists("ns")
+    catalog_at(lake).create_table("ns.t", ROWS.schema)
+    maintenance.plan_clone(lake, root_of(lakes), NAME).execute()
+    clone = Lakehouse.open(root_of(lakes))
+    append(lake, 10)
+    append(clone, 20)
+    append(clone, 21)
+    policy = maintenance.RetentionPolicy(maximum_age_ms=0, minimum_versions=1, protected_ms=0)
+    maintenance.plan_trim_tables(clone, policy).execute()
+    plan = maintenance.plan_promotion(lake, NAME)
+    assert ([found.name for found in plan.conflicts], list(plan.appended)) == (["ns.t"], [])
+
+
 def test_a_side_can_be_chosen_all_the_same(parent: Aging, clone: Lakehouse) -> None:
     append(parent.lake, 10)
     append(clone, 20)

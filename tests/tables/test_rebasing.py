@@ -21,7 +21,7 @@ from trinitylake_ops.tables.catalog import catalog_at
 from trinitylake_ops.tables.writing.arrow_writer import stage_arrow
 from trinitylake_ops.tables.writing.publication import Publication, publication_id, publish_once
 from trinitylake_ops.tables.writing.reads import TableRead
-from trinitylake_ops.tables.writing.rebasing.presence import STAGED_AS
+from trinitylake_ops.tables.writing.rebasing.presence import STAGED_AS, Presence, presence, undone_by
 from trinitylake_ops.tables.writing.staged_table import StagedTable
 from trinitylake_ops.tables.writing.write_mode import Mode
 
@@ -337,3 +337,64 @@ def test_writers_of_all_partitions_race(local: Lakehouse) -> None:
         list(pool.map(write, range(1, 9)))
     assert rows(local) == {number: [-number, number] for number in range(1, 9)}
     assert maintenance.verify(local).is_clean
+
+
+def trim(lake: Lakehouse) -> None:
+    """Leave only the current snapshot of each table, however new the others are."""
+    policy = maintenance.RetentionPolicy(maximum_age_ms=0, minimum_versions=1, protected_ms=0)
+    maintenance.plan_trim_tables(lake, policy).execute()
+
+
+def rewrite(lake: Lakehouse) -> None:
+    table = catalog_at(lake).load_table(NAME)
+    table.overwrite(table.scan().to_arrow())
+
+
+@pytest.mark.parametrize("is_new", [True, False])
+def test_an_append_is_not_published_by_two_publications_although_its_snapshots_were_trimmed(
+    local: Lakehouse, is_new: bool
+) -> None:
+    """Another engine rewrote the appended rows, so that neither the files nor the snapshots show them."""
+    put(local, month(local, 1))
+    if is_new:
+        catalog_at(local).drop_table(NAME)
+    staged = month(local, 1, 5, mode="append")
+    put(local, staged, run="first")
+    expected = rows(local)
+    rewrite(local)
+    trim(local)
+    version = local.latest_version()
+    with pytest.raises(CommitConflictError):
+        put(local, staged, run="second")
+    assert put(local, staged, run="first").was_published
+    assert (local.latest_version(), rows(local)) == (version, expected)
+
+
+def test_rows_of_others_are_not_replaced_although_their_snapshots_were_trimmed(local: Lakehouse) -> None:
+    """Both create the table. The history of the other one's no longer shows which partitions it wrote."""
+    staged = month(local, 1, 5)
+    put(local, month(local, 1))
+    put(local, month(local, 1, 2, mode="append"))
+    maintenance.plan_compact_tables(local, min_input_files=2).execute()
+    trim(local)
+    with pytest.raises(CommitConflictError):
+        put(local, staged)
+    assert rows(local) == {1: [1, 2]}
+
+
+def test_presence_after_a_trim(local: Lakehouse) -> None:
+    put(local, month(local, 1))
+    published, other = month(local, 2), month(local, 3)
+    put(local, published)
+    put(local, month(local, 4))
+    trim(local)
+
+    def presence_of(staged: StagedTable) -> Presence:
+        return presence(local, local.snapshot(), staged)
+
+    assert presence_of(published) is Presence.TRIMMED
+    assert undone_by(local, 2, [published]) is None
+    maintenance.rollback(local, 1)
+    assert [presence_of(one) for one in (published, other)] == [Presence.ABSENT] * 2
+    put(local, month(local, 5))
+    assert presence_of(published) is Presence.ABSENT

@@ -24,6 +24,7 @@ from trinitylake_ops.tables.catalog.catalog import TrinityLakeCatalog
 from trinitylake_ops.tables.catalog.target import TransactionTarget
 from trinitylake_ops.tables.files.metadata import load_table_metadata
 from trinitylake_ops.tables.files.reach import DAMAGE, entries_in, manifests_in
+from trinitylake_ops.tables.files.trimming import is_first
 from trinitylake_ops.tables.io.file_io import StorageFileIO
 from trinitylake_ops.tables.writing.data_files import with_path
 from trinitylake_ops.tables.writing.replacement import add_snapshot
@@ -186,7 +187,7 @@ def _until(chain: list[Snapshot], ends: Callable[[Snapshot], bool]) -> list[Snap
         if ends(snapshot):
             return found
         found.append(snapshot)
-    return found if found and found[-1].parent_snapshot_id is None else None
+    return found if found and is_first(found[-1]) else None
 
 
 def _operation(snapshot: Snapshot) -> Operation | None:

@@ -14,6 +14,7 @@ from pyiceberg.table.snapshots import Snapshot as TableSnapshot
 
 from trinitylake_ops.format.definitions import Column, Schema, TableDef
 from trinitylake_ops.tables.files.totals import TableTotals, count_in, rows_removed, totals_of
+from trinitylake_ops.tables.files.trimming import is_first
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,7 +116,7 @@ def _between(base: TableMetadata | None, side: TableMetadata | None) -> list[Tab
         seen.add(number)
         found.append(snapshot)
         number = snapshot.parent_snapshot_id
-    return found if number == end else None
+    return found if number == end and not (number is None and found and not is_first(found[-1])) else None
 
 
 def _numbers(snapshot: TableSnapshot, *names: str) -> Any:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 
 from pyiceberg.catalog import MetastoreCatalog
 from pyiceberg.table.metadata import TableMetadata
+from pyiceberg.table.snapshots import Snapshot
 from pyiceberg.table.update import (
     RemovePartitionStatisticsUpdate,
     RemoveSnapshotsUpdate,
@@ -31,6 +32,15 @@ from trinitylake_ops.tables.properties import location_provider
 #: What Spark's write-audit-publish leaves in the summaries of a staged snapshot, and of the one that published it.
 _AUDIT, _PUBLISHED_AUDIT = "wap.id", "published-wap-id"
 _MAX_AGE_PROPERTY, _MAX_AGE_MS = "history.expire.max-snapshot-age-ms", 5 * 24 * 3_600_000
+
+
+def is_first(snapshot: Snapshot) -> bool:
+    """Return whether a snapshot is the first of its table.
+
+    A snapshot whose predecessor was trimmed has no parent either, but a higher sequence number. Snapshots of Iceberg's
+    format version 1 have no numbers, so they count as the first if they have no parent.
+    """
+    return snapshot.parent_snapshot_id is None and (snapshot.sequence_number or 0) <= 1
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,7 @@ from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.table.snapshots import Operation, Snapshot
 
 from trinitylake_ops.tables.files.reach import entries_in, manifests_in
+from trinitylake_ops.tables.files.trimming import is_first
 from trinitylake_ops.tables.io.file_io import StorageFileIO
 
 #: Whether a file is of the partitions in question.
@@ -35,7 +36,7 @@ def snapshots_since(metadata: TableMetadata, base_id: int | None) -> list[Snapsh
             return None
         found.append(snapshot)
         next_id = snapshot.parent_snapshot_id
-    return found
+    return None if next_id is None and found and not is_first(found[-1]) else found
 
 
 def changed_files(snapshots: list[Snapshot], io: StorageFileIO, is_replaced: IsReplaced) -> Iterator[ManifestEntry]:

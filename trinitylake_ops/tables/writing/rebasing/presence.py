@@ -17,6 +17,8 @@ from trinitylake_ops.format.definitions import METADATA_LOCATION, TableDef
 from trinitylake_ops.tables.catalog.catalog import TrinityLakeCatalog
 from trinitylake_ops.tables.catalog.target import SnapshotTarget
 from trinitylake_ops.tables.files.metadata import table_metadata
+from trinitylake_ops.tables.files.trimming import is_first
+from trinitylake_ops.tables.writing.rebasing.concurrent import snapshots_since
 from trinitylake_ops.tables.writing.staged_table import StagedTable
 from trinitylake_ops.transaction.lakehouse import Lakehouse
 from trinitylake_ops.versions.snapshot import Snapshot
@@ -75,7 +77,9 @@ def presence(lake: Lakehouse, version: Snapshot, staged: StagedTable) -> Presenc
                 return Presence.EARLIER
             return Presence.ON_NEWER if is_rebased else Presence.AS_STAGED
         oldest, next_id = snapshot, snapshot.parent_snapshot_id
-    return Presence.ABSENT
+    if oldest is None or is_first(oldest):
+        return Presence.ABSENT
+    return _presence_before(lake, version, staged, oldest)
 
 
 def is_there(lake: Lakehouse, version: Snapshot, staged: StagedTable) -> bool:
@@ -130,20 +134,12 @@ def changed_only_by(
         read_id = None if before is None else _metadata(lake, version, before).current_snapshot_id
     except FileMissingError:
         return False
-    metadata = _metadata(lake, version, definition)
-    by_id = {snapshot.snapshot_id: snapshot for snapshot in metadata.snapshots}
+    since = snapshots_since(_metadata(lake, version, definition), read_id)
     own_ids = {staged.snapshot_id for staged in ours}
-    next_id = metadata.current_snapshot_id
-    if next_id == read_id:
-        return False
-    while next_id != read_id:
-        snapshot = by_id.pop(next_id, None) if next_id is not None else None
-        if snapshot is None:
-            return False
-        if snapshot.snapshot_id not in own_ids and not any(is_rebase_of(snapshot, staged) for staged in ours):
-            return False
-        next_id = snapshot.parent_snapshot_id
-    return True
+    return bool(since) and all(
+        snapshot.snapshot_id in own_ids or any(is_rebase_of(snapshot, staged) for staged in ours)
+        for snapshot in since or ()
+    )
 
 
 def undone_by(lake: Lakehouse, version: int, tables: Sequence[StagedTable]) -> int | None:
@@ -187,7 +183,7 @@ def _presence_before(lake: Lakehouse, version: Snapshot, staged: StagedTable, ol
     except FileMissingError:
         return Presence.TRIMMED
     number = 0 if snapshot is None else snapshot.sequence_number or 0
-    return Presence.ABSENT if oldest.sequence_number < number else Presence.TRIMMED
+    return Presence.ABSENT if oldest.sequence_number <= number else Presence.TRIMMED
 
 
 def _definition(version: Snapshot, namespace: str, table: str) -> TableDef | None:

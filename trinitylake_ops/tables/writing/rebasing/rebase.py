@@ -57,7 +57,7 @@ def rebase(
     Raises:
         CommitConflictError: Other writers changed what it replaces, or rewrote the superseded files. The error names
             the table and the partitions. Also raised for another table of that name, for other columns or partitions,
-            and if its files are in the table already.
+            if its files are in the table already, and if the snapshots that would show that were trimmed.
         StorageError: A file cannot be read or written.
     """
     catalog = StagingCatalog(lake)
@@ -81,7 +81,12 @@ def rebase(
         raise moved(name, staged.base_version, "it was changed")
     table = catalog.load_table(name)
     if superseded is None:
-        return _Rebase(catalog, table, staged, replaces_latest=replaces_latest).staged_again()
+        version = lake.snapshot(catalog.base_version)
+        rebased = _Rebase(catalog, table, staged, replaces_latest=replaces_latest)
+        if rebased.lacks_history and presence(lake, version, staged) is Presence.TRIMMED:
+            # Its rows can be in files that other writers made of its own since.
+            raise moved(name, staged.base_version, "lost the snapshots that show whether it was published")
+        return rebased.staged_again()
     files = _superseded_files(lake, catalog, table, superseded)
     if is_unmoved and not files:
         return staged
@@ -135,6 +140,12 @@ class _Rebase:
         self._replaced = decode_partitions(staged.replaced_partitions, metadata.spec(), metadata.schema())
         #: The files in the table's own folder: those that were staged, unless another creation of the table won.
         self._added = [with_path(file, _path_in(table, self._change, file.file_path)) for file in self._change.added]
+        self._since = snapshots_since(table.metadata, self._change.base_snapshot_id)
+
+    @property
+    def lacks_history(self) -> bool:
+        """Whether the table no longer has all snapshots since the base, or was set back to one before it."""
+        return self._since is None
 
     def staged_again(self) -> StagedTable:
         self._check_files()
@@ -187,7 +198,7 @@ class _Rebase:
     def _check_files(self) -> None:
         """Raise CommitConflictError if others changed what the files replace, or if they are there already."""
         metadata, added = self._table.metadata, {file.file_path for file in self._added}
-        since = snapshots_since(metadata, self._change.base_snapshot_id)
+        since = self._since
         there = live_paths(metadata.current_snapshot(), self._io) if since is None else added_paths(since, self._io)
         if added & there:
             raise self._moved("its files were published")
