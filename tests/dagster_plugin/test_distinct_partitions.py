@@ -246,6 +246,50 @@ def test_each_hour_is_stored_when_clocks_go_back(lake: Lakehouse, instance: dg.D
     assert sorted(hours_of_table) == ["2026-10-25 02+0100", "2026-10-25 02+0200"]
 
 
+@pytest.mark.parametrize("is_multi", [False, True])
+@pytest.mark.parametrize(("first", "last", "cached"), [(2, 4, (3, 4)), (3, 4, (2, 4))])
+def test_a_range_with_one_of_two_hours_of_one_name(
+    lake: Lakehouse, instance: dg.DagsterInstance, is_multi: bool, first: int, last: int, cached: tuple[int, int]
+) -> None:
+    """Dagster keeps the keys of another range, whose local times are the same."""
+    start, end, zone = "2026-10-25-00:00", "2026-10-25-06:00", "Europe/Berlin"
+    hours = dg.HourlyPartitionsDefinition(start, timezone=zone, end_date=end)
+    names = dg.HourlyPartitionsDefinition(start, timezone=zone, end_date=end).get_partition_keys()
+    hours.get_partition_keys_in_range(dg.PartitionKeyRange(names[cached[0]], names[cached[1]]))
+    shops = dg.StaticPartitionsDefinition(["x", "y"])
+    partitions = dg.MultiPartitionsDefinition({"hour": hours, "shop": shops}) if is_multi else hours
+    expected = [(name, shop) for name in names[first : last + 1] for shop in (("x", "y") if is_multi else ("",))]
+
+    @dg.asset(
+        key=list(TABLE), partitions_def=partitions, metadata=stored_as(partition_by=["hour", "shop"][: 1 + is_multi])
+    )
+    def orders() -> pa.Table:
+        columns = {"hour": [hour for hour, _ in expected], "shop": [shop for _, shop in expected]}
+        return pa.table(columns if is_multi else {"hour": columns["hour"]})
+
+    def key(at: int, shop: str) -> str:
+        return f"{names[at]}|{shop}" if is_multi else names[at]
+
+    lakehouse = TrinityLakeResource(root=lake.root)
+    definitions = dg.Definitions(
+        assets=[orders],
+        resources={"io_manager": TrinityLakeIOManager(lakehouse=lakehouse)},
+        executor=dg.in_process_executor,
+    )
+    result = definitions.resolve_implicit_global_asset_job_def().execute_in_process(
+        instance=instance,
+        run_config=QUIET,
+        tags={
+            "dagster/asset_partition_range_start": key(first, "x"),
+            "dagster/asset_partition_range_end": key(last, "y"),
+        },
+    )
+    assert result.success
+    events = result.get_asset_materialization_events()
+    made = [str(event.partition) for event in events if event.asset_key == orders.key]
+    assert sorted(made) == sorted(f"{hour}|{shop}" if is_multi else hour for hour, shop in expected)
+
+
 ODD = ["a/b", "a%2Fb", "a=b", " x", "x ", "null", "None", "__HIVE_DEFAULT_PARTITION__", "it's", "1", "01", ".."]
 ODD += ["A", "a", "e\u0301", "\u00e9", "\U0001f642", "a|b", "#?&+"]
 

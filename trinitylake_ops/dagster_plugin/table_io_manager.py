@@ -116,12 +116,11 @@ class TableIOManager(dg.IOManager):
                 staged = without_interrupted_rows(self._instance, lake, self._run, named, staged)
         values: Mapping[str, Mapping[str, str]] = {}
         if partitions_def is not None and stored.columns:
-            keys = own_keys(context)
-            values = dict(zip(keys, stored.values(keys, partitions_def), strict=True))
+            values = dict(zip(made, stored.values(made, partitions_def), strict=True))
             if stored.mode != "replace_table":
                 listed = list(values.values())
                 stored.check_values(key, staged.table_def.schema, listed, partitions_def, self._instance)
-        notes = notes_of(context, staged, said_of(key, context.definition_metadata, staged), values)
+        notes = notes_of(context, staged, made, said_of(key, context.definition_metadata, staged), values)
         if part is not None:
             log_staged_by_backfill(context, notes, part.backfill, part.publisher)
             return

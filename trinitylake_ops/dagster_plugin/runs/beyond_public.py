@@ -58,16 +58,25 @@ class RunContext(Protocol):
         """The code location. Raises CheckError where a run was started without one, as in a test."""
 
 
-def materializations_of(context: dg.OutputContext, metadata: Mapping[str, Any]) -> list[dg.AssetMaterialization]:
+def materializations_of(
+    context: dg.OutputContext, keys: Sequence[str], metadata: Mapping[str, Any]
+) -> list[dg.AssetMaterialization]:
     """Return what Dagster would log for an output: with tags of its code, of its inputs, and of its data.
 
     Must be called within ``IOManager.handle_output``. A data version and tags of the ``Output`` or
-    ``MaterializeResult`` are among the tags. Raises DagsterInvalidDefinitionError if this release of Dagster hides
-    them.
+    ``MaterializeResult`` are among the tags.
+
+    Args:
+        context: The context of the output.
+        keys: The partitions that the run writes, empty for an asset without partitions.
+        metadata: The metadata of each materialization.
+
+    Raises:
+        DagsterInvalidDefinitionError: This release of Dagster hides the data version and the tags.
     """
     events = _get_output_asset_events(
         context.asset_key,
-        context.asset_partition_keys if context.has_asset_partitions else [],
+        keys,
         _stored_output(),
         context.op_def.output_def_named(context.name),
         metadata,

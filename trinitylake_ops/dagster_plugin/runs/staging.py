@@ -65,6 +65,7 @@ class Note:
 def notes_of(
     context: dg.OutputContext,
     staged: StagedTable,
+    keys: Sequence[str],
     described: Mapping[str, Any],
     values: Mapping[str, Mapping[str, str]],
 ) -> list[Note]:
@@ -73,6 +74,7 @@ def notes_of(
     Args:
         context: The context of the output that is being stored.
         staged: The staged table.
+        keys: The partitions that the run writes, empty for an asset without partitions.
         described: What the asset says of its table, as metadata.
         values: Those of the partition columns, by partition of Dagster.
     """
@@ -85,7 +87,7 @@ def notes_of(
             {**event.metadata, **_values_entry(values.get(event.partition or ""))},
             event.tags or {},
         )
-        for event in materializations_of(context, metadata)
+        for event in materializations_of(context, keys, metadata)
     ]
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta, tzinfo
+from itertools import product
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
 import dagster as dg
@@ -139,20 +140,37 @@ def own_keys(context: dg.OutputContext) -> list[str]:
     """Return the partition keys that a run writes.
 
     Dagster caches the keys of a range by its local times. So of an hour that occurs twice when clocks go back, it may
-    return both partitions for a run of one.
+    return both partitions for a range that has one of them, or one for a range that has both.
     """
     keys, partitions = list(context.asset_partition_keys), context.asset_partitions_def
     if context.has_partition_key:
         return [key for key in keys if key == context.partition_key]
-    if not (isinstance(partitions, dg.TimeWindowPartitionsDefinition) and context.step_context.has_partition_key_range):
+    if not context.step_context.has_partition_key_range:
         return keys
     limits = context.step_context.partition_key_range
+    if isinstance(partitions, dg.TimeWindowPartitionsDefinition):
+        return _keys_between(partitions, limits.start, limits.end)
+    if not isinstance(partitions, dg.MultiPartitionsDefinition):
+        return keys
+    first, last, *known = (
+        partitions.get_partition_key_from_str(key).keys_by_dimension for key in (limits.start, limits.end, *keys)
+    )
+    by_dimension: dict[str, Sequence[str]] = {}
+    for dimension in partitions.partitions_defs:
+        name, definition = dimension.name, dimension.partitions_def
+        if isinstance(definition, dg.TimeWindowPartitionsDefinition):
+            by_dimension[name] = _keys_between(definition, first[name], last[name])
+        else:
+            by_dimension[name] = list(dict.fromkeys(key[name] for key in known))
+    combined = product(*by_dimension.values())
+    return [dg.MultiPartitionKey(dict(zip(by_dimension, one, strict=True))) for one in combined]
 
-    def begins_at(key: str) -> float:
-        return partitions.time_window_for_partition_key(key).start.timestamp()
 
-    first, last = begins_at(limits.start), begins_at(limits.end)
-    return [key for key in keys if first <= begins_at(key) <= last]
+def _keys_between(partitions: dg.TimeWindowPartitionsDefinition, first: str, last: str) -> list[str]:
+    """Return the partition keys of a range by time."""
+    start, end = (partitions.time_window_for_partition_key(key).start.astimezone(UTC) for key in (first, last))
+    window = dg.TimeWindow(start, end + timedelta(seconds=1))  # in UTC: Dagster's cache confuses local times
+    return list(partitions.get_partition_keys_in_time_window(window))
 
 
 def _shortest_period(cron_schedule: str) -> _Unit:
