@@ -290,6 +290,47 @@ def test_a_range_with_one_of_two_hours_of_one_name(
     assert sorted(made) == sorted(f"{hour}|{shop}" if is_multi else hour for hour, shop in expected)
 
 
+@pytest.mark.parametrize("mode", ["overwrite", "overwrite_partition", "append", "upsert"])
+@pytest.mark.parametrize("partitions", [None, dg.StaticPartitionsDefinition(["a"])])
+def test_rows_without_the_partition_column_are_refused(
+    lake: Lakehouse, instance: dg.DagsterInstance, mode: StoreMode, partitions: Any
+) -> None:
+    """Only a frame with the columns can empty a partition."""
+    frames = [
+        pa.table({"k": ["a"], "n": [1]}),
+        pa.table({"n": [2]}),
+        pa.table({"n": pa.array([], pa.int64())}),
+        pa.table({}),
+        pa.table({"k": pa.array([], pa.string()), "n": pa.array([], pa.int64())}),
+    ]
+    keys = {"keys": ["n"]} if mode == "upsert" else {}
+
+    @dg.asset(key=list(TABLE), partitions_def=partitions, metadata=stored_as(mode=mode, partition_by=["k"], **keys))
+    def orders() -> pa.Table:
+        return frames.pop(0)
+
+    definitions = dg.Definitions(
+        assets=[orders],
+        resources={"io_manager": TrinityLakeIOManager(lakehouse=TrinityLakeResource(root=lake.root))},
+        executor=dg.in_process_executor,
+    ).resolve_implicit_global_asset_job_def()
+
+    def run() -> bool:
+        options = {} if partitions is None else {"partition_key": "a"}
+        return definitions.execute_in_process(
+            instance=instance, run_config=QUIET, raise_on_error=False, **options
+        ).success
+
+    def numbers() -> list[int]:
+        return catalog_at(lake).load_table(TABLE).scan().to_arrow()["n"].to_pylist()
+
+    assert [run() for _ in range(4)] == [True, False, False, False]
+    assert numbers() == [1]
+    assert run()
+    is_emptied = mode == "overwrite" or (mode == "overwrite_partition" and partitions is not None)
+    assert numbers() == ([] if is_emptied else [1])
+
+
 ODD = ["a/b", "a%2Fb", "a=b", " x", "x ", "null", "None", "__HIVE_DEFAULT_PARTITION__", "it's", "1", "01", ".."]
 ODD += ["A", "a", "e\u0301", "\u00e9", "\U0001f642", "a|b", "#?&+"]
 

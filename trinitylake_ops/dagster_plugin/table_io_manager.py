@@ -151,6 +151,7 @@ class TableIOManager(dg.IOManager):
                 )
             from trinitylake_ops.spark_jobs import stage_dataframe
 
+            stored.check_columns(context.asset_key, obj.columns)
             return stage_dataframe(
                 lake,
                 obj,
@@ -166,6 +167,7 @@ class TableIOManager(dg.IOManager):
                 f"asset {context.asset_key.to_user_string()} returned a {type(obj).__name__}; return a DataFrame of"
                 " Spark, pandas or polars, a pyarrow Table or RecordBatchReader, or a StagedTable"
             )
+        stored.check_columns(context.asset_key, rows.schema.names)
         if partitions is not None:
             stored.check_days(context.asset_key, rows.schema, partitions_def)
         if stored.keys:

@@ -5,7 +5,7 @@ Definitions import this module, so it imports pyarrow and pyiceberg only where a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeAlias, get_args
 
@@ -198,6 +198,22 @@ class Stored:
                 if not isinstance(definition, dg.TimeWindowPartitionsDefinition)
             },
         )
+
+    def check_columns(self, asset_key: dg.AssetKey, names: Collection[str]) -> None:
+        """Check that rows have the partition columns that the asset names: without them they would be NULL.
+
+        Args:
+            asset_key: The asset.
+            names: The columns of the rows.
+
+        Raises:
+            InvalidInputError: The rows lack a partition column.
+        """
+        if missing := [column for column in self.columns if column not in names]:
+            raise InvalidInputError(
+                f"asset {asset_key.to_user_string()} was not stored: its rows lack the column {missing[0]!r}, by which"
+                f" table {'.'.join(self.name)} is partitioned; add it, also if there are no rows"
+            )
 
     def check_days(
         self, asset_key: dg.AssetKey, schema: pa.Schema, partitions: dg.PartitionsDefinition[str] | None

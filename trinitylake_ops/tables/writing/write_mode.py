@@ -58,7 +58,7 @@ def replaced_by(
         )
     if replacing is Replace.PARTITIONS and plan.metadata.spec().is_unpartitioned():
         raise InvalidInputError(f"table {name} has no partitions to replace; use replace_table or append")
-    if replacing is Replace.PARTITIONS and partitions is None:
+    if replacing is Replace.PARTITIONS:
         known = identity_columns(plan.metadata.spec(), plan.metadata.schema())
         if missing := [column for column in known if column not in columns]:
             raise InvalidInputError(
