@@ -110,7 +110,11 @@ def instance() -> Iterator[dg.DagsterInstance]:
             for name in PLANNED
         ),
         ("expire", {"approval": {"digest": "ok", "approved_by": "Ada"}}, "digest: 'ok' is no digest of a plan"),
-        ("expire", {"approval": {"digest": DIGEST, "approved_by": "A" * 65}}, "is no name of a person: take up to 64"),
+        (
+            "expire",
+            {"approval": {"digest": DIGEST, "approved_by": "A" * 4096}},
+            "is no name of a person: take up to 64",
+        ),
         ("expire", {"approval": {"digest": DIGEST, "approved_by": "Ada\n"}}, "is no name of a person"),
         ("undelete", {"versions": ""}, "versions must not be empty"),
         ("undelete", {"versions": "all of them"}, "'all of them' names no versions; write them as 3-90,95"),
@@ -125,6 +129,7 @@ def test_wrong_values_are_refused_in_one_line_before_a_run_exists(
     assert said in str(refused.value)
     assert "\n" not in str(refused.value)
     assert "secret" not in str(refused.value)
+    assert "A" * 65 not in str(refused.value)
     assert instance.get_runs() == []
 
 

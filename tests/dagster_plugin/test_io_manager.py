@@ -21,6 +21,7 @@ from trinitylake_ops import Lakehouse
 from trinitylake_ops.dagster_plugin.io_manager import TrinityLakeIOManager
 from trinitylake_ops.dagster_plugin.publish import build_publish_asset
 from trinitylake_ops.dagster_plugin.resources import SparkResource, TrinityLakeResource
+from trinitylake_ops.dagster_plugin.stored.frames import arrow_of
 from trinitylake_ops.dagster_plugin.stored.settings import stored_as
 from trinitylake_ops.errors import CommitConflictError, InvalidInputError
 from trinitylake_ops.storage import LocalStorage
@@ -323,10 +324,19 @@ def test_a_frame_of_pandas_that_would_lose_values_is_refused(lake: Lakehouse, in
     for frame, said in [
         (pd.DataFrame({"n": [1]}, index=["NZ"]), "has no name: name it, and it becomes a column"),
         (pd.DataFrame({"n": [1, "a"]}), "the DataFrame of pandas cannot be stored"),
-        (pd.DataFrame([[1, 2]], columns=["n", "n"]), "cannot be stored"),
     ]:
         with pytest.raises(InvalidInputError, match=said):
             stored(lake, instance, frame)
+
+
+@pytest.mark.parametrize(
+    "columns", [["n", "n"], pd.MultiIndex.from_tuples([("n", "min"), ("n", "max")])], ids=["duplicates", "levels"]
+)
+def test_columns_of_pandas_that_are_no_names_of_a_table_are_refused(columns: Any) -> None:
+    with pytest.raises(InvalidInputError) as refused:
+        arrow_of(pd.DataFrame([[1, 2]], columns=columns))
+    assert "df." in str(refused.value), "the fix in the words of pandas"
+    assert len(str(refused.value).splitlines()) == 1
 
 
 def test_overwrite_replaces_the_columns_too(lake: Lakehouse, instance: dg.DagsterInstance) -> None:

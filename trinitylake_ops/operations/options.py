@@ -134,8 +134,9 @@ def _check_approver(text: str, info: ValidationInfo) -> str:
 def check_person(text: str) -> None:
     """Raise InvalidInputError for a text that cannot be recorded as the name of a person."""
     if len(text) > LONGEST_USER_CHARS or not text.isprintable():
+        shown = repr(text[:LONGEST_USER_CHARS]) + ("..." if len(text) > LONGEST_USER_CHARS else "")
         raise InvalidInputError(
-            f"approved_by: {text!r} is no name of a person: take up to {LONGEST_USER_CHARS} characters, none of them"
+            f"approved_by: {shown} is no name of a person: take up to {LONGEST_USER_CHARS} characters, none of them"
             " invisible"
         )
 

@@ -63,9 +63,20 @@ def _has_objects(kind: Any) -> bool:
 def arrow_of(frame: Any) -> pa.Table:
     """Return a DataFrame of pandas with its columns and the named levels of its index.
 
-    Row numbers are left out. Raises InvalidInputError for other levels, which would get lost, and for values that do
-    not fit.
+    Row numbers are left out. Raises InvalidInputError for other levels, which would get lost, for columns of several
+    levels or the same name, and for values that do not fit.
     """
+    if frame.columns.nlevels > 1:
+        raise InvalidInputError(
+            "the columns of the DataFrame are a MultiIndex, and a table has columns of one name; join the levels, as by"
+            " df.columns = ['_'.join(map(str, column)) for column in df.columns]"
+        )
+    if frame.columns.has_duplicates:
+        first = frame.columns[frame.columns.duplicated()][0]
+        raise InvalidInputError(
+            f"the DataFrame has several columns {first!r}; drop all but one by df.loc[:, ~df.columns.duplicated()], or"
+            " rename them"
+        )
     levels = frame.index.levels if frame.index.nlevels > 1 else [frame.index]
     for name, level in zip(frame.index.names, levels, strict=True):
         if name is None and len(level) and level.dtype.kind not in "iu":
