@@ -319,10 +319,17 @@ class Project:
 
     @contextmanager
     def publishing(self, monkeypatch: Any) -> Iterator[None]:
-        """Let runs pause, and faults happen, right before and after each commit of a publication."""
+        """Let runs pause, and faults happen, right before and after each commit of a publication.
+
+        Each run has its own process in a deployment, so that it does not get the partitions of a time window that
+        Dagster cached for another run: the cache takes the two hours of a repeated hour for one.
+        """
         from trinitylake_ops.dagster_plugin import publish, step_publication
 
+        windows = dg.TimeWindowPartitionsDefinition
         with monkeypatch.context() as patch:
+            uncached = windows.get_partition_keys_in_time_window.__wrapped__  # type: ignore[attr-defined]
+            patch.setattr(windows, "get_partition_keys_in_time_window", uncached)
             for module in (publish, step_publication):
                 patch.setattr(module, "publish_once", self._publish_once)
             yield
