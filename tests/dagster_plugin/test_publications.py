@@ -1,5 +1,7 @@
 """A run publishes exactly the tables that it staged or took over, exactly once, whatever happened before."""
 
+import os
+import signal
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -9,6 +11,7 @@ import pytest
 
 from tests.dagster_plugin.quiet import QUIET
 from tests.lakes import Lakes, check_lake
+from tests.processes import fork
 from trinitylake_ops import Lakehouse, maintenance
 from trinitylake_ops.dagster_plugin import publish, step_publication
 from trinitylake_ops.dagster_plugin.io_manager import TrinityLakeIOManager
@@ -287,6 +290,37 @@ def test_an_attempt_of_a_step_takes_the_place_of_an_interrupted_one(shop: Shop, 
     shop.euros = [7.0]
     assert shop.run(all_of(second)).is_success
     assert shop.values() == ([0.0, 7.0] if mode == "overwrite" else [0.0, 1.0, 1.0, 7.0])
+
+
+@pytest.mark.parametrize("mode", ["overwrite", "append"])
+def test_a_step_that_is_killed_between_its_commit_and_its_event_is_repeated_once(shop: Shop, mode: StoreMode) -> None:
+    """The process gets SIGKILL, so Dagster has neither an event of the table nor a failure of the step."""
+    shop.define(shop.orders(mode))
+
+    def run(_report: Callable[[str], None]) -> None:
+        shop.at_commit(after=lambda: os.kill(os.getpid(), signal.SIGKILL), by=step_publication)
+        shop.run()
+
+    status, _ = fork(run).finish()
+    assert status == -signal.SIGKILL
+    (killed,) = shop.instance.get_runs()
+    assert (killed.is_finished, shop.values()) == (False, [1.0])
+    assert shop.instance.fetch_materializations(ORDERS, limit=1).records == []
+    shop.instance.report_run_failed(killed)
+    shop.euros = [2.0]
+    assert shop.run(all_of(killed)).is_success
+    assert (shop.values(), shop.newest().metadata["lakehouse_version"].value) == ([2.0], 2)
+
+
+def test_a_re_execution_without_the_step_that_publishes_stores_nothing(shop: Shop) -> None:
+    orders = shop.orders("append")
+    shop.define(orders, published(orders))
+    shop.at_commit(after=die)
+    first = shop.run()
+    again = shop.run(dg.ReexecutionOptions(first.run_id, step_selection=["shop__orders"]))
+    assert (again.is_failure, shop.values(), shop.lake.latest_version()) == (True, [1.0], 1)
+    assert shop.run(publisher_of(first)).is_success
+    assert (shop.values(), shop.newest().metadata["lakehouse_version"].value) == ([1.0], 1)
 
 
 def test_rows_that_cannot_be_replaced_are_a_conflict(shop: Shop) -> None:
