@@ -113,6 +113,27 @@ def until(holds: Callable[[], bool]) -> None:
         time.sleep(0.01)
 
 
+@pytest.mark.parametrize("target", [b"/v1/main/namespaces", b"/unknown"])
+def test_a_body_in_tiny_chunks_ends_the_connection(lake: Lakehouse, target: bytes) -> None:
+    """The parser needs some 10 microseconds for each chunk, also if the request was answered before."""
+    head = b"POST %b HTTP/1.1\r\nHost: 127.0.0.1\r\nTransfer-Encoding: chunked\r\n\r\n" % target
+    limits = Limits(head_seconds=10 * PATIENCE_S)
+    with serving(settings_for(lake, limits=limits)) as served, connected(served) as client:
+        with contextlib.suppress(ConnectionError):
+            client.sendall(head + b"1\r\n \r\n" * 100_000)
+        assert is_ended(client)
+
+
+def test_bodies_in_chunks_of_common_sizes_are_read(lake: Lakehouse) -> None:
+    head = b"POST /v1/main/namespaces HTTP/1.1\r\nHost: 127.0.0.1\r\nTransfer-Encoding: chunked\r\n\r\n"
+    with serving(settings_for(lake)) as served:
+        for number, pad in enumerate((b"1\r\n \r\n" * 900, b"400\r\n%b\r\n" % (b" " * 1024) * 4_000)):
+            body = b'{"namespace": ["ns%d"]}' % number
+            with connected(served) as client:
+                client.sendall(head + pad + b"%x\r\n%b\r\n0\r\n\r\n" % (len(body), body))
+                assert client.recv(1 << 16).split(b" ", 2)[1] == b"200"
+
+
 def test_bodies_of_all_clients_together_are_bounded(lake: Lakehouse) -> None:
     """Each body is allowed, but all of them would take the memory."""
     limits = Limits(body_bytes=1 << 20, bodies_bytes=2 << 20)

@@ -13,8 +13,9 @@ import ssl
 import sys
 from collections.abc import Iterator
 from types import FrameType
-from typing import ClassVar
+from typing import Any, ClassVar
 
+import h11
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
@@ -34,6 +35,30 @@ _MOST_FILES = 65_536
 _MOST_HEADER_BYTES = 64 << 10
 #: So many files stay free for the storage, however many clients are connected.
 _FILES_OF_STORAGE = 512
+#: A body may arrive in so many chunks of any size, and in one more for each of these bytes.
+_FREE_CHUNKS, _BYTES_PER_CHUNK = 1_000, 256
+
+
+class TooManyChunksError(Exception):
+    """The chunks of a body are too small. h11 parses each of them on the event loop."""
+
+
+class ChunkLimitedParser(h11.Connection):
+    """A parser of HTTP/1.1 that bounds the number of chunks of each body by its bytes."""
+
+    _n_chunks = _n_bytes = 0
+
+    def next_event(self) -> h11.Event | type[h11.NEED_DATA] | type[h11.PAUSED]:
+        """Return the next event, as h11 does. Raises TooManyChunksError."""
+        event = super().next_event()
+        if isinstance(event, h11.Request):
+            self._n_chunks = self._n_bytes = 0
+        elif isinstance(event, h11.Data):
+            self._n_chunks += event.chunk_start
+            self._n_bytes += len(event.data)
+            if self._n_chunks > _FREE_CHUNKS + self._n_bytes // _BYTES_PER_CHUNK:
+                raise TooManyChunksError
+        return event
 
 
 class LimitedConnection(H11Protocol):
@@ -50,6 +75,17 @@ class LimitedConnection(H11Protocol):
     _is_new = True
     _is_stopping = False
     _n_answers = 0
+
+    def __init__(self, config: uvicorn.Config, *arguments: Any, **named: Any):
+        super().__init__(config, *arguments, **named)
+        self.conn = ChunkLimitedParser(h11.SERVER, _MOST_HEADER_BYTES)
+
+    def handle_events(self) -> None:
+        """Handle what the client has sent. A body in too many chunks ends the connection."""
+        try:
+            super().handle_events()
+        except TooManyChunksError:
+            self.transport.abort()
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Begin to wait for the head of a request. Above the most connections there is none."""
