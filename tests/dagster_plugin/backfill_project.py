@@ -1,5 +1,7 @@
 """A group of daily tables with mixed mappings between partitions, which Dagster backfills in several runs."""
 
+import os
+
 import dagster as dg
 import pandas as pd
 
@@ -47,14 +49,31 @@ def summary(orders: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame({"rows_in": [len(orders)]})
 
 
+@dg.asset(key=["shop", "share"], partitions_def=DAYS, io_manager_key=IO, metadata=BY_DAY)
+def share(context: dg.AssetExecutionContext, orders: pd.DataFrame, summary: pd.DataFrame) -> pd.DataFrame:
+    return pd.DataFrame({"day": [context.partition_key], "share": [len(orders) / summary["rows_in"].sum()]})
+
+
 @dg.asset_check(asset=orders, blocking=True)
 def has_rows(orders: pd.DataFrame) -> dg.AssetCheckResult:
-    return dg.AssetCheckResult(passed=len(orders) > 0)
+    days = set(orders["day"])
+    return dg.AssetCheckResult(passed=len(days) > 0 and os.environ.get("BACKFILL_BAD_ORDERS") not in days)
+
+
+@dg.asset_check(asset=two_days, blocking=True)
+def is_good(two_days: pd.DataFrame) -> dg.AssetCheckResult:
+    return dg.AssetCheckResult(passed=os.environ.get("BACKFILL_BAD_DAY") not in set(two_days["day"]))
 
 
 publish = build_publish_asset(
     key=["publish", "days"],
-    tables={"orders": orders, "daily_totals": daily_totals, "two_days": two_days, "summary": summary},
+    tables={
+        "orders": orders,
+        "daily_totals": daily_totals,
+        "two_days": two_days,
+        "summary": summary,
+        "share": share,
+    },
     partitions_def=DAYS,
     names=LAKE,
     description="All tables of a day.",
@@ -62,8 +81,9 @@ publish = build_publish_asset(
 
 lakehouse = TrinityLakeResource(root=dg.EnvVar("BACKFILL_LAKE"))
 defs = dg.Definitions(
-    assets=[orders, daily_totals, two_days, summary, publish],
-    asset_checks=[has_rows],
+    assets=[orders, daily_totals, two_days, summary, share, publish],
+    asset_checks=[has_rows, is_good],
+    jobs=[dg.define_asset_job("all_days", selection="*")],
     resources={LAKE.resource_key: lakehouse, IO: TrinityLakeIOManager(lakehouse=lakehouse)},
     executor=dg.in_process_executor,
 )

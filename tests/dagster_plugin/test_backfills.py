@@ -1,6 +1,7 @@
 """Backfills by Dagster's own daemon: tables that several runs stage are published by the runs of the publish asset."""
 
 import logging
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +17,12 @@ from dagster._daemon.backfill import execute_backfill_iteration
 from dagster._time import get_current_timestamp
 
 from tests.dagster_plugin.backfill_project import DAYS as PROJECT_DAYS
-from tests.dagster_plugin.backfill_project import IO, LAKE, orders
+from tests.dagster_plugin.backfill_project import IO, LAKE, defs, orders, share, summary, two_days
 from tests.dagster_plugin.quiet import QUIET
 from tests.lakes import Lakes
 from trinitylake_ops import Lakehouse
 from trinitylake_ops.dagster_plugin import TrinityLakeIOManager, TrinityLakeResource, build_publish_asset
+from trinitylake_ops.dagster_plugin.runs import backfills
 from trinitylake_ops.tables.catalog import catalog_at
 
 LAUNCHER = {
@@ -160,3 +162,164 @@ def test_what_a_run_of_a_backfill_stages_is_not_visible_and_says_so(lakes: Lakes
         assert "trinitylake/staged_by_backfill" not in published.metadata
         assert rows(lake, "orders") == [(DAYS[0], 1.0), (DAYS[0], 2.0)]
         assert run(DAYS[0], report.key)
+
+
+def everything() -> dg.JobDefinition:
+    return defs.resolve_job_def("all_days")
+
+
+class SplitBackfill:
+    """A backfill of three days whose runs the test starts itself, in the order that it wants."""
+
+    def __init__(self, instance: dg.DagsterInstance, lake: Lakehouse):
+        self.instance, self.lake = instance, lake
+        days = PROJECT_DAYS.subset_with_partition_keys(DAYS)
+        target = AssetGraphSubset(
+            partitions_subsets_by_asset_key=dict.fromkeys((orders.key, two_days.key, share.key, PUBLISH), days),
+            non_partitioned_asset_keys={summary.key},
+        )
+        now = get_current_timestamp()
+        self.record = PartitionBackfill(
+            backfill_id="split",
+            status=BulkActionStatus.REQUESTED,
+            from_failure=False,
+            tags={},
+            backfill_timestamp=now,
+            asset_selection=[orders.key, two_days.key, summary.key, share.key, PUBLISH],
+            asset_backfill_data=AssetBackfillData.empty(target, now, instance),
+        )
+        instance.add_backfill(self.record)
+
+    def end(self) -> None:
+        self.instance.update_backfill(self.record.with_status(BulkActionStatus.COMPLETED_FAILED))
+
+    def run(self, day: str | None, *keys: dg.AssetKey) -> dg.DagsterRun:
+        return self._execute(self._tags(day), asset_selection=[*keys])
+
+    def again(self, run: dg.DagsterRun, *, is_resumed: bool) -> dg.DagsterRun:
+        """Re-execute a run after the end of the backfill, when Dagster leaves out its tag."""
+        tags = {name: text for name, text in run.tags.items() if name == "dagster/partition"}
+        tags |= {"dagster/parent_run_id": run.run_id, "dagster/root_run_id": run.run_id}
+        options = dg.ReexecutionOptions(parent_run_id=run.run_id)
+        if is_resumed:
+            options = dg.ReexecutionOptions.from_failure(run.run_id, self.instance)
+            tags["dagster/is_resume_retry"] = "true"
+        return self._execute(tags, reexecution_options=options)
+
+    def create(self, day: str, *keys: dg.AssetKey) -> dg.DagsterRun:
+        """Create a run that does not start."""
+        return self.instance.create_run_for_job(
+            everything().get_subset(asset_selection=set(keys)),
+            run_config=QUIET,
+            tags=self._tags(day),
+            asset_selection=frozenset(keys),
+        )
+
+    def error(self, run: dg.DagsterRun) -> str:
+        records = self.instance.get_records_for_run(run.run_id, of_type=dg.DagsterEventType.STEP_FAILURE).records
+        events = [record.event_log_entry.dagster_event for record in records]
+        (failed,) = [event.step_failure_data.user_failure_data for event in events if event is not None]
+        assert failed is not None
+        return str(failed.description)
+
+    def waits(self, run: dg.DagsterRun) -> int:
+        retries = dg.DagsterEventType.STEP_UP_FOR_RETRY
+        return len(self.instance.get_records_for_run(run.run_id, of_type=retries).records)
+
+    def _tags(self, day: str | None) -> dict[str, str]:
+        return {"dagster/backfill": "split"} | ({} if day is None else {"dagster/partition": day})
+
+    def _execute(self, tags: dict[str, str], **options: Any) -> dg.DagsterRun:
+        job = dg.build_reconstructable_job("tests.dagster_plugin.test_backfills", "everything", ())
+        with dg.execute_job(job, self.instance, run_config=QUIET, tags=tags, **options) as result:
+            run = self.instance.get_run_by_id(result.run_id)
+        assert run is not None
+        return run
+
+
+@pytest.fixture
+def split(lakes: Lakes, monkeypatch: pytest.MonkeyPatch) -> Iterator[SplitBackfill]:
+    lake = lakes.local()
+    monkeypatch.setenv("BACKFILL_LAKE", lake.root)
+    with dg.instance_for_test() as instance:
+        yield SplitBackfill(instance, lake)
+
+
+def test_a_publication_waits_for_the_partition_that_it_was_made_from(
+    split: SplitBackfill, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert all(split.run(day, orders.key).is_success for day in DAYS[:2])
+    earlier: list[dg.DagsterRun] = []
+
+    def publish_the_first_day(_context: dg.AssetExecutionContext) -> bool:
+        earlier.append(split.run(DAYS[0], two_days.key, PUBLISH))
+        return False
+
+    monkeypatch.setattr(backfills, "_is_stuck", publish_the_first_day)
+    later = split.run(DAYS[1], two_days.key, PUBLISH)
+    assert [run.is_success for run in earlier] == [True]
+    assert later.is_success
+    assert split.waits(later) == 1
+    assert rows(split.lake, "two_days") == [(DAYS[0], 2), (DAYS[1], 4)]
+
+
+def test_a_publication_that_occupies_the_only_slot_ends(split: SplitBackfill, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It waits for a run that has not started. Both are re-executed after the end of the backfill."""
+    monkeypatch.setattr(backfills, "_IDLE_SECONDS", 0)
+    assert all(split.run(day, orders.key).is_success for day in DAYS[:2])
+    created = split.create(DAYS[0], two_days.key, PUBLISH)
+    later = split.run(DAYS[1], two_days.key, PUBLISH)
+    assert not later.is_success
+    assert created.run_id in split.error(later)
+    split.instance.report_run_canceled(created)
+    split.end()
+    later = split.again(later, is_resumed=True)
+    assert not later.is_success, "what it was made from was canceled"
+    assert created.run_id in split.error(later)
+    assert split.lake.latest_version() == 0
+    assert split.again(created, is_resumed=False).is_success
+    assert rows(split.lake, "two_days") == [(DAYS[0], 2)]
+    assert split.again(later, is_resumed=True).is_success
+    assert rows(split.lake, "two_days") == [(DAYS[0], 2), (DAYS[1], 4)]
+    assert rows(split.lake, "orders") == [(day, amount) for day in DAYS[:2] for amount in (1.0, 2.0)]
+
+
+def test_what_was_made_from_replaced_rows_is_not_published(split: SplitBackfill) -> None:
+    assert all(split.run(day, orders.key).is_success for day in DAYS[:2])
+    assert split.run(DAYS[1], two_days.key).is_success
+    assert split.run(DAYS[0], orders.key).is_success, "other rows of the first day"
+    assert split.run(DAYS[0], two_days.key, PUBLISH).is_success
+    later = split.run(DAYS[1], PUBLISH)
+    assert not later.is_success
+    assert rows(split.lake, "two_days") == [(DAYS[0], 2)]
+
+
+def test_partitions_that_are_made_from_a_summary_of_all_of_them_are_refused_at_once(split: SplitBackfill) -> None:
+    assert all(split.run(day, orders.key).is_success for day in DAYS)
+    assert split.run(None, summary.key).is_success
+    runs = [split.run(day, share.key, PUBLISH) for day in DAYS]
+    assert [(run.is_success, split.waits(run)) for run in runs] == [(False, 0)] * 3
+    assert split.lake.latest_version() == 0
+
+
+def test_what_was_made_from_a_refused_partition_is_not_published(
+    split: SplitBackfill, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A blocking check refuses the publication of the second day, and the table of the third day reads that day."""
+    monkeypatch.setenv("BACKFILL_BAD_DAY", DAYS[1])
+    assert all(split.run(day, orders.key).is_success for day in DAYS)
+    runs = [split.run(day, two_days.key, PUBLISH) for day in DAYS]
+    assert [run.is_success for run in runs] == [True, False, False]
+    assert runs[1].run_id in split.error(runs[2])
+    assert rows(split.lake, "orders") == [(DAYS[0], 1.0), (DAYS[0], 2.0)]
+    assert rows(split.lake, "two_days") == [(DAYS[0], 2)]
+
+
+def test_what_a_run_staged_whose_check_failed_is_neither_read_nor_published(
+    split: SplitBackfill, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("BACKFILL_BAD_ORDERS", DAYS[0])
+    assert [split.run(day, orders.key).is_success for day in DAYS[:2]] == [False, True]
+    assert not split.run(DAYS[1], two_days.key, PUBLISH).is_success
+    assert not split.run(DAYS[0], PUBLISH).is_success
+    assert split.lake.latest_version() == 0

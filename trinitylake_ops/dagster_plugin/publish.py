@@ -8,6 +8,7 @@ import dagster as dg
 from trinitylake_ops.dagster_plugin.metadata import staged_tables_metadata
 from trinitylake_ops.dagster_plugin.names import ONLY, LakehouseNames
 from trinitylake_ops.dagster_plugin.resources import lakehouse_of
+from trinitylake_ops.dagster_plugin.runs.backfills import wait_for_sources
 from trinitylake_ops.dagster_plugin.runs.beyond_public import TypeOfStored, forget_input_versions
 from trinitylake_ops.dagster_plugin.runs.membership import (
     NotStaged,
@@ -105,6 +106,8 @@ def build_publish_asset(
             raise dg.Failure(nothing_staged(context.instance, asset_key, table_keys.values()), allow_retries=False)
         with no_retries_of_conflicts(asset_key):
             publisher = RunPublisher(context, lake, asset_key, staged)
+            if publisher.outcome is None:
+                wait_for_sources(context, lake, asset_key, publisher.reads.of_backfill(), staged.values())
             publication = publisher.publish(publish_once, isolation_of(lakehouse))
         version, published_tables = publication.version, list(publication.tables.values())
         listed = ", ".join(f"{table.namespace}.{table.table}" for table in published_tables)

@@ -33,6 +33,7 @@ from trinitylake_ops.dagster_plugin.inputs import (
     rows_of,
 )
 from trinitylake_ops.dagster_plugin.resources import SparkResource, TrinityLakeResource
+from trinitylake_ops.dagster_plugin.runs.backfills import is_left_to_last, staged_by_other_runs
 from trinitylake_ops.dagster_plugin.runs.beyond_public import StepAssets, asset_context
 from trinitylake_ops.dagster_plugin.runs.membership import (
     Membership,
@@ -42,14 +43,20 @@ from trinitylake_ops.dagster_plugin.runs.membership import (
     publishers_of,
 )
 from trinitylake_ops.dagster_plugin.runs.publications import partition_of, without_interrupted_rows
-from trinitylake_ops.dagster_plugin.runs.reads import RESUMED_TAG, record_read, record_staged_read, record_taken
+from trinitylake_ops.dagster_plugin.runs.reads import (
+    RESUMED_TAG,
+    BackfillRead,
+    record_backfill_read,
+    record_read,
+    record_staged_read,
+    record_taken,
+)
 from trinitylake_ops.dagster_plugin.runs.records import published_version_of, run_chain
 from trinitylake_ops.dagster_plugin.runs.staging import (
     log_staged,
     log_staged_by_backfill,
     newest_staged,
     notes_of,
-    staged_by_backfill,
 )
 from trinitylake_ops.dagster_plugin.step_publication import no_retries_of_conflicts, publish_by_step
 from trinitylake_ops.dagster_plugin.stored.distinct import own_keys
@@ -194,10 +201,7 @@ class TableIOManager(dg.IOManager):
         wanted = InputType.of(context.dagster_type.typing_type)
         lake, keys = self._settings.lakehouse.open(), partitions_of(context)
         if is_publisher(assets) or wanted.kind is StagedTable:
-            staged_input = self._staged_input(membership, key, keys)
-            if isinstance(staged_input, StagedTable) and not is_publisher(assets):
-                self._record_staged_read(lake, key, staged_input, includes_base=staged_input.replaces != _ALL)
-            return staged_input
+            return self._staged_input(context, lake, membership, keys)
         if assets.is_stored_by(self._settings.kind):
             for own in assets.own:
                 membership.check_is_published(own)  # before anything is computed
@@ -217,9 +221,12 @@ class TableIOManager(dg.IOManager):
                 is_replaced = wanted.kind is not Table and are_replaced(table, staged, values)
                 self._record_staged_read(lake, key, staged, includes_base=staged.replaces != _ALL and not is_replaced)
                 return wanted.read(lake, self._settings.spark, [Part(table, rows_of(table, values))])
-            for one, covered in self._staged_by_backfill(membership, key, keys, stored):
-                table = load_staged(lake, one)
-                parts.append(Part(table, rows_of(table, partition_values(context, stored, covered))))
+            for one, covered in staged_by_other_runs(membership, key, keys, can_be_united=bool(stored.columns)):
+                table, values = load_staged(lake, one), partition_values(context, stored, covered)
+                is_replaced = wanted.kind is not Table and are_replaced(table, one, values)
+                includes_base = one.replaces != _ALL and not is_replaced
+                self._record_backfill_read(lake, key, covered, one, includes_base=includes_base)
+                parts.append(Part(table, rows_of(table, values)))
                 keys = None if keys is None or covered is None else [each for each in keys if each not in covered]
         if parts and not keys:
             return wanted.read(lake, self._settings.spark, parts)
@@ -241,12 +248,19 @@ class TableIOManager(dg.IOManager):
         return wanted.read(lake, self._settings.spark, parts)
 
     def _staged_input(
-        self, membership: Membership, key: dg.AssetKey, keys: list[str] | None
+        self, context: dg.InputContext, lake: Lakehouse, membership: Membership, keys: list[str] | None
     ) -> StagedTable | NotStaged:
+        key, publishes = context.asset_key, is_publisher(membership.assets)
         staged = self._staged(key)
         if staged is not None:
+            if not publishes:
+                self._record_staged_read(lake, key, staged, includes_base=staged.replaces != _ALL)
             return staged
-        by_backfill = [one for one, _ in self._staged_by_backfill(membership, key, keys)]
+        step = context.step_context
+        own_range = step.partition_key_range if step.has_partitions else None
+        if publishes and keys is None and is_left_to_last(membership, key, own_range):
+            return NotStaged()
+        by_backfill = [one for one, _ in staged_by_other_runs(membership, key, keys, takes=publishes)]
         if len(by_backfill) > 1:
             raise dg.Failure(
                 f"{key.to_user_string()} was not published: runs of the backfill staged its partitions apart, and this"
@@ -254,8 +268,11 @@ class TableIOManager(dg.IOManager):
                 allow_retries=False,
             )
         if by_backfill:
+            if not publishes:
+                includes_base = by_backfill[0].replaces != _ALL
+                self._record_backfill_read(lake, key, keys, by_backfill[0], includes_base=includes_base)
             return by_backfill[0]
-        if not is_publisher(membership.assets):
+        if not publishes:
             raise InvalidInputError(f"asset {key.to_user_string()} was not staged by this run")
         check_can_stage(membership.assets, key)
         if membership.assets.in_run([key]):
@@ -265,30 +282,6 @@ class TableIOManager(dg.IOManager):
                 allow_retries=False,
             )
         return NotStaged()
-
-    def _staged_by_backfill(
-        self, membership: Membership, key: dg.AssetKey, keys: list[str] | None, stored: Stored | None = None
-    ) -> list[tuple[StagedTable, list[str] | None]]:
-        """Return what other runs of the backfill staged for an asset, with the partitions that each covers."""
-        instance, run = self._instance, self._run
-        part = membership.backfill_part(key)
-        if instance is None or run is None or part is None:
-            return []
-        found: dict[str, tuple[StagedTable, list[str]]] = {}
-        for partition in [None] if keys is None else keys:
-            note = staged_by_backfill(instance, part.backfill, key, partition)
-            staged = None if note is None else note.staged
-            if note is not None and staged is not None and note.run_id != run.run_id:
-                found.setdefault(note.run_id, (staged, []))[1].append(partition or "")
-        if stored is not None and keys is not None and not stored.columns and len(found) > 1:
-            raise dg.Failure(
-                f"{key.to_user_string()} was not read: runs of backfill {part.backfill} staged its partitions apart,"
-                " and no column of its table holds them; give it stored_as(partition_by=[COLUMN])",
-                allow_retries=False,
-            )
-        for run_id in found:
-            record_taken(instance, run, key, run_id)
-        return [(staged, None if keys is None else covered) for staged, covered in found.values()]
 
     def _version_with(
         self, lake: Lakehouse, membership: Membership, context: dg.InputContext, *, waits: bool
@@ -352,6 +345,22 @@ class TableIOManager(dg.IOManager):
             return
         read = StagedRead(root=lake.files.storage.root, staged=staged, includes_base=includes_base)
         record_staged_read(self._instance, self._run, asset_key, read)
+
+    def _record_backfill_read(
+        self,
+        lake: Lakehouse,
+        asset_key: dg.AssetKey,
+        partitions: list[str] | None,
+        staged: StagedTable,
+        *,
+        includes_base: bool,
+    ) -> None:
+        """Record the read of a table that another run of the backfill staged, before the rows are read."""
+        if self._run is None or self._instance is None:
+            return
+        root, named = lake.files.storage.root, None if partitions is None else tuple(partitions)
+        read = StagedRead(root=root, staged=staged, includes_base=includes_base, by_another=True)
+        record_backfill_read(self._instance, self._run, BackfillRead(asset_key, named, read))
 
     def _version(self, lake: Lakehouse) -> int | str:
         if self._settings.version:

@@ -23,6 +23,7 @@ try:
     from dagster._core.errors import DagsterUserCodeProcessError
     from dagster._core.events import EngineEventData
     from dagster._core.execution.api import execute_run
+    from dagster._core.execution.backfill import BulkActionStatus
     from dagster._core.execution.plan.execute_step import _get_output_asset_events, _store_output
     from dagster._core.execution.plan.inputs import FromStepOutput
     from dagster._core.remote_origin import ManagedGrpcPythonEnvCodeLocationOrigin, RemoteRepositoryOrigin
@@ -243,6 +244,39 @@ def is_in_backfill(instance: dg.DagsterInstance | None, backfill: str, key: dg.A
         return False
     subset = data.target_subset.partitions_subsets_by_asset_key.get(key)
     return key in data.target_subset.non_partitioned_asset_keys if subset is None else partition in subset
+
+
+def is_backfill_running(instance: dg.DagsterInstance, backfill: str) -> bool:
+    """Whether Dagster's daemon may launch more runs of a backfill."""
+    record = instance.get_backfill(backfill)
+    return record is not None and record.status == BulkActionStatus.REQUESTED
+
+
+def step_key_of(context: dg.AssetExecutionContext) -> str:
+    """Return the key of the step of an asset, the same in all runs."""
+    key: str = context.get_step_execution_context().step.key
+    return key
+
+
+def last_of_backfill(
+    instance: dg.DagsterInstance, backfill: str, key: dg.AssetKey, partitions: dg.PartitionsDefinition[str] | None
+) -> str | None:
+    """Return the last partition of an asset that an asset backfill makes, None if it makes none.
+
+    Args:
+        instance: The Dagster instance.
+        backfill: The id of the backfill.
+        key: The asset.
+        partitions: The partitions of the asset, which define their order.
+    """
+    record = instance.get_backfill(backfill)
+    data = None if record is None else record.asset_backfill_data
+    subset = None if data is None else data.target_subset.partitions_subsets_by_asset_key.get(key)
+    if subset is None or partitions is None:
+        return None
+    keys = set(subset.get_partition_keys())
+    ordered = partitions.get_partition_keys(dynamic_partitions_store=instance)
+    return next((one for one in reversed(ordered) if one in keys), None)
 
 
 def forget_input_versions(context: dg.AssetExecutionContext, keys: Iterable[dg.AssetKey]) -> None:

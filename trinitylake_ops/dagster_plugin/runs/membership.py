@@ -14,12 +14,11 @@ from typing import Any
 import dagster as dg
 
 from trinitylake_ops.dagster_plugin.runs.beyond_public import StepAssets, is_in_backfill
-from trinitylake_ops.dagster_plugin.runs.records import step_failures, step_successes
+from trinitylake_ops.dagster_plugin.runs.records import BACKFILL_TAG, backfill_of, step_failures, step_successes
 from trinitylake_ops.dagster_plugin.runs.staging import is_unpublished, unpublished_by
 from trinitylake_ops.errors import InvalidInputError
 
 _PUBLISHES = "trinitylake/publishes"
-_BACKFILL_TAG = "dagster/backfill"
 _LONGEST_WAIT_SECONDS = 30
 _MOST_WAITS = 1_000
 
@@ -151,7 +150,7 @@ class Membership:
 
     def backfill_part(self, key: dg.AssetKey) -> BackfillPart | None:
         """Return the part of the run in an asset backfill that publishes an asset, None if there is none."""
-        backfill = None if self.run is None else self.run.tags.get(_BACKFILL_TAG)
+        backfill = None if self.run is None or self.instance is None else backfill_of(self.instance, self.run)
         if self.instance is None or backfill is None:
             return None
         record = self.instance.get_backfill(backfill)
@@ -174,7 +173,9 @@ class Membership:
         if not publishers or assets.in_run(publishers):
             return None
         shown, publisher = key.to_user_string(), publishers[0]
-        part = self.backfill_part(key)
+        # The backfill of a re-executed run may have ended, and then makes no publish asset any more.
+        has_tag = self.run is not None and BACKFILL_TAG in self.run.tags
+        part = self.backfill_part(key) if has_tag else None
         if part is None:
             raise dg.Failure(
                 f"asset {shown} was not stored: {publisher.to_user_string()} publishes it, and this run does not"

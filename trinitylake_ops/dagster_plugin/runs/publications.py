@@ -89,7 +89,7 @@ class RunPublisher:
         self._asset, self._partition = asset_key.to_user_string(), partition_of(context)
         self._runs = runs_with_staged(context.instance, context.run)
         self._notes = {key: newest_notes(context.instance, self._runs, key) for key in staged}
-        self._reads = RunReads(context.instance, self._runs, self._notes)
+        self.reads = RunReads(context.instance, self._runs, self._notes)
         self.id = publication_of(asset_key, self._partition, staged.values())
         self._versions = self._earlier_versions()
         self._earlier: dict[dg.AssetKey, int] = {}
@@ -122,7 +122,7 @@ class RunPublisher:
             names = ", ".join(sorted(f"{table.namespace}.{table.table}" for table in taken_over))
             self._context.log.info("an earlier run met a conflict: %s replaces the rows of the latest version", names)
         attempt = Attempt.of(self.id, self._asset, self._partition, self._staged.values())
-        if attempt not in self._reads.attempts(self._runs[0].run_id):  # a retried step finds its own
+        if attempt not in self.reads.attempts(self._runs[0].run_id):  # a retried step finds its own
             record_attempt(self._instance, self._runs[0], attempt)
         publication = publish_once(
             self._lake,
@@ -130,9 +130,9 @@ class RunPublisher:
             self.id,
             since=attempt.since,
             require=lambda _: check_partitions_exist(self._context, self._notes),
-            reads=self._reads.all(),
-            staged_reads=self._reads.as_staged(),
-            own=self._reads.staged(),
+            reads=self.reads.all(),
+            staged_reads=self.reads.as_staged(),
+            own=self.reads.staged(),
             was_published=self._has_a_version,
             replaces_latest=taken_over,
             superseded=self._superseded(),
@@ -152,7 +152,7 @@ class RunPublisher:
         These are all of earlier runs, and those of other publishing assets of this run that have a table of this one.
         """
         own_id, locations = self._runs[0].run_id, {table.metadata_location for table in self._staged.values()}
-        attempts = ((run.run_id, attempt) for run in self._runs for attempt in self._reads.attempts(run.run_id))
+        attempts = ((run.run_id, attempt) for run in self._runs for attempt in self.reads.attempts(run.run_id))
         return committed_versions(
             self._lake,
             (
@@ -188,14 +188,14 @@ class RunPublisher:
     def _committed(self) -> Iterator[tuple[str, int]]:
         """Yield the locations of staged tables that were committed, with the version."""
         for run in self._runs:
-            for attempt in self._reads.attempts(run.run_id):
+            for attempt in self.reads.attempts(run.run_id):
                 version = self._versions.get(attempt.publication)
                 if version is not None:
                     yield from ((location, version) for location in attempt.tables)
 
     def _has_a_version(self, staged: StagedTable) -> bool:
         """Whether a publication of these runs committed a staged table."""
-        attempts = [attempt for run in self._runs for attempt in self._reads.attempts(run.run_id)]
+        attempts = [attempt for run in self._runs for attempt in self.reads.attempts(run.run_id)]
         return bool(committed_versions(self._lake, (one for one in attempts if staged.metadata_location in one.tables)))
 
     def _stager(self, key: dg.AssetKey) -> str:
@@ -213,7 +213,7 @@ class RunPublisher:
         return any(_met_a_conflict(self._instance, run, self._asset) for run in since_staged)
 
     def _superseded(self) -> list[StagedTable]:
-        attempts = {run.run_id: self._reads.attempts(run.run_id) for run in self._runs}
+        attempts = {run.run_id: self.reads.attempts(run.run_id) for run in self._runs}
         return [
             append
             for key, table in self.left.items()
@@ -239,7 +239,7 @@ class RunPublisher:
         was_published: bool,
         undone_by: int | None = None,
     ) -> RunPublication:
-        return RunPublication(version, was_published, tables, self._earlier, self._runs, self._reads, undone_by)
+        return RunPublication(version, was_published, tables, self._earlier, self._runs, self.reads, undone_by)
 
     def _properties(self) -> dict[str, str]:
         return {

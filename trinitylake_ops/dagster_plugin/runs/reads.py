@@ -25,6 +25,7 @@ from trinitylake_ops.tables.writing.staging import Replace
 _READ = "trinitylake/read"
 _STAGED_READ = "trinitylake/staged_read"
 _ASSET = "trinitylake/read_asset"
+_PARTITIONS = "trinitylake/read_partitions"
 _TAKEN_FROM = "trinitylake/taken_from_run"
 _ATTEMPT = "trinitylake/publication"
 _PAGE = 1000
@@ -68,6 +69,16 @@ class Attempt:
         return cls(**{**state, "tables": tuple(state["tables"]), "appended": tuple(state["appended"])})
 
 
+@dataclass(frozen=True, slots=True)
+class BackfillRead:
+    """The read of some partitions of an asset that another run of the same backfill staged."""
+
+    asset_key: dg.AssetKey
+    #: The partitions, None for an asset without partitions.
+    partitions: tuple[str, ...] | None
+    read: StagedRead
+
+
 def record_read(instance: dg.DagsterInstance, run: dg.DagsterRun, asset_key: dg.AssetKey, read: TableRead) -> None:
     """Record that a run read the table of an asset which it does not stage."""
     message = f"reading {read.namespace}.{read.table} at version {read.version} of the lakehouse"
@@ -81,6 +92,19 @@ def record_staged_read(
     staged = read.staged
     message = f"reading {staged.namespace}.{staged.table} as it was staged on version {staged.base_version}"
     record_in_run(instance, run, message, {_STAGED_READ: read.to_json(), _ASSET: asset_key.to_string()})
+
+
+def record_backfill_read(instance: dg.DagsterInstance, run: dg.DagsterRun, read: BackfillRead) -> None:
+    """Record that a run read the table of an asset as another run of the backfill staged it."""
+    staged = read.read.staged
+    message = f"reading {staged.namespace}.{staged.table} as another run of the backfill staged it"
+    data = {_STAGED_READ: read.read.to_json(), _ASSET: read.asset_key.to_string()}
+    record_in_run(instance, run, message, {**data, _PARTITIONS: json.dumps(read.partitions)})
+
+
+def backfill_reads(instance: dg.DagsterInstance, run_id: str) -> Sequence[BackfillRead]:
+    """Return what a run read of tables that other runs of its backfill staged."""
+    return _Events.of(instance, run_id).backfill_reads
 
 
 def record_taken(instance: dg.DagsterInstance, run: dg.DagsterRun, asset_key: dg.AssetKey, earlier_id: str) -> None:
@@ -106,6 +130,7 @@ class _Events:
 
     reads: list[tuple[dg.AssetKey, TableRead]] = field(default_factory=list)
     staged_reads: list[StagedRead] = field(default_factory=list)
+    backfill_reads: list[BackfillRead] = field(default_factory=list)
     taken_from: list[str] = field(default_factory=list)
     attempts: list[Attempt] = field(default_factory=list)
 
@@ -121,7 +146,13 @@ class _Events:
                 assert key is not None
                 events.reads.append((key, TableRead.from_json(metadata[_READ])))
             elif _STAGED_READ in metadata:
-                events.staged_reads.append(StagedRead.from_json(metadata[_STAGED_READ]))
+                staged_read = StagedRead.from_json(metadata[_STAGED_READ])
+                events.staged_reads.append(staged_read)
+                if _PARTITIONS in metadata:
+                    key, partitions = dg.AssetKey.from_db_string(metadata[_ASSET]), json.loads(metadata[_PARTITIONS])
+                    assert key is not None
+                    named = None if partitions is None else tuple(partitions)
+                    events.backfill_reads.append(BackfillRead(key, named, staged_read))
             elif _ATTEMPT in metadata:
                 events.attempts.append(Attempt.from_json(metadata[_ATTEMPT]))
         return events
@@ -169,6 +200,7 @@ class RunReads:
         self._events = {run.run_id: _Events.of(instance, run.run_id) for run in runs}
         self._by_asset: dict[dg.AssetKey, list[TableRead]] = {}
         self._staged: dict[str, StagedRead] = {}
+        self._of_backfill: list[BackfillRead] = []
         wanted = [runs[0].run_id, *(found[0].run_id for found in notes.values() if found)]
         for run, earlier in pairwise(runs):
             if run.tags.get(RESUMED_TAG) != "true":
@@ -182,6 +214,7 @@ class RunReads:
             seen.add(run_id)
             events = self._events[run_id]
             wanted += events.taken_from
+            self._of_backfill += events.backfill_reads
             for asset_key, read in events.reads:
                 self._by_asset.setdefault(asset_key, []).append(read)
             for staged_read in events.staged_reads:
@@ -197,6 +230,10 @@ class RunReads:
     def as_staged(self) -> list[StagedRead]:
         """Return the reads of tables as they were staged."""
         return list(self._staged.values())
+
+    def of_backfill(self) -> list[BackfillRead]:
+        """Return the reads of tables that other runs of the backfill staged."""
+        return self._of_backfill
 
     def staged(self) -> list[StagedTable]:
         """Return the tables among those read that the runs staged themselves."""

@@ -10,6 +10,7 @@ import dagster as dg
 from trinitylake_ops.tables.writing.publication import CLOCK_SKEW
 
 _PAGE = 100
+BACKFILL_TAG = "dagster/backfill"
 _LONGEST_RUN_ID_CHARS = 255  # characters of the column in Dagster's databases
 
 
@@ -31,6 +32,15 @@ def run_chain(instance: dg.DagsterInstance, run: dg.DagsterRun) -> list[dg.Dagst
             break
         chain.append(parent)
     return chain
+
+
+def backfill_of(instance: dg.DagsterInstance, run: dg.DagsterRun) -> str | None:
+    """Return the backfill of a run, or of the run that it re-executes, None if there is none.
+
+    Dagster gives a re-execution the tag of the backfill only while the backfill is in progress.
+    """
+    tags = (one.tags.get(BACKFILL_TAG) for one in run_chain(instance, run))
+    return next((backfill for backfill in tags if backfill is not None), None)
 
 
 def created_at(instance: dg.DagsterInstance, run: dg.DagsterRun) -> datetime | None:
@@ -120,6 +130,33 @@ def has_succeeded(instance: dg.DagsterInstance, run_id: str, asset_key: dg.Asset
     }
     ended = _records(instance, run_id, dg.DagsterEventType.STEP_SUCCESS) if steps else ()
     return any(record.event_log_entry.step_key in steps for record in ended)
+
+
+def failed_blocking_checks(instance: dg.DagsterInstance, run_id: str, asset_key: dg.AssetKey) -> list[str]:
+    """Return the blocking checks of an asset that failed in a run, in their order."""
+    records = _records(instance, run_id, dg.DagsterEventType.ASSET_CHECK_EVALUATION)
+    events = (record.event_log_entry.dagster_event for record in records)
+    checks = (event.asset_check_evaluation_data for event in events if event is not None)
+    return [
+        check.check_name
+        for check in checks
+        if check.asset_key == asset_key
+        and check.blocking
+        and not check.passed
+        and check.severity == dg.AssetCheckSeverity.ERROR
+    ]
+
+
+def has_waited(instance: dg.DagsterInstance, run_id: str, step_key: str) -> bool:
+    """Whether a step of a run asked to be started again later.
+
+    Args:
+        instance: The Dagster instance.
+        run_id: The run.
+        step_key: The step.
+    """
+    records = _records(instance, run_id, dg.DagsterEventType.STEP_UP_FOR_RETRY)
+    return any(record.event_log_entry.step_key == step_key for record in records)
 
 
 def step_failures(instance: dg.DagsterInstance, run_id: str) -> list[str]:

@@ -67,16 +67,23 @@ class StagedRead:
     """A table that was read as its reader had staged it, before it was published to the lakehouse at ``root``.
 
     ``includes_base`` is set if rows of the version that it was staged on can be among those read. It is not set if the
-    staged files replace all rows that were read.
+    staged files replace all rows that were read. ``by_another`` is set if another unit of work staged the table. It
+    must then be published, and may have been changed since.
     """
 
     root: str
     staged: StagedTable
     includes_base: bool
+    by_another: bool = False
 
     def to_json(self) -> str:
         """Return one JSON object."""
-        state = {"root": self.root, "staged": self.staged.to_json(), "includes_base": self.includes_base}
+        state = {
+            "root": self.root,
+            "staged": self.staged.to_json(),
+            "includes_base": self.includes_base,
+            "by_another": self.by_another,
+        }
         return json.dumps(state, sort_keys=True)
 
     @classmethod
@@ -141,6 +148,7 @@ class ReadsCheck:
         if committed is not None:
             is_same = committed == staged.metadata_location or not (is_strict and read.includes_base)
             return None if is_same else "a concurrent commit changed the rows that it was staged on"
+        is_strict = is_strict and not read.by_another
         if not is_strict and not (staged.added_files or staged.removed_files):
             return None
         now = presence(self.lake, latest, staged)

@@ -1,0 +1,230 @@
+"""Publications of a backfill in the order in which their tables were made from each other."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from datetime import UTC, datetime, timedelta
+from typing import NoReturn
+
+import dagster as dg
+
+from trinitylake_ops import Lakehouse
+from trinitylake_ops.dagster_plugin.runs.beyond_public import is_backfill_running, last_of_backfill, step_key_of
+from trinitylake_ops.dagster_plugin.runs.membership import Membership
+from trinitylake_ops.dagster_plugin.runs.reads import BackfillRead, backfill_reads, record_taken
+from trinitylake_ops.dagster_plugin.runs.records import (
+    BACKFILL_TAG,
+    backfill_of,
+    failed_blocking_checks,
+    has_waited,
+)
+from trinitylake_ops.dagster_plugin.runs.staging import staged_by_backfill
+from trinitylake_ops.tables.writing.rebasing.presence import Presence, presence
+from trinitylake_ops.tables.writing.staged_table import StagedTable
+
+_ROOT_TAG = "dagster/root_run_id"
+_PARTITION_TAG = "dagster/partition"
+_RANGE_TAGS = ("dagster/asset_partition_range_start", "dagster/asset_partition_range_end")
+_ACTIVE = [dg.DagsterRunStatus.STARTING, dg.DagsterRunStatus.STARTED, dg.DagsterRunStatus.CANCELING]
+_LONGEST_WAIT_SECONDS = 30
+#: With the waits between them, these attempts take one hour.
+_MOST_WAITS = 125
+#: Runs that wait for queued runs fail if no run of the instance started or ended in this time.
+_IDLE_SECONDS = 300
+
+
+def wait_for_sources(
+    context: dg.AssetExecutionContext,
+    lake: Lakehouse,
+    publisher: dg.AssetKey,
+    reads: Iterable[BackfillRead],
+    publishing: Collection[StagedTable],
+) -> None:
+    """Return unless another run of the backfill has yet to publish what this publication was made from.
+
+    Args:
+        context: The context of the publishing step.
+        lake: The lakehouse.
+        publisher: The publish asset.
+        reads: What the tables of the publication were made from.
+        publishing: The staged tables of the publication.
+
+    Raises:
+        RetryRequested: The other run has not published yet. Dagster starts the step again later.
+        dg.Failure: The other run failed or cannot start, or the wait exceeds an hour.
+        StorageError: A file of a table cannot be read.
+    """
+    backfill, latest = backfill_of(context.instance, context.run), lake.snapshot()
+    if backfill is None:
+        return
+    own = {table.metadata_location for table in publishing}
+    missing: dict[tuple[dg.AssetKey, str | None], None] = {}
+    for read in reads:
+        staged = read.read.staged
+        is_own = staged.metadata_location in own or read.read.root != latest.files.storage.root
+        if not is_own and presence(lake, latest, staged) is Presence.ABSENT:
+            missing.update({(read.asset_key, partition): None for partition in read.partitions or [None]})
+    if not missing:
+        return
+    runs = [
+        run
+        for run in _runs_of(context.instance, backfill)
+        if run.asset_selection is None or publisher in run.asset_selection
+    ]
+    for source, partition in missing:
+        name = source.to_user_string()
+        if partition is None and context.assets_def.partitions_def is not None:
+            raise dg.Failure(
+                f"{publisher.to_user_string()} published nothing: its tables were made from {name}, which is published"
+                f" with the last partition of the backfill; publish {name} by a publish asset of its own, or give all"
+                " these assets backfill_policy=BackfillPolicy.single_run()",
+                allow_retries=False,
+            )
+        shown = f"{name}{'' if partition is None else f' of partition {partition}'}"
+        _wait_for(context, publisher, shown, [run for run in runs if _makes(context, run, partition)], backfill)
+
+
+def staged_by_other_runs(
+    membership: Membership,
+    key: dg.AssetKey,
+    partitions: Sequence[str] | None,
+    *,
+    can_be_united: bool = True,
+    takes: bool = False,
+) -> list[tuple[StagedTable, list[str] | None]]:
+    """Return what other runs of the backfill staged for an asset, with the partitions that each covers.
+
+    Args:
+        membership: The assets of the step, and its run.
+        key: The asset.
+        partitions: The wanted partitions, None for an asset without partitions.
+        can_be_united: Whether the rows of partitions that several runs staged can be read together.
+        takes: Whether the run takes the tables over.
+
+    Raises:
+        dg.Failure: A blocking check of the asset failed where it was staged, or its partitions cannot be united.
+    """
+    instance, run = membership.instance, membership.run
+    part = membership.backfill_part(key)
+    if instance is None or run is None or part is None:
+        return []
+    found: dict[str, tuple[StagedTable, list[str]]] = {}
+    for partition in [None] if partitions is None else partitions:
+        note = staged_by_backfill(instance, part.backfill, key, partition)
+        staged = None if note is None else note.staged
+        if note is not None and staged is not None and note.run_id != run.run_id:
+            found.setdefault(note.run_id, (staged, []))[1].append(partition or "")
+    if not can_be_united and len(found) > 1:
+        raise dg.Failure(
+            f"{key.to_user_string()} was not read: runs of backfill {part.backfill} staged its partitions apart,"
+            " and no column of its table holds them; give it stored_as(partition_by=[COLUMN])",
+            allow_retries=False,
+        )
+    for run_id in found:
+        _check_is_not_refused(instance, key, run_id)
+        if takes:
+            record_taken(instance, run, key, run_id)
+    return [(staged, None if partitions is None else covered) for staged, covered in found.values()]
+
+
+def is_left_to_last(membership: Membership, key: dg.AssetKey, partitions: dg.PartitionKeyRange | None) -> bool:
+    """Whether the last publication of the backfill publishes a table without partitions, instead of this one.
+
+    Such a table may be made from partitions that each publication of the backfill publishes, so that only the last
+    publication can wait for all others.
+
+    Args:
+        membership: The assets of the publishing step, and its run.
+        key: The asset of the table.
+        partitions: The partitions of the publication, None without any.
+    """
+    instance, run, part = membership.instance, membership.run, membership.backfill_part(key)
+    if instance is None or run is None or part is None or partitions is None:
+        return False
+    note = staged_by_backfill(instance, part.backfill, key, None)
+    if note is None or note.run_id == run.run_id or not backfill_reads(instance, note.run_id):
+        return False
+    definition = membership.assets.graph.get(part.publisher).partitions_def
+    last = last_of_backfill(instance, part.backfill, part.publisher, definition)
+    return last is not None and last not in {partitions.start, partitions.end}
+
+
+def _check_is_not_refused(instance: dg.DagsterInstance, key: dg.AssetKey, run_id: str) -> None:
+    """Raise dg.Failure if a blocking check of an asset failed in the run that staged it."""
+    for check in failed_blocking_checks(instance, run_id, key):
+        raise dg.Failure(
+            f"{key.to_user_string()} is neither read nor published as run {run_id} staged it: its blocking check"
+            f" {check} failed there; correct the data, then backfill these partitions again",
+            allow_retries=False,
+        )
+
+
+def _runs_of(instance: dg.DagsterInstance, backfill: str) -> list[dg.DagsterRun]:
+    """Return the runs of a backfill after their re-executions, which lack its tag if they began after its end."""
+    runs = instance.get_runs(dg.RunsFilter(tags={BACKFILL_TAG: backfill}))
+    roots = [run.run_id for run in runs]
+    again = instance.get_runs(dg.RunsFilter(tags={_ROOT_TAG: roots})) if roots else []
+    return [*again, *(run for run in runs if run.root_run_id is None)]
+
+
+def _wait_for(
+    context: dg.AssetExecutionContext,
+    publisher: dg.AssetKey,
+    source: str,
+    runs: Iterable[dg.DagsterRun],
+    backfill: str,
+) -> None:
+    """Wait for the runs that publish a source, newest first, unless they are finished with success."""
+    newest: dict[str, dg.DagsterRun] = {}
+    for run in runs:
+        newest.setdefault(run.root_run_id or run.run_id, run)
+    name, own_root = publisher.to_user_string(), context.run.root_run_id or context.run.run_id
+    if own_root in newest:
+        return  # this publication has another version of the source, and its check of the reads reports that
+    failed = next((run for run in newest.values() if run.is_finished and not run.is_success), None)
+    if failed is not None:
+        _fail(name, source, f"run {failed.run_id} did not publish that; re-execute run {failed.run_id} from failure")
+    waiting_for = [run for run in newest.values() if not run.is_success]
+    if newest and not waiting_for:
+        return
+    if not newest and not is_backfill_running(context.instance, backfill):
+        _fail(name, source, f"backfill {backfill} ended without a run that publishes that; backfill {name} for it")
+    listed = ", ".join(f"run {run.run_id}" for run in waiting_for) or f"backfill {backfill}"
+    if context.retry_number >= _MOST_WAITS:
+        _fail(name, source, f"{listed} did not publish that in time; when it has")
+    if _is_stuck(context):
+        _fail(name, source, f"{listed} cannot start while runs that wait for it occupy all slots; when it has ended")
+    context.log.info("waiting for %s, which publishes %s", listed, source)
+    raise dg.RetryRequested(_MOST_WAITS, min(2 ** min(context.retry_number, 10), _LONGEST_WAIT_SECONDS))
+
+
+def _is_stuck(context: dg.AssetExecutionContext) -> bool:
+    """Whether all runs in progress wait for others, and no run of the instance started or ended for some minutes."""
+    instance, step_key = context.instance, step_key_of(context)
+    active = instance.get_runs(dg.RunsFilter(statuses=_ACTIVE))
+    others = [run for run in active if run.run_id != context.run.run_id]
+    if not all(has_waited(instance, run.run_id, step_key) for run in others):
+        return False
+    changed_after = datetime.now(UTC) - timedelta(seconds=_IDLE_SECONDS)
+    return not instance.get_runs(dg.RunsFilter(updated_after=changed_after), limit=1)
+
+
+def _fail(publisher: str, source: str, cause: str) -> NoReturn:
+    raise dg.Failure(
+        f"{publisher} published nothing: its tables were made from {source}, and {cause}, then re-execute this run from"
+        " failure",
+        allow_retries=False,
+    )
+
+
+def _makes(context: dg.AssetExecutionContext, run: dg.DagsterRun, partition: str | None) -> bool:
+    """Whether a run makes a partition of the publish asset. It may publish a table without partitions in any run."""
+    partitions = context.assets_def.partitions_def
+    if partition is None or partitions is None:
+        return True
+    start, end = (run.tags.get(tag) for tag in _RANGE_TAGS)
+    if start is None or end is None:
+        return run.tags.get(_PARTITION_TAG) == partition
+    return partition in partitions.get_partition_keys_in_range(
+        dg.PartitionKeyRange(start, end), dynamic_partitions_store=context.instance
+    )
