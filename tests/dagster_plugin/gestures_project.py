@@ -324,13 +324,13 @@ class Project:
         Each run has its own process in a deployment, so that it does not get the partitions of a time window that
         Dagster cached for another run: the cache takes the two hours of a repeated hour for one.
         """
-        from trinitylake_ops.dagster_plugin import publish, step_publication
+        from trinitylake_ops.dagster_plugin import publish_step, step_publication
 
         windows = dg.TimeWindowPartitionsDefinition
         with monkeypatch.context() as patch:
             uncached = windows.get_partition_keys_in_time_window.__wrapped__  # type: ignore[attr-defined]
             patch.setattr(windows, "get_partition_keys_in_time_window", uncached)
-            for module in (publish, step_publication):
+            for module in (publish_step, step_publication):
                 patch.setattr(module, "publish_once", self._publish_once)
             yield
 

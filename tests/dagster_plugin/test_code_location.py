@@ -71,14 +71,29 @@ def jobs_of(definitions: dg.Definitions) -> set[str]:
     return {job.name for job in definitions.resolve_all_job_defs() if not job.name.startswith("__")}
 
 
-def test_definitions_of_tables_load_without_what_steps_import() -> None:
-    """Each run has a process that loads the definitions, and stores no table."""
+def test_definitions_of_tables_and_publish_assets_load_without_what_steps_import() -> None:
+    """Each run has a process that loads the definitions, and stores and publishes no table."""
     program = """
 import sys
-from trinitylake_ops.dagster_plugin import LakehouseNames, TrinityLakeIOManager, TrinityLakeResource, stored_as
-TrinityLakeIOManager(lakehouse=TrinityLakeResource(root="/lake"))
-stored_as(partition_by=["day"])
-loaded = {"pyiceberg", "trinitylake_ops.tables", "trinitylake_ops.maintenance.status"} & sys.modules.keys()
+import dagster as dg
+from trinitylake_ops.dagster_plugin import (
+    LakehouseNames, TrinityLakeIOManager, TrinityLakeResource, build_publish_asset, stored_as
+)
+names, lakehouse = LakehouseNames("lake"), TrinityLakeResource(root="/lake")
+days = dg.DailyPartitionsDefinition("2026-01-01")
+
+@dg.asset(key=["shop", "orders"], io_manager_key=names.io_manager_key, partitions_def=days,
+          metadata=stored_as(partition_by=["day"]))
+def orders():
+    pass
+
+tables = {"orders": orders, "totals": dg.AssetKey(["shop", "totals"])}
+publish = build_publish_asset(key=["publish"], tables=tables, partitions_def=days, names=names)
+resources = {names.resource_key: lakehouse, names.io_manager_key: TrinityLakeIOManager(lakehouse=lakehouse)}
+dg.Definitions(assets=[orders, dg.AssetSpec(["shop", "totals"]), publish], resources=resources).get_repository_def()
+table_modules = {name for name in sys.modules if name.startswith("trinitylake_ops.tables.")}
+loaded = {"pyiceberg", "trinitylake_ops.maintenance.status"} & sys.modules.keys() | table_modules
+loaded -= {"trinitylake_ops.tables.writing", "trinitylake_ops.tables.writing.staged_table"}
 assert not loaded, loaded
 """
     ran = run_without((), program)

@@ -13,7 +13,7 @@ from tests.dagster_plugin.quiet import QUIET
 from tests.lakes import Lakes, check_lake
 from tests.processes import fork
 from trinitylake_ops import Lakehouse, maintenance
-from trinitylake_ops.dagster_plugin import publish, step_publication
+from trinitylake_ops.dagster_plugin import publish_step, step_publication
 from trinitylake_ops.dagster_plugin.io_manager import TrinityLakeIOManager
 from trinitylake_ops.dagster_plugin.publish import build_publish_asset
 from trinitylake_ops.dagster_plugin.resources import TrinityLakeResource
@@ -91,7 +91,7 @@ class Shop:
         before: Callable[[], object] = lambda: None,
         after: Callable[[], object] = lambda: None,
         *,
-        by: Any = publish,
+        by: Any = publish_step,
     ) -> None:
         """Call functions before and after the next commit, by a publish asset or by a table's own step."""
         publish_once = by.publish_once
@@ -236,7 +236,7 @@ def test_a_range_without_one_of_its_partitions_is_not_published(shop: Shop, publ
     shop.instance.add_dynamic_partitions("range", ["a", "b", "c"])
     shop.at_commit(
         before=lambda: shop.instance.delete_dynamic_partition("range", "b"),
-        by=step_publication if publisher == "none" else publish,
+        by=step_publication if publisher == "none" else publish_step,
     )
     run = shop.run(between=("a", "c"))
     assert (run.is_failure, shop.failure(run), shop.lake.latest_version()) == (True, "invalid-input", 0)

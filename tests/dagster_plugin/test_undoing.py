@@ -22,7 +22,7 @@ from tests.lakes import Lakes, check_lake, objects
 from tests.local_clock import LocalClock
 from tests.maintenance.changes import append_rows
 from trinitylake_ops import Lakehouse, maintenance
-from trinitylake_ops.dagster_plugin import publish
+from trinitylake_ops.dagster_plugin import publish_step
 from trinitylake_ops.dagster_plugin.names import ONLY
 from trinitylake_ops.dagster_plugin.resources import TrinityLakeResource
 from trinitylake_ops.dagster_plugin.runs.beyond_public import execute_as_launched
@@ -353,7 +353,7 @@ def test_a_check_is_about_the_version_that_a_re_execution_publishes(
     good = shop.load(1, 2, 3)
     shop.source.write_text("4\n-5")
     with monkeypatch.context() as broken:
-        broken.setattr(publish, "publish_once", refuse)
+        broken.setattr(publish_step, "publish_once", refuse)
         failed = shop.execute()
     assert failed.is_failure
     assert "; latest; 1 passed" in row(shop.page(), good)

@@ -18,13 +18,13 @@ from trinitylake_ops.errors import (
 )
 from trinitylake_ops.operations.names import split_name
 from trinitylake_ops.tables.writing.publication import (
-    CLOCK_SKEW,
     Publication,
     publication_id,
     publish_once,
     version_before,
 )
 from trinitylake_ops.tables.writing.staged_table import StagedTable
+from trinitylake_ops.versions.time_travel import CLOCK_SKEW
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from datetime import timedelta
 
 from trinitylake_ops.errors import VersionNotFoundError
 from trinitylake_ops.format.nodes.node_file import decode_system_rows
 from trinitylake_ops.format.nodes.system_rows import CLOCK_RESET, COMMIT_ID, CREATED_AT_MILLIS, clock_reset
 from trinitylake_ops.versions.roots import ProbedRoots, Roots, read_roots
 from trinitylake_ops.versions.snapshot import utc_of
+
+#: The most by which the clocks of an orchestrator's processes, its database and the lakehouse's storage may differ.
+CLOCK_SKEW = timedelta(hours=1)
 
 _BATCH = 64
 #: The most by which a clock is assumed to have been behind where it was set back: a wrong time zone and more.

@@ -7,7 +7,7 @@ from datetime import datetime
 
 import dagster as dg
 
-from trinitylake_ops.tables.writing.publication import CLOCK_SKEW
+from trinitylake_ops.versions.time_travel import CLOCK_SKEW
 
 _PAGE = 100
 BACKFILL_TAG = "dagster/backfill"

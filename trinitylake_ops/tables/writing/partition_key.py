@@ -20,10 +20,9 @@ from pyiceberg.typedef import Record
 from pyiceberg.types import DateType, IcebergType, IntegerType, LongType, PrimitiveType
 
 from trinitylake_ops.errors import InvalidInputError
+from trinitylake_ops.tables.writing.staged_table import EncodedPartition
 
 PartitionValue: TypeAlias = bool | int | str | bytes | Decimal | dt.date | dt.datetime | dt.time | None
-#: The values of one partition as hexadecimal digits of Iceberg's binary form, None for NULL.
-EncodedPartition: TypeAlias = tuple[str | None, ...]
 
 _WHOLE_NUMBER = re.compile(r"[+-]?[0-9]+")
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import uuid
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import datetime
 
 from trinitylake_ops.errors import CommitConflictError, InvalidInputError, VersionNotFoundError
 from trinitylake_ops.format.definitions import METADATA_LOCATION, IsolationLevel
@@ -29,9 +29,6 @@ from trinitylake_ops.versions.time_travel import find_version_before
 _PUBLICATIONS = uuid.UUID("5e6d3a8e-7a55-4d6a-9a7d-6f3c1b1f2c77")
 
 PUBLISH = "publish"
-
-#: The most by which the clocks of an orchestrator's processes, its database and the lakehouse's storage may differ.
-CLOCK_SKEW = timedelta(hours=1)
 
 
 @dataclass(frozen=True, slots=True)

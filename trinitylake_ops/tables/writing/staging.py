@@ -39,7 +39,8 @@ from trinitylake_ops.tables.files.metadata import table_metadata
 from trinitylake_ops.tables.managed import metadata_uri
 from trinitylake_ops.tables.writing.partition_key import encode_partitions
 from trinitylake_ops.tables.writing.replacement import add_snapshot, all_files, files_in_partitions, files_matching
-from trinitylake_ops.tables.writing.staged_table import StagedTable, describe_change
+from trinitylake_ops.tables.writing.staged_change import describe_change
+from trinitylake_ops.tables.writing.staged_table import StagedTable
 from trinitylake_ops.tables.writing.write_plan import TableWrite, extend_schema
 from trinitylake_ops.transaction.lakehouse import Lakehouse
 from trinitylake_ops.transaction.time_to_live import removed_before_ms
