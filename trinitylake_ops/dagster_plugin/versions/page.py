@@ -30,8 +30,8 @@ LAST_VERSIONS = "last_versions"
 #: The description of the observations that hold metrics.
 METRICS = "Metrics of the lakehouse, and what an operation counted."
 
-#: The text of the link to the plan that undoes the last versions.
-GO_BACK = "go back to the last version whose checks passed"
+#: The text of the link to the plan that undoes the last versions, which fits on one line of the page.
+GO_BACK = "go back to the last version that passed"
 
 #: How many versions a page has.
 MOST_VERSIONS = 10
@@ -106,7 +106,7 @@ class VersionsPage(VersionRows):
         back = self.links.launchpad("rollback", {"to": {"last_passed": True}}, GO_BACK)
         return {
             "health": "the latest version cannot be read; run verify" if status is None else _health(status),
-            **({} if status is None else {"next": self._next(status)}),
+            **({} if status is None else self._next(status)),
             **({} if back is None else {"go_back": link_metadata(back)}),
             **self.lists(lake, latest),
         }
@@ -131,8 +131,11 @@ class VersionsPage(VersionRows):
             [f"**{version}**", plain_markdown(text), *([action.markdown] if isinstance(action, Link) else [])]
         )
 
-    def _next(self, status: Status) -> dg.MarkdownMetadataValue:
-        """Return what is due, or the first thing that will be, with a link to its job, or else its command."""
+    def _next(self, status: Status) -> dict[str, Any]:
+        """Return what is due, or the first thing that will be, with a link to its job, or else its command.
+
+        There is no entry if there is nothing to do, which the health says.
+        """
         due = status.is_due or tuple(one for one in status.due if one.state == DueState.LATER)[:1]
         lines = []
         for one in due:
@@ -141,7 +144,7 @@ class VersionsPage(VersionRows):
             command = f"`trinitylake {one.command}`" if one.command else ""
             action = command if link is None else link.markdown
             lines.append(f"- {plain_markdown(f'{one.what}, {one.state}: {one.why}')} {action}")
-        return dg.MetadataValue.md("\n".join(lines) or "nothing")
+        return {"next": dg.MetadataValue.md("\n".join(lines))} if lines else {}
 
     @property
     def columns(self) -> tuple[str, ...]:
