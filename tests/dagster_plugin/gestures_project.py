@@ -111,6 +111,7 @@ class Run:
     keys: tuple[str | None, ...] = (None,)
     selection: tuple[str, ...] = ()
     fault: tuple[str, str] | None = None
+    met: str = ""
     check_fails: bool = False
     run_id: str = ""
     parent: "Run | None" = None
@@ -211,7 +212,7 @@ class Project:
         run: Run = self.local.run
         self.pause()
         if run.fault is not None and run.fault[0] == name:
-            kind, run.fault = run.fault[1], None
+            kind, run.fault, run.met = run.fault[1], None, name
             self.faults += 1
             if kind == "die":
                 run.is_dead = True

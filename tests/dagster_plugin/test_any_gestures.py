@@ -373,7 +373,10 @@ class World:
             if event.asset_key.path[0] == "shop":
                 staging = self.newest(run, table)
                 assert staging is not None
-                assert event.metadata["lakehouse_version"].value == staging.version, f"{table} of {run.run_id[:8]}"
+                named = event.metadata["lakehouse_version"].value
+                # A second re-execution of a run may find rows that the first one published.
+                is_there = staging.run_id != run.run_id and frozenset(staging.rows) <= self.states[named][table]
+                assert named == staging.version or is_there, f"{table} of {run.run_id[:8]}"
 
     def _check_green(self, run: Run) -> None:
         undone = self._undone(run)
@@ -418,7 +421,7 @@ class World:
             for event in self._events(run, dg.DagsterEventType.ASSET_MATERIALIZATION)
             if "lakehouse_version" in event.metadata
         }
-        may_be_silent = run.is_dead or "fault at after" in run.error
+        may_be_silent = run.is_dead or run.met.startswith("after")
         assert versions <= reported or may_be_silent, (
             f"red {run.run_id[:8]} committed {versions} and reported {reported}"
         )

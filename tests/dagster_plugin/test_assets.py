@@ -92,7 +92,7 @@ def test_the_head_shows_its_version_and_what_changed_since(lake: Lakehouse, inst
     assert 0 <= shown["hours_since_verify"] < 1
     assert shown["health"] == "good: nothing to do"
     assert (shown["findings"], shown["hint"]) == ("none", "right")
-    assert [*shown][:4] == ["lakehouse_version", "health", "next", "last_versions"]
+    assert [*shown][:3] == ["lakehouse_version", "health", "last_versions"]
     assert "| verify | fine |" in shown["due"]
     assert "| who | versions |" in shown["committers"]
     assert values(observe(lake, instance)[ONLY.lakehouse_key])["changed_tables"] == 0

@@ -306,7 +306,7 @@ def test_a_bad_publication_is_found_undone_and_proved(shop: Shop) -> None:
     metrics = plain(seen.asset_observation.metadata)
     assert (metrics["objects"], metrics["tables"], metrics["publish_tables"]) == (2, 1, 1)
     assert (metrics["hours_since_export"], metrics["publish_rows_added"]) == ("none", 2)
-    assert [*shown][:5] == ["lakehouse_version", "health", "next", "go_back", "last_versions"]
+    assert [*shown][:4] == ["lakehouse_version", "health", "go_back", "last_versions"]
 
     _, plan = shop.run("shop_rollback", {"to": {"last_passed": True}})
     assert (plan["to_version"], plan["rows_coming_back"], plan["rows_going_away"]) == (good, 3, 2)
