@@ -11,6 +11,7 @@ import pytest
 from pyiceberg.catalog.sql import SqlCatalog
 from pyiceberg.manifest import DataFile, ManifestEntryStatus, ManifestFile
 from pyiceberg.table import Table
+from pyiceberg.types import LongType
 
 from tests.foreign_files import (
     commit_unchecked,
@@ -114,6 +115,77 @@ def test_a_manifest_that_does_not_exist_is_not_committed(served: Served, lake: L
     lake.storage.delete(gone.manifest_path.removeprefix(lake.root))
     assert commit(served, lake, [*manifests_of(lake, "ns.t"), gone]).error == (400, "BadRequestException")
     assert lake.latest_version() == before
+
+
+BAD_REQUEST = (400, "BadRequestException")
+
+
+def test_a_manifest_is_listed_once(served: Served, lake: Lakehouse) -> None:
+    """Readers return the rows of a manifest as often as a list has it."""
+    table_of(lake).append(ROWS)
+    before, parent = lake.latest_version(), manifests_of(lake, "ns.t")
+    own = [renamed(file, file.file_path.replace("/data/", "/data/own-")) for file in data_files_of(lake, "ns.t")]
+    lake.storage.create(own[0].file_path.removeprefix(lake.root), b"PAR1PAR1")
+    new = written_manifest(lake, table_of(lake), own, ADDED, 11)
+    assert commit(served, lake, [new, new, *parent]).error == BAD_REQUEST
+    assert commit(served, lake, [*parent, *parent]).error == BAD_REQUEST
+    assert commit(served, lake, [new, *parent, *parent]).error == BAD_REQUEST
+    (other,) = data_files_of(lake, "ns.t")
+    renamed(other, own[0].file_path.replace("file:///", "file:/"))
+    twice = written_manifest(lake, table_of(lake), [*own, other], ADDED, 11)
+    assert commit(served, lake, [twice, *parent]).error == BAD_REQUEST
+    assert lake.latest_version() == before
+    assert commit(served, lake, [new, *parent]).status == 200
+
+
+@pytest.mark.parametrize("spec_id", [9, -1])
+def test_a_manifest_has_a_partition_spec_of_its_table(served: Served, lake: Lakehouse, spec_id: int) -> None:
+    table_of(lake).append(ROWS)
+    before = lake.latest_version()
+    manifest = written_manifest(lake, table_of(lake), data_files_of(lake, "ns.t"), EXISTING, 11)
+    manifest[2] = spec_id
+    assert manifest.partition_spec_id == spec_id
+    assert commit(served, lake, [manifest]).error == BAD_REQUEST
+    assert lake.latest_version() == before
+
+
+@pytest.mark.parametrize("name", ["added-data-files", "total-data-files"])
+def test_an_empty_list_counts_no_files(served: Served, lake: Lakehouse, name: str) -> None:
+    """A table whose totals contradict its manifest list can be neither planned nor changed."""
+    table_of(lake).append(ROWS)
+    table, before = table_of(lake), lake.latest_version()
+    snapshot = snapshot_of(table, 11, written_list(writing_io(lake), table, [], 11), table.metadata.current_snapshot_id)
+    counted = {**snapshot, "summary": {"operation": "append", name: "1"}}
+    assert served.ask("POST", TABLE, commit_of(*updates_of(counted))).error == BAD_REQUEST
+    assert lake.latest_version() == before
+    assert served.ask("POST", TABLE, commit_of(*updates_of(snapshot))).status == 200
+    assert served.ask("POST", f"{TABLE}/plan", {}).document["file-scan-tasks"] == []
+    table_of(lake).append(ROWS)
+    assert table_of(lake).scan().to_arrow().num_rows == ROWS.num_rows
+
+
+def test_schemas_and_partition_specs_of_snapshots_stay(served: Served, lake: Lakehouse) -> None:
+    with table_of(lake).update_schema() as schema:
+        schema.add_column("unused", LongType())
+    with table_of(lake).update_schema() as schema:
+        schema.delete_column("unused")
+    table_of(lake).append(ROWS)
+    with table_of(lake).update_spec() as spec:
+        spec.add_identity("id")
+    with table_of(lake).update_schema() as schema:
+        schema.add_column("more", LongType())
+    metadata = table_of(lake).metadata
+    assert metadata.current_snapshot_id is not None
+    used = metadata.snapshots[-1].schema_id
+    for update in (
+        {"action": "remove-partition-specs", "spec-ids": [0]},
+        {"action": "remove-schemas", "schema-ids": [used]},
+    ):
+        assert served.ask("POST", TABLE, commit_of(update)).error == BAD_REQUEST
+    unused = next(one.schema_id for one in metadata.schemas if one.schema_id not in (used, metadata.current_schema_id))
+    assert served.ask("POST", TABLE, commit_of({"action": "remove-schemas", "schema-ids": [unused]})).status == 200
+    body = {"snapshot-id": metadata.current_snapshot_id, "use-snapshot-schema": True}
+    assert len(served.ask("POST", f"{TABLE}/plan", body).document["file-scan-tasks"]) == 1
 
 
 @pytest.mark.parametrize("kind", ["manifest", "entry"])

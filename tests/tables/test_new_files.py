@@ -25,15 +25,15 @@ def test_entries_that_would_make_wrong_rows_are_refused(catalog: TrinityLakeCata
     assert snapshot is not None
     assert isinstance(io, StorageFileIO)
     ((manifest, (entry,)),) = new_files([snapshot], None, io).entries.items()
-    check_new_entries({manifest: [entry]}, [snapshot])
+    check_new_entries({manifest: [entry]}, [snapshot], io)
     with pytest.raises(InvalidDefinitionError):
-        check_new_entries({manifest: [entry, entry]}, [snapshot])
+        check_new_entries({manifest: [entry, entry]}, [snapshot], io)
     deleted, later = copy.deepcopy(entry), copy.deepcopy(entry)
     deleted.status = ManifestEntryStatus.DELETED
-    check_new_entries({manifest: [deleted, entry]}, [snapshot])
+    check_new_entries({manifest: [deleted, entry]}, [snapshot], io)
     later.sequence_number = 2**62
     with pytest.raises(InvalidDefinitionError):
-        check_new_entries({manifest: [later]}, [snapshot])
+        check_new_entries({manifest: [later]}, [snapshot], io)
 
 
 @pytest.mark.parametrize(

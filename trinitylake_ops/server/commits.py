@@ -43,12 +43,19 @@ from trinitylake_ops.server.warehouses import Name
 from trinitylake_ops.tables.catalog.catalog import TrinityLakeCatalog
 from trinitylake_ops.tables.catalog.loaded_table import commit_message, loaded_now, registered_elsewhere
 from trinitylake_ops.tables.catalog.target import TransactionTarget
-from trinitylake_ops.tables.catalog.updates import asked_for, fitted, location_in, named_files
+from trinitylake_ops.tables.catalog.updates import (
+    asked_for,
+    check_keeps_what_snapshots_use,
+    fitted,
+    location_in,
+    named_files,
+    spec_ids_after,
+)
 from trinitylake_ops.tables.claims.bounds import has_faulty_bounds
 from trinitylake_ops.tables.claims.table_seals import unsealed_json
 from trinitylake_ops.tables.files.bounds import repaired_uri, with_valid_bounds
 from trinitylake_ops.tables.files.metadata import LoadedMetadata, metadata_json, parse_metadata
-from trinitylake_ops.tables.files.new_files import check_new_entries, new_files, oldest_of
+from trinitylake_ops.tables.files.new_files import check_new_entries, check_new_lists, new_files, oldest_of
 from trinitylake_ops.tables.files.reach import files_of, manifests_in
 from trinitylake_ops.tables.files.totals import with_totals
 from trinitylake_ops.tables.io.file_io import StorageFileIO
@@ -203,6 +210,7 @@ class _Attempt:
         if table is not None and not self._txn.table(*commit.name).is_managed:
             raise forbidden(registered_elsewhere(".".join(commit.name)).message)
         _check_keeps_snapshots(commit)
+        check_keeps_what_snapshots_use(commit.request.updates, current)
         updates = fitted(commit.request.updates, current)
         if table is None or current is None:
             updates = self._placed(updates)
@@ -210,9 +218,9 @@ class _Attempt:
         else:
             check_format_version(current)
             place = current.location
-        read = self._check_files(commit, updates, place, current)
+        read, empty_ids = self._check_files(commit, updates, place, current)
         with asked_for():
-            updates = list(with_totals(updates, current, self._io, read))
+            updates = list(with_totals(updates, current, self._io, read, empty_ids))
             faulty = {one for one, entries in read.items() if has_faulty_bounds(entries)}
             if faulty := {one for one in faulty if _is_within(one.manifest_path, place)}:
                 updates = self._with_valid_bounds(updates, faulty)
@@ -272,16 +280,18 @@ class _Attempt:
 
     def _check_files(
         self, commit: TableCommit, updates: Sequence[TableUpdate], place: str, current: TableMetadata | None
-    ) -> Mapping[ManifestFile, list[ManifestEntry]]:
+    ) -> tuple[Mapping[ManifestFile, list[ManifestEntry]], set[int]]:
         """Check that all files of new snapshots lie in the table's folder, or are its files already, each once.
 
         The transaction becomes as old as the oldest file that the snapshots add. Returns the entries of manifests that
-        the table does not have yet. Raises RefusedError, LocationNotAllowedError, InvalidDefinitionError.
+        the table does not have yet, and the ids of snapshots whose manifest list is empty.
+
+        Raises RefusedError, LocationNotAllowedError and InvalidDefinitionError.
         """
         files = set(named_files(updates))
         _check_within(files, place)
         if not files:
-            return {}
+            return {}, set()
         io = self._io.for_managed(table_id_of(place) or "")
         try:
             new = new_files([update.snapshot for update in commit.added], current, io)
@@ -296,9 +306,11 @@ class _Attempt:
             reached = self._reached(commit, io)
             beyond = {file for file in beyond if io.location(file) not in reached}
         _check_within(beyond, place)
-        check_new_entries(new.entries, (update.snapshot for update in commit.added))
+        snapshots = [update.snapshot for update in commit.added]
+        check_new_lists(new, snapshots, spec_ids_after(updates, current))
+        check_new_entries(new.entries, snapshots, io)
         self._txn.date_back(oldest_of(lambda: files | new.added, io))
-        return new.entries
+        return new.entries, {snapshot_id for snapshot_id, manifests in new.listed.items() if not manifests}
 
     def _reached(self, commit: TableCommit, io: StorageFileIO) -> set[str]:
         """Return the locations of all files that the table has. Raises LocationNotAllowedError for an external one."""

@@ -21,7 +21,9 @@ from pyiceberg.table.update import (
     AddSnapshotUpdate,
     AddSortOrderUpdate,
     AssignUUIDUpdate,
+    RemovePartitionSpecsUpdate,
     RemovePropertiesUpdate,
+    RemoveSchemasUpdate,
     SetCurrentSchemaUpdate,
     SetDefaultSortOrderUpdate,
     SetDefaultSpecUpdate,
@@ -85,6 +87,39 @@ def location_in(updates: Sequence[TableUpdate]) -> str:
     """Return the place that updates give to a new table, empty where they give none."""
     places = [update.location for update in updates if isinstance(update, SetLocationUpdate)]
     return places[-1].rstrip("/") if places else ""
+
+
+def spec_ids_after(updates: Sequence[TableUpdate], current: TableMetadata | None) -> set[int]:
+    """Return the ids of the partition specs of a table after a commit.
+
+    Args:
+        updates: The updates of the commit, from :func:`fitted`.
+        current: The metadata of the table, None for a new one.
+    """
+    added = {update.spec.spec_id for update in updates if isinstance(update, AddPartitionSpecUpdate)}
+    return added if current is None else added | current.specs().keys()
+
+
+def check_keeps_what_snapshots_use(updates: Sequence[TableUpdate], current: TableMetadata | None) -> None:
+    """Raise InvalidDefinitionError for updates that remove a schema or partition spec that readers of a snapshot need.
+
+    Which snapshots use a partition spec is in their manifest lists only. So all specs of a table with snapshots stay.
+
+    Args:
+        updates: The updates of a commit.
+        current: The metadata of the table, None for a new one.
+    """
+    snapshots = [] if current is None else current.snapshots
+    schema_ids = {snapshot.schema_id for snapshot in snapshots}
+    for update in updates:
+        if isinstance(update, RemoveSchemasUpdate) and schema_ids.intersection(update.schema_ids):
+            raise InvalidDefinitionError(
+                "schemas are not removed: a snapshot of the table was written with one of them; leave them"
+            )
+        if isinstance(update, RemovePartitionSpecsUpdate) and snapshots:
+            raise InvalidDefinitionError(
+                "partition specs are not removed: the table has snapshots whose files may need them; leave them"
+            )
 
 
 def named_files(updates: Sequence[TableUpdate]) -> Iterator[str]:

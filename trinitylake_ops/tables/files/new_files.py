@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Container, Iterable, Mapping
 from dataclasses import dataclass
 
 from pyiceberg.manifest import DataFileContent, ManifestEntry, ManifestEntryStatus, ManifestFile
 from pyiceberg.table.metadata import TableMetadata
-from pyiceberg.table.snapshots import Snapshot
+from pyiceberg.table.snapshots import ADDED_DATA_FILES, TOTAL_DATA_FILES, Snapshot
 
 from trinitylake_ops.errors import FileMissingError, InvalidDefinitionError, TransactionExpiredError
 from trinitylake_ops.format.locations import is_uri
 from trinitylake_ops.storage.parallel import run_parallel
 from trinitylake_ops.tables.files.reach import entries_in, manifests_in
+from trinitylake_ops.tables.files.totals import count_in
 from trinitylake_ops.tables.io.file_io import StorageFileIO
 
 _ADDED = ManifestEntryStatus.ADDED
@@ -48,11 +49,13 @@ class NewFiles:
 
     ``named`` are all files that the snapshots name, unless the snapshots before them list the same manifests. ``added``
     are those of them that the snapshots declare to add. ``entries`` are those of the manifests that were read.
+    ``listed`` are the manifest lists of the snapshots, by snapshot id.
     """
 
     named: frozenset[str]
     added: frozenset[str]
     entries: Mapping[ManifestFile, list[ManifestEntry]]
+    listed: Mapping[int, list[ManifestFile]]
 
 
 def new_files(added: Iterable[Snapshot], base: TableMetadata | None, io: StorageFileIO) -> NewFiles:
@@ -87,15 +90,59 @@ def new_files(added: Iterable[Snapshot], base: TableMetadata | None, io: Storage
         if manifest.added_snapshot_id in snapshot_ids:
             declared.add(manifest.manifest_path)
             declared.update(entry.data_file.file_path for entry in several if entry.status == _ADDED)
-    return NewFiles(frozenset(named), frozenset(declared), dict(zip(fresh, entries, strict=True)))
+    return NewFiles(
+        frozenset(named),
+        frozenset(declared),
+        dict(zip(fresh, entries, strict=True)),
+        {shot.snapshot_id: several for shot, several in zip(snapshots, listed, strict=False)},
+    )
 
 
-def check_new_entries(entries: Mapping[ManifestFile, list[ManifestEntry]], added: Iterable[Snapshot]) -> None:
+def check_new_lists(new: NewFiles, added: Iterable[Snapshot], spec_ids: Container[int]) -> None:
+    """Raise InvalidDefinitionError for manifest lists of which readers would return wrong rows, or fail.
+
+    Args:
+        new: The files of the new snapshots.
+        added: The new snapshots.
+        spec_ids: The ids of the partition specs of the table.
+
+    Raises:
+        InvalidDefinitionError: A list has a manifest twice, so that each of its rows counts twice. Or a new manifest
+            has a partition spec that the table does not have. Or a list is empty, and its summary counts files.
+    """
+    for snapshot in added:
+        manifests = new.listed.get(snapshot.snapshot_id)
+        if manifests is None:
+            continue
+        n_files = {name: count_in(snapshot, name) or 0 for name in (ADDED_DATA_FILES, TOTAL_DATA_FILES)}
+        if not manifests and any(n_files.values()):
+            raise InvalidDefinitionError(
+                f"the manifest list {snapshot.manifest_list[:200]!r} is empty, and the summary of its snapshot counts"
+                " files; write the list again"
+            )
+        repeated = [path for path, count in Counter(one.manifest_path for one in manifests).items() if count > 1]
+        if repeated:
+            raise InvalidDefinitionError(
+                f"the snapshot lists the manifest {repeated[0][:200]!r} more than once, and each of its rows would"
+                " count as often; list it once"
+            )
+    for manifest in new.entries:
+        if manifest.partition_spec_id not in spec_ids:
+            raise InvalidDefinitionError(
+                f"the manifest {manifest.manifest_path[:200]!r} has the partition spec {manifest.partition_spec_id},"
+                " which the table does not have; write the manifest with a spec of the table"
+            )
+
+
+def check_new_entries(
+    entries: Mapping[ManifestFile, list[ManifestEntry]], added: Iterable[Snapshot], io: StorageFileIO
+) -> None:
     """Raise InvalidDefinitionError for entries of new manifests that would make readers return wrong rows.
 
     Args:
         entries: The entries of the manifests that the table does not have yet.
         added: The new snapshots.
+        io: Resolves the URIs of files, because one file may have several.
 
     Raises:
         InvalidDefinitionError: A snapshot lists a data file twice, so that each of its rows counts twice. Or a file
@@ -114,7 +161,7 @@ def check_new_entries(entries: Mapping[ManifestFile, list[ManifestEntry]], added
                     f" adds it {last}; write its manifest again"
                 )
             if entry.data_file.content == DataFileContent.DATA:
-                live[manifest.added_snapshot_id, path] += 1
+                live[manifest.added_snapshot_id, io.location(path)] += 1
     repeated = next((path for (_, path), count in live.items() if count > 1), None)
     if repeated is not None:
         raise InvalidDefinitionError(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from pyiceberg.manifest import DataFile, DataFileContent, ManifestEntry, ManifestEntryStatus, ManifestFile
@@ -93,6 +93,7 @@ def with_totals(
     current: TableMetadata | None,
     io: StorageFileIO,
     read: Mapping[ManifestFile, list[ManifestEntry]] | None = None,
+    empty_ids: Collection[int] = (),
 ) -> tuple[TableUpdate, ...]:
     """Return the updates of a commit with all totals in the summaries of the snapshots that they add.
 
@@ -104,6 +105,7 @@ def with_totals(
         current: The metadata of the table, None for a new one.
         io: Reads the files of the table.
         read: The entries of all manifests that the snapshots add, None if they were not read.
+        empty_ids: The ids of snapshots whose manifest list is empty. Their totals are 0, whatever their parent has.
 
     Raises:
         CorruptFileError: A manifest list or manifest cannot be read.
@@ -121,7 +123,10 @@ def with_totals(
             parent = added.get(parent_id or -1)
             if parent is None and current is not None and parent_id is not None:
                 parent = current.snapshot_by_id(parent_id)
-            snapshot = _completed(snapshot, parent, io, read)
+            if snapshot.snapshot_id in empty_ids:
+                snapshot = _with_missing(snapshot, dict.fromkeys(_TOTALS, 0))
+            else:
+                snapshot = _completed(snapshot, parent, io, read)
         added[snapshot.snapshot_id] = snapshot
         completed.append(update.model_copy(update={"snapshot": snapshot}))
     return tuple(completed)
@@ -145,6 +150,10 @@ def _completed(
             sign = _sign(entry, snapshot.snapshot_id, is_whole=not continues)
             for name, count in _counts_of(entry.data_file) if sign else ():
                 totals[name] += sign * count
+    return _with_missing(snapshot, totals)
+
+
+def _with_missing(snapshot: Snapshot, totals: Mapping[str, int]) -> Snapshot:
     before = {} if snapshot.summary is None else snapshot.summary.additional_properties
     missing = {name: str(max(0, count)) for name, count in totals.items() if count_in(snapshot, name) is None}
     operation = Operation.OVERWRITE if snapshot.summary is None else snapshot.summary.operation
