@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -22,7 +23,7 @@ from tests.foreign_files import (
     written_list,
     written_manifest,
 )
-from tests.lakes import allowing
+from tests.lakes import Lakes, allowing
 from tests.server.requests import TABLE, TABLES, commit_of
 from tests.server.served import Reply, Served, serving, settings_for
 from trinitylake_ops import Lakehouse, maintenance
@@ -244,3 +245,80 @@ def test_a_registered_table_has_no_files_of_a_managed_one(lake: Lakehouse, tmp_p
     assert answer.error == FORBIDDEN
     with pytest.raises(PermissionError):
         catalog_at(lake).load_table("ns.theirs").scan().to_arrow()
+
+
+@pytest.fixture
+def local(lakes: Lakes) -> Lakehouse:
+    """A lakehouse on this machine with two tables that have rows."""
+    lake = lakes.local()
+    catalog = catalog_at(lake)
+    for name in ("ns.t", "secret.s"):
+        catalog.create_namespace(name.partition(".")[0])
+        catalog.create_table(name, ROWS.schema).append(ROWS)
+    return lake
+
+
+def files_in(*folders: Path) -> set[Path]:
+    return {path for folder in folders for path in folder.rglob("*")}
+
+
+@pytest.mark.parametrize("linked", ["metadata", "folder"])
+@pytest.mark.parametrize("leads_to", ["another table", "beyond the root"])
+def test_nothing_is_written_through_a_link_of_a_table(
+    local: Lakehouse, tmp_path: Path, linked: str, leads_to: str
+) -> None:
+    """A client with rights on its own folder may put a link there to a folder that only the operator may write to."""
+    own, other = (Path(table_of(local, name).location().removeprefix("file://")) for name in ("ns.t", "secret.s"))
+    if leads_to == "beyond the root":
+        other = tmp_path / "beyond"
+        shutil.copytree(own, other)
+    source, target = (own, other) if linked == "folder" else (own / "metadata", other / "metadata")
+    with serving(settings_for(local)) as served:
+        version, change = local.latest_version(), {"action": "set-properties", "updates": {"acme.x": "y"}}
+        source.rename(tmp_path / "away")
+        source.symlink_to(target)
+        before = files_in(other)
+        assert served.ask("POST", TABLE, commit_of(change)).error == FORBIDDEN
+        for write in (
+            lambda: table_of(local).append(ROWS),
+            lambda: writing_io(local).delete(f"file://{own}/metadata/x"),
+        ):
+            with pytest.raises(PermissionError):
+                write()
+        assert files_in(other) == before
+        assert local.latest_version() == version
+        source.unlink()
+        (tmp_path / "away").rename(source)
+        assert served.ask("POST", TABLE, commit_of(change)).status == 200
+
+
+def test_no_link_leads_out_of_an_allowed_root(local: Lakehouse, tmp_path: Path) -> None:
+    """Neither when a table is registered, nor when its files were exchanged for links afterwards."""
+    for folder in ("allowed", "foreign"):
+        theirs = SqlCatalog(folder, uri=f"sqlite:///{tmp_path}/{folder}.db", warehouse=f"file://{tmp_path}/{folder}")
+        theirs.create_namespace("e")
+        theirs.create_table("e.t", ROWS.schema, properties={"acme.note": folder}).append(ROWS)
+    ours, foreign = (next((tmp_path / name).rglob("00001*.metadata.json")) for name in ("allowed", "foreign"))
+    managed = Path(table_of(local, "secret.s").metadata_location.removeprefix("file://"))
+    allowed = allowing(local, tmp_path / "allowed")
+    register = "/v1/main/namespaces/ns/register"
+
+    def registered(served: Served, name: str, path: Path) -> Reply:
+        return served.ask("POST", register, {"name": name, "metadata-location": f"file://{path}"})
+
+    with serving(settings_for(allowed)) as served:
+        for number, target in enumerate((foreign, managed, foreign.parent, managed.parent)):
+            link = ours.parent / f"{number}.metadata.json"
+            link.symlink_to(target)
+            path = link / foreign.name if target.is_dir() else link
+            assert registered(served, "linked", path).error == FORBIDDEN
+        within = ours.parent / "within.metadata.json"
+        within.symlink_to(ours)
+        assert registered(served, "within", within).status == 200
+        assert registered(served, "r", ours).status == 200
+        moved = ours.rename(foreign.parent / "moved.metadata.json")
+        ours.symlink_to(moved)
+    with serving(settings_for(allowed)) as served:
+        assert served.ask("GET", f"{TABLES}/r").error == FORBIDDEN
+    both = allowing(local, tmp_path / "allowed", tmp_path / "foreign")
+    assert catalog_at(both).load_table("ns.r").properties["acme.note"] == "allowed"

@@ -443,7 +443,7 @@ def test_limit_of_file_size(storage: LocalStorage, folder: Path) -> None:
         (errno.EINTR, TransientError),
         (errno.ENAMETOOLONG, InvalidLocationError),
         (errno.EISDIR, StorageError),
-        (errno.ELOOP, StorageError),
+        (errno.ELOOP, LocationNotAllowedError),
         (errno.EIO, StorageError),
         (errno.EXDEV, StorageError),
         (errno.EOPNOTSUPP, StorageError),

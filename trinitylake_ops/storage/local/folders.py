@@ -34,22 +34,21 @@ def lies_within(root: str, other: str) -> bool:
     )
 
 
-def link_target_outside(folder: str, path: str) -> str | None:
-    """Return where a symbolic link below a folder leads, if that is outside the folder.
+def link_target(folder: str, path: str) -> str | None:
+    """Return where a path below a folder leads, if a part of the path is a symbolic link.
 
     Args:
         folder: The absolute path of the folder. Links in this path are not examined.
-        path: The path of a file, relative to the folder.
+        path: The path of a file, relative to the folder. The file need not exist.
 
     Returns:
-        The absolute path of the file behind the link, None if the file lies in the folder.
+        The absolute path of the file behind the link, None if no part of ``path`` is a link.
     """
     place = folder.rstrip("/")
     for part in path.split("/"):
         place = f"{place}/{part}"
         if os.path.islink(place):
-            target = os.path.realpath(f"{folder}/{path}")
-            return None if target.startswith(os.path.realpath(folder).rstrip("/") + "/") else target
+            return os.path.realpath(f"{folder}/{path}")
     return None
 
 

@@ -51,6 +51,8 @@ def storage_error(error: OSError, root: str, path: str, verb: str) -> TrinityLak
         return StoragePermissionError(f"{what}; check owner, mode and mount options of the folder", path=path)
     if number in _FULL:
         return StorageFullError(f"{what}; free space or raise the quota, then retry", path=path)
+    if number == errno.ELOOP:
+        return behind_a_link(root, path)
     if number in _PASSING:
         return TransientError(f"{what}; retry", path=path)
     if number == errno.ENAMETOOLONG:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import copy
 import logging
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
@@ -32,7 +33,7 @@ from trinitylake_ops.format.locations import as_uri, is_uri, normalize_root_uri,
 from trinitylake_ops.format.places import NamedRoots, Place, Places, cut
 from trinitylake_ops.storage.cache.storage import CacheStorage
 from trinitylake_ops.storage.interface import Storage
-from trinitylake_ops.storage.local.folders import link_target_outside
+from trinitylake_ops.storage.local.folders import lies_within, link_target
 from trinitylake_ops.storage.open import open_storage
 from trinitylake_ops.storage.options import StorageOptions
 from trinitylake_ops.storage.schemes import with_environment
@@ -254,23 +255,36 @@ class StorageFileIO(FileIO):
         )
 
     def _check_links(self, place: Place) -> None:
-        """Check that no symbolic link leads from a table's folder on this machine to a file elsewhere.
+        """Check that no symbolic link below a root leads from a place on this machine to a file elsewhere.
 
-        A client with rights on its own folder could otherwise link to a file that only the operator may read. Raises
-        LocationNotAllowedError.
+        A client with rights on its own folder could otherwise link to a file, or to a folder for new files, that only
+        the operator may use. The owner of an allowed root could do so as well. Raises LocationNotAllowedError.
         """
-        if self._table is None or not place.root.startswith(_FILE) or not place.path.startswith(TABLES_PREFIX):
+        if not place.root.startswith(_FILE):
             return
-        table_id, _, path = place.path.removeprefix(TABLES_PREFIX).partition("/")
-        folder = f"{place.root.removeprefix(_FILE)}{TABLES_PREFIX}{table_id}"
-        target = link_target_outside(folder, path)
-        if target is not None and not self.places.is_allowed(f"{_FILE}{target}"):
-            shown = cut(place.root + place.path)
-            raise LocationNotAllowedError(
-                f"a file of table {table_id!r} is rejected: {shown!r} is a symbolic link to a file outside the table's"
-                " folder; replace the link by the file, or allow the root of the file",
-                path=shown,
-            )
+        folder, path, home = place.root, place.path, place.root
+        if path.startswith(TABLES_PREFIX):
+            folder, path = f"{place.root}{TABLES_PREFIX}", path.removeprefix(TABLES_PREFIX)
+            home = f"{_FILE}{os.path.realpath(folder.removeprefix(_FILE))}/{path.partition('/')[0]}/"
+        target = link_target(folder.removeprefix(_FILE), path)
+        if target is None or self._may_be_linked(f"{_FILE}{target}", home, is_table=folder != place.root):
+            return
+        shown = cut(place.root + place.path)
+        raise LocationNotAllowedError(
+            f"a file of a table is rejected: {shown!r} lies behind a symbolic link that leads elsewhere; replace the"
+            " link by what it leads to, or allow the root of its target",
+            path=shown,
+        )
+
+    def _may_be_linked(self, target: str, home: str, *, is_table: bool) -> bool:
+        """Whether a link may lead to a file, a URI without links: within its home, or below an allowed root."""
+        if is_table and target.startswith(home):
+            return True
+        names = self.places.names
+        roots = (self.root, *names.table_roots, *names.sources, *names.targets)
+        if any(lies_within(target, f"{root}{TABLES_PREFIX}") for root in roots):
+            return False  # the folder of another table
+        return any(lies_within(target, root) for root in (*(() if is_table else (home,)), *self.places.allowed))
 
     def writes_pending(self, location: str) -> bool:
         """Whether files of a change of a table go to the lakehouse's own storage, and threads gain time there."""
