@@ -21,6 +21,7 @@ from trinitylake_ops.errors import (
     FileExistsAlreadyError,
     FileMissingError,
     InvalidLocationError,
+    LocationNotAllowedError,
     StorageError,
     StorageFullError,
     StoragePermissionError,
