@@ -73,6 +73,12 @@ class InvalidDefinitionError(InvalidInputError):
     code = "invalid-definition"
 
 
+class MetadataTooLargeError(InvalidInputError):
+    """The Iceberg metadata of a table is larger than a server reads, or would become larger than a commit may write."""
+
+    code = "metadata-too-large"
+
+
 class UnsupportedTypeError(InvalidInputError):
     """The table format cannot store the type of a column."""
 

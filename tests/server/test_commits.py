@@ -585,17 +585,17 @@ def test_500_says_that_nobody_knows(lakes: Lakes) -> None:
 def counting_metadata(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     """Return a counter of how often metadata of tables is parsed and encoded from now on."""
     counted: Counter[str] = Counter()
-    parse, encode = TableMetadataUtil.parse_raw, TableMetadataV2.model_dump_json
+    parse, encode = TableMetadataUtil.parse_obj, TableMetadataV2.model_dump_json
 
-    def parsing(text: str) -> Any:
+    def parsing(content: dict[str, Any]) -> Any:
         counted["parsed"] += 1
-        return parse(text)
+        return parse(content)
 
     def encoding(metadata: TableMetadataV2, **options: Any) -> str:
         counted["encoded"] += 1
         return encode(metadata, **options)
 
-    monkeypatch.setattr(TableMetadataUtil, "parse_raw", staticmethod(parsing))
+    monkeypatch.setattr(TableMetadataUtil, "parse_obj", staticmethod(parsing))
     monkeypatch.setattr(TableMetadataV2, "model_dump_json", encoding)
     return counted
 

@@ -80,7 +80,7 @@ def test_metadata_of_more_items_than_any_makes_no_objects(
     path = change_metadata(table_lake, change)
     definition, io = table_lake.snapshot().table("ns", "t"), catalog_at(table_lake).io
     with monkeypatch.context() as patched, pytest.raises(CorruptFileError, match=said) as caught:
-        patched.setattr(TableMetadataUtil, "parse_raw", lambda _: pytest.fail("objects were made"))
+        patched.setattr(TableMetadataUtil, "parse_obj", lambda _: pytest.fail("objects were made"))
         table_metadata(definition, io)
     assert caught.value.path == table_lake.root + path
     found = [finding for finding in maintenance.verify(table_lake).findings if finding.path == path]

@@ -6,6 +6,7 @@ import contextlib
 import hashlib
 import logging
 import os
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -40,6 +41,8 @@ from trinitylake_ops.tables.properties import check_settable
 logger = logging.getLogger(__name__)
 
 _LOCAL = "file://"
+#: Only one thread encodes the metadata of an ETag, by the hash of the ETag.
+_ENCODING = tuple(threading.Lock() for _ in range(64))
 _MOST_IN_TRANSACTION = 1_000
 #: The types of reports about the metrics of a client.
 _REPORTS = ("scan-report", "commit-report")
@@ -272,10 +275,11 @@ def _table_answer(
         is_vended: Whether the client gets credentials for them.
     """
     tag, kept = _tag(call, table.metadata_location, mode), call.warehouse.served.encoded
-    text = kept.get(tag)
-    if text is None:
-        text = encoded(table.metadata if mode == "all" else _with_refs_only(table.metadata))
-        kept.put(tag, text, len(text))
+    with _ENCODING[hash(tag) % len(_ENCODING)]:  # many clients may load a new version of a large table
+        text = kept.get(tag)
+        if text is None:
+            text = encoded(table.metadata if mode == "all" else _with_refs_only(table.metadata))
+            kept.put(tag, text, len(text))
     namespace, name = table.name()
     is_managed = definition is None or definition.is_managed
     location = table.metadata.location if is_managed else None

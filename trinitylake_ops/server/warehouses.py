@@ -28,6 +28,7 @@ from trinitylake_ops.storage.delegation import Delegate
 from trinitylake_ops.storage.options import StorageOptions
 from trinitylake_ops.tables.catalog.catalog import TrinityLakeCatalog, catalog_at
 from trinitylake_ops.tables.catalog.target import CatalogTarget, SnapshotTarget
+from trinitylake_ops.tables.claims.metadata_size import MAX_METADATA_BYTES
 from trinitylake_ops.tables.files.metadata import ParsedMetadata
 from trinitylake_ops.tables.files.reached_files import ReachedFiles
 from trinitylake_ops.transaction.lakehouse import Lakehouse
@@ -83,6 +84,7 @@ class Served:
         """
         catalog = catalog_at(lake)
         catalog.parsed = ParsedMetadata(_PARSED_BYTES)
+        catalog.io.metadata_limit_bytes = MAX_METADATA_BYTES
         return cls(name, lake, catalog, ByteLru(_ENCODED_BYTES, _LARGE_ENCODED_BYTES), delegate, parent)
 
     @property
@@ -93,7 +95,9 @@ class Served:
     def catalog_on(self, target: CatalogTarget) -> TrinityLakeCatalog:
         """Return a catalog that reads and changes a target, with the same cache if it is at the same root."""
         if target.storage.root != self.lake.root:
-            return TrinityLakeCatalog.on(target)
+            other = TrinityLakeCatalog.on(target)
+            other.io.metadata_limit_bytes = MAX_METADATA_BYTES
+            return other
         made = copy.copy(self.catalog)
         made.target = target
         return made

@@ -216,11 +216,12 @@ def _appends(metadata: TableMetadata, start_id: int | None, end: Snapshot | None
     """Return the snapshots after one, up to another, that appended files. None for a scan that is not incremental."""
     if start_id is None:
         return None
+    by_id = {snapshot.snapshot_id: snapshot for snapshot in metadata.snapshots}
     found: list[Snapshot] = []
     at = end
     while at is not None and at.snapshot_id != start_id and len(found) <= len(metadata.snapshots):
         found.append(at)
-        at = None if at.parent_snapshot_id is None else metadata.snapshot_by_id(at.parent_snapshot_id)
+        at = None if at.parent_snapshot_id is None else by_id.get(at.parent_snapshot_id)
     if at is None or at.snapshot_id != start_id:
         raise bad_request(f"snapshot {start_id} is not among those that snapshot {end and end.snapshot_id} came from")
     return [one for one in reversed(found) if one.summary is not None and one.summary.operation == Operation.APPEND]

@@ -289,7 +289,7 @@ class TrinityLakeCatalog(NamespaceCatalog):
             for uri in named_files(updates):
                 own_io.check_may_have(uri)
             date_back(writer, table, staged.metadata, updates, io)
-            change.write_metadata(staged)
+            change.write_metadata(staged, before)
             definition = self._definition(staged, base)
             if base is None:
                 writer.create_table(namespace, name, definition, id_of=IdOf.STAGED_TABLE)

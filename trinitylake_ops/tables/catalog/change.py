@@ -16,6 +16,7 @@ from pyiceberg.exceptions import (
     TableAlreadyExistsError,
 )
 from pyiceberg.table import Table
+from pyiceberg.table.metadata import TableMetadata
 
 from trinitylake_ops import errors
 from trinitylake_ops.format.definitions import LakehouseDef
@@ -50,13 +51,22 @@ class TableChange:
         if not self.writer.has_namespace(namespace):
             raise NoSuchNamespaceError(f"Namespace does not exist: {namespace}")
 
-    def write_metadata(self, table: Table) -> None:
-        """Write a table's metadata file, which no version names yet, now or with the commit."""
+    def write_metadata(self, table: Table, before: TableMetadata | None = None) -> None:
+        """Write a table's metadata file, which no version names yet, now or with the commit.
+
+        Args:
+            table: The table with its new metadata.
+            before: Its metadata so far.
+
+        Raises:
+            MetadataTooLargeError: If a server could not read the new metadata.
+            StorageError: If the file cannot be written.
+        """
         uri = table.metadata_location
         output = self.io.new_output(uri, self._add if self.is_commit else None)
         if not output.is_added:
             self.written.append(uri)
-        write_metadata(table.metadata, output)
+        write_metadata(table.metadata, output, before)
 
     def write_new_table(self, table: Table, lakehouse: LakehouseDef) -> None:
         """Write the first metadata file of a table and, in the same round, the owner file of its folder."""

@@ -39,7 +39,9 @@ def registering_io(io: StorageFileIO, uris: Iterable[str]) -> StorageFileIO:
     roots = {_root_of(uri, io.places) for uri in uris if io.places.known(uri) is None}
     opened = [open_storage(root, io.storage_options.beyond(io.root, root)) for root in sorted(roots)]
     names = io.places.names
-    return StorageFileIO.on(io.storage, io.storage_options, read_only=True, others=opened, names=names).strict()
+    opening = StorageFileIO.on(io.storage, io.storage_options, read_only=True, others=opened, names=names)
+    opening.metadata_limit_bytes = io.metadata_limit_bytes
+    return opening.strict()
 
 
 def root_to_allow(definition: TableDef, io: StorageFileIO) -> str | None:

@@ -8,10 +8,7 @@ from __future__ import annotations
 
 import functools
 import json
-import threading
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -26,12 +23,19 @@ from pyiceberg.table.snapshots import Snapshot
 from pyiceberg.types import DecimalType, FixedType
 from pyiceberg.utils.config import Config
 
-from trinitylake_ops.errors import CorruptFileError, TrinityLakeError
+from trinitylake_ops.errors import CorruptFileError, MetadataTooLargeError, TrinityLakeError
 from trinitylake_ops.format.definitions import TABLE_UUID, TableDef
 from trinitylake_ops.format.file_names import is_table_metadata_path, table_prefix
 from trinitylake_ops.storage.cache.lru import ByteLru
 from trinitylake_ops.tables.claims.inflate import InflatedTooLargeError, inflate_gzip, inflated_limit_bytes, too_large
+from trinitylake_ops.tables.claims.metadata_size import (
+    check_served_size,
+    excess_of,
+    is_smaller,
+    metadata_too_large,
+)
 from trinitylake_ops.tables.claims.names import MAX_NAME_CHARS, full_name_chars
+from trinitylake_ops.tables.files.parse_gate import PARSE_GATE
 from trinitylake_ops.tables.files.placement import in_own_place
 from trinitylake_ops.tables.io.file_io import StorageFileIO
 from trinitylake_ops.tables.managed import metadata_uri, table_id_of
@@ -52,8 +56,6 @@ MAX_SCHEMA_PARTS = 200_000
 _MOST = 2**31 - 1
 #: The digits of the widest decimal. pyiceberg allocates memory for as many digits as a scale says.
 _MOST_DECIMAL_DIGITS = 38
-#: Metadata of more bytes is large, and so many threads parse large metadata at a time.
-_LARGE_BYTES, _MOST_LARGE_PARSES = 64 << 10, 2
 #: The bytes that a part of a schema counts in a cache, in addition to its JSON. It takes three times as much memory as
 #: other JSON. The largest schemas that are accepted fit into :data:`LARGE_PARSED_BYTES`.
 _BYTES_PER_SCHEMA_PART = 64
@@ -103,16 +105,32 @@ class InlineSnapshot(Snapshot):
         ]
 
 
-def metadata_json(data: bytes, location: str) -> bytes:
-    """Return the JSON text of a metadata file. Raises CorruptFileError for a file that is broken or holds too much."""
+def metadata_json(data: bytes, location: str, served_bytes: int | None = None) -> bytes:
+    """Return the JSON text of a metadata file.
+
+    Args:
+        data: The bytes of the file.
+        location: Its URI.
+        served_bytes: The largest text that the caller parses, None for any.
+
+    Raises:
+        CorruptFileError: If the file is broken or holds too much.
+        MetadataTooLargeError: If the caller parses no text of this size.
+    """
     limit_bytes = inflated_limit_bytes(len(data))
+    if served_bytes is not None:
+        limit_bytes = min(limit_bytes, served_bytes)
     try:
         is_compressed = location.endswith(COMPRESSED)
         text = inflate_gzip(data, limit_bytes) if is_compressed else data
     except InflatedTooLargeError as error:
+        if limit_bytes == served_bytes:
+            raise metadata_too_large(location, limit_bytes + 1, limit_bytes) from error
         raise too_large(location, len(data)) from error
     except Exception as error:
         raise _no_metadata(location, type(error).__name__) from error
+    if served_bytes is not None:
+        check_served_size(text, location, served_bytes)
     # A count of the separators of values, also of those in strings, costs next to nothing.
     n_values = sum(text.count(mark) for mark in (b",", b"[", b"{"))
     if n_values > min(MAX_VALUES, _ALWAYS_ALLOWED_VALUES + len(data) // _FILE_BYTES_PER_VALUE):
@@ -130,13 +148,6 @@ class ParsedMetadata:
 
     def __init__(self, capacity_bytes: int):
         self._kept: ByteLru[str, LoadedMetadata] = ByteLru(capacity_bytes, LARGE_PARSED_BYTES)
-        self._large = threading.BoundedSemaphore(_MOST_LARGE_PARSES)
-
-    @contextmanager
-    def parsing(self, n_bytes: int) -> Iterator[None]:
-        """Wait while too many threads parse large metadata: they need the same interpreter, and often the same file."""
-        with self._large if n_bytes > _LARGE_BYTES else nullcontext():
-            yield
 
     def get(self, uri: str) -> LoadedMetadata | None:
         """Return the metadata of a file. Nobody may change it."""
@@ -148,11 +159,31 @@ class ParsedMetadata:
             self._kept.put(uri, loaded, loaded.kept_bytes)
 
 
-def write_metadata(metadata: TableMetadata, output: OutputFile) -> None:
-    """Write a metadata file as pyiceberg does, which looks through all variables of the environment each time."""
-    text = metadata.model_dump_json(exclude_none=not _writes_missing_snapshots()).encode()
+def write_metadata(metadata: TableMetadata, output: OutputFile, before: TableMetadata | None = None) -> None:
+    """Write a metadata file as pyiceberg does, which looks through all variables of the environment each time.
+
+    Args:
+        metadata: The metadata.
+        output: The file.
+        before: The metadata so far. Metadata that is too large may become smaller.
+
+    Raises:
+        MetadataTooLargeError: If the metadata is too large for a server to read, and no smaller than before.
+        StorageError: If the file cannot be written.
+    """
+    text = _dumped(metadata)
+    excess = excess_of(text)
+    if excess is not None and (before is None or not is_smaller(text, _dumped(before))):
+        raise MetadataTooLargeError(
+            f"the metadata of the table is not written: it would have {excess}; drop snapshots with 'trinitylake trim',"
+            " remove refs, properties and statistics, or use shorter texts"
+        )
     with output.create() as stream:
         stream.write(Compressor.get_compressor(output.location).bytes_compressor()(text))
+
+
+def _dumped(metadata: TableMetadata) -> bytes:
+    return metadata.model_dump_json(exclude_none=not _writes_missing_snapshots()).encode()
 
 
 @functools.cache
@@ -169,29 +200,35 @@ def load_metadata(io: StorageFileIO, uri: str, parsed: ParsedMetadata | None = N
     known = None if parsed is None else parsed.get(uri)
     if known is not None:
         return known
-    text = metadata_json(io.new_input(uri).read_whole(), uri)
+    text = metadata_json(io.new_input(uri).read_whole(io.metadata_limit_bytes), uri, io.metadata_limit_bytes)
     if parsed is None:
         return parse_metadata(text, uri)
-    with parsed.parsing(len(text)):
+    with PARSE_GATE.admit(len(text)):
         known = parsed.get(uri)  # another thread may have parsed it while this one read or waited
         if known is not None:
             return known
-        loaded = parse_metadata(text, uri)
+        loaded = _parse(text, uri)
         parsed.put(io.root, uri, loaded)
     return loaded
 
 
 def parse_metadata(text: bytes, uri: str) -> LoadedMetadata:
     """Return the metadata in a JSON text, which has its place at ``uri``. Raises CorruptFileError."""
+    with PARSE_GATE.admit(len(text)):
+        return _parse(text, uri)
+
+
+def _parse(text: bytes, uri: str) -> LoadedMetadata:
     try:
         decoded = text.decode()
-        content = json.loads(decoded)
+        content = json.loads(decoded, object_hook=_lets_others_run)
+        del decoded
         n_parts = _check_items(content, uri)
         inline = _inline_manifests(content) if b'"manifests"' in text else {}
-        if inline:
-            decoded = _with_lists(content)
+        for shot in content["snapshots"] if inline else ():
+            shot.setdefault("manifest-list", "")  # which pyiceberg requires
+        parsed = TableMetadataUtil.parse_obj(content)
         del content
-        parsed = TableMetadataUtil.parse_raw(decoded)
         if inline:
             shots = [
                 InlineSnapshot.of(shot, inline[shot.snapshot_id]) if shot.snapshot_id in inline else shot
@@ -206,6 +243,11 @@ def parse_metadata(text: bytes, uri: str) -> LoadedMetadata:
     leave_out_meaningless_counts(parsed.snapshots)
     loaded = _without_refused(with_typed_specs(parsed))
     return replace(loaded, kept_bytes=len(text) + _BYTES_PER_SCHEMA_PART * n_parts)
+
+
+def _lets_others_run(value: dict[str, Any]) -> dict[str, Any]:
+    """Return a value of JSON. Between two objects, other threads get the interpreter that the decoder occupies."""
+    return value
 
 
 def read_table_metadata(io: StorageFileIO, uri: str) -> TableMetadata:
@@ -360,13 +402,6 @@ def _inline_manifests(content: Any) -> dict[int, tuple[str, ...]]:
         for shot in snapshots
         if not shot.get("manifest-list") and shot.get("manifests")
     }
-
-
-def _with_lists(content: Any) -> str:
-    """Return metadata where each snapshot has the field that pyiceberg asks for, if empty."""
-    for shot in content["snapshots"]:
-        shot.setdefault("manifest-list", "")
-    return json.dumps(content)
 
 
 def _reason(error: Exception) -> str:

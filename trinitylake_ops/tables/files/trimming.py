@@ -118,7 +118,7 @@ def write_without_snapshots(
     version = MetastoreCatalog._parse_metadata_version(uri) + 1
     new_uri = locations.new_table_metadata_file_location(version)
     announce(io.location(new_uri))
-    write_metadata(trimmed, io.new_output(new_uri))
+    write_metadata(trimmed, io.new_output(new_uri), metadata)
     properties = {**definition.format_properties, METADATA_LOCATION: io.location(new_uri)}
     return replace(definition, format_properties=properties)
 

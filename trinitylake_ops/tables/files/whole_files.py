@@ -68,10 +68,15 @@ class _WholeFile(StorageInputFile):
         """Return the file in memory, an Avro file without compression. Raises StorageError, CorruptFileError."""
         return self._opened(self.read_whole())
 
-    def read_whole(self) -> bytes:
+    def read_whole(self, limit_bytes: int | None = None) -> bytes:
         """Return the bytes of the file as it is stored, in one request.
 
-        Raises CorruptFileError if the file is not that of its checksum, StorageError.
+        Args:
+            limit_bytes: Not used, because maintenance reads metadata of any size that the storage returns.
+
+        Raises:
+            CorruptFileError: If the file does not match its checksum.
+            StorageError: If it cannot be read.
         """
         data = self._storage.read(self._path)
         location = self._io.location(self.location)

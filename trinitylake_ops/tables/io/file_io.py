@@ -78,6 +78,9 @@ class StorageFileIO(FileIO):
     ``read_only`` refuses writes and deletes with InvalidInputError. Raises InvalidInputError when ``root`` is missing.
     """
 
+    #: The largest metadata of a table that is parsed, None for all that is read. A server has a limit.
+    metadata_limit_bytes: int | None = None
+
     def __init__(self, properties: Properties = EMPTY_DICT):
         super().__init__(properties)
         root = properties.get(ROOT)
@@ -153,11 +156,13 @@ class StorageFileIO(FileIO):
             "names": self._elsewhere.names,
             "follows_moves": self.places.follows_moves,
             "table": self._table,
+            "metadata_limit_bytes": self.metadata_limit_bytes,
         }
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         names = ("read_only", "others", "names", "follows_moves", "table")
         self.properties = state["properties"]
+        self.metadata_limit_bytes = state["metadata_limit_bytes"]
         self._bind(state["storage"], state["options"], **{name: state[name] for name in names})
 
     @property

@@ -15,6 +15,7 @@ from trinitylake_ops.storage.interface import Storage
 from trinitylake_ops.tables.claims.avro_files import check_no_avro, is_avro, uncompressed
 from trinitylake_ops.tables.claims.file_claims import check_claims, end_with_claims, named_format
 from trinitylake_ops.tables.claims.inflate import MAX_INFLATED_BYTES, too_large
+from trinitylake_ops.tables.claims.metadata_size import metadata_too_large
 from trinitylake_ops.tables.claims.puffin_claims import MAGIC as PUFFIN_MAGIC
 from trinitylake_ops.tables.claims.puffin_claims import check_puffin
 from trinitylake_ops.tables.claims.table_seals import SealedKind, check_table_file
@@ -67,12 +68,22 @@ class StorageInputFile(InputFile):
             return self._opened(self._with_rest(head))
         return RangeReader(self, head)
 
-    def read_whole(self) -> bytes:
+    def read_whole(self, limit_bytes: int | None = None) -> bytes:
         """Return the bytes of the file as it is stored, in at most one range more than ``open``.
 
-        Raises FileNotFoundError, PermissionError, StorageError, CorruptFileError for more than MAX_INFLATED_BYTES.
+        Args:
+            limit_bytes: The largest size of metadata that the caller parses, None for any.
+
+        Raises:
+            FileNotFoundError: If the file does not exist.
+            PermissionError: If it may not be read.
+            StorageError: If the storage fails. CorruptFileError for more than MAX_INFLATED_BYTES.
+            MetadataTooLargeError: If the file has more than ``limit_bytes``. Its rest is not read.
         """
-        return self._with_rest(self._read_head())
+        head = self._read_head()
+        if limit_bytes is not None and len(head) == WHOLE_FILE_BYTES and len(self) > limit_bytes:
+            raise metadata_too_large(self.shown, len(self), limit_bytes)
+        return self._with_rest(head)
 
     def _read_head(self) -> bytes:
         with as_pyiceberg_expects(self.location), reading_table_file():

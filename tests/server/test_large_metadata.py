@@ -1,0 +1,207 @@
+"""Metadata that is too large for a request is not written by commits, and not parsed by the server."""
+
+from __future__ import annotations
+
+import gc
+import json
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyiceberg.exceptions import BadRequestError
+
+from tests.server.requests import TABLE, TABLES, commit_of, created, properties
+from tests.server.served import Served, serving, settings_for
+from tests.tables.hostile import change_metadata
+from trinitylake_ops import Lakehouse, maintenance
+from trinitylake_ops.errors import MetadataTooLargeError
+from trinitylake_ops.maintenance.plans.retention import RetentionPolicy
+from trinitylake_ops.server import warehouses
+from trinitylake_ops.tables import catalog_at
+from trinitylake_ops.tables.claims import metadata_size
+from trinitylake_ops.tables.files.parse_gate import ParseGate
+
+TOO_LARGE = (400, "BadRequestException", "metadata-too-large")
+LIMIT_BYTES = 64 << 10
+ROWS = pa.table({"id": pa.array([1, 2, 3], pa.int64())})
+
+
+def refusal(reply: Any) -> tuple[int, str, str]:
+    error = reply.document["error"]
+    return reply.status, error["type"], error["reason"]
+
+
+@pytest.fixture
+def limited(lake: Lakehouse, monkeypatch: pytest.MonkeyPatch) -> Iterator[Served]:
+    """A server with a small limit, whose lakehouse has the tables ``ns.t`` and ``ns.other``."""
+    monkeypatch.setattr(metadata_size, "MAX_METADATA_BYTES", LIMIT_BYTES)
+    monkeypatch.setattr(warehouses, "MAX_METADATA_BYTES", LIMIT_BYTES)
+    catalog = catalog_at(lake)
+    catalog.create_namespace("ns")
+    for name in ("t", "other"):
+        catalog.create_table(f"ns.{name}", ROWS.schema).append(ROWS)
+    with serving(settings_for(lake)) as served:
+        yield served
+
+
+def grown(content: dict[str, Any]) -> None:
+    content["statistics"] = [
+        {
+            "snapshot-id": content["current-snapshot-id"],
+            "statistics-path": f"{content['location']}/metadata/a.puffin",
+            "file-size-in-bytes": 10,
+            "file-footer-size-in-bytes": 5,
+            "blob-metadata": [],
+            "key-metadata": "x" * LIMIT_BYTES,
+        }
+    ]
+
+
+def unknown_member(content: dict[str, Any]) -> None:
+    content["x"] = "x" * (2 << 20)
+
+
+def many_objects(content: dict[str, Any]) -> None:
+    content["x"] = [{}] * 1_000
+
+
+@pytest.mark.parametrize("kind", ["ref", "doc", "partition"])
+def test_a_commit_that_makes_metadata_too_large_is_refused(limited: Served, lake: Lakehouse, kind: str) -> None:
+    """Properties have a bound of their own. All else adds up."""
+    metadata = limited.ask("GET", TABLE).document["metadata"]
+    snapshot, large = metadata["snapshots"][0], "x" * LIMIT_BYTES
+    field = {"id": 1, "name": "id", "type": "long", "required": False, "doc": large}
+    update = {
+        "ref": {
+            "action": "set-snapshot-ref",
+            "ref-name": large,
+            "type": "tag",
+            "snapshot-id": snapshot["snapshot-id"],
+        },
+        "doc": {"action": "add-schema", "schema": {"type": "struct", "schema-id": 1, "fields": [field]}},
+        "partition": {
+            "action": "add-spec",
+            "spec": {
+                "spec-id": 1,
+                "fields": [{"source-id": 1, "field-id": 1000, "transform": "identity", "name": large}],
+            },
+        },
+    }[kind]
+    before, files = lake.latest_version(), {file.path for file in lake.storage.list("tables/")}
+    assert refusal(limited.ask("POST", TABLE, commit_of(update))) == TOO_LARGE
+    assert lake.latest_version() == before
+    assert {file.path for file in lake.storage.list("tables/")} == files
+    assert limited.ask("POST", TABLE, commit_of(properties(a="1"))).status == 200
+
+
+def test_an_append_with_a_summary_that_is_too_large_is_refused(limited: Served, lake: Lakehouse) -> None:
+    table = limited.catalog().load_table("ns.t")
+    with pytest.raises(BadRequestError):
+        table.append(ROWS, snapshot_properties={"x": "x" * LIMIT_BYTES})
+    with pytest.raises(MetadataTooLargeError):
+        catalog_at(lake).load_table("ns.t").append(ROWS, snapshot_properties={"x": "x" * LIMIT_BYTES})
+    table.append(ROWS)
+
+
+def test_a_table_is_not_created_with_metadata_that_is_too_large(limited: Served, lake: Lakehouse) -> None:
+    field = {"id": 1, "name": "id", "type": "long", "required": False, "doc": "x" * LIMIT_BYTES}
+    body = created("new", schema={"type": "struct", "schema-id": 0, "fields": [field]})
+    assert refusal(limited.ask("POST", TABLES, body)) == TOO_LARGE
+    assert "new" not in [name for _, name in catalog_at(lake).list_tables("ns")]
+
+
+@pytest.mark.parametrize("change", [grown, unknown_member])
+def test_the_server_parses_no_metadata_that_is_too_large(limited: Served, lake: Lakehouse, change: Any) -> None:
+    change_metadata(lake, change)
+    assert refusal(limited.ask("GET", TABLE)) == TOO_LARGE
+    assert refusal(limited.ask("POST", f"{TABLE}/plan", {})) == TOO_LARGE
+    assert refusal(limited.ask("POST", TABLE, commit_of(properties(a="1")))) == TOO_LARGE
+    both = {"table-changes": [commit_of(properties(a="1"), name=name) for name in ("other", "t")]}
+    assert refusal(limited.ask("POST", "/v1/main/transactions/commit", both)) == TOO_LARGE
+    assert limited.ask("GET", f"{TABLES}/other").status == 200
+    assert limited.ask("HEAD", TABLE).status == 204
+    assert catalog_at(lake).load_table("ns.t").scan().to_arrow() == ROWS
+    assert limited.ask("DELETE", TABLE).status == 204
+
+
+def test_the_server_parses_no_metadata_of_too_many_objects(
+    limited: Served, lake: Lakehouse, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(metadata_size, "MAX_METADATA_OBJECTS", 500)
+    change_metadata(lake, many_objects)
+    assert refusal(limited.ask("GET", TABLE)) == TOO_LARGE
+    assert limited.ask("GET", f"{TABLES}/other").status == 200
+
+
+def test_versions_and_exports_have_the_same_limit(limited: Served, lake: Lakehouse, tmp_path: Any) -> None:
+    version = lake.latest_version()
+    maintenance.plan_export(lake, "kept", target=f"file://{tmp_path}/export").execute()
+    change_metadata(lake, grown)
+    assert refusal(limited.ask("GET", f"/v1/v{version}/namespaces/ns/tables/t")) == TOO_LARGE
+    assert refusal(limited.ask("GET", "/v1/export-kept/namespaces/ns/tables/t")) == TOO_LARGE
+
+
+def test_metadata_that_is_too_large_can_become_smaller(lake: Lakehouse, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The operator trims it, or removes refs with the Python catalog. It does not become larger."""
+    catalog = catalog_at(lake)
+    catalog.create_namespace("ns")
+    table = catalog.create_table("ns.t", ROWS.schema)
+    for _ in range(20):
+        table.append(ROWS)
+    snapshot_id = table.metadata.snapshots[0].snapshot_id
+    table.manage_snapshots().create_tag(snapshot_id, "t" * 1_000).commit()
+    size_bytes = len(table.metadata.model_dump_json())
+    monkeypatch.setattr(metadata_size, "MAX_METADATA_BYTES", size_bytes * 3 // 4)
+    table = catalog.load_table("ns.t")
+    with pytest.raises(MetadataTooLargeError):
+        table.append(ROWS)
+    table.manage_snapshots().remove_tag("t" * 1_000).commit()
+    maintenance.plan_trim_tables(lake, RetentionPolicy(maximum_age_ms=0, minimum_versions=1, protected_ms=0)).execute()
+    catalog.load_table("ns.t").append(ROWS)
+    assert catalog.load_table("ns.t").scan().to_arrow().num_rows == 21 * ROWS.num_rows
+
+
+def test_a_table_of_10_000_snapshots_and_5_000_columns_is_served(lake: Lakehouse) -> None:
+    catalog = catalog_at(lake)
+    catalog.create_namespace("ns")
+    catalog.create_table("ns.t", pa.schema([(f"column_{number}", pa.int64()) for number in range(5_000)]))
+    catalog.create_table("ns.small", ROWS.schema).append(ROWS)
+    shot = json.loads(catalog.load_table("ns.small").metadata.snapshots[0].model_dump_json())
+
+    def change(content: dict[str, Any]) -> None:
+        numbers = range(1, 10_001)
+        content["snapshots"] = [{**shot, "snapshot-id": number, "sequence-number": number} for number in numbers]
+        content["snapshot-log"] = [{"snapshot-id": number, "timestamp-ms": number} for number in numbers]
+        content["refs"] = {"main": {"snapshot-id": 10_000, "type": "branch"}}
+        content |= {"current-snapshot-id": 10_000, "last-sequence-number": 10_000}
+
+    change_metadata(lake, change)
+    with serving(settings_for(lake)) as served:
+        assert len(served.ask("GET", TABLE).document["metadata"]["snapshots"]) == 10_000
+        assert served.ask("POST", TABLE, commit_of(properties(a="1"))).status == 200
+
+
+def test_one_thread_parses_huge_metadata_at_a_time() -> None:
+    gate, entered, leave = ParseGate(), threading.Semaphore(0), threading.Event()
+
+    def parse(n_bytes: int) -> None:
+        with gate.admit(n_bytes):
+            entered.release()
+            assert leave.wait(60.0)
+
+    threads = [threading.Thread(target=parse, args=(n_bytes,)) for n_bytes in (2 << 20, 3 << 20, 1 << 19, 1 << 19, 10)]
+    for thread in threads[:1]:
+        thread.start()
+    assert entered.acquire(timeout=60.0)
+    assert not gc.isenabled()
+    for thread in threads[1:]:
+        thread.start()
+    assert entered.acquire(timeout=60.0)  # a medium one
+    assert entered.acquire(timeout=60.0)  # the small one
+    assert not entered.acquire(timeout=0.2)
+    leave.set()
+    for thread in threads:
+        thread.join()
+    assert gc.isenabled()
