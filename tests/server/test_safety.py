@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import io
 import json
@@ -9,6 +10,7 @@ import logging
 import os
 import socket
 import ssl
+import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -30,6 +32,7 @@ from tests.server.requests import TABLE, TABLES, commit_of, created, properties
 from tests.server.served import Reply, Served, serving, settings_for
 from trinitylake_ops import Lakehouse
 from trinitylake_ops.errors import InvalidInputError
+from trinitylake_ops.server import tokens as server_tokens
 from trinitylake_ops.server.running import serve
 from trinitylake_ops.server.settings import LakehouseSettings, Limits, ServerSettings
 from trinitylake_ops.server.tokens import Scope, Tokens
@@ -195,6 +198,38 @@ def test_a_token_is_revoked_without_a_restart(guarded: Served, tokens: Path) -> 
     assert ask(guarded, READER, "GET", "/v1/config").status == 200
 
 
+def test_a_right_is_withdrawn_in_a_file_of_the_same_size_and_time(guarded: Served, tokens: Path) -> None:
+    status, text = tokens.stat(), tokens.read_text()
+    digest = hashlib.sha256(READER.encode()).hexdigest()
+    assert ask(guarded, READER, "GET", "/v1/config").status == 200
+    tokens.write_text(text.replace(digest, "0" * 64))
+    os.utime(tokens, ns=(status.st_atime_ns, status.st_mtime_ns))
+    assert (tokens.stat().st_size, tokens.stat().st_mtime_ns) == (status.st_size, status.st_mtime_ns)
+    assert ask(guarded, READER, "GET", "/v1/config").error == UNAUTHORIZED
+
+
+def test_a_file_of_tokens_that_does_not_respond_stops_no_other_request(
+    guarded: Served, tokens: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = tokens.read_text()
+    tokens.unlink()
+    os.mkfifo(tokens)
+    assert ask(guarded, READER, "GET", "/v1/config").error == (503, "ServiceUnavailableException")
+    tokens.unlink()
+    tokens.write_text(text)
+    released = threading.Event()
+    read = server_tokens.read_yaml
+    monkeypatch.setattr(server_tokens, "read_yaml", lambda *args: released.wait(60) and read(*args))
+    monkeypatch.setattr(server_tokens, "_READ_SECONDS", 0.1)
+    try:
+        assert ask(guarded, READER, "GET", "/v1/config").error == (503, "ServiceUnavailableException")
+        assert guarded.ask("GET", "/healthz").status == 200
+    finally:
+        released.set()
+    monkeypatch.undo()
+    assert ask(guarded, READER, "GET", "/v1/config").status == 200
+
+
 def test_lakehouses_that_a_token_may_not_see(lakes: Lakes, tmp_path: Path) -> None:
     north, south = lakes.local("north"), lakes.local("south")
     path = tmp_path / "tokens.yaml"
@@ -223,12 +258,14 @@ def test_lakehouses_that_a_token_may_not_see(lakes: Lakes, tmp_path: Path) -> No
         f"tokens: [{{name: a, sha256: '{'a' * 64}', namespaces: {{ns: x}}}}]",
         f"tokens: [{{name: a, sha256: '{'a' * 64}', expires: soon}}]",
         f"tokens: [{{name: a, sha256: '{'a' * 64}', expires: }}]",
+        f"tokens: [{{name: a, sha256: '{'a' * 64}', expires: 2020-01-01T00:00:00+99:99}}]",
+        f"tokens: [{{name: a, sha256: '{'a' * 64}', scope: {'9' * 5000}}}]",
         f"tokens: [{{name: a, sha256: '{'a' * 64}', lakehouses: }}]",
         f"tokens: [{{name: a, sha256: '{'a' * 64}', lakehouses: a}}]",
         f"tokens: [{{name: a, sha256: '{'a' * 64}', token: verysecret42}}]",
         f"tokens: [{{name: a, sha256: '{'a' * 64}'}}, {{name: b, sha256: '{'a' * 64}'}}]",
     ],
-    ids=range(15),
+    ids=range(17),
 )
 def test_files_of_tokens_that_make_no_sense(tmp_path: Path, text: str) -> None:
     path = tmp_path / "tokens.yaml"
@@ -282,7 +319,7 @@ def test_a_time_of_expiry_in_yaml_is_understood(tmp_path: Path) -> None:
     path = tmp_path / "tokens.yaml"
     soon = datetime.now(UTC) + timedelta(hours=1)
     path.write_text(yaml.safe_dump({"tokens": [entry(READER, "reader", scope="read", expires=soon)]}))
-    assert Tokens(path).principal(f"bearer {READER}").expires == soon
+    assert asyncio.run(Tokens(path).principal(f"bearer {READER}")).expires == soon
 
 
 def test_without_tokens_this_machine_reads_only(lake: Lakehouse) -> None:

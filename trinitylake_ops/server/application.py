@@ -285,7 +285,7 @@ class Application:
         if self._issuers is not None and (token := signed_token(authorization)) is not None:
             return await self._issuers.principal(token)
         if self._tokens is not None:
-            return self._tokens.principal(authorization)
+            return await self._tokens.principal(authorization)
         if self._issuers is not None:
             raise unauthorized("a bearer token is needed")
         # Pages in a browser of this machine could ask, too, with any name for this machine.

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+import stat
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -163,7 +165,10 @@ class _Loader(yaml.SafeLoader):  # type: ignore[misc]
 def read_yaml(path: Path, key: str) -> Any:
     """Return what a YAML file of an operator has under its only key. Raises InvalidInputError, quoting no content."""
     try:
-        with path.open("rb") as file:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # a named pipe would block
+        with open(descriptor, "rb") as file:
+            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+                raise InvalidInputError(f"{str(path)!r} is not a regular file", path=str(path))
             data = file.read(_MAX_FILE_BYTES + 1)
     except OSError as error:
         raise InvalidInputError(f"{str(path)!r} cannot be read: {error.strerror}", path=str(path)) from error
@@ -171,7 +176,7 @@ def read_yaml(path: Path, key: str) -> Any:
         raise InvalidInputError(f"{str(path)!r} is larger than {_MAX_FILE_BYTES} bytes", path=str(path))
     try:
         content = yaml.load(data, _Loader)
-    except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
+    except (yaml.YAMLError, ValueError, OverflowError, RecursionError) as error:  # also of times and numbers
         mark = getattr(error, "problem_mark", None)
         where = "" if mark is None else f", line {mark.line + 1}"
         what = "has a key twice" if isinstance(error, _DoubledKeyError) else "is no YAML"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import contextlib
 import hashlib
@@ -22,6 +23,8 @@ _HASH = re.compile(r"[0-9a-f]{64}")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,63}")
 _ANONYMOUS = "anonymous"
 _HOW_TO_WRITE = "; its operator lets programs on this machine write by --anonymous-writes, and others by --tokens"
+#: How long a request waits for the file of tokens to be read.
+_READ_SECONDS = 5.0
 #: What pyiceberg sends for a token when it was given none.
 _OF_PYICEBERG = "None"
 _KNOWN = frozenset({"name", "sha256", "scope", "namespaces", "lakehouses", "expires"})
@@ -89,7 +92,8 @@ class Tokens:
     def __init__(self, path: Path):
         self._path = path
         self._lock = threading.Lock()
-        self._state: tuple[int, int, int] | None = None
+        self._state: tuple[int, ...] | None = None
+        self._reading: asyncio.Task[dict[str, Principal]] | None = None
         self._principals: dict[str, Principal] = {}
         self._load()
 
@@ -97,10 +101,10 @@ class Tokens:
         """Return everybody whom the file names. Raises InvalidInputError."""
         return list(self._load().values())
 
-    def principal(self, authorization: str | None) -> Principal:
+    async def principal(self, authorization: str | None) -> Principal:
         """Return who sends a header ``Authorization``. Raises RefusedError, 401, and 503 for a broken file."""
         try:
-            principals = self._load()
+            principals = await self._current()
         except InvalidInputError as error:
             raise RefusedError(
                 503, "ServiceUnavailableException", "the file of tokens cannot be used", detail=str(error)
@@ -115,6 +119,17 @@ class Tokens:
             raise unauthorized(f"the token of {found.name} has expired")
         return found
 
+    async def _current(self) -> dict[str, Principal]:
+        """Read the file in one thread for all requests, because a file system may not respond."""
+        reading = self._reading
+        if reading is None or reading.done():
+            reading = self._reading = asyncio.create_task(asyncio.to_thread(self._load))
+            reading.add_done_callback(lambda task: task.cancelled() or task.exception())  # no request may be left
+        await asyncio.wait({reading}, timeout=_READ_SECONDS)
+        if not reading.done():
+            raise InvalidInputError(f"{str(self._path)!r} cannot be read within {_READ_SECONDS:g} s")
+        return reading.result()
+
     def _load(self) -> dict[str, Principal]:
         with self._lock:
             try:
@@ -122,7 +137,8 @@ class Tokens:
             except OSError as error:
                 self._state = None
                 raise InvalidInputError(f"{str(self._path)!r} cannot be read: {error.strerror}") from error
-            state = (status.st_mtime_ns, status.st_size, status.st_ino)
+            # A writer can keep the size and the time of modification, but not that of the change.
+            state = (status.st_mtime_ns, status.st_ctime_ns, status.st_size, status.st_ino, status.st_dev)
             if state != self._state:
                 self._state = None
                 self._principals = _principals(self._path)
