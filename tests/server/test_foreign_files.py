@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -28,6 +29,7 @@ from tests.server.requests import TABLE, TABLES, commit_of
 from tests.server.served import Reply, Served, serving, settings_for
 from trinitylake_ops import Lakehouse, maintenance
 from trinitylake_ops.tables import catalog_at
+from trinitylake_ops.tables.files import new_files
 from trinitylake_ops.tables.io.file_io import writing_io
 
 ROWS = pa.table({"id": pa.array([424242, 777777], pa.int64())})
@@ -137,6 +139,44 @@ def test_a_manifest_is_listed_once(served: Served, lake: Lakehouse) -> None:
     assert commit(served, lake, [twice, *parent]).error == BAD_REQUEST
     assert lake.latest_version() == before
     assert commit(served, lake, [new, *parent]).status == 200
+
+
+@pytest.mark.parametrize(
+    ("bound", "value"), [("MAX_MANIFEST_ENTRIES", 2), ("MAX_COMMIT_ENTRIES", 5), ("MAX_COMMIT_BYTES", 6_000)]
+)
+def test_new_manifests_have_a_bound(
+    served: Served, lake: Lakehouse, monkeypatch: pytest.MonkeyPatch, bound: str, value: int
+) -> None:
+    """They are bounded before they are decoded, for each manifest and for all of a commit."""
+    table_of(lake).append(ROWS)
+    table, before = table_of(lake), lake.latest_version()
+
+    def manifest(number: int) -> ManifestFile:
+        files = [file for _ in range(3) for file in data_files_of(lake, "ns.t")]
+        files = [renamed(file, f"{table.location()}/data/{number}-{at}.parquet") for at, file in enumerate(files)]
+        return written_manifest(lake, table, files, EXISTING, 11)
+
+    one, other = manifest(1), manifest(2)
+    monkeypatch.setattr(new_files, bound, value)
+    assert commit(served, lake, [one, other]).error == BAD_REQUEST
+    assert lake.latest_version() == before
+    monkeypatch.setattr(new_files, "_LARGE_ENTRIES", 2)  # one commit at a time, and the next one waits for no other
+    monkeypatch.setattr(new_files, bound, 1_000_000)
+    assert commit(served, lake, [one, other]).status == 200
+    assert commit(served, lake, [manifest(3), one], 12).status == 200
+
+
+def test_a_manifest_of_another_size_than_listed_is_not_decoded(served: Served, lake: Lakehouse) -> None:
+    """Bounds of work are checked by the sizes in the manifest list."""
+    table_of(lake).append(ROWS)
+    before = lake.latest_version()
+    manifest = written_manifest(lake, table_of(lake), data_files_of(lake, "ns.t") * 3, EXISTING, 11)
+    for at, value in ((1, 10), (8, 1)):  # its length, and its count of existing files
+        listed = copy.copy(manifest)
+        listed._data = list(manifest._data)
+        listed[at] = value
+        assert commit(served, lake, [listed]).error == BAD_REQUEST
+    assert lake.latest_version() == before
 
 
 @pytest.mark.parametrize("spec_id", [9, -1])

@@ -8,7 +8,9 @@ only if its own requirements no longer hold.
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 
 from pyiceberg.exceptions import CommitStateUnknownException, NoSuchNamespaceError, NoSuchTableError
@@ -55,7 +57,13 @@ from trinitylake_ops.tables.claims.bounds import has_faulty_bounds
 from trinitylake_ops.tables.claims.table_seals import unsealed_json
 from trinitylake_ops.tables.files.bounds import repaired_uri, with_valid_bounds
 from trinitylake_ops.tables.files.metadata import LoadedMetadata, metadata_json, parse_metadata
-from trinitylake_ops.tables.files.new_files import check_new_entries, check_new_lists, new_files, oldest_of
+from trinitylake_ops.tables.files.new_files import (
+    ManifestBudget,
+    check_new_entries,
+    check_new_lists,
+    new_files,
+    oldest_of,
+)
 from trinitylake_ops.tables.files.reach import files_of, manifests_in
 from trinitylake_ops.tables.files.totals import with_totals
 from trinitylake_ops.tables.io.file_io import StorageFileIO
@@ -74,6 +82,8 @@ logger = logging.getLogger(__name__)
 
 #: Each update is applied to all metadata, so that its work grows with both.
 _MOST_PARTS = 1_000
+#: Entries of large manifests take gigabytes in memory, so that one commit has them at a time.
+_LARGE_MANIFESTS = threading.Lock()
 
 
 class _OneCommit(TransactionTarget):
@@ -182,7 +192,11 @@ class _Attempt:
                 self._txn.rollback()
                 _check_all_applied(self._commits, tables)
                 return _present(self._served.catalog, self._commits)
-            return {commit.name: self._change(commit, tables[commit.name]) for commit in self._commits}
+            changed: dict[Name, Committed] = {}
+            for commit in self._commits:
+                with ExitStack() as turn:
+                    changed[commit.name] = self._change(commit, tables[commit.name], turn)
+            return changed
 
     @property
     def has_changed(self) -> bool:
@@ -203,7 +217,8 @@ class _Attempt:
             raise NoSuchNamespaceError(f"Namespace does not exist: {namespace}")
         return None
 
-    def _change(self, commit: TableCommit, table: Table | None) -> Committed:
+    def _change(self, commit: TableCommit, table: Table | None, turn: ExitStack) -> Committed:
+        """Apply the commit of one table. ``turn`` gets the turn of large manifests, which ends with their entries."""
         current = table.metadata if table is not None else None
         for requirement in commit.request.requirements:
             requirement.validate(current)
@@ -218,7 +233,7 @@ class _Attempt:
         else:
             check_format_version(current)
             place = current.location
-        read, empty_ids = self._check_files(commit, updates, place, current)
+        read, empty_ids = self._check_files(commit, updates, place, current, turn)
         with asked_for():
             updates = list(with_totals(updates, current, self._io, read, empty_ids))
             faulty = {one for one, entries in read.items() if has_faulty_bounds(entries)}
@@ -279,7 +294,12 @@ class _Attempt:
         return repaired
 
     def _check_files(
-        self, commit: TableCommit, updates: Sequence[TableUpdate], place: str, current: TableMetadata | None
+        self,
+        commit: TableCommit,
+        updates: Sequence[TableUpdate],
+        place: str,
+        current: TableMetadata | None,
+        turn: ExitStack,
     ) -> tuple[Mapping[ManifestFile, list[ManifestEntry]], set[int]]:
         """Check that all files of new snapshots lie in the table's folder, or are its files already, each once.
 
@@ -294,7 +314,8 @@ class _Attempt:
             return {}, set()
         io = self._io.for_managed(table_id_of(place) or "")
         try:
-            new = new_files([update.snapshot for update in commit.added], current, io)
+            budget = ManifestBudget(lambda: turn.enter_context(_LARGE_MANIFESTS))
+            new = new_files([update.snapshot for update in commit.added], current, io, budget)
         except (FileMissingError, CorruptFileError) as error:
             raise bad_request(f"a file that the commit names cannot be read: {error}") from error
         except LocationNotAllowedError as error:  # its advice, to allow a root, helps a table that has such files only

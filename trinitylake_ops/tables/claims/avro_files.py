@@ -37,13 +37,16 @@ _MAX_RATIO = 16
 class AvroContent:
     """An Avro file without compression: its ``data``, the ``meta`` of its header, and facts about the compressed file.
 
-    These facts are its ``codec`` and its size in bytes.
+    These facts are its ``codec``, its size in bytes and how many records it has. ``data`` begins with the record of
+    number ``first_record``.
     """
 
     data: bytes
     meta: dict[str, bytes]
     codec: str
     file_bytes: int
+    n_records: int = 0
+    first_record: int = 0
 
     def meta_int(self, name: str) -> int | None:
         """Return a number in the header, None where there is none."""
@@ -70,14 +73,19 @@ def check_no_avro(location: str, data: bytes) -> None:
         raise CorruptFileError(f"{location!r} is no Avro file, but says so further on; restore it", path=location)
 
 
-def uncompressed(data: bytes, location: str) -> AvroContent:
+def uncompressed(data: bytes, location: str, window: range | None = None) -> AvroContent:
     """Return an Avro file without compression.
 
-    Raises CorruptFileError for a file that is not Avro, holds more than a file of its size may, or claims more than it
-    has.
+    Args:
+        data: The file.
+        location: The location of the file, for errors.
+        window: The numbers of the records that are needed. Blocks without any of them are left out. None for all.
+
+    Raises:
+        CorruptFileError: The file is not Avro, holds more than a file of its size may, or claims more than it has.
     """
     try:
-        return _uncompressed(data)
+        return _uncompressed(data, window)
     except InflatedTooLargeError as error:
         raise too_large(location, len(data), avro_limit_bytes(len(data))) from error
     except Exception as error:  # for broken bytes decompressors raise any exception
@@ -87,7 +95,7 @@ def uncompressed(data: bytes, location: str) -> AvroContent:
         ) from error
 
 
-def _uncompressed(data: bytes) -> AvroContent:
+def _uncompressed(data: bytes, window: range | None) -> AvroContent:
     header = AvroHeader.parse(data)
     meta, sync = header.metadata, header.sync
     codec = meta.get(_CODEC, b"null").decode("ascii", "replace")
@@ -98,14 +106,22 @@ def _uncompressed(data: bytes) -> AvroContent:
     left_bytes = avro_limit_bytes(len(data))
     left_records = _ALWAYS_ALLOWED_RECORDS + len(data) // _FILE_BYTES_PER_RECORD
     pieces = [header_bytes({**meta, _CODEC: b"null"}, sync)]
+    at, first = 0, 0
     for n_records, block in _blocks(AvroReader(data, header.size_bytes), sync):
+        at += n_records
+        if window is not None and (at <= window.start or at - n_records >= window.stop):
+            first = at if at <= window.start else first
+            left_records -= n_records
+            if left_records < 0:
+                raise InflatedTooLargeError("it holds more records than its file may")
+            continue
         content = inflate(block, left_bytes)
         left_bytes -= len(content)
         left_records -= n_records
         if left_records < 0 or n_records > len(content):
             raise InflatedTooLargeError("it holds more records than its file may")
         pieces += [number_bytes(n_records), number_bytes(len(content)), content, sync]
-    return AvroContent(b"".join(pieces), meta, codec, len(data))
+    return AvroContent(b"".join(pieces), meta, codec, len(data), at, first)
 
 
 def _blocks(reader: AvroReader, sync: bytes) -> Iterator[tuple[int, bytes]]:

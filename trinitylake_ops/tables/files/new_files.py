@@ -13,10 +13,17 @@ from pyiceberg.table.snapshots import ADDED_DATA_FILES, TOTAL_DATA_FILES, Snapsh
 from trinitylake_ops.errors import FileMissingError, InvalidDefinitionError, TransactionExpiredError
 from trinitylake_ops.format.locations import is_uri
 from trinitylake_ops.storage.parallel import run_parallel
-from trinitylake_ops.tables.files.reach import entries_in, manifests_in
+from trinitylake_ops.tables.claims.avro_files import AvroContent
+from trinitylake_ops.tables.files.reach import entries_in, listed_count, manifests_in
 from trinitylake_ops.tables.files.totals import count_in
 from trinitylake_ops.tables.io.file_io import StorageFileIO
 
+#: Engines write manifests of 8 MiB, which have up to about 80,000 files. Each takes a decoder 30 microseconds or more.
+MAX_MANIFEST_ENTRIES = 100_000
+MAX_COMMIT_ENTRIES = 200_000
+MAX_COMMIT_BYTES = 128 << 20
+_LARGE_ENTRIES = 5_000
+_LARGE_BYTES = 1 << 20
 _ADDED = ManifestEntryStatus.ADDED
 
 
@@ -58,7 +65,45 @@ class NewFiles:
     listed: Mapping[int, list[ManifestFile]]
 
 
-def new_files(added: Iterable[Snapshot], base: TableMetadata | None, io: StorageFileIO) -> NewFiles:
+class ManifestBudget:
+    """Bounds what the new manifests of one commit of one table make a process decode.
+
+    Args:
+        begin_large: Called once before manifests are decoded that are more than a few. It may wait, so that the process
+            decodes the large manifests of one commit at a time.
+    """
+
+    def __init__(self, begin_large: Callable[[], object]):
+        self._begin_large = begin_large
+        self._left_entries, self._left_bytes = MAX_COMMIT_ENTRIES, MAX_COMMIT_BYTES
+
+    def begin(self, manifests: Iterable[ManifestFile]) -> bool:
+        """Return whether manifests are large, by what their lists say. Manifests that differ from it are rejected."""
+        sizes = [(listed_count(manifest), manifest.manifest_length) for manifest in manifests]
+        is_large = (
+            any(count is None for count, _ in sizes)
+            or sum(count or 0 for count, _ in sizes) > _LARGE_ENTRIES
+            or sum(size for _, size in sizes) > _LARGE_BYTES
+        )
+        if is_large:
+            self._begin_large()
+        return is_large
+
+    def admit(self, content: AvroContent) -> None:
+        """Count a manifest that is about to be decoded. Raises InvalidDefinitionError for one that is too large."""
+        self._left_entries -= content.n_records
+        self._left_bytes -= len(content.data)
+        if content.n_records > MAX_MANIFEST_ENTRIES or self._left_entries < 0 or self._left_bytes < 0:
+            raise InvalidDefinitionError(
+                f"the new manifests are too large: one may have {MAX_MANIFEST_ENTRIES} files, and all of a commit"
+                f" {MAX_COMMIT_ENTRIES} files and {MAX_COMMIT_BYTES >> 20} MiB without compression; commit the files"
+                " in several manifests and commits"
+            )
+
+
+def new_files(
+    added: Iterable[Snapshot], base: TableMetadata | None, io: StorageFileIO, budget: ManifestBudget | None = None
+) -> NewFiles:
     """Return the files of snapshots that are added to a table.
 
     A manifest list declares which snapshot added a manifest, and a manifest which of its files are new. So every
@@ -68,8 +113,10 @@ def new_files(added: Iterable[Snapshot], base: TableMetadata | None, io: Storage
         added: The new snapshots.
         base: The metadata that has the parents of the new snapshots, None for a new table.
         io: Reads the files of the table, and rejects those that it cannot have.
+        budget: Bounds the new manifests, None for a commit of this process itself.
 
     Raises:
+        InvalidDefinitionError: The new manifests are larger than the budget.
         CorruptFileError: A manifest list or manifest cannot be read.
         LocationNotAllowedError: A snapshot names a file that the table cannot have.
         StorageError: Another failure of the storage.
@@ -82,7 +129,10 @@ def new_files(added: Iterable[Snapshot], base: TableMetadata | None, io: Storage
     before = {one.manifest_path for several in listed[len(snapshots) :] for one in several}
     manifests = {one.manifest_path: one for several in listed[: len(snapshots)] for one in several}
     fresh = [manifest for path, manifest in manifests.items() if path not in before]
-    entries = run_parallel(lambda manifest: entries_in(manifest, io), fresh, io.storage.concurrency)
+    # Threads that decode compete with those of other requests, and do not decode faster together.
+    concurrency = 1 if budget is not None and budget.begin(fresh) else io.storage.concurrency
+    admit = None if budget is None else budget.admit
+    entries = run_parallel(lambda manifest: entries_in(manifest, io, admit), fresh, concurrency)
     lists = {shot.manifest_list for shot in snapshots}
     named, declared = lists | manifests.keys(), set(lists)
     for manifest, several in zip(fresh, entries, strict=True):

@@ -175,28 +175,34 @@ def manifests_in(snapshot: Snapshot, io: StorageFileIO) -> list[ManifestFile]:
     return manifests
 
 
-def entries_in(manifest: ManifestFile, io: StorageFileIO) -> list[ManifestEntry]:
+def entries_in(
+    manifest: ManifestFile, io: StorageFileIO, admit: Callable[[AvroContent], object] | None = None
+) -> list[ManifestEntry]:
     """Return all entries of a manifest, those of deleted files too. Their bounds are valid (``claims/bounds.py``).
 
-    Raises CorruptFileError, also for a manifest that is not the listed one. Raises LocationNotAllowedError for a file
-    that the table of ``io`` cannot have, whatever the status of its entry, and other StorageErrors.
+    Args:
+        manifest: The entry of the manifest list.
+        io: Reads the files of the table.
+        admit: Called with the content before it is decoded. It may raise a TrinityLakeError.
+
+    Raises:
+        CorruptFileError: The manifest cannot be decoded, or is not the listed one.
+        LocationNotAllowedError: An entry of any status names a file that the table of ``io`` cannot have.
+        StorageError: Another failure of the storage.
     """
     with _decoding(manifest.manifest_path, "manifest", io):
         file, content = _opened(manifest.manifest_path, io)
+        _check_size(manifest, content, io)
+        if admit is not None:
+            admit(content)
         entries = manifest.fetch_manifest_entry(cast(FileIO, _OneFile(file)), discard_deleted=False)
         _check_are_text(entry.data_file.file_path for entry in entries)
         _check_own((entry.data_file.file_path for entry in entries), io)
         if has_faulty_summaries(manifest, entries):
             for entry in entries:
                 mark_faulty(entry.data_file)
-    counts = (manifest.added_files_count, manifest.existing_files_count, manifest.deleted_files_count)
-    if None not in counts and len(entries) != sum(count or 0 for count in counts):
-        location = io.location(manifest.manifest_path)
-        raise CorruptFileError(
-            f"{location!r} lists {len(entries)} files, its manifest list says {sum(count or 0 for count in counts)}",
-            path=location,
-        )
-    _check_is_listed(manifest, entries, content.file_bytes, io)
+    _check_count(manifest, len(entries), io)
+    _check_is_listed(manifest, entries, io)
     return entries
 
 
@@ -212,11 +218,30 @@ def _check_own(uris: Iterable[str], io: StorageFileIO) -> None:
         io.check_may_have(uri)
 
 
-def _check_is_listed(manifest: ManifestFile, entries: list[ManifestEntry], file_bytes: int, io: StorageFileIO) -> None:
+def _check_size(manifest: ManifestFile, content: AvroContent, io: StorageFileIO) -> None:
+    """Raise CorruptFileError, before it is decoded, for a manifest that has another size than its list says."""
+    if content.file_bytes != manifest.manifest_length:
+        how = f"it has {content.file_bytes} bytes, its manifest list says {manifest.manifest_length}"
+        raise _swapped(manifest.manifest_path, how, io)
+    _check_count(manifest, content.n_records, io)
+
+
+def _check_count(manifest: ManifestFile, n_files: int, io: StorageFileIO) -> None:
+    listed = listed_count(manifest)
+    if listed is not None and n_files != listed:
+        location = io.location(manifest.manifest_path)
+        raise CorruptFileError(f"{location!r} lists {n_files} files, its manifest list says {listed}", path=location)
+
+
+def listed_count(manifest: ManifestFile) -> int | None:
+    """Return how many entries a manifest has as its list says, None if the list does not say it."""
+    counts = (manifest.added_files_count, manifest.existing_files_count, manifest.deleted_files_count)
+    return None if None in counts else sum(count or 0 for count in counts)
+
+
+def _check_is_listed(manifest: ManifestFile, entries: list[ManifestEntry], io: StorageFileIO) -> None:
     """Raise CorruptFileError when a manifest is not the one that its list names."""
     uri, of = manifest.manifest_path, manifest.added_snapshot_id
-    if file_bytes != manifest.manifest_length:
-        raise _swapped(uri, f"it has {file_bytes} bytes, its manifest list says {manifest.manifest_length}", io)
     added = {entry.snapshot_id for entry in entries if entry.status == _ADDED and of is not None}
     if others := added - {of}:
         raise _swapped(uri, f"it has files of snapshot {others.pop()}, its manifest list says of {of}", io)
