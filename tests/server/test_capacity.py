@@ -472,3 +472,19 @@ def test_clients_that_load_one_large_table_do_not_all_parse_it(
         gate.set()
         assert {load.result().status for load in loads} == {200}
     assert n_parsed == 2
+
+
+def test_a_job_that_raises_stop_iteration_ends() -> None:
+    async def run() -> tuple[BaseException | None, str]:
+        workers = Workers(Limits(threads=1, waiting=10), is_shared=True)
+        try:
+            first = workers.submit(Work.READ, "a", lambda: next(iter(())))
+            second = workers.submit(Work.READ, "b", lambda: "done")
+            done = await asyncio.wait_for(second.ended, PATIENCE_S)
+            return first.ended.exception(), done
+        finally:
+            workers.close()
+
+    error, done = asyncio.run(run())
+    assert isinstance(error, RuntimeError)
+    assert done == "done"

@@ -138,7 +138,7 @@ class _Pool:
             if not loop.is_closed():
                 loop.call_soon_threadsafe(self._end, job, future)
 
-        self._executor.submit(job.work).add_done_callback(done)
+        self._executor.submit(_without_stop_iteration, job.work).add_done_callback(done)
 
     def _end(self, job: Job, future: Future[Any]) -> None:
         self.n_running -= 1
@@ -146,12 +146,22 @@ class _Pool:
         if not self._running[job.principal]:
             del self._running[job.principal]
         self._progress_s = time.monotonic()
-        error = future.exception()
-        if error is not None:
-            job.ended.set_exception(error)
-        else:
-            job.ended.set_result(future.result())
-        self._start_waiting()
+        try:
+            error = future.exception()
+            if error is not None:
+                job.ended.set_exception(error)
+            else:
+                job.ended.set_result(future.result())
+        finally:
+            self._start_waiting()
+
+
+def _without_stop_iteration(work: Callable[[], Any]) -> Any:
+    """Run a job. No asyncio future can hold a StopIteration, so a job that raises one would never end."""
+    try:
+        return work()
+    except StopIteration as error:
+        raise RuntimeError("a request ended with StopIteration") from error
 
 
 class Workers:

@@ -13,9 +13,19 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 
-from pyiceberg.schema import Schema, index_by_id
+from pyiceberg.exceptions import ResolveError
+from pyiceberg.schema import Schema, index_by_id, promote
 from pyiceberg.table.metadata import TableMetadata
-from pyiceberg.types import FixedType, ListType, MapType, NestedField, StructType
+from pyiceberg.types import (
+    DecimalType,
+    FixedType,
+    IcebergType,
+    ListType,
+    MapType,
+    NestedField,
+    PrimitiveType,
+    StructType,
+)
 
 from trinitylake_ops.errors import InvalidDefinitionError
 
@@ -46,6 +56,39 @@ def check_new_schemas(metadata: TableMetadata, known: Iterable[Schema] = ()) -> 
     check_columns(fresh, known)
     check_case(fresh, metadata.properties, known)
     check_defaults(fresh, metadata.format_version, known)
+
+
+def check_types_kept(metadata: TableMetadata, current: TableMetadata) -> None:
+    """Raise InvalidDefinitionError if a column of the current schema gets a type that cannot read its values.
+
+    Args:
+        metadata: The metadata of the table after a change.
+        current: The metadata before it.
+
+    Raises:
+        InvalidDefinitionError: A type changes otherwise than Iceberg promotes types. Data files keep the former type.
+    """
+    if metadata.current_schema_id == current.current_schema_id or metadata.schema() in current.schemas:
+        return
+    before = {column.field_id: column for column in _columns(current.schema())}
+    for column in _columns(metadata.schema()):
+        former = before.get(column.field_id)
+        if former is not None and not _is_promotion(former.field_type, column.field_type):
+            raise InvalidDefinitionError(
+                f"column {column.name[:100]!r} with the id {column.field_id} would change from {former.field_type} to"
+                f" {column.field_type}, which cannot read its values; add a column with a new id"
+            )
+
+
+def _is_promotion(former: IcebergType, new: IcebergType) -> bool:
+    if not (isinstance(former, PrimitiveType) and isinstance(new, PrimitiveType)):
+        return type(former) is type(new)
+    if isinstance(former, DecimalType) and isinstance(new, DecimalType) and former.scale != new.scale:
+        return False  # pyiceberg compares the scale with itself
+    try:
+        return former == new or promote(former, new) == new
+    except ResolveError:
+        return False
 
 
 def check_columns(schemas: Iterable[Schema], known: Iterable[Schema] = ()) -> None:
