@@ -298,6 +298,7 @@ def test_what_is_signed(method: str, uri: str, writes: bool) -> None:
             for uri in (
                 "https://s3.example.com/bucket/lake/tables/other/data/a.parquet",
                 "https://s3.example.com/bucket/lake/tables/idx/a",
+                "https://[::1/bucket/lake/tables/id/data/a",
                 "https://s3.example.com/bucket/lake/tables/id",
                 "https://s3.example.com/bucket/lake/tables/id/",
                 "https://s3.example.com/other/lake/tables/id/data/a",

@@ -24,7 +24,16 @@ from trinitylake_ops.errors import CorruptFileError, FileMissingError, NotFoundE
 from trinitylake_ops.format.definitions import TableDef
 from trinitylake_ops.format.locations import as_uri
 from trinitylake_ops.server.access.given import access_at, may_write, vends
-from trinitylake_ops.server.answers import NO_CONTENT, Answer, bad_request, encoded, forbidden, ok, table_answer
+from trinitylake_ops.server.answers import (
+    NO_CONTENT,
+    Answer,
+    bad_request,
+    encoded,
+    forbidden,
+    ok,
+    table_answer,
+    unsupported,
+)
 from trinitylake_ops.server.calls import Call, page_of, single_level
 from trinitylake_ops.server.changes import changed
 from trinitylake_ops.server.commits import TableCommit, check_readable, commit_tables
@@ -35,7 +44,7 @@ from trinitylake_ops.tables.catalog.registration import registered_uri
 from trinitylake_ops.tables.catalog.updates import asked_for, check_format
 from trinitylake_ops.tables.files.metadata import read_table_metadata
 from trinitylake_ops.tables.io.file_io import StorageFileIO
-from trinitylake_ops.tables.managed import MANAGED_PROPERTIES, managed_table_id, metadata_uri
+from trinitylake_ops.tables.managed import LATEST_WRITTEN_VERSION, MANAGED_PROPERTIES, managed_table_id, metadata_uri
 from trinitylake_ops.tables.properties import check_settable
 
 logger = logging.getLogger(__name__)
@@ -71,6 +80,7 @@ def load_table(call: Call) -> Answer:
     if not is_vended and _matches(call.headers.get("if-none-match", ""), tag):
         return Answer(304, headers={"ETag": tag})
     table = catalog.load_defined(namespace, name, definition)
+    _check_served_format(table.metadata)
     writes = may_write(call, namespace, found)
     if definition.is_managed and writes:
         _make_local_folders(call, table.metadata.location)
@@ -162,9 +172,11 @@ def register_table(call: Call) -> Answer:
     # Before the file is read, so that the response does not reveal whether another table has such a file.
     _check_is_not_own(io, uri)
     try:
-        place = as_uri(read_table_metadata(io, uri).location).rstrip("/")
+        metadata = read_table_metadata(io, uri)
     except (FileMissingError, CorruptFileError) as error:
         raise bad_request(f"the metadata file cannot be read: {error}") from error
+    _check_served_format(metadata)
+    place = as_uri(metadata.location).rstrip("/")
     _check_allowed(call, f"{place}/metadata/any")
     _check_is_not_own(io, f"{place}/metadata/any")
     changed(call, lambda catalog: catalog.register_table((namespace, asked.name), uri, overwrite=bool(asked.overwrite)))
@@ -286,6 +298,15 @@ def _table_answer(
     access = access_at(call, namespace, name, location, writes=writes, is_vended=is_vended)
     headers = access.headers or {"ETag": tag}
     return table_answer(table.metadata_location, text, access.members, headers)
+
+
+def _check_served_format(metadata: TableMetadata) -> None:
+    """Raise RefusedError, 406, for a format version that pyiceberg does not write as JSON."""
+    if metadata.format_version > LATEST_WRITTEN_VERSION:
+        raise unsupported(
+            f"the table has Iceberg's format version {metadata.format_version}, and {LATEST_WRITTEN_VERSION} is the"
+            " latest that is served; read its metadata file with an engine"
+        )
 
 
 def _with_refs_only(metadata: TableMetadata) -> TableMetadata:

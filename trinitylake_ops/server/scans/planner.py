@@ -230,6 +230,12 @@ def _appends(metadata: TableMetadata, start_id: int | None, end: Snapshot | None
 def _with_schema_of(metadata: TableMetadata, snapshot: Snapshot | None, asked: PlanTableScanRequest) -> TableMetadata:
     if snapshot is None or snapshot.schema_id is None or not asked.use_snapshot_schema:
         return metadata
+    if all(schema.schema_id != snapshot.schema_id for schema in metadata.schemas):
+        raise CorruptFileError(
+            f"snapshot {snapshot.snapshot_id} names schema {snapshot.schema_id}, which the table does not have; plan"
+            " without its schema, or roll the table back to another snapshot",
+            path=snapshot.manifest_list,
+        )
     return metadata.model_copy(update={"current_schema_id": snapshot.schema_id})
 
 

@@ -107,7 +107,10 @@ def check_request(
         raise InvalidInputError("the URI of the request to sign is not written as one")
     if request.region != place.region:
         raise InvalidInputError(f"the region is {place.region}, and requests for others are not signed")
-    split = urlsplit(request.uri)
+    try:
+        split = urlsplit(request.uri)
+    except ValueError as error:
+        raise InvalidInputError(f"the URI of the request to sign is not written as one: {error}") from None
     _check_headers(request, split)
     key, query = _key(split, folder, place), _query(split)
     if request.method == "GET" and not key and "list-type" in query and reached is None:

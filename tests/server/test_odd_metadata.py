@@ -1,0 +1,47 @@
+"""Requests about tables whose metadata the server does not serve get a response at once."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from tests.server.requests import TABLE
+from tests.server.served import serving, settings_for
+from tests.tables.hostile import change_metadata
+from trinitylake_ops import Lakehouse
+from trinitylake_ops.tables import catalog_at
+
+ROWS = pa.table({"id": pa.array([1, 2, 3], pa.int64())})
+
+
+@pytest.fixture
+def table_lake(lake: Lakehouse) -> Lakehouse:
+    catalog = catalog_at(lake)
+    catalog.create_namespace("ns")
+    catalog.create_table("ns.t", ROWS.schema).append(ROWS)
+    return lake
+
+
+def test_a_table_of_format_version_3_is_not_served(table_lake: Lakehouse) -> None:
+    def change(content: dict[str, Any]) -> None:
+        content["format-version"] = 3
+        content["next-row-id"] = 0
+
+    change_metadata(table_lake, change)
+    with serving(settings_for(table_lake)) as served:
+        assert served.ask("GET", TABLE).error == (406, "UnsupportedOperationException")
+
+
+def test_a_plan_with_an_unknown_schema_is_answered(table_lake: Lakehouse) -> None:
+    def change(content: dict[str, Any]) -> None:
+        content["snapshots"][0]["schema-id"] = 9
+
+    change_metadata(table_lake, change)
+    with serving(settings_for(table_lake)) as served:
+        snapshot_id = json.loads(served.ask("GET", TABLE).body)["metadata"]["current-snapshot-id"]
+        body = {"snapshot-id": snapshot_id, "use-snapshot-schema": True}
+        assert served.ask("POST", f"{TABLE}/plan", body).error == (500, "InternalServerError")
+        assert served.ask("POST", f"{TABLE}/plan", {"snapshot-id": snapshot_id}).status == 200
