@@ -226,6 +226,30 @@ NO_TABLES: list[dict[str, Any]] = [
     {"name": "x" * 10_000},
     {"partition-spec": {"fields": [{"source-id": 9, "field-id": 1000, "transform": "identity", "name": "p"}]}},
 ]
+_TRANSFORMS = ("", "paint", "day", "hour", "bucket[0]", "truncate[0]", "bucket[2147483648]", "x" * 100_000)
+NO_SPECS = [{"source-id": 1, "field-id": 1000, "transform": transform, "name": "p"} for transform in _TRANSFORMS]
+NO_SPECS.append({"source-id": 1, "field-id": 1000, "transform": "identity", "name": ""})
+
+
+def test_no_table_is_partitioned_or_sorted_as_no_engine_can_write(table: Served, lake: Lakehouse) -> None:
+    before = lake.latest_version()
+    for field in NO_SPECS:
+        spec = {"spec-id": 0, "fields": [field]}
+        assert table.ask("POST", TABLES, created("u", **{"partition-spec": spec})).error == BAD, field
+        assert table.ask("POST", TABLE, commit_of({"action": "add-spec", "spec": spec})).error == BAD, field
+        if field["name"]:
+            order = {"order-id": 1, "fields": [{**field, "direction": "asc", "null-order": "nulls-first"}]}
+            assert table.ask("POST", TABLES, created("u", **{"write-order": order})).error == BAD, field
+            added = {"action": "add-sort-order", "sort-order": order}
+            assert table.ask("POST", TABLE, commit_of(added)).error == BAD, field
+    assert lake.latest_version() == before
+    fields = [
+        {"source-id": 1, "field-id": 1000 + at, "transform": transform, "name": f"p{at}"}
+        for at, transform in enumerate(("void", "identity", "bucket[2147483647]", "truncate[3]"))
+    ]
+    for field in fields:
+        spec = {"spec-id": 0, "fields": [field]}
+        assert table.ask("POST", TABLE, commit_of({"action": "add-spec", "spec": spec})).status == 200, field
 
 
 def test_tables_that_make_no_sense_are_not_created(table: Served, lake: Lakehouse) -> None:

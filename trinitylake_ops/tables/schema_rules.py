@@ -3,19 +3,24 @@
 Spark resolves names of columns regardless of case, so it can read no table whose columns differ by case only. Initial
 and write defaults belong to format version 3: Iceberg's Java library fails on the schema of an older table that has
 some. Of columns that share an id, readers return the values of one for both. A column of fixed size takes its size in
-each row of a reader's batch, even for nulls.
+each row of a reader's batch, even for nulls. No engine writes partitions or sorts rows by a transform that it does not
+know, or that the type of the column does not have.
 
-The rules concern new schemas only. What a table has already stays, and can be altered.
+The rules concern new schemas, partition specs and sort orders only. What a table has already stays, and can be altered.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
 
 from pyiceberg.exceptions import ResolveError
+from pyiceberg.partitioning import PartitionField
 from pyiceberg.schema import Schema, index_by_id, promote
 from pyiceberg.table.metadata import TableMetadata
+from pyiceberg.table.sorting import SortField
+from pyiceberg.transforms import Transform, UnknownTransform
 from pyiceberg.types import (
     DecimalType,
     FixedType,
@@ -36,6 +41,7 @@ _FIRST_WITH_DEFAULTS = 3
 MAX_FIXED_BYTES = 4_096
 #: Ids of columns from here on belong to metadata columns (Iceberg's specification, "Reserved Field IDs").
 FIRST_RESERVED_ID = 2**31 - 1 - 200
+_MAX_WIDTH = 2**31 - 1
 _Clashes = Mapping[frozenset[int], tuple[str, str]]
 
 
@@ -89,6 +95,48 @@ def _is_promotion(former: IcebergType, new: IcebergType) -> bool:
         return former == new or promote(former, new) == new
     except ResolveError:
         return False
+
+
+def check_new_layouts(metadata: TableMetadata, known: TableMetadata | None = None) -> None:
+    """Raise InvalidDefinitionError for a partition spec or sort order by which no engine can write.
+
+    Args:
+        metadata: The metadata of the table with its new specs and orders.
+        known: The metadata before the change, None for a new table. Its specs and orders are accepted.
+
+    Raises:
+        InvalidDefinitionError: A transform is unknown, has a width that is not between 1 and 2^31 - 1, or cannot be
+            applied to the type of its column. Or a partition field has an empty name.
+    """
+    specs = {} if known is None else {spec.spec_id: spec.fields for spec in known.partition_specs}
+    orders = {} if known is None else {order.order_id: order.fields for order in known.sort_orders}
+    fresh: list[PartitionField | SortField] = []
+    for spec in metadata.partition_specs:
+        fresh += () if specs.get(spec.spec_id) == spec.fields else spec.fields
+    for order in metadata.sort_orders:
+        fresh += () if orders.get(order.order_id) == order.fields else order.fields
+    if not fresh:
+        return
+    types = {column.field_id: column.field_type for schema in metadata.schemas for column in _columns(schema)}
+    types |= {column.field_id: column.field_type for column in _columns(metadata.schema())}
+    for field in fresh:
+        if isinstance(field, PartitionField) and not field.name:
+            raise InvalidDefinitionError("a partition field has an empty name; give it a name")
+        _check_transform(field.transform, types.get(field.source_id))
+
+
+def _check_transform(transform: Transform[Any, Any], source: IcebergType | None) -> None:
+    """Raise InvalidDefinitionError for a transform that no engine can apply. ``source`` is None if it is unknown."""
+    if isinstance(transform, UnknownTransform):
+        raise InvalidDefinitionError(
+            "a partition field or sort field has an unknown transform; use identity, year, month, day, hour, bucket[N],"
+            " truncate[N] or void"
+        )
+    width = getattr(transform, "num_buckets", getattr(transform, "width", 1))
+    if not 1 <= width <= _MAX_WIDTH:
+        raise InvalidDefinitionError(f"transform {transform} has a width that is not between 1 and {_MAX_WIDTH}")
+    if source is not None and not transform.can_transform(source):
+        raise InvalidDefinitionError(f"transform {transform} cannot be applied to a column of type {source}"[:300])
 
 
 def check_columns(schemas: Iterable[Schema], known: Iterable[Schema] = ()) -> None:

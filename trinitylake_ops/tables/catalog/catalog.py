@@ -78,7 +78,7 @@ from trinitylake_ops.tables.managed import managed_properties, metadata_uri, tab
 from trinitylake_ops.tables.ownership import claim_location
 from trinitylake_ops.tables.partition_types import with_typed_specs
 from trinitylake_ops.tables.properties import check_not_reserved, check_settable
-from trinitylake_ops.tables.schema_rules import check_columns, check_defaults, check_new_schemas
+from trinitylake_ops.tables.schema_rules import check_columns, check_defaults, check_new_layouts, check_new_schemas
 from trinitylake_ops.tables.types import check_arrow_schema
 from trinitylake_ops.transaction.lakehouse import Lakehouse
 from trinitylake_ops.transaction.transaction import IdOf, Transaction
@@ -323,6 +323,7 @@ class TrinityLakeCatalog(NamespaceCatalog):
             identifier, schema, location, partition_spec, sort_order, managed_properties(properties)
         )
         check_new_schemas(staged.metadata)
+        check_new_layouts(staged.metadata)
         validate_properties("the new table", staged.metadata.properties)
         if isinstance(schema, Schema):  # pyiceberg assigns new ids, and drops default values
             check_columns([schema])

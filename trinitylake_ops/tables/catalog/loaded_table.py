@@ -33,7 +33,7 @@ from trinitylake_ops.tables.io.file_io import StorageFileIO
 from trinitylake_ops.tables.managed import ICEBERG, check_managed_properties, new_table_location
 from trinitylake_ops.tables.partition_types import check_keeps_source_types, with_typed_specs
 from trinitylake_ops.tables.properties import location_provider
-from trinitylake_ops.tables.schema_rules import check_new_schemas, check_types_kept
+from trinitylake_ops.tables.schema_rules import check_new_layouts, check_new_schemas, check_types_kept
 from trinitylake_ops.tables.snapshot_rules import check_new_snapshots
 from trinitylake_ops.transaction.transaction import Transaction
 
@@ -270,6 +270,7 @@ def check_update(name: str, metadata: TableMetadata, current: Table | None, base
     _check_sequence_number(name, metadata, None if current is None else current.metadata)
     check_new_snapshots(name, metadata, None if current is None else current.metadata)
     check_new_schemas(metadata, () if current is None else current.metadata.schemas)
+    check_new_layouts(metadata, None if current is None else current.metadata)
     if current is not None:
         check_types_kept(metadata, current.metadata)
     if current is not None and len(metadata.schemas) < len(current.metadata.schemas):
