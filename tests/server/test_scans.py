@@ -13,13 +13,15 @@ import pyarrow as pa
 import pytest
 from pyiceberg.catalog.rest.scan_planning import PlanTableScanRequest
 from pyiceberg.expressions import And, BooleanExpression, EqualTo, GreaterThan, In, Not, NotIn, Or
+from pyiceberg.manifest import ManifestEntry
 from pyiceberg.transforms import IdentityTransform
 
 from tests.server.served import Served, serving, settings_for
 from trinitylake_ops import Lakehouse
-from trinitylake_ops.server.scans import files, filters, planner
+from trinitylake_ops.server.scans import files, filters, planner, windows
 from trinitylake_ops.server.settings import Limits
 from trinitylake_ops.tables import catalog_at
+from trinitylake_ops.tables.files.reach import entries_within
 
 PLAN = "/v1/main/namespaces/ns/tables/t/plan"
 TASKS = "/v1/main/namespaces/ns/tables/t/tasks"
@@ -145,6 +147,30 @@ def test_requests_that_fit_no_scan(planned: Served) -> None:
         assert planned.ask(method, f"{PLAN}/any").error == (404, "NoSuchPlanIdException")
     long = {"filter": {"type": "in", "term": "id", "values": list(range(20_000))}}
     assert planned.ask("POST", PLAN, long).error == BAD
+
+
+@pytest.mark.parametrize("row_filter", [True, {"type": "gt-eq", "term": "id", "value": 105}])
+def test_a_request_decodes_a_bounded_number_of_entries(
+    planned: Served, lake: Lakehouse, monkeypatch: pytest.MonkeyPatch, row_filter: Any
+) -> None:
+    """Each part of a manifest decodes its own entries, and continues while its filter excludes them."""
+    catalog_at(lake).load_table("ns.t").append(rows(100, "abcdefgh"))
+    decoded: list[int] = []
+
+    def counted(*args: Any) -> tuple[list[ManifestEntry], int]:
+        entries, n_entries = entries_within(*args)
+        decoded.append(len(entries))
+        return entries, n_entries
+
+    monkeypatch.setattr(windows, "entries_within", counted)
+    monkeypatch.setattr(planner, "_MOST_ENTRIES", 4)
+    tasks, n_answers = all_tasks(planned, {"filter": row_filter})
+    expected = list(
+        catalog_at(lake).load_table("ns.t").scan("true" if row_filter is True else "id >= 105").plan_files()
+    )
+    assert paths(tasks) == sorted(task.file.file_path for task in expected)
+    assert max(decoded) <= 2
+    assert sum(decoded) <= 4 * n_answers
 
 
 def test_a_task_that_was_changed_is_none(planned: Served, lake: Lakehouse) -> None:

@@ -19,7 +19,7 @@ from trinitylake_ops.server.answers import RefusedError, bad_request
 LONGEST_REQUEST_BYTES = 32 << 10
 _LONGEST_TASK_CHARS = 64 << 10
 _MOST_BYTES = 128 << 10
-_VERSION = 1
+_VERSION = 2
 _MOST_MANIFESTS = 10_000_000
 _MOST_FILES = 2**40
 
@@ -28,8 +28,8 @@ _MOST_FILES = 2**40
 class Part:
     """A part of a scan of a snapshot.
 
-    ``first`` and ``last`` bound its manifests of data files, counted in the manifest list, and ``after`` is how many
-    files of them come before it. ``request`` is what the client asked for.
+    ``first`` and ``last`` bound its manifests of data files, counted in the manifest list. For a part of a single
+    manifest, ``after`` is how many entries of it come before the part. ``request`` is what the client asked for.
     """
 
     table_uuid: str

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +11,7 @@ from pydantic import ValidationError as PydanticError
 from pyiceberg.catalog.rest.scan_planning import PlanTableScanRequest
 from pyiceberg.expressions import AlwaysTrue, BooleanExpression
 from pyiceberg.io import FileIO
-from pyiceberg.manifest import ManifestContent, ManifestEntryStatus, ManifestFile
+from pyiceberg.manifest import ManifestContent, ManifestFile
 from pyiceberg.table import DataScan, FileScanTask, Table
 from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.table.snapshots import Operation, Snapshot
@@ -20,8 +20,9 @@ from trinitylake_ops.errors import CorruptFileError, TrinityLakeError
 from trinitylake_ops.server.answers import RefusedError, bad_request, unsupported
 from trinitylake_ops.server.scans.filters import is_too_much, n_units, units_of, weakened
 from trinitylake_ops.server.scans.parts import Part, no_such_task
+from trinitylake_ops.server.scans.windows import EntryBudget, TooManyEntriesError, WindowedManifest
 from trinitylake_ops.tables.catalog.updates import asked_for
-from trinitylake_ops.tables.files.reach import entries_in, manifests_in
+from trinitylake_ops.tables.files.reach import manifests_in
 from trinitylake_ops.tables.io.file_io import StorageFileIO
 
 #: A part has no more manifests, so that what they say of their sizes need not be true.
@@ -32,16 +33,22 @@ MOST_PARTS = 100
 _MOST_NAMES = 20_000
 #: The statistics in one answer: columns times files.
 _MOST_STATISTICS = 500_000
+#: The entries of data files that a request decodes. Each takes 30 microseconds or more.
+_MOST_ENTRIES = 20_000
+#: No manifest that can be read has more entries.
+_MOST_ENTRIES_OF_FILE = 1 << 40
+#: The entries of delete files, which each part of a scan needs.
+_MOST_DELETES = 100_000
 _EQUALITY = "equality deletes"
 
 
 class _Some:
     """A snapshot of which only some manifests count."""
 
-    def __init__(self, manifests: list[ManifestFile]):
+    def __init__(self, manifests: Sequence[ManifestFile]):
         self._manifests = manifests
 
-    def manifests(self, io: FileIO) -> list[ManifestFile]:
+    def manifests(self, io: FileIO) -> Sequence[ManifestFile]:
         return self._manifests
 
 
@@ -117,12 +124,48 @@ class Planner:
             raise no_such_task()
         if part.last - part.first > MOST_MANIFESTS:
             return Planned([], self._parts(data[: part.last], part.first))
-        manifests = [*data[part.first : part.last], *deletes]
-        row_filter = self._filter_for(manifests)
-        tasks = self._tasks(manifests, row_filter)[part.after :]
-        after = part.after + self._most_files
-        rest = [self._part(part.first, part.last, after)] if len(tasks) > self._most_files else []
-        return Planned(tasks[: self._most_files], rest, None if row_filter is self._filter else self._filter)
+        if part.after and part.last - part.first != 1:
+            raise no_such_task()
+        row_filter = self._filter_for([*data[part.first : part.last], *deletes])
+        residual = None if row_filter is self._filter else self._filter
+        every = EntryBudget(_MOST_DELETES)
+        whole = [WindowedManifest.of(one, range(_MOST_DELETES + 1), every) for one in deletes]
+        if part.last - part.first == 1:
+            try:
+                tasks, rest = self._single(part, data[part.first], whole, row_filter)
+            except TooManyEntriesError as error:
+                raise unsupported(
+                    f"scans of tables with more than {_MOST_DELETES} delete files are not planned here; compact the"
+                    " table, or plan from the manifests"
+                ) from error
+            return Planned(tasks, rest, residual)
+        budget = EntryBudget(_MOST_ENTRIES)
+        several = [WindowedManifest.of(one, range(_MOST_ENTRIES + 1), budget) for one in data[part.first : part.last]]
+        with suppress(TooManyEntriesError):
+            tasks = self._tasks(several, whole, row_filter)
+            if len(tasks) <= self._most_files:
+                return Planned(tasks, [], residual)
+        # the manifest list counts fewer files
+        return Planned([], [self._part(at, at + 1) for at in range(part.first, part.last)])
+
+    def _single(
+        self, part: Part, manifest: ManifestFile, deletes: list[WindowedManifest], row_filter: BooleanExpression
+    ) -> tuple[list[FileScanTask], list[Part]]:
+        """Return files of one manifest from an entry on, and the part that has the rest of its entries."""
+        found: list[FileScanTask] = []
+        begin = part.after
+        budget = EntryBudget(_MOST_ENTRIES_OF_FILE)
+        windowed = WindowedManifest.of(manifest, range(0), budget)
+        while budget.n_taken < _MOST_ENTRIES:
+            windowed.window = range(begin, begin + self._most_files)
+            tasks = self._tasks([windowed], deletes, row_filter)
+            if len(found) + len(tasks) > self._most_files:
+                break
+            found += tasks
+            begin += self._most_files
+            if windowed.n_entries is None or begin >= windowed.n_entries:
+                return found, []
+        return found, [self._part(part.first, part.last, begin)]
 
     def _manifests(self) -> tuple[list[ManifestFile], list[ManifestFile]]:
         """Return the manifests of data files, and of deletes, which do not count for what was appended."""
@@ -174,10 +217,12 @@ class Planner:
     def _scan(self, row_filter: BooleanExpression) -> _PartialScan:
         return _PartialScan(self._metadata, self._io, row_filter=row_filter, case_sensitive=self._asked.case_sensitive)
 
-    def _tasks(self, manifests: list[ManifestFile], row_filter: BooleanExpression) -> list[FileScanTask]:
+    def _tasks(
+        self, data: list[WindowedManifest], deletes: list[WindowedManifest], row_filter: BooleanExpression
+    ) -> list[FileScanTask]:
         assert self._snapshot is not None
         scan = self._scan(row_filter)
-        scan.some = _Some(manifests)
+        scan.some = _Some([*data, *deletes])
         with _reading(self._snapshot):
             tasks = list(scan.plan_files())
         for file in (one for task in tasks for one in (task.file, *task.delete_files)):
@@ -185,8 +230,7 @@ class Planner:
         if self._appends is None:
             return tasks
         # A manifest of an append may list files that were there before, as it took the place of others.
-        entries = [entry for one in manifests for entry in entries_in(one, self._io)]
-        added = {entry.data_file.file_path for entry in entries if entry.status == ManifestEntryStatus.ADDED}
+        added = set().union(*(one.added for one in data))
         return [task for task in tasks if task.file.file_path in added]
 
 

@@ -37,8 +37,8 @@ _MAX_RATIO = 16
 class AvroContent:
     """An Avro file without compression: its ``data``, the ``meta`` of its header, and facts about the compressed file.
 
-    These facts are its ``codec``, its size in bytes and how many records it has. ``data`` begins with the record of
-    number ``first_record``.
+    These facts are its ``codec``, its size in bytes and how many records it has. ``data`` has ``n_kept`` of them,
+    from the record of number ``first_record`` on.
     """
 
     data: bytes
@@ -47,6 +47,7 @@ class AvroContent:
     file_bytes: int
     n_records: int = 0
     first_record: int = 0
+    n_kept: int = 0
 
     def meta_int(self, name: str) -> int | None:
         """Return a number in the header, None where there is none."""
@@ -106,7 +107,7 @@ def _uncompressed(data: bytes, window: range | None) -> AvroContent:
     left_bytes = avro_limit_bytes(len(data))
     left_records = _ALWAYS_ALLOWED_RECORDS + len(data) // _FILE_BYTES_PER_RECORD
     pieces = [header_bytes({**meta, _CODEC: b"null"}, sync)]
-    at, first = 0, 0
+    at, first, n_kept = 0, 0, 0
     for n_records, block in _blocks(AvroReader(data, header.size_bytes), sync):
         at += n_records
         if window is not None and (at <= window.start or at - n_records >= window.stop):
@@ -115,13 +116,14 @@ def _uncompressed(data: bytes, window: range | None) -> AvroContent:
             if left_records < 0:
                 raise InflatedTooLargeError("it holds more records than its file may")
             continue
+        n_kept += n_records
         content = inflate(block, left_bytes)
         left_bytes -= len(content)
         left_records -= n_records
         if left_records < 0 or n_records > len(content):
             raise InflatedTooLargeError("it holds more records than its file may")
         pieces += [number_bytes(n_records), number_bytes(len(content)), content, sync]
-    return AvroContent(b"".join(pieces), meta, codec, len(data), at, first)
+    return AvroContent(b"".join(pieces), meta, codec, len(data), at, first, n_kept)
 
 
 def _blocks(reader: AvroReader, sync: bytes) -> Iterator[tuple[int, bytes]]:

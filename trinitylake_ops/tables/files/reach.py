@@ -206,6 +206,29 @@ def entries_in(
     return entries
 
 
+def entries_within(
+    manifest: ManifestFile, data: bytes, window: range, take: Callable[[int], object]
+) -> tuple[list[ManifestEntry], int]:
+    """Return some entries of a manifest, in their order, and how many it has. Only blocks with them are decoded.
+
+    Args:
+        manifest: The entry of the manifest list.
+        data: The manifest as it is stored.
+        window: The numbers of the entries, those of deleted files included.
+        take: Called with the number of entries that are decoded, before they are. It may raise an error.
+
+    Raises:
+        CorruptFileError: The manifest is not Avro, or claims more than it has.
+        Exception: Anything that the decoder raises for a broken manifest.
+    """
+    content = uncompressed(data, manifest.manifest_path, window)
+    take(content.n_kept)
+    file = _OneFile(_Uncompressed(manifest.manifest_path, content.data))
+    entries = manifest.fetch_manifest_entry(cast(FileIO, file), discard_deleted=False)
+    start = max(0, window.start - content.first_record)
+    return entries[start : start + len(window)], content.n_records
+
+
 def _check_are_text(locations: Iterable[object]) -> None:
     """Raise ValueError for locations that are bytes. A file says which types its fields have, and both are decoded."""
     if not all(isinstance(location, str) for location in locations):
