@@ -202,7 +202,7 @@ def test_a_right_is_withdrawn_in_a_file_of_the_same_size_and_time(guarded: Serve
     status, text = tokens.stat(), tokens.read_text()
     digest = hashlib.sha256(READER.encode()).hexdigest()
     assert ask(guarded, READER, "GET", "/v1/config").status == 200
-    tokens.write_text(text.replace(digest, "0" * 64))
+    tokens.write_text(text.replace(digest, "f" * 64))
     os.utime(tokens, ns=(status.st_atime_ns, status.st_mtime_ns))
     assert (tokens.stat().st_size, tokens.stat().st_mtime_ns) == (status.st_size, status.st_mtime_ns)
     assert ask(guarded, READER, "GET", "/v1/config").error == UNAUTHORIZED
