@@ -156,7 +156,7 @@ class Planner:
         begin = part.after
         budget = EntryBudget(_MOST_ENTRIES_OF_FILE)
         windowed = WindowedManifest.of(manifest, range(0), budget)
-        while budget.n_taken < _MOST_ENTRIES:
+        while budget.n_taken < _MOST_ENTRIES and len(found) < self._most_files:
             windowed.window = range(begin, begin + self._most_files)
             tasks = self._tasks([windowed], deletes, row_filter)
             if len(found) + len(tasks) > self._most_files:
