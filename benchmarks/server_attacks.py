@@ -32,6 +32,7 @@ from pyiceberg.transforms import IdentityTransform
 from benchmarks.report import Spread, table, write_result
 from tests.processes import fork
 from tests.server.served import settings_for
+from tests.tables.hostile import change_metadata
 from trinitylake_ops import Lakehouse
 from trinitylake_ops.server.running import serve
 from trinitylake_ops.storage.local.storage import LocalStorage
@@ -42,6 +43,9 @@ TABLES = "/v1/main/namespaces/ns/tables"
 COMMIT = "/v1/main/transactions/commit"
 N_TABLES, N_COLUMNS, N_FILES = 100, 5_000, 500
 _LIMIT_SECONDS = 3_000
+#: A snapshot that no table has, so that the size of the body is what an attack costs.
+SNAPSHOT_ID = 7
+N_SNAPSHOTS = 45_000
 
 
 def field(number: int) -> dict[str, Any]:
@@ -74,6 +78,11 @@ def schemas(n: int, n_fields: int) -> list[dict[str, Any]]:
     ]
 
 
+def tag(name: str, snapshot_id: int) -> dict[str, Any]:
+    """Return an update that adds a tag."""
+    return {"action": "set-snapshot-ref", "ref-name": name, "type": "tag", "snapshot-id": snapshot_id}
+
+
 def any_of(n: int) -> dict[str, Any]:
     """Return a filter of n comparisons."""
     if n == 1:
@@ -90,6 +99,8 @@ class Attack:
     path: str | Callable[[int], str]
     body: Callable[[int], Any] = lambda _: None
     disconnects: bool = False
+    #: The body is sent in chunks of one byte instead.
+    in_chunks: bool = False
 
 
 def _in(n: int) -> dict[str, Any]:
@@ -130,6 +141,15 @@ ATTACKS: dict[str, Attack] = {
     "100 reports of 1 MB": Attack(
         100, "POST", f"{TABLES}/t0/metrics", lambda _: {"report-type": "scan-report", "pad": ["abcdefgh"] * 90_000}
     ),
+    "24 loads of two tables with 25 MiB of metadata": Attack(24, "GET", lambda n: f"{TABLES}/large{n % 2}"),
+    "8 plans of two tables with 25 MiB of metadata": Attack(
+        8, "POST", lambda n: f"{TABLES}/large{n % 2}/plan", lambda _: {}
+    ),
+    "24 loads of a table with 100 MiB of metadata": Attack(24, "GET", f"{TABLES}/huge"),
+    "8 commits of a tag of 14 MB": Attack(
+        8, "POST", f"{TABLES}/files", lambda n: commit_of("files", tag(f"{n}{'x' * (14 << 20)}", SNAPSHOT_ID))
+    ),
+    "16 bodies of 50,000 chunks": Attack(16, "POST", f"{TABLES}/t0/metrics", lambda _: " " * 50_000, in_chunks=True),
     "16 updates of 10,000 properties": Attack(
         16,
         "POST",
@@ -155,6 +175,9 @@ def make(folder: str) -> tuple[Lakehouse, Path]:
     with many.update_spec() as update:
         update.add_field("part", IdentityTransform(), "part")
     many.append(files)
+    for name in ("large0", "large1", "huge"):
+        catalog.create_table(f"ns.{name}", rows.schema).append(rows)
+        change_metadata(lake, _unknown if name == "huge" else _snapshots, name)
     tokens = Path(folder) / "tokens.yaml"
     entries = [
         {"name": "attacker", "scope": "none", "namespaces": {"ns": "write"}},
@@ -163,6 +186,17 @@ def make(folder: str) -> tuple[Lakehouse, Path]:
     hashed = [{**entry, "sha256": hashlib.sha256(str(entry["name"]).encode()).hexdigest()} for entry in entries]
     tokens.write_text(yaml.safe_dump({"tokens": hashed}))
     return lake, tokens
+
+
+def _snapshots(content: dict[str, Any]) -> None:
+    """Add snapshots to the metadata of a table."""
+    (snapshot,) = content["snapshots"]
+    content["snapshots"] += ({**snapshot, "snapshot-id": number} for number in range(1, N_SNAPSHOTS))
+
+
+def _unknown(content: dict[str, Any]) -> None:
+    """Add a member that no reader knows to the metadata of a table."""
+    content["unknown"] = "x" * (100 << 20)
 
 
 @contextlib.contextmanager
@@ -202,15 +236,27 @@ class Client:
         self._headers = {"Authorization": f"Bearer {token}"}
         self._connection: HTTPConnection | None = None
 
-    def ask(self, method: str, path: str, data: bytes | None = None, *, disconnects: bool = False) -> int:
+    def ask(
+        self,
+        method: str,
+        path: str,
+        data: bytes | None = None,
+        *,
+        disconnects: bool = False,
+        in_chunks: bool = False,
+    ) -> int:
         """Send a request, and return the status of its response, 0 without one."""
         connection = self._connection or HTTPConnection("127.0.0.1", self._port, timeout=120)
         try:
             self._connection = connection
-            connection.request(method, path, data, self._headers)
+            if in_chunks and data is not None:
+                chunks = (data[at : at + 1] for at in range(len(data)))
+                connection.request(method, path, chunks, self._headers, encode_chunked=True)
+            else:
+                connection.request(method, path, data, self._headers)
             if not disconnects:
                 response = connection.getresponse()
-                response.read()
+                self.last = response.read()[:300]
                 return response.status
             time.sleep(0.2)
         except (OSError, HTTPException):
@@ -230,7 +276,7 @@ def attack(port: int, kind: Attack, report: Callable[[str], None]) -> None:
         data = None if content is None else json.dumps(content).encode()
         client = Client(port, "attacker")
         while True:
-            status = client.ask(kind.method, path, data, disconnects=kind.disconnects)
+            status = client.ask(kind.method, path, data, disconnects=kind.disconnects, in_chunks=kind.in_chunks)
             counts[status] += 1
             if status == 503:
                 time.sleep(0.05)
@@ -249,7 +295,7 @@ def reads(port: int, seconds: float) -> list[float]:
     while time.monotonic() < end or len(taken) < 2:
         begun = time.monotonic()
         status = client.ask("GET", "/v1/main/namespaces/other/tables/o")
-        assert status == 200, status
+        assert status == 200, (status, client.last)
         taken.append(time.monotonic() - begun)
         time.sleep(READ_PAUSE_SECONDS)
     return taken

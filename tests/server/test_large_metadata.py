@@ -18,7 +18,7 @@ from tests.tables.hostile import change_metadata
 from trinitylake_ops import Lakehouse, maintenance
 from trinitylake_ops.errors import MetadataTooLargeError
 from trinitylake_ops.maintenance.plans.retention import RetentionPolicy
-from trinitylake_ops.server import warehouses
+from trinitylake_ops.server import tables, warehouses
 from trinitylake_ops.tables import catalog_at
 from trinitylake_ops.tables.claims import metadata_size
 from trinitylake_ops.tables.files.parse_gate import ParseGate
@@ -181,6 +181,21 @@ def test_a_table_of_10_000_snapshots_and_5_000_columns_is_served(lake: Lakehouse
     with serving(settings_for(lake)) as served:
         assert len(served.ask("GET", TABLE).document["metadata"]["snapshots"]) == 10_000
         assert served.ask("POST", TABLE, commit_of(properties(a="1"))).status == 200
+
+
+def test_responses_with_the_same_metadata_share_it(limited: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Many connections that request a large table and do not read the response take its size once."""
+    answers, make = [], tables.table_answer
+
+    def recording(*arguments: Any) -> Any:
+        answers.append(make(*arguments))
+        return answers[-1]
+
+    monkeypatch.setattr(tables, "table_answer", recording)
+    bodies = {limited.ask("GET", TABLE).body for _ in range(3)}
+    assert len(bodies) == 1
+    assert all(answer.shared is answers[0].shared for answer in answers)
+    assert len(answers[0].shared) > len(answers[0].body)
 
 
 def test_one_thread_parses_huge_metadata_at_a_time() -> None:

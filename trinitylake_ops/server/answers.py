@@ -61,6 +61,8 @@ class Answer:
     headers: Mapping[str, str] = field(default_factory=dict)
     error: str | None = None
     detail: str | None = None
+    #: The rest of the body. Several answers that clients have not read may share it.
+    shared: bytes = b""
 
 
 class RefusedError(errors.TrinityLakeError):
@@ -119,14 +121,20 @@ def table_answer(
     given: Mapping[str, Any] | None = None,
     headers: Mapping[str, str] | None = None,
 ) -> Answer:
-    """Return the answer 200 with a table: the URI of its metadata file, the metadata as JSON, further members.
+    """Return the answer 200 with a table: the URI of its metadata file, the metadata, further members.
 
-    The metadata is put in as it is. It is by far the largest part, and was encoded before.
+    ``metadata`` is the member's JSON and the end of the body, as :func:`as_member` returns it. It is sent as it is. It
+    is by far the largest part, and was encoded before.
     """
     said = {"metadata-location": location} if location is not None else {}
-    rest = json.dumps({**said, **(given or {})})
-    body = b'{"metadata": %b%b%b' % (metadata, b"" if rest == "{}" else b", ", rest[1:].encode())
-    return Answer(200, body, dict(headers or {}))
+    rest = json.dumps({**said, **(given or {})})[:-1]
+    body = f'{rest}{"" if rest == "{" else ", "}"metadata": '.encode()
+    return Answer(200, body, dict(headers or {}), shared=metadata)
+
+
+def as_member(metadata: bytes) -> bytes:
+    """Return the JSON of metadata as the last member of the body of an answer."""
+    return metadata + b"}"
 
 
 NO_CONTENT = Answer(204)

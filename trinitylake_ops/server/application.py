@@ -40,6 +40,7 @@ from trinitylake_ops.server.workers import Work
 from trinitylake_ops.storage import MeteredStorage, beside
 from trinitylake_ops.storage.options import redact_assignments
 from trinitylake_ops.storage.remote.settings import is_loopback
+from trinitylake_ops.tables.files.parse_gate import PARSE_GATE
 from trinitylake_ops.telemetry.prometheus import CONTENT_TYPE
 
 logger = logging.getLogger(__name__)
@@ -107,8 +108,7 @@ class Application:
             request = Request(scope, receive)
             answer = await self._logged(request)
             headers = {"content-type": "application/json"} if answer.body else {}
-            response = Response(answer.body, answer.status, {**headers, **answer.headers})
-            await response(scope, receive, send)
+            await _response(answer, {**headers, **answer.headers})(scope, receive, send)
         elif scope["type"] == "lifespan":
             await self._live(receive, send)
 
@@ -145,7 +145,7 @@ class Application:
             said |= {"error": answer.error, "detail": self._redacted(answer.detail or "")}
         level = logging.WARNING if answer.status >= 500 else logging.INFO
         logger.log(level, "%s %s: %d", request.method, said["path"], answer.status, extra={"fields": said})
-        return Answer(answer.status, answer.body, {**answer.headers, "x-request-id": request_id})
+        return replace(answer, headers={**answer.headers, "x-request-id": request_id})
 
     def _redacted(self, text: str) -> str:
         for served in self.warehouses.served:
@@ -224,7 +224,10 @@ class Application:
 
             def work() -> Answer:
                 call = make_call()
-                return self._change(route, call) if route.changes else route.handle(call)
+                if route.changes:
+                    return self._change(route, call)
+                with PARSE_GATE.request():
+                    return route.handle(call)
 
             return await execution.run(kind, in_this_context(work), changes=route.changes)
         tables_of = route.tables
@@ -345,6 +348,24 @@ class Application:
             return answers.ok({"status": "ready"})
         error = RefusedError(503, answers.UNAVAILABLE, f"not ready: {', '.join(failures)}")
         return failed(error, changes=False, request_id="")
+
+
+class _InTwoParts(Response):
+    """A response whose second part is sent as it is, so that unread responses share it."""
+
+    def __init__(self, answer: Answer, headers: dict[str, str]):
+        length = str(len(answer.body) + len(answer.shared))
+        super().__init__(answer.body, answer.status, {**headers, "content-length": length})
+        self._shared = answer.shared
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        await send({"type": "http.response.body", "body": self.body, "more_body": True})
+        await send({"type": "http.response.body", "body": self._shared})
+
+
+def _response(answer: Answer, headers: dict[str, str]) -> Response:
+    return _InTwoParts(answer, headers) if answer.shared else Response(answer.body, answer.status, headers)
 
 
 def _host(request: Request) -> str:

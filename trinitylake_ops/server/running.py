@@ -36,7 +36,7 @@ _MOST_HEADER_BYTES = 64 << 10
 #: So many files stay free for the storage, however many clients are connected.
 _FILES_OF_STORAGE = 512
 #: A body may arrive in so many chunks of any size, and in one more for each of these bytes.
-_FREE_CHUNKS, _BYTES_PER_CHUNK = 1_000, 256
+_FREE_CHUNKS, _BYTES_PER_CHUNK = 128, 256
 
 
 class TooManyChunksError(Exception):

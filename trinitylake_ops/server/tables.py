@@ -27,6 +27,7 @@ from trinitylake_ops.server.access.given import access_at, may_write, vends
 from trinitylake_ops.server.answers import (
     NO_CONTENT,
     Answer,
+    as_member,
     bad_request,
     encoded,
     forbidden,
@@ -114,7 +115,7 @@ def create_table(call: Call) -> Answer:
         _make_local_folders(call, staged.metadata.location)
         location, is_vended = staged.metadata.location, vends(call, None)
         access = access_at(call, namespace, asked.name, location, writes=True, is_vended=is_vended)
-        return table_answer(None, encoded(staged.metadata), access.members, access.headers)
+        return table_answer(None, as_member(encoded(staged.metadata)), access.members, access.headers)
     table = changed(call, lambda catalog: catalog.create_table(*arguments))
     table = table or call.warehouse.catalog().load_table((namespace, asked.name))
     _make_local_folders(call, table.metadata.location)
@@ -135,7 +136,9 @@ def commit_table(call: Call) -> Answer:
     if commit.name != (namespace, name):
         raise bad_request("the identifier in the body is not the table in the path")
     made = commit_tables(call, [commit])[commit.name]
-    return table_answer(made.metadata_location, made.text, headers={"ETag": _tag(call, made.metadata_location, "all")})
+    return table_answer(
+        made.metadata_location, as_member(made.text), headers={"ETag": _tag(call, made.metadata_location, "all")}
+    )
 
 
 def committed_tables(call: Call) -> list[Name]:
@@ -290,7 +293,7 @@ def _table_answer(
     with _ENCODING[hash(tag) % len(_ENCODING)]:  # many clients may load a new version of a large table
         text = kept.get(tag)
         if text is None:
-            text = encoded(table.metadata if mode == "all" else _with_refs_only(table.metadata))
+            text = as_member(encoded(table.metadata if mode == "all" else _with_refs_only(table.metadata)))
             kept.put(tag, text, len(text))
     namespace, name = table.name()
     is_managed = definition is None or definition.is_managed

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 
 from trinitylake_ops.storage.fork import at_fork
 
@@ -26,7 +26,22 @@ class ParseGate:
         self._large = threading.BoundedSemaphore(_MOST_LARGE_PARSES)
         self._huge = threading.Lock()
         self._is_paused = False
+        self._of_thread = threading.local()
         at_fork(self)
+
+    @contextmanager
+    def request(self) -> Iterator[None]:
+        """Keep the turn for huge metadata, if this thread gets one, until the end of the block.
+
+        Otherwise many threads would hold what they parsed, and each run of the garbage collector would visit all of it.
+        The block must not wait for other threads that parse metadata.
+        """
+        with ExitStack() as turn:
+            self._of_thread.turn, self._of_thread.has_turn = turn, False
+            try:
+                yield
+            finally:
+                del self._of_thread.turn
 
     @contextmanager
     def admit(self, n_bytes: int) -> Iterator[None]:
@@ -37,8 +52,20 @@ class ParseGate:
             with self._large:
                 yield
         else:
-            with self._huge, self._large, self._without_collections():
+            with self._huge_turn(), self._large, self._without_collections():
                 yield
+
+    @contextmanager
+    def _huge_turn(self) -> Iterator[None]:
+        turn: ExitStack | None = getattr(self._of_thread, "turn", None)
+        if turn is None:
+            with self._huge:
+                yield
+            return
+        if not self._of_thread.has_turn:
+            turn.enter_context(self._huge)
+            self._of_thread.has_turn = True
+        yield
 
     @contextmanager
     def _without_collections(self) -> Iterator[None]:
