@@ -337,6 +337,8 @@ def test_pages_in_a_browser_are_not_answered(served: Served) -> None:
         {"Host": "evil.example"},
         {"Host": ""},
         {"Host": "[::1"},
+        {"Sec-Fetch-Site": "cross-site"},
+        {"Sec-Fetch-Site": "same-site"},
     ):
         assert served.ask("GET", "/v1/config", headers=headers).error == FORBIDDEN
     for host in ("localhost:8181", "127.0.0.1", "[::1]:8181", "[::1]"):
@@ -388,6 +390,11 @@ def test_tls(lake: Lakehouse, tokens: Path, tmp_path: Path) -> None:
         connection.request("GET", "/v1/config", headers={"Authorization": f"Bearer {READER}"})
         assert connection.getresponse().status == 200
         connection.close()
+        weak = ssl.create_default_context(cafile=str(file))
+        weak.maximum_version = ssl.TLSVersion.TLSv1_2
+        weak.set_ciphers("AES128-SHA:AES256-SHA256:AES128-GCM-SHA256")
+        with pytest.raises(ssl.SSLError):
+            HTTPSConnection("127.0.0.1", int(served.url.rpartition(":")[2]), context=weak).connect()
     file.write_text("no certificate")
     with pytest.raises(InvalidInputError, match="cannot be used"):
         serve(settings)

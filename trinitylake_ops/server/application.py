@@ -74,6 +74,10 @@ class _Held:
     n_bytes: int = 0
 
 
+#: Where a browser may send requests from to a server without tokens.
+_SITES = frozenset({"none", "same-origin"})
+
+
 class Application:
     """A server of lakehouses as an ASGI application. Raises what opening them and reading the tokens raises.
 
@@ -291,8 +295,10 @@ class Application:
             return await self._tokens.principal(authorization)
         if self._issuers is not None:
             raise unauthorized("a bearer token is needed")
-        # Pages in a browser of this machine could ask, too, with any name for this machine.
-        if "origin" in request.headers or not is_loopback(_host(request)):
+        # Pages in a browser of this machine could send requests with any name for this machine. Some have no origin,
+        # such as images and links; Sec-Fetch-Site is "none" if the person opened the address.
+        site = request.headers.get("sec-fetch-site", "none")
+        if "origin" in request.headers or site not in _SITES or not is_loopback(_host(request)):
             raise forbidden("without tokens only programs on this machine are answered, not pages in a browser")
         return self._anonymous
 

@@ -32,6 +32,8 @@ _SWITCH_SECONDS = 0.0005
 #: client would wait behind each one of many.
 _MORE_LISTENERS = 15
 _MOST_FILES = 65_536
+#: Of TLS 1.2, only suites with forward secrecy and authenticated encryption. Those of TLS 1.3 are all allowed.
+_CIPHERS = "ECDHE+AESGCM:ECDHE+CHACHA20"
 _MOST_HEADER_BYTES = 64 << 10
 #: So many files stay free for the storage, however many clients are connected.
 _FILES_OF_STORAGE = 512
@@ -267,4 +269,5 @@ def configuration_of(application: Application, settings: ServerSettings) -> uvic
         h11_max_incomplete_event_size=_MOST_HEADER_BYTES,
         ssl_certfile=None if settings.tls_certificate is None else str(settings.tls_certificate),
         ssl_keyfile=None if settings.tls_key is None else str(settings.tls_key),
+        ssl_ciphers=_CIPHERS,
     )
