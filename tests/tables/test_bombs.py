@@ -23,6 +23,7 @@ from trinitylake_ops.errors import CorruptFileError, InvalidDefinitionError
 from trinitylake_ops.format.definitions import METADATA_LOCATION
 from trinitylake_ops.tables.catalog import TrinityLakeCatalog, catalog_at
 from trinitylake_ops.tables.claims.avro_files import avro_limit_bytes, uncompressed
+from trinitylake_ops.tables.claims.avro_header import MAX_HEADER_BYTES, header_bytes
 from trinitylake_ops.tables.claims.inflate import (
     ALWAYS_ALLOWED_BYTES,
     AVRO_CODECS,
@@ -129,6 +130,16 @@ def test_a_block_that_ends_in_the_middle_is_corrupt(codec: str) -> None:
     block = packed(codec, bytes(range(256)) * 8)[:-20]
     with pytest.raises(CorruptFileError, match="no readable Avro file"):
         uncompressed(avro_file({"avro.codec": codec.encode()}, [(1, block)]), "x.avro")
+
+
+def test_a_header_has_a_bound() -> None:
+    def with_schema(n_chars: int) -> bytes:
+        schema = json.dumps({"type": "record", "name": "r", "fields": [], "doc": "x" * n_chars}).encode()
+        return header_bytes({"avro.schema": schema, "avro.codec": b"null"}, b"s" * 16)
+
+    assert uncompressed(with_schema(MAX_HEADER_BYTES - 1_000), "own.avro").n_records == 0
+    with pytest.raises(CorruptFileError):
+        uncompressed(with_schema(MAX_HEADER_BYTES), "large.avro")
 
 
 def test_all_members_and_blocks_count_together() -> None:

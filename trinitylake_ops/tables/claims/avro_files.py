@@ -102,7 +102,8 @@ def _uncompressed(data: bytes, window: range | None) -> AvroContent:
     codec = meta.get(_CODEC, b"null").decode("ascii", "replace")
     if codec not in AVRO_CODECS:
         raise ValueError("its codec is none of those of Iceberg")
-    _check_schema(meta[_SCHEMA])
+    schema = meta[_SCHEMA]
+    (_check_common_schema if len(schema) <= _COMMON_SCHEMA_BYTES else _check_schema)(schema)
     inflate = AVRO_CODECS[codec]
     left_bytes = avro_limit_bytes(len(data))
     left_records = _ALWAYS_ALLOWED_RECORDS + len(data) // _FILE_BYTES_PER_RECORD
@@ -136,7 +137,6 @@ def _blocks(reader: AvroReader, sync: bytes) -> Iterator[tuple[int, bytes]]:
         yield n_records, block
 
 
-@lru_cache(maxsize=64)
 def _check_schema(text: bytes) -> None:
     """Raise ValueError for a schema with items that take no bytes, as a list could count any number of them.
 
@@ -146,6 +146,11 @@ def _check_schema(text: bytes) -> None:
     if full_name_chars(schema) > MAX_NAME_CHARS:
         raise ValueError("its schema has names that are too long, within each other")
     _least_bytes(schema)
+
+
+#: Schemas up to this size are checked once, and kept in memory: those of manifests and manifest lists.
+_COMMON_SCHEMA_BYTES = 64 << 10
+_check_common_schema = lru_cache(maxsize=64)(_check_schema)
 
 
 def _least_bytes(schema: Any) -> int:
