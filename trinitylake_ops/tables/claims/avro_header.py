@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 MAGIC = b"Obj\x01"
 #: The largest header of a file. It contains schemas as JSON, which is parsed whole while all other threads wait. The
-#: schema of a table with 20,000 columns takes 1.5 MB.
+#: schema of a table with 20,000 columns takes 1.3 MB.
 MAX_HEADER_BYTES = 8 << 20
 _SYNC_BYTES = 16
 _MAX_VARINT_BYTES = 10
