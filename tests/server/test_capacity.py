@@ -453,7 +453,7 @@ def test_a_body_of_too_many_objects_is_not_parsed(lake: Lakehouse, monkeypatch: 
 def test_clients_that_load_one_large_table_do_not_all_parse_it(
     lake: Lakehouse, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its metadata is in no cache yet. Two threads parse it, and the others wait and take what these have parsed."""
+    """Its metadata is in no cache yet. At most two threads parse it, and the others take what these have parsed."""
     catalog = catalog_at(lake)
     catalog.create_namespace("ns")
     catalog.create_table("ns.t", pa.schema([(f"column{number}", pa.int64()) for number in range(1_500)]))
@@ -468,10 +468,10 @@ def test_clients_that_load_one_large_table_do_not_all_parse_it(
     monkeypatch.setattr(metadata, "parse_metadata", gated)
     with serving(settings_for(lake)) as served, ThreadPoolExecutor(12) as threads:
         loads = [threads.submit(served.ask, "GET", TABLE) for _ in range(12)]
-        until(lambda: n_parsed == 2)
+        until(lambda: n_parsed >= 1)
         gate.set()
         assert {load.result().status for load in loads} == {200}
-    assert n_parsed == 2
+    assert n_parsed <= 2
 
 
 def test_a_job_that_raises_stop_iteration_ends() -> None:
