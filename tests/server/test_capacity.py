@@ -457,7 +457,7 @@ def test_clients_that_load_one_large_table_do_not_all_parse_it(
     catalog = catalog_at(lake)
     catalog.create_namespace("ns")
     catalog.create_table("ns.t", pa.schema([(f"column{number}", pa.int64()) for number in range(1_500)]))
-    gate, n_parsed, parse = threading.Event(), 0, metadata.parse_metadata
+    gate, n_parsed, parse = threading.Event(), 0, metadata._parse
 
     def gated(text: bytes, uri: str) -> Any:
         nonlocal n_parsed
@@ -465,7 +465,7 @@ def test_clients_that_load_one_large_table_do_not_all_parse_it(
         assert gate.wait(PATIENCE_S)
         return parse(text, uri)
 
-    monkeypatch.setattr(metadata, "parse_metadata", gated)
+    monkeypatch.setattr(metadata, "_parse", gated)
     with serving(settings_for(lake)) as served, ThreadPoolExecutor(12) as threads:
         loads = [threads.submit(served.ask, "GET", TABLE) for _ in range(12)]
         until(lambda: n_parsed >= 1)
