@@ -45,6 +45,8 @@ from trinitylake_ops.telemetry.prometheus import CONTENT_TYPE
 
 logger = logging.getLogger(__name__)
 
+#: Where a browser may send requests from to a server without tokens.
+_SITES = frozenset({"none", "same-origin"})
 #: Metrics of lakehouses that do not respond within so many seconds are the previous ones.
 _METRICS_SECONDS = 5.0
 #: The page with the state of the lakehouses, and what browsers are told about it: nothing from elsewhere, no copy.
@@ -72,10 +74,6 @@ class _Held:
 
     principal: str = ""
     n_bytes: int = 0
-
-
-#: Where a browser may send requests from to a server without tokens.
-_SITES = frozenset({"none", "same-origin"})
 
 
 class Application:

@@ -273,8 +273,8 @@ def check_update(name: str, metadata: TableMetadata, current: Table | None, base
     check_new_layouts(metadata, None if current is None else current.metadata)
     if current is not None:
         check_types_kept(metadata, current.metadata)
-    if current is not None and len(metadata.schemas) < len(current.metadata.schemas):
-        check_keeps_source_types(current.metadata, metadata)
+        if len(metadata.schemas) < len(current.metadata.schemas):
+            check_keeps_source_types(current.metadata, metadata)
 
 
 def _check_sequence_number(name: str, metadata: TableMetadata, current: TableMetadata | None) -> None:
