@@ -458,6 +458,20 @@ def test_kinds_of_errors(number: int, kind: type[TrinityLakeError]) -> None:
     assert "\n" not in str(error)
 
 
+@pytest.mark.parametrize("target", ["nowhere", "/proc/self"])
+def test_a_link_that_leads_to_no_folder_for_files_is_no_passing_failure(storage: LocalStorage, target: str) -> None:
+    """A retry would only delay the writers that wait for this one."""
+    storage.create("tables/x/first", b"x")
+    folder = Path(storage.root.removeprefix("file://"))
+    (folder / "tables/x/metadata").symlink_to(target)
+    for write in (storage.create, storage.write):
+        with pytest.raises(StorageError) as raised:
+            write("tables/x/metadata/0.json", b"x")
+        assert not isinstance(raised.value, TransientError)
+        assert raised.value.path == "tables/x/metadata/0.json"
+    assert [info.path for info in storage.list()] == ["tables/x/first"]
+
+
 def test_every_open_file_is_closed(storage: LocalStorage) -> None:
     def n_open() -> int:
         return len(os.listdir("/proc/self/fd"))

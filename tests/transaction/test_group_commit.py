@@ -352,7 +352,7 @@ def test_interrupts_at_every_line_leave_nobody_waiting(lakes: Lakes, interrupted
 
 
 class _StoppedDiscard(StorageWrapper):
-    """Refuses the first creates of definitions; the delete that follows is interrupted, and takes effect at the end."""
+    """Refuses the first creates of nodes; the delete that follows is interrupted, and takes effect at the end."""
 
     def __init__(self, inner: Storage):
         super().__init__(inner)
@@ -360,7 +360,7 @@ class _StoppedDiscard(StorageWrapper):
         self.is_refusing = False
 
     def create(self, path: str, data: bytes) -> None:
-        if self.is_refusing and path.endswith(".binpb"):
+        if self.is_refusing and "-node-" in path:
             raise StoragePermissionError("not now", path=path)
         self.inner.create(path, data)
 
@@ -375,9 +375,11 @@ class _StoppedDiscard(StorageWrapper):
 def _two_and_a_stopped_discard(lakes: Lakes) -> tuple[_StoppedDiscard, Lakehouse, list[Transaction]]:
     storage = _StoppedDiscard(lakes.storage())
     storage.concurrency = storage.delete_batch_size = 1
-    lake = lakes.watch(Lakehouse.create(storage.root, storage=storage))
+    lake = lakes.watch(Lakehouse.create(storage.root, storage=storage, order=4))
     with lake.transaction() as txn:
         txn.create_namespace("ns")
+        txn.create_table("ns", "a", table())
+        txn.create_table("ns", "b", table())
     transactions = [lake.transaction() for _ in range(2)]
     for number, txn in enumerate(transactions):
         creates(f"t{number}")(txn)

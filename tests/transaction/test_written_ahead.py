@@ -23,9 +23,15 @@ from tests.transaction.groups import (
     until,
 )
 from trinitylake_ops import Lakehouse
-from trinitylake_ops.errors import CommitConflictError, StoragePermissionError
+from trinitylake_ops.errors import (
+    AmbiguousWriteError,
+    CommitConflictError,
+    StorageError,
+    StoragePermissionError,
+    TransientError,
+)
 from trinitylake_ops.format.file_names import HINT_PATH, parse_root_path
-from trinitylake_ops.storage import LocalStorage, Storage
+from trinitylake_ops.storage import Storage
 from trinitylake_ops.transaction.groups.group import Group
 from trinitylake_ops.transaction.groups.member import Member
 from trinitylake_ops.transaction.transaction import Transaction
@@ -35,6 +41,14 @@ from trinitylake_ops.transaction.turns import Courtesy
 @pytest.fixture(autouse=True)
 def requests_take_long(monkeypatch: pytest.MonkeyPatch) -> None:
     let_requests_take_long(monkeypatch)
+
+
+def filled_again(storage: Storage) -> Lakehouse:
+    """Return a lakehouse that exists, with a namespace."""
+    lake = Lakehouse(storage)
+    with lake.transaction() as txn:
+        txn.create_namespace("ns")
+    return lake
 
 
 def definitions(storage: Storage) -> int:
@@ -51,15 +65,41 @@ def test_who_waits_has_written_its_files(lakes: Lakes) -> None:
 
 
 @pytest.mark.local_only("a disk")
-def test_on_a_disk_the_files_of_a_version_are_synced_together(lakes: Lakes) -> None:
-    lake, found = lakes.local(), list[int]()
+@pytest.mark.parametrize("fsync", [False, True])
+def test_on_a_disk_a_waiting_transaction_has_written_its_files_too(lakes: Lakes, fsync: bool) -> None:
+    lake, found = lakes.local(fsync=fsync), list[int]()
     with lake.transaction() as txn:
         txn.create_namespace("ns")
-    storage = lake.storage
-    assert not storage.is_remote
-    assert not LocalStorage(storage.root, fsync=True).is_remote
-    assert commit_waiting(lake, creating(lake, "a", "b"), lambda: found.append(definitions(storage))) == [2, 2]
-    assert found == [0]
+    assert not lake.storage.is_remote
+    assert commit_waiting(lake, creating(lake, "a", "b"), lambda: found.append(definitions(lake.storage))) == [2, 2]
+    assert found == [2]
+
+
+@pytest.mark.local_only("a disk")
+@pytest.mark.parametrize("error", [StoragePermissionError, TransientError, AmbiguousWriteError])
+def test_a_first_one_whose_files_cannot_be_written_fails_alone_on_a_disk(
+    lakes: Lakes, error: type[StorageError]
+) -> None:
+    """The first one leads before it has written its files, and another one joins while it writes them."""
+    hooked = Hooked(lakes.local().storage)
+    lake = filled_again(hooked)
+    broken, other = creating(lake, "broken", "other")
+    broken.add_file("tables/x/metadata/0.json", b"x")
+    joined: list[Committing] = []
+
+    def before(path: str) -> None:
+        if path == "tables/x/metadata/0.json":
+            if not joined:
+                joined.append(Committing(other))
+                until(lambda: other.id in [waiting.submission.id for waiting in tuple(lake._queue._waiting)])
+            raise error("the folder of this table is broken", path=path)
+
+    hooked.before = before
+    outcome = Committing(broken).outcome()
+    assert type(outcome) is error
+    assert joined[0].version() == 2
+    assert lake.snapshot().tables("ns") == ["other"]
+    assert left_over_paths(lake) == set()
 
 
 def test_one_whose_files_cannot_be_written_fails_alone(lakes: Lakes) -> None:

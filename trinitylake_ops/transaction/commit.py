@@ -127,6 +127,7 @@ class Commit:
         self._courtesy = courtesy
         # Definitions, which attempts share. Some were written ahead, and each draft may bring more of those.
         self._kept = {} if written is None else written
+        self._unwritten: set[str] = set()  # those whose write failed: they may exist or not
         self._nodes: dict[str, bytes] = {}  # files of this attempt
         self._unprepare: Callable[[], None] | None = None  # of the root of this attempt, where its storage prepares
         #: How many attempts were lost to other commits.
@@ -220,7 +221,11 @@ class Commit:
             del self._kept[path]
         if not self._kept:
             self._age_limit.begin_writing()
-        fresh = {path: data for path, data in draft.definition_files.items() if path not in self._kept}
+        fresh = {
+            path: data
+            for path, data in draft.definition_files.items()
+            if path not in self._kept or path in self._unwritten
+        }
         self._kept |= fresh
         nodes = draft.tree.node_files
         self._n_requests += len(nodes) + 1
@@ -235,7 +240,14 @@ class Commit:
             self._unprepare = functools.partial(storage.unprepare, root.data)
         if fresh or nodes:
             beside_files += self._looks_beside(attempt, base)
-        create_fresh(self._files.storage, {**fresh, **nodes}, beside_files)
+        try:
+            create_fresh(self._files.storage, {**fresh, **nodes}, beside_files)
+        except TrinityLakeError as error:
+            self._unwritten |= fresh.keys()
+            if draft.on_write_error is not None:
+                draft.on_write_error(error)
+            raise
+        self._unwritten.clear()
         return root
 
     def _looks_beside(self, attempt: _Attempt, base: Snapshot) -> list[Callable[[], None]]:

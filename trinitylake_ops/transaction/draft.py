@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from trinitylake_ops.errors import TrinityLakeError
 from trinitylake_ops.format.definitions import LakehouseDef
 from trinitylake_ops.format.nodes.node_file import NodeFile
 from trinitylake_ops.format.nodes.system_rows import (
@@ -70,7 +71,8 @@ class Draft:
     ``root_system`` holds the system rows that :meth:`RootStamp.system` made of ``info``. ``tree`` has the root's other
     rows and all new nodes. ``definition_files`` maps paths to new definitions, which rebases share. ``definition`` is
     that of the new version, and says how its root is encoded. ``checks`` are made while the files are written; what one
-    raises keeps the root from being sent.
+    raises keeps the root from being sent. ``on_write_error`` gets the error of a file that could not be written, before it
+    is raised.
     """
 
     root_system: dict[str, str]
@@ -79,6 +81,7 @@ class Draft:
     definition_files: Mapping[str, bytes]
     definition: LakehouseDef
     checks: Sequence[Callable[[], None]] = ()
+    on_write_error: Callable[[TrinityLakeError], None] | None = None
 
     def root(self, cost: CommitCost, path: str, version: int) -> KnownRoot:
         """Return the root of a version that will stand at ``path``.
@@ -120,8 +123,21 @@ class Writes:
     lakehouse_def: str | None = None
     definition: LakehouseDef | None = None
 
-    def draft(self, base: Snapshot, stamp: RootStamp, checks: Sequence[Callable[[], None]] = ()) -> Draft:
-        """Return the draft of a version that holds these changes, with the checks that it needs."""
+    def draft(
+        self,
+        base: Snapshot,
+        stamp: RootStamp,
+        checks: Sequence[Callable[[], None]] = (),
+        on_write_error: Callable[[TrinityLakeError], None] | None = None,
+    ) -> Draft:
+        """Return the draft of a version that holds these changes.
+
+        Args:
+            base: The version before.
+            stamp: What the attempt gives to the root.
+            checks: See :class:`Draft`.
+            on_write_error: See :class:`Draft`.
+        """
         system = stamp.system(base, self.info, lakehouse_def=self.lakehouse_def or base.definition_location)
         definition = self.definition or base.definition
         tree = apply_messages(
@@ -132,4 +148,4 @@ class Writes:
             created_at_ms=stamp.created_at_ms,
             root_system=system,
         )
-        return Draft(system, self.info, tree, self.files, definition, checks)
+        return Draft(system, self.info, tree, self.files, definition, checks, on_write_error)

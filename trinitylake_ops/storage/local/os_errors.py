@@ -75,6 +75,14 @@ def folder_vanished(root: str, path: str, verb: str) -> TransientError:
     )
 
 
+def link_without_folder(root: str, path: str, verb: str) -> StorageError:
+    """Return the error of a write through a link that leads to no folder, or to one that takes no files."""
+    return StorageError(
+        f"cannot {verb} {path!r} under {root}: a link in its path leads to no folder that takes files; repair the link",
+        path=path,
+    )
+
+
 def behind_a_link(root: str, path: str) -> LocationNotAllowedError:
     """A link stands in the way, and leads to where only the maker of the link knows."""
     return LocationNotAllowedError(

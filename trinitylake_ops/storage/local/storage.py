@@ -21,6 +21,7 @@ from trinitylake_ops.storage.local.os_errors import (
     ambiguous_write,
     behind_a_link,
     folder_vanished,
+    link_without_folder,
     no_folder_possible,
     outcome_unknown,
     storage_error,
@@ -223,6 +224,8 @@ class LocalStorage(Storage):
                     self._known_folders.clear()
                     self._put_once(path, target, data, publish, verb)
             except FileNotFoundError as error:
+                if self._has_link(path.rpartition("/")[0]):
+                    raise link_without_folder(self.root, path, verb) from error
                 raise folder_vanished(self.root, path, verb) from error
             except NotADirectoryError as error:
                 raise no_folder_possible(self.root, path, verb) from error

@@ -8,7 +8,7 @@ from __future__ import annotations
 import copy
 import functools
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from trinitylake_ops.errors import InvalidInputError, TrinityLakeError
@@ -97,6 +97,7 @@ class GroupChange:
         self._gather(base.version)
         self._bring_to(base)
         parts, checks = [], list[Callable[[], None]]()
+        owners: dict[str, Member] = {}
         for member in list(self._members.pending):
             if member.failure is not None:
                 self._members.fail(member, member.failure)
@@ -113,10 +114,12 @@ class GroupChange:
                 self._members.settle(member, unchanged)
             else:
                 parts.append(writes)
+                owners |= dict.fromkeys(writes.files, member)
                 if has_new_names:
                     checks.append(functools.partial(_check_names, member, base))
         self._members.check_somebody_left()
-        return (parts[0] if len(parts) == 1 else _together(parts)).draft(base, stamp, checks)
+        common = parts[0] if len(parts) == 1 else _together(parts)
+        return common.draft(base, stamp, checks, functools.partial(_blame, owners))
 
     def rebase(self, base: Snapshot, latest: Snapshot) -> None:
         """Check every member against ``latest``.
@@ -298,6 +301,17 @@ def _check_names(member: Member, base: Snapshot) -> None:
     except TrinityLakeError as error:
         member.failure = error
         raise DraftOutdatedError("a name of one of the transactions is taken") from error
+
+
+def _blame(owners: Mapping[str, Member], error: TrinityLakeError) -> None:
+    """Let the member fail whose file could not be written.
+
+    Raises DraftOutdatedError if there is one; the next draft leaves it out.
+    """
+    member = None if error.path is None else owners.get(error.path)
+    if member is not None:
+        member.failure = error
+        raise DraftOutdatedError("a file of one of the transactions could not be written") from error
 
 
 def _together(parts: Sequence[Writes]) -> Writes:
