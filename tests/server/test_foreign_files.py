@@ -141,6 +141,17 @@ def test_a_manifest_is_listed_once(served: Served, lake: Lakehouse) -> None:
     assert commit(served, lake, [new, *parent]).status == 200
 
 
+def test_the_file_of_the_owner_is_no_data_file(served: Served, lake: Lakehouse) -> None:
+    """Otherwise a compaction would delete it, and the folder would belong to no lakehouse."""
+    table_of(lake).append(ROWS)
+    before, parent = lake.latest_version(), manifests_of(lake, "ns.t")
+    (file,) = data_files_of(lake, "ns.t")
+    named = renamed(file, f"{table_of(lake).location()}/_owner.json")
+    new = written_manifest(lake, table_of(lake), [named], ADDED, 11)
+    assert commit(served, lake, [new, *parent]).error == BAD_REQUEST
+    assert lake.latest_version() == before
+
+
 @pytest.mark.parametrize(
     ("bound", "value"), [("MAX_MANIFEST_ENTRIES", 2), ("MAX_COMMIT_ENTRIES", 5), ("MAX_COMMIT_BYTES", 6_000)]
 )

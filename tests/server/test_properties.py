@@ -44,7 +44,9 @@ CONNECTING = (
     "endpoint_url", "accessKeyId", "account_key", "storage.endpoint", "root", "ecs.s3.endpoint", "other-store.endpoint",
     "allow_invalid_certificates", "ALLOW_HTTP", "root_certificates", "no_system_certificates", "use_emulator",
     "skip_signature", "sse_customer_key_base64", "virtual_hosted_style_request", "bucket_name", "max_retries",
-    "S3.Endpoint", " s3.endpoint", "", " ",
+    "S3.Endpoint", " s3.endpoint", "", " ", "metadata_location", "metadata-location",
+    "WRITE.DATA.PATH", " write.data.path", "write.data.path ", "write.data.path\u200b", "\uff57rite.data.path",
+    "owner\n",
 )  # fmt: skip
 #: Names that Iceberg, engines and users set.
 HARMLESS = {

@@ -9,13 +9,15 @@ all readers. Only these names are allowed (decision 101):
 * other names of users, unless a client could take them for a setting: their first segment belongs to no storage,
   client, engine or library, and no word in them names an address or a credential.
 
-A name has at most :data:`LONGEST_NAME_CHARS` characters.
+A name has at most :data:`LONGEST_NAME_CHARS` characters, all printable, and no spaces around it. Other spellings of
+names in a namespace of Iceberg are not allowed.
 """
 
 from __future__ import annotations
 
 import itertools
 import re
+import unicodedata
 from collections.abc import Iterable
 
 #: The namespace of users: every name below it is allowed.
@@ -69,7 +71,8 @@ _CLIENT_SEGMENTS = _words(
 #: Settings that clients read under names without a namespace.
 _CLIENT_NAMES = _words(
     "audience auth auth.manager buffer-size cabundle cache-enabled client client-pool custom default_netloc"
-    " default_scheme downcast-ns-timestamp-to-us-on-write location namespace-separator prefix profile region resource"
+    " default_scheme downcast-ns-timestamp-to-us-on-write location metadata-location metadata_location"
+    " namespace-separator previous_metadata_location prefix profile region resource"
     " root scan-planning-mode scope snapshot-loading-mode username view-endpoints-supported warehouse"
 )
 #: Settings of ``object_store``, whose prefixes of vendors are optional. Polars passes each property of a table that has
@@ -108,11 +111,13 @@ _SEGMENT_END = re.compile(r"[.:/]")
 
 def is_allowed(name: str) -> bool:
     """Whether clients may set a property of this name, and responses may contain it."""
-    if len(name) > LONGEST_NAME_CHARS:
+    if len(name) > LONGEST_NAME_CHARS or not name.isprintable() or name != name.strip():
         return False
     if name.startswith(_ALLOWED_PREFIXES) or name in _ALLOWED_NAMES:
         return True
-    folded = name.strip().casefold()
+    folded = unicodedata.normalize("NFKC", name).casefold()
+    if folded != name and folded.startswith(_ALLOWED_PREFIXES) and not folded.startswith(USER_PREFIX):
+        return False
     first = _SEGMENT_END.split(folded, maxsplit=1)[0]
     words = [word.casefold() for word in _WORDS.findall(_CAPITAL.sub(" ", name))]
     if not words or folded in _RESERVED_NAMES or first in _CLIENT_SEGMENTS or words[0] in _CLIENT_SEGMENTS:

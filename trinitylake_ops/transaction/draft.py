@@ -71,8 +71,8 @@ class Draft:
     ``root_system`` holds the system rows that :meth:`RootStamp.system` made of ``info``. ``tree`` has the root's other
     rows and all new nodes. ``definition_files`` maps paths to new definitions, which rebases share. ``definition`` is
     that of the new version, and says how its root is encoded. ``checks`` are made while the files are written; what one
-    raises keeps the root from being sent. ``on_write_error`` gets the error of a file that could not be written, before it
-    is raised.
+    raises keeps the root from being sent. ``on_write_error`` gets the error of a file that could not be written,
+    before it is raised.
     """
 
     root_system: dict[str, str]

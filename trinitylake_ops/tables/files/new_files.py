@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import posixpath
 from collections import Counter
 from collections.abc import Callable, Collection, Container, Iterable, Mapping
 from dataclasses import dataclass
@@ -11,6 +12,7 @@ from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.table.snapshots import ADDED_DATA_FILES, TOTAL_DATA_FILES, Snapshot
 
 from trinitylake_ops.errors import FileMissingError, InvalidDefinitionError, TransactionExpiredError
+from trinitylake_ops.format.file_names import OWNER_NAME
 from trinitylake_ops.format.locations import is_uri
 from trinitylake_ops.storage.parallel import run_parallel
 from trinitylake_ops.tables.claims.avro_files import AvroContent
@@ -197,6 +199,7 @@ def check_new_entries(
     Raises:
         InvalidDefinitionError: A snapshot lists a data file twice, so that each of its rows counts twice. Or a file
             has a sequence number after those of the snapshots, so that deletes of it apply to rows of later commits.
+            Or a file is the one that names the owner of the folder, which a later compaction would delete.
     """
     last = max((snapshot.sequence_number or 0 for snapshot in added), default=0)
     live: Counter[tuple[int | None, str]] = Counter()
@@ -209,6 +212,10 @@ def check_new_entries(
                 raise InvalidDefinitionError(
                     f"the file {path[:200]!r} has the sequence number {entry.sequence_number}, and the snapshot that"
                     f" adds it {last}; write its manifest again"
+                )
+            if posixpath.basename(io.location(path)) == OWNER_NAME:
+                raise InvalidDefinitionError(
+                    f"the file {path[:200]!r} is no data file: it names the owner of the table's folder; leave it out"
                 )
             if entry.data_file.content == DataFileContent.DATA:
                 live[manifest.added_snapshot_id, io.location(path)] += 1
