@@ -7,6 +7,7 @@ from typing import Any
 
 import dagster as dg
 import pandas as pd
+import pyarrow as pa
 import pytest
 from dagster._core.definitions.assets.graph.asset_graph_subset import AssetGraphSubset
 from dagster._core.execution.asset_backfill import AssetBackfillData
@@ -23,7 +24,10 @@ from tests.lakes import Lakes
 from trinitylake_ops import Lakehouse
 from trinitylake_ops.dagster_plugin import TrinityLakeIOManager, TrinityLakeResource, build_publish_asset
 from trinitylake_ops.dagster_plugin.runs import backfills
+from trinitylake_ops.format.definitions import IsolationLevel
 from trinitylake_ops.tables.catalog import catalog_at
+from trinitylake_ops.tables.writing.arrow_writer import stage_arrow
+from trinitylake_ops.tables.writing.publication import publication_id, publish_once
 
 LAUNCHER = {
     "run_launcher": {
@@ -292,6 +296,25 @@ def test_what_was_made_from_replaced_rows_is_not_published(split: SplitBackfill)
     later = split.run(DAYS[1], PUBLISH)
     assert not later.is_success
     assert rows(split.lake, "two_days") == [(DAYS[0], 2)]
+
+
+@pytest.mark.parametrize(("changed", "is_published"), [(DAYS[0], False), (DAYS[2], True)])
+def test_a_serializable_publication_requires_the_partitions_that_it_was_made_from(
+    split: SplitBackfill, changed: str, is_published: bool
+) -> None:
+    """Another writer replaces a partition between the publication that it was made from and its own."""
+    split.lake.alter_definition(isolation_level=IsolationLevel.SERIALIZABLE)
+    assert all(split.run(day, orders.key).is_success for day in DAYS[:2])
+    assert split.run(DAYS[1], two_days.key).is_success
+    assert split.run(DAYS[0], two_days.key, PUBLISH).is_success
+    others = pa.table({"day": [changed], "amount": [5.0]})
+    staged = stage_arrow(
+        split.lake, others, "shop", "orders", mode="replace_partitions", partition_by=["day"],
+        partitions=[{"day": changed}],
+    )  # fmt: skip
+    publish_once(split.lake, [staged], publication_id("another writer"))
+    assert split.run(DAYS[1], PUBLISH).is_success == is_published
+    assert rows(split.lake, "two_days") == [(DAYS[0], 2), (DAYS[1], 4)][: 1 + is_published]
 
 
 def test_partitions_that_are_made_from_a_summary_of_all_of_them_are_refused_at_once(split: SplitBackfill) -> None:

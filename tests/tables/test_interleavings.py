@@ -14,6 +14,7 @@ from trinitylake_ops import Lakehouse
 from trinitylake_ops.errors import CommitConflictError
 from trinitylake_ops.tables.catalog import catalog_at
 from trinitylake_ops.tables.writing.arrow_writer import stage_arrow
+from trinitylake_ops.tables.writing.partition_key import PartitionKey, encode_partitions
 from trinitylake_ops.tables.writing.publication import publication_id, publish_once
 from trinitylake_ops.tables.writing.reads import StagedRead, TableRead
 from trinitylake_ops.tables.writing.rebasing.rebase import rebase
@@ -208,6 +209,37 @@ def test_results_are_those_of_a_serial_order(lakes: Lakes, seed: int) -> None:
     lake = lakes.local()
     interleave(lake, seed)
     check_lake(lake)
+
+
+@pytest.mark.parametrize("is_before", [True, False])
+@pytest.mark.parametrize("changed", ["a", "b"])
+def test_what_was_made_from_rows_that_another_unit_of_work_staged(lakes: Lakes, changed: str, is_before: bool) -> None:
+    """Another writer appends before or after the publication of the source, to the partition that was read or not."""
+    lake = lakes.local()
+    world = World(lake, random.Random(0))
+
+    def publish(staged: StagedTable, *reads: StagedRead) -> None:
+        publication = publication_id(staged.metadata_location)
+        publish_once(lake, [staged], publication, isolation="serializable", staged_reads=reads)
+
+    publish(world.stage("orders", "append", "a", 1))
+    source = world.stage("orders", "append", "a", 2)
+    if is_before:
+        publish(world.stage("orders", "append", changed, 3))
+    publish(source)
+    if not is_before:
+        publish(world.stage("orders", "append", changed, 3))
+    table = load_staged(lake, source)
+    partitions = encode_partitions([PartitionKey.of(table.metadata, {"who": "a"}).record], table.spec(), table.schema())
+    read = StagedRead(root=lake.root, staged=source, includes_base=True, by_another=True, partitions=partitions)
+    assert StagedRead.from_json(read.to_json()) == read
+    totals = world.stage("totals", "replace_partitions", "a", 3)
+    if changed == "a":
+        with pytest.raises(CommitConflictError):
+            publish(totals, read)
+    else:
+        publish(totals, read)
+        assert world.rows("totals") == [("a", 3)]
 
 
 @pytest.mark.soak

@@ -11,6 +11,7 @@ import dagster as dg
 import pyarrow as pa
 from pyiceberg.expressions import AlwaysFalse, AlwaysTrue, BooleanExpression, Or
 from pyiceberg.table import Table
+from pyiceberg.typedef import Record
 
 from trinitylake_ops import Lakehouse
 from trinitylake_ops.dagster_plugin.resources import SparkResource
@@ -18,8 +19,8 @@ from trinitylake_ops.dagster_plugin.runs.beyond_public import StepAssets, checke
 from trinitylake_ops.dagster_plugin.stored.frames import is_pandas, is_polars, is_spark
 from trinitylake_ops.dagster_plugin.stored.settings import Stored
 from trinitylake_ops.errors import InvalidInputError
-from trinitylake_ops.tables.writing.partition_key import PartitionKey, decode_partitions, rows_where
-from trinitylake_ops.tables.writing.staged_table import StagedTable
+from trinitylake_ops.tables.writing.partition_key import PartitionKey, decode_partitions, encode_partitions, rows_where
+from trinitylake_ops.tables.writing.staged_table import EncodedPartition, StagedTable
 from trinitylake_ops.tables.writing.staging import Replace
 
 
@@ -187,13 +188,33 @@ def are_replaced(table: Table, staged: StagedTable, partitions: Sequence[Mapping
         staged: Its description.
         partitions: The values of the partition columns, None for all rows.
     """
-    if staged.replaces != Replace.PARTITIONS.value or partitions is None:
-        return False
-    try:
-        records = {PartitionKey.of(table.metadata, values).record for values in partitions}
-    except InvalidInputError:
+    records = _records_of(table, partitions) if staged.replaces == Replace.PARTITIONS.value else None
+    if records is None:
         return False
     return records <= decode_partitions(staged.replaced_partitions, table.spec(), table.schema())
+
+
+def encoded_partitions(
+    table: Table, partitions: Sequence[Mapping[str, str]] | None
+) -> tuple[EncodedPartition, ...] | None:
+    """Return partitions of a table in the form of ``StagedTable.replaced_partitions``, None for all rows.
+
+    Args:
+        table: The table.
+        partitions: The values of the partition columns, None for all rows.
+    """
+    records = _records_of(table, partitions)
+    return None if records is None else encode_partitions(records, table.spec(), table.schema())
+
+
+def _records_of(table: Table, partitions: Sequence[Mapping[str, str]] | None) -> set[Record] | None:
+    """Return the partitions of a table that contain all rows with some values, None if they are not known."""
+    if partitions is None:
+        return None
+    try:
+        return {PartitionKey.of(table.metadata, values).record for values in partitions}
+    except InvalidInputError:
+        return None
 
 
 def rows_of(table: Table, partitions: Sequence[Mapping[str, str]] | None) -> BooleanExpression:

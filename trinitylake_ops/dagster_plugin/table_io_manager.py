@@ -28,6 +28,7 @@ from trinitylake_ops.dagster_plugin.inputs import (
     Part,
     are_replaced,
     check_columns_are_known,
+    encoded_partitions,
     partition_values,
     partitions_of,
     rows_of,
@@ -68,7 +69,7 @@ from trinitylake_ops.tables.catalog import catalog_at
 from trinitylake_ops.tables.writing.arrow_writer import stage_arrow
 from trinitylake_ops.tables.writing.publication import publication_id
 from trinitylake_ops.tables.writing.reads import StagedRead, TableRead
-from trinitylake_ops.tables.writing.staged_table import StagedTable
+from trinitylake_ops.tables.writing.staged_table import EncodedPartition, StagedTable
 from trinitylake_ops.tables.writing.staging import Replace, load_staged
 from trinitylake_ops.tables.writing.upserting import stage_upsert
 from trinitylake_ops.tables.writing.write_plan import Evolution, evolve_to
@@ -223,9 +224,11 @@ class TableIOManager(dg.IOManager):
                 return wanted.read(lake, self._settings.spark, [Part(table, rows_of(table, values))])
             for one, covered in staged_by_other_runs(membership, key, keys, can_be_united=bool(stored.columns)):
                 table, values = load_staged(lake, one), partition_values(context, stored, covered)
-                is_replaced = wanted.kind is not Table and are_replaced(table, one, values)
-                includes_base = one.replaces != _ALL and not is_replaced
-                self._record_backfill_read(lake, key, covered, one, includes_base=includes_base)
+                read = None if wanted.kind is Table else values
+                includes_base = one.replaces != _ALL and not are_replaced(table, one, read)
+                self._record_backfill_read(
+                    lake, key, covered, one, includes_base=includes_base, read=encoded_partitions(table, read)
+                )
                 parts.append(Part(table, rows_of(table, values)))
                 keys = None if keys is None or covered is None else [each for each in keys if each not in covered]
         if parts and not keys:
@@ -354,13 +357,19 @@ class TableIOManager(dg.IOManager):
         staged: StagedTable,
         *,
         includes_base: bool,
+        read: tuple[EncodedPartition, ...] | None = None,
     ) -> None:
-        """Record the read of a table that another run of the backfill staged, before the rows are read."""
+        """Record the read of a table that another run of the backfill staged, before the rows are read.
+
+        ``read`` are the partitions that are read of the table, None for all rows.
+        """
         if self._run is None or self._instance is None:
             return
         root, named = lake.files.storage.root, None if partitions is None else tuple(partitions)
-        read = StagedRead(root=root, staged=staged, includes_base=includes_base, by_another=True)
-        record_backfill_read(self._instance, self._run, BackfillRead(asset_key, named, read))
+        staged_read = StagedRead(
+            root=root, staged=staged, includes_base=includes_base, by_another=True, partitions=read
+        )
+        record_backfill_read(self._instance, self._run, BackfillRead(asset_key, named, staged_read))
 
     def _version(self, lake: Lakehouse) -> int | str:
         if self._settings.version:

@@ -8,8 +8,8 @@ from dataclasses import asdict, dataclass
 from typing import Any, Self
 
 from trinitylake_ops.errors import CommitConflictError, InvalidInputError
-from trinitylake_ops.tables.writing.rebasing.presence import Presence, changed_only_by, presence
-from trinitylake_ops.tables.writing.staged_table import StagedTable
+from trinitylake_ops.tables.writing.rebasing.presence import Presence, changed_only_by, is_changed_since, presence
+from trinitylake_ops.tables.writing.staged_table import EncodedPartition, StagedTable
 from trinitylake_ops.transaction.lakehouse import Lakehouse
 from trinitylake_ops.versions.snapshot import Snapshot
 
@@ -68,13 +68,15 @@ class StagedRead:
 
     ``includes_base`` is set if rows of the version that it was staged on can be among those read. It is not set if the
     staged files replace all rows that were read. ``by_another`` is set if another unit of work staged the table. It
-    must then be published, and may have been changed since.
+    must then be published, and other partitions than those that were read may have been changed since. ``partitions``
+    are those that were read of such a table, in the form of ``StagedTable.replaced_partitions``, and None for all rows.
     """
 
     root: str
     staged: StagedTable
     includes_base: bool
     by_another: bool = False
+    partitions: tuple[EncodedPartition, ...] | None = None
 
     def to_json(self) -> str:
         """Return one JSON object."""
@@ -83,6 +85,7 @@ class StagedRead:
             "staged": self.staged.to_json(),
             "includes_base": self.includes_base,
             "by_another": self.by_another,
+            "partitions": self.partitions,
         }
         return json.dumps(state, sort_keys=True)
 
@@ -91,6 +94,8 @@ class StagedRead:
         """Read what ``to_json`` wrote. Raises InvalidInputError."""
         try:
             state: dict[str, Any] = json.loads(text)
+            partitions = state["partitions"]
+            state["partitions"] = None if partitions is None else tuple(map(tuple, partitions))
             return cls(**{**state, "staged": StagedTable.from_json(state["staged"])})
         except (ValueError, TypeError, KeyError) as error:
             raise InvalidInputError(f"this is no read of a staged table: {error}") from error
@@ -148,13 +153,16 @@ class ReadsCheck:
         if committed is not None:
             is_same = committed == staged.metadata_location or not (is_strict and read.includes_base)
             return None if is_same else "a concurrent commit changed the rows that it was staged on"
-        is_strict = is_strict and not read.by_another
         if not is_strict and not (staged.added_files or staged.removed_files):
             return None
         now = presence(self.lake, latest, staged)
         if now is Presence.ABSENT or (now is Presence.TRIMMED and not is_strict and not self.was_published(staged)):
             return "no version has it as it was staged"
         if now is Presence.AS_STAGED or not is_strict or (now is Presence.ON_NEWER and not read.includes_base):
+            return None
+        if read.by_another and not is_changed_since(
+            self.lake, latest, staged, read.partitions, includes_base=read.includes_base
+        ):
             return None
         return "a concurrent commit changed it"
 

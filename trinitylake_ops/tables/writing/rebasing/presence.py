@@ -6,9 +6,10 @@ metadata, so it is recognized here as the staged table.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from enum import Enum
 
+from pyiceberg.manifest import ManifestEntry
 from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.table.snapshots import Snapshot as TableSnapshot
 
@@ -18,8 +19,9 @@ from trinitylake_ops.tables.catalog.catalog import TrinityLakeCatalog
 from trinitylake_ops.tables.catalog.target import SnapshotTarget
 from trinitylake_ops.tables.files.metadata import table_metadata
 from trinitylake_ops.tables.files.trimming import is_first
-from trinitylake_ops.tables.writing.rebasing.concurrent import snapshots_since
-from trinitylake_ops.tables.writing.staged_table import StagedTable
+from trinitylake_ops.tables.writing.partition_key import decode_partitions
+from trinitylake_ops.tables.writing.rebasing.concurrent import changed_files, snapshots_since
+from trinitylake_ops.tables.writing.staged_table import EncodedPartition, StagedTable
 from trinitylake_ops.transaction.lakehouse import Lakehouse
 from trinitylake_ops.versions.snapshot import Snapshot
 
@@ -140,6 +142,67 @@ def changed_only_by(
         snapshot.snapshot_id in own_ids or any(is_rebase_of(snapshot, staged) for staged in ours)
         for snapshot in since or ()
     )
+
+
+def is_changed_since(
+    lake: Lakehouse,
+    version: Snapshot,
+    staged: StagedTable,
+    partitions: Iterable[EncodedPartition] | None,
+    *,
+    includes_base: bool,
+) -> bool:
+    """Whether other changes than a staged one that was published changed rows since they were read as staged.
+
+    Files that were rewritten with the same rows, as by a compaction, are no change.
+
+    Args:
+        lake: The lakehouse.
+        version: The version to examine.
+        staged: The staged table.
+        partitions: The partitions that were read, None for all rows.
+        includes_base: Whether rows of the version that it was staged on are among those.
+
+    Returns:
+        True also if the snapshots that would show it were trimmed.
+
+    Raises:
+        StorageError: A file of the table cannot be read.
+        InvalidInputError: ``partitions`` are none of the staged table.
+    """
+    definition = _definition(version, staged.namespace, staged.table)
+    if definition is None:
+        return True
+    io = TrinityLakeCatalog.on(SnapshotTarget(version, lake.storage_options)).io
+    metadata = table_metadata(definition, io)
+    try:
+        at_staging = table_metadata(staged.table_def, io)
+    except FileMissingError:
+        return True
+    own = at_staging.snapshot_by_id(staged.snapshot_id) if staged.snapshot_id is not None else None
+    published: TableSnapshot | None = None
+    if staged.added_files or staged.removed_files:
+        published = next(
+            (one for one in metadata.snapshots if one.snapshot_id == staged.snapshot_id or is_rebase_of(one, staged)),
+            None,
+        )
+        if published is None or own is None:
+            return True
+        base_id = own.parent_snapshot_id if includes_base else published.snapshot_id
+    else:
+        base_id = staged.snapshot_id
+    since = snapshots_since(metadata, base_id)
+    if since is None:
+        return True
+    spec_id = at_staging.default_spec_id
+    read = None if partitions is None else decode_partitions(partitions, at_staging.spec(), at_staging.schema())
+
+    def is_read(entry: ManifestEntry) -> bool:
+        file = entry.data_file
+        return read is None or file.spec_id != spec_id or file.partition in read
+
+    others = [snapshot for snapshot in since if snapshot is not published]
+    return next(changed_files(others, io.for_table(definition), is_read), None) is not None
 
 
 def undone_by(lake: Lakehouse, version: int, tables: Sequence[StagedTable]) -> int | None:
