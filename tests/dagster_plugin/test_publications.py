@@ -73,6 +73,13 @@ class Shop:
         if between is not None:
             start, end = between
             tags = {"dagster/asset_partition_range_start": start, "dagster/asset_partition_range_end": end}
+        if again is not None:
+            parent = self.instance.get_run_by_id(again.parent_run_id)
+            assert parent is not None
+            tags |= {
+                "dagster/parent_run_id": parent.run_id,
+                "dagster/root_run_id": parent.root_run_id or parent.run_id,
+            }
         made = dg.build_reconstructable_job("tests.dagster_plugin.test_publications", "current_job", (self._job,))
         with dg.execute_job(
             made,
@@ -399,6 +406,31 @@ def test_a_publication_that_was_undone_is_reported_as_undone(shop: Shop) -> None
     maintenance.rollback(shop.lake, 2)
     assert shop.run(publisher_of(second)).is_success
     assert shop.newest().metadata["lakehouse_version"].value == 2
+
+
+@pytest.mark.parametrize("is_undone", [False, True])
+def test_a_second_re_execution_knows_what_the_first_one_published(shop: Shop, is_undone: bool) -> None:
+    orders, fails = shop.orders("append"), [True]
+
+    @dg.asset(key=SUMMARY, ins={"orders": dg.AssetIn(ORDERS)})
+    def summary(orders: pa.Table) -> pa.Table:
+        assert not fails
+        return pa.table({"euros": [sum(orders["euros"].to_pylist())]})
+
+    shop.define(orders, summary, published(orders, summary))
+    first = shop.run()
+    fails.clear()
+    rest = dg.ReexecutionOptions(first.run_id, step_selection=["shop__summary", "publish__shop"])
+    assert shop.run(rest).is_success
+    if is_undone:
+        maintenance.rollback(shop.lake, 0)
+        assert shop.failure(shop.run(rest)) == "commit-conflict"
+        assert not shop.lake.snapshot().has_namespace("shop")
+        return
+    assert shop.run(rest).is_success
+    versions = {key: shop.newest(key).metadata["lakehouse_version"].value for key in (ORDERS, SUMMARY)}
+    assert versions == {ORDERS: 1, SUMMARY: 2}
+    assert (shop.values(), shop.values("summary")) == ([1.0], [1.0])
 
 
 def test_a_table_is_not_made_of_one_that_was_staged_again_since(shop: Shop) -> None:

@@ -14,6 +14,7 @@ from trinitylake_ops.dagster_plugin.runs.membership import Membership
 from trinitylake_ops.dagster_plugin.runs.reads import BackfillRead, backfill_reads, record_taken
 from trinitylake_ops.dagster_plugin.runs.records import (
     BACKFILL_TAG,
+    ROOT_TAG,
     backfill_of,
     failed_blocking_checks,
     has_waited,
@@ -22,7 +23,6 @@ from trinitylake_ops.dagster_plugin.runs.staging import staged_by_backfill
 from trinitylake_ops.tables.writing.rebasing.presence import Presence, presence
 from trinitylake_ops.tables.writing.staged_table import StagedTable
 
-_ROOT_TAG = "dagster/root_run_id"
 _PARTITION_TAG = "dagster/partition"
 _RANGE_TAGS = ("dagster/asset_partition_range_start", "dagster/asset_partition_range_end")
 _ACTIVE = [dg.DagsterRunStatus.STARTING, dg.DagsterRunStatus.STARTED, dg.DagsterRunStatus.CANCELING]
@@ -163,7 +163,7 @@ def _runs_of(instance: dg.DagsterInstance, backfill: str) -> list[dg.DagsterRun]
     """Return the runs of a backfill after their re-executions, which lack its tag if they began after its end."""
     runs = instance.get_runs(dg.RunsFilter(tags={BACKFILL_TAG: backfill}))
     roots = [run.run_id for run in runs]
-    again = instance.get_runs(dg.RunsFilter(tags={_ROOT_TAG: roots})) if roots else []
+    again = instance.get_runs(dg.RunsFilter(tags={ROOT_TAG: roots})) if roots else []
     return [*again, *(run for run in runs if run.root_run_id is None)]
 
 

@@ -11,6 +11,7 @@ import hashlib
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 import dagster as dg
 
@@ -24,7 +25,7 @@ from trinitylake_ops.dagster_plugin.runs.reads import (
     record_attempt,
     runs_with_staged,
 )
-from trinitylake_ops.dagster_plugin.runs.records import has_succeeded, run_chain
+from trinitylake_ops.dagster_plugin.runs.records import has_succeeded, re_executions, run_chain
 from trinitylake_ops.dagster_plugin.runs.staging import Note, newest_notes
 from trinitylake_ops.errors import CommitConflictError, InvalidInputError
 from trinitylake_ops.tables.writing.publication import Publication, publication_id, published_versions
@@ -90,6 +91,11 @@ class RunPublisher:
         self._runs = runs_with_staged(context.instance, context.run)
         self._notes = {key: newest_notes(context.instance, self._runs, key) for key in staged}
         self.reads = RunReads(context.instance, self._runs, self._notes)
+        #: The publications that these runs began, and the other re-executions of the same run, by the id of the run.
+        self._attempts = {run.run_id: self.reads.attempts(run.run_id) for run in self._runs}
+        for run in re_executions(context.instance, context.run):
+            if run.run_id not in self._attempts:
+                self._attempts[run.run_id] = attempts_of(context.instance, run.run_id)
         self.id = publication_of(asset_key, self._partition, staged.values())
         self._versions = self._earlier_versions()
         self._earlier: dict[dg.AssetKey, int] = {}
@@ -149,10 +155,10 @@ class RunPublisher:
     def _earlier_versions(self) -> dict[str, int]:
         """Return the versions of publications that can have committed a table of this one, by their ids.
 
-        These are all of earlier runs, and those of other publishing assets of this run that have a table of this one.
+        These are all of other runs, and those of other publishing assets of this run that have a table of this one.
         """
         own_id, locations = self._runs[0].run_id, {table.metadata_location for table in self._staged.values()}
-        attempts = ((run.run_id, attempt) for run in self._runs for attempt in self.reads.attempts(run.run_id))
+        attempts = ((run_id, attempt) for run_id, listed in self._attempts.items() for attempt in listed)
         return committed_versions(
             self._lake,
             (
@@ -187,15 +193,14 @@ class RunPublisher:
 
     def _committed(self) -> Iterator[tuple[str, int]]:
         """Yield the locations of staged tables that were committed, with the version."""
-        for run in self._runs:
-            for attempt in self.reads.attempts(run.run_id):
-                version = self._versions.get(attempt.publication)
-                if version is not None:
-                    yield from ((location, version) for location in attempt.tables)
+        for attempt in chain.from_iterable(self._attempts.values()):
+            version = self._versions.get(attempt.publication)
+            if version is not None:
+                yield from ((location, version) for location in attempt.tables)
 
     def _has_a_version(self, staged: StagedTable) -> bool:
         """Whether a publication of these runs committed a staged table."""
-        attempts = [attempt for run in self._runs for attempt in self.reads.attempts(run.run_id)]
+        attempts = chain.from_iterable(self._attempts.values())
         return bool(committed_versions(self._lake, (one for one in attempts if staged.metadata_location in one.tables)))
 
     def _stager(self, key: dg.AssetKey) -> str:
@@ -213,7 +218,6 @@ class RunPublisher:
         return any(_met_a_conflict(self._instance, run, self._asset) for run in since_staged)
 
     def _superseded(self) -> list[StagedTable]:
-        attempts = {run.run_id: self.reads.attempts(run.run_id) for run in self._runs}
         return [
             append
             for key, table in self.left.items()
@@ -222,7 +226,7 @@ class RunPublisher:
                 self._runs[self._runs_before(key) :],
                 (self._asset_key, self._partition),
                 table,
-                lambda run_id: attempts[run_id],
+                lambda run_id: self._attempts[run_id],
                 lambda _: self._versions,
             )
         ]

@@ -11,6 +11,7 @@ from trinitylake_ops.versions.time_travel import CLOCK_SKEW
 
 _PAGE = 100
 BACKFILL_TAG = "dagster/backfill"
+ROOT_TAG = "dagster/root_run_id"
 _LONGEST_RUN_ID_CHARS = 255  # characters of the column in Dagster's databases
 
 
@@ -32,6 +33,11 @@ def run_chain(instance: dg.DagsterInstance, run: dg.DagsterRun) -> list[dg.Dagst
             break
         chain.append(parent)
     return chain
+
+
+def re_executions(instance: dg.DagsterInstance, run: dg.DagsterRun) -> Sequence[dg.DagsterRun]:
+    """Return all re-executions of the run that a run was first executed as, none if it is no re-execution itself."""
+    return [] if run.root_run_id is None else instance.get_runs(dg.RunsFilter(tags={ROOT_TAG: run.root_run_id}))
 
 
 def backfill_of(instance: dg.DagsterInstance, run: dg.DagsterRun) -> str | None:
