@@ -45,7 +45,7 @@ UNIT_TESTS := tests/transaction tests/format/test_file_names.py tests/format/tes
 QUICK_TESTS := $(UNIT_TESTS) tests/format tests/tree tests/golden tests/tables/test_catalog.py \
 	tests/tables/test_staging.py tests/tables/test_avro_decoder.py tests/test_project.py
 
-.PHONY: help setup demo ui test unit check lint bench docs proto package dist constraints soak clean
+.PHONY: help setup demo ui test unit check lint bench docs proto package dist constraints soak metrics clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' Makefile
@@ -95,6 +95,9 @@ bench: setup ## measure requests, rounds, bytes and ratios of times: tables and 
 	@PYTHON="$(PYTHON)" scripts/setup_venv.sh bench
 	@for benchmark in request_counts buffer_targets times catalogs writers compression scale profiles server spark_read start_up telemetry; do $(BIN)/python -m benchmarks.$$benchmark; done
 	@scripts/debian_packages.sh >/dev/null; $(BIN)/python -m benchmarks.expiry; $(BIN)/python -m benchmarks.exports; $(BIN)/python -m benchmarks.clones; $(BIN)/python -m benchmarks.s3; $(BIN)/python -m benchmarks.storages; $(BIN)/python -m benchmarks.processes; $(BIN)/python -m benchmarks.replicas; $(BIN)/python -m benchmarks.peers
+
+metrics: setup ## print the size of the package, and how much of it each everyday operation runs through
+	@$(BIN)/python scripts/metrics.py
 
 docs: setup ## build the documentation site, with all links checked: .site/html/index.html
 	@$(BIN)/python -m scripts.docs_site

@@ -343,6 +343,28 @@ def test_nothing_is_written_through_a_link_of_a_table(
         assert served.ask("POST", TABLE, commit_of(change)).status == 200
 
 
+@pytest.mark.parametrize("kind", ["manifest list", "manifest"])
+def test_a_link_that_leads_to_itself_is_no_failure_of_the_storage(local: Lakehouse, kind: str) -> None:
+    """A client would repeat a commit that is answered with 503."""
+    table = table_of(local)
+    link = Path(table.location().removeprefix("file://")) / "metadata" / "loop.avro"
+    link.symlink_to(link)
+    with serving(settings_for(local)) as served:
+        version = local.latest_version()
+        if kind == "manifest":
+            manifest = written_manifest(local, table, data_files_of(local, "ns.t"), EXISTING, 11)
+            Path(manifest.manifest_path.removeprefix("file://")).rename(link.with_name("moved"))
+            Path(manifest.manifest_path.removeprefix("file://")).symlink_to(
+                manifest.manifest_path.removeprefix("file://")
+            )
+            reply = commit(served, local, [manifest])
+        else:
+            snapshot = snapshot_of(table, 11, f"file://{link}")
+            reply = served.ask("POST", TABLE, commit_of(*updates_of(snapshot)))
+        assert reply.error == FORBIDDEN
+        assert local.latest_version() == version
+
+
 def test_no_link_leads_out_of_an_allowed_root(local: Lakehouse, tmp_path: Path) -> None:
     """Neither when a table is registered, nor when its files were exchanged for links afterwards."""
     for folder in ("allowed", "foreign"):

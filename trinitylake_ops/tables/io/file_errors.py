@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from trinitylake_ops.errors import (
     FileExistsAlreadyError,
     FileMissingError,
+    LocationNotAllowedError,
     StorageError,
     StoragePermissionError,
 )
@@ -52,4 +53,6 @@ def as_pyiceberg_expects(location: str) -> Iterator[None]:
     except StoragePermissionError as error:
         # The message says why, and names the path below its storage's root.
         message = error.message.replace(repr(error.path), repr(location)) if error.path else error.message
+        if isinstance(error, LocationNotAllowedError):  # a built-in PermissionError already
+            raise LocationNotAllowedError(message, path=location) from error
         raise TableFilePermissionError(message, path=location) from error

@@ -1,0 +1,258 @@
+"""Size of the package, and how much of it each everyday operation runs through.
+
+Run from the project's root: ``make metrics``. It prints files and lines of code by folder, and for each journey how
+many files and functions of the package run. Code lines are lines with a token that is neither comment nor docstring.
+Each journey runs twice in a process of its own and the second run is traced, so that imports and caches do not count.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import io
+import json
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import tokenize
+from collections.abc import Callable, Iterator
+from http.client import HTTPConnection
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import dagster as dg
+import pyarrow as pa
+import uvicorn
+
+import trinitylake_ops
+from trinitylake_ops import maintenance
+from trinitylake_ops.dagster_plugin import StorageSettings, TrinityLakeResource, build_jobs
+from trinitylake_ops.server.application import Application
+from trinitylake_ops.server.running import configuration_of
+from trinitylake_ops.server.settings import ONLY, LakehouseSettings, ServerSettings
+from trinitylake_ops.tables import catalog_at
+
+PACKAGE = Path(trinitylake_ops.__file__).parent
+_SKIPPED = frozenset(
+    {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENCODING}
+)
+#: The shortest times that a lakehouse may have, so that versions expire while the program waits.
+_SHORT = {"maximum_version_age_millis": 1, "minimum_versions_to_keep": 1, "txn_ttl_millis": 1_000}
+
+
+def code_lines(file: Path) -> int:
+    """Return the number of lines of a module with code."""
+    source = file.read_text()
+    docstrings = set[int]()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            first = node.body[0] if node.body else None
+            if (
+                isinstance(first, ast.Expr)
+                and isinstance(first.value, ast.Constant)
+                and isinstance(first.value.value, str)
+            ):
+                docstrings.update(range(first.lineno, (first.end_lineno or first.lineno) + 1))
+    lines = set[int]()
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type not in _SKIPPED and token.type != tokenize.ENDMARKER:
+            lines.update(range(token.start[0], token.end[0] + 1))
+    return len(lines - docstrings)
+
+
+def modules() -> list[Path]:
+    """Return the modules of the package that people write."""
+    return sorted(file for file in PACKAGE.rglob("*.py") if "generated" not in file.parts)
+
+
+class Trace:
+    """Counts the functions of the package that run in any thread while it is on."""
+
+    def __init__(self) -> None:
+        self.functions: set[tuple[str, int, str]] = set()
+        self.is_on = False
+
+    def install(self) -> None:
+        """Follow this thread, and those that begin from now on."""
+        threading.setprofile(self._called)
+        sys.setprofile(self._called)
+
+    def _called(self, frame: FrameType, event: str, _: object) -> None:
+        if self.is_on and event == "call":
+            code = frame.f_code
+            if code.co_filename.startswith(str(PACKAGE)) and code.co_name != "<module>":
+                self.functions.add((code.co_filename, code.co_firstlineno, code.co_name))
+
+    def figures(self) -> tuple[int, int]:
+        """Return the number of files and functions."""
+        return len({file for file, _, _ in self.functions}), len(self.functions)
+
+
+def lakehouse(folder: Path, **fields: Any) -> trinitylake_ops.Lakehouse:
+    """Return a lakehouse in a folder, with a namespace and a table of one row."""
+    lake = trinitylake_ops.Lakehouse.create(f"file://{folder}/lake", {"fsync": "false"}, **fields)
+    with lake.transaction() as txn:
+        txn.create_namespace("ns")
+    rows = pa.table({"id": pa.array([1], pa.int64())})
+    catalog_at(lake).create_table("ns.t", rows.schema).append(rows)
+    return lake
+
+
+def commit_namespace(folder: Path) -> Iterator[Callable[[], object]]:
+    """Commit a namespace."""
+    lake = lakehouse(folder)
+    for name in ("one", "two"):
+
+        def commit(name: str = name) -> None:
+            with lake.transaction() as txn:
+                txn.create_namespace(name)
+
+        yield commit
+
+
+def append_rows(folder: Path) -> Iterator[Callable[[], object]]:
+    """Append rows through the catalog of pyiceberg."""
+    catalog = catalog_at(lakehouse(folder))
+    rows = pa.table({"id": pa.array([2], pa.int64())})
+    for _ in range(2):
+        yield lambda: catalog.load_table("ns.t").append(rows)
+
+
+def dagster_rollback(folder: Path) -> Iterator[Callable[[], object]]:
+    """Roll back in Dagster, with the approval of a plan."""
+    lake = lakehouse(folder)
+    resource = TrinityLakeResource(root=lake.root, storage_options=StorageSettings(fsync="false"))
+    definitions = dg.Definitions(
+        jobs=build_jobs(operations="all"), resources={"lakehouse": resource}, executor=dg.in_process_executor
+    )
+    job = definitions.resolve_job_def("rollback")
+    for version in (2, 1):
+        digest = maintenance.plan_rollback(lake, str(version)).digest
+        config = {"to": {"version": version}, "approval": {"digest": digest, "approved_by": "metrics"}}
+        yield functools.partial(_must_succeed, job, config)
+
+
+def _must_succeed(job: Any, config: dict[str, Any]) -> None:
+    assert job.execute_in_process(run_config=config).success
+
+
+def expire_versions(folder: Path) -> Iterator[Callable[[], object]]:
+    """Expire old versions."""
+    lake = lakehouse(folder, **_SHORT)
+    for number in range(2):
+        _add_namespaces(lake, f"n{number}")
+        yield lambda: maintenance.plan_expiration(lake).execute()
+
+
+def purge_expired(folder: Path) -> Iterator[Callable[[], object]]:
+    """Delete the files of expired versions."""
+    lake = lakehouse(folder, **_SHORT)
+    for number in range(2):
+        _add_namespaces(lake, f"n{number}")
+        maintenance.plan_expiration(lake).execute()
+        time.sleep(2 * _SHORT["txn_ttl_millis"] / 1000)
+        yield lambda: maintenance.plan_purge(lake).execute()
+
+
+def _add_namespaces(lake: trinitylake_ops.Lakehouse, name: str) -> None:
+    """Make two versions, of which the first may expire."""
+    for suffix in ("a", "b"):
+        with lake.transaction() as txn:
+            txn.create_namespace(name + suffix)
+    time.sleep(2 * _SHORT["txn_ttl_millis"] / 1000)
+
+
+def verify_lakehouse(folder: Path) -> Iterator[Callable[[], object]]:
+    """Verify a lakehouse."""
+    lake = lakehouse(folder)
+    for _ in range(2):
+        yield lambda: maintenance.verify(lake)
+
+
+def rest_commit(folder: Path) -> Iterator[Callable[[], object]]:
+    """Commit properties of a table through the REST server."""
+    lake = lakehouse(folder)
+    settings = ServerSettings({ONLY: LakehouseSettings(lake.root, lake.storage_options)}, port=0, anonymous_writes=True)
+    listener = socket.create_server(("127.0.0.1", 0))
+    server = uvicorn.Server(configuration_of(Application(settings, None), settings))
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
+    thread.start()
+    try:
+        while not server.started:
+            time.sleep(0.01)
+        for value in ("1", "2"):
+            update = {"action": "set-properties", "updates": {"owner": value}}
+            yield functools.partial(_post, listener.getsockname()[1], {"requirements": [], "updates": [update]})
+    finally:
+        server.should_exit = True
+        thread.join()
+
+
+def _post(port: int, body: dict[str, Any]) -> None:
+    connection = HTTPConnection("127.0.0.1", port)
+    connection.request(
+        "POST", "/v1/main/namespaces/ns/tables/t", json.dumps(body), {"Content-Type": "application/json"}
+    )
+    response = connection.getresponse()
+    assert response.status == 200, response.read()
+
+
+#: Journeys by their names. Each yields the same step twice: a warm-up, and the one that is traced.
+JOURNEYS: dict[str, Callable[[Path], Iterator[Callable[[], object]]]] = {
+    "commit of a namespace": commit_namespace,
+    "append through the catalog": append_rows,
+    "commit through the REST server": rest_commit,
+    "approved rollback in Dagster": dagster_rollback,
+    "expire": expire_versions,
+    "purge": purge_expired,
+    "verify": verify_lakehouse,
+}
+
+
+def trace(name: str) -> tuple[int, int]:
+    """Return how many files and functions of the package a journey runs."""
+    traced = Trace()
+    traced.install()
+    with tempfile.TemporaryDirectory() as folder:
+        for number, step in enumerate(JOURNEYS[name](Path(folder))):
+            traced.is_on = number > 0
+            step()
+            traced.is_on = False
+    return traced.figures()
+
+
+def sizes() -> Iterator[str]:
+    """Yield the rows of the table of sizes."""
+    counted = {file: code_lines(file) for file in modules()}
+    folders = {file.relative_to(PACKAGE).parts[0] if file.parent != PACKAGE else "." for file in counted}
+    for folder in sorted(folders):
+        lines = [
+            n
+            for file, n in counted.items()
+            if (file.relative_to(PACKAGE).parts[0] if file.parent != PACKAGE else ".") == folder
+        ]
+        yield f"| {folder} | {len(lines)} | {sum(lines):,} | {sum(lines) // len(lines)} |"
+    n_lines = sum(counted.values())
+    depth = max(len(file.relative_to(PACKAGE).parts) for file in counted) - 1
+    yield f"| all (folders nest {depth} deep) | {len(counted)} | {n_lines:,} | {n_lines // len(counted)} |"
+
+
+def main() -> None:
+    """Print both tables, or one journey's figures for the process that asks for it."""
+    if len(sys.argv) > 1:
+        print(*trace(sys.argv[1]))
+        return
+    print("| folder | files | code lines | per file |\n| --- | ---: | ---: | ---: |", *sizes(), sep="\n")
+    print("\n| journey | files | functions |\n| --- | ---: | ---: |")
+    for name in JOURNEYS:
+        traced = subprocess.run([sys.executable, __file__, name], capture_output=True, text=True, check=True)
+        n_files, n_functions = traced.stdout.split()[-2:]
+        print(f"| {name} | {n_files} | {n_functions} |", flush=True)
+
+
+if __name__ == "__main__":
+    main()
