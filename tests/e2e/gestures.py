@@ -107,9 +107,11 @@ def ran(deployment: Deployment, *run_ids: str) -> Ends:
     return [deployment.wait_for_run(run_id) for run_id in run_ids], list(run_ids)
 
 
-def materialize(*tables: str, partition: str | None = None) -> Callable[[Deployment, str], Ends]:
+def materialize(*tables: str, partition: str | None = None, suffix: str = "") -> Callable[[Deployment, str], Ends]:
+    """Return the gesture that materializes assets of a code location of a store, whose name ends with ``suffix``."""
+
     def perform(deployment: Deployment, store: str) -> Ends:
-        return ran(deployment, deployment.materialize(store, of(store, *tables), partition))
+        return ran(deployment, deployment.materialize(f"{store}{suffix}", of(store, *tables), partition))
 
     return perform
 
@@ -117,17 +119,8 @@ def materialize(*tables: str, partition: str | None = None) -> Callable[[Deploym
 def materialize_in_both(deployment: Deployment, store: str) -> Ends:
     """Materialize a table of one code location, then a table of another one that is made of it."""
     first_statuses, first_runs = materialize("eager_table", "publish_eager_table")(deployment, store)
-    statuses, runs = materialize_elsewhere("elsewhere", "publish_elsewhere")(deployment, store)
+    statuses, runs = materialize("elsewhere", "publish_elsewhere", suffix=SECOND)(deployment, store)
     return first_statuses + statuses, first_runs + runs
-
-
-def materialize_elsewhere(*tables: str) -> Callable[[Deployment, str], Ends]:
-    """Materialize assets of the second code location."""
-
-    def perform(deployment: Deployment, store: str) -> Ends:
-        return ran(deployment, deployment.materialize(f"{store}{SECOND}", of(store, *tables)))
-
-    return perform
 
 
 def requested(table: str) -> Callable[[Deployment, str], Ends]:
@@ -295,7 +288,7 @@ GESTURES = [
     ),
     Gesture(
         "Materialize a publish asset whose table is in another code location",
-        materialize_elsewhere("publish_remote"),
+        materialize("publish_remote", suffix=SECOND),
         lambda v: {"remote": made(v, 2)},
         (NO_GESTURE, FAILS_ELSEWHERE, NO_GESTURE, NO_GESTURE),
     ),

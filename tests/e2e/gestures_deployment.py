@@ -40,7 +40,6 @@ _INSTANCE = {
         "class": "QueuedRunCoordinator",
         "config": {"dequeue_interval_seconds": 1},
     },
-    "concurrency": {"runs": {"max_concurrent_runs": 4}},
     "telemetry": {"enabled": False},
     "nux": {"enabled": False},
 }
@@ -55,7 +54,14 @@ def python_for(location: str) -> str:
 class Deployment(Webserver):
     """The processes of a deployment, with its runs and with the rows that its stores show."""
 
-    def __init__(self, folder: Path, stores: Sequence[str] = STORES):
+    def __init__(self, folder: Path, stores: Sequence[str] = STORES, *, concurrent_runs: int = 4):
+        """Prepare the files of a deployment.
+
+        Args:
+            folder: The folder of its files.
+            stores: The stores whose projects it loads.
+            concurrent_runs: How many runs are in progress at the same time.
+        """
         self.folder = folder
         self.stores = tuple(stores)
         self.port = free_port()
@@ -69,8 +75,9 @@ class Deployment(Webserver):
             "PYTHONWARNINGS": "ignore",
         }
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
+        settings = {**_INSTANCE, "concurrency": {"runs": {"max_concurrent_runs": concurrent_runs}}}
         (folder / "dagster").mkdir()
-        (folder / "dagster" / "dagster.yaml").write_text(yaml.safe_dump(_INSTANCE))
+        (folder / "dagster" / "dagster.yaml").write_text(yaml.safe_dump(settings))
         servers = [
             {"grpc_server": {"location_name": name, "host": "127.0.0.1", "port": port}}
             for name, port in self.locations.items()

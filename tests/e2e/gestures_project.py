@@ -25,6 +25,7 @@ REGIONS = dg.StaticPartitionsDefinition(["north", "south"])
 DAYS_AND_REGIONS = dg.MultiPartitionsDefinition({"day": DAYS, "region": REGIONS})
 PREVIOUS_DAY = dg.TimeWindowPartitionMapping(start_offset=-1, end_offset=-1)
 WITH_PREVIOUS_DAY = dg.TimeWindowPartitionMapping(start_offset=-1, end_offset=0)
+LAST_DAY = dg.SpecificPartitionsPartitionMapping(["2026-01-02"])
 EAGER = dg.AutomationCondition.eager()
 
 IO = "tables"
@@ -235,6 +236,10 @@ def _days(store: Store) -> list[dg.AssetsDefinition]:
     def two_days(context, day_orders):  # type: ignore[no-untyped-def]
         return store.rows(count_rows(day_orders), day=day_of(context))
 
+    @store.table("day_orders", mappings={"day_orders": LAST_DAY}, **daily)
+    def of_last_day(context, day_orders):  # type: ignore[no-untyped-def]
+        return store.rows(count_rows(day_orders), day=day_of(context))
+
     @store.table("day_orders", group_name="days")
     def summary(context, day_orders):  # type: ignore[no-untyped-def]
         return store.rows(count_rows(day_orders))
@@ -243,8 +248,8 @@ def _days(store: Store) -> list[dg.AssetsDefinition]:
     def running(context, running):  # type: ignore[no-untyped-def]
         return store.rows(count_rows(running) + 1, day=day_of(context))
 
-    tables = store.publishing("publish_days", day_orders, day_totals, two_days, summary, group_name="days",
-                              partitions_def=DAYS)  # fmt: skip
+    published_together = (day_orders, day_totals, two_days, of_last_day, summary)
+    tables = store.publishing("publish_days", *published_together, group_name="days", partitions_def=DAYS)
     published = [tables[-1].key] if store.name == "publisher" else []
     by_day = dg.MultiToSingleDimensionPartitionMapping("day")
 

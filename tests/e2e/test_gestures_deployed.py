@@ -28,6 +28,8 @@ from tests.e2e.gestures import (
     Ends,
     Gesture,
     Rows,
+    backfill,
+    by_day,
     expected_of,
 )
 from tests.e2e.gestures_deployment import Deployment
@@ -112,6 +114,23 @@ def test_a_gesture_has_the_outcome_of_the_docs(
 ) -> None:
     gesture = GESTURES[number]
     check(gesture, perform_all(deployment, page, gesture, number + 1), record_property)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize(("table", "counts", "concurrent_runs"), [("two_days", (2, 4), 1), ("of_last_day", (2, 2), 4)])
+def test_partitions_of_a_split_backfill_are_published_after_those_that_they_were_made_from(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, table: str, counts: tuple[int, int], concurrent_runs: int
+) -> None:
+    """One run at a time; and a table that reads the last day, so that the first publication waits for the last."""
+    monkeypatch.setenv("GESTURES", str(tmp_path))
+    with Deployment(tmp_path, ["publisher"], concurrent_runs=concurrent_runs).running() as deployment:
+        deployment.set_value("publisher", 1)
+        statuses, runs = backfill("day_orders", table, "publish_days")(deployment, "publisher")
+        messages = [text for run_id in runs for text in deployment.messages(run_id)]
+        assert statuses == ["SUCCESS"], messages[-10:]
+        assert deployment.rows("publisher", table) == by_day(1, *counts)
+        assert deployment.rows("publisher", "day_orders") == by_day(1, 2, 2)
 
 
 @pytest.mark.soak
