@@ -74,10 +74,12 @@ def test_a_rollback_by_time_is_applied_to_the_version_that_was_found(jobs: Jobs)
     moment = jobs.lake.snapshot(1).created_at.isoformat()
     plan = jobs.plan("rollback", to={"timestamp": moment})
     assert plan["configuration"]["to"] == {"version": 1}
-    append_rows(jobs.lake, "ns.real")
+    jobs.must_run("export", name="between", level="minimal")
     stale = jobs.apply(plan, "rollback")
     assert not stale.success
-    assert "look at the plan again" in stale.error
+    assert stale.metadata["error_code"] == "plan-changed"
+    assert f"on version {plan['base_version']}, and" in stale.error
+    assert stale.error.endswith(f"on version {jobs.lake.latest_version()} now; look at the plan again")
     assert jobs.must_apply("rollback", to={"timestamp": moment}).metadata["rolled_back_to"] == "1"
     assert objects(jobs.lake.snapshot()) == objects(jobs.lake.snapshot(1))
 

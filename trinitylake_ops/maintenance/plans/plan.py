@@ -56,10 +56,11 @@ class Plan(Document):
     def check_approved(self, approved_digest: str) -> None:
         """Raise PlanChangedError when this is not the plan that was approved."""
         if approved_digest != self.digest:
-            raise PlanChangedError(
-                f"the approved plan {approved_digest!r} is not what would happen now: something was committed since, or"
-                " the options are not those that it was made with; look at the plan again"
-            )
+            made_on = approved_digest.partition("-")[0]
+            cause = "the options, or the files that it is about, are not those that it was made with"
+            if made_on.isascii() and made_on.isdecimal() and made_on != str(self.base_version):
+                cause = f"it was made on version {made_on}, and a plan is made on version {self.base_version} now"
+            raise PlanChangedError(f"plan {approved_digest!r} is out of date: {cause}; look at the plan again")
 
 
 @dataclass(frozen=True, kw_only=True)
