@@ -344,7 +344,7 @@ def test_each_key_of_text_is_a_partition(lake: Lakehouse, instance: dg.DagsterIn
 
 
 def test_keys_with_special_characters(lake: Lakehouse, instance: dg.DagsterInstance) -> None:
-    keys = ["a/b", "a%2Fb", "null", "..", "é"]
+    keys = ["a/b", "a%2Fb", "null", "..", "é", "ü" * 120, "x" * 1_000, "x" * 999 + "y"]
     orders = Orders(lake, instance, dg.StaticPartitionsDefinition(keys), partition_by=["k"])
     for key in [*keys, "null", "a/b"]:
         orders.run(key)
@@ -358,8 +358,9 @@ def test_keys_with_special_characters(lake: Lakehouse, instance: dg.DagsterInsta
         (["+1", "1"], pa.int64(), False),
         (["true", "TRUE"], pa.bool_(), False),
         (["2026-01-01", "20260101"], pa.date32(), False),
+        (["1.5", "1.50"], pa.decimal128(10, 2), False),
     ],
-    ids=["zeros of dynamic keys", "sign", "boolean", "date"],
+    ids=["zeros of dynamic keys", "sign", "boolean", "date", "decimal"],
 )
 def test_keys_that_are_one_value_of_the_column_are_refused(
     lake: Lakehouse, keys: list[str], kind: pa.DataType, *, is_dynamic: bool

@@ -84,7 +84,10 @@ def test_two_texts_are_never_shown_alike(one: str | None, other: str | None) -> 
         ("c7", "today"),
         ("c1", "yes"),
         ("c9", "abc"),
-        ("c9", "1"),
+        ("c9", "1.505"),
+        ("c9", "1e1"),
+        ("c9", "NaN"),
+        ("c9", "12345678"),
         ("missing", "1"),
         ("nested", "1"),
     ],
@@ -98,7 +101,14 @@ def test_other_values_are_refused(column: str, value: Any) -> None:
 def test_texts_are_read_as_the_type() -> None:
     read = {
         column: typed_value(SCHEMA, column, text)
-        for column, text in [("c1", "True"), ("c2", "+01"), ("c3", "-5"), ("c4", "null"), ("c6", "1970-01-02")]
+        for column, text in [
+            ("c1", "True"),
+            ("c2", "+01"),
+            ("c3", "-5"),
+            ("c4", "null"),
+            ("c6", "1970-01-02"),
+            ("c9", "-1.5"),
+        ]
     }
     assert {column: literal.value if literal else None for column, literal in read.items()} == {
         "c1": True,
@@ -106,5 +116,6 @@ def test_texts_are_read_as_the_type() -> None:
         "c3": -5,
         "c4": "null",
         "c6": 1,
+        "c9": decimal.Decimal("-1.50"),
     }
     assert typed_value(SCHEMA, "c4", None) is None

@@ -40,6 +40,8 @@ TARGET_FILE_SIZE_BYTES = 128 << 20
 BUFFER_BYTES = 64 << 20
 #: Files that may grow at once. Beyond it, the file with the most bytes is finished first.
 MAX_OPEN_FILES = 64
+#: File systems allow names of 255 bytes, and object stores paths of 1,024. Longer partitions get no separate folder.
+_LONGEST_FOLDER_BYTES = 255
 
 _Key = tuple[object, ...]
 
@@ -220,7 +222,8 @@ class _PartitionedWriter:
     def _new_file(self, key: PartitionKey | None) -> _GrowingFile:
         name = f"{self._files:05d}-{self._write_id}.parquet"
         self._files += 1
-        output = self._io.new_output(self._locations.new_data_location(name, key))
+        folder = None if key is None or len(key.to_path().encode()) > _LONGEST_FOLDER_BYTES else key
+        output = self._io.new_output(self._locations.new_data_location(name, folder))
         from trinitylake_ops.tables.io.parquet_writer import SealedParquetWriter
 
         return _GrowingFile(output, SealedParquetWriter(output, self._schema, self._metadata.properties))

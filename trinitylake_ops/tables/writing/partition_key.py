@@ -6,7 +6,7 @@ import datetime as dt
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from decimal import Decimal
+from decimal import Context, Decimal
 from typing import Any, TypeAlias, cast
 
 from pyiceberg.conversions import from_bytes, to_bytes
@@ -17,7 +17,7 @@ from pyiceberg.partitioning import PartitionSpec
 from pyiceberg.schema import Schema
 from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.typedef import Record
-from pyiceberg.types import DateType, IcebergType, IntegerType, LongType, PrimitiveType
+from pyiceberg.types import DateType, DecimalType, IcebergType, IntegerType, LongType, PrimitiveType
 
 from trinitylake_ops.errors import InvalidInputError
 from trinitylake_ops.tables.writing.staged_table import EncodedPartition
@@ -25,6 +25,7 @@ from trinitylake_ops.tables.writing.staged_table import EncodedPartition
 PartitionValue: TypeAlias = bool | int | str | bytes | Decimal | dt.date | dt.datetime | dt.time | None
 
 _WHOLE_NUMBER = re.compile(r"[+-]?[0-9]+")
+_DECIMAL_NUMBER = re.compile(r"[+-]?[0-9]+(\.[0-9]+)?")
 
 
 @dataclass(frozen=True)
@@ -52,7 +53,8 @@ def typed_value(schema: Schema, column: str, value: PartitionValue) -> Literal[A
     Args:
         schema: The columns of the table.
         column: The name of a column.
-        value: Text is read as the column's type. Text for a whole number has only digits and a sign.
+        value: Text is read as the column's type. Text for a whole number has only digits and a sign. A decimal may have
+            fewer digits after the point than its type, such as ``1.5`` for 1.50.
 
     Raises:
         InvalidInputError: The schema has no such column of a primitive type, or the value is not exactly one of its
@@ -63,14 +65,31 @@ def typed_value(schema: Schema, column: str, value: PartitionValue) -> Literal[A
         raise InvalidInputError(f"the table has no column {column!r} that can be the value of a partition")
     if value is None:
         return None
-    given: Any = value
     try:
+        given: Any = _scaled(value, kind) if isinstance(kind, DecimalType) else value
         typed: Literal[Any] = literal(given).to(kind)
     except (TypeError, ValueError, ArithmeticError) as error:
-        raise InvalidInputError(f"{value!r} is no value of the partition column {column!r}, {kind}") from error
+        raise _no_value(value, column, kind) from error
     if isinstance(typed, AboveMax | BelowMin) or not _is_exact(value, kind):
-        raise InvalidInputError(f"{value!r} is no value of the partition column {column!r}, {kind}")
+        raise _no_value(value, column, kind)
     return typed
+
+
+def _no_value(value: PartitionValue, column: str, kind: IcebergType) -> InvalidInputError:
+    return InvalidInputError(
+        f"{value!r} is no value of the partition column {column!r}, {kind}; use one of that type, or give the column"
+        " another type"
+    )
+
+
+def _scaled(value: PartitionValue, kind: DecimalType) -> PartitionValue:
+    """Return a number with as many digits after the point as a type has. Raises ArithmeticError if it has too many."""
+    if isinstance(value, str) and _DECIMAL_NUMBER.fullmatch(value):
+        value = Decimal(value)
+    if not isinstance(value, Decimal):
+        return value
+    scaled = value.quantize(Decimal(1).scaleb(-kind.scale), context=Context(prec=kind.precision))
+    return scaled if scaled == value else value
 
 
 def _is_exact(value: PartitionValue, kind: IcebergType) -> bool:
