@@ -289,6 +289,7 @@ def test_claims_are_where_they_are() -> None:
         ("write.object-storage.enabled", "2"),
         ("write.object-storage.partitioned-paths", ""),
         ("write.parquet.compression-codec", "http://codec"),
+        ("write.format.default", "http://format"),
         ("schema.name-mapping.default", '{"not": "a list"}'),
         ("schema.name-mapping.default", "[" * 100_000),
     ],

@@ -51,9 +51,15 @@ _LEVEL = re.compile(r"-?[0-9]{1,2}", re.ASCII)  # a level of compression
 #: The endings of names of properties whose values pyiceberg takes for truth values, and the values that it takes.
 _TRUTH_ENDING = re.compile(r"(?:\.enabled|\.partitioned-paths)\Z")
 _TRUTHS = frozenset({"y", "yes", "t", "true", "on", "1", "n", "no", "f", "false", "off", "0"})
-_PARQUET_CODEC = "write.parquet.compression-codec"
-#: The codecs of Iceberg's libraries. A writer that lacks one of them says so.
-_CODECS = frozenset({"brotli", "gzip", "lz4", "lz4_raw", "lzo", "none", "snappy", "uncompressed", "zstd"})
+_FORMATS = frozenset({"avro", "orc", "parquet"})
+#: The words that Iceberg's libraries know for a property. A writer that lacks one of them says so.
+_WORDS = {
+    "write.format.default": _FORMATS,
+    "write.delete.format.default": _FORMATS,
+    "write.parquet.compression-codec": frozenset(
+        {"brotli", "gzip", "lz4", "lz4_raw", "lzo", "none", "snappy", "uncompressed", "zstd"}
+    ),
+}
 _METRICS = "write.metadata.metrics."
 _METRICS_MODE = re.compile(r"\s*(?:none|counts|full|truncate\([1-9][0-9]{0,8}\))\s*", re.ASCII | re.IGNORECASE)
 #: Names of counts in the summaries of snapshots.
@@ -92,8 +98,8 @@ def _has_meaning(name: str, value: str) -> bool:
         return _METRICS_MODE.fullmatch(value) is not None
     if name == _NAME_MAPPING:
         return _is_name_mapping(value)
-    if name == _PARQUET_CODEC:
-        return value.lower() in _CODECS
+    if name in _WORDS:
+        return value.lower() in _WORDS[name]
     if name.startswith(("write.", "commit.", "history.")) and _TRUTH_ENDING.search(name):
         return value.lower() in _TRUTHS
     if name.startswith(("write.", "commit.", "history.")) and _NUMBER_ENDING.search(name):
