@@ -207,6 +207,24 @@ def test_an_append_of_a_step_that_failed_after_it_is_replaced(shop: Shop) -> Non
     assert (shop.values(), shop.values("summary")) == ([3.0, 3.0], [2.0, 2.0]), "the user appends again"
 
 
+@pytest.mark.parametrize("has_publisher", [False, True])
+def test_an_append_of_another_re_execution_of_the_same_run_is_replaced(shop: Shop, has_publisher: bool) -> None:
+    """The first run fails, its re-execution appends and dies, and the first run is executed again, not that one."""
+    by = publish_step if has_publisher else step_publication
+    orders = shop.orders("append")
+    shop.define(orders, *([published(orders)] if has_publisher else []))
+    shop.at_commit(before=die, by=by)
+    first = shop.run()
+    assert (first.is_failure, shop.lake.latest_version()) == (True, 0)
+    shop.at_commit(after=die, by=by)
+    second = shop.run(all_of(first))
+    assert (second.is_failure, shop.values()) == (True, [1.0])
+    third = shop.run(all_of(first))
+    assert (third.is_success, shop.values()) == (True, [1.0])
+    assert shop.run(all_of(first)).is_success
+    assert shop.values() == [1.0, 1.0], "the user appends again"
+
+
 def test_a_step_publishes_no_partition_that_was_deleted(shop: Shop) -> None:
     days = dg.DynamicPartitionsDefinition(name="deleted")
 

@@ -23,7 +23,7 @@ from trinitylake_ops.dagster_plugin.runs.publications import (
     superseded_appends,
 )
 from trinitylake_ops.dagster_plugin.runs.reads import Attempt, attempts_of, record_attempt
-from trinitylake_ops.dagster_plugin.runs.records import run_chain
+from trinitylake_ops.dagster_plugin.runs.records import all_executions
 from trinitylake_ops.dagster_plugin.runs.staging import Note, published_event
 from trinitylake_ops.dagster_plugin.table_pages.published import PublishedPages
 from trinitylake_ops.dagster_plugin.versions.page import VersionsPage, operation_metrics
@@ -102,7 +102,7 @@ def _commit(
     if own.parent_run_id is not None or _was_started_before(context):
         superseded = superseded_appends(
             instance,
-            run_chain(instance, own),
+            all_executions(instance, own),
             (key, partition),
             staged,
             lambda run_id: attempts_of(instance, run_id),

@@ -25,7 +25,7 @@ from trinitylake_ops.dagster_plugin.runs.reads import (
     record_attempt,
     runs_with_staged,
 )
-from trinitylake_ops.dagster_plugin.runs.records import has_succeeded, re_executions, run_chain
+from trinitylake_ops.dagster_plugin.runs.records import all_executions, has_succeeded
 from trinitylake_ops.dagster_plugin.runs.staging import Note, newest_notes
 from trinitylake_ops.errors import CommitConflictError, InvalidInputError
 from trinitylake_ops.tables.writing.publication import Publication, publication_id, published_versions
@@ -93,7 +93,7 @@ class RunPublisher:
         self.reads = RunReads(context.instance, self._runs, self._notes)
         #: The publications that these runs began, and the other re-executions of the same run, by the id of the run.
         self._attempts = {run.run_id: self.reads.attempts(run.run_id) for run in self._runs}
-        for run in re_executions(context.instance, context.run):
+        for run in all_executions(context.instance, context.run):
             if run.run_id not in self._attempts:
                 self._attempts[run.run_id] = attempts_of(context.instance, run.run_id)
         self.id = publication_of(asset_key, self._partition, staged.values())
@@ -223,10 +223,10 @@ class RunPublisher:
             for key, table in self.left.items()
             for append in superseded_appends(
                 self._instance,
-                self._runs[self._runs_before(key) :],
+                all_executions(self._instance, self._runs[self._runs_before(key)]),
                 (self._asset_key, self._partition),
                 table,
-                lambda run_id: self._attempts[run_id],
+                lambda run_id: self._attempts.get(run_id, ()),
                 lambda _: self._versions,
             )
         ]
@@ -274,7 +274,7 @@ def superseded_appends(
 
     Args:
         instance: The Dagster instance.
-        runs: The run that staged the table, followed by those that it was re-executed from.
+        runs: The run that staged the table, followed by the other executions of the same run, the newest first.
         publisher: The publishing asset and its partition, an empty text without any.
         table: The staged table.
         attempts_of: Returns the publications that a run began.
@@ -318,7 +318,7 @@ def without_interrupted_rows(
         CommitConflictError: Other writers removed or rewrote the rows that it repeats.
         StorageError: A file cannot be read or written.
     """
-    runs = run_chain(instance, run)
+    runs = all_executions(instance, run)
     for publisher in publishers:
         for append in superseded_appends(
             instance,

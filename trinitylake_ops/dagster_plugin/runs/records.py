@@ -40,6 +40,16 @@ def re_executions(instance: dg.DagsterInstance, run: dg.DagsterRun) -> Sequence[
     return [] if run.root_run_id is None else instance.get_runs(dg.RunsFilter(tags={ROOT_TAG: run.root_run_id}))
 
 
+def all_executions(instance: dg.DagsterInstance, run: dg.DagsterRun) -> list[dg.DagsterRun]:
+    """Return a run, followed by all other executions of the run that it was first executed as, the newest first.
+
+    A user may execute any of them again, not only the latest one.
+    """
+    root = None if run.root_run_id is None else instance.get_run_by_id(run.root_run_id)
+    others = [*re_executions(instance, run), *([] if root is None else [root])]
+    return [run, *(other for other in others if other.run_id != run.run_id)]
+
+
 def backfill_of(instance: dg.DagsterInstance, run: dg.DagsterRun) -> str | None:
     """Return the backfill of a run, or of the run that it re-executes, None if there is none.
 
