@@ -28,22 +28,22 @@ LONG_ON_RADOSGW := tests/transaction/test_commit.py tests/transaction/test_find_
 	tests/transaction/test_shared_cache.py tests/transaction/test_change_set.py tests/transaction/test_added_files.py \
 	tests/transaction/test_transaction.py tests/transaction/test_group_failures.py tests/transaction/test_object_names.py \
 	tests/transaction/test_written_ahead.py \
-	tests/maintenance tests/tables
-WITH_SHUFFLED_LISTS := tests/transaction tests/maintenance tests/tables
-LONG_ON_MOTO := tests/transaction/test_transaction.py tests/maintenance/test_rollback.py
+	tests/operations tests/iceberg
+WITH_SHUFFLED_LISTS := tests/transaction tests/operations tests/iceberg
+LONG_ON_MOTO := tests/transaction/test_transaction.py tests/operations/test_rollback.py
 # What runs once more in `make soak` with its lakehouses on each other server.
-ON_OTHER_SERVERS := tests/transaction tests/concurrency tests/maintenance tests/tables
+ON_OTHER_SERVERS := tests/transaction tests/concurrency tests/operations tests/iceberg
 OTHER_SERVERS := azurite fake_gcs dynalite redis_server valkey_server hdfs
 
 #: Tests of the engine that start no server, no JVM and no Dagster: less than a minute on 2 cores.
 UNIT_TESTS := tests/transaction tests/format/test_file_names.py tests/format/test_keys.py tests/format/test_definitions.py \
 	tests/format/test_locations.py tests/format/test_sealed_files.py tests/format/test_version_ranges.py \
 	tests/format/test_checksums.py tests/format/test_limits.py tests/format/test_vectors.py tests/tree/test_key_ranges.py \
-	tests/tables/test_ownership.py tests/test_architecture.py tests/test_cached_attribute.py tests/test_public_api.py \
+	tests/iceberg/test_ownership.py tests/test_architecture.py tests/test_cached_attribute.py tests/test_public_api.py \
 	tests/test_threat_model.py
 #: Those of `make check`: about three minutes.
-QUICK_TESTS := $(UNIT_TESTS) tests/format tests/tree tests/golden tests/tables/test_catalog.py \
-	tests/tables/test_staging.py tests/tables/test_avro_decoder.py tests/test_project.py
+QUICK_TESTS := $(UNIT_TESTS) tests/format tests/tree tests/golden tests/iceberg/test_catalog.py \
+	tests/iceberg/test_staging.py tests/iceberg/test_avro_decoder.py tests/test_project.py
 
 .PHONY: help setup demo ui test unit check lint bench docs proto package dist constraints soak metrics clean
 
@@ -102,7 +102,7 @@ metrics: setup ## print the size of the package, and how much of it each everyda
 docs: setup ## build the documentation site, with all links checked: .site/html/index.html
 	@$(BIN)/python -m scripts.docs_site
 
-proto: setup ## generate trinitylake_ops/format/generated from proto/definitions.proto
+proto: setup ## generate trinitylake_ops/format/definitions_pb2 from proto/definitions.proto
 	@$(BIN)/python scripts/generate_protobuf.py .
 
 package: setup ## make what spark-submit needs on bare workers, in dist/: docs/engines.md

@@ -174,7 +174,7 @@ def stored() -> tuple[dict[str, list[dict[str, Any]]], int]:
         n_commits = sum(1 + len(table.metadata.metadata_log) for table in loaded.values())
     else:
         from trinitylake_ops import Lakehouse
-        from trinitylake_ops.tables import catalog_at
+        from trinitylake_ops.iceberg import catalog_at
 
         lake = Lakehouse.open(f"{FOLDER}/lake")
         catalog, n_commits = catalog_at(lake), lake.latest_version()

@@ -15,7 +15,7 @@ from benchmarks.lakes import MadeUpDefinitions, change_tables, loaded
 from benchmarks.report import Spread, plot, table, write_result
 from trinitylake_ops import Lakehouse
 from trinitylake_ops.storage import MemoryStorage, MeteredStorage, drop_memory_root
-from trinitylake_ops.tree.nodes import node
+from trinitylake_ops.tree import node
 
 TABLE_COUNTS = (7_000, 16_000, 100_000, 1_000_000)
 TARGETS_KIB = (16, 24, 32, 48, 64, 96)

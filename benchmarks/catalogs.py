@@ -28,9 +28,9 @@ from sqlalchemy import event
 from benchmarks.lakes import REQUEST_SECONDS, SlowStorage, held_back
 from benchmarks.report import Spread, cpu_seconds, seconds, table, write_result
 from trinitylake_ops import Lakehouse
-from trinitylake_ops.storage import MemoryStorage, MeteredStorage, beside, drop_memory_root
-from trinitylake_ops.storage.wrappers.meter import RequestCounts
-from trinitylake_ops.tables.catalog import catalog_at, catalog_for
+from trinitylake_ops.iceberg.catalog import catalog_at, catalog_for
+from trinitylake_ops.storage import MemoryStorage, MeteredStorage, background, drop_memory_root
+from trinitylake_ops.storage.meter import RequestCounts
 
 N_TABLES = 1_000
 N_TURNS = 200
@@ -206,7 +206,7 @@ def slow() -> Iterator[tuple[str, RequestCounts, float]]:
             times = []
             for _ in range(N_SLOW_TURNS):
                 one.refresh().append(_ROWS)
-                beside.flush()
+                background.flush()
                 with held_back(), meter.measure() as measured:
                     times.append(seconds(functools.partial(call, one)))
             yield work, measured.counts, min(times)

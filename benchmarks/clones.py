@@ -20,12 +20,12 @@ from benchmarks.lakes import change_tables, filled
 from benchmarks.report import by_tables, plot, seconds, table, write_result
 from benchmarks.scale import N_TABLES, N_VERSIONS
 from tests.faults import FaultyStorage
-from trinitylake_ops import Lakehouse, maintenance
-from trinitylake_ops.maintenance.clones import clone as clone_module
-from trinitylake_ops.maintenance.clones import records as records_module
-from trinitylake_ops.storage import LocalStorage, MeteredStorage, Storage, beside, open_storage
+from trinitylake_ops import Lakehouse, operations
+from trinitylake_ops.iceberg.catalog import catalog_at
+from trinitylake_ops.operations.clones import clone as clone_module
+from trinitylake_ops.operations.clones import records as records_module
+from trinitylake_ops.storage import LocalStorage, MeteredStorage, Storage, background, open_storage
 from trinitylake_ops.storage.cache.storage import clear_process_caches
-from trinitylake_ops.tables.catalog import catalog_at
 
 N_ROWS = 10_000
 N_DATA_FILES = 20
@@ -75,7 +75,7 @@ class Watched:
 
     def lake(self, root: str) -> Lakehouse:
         """Return a lakehouse without anything in memory."""
-        beside.flush()
+        background.flush()
         clear_process_caches()
         return Lakehouse(self.storages[root], cache="off")
 
@@ -121,16 +121,16 @@ def steps(folder: Path, n_tables: int, n_versions: int) -> dict[str, Asked]:
         found[name] = watched.asked(lambda: do(lake))
 
     with watched.opening():
-        step("clone", lambda lake: maintenance.plan_clone(lake, clone, "feature").execute())
-        step("compare at once", lambda lake: maintenance.compare(lake, "feature"))
+        step("clone", lambda lake: operations.plan_clone(lake, clone, "feature").execute())
+        step("compare at once", lambda lake: operations.compare(lake, "feature"))
         change_tables(watched.lake(parent), [1, n_tables // 2])
         change_tables(watched.lake(clone), [3, n_tables - 1])
         with catalog_at(watched.lake(clone)) as catalog:
             catalog.load_table("data.filled").append(pa.table({"id": pa.array(range(N_ROWS), pa.int64())}))
-        step("compare, 2 tables changed there and 3 here", lambda lake: maintenance.compare(lake, "feature"))
-        step("refresh, 2 tables", lambda lake: maintenance.plan_refresh(lake, "feature").execute())
-        step("promote, 3 tables", lambda lake: maintenance.plan_promotion(lake, "feature").execute())
-        step("drop with its files", lambda lake: maintenance.drop_clone(lake, "feature", delete_files=True))
+        step("compare, 2 tables changed there and 3 here", lambda lake: operations.compare(lake, "feature"))
+        step("refresh, 2 tables", lambda lake: operations.plan_refresh(lake, "feature").execute())
+        step("promote, 3 tables", lambda lake: operations.plan_promotion(lake, "feature").execute())
+        step("drop with its files", lambda lake: operations.drop_clone(lake, "feature", delete_files=True))
     return found
 
 

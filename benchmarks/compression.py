@@ -17,9 +17,9 @@ from matplotlib.axes import Axes
 from benchmarks.lakes import MadeUpDefinitions, change_tables, loaded
 from benchmarks.report import Spread, cpu_seconds, plot, seconds, table, write_result
 from trinitylake_ops import Lakehouse
-from trinitylake_ops.format.nodes.node_file import NODE_COMPRESSIONS, NodeFile, decode_node, encode_node
+from trinitylake_ops.format.node_file import NODE_COMPRESSIONS, NodeFile, decode_node, encode_node
 from trinitylake_ops.storage import MemoryStorage, MeteredStorage
-from trinitylake_ops.tree.walk import walk
+from trinitylake_ops.tree.shape import walk
 
 N_TABLES = 16_000
 N_COMMITS = 500

@@ -25,12 +25,12 @@ from benchmarks.report import table, write_result
 from benchmarks.s3 import radosgw
 from benchmarks.scale import N_TABLES, N_VERSIONS, generate, run
 from tests.servers.s3_server import S3Server
-from trinitylake_ops import Lakehouse, maintenance
+from trinitylake_ops import Lakehouse, operations
 from trinitylake_ops.errors import StorageError
 from trinitylake_ops.format.file_names import new_node_path
-from trinitylake_ops.maintenance.gc.sweep import delete_files
+from trinitylake_ops.operations.gc.delete import delete_files
 from trinitylake_ops.storage import LocalStorage, Storage, StorageWrapper, open_storage
-from trinitylake_ops.storage.wrappers.retry import RetryStorage
+from trinitylake_ops.storage.retry import RetryStorage
 
 N_FILES = 20_000
 N_TURNS = 5
@@ -41,14 +41,14 @@ N_SMALL, N_FREED, N_FREEINGS = 10_000, 1_000, 3
 _PLAN = """
 import json
 from benchmarks.lakes import Later
-from trinitylake_ops import Lakehouse, maintenance
-from trinitylake_ops.maintenance.reach.mark import CatalogReach
-from trinitylake_ops.maintenance.reach.survey import survey_versions
+from trinitylake_ops import Lakehouse, operations
+from trinitylake_ops.operations.mark.mark import CatalogReach
+from trinitylake_ops.operations.mark.survey import survey_versions
 from trinitylake_ops.storage import LocalStorage, MeteredStorage
 meter = MeteredStorage(Later(LocalStorage(root)))
 lake = Lakehouse(meter, cache="off")
-policy = maintenance.RetentionPolicy(maximum_age_ms=0, minimum_versions=1, protected_ms=0)
-plan = maintenance.plan_expiration(lake, policy)
+policy = operations.RetentionPolicy(maximum_age_ms=0, minimum_versions=1, protected_ms=0)
+plan = operations.plan_expiration(lake, policy)
 counts = meter.snapshot()
 kept = CatalogReach(Lakehouse(LocalStorage(root)).files)
 survey = survey_versions(Lakehouse(LocalStorage(root)))
@@ -191,13 +191,13 @@ def _freed(folder: Path) -> tuple[list[float], float, Counter[str]]:
     copy = folder.with_name(f"{folder.name}-copy")
     shutil.copytree(folder, copy)
     noted = Noted(local)
-    policy = maintenance.RetentionPolicy(maximum_age_ms=0, minimum_versions=1, protected_ms=0)
+    policy = operations.RetentionPolicy(maximum_age_ms=0, minimum_versions=1, protected_ms=0)
     marks = [time.perf_counter()]
-    expiration = maintenance.plan_expiration(Lakehouse(Later(noted, 1)), policy)
+    expiration = operations.plan_expiration(Lakehouse(Later(noted, 1)), policy)
     marks.append(time.perf_counter())
     expiration.execute()
     marks.append(time.perf_counter())
-    purge = maintenance.plan_purge(Lakehouse(Later(noted, 2)))
+    purge = operations.plan_purge(Lakehouse(Later(noted, 2)))
     marks.append(time.perf_counter())
     purge.execute()
     marks.append(time.perf_counter())
@@ -234,7 +234,7 @@ def _removal_on(server: S3Server) -> list[str]:
     storage = open_storage(server.fresh_root("expiry"), server.storage_options)
     filled(storage, 100)
     storage.create_many({new_node_path(): b"x" for _ in range(N_ORPHANS)})
-    report = maintenance.plan_orphan_removal(Lakehouse(Later(storage))).execute()
+    report = operations.plan_orphan_removal(Lakehouse(Later(storage))).execute()
     assert report.files == N_ORPHANS
     return [
         "## Deleting on S3",

@@ -25,10 +25,10 @@ from benchmarks.lakes import MadeUpDefinitions, change_tables, loaded
 from benchmarks.report import table, write_result
 from benchmarks.s3 import radosgw
 from tests.servers.s3_server import S3Server
-from trinitylake_ops import Lakehouse, maintenance
-from trinitylake_ops.maintenance.exports import work as export_module
+from trinitylake_ops import Lakehouse, operations
+from trinitylake_ops.iceberg.catalog import catalog_at
+from trinitylake_ops.operations.exports import work as export_module
 from trinitylake_ops.storage import MemoryStorage, MeteredStorage, Storage, StorageWrapper, open_storage
-from trinitylake_ops.tables.catalog import catalog_at
 
 N_TABLES = 1_000_000
 N_DATA_FILES = 10_000
@@ -90,7 +90,7 @@ def rolling_back() -> list[str]:
     height = lake.snapshot().tree_shape().height
     change_tables(lake, [N_TABLES // 2])
     meter = MeteredStorage(storage)
-    maintenance.rollback(Lakehouse(meter), lake.latest_version() - 1)
+    operations.rollback(Lakehouse(meter), lake.latest_version() - 1)
     counts = meter.snapshot()
     return [
         f"## Rollback of {N_TABLES:,} tables by a commit that changed one",
@@ -129,7 +129,7 @@ def exporting(folder: Path, server: S3Server) -> list[str]:
         watched = InFlight(open_storage(root, server.storage_options))
         with mock.patch.object(export_module, "open_storage", return_value=watched):
             begun = time.perf_counter()
-            report = maintenance.plan_export(lake, name, "full", target=root).execute()
+            report = operations.plan_export(lake, name, "full", target=root).execute()
             seconds = time.perf_counter() - begun
         rows.append((name, report, watched, seconds))
         with catalog_at(lake) as catalog:

@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from trinitylake_ops import Lakehouse, TableDef
 from trinitylake_ops.errors import FileMissingError
 from trinitylake_ops.format.file_names import new_table_path
-from trinitylake_ops.storage import FileInfo, Storage, StorageWrapper, beside
+from trinitylake_ops.storage import FileInfo, Storage, StorageWrapper, background
 from trinitylake_ops.transaction.commit import commit
 from trinitylake_ops.transaction.draft import Draft, RootStamp
-from trinitylake_ops.tree.bulk_load import bulk_load
-from trinitylake_ops.tree.editor import EditedTree
+from trinitylake_ops.tree.bulk import bulk_load
+from trinitylake_ops.tree.edit import EditedTree
 from trinitylake_ops.tree.search import scan
 from trinitylake_ops.versions.commit_info import CommitInfo
 from trinitylake_ops.versions.snapshot import Snapshot
@@ -56,15 +56,15 @@ def change_tables(lake: Lakehouse, tables: Iterable[int]) -> None:
 @contextmanager
 def held_back() -> Iterator[None]:
     """Let what is done beside commits wait until the block ends: nobody waits for it, and it is not counted."""
-    waiting: dict[beside.Work, None] = {}
-    put = beside.put
-    beside.put = lambda work: waiting.update({work: None})
+    waiting: dict[background.Work, None] = {}
+    put = background.put
+    background.put = lambda work: waiting.update({work: None})
     try:
         yield
     finally:
-        beside.put = put
+        background.put = put
         for work in waiting:
-            beside.do(work)
+            background.do(work)
 
 
 class MadeUpDefinitions(StorageWrapper):

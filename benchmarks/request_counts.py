@@ -25,14 +25,14 @@ from trinitylake_ops.storage import (
     RequestCounts,
     Storage,
     StorageWrapper,
-    beside,
+    background,
     drop_memory_root,
 )
 from trinitylake_ops.transaction.transaction import Transaction
-from trinitylake_ops.tree.bulk_load import FILL
+from trinitylake_ops.tree.bulk import FILL
 from trinitylake_ops.tree.forecast import TreeForecast, forecast_tree
 from trinitylake_ops.tree.shape import TreeShape
-from trinitylake_ops.versions.changes import diff_snapshots
+from trinitylake_ops.versions.history import diff_snapshots
 
 TABLE_COUNTS = (100, 7_000, 16_000, 50_000, 100_000, 1_000_000)
 N_COMMITS = 2_000
@@ -138,7 +138,7 @@ WORKS: Mapping[str, tuple[Callable[[Lakehouse], object], bool]] = {
 
 def measured(storage: Storage, work: Callable[[Lakehouse], object], *, is_warm: bool) -> RequestCounts:
     """Count what a piece of work asks of the storage."""
-    beside.flush()  # the hint of the last commit
+    background.flush()  # the hint of the last commit
     meter = MeteredStorage(storage)
     lake = Lakehouse(meter, cache="private")
     if is_warm:
@@ -235,7 +235,7 @@ def find_latest_rounds() -> dict[str, int]:
     found = {}
     storage = MemoryStorage("memory://find-latest/")
     Lakehouse.create(storage.root, storage=storage)
-    beside.flush()  # its hint must not come after those that are tried
+    background.flush()  # its hint must not come after those that are tried
     many = ManyVersions(storage)
     for case, hint in (("right", LATEST), ("deleted", None), ("1,000,000 versions behind", LATEST - 1_000_000)):
         storage.delete(HINT_PATH)

@@ -24,7 +24,7 @@ from benchmarks.report import Spread, seconds, table, write_result
 from benchmarks.servers import running
 from tests.servers.s3_server import S3Server
 from trinitylake_ops import Lakehouse, TableDef
-from trinitylake_ops.storage import MeteredStorage, RequestCounts, Storage, beside, open_storage
+from trinitylake_ops.storage import MeteredStorage, RequestCounts, Storage, background, open_storage
 
 N_TABLES = 10_000
 N_TURNS = 60
@@ -71,7 +71,7 @@ def measure(storage: Storage, work: Work, *, is_cold: bool, bare: BareClient | N
     counted = Lakehouse(meter)
     if not is_cold:
         work(counted)
-    beside.flush()
+    background.flush()
     with held_back(), meter.measure() as measurement:
         work(counted)
     recorder = Recorder(storage)

@@ -42,8 +42,8 @@ from tests.processes import fork
 from tests.server.requests import TABLE, TABLES, commit_of, properties
 from tests.server.served import Served, command, serving, settings_for
 from trinitylake_ops import Lakehouse, TableDef
-from trinitylake_ops.storage import MeteredStorage, RequestCounts, beside
-from trinitylake_ops.tables import catalog_at
+from trinitylake_ops.iceberg import catalog_at
+from trinitylake_ops.storage import MeteredStorage, RequestCounts, background
 
 N_CALLS, N_BEFORE = 200, 110
 N_TABLES = 5_000
@@ -205,7 +205,7 @@ def rounds_of_requests(folder: Path) -> list[str]:
             answer = served.ask("POST", path, body)
             if answer.status != 200:
                 raise RuntimeError(f"{name}: {answer.status} {answer.body[:300]!r}")
-            beside.flush()
+            background.flush()
             rows.append([name, *_shown(meter.snapshot() - before)])
     return table(("request", "rounds", "requests", "of which"), rows)
 

@@ -30,13 +30,13 @@ import yaml
 from pyiceberg.transforms import IdentityTransform
 
 from benchmarks.report import Spread, table, write_result
+from tests.iceberg.hostile import change_metadata
 from tests.processes import fork
 from tests.server.served import settings_for
-from tests.tables.hostile import change_metadata
 from trinitylake_ops import Lakehouse
-from trinitylake_ops.server.running import serve
+from trinitylake_ops.iceberg import catalog_at
+from trinitylake_ops.server.run import serve
 from trinitylake_ops.storage.local.storage import LocalStorage
-from trinitylake_ops.tables import catalog_at
 
 CREATE_SECONDS, READ_PAUSE_SECONDS, BOUND_SECONDS = 0.1, 0.02, 1.0
 TABLES = "/v1/main/namespaces/ns/tables"

@@ -23,11 +23,11 @@ from benchmarks.report import plot, seconds, table, write_result
 from trinitylake_ops import Lakehouse
 from trinitylake_ops.demo import flights_model
 from trinitylake_ops.demo.flights_source import FlightsSource
-from trinitylake_ops.spark_jobs.session import session_scope
-from trinitylake_ops.spark_jobs.tables.reader import read_table
-from trinitylake_ops.spark_jobs.tables.writer import stage_dataframe
-from trinitylake_ops.tables.catalog import catalog_at
-from trinitylake_ops.tables.writing.staging import publish
+from trinitylake_ops.iceberg.catalog import catalog_at
+from trinitylake_ops.iceberg.write.staging import publish
+from trinitylake_ops.spark.session import session_scope
+from trinitylake_ops.spark.tables.reader import read_table
+from trinitylake_ops.spark.tables.writer import stage_dataframe
 
 TABLE = "facts.flights"
 YEARS_BY_VERSION = ((2004, 2005, 2006, 2007), (2008, 2009, 2010), (2011, 2012, 2013))

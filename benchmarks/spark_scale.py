@@ -23,7 +23,7 @@ from matplotlib.axes import Axes
 from benchmarks.lakes import REQUEST_SECONDS, change_tables, loaded
 from benchmarks.report import plot, table, write_result
 from benchmarks.scale import run
-from tests.spark_jobs.cluster import Cluster
+from tests.spark.cluster import Cluster
 from trinitylake_ops import Lakehouse, TableDef
 from trinitylake_ops.format.file_names import new_table_path
 from trinitylake_ops.storage import FileInfo, LocalStorage, Storage, StorageWrapper
@@ -105,14 +105,14 @@ def generate(folder: Path, n_tables: int, n_versions: int) -> None:
 
 def work(given: str) -> dict[str, Any]:
     """Do a piece of work, given as JSON: the folder, what, by which engine, and how slow the storage is."""
-    from trinitylake_ops import maintenance
-    from trinitylake_ops.maintenance.plans.cost import uncached
-    from trinitylake_ops.maintenance.plans.executor import LOCAL
-    from trinitylake_ops.maintenance.reach.mark import Mark
-    from trinitylake_ops.maintenance.reach.survey import survey_versions
-    from trinitylake_ops.spark_jobs.executor import SparkExecutor
-    from trinitylake_ops.spark_jobs.runtime.task_jobs import run_in_tasks
-    from trinitylake_ops.spark_jobs.session import session_scope
+    from trinitylake_ops import operations
+    from trinitylake_ops.operations.base import uncached
+    from trinitylake_ops.operations.executor import LOCAL
+    from trinitylake_ops.operations.mark.mark import Mark
+    from trinitylake_ops.operations.mark.survey import survey_versions
+    from trinitylake_ops.spark.executor import SparkExecutor
+    from trinitylake_ops.spark.runtime.task_jobs import run_in_tasks
+    from trinitylake_ops.spark.session import session_scope
 
     asked = json.loads(given)
     folder = asked["folder"]
@@ -125,10 +125,10 @@ def work(given: str) -> dict[str, Any]:
             mark = Mark(survey_versions(uncached(lake), executor=executor))
             found: Any = len(mark.catalog.nodes) + len(mark.catalog.tables) + len(mark.catalog.others)
         elif asked["work"] == "orphans":
-            plan = maintenance.plan_orphan_removal(lake, executor=executor)
+            plan = operations.plan_orphan_removal(lake, executor=executor)
             found = sum(plan.files.values())
         else:
-            report = maintenance.verify(lake, executor=executor)
+            report = operations.verify(lake, executor=executor)
             found = [report.nodes, report.definitions, report.orphan_files, len(report.findings)]
         return {"seconds": time.perf_counter() - begun, "found": found}
 

@@ -20,7 +20,7 @@ import pyarrow as pa
 from benchmarks.report import Spread, table, write_result
 from tests.environments import make_environment
 from trinitylake_ops import Lakehouse
-from trinitylake_ops.tables import catalog_at
+from trinitylake_ops.iceberg import catalog_at
 
 N_RUNS = 15
 N_COMMITS = 20

@@ -25,14 +25,14 @@ from benchmarks.report import Spread, cpu_seconds, plot, seconds, table, write_r
 from trinitylake_ops import Lakehouse
 from trinitylake_ops.format.definitions import LakehouseDef
 from trinitylake_ops.format.file_names import new_node_path, new_table_path
-from trinitylake_ops.format.nodes.keys import KeyCodec
-from trinitylake_ops.format.nodes.node_file import NodeFile
+from trinitylake_ops.format.keys import KeyCodec
+from trinitylake_ops.format.node_file import NodeFile
 from trinitylake_ops.storage import LocalStorage, MemoryStorage, Storage, StorageWrapper, drop_memory_root
-from trinitylake_ops.tree.bulk_load import bulk_load, n_filled_keys
-from trinitylake_ops.tree.editor import apply_messages
-from trinitylake_ops.tree.nodes.node import TreeLimits
-from trinitylake_ops.tree.nodes.node_store import NodeStore
-from trinitylake_ops.tree.walk import walk
+from trinitylake_ops.tree.bulk import bulk_load, n_filled_keys
+from trinitylake_ops.tree.edit import apply_messages
+from trinitylake_ops.tree.node import TreeLimits
+from trinitylake_ops.tree.shape import walk
+from trinitylake_ops.tree.store import NodeStore
 
 N_CHANGED = (100, 10_000, 100_000, 1_000_000)  # among so many tables, one is changed
 N_SYNCED, N_SYNCED_TURNS = 10_000, 200

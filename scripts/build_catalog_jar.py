@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pyspark
 
-from trinitylake_ops.spark_jobs.catalog.jar import CATALOG_JAR, MANIFEST, SOURCES, manifest, source_files
+from trinitylake_ops.spark.catalog.registration import CATALOG_JAR, MANIFEST, SOURCES, manifest, source_files
 
 _JARS = Path(pyspark.__file__).parent / "jars"
 _RELEASE = "17"

@@ -1,4 +1,4 @@
-"""Generates ``trinitylake_ops/format/generated`` under the given folder from ``proto/definitions.proto``."""
+"""Generate ``trinitylake_ops/format/definitions_pb2`` under the given folder from ``proto/definitions.proto``."""
 
 import sys
 import sysconfig
@@ -8,7 +8,7 @@ from grpc_tools import protoc
 
 PROJECT = Path(__file__).resolve().parent.parent
 # The file's name as protoc sees it decides the module's name, which pickled messages carry.
-VIRTUAL_FOLDER = "trinitylake_ops/format/generated"
+VIRTUAL_FOLDER = "trinitylake_ops/format"
 
 
 def generate(output: Path) -> None:

@@ -25,10 +25,10 @@ from pyiceberg.catalog.rest import RestCatalog
 from pyiceberg.exceptions import CommitFailedException, ServerError
 
 from scripts.draw_dashboard import PICTURE, Window, answered, draw, prometheus
-from trinitylake_ops import Lakehouse, maintenance
-from trinitylake_ops.demo.play import main as play
-from trinitylake_ops.server.application import Application
-from trinitylake_ops.server.running import configuration_of
+from trinitylake_ops import Lakehouse, operations
+from trinitylake_ops.demo.walkthrough import main as play
+from trinitylake_ops.server.app import Application
+from trinitylake_ops.server.run import configuration_of
 from trinitylake_ops.server.settings import LakehouseSettings, ServerSettings
 
 PROJECT = Path(__file__).resolve().parent.parent
@@ -83,10 +83,10 @@ def write_on(place: str, end_s: float) -> None:
 
 def operate(lake: Lakehouse) -> None:
     """Do what an operator does after a while: look, verify what is new, free what may go."""
-    maintenance.verify(lake, incremental=True)
-    policy = maintenance.RetentionPolicy(maximum_age_ms=1, minimum_versions=3, protected_ms=1)
-    maintenance.plan_expiration(lake, policy).execute()
-    maintenance.verify(lake, incremental=True)
+    operations.verify(lake, incremental=True)
+    policy = operations.RetentionPolicy(maximum_age_ms=1, minimum_versions=3, protected_ms=1)
+    operations.plan_expiration(lake, policy).execute()
+    operations.verify(lake, incremental=True)
 
 
 def main() -> None:

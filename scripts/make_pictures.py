@@ -24,10 +24,10 @@ from pathlib import Path
 import pyarrow as pa
 from PIL import Image, ImageChops
 
-from trinitylake_ops import Lakehouse, maintenance
-from trinitylake_ops.pages import expiration_page, expiration_picture, write_page
+from trinitylake_ops import Lakehouse, operations
+from trinitylake_ops.iceberg import catalog_for
+from trinitylake_ops.reports import expiration_page, expiration_picture, write_page
 from trinitylake_ops.storage import StorageWrapper, drop_memory_root, open_storage
-from trinitylake_ops.tables import catalog_for
 
 IMAGES = Path(__file__).resolve().parent.parent / "docs" / "images"
 DAY_MS = 24 * 3_600_000
@@ -70,18 +70,18 @@ def month() -> str:
                 catalog_for(txn).create_table("sales.orders", rows.schema)
             catalog_for(txn).load_table("sales.orders").append(rows.slice(0, 50 + 37 * day % 400))
         if day == 16:
-            maintenance.plan_expiration(lake).execute()
+            operations.plan_expiration(lake).execute()
         if day == 17:
-            maintenance.plan_export(lake, "before-migration").execute()
+            operations.plan_export(lake, "before-migration").execute()
         if day == 19:
-            maintenance.plan_purge(lake).execute()
-            maintenance.plan_trim_tables(lake).execute()
-            maintenance.plan_expiration(
-                lake, maintenance.RetentionPolicy(maximum_age_ms=6 * DAY_MS, minimum_versions=1, protected_ms=DAY_MS)
+            operations.plan_purge(lake).execute()
+            operations.plan_trim_tables(lake).execute()
+            operations.plan_expiration(
+                lake, operations.RetentionPolicy(maximum_age_ms=6 * DAY_MS, minimum_versions=1, protected_ms=DAY_MS)
             ).execute()
         if day == 25:
-            maintenance.plan_rollback(lake, lake.latest_version() - 1).execute()
-    picture = expiration_picture(maintenance.plan_expiration(lake))
+            operations.plan_rollback(lake, lake.latest_version() - 1).execute()
+    picture = expiration_picture(operations.plan_expiration(lake))
     drop_memory_root(root)
     return picture
 
@@ -139,7 +139,7 @@ def main() -> None:
         return
     root = sys.argv[1]
     lake = Lakehouse.open(root)
-    plan = maintenance.plan_expiration(Lakehouse(LaterStorage(lake.storage)))
+    plan = operations.plan_expiration(Lakehouse(LaterStorage(lake.storage)))
     draw(expiration_page(plan).replace(lake.root, "file:///data/lake/"), "expire-page", 875)
     for name, commands in COMMANDS.items():
         draw(terminal(root, *commands), name, 1400)

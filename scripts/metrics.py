@@ -29,12 +29,12 @@ import pyarrow as pa
 import uvicorn
 
 import trinitylake_ops
-from trinitylake_ops import maintenance
+from trinitylake_ops import operations
 from trinitylake_ops.dagster_plugin import StorageSettings, TrinityLakeResource, build_jobs
-from trinitylake_ops.server.application import Application
-from trinitylake_ops.server.running import configuration_of
+from trinitylake_ops.iceberg import catalog_at
+from trinitylake_ops.server.app import Application
+from trinitylake_ops.server.run import configuration_of
 from trinitylake_ops.server.settings import ONLY, LakehouseSettings, ServerSettings
-from trinitylake_ops.tables import catalog_at
 
 PACKAGE = Path(trinitylake_ops.__file__).parent
 _SKIPPED = frozenset(
@@ -131,7 +131,7 @@ def dagster_rollback(folder: Path) -> Iterator[Callable[[], object]]:
     )
     job = definitions.resolve_job_def("rollback")
     for version in (2, 1):
-        digest = maintenance.plan_rollback(lake, str(version)).digest
+        digest = operations.plan_rollback(lake, str(version)).digest
         config = {"to": {"version": version}, "approval": {"digest": digest, "approved_by": "metrics"}}
         yield functools.partial(_must_succeed, job, config)
 
@@ -145,7 +145,7 @@ def expire_versions(folder: Path) -> Iterator[Callable[[], object]]:
     lake = lakehouse(folder, **_SHORT)
     for number in range(2):
         _add_namespaces(lake, f"n{number}")
-        yield lambda: maintenance.plan_expiration(lake).execute()
+        yield lambda: operations.plan_expiration(lake).execute()
 
 
 def purge_expired(folder: Path) -> Iterator[Callable[[], object]]:
@@ -153,9 +153,9 @@ def purge_expired(folder: Path) -> Iterator[Callable[[], object]]:
     lake = lakehouse(folder, **_SHORT)
     for number in range(2):
         _add_namespaces(lake, f"n{number}")
-        maintenance.plan_expiration(lake).execute()
+        operations.plan_expiration(lake).execute()
         time.sleep(2 * _SHORT["txn_ttl_millis"] / 1000)
-        yield lambda: maintenance.plan_purge(lake).execute()
+        yield lambda: operations.plan_purge(lake).execute()
 
 
 def _add_namespaces(lake: trinitylake_ops.Lakehouse, name: str) -> None:
@@ -170,7 +170,7 @@ def verify_lakehouse(folder: Path) -> Iterator[Callable[[], object]]:
     """Verify a lakehouse."""
     lake = lakehouse(folder)
     for _ in range(2):
-        yield lambda: maintenance.verify(lake)
+        yield lambda: operations.verify(lake)
 
 
 def rest_commit(folder: Path) -> Iterator[Callable[[], object]]:

@@ -15,7 +15,7 @@ if [ ! -e "$archive" ] || [ "$archive" -ot .venv/.installed ]; then
     SPARK_SUBMIT_OPTS="-XX:ArchiveClassesAtExit=$archive.$$ $quiet" .venv/bin/python - "$work" <<'EOF' 2>&1 | cat >&2
 import sys
 
-from trinitylake_ops.spark_jobs.session import session_scope
+from trinitylake_ops.spark.session import session_scope
 
 with session_scope("classes") as spark:
     spark.range(100).selectExpr("id", "id % 7 as kind").write.parquet(f"{sys.argv[1]}/rows")

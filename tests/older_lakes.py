@@ -5,8 +5,8 @@ from __future__ import annotations
 from tests.format.older_forms import OlderForm
 from trinitylake_ops import Lakehouse
 from trinitylake_ops.format.file_names import RootNaming, parse_root_path
-from trinitylake_ops.format.nodes.node_file import decode_node
-from trinitylake_ops.format.nodes.system_rows import PREVIOUS_ROOT, ROLLBACK_FROM_ROOT
+from trinitylake_ops.format.keys import PREVIOUS_ROOT, ROLLBACK_FROM_ROOT
+from trinitylake_ops.format.node_file import decode_node
 from trinitylake_ops.storage import Storage
 
 #: How a root that holds no children may look at most.

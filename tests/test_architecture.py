@@ -10,7 +10,7 @@ PACKAGE = ROOT / "trinitylake_ops"
 
 
 def folders() -> list[Path]:
-    return sorted(file.parent for file in PACKAGE.rglob("__init__.py") if "generated" not in file.parts)
+    return sorted(file.parent for file in PACKAGE.rglob("__init__.py"))
 
 
 def modules_of(folder: Path) -> list[str]:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from tests.processes import fork
-from trinitylake_ops.cached_attribute import cached_attribute
+from trinitylake_ops._lazy import cached_attribute
 
 
 class Computed:

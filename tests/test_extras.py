@@ -27,7 +27,7 @@ from tests.environments import (
 from trinitylake_ops import Lakehouse
 from trinitylake_ops.errors import InvalidInputError, MissingExtraError
 from trinitylake_ops.extras import EXTRAS, needs
-from trinitylake_ops.tables import catalog_at
+from trinitylake_ops.iceberg import catalog_at
 
 #: What a core install does on local disk, one after the other.
 COMMANDS = (
@@ -76,11 +76,11 @@ def test_the_core_runs_alone_on_local_disk(tmp_path: Path) -> None:
 
 def test_the_core_reads_and_writes_tables(root: str) -> None:
     program = (
-        "import sys, pyarrow as pa\nfrom trinitylake_ops import Lakehouse, maintenance\n"
-        "from trinitylake_ops.tables import catalog_at\n"
+        "import sys, pyarrow as pa\nfrom trinitylake_ops import Lakehouse, operations\n"
+        "from trinitylake_ops.iceberg import catalog_at\n"
         "lake = Lakehouse.open(sys.argv[1])\ntable = catalog_at(lake).load_table('ns.t')\n"
         "table.append(pa.table({'id': [3]}))\ntable.delete('id = 1')\n"
-        "print(table.refresh().scan().to_arrow()['id'].to_pylist(), len(maintenance.verify(lake, deep=True).findings))"
+        "print(table.refresh().scan().to_arrow()['id'].to_pylist(), len(operations.verify(lake, deep=True).findings))"
     )
     ran = run_without(modules_beyond([]), program, root)
     assert ran.stderr == ""
@@ -131,7 +131,7 @@ def test_no_java_names_its_extra(root: str, monkeypatch: pytest.MonkeyPatch, tmp
 
 
 FACES = {
-    "spark": "from trinitylake_ops.spark_jobs import build_session",
+    "spark": "from trinitylake_ops.spark import build_session",
     "dagster": "from trinitylake_ops.dagster_plugin import TrinityLakeResource",
     "airflow": "from trinitylake_ops.airflow_plugin import TrinityLakeHook",
     "s3": "from trinitylake_ops import Lakehouse; Lakehouse.open('s3://bucket/lake')",

@@ -15,16 +15,16 @@ import pytest
 import yaml
 
 from tests.lakes import check_lake
-from tests.maintenance.changes import ROWS, append_rows
+from tests.operations.changes import ROWS, append_rows
 from tests.servers.azurite import AzureServer
 from tests.servers.gcs import GcsServer
 from tests.servers.google_rights import Right, RightsProxy
 from tests.servers.s3_server import S3Server
-from trinitylake_ops import Lakehouse, maintenance
+from trinitylake_ops import Lakehouse, operations
 from trinitylake_ops.errors import StoragePermissionError, TrinityLakeError
 from trinitylake_ops.format.file_names import HINT_PATH, new_turn_path
-from trinitylake_ops.storage import beside, open_storage
-from trinitylake_ops.tables import catalog_at
+from trinitylake_ops.iceberg import catalog_at
+from trinitylake_ops.storage import background, open_storage
 
 IAM = Path(__file__).resolve().parent.parent / "deploy" / "iam"
 ROLES = ("reader", "writer", "maintainer")
@@ -78,7 +78,7 @@ def check_role(role: str, root: str, as_owner: Options, as_role: Options, *, del
     assert catalog_at(lake).load_table("ns.t").scan().to_arrow().num_rows == 3
     assert [version.version for version in lake.history()] == [3, 2, 1, 0]
     assert catalog_at(lake, 2).list_tables("ns") == [("ns", "t")]
-    maintenance.verify(lake, deep=True)
+    operations.verify(lake, deep=True)
     storage = open_storage(root, as_role)
     if role == "reader":
         with pytest.raises(StoragePermissionError), lake.transaction() as transaction:
@@ -96,7 +96,7 @@ def check_role(role: str, root: str, as_owner: Options, as_role: Options, *, del
     else:
         for path in before:
             _must_be_refused(storage.delete, path)
-    beside.flush()
+    background.flush()
     if role != "maintainer":
         assert before <= _files(root, as_owner)
     check_lake(owner)
@@ -113,15 +113,15 @@ def _write(lake: Lakehouse) -> None:
             wins.create_namespace("both")
     with lake.transaction() as kept:
         kept.create_namespace("kept")
-    maintenance.plan_rollback(lake, lake.latest_version() - 1).execute()
+    operations.plan_rollback(lake, lake.latest_version() - 1).execute()
 
 
 def _maintain(lake: Lakehouse) -> None:
-    maintenance.plan_export(lake, "kept").execute()
-    maintenance.plan_trim_tables(lake).execute()
-    maintenance.plan_expiration(lake).execute()
-    maintenance.plan_purge(lake).execute()
-    maintenance.plan_orphan_removal(lake).execute()
+    operations.plan_export(lake, "kept").execute()
+    operations.plan_trim_tables(lake).execute()
+    operations.plan_expiration(lake).execute()
+    operations.plan_purge(lake).execute()
+    operations.plan_orphan_removal(lake).execute()
     unused = "_ops/tmp/of-a-test"
     lake.storage.write(unused, b"x")
     lake.storage.delete(unused)
@@ -134,7 +134,7 @@ def _must_be_refused(call: Callable[..., None], *arguments: Any) -> None:
 
 
 def _files(root: str, options: Options) -> set[str]:
-    beside.flush()
+    background.flush()
     return {file.path for file in open_storage(root, options).list()}
 
 

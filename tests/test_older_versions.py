@@ -34,15 +34,15 @@ _NO_REPEATS = (
 #: Spark before 4.2 reads no streams by this source, and 4.0 writes none; 4.0 has no type for times of a day.
 _NO_STREAM_READS = ("stream",)
 _SPARK = (
-    "tests/spark_jobs/test_data_source.py",
-    "tests/spark_jobs/test_engines.py::test_verify_expiry_purge_and_orphans",
-    "tests/spark_jobs/test_table_reader.py",
-    "tests/spark_jobs/test_table_writer.py",
+    "tests/spark/test_data_source.py",
+    "tests/spark/test_engines.py::test_verify_expiry_purge_and_orphans",
+    "tests/spark/test_table_reader.py",
+    "tests/spark/test_table_writer.py",
 )
 MATRIX = (
     Older(
         "pyiceberg==0.11.0",
-        ("tests/tables", "tests/maintenance/test_compact_tables.py", "tests/maintenance/test_trim.py"),
+        ("tests/iceberg", "tests/operations/test_compact_tables.py", "tests/operations/test_trim.py"),
         _NO_REPEATS,
         ("cachetools<7", "rich<15"),
     ),

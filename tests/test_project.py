@@ -49,7 +49,7 @@ def declared_requirements(apart: str = "") -> list[Requirement]:
 
 def test_generated_protobuf_code_is_current(tmp_path: Path) -> None:
     subprocess.run([sys.executable, PROJECT / "scripts/generate_protobuf.py", tmp_path], check=True, timeout=60)
-    folder = "trinitylake_ops/format/generated"
+    folder = "trinitylake_ops/format"
     generated = {path.name: path.read_text() for path in (tmp_path / folder).iterdir()}
     committed = {path.name: path.read_text() for path in (PROJECT / folder).glob("*_pb2.*")}
     assert sorted(generated) == ["definitions_pb2.py", "definitions_pb2.pyi"]

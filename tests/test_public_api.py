@@ -12,13 +12,13 @@ import pytest
 
 PUBLIC = {
     "trinitylake_ops": {
-        "Column", "DataType", "Lakehouse", "Schema", "Snapshot", "TableDef", "Transaction", "errors", "maintenance",
+        "Column", "DataType", "Lakehouse", "Schema", "Snapshot", "TableDef", "Transaction", "errors", "operations",
     },
-    "trinitylake_ops.tables": {
+    "trinitylake_ops.iceberg": {
         "Replace", "StagedTable", "StagingCatalog", "TrinityLakeCatalog", "catalog_at", "catalog_for", "load_staged",
         "plan_write", "publish", "publish_once", "stage_arrow", "stage_data_files",
     },
-    "trinitylake_ops.spark_jobs": {
+    "trinitylake_ops.spark": {
         "PipelineRun", "build_session", "catalog_settings", "create_views", "read_metadata", "read_table",
         "register_catalog", "register_data_source", "register_table_functions", "session_scope", "spark_executor",
         "spark_failures", "stage_dataframe", "write_groups_on",
@@ -30,12 +30,12 @@ PUBLIC = {
     },
     "trinitylake_ops.telemetry": {"DeferredSpans"},
 }  # fmt: skip
-FACES = [*PUBLIC, "trinitylake_ops.maintenance", "trinitylake_ops.dagster_plugin"]
+FACES = [*PUBLIC, "trinitylake_ops.operations", "trinitylake_ops.dagster_plugin"]
 #: Airflow is in an environment of its own.
 APART = "trinitylake_ops.airflow_plugin"
 #: Paths that users wrote into their configuration.
 CONFIGURED = (
-    "trinitylake_ops.tables.catalog.TrinityLakeCatalog",
+    "trinitylake_ops.iceberg.catalog.TrinityLakeCatalog",
     "trinitylake_ops.dagster_plugin.component.TrinityLakeMaintenanceComponent",
 )
 _IMPORT = re.compile(r"^\s*(?:from (trinitylake_ops[\w.]*) import|import (trinitylake_ops[\w.]*))", re.MULTILINE)

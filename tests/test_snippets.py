@@ -23,10 +23,10 @@ from dagster_pipes import open_dagster_pipes
 from tests.dagster_plugin.plain import plain
 from tests.dagster_plugin.quiet import QUIET
 from tests.dagster_plugin.test_examples import OF_PIPES
-from trinitylake_ops import Lakehouse, dagster_plugin, tables
+from trinitylake_ops import Lakehouse, dagster_plugin, iceberg
 from trinitylake_ops.dagster_plugin import TrinityLakeMaintenanceComponent
-from trinitylake_ops.tables import catalog_at, stage_arrow
-from trinitylake_ops.tables.writing.publication import publication_id
+from trinitylake_ops.iceberg import catalog_at, stage_arrow
+from trinitylake_ops.iceberg.write.publication import publication_id
 
 PROJECT = Path(__file__).parents[1]
 PAGES = ("README.md", "docs/dagster.md", "docs/dagster-compared.md")
@@ -61,7 +61,7 @@ def python(part: str, page: str = "docs/dagster.md") -> Snippet:
 
 def names() -> dict[str, Any]:
     """Return what a reader of the Dagster page has imported."""
-    public = {name: getattr(face, name) for face in (dagster_plugin, tables) for name in face.__all__}
+    public = {name: getattr(face, name) for face in (dagster_plugin, iceberg) for name in face.__all__}
     given = {"dg": dg, "pa": pa, "time": time, "timedelta": timedelta, "Lakehouse": Lakehouse}
     return {**public, **given, "open_dagster_pipes": open_dagster_pipes}
 
@@ -197,7 +197,7 @@ def test_the_assets_of_the_page_are_published(
     program = tmp_path / "load_orders.py"
     imports = (
         "import sys\nimport pyarrow as pa\nfrom dagster_pipes import open_dagster_pipes\nfrom trinitylake_ops import"
-        " Lakehouse\nfrom trinitylake_ops.dagster_plugin import report_staged\nfrom trinitylake_ops.tables import"
+        " Lakehouse\nfrom trinitylake_ops.dagster_plugin import report_staged\nfrom trinitylake_ops.iceberg import"
         " stage_arrow\n"
     )
     program.write_text(f"{imports}{python('report_staged').text}main(sys.argv[1])\n")
@@ -209,7 +209,7 @@ def test_the_assets_of_the_page_are_published(
 
 def test_an_asset_stages_by_any_means_of_pyiceberg(lake: Lakehouse, instance: dg.DagsterInstance) -> None:
     before = pa.table({"sku": ["a", "b"], "euros": [1.0, 3.0]})
-    tables.publish_once(lake, [stage_arrow(lake, before, "shop", "prices", mode="append")], publication_id("before"))
+    iceberg.publish_once(lake, [stage_arrow(lake, before, "shop", "prices", mode="append")], publication_id("before"))
     publish(lake, instance, run(python("StagingCatalog", "docs/dagster-compared.md"))["prices"])
     rows = catalog_at(lake).load_table("shop.prices").scan().to_arrow().to_pylist()
     assert [row["euros"] for row in rows] == [3.0]

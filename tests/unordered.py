@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from trinitylake_ops.storage import FileInfo, LocalStorage, MemoryStorage, Storage
-from trinitylake_ops.storage.wrappers.base import StorageWrapper
+from trinitylake_ops.storage.interface import StorageWrapper
 
 
 class UnorderedStorage(StorageWrapper):

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from trinitylake_ops.faces import lazy_face
+from trinitylake_ops._lazy import lazy_face
 
 if TYPE_CHECKING:
-    from trinitylake_ops import errors, maintenance
+    from trinitylake_ops import errors, operations
     from trinitylake_ops.format.definitions import Column, DataType, Schema, TableDef
     from trinitylake_ops.transaction.lakehouse import Lakehouse
     from trinitylake_ops.transaction.transaction import Transaction
@@ -22,20 +22,15 @@ __all__ = [
     "TableDef",
     "Transaction",
     "errors",
-    "maintenance",
+    "operations",
 ]
 
 __getattr__, __dir__ = lazy_face(
     __name__,
     {
         "errors": (),
-        "format.definitions": (
-            "Column",
-            "DataType",
-            "Schema",
-            "TableDef",
-        ),
-        "maintenance": (),
+        "format.definitions": ("Column", "DataType", "Schema", "TableDef"),
+        "operations": (),
         "transaction.lakehouse": ("Lakehouse",),
         "transaction.transaction": ("Transaction",),
         "versions.snapshot": ("Snapshot",),

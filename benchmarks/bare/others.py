@@ -18,8 +18,8 @@ from benchmarks.replay import BareClient, Request, key_prefix
 from tests.servers.dynalite import DynamoDBServer
 from tests.servers.hdfs import HdfsServer
 from tests.servers.redis import RedisServer
-from trinitylake_ops.storage.redis.scripts import CREATE, READ, WRITE
-from trinitylake_ops.storage.remote.settings import MAX_CONNECTIONS
+from trinitylake_ops.storage.http.settings import MAX_CONNECTIONS
+from trinitylake_ops.storage.redis.server import CREATE, READ, WRITE
 
 _MOST_BYTES = 256 << 20
 

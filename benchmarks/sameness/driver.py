@@ -132,7 +132,7 @@ def watch(world: World, notes: Notes) -> None:
     from trinitylake_ops.storage.parallel import current_round
 
     with contextlib.suppress(ImportError):  # of a revision that does all before a commit returns
-        beside = importlib.import_module("trinitylake_ops.storage.beside")
+        beside = importlib.import_module("trinitylake_ops.storage.background")
         beside.put = beside.do
 
     def counted(kind: str, call: Callable[..., Any]) -> Callable[..., Any]:
@@ -162,11 +162,11 @@ def watch(world: World, notes: Notes) -> None:
 
 def load() -> None:
     """Import what steps need, so that a fork has it: all that the faces offer, and pyiceberg."""
-    for face in ("trinitylake_ops", "trinitylake_ops.maintenance", "trinitylake_ops.storage"):
+    for face in ("trinitylake_ops", "trinitylake_ops.operations", "trinitylake_ops.storage"):
         module = importlib.import_module(face)
         for name in module.__all__:
             getattr(module, name)
-    for name in ("pyiceberg.io.pyarrow", "pyarrow.parquet", "rich.console", "trinitylake_ops.tables.catalog"):
+    for name in ("pyiceberg.io.pyarrow", "pyarrow.parquet", "rich.console", "trinitylake_ops.iceberg"):
         importlib.import_module(name)
     from trinitylake_ops.cli.app import trinitylake
 
@@ -186,7 +186,7 @@ def catalog(root: str) -> Any:
     """Return the pyiceberg catalog of a lakehouse, by the path that users store in their configuration."""
     from pyiceberg.catalog import load_catalog
 
-    implementation = "trinitylake_ops.tables.catalog.TrinityLakeCatalog"
+    implementation = "trinitylake_ops.iceberg.catalog.TrinityLakeCatalog"
     return load_catalog("lake", **{"py-catalog-impl": implementation, "root": root})
 
 

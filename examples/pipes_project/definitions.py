@@ -18,7 +18,7 @@ from trinitylake_ops.dagster_plugin import (
     build_trinitylake_definitions,
     staged_by_pipes,
 )
-from trinitylake_ops.tables import StagedTable
+from trinitylake_ops.iceberg import StagedTable
 
 SHOP = LakehouseNames("shop")
 ROOT = os.environ["LAKE_ROOT"]

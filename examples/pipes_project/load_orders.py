@@ -9,7 +9,7 @@ from dagster_pipes import open_dagster_pipes
 
 from trinitylake_ops import Lakehouse
 from trinitylake_ops.dagster_plugin import report_staged
-from trinitylake_ops.spark_jobs import session_scope, stage_dataframe
+from trinitylake_ops.spark import session_scope, stage_dataframe
 
 
 def main(root: str) -> None:

@@ -9,9 +9,9 @@ from inspect import isclass
 #: The faces of the package by their pages. All other paths are private.
 FACES: Mapping[str, str] = {
     "engine": "trinitylake_ops",
-    "maintenance": "trinitylake_ops.maintenance",
-    "tables": "trinitylake_ops.tables",
-    "spark": "trinitylake_ops.spark_jobs",
+    "operations": "trinitylake_ops.operations",
+    "iceberg": "trinitylake_ops.iceberg",
+    "spark": "trinitylake_ops.spark",
     "storage": "trinitylake_ops.storage",
     "telemetry": "trinitylake_ops.telemetry",
     "dagster": "trinitylake_ops.dagster_plugin",

@@ -30,17 +30,16 @@ from trinitylake_ops.dagster_plugin import (
     TrinityLakeResource,
     build_jobs,
 )
-from trinitylake_ops.dagster_plugin.automation.schedules import CRONS
+from trinitylake_ops.dagster_plugin.schedules import CRONS
 from trinitylake_ops.extras import EXTRAS
 from trinitylake_ops.format.definitions import LakehouseDef
-from trinitylake_ops.maintenance import Budget
+from trinitylake_ops.operations import Budget
 from trinitylake_ops.server.settings import Limits, ServerSettings
-from trinitylake_ops.spark_jobs.source.options import OPTIONS
-from trinitylake_ops.spark_jobs.source.stream_options import STREAM_OPTIONS, WRITE_OPTIONS
-from trinitylake_ops.storage.cache.options import CACHE_OPTIONS
+from trinitylake_ops.spark.source.options import OPTIONS, STREAM_OPTIONS, WRITE_OPTIONS
+from trinitylake_ops.storage.cache.memory import CACHE_OPTIONS
 from trinitylake_ops.storage.delegation import DelegationSettings
 from trinitylake_ops.storage.options import ALLOWED_ROOTS, WHOLE_FILE_LIMIT, is_secret
-from trinitylake_ops.storage.schemes import OWN_SCHEMES
+from trinitylake_ops.storage.registry import OWN_SCHEMES
 
 #: What a variable of the environment is for; those of a storage stand on its page.
 ENVIRONMENT: Mapping[str, str] = {

@@ -23,10 +23,10 @@ from tests.environments import PROJECT
 from tests.local_clock import LocalClock
 from tests.servers.daemons import free_port
 from tests.servers.postgres import Postgres, postgres
-from trinitylake_ops import Lakehouse, maintenance
-from trinitylake_ops.tables import catalog_at
-from trinitylake_ops.tables.writing.arrow_writer import stage_arrow
-from trinitylake_ops.tables.writing.publication import publication_id, publish_once
+from trinitylake_ops import Lakehouse, operations
+from trinitylake_ops.iceberg import catalog_at
+from trinitylake_ops.iceberg.write.arrow import stage_arrow
+from trinitylake_ops.iceberg.write.publication import publication_id, publish_once
 
 pytestmark = [pytest.mark.soak, pytest.mark.debian_packages, pytest.mark.timeout(7_200)]
 
@@ -140,7 +140,7 @@ def test_a_killed_or_cleared_task_publishes_once_beside_two_schedulers(tmp_path:
     lake = Lakehouse.create(str(tmp_path / "lake"))
     with airflow_on_postgres(tmp_path / "airflow", server, lake) as airflow:
         kill_and_clear(airflow, server, lake)
-    assert maintenance.verify(lake, deep=True).findings == ()
+    assert operations.verify(lake, deep=True).findings == ()
 
 
 def kill_and_clear(airflow: Deployment, server: Postgres, lake: Lakehouse) -> None:

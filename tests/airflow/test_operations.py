@@ -16,14 +16,14 @@ from tests.dagster_plugin.maintenance_jobs import old_lake
 from tests.environments import PROJECT
 from tests.local_clock import LocalClock
 from trinitylake_ops import Lakehouse
-from trinitylake_ops.airflow_plugin.looks import look
-from trinitylake_ops.airflow_plugin.running import OperationFailedError, carry_out
 from trinitylake_ops.airflow_plugin.settings import LakehouseSettings
-from trinitylake_ops.dagster_plugin.ops.jobs import build_jobs
+from trinitylake_ops.airflow_plugin.snapshots import look
+from trinitylake_ops.airflow_plugin.task_run import OperationFailedError, carry_out
+from trinitylake_ops.dagster_plugin.jobs import build_jobs
+from trinitylake_ops.declarations.options import ApplyLimits
+from trinitylake_ops.declarations.registry import BY_NAME
 from trinitylake_ops.errors import InvalidInputError
-from trinitylake_ops.operations.declared.all import BY_NAME
-from trinitylake_ops.operations.limits import ApplyLimits
-from trinitylake_ops.tables import catalog_at
+from trinitylake_ops.iceberg import catalog_at
 
 LOG = logging.getLogger(__name__)
 RUN = "upkeep/manual"

@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from tests.cli.test_commands import ROOT, Cli, assert_error, cli
-from tests.maintenance.changes import append_rows, create
-from tests.maintenance.conflicts import CONFLICTS
-from tests.maintenance.copies import files
+from tests.operations.changes import append_rows, create
+from tests.operations.conflicts import CONFLICTS
+from tests.operations.copies import files
 from trinitylake_ops import Lakehouse
 from trinitylake_ops.storage import drop_memory_root
 

@@ -16,9 +16,9 @@ import click
 import pytest
 
 from tests.lakes import Lakes, lakes, table
-from tests.maintenance.changes import append_rows, content, create, drop, expire, overwrite_rows
+from tests.operations.changes import append_rows, content, create, drop, expire, overwrite_rows
 from tests.transaction.groups import commit_together
-from trinitylake_ops import Lakehouse, maintenance
+from trinitylake_ops import Lakehouse, operations
 from trinitylake_ops.cli.app import main, trinitylake
 from trinitylake_ops.errors import StoragePermissionError
 from trinitylake_ops.format.definitions import METADATA_LOCATION, ExportLevel, ExportRecord, RetentionRules
@@ -196,7 +196,7 @@ def test_log(cli: Cli, lake: Lakehouse) -> None:
     assert versions[0]["created_at"].endswith("+00:00")
     assert versions[0]["state"] == "live"
     assert len(cli("log", "--limit", 1, "--json").json) == 1
-    maintenance.rollback(lake, 1)
+    operations.rollback(lake, 1)
     with acting_for_run("run-2", "Ada Lovelace"):
         expire(lake, "1")
     assert cli("log", "--limit", 1, "--json").json[0]["approved_by"] == "Ada Lovelace"
@@ -272,7 +272,7 @@ def test_show(cli: Cli, lake: Lakehouse) -> None:
 
 
 def test_show_tells_records_in_words(cli: Cli, lake: Lakehouse) -> None:
-    maintenance.plan_export(lake, "kept", "minimal").execute()
+    operations.plan_export(lake, "kept", "minimal").execute()
     lake.alter_definition(retention_rules=RetentionRules(keep_last=5), properties={"owner": "sales"})
     shown = " ".join(cli("show").out.split())
     assert "exports kept (version" in shown
@@ -300,7 +300,7 @@ def test_diff(cli: Cli, lake: Lakehouse) -> None:
     assert cli("diff", 2, 2, "--json").json == []
     assert cli("diff", 1, 2).out.split() == ["change", "object", "changed", "ns.t"]
     assert cli("diff", 2, 2).out == "2 and 2 hold the same.\n"
-    maintenance.plan_export(lake, "old", version=0).execute()
+    operations.plan_export(lake, "old", version=0).execute()
     assert len(cli("diff", "old", 1, "--json").json) == 3
     assert_error(cli("diff", 0, 99), 4, "99")
 
@@ -383,7 +383,7 @@ def test_a_plan_that_changes_nothing_ends_in_the_same_words(cli: Cli, command: t
     lake = Lakehouse.create(ROOT)
     try:
         create(lake, "ns", "t")
-        maintenance.plan_export(lake, "kept").execute()
+        operations.plan_export(lake, "kept").execute()
         before = lake.latest_version()
         for arguments in ((), ("--yes",), ("--json",), ("--yes", "--json")):
             result = cli(*command, *arguments)
@@ -854,7 +854,7 @@ def test_register_a_whole_catalog(cli: Cli, lake: Lakehouse, lakes: Lakes) -> No
     append_rows(other, "shop.orders")
     append_rows(other, "hr.staff")
     catalog = ["--catalog", "other", "--catalog-option", f"root={other.root}"]
-    catalog += ["--catalog-option", "py-catalog-impl=trinitylake_ops.tables.catalog.TrinityLakeCatalog"]
+    catalog += ["--catalog-option", "py-catalog-impl=trinitylake_ops.iceberg.catalog.TrinityLakeCatalog"]
     result = cli("register-table", *catalog, "--namespace", "shop", "--json")
     assert (result.json["tables"], result.json["version"]) == (["shop.orders"], 3)
     shown = cli("register-table", *catalog)

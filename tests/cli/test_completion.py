@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from trinitylake_ops.cli.app import trinitylake
-from trinitylake_ops.cli.terminal.completion import SHELLS
+from trinitylake_ops.cli.completion import SHELLS
 
 PROGRAM = [sys.executable, "-m", "trinitylake_ops.cli"]
 

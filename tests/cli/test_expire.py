@@ -13,14 +13,14 @@ import pytest
 from tests.cli.test_commands import Cli, Result, assert_error, assert_planned, logging_as_it_was
 from tests.lakes import Lakes, lakes
 from tests.local_clock import HOUR_MS, LocalClock
-from tests.maintenance.changes import alter, content, create, node_bytes, node_columns, overwrite_rows
-from trinitylake_ops import Lakehouse, maintenance
+from tests.operations.changes import alter, content, create, node_bytes, node_columns, overwrite_rows
+from trinitylake_ops import Lakehouse, operations
 from trinitylake_ops.errors import StoragePermissionError
 from trinitylake_ops.format.file_names import root_path
-from trinitylake_ops.format.nodes.system_rows import COMMIT_ID, CREATED_AT_MILLIS, LAKEHOUSE_DEF
-from trinitylake_ops.maintenance.state.lease import lease
+from trinitylake_ops.format.keys import COMMIT_ID, CREATED_AT_MILLIS, LAKEHOUSE_DEF
+from trinitylake_ops.iceberg.catalog import catalog_at
+from trinitylake_ops.operations.lease import lease
 from trinitylake_ops.storage import LocalStorage
-from trinitylake_ops.tables.catalog import catalog_at
 
 __all__ = ["lakes", "logging_as_it_was"]
 
@@ -357,7 +357,7 @@ def test_a_damaged_root_stops_all_that_deletes(run: Run, lake: Lakehouse, clock:
 def test_reconcile_after_another_programs_rollback(run: Run, lake: Lakehouse, clock: LocalClock) -> None:
     expired(run, clock)
     older = lake.snapshot()
-    maintenance.plan_export(lake, "kept").execute()
+    operations.plan_export(lake, "kept").execute()
     overwrite_rows(lake, "ns.a")
     latest = lake.snapshot()
     columns = node_columns(lake.storage.read(latest.location))

@@ -13,13 +13,13 @@ from pathlib import Path
 import pytest
 
 from tests.cli.test_commands import Cli, cli, logging_as_it_was
-from tests.maintenance.changes import append_rows
-from trinitylake_ops import Lakehouse, maintenance
+from tests.operations.changes import append_rows
+from trinitylake_ops import Lakehouse, operations
 from trinitylake_ops.errors import StoragePermissionError
 from trinitylake_ops.format.definitions import METADATA_LOCATION, ExpirationBatch, ExportLevel, ExportRecord, TableDef
 from trinitylake_ops.format.file_names import root_path
-from trinitylake_ops.format.nodes.node_file import decode_node, encode_node
-from trinitylake_ops.format.nodes.system_rows import COMMIT_INFO
+from trinitylake_ops.format.keys import COMMIT_INFO
+from trinitylake_ops.format.node_file import decode_node, encode_node
 from trinitylake_ops.storage import LocalStorage
 
 __all__ = ["cli", "logging_as_it_was"]
@@ -43,7 +43,7 @@ def root(tmp_path: Path) -> str:
         txn.create_table(NAME, NAME, TableDef(properties={EVIL: EVIL}, format_properties={EVIL: EVIL}))
         lost = {METADATA_LOCATION: f"tables/{FILE}/metadata/1.json".replace("\n", "")}
         txn.create_table(NAME, "lost", TableDef(format_properties=lost, id="lost"))
-    maintenance.plan_export(lake, NAME).execute()
+    operations.plan_export(lake, NAME).execute()
     with lake.transaction() as txn:
         txn.drop_table(NAME, "lost")
     _forge(lake)

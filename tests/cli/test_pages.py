@@ -10,8 +10,8 @@ import pytest
 
 from tests.cli.test_commands import ROOT, Cli, assert_error, cli, lake, logging_as_it_was
 from tests.local_clock import LocalClock
-from tests.maintenance.changes import alter, create
-from tests.maintenance.pages import parsed
+from tests.operations.changes import alter, create
+from tests.operations.pages import parsed
 from trinitylake_ops import Lakehouse
 from trinitylake_ops.format.file_names import HINT_PATH
 

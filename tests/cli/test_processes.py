@@ -17,12 +17,12 @@ import pytest
 from tests.cli import forked
 from tests.cli.forked import Result
 from tests.lakes import Lakes, lakes
-from tests.maintenance.changes import append_rows, content, create
+from tests.operations.changes import append_rows, content, create
 from tests.storage.file_systems import mounted_read_only, small_disk
-from trinitylake_ops import Lakehouse, maintenance
+from trinitylake_ops import Lakehouse, operations
 from trinitylake_ops.errors import UnsupportedTypeError
 from trinitylake_ops.format.file_names import root_path
-from trinitylake_ops.tables.catalog import catalog_at
+from trinitylake_ops.iceberg.catalog import catalog_at
 
 __all__ = ["lakes"]
 
@@ -124,7 +124,7 @@ def test_a_full_disk(tmp_path: Path) -> None:
         assert content(lake) == before
         filler.unlink(missing_ok=True)
         assert run("--root", root, "create-namespace", "x").code == 0
-        assert maintenance.verify(Lakehouse(lake.storage)).is_clean
+        assert operations.verify(Lakehouse(lake.storage)).is_clean
 
 
 def test_a_column_type_that_iceberg_lacks_is_one_line(lakes: Lakes) -> None:

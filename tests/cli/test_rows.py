@@ -16,15 +16,15 @@ from pyiceberg.types import DecimalType, ListType, LongType, MapType, NestedFiel
 from tests.cli.test_commands import ROOT, Cli, assert_error, cli, logging_as_it_was
 from tests.cli.test_hostile_text import EVIL, is_harmless
 from tests.engine_tables import EQUALITY, POSITIONS, make_table, rows, with_equality, with_positions
-from tests.maintenance.changes import append_rows, drop
+from tests.operations.changes import append_rows, drop
 from trinitylake_ops import Lakehouse
 from trinitylake_ops.cli.rows import fitted_widths
 from trinitylake_ops.format.definitions import TableDef
+from trinitylake_ops.iceberg import catalog_at
+from trinitylake_ops.iceberg.io.file_io import StorageFileIO
+from trinitylake_ops.iceberg.read import count_rows, first_rows
 from trinitylake_ops.storage import drop_memory_root
-from trinitylake_ops.storage.wrappers.meter import MeteredStorage
-from trinitylake_ops.tables import catalog_at
-from trinitylake_ops.tables.files.table_rows import count_rows, first_rows
-from trinitylake_ops.tables.io.file_io import StorageFileIO
+from trinitylake_ops.storage.meter import MeteredStorage
 
 __all__ = ["cli", "logging_as_it_was"]
 

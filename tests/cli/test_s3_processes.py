@@ -15,7 +15,7 @@ from tests.cli.test_processes import assert_one_line, run_one_anew
 from tests.lakes import check_lake
 from tests.proxy import FaultyProxy, WireFault
 from tests.servers.s3_server import S3Server
-from trinitylake_ops import Lakehouse, maintenance
+from trinitylake_ops import Lakehouse, operations
 from trinitylake_ops.format.file_names import root_path
 
 pytestmark = pytest.mark.debian_packages
@@ -119,4 +119,4 @@ def test_credentials_that_expire_in_mid_commit(radosgw: S3Server, root: str) -> 
         assert run(*call).code == 0
     assert lake.snapshot().namespaces() == ["ns", "other"]
     check_lake(lake)
-    assert maintenance.verify(lake).is_clean
+    assert operations.verify(lake).is_clean

@@ -11,10 +11,10 @@ import pytest
 
 from tests.cli.test_commands import Cli, cli, logging_as_it_was
 from tests.lakes import lakes
-from tests.maintenance.changes import append_rows, expire
-from trinitylake_ops import Lakehouse, maintenance
+from tests.operations.changes import append_rows, expire
+from trinitylake_ops import Lakehouse, operations
 from trinitylake_ops.format.definitions import IsolationLevel, RetentionRules, SourceRecord
-from trinitylake_ops.tables.catalog import catalog_at
+from trinitylake_ops.iceberg.catalog import catalog_at
 
 __all__ = ["cli", "lakes", "logging_as_it_was"]
 
@@ -45,9 +45,9 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> str:
     catalog.create_namespace("sales", {"owner": "ann"})
     catalog.create_table("sales.orders", COLUMNS, properties={"note": "as it is"})
     append_rows(parent, "sales.plain")
-    maintenance.plan_clone(parent, str(folder / "clone"), "trial").execute()
+    operations.plan_clone(parent, str(folder / "clone"), "trial").execute()
     lake = Lakehouse.open(str(folder / "clone"), {"fsync": "false"})
-    maintenance.plan_export(lake, "kept", "minimal").execute()
+    operations.plan_export(lake, "kept", "minimal").execute()
     for number in range(6):
         lake.alter_definition(properties={"round": str(number)})
     lake.alter_definition(

@@ -13,9 +13,9 @@ from rich.console import Console
 from tests.cli import test_commands
 from tests.cli.test_commands import Cli, assert_error, cli, lake, logging_as_it_was
 from tests.lakes import lakes
-from tests.maintenance.changes import create
-from tests.maintenance.pages import parsed
-from trinitylake_ops import Lakehouse, maintenance
+from tests.operations.changes import create
+from tests.operations.pages import parsed
+from trinitylake_ops import Lakehouse, operations
 from trinitylake_ops.cli.status import _print
 from trinitylake_ops.format.file_names import HINT_PATH
 
@@ -49,7 +49,7 @@ def test_one_screen(cli: Cli, lake: Lakehouse) -> None:
 
 def test_undone_versions_are_shown(cli: Cli, lake: Lakehouse) -> None:
     create(lake, "bad")
-    maintenance.rollback(lake, 2)
+    operations.rollback(lake, 2)
     shown = cli("status").out.splitlines()
     assert [line.split() for line in shown if line.startswith("undone")] == [["undone", "3", "by", "version", "4"]]
     assert cli("status", "--json").json["undone"] == [{"versions": "3", "by": 4}]
@@ -98,7 +98,7 @@ def test_a_terminal_has_colours_and_no_name_controls_it(lake: Lakehouse) -> None
     create(lake, "evil\u202e")
     console = Console(force_terminal=True, width=100, color_system="standard", record=True)
     with console.capture() as shown:
-        _print(console, maintenance.lakehouse_status(lake))
+        _print(console, operations.lakehouse_status(lake))
     assert "\x1b[" in shown.get()
     assert "\u202e" not in shown.get()
 

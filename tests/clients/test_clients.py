@@ -26,9 +26,9 @@ from tests.servers.cached import cached_folder
 from tests.servers.npm import installed
 from tests.servers.radosgw import ROLE_ARN
 from tests.servers.s3_server import S3Server
-from trinitylake_ops import Lakehouse, maintenance
+from trinitylake_ops import Lakehouse, operations
+from trinitylake_ops.iceberg import catalog_at
 from trinitylake_ops.storage.options import OPTIONS_VARIABLE
-from trinitylake_ops.tables import catalog_at
 
 __all__ = ["lakes"]
 pytestmark = pytest.mark.soak
@@ -132,21 +132,21 @@ def s3_url(on_s3: Lakehouse) -> Iterator[str]:
 
 def test_daft(url: str, lake: Lakehouse) -> None:
     assert run_python("with_daft", url) == {"filtered": 2, "now": 5, "then": 2, "error": "ForbiddenError"}
-    assert maintenance.verify(lake, deep=True).findings == ()
+    assert operations.verify(lake, deep=True).findings == ()
 
 
 def test_daft_without_keys(s3_url: str, on_s3: Lakehouse) -> None:
     found = run_python("with_daft", s3_url)
     assert found.pop("error") == "OSError"  # the session of an earlier version only reads
     assert found == {"filtered": 2, "now": 5, "then": 2}
-    assert maintenance.verify(on_s3, deep=True).findings == ()
+    assert operations.verify(on_s3, deep=True).findings == ()
 
 
 def test_polars_without_keys(s3_url: str, on_s3: Lakehouse) -> None:
     found = run(sys.executable, str(HERE / "programs" / "with_polars.py"), s3_url)
     assert found.pop("error") == "OSError"  # the session of an earlier version only reads
     assert found == {"filtered": 2, "now": 5, "then": 2}
-    assert maintenance.verify(on_s3, deep=True).findings == ()
+    assert operations.verify(on_s3, deep=True).findings == ()
 
 
 def test_sail(url: str, lake: Lakehouse) -> None:
@@ -159,7 +159,7 @@ def check_sail(url: str, lake: Lakehouse, environment: dict[str, str]) -> None:
     earlier = run_python("with_sail", url, "v3", **environment)
     assert "403 Forbidden" in earlier.pop("error")
     assert earlier == {**first, "before": 2, "after": 2}
-    assert maintenance.verify(lake, deep=True).findings == ()
+    assert operations.verify(lake, deep=True).findings == ()
 
 
 def test_sail_with_keys(s3_url: str, on_s3: Lakehouse, radosgw: S3Server) -> None:
@@ -172,14 +172,14 @@ def test_dlt_iceberg(url: str, lake: Lakehouse) -> None:
     found = run_python("with_dlt", url)
     assert "nothing changes any more" in found.pop("error")
     assert found == {"rows": 4, "earlier": 2}
-    assert maintenance.verify(lake, deep=True).findings == ()
+    assert operations.verify(lake, deep=True).findings == ()
 
 
 def test_dlt_iceberg_without_keys(s3_url: str, on_s3: Lakehouse) -> None:
     found = run_python("with_dlt", s3_url)
     assert found.pop("error")
     assert found == {"rows": 4, "earlier": 2}
-    assert maintenance.verify(on_s3, deep=True).findings == ()
+    assert operations.verify(on_s3, deep=True).findings == ()
 
 
 FROM_DAGSTER = {"main": True, "doubled": [2, 4], "now": [5], "then": [1, 2], "v3": False}
@@ -187,12 +187,12 @@ FROM_DAGSTER = {"main": True, "doubled": [2, 4], "now": [5], "then": [1, 2], "v3
 
 def test_dagster_iceberg(url: str, lake: Lakehouse) -> None:
     assert run_python("with_dagster_iceberg", url) == FROM_DAGSTER
-    assert maintenance.verify(lake, deep=True).findings == ()
+    assert operations.verify(lake, deep=True).findings == ()
 
 
 def test_dagster_iceberg_without_keys(s3_url: str, on_s3: Lakehouse) -> None:
     assert run_python("with_dagster_iceberg", s3_url) == FROM_DAGSTER
-    assert maintenance.verify(on_s3, deep=True).findings == ()
+    assert operations.verify(on_s3, deep=True).findings == ()
 
 
 @pytest.mark.parametrize("has_keys", [False, True])
@@ -204,7 +204,7 @@ def test_clickhouse(s3_url: str, on_s3: Lakehouse, radosgw: S3Server, has_keys: 
     assert found == {
         "tables": ['"sales.orders"'], "before": ["4,59"], "now": ["7"], "then": ["2"], "still": ["2"],
     }  # fmt: skip
-    assert maintenance.verify(on_s3, deep=True).findings == ()
+    assert operations.verify(on_s3, deep=True).findings == ()
 
 
 def jars_of_spark(folder: Path) -> str:
@@ -258,7 +258,7 @@ def check_spark(found: dict[str, Any], lake: Lakehouse) -> None:
         "tables": ["of_spark", "orders"],
         "after": [6, 2],
     }
-    assert maintenance.verify(lake, deep=True).findings == ()
+    assert operations.verify(lake, deep=True).findings == ()
 
 
 def test_iceberg_js(url: str, tmp_path: Path) -> None:
@@ -291,4 +291,4 @@ def test_duckdb_without_keys(s3_url: str, on_s3: Lakehouse, monkeypatch: pytest.
         with pytest.raises(Exception, match="Forbidden"):
             connection.execute("INSERT INTO earlier.sales.orders VALUES (3, 7.0)")
     monkeypatch.undo()
-    assert maintenance.verify(on_s3, deep=True).findings == ()
+    assert operations.verify(on_s3, deep=True).findings == ()

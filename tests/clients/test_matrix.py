@@ -26,10 +26,10 @@ from tests.lakes import Lakes, lakes
 from tests.server.served import duckdb_extensions
 from tests.servers.radosgw import ROLE_ARN
 from tests.servers.s3_server import S3Server
-from trinitylake_ops import Lakehouse, maintenance
-from trinitylake_ops.maintenance import RetentionPolicy
+from trinitylake_ops import Lakehouse, operations
+from trinitylake_ops.iceberg import catalog_at
+from trinitylake_ops.operations import RetentionPolicy
 from trinitylake_ops.storage.options import OPTIONS_VARIABLE
-from trinitylake_ops.tables import catalog_at
 
 __all__ = ["lakes"]
 
@@ -324,7 +324,7 @@ def run_pairs(matrix: Matrix) -> None:
     for writer, changer in itertools.permutations(matrix.engines, 2):
         matrix.run_pair(writer, changer)
     assert matrix.problems == []
-    assert maintenance.verify(matrix.lake, deep=True).findings == ()
+    assert operations.verify(matrix.lake, deep=True).findings == ()
 
 
 def later(lake: Lakehouse, days: int) -> Lakehouse:
@@ -335,40 +335,40 @@ def later(lake: Lakehouse, days: int) -> Lakehouse:
 def maintain(matrix: Matrix, root_of: Callable[[str], str]) -> None:
     """Run all maintenance. It changes rows only where a clone with further rows is promoted."""
     lake = matrix.lake
-    maintenance.plan_export(lake, "full", "full", target=root_of("full")).execute()
-    check = maintenance.verify_export(lake, "full", deep=True)
+    operations.plan_export(lake, "full", "full", target=root_of("full")).execute()
+    check = operations.verify_export(lake, "full", deep=True)
     assert (check.missing, check.changed) == ((), ())
     matrix.check_lakehouse(Lakehouse.open(root_of("full"), lake.storage_options), "in a full export")
 
-    assert maintenance.plan_compact_tables(lake, min_input_files=2).execute().left == {}
+    assert operations.plan_compact_tables(lake, min_input_files=2).execute().left == {}
     matrix.forget_writers()
-    maintenance.compact(lake)
+    operations.compact(lake)
 
-    maintenance.plan_clone(lake, root_of("clone"), "clone").execute()
+    operations.plan_clone(lake, root_of("clone"), "clone").execute()
     clone = Lakehouse.open(root_of("clone"), lake.storage_options)
     before = lake.latest_version()
     first, second = itertools.islice(matrix.models, 2)
     matrix.append(clone, first, FOURTH)
-    maintenance.plan_promotion(lake, "clone").execute()
+    operations.plan_promotion(lake, "clone").execute()
     matrix.append(lake, second, FOURTH)
-    maintenance.plan_refresh(lake, "clone").execute()
+    operations.plan_refresh(lake, "clone").execute()
     matrix.check_lakehouse(clone, "in a refreshed clone")
-    maintenance.plan_drop_clone(lake, "clone").execute()
+    operations.plan_drop_clone(lake, "clone").execute()
 
     after = lake.latest_version()
-    maintenance.rollback(lake, before, tables=[first])
+    operations.rollback(lake, before, tables=[first])
     assert catalog_at(lake).load_table(first).scan().to_arrow().num_rows == len(matrix.models[first].rows) - len(FOURTH)
-    maintenance.rollback(lake, after, tables=[first])
+    operations.rollback(lake, after, tables=[first])
 
     newest_only = RetentionPolicy(maximum_age_ms=0, minimum_versions=1, protected_ms=0)
-    assert maintenance.plan_trim_tables(later(lake, 2), newest_only).execute().left == ()
-    assert maintenance.plan_expiration(later(lake, 4), newest_only).execute().damaged == {}
-    purge = maintenance.plan_purge(later(lake, 6)).execute()
+    assert operations.plan_trim_tables(later(lake, 2), newest_only).execute().left == ()
+    assert operations.plan_expiration(later(lake, 4), newest_only).execute().damaged == {}
+    purge = operations.plan_purge(later(lake, 6)).execute()
     assert purge.files > 0
     assert (purge.failures, purge.damaged) == ({}, {})
-    orphans = maintenance.plan_orphan_removal(later(lake, 8)).execute()
+    orphans = operations.plan_orphan_removal(later(lake, 8)).execute()
     assert (orphans.failures, orphans.damaged) == ({}, {})
-    assert maintenance.verify(later(lake, 10), deep=True).findings == ()
+    assert operations.verify(later(lake, 10), deep=True).findings == ()
     matrix.check_all("after all maintenance")
 
 

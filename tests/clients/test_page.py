@@ -12,7 +12,7 @@ import pytest
 from tests.clients.test_clients import HERE, jars_of_spark, lake, lakes, on_s3, python_of, s3_url, url
 from tests.servers.npm import installed
 from trinitylake_ops import Lakehouse
-from trinitylake_ops.tables import catalog_at
+from trinitylake_ops.iceberg import catalog_at
 
 __all__ = ["lake", "lakes", "on_s3", "s3_url", "url"]
 pytestmark = pytest.mark.soak

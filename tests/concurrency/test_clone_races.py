@@ -14,13 +14,13 @@ import pytest
 from pyiceberg.exceptions import CommitFailedException, ValidationException
 
 from tests.conftest import SHOWN
-from tests.maintenance.aging import keeping
+from tests.operations.aging import keeping
 from tests.processes import Child, fork
-from trinitylake_ops import Lakehouse, maintenance
+from trinitylake_ops import Lakehouse, operations
 from trinitylake_ops.errors import TrinityLakeError
+from trinitylake_ops.iceberg.catalog import catalog_at
 from trinitylake_ops.storage import LocalStorage
 from trinitylake_ops.storage.local import storage as local_storage
-from trinitylake_ops.tables.catalog import catalog_at
 
 pytestmark = [pytest.mark.soak, pytest.mark.timeout(900), pytest.mark.local_only("processes on one folder")]
 #: The clock, and the times of files, go so much faster than the machine's: orphans are old after seconds.
@@ -53,7 +53,7 @@ def roots(fast_clock: None, tmp_path: Path) -> tuple[str, str]:
         catalog.create_namespace("ns")
         for name in ("ns.there", "ns.here", "ns.both"):
             catalog.create_table(name, pa.schema([("id", pa.int64())]))
-    maintenance.plan_clone(lake, f"{tmp_path}/clone", "feature").execute()
+    operations.plan_clone(lake, f"{tmp_path}/clone", "feature").execute()
     return f"{tmp_path}/lake", f"{tmp_path}/clone"
 
 
@@ -78,7 +78,7 @@ def work_there(roots: tuple[str, str], report: Callable[[str], None]) -> None:
         name, number = chance.choice(["ns.there", "ns.both"]), chance.getrandbits(60)
         step(lambda: append(opened(roots[1]), name, number), lambda: report(f"{name} {number}"))  # noqa: B023
         if chance.random() < 0.6:
-            step(lambda: maintenance.plan_promotion(opened(roots[0]), "feature").execute(), lambda: report("promoted"))
+            step(lambda: operations.plan_promotion(opened(roots[0]), "feature").execute(), lambda: report("promoted"))
 
 
 def work_here(roots: tuple[str, str], report: Callable[[str], None]) -> None:
@@ -88,7 +88,7 @@ def work_here(roots: tuple[str, str], report: Callable[[str], None]) -> None:
         name, number = chance.choice(["ns.here", "ns.both"]), chance.getrandbits(60)
         step(lambda: append(opened(roots[0]), name, number), lambda: report(f"{name} {number}"))  # noqa: B023
         if chance.random() < 0.2:
-            step(lambda: maintenance.plan_refresh(opened(roots[0]), "feature").execute(), lambda: report("refreshed"))
+            step(lambda: operations.plan_refresh(opened(roots[0]), "feature").execute(), lambda: report("refreshed"))
         time.sleep(0.2)
 
 
@@ -98,10 +98,10 @@ def upkeep(roots: tuple[str, str], report: Callable[[str], None]) -> None:
     while True:
         lake = opened(chance.choice(roots))
         for what in (
-            lambda: maintenance.plan_expiration(lake, keeping(1)).execute(),  # noqa: B023
-            lambda: maintenance.plan_purge(lake).execute(),  # noqa: B023
-            lambda: maintenance.plan_orphan_removal(lake).execute(),  # noqa: B023
-            lambda: maintenance.compact(lake),  # noqa: B023
+            lambda: operations.plan_expiration(lake, keeping(1)).execute(),  # noqa: B023
+            lambda: operations.plan_purge(lake).execute(),  # noqa: B023
+            lambda: operations.plan_orphan_removal(lake).execute(),  # noqa: B023
+            lambda: operations.compact(lake),  # noqa: B023
         ):
             step(what, lambda: report("upkeep"))
 
@@ -170,10 +170,10 @@ def test_kills_at_any_moment_lose_no_row_and_double_none(
 def check(roots: tuple[str, str], told: list[str]) -> None:
     """Both sides are whole; after one more promotion and refresh each acknowledged row is there, and none twice."""
     lake, clone = map(opened, roots)
-    for plan in (maintenance.plan_promotion(lake, "feature"), maintenance.plan_refresh(lake, "feature")):
+    for plan in (operations.plan_promotion(lake, "feature"), operations.plan_refresh(lake, "feature")):
         assert plan.conflicts == ()
-    maintenance.plan_promotion(lake, "feature").execute()
-    maintenance.plan_refresh(lake, "feature").execute()
+    operations.plan_promotion(lake, "feature").execute()
+    operations.plan_refresh(lake, "feature").execute()
     for name in ("ns.there", "ns.here", "ns.both"):
         acknowledged = {int(line.split()[1]) for line in told if line.startswith(f"{name} ")}
         found = rows(lake, name)
@@ -181,6 +181,6 @@ def check(roots: tuple[str, str], told: list[str]) -> None:
         assert acknowledged <= set(found), f"rows of {name} are lost"
         assert rows(clone, name) == found
     for each in (lake, clone):
-        maintenance.repair_hint(each)
-        findings = maintenance.verify(each, deep=True).findings
+        operations.repair_hint(each)
+        findings = operations.verify(each, deep=True).findings
         assert [one for one in findings if one.severity == "error"] == []

@@ -20,7 +20,7 @@ import pytest
 from tests.lakes import Lakes, table
 from tests.processes import Child, fork
 from tests.servers.s3_server import S3Server
-from trinitylake_ops import Lakehouse, maintenance
+from trinitylake_ops import Lakehouse, operations
 from trinitylake_ops.errors import CommitAttemptsExhaustedError, CommitConflictError, CommitOutcomeUnknownError
 
 Report = Callable[[str], None]
@@ -168,5 +168,5 @@ def test_nothing_is_lost_or_doubled(made: Lakehouse, place: str, seconds: int, n
     if sum(shares) >= FEWEST_FOR_SHARES:
         assert min(shares) * 4 >= sum(shares) / len(shares), f"nobody gets far less: {shares}"
 
-    report = maintenance.verify(made)
+    report = operations.verify(made)
     assert report.is_clean, report.findings

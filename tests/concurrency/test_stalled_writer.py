@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from tests.lakes import Lakes, table
-from tests.maintenance.changes import small_sizes
+from tests.operations.changes import small_sizes
 from tests.processes import fork
 from tests.servers.s3_server import S3Server
-from trinitylake_ops import Lakehouse, maintenance
+from trinitylake_ops import Lakehouse, operations
 from trinitylake_ops.errors import TransactionExpiredError
 from trinitylake_ops.format.file_names import parse_root_path
 from trinitylake_ops.storage import Storage, StorageWrapper
@@ -77,10 +77,10 @@ def test_it_never_creates_an_old_version(lake: Lakehouse) -> None:
             for namespace in range(12):
                 txn.alter_table(f"n{namespace}", "b", table(n=str(number)))
     later = Lakehouse(_Later(lake.storage, DAY_MS // 2))
-    keeping = maintenance.RetentionPolicy(maximum_age_ms=0, minimum_versions=2, protected_ms=0)
-    maintenance.plan_expiration(later, keeping).execute()
+    keeping = operations.RetentionPolicy(maximum_age_ms=0, minimum_versions=2, protected_ms=0)
+    operations.plan_expiration(later, keeping).execute()
     later = Lakehouse(_Later(lake.storage, DAY_MS))
-    assert maintenance.plan_purge(later).execute().files > 0
+    assert operations.plan_purge(later).execute().files > 0
     latest = later.latest_version()
     states = {info.version: info.state for info in later.history()}
     assert states[stalled_on] == states[stalled_on + 1] == "sealed"
@@ -92,4 +92,4 @@ def test_it_never_creates_an_old_version(lake: Lakehouse) -> None:
     assert said.startswith("refused: the transaction began")
     assert later.latest_version() == latest
     assert {path: lake.storage.read(path) for path in before} == before
-    assert maintenance.verify(later).is_clean
+    assert operations.verify(later).is_clean

@@ -14,20 +14,20 @@ import pytest
 from tests.cli.forked import run
 from tests.cli.test_processes import assert_one_line
 from tests.lakes import check_lake, objects
-from tests.maintenance.changes import append_rows, create, drop
+from tests.operations.changes import append_rows, create, drop
 from tests.processes import fork
 from tests.servers.dynalite import DynamoDBServer
-from trinitylake_ops import Lakehouse, maintenance
+from trinitylake_ops import Lakehouse, operations
 from trinitylake_ops.errors import FileExistsAlreadyError, StorageError
 from trinitylake_ops.format.definitions import METADATA_LOCATION
 from trinitylake_ops.format.file_names import new_node_path
+from trinitylake_ops.iceberg.catalog import catalog_at
+from trinitylake_ops.iceberg.io.file_io import reading_io
+from trinitylake_ops.iceberg.table_change import registering_io, root_to_allow
 from trinitylake_ops.storage import Storage, open_storage
 from trinitylake_ops.storage.contract.suite import MIB, run_together
-from trinitylake_ops.storage.dynamodb.requests import TableRequests
+from trinitylake_ops.storage.dynamodb.client import TableRequests
 from trinitylake_ops.storage.dynamodb.storage import DynamoDBStorage
-from trinitylake_ops.tables.catalog import catalog_at
-from trinitylake_ops.tables.catalog.registration import registering_io, root_to_allow
-from trinitylake_ops.tables.io.file_io import reading_io
 
 TIME_LIMIT_S = 3_000
 LONG = [pytest.mark.soak, pytest.mark.timeout(TIME_LIMIT_S + 600)]
@@ -153,7 +153,7 @@ def test_two_processes_lose_no_commit(dynalite: DynamoDBServer, root: str, n_com
     assert lake.latest_version() == 2 * n_commits
     expected = {f"{name}{number}" for name in ("a", "b") for number in range(n_commits)}
     assert set(lake.snapshot().namespaces()) == expected
-    assert maintenance.verify(lake).findings == ()
+    assert operations.verify(lake).findings == ()
 
 
 def content(lake: Lakehouse) -> tuple[object, list[int]]:
@@ -181,37 +181,37 @@ def test_a_lakehouse_end_to_end(dynalite: DynamoDBServer, root: str, tmp_path: P
     append_rows(lake)
     drop(lake, "a")
     assert content(lake) != expected
-    maintenance.plan_rollback(lake, kept).execute()
+    operations.plan_rollback(lake, kept).execute()
     assert content(lake) == expected
 
-    plan = maintenance.plan_export(
+    plan = operations.plan_export(
         lake, "copy", "full", target=f"{root}target/", target_options=dynalite.storage_options
     )
     plan.execute()
     copy = Lakehouse.open(f"{root}target/", dynalite.storage_options)
     assert content(copy) == expected
-    assert maintenance.verify_export(lake, "copy", deep=True, target_options=dynalite.storage_options).is_clean
-    maintenance.plan_export(lake, "down", "full", target=str(tmp_path / "down")).execute()
+    assert operations.verify_export(lake, "copy", deep=True, target_options=dynalite.storage_options).is_clean
+    operations.plan_export(lake, "down", "full", target=str(tmp_path / "down")).execute()
     assert content(Lakehouse.open(str(tmp_path / "down"))) == expected
-    maintenance.drop_export(lake, "copy")
-    maintenance.drop_export(lake, "down")
+    operations.drop_export(lake, "copy")
+    operations.drop_export(lake, "down")
 
     stray = new_node_path()
     lake.storage.write(stray, b"x" * MIB)
     days.append(2)
-    policy = maintenance.RetentionPolicy(maximum_age_ms=0, minimum_versions=1, protected_ms=0)
-    maintenance.plan_expiration(lake, policy).execute()
+    policy = operations.RetentionPolicy(maximum_age_ms=0, minimum_versions=1, protected_ms=0)
+    operations.plan_expiration(lake, policy).execute()
     days.append(4)
     n_files = len(list(lake.storage.list()))
-    purged = maintenance.plan_purge(lake).execute()
+    purged = operations.plan_purge(lake).execute()
     assert (purged.files > 0, purged.failures) == (True, {})
     assert len(list(lake.storage.list())) < n_files
     assert lake.storage.exists(stray)
-    maintenance.plan_orphan_removal(lake).execute()
+    operations.plan_orphan_removal(lake).execute()
     assert not lake.storage.exists(stray)
     assert not [key for key, _ in dynalite.items_of(lake.root) if "/parts/" in key or key.endswith("/uploads")]
     assert content(lake) == expected
-    assert maintenance.verify(lake, deep=True).findings == ()
+    assert operations.verify(lake, deep=True).findings == ()
     check_lake(lake)
 
 
@@ -225,7 +225,7 @@ def test_a_table_of_another_root_is_registered(dynalite: DynamoDBServer, root: s
     with lake.transaction() as txn:
         txn.create_namespace("ns")
     metadata = other.root + other.snapshot().table("ns", "t").format_properties[METADATA_LOCATION]
-    maintenance.register_table(lake, "ns", "t", metadata)
+    operations.register_table(lake, "ns", "t", metadata)
     definition = lake.snapshot().table("ns", "t")
     io = reading_io(lake)
     needed = root_to_allow(definition, registering_io(io, [metadata]))

@@ -19,7 +19,7 @@ from trinitylake_ops.storage import (
 )
 from trinitylake_ops.storage.cache.storage import private_cache_view, shared_cache_view
 from trinitylake_ops.storage.contract.suite import StorageContract
-from trinitylake_ops.storage.wrappers.pace import PacedStorage
+from trinitylake_ops.storage.meter import PacedStorage
 
 
 def memory(folder: Path) -> Storage:

@@ -14,8 +14,8 @@ import pytest
 
 from tests.faults import DeathError, Fault, FaultyStorage, Moment, Request, fail, lose_response
 from tests.lakes import objects
-from tests.maintenance.changes import alter, append_rows, create, small_sizes
-from trinitylake_ops import Lakehouse, maintenance
+from tests.operations.changes import alter, append_rows, create, small_sizes
+from trinitylake_ops import Lakehouse, operations
 from trinitylake_ops.errors import (
     ExportExistsError,
     ExportNotFoundError,
@@ -23,12 +23,12 @@ from trinitylake_ops.errors import (
     StorageError,
     StoragePermissionError,
 )
-from trinitylake_ops.maintenance.clones import clone as clone_module
-from trinitylake_ops.maintenance.clones import records as records_module
-from trinitylake_ops.maintenance.gc import sweep
+from trinitylake_ops.iceberg.catalog import catalog_at
+from trinitylake_ops.operations.clones import clone as clone_module
+from trinitylake_ops.operations.clones import records as records_module
+from trinitylake_ops.operations.gc import delete
 from trinitylake_ops.storage import MemoryStorage, Storage, drop_memory_root
 from trinitylake_ops.storage.cache.storage import clear_process_caches
-from trinitylake_ops.tables.catalog import catalog_at
 
 PARENT, CLONE = "memory://clone-crash-parent/", "memory://clone-crash-clone/"
 ROOTS = {"parent": PARENT, "clone": CLONE}
@@ -47,11 +47,11 @@ class Operation:
 
 
 def cloning(lake: Lakehouse) -> object:
-    return maintenance.plan_clone(lake, CLONE, "feature").execute()
+    return operations.plan_clone(lake, CLONE, "feature").execute()
 
 
 def cloning_a_part(lake: Lakehouse) -> object:
-    return maintenance.plan_clone(lake, CLONE, "feature", namespaces=["ns"]).execute()
+    return operations.plan_clone(lake, CLONE, "feature", namespaces=["ns"]).execute()
 
 
 def changed_clone(lake: Lakehouse) -> None:
@@ -62,7 +62,7 @@ def changed_clone(lake: Lakehouse) -> None:
 
 
 def dropping(lake: Lakehouse) -> object:
-    report = maintenance.drop_clone(lake, "feature", delete_files=True)
+    report = operations.drop_clone(lake, "feature", delete_files=True)
     for path, reason in report.failures.items():
         assert report.version is None
         raise StorageError(reason, path=path)
@@ -76,11 +76,11 @@ def changed_both(lake: Lakehouse) -> None:
 
 
 def promoting(lake: Lakehouse) -> object:
-    return maintenance.plan_promotion(lake, "feature").execute()
+    return operations.plan_promotion(lake, "feature").execute()
 
 
 def refreshing(lake: Lakehouse) -> object:
-    return maintenance.plan_refresh(lake, "feature").execute()
+    return operations.plan_refresh(lake, "feature").execute()
 
 
 OPERATIONS = [
@@ -133,7 +133,7 @@ def restored(bases: dict[str, Files]) -> Iterator[Callable[[Operation], Lakehous
 
 @pytest.fixture(autouse=True)
 def without_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sweep, "_FIRST_PAUSE_SECONDS", 0.0)
+    monkeypatch.setattr(delete, "_FIRST_PAUSE_SECONDS", 0.0)
 
 
 @dataclass(frozen=True)
@@ -180,7 +180,7 @@ def content(lake: Lakehouse) -> object:
 def state() -> object:
     """Return what both sides have, without names, times and numbers that differ from run to run."""
     parent, clone = (Lakehouse(MemoryStorage(root)) for root in ROOTS.values())
-    clones = [(info.name, info.state, info.cloned_version) for info in maintenance.list_clones(parent)]
+    clones = [(info.name, info.state, info.cloned_version) for info in operations.list_clones(parent)]
     try:
         return content(parent), clones, content(clone)
     except LakehouseNotFoundError:
@@ -188,7 +188,7 @@ def state() -> object:
 
 
 def assert_converges(operation: Operation, lake: Lakehouse, expected: object, where: object, run: Run) -> None:
-    report = maintenance.verify(lake)
+    report = operations.verify(lake)
     assert report.is_clean, (where, report.findings)
     try:
         operation.run(lake)
@@ -198,10 +198,10 @@ def assert_converges(operation: Operation, lake: Lakehouse, expected: object, wh
     for root in ROOTS.values():
         each = Lakehouse(MemoryStorage(root))
         try:
-            maintenance.repair_hint(each)
+            operations.repair_hint(each)
         except LakehouseNotFoundError:
             continue
-        assert [found for found in maintenance.verify(each).findings if found.code != "orphans"] == [], where
+        assert [found for found in operations.verify(each).findings if found.code != "orphans"] == [], where
 
 
 def stopped(

@@ -19,7 +19,7 @@ import pytest
 from tests.faults import Fault, FaultyStorage, Request, kill
 from tests.lakes import check_lake, local_storage, objects, table
 from tests.processes import fork
-from trinitylake_ops import Lakehouse, maintenance
+from trinitylake_ops import Lakehouse, operations
 from trinitylake_ops.format.definitions import LakehouseDef
 from trinitylake_ops.format.file_names import root_path
 from trinitylake_ops.format.limits import smallest_node_file_limit_bytes
@@ -113,7 +113,7 @@ def assert_sound(folder: Path, acknowledged: list[str], states: list[State]) -> 
     latest = lake.latest_version()
     assert latest - (BASE_VERSION + len(versions)) in (0, 1), "nothing acknowledged is lost, nothing else is there"
     check_lake(lake)
-    assert maintenance.verify(lake).is_clean
+    assert operations.verify(lake).is_clean
     for version in range(latest + 1):
         assert _state(lake, version) == states[version], "each version is there whole"
     with lake.transaction() as txn:

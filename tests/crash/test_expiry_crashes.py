@@ -17,7 +17,7 @@ import pytest
 from tests.clock import AgingStorage
 from tests.faults import DeathError, Fault, FaultyStorage, Moment, Request, fail, lose_response
 from tests.lakes import listed, roots, table
-from tests.maintenance.aging import (
+from tests.operations.aging import (
     HOUR_MS,
     Aging,
     expired_files,
@@ -27,8 +27,8 @@ from tests.maintenance.aging import (
     needed_files,
     states,
 )
-from tests.maintenance.changes import append_rows, drop
-from trinitylake_ops import Lakehouse, maintenance
+from tests.operations.changes import append_rows, drop
+from trinitylake_ops import Lakehouse, operations
 from trinitylake_ops.errors import (
     InvalidInputError,
     ObjectExistsError,
@@ -38,10 +38,10 @@ from trinitylake_ops.errors import (
     TrinityLakeError,
 )
 from trinitylake_ops.format.file_names import HINT_PATH, ORPHAN_BARRIER_PATH, owner_path
-from trinitylake_ops.maintenance.gc import sweep as deletion
-from trinitylake_ops.maintenance.reach.table_files import table_id_in
+from trinitylake_ops.iceberg.managed import owner_file
+from trinitylake_ops.operations.gc import delete as deletion
+from trinitylake_ops.operations.mark.table_files import table_id_in
 from trinitylake_ops.storage import MemoryStorage, drop_memory_root
-from trinitylake_ops.tables.ownership import owner_file
 
 ROOT = "memory://expiry-crashes/"
 LEASE_MS = 11 * 60 * 1000
@@ -75,26 +75,26 @@ OPERATIONS = [
     Operation("commit", commit, lambda lake: lake.snapshot().has_table("new", "t"), done_when=ObjectExistsError),
     Operation(
         "expire",
-        lambda lake: maintenance.plan_expiration(lake, keeping(1)).execute(),
-        lambda lake: maintenance.plan_expiration(lake, keeping(1)).is_empty,
+        lambda lake: operations.plan_expiration(lake, keeping(1)).execute(),
+        lambda lake: operations.plan_expiration(lake, keeping(1)).is_empty,
     ),
     Operation(
         "undelete",
-        lambda lake: maintenance.undelete(lake, "1,3"),
+        lambda lake: operations.undelete(lake, "1,3"),
         lambda lake: {1, 3} <= set(live_versions(lake)),
         expired_and_due,
         done_when=InvalidInputError,
     ),
     Operation(
         "purge",
-        lambda lake: maintenance.plan_purge(lake).execute(),
-        lambda lake: maintenance.plan_purge(lake).is_empty,
+        lambda lake: operations.plan_purge(lake).execute(),
+        lambda lake: operations.plan_purge(lake).is_empty,
         expired_and_due,
     ),
     Operation(
         "orphans",
-        lambda lake: maintenance.plan_orphan_removal(lake).execute(),
-        lambda lake: maintenance.plan_orphan_removal(lake).is_empty,
+        lambda lake: operations.plan_orphan_removal(lake).execute(),
+        lambda lake: operations.plan_orphan_removal(lake).is_empty,
     ),
 ]
 
@@ -139,11 +139,11 @@ def _prepared(operation: Operation) -> Prepared:
     grow(aging, 2)
     append_rows(lake)
     drop(lake, "ns")
-    maintenance.plan_export(lake, "kept", version=2).execute()
+    operations.plan_export(lake, "kept", version=2).execute()
     if operation.name in ("expire", "purge"):
-        maintenance.plan_export(lake, "short", version=5, retain_for=HOUR_MS).execute()
+        operations.plan_export(lake, "short", version=5, retain_for=HOUR_MS).execute()
     aging.later()
-    maintenance.plan_expiration(lake, keeping(lake.latest_version())).execute()  # one version
+    operations.plan_expiration(lake, keeping(lake.latest_version())).execute()  # one version
     lake.stage_definition("n0", "left", table())
     aging.clock.create("tables/aborted/_owner.json", owner_file(lake.snapshot().definition))
     aging.clock.create("tables/aborted/data/1.parquet", b"rows")
@@ -185,7 +185,7 @@ def state(lake: Lakehouse, n_versions: int) -> dict[str, Any]:
         "live": [version for version in live_versions(lake) if version < n_versions],
         "sealed": [info.version for info in lake.history() if info.state == "sealed"],
         "states": states(lake),
-        "exports": sorted(info.name for info in maintenance.list_exports(lake)),
+        "exports": sorted(info.name for info in operations.list_exports(lake)),
     }
 
 
@@ -234,7 +234,7 @@ def assert_converges(
     lake = Lakehouse.open(ROOT, storage=clock)
     assert_kept(prepared, clock, where)
     if tidies:
-        report = maintenance.verify(lake)
+        report = operations.verify(lake)
         assert report.is_clean, (where, report.findings)
     clock.time_ms += LEASE_MS
     try:
@@ -247,7 +247,7 @@ def assert_converges(
     assert_kept(prepared, clock, where)
     assert operation.has_nothing_to_do(lake), where
     if tidies:
-        assert maintenance.verify(lake).is_clean, where
+        assert operations.verify(lake).is_clean, where
         assert tidied(clock) == course.left, where
         assert_kept(prepared, clock, where)
 

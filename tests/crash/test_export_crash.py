@@ -16,13 +16,13 @@ import pytest
 
 from tests.faults import DeathError, Fault, FaultyStorage, Moment, Request, fail, lose_response
 from tests.lakes import objects
-from tests.maintenance.changes import append_rows, create, drop, small_sizes
-from trinitylake_ops import Lakehouse, maintenance
+from tests.operations.changes import append_rows, create, drop, small_sizes
+from trinitylake_ops import Lakehouse, operations
 from trinitylake_ops.errors import ExportExistsError, StorageError, StoragePermissionError
-from trinitylake_ops.maintenance.exports import work as export_module
+from trinitylake_ops.iceberg.catalog import catalog_at
+from trinitylake_ops.operations.exports import work as export_module
 from trinitylake_ops.storage import MemoryStorage, Storage, drop_memory_root
 from trinitylake_ops.storage.cache.storage import clear_process_caches
-from trinitylake_ops.tables.catalog import catalog_at
 from trinitylake_ops.transaction import lakehouse as lakes
 
 SOURCE, TARGET = "memory://export-crash-source/", "memory://export-crash-target/"
@@ -41,20 +41,20 @@ class Operation:
 
 def exporting(**arguments: Any) -> Callable[[Lakehouse], object]:
     def run(lake: Lakehouse) -> object:
-        return maintenance.plan_export(lake, "new", **arguments).execute()
+        return operations.plan_export(lake, "new", **arguments).execute()
 
     return run
 
 
 def restoring(lake: Lakehouse) -> object:
-    return maintenance.restore_export(lake, "old")
+    return operations.restore_export(lake, "old")
 
 
 def exported_before(**arguments: Any) -> Callable[[Lakehouse], object]:
     """Export, then change all that the export has."""
 
     def prepare(lake: Lakehouse) -> None:
-        maintenance.plan_export(lake, "old", **arguments).execute()
+        operations.plan_export(lake, "old", **arguments).execute()
         append_rows(lake, "ns.t")
         drop(lake, "a")
         create(lake, "later", "t")
@@ -161,8 +161,8 @@ def content(lake: Lakehouse, version: int | str | None = None) -> object:
 
 def state(lake: Lakehouse) -> object:
     """Return what an operation may change, without names, times and numbers that differ from run to run."""
-    exports = {info.name: (info.state, info.version, info.level) for info in maintenance.list_exports(lake)}
-    complete = [info.name for info in maintenance.list_exports(lake) if info.state == "complete"]
+    exports = {info.name: (info.state, info.version, info.level) for info in operations.list_exports(lake)}
+    complete = [info.name for info in operations.list_exports(lake) if info.state == "complete"]
     return content(lake), exports, {name: content(lake, name) for name in complete}
 
 
@@ -177,7 +177,7 @@ def assert_converges(
 ) -> None:
     if run.error is not None and run.course in converged:
         return
-    report = maintenance.verify(lake)
+    report = operations.verify(lake)
     assert report.is_clean, (where, report.findings)
     try:
         operation.run(lake)
@@ -186,8 +186,8 @@ def assert_converges(
     assert state(lake) == expected, where
     both = [lake, Lakehouse(MemoryStorage(TARGET))] if operation.has_target else [lake]
     for each in both:
-        maintenance.repair_hint(each)
-        assert maintenance.verify(each).findings == (), where
+        operations.repair_hint(each)
+        assert operations.verify(each).findings == (), where
     if run.error is not None:
         converged.add(run.course)
 

@@ -14,8 +14,8 @@ import pytest
 
 from tests.faults import DeathError, FaultyStorage, Moment, Request, fail, lose_response
 from tests.lakes import entries, table
-from tests.maintenance.changes import create, small_sizes
-from trinitylake_ops import Lakehouse, maintenance
+from tests.operations.changes import create, small_sizes
+from trinitylake_ops import Lakehouse, operations
 from trinitylake_ops.errors import ConflictError, ExportNotFoundError, StorageError
 from trinitylake_ops.format.file_names import HINT_PATH
 from trinitylake_ops.storage import MemoryStorage, drop_memory_root
@@ -35,20 +35,18 @@ class Operation:
 
 
 def export(lake: Lakehouse, name: str) -> None:
-    maintenance.plan_export(lake, name, version=TARGET).execute()
+    operations.plan_export(lake, name, version=TARGET).execute()
 
 
 OPERATIONS = [
-    Operation("rollback", lambda lake: maintenance.rollback(lake, TARGET)),
-    Operation("subset", lambda lake: maintenance.rollback(lake, TARGET, ["a"], ["b.t1"])),
-    Operation(
-        "drop", lambda lake: maintenance.rollback(lake, 0, ["a"]) if lake.snapshot().has_namespace("a") else None
-    ),
+    Operation("rollback", lambda lake: operations.rollback(lake, TARGET)),
+    Operation("subset", lambda lake: operations.rollback(lake, TARGET, ["a"], ["b.t1"])),
+    Operation("drop", lambda lake: operations.rollback(lake, 0, ["a"]) if lake.snapshot().has_namespace("a") else None),
     # A name that is taken says that the run before went through.
     Operation("export", lambda lake: export(lake, "new"), done_when=ConflictError),
-    Operation("drop_export", lambda lake: maintenance.drop_export(lake, "old"), done_when=ExportNotFoundError),
-    Operation("repair_hint", maintenance.repair_hint),
-    Operation("compact", maintenance.compact),
+    Operation("drop_export", lambda lake: operations.drop_export(lake, "old"), done_when=ExportNotFoundError),
+    Operation("repair_hint", operations.repair_hint),
+    Operation("compact", operations.compact),
 ]
 
 
@@ -66,7 +64,7 @@ def base() -> dict[str, bytes]:
         for number in range(4):
             txn.alter_table("a", f"t{number}", table(changed="yes"))
             txn.alter_table("b", f"t{number}", table(changed="yes"))
-    maintenance.plan_export(lake, "old").execute()
+    operations.plan_export(lake, "old").execute()
     create(lake, "c", "t")
     storage.write(HINT_PATH, b"1")
     files = {info.path: storage.read(info.path) for info in storage.list()}
@@ -92,7 +90,7 @@ def restored(base: dict[str, bytes]) -> Iterator[Callable[[], MemoryStorage]]:
 def state(lake: Lakehouse) -> State:
     """Return what an operation may change, without names and times that differ from run to run."""
     latest = lake.snapshot()
-    exports = {info.name: (info.state, info.version) for info in maintenance.list_exports(lake)}
+    exports = {info.name: (info.state, info.version) for info in operations.list_exports(lake)}
     return {
         "entries": entries(lake),
         "exports": exports,
@@ -110,9 +108,9 @@ def uninterrupted(operation: Operation, storage: MemoryStorage) -> tuple[tuple[R
 
 def assert_converges(operation: Operation, storage: MemoryStorage, expected: State, where: object) -> None:
     lake = Lakehouse.open(ROOT, storage=storage)
-    report = maintenance.verify(lake)
+    report = operations.verify(lake)
     assert report.is_clean, (where, report.findings)
-    new = {info.name: info.state for info in maintenance.list_exports(lake)}.get("new")
+    new = {info.name: info.state for info in operations.list_exports(lake)}.get("new")
     assert new in (None, "copying", "complete")
     assert (new == "complete") == ("new" in lake.snapshot().definition.exported_snapshots)
     try:
@@ -120,9 +118,9 @@ def assert_converges(operation: Operation, storage: MemoryStorage, expected: Sta
     except Exception as error:  # noqa: BLE001 - which one it may be, each operation says
         assert operation.done_when is not None, (where, error)
         assert isinstance(error, operation.done_when), (where, error)
-    maintenance.repair_hint(lake)
+    operations.repair_hint(lake)
     assert state(Lakehouse(storage)) == {**expected, "hint": True}, where
-    assert maintenance.verify(lake).findings == (), where
+    assert operations.verify(lake).findings == (), where
 
 
 @pytest.mark.parametrize("moment", [pytest.param("before", marks=pytest.mark.soak), "after"])

@@ -15,10 +15,10 @@ import pytest
 from tests.clock import AgingStorage
 from tests.faults import EFFECTS, DeathError, Fault, FaultyStorage, Moment, Request, fail, lose_response
 from tests.lakes import objects, table
-from tests.maintenance.aging import Aging, grow, needed_files
-from tests.maintenance.changes import alter
-from tests.maintenance.test_verify_state import foreign_rollback
-from trinitylake_ops import Lakehouse, maintenance
+from tests.operations.aging import Aging, grow, needed_files
+from tests.operations.changes import alter
+from tests.operations.test_verify_state import foreign_rollback
+from trinitylake_ops import Lakehouse, operations
 from trinitylake_ops.errors import StoragePermissionError, TransientError, TrinityLakeError
 from trinitylake_ops.format.file_names import HINT_PATH
 from trinitylake_ops.storage import MemoryStorage, drop_memory_root
@@ -36,10 +36,10 @@ class Prepared:
         aging = Aging.on(MemoryStorage(ROOT))
         lake = aging.lake
         grow(aging, 2)
-        maintenance.plan_export(lake, "forgotten", version=1).execute()
+        operations.plan_export(lake, "forgotten", version=1).execute()
         foreign_rollback(lake, 2)
         lake = Lakehouse(aging.clock)
-        maintenance.plan_export(lake, "gone", version=1).execute()
+        operations.plan_export(lake, "gone", version=1).execute()
         aging.clock.delete(lake.snapshot().definition.exported_snapshots["gone"])
         old = {path for version in range(lake.latest_version() + 1) for path in needed_files(lake, version)}
         if kind == "objects":
@@ -78,19 +78,19 @@ def prepared(request: pytest.FixtureRequest) -> Iterator[Prepared]:
     drop_memory_root(ROOT)
 
 
-def repair(lake: Lakehouse) -> maintenance.RepairReport:
-    return maintenance.repair(lake, to_last_good=True)
+def repair(lake: Lakehouse) -> operations.RepairReport:
+    return operations.repair(lake, to_last_good=True)
 
 
 def state(clock: AgingStorage) -> dict[str, Any]:
     """Return what a repair may change, without names and times that differ from run to run."""
     lake = Lakehouse(clock)
     latest = lake.snapshot()
-    report = maintenance.verify(lake)
+    report = operations.verify(lake)
     return {
         "version": latest.version,
         "objects": objects(latest),
-        "exports": sorted(info.name for info in maintenance.list_exports(lake)),
+        "exports": sorted(info.name for info in operations.list_exports(lake)),
         "hint": clock.read(HINT_PATH),
         # A lease that could not be given back is a warning until somebody takes it.
         "wrong": sorted((f.code, f.path, f.version) for f in report.findings if f.code != "lease-stale"),
@@ -140,7 +140,7 @@ def assert_converges(prepared: Prepared, left: Interrupted, after: dict[str, Any
     assert found.pop("damaged") == after["damaged"], where
     assert found.pop("hint") == str(Lakehouse(clock).latest_version()).encode(), where
     assert found == {name: after[name] for name in found}, where
-    assert maintenance.plan_repair(Lakehouse(clock), to_last_good=True).is_empty, where
+    assert operations.plan_repair(Lakehouse(clock), to_last_good=True).is_empty, where
     for path, data in prepared.files.items():
         if path != HINT_PATH and not path.startswith("_ops/lease"):
             assert clock.inner.read(path) == data, (where, path)

@@ -20,13 +20,13 @@ import pytest
 from tests.clock import ClockStorage
 from tests.crash.test_maintenance_crash import DeathError
 from tests.faults import Fault, FaultyStorage, Moment, Request, fail, kill, lose_response
+from tests.iceberg.threaded import ThreadedStorage
 from tests.processes import fork
-from tests.tables.threaded import ThreadedStorage
-from trinitylake_ops import Lakehouse, maintenance
+from trinitylake_ops import Lakehouse, operations
 from trinitylake_ops.errors import ObjectExistsError, StorageError, StorageFullError, TrinityLakeError
-from trinitylake_ops.maintenance.plans.retention import RetentionPolicy
+from trinitylake_ops.iceberg.catalog import catalog_at
+from trinitylake_ops.operations.retention import RetentionPolicy
 from trinitylake_ops.storage import LocalStorage, MemoryStorage, Storage, drop_memory_root
-from trinitylake_ops.tables.catalog import catalog_at
 
 ROOT = "memory://table-crash/"
 OTHER_ROOT = "memory://table-crash-other/"
@@ -48,21 +48,21 @@ class Operation:
 
 
 def register_other(lake: Lakehouse) -> None:
-    maintenance.register_catalog(lake, catalog_at(Lakehouse(MemoryStorage(OTHER_ROOT))))
+    operations.register_catalog(lake, catalog_at(Lakehouse(MemoryStorage(OTHER_ROOT))))
 
 
 def register_table(lake: Lakehouse) -> None:
     table = Lakehouse(MemoryStorage(OTHER_ROOT)).snapshot().table("other", "t")
-    maintenance.register_table(lake, "ns", "ext", OTHER_ROOT + table.format_properties["metadata_location"])
+    operations.register_table(lake, "ns", "ext", OTHER_ROOT + table.format_properties["metadata_location"])
 
 
 OPERATIONS = [
-    Operation("trim", lambda lake: maintenance.plan_trim_tables(lake, POLICY).execute()),
+    Operation("trim", lambda lake: operations.plan_trim_tables(lake, POLICY).execute()),
     Operation("register", register_table, done_when=ObjectExistsError),
     Operation("register_catalog", register_other),
     Operation(
         "compact_tables",
-        lambda lake: maintenance.plan_compact_tables(lake, ["ns.small"], min_input_files=2).execute(run_id="r"),
+        lambda lake: operations.plan_compact_tables(lake, ["ns.small"], min_input_files=2).execute(run_id="r"),
     ),
 ]
 
@@ -88,7 +88,7 @@ def base() -> Iterator[dict[str, bytes]]:
     storage = MemoryStorage(ROOT)
     lake = Lakehouse.create(ROOT, storage=storage)
     fill(lake, "ns")
-    maintenance.plan_export(lake, "kept", version=3).execute()
+    operations.plan_export(lake, "kept", version=3).execute()
     fill(Lakehouse.create(OTHER_ROOT, storage=MemoryStorage(OTHER_ROOT)), "other")
     files = {info.path: storage.read(info.path) for info in storage.list()}
     drop_memory_root(ROOT)
@@ -137,7 +137,7 @@ def assert_converges(
 ) -> None:
     lake = Lakehouse.open(ROOT, storage=storage)
     assert all(storage.read(path) == data for path, data in base.items() if path.startswith("tables/")), where
-    assert maintenance.verify(lake).is_clean, where
+    assert operations.verify(lake).is_clean, where
     assert catalog_at(lake, "kept").load_table("ns.t").scan().to_arrow()["id"].to_pylist() == [1]
     try:
         operation.run(Lakehouse(storage))
@@ -145,8 +145,8 @@ def assert_converges(
         assert operation.done_when is not None, (where, error)
         assert isinstance(error, operation.done_when), (where, error)
     assert state(Lakehouse(storage, ALLOWED)) == expected, where
-    maintenance.repair_hint(lake)
-    assert maintenance.verify(lake).findings == (), where
+    operations.repair_hint(lake)
+    assert operations.verify(lake).findings == (), where
     version = lake.latest_version()
     if operation.done_when is None:
         operation.run(Lakehouse(storage))
@@ -252,6 +252,6 @@ def test_a_killed_append_is_there_whole_or_not_at_all(folder: Path, tmp_path: Pa
     assert lake.latest_version() == 4 + was_committed
     rows = [1, 2] if was_committed else [1]
     assert sorted(catalog_at(lake).load_table("ns.t").scan().to_arrow()["id"].to_pylist()) == rows
-    assert maintenance.verify(lake).is_clean
+    assert operations.verify(lake).is_clean
     catalog_at(lake).load_table("ns.t").append(pa.table({"id": [3]}))
     assert sorted(catalog_at(lake).load_table("ns.t").scan().to_arrow()["id"].to_pylist()) == [*rows, 3]

@@ -18,7 +18,7 @@ from uuid import uuid4
 from tests.lakes import check_lake, objects, table
 from tests.proxy import Exchange, FaultyProxy, WireFault
 from tests.servers.s3_server import S3Server
-from trinitylake_ops import Lakehouse, maintenance
+from trinitylake_ops import Lakehouse, operations
 from trinitylake_ops.errors import CommitOutcomeUnknownError, TrinityLakeError
 from trinitylake_ops.format.definitions import LakehouseDef
 from trinitylake_ops.format.file_names import HINT_PATH, parse_root_path
@@ -154,7 +154,7 @@ class WireLake:
                     expected = self._after if is_committed and info.version == NEXT_VERSION else self._before
                     assert set(objects(lake.snapshot(info.version))) == expected
             check_lake(lake)
-            assert maintenance.verify(lake).is_clean
+            assert operations.verify(lake).is_clean
             with lake.transaction() as txn:
                 txn.create_namespace("next")
             assert txn.committed_version == lake.latest_version()

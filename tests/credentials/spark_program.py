@@ -17,19 +17,19 @@ from typing import Any
 from pyspark.sql import SparkSession
 
 from tests.credentials.canaries import WRONG_SECRET_ACCESS_KEY
-from trinitylake_ops import Lakehouse, maintenance
+from trinitylake_ops import Lakehouse, operations
 from trinitylake_ops.errors import InvalidInputError, StoragePermissionError
-from trinitylake_ops.maintenance.reach.survey import survey_versions
-from trinitylake_ops.spark_jobs import executor as executor_module
-from trinitylake_ops.spark_jobs.executor import SparkExecutor
-from trinitylake_ops.spark_jobs.runtime.spark_errors import spark_failures
-from trinitylake_ops.spark_jobs.session import session_scope
-from trinitylake_ops.spark_jobs.sql import create_views, register_table_functions
-from trinitylake_ops.spark_jobs.tables.reader import read_staged
-from trinitylake_ops.spark_jobs.tables.writer import stage_dataframe
+from trinitylake_ops.iceberg.write.staging import publish
+from trinitylake_ops.operations.mark.survey import survey_versions
+from trinitylake_ops.spark import executor as executor_module
+from trinitylake_ops.spark.executor import SparkExecutor
+from trinitylake_ops.spark.runtime.errors import spark_failures
+from trinitylake_ops.spark.session import session_scope
+from trinitylake_ops.spark.sql import create_views, register_table_functions
+from trinitylake_ops.spark.tables.reader import read_staged
+from trinitylake_ops.spark.tables.writer import stage_dataframe
 from trinitylake_ops.storage import Storage, StorageWrapper, open_storage
 from trinitylake_ops.storage.options import OPTIONS_VARIABLE
-from trinitylake_ops.tables.writing.staging import publish
 
 DONE = "all was tried"
 
@@ -89,7 +89,7 @@ def use_executor(spark: SparkSession, lake: Lakehouse, wrong: Lakehouse) -> None
     """Let tasks read, list and delete; and let them fail to."""
     executor_module.FEW = 0
     executor = SparkExecutor(spark, requests_per_second=500)
-    print(maintenance.verify(lake, deep=True, executor=executor).to_json())
+    print(operations.verify(lake, deep=True, executor=executor).to_json())
     sent = executor.delete(lake.storage, ["nobody", "needs", "these"], None)
     print("deleted", sent)
     assert not sent.failures

@@ -9,7 +9,7 @@ from tests.cli.test_processes import assert_one_line
 from tests.cli.test_processes import run as run_program
 from tests.credentials.canaries import ACCESS_KEY_ID, SECRET_ACCESS_KEY, SESSION_TOKEN, WRONG_SECRET_ACCESS_KEY, leaks
 from tests.credentials.server import CanaryServer
-from tests.maintenance.changes import append_rows, create, expire
+from tests.operations.changes import append_rows, create, expire
 from tests.servers.s3_server import S3Server
 from trinitylake_ops import Lakehouse
 from trinitylake_ops.cli.app import trinitylake

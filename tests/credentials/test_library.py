@@ -15,16 +15,16 @@ import pytest
 
 from tests.credentials.canaries import SECRET_ACCESS_KEY, leaks
 from tests.credentials.server import CanaryServer
-from tests.maintenance.changes import append_rows, create
-from trinitylake_ops import Lakehouse, maintenance
+from tests.operations.changes import append_rows, create
+from trinitylake_ops import Lakehouse, operations
 from trinitylake_ops.errors import StorageError, TrinityLakeError
-from trinitylake_ops.spark_jobs.tables.tasks import ReadJob, WriteJob
+from trinitylake_ops.iceberg.catalog import TrinityLakeCatalog, catalog_at, catalog_for
+from trinitylake_ops.iceberg.io.file_io import StorageFileIO
+from trinitylake_ops.iceberg.write.plan import plan_write
+from trinitylake_ops.iceberg.write.staging import stage_data_files
+from trinitylake_ops.spark.tables.tasks import ReadJob, WriteJob
 from trinitylake_ops.storage import MeteredStorage, RetryStorage, Storage, open_storage
 from trinitylake_ops.storage.options import StorageOptions
-from trinitylake_ops.tables.catalog import TrinityLakeCatalog, catalog_at, catalog_for
-from trinitylake_ops.tables.io.file_io import StorageFileIO
-from trinitylake_ops.tables.writing.staging import stage_data_files
-from trinitylake_ops.tables.writing.write_plan import plan_write
 
 pytestmark = pytest.mark.debian_packages
 
@@ -94,9 +94,9 @@ def public_objects(lake: Lakehouse) -> Iterator[Any]:
     yield from (plan, data_files, WriteJob(plan, 1), ReadJob(io, table.metadata, table.schema(), None))  # type: ignore[arg-type]
     staged = stage_data_files(lake, plan, data_files)
     yield from (staged, pickle.dumps(staged))
-    yield from (maintenance.plan_rollback(lake, 0), maintenance.plan_export(lake, "x"))
-    yield maintenance.plan_drop_namespace(lake, "ns", cascade=True)
-    yield from (maintenance.verify(lake), maintenance.inspect_hint(lake), maintenance.list_exports(lake))
+    yield from (operations.plan_rollback(lake, 0), operations.plan_export(lake, "x"))
+    yield operations.plan_drop_namespace(lake, "ns", cascade=True)
+    yield from (operations.verify(lake), operations.inspect_hint(lake), operations.list_exports(lake))
 
 
 def properties(lake: Lakehouse) -> dict[str, str]:
@@ -217,10 +217,10 @@ def test_an_open_lakehouse_whose_credentials_stop_working(canaries: CanaryServer
         lambda: catalog_at(bad).load_table("ns.t"),
         lambda: StorageFileIO.on(bad.storage).new_input(f"{root}tables/x").open(),
         lambda: len(StorageFileIO.on(bad.storage).new_input(f"{root}tables/x")),
-        lambda: maintenance.verify(bad),
-        lambda: maintenance.plan_rollback(bad, 0),
-        lambda: maintenance.plan_export(bad, "x"),
-        lambda: maintenance.repair_hint(bad),
+        lambda: operations.verify(bad),
+        lambda: operations.plan_rollback(bad, 0),
+        lambda: operations.plan_export(bad, "x"),
+        lambda: operations.repair_hint(bad),
         lambda: plan_write(bad, "ns", "t"),
     ]
     for attempt in attempts:

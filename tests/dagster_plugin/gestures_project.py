@@ -19,7 +19,7 @@ from trinitylake_ops.dagster_plugin import (
     stored_as,
 )
 from trinitylake_ops.dagster_plugin.resources import StorageSettings
-from trinitylake_ops.tables.writing.publication import Publication
+from trinitylake_ops.iceberg.write.publication import Publication
 
 LAKE = LakehouseNames("lake")
 IO = LAKE.io_manager_key
@@ -325,7 +325,8 @@ class Project:
         Each run has its own process in a deployment, so that it does not get the partitions of a time window that
         Dagster cached for another run: the cache takes the two hours of a repeated hour for one.
         """
-        from trinitylake_ops.dagster_plugin import publish_step, step_publication
+        from trinitylake_ops.dagster_plugin import publish_step
+        from trinitylake_ops.dagster_plugin import publish_step as step_publication
 
         windows = dg.TimeWindowPartitionsDefinition
         with monkeypatch.context() as patch:
@@ -336,7 +337,7 @@ class Project:
             yield
 
     def _publish_once(self, lake: Lakehouse, staged: Sequence[Any], *args: Any, **options: Any) -> Publication:
-        from trinitylake_ops.tables.writing.publication import publish_once
+        from trinitylake_ops.iceberg.write.publication import publish_once
 
         names = "+".join(sorted(table.table for table in staged))
         self.point(f"before {names}")

@@ -10,7 +10,7 @@ from trinitylake_ops.dagster_plugin.code_location import LakehouseSettings, buil
 from trinitylake_ops.dagster_plugin.names import LakehouseNames
 from trinitylake_ops.dagster_plugin.publish import build_publish_asset
 from trinitylake_ops.dagster_plugin.resources import StorageSettings, TrinityLakeResource
-from trinitylake_ops.dagster_plugin.stored.settings import stored_as
+from trinitylake_ops.dagster_plugin.table_settings import stored_as
 
 ROOT = "INCIDENT_PROJECT_ROOT"
 #: The variable with the address of the UI, where it has a path prefix.

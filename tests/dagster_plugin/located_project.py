@@ -6,12 +6,12 @@ from typing import Any
 import dagster as dg
 import pyarrow as pa
 
-from trinitylake_ops.dagster_plugin.automation.conditions import published
 from trinitylake_ops.dagster_plugin.code_location import LakehouseSettings, build_trinitylake_definitions
 from trinitylake_ops.dagster_plugin.io_manager import TrinityLakeIOManager
 from trinitylake_ops.dagster_plugin.publish import build_publish_asset
 from trinitylake_ops.dagster_plugin.resources import StorageSettings, TrinityLakeResource
-from trinitylake_ops.dagster_plugin.stored.settings import stored_as
+from trinitylake_ops.dagster_plugin.schedules import published
+from trinitylake_ops.dagster_plugin.table_settings import stored_as
 
 ROOT = "LOCATED_PROJECT_ROOT"
 MONTHS = dg.MonthlyPartitionsDefinition(start_date="2020-01-01", end_date="2020-04-01")

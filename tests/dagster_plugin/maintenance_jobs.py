@@ -11,10 +11,10 @@ import dagster as dg
 
 from tests.dagster_plugin.plain import plain
 from tests.local_clock import HOUR_MS, LocalClock
-from tests.maintenance.changes import alter, content, create
-from trinitylake_ops import Lakehouse, maintenance
+from tests.operations.changes import alter, content, create
+from trinitylake_ops import Lakehouse, operations
+from trinitylake_ops.dagster_plugin.jobs import build_jobs
 from trinitylake_ops.dagster_plugin.names import ONLY, LakehouseNames
-from trinitylake_ops.dagster_plugin.ops.jobs import build_jobs
 from trinitylake_ops.dagster_plugin.resources import StorageSettings, TrinityLakeResource
 
 APPROVER = "Ada Lovelace"
@@ -28,7 +28,7 @@ def approved(plan: Mapping[str, Any]) -> dict[str, Any]:
 
 def approved_rollback(lake: Lakehouse, version: int) -> dict[str, Any]:
     """Return the configuration that rolls a lakehouse back to a version, approved."""
-    digest = maintenance.plan_rollback(lake, str(version)).digest
+    digest = operations.plan_rollback(lake, str(version)).digest
     return {"to": {"version": version}, "approval": {"digest": digest, "approved_by": APPROVER}}
 
 
@@ -116,7 +116,7 @@ class Jobs:
 
     def expired(self) -> None:
         """Let all versions but the latest expire, and their grace pass."""
-        maintenance.plan_expiration(self.lake).execute()
+        operations.plan_expiration(self.lake).execute()
         self.clock.forward()
 
     def plan(self, name: str, /, **options: Any) -> dict[str, Any]:

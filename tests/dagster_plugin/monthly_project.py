@@ -8,7 +8,7 @@ import pyarrow as pa
 from trinitylake_ops.dagster_plugin.io_manager import TrinityLakeIOManager
 from trinitylake_ops.dagster_plugin.publish import build_publish_asset
 from trinitylake_ops.dagster_plugin.resources import StorageSettings, TrinityLakeResource
-from trinitylake_ops.dagster_plugin.stored.settings import stored_as
+from trinitylake_ops.dagster_plugin.table_settings import stored_as
 
 MONTHS = dg.MonthlyPartitionsDefinition(start_date="2020-01-01", end_date="2021-01-01")
 ORDERS = dg.AssetKey(["sales", "orders"])

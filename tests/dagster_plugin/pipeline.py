@@ -11,10 +11,10 @@ from pyiceberg.table import Table
 
 from trinitylake_ops import Lakehouse
 from trinitylake_ops.dagster_plugin.io_manager import TrinityLakeIOManager
-from trinitylake_ops.dagster_plugin.ops.jobs import build_jobs
+from trinitylake_ops.dagster_plugin.jobs import build_jobs
 from trinitylake_ops.dagster_plugin.resources import SparkResource, TrinityLakeResource
 from trinitylake_ops.demo.assets import INITIAL_JOB, MONTHLY_JOB, NAMESPACES, flights_definitions
-from trinitylake_ops.tables.catalog import catalog_at
+from trinitylake_ops.iceberg.catalog import catalog_at
 
 MONTHLY_TABLES = ("weather", "flights", "delay_by_carrier_month", "route_performance", "aircraft_utilisation")
 

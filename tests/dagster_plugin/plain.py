@@ -7,7 +7,7 @@ from typing import Any
 
 import dagster as dg
 
-from trinitylake_ops.operations.shown import markdown_table
+from trinitylake_ops.declarations.rendering import markdown_table
 
 
 def plain(metadata: Mapping[str, dg.MetadataValue[Any]]) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from trinitylake_ops import Lakehouse
 from trinitylake_ops.dagster_plugin.io_manager import TrinityLakeIOManager
 from trinitylake_ops.dagster_plugin.publish import build_publish_asset
 from trinitylake_ops.dagster_plugin.resources import StorageSettings, TrinityLakeResource
-from trinitylake_ops.dagster_plugin.stored.settings import stored_as
+from trinitylake_ops.dagster_plugin.table_settings import stored_as
 from trinitylake_ops.errors import StorageError
 from trinitylake_ops.format.file_names import root_path
 

@@ -27,10 +27,10 @@ from tests.dagster_plugin.gestures_project import (
 )
 from tests.dagster_plugin.quiet import QUIET
 from tests.lakes import Lakes, check_lake
-from trinitylake_ops import Lakehouse, maintenance
+from trinitylake_ops import Lakehouse, operations
 from trinitylake_ops.errors import InvalidInputError
 from trinitylake_ops.format.definitions import IsolationLevel
-from trinitylake_ops.tables.catalog import catalog_at
+from trinitylake_ops.iceberg.catalog import catalog_at
 
 _JOBS: dict[str, dg.JobDefinition] = {}
 #: Dagster captures the output of a process by exchanging its files, which runs in threads would do to each other.
@@ -157,7 +157,7 @@ class World:
 
     def _roll_back(self, target: int) -> None:
         self.project.pause()
-        maintenance.plan_rollback(self.lake, target).execute()
+        operations.plan_rollback(self.lake, target).execute()
         self.log.append(f"rollback to {target}")
         latest = self.lake.latest_version()
         if self.lake.snapshot().version == latest and latest not in self.states:

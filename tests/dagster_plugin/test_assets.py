@@ -11,27 +11,27 @@ import pytest
 
 from tests.dagster_plugin.plain import plain
 from tests.dagster_plugin.quiet import QUIET
+from tests.iceberg.hostile import without_seals
 from tests.lakes import Lakes
 from tests.local_clock import HOUR_MS, LocalClock
-from tests.maintenance.changes import alter, create, small_sizes, truncate
-from tests.tables.hostile import without_seals
-from trinitylake_ops import Lakehouse, maintenance
+from tests.operations.changes import alter, create, small_sizes, truncate
+from trinitylake_ops import Lakehouse, operations
 from trinitylake_ops.dagster_plugin.assets import (
     build_exports_asset,
     build_head_asset,
     build_table_asset,
 )
-from trinitylake_ops.dagster_plugin.automation.sensors import build_commit_sensor
-from trinitylake_ops.dagster_plugin.head_metadata import head_metadata, lake_status
+from trinitylake_ops.dagster_plugin.lakehouse_metadata import head_metadata, lake_status
 from trinitylake_ops.dagster_plugin.names import ONLY
 from trinitylake_ops.dagster_plugin.resources import TrinityLakeResource
-from trinitylake_ops.dagster_plugin.table_pages.pages import table_metadata
+from trinitylake_ops.dagster_plugin.sensors import build_commit_sensor
+from trinitylake_ops.dagster_plugin.table_metadata import table_metadata
 from trinitylake_ops.errors import InvalidInputError, TableNotFoundError
 from trinitylake_ops.format.definitions import METADATA_LOCATION, Column, DataType, Schema, TableDef
 from trinitylake_ops.format.file_names import root_path
-from trinitylake_ops.tables.writing.arrow_writer import stage_arrow
-from trinitylake_ops.tables.writing.publication import publication_id, publish_once
-from trinitylake_ops.tree.nodes.node import DEFAULT_BUFFER_TARGET_BYTES
+from trinitylake_ops.iceberg.write.arrow import stage_arrow
+from trinitylake_ops.iceberg.write.publication import publication_id, publish_once
+from trinitylake_ops.tree.node import DEFAULT_BUFFER_TARGET_BYTES
 
 ORDERS = dg.AssetKey(["sales", "orders"])
 PARTITIONS = "trinitylake_exports"
@@ -85,7 +85,7 @@ def test_the_head_shows_its_version_and_what_changed_since(lake: Lakehouse, inst
     assert (shown["hours_since_expiry"], shown["hours_since_export"]) == ("none", "none")
     append(lake, "orders", 1)
     append(lake, "customers", 1)
-    maintenance.verify(lake, incremental=True)
+    operations.verify(lake, incremental=True)
     shown = values(observe(lake, instance)[ONLY.lakehouse_key])
     assert (shown["changed_since"], shown["changed_tables"]) == (2, 2)
     assert "| changed | sales | orders |" in shown["changes"]
@@ -125,15 +125,15 @@ def test_the_head_shows_what_can_be_freed(tmp_path: Path, monkeypatch: pytest.Mo
     assert shown() == {**nothing, "hours_since_expiry": "none"}
     clock.forward(2)
     before = shown()
-    assert before["expirable_bytes"] == before["reclaimable_bytes"] == maintenance.plan_expiration(lake).bytes > 0
+    assert before["expirable_bytes"] == before["reclaimable_bytes"] == operations.plan_expiration(lake).bytes > 0
     assert shown(0) == {"hours_since_expiry": "none"}
     assert shown(1e-9)["reclaimable_bytes"] == "not counted: it takes more than 1e-09 seconds"
-    maintenance.plan_expiration(lake).execute()
+    operations.plan_expiration(lake).execute()
     clock.forward(1)
     after = shown()
     assert after["purgeable_bytes"] == after["reclaimable_bytes"] == before["expirable_bytes"]
     assert after["hours_since_expiry"] == pytest.approx(1, abs=0.1)
-    maintenance.plan_purge(lake).execute()
+    operations.plan_purge(lake).execute()
     assert shown()["purgeable_bytes"] == 0
     alter(lake, "ns", "t")
     truncate(lake.storage, root_path(alter(lake, "ns", "t") - 2))
@@ -167,14 +167,14 @@ def test_a_table_that_is_not_there(lake: Lakehouse, instance: dg.DagsterInstance
 
 def test_exports_are_partitions_until_they_are_dropped(lake: Lakehouse, instance: dg.DagsterInstance) -> None:
     for name in ("first", "second"):
-        maintenance.plan_export(lake, name, "minimal").execute()
+        operations.plan_export(lake, name, "minimal").execute()
     observe(lake, instance)
     assert set(instance.get_dynamic_partitions(PARTITIONS)) == {"first", "second"}
     event = instance.get_latest_materialization_event(ONLY.exports_key)
     assert event is not None and event.asset_materialization is not None
     assert event.asset_materialization.partition == "second"
     assert event.asset_materialization.metadata["lakehouse_version"].value == lake.snapshot("second").version
-    maintenance.drop_export(lake, "first")
+    operations.drop_export(lake, "first")
     observe(lake, instance)
     assert list(instance.get_dynamic_partitions(PARTITIONS)) == ["second"]
     assert len(instance.fetch_materializations(ONLY.exports_key, limit=9).records) == 2
@@ -189,12 +189,12 @@ def described(instance: dg.DagsterInstance, partition: str) -> Mapping[str, Any]
 
 
 def test_an_export_made_again_under_its_name_is_told(lake: Lakehouse, instance: dg.DagsterInstance) -> None:
-    maintenance.plan_export(lake, "daily", "minimal").execute()
+    operations.plan_export(lake, "daily", "minimal").execute()
     observe(lake, instance)
     first = described(instance, "daily")
-    maintenance.drop_export(lake, "daily")
+    operations.drop_export(lake, "daily")
     append(lake, "orders", 1)
-    maintenance.plan_export(lake, "daily", "minimal").execute()
+    operations.plan_export(lake, "daily", "minimal").execute()
     for _ in range(2):
         observe(lake, instance)
     assert described(instance, "daily")["lakehouse_version"] == lake.snapshot("daily").version
@@ -204,13 +204,13 @@ def test_an_export_made_again_under_its_name_is_told(lake: Lakehouse, instance: 
 
 def test_an_export_whose_name_is_no_partition_of_dagster(lake: Lakehouse, instance: dg.DagsterInstance) -> None:
     for name in ("v1...v2", "a%2Eb", "été/1"):
-        maintenance.plan_export(lake, name, "minimal").execute()
+        operations.plan_export(lake, name, "minimal").execute()
     observe(lake, instance)
     partitions = {"v1%2E%2E%2Ev2", "a%2Eb", "été/1"}
     assert set(instance.get_dynamic_partitions(PARTITIONS)) == partitions
     observe(lake, instance)
     assert len(instance.fetch_materializations(ONLY.exports_key, limit=9).records) == 3
-    maintenance.drop_export(lake, "v1...v2")
+    operations.drop_export(lake, "v1...v2")
     observe(lake, instance)
     assert set(instance.get_dynamic_partitions(PARTITIONS)) == {"a%2Eb", "été/1"}
 

@@ -25,9 +25,9 @@ from trinitylake_ops import Lakehouse
 from trinitylake_ops.dagster_plugin import TrinityLakeIOManager, TrinityLakeResource, build_publish_asset
 from trinitylake_ops.dagster_plugin.runs import backfills
 from trinitylake_ops.format.definitions import IsolationLevel
-from trinitylake_ops.tables.catalog import catalog_at
-from trinitylake_ops.tables.writing.arrow_writer import stage_arrow
-from trinitylake_ops.tables.writing.publication import publication_id, publish_once
+from trinitylake_ops.iceberg.catalog import catalog_at
+from trinitylake_ops.iceberg.write.arrow import stage_arrow
+from trinitylake_ops.iceberg.write.publication import publication_id, publish_once
 
 LAUNCHER = {
     "run_launcher": {

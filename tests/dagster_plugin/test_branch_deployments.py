@@ -15,12 +15,12 @@ import pytest
 from tests.dagster_plugin.test_code_location import run
 from tests.dagster_plugin.test_examples import EXAMPLES, load, put_orders
 from tests.lakes import Lakes
-from trinitylake_ops import Lakehouse, maintenance
+from trinitylake_ops import Lakehouse, operations
 from trinitylake_ops.dagster_plugin import TrinityLakeResource
-from trinitylake_ops.dagster_plugin.branches.branch import branch_clone, current_branch
+from trinitylake_ops.dagster_plugin.resources import branch_clone, current_branch
 from trinitylake_ops.errors import ExportExistsError, InvalidInputError, LakehouseNotFoundError
+from trinitylake_ops.iceberg.catalog import catalog_at
 from trinitylake_ops.storage.options import OPTIONS_VARIABLE
-from trinitylake_ops.tables.catalog import catalog_at
 
 EXAMPLE = "branch_deployments/definitions.py"
 BRANCH = "feature/Mean of orders"
@@ -154,7 +154,7 @@ def test_a_branch_works_on_a_clone_until_it_is_closed(
     monkeypatch.delenv("TRINITYLAKE_BRANCH")
     name = branch_clone("mean")
     lake = Lakehouse.open(lake.root, {"fsync": "false", "allowed_roots": f"file://{tmp_path}/clones/"})
-    plan = maintenance.plan_promotion(lake, name)
+    plan = operations.plan_promotion(lake, name)
     run(production.defs, instance, "promote", name=name, approval={"digest": plan.digest, "approved_by": "Ada"})
     assert columns(lake) == columns(clone)
 
@@ -169,13 +169,13 @@ def test_a_branch_works_on_a_clone_until_it_is_closed(
 
     repository = repository_with(tmp_path / "repository", "mean")
     monkeypatch.setenv("REPOSITORY", str(repository))
-    maintenance.plan_clone(lake, f"{tmp_path}/clones/by-hand").execute()
+    operations.plan_clone(lake, f"{tmp_path}/clones/by-hand").execute()
     assert requests() == []
     subprocess.run(["git", "branch", "-D", "mean"], cwd=repository, check=True, capture_output=True)
     (request,) = requests()
     assert request.run_config == {"name": name}
     run(production.defs, instance, "drop_closed_branch", **request.run_config)
-    assert [one.name for one in maintenance.list_clones(lake)] == ["by-hand"]
+    assert [one.name for one in operations.list_clones(lake)] == ["by-hand"]
     assert list(clone.storage.list()) == []
     monkeypatch.setenv("REPOSITORY", f"{tmp_path}/no-such-repository")
     with pytest.raises(subprocess.CalledProcessError):
@@ -221,11 +221,11 @@ def test_two_deployments_as_processes_on_one_server(radosgw: Any, tmp_path: Path
     job("branch", branch, "verify", **dagster_plus)
     opened = TrinityLakeResource.for_branch_deployment(root, clones).allowed_roots
     lake = Lakehouse.open(root, {**radosgw.storage_options, "allowed_roots": opened[0]})
-    digest = maintenance.plan_promotion(lake, name).digest
+    digest = operations.plan_promotion(lake, name).digest
     approval = f'{{"name": "{name}", "approval": {{"digest": "{digest}", "approved_by": "Ada"}}}}'
     job("production", production, "promote", approval)
     assert columns(lake) == ["customer", "euros_sum", "euros_mean"]
     job("production", production, "drop_closed_branch", f'{{"name": "{name}"}}')
-    assert maintenance.list_clones(lake) == []
+    assert operations.list_clones(lake) == []
     assert list(clone.storage.list()) == []
-    assert maintenance.verify(lake, deep=True).is_clean
+    assert operations.verify(lake, deep=True).is_clean

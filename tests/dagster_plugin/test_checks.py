@@ -14,16 +14,16 @@ import pytest
 from tests.dagster_plugin.plain import plain
 from tests.lakes import table
 from tests.local_clock import HOUR_MS, LocalClock
-from tests.maintenance.aging import with_least_requests
-from tests.maintenance.changes import ROWS, alter, append_rows, content, create, make_untidy, small_sizes, truncate
-from trinitylake_ops import Lakehouse, maintenance
+from tests.operations.aging import with_least_requests
+from tests.operations.changes import ROWS, alter, append_rows, content, create, make_untidy, small_sizes, truncate
+from trinitylake_ops import Lakehouse, operations
 from trinitylake_ops.dagster_plugin.checks import CheckLimits, build_checks_job, build_lakehouse_checks
 from trinitylake_ops.dagster_plugin.names import ONLY
 from trinitylake_ops.dagster_plugin.resources import StorageSettings, TrinityLakeResource
 from trinitylake_ops.format.file_names import HINT_PATH, root_path
-from trinitylake_ops.maintenance import Budget
+from trinitylake_ops.iceberg.catalog import catalog_at
+from trinitylake_ops.operations import Budget
 from trinitylake_ops.storage import LocalStorage
-from trinitylake_ops.tables.catalog import catalog_at
 
 ALL = {
     "hint_right", "verify_clean", "retention_kept", "exports_fresh", "clones_in_time", "orphans_bounded",
@@ -65,7 +65,7 @@ class Lake:
         )
         create(self.lake, "ns", "t", "u")
         alter(self.lake, "ns", "t")
-        maintenance.plan_export(self.lake, "weekly-1", "full").execute()
+        operations.plan_export(self.lake, "weekly-1", "full").execute()
 
     def check(self, limits: CheckLimits | None = None, **options: Any) -> dict[str, Checked]:
         """Run the job of all checks; it must change nothing."""
@@ -123,7 +123,7 @@ def test_a_wrong_hint(lake: Lake) -> None:
     assert one.metadata["repaired_by"] == "repair_hint"
     linked = lake.failed(location_name="ops")["hint_right"].metadata["repaired_by"]
     assert (linked.job_name, linked.location_name) == ("repair_hint", "ops")
-    maintenance.repair_hint(lake.lake)
+    operations.repair_hint(lake.lake)
     assert lake.failed() == {}
 
 
@@ -156,13 +156,13 @@ def test_retention_that_nobody_keeps(lake: Lake) -> None:
     latest = lake.lake.latest_version()
     assert (one.severity, one.metadata["repaired_by"]) == (WARN, "expire")
     assert one.description == (f"{latest} versions should have expired more than 3 d ago: 0-{latest - 1}")
-    maintenance.plan_expiration(lake.lake).execute()
+    operations.plan_expiration(lake.lake).execute()
     assert lake.failed(limits) == {}
     lake.clock.forward(73)
     one = lake.failed(limits)["retention_kept"]
     assert one.metadata["repaired_by"] == "purge"
     assert f"{latest} versions could have been purged more than 3 d ago: " in one.description
-    maintenance.plan_purge(lake.lake).execute()
+    operations.plan_purge(lake.lake).execute()
     assert lake.failed(limits) == {}
 
 
@@ -173,9 +173,9 @@ def test_exports_that_are_old_damaged_or_missing(lake: Lake) -> None:
     assert (name, others, one.severity, one.metadata["repaired_by"]) == ("exports_fresh", [], WARN, "export")
     assert one.description.startswith("no full export named * is younger than 8 d; the newest is 'weekly-1'")
     assert "there is none" in lake.failed(CheckLimits(export_pattern="daily-*"))["exports_fresh"].description
-    maintenance.plan_export(lake.lake, "weekly-2", "full").execute()
+    operations.plan_export(lake.lake, "weekly-2", "full").execute()
     assert lake.failed(limits) == {}
-    (info,) = [info for info in maintenance.list_exports(lake.lake) if info.name == "weekly-2"]
+    (info,) = [info for info in operations.list_exports(lake.lake) if info.name == "weekly-2"]
     lake.lake.storage.delete(info.location)
     one = lake.failed(limits)["exports_fresh"]
     assert one.severity == ERROR
@@ -198,7 +198,7 @@ def test_too_many_orphans(lake: Lake) -> None:
         (name, one), *others = lake.failed(beyond).items()
         assert (name, others, one.severity, one.metadata["repaired_by"]) == ("orphans_bounded", [], WARN, "orphans")
         assert one.description.startswith(f"{n_orphans} orphans of ")
-    maintenance.plan_orphan_removal(lake.lake).execute()
+    operations.plan_orphan_removal(lake.lake).execute()
     assert lake.check(beyond)["orphans_bounded"].metadata["files"] == 0
 
 
@@ -206,12 +206,12 @@ def test_an_unfinished_purge_is_said_where_orphans_cannot_be_told(lake: Lake, mo
     for _ in range(3):
         alter(lake.lake, "ns", "t")
     lake.clock.forward(30)
-    maintenance.plan_expiration(lake.lake).execute()
+    operations.plan_expiration(lake.lake).execute()
     lake.clock.forward()
     with monkeypatch.context() as patch:
         patch.setattr(LocalStorage, "delete_batch_size", 1)
         opened = Lakehouse.open(lake.lake.root, {"fsync": "false"})
-        _, report = with_least_requests(lambda budget: maintenance.plan_purge(opened).execute(budget=budget))
+        _, report = with_least_requests(lambda budget: operations.plan_purge(opened).execute(budget=budget))
     assert report.stopped is not None
     one = lake.failed()["orphans_bounded"]
     assert "is unfinished; run it first: purge" in one.description
@@ -225,7 +225,7 @@ def test_a_tree_out_of_shape(lake: Lake) -> None:
     assert (one.severity, one.metadata["repaired_by"]) == (WARN, "compact")
     assert f"leaves are filled to {shape.leaf_fill:.0%}" in one.description
     assert "buffers of a level are filled to" in one.description
-    assert maintenance.compact(lake.lake).has_changed
+    assert operations.compact(lake.lake).has_changed
     assert lake.failed(CheckLimits(max_buffer_fill=0.0)) == {}
 
 
@@ -245,7 +245,7 @@ def test_tables_with_many_small_data_files(lake: Lake) -> None:
     assert [one.metadata[name] for name in figures] == [3, 1, 6, sum(data), 0, 0]
     assert lake.failed(CheckLimits(small_files=2, small_file_bytes=min(data) - 1)) == {}
     assert lake.failed(CheckLimits(small_files=6)) == {}
-    maintenance.plan_compact_tables(lake.lake).execute()
+    operations.plan_compact_tables(lake.lake).execute()
     assert lake.failed(CheckLimits(small_files=1)) == {}
 
 
@@ -268,7 +268,7 @@ def test_metadata_that_nobody_can_read_is_told_and_the_rest_is_counted(lake: Lak
 
 
 def test_data_files_are_counted_within_a_time(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("trinitylake_ops.maintenance.reach.tables._BATCH", 1)
+    monkeypatch.setattr("trinitylake_ops.operations.mark.tables._BATCH", 1)
     append_rows(lake.lake, "sales.orders")
     one = lake.check(CheckLimits(data_files_seconds=0))["data_files_in_shape"]
     assert one.passed

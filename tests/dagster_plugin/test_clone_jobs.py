@@ -13,9 +13,9 @@ import pytest
 from tests.dagster_plugin.maintenance_jobs import APPROVER, Ran, approved
 from tests.lakes import Lakes
 from tests.local_clock import HOUR_MS, LocalClock
-from tests.maintenance.changes import append_rows, create, overwrite_rows
-from tests.maintenance.copies import rows
-from trinitylake_ops import Lakehouse, maintenance
+from tests.operations.changes import append_rows, create, overwrite_rows
+from tests.operations.copies import rows
+from trinitylake_ops import Lakehouse, operations
 from trinitylake_ops.dagster_plugin import (
     ApplyLimits,
     StorageSettings,
@@ -118,7 +118,7 @@ def test_a_clone_is_made_compared_promoted_refreshed_and_dropped(jobs: CloneJobs
     ran = jobs.must_apply("drop_clone", name="feature", delete_files=True)
     assert ran.metadata["files"] > 5
     assert not [path for path in Path(jobs.target).rglob("*") if path.is_file()]
-    assert maintenance.list_clones(jobs.lake) == []
+    assert operations.list_clones(jobs.lake) == []
 
 
 def test_conflicts_are_shown_and_decided(jobs: CloneJobs) -> None:
@@ -144,7 +144,7 @@ def test_a_clone_past_its_time_is_told_and_dropped_within_limits(
     clock = LocalClock(monkeypatch)
     assert jobs.check() == (True, "0 clones are within their time")
     jobs.must_run("clone", name="feature", target=jobs.target, retain_days=1.0)
-    maintenance.plan_clone(jobs.lake, f"{jobs.target}-kept", retain_for=100 * HOUR_MS).execute()
+    operations.plan_clone(jobs.lake, f"{jobs.target}-kept", retain_for=100 * HOUR_MS).execute()
     append_rows(jobs.clone)
     assert jobs.check() == (True, "2 clones are within their time")
     clock.forward(25)
@@ -166,7 +166,7 @@ def test_a_clone_past_its_time_is_told_and_dropped_within_limits(
     ran = jobs.must_run("drop_overdue_clones")
     assert ran.metadata["dropped"] == "feature"
     assert ran.materialized[0]["approved_by"] == "the limits of schedules"
-    assert [one.name for one in maintenance.list_clones(jobs.lake)] == ["feature-kept"]
+    assert [one.name for one in operations.list_clones(jobs.lake)] == ["feature-kept"]
     assert not [path for path in Path(jobs.target).rglob("*") if path.is_file()]
     assert jobs.must_run("drop_overdue_clones").materialized == []
 
@@ -176,9 +176,9 @@ def test_what_cannot_be_dropped_fails_the_run_and_stops_no_other(
 ) -> None:
     clock = LocalClock(monkeypatch)
     jobs.must_run("clone", name="feature", target=jobs.target, retain_days=1.0)
-    maintenance.plan_clone(jobs.lake, f"{jobs.target}-read", retain_for=HOUR_MS).execute()
+    operations.plan_clone(jobs.lake, f"{jobs.target}-read", retain_for=HOUR_MS).execute()
     read = Lakehouse.open(f"{jobs.target}-read", {"fsync": "false"})
-    maintenance.plan_export(read, "more", target=f"{tmp_path}/more").execute()
+    operations.plan_export(read, "more", target=f"{tmp_path}/more").execute()
     clock.forward(25)
     ran = jobs.run("drop_overdue_clones")
     assert "1 clones were not dropped, such as feature-read: the lakehouse at " in ran.error

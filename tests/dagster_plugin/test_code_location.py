@@ -31,12 +31,12 @@ from trinitylake_ops.dagster_plugin import (
     code_location,
     stored_as,
 )
-from trinitylake_ops.dagster_plugin.automation.schedules import LIMITED
 from trinitylake_ops.dagster_plugin.checks import repairing_jobs
+from trinitylake_ops.dagster_plugin.schedules import LIMITED
+from trinitylake_ops.declarations.registry import ALL, GROUPS
 from trinitylake_ops.errors import InvalidInputError
-from trinitylake_ops.operations.declared.all import ALL, GROUPS
-from trinitylake_ops.tables.writing.arrow_writer import stage_arrow
-from trinitylake_ops.tables.writing.publication import publication_id, publish_once
+from trinitylake_ops.iceberg.write.arrow import stage_arrow
+from trinitylake_ops.iceberg.write.publication import publication_id, publish_once
 
 LIMITS = ApplyLimits(max_files=10, max_bytes=1 << 20, min_age=timedelta(days=7))
 SOLE_IO_MANAGER = LakehouseNames("").io_manager_key
@@ -91,9 +91,9 @@ tables = {"orders": orders, "totals": dg.AssetKey(["shop", "totals"])}
 publish = build_publish_asset(key=["publish"], tables=tables, partitions_def=days, names=names)
 resources = {names.resource_key: lakehouse, names.io_manager_key: TrinityLakeIOManager(lakehouse=lakehouse)}
 dg.Definitions(assets=[orders, dg.AssetSpec(["shop", "totals"]), publish], resources=resources).get_repository_def()
-table_modules = {name for name in sys.modules if name.startswith("trinitylake_ops.tables.")}
-loaded = {"pyiceberg", "trinitylake_ops.maintenance.status"} & sys.modules.keys() | table_modules
-loaded -= {"trinitylake_ops.tables.writing", "trinitylake_ops.tables.writing.staged_table"}
+table_modules = {name for name in sys.modules if name.startswith("trinitylake_ops.iceberg.")}
+loaded = {"pyiceberg", "trinitylake_ops.operations.status"} & sys.modules.keys() | table_modules
+loaded -= {"trinitylake_ops.iceberg.write", "trinitylake_ops.iceberg.write.staged_table"}
 assert not loaded, loaded
 """
     ran = run_without((), program)

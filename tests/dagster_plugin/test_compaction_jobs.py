@@ -11,10 +11,10 @@ from pyspark.sql import SparkSession
 
 from tests.dagster_plugin.maintenance_jobs import Ran, approved
 from tests.lakes import Lakes
-from tests.maintenance.changes import append_rows
-from trinitylake_ops.dagster_plugin.ops.jobs import build_jobs
+from tests.operations.changes import append_rows
+from trinitylake_ops.dagster_plugin.jobs import build_jobs
 from trinitylake_ops.dagster_plugin.resources import StorageSettings, TrinityLakeResource
-from trinitylake_ops.tables.catalog import catalog_at
+from trinitylake_ops.iceberg.catalog import catalog_at
 
 
 @pytest.mark.local_only("the job opens the lakehouse by its folder")

@@ -18,7 +18,7 @@ from tests.credentials.canaries import SECRET_ACCESS_KEY, leaks
 from trinitylake_ops.dagster_plugin import TrinityLakeMaintenanceComponent
 from trinitylake_ops.dagster_plugin.checks import CheckLimits
 from trinitylake_ops.dagster_plugin.component import ChecksModel
-from trinitylake_ops.maintenance import Budget
+from trinitylake_ops.operations import Budget
 
 REPOSITORY = Path(__file__).parents[2]
 TYPE = "trinitylake_ops.dagster_plugin.component.TrinityLakeMaintenanceComponent"

@@ -17,8 +17,8 @@ from tests.dagster_plugin.monthly_project import MEANWHILE, MONTHS, definitions
 from tests.dagster_plugin.quiet import QUIET
 from tests.lakes import check_lake
 from tests.processes import fork
-from trinitylake_ops import Lakehouse, maintenance
-from trinitylake_ops.tables.catalog import catalog_at
+from trinitylake_ops import Lakehouse, operations
+from trinitylake_ops.iceberg.catalog import catalog_at
 
 KEYS = MONTHS.get_partition_keys()
 _KILLED_AFTER_S = (0.2, 4.0)
@@ -91,7 +91,7 @@ def test_runs_of_other_partitions_publish_in_between(sales: Sales) -> None:
     MEANWHILE.append(lambda: sales.run(KEYS[3]))
     assert sales.run(KEYS[1]).success
     assert (sales.months("orders"), sales.months("events")) == ({1: 1, 2: 2, 3: 3, 4: 4}, {1: 1, 2: 2, 3: 1, 4: 1})
-    assert maintenance.verify(sales.lake).is_clean
+    assert operations.verify(sales.lake).is_clean
 
 
 def test_a_retry_from_failure_replaces_what_is_there_by_then(sales: Sales) -> None:
@@ -160,7 +160,7 @@ def _check_all(sales: Sales, months: int, times: int) -> None:
     assert sales.months("orders") == {month: month for month in range(1, months + 1)}
     assert sales.months("events") == dict.fromkeys(range(1, months + 1), times)
     assert sorted(sales.published()) == sorted(KEYS[:months] * times)
-    assert maintenance.verify(sales.lake).is_clean
+    assert operations.verify(sales.lake).is_clean
 
 
 @pytest.mark.timeout(300)

@@ -14,11 +14,11 @@ from dagster._cli.config_scaffolder import scaffold_job_config
 from dagster._core.system_config.objects import ResolvedRunConfig
 
 from tests.credentials.canaries import ACCESS_KEY_ID, SECRET_ACCESS_KEY, leaks, leaks_in_files
-from trinitylake_ops.dagster_plugin.ops.jobs import build_jobs
+from trinitylake_ops.dagster_plugin.jobs import build_jobs
 from trinitylake_ops.dagster_plugin.resources import TrinityLakeResource
-from trinitylake_ops.operations.declared.all import ALL
-from trinitylake_ops.operations.limits import ApplyLimits
-from trinitylake_ops.operations.planned import PlannedOptions
+from trinitylake_ops.declarations.options import ApplyLimits
+from trinitylake_ops.declarations.planned import PlannedOptions
+from trinitylake_ops.declarations.registry import ALL
 from trinitylake_ops.storage.options import OPTIONS_VARIABLE
 
 REPOSITORY = Path(__file__).parents[2]

@@ -16,7 +16,7 @@ from rich.console import Console
 from tests.dagster_plugin.test_launchpad import REPOSITORY
 from tests.lakes import Lakes
 from trinitylake_ops.dagster_plugin import TrinityLakeResource, build_jobs
-from trinitylake_ops.demo.play import Demo
+from trinitylake_ops.demo.walkthrough import Demo
 from trinitylake_ops.storage.options import StorageOptions
 
 # The home page draws a row for each job with runs, and leaves out runs whose origin it does not know.

@@ -14,16 +14,16 @@ from hypothesis import strategies as st
 from tests.dagster_plugin.quiet import QUIET
 from trinitylake_ops import Lakehouse
 from trinitylake_ops.dagster_plugin.io_manager import TrinityLakeIOManager
+from trinitylake_ops.dagster_plugin.partition_checks import check_formats
 from trinitylake_ops.dagster_plugin.publish import build_publish_asset
 from trinitylake_ops.dagster_plugin.resources import TrinityLakeResource
-from trinitylake_ops.dagster_plugin.stored.distinct import check_formats
-from trinitylake_ops.dagster_plugin.stored.settings import Stored, StoreMode, check_stored, stored_as
+from trinitylake_ops.dagster_plugin.table_settings import Stored, StoreMode, check_stored, stored_as
 from trinitylake_ops.errors import InvalidInputError
-from trinitylake_ops.tables.catalog import catalog_at
-from trinitylake_ops.tables.writing.arrow_writer import stage_arrow
-from trinitylake_ops.tables.writing.publication import publication_id, publish_once
-from trinitylake_ops.tables.writing.staged_table import StagedTable
-from trinitylake_ops.tables.writing.upserting import stage_upsert
+from trinitylake_ops.iceberg.catalog import catalog_at
+from trinitylake_ops.iceberg.write.arrow import stage_arrow
+from trinitylake_ops.iceberg.write.publication import publication_id, publish_once
+from trinitylake_ops.iceberg.write.staged_table import StagedTable
+from trinitylake_ops.iceberg.write.upsert import stage_upsert
 
 TABLE = ("sales", "orders")
 HOURS = dg.TimeWindowPartitionsDefinition

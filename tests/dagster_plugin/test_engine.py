@@ -10,8 +10,8 @@ from pyspark.sql import SparkSession
 
 from tests.dagster_plugin.maintenance_jobs import Jobs
 from tests.local_clock import LocalClock
-from trinitylake_ops.spark_jobs import executor as executor_module
-from trinitylake_ops.spark_jobs.executor import SparkExecutor
+from trinitylake_ops.spark import executor as executor_module
+from trinitylake_ops.spark.executor import SparkExecutor
 
 
 def test_the_resource_says_which_engine_carries_out_operations(

@@ -16,9 +16,9 @@ from tests.dagster_plugin.test_code_location import put, run
 from tests.lakes import Lakes
 from tests.spark_places.spark_processes import SPARK_HOME, environment
 from trinitylake_ops import Lakehouse
-from trinitylake_ops.tables.catalog import catalog_at
-from trinitylake_ops.tables.writing.arrow_writer import stage_arrow
-from trinitylake_ops.tables.writing.publication import publication_id, publish_once
+from trinitylake_ops.iceberg.catalog import catalog_at
+from trinitylake_ops.iceberg.write.arrow import stage_arrow
+from trinitylake_ops.iceberg.write.publication import publication_id, publish_once
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 IN_PROCESS = dg.Definitions(executor=dg.in_process_executor)
@@ -120,7 +120,7 @@ import pyarrow as pa
 from dagster_pipes import open_dagster_pipes
 from trinitylake_ops import Lakehouse
 from trinitylake_ops.dagster_plugin import report_staged
-from trinitylake_ops.tables import stage_arrow
+from trinitylake_ops.iceberg import stage_arrow
 
 with open_dagster_pipes() as pipes:
     rows = pa.table({"customer": [1, 2], "euros": [20.0, 5.5]})

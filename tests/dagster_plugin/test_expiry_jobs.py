@@ -16,14 +16,14 @@ import pytest
 from tests.dagster_plugin.maintenance_jobs import APPROVER, Jobs
 from tests.lakes import check_lake
 from tests.local_clock import LocalClock
-from tests.maintenance.aging import with_least_requests
-from tests.maintenance.changes import append_rows, content, overwrite_rows
-from trinitylake_ops import Lakehouse, maintenance
+from tests.operations.aging import with_least_requests
+from tests.operations.changes import append_rows, content, overwrite_rows
+from trinitylake_ops import Lakehouse, operations
 from trinitylake_ops.errors import StoragePermissionError, VersionExpiredError
 from trinitylake_ops.format.file_names import root_path
-from trinitylake_ops.maintenance.state.lease import lease
+from trinitylake_ops.iceberg.catalog import catalog_at
+from trinitylake_ops.operations.lease import lease
 from trinitylake_ops.storage import LocalStorage
-from trinitylake_ops.tables.catalog import catalog_at
 
 
 def shown_picture(markdown: str) -> str:
@@ -170,7 +170,7 @@ def test_a_stale_digest_is_refused_in_one_line(jobs: Jobs) -> None:
     jobs.clock.forward()
     jobs.expired()
     purge = jobs.plan("purge")["digest"]
-    maintenance.plan_purge(jobs.lake).execute()
+    operations.plan_purge(jobs.lake).execute()
     before = content(jobs.lake)
     for name, digest in (("trim", trim), ("expire", expire), ("purge", purge), ("orphans", expire)):
         ran = jobs.apply_digest(name, digest)
@@ -220,7 +220,7 @@ def test_undelete_until_the_purge_begins(jobs: Jobs) -> None:
     assert (event["lakehouse_version"], event["operation"], ran.metadata["versions"]) == (5, "undelete", "2")
     assert event["last_versions"].startswith("- **[5](/runs/")
     assert jobs.lake.snapshot(2).tables("ns") == ["t"]
-    maintenance.plan_purge(jobs.lake).execute()
+    operations.plan_purge(jobs.lake).execute()
     assert "their purge has begun" in jobs.run("undelete", versions="1").error
     with pytest.raises(VersionExpiredError):
         jobs.lake.snapshot(1)
@@ -234,7 +234,7 @@ def test_a_spent_budget_is_a_success_that_says_so(jobs: Jobs, monkeypatch: pytes
     assert n_files > 1
     too_few = jobs.apply_digest("purge", plan["digest"], max_requests=3)
     assert "the budget of 3 requests is spent while planning" in too_few.error
-    needed, _ = with_least_requests(lambda budget: maintenance.plan_purge(jobs.lake, budget=budget))
+    needed, _ = with_least_requests(lambda budget: operations.plan_purge(jobs.lake, budget=budget))
     most = 2 * needed
     while (ran := jobs.apply_digest("purge", jobs.plan("purge")["digest"], max_requests=most)).error:
         assert f"the budget of {most} requests is spent while planning" in ran.error

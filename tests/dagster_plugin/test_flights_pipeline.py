@@ -11,7 +11,7 @@ from pyspark.sql.classic.dataframe import DataFrame
 from tests.dagster_plugin.maintenance_jobs import approved_rollback
 from tests.dagster_plugin.pipeline import MONTHLY_TABLES, Pipeline
 from tests.lakes import check_lake, entries
-from trinitylake_ops import maintenance
+from trinitylake_ops import operations
 from trinitylake_ops.dagster_plugin.names import ONLY
 from trinitylake_ops.dagster_plugin.resources import StorageSettings, TrinityLakeResource
 from trinitylake_ops.demo.assets import INITIAL_JOB, MONTHLY_JOB, NAMESPACES
@@ -31,7 +31,7 @@ def pipeline(spark: SparkSession, sample_folder: Path, tmp_path_factory: pytest.
         made.monthly_load("2013-01-01")
         yield made
         check_lake(made.lake())
-        assert maintenance.verify(made.lake()).is_clean
+        assert operations.verify(made.lake()).is_clean
 
 
 def test_each_run_is_one_version_with_its_run_id(pipeline: Pipeline) -> None:
@@ -121,7 +121,7 @@ def test_a_bad_month_that_gets_through_is_rolled_back(pipeline: Pipeline) -> Non
 def test_operations_report_to_the_lakehouse_asset(pipeline: Pipeline) -> None:
     result = pipeline.must_run("export", name="kept", level="minimal")
     exported = pipeline.lake().snapshot("kept").version
-    (record,) = maintenance.list_exports(pipeline.lake())
+    (record,) = operations.list_exports(pipeline.lake())
     assert (record.name, record.version) == ("kept", exported)
     assert {info.run_id for info in pipeline.lake().history(2)} == {result.run_id}
     event = pipeline.instance.get_latest_materialization_event(ONLY.lakehouse_key)

@@ -23,7 +23,7 @@ from trinitylake_ops.dagster_plugin import (
     stored_as,
 )
 from trinitylake_ops.errors import InvalidInputError
-from trinitylake_ops.tables.catalog import catalog_at
+from trinitylake_ops.iceberg.catalog import catalog_at
 
 LAKE = LakehouseNames("lake")
 IO = LAKE.io_manager_key

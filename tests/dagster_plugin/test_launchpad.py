@@ -19,7 +19,7 @@ from dagster._core.workspace.context import WorkspaceProcessContext
 from dagster._core.workspace.load_target import InProcessWorkspaceLoadTarget
 from dagster_graphql.test.utils import execute_dagster_graphql
 
-from trinitylake_ops.operations.declared.all import ALL
+from trinitylake_ops.declarations.registry import ALL
 
 REPOSITORY = Path(__file__).parents[2]
 LOCATION = Path(__file__).with_name("all_operations.py")

@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 
 from trinitylake_ops.dagster_plugin.metadata import column_schema, markdown_table
+from trinitylake_ops.declarations.rendering import MAX_CELL_CHARS, MAX_DETAIL_ROWS, Link
 from trinitylake_ops.format.definitions import Column, DataType, Schema, TableDef
-from trinitylake_ops.maintenance.plans.document import visible
-from trinitylake_ops.operations.shown import MAX_CELL_CHARS, MAX_DETAIL_ROWS, Link
-from trinitylake_ops.tables.types import DOC
+from trinitylake_ops.iceberg.types import DOC
+from trinitylake_ops.operations.rendering import visible
 
 
 def row_of(value: object) -> str:

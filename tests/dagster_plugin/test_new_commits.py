@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 
 from tests.foreign import ForeignLake
 from tests.lakes import table
-from tests.maintenance.changes import create, expire
+from tests.operations.changes import create, expire
 from trinitylake_ops import Lakehouse
-from trinitylake_ops.dagster_plugin.automation.new_commits import Cursor, Limits, News, find_news
-from trinitylake_ops.format.nodes.node_file import decode_node, encode_node
-from trinitylake_ops.format.nodes.system_rows import COMMIT_INFO, decode_commit_info, encode_commit_info
+from trinitylake_ops.dagster_plugin.new_commits import Cursor, Limits, News, find_news
+from trinitylake_ops.format.keys import COMMIT_INFO, decode_commit_info, encode_commit_info
+from trinitylake_ops.format.node_file import decode_node, encode_node
 from trinitylake_ops.storage import MemoryStorage, drop_memory_root
 from trinitylake_ops.versions.commit_info import acting_for_run
 

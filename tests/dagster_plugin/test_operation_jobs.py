@@ -12,14 +12,14 @@ import pytest
 from tests.dagster_plugin.maintenance_jobs import Jobs, Ran, approved
 from tests.lakes import check_lake
 from tests.local_clock import LocalClock
-from tests.maintenance.changes import alter, content, create
-from trinitylake_ops import Lakehouse, maintenance
-from trinitylake_ops.dagster_plugin.automation.schedules import build_maintenance_schedules
+from tests.operations.changes import alter, content, create
+from trinitylake_ops import Lakehouse, operations
+from trinitylake_ops.dagster_plugin.jobs import build_jobs
 from trinitylake_ops.dagster_plugin.names import ONLY, LakehouseNames
-from trinitylake_ops.dagster_plugin.ops.jobs import build_jobs
 from trinitylake_ops.dagster_plugin.resources import StorageSettings, TrinityLakeResource
+from trinitylake_ops.dagster_plugin.schedules import build_maintenance_schedules
+from trinitylake_ops.declarations.options import ApplyLimits
 from trinitylake_ops.format.file_names import HINT_PATH
-from trinitylake_ops.operations.limits import ApplyLimits
 
 
 @pytest.fixture
@@ -35,7 +35,7 @@ def test_exports_of_each_level_and_their_partitions(jobs: Jobs, instance: dg.Dag
     minimal = jobs.must_run("export", name="root", level="minimal", version=1, retain_days=1.0)
     partial = jobs.must_run("export", name="tree", level="partial", namespaces=["ns"], definitions=True)
     away = jobs.must_run("export", name="all", target=str(tmp_path / "backup"))
-    found = {info.name: info for info in maintenance.list_exports(jobs.lake)}
+    found = {info.name: info for info in operations.list_exports(jobs.lake)}
     assert [(name, found[name].level, found[name].version) for name in ("root", "tree", "all")] == [
         ("root", "minimal", 1),
         ("tree", "partial", 5),  # after the two commits of the first

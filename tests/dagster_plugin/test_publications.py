@@ -12,15 +12,16 @@ import pytest
 from tests.dagster_plugin.quiet import QUIET
 from tests.lakes import Lakes, check_lake
 from tests.processes import fork
-from trinitylake_ops import Lakehouse, maintenance
-from trinitylake_ops.dagster_plugin import publish_step, step_publication
+from trinitylake_ops import Lakehouse, operations
+from trinitylake_ops.dagster_plugin import publish_step
+from trinitylake_ops.dagster_plugin import publish_step as step_publication
 from trinitylake_ops.dagster_plugin.io_manager import TrinityLakeIOManager
 from trinitylake_ops.dagster_plugin.publish import build_publish_asset
 from trinitylake_ops.dagster_plugin.resources import TrinityLakeResource
-from trinitylake_ops.dagster_plugin.stored.settings import StoreMode, stored_as
-from trinitylake_ops.dagster_plugin.table_pages.published import PublishedPages
+from trinitylake_ops.dagster_plugin.table_metadata import PublishedPages
+from trinitylake_ops.dagster_plugin.table_settings import StoreMode, stored_as
 from trinitylake_ops.errors import InvalidInputError
-from trinitylake_ops.tables.catalog import catalog_at
+from trinitylake_ops.iceberg.catalog import catalog_at
 
 ORDERS, SUMMARY = dg.AssetKey(["shop", "orders"]), dg.AssetKey(["shop", "summary"])
 PUBLISHED = dg.AssetKey(["publish", "shop"])
@@ -390,8 +391,8 @@ def test_an_append_is_known_when_its_snapshots_were_trimmed(shop: Shop) -> None:
     first = shop.run()
     table = catalog_at(shop.lake).load_table(("shop", "orders"))
     table.overwrite(table.scan().to_arrow())
-    policy = maintenance.RetentionPolicy(maximum_age_ms=0, minimum_versions=1, protected_ms=0)
-    maintenance.plan_trim_tables(shop.lake, policy).execute()
+    policy = operations.RetentionPolicy(maximum_age_ms=0, minimum_versions=1, protected_ms=0)
+    operations.plan_trim_tables(shop.lake, policy).execute()
     assert len(catalog_at(shop.lake).load_table(("shop", "orders")).metadata.snapshots) == 1
     assert shop.run(publisher_of(first)).is_success
     assert shop.values() == [1.0]
@@ -411,7 +412,7 @@ def test_a_publication_that_was_undone_is_reported_as_undone(shop: Shop) -> None
     shop.euros = [2.0]
     shop.at_commit(after=die)
     second = shop.run()
-    maintenance.rollback(shop.lake, 1)
+    operations.rollback(shop.lake, 1)
     assert shop.run(publisher_of(second)).is_success
     assert (shop.values(), shop.lake.latest_version()) == ([1.0], 3)
     assert shop.newest(PUBLISHED).metadata["undone_by_version"].value == 3
@@ -421,7 +422,7 @@ def test_a_publication_that_was_undone_is_reported_as_undone(shop: Shop) -> None
     rest = dg.ReexecutionOptions(second.run_id, step_selection=["shop__summary", "publish__shop"])
     part = shop.run(rest)
     assert shop.failure(part) == "commit-conflict", "a summary of orders that no version has"
-    maintenance.rollback(shop.lake, 2)
+    operations.rollback(shop.lake, 2)
     assert shop.run(publisher_of(second)).is_success
     assert shop.newest().metadata["lakehouse_version"].value == 2
 
@@ -441,7 +442,7 @@ def test_a_second_re_execution_knows_what_the_first_one_published(shop: Shop, is
     rest = dg.ReexecutionOptions(first.run_id, step_selection=["shop__summary", "publish__shop"])
     assert shop.run(rest).is_success
     if is_undone:
-        maintenance.rollback(shop.lake, 0)
+        operations.rollback(shop.lake, 0)
         assert shop.failure(shop.run(rest)) == "commit-conflict"
         assert not shop.lake.snapshot().has_namespace("shop")
         return

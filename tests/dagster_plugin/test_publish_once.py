@@ -20,9 +20,9 @@ from tests.dagster_plugin.sales_project import (
 from tests.lakes import check_lake
 from tests.processes import fork
 from tests.telemetry.lineage_log import events, to_file
-from trinitylake_ops import Lakehouse, maintenance
+from trinitylake_ops import Lakehouse, operations
 from trinitylake_ops.dagster_plugin.names import ONLY
-from trinitylake_ops.tables.catalog import catalog_at
+from trinitylake_ops.iceberg.catalog import catalog_at
 
 
 def failures(result: dg.ExecuteInProcessResult) -> list[str]:
@@ -79,7 +79,7 @@ def sales(tmp_path: Path) -> Iterator[Sales]:
         made = Sales(tmp_path, instance)
         yield made
         check_lake(made.lake)
-        assert maintenance.verify(made.lake).is_clean
+        assert operations.verify(made.lake).is_clean
 
 
 def test_five_tables_are_one_version(sales: Sales, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,12 +12,12 @@ from dagster._core.loader import LoadingContextForTest
 from tests.dagster_plugin.quiet import QUIET
 from tests.lakes import Lakes
 from trinitylake_ops import Lakehouse
-from trinitylake_ops.dagster_plugin.automation.conditions import published
 from trinitylake_ops.dagster_plugin.io_manager import TrinityLakeIOManager
 from trinitylake_ops.dagster_plugin.publish import build_publish_asset
 from trinitylake_ops.dagster_plugin.resources import TrinityLakeResource
-from trinitylake_ops.tables.writing.arrow_writer import stage_arrow
-from trinitylake_ops.tables.writing.publication import publication_id, publish_once
+from trinitylake_ops.dagster_plugin.schedules import published
+from trinitylake_ops.iceberg.write.arrow import stage_arrow
+from trinitylake_ops.iceberg.write.publication import publication_id, publish_once
 
 ORDERS, TOTALS = dg.AssetKey(["sales", "orders"]), dg.AssetKey(["sales", "totals"])
 PUBLISHED = dg.AssetKey(["publish", "sales"])

@@ -21,9 +21,9 @@ from trinitylake_ops.dagster_plugin.resources import (
     TrinityLakeResource,
 )
 from trinitylake_ops.errors import InvalidInputError
-from trinitylake_ops.storage.cache.options import CACHE_OPTIONS
+from trinitylake_ops.storage.cache.memory import CACHE_OPTIONS
 from trinitylake_ops.storage.options import OPTIONS_VARIABLE, SECRET_OPTIONS, StorageOptions, is_secret
-from trinitylake_ops.storage.schemes import OWN_SCHEMES
+from trinitylake_ops.storage.registry import OWN_SCHEMES
 
 
 def test_every_option_has_its_place_in_the_configuration() -> None:

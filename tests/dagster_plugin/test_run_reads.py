@@ -13,13 +13,13 @@ from trinitylake_ops import Lakehouse
 from trinitylake_ops.dagster_plugin.io_manager import TrinityLakeIOManager
 from trinitylake_ops.dagster_plugin.publish import build_publish_asset
 from trinitylake_ops.dagster_plugin.resources import TrinityLakeResource
-from trinitylake_ops.dagster_plugin.stored.settings import stored_as
+from trinitylake_ops.dagster_plugin.table_settings import stored_as
 from trinitylake_ops.errors import CommitConflictError, InvalidInputError
 from trinitylake_ops.format.definitions import IsolationLevel
-from trinitylake_ops.tables.catalog import catalog_at
-from trinitylake_ops.tables.writing.arrow_writer import stage_arrow
-from trinitylake_ops.tables.writing.publication import publication_id, publish_once
-from trinitylake_ops.tables.writing.reads import TableRead
+from trinitylake_ops.iceberg.catalog import catalog_at
+from trinitylake_ops.iceberg.write.arrow import stage_arrow
+from trinitylake_ops.iceberg.write.publication import publication_id, publish_once
+from trinitylake_ops.iceberg.write.replacement import TableRead
 
 OTHER = dg.AssetKey(["ref", "other"])
 PARTS = dg.StaticPartitionsDefinition(["x", "y"])

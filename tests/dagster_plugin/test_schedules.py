@@ -14,17 +14,17 @@ import pytest
 from tests.dagster_plugin.maintenance_jobs import Ran, old_lake
 from tests.lakes import check_lake
 from tests.local_clock import LocalClock
-from tests.maintenance.changes import content, overwrite_rows
-from trinitylake_ops import maintenance
-from trinitylake_ops.dagster_plugin.automation.schedules import CRONS, BlackoutWindow, build_maintenance_schedules
+from tests.operations.changes import content, overwrite_rows
+from trinitylake_ops import operations
 from trinitylake_ops.dagster_plugin.checks import build_checks_job, build_lakehouse_checks
+from trinitylake_ops.dagster_plugin.jobs import build_jobs
 from trinitylake_ops.dagster_plugin.names import ONLY, LakehouseNames
-from trinitylake_ops.dagster_plugin.ops.jobs import build_jobs
 from trinitylake_ops.dagster_plugin.resources import StorageSettings, TrinityLakeResource
+from trinitylake_ops.dagster_plugin.schedules import CRONS, BlackoutWindow, build_maintenance_schedules
+from trinitylake_ops.declarations.options import ApplyLimits
 from trinitylake_ops.errors import InvalidInputError
-from trinitylake_ops.maintenance.gc import purge
-from trinitylake_ops.maintenance.state.lease import lease
-from trinitylake_ops.operations.limits import ApplyLimits
+from trinitylake_ops.operations.gc import purge
+from trinitylake_ops.operations.lease import lease
 
 GENEROUS = ApplyLimits(max_files=10_000, max_bytes=10**9, min_age=timedelta(0))
 SUNDAY = datetime(2026, 11, 22, tzinfo=UTC)
@@ -86,7 +86,7 @@ class Scheduled:
         return ran
 
     def expired(self) -> None:
-        maintenance.plan_expiration(self.lake).execute()
+        operations.plan_expiration(self.lake).execute()
         self.clock.forward()
 
 
@@ -110,7 +110,7 @@ def test_each_schedule_does_its_work(scheduled: Scheduled) -> None:
     assert ran.materialized[0]["approved_by"] == "the limits of schedules"
     assert next(iter(lake.history(1))).approved_by == "the limits of schedules"
     scheduled.clock.forward()
-    planned = maintenance.plan_purge(lake)
+    planned = operations.plan_purge(lake)
     ran = scheduled.must_run("purge")
     assert (ran.metadata["files"], ran.metadata["bytes"]) == (planned.files, planned.bytes)
     assert ran.metadata["digest"].startswith(f"{planned.base_version}-")
@@ -122,7 +122,7 @@ def test_each_schedule_does_its_work(scheduled: Scheduled) -> None:
     assert not lake.storage.exists(stray)
     scheduled.must_run("verify")
     scheduled.must_run("export")
-    (export,) = maintenance.list_exports(lake)
+    (export,) = operations.list_exports(lake)
     assert (export.name, export.level, export.state) == ("weekly-2026-11-22", "full", "complete")
     assert export.created_at is not None
     assert export.retain_until == export.created_at + timedelta(days=35)
@@ -139,7 +139,7 @@ def test_nothing_to_do_is_a_success_that_commits_nothing(scheduled: Scheduled) -
 
 def test_a_plan_beyond_the_limits_fails_and_deletes_nothing(scheduled: Scheduled) -> None:
     lake = scheduled.lake
-    files = sum(maintenance.plan_expiration(lake).files.values())
+    files = sum(operations.plan_expiration(lake).files.values())
     for limits in (
         ApplyLimits(max_files=files - 1, max_bytes=10**9, min_age=timedelta(0)),
         ApplyLimits(max_files=files, max_bytes=9, min_age=timedelta(0)),

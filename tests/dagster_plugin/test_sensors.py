@@ -15,18 +15,18 @@ from tests.clock import ClockStorage
 from tests.dagster_plugin.plain import plain
 from tests.dagster_plugin.quiet import QUIET
 from tests.lakes import Lakes, seal, table
-from tests.maintenance.changes import alter, create, drop, expire
+from tests.operations.changes import alter, create, drop, expire
 from trinitylake_ops import Lakehouse
-from trinitylake_ops.dagster_plugin.automation.new_commits import Cursor
-from trinitylake_ops.dagster_plugin.automation.sensors import (
+from trinitylake_ops.dagster_plugin.jobs import build_jobs
+from trinitylake_ops.dagster_plugin.names import ONLY
+from trinitylake_ops.dagster_plugin.new_commits import Cursor
+from trinitylake_ops.dagster_plugin.resources import StorageSettings, TrinityLakeResource
+from trinitylake_ops.dagster_plugin.sensors import (
     FailedRun,
     build_commit_sensor,
     build_failed_run_sensor,
     tick_budget_seconds,
 )
-from trinitylake_ops.dagster_plugin.names import ONLY
-from trinitylake_ops.dagster_plugin.ops.jobs import build_jobs
-from trinitylake_ops.dagster_plugin.resources import StorageSettings, TrinityLakeResource
 from trinitylake_ops.versions.commit_info import acting_for_run
 
 

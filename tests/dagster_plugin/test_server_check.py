@@ -12,7 +12,7 @@ from tests.lakes import Lakes, lakes
 from tests.server.served import serving, settings_for
 from trinitylake_ops.dagster_plugin import LakehouseNames, build_server_check
 from trinitylake_ops.errors import InvalidInputError
-from trinitylake_ops.server.readiness import Readiness
+from trinitylake_ops.server.scheduling import Readiness
 
 __all__ = ["lakes"]
 

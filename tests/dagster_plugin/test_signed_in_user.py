@@ -8,10 +8,10 @@ import dagster as dg
 import pytest
 
 from tests.lakes import Lakes
-from tests.maintenance.changes import create
+from tests.operations.changes import create
 from trinitylake_ops import Lakehouse
 from trinitylake_ops.dagster_plugin import TrinityLakeResource, build_jobs
-from trinitylake_ops.maintenance import plan_repair
+from trinitylake_ops.operations import plan_repair
 
 USER = {"user": "ada@example.com"}
 

@@ -15,16 +15,16 @@ from tests.dagster_plugin.maintenance_jobs import approved_rollback
 from tests.dagster_plugin.quiet import QUIET
 from tests.lakes import Lakes
 from trinitylake_ops import Lakehouse
-from trinitylake_ops.dagster_plugin.automation.sensors import build_commit_sensor
+from trinitylake_ops.dagster_plugin._dagster_internals import execute_as_launched
+from trinitylake_ops.dagster_plugin.job_run import RunningJob
 from trinitylake_ops.dagster_plugin.names import ONLY
-from trinitylake_ops.dagster_plugin.ops.running import RunningJob
-from trinitylake_ops.dagster_plugin.ops.table_events import TableAssets, TableChanges
 from trinitylake_ops.dagster_plugin.resources import TrinityLakeResource
-from trinitylake_ops.dagster_plugin.runs.beyond_public import execute_as_launched
-from trinitylake_ops.tables.catalog import catalog_at
-from trinitylake_ops.tables.writing.arrow_writer import stage_arrow
-from trinitylake_ops.tables.writing.publication import publication_id, publish_once
-from trinitylake_ops.versions.changes import diff_snapshots
+from trinitylake_ops.dagster_plugin.sensors import build_commit_sensor
+from trinitylake_ops.dagster_plugin.table_events import TableAssets, TableChanges
+from trinitylake_ops.iceberg.catalog import catalog_at
+from trinitylake_ops.iceberg.write.arrow import stage_arrow
+from trinitylake_ops.iceberg.write.publication import publication_id, publish_once
+from trinitylake_ops.versions.history import diff_snapshots
 
 KEYS = MONTHS.get_partition_keys()
 #: The code location, as paths of the UI name it.

@@ -16,18 +16,22 @@ from tests.dagster_plugin.plain import plain
 from tests.dagster_plugin.test_assets import values
 from tests.dagster_plugin.test_table_events import ORDERS as MONTHLY
 from tests.dagster_plugin.test_table_events import PLACE, PRICES, Located, located, put
-from trinitylake_ops import Lakehouse, maintenance
-from trinitylake_ops.dagster_plugin import TrinityLakeIOManager, TrinityLakeResource, as_tables, stored_as
+from trinitylake_ops import Lakehouse, operations
+from trinitylake_ops.dagster_plugin import (
+    TrinityLakeIOManager,
+    TrinityLakeResource,
+    as_tables,
+    stored_as,
+    table_metadata,
+)
 from trinitylake_ops.dagster_plugin.assets import build_table_asset
+from trinitylake_ops.dagster_plugin.links import Links
 from trinitylake_ops.dagster_plugin.names import ONLY, LakehouseNames
 from trinitylake_ops.dagster_plugin.publish import build_publish_asset
-from trinitylake_ops.dagster_plugin.table_pages import rows
-from trinitylake_ops.dagster_plugin.table_pages.bounds import Bounds
-from trinitylake_ops.dagster_plugin.table_pages.pages import TablePages
-from trinitylake_ops.dagster_plugin.versions.links import Links
+from trinitylake_ops.dagster_plugin.table_metadata import Bounds, TablePages
 from trinitylake_ops.errors import InvalidInputError
-from trinitylake_ops.tables.catalog import catalog_at
-from trinitylake_ops.tables.writing.staged_table import StagedTable
+from trinitylake_ops.iceberg.catalog import catalog_at
+from trinitylake_ops.iceberg.write.staged_table import StagedTable
 
 __all__ = ["located"]
 
@@ -120,11 +124,11 @@ def test_no_click_leads_back_to_an_undone_version(lake: Lakehouse) -> None:
     for number in range(3):
         put(lake, "orders", {"n": [number]})
     head = lake.snapshot()
-    maintenance.rollback(lake, head.version - 1)
+    operations.rollback(lake, head.version - 1)
     shown = TablePages(lake, lake.snapshot(), LINKS).of("sales", "orders")
     assert f"to version {head.version - 2}]" in shown["roll_back"].value
     assert f"go back to {head.version} (undone by {head.version + 1})]" in shown["versions"].value
-    maintenance.rollback(lake, head.version - 2)
+    operations.rollback(lake, head.version - 2)
     assert "roll_back" not in TablePages(lake, lake.snapshot(), LINKS).of("sales", "orders"), (
         "nothing is left before it"
     )
@@ -212,11 +216,11 @@ def test_pages_have_bounds(lake: Lakehouse, monkeypatch: pytest.MonkeyPatch) -> 
     assert "versions" in pages.of("sales", "orders")
     shown = pages.of("sales", "other")
     assert "versions" not in shown and shown["dagster/row_count"] == 1
-    monkeypatch.setattr(rows, "MOST_DATA_FILES", 2)
+    monkeypatch.setattr(table_metadata, "MOST_DATA_FILES", 2)
     shown = TablePages(lake, lake.snapshot(), LINKS).of("sales", "orders", preview_rows=1)
     assert shown["partition_rows"] == "not listed: it has 3 data files, more than 2"
     assert "preview" not in shown
-    monkeypatch.setattr(rows, "MOST_PREVIEWED_BYTES", 1)
+    monkeypatch.setattr(table_metadata, "MOST_PREVIEWED_BYTES", 1)
     shown = TablePages(lake, lake.snapshot(), LINKS).of("sales", "other", preview_rows=1)
     assert shown["preview"].value == "its data files are too large to read for it"
 
@@ -237,7 +241,7 @@ def test_a_partition_is_named_by_the_columns_of_its_table(lake: Lakehouse) -> No
     put(lake, "orders", {"day": ["mon", "tue"], "n": [1, 2]})
     table = catalog_at(lake).load_table("sales.orders")
     with pytest.raises(InvalidInputError, match="needs a value for each of"):
-        rows.partition_row_count(table, {"day": "mon"})
+        table_metadata.partition_row_count(table, {"day": "mon"})
 
 
 def test_what_another_io_manager_stored_is_told_so(lake: Lakehouse, instance: dg.DagsterInstance) -> None:

@@ -20,9 +20,9 @@ from trinitylake_ops.dagster_plugin import (
     build_trinitylake_definitions,
     stored_as,
 )
-from trinitylake_ops.dagster_plugin.automation.sensors import build_commit_sensor
-from trinitylake_ops.dagster_plugin.runs.beyond_public import execute_as_launched
-from trinitylake_ops.tables.catalog import catalog_at
+from trinitylake_ops.dagster_plugin._dagster_internals import execute_as_launched
+from trinitylake_ops.dagster_plugin.sensors import build_commit_sensor
+from trinitylake_ops.iceberg.catalog import catalog_at
 
 REGIONS = dg.StaticPartitionsDefinition(["eu", "us"])
 

@@ -20,20 +20,20 @@ from tests.dagster_plugin.plain import plain
 from tests.dagster_plugin.quiet import QUIET
 from tests.lakes import Lakes, check_lake, objects
 from tests.local_clock import LocalClock
-from tests.maintenance.changes import append_rows
-from trinitylake_ops import Lakehouse, maintenance
+from tests.operations.changes import append_rows
+from trinitylake_ops import Lakehouse, operations
 from trinitylake_ops.dagster_plugin import publish_step
+from trinitylake_ops.dagster_plugin._dagster_internals import execute_as_launched
+from trinitylake_ops.dagster_plugin.links import LONGEST_CONFIG_CHARS, Links, config_yaml
 from trinitylake_ops.dagster_plugin.names import ONLY
 from trinitylake_ops.dagster_plugin.resources import TrinityLakeResource
-from trinitylake_ops.dagster_plugin.runs.beyond_public import execute_as_launched
-from trinitylake_ops.dagster_plugin.versions.links import LONGEST_CONFIG_CHARS, Links, config_yaml
-from trinitylake_ops.dagster_plugin.versions.page import VersionsPage
+from trinitylake_ops.dagster_plugin.version_page import VersionsPage
+from trinitylake_ops.declarations.rendering import Link
 from trinitylake_ops.errors import CommitConflictError, InvalidInputError
-from trinitylake_ops.operations.shown import Link
-from trinitylake_ops.tables.catalog import catalog_at
-from trinitylake_ops.tables.writing.arrow_writer import stage_arrow
-from trinitylake_ops.tables.writing.publication import publication_id, publish_once
-from trinitylake_ops.tables.writing.staged_table import StagedTable
+from trinitylake_ops.iceberg.catalog import catalog_at
+from trinitylake_ops.iceberg.write.arrow import stage_arrow
+from trinitylake_ops.iceberg.write.publication import publication_id, publish_once
+from trinitylake_ops.iceberg.write.staged_table import StagedTable
 
 
 @pytest.fixture
@@ -122,9 +122,9 @@ def test_exports_are_restored_and_dropped_by_plan(jobs: Jobs, tmp_path: Path) ->
     plan = jobs.plan("drop_export", name="away")
     assert (plan["export"], plan["level"]) == ("away", "full")
     assert "can expire from then on" in plan["what_follows"]
-    assert [info.name for info in maintenance.list_exports(jobs.lake)] == ["away", "here"]
+    assert [info.name for info in operations.list_exports(jobs.lake)] == ["away", "here"]
     assert jobs.apply(plan, "drop_export").metadata["dropped"] == "away"
-    assert [info.name for info in maintenance.list_exports(jobs.lake)] == ["here"]
+    assert [info.name for info in operations.list_exports(jobs.lake)] == ["here"]
     assert "there is no export" in jobs.apply(plan, "drop_export").error
     check_lake(jobs.lake)
 
@@ -138,7 +138,7 @@ def test_the_tree_is_compacted_and_settings_are_reconciled_by_plan(jobs: Jobs) -
     assert (plan["is_empty"], plan["steps"]) == (True, "")
     assert jobs.must_run("reconcile", unattended=True).materialized == []
     with pytest.raises(InvalidInputError, match="nothing to acknowledge"):
-        maintenance.plan_reconcile(jobs.lake, acknowledge="1")
+        operations.plan_reconcile(jobs.lake, acknowledge="1")
 
 
 def test_jobs_show_the_log_the_history_of_a_table_and_a_difference(jobs: Jobs) -> None:
@@ -187,7 +187,7 @@ def test_a_rollback_between_staging_and_publication_stays_rolled_back(lakes: Lak
     for day in ("mon", "tue"):
         publish_once(lake, [stage(day, 1)], publication_id(day))
     staged = stage("wed", 2)
-    maintenance.plan_rollback(lake, 1).execute()
+    operations.plan_rollback(lake, 1).execute()
     with pytest.raises(CommitConflictError, match=r"table sales\.orders .* was set back, .*; stage it again"):
         publish_once(lake, [staged], publication_id("wed"))
     assert days() == [("mon", 1)]
@@ -369,7 +369,7 @@ def test_a_check_is_about_the_version_that_a_re_execution_publishes(
 def test_the_last_version_that_passed_is_never_one_that_was_undone(shop: Shop) -> None:
     good, bad = shop.load(1, 2, 3), shop.load(4, 500)
     assert "1 passed" in row(shop.page(), bad), "no check finds that it is bad"
-    maintenance.rollback(shop.lake, good)
+    operations.rollback(shop.lake, good)
     latest = shop.lake.latest_version()
     page = shop.page()
     assert f"; undone by {latest}; 1 passed" in row(page, bad)
@@ -388,7 +388,7 @@ def test_the_last_version_that_passed_is_chosen_by_table(shop: Shop) -> None:
     good = shop.load(1, 2, 3)
     bad = shop.load(4, 500)
     append_rows(shop.lake, "sales.other")
-    maintenance.rollback(shop.lake, good, tables=["sales.orders"])
+    operations.rollback(shop.lake, good, tables=["sales.orders"])
     _, plan = shop.run("shop_rollback", {"to": {"last_passed": True}, "tables": ["sales.other"]})
     assert plan["to_version"] == bad, "the other table was never rolled back"
     _, plan = shop.run("shop_rollback", {"to": {"last_passed": True}})

@@ -9,7 +9,7 @@ import pytest
 from tests.dagster_plugin.maintenance_jobs import Jobs
 from tests.foreign import ForeignLake
 from tests.local_clock import LocalClock
-from tests.maintenance.changes import alter, create
+from tests.operations.changes import alter, create
 from trinitylake_ops.format.file_names import HINT_PATH, VERIFIED_PREFIX
 
 

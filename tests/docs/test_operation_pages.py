@@ -20,8 +20,8 @@ from tests.own_time import give_own_time
 from trinitylake_ops import Lakehouse
 from trinitylake_ops.cli.app import trinitylake
 from trinitylake_ops.dagster_plugin import ApplyLimits, TrinityLakeResource, build_jobs
+from trinitylake_ops.iceberg import catalog_at
 from trinitylake_ops.storage import drop_memory_root, memory
-from trinitylake_ops.tables import catalog_at
 
 FOLDER = DOCS / "operations"
 PAGES = sorted(path for path in FOLDER.glob("*.md") if path.name != "README.md")

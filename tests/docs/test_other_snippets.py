@@ -20,9 +20,9 @@ from trinitylake_ops import Lakehouse
 from trinitylake_ops.cli.app import trinitylake
 from trinitylake_ops.dagster_plugin import TrinityLakeResource
 from trinitylake_ops.storage import drop_memory_root, open_storage
-from trinitylake_ops.storage.scheme import Scheme
+from trinitylake_ops.storage.registry import Scheme
 from trinitylake_ops.telemetry import spans
-from trinitylake_ops.telemetry.deferred import DeferredSpan
+from trinitylake_ops.telemetry.deferred_spans import DeferredSpan
 
 #: Which test runs the snippets of a page. Outputs, which have no language, are those of a run.
 RUN_BY = {
@@ -32,14 +32,14 @@ RUN_BY = {
     "dagster-compared.md": "tests/test_snippets.py",
     "dagster.md": "tests/test_snippets.py",
     "deploy.md": "tests/e2e/test_on_pods.py",
-    "engines.md": "tests/spark_jobs/test_spark_pages.py",
+    "engines.md": "tests/spark/test_spark_pages.py",
     "getting-started.md": "tests/test_readme.py",
     "kubernetes.md": "tests/test_charts.py",
     "monitoring.md": "tests/docs/test_other_snippets.py",
     "release.md": "tests/test_project.py",
     "serve.md": "tests/server/test_page.py",
-    "spark-sql.md": "tests/spark_jobs/test_catalog.py",
-    "spark.md": "tests/spark_jobs/test_spark_pages.py",
+    "spark-sql.md": "tests/spark/test_catalog.py",
+    "spark.md": "tests/spark/test_spark_pages.py",
     "start.md": "tests/docs/test_start.py",
     "storage.md": "tests/docs/test_other_snippets.py",
 }

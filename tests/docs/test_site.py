@@ -15,7 +15,7 @@ from scripts.draw_concepts import PICTURES
 from tests.docs.pages import DOCS, PROJECT
 from trinitylake_ops.cli.app import trinitylake
 from trinitylake_ops.dagster_plugin import build_jobs
-from trinitylake_ops.storage.schemes import OWN_SCHEMES
+from trinitylake_ops.storage.registry import OWN_SCHEMES
 
 #: Folders whose pages are reached from an index of theirs.
 INDEXED = ("decisions/", "measurements/")

@@ -15,7 +15,7 @@ from click.testing import CliRunner
 from tests.docs.pages import DOCS, snippets
 from trinitylake_ops import Lakehouse
 from trinitylake_ops.cli.app import trinitylake
-from trinitylake_ops.tables import catalog_at
+from trinitylake_ops.iceberg import catalog_at
 
 PAGE = DOCS / "start.md"
 ALL = list(snippets(PAGE))

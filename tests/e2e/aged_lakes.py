@@ -8,9 +8,9 @@ from pathlib import Path
 
 from tests.clock import AgingStorage
 from tests.lakes import table
-from tests.maintenance.aging import DAY_MS, keeping
-from tests.maintenance.changes import create
-from trinitylake_ops import Lakehouse, maintenance
+from tests.operations.aging import DAY_MS, keeping
+from tests.operations.changes import create
+from trinitylake_ops import Lakehouse, operations
 from trinitylake_ops.storage import LocalStorage
 
 _MADE_DAYS_AGO, _EXPIRED_DAYS_AGO = 40, 30
@@ -30,7 +30,7 @@ def aged_lake(folder: Path, *, n_versions: int, n_tables: int = 1, is_expired: b
         alter_all(lake, names, version)
     clock.time_ms = _days_ago_ms(_EXPIRED_DAYS_AGO)
     if is_expired:
-        maintenance.plan_expiration(lake, keeping(1)).execute()
+        operations.plan_expiration(lake, keeping(1)).execute()
     else:
         alter_all(lake, names, n_versions)
     for path, written_ms in clock.written_ms.items():

@@ -10,7 +10,7 @@ import pytest
 from tests.e2e.browser import Pages
 from tests.e2e.topology import RUNNING, Topology, topology
 from tests.flights import flights_csv, spark
-from tests.maintenance.changes import create
+from tests.operations.changes import create
 from trinitylake_ops import Lakehouse
 
 __all__ = ["flights_csv", "spark", "topology"]

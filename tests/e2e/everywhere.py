@@ -26,8 +26,8 @@ from tests.servers.gcs import GcsServer
 from tests.servers.hdfs import SUPERUSER, HdfsServer
 from tests.servers.kinds import Server
 from tests.servers.s3_server import S3Server
-from trinitylake_ops import Lakehouse, maintenance
-from trinitylake_ops.tables.catalog import catalog_at
+from trinitylake_ops import Lakehouse, operations
+from trinitylake_ops.iceberg.catalog import catalog_at
 
 KINDS = ("redis_server", "azurite", "fake_gcs", "dynalite", "hdfs")
 #: And S3 and Valkey, for what has no need of an environment of its own.
@@ -129,15 +129,15 @@ def use_tables(lake: Lakehouse) -> None:
         assert rows(lake) == [1, 2, 3]
         catalog.load_table("ns.t").append(MORE)
     assert rows(lake) == [1, 2, 3, 4]
-    assert maintenance.verify(lake, deep=True).findings == ()
+    assert operations.verify(lake, deep=True).findings == ()
 
 
 def _use_executor(spark: Any, place: Place, target: Place) -> None:
     """Stage, read, and let operations work in tasks; no option names a credential."""
-    from tests.maintenance.changes import overwrite_rows
-    from trinitylake_ops.spark_jobs import read_metadata, read_table, stage_dataframe, write_groups_on
-    from trinitylake_ops.spark_jobs.executor import SparkExecutor
-    from trinitylake_ops.tables.writing.staging import publish
+    from tests.operations.changes import overwrite_rows
+    from trinitylake_ops.iceberg.write.staging import publish
+    from trinitylake_ops.spark import read_metadata, read_table, stage_dataframe, write_groups_on
+    from trinitylake_ops.spark.executor import SparkExecutor
 
     options = {**place.shown, **{f"{target.scheme}.{name}": value for name, value in target.shown.items()}}
     lake = Lakehouse.create(place.root, options, table_root="" if target == place else target.root)
@@ -148,12 +148,12 @@ def _use_executor(spark: Any, place: Place, target: Place) -> None:
     assert read_metadata(spark, lake, "files").where("kind = 'data'").count() >= 1
     overwrite_rows(lake, "ns.o")
     executor = SparkExecutor(spark)
-    assert maintenance.verify(lake, deep=True, executor=executor).findings == ()
+    assert operations.verify(lake, deep=True, executor=executor).findings == ()
     copy = target.root.rstrip("/") + "-copy/"
-    maintenance.plan_export(lake, "x", "full", target=copy, executor=executor).execute()
+    operations.plan_export(lake, "x", "full", target=copy, executor=executor).execute()
     assert read_table(spark, lake, "ns.t", "x").count() == 100
-    maintenance.plan_compact_tables(lake).execute(write_groups_on(spark), run_id="once")
-    assert maintenance.plan_orphan_removal(lake, executor=executor).is_empty
+    operations.plan_compact_tables(lake).execute(write_groups_on(spark), run_id="once")
+    assert operations.plan_orphan_removal(lake, executor=executor).is_empty
     assert not executor.delete(lake.storage, ["nobody", "needs", "these"], None).failures
 
 
@@ -180,8 +180,8 @@ def _use_source(spark: Any, place: Place) -> None:
 
 
 def main(when: str, event_logs: str) -> None:
-    from trinitylake_ops.spark_jobs import executor as executor_module
-    from trinitylake_ops.spark_jobs.session import session_scope
+    from trinitylake_ops.spark import executor as executor_module
+    from trinitylake_ops.spark.session import session_scope
 
     executor_module.FEW = 0  # tasks do everything, however little it is
     given: list[Mapping[str, Any]] = json.load(sys.stdin)

@@ -30,9 +30,9 @@ from rich.filesize import decimal
 from tests.e2e.browser import opened_page
 from tests.lakes import check_lake
 from trinitylake_ops import Lakehouse
-from trinitylake_ops.cached_attribute import cached_attribute
+from trinitylake_ops._lazy import cached_attribute
 from trinitylake_ops.demo.assets import INITIAL_JOB, MONTHLY_JOB
-from trinitylake_ops.demo.play import main
+from trinitylake_ops.demo.walkthrough import main
 
 # A year of data in one test of the soak, a month of it in a test run.
 pytestmark = pytest.mark.timeout(900)
@@ -164,7 +164,7 @@ def test_duckdb_and_polars_read_two_versions(demo: FinishedDemo) -> None:
         catalog = load_catalog(
             "lake",
             **{
-                "py-catalog-impl": "trinitylake_ops.tables.catalog.TrinityLakeCatalog",
+                "py-catalog-impl": "trinitylake_ops.iceberg.catalog.TrinityLakeCatalog",
                 "root": demo.root,
                 "version": version,
             },

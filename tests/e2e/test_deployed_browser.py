@@ -18,9 +18,9 @@ from tests.e2e.aged_lakes import aged_lake
 from tests.e2e.browser import Pages, launchpad, opened_pages, table
 from tests.e2e.topology import Topology, secrets_in
 from tests.lakes import check_lake, objects
-from tests.maintenance.aging import DAY_MS, live_versions, states
-from tests.maintenance.changes import alter, append_rows
-from trinitylake_ops import Lakehouse, maintenance
+from tests.operations.aging import DAY_MS, live_versions, states
+from tests.operations.changes import alter, append_rows
+from trinitylake_ops import Lakehouse, operations
 
 pytestmark = [pytest.mark.usefixtures("radosgw"), pytest.mark.timeout(900)]
 
@@ -87,9 +87,9 @@ def test_an_export_and_a_rollback_to_it_are_launched_and_shown(
     run_id = pages.launch("export", config, picture="dagster-launchpad")
     assert run_config(topology, run_id) == config
     assert (pages.text("name"), pages.text("version")) == ("before-migration", str(exported))
-    (export,) = maintenance.list_exports(lake)
+    (export,) = operations.list_exports(lake)
     assert (export.name, export.level, export.version) == ("before-migration", "full", exported)
-    assert maintenance.verify_export(lake, "before-migration").is_clean
+    assert operations.verify_export(lake, "before-migration").is_clean
 
     append_rows(lake, "facts.flights")
     alter(lake, "ns", "a")

@@ -22,12 +22,12 @@ from tests.credentials.canaries import SECRET_ACCESS_KEY
 from tests.e2e.aged_lakes import aged_lake
 from tests.e2e.graphql import FINISHED, METADATA
 from tests.e2e.topology import CODE, POSTGRES_PASSWORD, Topology, secrets_in
+from tests.iceberg.hostile import without_seals
 from tests.lakes import check_lake
-from tests.maintenance.changes import alter, expire
-from tests.tables.hostile import without_seals
-from trinitylake_ops import Lakehouse, maintenance
-from trinitylake_ops.dagster_plugin.automation.sensors import VERSION_TAG
+from tests.operations.changes import alter, expire
+from trinitylake_ops import Lakehouse, operations
 from trinitylake_ops.dagster_plugin.names import ONLY, LakehouseNames
+from trinitylake_ops.dagster_plugin.sensors import VERSION_TAG
 from trinitylake_ops.storage import LocalStorage
 
 pytestmark = [pytest.mark.usefixtures("radosgw"), pytest.mark.timeout(900)]
@@ -340,7 +340,7 @@ def test_of_two_purges_launched_together_one_waits_in_the_queue_and_has_nothing_
     topology: Topology, purged: Path
 ) -> None:
     lake = aged_lake(purged, n_versions=6, is_expired=True)
-    files = maintenance.plan_purge(lake).files
+    files = operations.plan_purge(lake).files
     assert files > 0
     run_ids = [topology.launch("purged_purge", {"unattended": True}) for _ in range(2)]
     assert [topology.wait_for_run(run_id) for run_id in run_ids] == ["SUCCESS", "SUCCESS"]
@@ -361,7 +361,7 @@ def test_a_killed_purge_leaves_a_clean_lakehouse_and_the_next_one_in_the_queue_c
     topology: Topology, purged: Path, tmp_path: Path
 ) -> None:
     lake = aged_lake(purged, n_versions=12, n_tables=100, is_expired=True)
-    plan = maintenance.plan_purge(lake)
+    plan = operations.plan_purge(lake)
     assert plan.files > LocalStorage.delete_batch_size
     before = files_of(lake)
     approval = {"digest": plan.digest, "approved_by": "an operator"}
@@ -382,8 +382,8 @@ def test_a_killed_purge_leaves_a_clean_lakehouse_and_the_next_one_in_the_queue_c
     assert trinitylake_verify(left) == ["lease-stale", "purge-unfinished"]
     assert topology.wait_for_run(killed) == "FAILURE"
     assert topology.wait_for_run(waiting) == "SUCCESS", topology.messages(waiting)
-    assert maintenance.plan_purge(lake).is_empty
-    assert maintenance.verify(lake).findings == ()
+    assert operations.plan_purge(lake).is_empty
+    assert operations.verify(lake).findings == ()
     assert [run["status"] for run in topology.runs(tags=[{"key": "dagster/parent_run_id", "value": killed}])] == []
     check_lake(lake)
 

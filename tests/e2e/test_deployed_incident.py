@@ -20,10 +20,10 @@ from tests.e2e.browser import HEIGHT, WIDTH, Pages, opened_pages, table
 from tests.e2e.graphql import FINISHED
 from tests.e2e.topology import Topology
 from tests.lakes import check_lake
-from tests.maintenance.aging import states
-from trinitylake_ops import Lakehouse, maintenance
+from tests.operations.aging import states
+from trinitylake_ops import Lakehouse, operations
 from trinitylake_ops.format.file_names import HINT_PATH
-from trinitylake_ops.tables.catalog import catalog_at
+from trinitylake_ops.iceberg.catalog import catalog_at
 
 pytestmark = [pytest.mark.soak, pytest.mark.usefixtures("radosgw"), pytest.mark.timeout(900)]
 
@@ -224,7 +224,7 @@ def test_a_version_is_exported_before_a_migration(walk: Walk, shop: Lakehouse) -
     walk.launch()
     walk.end()
     walk.pages.picture("dagster-export-before-migration")
-    (export,) = maintenance.list_exports(shop)
+    (export,) = operations.list_exports(shop)
     assert (export.name, export.version, export.state) == ("before-migration", version, "complete")
 
 
@@ -239,8 +239,8 @@ def aged(topology: Topology, damage: Callable[[Lakehouse], object] = lambda _lak
 
 
 def lose_an_export(lake: Lakehouse) -> None:
-    maintenance.plan_export(lake, "lost", "minimal").execute()
-    (export,) = maintenance.list_exports(lake)
+    operations.plan_export(lake, "lost", "minimal").execute()
+    (export,) = operations.list_exports(lake)
     lake.storage.delete(export.location)
 
 
@@ -282,5 +282,5 @@ def test_what_verify_found_is_repaired(walk: Walk, topology: Topology) -> None:
     walk.launch()
     walk.end()
     walk.pages.picture("dagster-repaired")
-    assert maintenance.list_exports(lake) == []
+    assert operations.list_exports(lake) == []
     check_lake(lake)

@@ -115,7 +115,7 @@ def test_a_reader_finds_the_way(page: Page, address: str) -> None:
     assert picture.evaluate("image => image.complete && image.naturalWidth") == 900
     page.goto(f"{address}operations/rollback.html")
     expect(page.locator("article table").first).to_contain_text("what to do")
-    page.goto(f"{address}api/maintenance.html#trinitylake_ops.maintenance.plan_rollback")
+    page.goto(f"{address}api/operations.html#trinitylake_ops.operations.plan_rollback")
     expect(page.locator("article")).to_contain_text("plan_rollback")
 
 

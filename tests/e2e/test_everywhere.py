@@ -31,9 +31,9 @@ from tests.e2e.everywhere import (
     with_variables,
 )
 from tests.e2e.test_demo import FinishedDemo
-from tests.maintenance.aging import Aging
-from tests.maintenance.changes import append_rows, create, expire
-from trinitylake_ops import Lakehouse, maintenance
+from tests.operations.aging import Aging
+from tests.operations.changes import append_rows, create, expire
+from trinitylake_ops import Lakehouse, operations
 from trinitylake_ops.dagster_plugin import (
     LakehouseSettings,
     SecretVariables,
@@ -41,9 +41,9 @@ from trinitylake_ops.dagster_plugin import (
     TrinityLakeResource,
     build_trinitylake_definitions,
 )
+from trinitylake_ops.iceberg.catalog import catalog_at
 from trinitylake_ops.storage import open_storage
 from trinitylake_ops.storage.options import is_secret
-from trinitylake_ops.tables.catalog import catalog_at
 
 pytestmark = [pytest.mark.debian_packages, pytest.mark.timeout(900)]
 
@@ -78,17 +78,17 @@ def test_tables_and_exports_go_from_any_storage_to_any_other(kind: str, other: s
         use_tables(lake)
         for level in ("partial", "full"):
             root = f"{target.root}{level}/"
-            maintenance.plan_export(lake, level, level, target=root, definitions=level == "partial").execute()
+            operations.plan_export(lake, level, level, target=root, definitions=level == "partial").execute()
             assert rows(lake, level) == [1, 2, 3, 4]
-            assert maintenance.verify_export(lake, level, deep=True).is_clean
+            assert operations.verify_export(lake, level, deep=True).is_clean
             copy = Lakehouse.open(root, options)
             assert rows(copy) == [1, 2, 3, 4]
             catalog_at(copy).load_table("ns.t").append(MORE)
             assert rows(copy) == [1, 2, 3, 4, 4]
-            assert maintenance.verify(copy).findings == ()
+            assert operations.verify(copy).findings == ()
         with lake.transaction() as txn:
             txn.drop_table("ns", "t")
-        maintenance.plan_restore(lake, "full").execute()
+        operations.plan_restore(lake, "full").execute()
         assert rows(lake) == [1, 2, 3, 4]
         server_of(kind).delete_all(source.root)
         assert rows(Lakehouse.open(f"{target.root}full/", target.named)) == [1, 2, 3, 4, 4], "it needs no source"
@@ -103,9 +103,9 @@ def test_files_of_tables_live_on_another_storage(kind: str, other: str, server_o
         lake = Lakehouse.create(source.root, options, table_root=target.root)
         use_tables(lake)
         assert catalog_at(lake).load_table("ns.t").location().startswith(target.root)
-        assert maintenance.plan_relocation(lake).is_empty
+        assert operations.plan_relocation(lake).is_empty
         back = f"{source.root.removesuffix('/')}-back/"
-        maintenance.plan_export(lake, "back", "full", target=back).execute()
+        operations.plan_export(lake, "back", "full", target=back).execute()
         server_of(other).delete_all(target.root)
         assert rows(Lakehouse.open(back, source.named)) == [1, 2, 3, 4]
         server_of(kind).delete_all(source.root)
@@ -198,7 +198,7 @@ def test_space_is_freed(kind: str, server_of: Any) -> None:
         purged = aging.purge()
         assert (purged.files, purged.is_complete) == (expired.files, True)
         aging.lake.storage.create("0101/left-over.binpb", b"x")
-        assert maintenance.verify(aging.lake, deep=True).findings == ()
+        assert operations.verify(aging.lake, deep=True).findings == ()
         server_of(kind).delete_all(place.root)
 
 
@@ -237,5 +237,5 @@ def test_the_demo(kind: str, server_of: Any, tmp_path: Path) -> None:
     assert "27,004 flights in the lakehouse, 27,004 in the source" in demo.output
     assert f"at {place.root}" in demo.output
     with with_variables(place):
-        assert maintenance.verify(Lakehouse.open(place.root, place.named), deep=True).findings == ()
+        assert operations.verify(Lakehouse.open(place.root, place.named), deep=True).findings == ()
     server_of(kind).delete_all(place.root)

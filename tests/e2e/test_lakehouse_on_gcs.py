@@ -8,15 +8,15 @@ from pathlib import Path
 import pytest
 
 from tests.lakes import check_lake, left_over_paths, objects, table
-from tests.maintenance.aging import Aging, grow, needed_files
-from tests.maintenance.changes import append_rows, create, drop
+from tests.operations.aging import Aging, grow, needed_files
+from tests.operations.changes import append_rows, create, drop
 from tests.processes import fork
 from tests.proxy import FaultyProxy
 from tests.servers.gcs import GcsServer
-from trinitylake_ops import Lakehouse, maintenance
+from trinitylake_ops import Lakehouse, operations
 from trinitylake_ops.errors import CommitConflictError, LakehouseExistsError, VersionExpiredError
+from trinitylake_ops.iceberg.catalog import catalog_at
 from trinitylake_ops.storage import open_storage
-from trinitylake_ops.tables.catalog import catalog_at
 
 N_PROCESSES = 2
 
@@ -51,16 +51,16 @@ def test_a_lakehouse_and_its_tables(fake_gcs: GcsServer, root: str, tmp_path: Pa
     assert Lakehouse.open(root, options).snapshot().namespaces() == ["ns"]
     assert rows(lake) == sorted([1, 2, 3] * 2)
 
-    maintenance.rollback(lake, kept)
+    operations.rollback(lake, kept)
     assert (objects(lake.snapshot()), rows(lake)) == expected
-    maintenance.plan_export(lake, "away", "full", target=str(tmp_path / "copy")).execute()
+    operations.plan_export(lake, "away", "full", target=str(tmp_path / "copy")).execute()
     copy = Lakehouse.open(str(tmp_path / "copy"))
     assert (objects(copy.snapshot()).keys(), rows(copy)) == (expected[0].keys(), expected[1])
     back = fake_gcs.fresh_root("back")
-    maintenance.plan_export(copy, "back", "full", target=back, target_options=options).execute()
+    operations.plan_export(copy, "back", "full", target=back, target_options=options).execute()
     assert rows(Lakehouse.open(back, options)) == expected[1]
     fake_gcs.delete_all(back)
-    assert maintenance.verify(lake, deep=True).findings == ()
+    assert operations.verify(lake, deep=True).findings == ()
     check_lake(lake)
 
 
@@ -83,7 +83,7 @@ def test_what_is_expired_is_purged(fake_gcs: GcsServer, root: str) -> None:
     aging.later()
     fake_gcs.put(root, "0101/left-over.binpb", b"x")
     assert aging.remove_orphans().version is None, "the file is young"
-    assert maintenance.verify(aging.lake).findings == ()
+    assert operations.verify(aging.lake).findings == ()
     check_lake(aging.lake)
 
 
@@ -136,4 +136,4 @@ def test_two_processes_commit(fake_gcs: GcsServer, root: str, n_commits: int) ->
     for number in range(N_PROCESSES):
         assert snapshot.table("ns", f"t{number}").properties["n"] == str(n_commits)
     assert left_over_paths(lake) == set()
-    assert maintenance.verify(lake).findings == ()
+    assert operations.verify(lake).findings == ()

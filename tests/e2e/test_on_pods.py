@@ -25,7 +25,7 @@ from tests.dagster_plugin.incident_project import LOAD, NAMES, ROOT, SOURCE
 from tests.lakes import check_lake
 from tests.servers.kubernetes_api import Cluster, serving
 from trinitylake_ops import Lakehouse
-from trinitylake_ops.tables.catalog import catalog_at
+from trinitylake_ops.iceberg.catalog import catalog_at
 
 pytestmark = [pytest.mark.soak, pytest.mark.timeout(1_800)]
 

@@ -25,8 +25,8 @@ from tests.e2e.browser import opened_page
 from tests.lakes import check_lake, table
 from tests.servers.daemons import free_port
 from trinitylake_ops import Lakehouse
-from trinitylake_ops.dagster_plugin.runs.beyond_public import execute_as_launched
-from trinitylake_ops.tables.catalog import catalog_at
+from trinitylake_ops.dagster_plugin._dagster_internals import execute_as_launched
+from trinitylake_ops.iceberg.catalog import catalog_at
 
 pytestmark = [pytest.mark.soak, pytest.mark.timeout(1_200)]
 

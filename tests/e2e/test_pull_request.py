@@ -15,7 +15,7 @@ from pyspark.sql import functions as F
 from tests.dagster_plugin.pipeline import Pipeline
 from tests.flights import flights_csv, sample_folder, spark
 from tests.lakes import check_lake
-from trinitylake_ops import Lakehouse, maintenance
+from trinitylake_ops import Lakehouse, operations
 from trinitylake_ops.dagster_plugin import (
     LakehouseSettings,
     SparkResource,
@@ -24,10 +24,10 @@ from trinitylake_ops.dagster_plugin import (
     build_publish_asset,
     build_trinitylake_definitions,
 )
-from trinitylake_ops.dagster_plugin.branches.branch import branch_clone
-from trinitylake_ops.maintenance import ChangedOn
-from trinitylake_ops.pages import comparison_page, write_page
-from trinitylake_ops.tables.catalog import catalog_at
+from trinitylake_ops.dagster_plugin.resources import branch_clone
+from trinitylake_ops.iceberg.catalog import catalog_at
+from trinitylake_ops.operations import ChangedOn
+from trinitylake_ops.reports import comparison_page, write_page
 
 __all__ = ["flights_csv", "sample_folder", "spark"]
 
@@ -96,7 +96,7 @@ def test_a_pull_request(
 
         production.initial_load()  # production goes on
         theirs = lake.latest_version()
-        comparison = maintenance.compare(lake, name)
+        comparison = operations.compare(lake, name)
         write_page(tmp_path / "compare.html", comparison_page(comparison, lake.storage.now_ms()))
         (mart,) = comparison.on(ChangedOn.CLONE)
         assert mart.name == ".".join(MART)
@@ -107,7 +107,7 @@ def test_a_pull_request(
         }
 
         plan = production.must_run("promote", name=name)
-        digest = maintenance.plan_promotion(lake, name).digest
+        digest = operations.plan_promotion(lake, name).digest
         assert plan.success
         production.must_run("promote", name=name, approval={"digest": digest, "approved_by": APPROVER})
         promoted = lake.latest_version()
@@ -123,4 +123,4 @@ def test_a_pull_request(
         assert lake.snapshot().definition.exports == ()
         assert production.query("airlines", "SELECT count(*) FROM t") == [(16,)]
         check_lake(lake)
-        assert maintenance.verify(lake, deep=True).is_clean
+        assert operations.verify(lake, deep=True).is_clean

@@ -10,7 +10,7 @@ from playwright.sync_api import expect
 
 from tests.e2e.browser import opened_page
 from tests.lakes import Lakes, lakes
-from tests.maintenance.changes import create
+from tests.operations.changes import create
 from tests.server.served import serving, settings_for
 from tests.server.test_safety import READER, entry
 from trinitylake_ops.format.file_names import HINT_PATH

@@ -12,17 +12,17 @@ import pytest
 from click.testing import CliRunner
 
 from tests.lakes import lakes
-from tests.maintenance.aging import Aging
-from tests.maintenance.changes import append_rows, overwrite_rows
-from tests.maintenance.copies import clean_up, rows
-from tests.maintenance.table_roots import TableRoots, needed_there, put_orphans, table_roots
+from tests.operations.aging import Aging
+from tests.operations.changes import append_rows, overwrite_rows
+from tests.operations.copies import clean_up, rows
+from tests.operations.table_roots import TableRoots, needed_there, put_orphans, table_roots
 from tests.servers.redis import RedisServer
 from tests.servers.s3_server import S3Server
-from trinitylake_ops import Lakehouse, maintenance
+from trinitylake_ops import Lakehouse, operations
 from trinitylake_ops.cli.app import trinitylake
 from trinitylake_ops.errors import InvalidDefinitionError
+from trinitylake_ops.iceberg.catalog import catalog_at
 from trinitylake_ops.storage import open_storage
-from trinitylake_ops.tables.catalog import catalog_at
 
 __all__ = ["lakes", "table_roots"]
 
@@ -63,8 +63,8 @@ def test_tables_are_written_read_and_verified_there(places: Places, tmp_path: Pa
     assert len(places.on_s3()) >= 5, "owner file, two of metadata, manifest, manifest list, data"
     again = catalog_at(Lakehouse.open(places.root, places.options))
     assert again.load_table("ns.t").scan().to_arrow()["id"].to_pylist() == [1, 2, 3]
-    assert maintenance.verify(lake, deep=True).findings == ()
-    maintenance.plan_export(lake, "away", "full", target=str(tmp_path / "copy")).execute()
+    assert operations.verify(lake, deep=True).findings == ()
+    operations.plan_export(lake, "away", "full", target=str(tmp_path / "copy")).execute()
     places.server.delete_all(places.table_root)
     copy = catalog_at(Lakehouse.open(str(tmp_path / "copy")))
     assert copy.load_table("ns.t").scan().to_arrow()["id"].to_pylist() == [1, 2, 3]
@@ -84,7 +84,7 @@ def test_a_relocation_asks_at_the_table_root_with_its_own_options(places: Places
     lake = Lakehouse.create(places.root, {**places.options, "durability": "always"}, table_root=places.table_root)
     catalog_at(lake).create_namespace("ns")
     catalog_at(lake).create_table("ns.t", _SCHEMA)
-    assert maintenance.plan_relocation(lake).is_empty
+    assert operations.plan_relocation(lake).is_empty
 
 
 def test_the_command_line_sets_it(places: Places) -> None:
@@ -113,7 +113,7 @@ def test_what_nothing_needs_is_deleted_there(places: Places, table_roots: TableR
     assert places.on_s3() == needed_there(aging.lake, places.table_root)
     assert len(places.on_s3()) < before
     assert list(aging.lake.storage.list("tables/")) == []
-    report = maintenance.verify(aging.lake, deep=True)
+    report = operations.verify(aging.lake, deep=True)
     assert (report.findings, report.orphan_files) == ((), 0)
 
 
@@ -121,21 +121,21 @@ def test_what_nothing_needs_is_deleted_there(places: Places, table_roots: TableR
 def test_exports_restores_and_relocation_keep_tables_there(places: Places, table_roots: TableRoots) -> None:
     aging = grown(places, table_roots)
     lake, expected = aging.lake, rows(aging.lake)
-    maintenance.plan_export(lake, "here", "full").execute()
-    assert maintenance.verify_export(lake, "here", deep=True).changed == ()
+    operations.plan_export(lake, "here", "full").execute()
+    assert operations.verify_export(lake, "here", deep=True).changed == ()
     append_rows(lake)
-    maintenance.plan_restore(lake, "here").execute()
+    operations.plan_restore(lake, "here").execute()
     assert rows(lake) == expected
-    maintenance.drop_export(lake, "here")
+    operations.drop_export(lake, "here")
     target = places.server.fresh_root("new-tables")
     source = open_storage(places.table_root, places.server.storage_options)
     storage = open_storage(target, places.server.storage_options)
     for info in list(source.list()):
         storage.write(info.path, source.read(info.path))
         source.delete(info.path)
-    maintenance.plan_relocation(lake, target).execute()
+    operations.plan_relocation(lake, target).execute()
     assert rows(lake) == expected
-    assert maintenance.verify(lake, deep=True).findings == ()
+    assert operations.verify(lake, deep=True).findings == ()
     clean_up(aging)
     assert {info.path for info in storage.list()} == needed_there(lake, target)
     places.server.delete_all(target)

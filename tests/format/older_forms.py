@@ -9,8 +9,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from trinitylake_ops.format.nodes.node_file import NodeFile
-from trinitylake_ops.format.nodes.system_rows import LAKEHOUSE_DEF, N_KEYS
+from trinitylake_ops.format.keys import LAKEHOUSE_DEF, N_KEYS
+from trinitylake_ops.format.node_file import NodeFile
 
 Row = tuple[str | None, str | None, str | None]
 

@@ -19,7 +19,7 @@ from trinitylake_ops.format.definitions import (
     Schema,
     TableDef,
 )
-from trinitylake_ops.format.nodes.node_file import NodeFile
+from trinitylake_ops.format.node_file import NodeFile
 
 #: Any Unicode text that UTF-8 can hold.
 texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from tests.format.refusal import refusal
 from tests.format.strategies import lakehouse_defs, namespace_defs, table_defs
 from trinitylake_ops.errors import CorruptFileError, InvalidDefinitionError
+from trinitylake_ops.format import definitions_pb2 as pb
 from trinitylake_ops.format.definitions import (
     MAJOR_VERSION,
     Column,
@@ -24,7 +25,6 @@ from trinitylake_ops.format.definitions import (
     Schema,
     TableDef,
 )
-from trinitylake_ops.format.generated import definitions_pb2 as pb
 
 PATH = "_lakehouse_def_x.binpb"
 UNKNOWN = b"\xc0\xb8\x02\x07"  # field 5000, a number

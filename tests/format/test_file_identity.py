@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.format.strategies import names
-from trinitylake_ops.format.file_identity import FoldedSet, OtherNames, folded, name_identity
+from trinitylake_ops.format.checksums import FoldedSet, OtherNames, folded, name_identity
 from trinitylake_ops.format.file_names import new_node_path, optimize_path
 
 ID = "6fcb514b-b878-4c9d-95b7-8dc3a7ce6fd8"

@@ -20,6 +20,7 @@ from trinitylake_ops.errors import (
     VersionNotFoundError,
 )
 from trinitylake_ops.format import definitions
+from trinitylake_ops.format import definitions_pb2 as pb
 from trinitylake_ops.format.definitions import DataType, LakehouseDef
 from trinitylake_ops.format.file_names import (
     ROOT_NAMING,
@@ -33,20 +34,18 @@ from trinitylake_ops.format.file_names import (
     root_path,
     shortest_path_limit_bytes,
 )
-from trinitylake_ops.format.file_seals import check_file
-from trinitylake_ops.format.generated import definitions_pb2 as pb
+from trinitylake_ops.format.keys import KeyCodec, ObjectName, encode_schema_id
 from trinitylake_ops.format.limits import smallest_node_file_limit_bytes, validate_lakehouse_def
 from trinitylake_ops.format.locations import normalize_root_uri, validate_location, validate_path
-from trinitylake_ops.format.nodes.keys import KeyCodec, ObjectName, encode_schema_id
-from trinitylake_ops.format.nodes.node_file import (
+from trinitylake_ops.format.node_file import (
     NODE_COMPRESSIONS,
     check_node_compression,
     decode_node,
     decode_system_rows,
     encode_node,
 )
-from trinitylake_ops.format.sealed_json import decode_sealed_json, encode_sealed_json
-from trinitylake_ops.tables.ownership import owner_file, read_owner
+from trinitylake_ops.format.sealed_files import check_file, decode_sealed_json, encode_sealed_json
+from trinitylake_ops.iceberg.managed import owner_file, read_owner
 
 TEXT = (Path(definitions.__file__).parent / "FORMAT.md").read_text(encoding="utf-8")
 BLOCKS = {

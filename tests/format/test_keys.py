@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 
 from tests.format.strategies import names
 from trinitylake_ops.errors import CorruptFileError, InvalidNameError
-from trinitylake_ops.format.nodes import keys as keys_module
-from trinitylake_ops.format.nodes.keys import KeyCodec, ObjectName, encode_schema_id, validate_name
+from trinitylake_ops.format import keys as keys_module
+from trinitylake_ops.format.keys import KeyCodec, ObjectName, encode_schema_id, validate_name
 
 SIZE = 32  # eight characters of four bytes
 CODEC = KeyCodec(SIZE, SIZE)

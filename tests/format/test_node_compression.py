@@ -14,9 +14,10 @@ from hypothesis import strategies as st
 from tests.format.refusal import refusal
 from tests.format.strategies import node_files
 from trinitylake_ops.errors import CorruptFileError, FileMissingError, InvalidDefinitionError
-from trinitylake_ops.format.nodes import ipc_body, node_file
-from trinitylake_ops.format.nodes.ipc_body import MAX_DECOMPRESSED_BYTES, decompressed_bytes
-from trinitylake_ops.format.nodes.node_file import (
+from trinitylake_ops.format import arrow_ipc, node_file
+from trinitylake_ops.format.arrow_ipc import MAX_DECOMPRESSED_BYTES, decompressed_bytes
+from trinitylake_ops.format.keys import TextColumn
+from trinitylake_ops.format.node_file import (
     NODE_COMPRESSIONS,
     NodeFile,
     decode_node,
@@ -24,9 +25,8 @@ from trinitylake_ops.format.nodes.node_file import (
     encode_node,
     encoded_size_bytes,
 )
-from trinitylake_ops.format.nodes.text_column import TextColumn
 from trinitylake_ops.storage import MemoryStorage, drop_memory_root
-from trinitylake_ops.tree.nodes.node_store import NodeStore
+from trinitylake_ops.tree.store import NodeStore
 
 PATH = "0000/0000/0000/00000000-node.arrow"
 CODECS = [name for name in NODE_COMPRESSIONS if name]
@@ -180,7 +180,7 @@ def test_a_file_of_a_thousand_times_its_size_is_refused(
     )
     assert 4_000_000 < decompressed_bytes(data) < 4_000_200
     assert len(data) < 20_000
-    monkeypatch.setattr(ipc_body, "MAX_DECOMPRESSED_BYTES", 1_000_000)
+    monkeypatch.setattr(arrow_ipc, "MAX_DECOMPRESSED_BYTES", 1_000_000)
     with pytest.raises(CorruptFileError, match="claims to decompress to 4000"):
         decode_node(data, PATH)
 

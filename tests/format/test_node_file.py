@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 from tests.format.refusal import refusal
 from tests.format.strategies import node_files
 from trinitylake_ops.errors import CorruptFileError, InvalidInputError
-from trinitylake_ops.format.nodes.ipc_file import SCHEMA, read_own_batch, write_file
-from trinitylake_ops.format.nodes.node_file import (
+from trinitylake_ops.format.arrow_ipc import SCHEMA, read_own_batch, write_file
+from trinitylake_ops.format.keys import MAX_COMMIT_INFO_BYTES, decode_commit_info, encode_commit_info
+from trinitylake_ops.format.node_file import (
     NodeFile,
     decode_node,
     decode_nodes,
@@ -21,7 +22,6 @@ from trinitylake_ops.format.nodes.node_file import (
     encode_node,
     encoded_size_bytes,
 )
-from trinitylake_ops.format.nodes.system_rows import MAX_COMMIT_INFO_BYTES, decode_commit_info, encode_commit_info
 
 PATH = "0000/0000/0000/00000000-node.arrow"
 SYSTEM = [("created_at_millis", "5", None), ("n_keys", "2", None)]

@@ -13,9 +13,8 @@ from hypothesis import strategies as st
 from tests.format.older_forms import OlderForm, Row, all_forms, arrow_file
 from tests.format.strategies import locations, node_files
 from trinitylake_ops.errors import CorruptFileError
-from trinitylake_ops.format.nodes.keys import encode_schema_id, has_schema_id
-from trinitylake_ops.format.nodes.node_file import NodeFile, decode_node, decode_system_rows, encode_node
-from trinitylake_ops.format.nodes.system_rows import SYSTEM_KEYS
+from trinitylake_ops.format.keys import SYSTEM_KEYS, encode_schema_id, has_schema_id
+from trinitylake_ops.format.node_file import NodeFile, decode_node, decode_system_rows, encode_node
 
 PATH = "0000/0000/0000/00000000-node.ipc"
 FORMS = list(all_forms())

@@ -10,8 +10,8 @@ import pyarrow as pa
 import pytest
 
 from trinitylake_ops.errors import CorruptFileError
-from trinitylake_ops.format.nodes.ipc_body import check_body
-from trinitylake_ops.format.nodes.node_file import decode_node, decode_system_rows
+from trinitylake_ops.format.arrow_ipc import check_body
+from trinitylake_ops.format.node_file import decode_node, decode_system_rows
 
 _BLOCK_BYTES = 24
 _PATH = "node"

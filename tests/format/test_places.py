@@ -7,11 +7,11 @@ import uuid
 
 import pytest
 
+from trinitylake_ops.access.allowed_roots import NamedRoots, Places, allowed_roots
 from trinitylake_ops.errors import InvalidInputError, InvalidLocationError, LocationNotAllowedError
 from trinitylake_ops.format.definitions import ExportLevel, ExportRecord, LakehouseDef, SourceRecord
 from trinitylake_ops.format.file_names import new_lakehouse_def_path, new_node_path
-from trinitylake_ops.format.places import NamedRoots, Places, allowed_roots
-from trinitylake_ops.storage.schemes import roots_nest
+from trinitylake_ops.storage.registry import roots_nest
 
 ROOT = "s3://bucket/lake/"
 SOURCE = "s3://other/source/"

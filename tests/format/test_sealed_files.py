@@ -18,9 +18,8 @@ from trinitylake_ops.format.file_names import (
     new_plan_path,
     root_path,
 )
-from trinitylake_ops.format.file_seals import check_file
 from trinitylake_ops.format.limits import smallest_node_file_limit_bytes
-from trinitylake_ops.format.nodes.node_file import (
+from trinitylake_ops.format.node_file import (
     NodeFile,
     decode_node,
     decode_system_rows,
@@ -28,8 +27,8 @@ from trinitylake_ops.format.nodes.node_file import (
     encode_sealed_root,
     seal_room_bytes,
 )
-from trinitylake_ops.format.sealed_json import decode_sealed_json, encode_sealed_json
-from trinitylake_ops.tree.nodes.node import TreeLimits
+from trinitylake_ops.format.sealed_files import check_file, decode_sealed_json, encode_sealed_json
+from trinitylake_ops.tree.node import TreeLimits
 
 NODE = NodeFile(
     ["B===a   ", "C===a   t       "], ["v", "w"], system={"created_at_millis": "1700000000000", "commit_id": "é"}

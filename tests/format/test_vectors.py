@@ -9,8 +9,8 @@ import pytest
 from tests.lakes import DATA
 from trinitylake_ops.errors import InvalidLocationError, InvalidNameError
 from trinitylake_ops.format.file_names import optimize_path, parse_root_path, root_path
+from trinitylake_ops.format.keys import KeyCodec, ObjectName, encode_schema_id, validate_name
 from trinitylake_ops.format.locations import normalize_root_uri, validate_location
-from trinitylake_ops.format.nodes.keys import KeyCodec, ObjectName, encode_schema_id, validate_name
 
 VECTORS = json.loads((DATA / "format.json").read_text())
 

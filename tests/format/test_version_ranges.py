@@ -11,11 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.lakes import Lakes, lakes
-from tests.maintenance.changes import create
+from tests.operations.changes import create
 from trinitylake_ops.errors import CorruptFileError, InvalidInputError, VersionExpiredError
 from trinitylake_ops.format.definitions import ExpirationBatch, LakehouseDef
 from trinitylake_ops.format.file_names import MAX_VERSION
-from trinitylake_ops.format.nodes.node_file import decode_node, encode_sealed_root
+from trinitylake_ops.format.node_file import decode_node, encode_sealed_root
 from trinitylake_ops.format.version_ranges import VersionRanges
 
 __all__ = ["lakes"]

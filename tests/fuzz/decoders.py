@@ -24,6 +24,7 @@ from tests.fuzz import mutations
 from tests.fuzz.mutations import Mutator
 from tests.fuzz.reseal import resealed, saved_transaction_resealed, verified_record_resealed
 from trinitylake_ops import Lakehouse
+from trinitylake_ops.access.table_owners import TableUser
 from trinitylake_ops.errors import FileMissingError, TrinityLakeError
 from trinitylake_ops.format.definitions import ExpirationBatch, LakehouseDef, NamespaceDef, SavedTransaction, TableDef
 from trinitylake_ops.format.file_names import (
@@ -42,33 +43,29 @@ from trinitylake_ops.format.file_names import (
     root_path,
     table_prefix,
 )
+from trinitylake_ops.format.keys import COMMIT_INFO, KeyCodec
 from trinitylake_ops.format.limits import check_readable_sizes, validate_changed_settings, validate_table_def
 from trinitylake_ops.format.locations import as_uri, normalize_root_uri, to_location, to_uri, validate_location
-from trinitylake_ops.format.nodes.keys import KeyCodec
-from trinitylake_ops.format.nodes.node_file import decode_node, decode_system_rows, encode_node
-from trinitylake_ops.format.nodes.system_rows import COMMIT_INFO
+from trinitylake_ops.format.node_file import decode_node, decode_system_rows, encode_node
 from trinitylake_ops.format.version_ranges import VersionRanges
-from trinitylake_ops.maintenance.reach.inventory import read_inventory
-from trinitylake_ops.maintenance.reach.inventory_search import Inventory, InventorySearch, Sought
-from trinitylake_ops.maintenance.reach.table_files import iceberg_metadata
-from trinitylake_ops.maintenance.state.export_manifest import manifest_targets, read_manifest
-from trinitylake_ops.maintenance.state.lease import lease
-from trinitylake_ops.maintenance.state.plan_file import PlanFile, read_plan_file
-from trinitylake_ops.maintenance.state.verified_files import Kept, decode_names, read_records
+from trinitylake_ops.iceberg.catalog import catalog_at
+from trinitylake_ops.iceberg.copy import FileCopy, TablePlaces, rewritten
+from trinitylake_ops.iceberg.delete_files import RemainingRows
+from trinitylake_ops.iceberg.io.checked_files import CheckedFileIO
+from trinitylake_ops.iceberg.io.file_io import StorageFileIO, reading_io
+from trinitylake_ops.iceberg.managed import read_owner, table_definition
+from trinitylake_ops.iceberg.metadata import read_table_metadata
+from trinitylake_ops.iceberg.reach import FileKind, content_file, entries_in, files_of, manifests_in, statistics_of
+from trinitylake_ops.iceberg.read import file_batches
+from trinitylake_ops.iceberg.validation.avro import SNAPSHOT_ID, uncompressed
+from trinitylake_ops.operations.export_records import manifest_targets, read_manifest
+from trinitylake_ops.operations.lease import lease
+from trinitylake_ops.operations.mark.inventory import Inventory, InventorySearch, Sought, read_inventory
+from trinitylake_ops.operations.mark.table_files import iceberg_metadata
+from trinitylake_ops.operations.records import PlanFile, read_plan_file
+from trinitylake_ops.operations.verified_files import Kept, decode_names, read_records
 from trinitylake_ops.storage import drop_memory_root
-from trinitylake_ops.tables.catalog import catalog_at
-from trinitylake_ops.tables.claims.avro_files import SNAPSHOT_ID, uncompressed
-from trinitylake_ops.tables.files.copying import FileCopy, TablePlaces, rewritten
-from trinitylake_ops.tables.files.data_reading import file_batches
-from trinitylake_ops.tables.files.deletes.rows import RemainingRows
-from trinitylake_ops.tables.files.metadata import read_table_metadata
-from trinitylake_ops.tables.files.reach import FileKind, content_file, entries_in, files_of, manifests_in, statistics_of
-from trinitylake_ops.tables.io.checked_files import CheckedFileIO
-from trinitylake_ops.tables.io.file_io import StorageFileIO, reading_io
-from trinitylake_ops.tables.managed import table_definition
-from trinitylake_ops.tables.ownership import read_owner
 from trinitylake_ops.transaction.time_to_live import removed_before_ms
-from trinitylake_ops.tree.nodes.table_users import TableUser
 from trinitylake_ops.versions.history import version_infos
 from trinitylake_ops.versions.snapshot import utc_of
 

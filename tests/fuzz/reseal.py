@@ -9,8 +9,8 @@ import google_crc32c
 
 from trinitylake_ops.errors import TrinityLakeError
 from trinitylake_ops.format import definitions
+from trinitylake_ops.format import definitions_pb2 as pb
 from trinitylake_ops.format.definitions import SavedTransaction
-from trinitylake_ops.format.generated import definitions_pb2 as pb
 
 _SHA256_BYTES = 32
 

@@ -22,8 +22,9 @@ from pyiceberg.types import DoubleType, LongType, NestedField, StringType
 from tests.fuzz.decoders import CORPUS, DECODERS, FUZZ_ROOT, ROWS, TABLE_ID, UUID
 from tests.fuzz.reseal import resealed
 from tests.inventories import inventory_file, manifest
-from tests.maintenance.later_tables import puffin, vector_blob
-from trinitylake_ops import Lakehouse, maintenance
+from tests.operations.later_tables import puffin, vector_blob
+from trinitylake_ops import Lakehouse, operations
+from trinitylake_ops.access.table_owners import TableUser
 from trinitylake_ops.format.definitions import (
     Column,
     DataType,
@@ -40,14 +41,13 @@ from trinitylake_ops.format.definitions import (
 )
 from trinitylake_ops.format.definitions import Schema as Columns
 from trinitylake_ops.format.file_names import root_path
-from trinitylake_ops.format.nodes.node_file import NodeFile, encode_node, encode_sealed_root
-from trinitylake_ops.format.sealed_json import encode_sealed_json
-from trinitylake_ops.maintenance.state.plan_file import PlanFile
+from trinitylake_ops.format.node_file import NodeFile, encode_node, encode_sealed_root
+from trinitylake_ops.format.sealed_files import encode_sealed_json
+from trinitylake_ops.iceberg.catalog import catalog_at
+from trinitylake_ops.iceberg.managed import owner_file
+from trinitylake_ops.iceberg.validation.checksums import seal_pairs, sealed_table_file
+from trinitylake_ops.operations.records import PlanFile
 from trinitylake_ops.storage import drop_memory_root
-from trinitylake_ops.tables.catalog import catalog_at
-from trinitylake_ops.tables.claims.table_seals import seal_pairs, sealed_table_file
-from trinitylake_ops.tables.ownership import owner_file
-from trinitylake_ops.tree.nodes.table_users import TableUser
 
 _SCHEMA = Schema(
     NestedField(1, "id", LongType(), required=False),
@@ -214,9 +214,9 @@ def _tables() -> Iterator[tuple[str, str, bytes]]:
     yield _table_sample("manifest_list", "v2.avro", read(shot.manifest_list.removeprefix(_ROOT)))
     for number, listed in enumerate(shot.manifests(table.io)):
         yield _table_sample("manifest", f"v2-{number}.avro", read(listed.manifest_path.removeprefix(_ROOT)))
-    maintenance.verify(lake, incremental=True)
+    operations.verify(lake, incremental=True)
     yield "verified_record", "record.arrow", _only(lake, "_ops/verified-")[:-32]
-    maintenance.plan_export(lake, "nightly", level="full").execute()
+    operations.plan_export(lake, "nightly", level="full").execute()
     manifest_file = re.sub(rb"export-[0-9a-f-]{36}", f"export-{UUID}".encode(), _only(lake, "_ops/export-"))
     yield "export_manifest", "full.json", resealed(manifest_file, _path("export_manifest"))
     drop_memory_root(_ROOT)

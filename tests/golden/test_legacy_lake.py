@@ -32,13 +32,13 @@ from tests.lakes import (
     table,
 )
 from tests.processes import fork
-from trinitylake_ops import Lakehouse, maintenance
+from trinitylake_ops import Lakehouse, operations
 from trinitylake_ops.cli import main
 from trinitylake_ops.errors import CorruptFileError, InvalidDefinitionError, VersionNotFoundError
 from trinitylake_ops.format.file_names import HINT_PATH, ROOT_NAMINGS, RootNaming, root_naming
-from trinitylake_ops.format.nodes.node_file import decode_node
-from trinitylake_ops.tree.walk import walk
-from trinitylake_ops.versions.changes import Change
+from trinitylake_ops.format.node_file import decode_node
+from trinitylake_ops.tree.shape import walk
+from trinitylake_ops.versions.history import Change
 
 FOLDER = DATA / "legacy-lake"
 NAMING = RootNaming(64, ".ipc")
@@ -126,7 +126,7 @@ def test_history_and_verify(legacy: Lakehouse) -> None:
     infos = list(legacy.history())
     assert [info.version for info in infos] == VERSIONS[::-1]
     assert {(info.commit_id, info.rollback_from, info.state) for info in infos} == {(None, None, "live")}
-    report = maintenance.verify(legacy)
+    report = operations.verify(legacy)
     assert report.findings == ()
     assert (report.versions, report.definitions) == (len(VERSIONS), len(list(FOLDER.rglob("*.binpb"))))
 
@@ -156,7 +156,7 @@ def test_the_first_commit_keeps_the_naming_and_writes_our_nodes(copy: Lakehouse)
     for version in VERSIONS:
         assert objects(copy.snapshot(version)).keys() == EXPECTED[version][1]
     assert [path for path, data in files.items() if copy.storage.read(path) != data] == [HINT_PATH]
-    assert maintenance.verify(copy).findings == ()
+    assert operations.verify(copy).findings == ()
 
 
 def test_changes_of_settings_and_rollbacks_put_the_tree_in_order(copy: Lakehouse) -> None:
@@ -166,26 +166,26 @@ def test_changes_of_settings_and_rollbacks_put_the_tree_in_order(copy: Lakehouse
     with pytest.raises(InvalidDefinitionError, match="order is fixed"):
         copy.alter_definition(order=256)
     for target in (2, 0, 1, 3):
-        version = maintenance.rollback(copy, target)
+        version = operations.rollback(copy, target)
         snapshot = copy.snapshot(version)
         assert objects(snapshot).keys() == EXPECTED[target][1]
         assert snapshot.definition.properties == {"owner": "me"}
         assert snapshot.root.system["rollback_from_root"] == NAMING.path(version - 1)
         assert not snapshot.root.is_flat
-    assert maintenance.verify(copy).findings == ()
+    assert operations.verify(copy).findings == ()
     assert {root_naming(path) for path in listed(copy.storage)} - {None} == {NAMING}
 
 
 def test_a_fence_and_an_export_of_a_version_in_the_older_layout(copy: Lakehouse) -> None:
     assert copy.resolve_commit(LATEST + 1, str(uuid.uuid4()), fence=True) == "lost"
     assert objects(copy.snapshot()).keys() == EXPECTED[LATEST][1]
-    report = maintenance.plan_export(copy, "old", version=2).execute()
+    report = operations.plan_export(copy, "old", version=2).execute()
     assert copy.storage.read(report.location) == copy.storage.read(NAMING.path(2)), "a copy, byte for byte"
     assert objects(copy.snapshot("old")).keys() == EXPECTED[2][1]
     copy.alter_definition(exported_snapshots={"old": report.location, "foreign": NAMING.path(1)})
     assert copy.snapshot("foreign").version == 1, "its name says it, in any naming"
-    assert maintenance.verify(copy).is_clean
-    maintenance.rollback(copy, "foreign")
+    assert operations.verify(copy).is_clean
+    operations.rollback(copy, "foreign")
     assert objects(copy.snapshot()).keys() == EXPECTED[1][1]
 
 
@@ -260,5 +260,5 @@ def test_a_root_of_another_naming_is_refused_by_open(copy: Lakehouse, stray: Roo
 
 def test_white_space_around_the_hint(copy: Lakehouse) -> None:
     copy.storage.write(HINT_PATH, b"\n 3\t\r\n")
-    assert maintenance.inspect_hint(copy).is_right
+    assert operations.inspect_hint(copy).is_right
     assert Lakehouse.open(copy.root).latest_version() == LATEST

@@ -13,8 +13,8 @@ from trinitylake_ops import Lakehouse
 from trinitylake_ops.errors import VersionNotFoundError
 from trinitylake_ops.format.file_names import root_path
 from trinitylake_ops.storage import LocalStorage
-from trinitylake_ops.tree.walk import walk
-from trinitylake_ops.versions.changes import Change
+from trinitylake_ops.tree.shape import walk
+from trinitylake_ops.versions.history import Change
 
 EXPECTED = expected_objects("small-lake")
 VERSIONS = sorted(EXPECTED)

@@ -26,12 +26,12 @@ import uvicorn
 from pyiceberg.catalog.rest import RestCatalog
 
 from trinitylake_ops import Lakehouse
-from trinitylake_ops.server.application import Application
-from trinitylake_ops.server.running import configuration_of
+from trinitylake_ops.server.app import Application
+from trinitylake_ops.server.run import configuration_of
 from trinitylake_ops.server.settings import ONLY, LakehouseSettings, ServerSettings
 from trinitylake_ops.server.warehouses import Warehouses
 from trinitylake_ops.storage.options import redact_assignments
-from trinitylake_ops.telemetry.logs import JsonFormatter
+from trinitylake_ops.telemetry.settings import JsonFormatter
 
 
 @dataclass(frozen=True)

@@ -28,15 +28,15 @@ from tests.servers.radosgw import ROLE_ARN
 from tests.servers.s3_server import S3Server
 from trinitylake_ops import Lakehouse
 from trinitylake_ops.errors import InvalidInputError, LocationNotAllowedError
+from trinitylake_ops.iceberg import catalog_at
 from trinitylake_ops.server.settings import ONLY, LakehouseSettings, read_lakehouses
 from trinitylake_ops.server.warehouses import Warehouses
 from trinitylake_ops.storage.delegation import DelegationSettings
 from trinitylake_ops.storage.options import OPTIONS_VARIABLE
-from trinitylake_ops.storage.s3.botocore_places import BucketPlace
 from trinitylake_ops.storage.s3.delegation import folder_policy
+from trinitylake_ops.storage.s3.s3fs_client import BucketPlace
 from trinitylake_ops.storage.s3.settings import S3Location
 from trinitylake_ops.storage.s3.signing import UnsignedRequest, check_request, signed
-from trinitylake_ops.tables import catalog_at
 
 ROWS = pa.table({"id": pa.array([1, 2, 3], pa.int64())})
 VENDED = {"X-Iceberg-Access-Delegation": "vended-credentials"}

@@ -28,7 +28,7 @@ from tests.server.served import Served, logged, serving, settings_for
 from tests.server.test_safety import ENTRIES, READER, UNAUTHORIZED, WRITER
 from tests.servers.gcs import GcsServer
 from tests.servers.google import Google
-from trinitylake_ops import Lakehouse, maintenance
+from trinitylake_ops import Lakehouse, operations
 from trinitylake_ops.errors import (
     InvalidInputError,
     StorageError,
@@ -36,6 +36,7 @@ from trinitylake_ops.errors import (
     TransientError,
     TrinityLakeError,
 )
+from trinitylake_ops.iceberg import catalog_at
 from trinitylake_ops.server.settings import ONLY, LakehouseSettings, read_lakehouses
 from trinitylake_ops.server.warehouses import Warehouses
 from trinitylake_ops.storage import delegation
@@ -43,7 +44,6 @@ from trinitylake_ops.storage.delegation import DelegationSettings
 from trinitylake_ops.storage.gcs.delegation import GcsDelegate, folder_boundary
 from trinitylake_ops.storage.gcs.settings import GcsLocation
 from trinitylake_ops.storage.options import StorageOptions
-from trinitylake_ops.tables import catalog_at
 
 ROWS = pa.table({"id": pa.array([1, 2, 3], pa.int64())})
 VENDED = {"X-Iceberg-Access-Delegation": "vended-credentials"}
@@ -263,7 +263,7 @@ def test_pyiceberg_without_keys(giving: Served, google: Google, on_google: Lakeh
     assert "storage.objects.create" in found.pop("error") if file_io == ARROW else "Forbidden" in found.pop("error")
     assert found == {"now": 6, "then": 3}
     check_rights(google)
-    assert maintenance.verify(on_google, deep=True).findings == ()
+    assert operations.verify(on_google, deep=True).findings == ()
 
 
 def check_rights(google: Google) -> None:

@@ -31,12 +31,12 @@ from tests.server.served import Reply, serving, settings_for
 from tests.server.test_generated import SCHEMA_OF_VIEW
 from tests.server.test_safety import entry
 from tests.server.test_views import version, view
-from trinitylake_ops import Lakehouse, maintenance
-from trinitylake_ops.server.described.operations import OPERATIONS, Operation
+from trinitylake_ops import Lakehouse, operations
+from trinitylake_ops.iceberg import catalog_at
+from trinitylake_ops.iceberg.views import ViewVersion, new_view
+from trinitylake_ops.server.openapi import OPERATIONS, Operation
 from trinitylake_ops.server.routes import ROUTES
 from trinitylake_ops.server.settings import ONLY, LakehouseSettings, Limits
-from trinitylake_ops.tables import catalog_at
-from trinitylake_ops.tables.catalog.view_metadata import ViewVersion, new_view
 
 N_REQUESTS, N_IN_SOAK = 1_500, 20_000
 N_TOKENS, N_NAMESPACES = 24, 4
@@ -111,10 +111,10 @@ def built(name: str, shown: str, folder: Path, lakes: Lakes) -> World:
             if kind
             else {}
         )
-        maintenance.plan_export(lake, export, **target).execute()
+        operations.plan_export(lake, export, **target).execute()
         world.exports.append(export)
         clone, place = world.plant(f"cln{shown}{kind}zq9"), f"plc{shown}{kind}zq9"
-        maintenance.plan_clone(lake, f"file://{folder}/{world.plant(place, root_of=clone)}/", clone).execute()
+        operations.plan_clone(lake, f"file://{folder}/{world.plant(place, root_of=clone)}/", clone).execute()
         world.clones.append(clone)
         if kind:
             shutil.rmtree(folder / place)

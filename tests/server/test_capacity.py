@@ -38,14 +38,12 @@ from tests.server.requests import COMMIT, TABLE, TABLES, commit_of, created, pro
 from tests.server.served import Served, serving, settings_for
 from trinitylake_ops import Lakehouse
 from trinitylake_ops.errors import TransientError
-from trinitylake_ops.server import readiness, tables
-from trinitylake_ops.server.answers import RefusedError
+from trinitylake_ops.iceberg import catalog_at, metadata
+from trinitylake_ops.iceberg.updates import fitted
+from trinitylake_ops.server import scheduling, tables
+from trinitylake_ops.server.responses import RefusedError
 from trinitylake_ops.server.settings import Limits
-from trinitylake_ops.server.table_queue import TableQueue
-from trinitylake_ops.server.workers import Work, Workers
-from trinitylake_ops.tables import catalog_at
-from trinitylake_ops.tables.catalog.updates import fitted
-from trinitylake_ops.tables.files import metadata
+from trinitylake_ops.server.workers import TableQueue, Work, Workers
 
 UNAVAILABLE = (503, "ServiceUnavailableException")
 N_WAITING = 150
@@ -326,7 +324,7 @@ def test_readiness_reports_stalled_threads_until_they_are_free(
         clients = [sent(served, TABLE, commit_of(properties(a="1")))]
         until(lambda: len(application.scheduler.queue) == 1)
         clients.append(sent(served, f"{TABLES}/u", commit_of(properties(a="1"), name="u")))
-        monkeypatch.setattr(readiness, "STALLED_SECONDS", 0.0)
+        monkeypatch.setattr(scheduling, "STALLED_SECONDS", 0.0)
         until(lambda: served.ask("GET", "/readyz").status == 503)
         assert "saturated-change" in served.ask("GET", "/readyz").document["error"]["message"]
         assert served.ask("GET", "/healthz").status == 200
@@ -337,8 +335,8 @@ def test_readiness_reports_stalled_threads_until_they_are_free(
 
 
 def test_readiness_reports_a_storage_that_does_not_respond(lake: Lakehouse, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(readiness, "_PROBE_AGE_SECONDS", 0.0)
-    monkeypatch.setattr(readiness, "_PROBE_SECONDS", 0.05)
+    monkeypatch.setattr(scheduling, "_PROBE_AGE_SECONDS", 0.0)
+    monkeypatch.setattr(scheduling, "_PROBE_SECONDS", 0.05)
     with serving(settings_for(lake)) as served:
         application = served.application
         assert application is not None

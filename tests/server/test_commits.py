@@ -22,13 +22,13 @@ from tests.faults import FaultyStorage, fail, lose_response
 from tests.lakes import Lakes
 from tests.server.requests import COMMIT, TABLE, TABLES, WIDER, commit_of, created, new_key, properties
 from tests.server.served import Served, serving, settings_for
-from trinitylake_ops import Lakehouse, maintenance
+from trinitylake_ops import Lakehouse, operations
 from trinitylake_ops.errors import AmbiguousWriteError, StorageFullError, TransientError
-from trinitylake_ops.server import changes
+from trinitylake_ops.iceberg import catalog_at
+from trinitylake_ops.server import calls
 from trinitylake_ops.server.settings import ONLY
 from trinitylake_ops.server.warehouses import Warehouses
 from trinitylake_ops.storage import Storage, StorageWrapper
-from trinitylake_ops.tables import catalog_at
 
 ROWS = pa.table({"id": pa.array([1, 2], pa.int64())})
 CONFLICT = (409, "CommitFailedException")
@@ -76,15 +76,15 @@ def test_requirements_are_checked(served: Served, rest: RestCatalog, lake: Lakeh
 
 def test_a_transaction_is_one_version_or_nothing(served: Served, rest: RestCatalog, lake: Lakehouse) -> None:
     before = lake.latest_version()
-    changes = [commit_of(properties(a="1")), commit_of(properties(a="1"), name="u")]
-    assert served.ask("POST", COMMIT, {"table-changes": changes}).status == 204
+    calls = [commit_of(properties(a="1")), commit_of(properties(a="1"), name="u")]
+    assert served.ask("POST", COMMIT, {"table-changes": calls}).status == 204
     assert lake.latest_version() == before + 1
     assert [change.table for change in lake.diff(before, before + 1)] == ["t", "u"]
-    changes = [commit_of(properties(a="2")), commit_of(properties(a="2"), name="u", requirements=(main_is(5),))]
-    assert served.ask("POST", COMMIT, {"table-changes": changes}).error == CONFLICT
-    changes = [commit_of(properties(a="2")), commit_of(properties(a="2"), name="none")]
-    assert served.ask("POST", COMMIT, {"table-changes": changes}).error == (404, "NoSuchTableException")
-    assert served.ask("POST", COMMIT, {"table-changes": [changes[0]] * 2}).error == (400, "BadRequestException")
+    calls = [commit_of(properties(a="2")), commit_of(properties(a="2"), name="u", requirements=(main_is(5),))]
+    assert served.ask("POST", COMMIT, {"table-changes": calls}).error == CONFLICT
+    calls = [commit_of(properties(a="2")), commit_of(properties(a="2"), name="none")]
+    assert served.ask("POST", COMMIT, {"table-changes": calls}).error == (404, "NoSuchTableException")
+    assert served.ask("POST", COMMIT, {"table-changes": [calls[0]] * 2}).error == (400, "BadRequestException")
     assert lake.latest_version() == before + 1
 
 
@@ -173,7 +173,7 @@ def test_other_changes_are_made_again_too(
 def test_a_client_that_never_wins_is_told(
     served: Served, rest: RestCatalog, lake: Lakehouse, own: Lakehouse, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("trinitylake_ops.server.changes.MOST_ATTEMPTS", 3)
+    monkeypatch.setattr("trinitylake_ops.server.calls.MOST_ATTEMPTS", 3)
     count = iter(range(100))
 
     def alter() -> None:
@@ -207,7 +207,7 @@ def test_many_clients_lose_nothing(served: Served, rest: RestCatalog, lake: Lake
     assert sorted(rest.load_table("ns.t").scan().to_arrow()["id"].to_pylist()) == [0, 1, 2, 3, 10, 11, 12, 13]
     assert sorted(rest.load_table("ns.u").scan().to_arrow()["id"].to_pylist()) == [0, 1, 2, 3]
     assert lake.latest_version() - begun <= 3 * n_each
-    assert maintenance.verify(lake, deep=True).findings == ()
+    assert operations.verify(lake, deep=True).findings == ()
 
 
 def test_a_request_with_a_key_is_carried_out_once(served: Served, rest: RestCatalog, lake: Lakehouse) -> None:
@@ -261,7 +261,7 @@ def test_keys_that_make_no_sense(served: Served, rest: RestCatalog, lake: Lakeho
 def test_a_key_of_a_fast_clock_is_looked_for_as_long_as_any(
     served: Served, rest: RestCatalog, lake: Lakehouse, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(changes, "CLOCK_MARGIN_MS", 0)
+    monkeypatch.setattr(calls, "CLOCK_MARGIN_MS", 0)
     key, body = {"Idempotency-Key": new_key(age_ms=-10 * 60_000)}, commit_of(properties(a="1"))
     assert served.ask("POST", TABLE, body, key).status == 200
     for value in "23":
@@ -518,7 +518,7 @@ def test_a_staged_table_is_created_by_its_commit(served: Served, rest: RestCatal
     assert rest.load_table("ns.new").schema().column_names == ["id", "name"]
     assert staged_commit(served, None, "other").status == 200
     assert lake.latest_version() == before + 2
-    assert maintenance.verify(lake, deep=True).findings == ()
+    assert operations.verify(lake, deep=True).findings == ()
 
 
 def test_no_table_takes_the_place_of_another(served: Served, rest: RestCatalog, lake: Lakehouse) -> None:

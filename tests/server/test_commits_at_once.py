@@ -13,9 +13,9 @@ import pytest
 from tests.server.requests import COMMIT, TABLE, TABLES, commit_of, created, new_key, properties
 from tests.server.served import Served
 from trinitylake_ops import Lakehouse
-from trinitylake_ops.tables import catalog_at
+from trinitylake_ops.iceberg import catalog_at
+from trinitylake_ops.transaction import commit_queue as queue_module
 from trinitylake_ops.transaction import lakehouse as lakehouse_module
-from trinitylake_ops.transaction.groups import queue as queue_module
 
 ROWS = pa.table({"id": pa.array([1, 2], pa.int64())})
 

@@ -17,8 +17,8 @@ from trinitylake_ops import Lakehouse
 from trinitylake_ops.cli.app import trinitylake
 from trinitylake_ops.errors import InvalidNameError
 from trinitylake_ops.format.definitions import TableDef
-from trinitylake_ops.tables import catalog_at
-from trinitylake_ops.tables.writing.write_plan import plan_write
+from trinitylake_ops.iceberg import catalog_at
+from trinitylake_ops.iceberg.write.plan import plan_write
 
 DOTS = (".", "..")
 BAD = (400, "BadRequestException")

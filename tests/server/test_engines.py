@@ -25,13 +25,13 @@ from pyiceberg.schema import Schema
 from pyiceberg.transforms import IdentityTransform
 from pyiceberg.types import NestedField, StringType
 
+from tests.iceberg.test_totals import counted, totals_in
 from tests.lakes import Lakes
 from tests.server.served import Served, attach, duckdb_with_iceberg
-from tests.tables.test_totals import counted, totals_in
-from trinitylake_ops import Lakehouse, maintenance
-from trinitylake_ops.tables import catalog_at
-from trinitylake_ops.tables.io.file_io import StorageFileIO
-from trinitylake_ops.tables.writing.data_files import write_data_files
+from trinitylake_ops import Lakehouse, operations
+from trinitylake_ops.iceberg import catalog_at
+from trinitylake_ops.iceberg.io.file_io import StorageFileIO
+from trinitylake_ops.iceberg.write.data_files import write_data_files
 
 ROWS = pa.table({"id": pa.array([1, 2, 3], pa.int64()), "name": ["a", "b", "c"]})
 
@@ -62,7 +62,7 @@ def test_pyiceberg(served: Served, lake: Lakehouse) -> None:
     assert old.load_table("ns.t").scan().to_arrow().num_rows == 3
     catalog.drop_table("ns.v")
     assert not catalog.table_exists("ns.v")
-    assert maintenance.verify(lake, deep=True).findings == ()
+    assert operations.verify(lake, deep=True).findings == ()
 
 
 def test_pyiceberg_is_told_in_its_own_terms(served: Served) -> None:
@@ -125,20 +125,20 @@ def test_duckdb(served: Served, lake: Lakehouse, lakes: Lakes) -> None:
         connection.execute("DROP TABLE l.more.made")
     assert lake.snapshot().tables("more") == []
     assert served.catalog().load_table("ns.t").scan().to_arrow().num_rows == 2
-    assert maintenance.verify(lake, deep=True).findings == ()
+    assert operations.verify(lake, deep=True).findings == ()
     check_deletes_are_carried_on_and_applied(lake, lakes.root("copy"))
 
 
 def check_deletes_are_carried_on_and_applied(lake: Lakehouse, copy: str) -> None:
     """DuckDB wrote files of position deletes: a full export has them with paths of its own, compaction applies them."""
-    maintenance.plan_export(lake, "away", "full", target=copy).execute()
+    operations.plan_export(lake, "away", "full", target=copy).execute()
     for place in (lake, Lakehouse.open(copy)):
         assert int(total_delete_files(place)) > 0
-        maintenance.plan_compact_tables(place).execute()
+        operations.plan_compact_tables(place).execute()
         assert total_delete_files(place) == "0"
         read = catalog_at(place).load_table("ns.t").scan().to_arrow().sort_by("id").to_pylist()
         assert [(row["id"], row["name"]) for row in read] == [(2, "z"), (3, "d")]
-        assert maintenance.verify(place, deep=True).findings == ()
+        assert operations.verify(place, deep=True).findings == ()
 
 
 def total_delete_files(lake: Lakehouse) -> str:
@@ -173,7 +173,7 @@ def test_bounds_that_duckdb_cuts_within_a_character_are_repaired(served: Served,
         assert totals_in(catalog_at(lake).load_table(name)) == counted(catalog_at(lake).load_table(name))
         read = catalog_at(lake).load_table(name).scan(EqualTo("text", cut)).to_arrow()["k"].to_pylist()
         assert sorted(read) == ["k3", "k4"]
-    assert maintenance.verify(lake, deep=True).findings == ()
+    assert operations.verify(lake, deep=True).findings == ()
 
 
 def test_a_commit_with_repaired_bounds_is_carried_out_once(served: Served, lake: Lakehouse) -> None:
@@ -191,7 +191,7 @@ def test_a_commit_with_repaired_bounds_is_carried_out_once(served: Served, lake:
     after = catalog_at(lake).load_table("ns.t")
     assert after.scan("name >= 'b'").to_arrow().num_rows == 2
     assert len(after.metadata.snapshots) == 1
-    assert maintenance.verify(lake, deep=True).findings == ()
+    assert operations.verify(lake, deep=True).findings == ()
 
 
 def test_duckdb_and_pyiceberg_write_at_once(served: Served, lake: Lakehouse) -> None:

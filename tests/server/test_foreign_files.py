@@ -27,10 +27,9 @@ from tests.foreign_files import (
 from tests.lakes import Lakes, allowing
 from tests.server.requests import TABLE, TABLES, commit_of
 from tests.server.served import Reply, Served, serving, settings_for
-from trinitylake_ops import Lakehouse, maintenance
-from trinitylake_ops.tables import catalog_at
-from trinitylake_ops.tables.files import new_files
-from trinitylake_ops.tables.io.file_io import writing_io
+from trinitylake_ops import Lakehouse, operations
+from trinitylake_ops.iceberg import catalog_at, new_files
+from trinitylake_ops.iceberg.io.file_io import writing_io
 
 ROWS = pa.table({"id": pa.array([424242, 777777], pa.int64())})
 FORBIDDEN = (403, "ForbiddenException")
@@ -290,7 +289,7 @@ def test_a_registered_table_has_no_files_of_a_managed_one(lake: Lakehouse, tmp_p
     table = theirs.create_table("e.t", ROWS.schema)
     table.add_files([file.file_path for file in data_files_of(lake, "secret.s")])
     lake = allowing(lake, tmp_path / "theirs")
-    maintenance.register_table(lake, "ns", "theirs", table.metadata_location)
+    operations.register_table(lake, "ns", "theirs", table.metadata_location)
     with serving(settings_for(lake)) as served:
         answer = served.ask("POST", f"{TABLES}/theirs/plan", {"stats-fields": ["id"]})
     assert answer.error == FORBIDDEN

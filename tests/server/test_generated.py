@@ -24,12 +24,12 @@ from tests.lakes import Lakes
 from tests.server.requests import SCHEMA, WIDER, new_key
 from tests.server.served import serving, settings_for
 from tests.server.test_views import version
-from trinitylake_ops import Lakehouse, maintenance
-from trinitylake_ops.server.described.operations import OF_NO_OPERATION, OPERATIONS, Operation, reference
+from trinitylake_ops import Lakehouse, operations
+from trinitylake_ops.iceberg import catalog_at
+from trinitylake_ops.iceberg.catalog import TrinityLakeCatalog
+from trinitylake_ops.iceberg.views import ViewVersion, new_view
+from trinitylake_ops.server.openapi import OF_NO_OPERATION, OPERATIONS, Operation, reference
 from trinitylake_ops.server.routes import ROUTES
-from trinitylake_ops.tables import catalog_at
-from trinitylake_ops.tables.catalog.catalog import TrinityLakeCatalog
-from trinitylake_ops.tables.catalog.view_metadata import ViewVersion, new_view
 
 #: What one normal run asks for, and what a soak asks for.
 N_REQUESTS, N_IN_SOAK = 80, 10_000
@@ -345,7 +345,7 @@ def run(lake: Lakehouse, n_requests: int) -> None:
 
         ask()
         assert next(n_asked) >= n_requests
-    assert maintenance.verify(lake, deep=True).findings == ()
+    assert operations.verify(lake, deep=True).findings == ()
 
 
 @pytest.fixture

@@ -15,11 +15,11 @@ from pyiceberg.table.metadata import TableMetadataUtil
 from tests.lakes import Lakes, allowing
 from tests.server.served import Reply, Served, serving, settings_for
 from tests.server.test_safety import FORBIDDEN, MIXED, OPERATOR, READER, WRITER, ask, entry
-from trinitylake_ops import Lakehouse, maintenance
+from trinitylake_ops import Lakehouse, operations
+from trinitylake_ops.iceberg import catalog_at
+from trinitylake_ops.iceberg.managed import EXTERNAL, table_definition
 from trinitylake_ops.server.settings import ONLY, LakehouseSettings
 from trinitylake_ops.server.warehouses import Warehouses
-from trinitylake_ops.tables import catalog_at
-from trinitylake_ops.tables.managed import EXTERNAL, table_definition
 
 ROWS = pa.table({"id": pa.array([1, 2], pa.int64())})
 UNKNOWN = (404, "NoSuchWarehouseException")
@@ -54,10 +54,10 @@ def renamed(reply: Reply, one: str, other: str) -> tuple[int, bytes]:
 
 
 def test_errors_about_warehouses_name_no_other(two: Lakehouse, tokens: Path, tmp_path: Path) -> None:
-    maintenance.plan_export(two, "acquisition").execute()
-    maintenance.plan_export(two, "far", level="full", target=f"file://{tmp_path}/archive-zz/").execute()
-    maintenance.plan_clone(two, f"file://{tmp_path}/secret-place/", "project").execute()
-    maintenance.plan_clone(two, f"file://{tmp_path}/gone-place/", "gone").execute()
+    operations.plan_export(two, "acquisition").execute()
+    operations.plan_export(two, "far", level="full", target=f"file://{tmp_path}/archive-zz/").execute()
+    operations.plan_clone(two, f"file://{tmp_path}/secret-place/", "project").execute()
+    operations.plan_clone(two, f"file://{tmp_path}/gone-place/", "gone").execute()
     shutil.rmtree(tmp_path / "gone-place")
     shutil.rmtree(tmp_path / "archive-zz")
     missing = ("export-x", "clone-x", "clone-gone", "export-far", "v99", "at-1999-01-01", "nope")
@@ -122,7 +122,7 @@ def test_the_versions_of_a_clones_parent_are_not_served(lakes: Lakes, two: Lakeh
     """They belong to another lakehouse, which a token may not see."""
     moment = two.snapshot(1).created_at_ms
     root = f"file://{tmp_path}/clones/x/"
-    maintenance.plan_clone(two, root, "x").execute()
+    operations.plan_clone(two, root, "x").execute()
     clone = allowing(Lakehouse.open(root, {"fsync": "false"}), two.root)
     assert clone.snapshot("parent@1").version == clone.snapshot(timestamp=moment).version == 1
     with serving(settings_for(clone), Warehouses({ONLY: clone})) as served:

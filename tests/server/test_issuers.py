@@ -24,10 +24,10 @@ from tests.server.served import Reply, Served, serving, settings_for
 from tests.server.test_safety import FORBIDDEN, READER, UNAUTHORIZED, entry
 from trinitylake_ops import Lakehouse
 from trinitylake_ops.errors import InvalidInputError
-from trinitylake_ops.server.issuers import keys as of_keys
-from trinitylake_ops.server.issuers.settings import read_issuers
+from trinitylake_ops.iceberg import catalog_at
+from trinitylake_ops.server import issuers as of_keys
+from trinitylake_ops.server.issuers import read_issuers
 from trinitylake_ops.server.settings import LakehouseSettings, ServerSettings
-from trinitylake_ops.tables import catalog_at
 
 ISSUER, AUDIENCE = "https://login.test/realm", "trinitylake"
 FIRST, SECOND = (rsa.generate_private_key(public_exponent=65537, key_size=2_048) for _ in range(2))

@@ -12,16 +12,16 @@ import pyarrow as pa
 import pytest
 from pyiceberg.exceptions import BadRequestError
 
+from tests.iceberg.hostile import change_metadata
 from tests.server.requests import TABLE, TABLES, commit_of, created, properties
 from tests.server.served import Served, serving, settings_for
-from tests.tables.hostile import change_metadata
-from trinitylake_ops import Lakehouse, maintenance
+from trinitylake_ops import Lakehouse, operations
 from trinitylake_ops.errors import MetadataTooLargeError
-from trinitylake_ops.maintenance.plans.retention import RetentionPolicy
+from trinitylake_ops.iceberg import catalog_at
+from trinitylake_ops.iceberg.validation import metadata_size
+from trinitylake_ops.iceberg.validation.metadata_size import ParseGate
+from trinitylake_ops.operations.retention import RetentionPolicy
 from trinitylake_ops.server import tables, warehouses
-from trinitylake_ops.tables import catalog_at
-from trinitylake_ops.tables.claims import metadata_size
-from trinitylake_ops.tables.files.parse_gate import ParseGate
 
 TOO_LARGE = (400, "BadRequestException", "metadata-too-large")
 LIMIT_BYTES = 64 << 10
@@ -137,7 +137,7 @@ def test_the_server_parses_no_metadata_of_too_many_objects(
 
 def test_versions_and_exports_have_the_same_limit(limited: Served, lake: Lakehouse, tmp_path: Any) -> None:
     version = lake.latest_version()
-    maintenance.plan_export(lake, "kept", target=f"file://{tmp_path}/export").execute()
+    operations.plan_export(lake, "kept", target=f"file://{tmp_path}/export").execute()
     change_metadata(lake, grown)
     assert refusal(limited.ask("GET", f"/v1/v{version}/namespaces/ns/tables/t")) == TOO_LARGE
     assert refusal(limited.ask("GET", "/v1/export-kept/namespaces/ns/tables/t")) == TOO_LARGE
@@ -158,7 +158,7 @@ def test_metadata_that_is_too_large_can_become_smaller(lake: Lakehouse, monkeypa
     with pytest.raises(MetadataTooLargeError):
         table.append(ROWS)
     table.manage_snapshots().remove_tag("t" * 1_000).commit()
-    maintenance.plan_trim_tables(lake, RetentionPolicy(maximum_age_ms=0, minimum_versions=1, protected_ms=0)).execute()
+    operations.plan_trim_tables(lake, RetentionPolicy(maximum_age_ms=0, minimum_versions=1, protected_ms=0)).execute()
     catalog.load_table("ns.t").append(ROWS)
     assert catalog.load_table("ns.t").scan().to_arrow().num_rows == 21 * ROWS.num_rows
 

@@ -26,7 +26,7 @@ from tests.server.served import Served, command, serving, settings_for
 from tests.server.test_safety import FORBIDDEN, MIXED, READER, entry
 from trinitylake_ops import Lakehouse
 from trinitylake_ops.errors import StorageError
-from trinitylake_ops.server.observed import traces
+from trinitylake_ops.server import telemetry
 from trinitylake_ops.server.settings import ONLY
 from trinitylake_ops.server.warehouses import Warehouses
 from trinitylake_ops.storage import MeteredStorage
@@ -123,7 +123,7 @@ def test_a_failing_storage_is_counted_as_what_it_is(lake: Lakehouse) -> None:
 def spans(monkeypatch: pytest.MonkeyPatch) -> Iterator[InMemorySpanExporter]:
     provider, exporter = TracerProvider(), InMemorySpanExporter()
     provider.add_span_processor(SimpleSpanProcessor(exporter))
-    monkeypatch.setattr(traces.trace, "get_tracer", provider.get_tracer)
+    monkeypatch.setattr(telemetry.trace, "get_tracer", provider.get_tracer)
     yield exporter
     provider.shutdown()
 

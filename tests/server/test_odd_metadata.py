@@ -8,11 +8,11 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from tests.iceberg.hostile import change_metadata
 from tests.server.requests import TABLE
 from tests.server.served import serving, settings_for
-from tests.tables.hostile import change_metadata
 from trinitylake_ops import Lakehouse
-from trinitylake_ops.tables import catalog_at
+from trinitylake_ops.iceberg import catalog_at
 
 ROWS = pa.table({"id": pa.array([1, 2, 3], pa.int64())})
 

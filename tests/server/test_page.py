@@ -11,7 +11,7 @@ import pytest
 
 from tests.server.served import command, duckdb_with_iceberg
 from trinitylake_ops import Lakehouse
-from trinitylake_ops.server.issuers.settings import read_issuers
+from trinitylake_ops.server.issuers import read_issuers
 from trinitylake_ops.server.routes import ENDPOINTS
 from trinitylake_ops.server.settings import read_lakehouses
 from trinitylake_ops.server.tokens import Scope, Tokens

@@ -26,13 +26,13 @@ from tests.proxy import FaultyProxy, drop_answer, drop_request
 from tests.server.requests import TABLE, commit_of, new_key, properties
 from tests.server.served import Served, command, serving, settings_for
 from tests.server.test_commits import appended
-from trinitylake_ops import Lakehouse, maintenance
-from trinitylake_ops.server.running import serve
+from trinitylake_ops import Lakehouse, operations
+from trinitylake_ops.iceberg import catalog_at
+from trinitylake_ops.server.run import serve
 from trinitylake_ops.server.settings import ONLY
 from trinitylake_ops.server.warehouses import Warehouses
 from trinitylake_ops.storage.options import redact_assignments
-from trinitylake_ops.tables import catalog_at
-from trinitylake_ops.telemetry.logs import log_as_json
+from trinitylake_ops.telemetry.settings import log_as_json
 
 #: How many clients are connected and ask for nothing.
 N_IDLE = 1_000
@@ -138,7 +138,7 @@ def test_replicas_take_commits_of_all_clients(table: Lakehouse) -> None:
         end(child)
     found = catalog_at(table).load_table("ns.t").scan().to_arrow()["id"].to_pylist()
     assert sorted(found) == [0, 1, 2, 3, 10, 11, 12, 13]
-    assert maintenance.verify(table, deep=True).findings == ()
+    assert operations.verify(table, deep=True).findings == ()
 
 
 def test_an_answer_that_is_lost_is_asked_for_again(table: Lakehouse) -> None:
@@ -155,7 +155,7 @@ def test_an_answer_that_is_lost_is_asked_for_again(table: Lakehouse) -> None:
                         client.ask("POST", TABLE, body, headers)
                     assert client.ask("POST", TABLE, body, headers).status == 200
                 assert rest.load_table("ns.t").scan().to_arrow().num_rows == before + 2
-    assert maintenance.verify(table, deep=True).findings == ()
+    assert operations.verify(table, deep=True).findings == ()
 
 
 def test_a_stop_lets_a_commit_finish(table: Lakehouse) -> None:

@@ -13,23 +13,22 @@ import pyiceberg.io
 import pyiceberg.io.fsspec
 import pytest
 
+from tests.iceberg.hostile import change_metadata
+from tests.iceberg.test_catalog import SCHEMA as ICEBERG_SCHEMA
+from tests.iceberg.test_catalog import rows
 from tests.lakes import Lakes
 from tests.server.requests import COMMIT, TABLE, TABLES, commit_of, created, properties
 from tests.server.served import Served, serving, settings_for
 from tests.server.test_views import VIEW, VIEWS, version, view
-from tests.tables.hostile import change_metadata
-from tests.tables.test_catalog import SCHEMA as ICEBERG_SCHEMA
-from tests.tables.test_catalog import rows
-from trinitylake_ops import Lakehouse, maintenance
+from trinitylake_ops import Lakehouse, operations
 from trinitylake_ops.errors import InvalidDefinitionError
 from trinitylake_ops.format import limits
 from trinitylake_ops.format.definitions import TableDef
 from trinitylake_ops.format.limits import MAX_PROPERTIES_BYTES
+from trinitylake_ops.iceberg import catalog_at
+from trinitylake_ops.iceberg.properties import check_settable, is_allowed, meaningless, names_code
 from trinitylake_ops.storage.options import StorageOptions
-from trinitylake_ops.tables import catalog_at
-from trinitylake_ops.tables.properties import check_settable, meaningless, names_code
-from trinitylake_ops.tables.property_names import is_allowed
-from trinitylake_ops.transaction.object_names import VIEW_PREFIX
+from trinitylake_ops.transaction.change_set import VIEW_PREFIX
 
 NS = "/v1/main/namespaces/ns"
 BAD = (400, "BadRequestException")
@@ -261,5 +260,5 @@ def test_verify_reports_what_content_holds(lake: Lakehouse) -> None:
     catalog_at(lake).create_namespace("ns")
     catalog_at(lake).create_table("ns.t", ICEBERG_SCHEMA)
     path = change_metadata(lake, lambda content: content["properties"].update(HELD))
-    (finding,) = maintenance.verify(lake).findings
+    (finding,) = operations.verify(lake).findings
     assert (finding.code, finding.path, finding.severity) == ("table-names-connection", path, "error")

@@ -26,9 +26,9 @@ from tests.processes import Child, fork
 from tests.proxy import FaultyProxy, drop_answer, drop_request
 from tests.server.served import Served, command, duckdb_with_iceberg
 from tests.servers.s3_server import S3Server
-from trinitylake_ops import Lakehouse, maintenance
+from trinitylake_ops import Lakehouse, operations
+from trinitylake_ops.iceberg import catalog_at
 from trinitylake_ops.storage.options import OPTIONS_VARIABLE
-from trinitylake_ops.tables import catalog_at
 
 N_CLIENTS, N_OF_DUCKDB, N_EACH, N_REPLICAS = 16, 4, 4, 3
 SCHEMA = pa.schema([("id", pa.int64())])
@@ -119,7 +119,7 @@ def check_all_is_there_once(lake: Lakehouse, before: int) -> None:
         found = catalog.load_table(f"ns.t{number}").scan().to_arrow()["id"].to_pylist()
         assert sorted(found) == list(range(N_EACH)), number
     assert lake.latest_version() <= before + N_CLIENTS * N_EACH
-    assert maintenance.verify(lake, deep=True).findings == ()
+    assert operations.verify(lake, deep=True).findings == ()
 
 
 @pytest.mark.soak

@@ -18,11 +18,11 @@ from tests.server.test_access import client_with, refused
 from tests.server.test_safety import FORBIDDEN, entry
 from tests.servers.radosgw import ROLE_ARN
 from tests.servers.s3_server import S3Server
-from trinitylake_ops import Lakehouse, maintenance
+from trinitylake_ops import Lakehouse, operations
+from trinitylake_ops.iceberg import catalog_at
 from trinitylake_ops.server.settings import ONLY, LakehouseSettings
 from trinitylake_ops.storage.delegation import DelegationSettings
 from trinitylake_ops.storage.s3.settings import S3Location
-from trinitylake_ops.tables import catalog_at
 
 ROWS = pa.table({"id": pa.array([1, 2, 3], pa.int64())})
 VENDED = {"X-Iceberg-Access-Delegation": "vended-credentials"}
@@ -106,8 +106,8 @@ def test_an_export_and_a_clone_give_nothing_that_the_current_name_forbids(
     lake: Lakehouse, lakes: Lakes, tmp_path: Path
 ) -> None:
     filled(lake)
-    maintenance.plan_export(lake, "kept").execute()
-    maintenance.plan_clone(lake, f"file://{tmp_path}/clones/x/", "x").execute()
+    operations.plan_export(lake, "kept").execute()
+    operations.plan_clone(lake, f"file://{tmp_path}/clones/x/", "x").execute()
     with guarded(lake, tmp_path) as served:
         for warehouse in ("export-kept", "clone-x"):
             assert served.ask("GET", of(warehouse), headers=bearer("some")).status == 200
@@ -209,7 +209,7 @@ def test_an_old_version_gives_a_session_that_reads(on_s3: Lakehouse, radosgw: S3
     """It reaches the files that the token reads by the latest version. Writers get no more."""
     version = filled(on_s3)
     for level in ("minimal", "full"):
-        maintenance.plan_export(on_s3, level, level).execute()
+        operations.plan_export(on_s3, level, level).execute()
     at_time = f"at-{on_s3.snapshot(version).created_at_ms}"
     catalog = catalog_at(on_s3)
     catalog.load_table("open.t").append(ROWS)
@@ -237,7 +237,7 @@ def test_an_old_version_gives_a_session_that_reads(on_s3: Lakehouse, radosgw: S3
 def test_an_old_version_gives_no_session_for_more_than_the_latest_shows(on_s3: Lakehouse, tmp_path: Path) -> None:
     version = filled(on_s3)
     for level in ("minimal", "full"):
-        maintenance.plan_export(on_s3, level, level).execute()
+        operations.plan_export(on_s3, level, level).execute()
     warehouses = (version, f"at-{on_s3.snapshot(version).created_at_ms}", "export-minimal", "export-full")
     catalog = catalog_at(on_s3)
     with guarded(on_s3, tmp_path, DelegationSettings(role=ROLE_ARN, seconds=900)) as served:
@@ -256,8 +256,8 @@ def test_folders_of_copies_give_no_session(on_s3: Lakehouse, radosgw: S3Server, 
     """An export at another root is a lakehouse that others may write to, and a clone shares files with its parent."""
     filled(on_s3)
     for level in ("minimal", "partial", "full"):
-        maintenance.plan_export(on_s3, level, level, target=radosgw.fresh_root()).execute()
-    maintenance.plan_clone(on_s3, clone_root := radosgw.fresh_root(), "x").execute()
+        operations.plan_export(on_s3, level, level, target=radosgw.fresh_root()).execute()
+    operations.plan_clone(on_s3, clone_root := radosgw.fresh_root(), "x").execute()
     files = DelegationSettings(role=ROLE_ARN, seconds=900)
     with guarded(on_s3, tmp_path, files) as served:
         for warehouse in ("export-minimal", "export-partial", "export-full", "clone-x"):

@@ -32,13 +32,13 @@ from tests.server.requests import TABLE, TABLES, commit_of, created, properties
 from tests.server.served import Reply, Served, serving, settings_for
 from trinitylake_ops import Lakehouse
 from trinitylake_ops.errors import InvalidInputError
+from trinitylake_ops.iceberg import catalog_at
 from trinitylake_ops.server import tokens as server_tokens
-from trinitylake_ops.server.running import serve
+from trinitylake_ops.server.run import serve
 from trinitylake_ops.server.settings import LakehouseSettings, Limits, ServerSettings
 from trinitylake_ops.server.tokens import Scope, Tokens
 from trinitylake_ops.storage.options import StorageOptions, redact_assignments
-from trinitylake_ops.tables import catalog_at
-from trinitylake_ops.telemetry.logs import JsonFormatter
+from trinitylake_ops.telemetry.settings import JsonFormatter
 
 FORBIDDEN = (403, "ForbiddenException")
 UNAUTHORIZED = (401, "NotAuthorizedException")

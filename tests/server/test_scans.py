@@ -18,10 +18,12 @@ from pyiceberg.transforms import IdentityTransform
 
 from tests.server.served import Served, serving, settings_for
 from trinitylake_ops import Lakehouse
-from trinitylake_ops.server.scans import files, filters, planner, windows
+from trinitylake_ops.iceberg import catalog_at
+from trinitylake_ops.iceberg.reach import entries_within
+from trinitylake_ops.server.scans import files, planner
+from trinitylake_ops.server.scans import parts as filters
+from trinitylake_ops.server.scans import parts as windows
 from trinitylake_ops.server.settings import Limits
-from trinitylake_ops.tables import catalog_at
-from trinitylake_ops.tables.files.reach import entries_within
 
 PLAN = "/v1/main/namespaces/ns/tables/t/plan"
 TASKS = "/v1/main/namespaces/ns/tables/t/tasks"

@@ -17,10 +17,10 @@ from pyiceberg.types import LongType, NestedField
 from tests.server.requests import TABLE
 from tests.server.served import Served, serving, settings_for
 from trinitylake_ops import Lakehouse
-from trinitylake_ops.server.application import Application
-from trinitylake_ops.server.running import LimitedConnection, configuration_of
+from trinitylake_ops.iceberg import catalog_at
+from trinitylake_ops.server.app import Application
+from trinitylake_ops.server.run import LimitedConnection, configuration_of
 from trinitylake_ops.server.settings import Limits, ServerSettings
-from trinitylake_ops.tables import catalog_at
 
 HEAD = b"POST /v1/main/namespaces HTTP/1.1\r\nHost: 127.0.0.1\r\n"
 LARGE_BYTES = 8_000_000
@@ -228,7 +228,7 @@ def test_no_answer_waits_for_more_to_send(lake: Lakehouse, loop: str, monkeypatc
 
 
 def test_more_connections_than_the_process_has_files_for(lake: Lakehouse, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("trinitylake_ops.server.running._FILES_OF_STORAGE", 1 << 30)
+    monkeypatch.setattr("trinitylake_ops.server.run._FILES_OF_STORAGE", 1 << 30)
     monkeypatch.setattr("resource.getrlimit", lambda _: (8, 8))
     with serving(settings_for(lake)) as served, contextlib.ExitStack() as clients:
         first = [clients.enter_context(connected(served)) for _ in range(4)]

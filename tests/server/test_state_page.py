@@ -11,13 +11,13 @@ import yaml
 
 from tests.faults import FaultyStorage, fail
 from tests.lakes import Lakes
-from tests.maintenance.changes import create
-from tests.maintenance.pages import parsed
+from tests.operations.changes import create
+from tests.operations.pages import parsed
 from tests.server.served import Served, serving, settings_for
 from tests.server.test_safety import FORBIDDEN, MIXED, READER, UNAUTHORIZED, entry
 from trinitylake_ops import Lakehouse
 from trinitylake_ops.errors import StorageError
-from trinitylake_ops.server.observed import states
+from trinitylake_ops.server import telemetry
 from trinitylake_ops.server.warehouses import Warehouses
 
 
@@ -48,7 +48,7 @@ def test_it_is_read_at_most_every_few_seconds(served: Served, lake: Lakehouse, m
     assert counted.snapshot().total == before  # type: ignore[attr-defined]
     create(lake, "ns")
     begun_s = time.monotonic()
-    monkeypatch.setattr(states.time, "monotonic", lambda: begun_s + 2 * states.PAGE_SECONDS)
+    monkeypatch.setattr(telemetry.time, "monotonic", lambda: begun_s + 2 * telemetry.PAGE_SECONDS)
     assert "Version 1, " in served.ask("GET", "/").body.decode()
 
 

@@ -14,9 +14,9 @@ from tests.server.requests import SCHEMA, TABLES, WIDER, created, new_key
 from tests.server.served import Served
 from trinitylake_ops import Lakehouse
 from trinitylake_ops.errors import InvalidDefinitionError
-from trinitylake_ops.tables import catalog_at
-from trinitylake_ops.tables.catalog.views import MOST_VIEW_BYTES
-from trinitylake_ops.transaction.object_names import VIEW_PREFIX
+from trinitylake_ops.iceberg import catalog_at
+from trinitylake_ops.iceberg.views import MOST_VIEW_BYTES
+from trinitylake_ops.transaction.change_set import VIEW_PREFIX
 
 NS = "/v1/main/namespaces/ns"
 VIEWS = f"{NS}/views"

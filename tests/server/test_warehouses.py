@@ -12,16 +12,16 @@ from pyiceberg.exceptions import ForbiddenError, NoSuchNamespaceError
 
 from tests.clock import ClockStorage
 from tests.lakes import Lakes, allowing
-from tests.maintenance.aging import LONG_MS
+from tests.operations.aging import LONG_MS
 from tests.server.requests import TABLE, TABLES, commit_of, created, properties
 from tests.server.served import Served, attach, duckdb_with_iceberg, serving, settings_for
-from trinitylake_ops import Lakehouse, maintenance
+from trinitylake_ops import Lakehouse, operations
 from trinitylake_ops.errors import InvalidInputError
-from trinitylake_ops.maintenance.plans.retention import RetentionPolicy
+from trinitylake_ops.iceberg import catalog_at
+from trinitylake_ops.operations.retention import RetentionPolicy
 from trinitylake_ops.server.settings import ONLY, read_lakehouses
 from trinitylake_ops.server.warehouses import Warehouses
 from trinitylake_ops.storage import Storage, StorageWrapper
-from trinitylake_ops.tables import catalog_at
 
 ROWS = pa.table({"id": pa.array([1, 2], pa.int64())})
 UNKNOWN = (404, "NoSuchWarehouseException")
@@ -34,7 +34,7 @@ def versions(lake: Lakehouse) -> Lakehouse:
     catalog.create_namespace("ns")
     table = catalog.create_table("ns.t", ROWS.schema)
     table.append(ROWS)
-    maintenance.plan_export(lake, "before", "minimal", version=3).execute()
+    operations.plan_export(lake, "before", "minimal", version=3).execute()
     table.append(ROWS)
     return lake
 
@@ -90,7 +90,7 @@ def test_an_expired_version_is_gone(versions: Lakehouse, served: Served) -> None
     assert n_rows(served, "v2") == 0
     storage = ClockStorage(versions.storage, versions.storage.now_ms() + LONG_MS)
     later = Lakehouse(storage, versions.storage_options)
-    maintenance.plan_expiration(later, RetentionPolicy(maximum_age_ms=0, minimum_versions=1, protected_ms=0)).execute()
+    operations.plan_expiration(later, RetentionPolicy(maximum_age_ms=0, minimum_versions=1, protected_ms=0)).execute()
     refused = served.ask("GET", "/v1/v2/namespaces")
     assert refused.error == UNKNOWN
     assert n_rows(served, "export-before") == 2
@@ -101,7 +101,7 @@ def test_an_export_at_another_root_is_read_there(
     versions: Lakehouse, served: Served, tmp_path: Path, level: str
 ) -> None:
     root = f"file://{tmp_path}/other/"
-    maintenance.plan_export(versions, "far", level, target=root).execute()
+    operations.plan_export(versions, "far", level, target=root).execute()
     for _ in range(2):  # responses are kept
         exported, latest = (served.catalog(name).load_table("ns.t") for name in ("export-far", "main"))
         assert exported.location().startswith(root)
@@ -216,7 +216,7 @@ def test_a_clone_is_a_warehouse(lakes: Lakes, lake: Lakehouse, tmp_path: Path) -
     catalog.create_namespace("ns")
     catalog.create_table("ns.t", ROWS.schema).append(ROWS)
     root = f"file://{tmp_path}/clones/x/"
-    maintenance.plan_clone(lake, root, "x").execute()
+    operations.plan_clone(lake, root, "x").execute()
     clone = Lakehouse.open(root, {"fsync": "false"})
     allowed = allowing(lake, root)
     with serving(settings_for(lake), Warehouses({ONLY: allowed})) as served:
@@ -230,5 +230,5 @@ def test_a_clone_is_a_warehouse(lakes: Lakes, lake: Lakehouse, tmp_path: Path) -
         assert refused.error == (403, "ForbiddenException")
         assert "serve the clone's own root" in refused.document["error"]["message"]
         assert served.ask("GET", "/v1/clone-none/namespaces").error == UNKNOWN
-        maintenance.plan_drop_clone(allowed, "x").execute()
+        operations.plan_drop_clone(allowed, "x").execute()
         assert served.ask("GET", "/v1/clone-x/namespaces").error == UNKNOWN

@@ -15,7 +15,7 @@ from typing import Any
 
 from tests.servers.daemons import Daemons, free_port, listens
 from tests.servers.npm import PATIENT_NODE, installed
-from trinitylake_ops.cached_attribute import cached_attribute
+from trinitylake_ops._lazy import cached_attribute
 
 ACCOUNT_NAME = "teststorage"
 ACCOUNT_KEY = base64.b64encode(b"the key of an account for tests, of 64 bytes as those of Azure..").decode()

@@ -19,7 +19,7 @@ from botocore.config import Config
 from tests.servers.aws import AwsServer
 from tests.servers.daemons import Daemons, free_port, listens
 from tests.servers.npm import PATIENT_NODE, installed
-from trinitylake_ops.cached_attribute import cached_attribute
+from trinitylake_ops._lazy import cached_attribute
 
 ACCESS_KEY_ID = "testsAccessKey"
 TABLE = "tests"

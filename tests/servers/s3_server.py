@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tests.servers.aws import AwsServer
-from trinitylake_ops.cached_attribute import cached_attribute
+from trinitylake_ops._lazy import cached_attribute
 
 ACCESS_KEY_ID = "tests-access-key"
 BUCKET = "tests"

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 from tests.simulator.model import State, contents, tree_of
 from tests.simulator.world import World
-from trinitylake_ops import Lakehouse, maintenance
+from trinitylake_ops import Lakehouse, operations
 from trinitylake_ops.errors import LakehouseNotFoundError, TrinityLakeError
 from trinitylake_ops.format.file_names import HINT_PATH, OPERATIONS_PREFIX
 from trinitylake_ops.versions.history import VersionInfo
@@ -34,19 +34,19 @@ class Elsewhere:
         try:
             if chance.random() < 0.5:
                 return self._remove_orphans(lake, chance, pause)
-            expired = maintenance.plan_expiration(lake).execute().version
+            expired = operations.plan_expiration(lake).execute().version
             return self._purge(lake, chance, pause) or expired is not None
         except LakehouseNotFoundError:  # its first version is still to come
             return False
 
     def _remove_orphans(self, lake: Lakehouse, chance: random.Random, pause: Callable[[random.Random], None]) -> bool:
-        plan = maintenance.plan_orphan_removal(lake)
+        plan = operations.plan_orphan_removal(lake)
         self._approved.update(plan.paths)
         pause(chance)
         return plan.execute().version is not None
 
     def _purge(self, lake: Lakehouse, chance: random.Random, pause: Callable[[random.Random], None]) -> bool:
-        plan = maintenance.plan_purge(lake)
+        plan = operations.plan_purge(lake)
         self._approved.update(plan.sizes_bytes)
         pause(chance)
         return plan.execute().version is not None
@@ -91,7 +91,7 @@ class Elsewhere:
     def _wrong_findings(self, lake: Lakehouse) -> list[str]:
         if not self._is_whole:
             return []
-        findings = maintenance.verify(lake).findings
+        findings = operations.verify(lake).findings
         return [f"verify of {lake.root}: {finding}" for finding in findings if finding.severity == "error"]
 
     @property

@@ -11,8 +11,8 @@ from tests.foreign import ForeignLake, Row
 from tests.simulator.model import TOKEN
 from tests.simulator.world import Process, World
 from trinitylake_ops.errors import StorageError
+from trinitylake_ops.format import definitions_pb2 as pb
 from trinitylake_ops.format.file_names import parse_root_path, root_path
-from trinitylake_ops.format.generated import definitions_pb2 as pb
 from trinitylake_ops.format.version_ranges import VersionRanges
 from trinitylake_ops.storage import Storage
 

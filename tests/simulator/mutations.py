@@ -12,14 +12,14 @@ from unittest import mock
 from trinitylake_ops.errors import AmbiguousWriteError, CommitOutcomeUnknownError, FileExistsAlreadyError, StorageError
 from trinitylake_ops.storage import conditional_create as write_outcome
 from trinitylake_ops.storage.interface import Storage
-from trinitylake_ops.transaction import change_set, commit, lakehouse, resolve, submission, transaction
-from trinitylake_ops.transaction.groups import group
+from trinitylake_ops.transaction import batch, change_set, commit, lakehouse, resolve, transaction
+from trinitylake_ops.transaction import draft as submission
 from trinitylake_ops.transaction.resolve import CommitResolution
 from trinitylake_ops.versions import latest as latest_version
 from trinitylake_ops.versions import lookup
 from trinitylake_ops.versions import roots as versions
 from trinitylake_ops.versions.snapshot import Snapshot
-from trinitylake_ops.versions.stamps import VersionTime
+from trinitylake_ops.versions.time_travel import VersionTime
 
 Mutation = Callable[[], AbstractContextManager[Any]]
 
@@ -76,13 +76,13 @@ def _trust_the_hint() -> AbstractContextManager[Any]:
 
 def _keep_the_tree_of_the_base() -> AbstractContextManager[Any]:
     """Rebase the number of the version, not its pointers."""
-    bring = group.GroupChange.bring_to
+    bring = batch.GroupChange.bring_to
 
     def bring_to(self: Any, base: Snapshot) -> None:
         bring(self, base)
         self.stale = getattr(self, "stale", base.root)
 
-    draft_of = group.GroupChange.draft
+    draft_of = batch.GroupChange.draft
 
     def draft(self: Any, base: Snapshot, stamp: Any) -> Any:
         system = {**self.stale.system, "created_at_millis": base.root.system["created_at_millis"]}
@@ -90,8 +90,8 @@ def _keep_the_tree_of_the_base() -> AbstractContextManager[Any]:
         return draft_of(self, Snapshot(base.files, base.version, base.location, stale, base.read_at_ms), stamp)
 
     return both(
-        mock.patch.object(group.GroupChange, "bring_to", bring_to),
-        mock.patch.object(group.GroupChange, "draft", draft),
+        mock.patch.object(batch.GroupChange, "bring_to", bring_to),
+        mock.patch.object(batch.GroupChange, "draft", draft),
     )
 
 
@@ -153,7 +153,7 @@ def _send_again_what_was_sent() -> AbstractContextManager[Any]:
     def abandoned(self: Any) -> list[Any]:
         return [member for member in self._members.taken[1:] if member.outcome is None]
 
-    return mock.patch.object(group.Group, "abandoned", abandoned)
+    return mock.patch.object(batch.Group, "abandoned", abandoned)
 
 
 @contextmanager
@@ -195,14 +195,14 @@ MUTATIONS: Mapping[str, Mutation] = {
     "skip the check of read settings": lambda: mock.patch.object(
         transaction.Transaction, "definition", property(lambda self: self._changes.definition or self.base.definition)
     ),
-    "skip the time to live": _returning(group, "check_age", None),
+    "skip the time to live": _returning(batch, "check_age", None),
     "take the clock's time, also when it jumped back": lambda: mock.patch.object(
         commit, "time_after", lambda base, now_ms: VersionTime(now_ms, None)
     ),
     "put transactions together that touch each other": _returning(change_set.Footprint, "is_touched_by", False),
     "delete the files of a commit with an unknown outcome": _forget_files_of_unknown_outcomes,
     "give up an old transaction whose root was sent": _expire_after_a_lost_answer,
-    "keep a transaction that conflicts in its group": _returning(group.Members, "fail", None),
+    "keep a transaction that conflicts in its group": _returning(batch.Members, "fail", None),
     "begin on an earlier version": _begin_on_an_earlier_version,
     "make up conflicts": _returning(change_set, "new_table_conflicts", ["made up"]),
     "look nowhere for a resumed transaction": _returning(submission, "version_of", None),

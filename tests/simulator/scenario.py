@@ -21,7 +21,8 @@ from tests.simulator.history import History, ReadRecord, RollbackRecord, Transac
 from tests.simulator.model import TIME_TO_LIVE, Operation, contents, run
 from tests.simulator.upkeep import LEAPS, OPERATIONS, Upkeep, all_states, archive
 from tests.simulator.world import CLOCK_MARGIN_MS, LEASE_MS, START_MS, Process, SimulatedStorage, World
-from trinitylake_ops import Lakehouse, maintenance
+from trinitylake_ops import Lakehouse
+from trinitylake_ops import operations as maintenance
 from trinitylake_ops.errors import (
     AmbiguousWriteError,
     CommitAttemptsExhaustedError,
@@ -39,14 +40,14 @@ from trinitylake_ops.errors import (
 )
 from trinitylake_ops.format.definitions import LakehouseDef
 from trinitylake_ops.format.file_names import HINT_PATH, parse_root_path, root_path, saved_transaction_path
-from trinitylake_ops.format.nodes.node_file import decode_system_rows
-from trinitylake_ops.format.nodes.system_rows import LAKEHOUSE_DEF, decode_commit_info
-from trinitylake_ops.maintenance.verification.verify import verify
+from trinitylake_ops.format.keys import LAKEHOUSE_DEF, decode_commit_info
+from trinitylake_ops.format.node_file import decode_system_rows
+from trinitylake_ops.operations.verification.verify import verify
 from trinitylake_ops.storage import RetryStorage, Storage
 from trinitylake_ops.storage.cache.storage import clear_process_caches
 from trinitylake_ops.transaction.resolve import CommitResolution
 from trinitylake_ops.transaction.transaction import Transaction
-from trinitylake_ops.tree.nodes import node
+from trinitylake_ops.tree import node
 
 WRITERS = ((3, 1), (3, 1), (2, 2), (3, 3))  # threads of each process that writes
 N_TRANSACTIONS = 10  # of each writer

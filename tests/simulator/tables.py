@@ -14,7 +14,7 @@ from pyiceberg.table import StaticTable
 from pyiceberg.types import LongType, NestedField
 
 from tests.simulator.world import World
-from trinitylake_ops import Lakehouse, maintenance
+from trinitylake_ops import Lakehouse, operations
 from trinitylake_ops.errors import (
     FileMissingError,
     InvalidInputError,
@@ -26,10 +26,10 @@ from trinitylake_ops.errors import (
 from trinitylake_ops.format.definitions import METADATA_LOCATION
 from trinitylake_ops.format.file_names import TABLES_PREFIX, owner_path
 from trinitylake_ops.format.locations import to_uri
-from trinitylake_ops.tables.catalog import catalog_at
-from trinitylake_ops.tables.files.metadata import read_table_metadata
-from trinitylake_ops.tables.files.reach import files_of
-from trinitylake_ops.tables.io.file_io import StorageFileIO
+from trinitylake_ops.iceberg.catalog import catalog_at
+from trinitylake_ops.iceberg.io.file_io import StorageFileIO
+from trinitylake_ops.iceberg.metadata import read_table_metadata
+from trinitylake_ops.iceberg.reach import files_of
 from trinitylake_ops.versions.snapshot import Snapshot
 
 NAMESPACE, TABLE = "ice", "rows"
@@ -86,7 +86,7 @@ class Tables:
             return False
         self._names += 1
         try:
-            maintenance.register_table(lake, NAMESPACE, f"r{self._names}", chance.choice(sorted(paths)))
+            operations.register_table(lake, NAMESPACE, f"r{self._names}", chance.choice(sorted(paths)))
         except NamespaceNotFoundError:  # a restored version does not have it
             return False
         except TableHasAnotherNameError:

@@ -12,7 +12,8 @@ from tests.simulator.elsewhere import LEVELS, Elsewhere
 from tests.simulator.model import State, contents, tree_of
 from tests.simulator.tables import Tables, needed_files
 from tests.simulator.world import ROOT, Folder, Process, SimulatedStorage, World
-from trinitylake_ops import Lakehouse, maintenance
+from trinitylake_ops import Lakehouse
+from trinitylake_ops import operations as maintenance
 from trinitylake_ops.errors import (
     CommitAttemptsExhaustedError,
     CommitConflictError,
@@ -36,14 +37,14 @@ from trinitylake_ops.format.file_names import (
     parse_root_path,
     root_path,
 )
+from trinitylake_ops.format.keys import COMMIT_ID
 from trinitylake_ops.format.locations import is_uri, to_uri
-from trinitylake_ops.format.nodes.node_file import decode_node
-from trinitylake_ops.format.nodes.system_rows import COMMIT_ID
-from trinitylake_ops.maintenance.plans.budget import BudgetSpentBeforeError, Spending
-from trinitylake_ops.maintenance.reach.survey import expired_versions, is_lapsed
-from trinitylake_ops.maintenance.state.export_manifest import manifest_targets
+from trinitylake_ops.format.node_file import decode_node
+from trinitylake_ops.operations.budget import BudgetSpentBeforeError, Spending
+from trinitylake_ops.operations.export_records import manifest_targets
+from trinitylake_ops.operations.mark.survey import expired_versions, is_lapsed
 from trinitylake_ops.tree.search import scan
-from trinitylake_ops.tree.walk import walk
+from trinitylake_ops.tree.shape import walk
 from trinitylake_ops.versions.snapshot import Snapshot
 
 #: Errors that say: somebody else was here, look again.

@@ -12,20 +12,19 @@ from unittest import mock
 from tests.simulator.mutations import Mutation, both
 from trinitylake_ops import Lakehouse
 from trinitylake_ops.format.definitions import ExpirationState
-from trinitylake_ops.maintenance import register
-from trinitylake_ops.maintenance.exports import restore, work
-from trinitylake_ops.maintenance.exports import roots as export_roots
-from trinitylake_ops.maintenance.gc import expire, orphans, purge
-from trinitylake_ops.maintenance.reach import mark as reachability
-from trinitylake_ops.maintenance.reach import survey
-from trinitylake_ops.maintenance.repairs import steps as repair_steps
-from trinitylake_ops.maintenance.rollbacks import _WholeTree
+from trinitylake_ops.operations import register, repair_steps
+from trinitylake_ops.operations.exports import restore, work
+from trinitylake_ops.operations.exports import roots as export_roots
+from trinitylake_ops.operations.gc import expire, orphans, purge
+from trinitylake_ops.operations.mark import mark as reachability
+from trinitylake_ops.operations.mark import survey
+from trinitylake_ops.operations.rollbacks import _WholeTree
 from trinitylake_ops.versions.snapshot import Snapshot
 
 #: The package has functions of these names.
-_RECONCILE = import_module("trinitylake_ops.maintenance.gc.reconcile")
-_REPAIR = import_module("trinitylake_ops.maintenance.repairs.repair")
-_ROLLBACK = import_module("trinitylake_ops.maintenance.rollbacks")
+_RECONCILE = import_module("trinitylake_ops.operations.gc.reconcile")
+_REPAIR = import_module("trinitylake_ops.operations.repairs")
+_ROLLBACK = import_module("trinitylake_ops.operations.rollbacks")
 
 
 def _replacing(place: object, name: str, value: Any) -> Mutation:

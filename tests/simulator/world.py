@@ -25,6 +25,7 @@ from unittest import mock
 import greenlet
 from pyiceberg.utils.concurrent import ExecutorFactory
 
+from trinitylake_ops.access import external_files as elsewhere_module
 from trinitylake_ops.errors import (
     AmbiguousWriteError,
     FileExistsAlreadyError,
@@ -33,6 +34,7 @@ from trinitylake_ops.errors import (
     ThrottledError,
     TransientError,
 )
+from trinitylake_ops.format import node_sections
 from trinitylake_ops.format.file_names import (
     HINT_PATH,
     LEASE_PREFIX,
@@ -42,23 +44,21 @@ from trinitylake_ops.format.file_names import (
     TURN_PREFIX,
     parse_root_path,
 )
-from trinitylake_ops.format.nodes import sections
-from trinitylake_ops.maintenance import hint as hint_module
-from trinitylake_ops.maintenance.exports import check as export_check_module
-from trinitylake_ops.maintenance.exports import work as export_module
-from trinitylake_ops.maintenance.gc import sweep as deletion_module
-from trinitylake_ops.maintenance.plans import retention as retention_module
-from trinitylake_ops.maintenance.state import lease as lease_module
-from trinitylake_ops.storage import TEMPORARY_PREFIX, FileInfo, RetryStorage, Storage, beside
+from trinitylake_ops.iceberg.io import file_io as file_io_module
+from trinitylake_ops.operations import hint as hint_module
+from trinitylake_ops.operations import lease as lease_module
+from trinitylake_ops.operations import retention as retention_module
+from trinitylake_ops.operations.exports import check as export_check_module
+from trinitylake_ops.operations.exports import work as export_module
+from trinitylake_ops.operations.gc import delete as deletion_module
+from trinitylake_ops.storage import TEMPORARY_PREFIX, FileInfo, RetryStorage, Storage, background
 from trinitylake_ops.storage.cache import storage as cache_module
-from trinitylake_ops.tables.io import file_io as file_io_module
+from trinitylake_ops.transaction import batch as member_module
 from trinitylake_ops.transaction import commit as commit_module
+from trinitylake_ops.transaction import commit_queue as queue_module
 from trinitylake_ops.transaction import lakehouse as lakehouse_module
+from trinitylake_ops.transaction import pacing as fairness_module
 from trinitylake_ops.transaction import time_to_live as orphan_barrier_module
-from trinitylake_ops.transaction import turns as fairness_module
-from trinitylake_ops.transaction.groups import member as member_module
-from trinitylake_ops.transaction.groups import queue as queue_module
-from trinitylake_ops.tree.nodes import elsewhere as elsewhere_module
 
 Kind = Literal["read", "stat", "list", "create", "write", "delete"]
 Fault = Literal["refused", "answer lost", "late", "twice", "crash before", "crash after", "clock jump"]
@@ -99,7 +99,7 @@ class Process:
     storage: SimulatedStorage = field(init=False)
     shared: Any = None
     bad_requests: int = 0  # that are still to come
-    beside: list[beside.Work] = field(default_factory=list)  # that waits to be done
+    background: list[background.Work] = field(default_factory=list)  # that waits to be done
 
 
 @dataclass(eq=False)
@@ -331,7 +331,7 @@ class World:
             mock.patch.object(uuid, "uuid4", self._uuid),
             mock.patch.object(ExecutorFactory, "get_or_create", return_value=_HereAndNow()),
             # Every process reads the same few files again and again; what it makes of a file's bytes never changes.
-            mock.patch.object(sections, "_read", functools.lru_cache(maxsize=512)(sections._read)),
+            mock.patch.object(node_sections, "_read", functools.lru_cache(maxsize=512)(node_sections._read)),
             mock.patch.object(cache_module, "threading", threads),
             mock.patch.object(member_module, "threading", threads),
             mock.patch.object(queue_module, "threading", threads),
@@ -339,7 +339,7 @@ class World:
             mock.patch.object(Storage, "is_remote", self._is_remote),
             mock.patch.object(commit_module, "time", _Pauses(self)),
             mock.patch.object(fairness_module, "time", _Pauses(self)),
-            mock.patch.object(beside, "put", self.put_beside),
+            mock.patch.object(background, "put", self.put_beside),
             # A thread of its own would not be simulated: requests for turns are renewed by each attempt alone.
             mock.patch.object(fairness_module, "start_beside"),
             mock.patch.object(deletion_module, "time", _Pauses(self)),
@@ -365,19 +365,19 @@ class World:
             finally:
                 logging.disable(logging.NOTSET)
 
-    def put_beside(self, work: beside.Work) -> None:
+    def put_beside(self, work: background.Work) -> None:
         """Let a thread of the process do work beside the one that asks, and equal work once."""
         here = greenlet.getcurrent()
         process = next((thread.process for thread in self._threads if thread.body is here), None)
         if process is None:  # the test itself
-            beside.do(work)
+            background.do(work)
         elif work not in process.beside:
             process.beside.append(work)
 
             def body() -> None:
                 self.hand_over()
                 process.beside.remove(work)
-                beside.do(work)
+                background.do(work)
 
             self._threads.append(_Thread(process, greenlet.greenlet(body), is_beside=True))
 

@@ -15,7 +15,7 @@ from pyspark.sql import SparkSession
 
 from trinitylake_ops import Lakehouse
 from trinitylake_ops.errors import TrinityLakeError
-from trinitylake_ops.spark_jobs import register_catalog, session_scope, spark_failures
+from trinitylake_ops.spark import register_catalog, session_scope, spark_failures
 
 OPTIONS = {"fsync": "false"}
 

@@ -20,22 +20,23 @@ from pyspark.sql import SparkSession
 
 from tests.clock import AgingStorage
 from tests.lakes import listed
-from tests.maintenance.aging import Aging, grow, keeping
-from tests.maintenance.changes import append_rows, overwrite_rows
-from trinitylake_ops import Lakehouse, maintenance
+from tests.operations.aging import Aging, grow, keeping
+from tests.operations.changes import append_rows, overwrite_rows
+from trinitylake_ops import Lakehouse
+from trinitylake_ops import operations as maintenance
 from trinitylake_ops.errors import FileMissingError, TrinityLakeError
 from trinitylake_ops.format.file_names import new_node_path
-from trinitylake_ops.maintenance.plans.executor import LOCAL
-from trinitylake_ops.spark_jobs import executor as executor_module
-from trinitylake_ops.spark_jobs.executor import SparkExecutor
-from trinitylake_ops.spark_jobs.executor_tasks import DeletesDone, FencedDeletes, delete_parts
-from trinitylake_ops.spark_jobs.runtime.task_jobs import PIECE_BYTES, run_in_tasks
-from trinitylake_ops.spark_jobs.session import session_scope
-from trinitylake_ops.spark_jobs.source.data_source import read_metadata
-from trinitylake_ops.spark_jobs.sql import create_views, register_table_functions
-from trinitylake_ops.spark_jobs.tables.group_writer import write_groups_on
-from trinitylake_ops.spark_jobs.tables.pipeline_run import PipelineRun
-from trinitylake_ops.spark_jobs.tables.reader import read_table
+from trinitylake_ops.operations.executor import LOCAL
+from trinitylake_ops.spark import executor as executor_module
+from trinitylake_ops.spark.executor import SparkExecutor
+from trinitylake_ops.spark.executor_tasks import DeletesDone, FencedDeletes, delete_parts
+from trinitylake_ops.spark.runtime.task_jobs import PIECE_BYTES, run_in_tasks
+from trinitylake_ops.spark.session import session_scope
+from trinitylake_ops.spark.source.data_source import read_metadata
+from trinitylake_ops.spark.sql import create_views, register_table_functions
+from trinitylake_ops.spark.tables.pipeline_run import PipelineRun
+from trinitylake_ops.spark.tables.reader import read_table
+from trinitylake_ops.spark.tables.writer import write_groups_on
 from trinitylake_ops.storage import open_storage
 
 OPTIONS = {"fsync": "false"}

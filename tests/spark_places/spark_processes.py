@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pyspark
 
-from trinitylake_ops.spark_jobs.runtime.java import find_java, java_home_for_spark
+from trinitylake_ops.spark.runtime.java import find_java, java_home_for_spark
 
 REPOSITORY = Path(__file__).parents[2]
 SPARK_HOME = Path(pyspark.__file__).parent

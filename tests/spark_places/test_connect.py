@@ -14,14 +14,14 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from tests.maintenance.aging import Aging, grow
+from tests.operations.aging import Aging, grow
 from tests.spark_places.connect_program import SECRET
 from tests.spark_places.spark_processes import REPOSITORY, connect_server, environment, grows, wait_for
 from trinitylake_ops import Lakehouse
 from trinitylake_ops.cli.app import trinitylake
 from trinitylake_ops.errors import InvalidInputError
-from trinitylake_ops.spark_jobs.runtime.addresses import check_remote
-from trinitylake_ops.spark_jobs.session import build_session
+from trinitylake_ops.spark.runtime.addresses import check_remote
+from trinitylake_ops.spark.session import build_session
 from trinitylake_ops.storage import open_storage
 
 
@@ -150,7 +150,7 @@ WRONG = {
     "token": (["--spark-remote", "sc://h:1/;token=secret"], "", "put it into SPARK_CONNECT_AUTHENTICATE_TOKEN"),
     "no server": (
         ["--spark-remote", "sc://127.0.0.1:1"],
-        "from trinitylake_ops.spark_jobs.runtime import connect; connect.ANSWER_SECONDS = 1.0",
+        "from trinitylake_ops.spark.runtime import connect; connect.ANSWER_SECONDS = 1.0",
         "no Spark Connect server answers at 127.0.0.1:1 within 1 s",
     ),
     "no client": (
@@ -184,7 +184,7 @@ def test_settings_of_the_server_cannot_be_set(remote: str) -> None:
         "memory://none",
         before=(
             "import sys\nfrom trinitylake_ops.errors import InvalidInputError\n"
-            "from trinitylake_ops.spark_jobs import session_scope\n"
+            "from trinitylake_ops.spark import session_scope\n"
             "try:\n"
             f"    with session_scope(remote={remote!r}, **{{'spark.executor.memory': '1g'}}): pass\n"
             "except InvalidInputError as error:\n    print(error)\n"

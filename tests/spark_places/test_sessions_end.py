@@ -16,8 +16,8 @@ from tests.spark_places.spark_processes import REPOSITORY, environment, wait_for
 PROGRAM = """
 import sys, time
 from pathlib import Path
-from trinitylake_ops.spark_jobs.session import session_scope
-from trinitylake_ops.spark_jobs.runtime.task_jobs import run_in_tasks
+from trinitylake_ops.spark.session import session_scope
+from trinitylake_ops.spark.runtime.task_jobs import run_in_tasks
 
 def slow(elements):
     for element in elements:

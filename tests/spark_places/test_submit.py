@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.maintenance.aging import Aging, grow
+from tests.operations.aging import Aging, grow
 from tests.servers.s3_server import S3Server
-from tests.spark_jobs.cluster import Cluster, bare_environment
+from tests.spark.cluster import Cluster, bare_environment
 from tests.spark_places.spark_processes import REPOSITORY, SPARK_HOME, environment
 from trinitylake_ops.format.file_names import new_node_path
 from trinitylake_ops.storage import open_storage

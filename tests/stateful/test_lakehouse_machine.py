@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from tests.lakes import check_version
-from tests.maintenance.changes import small_sizes
-from trinitylake_ops import Lakehouse, TableDef, maintenance
+from tests.operations.changes import small_sizes
+from trinitylake_ops import Lakehouse, TableDef, operations
 from trinitylake_ops.storage import MemoryStorage, drop_memory_root
-from trinitylake_ops.tree.nodes import node
+from trinitylake_ops.tree import node
 
 _roots = itertools.count()
 _letters = st.sampled_from(["a", "b", "é", "航", "🦆", "~", "."])
@@ -86,13 +86,13 @@ class LakehouseMachine(RuleBasedStateMachine):
     def roll_back(self, data: st.DataObject) -> None:
         target = data.draw(st.integers(0, len(self.versions) - 1))
         before = len(self.versions) - 1
-        if maintenance.rollback(self.lake, target) != before:
+        if operations.rollback(self.lake, target) != before:
             self.committed(self.versions[target])
         assert self.model == self.versions[target]
 
     @rule()
     def compact(self) -> None:
-        report = maintenance.compact(self.lake)
+        report = operations.compact(self.lake)
         if report.has_changed:
             self.committed(self.model)
         assert report.after.messages == 0
@@ -124,7 +124,7 @@ class LakehouseMachine(RuleBasedStateMachine):
         if hasattr(self, "default_target_bytes"):
             node.DEFAULT_BUFFER_TARGET_BYTES = self.default_target_bytes
         if hasattr(self, "lake"):
-            report = maintenance.verify(self.lake)
+            report = operations.verify(self.lake)
             assert report.is_clean, report
             drop_memory_root(self.storage.root)
 

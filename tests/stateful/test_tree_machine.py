@@ -8,12 +8,11 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invariant, rule
 
 from tests.tree.trees import Tree
-from trinitylake_ops.format.nodes.node_file import NodeFile, decode_node, encode_node
+from trinitylake_ops.format.node_file import NodeFile, decode_node, encode_node
 from trinitylake_ops.tree.diff import diff_in_parts, diff_trees
-from trinitylake_ops.tree.invariants import check_tree
-from trinitylake_ops.tree.nodes.node import TreeLimits
+from trinitylake_ops.tree.node import TreeLimits
 from trinitylake_ops.tree.search import get, prefix_keys, scan
-from trinitylake_ops.tree.shape import measure_tree
+from trinitylake_ops.tree.shape import check_tree, measure_tree
 
 _letters = st.sampled_from(["a", "b", "é", "航", "🦆", "~", "\uffff"])
 # Few enough names that they meet again, enough for trees of several levels.

@@ -16,10 +16,10 @@ from trinitylake_ops.errors import (
     TransientError,
     TrinityLakeError,
 )
-from trinitylake_ops.storage.azure.answers import AzureRequest, error_from_answer
-from trinitylake_ops.storage.azure.pages import page_of
+from trinitylake_ops.storage.azure.blob_client import page_of
+from trinitylake_ops.storage.azure.errors import AzureRequest, error_from_answer
+from trinitylake_ops.storage.http.requests import Request
 from trinitylake_ops.storage.options import StorageOptions
-from trinitylake_ops.storage.remote.requests import Request
 
 READ, STAT, CREATE, WRITE, DELETE, LIST = (
     Request.READ, Request.STAT, Request.CREATE, Request.WRITE, Request.DELETE, Request.LIST,

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from tests.lakes import check_lake, left_over_paths, table
-from tests.maintenance.aging import Aging, expired_files, grow, needed_files
+from tests.operations.aging import Aging, expired_files, grow, needed_files
 from tests.processes import fork
 from tests.proxy import FaultyProxy, drop_answer
 from tests.servers.azurite import ACCOUNT_NAME, AzureServer
-from trinitylake_ops import Lakehouse, maintenance
+from trinitylake_ops import Lakehouse, operations
 from trinitylake_ops.errors import LakehouseExistsError, VersionExpiredError
 from trinitylake_ops.storage import open_storage
 
@@ -47,15 +47,15 @@ def test_a_life(azurite: AzureServer, root: str, client: str, tmp_path: Path) ->
     for number in range(4):
         add(lake, f"t{number}")
     assert Lakehouse.open(root, options).snapshot().tables("ns") == ["t0", "t1", "t2", "t3"]
-    maintenance.plan_rollback(lake, 3).execute()
+    operations.plan_rollback(lake, 3).execute()
     assert lake.snapshot().tables("ns") == ["t0", "t1"]
-    assert maintenance.verify(lake).findings == ()
+    assert operations.verify(lake).findings == ()
 
     copy = str(tmp_path / "copy")
-    maintenance.plan_export(lake, "kept", "full", target=copy).execute()
+    operations.plan_export(lake, "kept", "full", target=copy).execute()
     assert Lakehouse.open(copy).snapshot().tables("ns") == ["t0", "t1"]
     back = f"{root}back/"
-    maintenance.plan_export(Lakehouse.open(copy), "back", "full", target=back, target_options=options).execute()
+    operations.plan_export(Lakehouse.open(copy), "back", "full", target=back, target_options=options).execute()
     assert Lakehouse.open(back, options).snapshot().tables("ns") == ["t0", "t1"]
     check_lake(lake)
 
@@ -78,7 +78,7 @@ def test_expired_versions_are_purged_and_their_files_deleted(azurite: AzureServe
     assert {path for path in only_expired & left if not path.startswith("_")} == set(), "what nothing needs is deleted"
     aging.later()
     aging.remove_orphans()
-    assert maintenance.verify(aging.lake).findings == ()
+    assert operations.verify(aging.lake).findings == ()
 
 
 @pytest.mark.parametrize("client", CLIENTS)

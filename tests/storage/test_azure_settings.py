@@ -7,8 +7,7 @@ import base64
 import pytest
 
 from trinitylake_ops.errors import InvalidInputError, InvalidLocationError
-from trinitylake_ops.storage.azure.account import Account
-from trinitylake_ops.storage.azure.settings import AzureLocation, AzureSettings
+from trinitylake_ops.storage.azure.settings import Account, AzureLocation, AzureSettings
 from trinitylake_ops.storage.options import StorageOptions
 
 ROOT = "abfss://box@account.dfs.core.windows.net/lake/"

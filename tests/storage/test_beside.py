@@ -17,8 +17,8 @@ from tests.lakes import check_lake
 from trinitylake_ops import Lakehouse
 from trinitylake_ops.errors import TransientError
 from trinitylake_ops.format.file_names import HINT_PATH
-from trinitylake_ops.storage import MemoryStorage, StorageWrapper, beside, drop_memory_root
-from trinitylake_ops.transaction.turns import Courtesy
+from trinitylake_ops.storage import MemoryStorage, StorageWrapper, background, drop_memory_root
+from trinitylake_ops.transaction.pacing import Courtesy
 
 pytestmark = pytest.mark.beside
 
@@ -40,27 +40,27 @@ class Counted:
 def test_equal_work_that_waits_is_done_once() -> None:
     first, second = Counted(), Counted()
     second.may_end.set()
-    beside.put(first)
+    background.put(first)
     assert first.has_begun.wait(60)
     for _ in range(10):
-        beside.put(second)
-    beside.put(first)
-    assert not beside.flush(0.01), "the first is on its way"
+        background.put(second)
+    background.put(first)
+    assert not background.flush(0.01), "the first is on its way"
     first.may_end.set()
-    assert beside.flush(60)
+    assert background.flush(60)
     assert (first.n_done, second.n_done) == (2, 1)
 
 
 def test_a_thread_that_is_busy_or_rests_is_not_woken() -> None:
     first, second = Counted(), Counted()
     second.may_end.set()
-    beside.put(first)
+    background.put(first)
     assert first.has_begun.wait(60)
-    with mock.patch.object(beside._beside._changed, "notify_all") as wake:
-        beside.put(second)
+    with mock.patch.object(background._beside._changed, "notify_all") as wake:
+        background.put(second)
     assert not wake.called
     first.may_end.set()
-    assert beside.flush(60)
+    assert background.flush(60)
     assert second.n_done == 1
 
 
@@ -71,15 +71,15 @@ def test_work_that_fails_is_logged_and_others_are_done(caplog: pytest.LogCapture
     def fail() -> None:
         raise OSError("the disk is on fire")
 
-    beside.put(fail)
-    beside.put(after)
-    assert beside.flush(60)
+    background.put(fail)
+    background.put(after)
+    assert background.flush(60)
     assert after.n_done == 1
     assert "the disk is on fire" in caplog.text
 
 
 def test_a_thread_that_cannot_start_or_dies_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
-    made = beside._Beside()
+    made = background._Beside()
     works = [Counted() for _ in range(3)]
     for work in works:
         work.may_end.set()
@@ -100,7 +100,7 @@ def test_a_thread_that_cannot_start_or_dies_is_replaced(monkeypatch: pytest.Monk
 
 
 def test_a_flush_waits_for_what_was_asked_for_before_it_alone() -> None:
-    made = beside._Beside()
+    made = background._Beside()
     first, later = Counted(), Counted()
     made.put(first)
     assert first.has_begun.wait(60)
@@ -119,8 +119,8 @@ def test_a_flush_waits_for_what_was_asked_for_before_it_alone() -> None:
 
 
 def test_who_waited_in_vain_for_work_does_not_wait_for_it_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(beside, "LONGEST_WAIT_S", 0.01)
-    made = beside._Beside()
+    monkeypatch.setattr(background, "LONGEST_WAIT_S", 0.01)
+    made = background._Beside()
     hanging = Counted()
     made.put(hanging)
     assert hanging.has_begun.wait(60)
@@ -139,13 +139,13 @@ def test_who_waited_in_vain_for_work_does_not_wait_for_it_again(monkeypatch: pyt
 def test_looks_for_turns_do_not_pile_up() -> None:
     courtesy, storage = Courtesy(), MemoryStorage("memory://beside/")
     hanging = Counted()
-    beside.put(hanging)
+    background.put(hanging)
     assert hanging.has_begun.wait(60)
     for _ in range(100):
         courtesy.look_now_and_then(storage)
-    assert len(beside._beside._waiting) == 1
+    assert len(background._beside._waiting) == 1
     hanging.may_end.set()
-    assert beside.flush(60)
+    assert background.flush(60)
 
 
 class SlowHint(StorageWrapper):
@@ -184,7 +184,7 @@ def test_no_commit_waits_for_its_hint_and_of_many_the_last_is_written(storage: S
     assert lake.snapshot().version == 20
     assert storage.hints == []
     storage.let_go.set()
-    assert beside.flush(60)
+    assert background.flush(60)
     assert storage.hints[-1] == b"20"
     assert len(storage.hints) <= 2, "the one on its way, and the last"
     check_lake(Lakehouse(storage))
@@ -237,7 +237,7 @@ def test_a_killed_process_leaves_the_hint_behind_and_nothing_else(tmp_path: Path
     assert lake.latest_version() == 30
     check_lake(lake)
     commit(lake, 1)
-    assert beside.flush(60)
+    assert background.flush(60)
     assert (tmp_path / HINT_PATH).read_text() == "31"
 
 
@@ -247,7 +247,7 @@ def test_a_child_works_beside_by_a_thread_of_its_own(tmp_path: Path) -> None:
     child = os.fork()
     if child == 0:
         commit(lake, 2)
-        os._exit(0 if beside.flush(60) else 1)
+        os._exit(0 if background.flush(60) else 1)
     assert os.waitpid(child, 0)[1] == 0
     assert (tmp_path / HINT_PATH).read_text() == "2"
     assert lake.latest_version() == 2
@@ -260,9 +260,9 @@ def test_a_lakehouse_that_is_removed_does_not_come_back(tmp_path: Path) -> None:
         commit(lake, 1)
         (folder / HINT_PATH).unlink(missing_ok=True)
         folder.rename(tmp_path / "moved")
-        assert beside.flush(60)
+        assert background.flush(60)
         commit(Lakehouse.open(str(tmp_path / "moved")), 2)
-        assert beside.flush(60)
+        assert background.flush(60)
         assert not folder.exists()
         shutil.rmtree(tmp_path / "moved")
 

@@ -26,8 +26,7 @@ from trinitylake_ops.errors import (
 )
 from trinitylake_ops.storage import MemoryStorage, MeteredStorage, Storage, StorageWrapper, drop_memory_root
 from trinitylake_ops.storage.cache.folder import CacheFolder
-from trinitylake_ops.storage.cache.lru import ENTRY_OVERHEAD_BYTES, ByteLru
-from trinitylake_ops.storage.cache.options import CacheOptions, storage_identity
+from trinitylake_ops.storage.cache.memory import ENTRY_OVERHEAD_BYTES, ByteLru, CacheOptions, storage_identity
 from trinitylake_ops.storage.cache.storage import (
     CacheStorage,
     FileCache,

@@ -16,12 +16,10 @@ from tests.processes import fork
 from tests.proxy import FaultyProxy
 from tests.servers.dynalite import DynamoDBServer, refusal_document
 from trinitylake_ops.errors import CorruptFileError, FileMissingError, StorageError, StoragePermissionError
-from trinitylake_ops.storage import RetryStorage, open_storage
+from trinitylake_ops.storage import RetryStorage, open_storage, retry
 from trinitylake_ops.storage.contract.suite import run_together
-from trinitylake_ops.storage.dynamodb.items import PART_BYTES
-from trinitylake_ops.storage.dynamodb.parts import MAX_UPLOAD_MS, ORPHAN_AGE_MS
+from trinitylake_ops.storage.dynamodb.items import MAX_UPLOAD_MS, ORPHAN_AGE_MS, PART_BYTES
 from trinitylake_ops.storage.dynamodb.storage import DynamoDBStorage
-from trinitylake_ops.storage.remote import repeated
 
 LARGE = bytes(range(256)) * (5 * PART_BYTES // 256) + b"end"
 N_PARTS = 6
@@ -31,7 +29,7 @@ HOUR_MS = 3_600_000
 @pytest.fixture(autouse=True)
 def _short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let requests that the storage repeats be repeated soon."""
-    monkeypatch.setattr(repeated, "FIRST_WAIT_SECONDS", 0.001)
+    monkeypatch.setattr(retry, "FIRST_WAIT_SECONDS", 0.001)
 
 
 @pytest.fixture
@@ -173,7 +171,7 @@ def test_no_writer_names_parts_that_a_sweep_may_remove() -> None:
 def test_a_writer_that_took_too_long_gives_up(
     dynalite: DynamoDBServer, root: str, storage: DynamoDBStorage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("trinitylake_ops.storage.dynamodb.parts.MAX_UPLOAD_MS", -1)
+    monkeypatch.setattr("trinitylake_ops.storage.dynamodb.items.MAX_UPLOAD_MS", -1)
     with pytest.raises(StorageError, match="give the table more capacity"):
         storage.create("slow", LARGE)
     assert dynalite.items_of(root) == []

@@ -33,7 +33,7 @@ from tests.storage.wire_faults import (
     outcome,
     was_sent,
 )
-from trinitylake_ops import Lakehouse, maintenance
+from trinitylake_ops import Lakehouse, operations
 from trinitylake_ops.errors import (
     AmbiguousWriteError,
     FileExistsAlreadyError,
@@ -43,10 +43,9 @@ from trinitylake_ops.errors import (
     ThrottledError,
     TransientError,
 )
-from trinitylake_ops.storage import RetryStorage, Storage
-from trinitylake_ops.storage.dynamodb import parts
+from trinitylake_ops.storage import RetryStorage, Storage, retry
+from trinitylake_ops.storage.dynamodb import items
 from trinitylake_ops.storage.dynamodb.storage import DynamoDBStorage
-from trinitylake_ops.storage.remote import repeated
 
 LARGE = bytes(range(256)) * 4 * 1024  # three parts
 READ_TIMEOUT_S = 0.5
@@ -119,7 +118,7 @@ def proxy(dynalite: DynamoDBServer) -> Iterator[FaultyProxy]:
 @pytest.fixture(autouse=True)
 def _short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let requests that the storage repeats be repeated soon."""
-    monkeypatch.setattr(repeated, "FIRST_WAIT_SECONDS", 0.001)
+    monkeypatch.setattr(retry, "FIRST_WAIT_SECONDS", 0.001)
 
 
 @pytest.fixture
@@ -287,7 +286,7 @@ def test_a_commit_over_the_capacity_waits_for_it(
     proxy.begin()
     lake = Lakehouse.open(root, dynalite.storage_options)
     assert (lake.latest_version(), lake.snapshot().namespaces()) == (1, ["late"])
-    assert maintenance.verify(lake).findings == ()
+    assert operations.verify(lake).findings == ()
 
 
 @pytest.mark.parametrize("name", OPERATIONS)
@@ -312,7 +311,7 @@ def test_a_large_create_gives_up_soon_where_nobody_answers(
     dynalite: DynamoDBServer, proxy: FaultyProxy, root: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The rest of the parts is not sent when one of them got no answer for long."""
-    monkeypatch.setattr(parts, "_sent_again", functools.partial(repeated.sent_again, longest_s=READ_TIMEOUT_S / 2))
+    monkeypatch.setattr(items, "_sent_again", functools.partial(retry.sent_again, longest_s=READ_TIMEOUT_S / 2))
     storage = bare(root, dynalite, endpoint=proxy.url, read_timeout_seconds=str(READ_TIMEOUT_S))
     storage._parts._concurrency = 2
     storage.now_ms()

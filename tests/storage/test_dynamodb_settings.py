@@ -12,7 +12,7 @@ from trinitylake_ops.storage.dynamodb import items
 from trinitylake_ops.storage.dynamodb.items import MAX_ITEM_BYTES, PART_BYTES, StoredFile, Upload
 from trinitylake_ops.storage.dynamodb.settings import MAX_PARTITION_KEY_BYTES, DynamoDBLocation, DynamoDBSettings
 from trinitylake_ops.storage.options import StorageOptions
-from trinitylake_ops.storage.schemes import environment_of
+from trinitylake_ops.storage.registry import environment_of
 
 SECRETS = {"access_key_id": "hush-key-id", "secret_access_key": "hush-secret", "session_token": "hush-token"}
 

@@ -11,7 +11,7 @@ from trinitylake_ops.errors import InvalidInputError, InvalidLocationError
 from trinitylake_ops.storage import RetryStorage, open_storage
 from trinitylake_ops.storage.gcs.settings import GcsLocation, GcsSettings
 from trinitylake_ops.storage.options import StorageOptions
-from trinitylake_ops.storage.schemes import environment_of
+from trinitylake_ops.storage.registry import environment_of
 
 KEY = {"type": "service_account", "private_key": "-----BEGIN-----\nhush-hush-hush\n-----END-----", "client_email": "a"}
 

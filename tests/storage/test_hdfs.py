@@ -32,10 +32,10 @@ from trinitylake_ops.errors import (
     UnreachableError,
 )
 from trinitylake_ops.storage import RetryStorage, Storage, open_storage
-from trinitylake_ops.storage.hdfs.clock import NameNodeClock
-from trinitylake_ops.storage.hdfs.failures import Request, Step, typed_error
+from trinitylake_ops.storage.hdfs.client import NameNodeClock
+from trinitylake_ops.storage.hdfs.errors import Request, Step, typed_error
 from trinitylake_ops.storage.hdfs.storage import HdfsStorage
-from trinitylake_ops.storage.schemes import environment_of
+from trinitylake_ops.storage.registry import environment_of
 
 REPOSITORY = Path(__file__).parents[2]
 PATIENCE_S = 20.0

@@ -13,7 +13,7 @@ import pytest
 from tests.clock import AgingStorage
 from tests.lakes import check_lake
 from tests.servers.hdfs import SUPERUSER, HdfsServer
-from trinitylake_ops import Lakehouse, maintenance
+from trinitylake_ops import Lakehouse, operations
 from trinitylake_ops.errors import FileExistsAlreadyError, VersionExpiredError
 from trinitylake_ops.storage import Storage, open_storage
 from trinitylake_ops.storage.contract.suite import MIB, run_together
@@ -143,24 +143,24 @@ def test_a_lakehouse_from_end_to_end(root: str) -> None:
     for number in range(4):
         with lake.transaction() as txn:
             txn.create_namespace(f"ns{number}")
-    maintenance.rollback(lake, 3)
+    operations.rollback(lake, 3)
     assert lake.snapshot().namespaces() == ["ns0", "ns1", "ns2"]
     assert [info.version for info in lake.history()] == [5, 4, 3, 2, 1, 0]
 
     backup = f"{root.removesuffix('lake/')}backup/"
-    maintenance.plan_export(lake, "kept", level="full", target=backup).execute()
+    operations.plan_export(lake, "kept", level="full", target=backup).execute()
     assert Lakehouse.open(backup).snapshot().namespaces() == ["ns0", "ns1", "ns2"]
 
     clock.time_ms += LONG_MS
-    policy = maintenance.RetentionPolicy(maximum_age_ms=0, minimum_versions=1, protected_ms=0)
-    assert maintenance.plan_expiration(lake, policy).execute().versions
+    policy = operations.RetentionPolicy(maximum_age_ms=0, minimum_versions=1, protected_ms=0)
+    assert operations.plan_expiration(lake, policy).execute().versions
     with pytest.raises(VersionExpiredError):
         lake.snapshot(2)
     before = {file.path for file in storage.list()}
     clock.time_ms += LONG_MS
-    report = maintenance.plan_purge(lake).execute()
+    report = operations.plan_purge(lake).execute()
     gone = before - {file.path for file in storage.list()}
     assert len(gone) >= report.files > 0
     assert any("ns3" in path for path in gone), "what only expired versions had"
-    assert maintenance.verify(lake, deep=True).findings == ()
+    assert operations.verify(lake, deep=True).findings == ()
     check_lake(Lakehouse.open(root))

@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from trinitylake_ops.errors import TrinityLakeError
-from trinitylake_ops.storage.remote.kept_clients import _MOST, KeptClients
-from trinitylake_ops.storage.remote.loop import run_on_loop
+from trinitylake_ops.storage.http.clients import _MOST, KeptClients, run_on_loop
 from trinitylake_ops.storage.s3.obstore_storage import ObstoreS3Storage
 from trinitylake_ops.storage.s3.s3fs_client import _moment
 from trinitylake_ops.storage.s3.s3fs_storage import S3Storage

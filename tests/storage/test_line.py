@@ -14,7 +14,7 @@ import pytest
 
 from trinitylake_ops import Lakehouse
 from trinitylake_ops.storage import MeteredStorage, RetryStorage, Storage, StorageWrapper
-from trinitylake_ops.storage.local import line as line_module
+from trinitylake_ops.storage.local import commit_lock as line_module
 from trinitylake_ops.storage.local.storage import LocalStorage
 
 LONG_S = 60.0

@@ -31,7 +31,7 @@ from trinitylake_ops.errors import (
 from trinitylake_ops.storage import LocalStorage
 from trinitylake_ops.storage.contract.suite import run_together
 from trinitylake_ops.storage.local import posix_files
-from trinitylake_ops.storage.local.os_errors import storage_error
+from trinitylake_ops.storage.local.errors import storage_error
 
 WRITES: list[Callable[[LocalStorage, str, bytes], None]] = [LocalStorage.create, LocalStorage.write]
 

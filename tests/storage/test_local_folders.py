@@ -10,7 +10,7 @@ import pytest
 
 from trinitylake_ops.errors import FileMissingError, InvalidInputError, LocationNotAllowedError, StorageError
 from trinitylake_ops.storage import LocalStorage, open_storage
-from trinitylake_ops.storage.local.folders import check_can_hold, lies_within
+from trinitylake_ops.storage.local.posix_files import check_can_hold, lies_within
 
 
 def root(folder: Path) -> str:

@@ -14,9 +14,9 @@ from trinitylake_ops.storage import LocalStorage, MemoryStorage, RetryStorage, S
 from trinitylake_ops.storage.azure.blob_storage import AzureStorage
 from trinitylake_ops.storage.azure.obstore_storage import ObstoreAzureStorage
 from trinitylake_ops.storage.interface import WHOLE_FILE_LIMIT_BYTES
+from trinitylake_ops.storage.registry import OWN_SCHEMES
 from trinitylake_ops.storage.s3.obstore_storage import ObstoreS3Storage
 from trinitylake_ops.storage.s3.s3fs_storage import S3Storage
-from trinitylake_ops.storage.schemes import OWN_SCHEMES
 
 
 @pytest.mark.parametrize(

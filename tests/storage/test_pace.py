@@ -11,7 +11,7 @@ import pytest
 
 from tests.lakes import local_storage
 from trinitylake_ops.errors import InvalidInputError
-from trinitylake_ops.storage.wrappers.pace import PacedStorage
+from trinitylake_ops.storage.meter import PacedStorage
 
 
 def test_threads_together_keep_the_rate(tmp_path: Path) -> None:

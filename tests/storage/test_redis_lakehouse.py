@@ -8,16 +8,16 @@ from pathlib import Path
 import pytest
 
 from tests.lakes import check_lake
-from tests.maintenance.aging import Aging
-from tests.maintenance.changes import append_rows, create, drop
+from tests.operations.aging import Aging
+from tests.operations.changes import append_rows, create, drop
 from tests.redis_proxy import RedisProxy, is_create, is_read, is_write
 from tests.servers.daemons import free_port
 from tests.servers.redis import DURABLE, RedisServer, running
-from trinitylake_ops import Lakehouse, maintenance
+from trinitylake_ops import Lakehouse, operations
 from trinitylake_ops.errors import InvalidInputError, LakehouseExistsError, StorageError, VersionExpiredError
+from trinitylake_ops.iceberg.catalog import catalog_at
 from trinitylake_ops.storage import open_storage
 from trinitylake_ops.storage.redis.storage import RedisStorage
-from trinitylake_ops.tables.catalog import catalog_at
 
 DAY_MS = 24 * 3_600_000
 
@@ -39,16 +39,16 @@ def test_a_lakehouse_from_creation_to_purge(redis_server: RedisServer) -> None:
     assert rows_of(lake) == [1, 1, 2, 2, 3, 3]
     assert [info.version for info in lake.history()] == list(range(lake.latest_version(), -1, -1))
 
-    maintenance.rollback(lake, kept)
+    operations.rollback(lake, kept)
     assert lake.snapshot().tables("a") == ["t", "u"]
     assert rows_of(lake) == [1, 2, 3]
 
     target = redis_server.fresh_root("export")
-    maintenance.plan_export(lake, "away", "full", target=target).execute()
+    operations.plan_export(lake, "away", "full", target=target).execute()
     exported = Lakehouse.open(target)
     assert exported.snapshot().namespaces() == ["a", "ns"]
     assert rows_of(exported) == [1, 2, 3]
-    assert maintenance.verify_export(lake, "away", deep=True).is_clean
+    assert operations.verify_export(lake, "away", deep=True).is_clean
 
     n_before = len(list(lake.storage.list()))
     aging.clean_up()
@@ -56,7 +56,7 @@ def test_a_lakehouse_from_creation_to_purge(redis_server: RedisServer) -> None:
     with pytest.raises(VersionExpiredError):
         lake.snapshot(0)
     assert rows_of(lake) == [1, 2, 3]
-    assert maintenance.verify(lake, deep=True).findings == ()
+    assert operations.verify(lake, deep=True).findings == ()
     check_lake(exported)
     assert rows_of(exported) == [1, 2, 3]
 
@@ -76,7 +76,7 @@ def test_a_table_in_a_folder_of_another_name_is_registered(redis_server: RedisSe
     assert metadata.startswith(source.root)
     lake = Lakehouse.create(redis_server.fresh_root(), {"allowed_roots": source.root})
     create(lake, "ns")
-    maintenance.register_table(lake, "ns", "t", metadata)
+    operations.register_table(lake, "ns", "t", metadata)
     assert rows_of(lake) == [1, 2, 3]
 
 

@@ -10,7 +10,7 @@ from trinitylake_ops.errors import InvalidInputError, InvalidLocationError, Stor
 from trinitylake_ops.format.locations import normalize_root_uri
 from trinitylake_ops.storage import open_storage
 from trinitylake_ops.storage.options import StorageOptions, redact_assignments
-from trinitylake_ops.storage.redis.clock import ServerClock
+from trinitylake_ops.storage.redis.server import ServerClock
 from trinitylake_ops.storage.redis.settings import MAX_PATH_BYTES, RedisLocation, RedisSettings
 from trinitylake_ops.storage.redis.storage import RedisStorage
 

@@ -19,10 +19,10 @@ from trinitylake_ops.errors import (
     TrinityLakeError,
     UnreachableError,
 )
-from trinitylake_ops.storage.aws.answers import error_without_credentials
+from trinitylake_ops.storage.http.aws import error_without_credentials
+from trinitylake_ops.storage.http.requests import Request, TransportFailure, error_from_transport
 from trinitylake_ops.storage.options import StorageOptions
-from trinitylake_ops.storage.remote.requests import Request, TransportFailure, error_from_transport
-from trinitylake_ops.storage.s3.answers import S3Request, error_from_answer, is_range_beyond_end
+from trinitylake_ops.storage.s3.errors import S3Request, error_from_answer, is_range_beyond_end
 
 SECRETS = {
     "access_key_id": "AKIDOFTESTS",

@@ -24,12 +24,11 @@ from trinitylake_ops.errors import (
     TrinityLakeError,
     UnreachableError,
 )
+from trinitylake_ops.storage.http.obstore_errors import status_and_code
+from trinitylake_ops.storage.http.requests import Request
 from trinitylake_ops.storage.options import StorageOptions
-from trinitylake_ops.storage.remote.obstore_failures import status_and_code
-from trinitylake_ops.storage.remote.requests import Request
-from trinitylake_ops.storage.s3.answers import S3Request
-from trinitylake_ops.storage.s3.obstore_failures import typed_error
-from trinitylake_ops.storage.s3.obstore_storage import ObstoreS3Storage, is_folder_ahead
+from trinitylake_ops.storage.s3.errors import S3Request
+from trinitylake_ops.storage.s3.obstore_storage import ObstoreS3Storage, is_folder_ahead, typed_error
 from trinitylake_ops.storage.s3.s3fs_storage import S3Storage
 
 ACCESS_KEY_ID, SECRET = "AKIDEXAMPLE12345", "wJalrXUtnFEMI/K7MDENG"

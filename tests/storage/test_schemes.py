@@ -9,18 +9,17 @@ from pathlib import Path
 import pytest
 
 from trinitylake_ops import Lakehouse
+from trinitylake_ops.access.external_files import Elsewhere
 from trinitylake_ops.errors import InvalidInputError, InvalidLocationError
 from trinitylake_ops.storage import open_storage
-from trinitylake_ops.storage.aws.settings import AwsSettings
 from trinitylake_ops.storage.gcs.settings import GcsSettings
+from trinitylake_ops.storage.http.aws import AwsSettings
 from trinitylake_ops.storage.options import StorageOptions, is_secret
-from trinitylake_ops.storage.scheme import Scheme
-from trinitylake_ops.storage.schemes import OWN_SCHEMES, environment_of, with_environment
-from trinitylake_ops.tree.nodes.elsewhere import Elsewhere
+from trinitylake_ops.storage.registry import OWN_SCHEMES, Scheme, environment_of, with_environment
 
 _MODULE = """
 from trinitylake_ops.storage import LocalStorage
-from trinitylake_ops.storage.scheme import Scheme
+from trinitylake_ops.storage.registry import Scheme
 
 def open_shelf(root, options):
     return LocalStorage(root.replace("shelf://", "file:///"), fsync=options.flag("slow", default=False))

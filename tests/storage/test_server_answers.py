@@ -8,13 +8,13 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from trinitylake_ops.storage.azure.pages import page_of
+from trinitylake_ops.storage.azure.blob_client import page_of
 from trinitylake_ops.storage.dynamodb.items import StoredFile
-from trinitylake_ops.storage.gcs.answers import Refusal
-from trinitylake_ops.storage.gcs.multipart import answers_of_batch
+from trinitylake_ops.storage.gcs.client import answers_of_batch
+from trinitylake_ops.storage.gcs.errors import Refusal
 from trinitylake_ops.storage.interface import FileInfo
 from trinitylake_ops.storage.paths import check_path
-from trinitylake_ops.storage.redis.scripts import file_info
+from trinitylake_ops.storage.redis.server import file_info
 
 MOST_DIGITS = b"1" * 5_000  # Python makes no number of them
 NESTED = b"[" * 50_000

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from tests.storage.scripted_server import http_date
 from trinitylake_ops.errors import StorageError, TransientError
-from trinitylake_ops.storage.remote.clock import MAX_AGE_SECONDS, MAX_DRIFT, ServerClock, monotonic_ms
+from trinitylake_ops.storage.http.clock import MAX_AGE_SECONDS, MAX_DRIFT, ServerClock, monotonic_ms
 
 SERVER_AHEAD_MS = 1_795_247_856_789.25
 YEAR_MS = 365 * 86_400_000.0

@@ -19,12 +19,12 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.sdk.trace.sampling import ALWAYS_OFF, ALWAYS_ON, ParentBased, Sampler
 
-from tests.maintenance.changes import create
+from tests.operations.changes import create
 from tests.telemetry.listener import parents, recording
 from trinitylake_ops import Lakehouse
-from trinitylake_ops.telemetry import deferred, spans
-from trinitylake_ops.telemetry.deferred import DeferredSpans
-from trinitylake_ops.telemetry.instruments import VERSION_SECONDS
+from trinitylake_ops.telemetry import deferred_spans, spans
+from trinitylake_ops.telemetry.deferred_spans import DeferredSpans
+from trinitylake_ops.telemetry.hub import VERSION_SECONDS
 from trinitylake_ops.telemetry.otel import OtelListener, stop_listening
 
 
@@ -77,7 +77,7 @@ def _is_within(one: ReadableSpan, by_id: dict[int, ReadableSpan]) -> bool:
 
 
 def test_no_commit_makes_them_but_the_thread_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(deferred, "_SECONDS", 0.01)
+    monkeypatch.setattr(deferred_spans, "_SECONDS", 0.01)
     makers = set[str]()
     with deferring(monkeypatch) as (_, exporter):
         monkeypatch.setattr(
@@ -142,7 +142,7 @@ def test_the_sampler_decides(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_too_many_wait_for_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(deferred, "_MOST", 3)
+    monkeypatch.setattr(deferred_spans, "_MOST", 3)
     with deferring(monkeypatch) as (provider, exporter):
         for _ in range(4):
             spans.note("storage round", time.time_ns(), {})

@@ -15,11 +15,10 @@ from openlineage.client.serde import Serde
 
 from tests.lakes import Lakes, lakes
 from tests.telemetry.lineage_log import SPECIFICATION, check_by_schema, check_event, events, to_file
-from trinitylake_ops.tables.catalog import catalog_at
-from trinitylake_ops.tables.writing.lineage.told import tell_lineage
-from trinitylake_ops.tables.writing.publication import publish_once
-from trinitylake_ops.tables.writing.reads import TableRead
-from trinitylake_ops.tables.writing.staging import StagingCatalog
+from trinitylake_ops.iceberg.catalog import catalog_at
+from trinitylake_ops.iceberg.write.publication import publish_once, tell_lineage
+from trinitylake_ops.iceberg.write.replacement import TableRead
+from trinitylake_ops.iceberg.write.staging import StagingCatalog
 from trinitylake_ops.telemetry.lineage import MadeTable, Origin, ReadTable, is_wanted, publication_events
 
 __all__ = ["lakes"]

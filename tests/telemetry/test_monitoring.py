@@ -20,11 +20,11 @@ import yaml
 
 from scripts.draw_dashboard import PICTURE, Window, answered, draw, legend, prometheus, shown
 from tests.lakes import Lakes, lakes
-from tests.maintenance.changes import create
+from tests.operations.changes import create
 from tests.server.requests import TABLE, TABLES, commit_of, created, properties
 from tests.server.served import serving, settings_for
-from trinitylake_ops import maintenance
-from trinitylake_ops.telemetry.instruments import INSTRUMENTS, Kind
+from trinitylake_ops import operations
+from trinitylake_ops.telemetry.hub import INSTRUMENTS, Kind
 
 __all__ = ["lakes"]
 
@@ -32,7 +32,7 @@ HERE = Path(__file__).parent
 MONITORING = HERE.parents[1] / "deploy" / "monitoring"
 RULES = yaml.safe_load((MONITORING / "alerts.yaml").read_text())["groups"][0]["rules"]
 DASHBOARD = json.loads((MONITORING / "dashboard.json").read_text())
-#: Those that a server counts itself (server/observed/metrics.py).
+#: Those that a server counts itself (server/telemetry.py).
 OF_SERVER = {
     "trinitylake_requests_total", "trinitylake_request_seconds_bucket", "trinitylake_requests_in_progress",
     "trinitylake_commits_total", "trinitylake_lost_attempts_total",
@@ -122,7 +122,7 @@ def test_the_panels_have_data_of_a_server(lakes: Lakes, tmp_path: Path) -> None:
                 n_made += 1
                 served.ask("POST", TABLE, commit_of(properties(a=str(n_made))))
                 create(lake, f"n{n_made}")
-                maintenance.verify(lake, incremental=True)
+                operations.verify(lake, incremental=True)
                 time.sleep(1)
                 try:
                     empty = {one for one in expressions_of_panels() if not asked(url, one)}

@@ -15,19 +15,18 @@ from prometheus_client.parser import text_string_to_metric_families
 from tests.clock import ClockStorage
 from tests.environments import modules_beyond, run_without
 from tests.faults import FaultyStorage, fail
-from tests.maintenance.changes import create
+from tests.operations.changes import create
 from tests.telemetry.listener import hearing, parents, recording
-from trinitylake_ops import Lakehouse, maintenance
+from trinitylake_ops import Lakehouse, operations
 from trinitylake_ops.errors import CommitConflictError, InvalidInputError, StorageError, ThrottledError
-from trinitylake_ops.maintenance.gc.sweep import delete_files
+from trinitylake_ops.operations.gc.delete import delete_files
 from trinitylake_ops.storage import MemoryStorage, RetryStorage, open_storage
-from trinitylake_ops.storage.wrappers.observe import ObservedStorage
+from trinitylake_ops.storage.meter import ObservedStorage
 from trinitylake_ops.telemetry import hub, settings, spans
-from trinitylake_ops.telemetry.instruments import INSTRUMENTS
-from trinitylake_ops.telemetry.logs import JsonFormatter, about
+from trinitylake_ops.telemetry.hub import INSTRUMENTS
 from trinitylake_ops.telemetry.otel import OtelListener
 from trinitylake_ops.telemetry.prometheus import PrometheusListener
-from trinitylake_ops.telemetry.settings import TelemetrySettings
+from trinitylake_ops.telemetry.settings import JsonFormatter, TelemetrySettings, about
 
 
 @pytest.fixture
@@ -59,8 +58,8 @@ def test_operations_are_spans_with_their_commits_in_them(root: str, monkeypatch:
     lake = Lakehouse.create(root, {"fsync": "false"})
     create(lake, "ns")
     with recording(monkeypatch) as exporter, hearing() as heard:
-        maintenance.rollback(lake, 0)
-        maintenance.verify(lake)
+        operations.rollback(lake, 0)
+        operations.verify(lake)
         told = parents(exporter)
     assert ("operation rollback", "") in told
     assert ("commit", "operation rollback") in told
@@ -238,7 +237,7 @@ def test_a_line_of_the_log_says_version_run_and_operation(root: str, caplog: pyt
     create(lake, "ns")
     formatter = JsonFormatter(lambda text: text.replace("s3cret", "***"))
     with caplog.at_level(logging.INFO), about(run_id="run-7", nothing=None):
-        maintenance.rollback(lake, 0)
+        operations.rollback(lake, 0)
         logging.getLogger("trinitylake_ops.x").warning("s3cret\nline")
         lines = [json.loads(formatter.format(record)) for record in caplog.records]
     (rollback,) = [line for line in lines if line.get("operation") == "rollback"]

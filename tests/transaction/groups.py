@@ -17,12 +17,12 @@ import pytest
 from tests.lakes import Lakes, table
 from trinitylake_ops import Lakehouse
 from trinitylake_ops.storage import FileInfo, MemoryStorage, Storage, StorageWrapper
-from trinitylake_ops.transaction import groups
+from trinitylake_ops.transaction import batch, commit_queue
 from trinitylake_ops.transaction.transaction import Transaction
 
 Work = Callable[[Transaction], object]
 LONGEST_WAIT_S = 10
-_MODULES = Path(groups.__file__).parent
+_MODULES = {str(Path(module.__file__)) for module in (batch, commit_queue)}
 
 
 def commit_together(
@@ -181,7 +181,7 @@ def interrupting(at_line: int, *functions: str) -> Callable[..., Any]:
     remaining = itertools.count(at_line - 1, -1)
 
     def trace(frame: FrameType, event: str, argument: object) -> Any:
-        if Path(frame.f_code.co_filename).parent != _MODULES:
+        if frame.f_code.co_filename not in _MODULES:
             return None
         if functions and frame.f_code.co_name not in functions:
             return trace

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from trinitylake_ops import Lakehouse, TableDef
 from trinitylake_ops.format.definitions import IsolationLevel, LakehouseDef, NamespaceDef, SavedTransaction
 from trinitylake_ops.format.file_names import saved_transaction_path
-from trinitylake_ops.format.nodes.keys import KeyCodec
+from trinitylake_ops.format.keys import KeyCodec
 from trinitylake_ops.transaction.change_set import ChangeSet
 from trinitylake_ops.transaction.transaction import Transaction
 from trinitylake_ops.versions.snapshot import Entry

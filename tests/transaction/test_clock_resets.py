@@ -13,25 +13,18 @@ from hypothesis import strategies as st
 from tests.clock import AgingStorage, ClockStorage
 from tests.foreign import ForeignLake
 from tests.lakes import Lakes, check_lake, seal
-from trinitylake_ops import Lakehouse, maintenance
+from trinitylake_ops import Lakehouse, operations
 from trinitylake_ops.errors import CorruptFileError, MaintenanceBlockedError, VersionNotFoundError
 from trinitylake_ops.format.file_names import new_node_path, root_path
-from trinitylake_ops.format.nodes.node_file import NodeFile, encode_node
-from trinitylake_ops.format.nodes.system_rows import (
-    CLOCK_RESET,
-    COMMIT_ID,
-    CREATED_AT_MILLIS,
-    MAX_TIME_MS,
-    clock_reset,
-)
-from trinitylake_ops.maintenance import RetentionPolicy
-from trinitylake_ops.maintenance.plans.retention import protected_ms
-from trinitylake_ops.maintenance.state.lease import lease
+from trinitylake_ops.format.keys import CLOCK_RESET, COMMIT_ID, CREATED_AT_MILLIS, MAX_TIME_MS, clock_reset
+from trinitylake_ops.format.node_file import NodeFile, encode_node
+from trinitylake_ops.operations import RetentionPolicy
+from trinitylake_ops.operations.lease import lease
+from trinitylake_ops.operations.retention import protected_ms
 from trinitylake_ops.storage import MemoryStorage, MeteredStorage, drop_memory_root
 from trinitylake_ops.storage.interface import CLOCK_MARGIN_MS
 from trinitylake_ops.versions.roots import ProbedRoots, Roots
-from trinitylake_ops.versions.stamps import bounded_time_ms
-from trinitylake_ops.versions.time_travel import find_version_at, find_version_before
+from trinitylake_ops.versions.time_travel import bounded_time_ms, find_version_at, find_version_before
 
 START_MS = 1_700_000_000_000
 HOUR_MS = 3_600_000
@@ -133,7 +126,7 @@ def test_a_clone_of_a_version_far_ahead_begins_at_the_right_time(lakes: Lakes) -
     commit(lake, "n")
     commit(ahead(lake, YEAR_MS), "far")
     target = f"{lake.root.rstrip('/')}-clone/"
-    maintenance.plan_clone(lake, target).execute()
+    operations.plan_clone(lake, target).execute()
     clone = Lakehouse.open(target)
     created_at_ms = clone.snapshot().created_at_ms
     assert created_at_ms <= clone.storage.now_ms() + CLOCK_MARGIN_MS
@@ -175,7 +168,7 @@ def test_versions_far_ahead_expire_after_their_age_and_not_earlier(
     policy = RetentionPolicy(maximum_age_ms=age_ms, minimum_versions=1, protected_ms=0)
 
     def expiring() -> set[int]:
-        return {verdict.version for verdict in maintenance.plan_expiration(lake, policy).verdicts if verdict.expires}
+        return {verdict.version for verdict in operations.plan_expiration(lake, policy).verdicts if verdict.expires}
 
     clock.time_ms += age_ms // 10
     assert not expiring() & set(far)  # the latest, and a time that is still to come
@@ -196,7 +189,7 @@ def test_no_version_expires_earlier_because_a_clock_was_behind(lake: Lakehouse, 
     clock.time_ms = created_ms + protected_ms(lake.snapshot().definition)
 
     def verdict() -> bool:
-        return next(one.expires for one in maintenance.plan_expiration(lake, policy).verdicts if one.version == 2)
+        return next(one.expires for one in operations.plan_expiration(lake, policy).verdicts if one.version == 2)
 
     assert not verdict()
     clock.time_ms += 1
@@ -205,12 +198,12 @@ def test_no_version_expires_earlier_because_a_clock_was_behind(lake: Lakehouse, 
 
 def test_a_removal_of_orphans_by_a_wrong_clock_blocks_no_new_transactions(lake: Lakehouse, clock: AgingStorage) -> None:
     def findings() -> set[str]:
-        return {one.code for one in maintenance.verify(lake).findings if one.severity != "past"}
+        return {one.code for one in operations.verify(lake).findings if one.severity != "past"}
 
     right_ms = clock.time_ms
     clock.write(new_node_path(uuid.UUID(int=1)), b"")
     clock.time_ms += YEAR_MS
-    maintenance.plan_orphan_removal(lake).execute()
+    operations.plan_orphan_removal(lake).execute()
     clock.time_ms = right_ms
     assert findings() == {"time-in-future", "barrier-in-future"}
     commit(lake, "new")
@@ -221,7 +214,7 @@ def test_a_removal_of_orphans_by_a_wrong_clock_blocks_no_new_transactions(lake: 
         txn.commit()
     clock.write(new_node_path(uuid.UUID(int=1)), b"")
     clock.time_ms += 2 * protected_ms(lake.snapshot().definition)
-    maintenance.plan_orphan_removal(lake).execute()
+    operations.plan_orphan_removal(lake).execute()
     assert findings() == set()
     txn = lake.transaction()
     txn.create_namespace("slow")

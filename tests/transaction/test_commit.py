@@ -12,7 +12,7 @@ from tests.clock import ClockStorage
 from tests.faults import Fault, FaultyStorage, fail, lose_response
 from tests.lakes import Lakes, check_lake, left_over_paths, listed, objects, seal, table
 from tests.transaction.groups import commit_waiting
-from trinitylake_ops import Lakehouse, maintenance
+from trinitylake_ops import Lakehouse, operations
 from trinitylake_ops.errors import (
     AmbiguousWriteError,
     CommitOutcomeUnknownError,
@@ -26,10 +26,10 @@ from trinitylake_ops.errors import (
     VersionNotFoundError,
 )
 from trinitylake_ops.format.file_names import HINT_PATH, MAX_VERSION, root_path
-from trinitylake_ops.format.nodes.node_file import decode_node, encode_node
-from trinitylake_ops.format.nodes.system_rows import COMMIT_ID
+from trinitylake_ops.format.keys import COMMIT_ID
+from trinitylake_ops.format.node_file import decode_node, encode_node
 from trinitylake_ops.storage import Storage, StorageWrapper
-from trinitylake_ops.tree.walk import walk
+from trinitylake_ops.tree.shape import walk
 
 ROOT_2 = root_path(2)
 ROOTS = frozenset(map(root_path, range(10)))
@@ -382,7 +382,7 @@ def test_one_whose_namespace_was_purged_is_told_so(lake: Lakehouse) -> None:
 def _purge_the_first_versions(lake: Lakehouse) -> None:
     """Change all, then do to versions 0 and 1 what a purge does."""
     first = lake.snapshot(1)
-    maintenance.compact(lake)
+    operations.compact(lake)
     with lake.transaction() as other:
         for number in range(40):
             other.alter_table("ns", f"t{number:02}", table(n="1"))

@@ -9,10 +9,10 @@ import pytest
 from tests.clock import AgingStorage
 from tests.foreign import ForeignLake
 from tests.lakes import Lakes, seal, table
-from trinitylake_ops import Lakehouse, maintenance
+from trinitylake_ops import Lakehouse, operations
 from trinitylake_ops.format.file_names import root_path
-from trinitylake_ops.format.nodes.node_file import decode_node, encode_node
-from trinitylake_ops.format.nodes.system_rows import COMMIT_ID, COMMIT_INFO, decode_commit_info, encode_commit_info
+from trinitylake_ops.format.keys import COMMIT_ID, COMMIT_INFO, decode_commit_info, encode_commit_info
+from trinitylake_ops.format.node_file import decode_node, encode_node
 from trinitylake_ops.storage import Storage
 from trinitylake_ops.transaction.resolve import CommitResolution
 from trinitylake_ops.transaction.saved import version_of
@@ -146,11 +146,11 @@ def test_a_sealed_root_names_its_version_and_one_of_another_program_says_nothing
 
 
 def test_the_root_of_an_export_says_what_its_source_says(lake: Lakehouse) -> None:
-    maintenance.plan_export(lake, "ours").execute()
+    operations.plan_export(lake, "ours").execute()
     ForeignLake(lake.storage).commit_table("ns", "foreign", keeps_unknown=True)
     fresh = Lakehouse(lake.storage)
     version = fresh.latest_version()
-    maintenance.plan_export(fresh, "theirs").execute()
+    operations.plan_export(fresh, "theirs").execute()
     ours, theirs = (fresh.snapshot(name) for name in ("ours", "theirs"))
     assert decode_commit_info(ours.root.system)["version"] == ours.version
     assert theirs.version == version

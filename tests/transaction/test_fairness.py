@@ -16,8 +16,8 @@ from trinitylake_ops.errors import StoragePermissionError
 from trinitylake_ops.format.file_names import TURN_PREFIX, new_turn_path, parse_turn_path
 from trinitylake_ops.storage import Storage
 from trinitylake_ops.transaction import commit
-from trinitylake_ops.transaction import turns as fairness
-from trinitylake_ops.transaction.turns import (
+from trinitylake_ops.transaction import pacing as fairness
+from trinitylake_ops.transaction.pacing import (
     COMMITS_BETWEEN_LOOKS,
     LAPSE_MS,
     LONG_ATTEMPT_S,

@@ -25,9 +25,9 @@ from trinitylake_ops.errors import (
     TransactionExpiredError,
 )
 from trinitylake_ops.storage import MeteredStorage, Storage, StorageWrapper
+from trinitylake_ops.transaction import batch
 from trinitylake_ops.transaction.commit import Commit
-from trinitylake_ops.transaction.groups import group, member
-from trinitylake_ops.transaction.submission import Submission
+from trinitylake_ops.transaction.draft import Submission
 from trinitylake_ops.transaction.transaction import Transaction
 from trinitylake_ops.versions.commit_info import acting_for_run
 
@@ -91,9 +91,9 @@ def test_what_each_says_about_itself_is_kept(filled: Lakehouse) -> None:
     creates("e")(second)
     with acting_for_run("run-c", "Grace"):  # who commits for all is not who made them
         assert commit_waiting(filled, [first, second]) == [2, 2]
-    group = next(filled.history())
-    assert (group.run_id, group.approved_by) == (None, None)
-    one, other = group.transactions
+    batch = next(filled.history())
+    assert (batch.run_id, batch.approved_by) == (None, None)
+    one, other = batch.transactions
     assert (one.id, one.message, one.properties) == (first.id, "first", {"k": "v"})
     assert (one.run_id, one.approved_by) == ("run-a", "Ada")
     assert (other.id, other.operation, other.run_id, other.approved_by, other.counts) == (
@@ -216,7 +216,7 @@ def test_a_root_has_room_for_what_its_members_say(filled: Lakehouse) -> None:
 
 
 def test_large_transactions_go_alone(filled: Lakehouse, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (member, group):
+    for module in (batch, batch):
         monkeypatch.setattr(module, "MAX_GROUP_CHANGES", 2)
 
     def many(txn: Transaction) -> None:
@@ -333,7 +333,7 @@ def test_interrupts_at_every_line_leave_nobody_waiting(lakes: Lakes, interrupted
             creates(f"t{at_line}-{number}")(txn)
         outcomes = commit_waiting(lake, transactions, interrupted=interrupted, at_line=at_line)
         newest = lake.history(limit=len(transactions))
-        members = {member: info.version for info in newest for member in info.members}
+        members = {batch: info.version for info in newest for batch in info.members}
         for number, (txn, outcome) in enumerate(zip(transactions, outcomes, strict=True)):
             if isinstance(outcome, int):
                 assert members[txn.id] == outcome

@@ -40,13 +40,13 @@ from trinitylake_ops.format.file_names import (
     parse_root_path,
     root_path,
 )
-from trinitylake_ops.storage import beside
-from trinitylake_ops.transaction import turns
-from trinitylake_ops.transaction.groups.member import Member
-from trinitylake_ops.transaction.submission import Submission
+from trinitylake_ops.storage import background
+from trinitylake_ops.transaction import pacing
+from trinitylake_ops.transaction.batch import Member
+from trinitylake_ops.transaction.draft import Submission
+from trinitylake_ops.transaction.pacing import COMMITS_BETWEEN_LOOKS, LOSSES_BEFORE_ASKING
 from trinitylake_ops.transaction.time_to_live import YOUNG_MS
 from trinitylake_ops.transaction.transaction import Transaction
-from trinitylake_ops.transaction.turns import COMMITS_BETWEEN_LOOKS, LOSSES_BEFORE_ASKING
 from trinitylake_ops.versions.roots import KnownRoot
 
 ADDED = "tables/x/metadata/0.json"
@@ -140,7 +140,7 @@ def test_one_that_fails_asks_for_no_turn_any_more(lakes: Lakes, monkeypatch: pyt
     txn = lake.transaction()
     txn.alter_table("ns", "contested", table(ours="1"))
     late = list[Callable[[], None]]()
-    monkeypatch.setattr(beside, "put", late.append)
+    monkeypatch.setattr(background, "put", late.append)
     works = [creates(f"other{number}") for number in range(LOSSES_BEFORE_ASKING - 1)]
     first_at_roots(storage, [*works, lambda other: other.alter_table("ns", "contested", table(theirs="1"))])
     with pytest.raises(CommitConflictError):
@@ -159,7 +159,7 @@ def test_an_interrupted_one_is_waited_for_by_nobody_and_leaves_no_files(lakes: L
         (txn,) = creating(lake, f"interrupted{at_line}")
         txn.add_file(ADDED, b"x")
         outcome = Committing(txn, interrupting(at_line, "_write_ahead", "_has_arrived")).outcome()
-        beside.flush()
+        background.flush()
         assert not lake._queue._coming
         if lake.snapshot().tables("ns"):
             break
@@ -194,7 +194,7 @@ def test_one_that_leaves_while_it_waits_deletes_its_files(lakes: Lakes, monkeypa
     assert isinstance(Committing(waiting).outcome(), Interrupted)
     goes_on.set()
     assert first.version() == 2
-    beside.flush()
+    background.flush()
     assert left_over_paths(lake) == set()
     assert not storage.inner.exists(ADDED)
 
@@ -214,7 +214,7 @@ def test_who_cannot_see_what_others_made_of_their_turn_goes_on(lakes: Lakes) -> 
         storage.before_read = unreadable
 
     with pytest.MonkeyPatch.context() as patch:
-        give_own_time(patch, turns, sleep=has_had_it)
+        give_own_time(patch, pacing, sleep=has_had_it)
         assert txn.commit() == 2
     storage.before_read = lambda _: None
     assert left_over_paths(lake) == set()
@@ -256,6 +256,6 @@ def test_a_latest_version_that_cannot_be_decoded_leaves_no_files(lakes: Lakes) -
     lake.files.roots.keep(KnownRoot(2, root_path(2), b"garbage"))
     with pytest.raises(CorruptFileError):
         txn.commit()
-    beside.flush()
+    background.flush()
     assert not storage.exists(ADDED)
     assert not [path for path in listed(storage) if "-table-" in path]

@@ -35,10 +35,10 @@ from trinitylake_ops.format.definitions import (
     LakehouseDef,
 )
 from trinitylake_ops.format.file_names import HINT_PATH, new_export_root_path, root_path
-from trinitylake_ops.format.nodes.node_file import decode_node, encode_node
+from trinitylake_ops.format.node_file import decode_node, encode_node
 from trinitylake_ops.storage import MemoryStorage, drop_memory_root
-from trinitylake_ops.versions.changes import Change, diff_snapshots
 from trinitylake_ops.versions.commit_info import LONGEST_USER_CHARS, acting_for_run
+from trinitylake_ops.versions.history import Change, diff_snapshots
 
 
 def add_root(lake: Lakehouse, version: int, **system: str | None) -> None:

@@ -20,7 +20,7 @@ from trinitylake_ops.storage import (
     drop_memory_root,
 )
 from trinitylake_ops.transaction.commit import create_root
-from trinitylake_ops.transaction.turns import COMMITS_BETWEEN_LOOKS
+from trinitylake_ops.transaction.pacing import COMMITS_BETWEEN_LOOKS
 from trinitylake_ops.versions import roots as roots_module
 
 ROOT = "memory://newest-root/"

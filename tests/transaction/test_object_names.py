@@ -7,12 +7,12 @@ from collections.abc import Callable
 import pytest
 
 from tests.lakes import Lakes, left_over_paths, table
-from tests.maintenance.test_folding_file_systems import Elsewhere
+from tests.operations.test_folding_file_systems import Elsewhere
 from tests.transaction.groups import commit_together, creates, let_requests_take_long
-from trinitylake_ops import Lakehouse, maintenance
+from trinitylake_ops import Lakehouse, operations
 from trinitylake_ops.errors import ObjectExistsError
-from trinitylake_ops.storage.wrappers.meter import MeteredStorage
-from trinitylake_ops.transaction.object_names import VIEW_PREFIX, views_in
+from trinitylake_ops.storage.meter import MeteredStorage
+from trinitylake_ops.transaction.change_set import VIEW_PREFIX, views_in
 from trinitylake_ops.transaction.transaction import Transaction
 from trinitylake_ops.versions.snapshot import CatalogReader
 
@@ -168,7 +168,7 @@ def test_names_that_were_shared_before_can_still_be_altered_and_dropped(
 ) -> None:
     """An earlier version of this program, or another one, may have created both."""
     with monkeypatch.context() as earlier:
-        earlier.setattr("trinitylake_ops.transaction.object_names.VIEW_PREFIX", "none.")
+        earlier.setattr("trinitylake_ops.transaction.change_set.VIEW_PREFIX", "none.")
         done(lake, add_view, add_table)
     done(lake, lambda txn: txn.alter_table("ns", "v", table(n="2")))
     done(lake, lambda txn: txn.alter_namespace("ns", {**txn.namespace("ns").properties, "a": "b"}))
@@ -181,16 +181,16 @@ def test_verify_reports_a_shared_name(
     lake: Lakehouse, monkeypatch: pytest.MonkeyPatch, works: tuple[Callable[[Transaction], None], ...]
 ) -> None:
     done(lake, lambda txn: txn.create_table("ns", "t", table()))
-    assert maintenance.verify(lake).findings == ()
+    assert operations.verify(lake).findings == ()
     with monkeypatch.context() as earlier:
-        earlier.setattr("trinitylake_ops.transaction.object_names.VIEW_PREFIX", "none.")
+        earlier.setattr("trinitylake_ops.transaction.change_set.VIEW_PREFIX", "none.")
         for work in works:
             done(lake, work)
     done(lake, lambda txn: txn.alter_table("ns", "v", table(n="2")))
     for incremental in (False, True, True):
-        (finding,) = maintenance.verify(lake, incremental=incremental).findings
+        (finding,) = operations.verify(lake, incremental=incremental).findings
         assert (finding.code, finding.severity, finding.version) == ("name-shared", "warning", 4)
-    (finding,) = maintenance.verify(lake, executor=Elsewhere()).findings
+    (finding,) = operations.verify(lake, executor=Elsewhere()).findings
     assert (finding.code, finding.version) == ("name-shared", 4)
 
 

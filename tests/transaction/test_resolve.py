@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.lakes import left_over_paths, objects, seal, table
-from trinitylake_ops import Lakehouse, maintenance
+from trinitylake_ops import Lakehouse, operations
 from trinitylake_ops.errors import (
     AmbiguousWriteError,
     CommitOutcomeUnknownError,
@@ -141,7 +141,7 @@ def test_a_fence_carries_the_whole_content(lake: Lakehouse) -> None:
     assert objects(lake.snapshot(2)) == before
     assert lake.snapshot(2).root.children == lake.snapshot(1).root.children != []
     assert left_over_paths(lake) == set()
-    assert maintenance.verify(lake).findings == ()
+    assert operations.verify(lake).findings == ()
 
 
 def test_a_fence_that_comes_too_late_says_committed(lake: Lakehouse) -> None:

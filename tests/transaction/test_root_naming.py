@@ -13,7 +13,7 @@ import pytest
 from tests.faults import FaultyStorage, fail
 from tests.lakes import Lakes, listed, objects, table
 from tests.older_lakes import copy_renamed
-from trinitylake_ops import Lakehouse, maintenance
+from trinitylake_ops import Lakehouse, operations
 from trinitylake_ops.errors import (
     CorruptFileError,
     LakehouseExistsError,
@@ -23,7 +23,7 @@ from trinitylake_ops.errors import (
 )
 from trinitylake_ops.format.file_names import HINT_PATH, MAX_VERSION, ROOT_NAMING, ROOT_NAMINGS, RootNaming, root_naming
 from trinitylake_ops.format.limits import smallest_node_file_limit_bytes
-from trinitylake_ops.format.nodes.node_file import decode_node
+from trinitylake_ops.format.node_file import decode_node
 from trinitylake_ops.storage import MemoryStorage, MeteredStorage, drop_memory_root
 from trinitylake_ops.transaction.resolve import CommitResolution
 from trinitylake_ops.versions.roots import ProbedRoots, Roots, find_latest
@@ -43,7 +43,7 @@ def original() -> Iterator[Lakehouse]:
         txn.create_namespace("ns")
     with made.transaction() as txn:
         txn.create_table("ns", "t", table(a="1"))
-    maintenance.rollback(made, LATEST - 2)
+    operations.rollback(made, LATEST - 2)
     assert made.latest_version() == LATEST
     yield made
     drop_memory_root(made.root)
@@ -155,17 +155,17 @@ def test_everything_works_and_keeps_the_naming(other: MemoryStorage, naming: Roo
     with lake.transaction() as txn:
         txn.create_namespace("new")
         txn.create_table("new", "t", table())
-    assert maintenance.rollback(lake, LATEST) == LATEST + 2
-    report = maintenance.plan_export(lake, "kept", version=LATEST + 1).execute()
+    assert operations.rollback(lake, LATEST) == LATEST + 2
+    report = operations.plan_export(lake, "kept", version=LATEST + 1).execute()
     assert lake.snapshot("kept").version == LATEST + 1
-    assert maintenance.rollback(lake, "kept") == report.committed_version + 1
-    assert maintenance.drop_export(lake, "kept") == lake.latest_version()
+    assert operations.rollback(lake, "kept") == report.committed_version + 1
+    assert operations.drop_export(lake, "kept") == lake.latest_version()
     latest = lake.latest_version()
     other.write(HINT_PATH, b"3")
-    assert maintenance.repair_hint(lake).repaired
+    assert operations.repair_hint(lake).repaired
     assert other.read(HINT_PATH) == str(latest).encode()
-    assert maintenance.verify(lake).findings == ()
-    assert maintenance.verify(Lakehouse(other)).findings == ()
+    assert operations.verify(lake).findings == ()
+    assert operations.verify(Lakehouse(other)).findings == ()
 
     committed = [info for info in lake.history() if info.version > LATEST]
     for info in committed:
@@ -245,14 +245,14 @@ def test_a_mixture_elsewhere_is_found_by_verify_and_stops_what_lists(
     copy_renamed(original, storage, own)
     storage.write(stray.path(4), storage.read(own.path(4)))
     lake = Lakehouse.open(storage.root)
-    report = maintenance.verify(lake)
+    report = operations.verify(lake)
     (finding,) = report.findings
     assert (finding.severity, finding.code, finding.path) == ("error", "root-naming-mixed", stray.path(4))
     assert own.path(LATEST) in finding.message
     with pytest.raises(CorruptFileError, match="several namings"):
-        maintenance.plan_rollback(lake, 1)
+        operations.plan_rollback(lake, 1)
     with pytest.raises(CorruptFileError, match="several namings"):
-        maintenance.plan_drop_namespace(lake, "ns")
+        operations.plan_drop_namespace(lake, "ns")
 
 
 def test_versions_beyond_the_largest_are_refused(original: Lakehouse, storage: MemoryStorage) -> None:
@@ -268,19 +268,19 @@ def test_versions_beyond_the_largest_are_refused(original: Lakehouse, storage: M
     copy_renamed(original, storage, naming)
     storage.write(beyond, storage.read(naming.path(3)))
     lake = Lakehouse.open(storage.root)
-    (finding,) = maintenance.verify(lake).findings
+    (finding,) = operations.verify(lake).findings
     assert (finding.code, finding.path, finding.version) == ("root-beyond-gap", beyond, MAX_VERSION + 1)
     with pytest.raises(VersionNotFoundError, match="versions beyond"):
-        maintenance.plan_rollback(lake, 1)
+        operations.plan_rollback(lake, 1)
 
 
 def test_a_gap_is_found_in_every_naming(other: MemoryStorage, naming: RootNaming, lakes: Lakes) -> None:
     other.write(naming.path(LATEST + 5), other.read(naming.path(LATEST)))
     lake = Lakehouse.open(other.root)
-    (finding,) = maintenance.verify(lake).findings
+    (finding,) = operations.verify(lake).findings
     assert (finding.code, finding.path, finding.version) == ("root-beyond-gap", naming.path(LATEST + 5), LATEST + 5)
     with pytest.raises(CorruptFileError, match="is missing") as caught:
-        maintenance.plan_rollback(lake, 1)
+        operations.plan_rollback(lake, 1)
     assert caught.value.path == naming.path(LATEST + 1)
 
 
@@ -314,6 +314,6 @@ def test_longer_names_never_make_a_root_larger_than_allowed(storage: MemoryStora
             txn.create_table("n" * 8, f"table{number:03}", table())
         version = lake.latest_version()
         if number % 10 == 9:
-            version = maintenance.rollback(lake, version - 1)
+            version = operations.rollback(lake, version - 1)
         largest_bytes = max(largest_bytes, storage.stat(naming.path(version)).size_bytes)
     assert limit_bytes - 300 < largest_bytes <= limit_bytes, "they came close"

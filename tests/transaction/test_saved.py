@@ -12,7 +12,7 @@ from tests.clock import ClockStorage
 from tests.faults import FaultyStorage, fail, lose_response
 from tests.lakes import Lakes, left_over_paths, seal, table
 from tests.processes import fork
-from trinitylake_ops import Lakehouse, TableDef, maintenance
+from trinitylake_ops import Lakehouse, TableDef, operations
 from trinitylake_ops.errors import (
     AmbiguousWriteError,
     CommitConflictError,
@@ -140,7 +140,7 @@ def test_resumed_twice_and_undone_between(filled: Lakehouse, undo: str) -> None:
         with elsewhere(filled).transaction() as intruder:
             intruder.drop_table("ns", "made")
     else:
-        maintenance.rollback(elsewhere(filled), 1)
+        operations.rollback(elsewhere(filled), 1)
     assert other.commit() == 2, "its own version"
     assert filled.latest_version() == 3
     assert filled.snapshot().tables("ns") == ["t", "u"], "what was undone stays undone"
@@ -163,7 +163,7 @@ def test_resumed_twice_and_purged_between(filled: Lakehouse) -> None:
     transaction_id = txn.save()
     first, second = filled.resume_transaction(transaction_id), filled.resume_transaction(transaction_id)
     version = first.commit()
-    maintenance.compact(filled)
+    operations.compact(filled)
     with filled.transaction() as other:
         other.create_namespace("later")
     seal(filled, version)

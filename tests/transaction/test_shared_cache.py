@@ -11,7 +11,7 @@ import pytest
 from tests.faults import FaultyStorage
 from tests.lakes import Lakes, local_storage, objects, table
 from tests.processes import fork
-from trinitylake_ops import Lakehouse, maintenance
+from trinitylake_ops import Lakehouse, operations
 from trinitylake_ops.errors import CorruptFileError, FileMissingError, InvalidInputError
 from trinitylake_ops.format.definitions import LakehouseDef
 from trinitylake_ops.format.file_names import (
@@ -208,12 +208,12 @@ def warm(filled: Lakehouse, tmp_path: Path) -> Iterator[Lakehouse]:
 
 
 def findings(lake: Lakehouse) -> set[tuple[str, str | None]]:
-    return {(finding.code, finding.path) for finding in maintenance.verify(lake).findings}
+    return {(finding.code, finding.path) for finding in operations.verify(lake).findings}
 
 
 def test_verify_looks_at_the_files_themselves(warm: Lakehouse) -> None:
     """A node that is only in the caches, and a definition that is right only there."""
-    assert maintenance.verify(warm).is_clean
+    assert operations.verify(warm).is_clean
     node = warm.snapshot(1).root.children[0]
     definition = next(path for path in immutable_paths(warm) if "-table-" in path)
     warm.storage.delete(node)
@@ -229,11 +229,11 @@ def test_rollback_finds_out_that_a_file_is_gone(warm: Lakehouse, part: str) -> N
     gone = [path for path in immutable_paths(warm) if part in path]
     warm.storage.delete_many(gone)
     with pytest.raises(FileMissingError, match="nothing was changed"):
-        maintenance.plan_rollback(warm, 1)
+        operations.plan_rollback(warm, 1)
 
 
 def test_rollback_finds_out_between_plan_and_execution(warm: Lakehouse) -> None:
-    plan = maintenance.plan_rollback(warm, 1)
+    plan = operations.plan_rollback(warm, 1)
     warm.storage.delete_many([path for path in immutable_paths(warm) if "-table-" in path])
     with pytest.raises(FileMissingError, match="nothing was changed"):
         plan.execute(plan.digest)

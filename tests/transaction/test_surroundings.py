@@ -19,7 +19,7 @@ from trinitylake_ops.errors import (
 )
 from trinitylake_ops.format.definitions import LakehouseDef
 from trinitylake_ops.format.file_names import root_path
-from trinitylake_ops.format.nodes.system_rows import MAX_TIME_MS
+from trinitylake_ops.format.keys import MAX_TIME_MS
 from trinitylake_ops.storage import MemoryStorage
 
 

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from trinitylake_ops import Lakehouse
 from trinitylake_ops.errors import FileMissingError, VersionNotFoundError
 from trinitylake_ops.format.file_names import HINT_PATH, parse_root_path, root_path
-from trinitylake_ops.format.nodes.node_file import NodeFile, decode_node, encode_node
-from trinitylake_ops.format.nodes.system_rows import COMMIT_ID, COMMIT_INFO, CREATED_AT_MILLIS, LAKEHOUSE_DEF
+from trinitylake_ops.format.keys import COMMIT_ID, COMMIT_INFO, CREATED_AT_MILLIS, LAKEHOUSE_DEF
+from trinitylake_ops.format.node_file import NodeFile, decode_node, encode_node
 from trinitylake_ops.storage import MemoryStorage, MeteredStorage, StorageWrapper, drop_memory_root
 
 pytestmark = pytest.mark.local_only("looks at roots that no server holds")

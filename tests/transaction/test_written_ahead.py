@@ -32,10 +32,9 @@ from trinitylake_ops.errors import (
 )
 from trinitylake_ops.format.file_names import HINT_PATH, parse_root_path
 from trinitylake_ops.storage import Storage
-from trinitylake_ops.transaction.groups.group import Group
-from trinitylake_ops.transaction.groups.member import Member
+from trinitylake_ops.transaction.batch import Group, Member
+from trinitylake_ops.transaction.pacing import Courtesy
 from trinitylake_ops.transaction.transaction import Transaction
-from trinitylake_ops.transaction.turns import Courtesy
 
 
 @pytest.fixture(autouse=True)

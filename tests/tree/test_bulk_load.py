@@ -10,15 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.tree.trees import SYSTEM, Tree, filled
-from trinitylake_ops.format.nodes.node_file import NodeFile
+from trinitylake_ops.format.node_file import NodeFile
 from trinitylake_ops.storage import MemoryStorage
-from trinitylake_ops.tree import editor
-from trinitylake_ops.tree.bulk_load import FILL, bulk_load
-from trinitylake_ops.tree.invariants import check_tree
-from trinitylake_ops.tree.nodes.node import TreeLimits
-from trinitylake_ops.tree.nodes.node_store import NodeStore
+from trinitylake_ops.tree import edit
+from trinitylake_ops.tree.bulk import FILL, bulk_load
+from trinitylake_ops.tree.node import TreeLimits
 from trinitylake_ops.tree.search import get, scan
-from trinitylake_ops.tree.walk import walk
+from trinitylake_ops.tree.shape import check_tree, walk
+from trinitylake_ops.tree.store import NodeStore
 
 ROOT = "memory://bulk-load/"
 
@@ -108,7 +107,7 @@ def test_large_changes_of_a_larger_tree_are_exact(order: int, seed: int) -> None
 def test_the_work_of_a_large_change_grows_with_its_messages(monkeypatch: pytest.MonkeyPatch) -> None:
     """Grouping messages by child takes a few passes over them, not one pass for each flush."""
     n_compared = 0
-    bisect = editor.bisect_left
+    bisect = edit.bisect_left
 
     def counted(keys: Sequence[str], key: str) -> int:
         nonlocal n_compared
@@ -117,7 +116,7 @@ def test_the_work_of_a_large_change_grows_with_its_messages(monkeypatch: pytest.
 
     tree = filled(32, 12_000)
     dropped = sorted(tree.model)[1_000:9_000]
-    monkeypatch.setattr(editor, "bisect_left", counted)
+    monkeypatch.setattr(edit, "bisect_left", counted)
     tree.apply(dict.fromkeys(dropped))
     assert n_compared < 50 * len(dropped)
     check(tree)

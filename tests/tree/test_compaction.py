@@ -9,9 +9,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from tests.tree.trees import SYSTEM, Tree, filled, keys
-from trinitylake_ops.format.nodes.node_file import NodeFile
-from trinitylake_ops.tree.shape import TreeShape, measure_tree
-from trinitylake_ops.tree.walk import walk
+from trinitylake_ops.format.node_file import NodeFile
+from trinitylake_ops.tree.shape import TreeShape, measure_tree, walk
 
 
 def shape(tree: Tree) -> TreeShape:

@@ -6,11 +6,11 @@ import threading
 
 import pytest
 
+from trinitylake_ops.access.allowed_roots import Place
+from trinitylake_ops.access.external_files import Elsewhere
 from trinitylake_ops.errors import LocationNotAllowedError, TransientError
 from trinitylake_ops.format.definitions import LakehouseDef
-from trinitylake_ops.format.places import Place
 from trinitylake_ops.storage.options import StorageOptions
-from trinitylake_ops.tree.nodes.elsewhere import Elsewhere
 
 ROOT = "redis://host/0/lake/"
 TABLES = "s3://bucket/tables/"

@@ -9,9 +9,9 @@ import pytest
 from trinitylake_ops import Lakehouse, TableDef
 from trinitylake_ops.format.definitions import LakehouseDef
 from trinitylake_ops.storage import MemoryStorage, MeteredStorage, drop_memory_root
-from trinitylake_ops.tree.bulk_load import FILL
+from trinitylake_ops.tree import node
+from trinitylake_ops.tree.bulk import FILL
 from trinitylake_ops.tree.forecast import forecast_tree, mean_flush_messages
-from trinitylake_ops.tree.nodes import node
 
 ROOT = "memory://forecast/"
 

@@ -8,9 +8,8 @@ from hypothesis import strategies as st
 
 from tests.tree.trees import Tree, filled
 from trinitylake_ops.tree.diff import diff_trees
-from trinitylake_ops.tree.key_ranges import KeyRange, NodesInRange, split
-from trinitylake_ops.tree.search import scan
-from trinitylake_ops.tree.walk import walk
+from trinitylake_ops.tree.search import KeyRange, NodesInRange, scan, split
+from trinitylake_ops.tree.shape import walk
 
 ORDER = 5
 

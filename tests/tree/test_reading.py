@@ -10,21 +10,20 @@ import pyarrow as pa
 import pytest
 
 from tests.tree.trees import Tree, filled, keys
+from trinitylake_ops.access.external_files import Elsewhere
 from trinitylake_ops.errors import CorruptFileError, FileMissingError, LocationNotAllowedError, StorageError
+from trinitylake_ops.format import keys as text_column
 from trinitylake_ops.format.file_names import new_node_path
-from trinitylake_ops.format.nodes import text_column
-from trinitylake_ops.format.nodes.node_file import NodeFile, encode_node
+from trinitylake_ops.format.node_file import NodeFile, encode_node
 from trinitylake_ops.storage import LocalStorage, MemoryStorage, drop_memory_root
 from trinitylake_ops.storage.options import StorageOptions
-from trinitylake_ops.tree.compaction import compacted_tree
+from trinitylake_ops.tree.compact import compacted_tree
 from trinitylake_ops.tree.diff import diff_in_parts, diff_trees
-from trinitylake_ops.tree.editor import apply_messages
-from trinitylake_ops.tree.invariants import Violation, check_tree
-from trinitylake_ops.tree.nodes.elsewhere import Elsewhere
-from trinitylake_ops.tree.nodes.node import TreeLimits
-from trinitylake_ops.tree.nodes.node_store import NodeStore
+from trinitylake_ops.tree.edit import apply_messages
+from trinitylake_ops.tree.node import TreeLimits
 from trinitylake_ops.tree.search import Below, get, get_many, prefix_end, prefix_keys, scan, scan_columns, with_messages
-from trinitylake_ops.tree.walk import walk
+from trinitylake_ops.tree.shape import Violation, check_tree, walk
+from trinitylake_ops.tree.store import NodeStore
 
 
 @pytest.fixture(scope="module")

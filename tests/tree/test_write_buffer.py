@@ -6,10 +6,9 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from tests.tree.trees import ROOMY, Tree, filled, keys
-from trinitylake_ops.format.nodes.node_file import NodeFile, encode_node, text_bytes
-from trinitylake_ops.tree.editor import apply_messages
-from trinitylake_ops.tree.nodes.node import DirtyNode, TreeLimits
-from trinitylake_ops.tree.nodes.split import split_evenly
+from trinitylake_ops.format.node_file import NodeFile, encode_node, text_bytes
+from trinitylake_ops.tree.edit import apply_messages
+from trinitylake_ops.tree.node import DirtyNode, TreeLimits, split_evenly
 from trinitylake_ops.tree.search import get
 
 ORDERS = [3, 4, 5, 16]

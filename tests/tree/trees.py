@@ -5,15 +5,14 @@ from __future__ import annotations
 import itertools
 from collections.abc import Mapping
 
-from trinitylake_ops.format.nodes.node_file import NodeFile, encode_node
+from trinitylake_ops.format.node_file import NodeFile, encode_node
 from trinitylake_ops.storage import MemoryStorage, MeteredStorage, drop_memory_root
-from trinitylake_ops.tree.compaction import compacted_tree
-from trinitylake_ops.tree.editor import apply_messages
-from trinitylake_ops.tree.invariants import check_tree
-from trinitylake_ops.tree.nodes.node import TreeLimits
-from trinitylake_ops.tree.nodes.node_store import NodeStore
+from trinitylake_ops.tree.compact import compacted_tree
+from trinitylake_ops.tree.edit import apply_messages
+from trinitylake_ops.tree.node import TreeLimits
 from trinitylake_ops.tree.search import scan
-from trinitylake_ops.tree.walk import walk
+from trinitylake_ops.tree.shape import check_tree, walk
+from trinitylake_ops.tree.store import NodeStore
 
 _numbers = itertools.count()
 SYSTEM = {"created_at_millis": "1"}

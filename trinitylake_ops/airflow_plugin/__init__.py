@@ -4,13 +4,18 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from trinitylake_ops.faces import lazy_face
+from trinitylake_ops._lazy import lazy_face
 
 if TYPE_CHECKING:
-    from trinitylake_ops.airflow_plugin.approval import ApplyPlanOperator, PlanApprovalOperator, build_approval
     from trinitylake_ops.airflow_plugin.commits import CommitSensor, CommitTrigger
     from trinitylake_ops.airflow_plugin.hook import TrinityLakeHook
-    from trinitylake_ops.airflow_plugin.operators import ApplyLimits, TrinityLakeOperator
+    from trinitylake_ops.airflow_plugin.operators import (
+        ApplyLimits,
+        ApplyPlanOperator,
+        PlanApprovalOperator,
+        TrinityLakeOperator,
+        build_approval,
+    )
     from trinitylake_ops.airflow_plugin.publish import PublishOperator, stage
 
 __all__ = [
@@ -29,10 +34,15 @@ __all__ = [
 __getattr__, __dir__ = lazy_face(
     __name__,
     {
-        "approval": ("ApplyPlanOperator", "PlanApprovalOperator", "build_approval"),
         "commits": ("CommitSensor", "CommitTrigger"),
         "hook": ("TrinityLakeHook",),
-        "operators": ("ApplyLimits", "TrinityLakeOperator"),
+        "operators": (
+            "ApplyLimits",
+            "ApplyPlanOperator",
+            "PlanApprovalOperator",
+            "TrinityLakeOperator",
+            "build_approval",
+        ),
         "publish": ("PublishOperator", "stage"),
     },
     extra="airflow",

@@ -12,9 +12,9 @@ from airflow.triggers.base import BaseEventTrigger, TriggerEvent
 
 from trinitylake_ops import Lakehouse
 from trinitylake_ops.airflow_plugin.hook import DEFAULT_CONNECTION, TrinityLakeHook
-from trinitylake_ops.airflow_plugin.looks import Look, look
+from trinitylake_ops.airflow_plugin.snapshots import Look, look
+from trinitylake_ops.declarations.options import split_name
 from trinitylake_ops.errors import InvalidInputError, ThrottledError, TransientError
-from trinitylake_ops.operations.names import split_name
 
 _POLL_SECONDS = 30.0
 
@@ -123,7 +123,7 @@ class CommitSensor(BaseSensorOperator):
     def _after(self, lake: Lakehouse, context: Any) -> int:
         if self.after in (None, ""):
             # Not at the top: a triggerer's loop stands still while it imports this module, and waits for no version.
-            from trinitylake_ops.tables.writing.publication import version_before
+            from trinitylake_ops.iceberg.write.publication import version_before
 
             return version_before(lake, context["dag_run"].run_after)
         text = str(self.after)

@@ -10,27 +10,22 @@ from airflow.sdk.exceptions import AirflowFailException
 
 from trinitylake_ops.airflow_plugin.hook import DEFAULT_CONNECTION, TrinityLakeHook
 from trinitylake_ops.airflow_plugin.operators import run_name
+from trinitylake_ops.declarations.options import split_name
 from trinitylake_ops.errors import (
     CommitConflictError,
     InvalidInputError,
     LakehouseNotFoundError,
     TransactionExpiredError,
 )
-from trinitylake_ops.operations.names import split_name
-from trinitylake_ops.tables.writing.publication import (
-    Publication,
-    publication_id,
-    publish_once,
-    version_before,
-)
-from trinitylake_ops.tables.writing.staged_table import StagedTable
+from trinitylake_ops.iceberg.write.publication import Publication, publication_id, publish_once, version_before
+from trinitylake_ops.iceberg.write.staged_table import StagedTable
 from trinitylake_ops.versions.time_travel import CLOCK_SKEW
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from trinitylake_ops.tables.writing.partition_key import PartitionValue
-    from trinitylake_ops.tables.writing.write_mode import Mode
+    from trinitylake_ops.iceberg.write.partition_key import PartitionValue
+    from trinitylake_ops.iceberg.write.staging import Mode
 
 # A root keeps 4 KiB for all entries of a commit about itself, and Airflow's names have up to 250 characters.
 _LONGEST_NAME_CHARS = 250
@@ -49,10 +44,10 @@ def stage(
 ) -> str:
     """Write rows for ``namespace.table`` without publishing them, and return what :class:`PublishOperator` takes.
 
-    It is for the code of a task, whose return value Airflow keeps. Parameters are those of ``tables.stage_arrow``.
+    It is for the code of a task, whose return value Airflow keeps. Parameters are those of ``iceberg.stage_arrow``.
     Raises InvalidInputError, CommitConflictError, StorageError.
     """
-    from trinitylake_ops.tables import stage_arrow
+    from trinitylake_ops.iceberg import stage_arrow
 
     namespace, name = split_name(table)
     lake = TrinityLakeHook(trinitylake_conn_id).get_conn()

@@ -8,9 +8,9 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from trinitylake_ops import Lakehouse
+from trinitylake_ops.declarations.options import is_root_uri
 from trinitylake_ops.errors import InvalidInputError
-from trinitylake_ops.operations.names import is_root_uri
-from trinitylake_ops.spark_jobs.runtime.addresses import DEFAULT_MASTER
+from trinitylake_ops.spark.runtime.addresses import DEFAULT_MASTER
 from trinitylake_ops.storage.options import ALLOWED_ROOTS, StorageOptions, is_secret
 
 

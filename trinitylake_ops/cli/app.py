@@ -19,15 +19,20 @@ from typing import Any, cast
 import click
 from click.shell_completion import CompletionItem
 
+from trinitylake_ops.cli.completion import completed
 from trinitylake_ops.cli.context import Session, storage_options_of, with_allowed_roots
-from trinitylake_ops.cli.terminal.completion import completed
-from trinitylake_ops.cli.terminal.signals import Terminated
-from trinitylake_ops.cli.terminal.wording import SaidFormatter, log_warning, said
+from trinitylake_ops.cli.terminal import SaidFormatter, Terminated, log_warning, said
 from trinitylake_ops.errors import StorageError, TrinityLakeError
-from trinitylake_ops.storage import beside
+from trinitylake_ops.storage import background
 from trinitylake_ops.storage.options import StorageOptions, redact_assignments
-from trinitylake_ops.telemetry.logs import about, log_as_json
-from trinitylake_ops.telemetry.settings import FILE_VARIABLE, OTEL_VARIABLE, PUSH_VARIABLE, TelemetrySettings
+from trinitylake_ops.telemetry.settings import (
+    FILE_VARIABLE,
+    OTEL_VARIABLE,
+    PUSH_VARIABLE,
+    TelemetrySettings,
+    about,
+    log_as_json,
+)
 
 EXIT_USAGE = 2
 EXIT_STORAGE = 5
@@ -42,7 +47,7 @@ _COMMANDS: Mapping[str, tuple[str, str]] = {
     "compact": ("change", "Flush buffers and merge thin nodes."),
     "compact-tables": ("change", "Plan or do the merge of small data files."),
     "compare": ("clones", "Compare a clone with this lakehouse."),
-    "completion": ("terminal.completion", "Print what lets a shell complete commands and options."),
+    "completion": ("completion", "Print what lets a shell complete commands and options."),
     "count": ("rows", "Count the rows of a table."),
     "create-namespace": ("change", "Create a namespace."),
     "diff": ("read", "List what differs between two versions."),
@@ -248,7 +253,7 @@ def _run() -> int:
         code = 0
         if sys.stdout is not None:
             sys.stdout.flush()
-        beside.flush()  # what it warns of is still shown
+        background.flush()  # what it warns of is still shown
         held.flush()
     except click.exceptions.Exit as ended:
         held.flush()

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 from rich.console import Console
 
-from trinitylake_ops import maintenance
+from trinitylake_ops import operations
 from trinitylake_ops.cli.context import (
     TIME_FORMS,
     Session,
@@ -39,7 +39,7 @@ from trinitylake_ops.cli.engine import Engine, engine_options
 from trinitylake_ops.transaction.resolve import CommitResolution
 
 if TYPE_CHECKING:
-    from trinitylake_ops.tables.writing.rewriting import GroupWriter
+    from trinitylake_ops.iceberg.write.rewrite import GroupWriter
 
 
 @click.command("create-namespace")
@@ -98,7 +98,7 @@ def drop_namespace(
 
     Example: trinitylake drop-namespace sales --cascade
     """
-    plan = maintenance.plan_drop_namespace(session.lake(), namespace, cascade)
+    plan = operations.plan_drop_namespace(session.lake(), namespace, cascade)
     if digest is None and not yes:
         print_plan(plan, as_json)
         return
@@ -135,7 +135,7 @@ def rollback(
     """
     if (to is None) == (timestamp is None):
         raise click.UsageError("give a version or the name of an export, or else --timestamp")
-    plan = maintenance.plan_rollback(session.lake(), to, namespaces, tables, timestamp=timestamp)
+    plan = operations.plan_rollback(session.lake(), to, namespaces, tables, timestamp=timestamp)
     if digest is None and not yes:
         print_plan(plan, as_json)
         return
@@ -160,7 +160,7 @@ def hint(session: Session, repair: bool, as_json: bool) -> None:
     Example: trinitylake hint --repair
     """
     lake = session.lake()
-    report = maintenance.repair_hint(lake) if repair else maintenance.inspect_hint(lake)
+    report = operations.repair_hint(lake) if repair else operations.inspect_hint(lake)
     print_shown(report, as_json)
     if not report.is_right:
         raise click.exceptions.Exit(1)
@@ -179,7 +179,7 @@ def compact(session: Session, message: str | None, as_json: bool) -> None:
     Example: trinitylake compact
     """
     with Console(stderr=True).status("reading and packing the tree"):
-        report = maintenance.compact(session.lake(), message)
+        report = operations.compact(session.lake(), message)
     print_shown(report, as_json)
 
 
@@ -222,7 +222,7 @@ def compact_tables(
     Example: trinitylake compact-tables sales.orders --spark 'local[4]'
     """
     with shown_progress("reading the tables"):
-        plan = maintenance.plan_compact_tables(
+        plan = operations.plan_compact_tables(
             session.lake(),
             tables or None,
             target_file_size_bytes=target_bytes,
@@ -239,12 +239,12 @@ def compact_tables(
 @contextmanager
 def group_writer(master: str | None) -> Iterator[GroupWriter]:
     """Return the writer of groups of data files: this process, or Spark at a master."""
-    from trinitylake_ops.tables.writing.rewriting import rewrite_here
+    from trinitylake_ops.iceberg.write.rewrite import rewrite_here
 
     if master is None:
         yield rewrite_here
         return
-    from trinitylake_ops.spark_jobs import session_scope, write_groups_on
+    from trinitylake_ops.spark import session_scope, write_groups_on
 
     with session_scope(master=master, remote=master if master.startswith("sc://") else None) as spark:
         yield write_groups_on(spark)
@@ -278,19 +278,19 @@ def verify(
     """
     lake = session.lake()
     with engine.executor() as executor, shown_progress("versions") as progress:
-        report = maintenance.verify(
+        report = operations.verify(
             lake,
             partial(progress, "versions"),
             deep=deep,
             incremental=incremental,
-            budget=maintenance.Budget(**limits),
+            budget=operations.Budget(**limits),
             executor=executor,
         )
     try:
         print_shown(report, as_json)
     finally:
         if html is not None:
-            from trinitylake_ops.pages import verification_page  # with the code that draws it
+            from trinitylake_ops.reports import verification_page  # with the code that draws it
 
             page_written(html, verification_page(report, lake.storage.now_ms()))
     if not report.is_clean or not report.is_complete:
@@ -319,8 +319,8 @@ def repair(session: Session, to_last_good: bool, deep: bool, digest: str | None,
     """
     lake = session.lake()
     with shown_progress("versions") as progress:
-        report = maintenance.verify(lake, partial(progress, "versions"), deep=deep)
-        plan = maintenance.plan_repair(lake, report, to_last_good=to_last_good)
+        report = operations.verify(lake, partial(progress, "versions"), deep=deep)
+        plan = operations.plan_repair(lake, report, to_last_good=to_last_good)
         done = None if digest is None and not yes else plan.execute(digest)
     if done is None and plan.is_empty and not plan.is_complete:
         print_shown(plan, as_json)
@@ -355,6 +355,6 @@ def relocate(session: Session, table_root: str | None, digest: str | None, yes: 
     """
     lake = session.lake()
     with shown_progress("reading the tables"):
-        plan = maintenance.plan_relocation(lake, table_root)
+        plan = operations.plan_relocation(lake, table_root)
         report = None if digest is None and not yes else plan.execute(digest)
     print_outcome(plan, report, as_json)

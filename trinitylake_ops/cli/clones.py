@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from trinitylake_ops import maintenance
+from trinitylake_ops import operations
 from trinitylake_ops.cli.context import (
     TIME_FORMS,
     Duration,
@@ -28,13 +28,13 @@ from trinitylake_ops.cli.context import (
     target_option,
 )
 from trinitylake_ops.cli.engine import Engine, engine_options
-from trinitylake_ops.maintenance.plans.document import Document, new_table
-from trinitylake_ops.maintenance.plans.retention import span_text
+from trinitylake_ops.operations.rendering import Document, new_table
+from trinitylake_ops.operations.retention import span_text
 from trinitylake_ops.storage.options import StorageOptions
 from trinitylake_ops.versions.snapshot import utc_of
 
 if TYPE_CHECKING:
-    from trinitylake_ops.maintenance.clones.merge import MergePlan
+    from trinitylake_ops.operations.clones.merge import MergePlan
 
 
 @click.command(short_help="Clone the lakehouse to another root, without a copy of its tables.")
@@ -72,7 +72,7 @@ def clone(
     """
     if sum(one is not None for one in (version, exported, timestamp)) > 1:
         raise click.UsageError("give one of --version, --export and --timestamp")
-    plan = maintenance.plan_clone(
+    plan = operations.plan_clone(
         session.lake(),
         target,
         name,
@@ -98,7 +98,7 @@ def clones(session: Session, target_options: StorageOptions | None, as_json: boo
     Example: trinitylake clones
     """
     lake = session.lake()
-    found = maintenance.list_clones(lake, target_options)
+    found = operations.list_clones(lake, target_options)
     if as_json:
         print_json(found)
         return
@@ -141,10 +141,10 @@ def compare(
     Example: trinitylake compare feature-x
     """
     lake = session.lake()
-    comparison = maintenance.compare(lake, name, target_options=target_options)
+    comparison = operations.compare(lake, name, target_options=target_options)
     print_shown(comparison, as_json)
     if html is not None:
-        from trinitylake_ops.pages import comparison_page  # with the code that draws it
+        from trinitylake_ops.reports import comparison_page  # with the code that draws it
 
         page_written(html, comparison_page(comparison, lake.storage.now_ms()))
 
@@ -224,7 +224,7 @@ def promote(
     """
     lake, report = session.lake(), None
     with engine.executor() as executor, shown_progress() as progress:
-        plan = maintenance.plan_promotion(
+        plan = operations.plan_promotion(
             lake,
             name,
             namespaces,
@@ -268,7 +268,7 @@ def refresh(
 
     Example: trinitylake refresh feature-x --ours sales.orders
     """
-    plan = maintenance.plan_refresh(session.lake(), name, ours=ours, theirs=theirs, target_options=target_options)
+    plan = operations.plan_refresh(session.lake(), name, ours=ours, theirs=theirs, target_options=target_options)
     if is_dry_run:
         _steps_printed(plan, digest, yes, as_json)
         return
@@ -299,7 +299,7 @@ def drop_clone(
 
     Example: trinitylake drop-clone feature-x --delete-files
     """
-    plan = maintenance.plan_drop_clone(session.lake(), name, delete_files=delete_files, target_options=target_options)
+    plan = operations.plan_drop_clone(session.lake(), name, delete_files=delete_files, target_options=target_options)
     report = None
     if digest is not None or yes:
         with shown_progress() as progress:

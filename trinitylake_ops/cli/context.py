@@ -16,14 +16,14 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 import click
 
 from trinitylake_ops.errors import InvalidInputError
-from trinitylake_ops.maintenance.plans.document import Table, jsonable, table_text, visible
+from trinitylake_ops.operations.rendering import Table, jsonable, table_text, visible
 from trinitylake_ops.storage.options import ALLOWED_ROOTS, OPTIONS_VARIABLE, StorageOptions
 
 if TYPE_CHECKING:
     from rich.progress import TaskID
 
     from trinitylake_ops import Lakehouse
-    from trinitylake_ops.maintenance.plans.plan import Plan
+    from trinitylake_ops.operations.base import Plan
 
 C = TypeVar("C", bound=Callable[..., Any])
 
@@ -129,7 +129,7 @@ def html_option(command: C) -> C:
 
 def _page_path(context: click.Context, option: click.Parameter, path: Path | None) -> Path | None:
     if path is not None and not context.resilient_parsing:
-        from trinitylake_ops.pages import check_page_path
+        from trinitylake_ops.reports import check_page_path
 
         check_page_path(path)  # checked before a long read of the lakehouse
     return path
@@ -137,7 +137,7 @@ def _page_path(context: click.Context, option: click.Parameter, path: Path | Non
 
 def page_written(path: Path, page: str) -> None:
     """Write a page and say so on standard error."""
-    from trinitylake_ops.pages import write_page
+    from trinitylake_ops.reports import write_page
 
     write_page(path, page)
     click.echo(f"Page: {visible(str(path))}", err=True)

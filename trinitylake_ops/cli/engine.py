@@ -11,7 +11,7 @@ from typing import Any
 import click
 
 from trinitylake_ops.cli.context import C, Number
-from trinitylake_ops.maintenance.plans.executor import LOCAL, Executor
+from trinitylake_ops.operations.executor import LOCAL, Executor
 
 #: Set by ``spark-submit`` for the program that it starts.
 _SUBMITTED = "PYSPARK_GATEWAY_PORT"
@@ -44,8 +44,8 @@ class Engine:
         if self.master is not None and self.remote is not None:
             raise click.UsageError("--spark-master and --spark-remote exclude each other")
         # Spark takes a second to load, which other commands should not pay for.
-        from trinitylake_ops.spark_jobs import spark_executor
-        from trinitylake_ops.spark_jobs.runtime.addresses import DEFAULT_MASTER
+        from trinitylake_ops.spark import spark_executor
+        from trinitylake_ops.spark.runtime.addresses import DEFAULT_MASTER
 
         master = self.master if self.master is not None or _SUBMITTED in os.environ else DEFAULT_MASTER
         with spark_executor(master, remote=self.remote, requests_per_second=self.requests_per_second) as executor:

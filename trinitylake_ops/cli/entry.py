@@ -12,7 +12,7 @@ import sys
 from types import FrameType
 from typing import TYPE_CHECKING, NoReturn
 
-from trinitylake_ops.cli.terminal.signals import Terminated
+from trinitylake_ops.cli.terminal import Terminated
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer

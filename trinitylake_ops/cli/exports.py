@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from trinitylake_ops import maintenance
+from trinitylake_ops import operations
 from trinitylake_ops.cli.context import (
     Duration,
     Session,
@@ -25,9 +25,9 @@ from trinitylake_ops.cli.context import (
 )
 from trinitylake_ops.cli.engine import Engine, engine_options
 from trinitylake_ops.cli.gc import policy_options_of
-from trinitylake_ops.maintenance import RetentionPolicy
-from trinitylake_ops.maintenance.exports.export import LEVELS
-from trinitylake_ops.maintenance.plans.document import new_table
+from trinitylake_ops.operations import RetentionPolicy
+from trinitylake_ops.operations.exports.export import LEVELS
+from trinitylake_ops.operations.rendering import new_table
 from trinitylake_ops.storage.options import StorageOptions
 
 
@@ -74,7 +74,7 @@ def export(
     Example: trinitylake export nightly-0412 --level full --target s3://backup/lake
     """
     with engine.executor() as executor, shown_progress() as progress:
-        plan = maintenance.plan_export(
+        plan = operations.plan_export(
             session.lake(),
             name,
             level,
@@ -100,7 +100,7 @@ def exports(session: Session, as_json: bool) -> None:
 
     Example: trinitylake exports
     """
-    found = maintenance.list_exports(session.lake())
+    found = operations.list_exports(session.lake())
     if as_json:
         print_json(found)
         return
@@ -127,7 +127,7 @@ def verify_export(
     Example: trinitylake verify-export nightly-0412 --deep
     """
     with shown_progress() as progress:
-        report = maintenance.verify_export(
+        report = operations.verify_export(
             session.lake(), name, deep=deep, target_options=target_options, progress=progress
         )
     print_shown(report, as_json)
@@ -149,7 +149,7 @@ def drop_export(session: Session, name: str, digest: str | None, yes: bool, as_j
 
     Example: trinitylake drop-export before-migration
     """
-    plan = maintenance.plan_drop_export(session.lake(), name)
+    plan = operations.plan_drop_export(session.lake(), name)
     if digest is None and not yes:
         print_plan(plan, as_json)
         return
@@ -188,11 +188,11 @@ def restore(
 
     Example: trinitylake restore nightly-0412 --table sales.orders
     """
-    plan = maintenance.plan_restore(session.lake(), name, namespaces, tables, target_options=target_options)
+    plan = operations.plan_restore(session.lake(), name, namespaces, tables, target_options=target_options)
     if digest is None and not yes:
         print_plan(plan, as_json)
         return
-    if isinstance(plan, maintenance.RestorePlan):
+    if isinstance(plan, operations.RestorePlan):
         with shown_progress() as progress:
             report = plan.execute(digest, progress=progress)
     else:
@@ -201,7 +201,7 @@ def restore(
     print_committed(report.version, as_json, f"Restored export {name}", has_changed=report.has_changed, **details)
     if not report.is_complete:
         print_notice(f"Damaged tables: {', '.join(report.damaged)}")
-    if not report.is_complete and isinstance(plan, maintenance.RestorePlan):
+    if not report.is_complete and isinstance(plan, operations.RestorePlan):
         raise click.exceptions.Exit(1)
 
 
@@ -232,7 +232,7 @@ def prune_exports(
     minimum = rules.pop("min_versions") or 0
     periods: dict[str, Any] = {name: number or 0 for name, number in rules.items()}
     policy = RetentionPolicy(maximum_age_ms=maximum_age_ms, minimum_versions=minimum, protected_ms=0, **periods)
-    plan = maintenance.plan_prune_exports(session.lake(), pattern, policy)
+    plan = operations.plan_prune_exports(session.lake(), pattern, policy)
     if digest is None and not yes:
         print_plan(plan, as_json)
         return

@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from trinitylake_ops import Lakehouse, maintenance
+from trinitylake_ops import Lakehouse, operations
 from trinitylake_ops.cli.context import (
     FREEING_SPACE,
     C,
@@ -30,9 +30,9 @@ from trinitylake_ops.cli.context import (
     shown_progress,
 )
 from trinitylake_ops.cli.engine import Engine, engine_options
-from trinitylake_ops.maintenance import RetentionPolicy
-from trinitylake_ops.maintenance.plans.budget import Budget, Spending
-from trinitylake_ops.maintenance.plans.document import visible
+from trinitylake_ops.operations import RetentionPolicy
+from trinitylake_ops.operations.budget import Budget, Spending
+from trinitylake_ops.operations.rendering import visible
 
 _NUMBER = WholeNumber(0)
 _RULES = (
@@ -105,13 +105,13 @@ def expire(
     """
     lake = session.lake()
     with engine.executor() as executor, shown_progress() as progress:
-        plan = maintenance.plan_expiration(lake, _policy(lake, **rules), progress=progress, executor=executor)
+        plan = operations.plan_expiration(lake, _policy(lake, **rules), progress=progress, executor=executor)
         report = None if digest is None and not yes else plan.execute(digest, progress=progress)
     try:
         print_outcome(plan, report, as_json)
     finally:
         if html is not None:
-            from trinitylake_ops.pages import expiration_page  # with the code that draws it
+            from trinitylake_ops.reports import expiration_page  # with the code that draws it
 
             page_written(html, expiration_page(plan, report))
 
@@ -138,7 +138,7 @@ def trim(
     """
     lake = session.lake()
     with shown_progress("reading the tables"):
-        plan = maintenance.plan_trim_tables(lake, _policy(lake, **rules), tables=tables or None)
+        plan = operations.plan_trim_tables(lake, _policy(lake, **rules), tables=tables or None)
         report = None if digest is None and not yes else plan.execute(digest)
     print_outcome(plan, report, as_json)
     if report is not None and plan.unreadable:
@@ -161,7 +161,7 @@ def undelete(session: Session, versions: str, as_json: bool) -> None:
 
     Example: trinitylake undelete 3-90,95
     """
-    version = maintenance.undelete(session.lake(), versions)
+    version = operations.undelete(session.lake(), versions)
     print_committed(version, as_json, f"Brought back {versions}", versions=versions)
 
 
@@ -216,7 +216,7 @@ def purge(
     spending = Spending(Budget(**limits))
     lake = session.lake()
     with engine.executor() as executor, shown_progress() as progress:
-        plan = maintenance.plan_purge(lake, grace, budget=spending, progress=progress, executor=executor)
+        plan = operations.plan_purge(lake, grace, budget=spending, progress=progress, executor=executor)
         report = None if digest is None and not yes else plan.execute(digest, budget=spending, progress=progress)
     is_complete = report is None or report.is_complete
     print_outcome(plan, report, as_json, is_complete=is_complete)
@@ -265,7 +265,7 @@ def orphans(
     spending = Spending(Budget(**limits))
     lake = session.lake()
     with engine.executor() as executor, shown_progress() as progress:
-        plan = maintenance.plan_orphan_removal(
+        plan = operations.plan_orphan_removal(
             lake, older_than, inventory, budget=spending, progress=progress, executor=executor
         )
         report = None if digest is None and not yes else plan.execute(digest, budget=spending, progress=progress)
@@ -296,5 +296,5 @@ def reconcile(session: Session, acknowledge: str, as_json: bool) -> None:
     """
     lake = session.lake()
     with shown_progress("reading all versions"):
-        report = maintenance.reconcile(lake, acknowledge=acknowledge)
+        report = operations.reconcile(lake, acknowledge=acknowledge)
     print_shown(report, as_json)

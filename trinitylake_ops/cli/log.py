@@ -21,14 +21,14 @@ from trinitylake_ops.cli.context import (
     print_table,
 )
 from trinitylake_ops.errors import TableNotFoundError
-from trinitylake_ops.maintenance.plans.document import jsonable, new_table
+from trinitylake_ops.operations.rendering import jsonable, new_table
 from trinitylake_ops.versions.history import VersionInfo
-from trinitylake_ops.versions.names import resolve_table
 from trinitylake_ops.versions.snapshot import Snapshot
+from trinitylake_ops.versions.table_names import resolve_table
 from trinitylake_ops.versions.undone import find_undone
 
 if TYPE_CHECKING:
-    from trinitylake_ops.maintenance.differences.versions import VersionDiff
+    from trinitylake_ops.operations.diff.versions import VersionDiff
 
 
 @click.command(short_help="List versions, or those that changed a table, newest first.")
@@ -61,7 +61,7 @@ def log(session: Session, name: str | None, limit: int | None, stat: bool, html:
     undone = find_undone(lake.files, history)
     diffs = _diffs(lake, history, latest) if stat and latest is not None else {}
     if html is not None and latest is not None:
-        from trinitylake_ops.pages import log_page  # with the code that draws it
+        from trinitylake_ops.reports import log_page  # with the code that draws it
 
         page_written(html, log_page(latest, history, lake.storage.now_ms()))
     if as_json:
@@ -106,13 +106,13 @@ def _by(committer: str, approved_by: str | None) -> str:
 
 def _diffs(lake: Lakehouse, history: Sequence[VersionInfo], latest: Snapshot) -> dict[int, VersionDiff | None]:
     """Return what each version changed."""
-    from trinitylake_ops.maintenance.differences.versions import diffs_of  # with Iceberg
+    from trinitylake_ops.operations.diff.versions import diffs_of  # with Iceberg
 
     return dict(diffs_of(lake, [info.version for info in history], latest))
 
 
 def _stat_rows(info: VersionInfo, diff: VersionDiff | None) -> Iterator[tuple[object, ...]]:
-    from trinitylake_ops.maintenance.differences.versions import delta_texts
+    from trinitylake_ops.operations.diff.versions import delta_texts
 
     tables = ("", "", "") if diff is not None and not diff.tables else delta_texts(None if diff is None else diff.sums)
     cost = (info.cost.get("attempts"), info.cost.get("requests"), _size(info.bytes_written))
@@ -131,8 +131,8 @@ def _operation(info: VersionInfo) -> str:
 
 
 def _log_of_table(lake: Lakehouse, name: str, limit: int | None, as_json: bool) -> None:
-    from trinitylake_ops.maintenance.differences.table_history import table_history  # with Iceberg
-    from trinitylake_ops.maintenance.differences.versions import delta_texts
+    from trinitylake_ops.operations.diff.table_history import table_history  # with Iceberg
+    from trinitylake_ops.operations.diff.versions import delta_texts
 
     latest = lake.snapshot()
     versions = latest.version + 1

@@ -35,10 +35,10 @@ from trinitylake_ops.format.definitions import (
     RetentionRules,
 )
 from trinitylake_ops.format.limits import MAX_NODE_FILE_BYTES, MAX_ORDER, MIN_ORDER
-from trinitylake_ops.maintenance.plans.document import change_rows, new_table
+from trinitylake_ops.operations.rendering import change_rows, new_table
 from trinitylake_ops.tree.forecast import TreeForecast, forecast_tree
-from trinitylake_ops.versions.names import resolve_table
 from trinitylake_ops.versions.snapshot import Snapshot
+from trinitylake_ops.versions.table_names import resolve_table
 
 if TYPE_CHECKING:
     pass
@@ -363,7 +363,7 @@ def diff(session: Session, before: str, after: str, stat: bool, as_json: bool) -
     """
     lake = session.lake()
     if stat:
-        from trinitylake_ops.maintenance import diff_versions  # with Iceberg
+        from trinitylake_ops.operations import diff_versions  # with Iceberg
 
         print_shown(diff_versions(lake, lake.snapshot(before), lake.snapshot(after)), as_json)
         return

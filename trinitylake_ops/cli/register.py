@@ -7,11 +7,11 @@ from collections.abc import Mapping
 import click
 from rich.console import Console
 
-from trinitylake_ops import maintenance
+from trinitylake_ops import operations
 from trinitylake_ops.cli.context import Session, json_option, pass_session, print_committed, print_notice, print_shown
-from trinitylake_ops.tables.catalog.registration import registering_io, root_to_allow
-from trinitylake_ops.tables.io.file_io import reading_io
-from trinitylake_ops.tables.managed import metadata_uri
+from trinitylake_ops.iceberg.io.file_io import reading_io
+from trinitylake_ops.iceberg.managed import metadata_uri
+from trinitylake_ops.iceberg.table_change import registering_io, root_to_allow
 
 
 @click.command("register-table", short_help="Bring existing Iceberg tables in.")
@@ -57,7 +57,7 @@ def register_table(
         raise click.UsageError("give NAMESPACE.TABLE and METADATA_LOCATION, or --catalog, not both")
     lake, properties = session.lake(), _catalog_properties(catalog_options)
     with Console(stderr=True).status("reading the catalog"):
-        report = maintenance.register_catalog(lake, catalog, properties, namespaces=namespaces or None)
+        report = operations.register_catalog(lake, catalog, properties, namespaces=namespaces or None)
     print_shown(report, as_json)
 
 
@@ -67,7 +67,7 @@ def _register_one(session: Session, table: str, metadata_location: str, as_json:
     if not dot:
         raise click.UsageError(f"{table!r} names no table; write NAMESPACE.TABLE")
     lake = session.lake()
-    version = maintenance.register_table(lake, namespace, name, metadata_location)
+    version = operations.register_table(lake, namespace, name, metadata_location)
     definition = lake.snapshot(version).table(namespace, name)
     io = reading_io(lake)
     needed = root_to_allow(definition, registering_io(io, [metadata_uri(definition, lake.root)]))

@@ -24,15 +24,15 @@ from trinitylake_ops.cli.context import (
     print_notice,
 )
 from trinitylake_ops.errors import InvalidInputError
-from trinitylake_ops.maintenance.plans.document import visible
-from trinitylake_ops.versions.names import resolve_table
+from trinitylake_ops.operations.rendering import visible
 from trinitylake_ops.versions.snapshot import Snapshot
+from trinitylake_ops.versions.table_names import resolve_table
 
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyiceberg.table.metadata import TableMetadata
 
-    from trinitylake_ops.tables.io.file_io import StorageFileIO
+    from trinitylake_ops.iceberg.io.file_io import StorageFileIO
 
 _MOST_ROWS = 10_000
 #: Characters of a value that are printed outside of JSON, and of a column that a terminal has at least.
@@ -64,7 +64,7 @@ def head(
 
     Example: trinitylake head sales.orders --limit 5 --columns id,amount
     """
-    from trinitylake_ops.tables.files.table_rows import first_rows  # with Iceberg
+    from trinitylake_ops.iceberg.read import first_rows  # with Iceberg
 
     snapshot, (namespace, table) = _table_at(session, name, version, timestamp)
     with _reading(session, snapshot, namespace, table) as (metadata, io):
@@ -94,7 +94,7 @@ def count(session: Session, name: str, version: str | None, timestamp: datetime 
 
     Example: trinitylake count sales.orders --version 12
     """
-    from trinitylake_ops.tables.files.table_rows import count_rows  # with Iceberg
+    from trinitylake_ops.iceberg.read import count_rows  # with Iceberg
 
     snapshot, (namespace, table) = _table_at(session, name, version, timestamp)
     with _reading(session, snapshot, namespace, table) as (metadata, io):
@@ -117,10 +117,10 @@ def _reading(
     session: Session, snapshot: Snapshot, namespace: str, table: str
 ) -> Iterator[tuple[TableMetadata, StorageFileIO]]:
     """Return the metadata of a table at a version, and what reads its files."""
-    from trinitylake_ops.tables.catalog.catalog import TrinityLakeCatalog
-    from trinitylake_ops.tables.catalog.target import SnapshotTarget
-    from trinitylake_ops.tables.files.data_reading import ReadVersion, reading_at
-    from trinitylake_ops.tables.files.metadata import table_metadata
+    from trinitylake_ops.iceberg.catalog import TrinityLakeCatalog
+    from trinitylake_ops.iceberg.metadata import table_metadata
+    from trinitylake_ops.iceberg.read import ReadVersion, reading_at
+    from trinitylake_ops.iceberg.table_change import SnapshotTarget
 
     definition = snapshot.table(namespace, table)
     if not definition.is_iceberg:

@@ -12,7 +12,7 @@ import click
 from trinitylake_ops.cli.context import Number, Session, WholeNumber, pass_session, with_allowed_roots
 from trinitylake_ops.extras import needs
 from trinitylake_ops.storage.options import redact_assignments
-from trinitylake_ops.telemetry.logs import log_as_json
+from trinitylake_ops.telemetry.settings import log_as_json
 
 _FILE = click.Path(path_type=Path)
 
@@ -112,7 +112,7 @@ def serve(
     Example: trinitylake serve /data/lake
     """
     with needs("server"):
-        from trinitylake_ops.server.running import serve as run_server
+        from trinitylake_ops.server.run import serve as run_server
         from trinitylake_ops.server.settings import (
             ONLY,
             LakehouseSettings,

@@ -12,7 +12,7 @@ import click
 from rich.console import Console, Group
 from rich.text import Text
 
-from trinitylake_ops import maintenance
+from trinitylake_ops import operations
 from trinitylake_ops.cli.context import (
     Duration,
     Number,
@@ -24,10 +24,9 @@ from trinitylake_ops.cli.context import (
     pass_session,
     print_json,
 )
-from trinitylake_ops.maintenance.plans.document import cell, new_table, visible
-from trinitylake_ops.maintenance.status.due import DEFAULT_AGES, DueState
-from trinitylake_ops.maintenance.status.gauges import tell_status
-from trinitylake_ops.maintenance.status.state import LAST_VERSIONS, Status
+from trinitylake_ops.operations.rendering import cell, new_table, visible
+from trinitylake_ops.operations.status.due import DEFAULT_AGES, DueState
+from trinitylake_ops.operations.status.state import LAST_VERSIONS, Status, tell_status
 
 _STYLES = {
     "good": "bold green", "warn": "bold yellow", "bad": "bold red",
@@ -71,11 +70,11 @@ def status(session: Session, /, watch: float | None, html: Path | None, as_json:
     console = Console()
 
     def look() -> Status:
-        found = maintenance.lakehouse_status(
+        found = operations.lakehouse_status(
             lake,
             last=chosen["last"],
             plan_seconds=chosen["plan_seconds"],
-            ages=maintenance.DueAges(
+            ages=operations.DueAges(
                 verify_ms=_ms(chosen["verify_every"]),
                 orphans_ms=_ms(chosen["orphans_every"]),
                 export_ms=_ms(chosen["export_every"]),
@@ -84,7 +83,7 @@ def status(session: Session, /, watch: float | None, html: Path | None, as_json:
         )
         tell_status(found, found.root)
         if html is not None:
-            from trinitylake_ops.pages import status_page
+            from trinitylake_ops.reports import status_page
 
             page_written(html, status_page([("", found)], refresh_seconds=round(watch or 0)))
         return found

@@ -1,4 +1,4 @@
-"""The contents of a lakehouse as Dagster assets: its head, its tables and its exports, observed and never made.
+"""The contents of a lakehouse as Dagster assets, and checks of the assets that write tables.
 
 The data version of each changes if and only if its object changes. It is the version of the lakehouse, or the metadata
 of a table. So dependent assets become stale when somebody commits, from Dagster or not. Runs that commit also log a
@@ -8,27 +8,128 @@ materialization of the head.
 import hashlib
 import json
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import combinations
 from typing import Any
 
 import dagster as dg
 
-from trinitylake_ops import Lakehouse, maintenance
-from trinitylake_ops.dagster_plugin.head_metadata import GAP, VERSION, head_metadata, lake_status
+from trinitylake_ops import Lakehouse, operations
+from trinitylake_ops.dagster_plugin._dagster_internals import CheckedSelection, StepAssets
+from trinitylake_ops.dagster_plugin.lakehouse_metadata import GAP, VERSION, head_metadata, lake_status
+from trinitylake_ops.dagster_plugin.links import Links
 from trinitylake_ops.dagster_plugin.metadata import DATA_VERSION_TAG, figures
 from trinitylake_ops.dagster_plugin.names import ONLY, LakehouseNames
 from trinitylake_ops.dagster_plugin.options import NO_OPTIONS
 from trinitylake_ops.dagster_plugin.resources import lakehouse_of
-from trinitylake_ops.dagster_plugin.runs.beyond_public import CheckedSelection
-from trinitylake_ops.dagster_plugin.stored.settings import stored_as
-from trinitylake_ops.dagster_plugin.stored.writers import check_assets
-from trinitylake_ops.dagster_plugin.table_pages.pages import TablePages
-from trinitylake_ops.dagster_plugin.table_pages.specs import KINDS
-from trinitylake_ops.dagster_plugin.versions.links import Links
-from trinitylake_ops.dagster_plugin.versions.page import VersionsPage
+from trinitylake_ops.dagster_plugin.runs.membership import check_publishers
+from trinitylake_ops.dagster_plugin.table_metadata import KINDS, TablePages
+from trinitylake_ops.dagster_plugin.table_settings import Stored, check_stored, is_stored_as, stages_itself, stored_as
+from trinitylake_ops.dagster_plugin.version_page import VersionsPage
+from trinitylake_ops.declarations.options import split_name
+from trinitylake_ops.errors import InvalidInputError
 from trinitylake_ops.format.definitions import METADATA_LOCATION, TableDef
-from trinitylake_ops.maintenance import ExportInfo
-from trinitylake_ops.operations.names import split_name
+from trinitylake_ops.operations import ExportInfo
+
+
+@dataclass(frozen=True, slots=True)
+class _Writer:
+    """An asset that writes a table, and how."""
+
+    key: dg.AssetKey
+    stored: Stored
+    partitions: dg.PartitionsDefinition[str] | None
+
+    @classmethod
+    def of(cls, asset: dg.AssetsDefinition, key: dg.AssetKey) -> "_Writer | None":
+        """Return an asset as a writer, None if its definition does not say what it replaces."""
+        if not asset.is_materializable or stages_itself(asset, key):
+            return None
+        spec = asset.get_asset_spec(key)
+        try:
+            return cls(key, Stored.of(key, spec.metadata, spec.partitions_def), spec.partitions_def)
+        except InvalidInputError:  # its own step fails
+            return None
+
+    def replaces_or_is_replaced(self, other: "_Writer") -> bool:
+        """Return whether one of two writers replaces rows that the other one writes in the same run."""
+        modes = {self.stored.mode, other.stored.mode}
+        if self.stored.name != other.stored.name:
+            return False
+        if "replace_table" in modes:
+            return True
+        has_same_partitions = self.partitions is not None and self.partitions == other.partitions
+        has_same_columns = set(self.stored.columns) == set(other.stored.columns)
+        has_same_values = has_same_columns and self.stored.formats == other.stored.formats
+        return "replace_partitions" in modes and has_same_partitions and has_same_values
+
+
+def check_assets(assets: Iterable[dg.AssetsDefinition], io_manager_key: str) -> None:
+    """Check the assets of a code location, when its definitions load.
+
+    Assets without metadata of :func:`stored_as` are checked by their runs, because they may return nothing to store.
+
+    Args:
+        assets: The assets.
+        io_manager_key: The key of the IO manager that stores tables.
+
+    Raises:
+        InvalidInputError: No run could store an asset or publish it, or two assets of one step replace the rows of each
+            other.
+    """
+    assets = list(assets)
+    check_publishers(assets)
+    for asset in assets:
+        if not asset.is_materializable:
+            continue
+        keys = [
+            key
+            for key in asset.keys
+            if asset.get_io_manager_key_for_asset_key(key) == io_manager_key
+            and is_stored_as(asset.get_asset_spec(key).metadata)
+        ]
+        check_stored(asset, keys)
+        if asset.can_subset:
+            continue
+        writers = filter(None, (_Writer.of(asset, key) for key in keys))
+        for one, other in combinations(writers, 2):
+            depends = {*asset.asset_deps[one.key], *asset.asset_deps[other.key]} & {one.key, other.key}
+            if not depends and one.replaces_or_is_replaced(other):
+                raise _two_writers(one, other)
+
+
+def check_other_writers(assets: StepAssets, key: dg.AssetKey, io_manager: type) -> None:
+    """Check that no other asset of the run replaces the rows that an asset writes, or has its rows replaced by it.
+
+    An asset that depends on the other one is executed after it, so that the user knows whose rows remain.
+
+    Args:
+        assets: The assets of a step.
+        key: An asset of the step.
+        io_manager: The class of the IO manager that stores tables.
+
+    Raises:
+        InvalidInputError: Another asset of the run replaces rows of the same table.
+    """
+    graph, own = assets.graph, None
+    for other_key in assets.stored_with(key, io_manager):
+        own = own or _Writer.of(graph.get(key).assets_def, key)
+        other = _Writer.of(graph.get(other_key).assets_def, other_key)
+        if own is None or other is None or not own.replaces_or_is_replaced(other) or not assets.in_run([other_key]):
+            continue
+        if key not in graph.get_ancestor_asset_keys(other_key) and other_key not in graph.get_ancestor_asset_keys(key):
+            raise _two_writers(own, other)
+
+
+def _two_writers(one: _Writer, other: "_Writer") -> InvalidInputError:
+    first, second = sorted((one.key.to_user_string(), other.key.to_user_string()))
+    return InvalidInputError(
+        f"assets {first} and {second} cannot both write table {'.'.join(one.stored.name)} in one run: one replaces the"
+        " rows of the other, and neither depends on the other; materialize them in different runs, or name one in the"
+        " deps of the other"
+    )
+
 
 #: The name of the job that observes, for a lakehouse that is alone.
 OBSERVE_JOB = "observe"
@@ -194,7 +295,7 @@ def report_exports(
     go back to it, restore it and drop it.
     """
     partitions = names.exports_partitions
-    exports = {_partition_of(export.name): export for export in maintenance.list_exports(lake)}
+    exports = {_partition_of(export.name): export for export in operations.list_exports(lake)}
     known = set(instance.get_dynamic_partitions(partitions))
     added, dropped = sorted(exports.keys() - known), sorted(known - exports.keys())
     for name, export in sorted(exports.items()):

@@ -7,18 +7,18 @@ from datetime import timedelta
 from fnmatch import fnmatchcase
 from typing import Any
 
-from trinitylake_ops import Lakehouse, maintenance
+from trinitylake_ops import Lakehouse, operations
 from trinitylake_ops.dagster_plugin.metadata import table_value
+from trinitylake_ops.declarations.clones import clones_past_their_time
+from trinitylake_ops.declarations.registry import findings_table
 from trinitylake_ops.errors import InvalidInputError
 from trinitylake_ops.format.definitions import ExpirationState
 from trinitylake_ops.format.version_ranges import VersionRanges
-from trinitylake_ops.maintenance import Budget, ExportCheck, ExportInfo, RetentionPolicy
-from trinitylake_ops.maintenance.compaction.data_files import TableFileCounts, survey_data_files
-from trinitylake_ops.maintenance.plans.cost import uncached
-from trinitylake_ops.maintenance.plans.retention import protected_ms, span_text
-from trinitylake_ops.maintenance.reach.survey import is_lapsed, survey_versions, versions_in
-from trinitylake_ops.operations.declared.overdue import clones_past_their_time
-from trinitylake_ops.operations.declared.verify import findings_table
+from trinitylake_ops.operations import Budget, ExportCheck, ExportInfo, RetentionPolicy
+from trinitylake_ops.operations.base import uncached
+from trinitylake_ops.operations.compaction.data_files import TableFileCounts, survey_data_files
+from trinitylake_ops.operations.mark.survey import is_lapsed, survey_versions, versions_in
+from trinitylake_ops.operations.retention import protected_ms, span_text
 from trinitylake_ops.versions.snapshot import utc_of
 
 _UNPURGED = (ExpirationState.EXPIRED, ExpirationState.PURGING)
@@ -101,7 +101,7 @@ class DeclaredCheck:
 
 
 def _hint(lake: Lakehouse, _limits: CheckLimits) -> CheckResult:
-    report = maintenance.inspect_hint(lake)
+    report = operations.inspect_hint(lake)
     wrong = () if report.is_right else (f"the hint is {report.state}, the latest version is {report.latest}",)
     return CheckResult(
         wrong=wrong,
@@ -112,7 +112,7 @@ def _hint(lake: Lakehouse, _limits: CheckLimits) -> CheckResult:
 
 
 def _verify(lake: Lakehouse, limits: CheckLimits) -> CheckResult:
-    report = maintenance.verify(lake, incremental=limits.verify_incremental, budget=limits.verify_budget)
+    report = operations.verify(lake, incremental=limits.verify_incremental, budget=limits.verify_budget)
     errors = [finding for finding in report.findings if finding.severity == "error"]
     unfinished = "" if report.is_complete else f"not finished, as {report.stopped}: "
     return CheckResult(
@@ -167,12 +167,12 @@ def _retention(lake: Lakehouse, limits: CheckLimits) -> CheckResult:
 def _exports(lake: Lakehouse, limits: CheckLimits) -> CheckResult:
     now = utc_of(lake.storage.now_ms())
     exports = sorted(
-        (info for info in maintenance.list_exports(lake) if fnmatchcase(info.name, limits.export_pattern)),
+        (info for info in operations.list_exports(lake) if fnmatchcase(info.name, limits.export_pattern)),
         key=lambda info: info.created_at or utc_of(0),
         reverse=True,
     )
     whole = [info for info in exports if info.state == "complete" and info.manifest_path is not None]
-    checks = [maintenance.verify_export(lake, info.name, deep=limits.deep) for info in whole[: limits.verified_exports]]
+    checks = [operations.verify_export(lake, info.name, deep=limits.deep) for info in whole[: limits.verified_exports]]
     damaged = [check for check in checks if not check.is_clean]
     wrong = [_damage(check) for check in damaged]
     wrong += [
@@ -224,7 +224,7 @@ def _newest(full: Sequence[ExportInfo]) -> str:
 
 
 def _orphans(lake: Lakehouse, limits: CheckLimits) -> CheckResult:
-    plan = maintenance.plan_orphan_removal(lake, limits.orphan_age)
+    plan = operations.plan_orphan_removal(lake, limits.orphan_age)
     is_beyond = len(plan.paths) > limits.orphan_files or plan.bytes > limits.orphan_bytes
     said = f"{len(plan.paths)} orphans of {plan.bytes} bytes"
     beyond = f"{said}, more than {limits.orphan_files} or than {limits.orphan_bytes} bytes"
@@ -307,7 +307,7 @@ def _is_mergeable(lake: Lakehouse, table: TableFileCounts) -> bool:
     It would not if each partition has few. A table that it refuses counts as well.
     """
     try:
-        return not maintenance.plan_compact_tables(lake, [table.name]).is_empty
+        return not operations.plan_compact_tables(lake, [table.name]).is_empty
     except InvalidInputError:
         return True
 

@@ -19,8 +19,6 @@ from trinitylake_ops.dagster_plugin.assets import (
     build_observe_job,
     build_table_asset,
 )
-from trinitylake_ops.dagster_plugin.automation.schedules import LIMITED, BlackoutWindow, build_maintenance_schedules
-from trinitylake_ops.dagster_plugin.automation.sensors import FailedRun, build_commit_sensor, build_failed_run_sensor
 from trinitylake_ops.dagster_plugin.checks import (
     CHECK_JOB,
     DEFAULT_CHECKS,
@@ -31,17 +29,18 @@ from trinitylake_ops.dagster_plugin.checks import (
     repairing_jobs,
 )
 from trinitylake_ops.dagster_plugin.io_manager import TrinityLakeIOManager
+from trinitylake_ops.dagster_plugin.jobs import build_jobs
 from trinitylake_ops.dagster_plugin.names import LakehouseNames
-from trinitylake_ops.dagster_plugin.ops.jobs import build_jobs
-from trinitylake_ops.dagster_plugin.ops.table_events import TableKey
 from trinitylake_ops.dagster_plugin.resources import SparkResource, TrinityLakeResource
+from trinitylake_ops.dagster_plugin.schedules import LIMITED, BlackoutWindow, build_maintenance_schedules
+from trinitylake_ops.dagster_plugin.sensors import FailedRun, build_commit_sensor, build_failed_run_sensor
+from trinitylake_ops.dagster_plugin.table_events import TableKey
+from trinitylake_ops.declarations.options import ApplyLimits, is_root_uri
+from trinitylake_ops.declarations.registry import BY_NAME
 from trinitylake_ops.errors import InvalidInputError
 from trinitylake_ops.format.locations import normalize_root_uri
-from trinitylake_ops.maintenance import Budget
-from trinitylake_ops.operations.declared.all import BY_NAME
-from trinitylake_ops.operations.limits import ApplyLimits
-from trinitylake_ops.operations.names import is_root_uri
-from trinitylake_ops.storage.schemes import place_of
+from trinitylake_ops.operations import Budget
+from trinitylake_ops.storage.registry import place_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

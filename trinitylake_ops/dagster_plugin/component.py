@@ -12,15 +12,15 @@ import dagster as dg
 from pydantic import Field, ValidationError, field_validator
 
 from trinitylake_ops.dagster_plugin.assets import RECLAIMABLE_SECONDS
-from trinitylake_ops.dagster_plugin.automation.schedules import WEEKDAYS, BlackoutWindow
 from trinitylake_ops.dagster_plugin.checks import DEFAULT_CHECKS, CheckLimits
 from trinitylake_ops.dagster_plugin.code_location import LakehouseSettings, build_trinitylake_definitions
 from trinitylake_ops.dagster_plugin.names import LakehouseNames
 from trinitylake_ops.dagster_plugin.resources import TrinityLakeResource
+from trinitylake_ops.dagster_plugin.schedules import WEEKDAYS, BlackoutWindow
 from trinitylake_ops.dagster_plugin.storage_settings import SecretVariables, StorageSettings
+from trinitylake_ops.declarations.options import ApplyLimits
 from trinitylake_ops.errors import InvalidInputError
-from trinitylake_ops.maintenance import Budget
-from trinitylake_ops.operations.limits import ApplyLimits
+from trinitylake_ops.operations import Budget
 
 _CLOCK = re.compile(r"([01]\d|2[0-3]):[0-5]\d")
 

@@ -14,14 +14,13 @@ from pyiceberg.table import Table
 from pyiceberg.typedef import Record
 
 from trinitylake_ops import Lakehouse
+from trinitylake_ops.dagster_plugin._dagster_internals import StepAssets, checked_partitions
 from trinitylake_ops.dagster_plugin.resources import SparkResource
-from trinitylake_ops.dagster_plugin.runs.beyond_public import StepAssets, checked_partitions
-from trinitylake_ops.dagster_plugin.stored.frames import is_pandas, is_polars, is_spark
-from trinitylake_ops.dagster_plugin.stored.settings import Stored
+from trinitylake_ops.dagster_plugin.table_settings import Stored, is_pandas, is_polars, is_spark
 from trinitylake_ops.errors import InvalidInputError
-from trinitylake_ops.tables.writing.partition_key import PartitionKey, decode_partitions, encode_partitions, rows_where
-from trinitylake_ops.tables.writing.staged_table import EncodedPartition, StagedTable
-from trinitylake_ops.tables.writing.staging import Replace
+from trinitylake_ops.iceberg.write.partition_key import PartitionKey, decode_partitions, encode_partitions, rows_where
+from trinitylake_ops.iceberg.write.staged_table import EncodedPartition, StagedTable
+from trinitylake_ops.iceberg.write.staging import Replace
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +62,7 @@ class InputType:
         if self.kind is Table and len(parts) == 1:
             return first
         if is_spark(self.kind):
-            from trinitylake_ops.spark_jobs.tables.reader import read_files
+            from trinitylake_ops.spark.tables.reader import read_files
 
             session = spark.session()
             frame, *others = (read_files(session, lake, part.table, row_filter=part.rows) for part in parts)

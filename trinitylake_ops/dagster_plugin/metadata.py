@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 import dagster as dg
 
-from trinitylake_ops.maintenance.plans.document import Table, visible
-from trinitylake_ops.operations import shown
-from trinitylake_ops.operations.shown import Json, Link, Markdown, shortened
+from trinitylake_ops.declarations import rendering
+from trinitylake_ops.declarations.rendering import Json, Link, Markdown, shortened
+from trinitylake_ops.operations.rendering import Table, visible
 
 if TYPE_CHECKING:
     from trinitylake_ops.format.definitions import TableDef
-    from trinitylake_ops.tables.writing.staged_table import StagedTable
+    from trinitylake_ops.iceberg.write.staged_table import StagedTable
 
 #: The metadata entry of an asset that says how many of its table's first rows are shown.
 PREVIEW_ROWS = "trinitylake/preview_rows"
@@ -79,7 +79,7 @@ def column_schema(definition: TableDef, described: dg.TableSchema | None = None)
     """
     keys = set(definition.primary_keys)
     said = {} if described is None else {column.name: column for column in described.columns}
-    from trinitylake_ops.tables.types import DOC  # pyiceberg comes with it
+    from trinitylake_ops.iceberg.types import DOC  # pyiceberg comes with it
 
     parts = set(definition.distribution_keys)
     return dg.TableSchema(
@@ -104,7 +104,7 @@ def column_schema(definition: TableDef, described: dg.TableSchema | None = None)
 
 def markdown_table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> dg.MarkdownMetadataValue:
     """Return rows as a Markdown table, as :func:`shown.markdown_table`. Cells may be links."""
-    return dg.MetadataValue.md(shown.markdown_table(header, rows).text)
+    return dg.MetadataValue.md(rendering.markdown_table(header, rows).text)
 
 
 def table_value(header: Sequence[str], rows: Iterable[Sequence[object]]) -> dg.MetadataValue[Any]:
@@ -134,7 +134,7 @@ def inline_tables(
     """
     parts: list[list[Sequence[object]]] = [[]]
     for row in rows:
-        if parts[-1] and len(shown.markdown_table(header, [*parts[-1], row]).text) >= INLINE_MARKDOWN_CHARS:
+        if parts[-1] and len(rendering.markdown_table(header, [*parts[-1], row]).text) >= INLINE_MARKDOWN_CHARS:
             parts.append([])
         parts[-1].append(row)
     return {

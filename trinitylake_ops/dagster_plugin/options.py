@@ -1,17 +1,35 @@
-"""Options of operations as configuration of Dagster, which the launchpad shows, and checks as far as a schema can."""
+"""Options of operations as configuration of Dagster, and the user who started a run."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from types import UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 import dagster as dg
 
-from trinitylake_ops.dagster_plugin.runs.beyond_public import InvalidOptionError
-from trinitylake_ops.dagster_plugin.runs.person import has_signed_in_users
+from trinitylake_ops.dagster_plugin._dagster_internals import InvalidOptionError
+from trinitylake_ops.declarations.options import APPROVER, USER_IS_KNOWN, OneOf, Options
 from trinitylake_ops.errors import InvalidInputError
-from trinitylake_ops.operations.options import APPROVER, USER_IS_KNOWN, OneOf, Options
+
+# Dagster+ sets this variable in all processes of a deployment, and this tag on runs that a person launches.
+_DEPLOYMENT = "DAGSTER_CLOUD_DEPLOYMENT_NAME"
+_USER_TAG = "user"
+
+
+def has_signed_in_users() -> bool:
+    """Whether this process is part of Dagster+, which knows its users."""
+    return bool(os.environ.get(_DEPLOYMENT))
+
+
+def signed_in_user(run: dg.DagsterRun) -> str | None:
+    """Return the user who launched a run. None for a run of a schedule or sensor, and without Dagster+.
+
+    Elsewhere whoever launches a run may give it any tag, so the tag says nothing there.
+    """
+    return run.tags.get(_USER_TAG) or None if has_signed_in_users() else None
+
 
 #: Types that a person who launches a run cannot use to read the environment of the process: those that Dagster makes of
 #: pydantic's text, int and bool also take ``{env: NAME}``.

@@ -5,12 +5,12 @@ from typing import Any, cast
 
 import dagster as dg
 
+from trinitylake_ops.dagster_plugin._dagster_internals import TypeOfStored
 from trinitylake_ops.dagster_plugin.names import ONLY, LakehouseNames
-from trinitylake_ops.dagster_plugin.runs.beyond_public import TypeOfStored
 from trinitylake_ops.dagster_plugin.runs.membership import NotStaged, check_together, publishes, requested_with
-from trinitylake_ops.dagster_plugin.stored.settings import check_stored, stages_itself, table_of
+from trinitylake_ops.dagster_plugin.table_settings import check_stored, stages_itself, table_of
 from trinitylake_ops.errors import InvalidInputError
-from trinitylake_ops.tables.writing.staged_table import StagedTable
+from trinitylake_ops.iceberg.write.staged_table import StagedTable
 
 
 def _is_staged(_context: dg.TypeCheckContext, given: Any) -> dg.TypeCheck:

@@ -1,26 +1,164 @@
-"""The step of a publish asset: all tables that a run staged become one version of the lakehouse, exactly once."""
+"""The step of a publish asset, and the publication of one table by the step of its asset: exactly once."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import dagster as dg
 
+from trinitylake_ops import Lakehouse
+from trinitylake_ops.dagster_plugin._dagster_internals import (
+    asset_context,
+    forget_input_versions,
+    log_no_materialization,
+)
 from trinitylake_ops.dagster_plugin.metadata import staged_tables_metadata
 from trinitylake_ops.dagster_plugin.names import LakehouseNames
-from trinitylake_ops.dagster_plugin.resources import lakehouse_of
+from trinitylake_ops.dagster_plugin.resources import TrinityLakeResource, lakehouse_of
 from trinitylake_ops.dagster_plugin.runs.backfills import wait_for_sources
-from trinitylake_ops.dagster_plugin.runs.beyond_public import forget_input_versions
 from trinitylake_ops.dagster_plugin.runs.membership import nothing_staged
-from trinitylake_ops.dagster_plugin.runs.publications import RunPublisher, partitions_exist
-from trinitylake_ops.dagster_plugin.runs.staging import published_events, undone_events
-from trinitylake_ops.dagster_plugin.step_publication import isolation_of, no_retries_of_conflicts
-from trinitylake_ops.dagster_plugin.table_pages.published import PublishedPages
-from trinitylake_ops.dagster_plugin.versions.page import VersionsPage, operation_metrics
-from trinitylake_ops.tables.writing.lineage.told import tell_lineage
-from trinitylake_ops.tables.writing.publication import publish_once
-from trinitylake_ops.tables.writing.staged_table import StagedTable
+from trinitylake_ops.dagster_plugin.runs.publications import (
+    PUBLISHING,
+    RunPublisher,
+    asset_versions,
+    check_partitions_exist,
+    committed_versions,
+    partition_of,
+    partitions_exist,
+    publication_of,
+    shortened,
+    superseded_appends,
+)
+from trinitylake_ops.dagster_plugin.runs.reads import Attempt, attempts_of, record_attempt
+from trinitylake_ops.dagster_plugin.runs.records import all_executions
+from trinitylake_ops.dagster_plugin.runs.staging import Note, published_event, published_events, undone_events
+from trinitylake_ops.dagster_plugin.table_metadata import PublishedPages
+from trinitylake_ops.dagster_plugin.version_page import VersionsPage, operation_metrics
+from trinitylake_ops.errors import CommitConflictError, InvalidInputError, TransactionExpiredError
+from trinitylake_ops.iceberg.write.publication import Publication, publish_once, tell_lineage
+from trinitylake_ops.iceberg.write.replacement import TableRead
+from trinitylake_ops.iceberg.write.staged_table import StagedTable
+
+
+def publish_by_step(
+    context: dg.OutputContext,
+    lakehouse: TrinityLakeResource,
+    staged: StagedTable,
+    notes: Sequence[Note],
+    reads: Sequence[TableRead],
+) -> None:
+    """Publish the table of an asset that no publish asset publishes, and report its version.
+
+    Each attempt of the step stages again and publishes what it staged. Rows that an interrupted attempt appended are
+    replaced, so each row is there once, however often the step is started.
+
+    Args:
+        context: The context of the asset's output.
+        lakehouse: The lakehouse.
+        staged: The staged table.
+        notes: Its notes, one for each partition.
+        reads: The tables that the step read.
+
+    Raises:
+        dg.Failure: Others changed the table, or a table that was read. Retries would not help.
+        TrinityLakeError: The commit failed in another way.
+    """
+    key, lake, step = context.asset_key, lakehouse.open(), asset_context(context)
+    names = LakehouseNames.of_io_manager(context.op_def.output_def_named(context.name).io_manager_key)
+    with no_retries_of_conflicts(key):
+        publication = _commit(step, lake, key, staged, notes, reads, isolation_of(lakehouse))
+    (table,) = publication.tables or [staged]
+    tell_lineage(
+        lake,
+        publication.version,
+        [table],
+        lambda: list(reads),
+        integration="DAGSTER",
+        job=key.to_user_string(),
+        run_id=step.run.run_id,
+    )
+    page = VersionsPage.of(step, names, lakehouse.webserver_url)
+    pages = PublishedPages(lake=lake, version=publication.version, links=page.links)
+    for note in notes:
+        event = published_event(key, note, table, publication.version, {})
+        context.log_event(event.with_metadata({**pages(table, note), **event.metadata}))
+    counted = staged_tables_metadata([table])
+    for shown in page.events(
+        lake, "publish", version=publication.version, metrics=operation_metrics("publish", counted)
+    ):
+        context.log_event(shown)
+    context.add_output_metadata(
+        {"was_published": publication.was_published, "lakehouse_version": publication.version, **counted}
+    )
+    log_no_materialization(context)
+
+
+def _commit(
+    context: dg.AssetExecutionContext,
+    lake: Lakehouse,
+    key: dg.AssetKey,
+    staged: StagedTable,
+    notes: Sequence[Note],
+    reads: Sequence[TableRead],
+    isolation: str | None,
+) -> Publication:
+    partition, instance, own = partition_of(context), context.instance, context.run
+    publication = publication_of(key, partition, [staged])
+    superseded: list[StagedTable] = []
+    if own.parent_run_id is not None or _was_started_before(context):
+        superseded = superseded_appends(
+            instance,
+            all_executions(instance, own),
+            (key, partition),
+            staged,
+            lambda run_id: attempts_of(instance, run_id),
+            lambda attempts: committed_versions(lake, attempts),
+        )
+    record_attempt(instance, own, Attempt.of(publication, key.to_user_string(), partition, [staged]))
+    return publish_once(
+        lake,
+        [staged],
+        publication,
+        require=lambda _: check_partitions_exist(context, {key: notes}),
+        superseded=superseded,
+        reads=reads,
+        isolation=isolation,
+        run_id=own.run_id,
+        message=shortened(f"publish {key.path[-1]}{f' {partition}' if partition else ''}"),
+        properties={
+            "asset": shortened(key.to_user_string()),
+            **({"partition": shortened(partition)} if partition else {}),
+            **asset_versions({key: notes}),
+        },
+    )
+
+
+def _was_started_before(context: dg.AssetExecutionContext) -> bool:
+    """Whether an earlier attempt of the step in the same run may have committed."""
+    instance, run_id = context.instance, context.run.run_id
+    if context.retry_number > 0:
+        return True
+    return bool(instance.run_monitoring_enabled) and instance.count_resume_run_attempts(run_id) > 0
+
+
+def isolation_of(lakehouse: TrinityLakeResource) -> str | None:
+    """Return the isolation of publications that the resource names, None for that of the lakehouse."""
+    return None if lakehouse.isolation == "lakehouse" else lakehouse.isolation
+
+
+@contextmanager
+def no_retries_of_conflicts(asset_key: dg.AssetKey) -> Iterator[None]:
+    """Fail a step at once by a conflict or impossible input, which a retry of the step would meet again."""
+    try:
+        yield
+    except (CommitConflictError, InvalidInputError, TransactionExpiredError) as error:
+        raise dg.Failure(
+            description=str(error),
+            metadata={"error_code": error.code, PUBLISHING: asset_key.to_user_string()},
+            allow_retries=False,
+        ) from error
 
 
 def publish_staged(

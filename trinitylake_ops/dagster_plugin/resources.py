@@ -1,9 +1,14 @@
-"""Resources: the lakehouse, and the Spark session of a run."""
+"""Resources: the lakehouse, also that of a branch, and the Spark session of a run.
+
+Dagster+ sets variables in each branch deployment. Elsewhere one variable of ours says the same.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import functools
+import hashlib
+import os
 import re
 from collections.abc import Callable, Iterator
 from datetime import timedelta
@@ -12,20 +17,84 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 import dagster as dg
 from pydantic import ConfigDict, Field, PrivateAttr, field_validator
 
-from trinitylake_ops import Lakehouse
-from trinitylake_ops.dagster_plugin.branches.branch import branch_clone, current_branch, open_branch
+from trinitylake_ops import Lakehouse, operations
 from trinitylake_ops.dagster_plugin.names import LakehouseNames
 from trinitylake_ops.dagster_plugin.storage_settings import SecretVariables, StorageSettings, is_plain_text
-from trinitylake_ops.errors import InvalidInputError, LakehouseExistsError, LakehouseNotFoundError
+from trinitylake_ops.declarations.options import BRANCH_PREFIX, is_root_uri
+from trinitylake_ops.errors import ExportExistsError, InvalidInputError, LakehouseExistsError, LakehouseNotFoundError
 from trinitylake_ops.extras import needs
-from trinitylake_ops.maintenance.plans.executor import LOCAL, Executor
-from trinitylake_ops.operations.names import is_root_uri
-from trinitylake_ops.spark_jobs.runtime.addresses import DEFAULT_MASTER, check_remote
+from trinitylake_ops.operations.executor import LOCAL, Executor
+from trinitylake_ops.spark.runtime.addresses import DEFAULT_MASTER, check_remote
 from trinitylake_ops.storage.options import ALLOWED_ROOTS, StorageOptions
 from trinitylake_ops.telemetry.settings import start_once
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+#: The name of the branch. It comes before what Dagster+ says.
+BRANCH_VARIABLE = "TRINITYLAKE_BRANCH"
+
+_IS_BRANCH_DEPLOYMENT = "DAGSTER_CLOUD_IS_BRANCH_DEPLOYMENT"
+_GIT_BRANCH = "DAGSTER_CLOUD_GIT_BRANCH"
+_DEPLOYMENT = "DAGSTER_CLOUD_DEPLOYMENT_NAME"
+_LONGEST_BRANCH_CHARS = 1000
+_SHOWN_CHARS = 60
+
+
+def current_branch() -> str | None:
+    """Return the branch of this process, None in production.
+
+    Raises InvalidInputError for a branch deployment that does not say which it is, and for a name that is too long.
+    """
+    branch = os.environ.get(BRANCH_VARIABLE, "").strip()
+    if not branch and os.environ.get(_IS_BRANCH_DEPLOYMENT, "").strip() == "1":
+        branch = os.environ.get(_GIT_BRANCH, "").strip() or os.environ.get(_DEPLOYMENT, "").strip()
+        if not branch:
+            raise InvalidInputError(
+                f"{_IS_BRANCH_DEPLOYMENT} is set, but neither {_GIT_BRANCH} nor {_DEPLOYMENT}: set {BRANCH_VARIABLE}"
+                " to the name of the branch"
+            )
+    if len(branch) > _LONGEST_BRANCH_CHARS:
+        raise InvalidInputError(f"the name of the branch has {len(branch)} characters, more than 1,000")
+    return branch or None
+
+
+def branch_clone(branch: str) -> str:
+    """Return the name of the clone of a branch: what can be read of it, and a checksum that keeps branches apart."""
+    shown = re.sub(r"[^a-z0-9]+", "-", branch.lower())[:_SHOWN_CHARS].strip("-")
+    checksum = hashlib.sha256(branch.encode()).hexdigest()[:12]
+    return f"{BRANCH_PREFIX}{shown}-{checksum}" if shown else f"{BRANCH_PREFIX}{checksum}"
+
+
+def open_branch(root: str, parent_root: str, name: str, retain_ms: int, options: StorageOptions) -> Lakehouse:
+    """Return the clone of a branch, which the first run makes.
+
+    Raises LakehouseNotFoundError without a parent, ExportExistsError where the parent records the clone and its root
+    vanished, InvalidInputError where another lakehouse stands there. Raises StorageError.
+    """
+    try:
+        return _checked(Lakehouse.open(root, options), name)
+    except LakehouseNotFoundError:
+        pass
+    parent = Lakehouse.open(parent_root, options)
+    try:
+        operations.plan_clone(parent, root, name, retain_for=retain_ms).execute()
+    except (ExportExistsError, LakehouseExistsError) as error:  # another run made it first, or it vanished
+        try:
+            return _checked(Lakehouse.open(root, options), name)
+        except LakehouseNotFoundError:
+            raise error from None
+    return _checked(Lakehouse.open(root, options), name)
+
+
+def _checked(lake: Lakehouse, name: str) -> Lakehouse:
+    parent = lake.snapshot().definition.parent
+    if parent is None or parent.name != name:
+        raise InvalidInputError(
+            f"the lakehouse at {lake.root} is not the clone {name!r} of the branch; give branches a root of their own"
+        )
+    return lake
+
 
 _WEB_ADDRESS = re.compile(r"https?://[A-Za-z0-9.\-]+(:\d{1,5})?(/[A-Za-z0-9._~/\-]*)?")
 
@@ -177,7 +246,7 @@ class TrinityLakeResource(dg.ConfigurableResource["TrinityLakeResource"]):
                 if self.engine == "local":
                     return LOCAL
                 with needs("spark"):
-                    from trinitylake_ops.spark_jobs.executor import SparkExecutor
+                    from trinitylake_ops.spark.executor import SparkExecutor
                 resources = scope.enter_context(dg.build_resources({"spark": spark}))
                 return SparkExecutor(resources.spark.session())
 
@@ -232,7 +301,7 @@ class SparkResource(dg.ConfigurableResource["SparkResource"]):
         """
         if self._session is None:
             # A code location that starts no Spark need not have it.
-            from trinitylake_ops.spark_jobs import session_scope
+            from trinitylake_ops.spark import session_scope
 
             scope = session_scope("trinitylake-ops", self.master, remote=self.remote, **self.conf)
             self._session = self._scope.enter_context(scope)

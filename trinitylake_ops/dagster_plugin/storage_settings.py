@@ -15,9 +15,9 @@ import dagster as dg
 from pydantic import ConfigDict, Field, ValidationInfo, create_model, field_validator, model_validator
 
 from trinitylake_ops.errors import InvalidInputError
+from trinitylake_ops.storage.http.settings import check_endpoint
 from trinitylake_ops.storage.options import OPTIONS_VARIABLE, StorageOptions, is_secret
-from trinitylake_ops.storage.remote.settings import check_endpoint
-from trinitylake_ops.storage.schemes import OWN_SCHEMES
+from trinitylake_ops.storage.registry import OWN_SCHEMES
 
 _VARIABLE_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}")
 _ACCESS_KEY_ID = re.compile(r"(AKIA|ASIA)[A-Z0-9]{16}")

@@ -23,6 +23,8 @@ from pyiceberg.exceptions import NoSuchTableError
 from pyiceberg.table import Table
 
 from trinitylake_ops import Lakehouse
+from trinitylake_ops.dagster_plugin._dagster_internals import StepAssets, asset_context
+from trinitylake_ops.dagster_plugin.assets import check_other_writers
 from trinitylake_ops.dagster_plugin.inputs import (
     InputType,
     Part,
@@ -33,9 +35,10 @@ from trinitylake_ops.dagster_plugin.inputs import (
     partitions_of,
     rows_of,
 )
+from trinitylake_ops.dagster_plugin.partition_checks import own_keys
+from trinitylake_ops.dagster_plugin.publish_step import no_retries_of_conflicts, publish_by_step
 from trinitylake_ops.dagster_plugin.resources import SparkResource, TrinityLakeResource
 from trinitylake_ops.dagster_plugin.runs.backfills import is_left_to_last, staged_by_other_runs
-from trinitylake_ops.dagster_plugin.runs.beyond_public import StepAssets, asset_context
 from trinitylake_ops.dagster_plugin.runs.membership import (
     Membership,
     NotStaged,
@@ -59,20 +62,24 @@ from trinitylake_ops.dagster_plugin.runs.staging import (
     newest_staged,
     notes_of,
 )
-from trinitylake_ops.dagster_plugin.step_publication import no_retries_of_conflicts, publish_by_step
-from trinitylake_ops.dagster_plugin.stored.distinct import own_keys
-from trinitylake_ops.dagster_plugin.stored.frames import arrow_of, arrow_of_polars, is_pandas, is_polars, is_spark
-from trinitylake_ops.dagster_plugin.stored.settings import Stored, said_of
-from trinitylake_ops.dagster_plugin.stored.writers import check_other_writers
+from trinitylake_ops.dagster_plugin.table_settings import (
+    Stored,
+    arrow_of,
+    arrow_of_polars,
+    is_pandas,
+    is_polars,
+    is_spark,
+    said_of,
+)
 from trinitylake_ops.errors import InvalidInputError
-from trinitylake_ops.tables.catalog import catalog_at
-from trinitylake_ops.tables.writing.arrow_writer import stage_arrow
-from trinitylake_ops.tables.writing.publication import publication_id
-from trinitylake_ops.tables.writing.reads import StagedRead, TableRead
-from trinitylake_ops.tables.writing.staged_table import EncodedPartition, StagedTable
-from trinitylake_ops.tables.writing.staging import Replace, load_staged
-from trinitylake_ops.tables.writing.upserting import stage_upsert
-from trinitylake_ops.tables.writing.write_plan import Evolution, evolve_to
+from trinitylake_ops.iceberg.catalog import catalog_at
+from trinitylake_ops.iceberg.write.arrow import stage_arrow
+from trinitylake_ops.iceberg.write.plan import Evolution, evolve_to
+from trinitylake_ops.iceberg.write.publication import publication_id
+from trinitylake_ops.iceberg.write.replacement import StagedRead, TableRead
+from trinitylake_ops.iceberg.write.staged_table import EncodedPartition, StagedTable
+from trinitylake_ops.iceberg.write.staging import Replace, load_staged
+from trinitylake_ops.iceberg.write.upsert import stage_upsert
 from trinitylake_ops.transaction.saved import pinned_version
 
 _ALL = Replace.ALL.value
@@ -157,7 +164,7 @@ class TableIOManager(dg.IOManager):
                 raise InvalidInputError(
                     f"asset {context.asset_key.to_user_string()}: upsert takes no DataFrame of Spark"
                 )
-            from trinitylake_ops.spark_jobs import stage_dataframe
+            from trinitylake_ops.spark import stage_dataframe
 
             stored.check_columns(context.asset_key, obj.columns)
             return stage_dataframe(
@@ -385,7 +392,7 @@ class TableIOManager(dg.IOManager):
 
 def _columns_of(frame: Any) -> Evolution:
     """Return the change of a table's columns to those of a DataFrame of Spark."""
-    from trinitylake_ops.spark_jobs.tables.schema import to_iceberg_schema
+    from trinitylake_ops.spark.tables.schema import to_iceberg_schema
 
     return evolve_to(
         {field.name: field.field_type for field in to_iceberg_schema(frame.schema).fields}, replaces_table=True

@@ -8,7 +8,7 @@ from trinitylake_ops.extras import needs
 if __name__ == "__main__":
     try:
         with needs("demo"):
-            from trinitylake_ops.demo.play import main
+            from trinitylake_ops.demo.walkthrough import main
     except MissingExtraError as error:
         sys.stderr.write(f"Error: {error}\n")
         sys.exit(error.exit_code)

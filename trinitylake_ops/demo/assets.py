@@ -12,14 +12,12 @@ from trinitylake_ops import Lakehouse
 from trinitylake_ops.dagster_plugin.names import ONLY
 from trinitylake_ops.dagster_plugin.publish import STAGED, build_publish_asset
 from trinitylake_ops.dagster_plugin.resources import SparkResource, TrinityLakeResource
-from trinitylake_ops.demo.flights_checks import checks_for, run_checks
-from trinitylake_ops.demo.flights_faults import corrupt
 from trinitylake_ops.demo.flights_source import FlightsSource
-from trinitylake_ops.demo.flights_tables import TABLES, FlightsTable
-from trinitylake_ops.spark_jobs.runtime.spark_errors import spark_failures
-from trinitylake_ops.spark_jobs.tables.reader import read_staged, read_table
-from trinitylake_ops.spark_jobs.tables.writer import stage_dataframe
-from trinitylake_ops.tables.writing.staged_table import StagedTable
+from trinitylake_ops.demo.flights_tables import TABLES, FlightsTable, checks_for, corrupt, run_checks
+from trinitylake_ops.iceberg.write.staged_table import StagedTable
+from trinitylake_ops.spark.runtime.errors import spark_failures
+from trinitylake_ops.spark.tables.reader import read_staged, read_table
+from trinitylake_ops.spark.tables.writer import stage_dataframe
 from trinitylake_ops.versions.commit_info import acting_for_run
 
 #: The namespace of each table.

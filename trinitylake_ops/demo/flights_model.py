@@ -4,7 +4,7 @@ Rules of the model:
 
 - A row is never dropped silently. A row of the wrong width stops every job. A value of the wrong type stops each job
   that reads its column, and so does writing the table. ``spark_errors.spark_failures`` types both. A duplicated key
-  stops at the checks (:mod:`~trinitylake_ops.demo.flights_checks`).
+  stops at the checks (:mod:`~trinitylake_ops.demo.flights_tables`).
 - ``month`` selects by the local month, 1 to 12; None means all. A flight and the weather of its hour are in the same
   local month. So month m of every table follows from month m of its inputs.
 - Results do not depend on the order of rows, as sums are over integers and decimals.

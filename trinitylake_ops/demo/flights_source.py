@@ -20,7 +20,7 @@ from typing import IO, BinaryIO, cast
 
 from trinitylake_ops.errors import CorruptFileError, FileMissingError, InvalidInputError
 from trinitylake_ops.extras import missing_extra
-from trinitylake_ops.spark_jobs.runtime.local_cache import cache_folder, place_file
+from trinitylake_ops.spark.runtime.java import cache_folder, place_file
 
 #: The five files, by their names without ending.
 SOURCE_NAMES = ("airlines", "airports", "flights", "planes", "weather")

@@ -18,9 +18,8 @@ from google.protobuf.message import DecodeError, EncodeError, Message
 from google.protobuf.unknown_fields import UnknownFieldSet
 
 from trinitylake_ops.errors import CorruptFileError, InvalidDefinitionError, InvalidInputError
-from trinitylake_ops.format.checksums import check_seals, open_seal, sealed
-from trinitylake_ops.format.file_sizes import MAX_DEFINITION_BYTES, check_definition_size
-from trinitylake_ops.format.generated import definitions_pb2 as pb
+from trinitylake_ops.format import definitions_pb2 as pb
+from trinitylake_ops.format.checksums import MAX_DEFINITION_BYTES, check_definition_size, check_seals, open_seal, sealed
 from trinitylake_ops.format.locations import to_uri
 from trinitylake_ops.format.version_ranges import VersionRanges
 

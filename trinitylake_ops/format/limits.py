@@ -16,14 +16,7 @@ from trinitylake_ops.format.file_names import (
     root_path,
     shortest_path_limit_bytes,
 )
-from trinitylake_ops.format.locations import normalize_root_uri
-from trinitylake_ops.format.nodes.node_file import (
-    check_node_compression,
-    seal_room_bytes,
-    size_of_rows_bytes,
-    text_bytes,
-)
-from trinitylake_ops.format.nodes.system_rows import (
+from trinitylake_ops.format.keys import (
     CLOCK_RESET,
     COMMIT_ID,
     COMMIT_INFO,
@@ -34,6 +27,8 @@ from trinitylake_ops.format.nodes.system_rows import (
     PREVIOUS_ROOT,
     ROLLBACK_FROM_ROOT,
 )
+from trinitylake_ops.format.locations import normalize_root_uri
+from trinitylake_ops.format.node_file import check_node_compression, seal_room_bytes, size_of_rows_bytes, text_bytes
 
 _ANY_UUID = uuid.UUID(int=0)  # all names of a kind are as long
 

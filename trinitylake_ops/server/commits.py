@@ -37,15 +37,26 @@ from trinitylake_ops.errors import (
     LocationNotAllowedError,
 )
 from trinitylake_ops.format.locations import normalize_root_uri, to_location
-from trinitylake_ops.server.answers import RefusedError, bad_request, encoded, forbidden
-from trinitylake_ops.server.calls import Call, single_level
-from trinitylake_ops.server.changes import transaction_of, until_it_lands
-from trinitylake_ops.server.tokens import Scope
-from trinitylake_ops.server.warehouses import Name
-from trinitylake_ops.tables.catalog.catalog import TrinityLakeCatalog
-from trinitylake_ops.tables.catalog.loaded_table import commit_message, loaded_now, registered_elsewhere
-from trinitylake_ops.tables.catalog.target import TransactionTarget
-from trinitylake_ops.tables.catalog.updates import (
+from trinitylake_ops.iceberg.catalog import TrinityLakeCatalog
+from trinitylake_ops.iceberg.copy import repaired_uri, with_valid_bounds
+from trinitylake_ops.iceberg.io.checked_files import files_below
+from trinitylake_ops.iceberg.io.file_io import StorageFileIO
+from trinitylake_ops.iceberg.loaded_table import commit_message, loaded_now, registered_elsewhere
+from trinitylake_ops.iceberg.managed import (
+    MANAGED_PROPERTIES,
+    check_format_version,
+    claim_location,
+    is_owner,
+    managed_table_id,
+    new_table_location,
+    table_id_of,
+)
+from trinitylake_ops.iceberg.metadata import LoadedMetadata, metadata_json, parse_metadata
+from trinitylake_ops.iceberg.new_files import ManifestBudget, check_new_entries, check_new_lists, new_files, oldest_of
+from trinitylake_ops.iceberg.reach import files_of, manifests_in
+from trinitylake_ops.iceberg.table_change import TransactionTarget
+from trinitylake_ops.iceberg.totals import with_totals
+from trinitylake_ops.iceberg.updates import (
     asked_for,
     check_keeps_what_snapshots_use,
     fitted,
@@ -53,29 +64,12 @@ from trinitylake_ops.tables.catalog.updates import (
     named_files,
     spec_ids_after,
 )
-from trinitylake_ops.tables.claims.bounds import has_faulty_bounds
-from trinitylake_ops.tables.claims.table_seals import unsealed_json
-from trinitylake_ops.tables.files.bounds import repaired_uri, with_valid_bounds
-from trinitylake_ops.tables.files.metadata import LoadedMetadata, metadata_json, parse_metadata
-from trinitylake_ops.tables.files.new_files import (
-    ManifestBudget,
-    check_new_entries,
-    check_new_lists,
-    new_files,
-    oldest_of,
-)
-from trinitylake_ops.tables.files.reach import files_of, manifests_in
-from trinitylake_ops.tables.files.totals import with_totals
-from trinitylake_ops.tables.io.file_io import StorageFileIO
-from trinitylake_ops.tables.io.listing import files_below
-from trinitylake_ops.tables.managed import (
-    MANAGED_PROPERTIES,
-    check_format_version,
-    managed_table_id,
-    new_table_location,
-    table_id_of,
-)
-from trinitylake_ops.tables.ownership import claim_location, is_owner
+from trinitylake_ops.iceberg.validation.bounds import has_faulty_bounds
+from trinitylake_ops.iceberg.validation.checksums import unsealed_json
+from trinitylake_ops.server.calls import Call, single_level, transaction_of, until_it_lands
+from trinitylake_ops.server.responses import RefusedError, bad_request, encoded, forbidden
+from trinitylake_ops.server.tokens import Scope
+from trinitylake_ops.server.warehouses import Name
 from trinitylake_ops.versions.snapshot import Snapshot
 
 logger = logging.getLogger(__name__)

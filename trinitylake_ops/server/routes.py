@@ -6,12 +6,12 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from urllib.parse import unquote_to_bytes
 
+from trinitylake_ops.server import credentials as access
 from trinitylake_ops.server import namespaces, tables
-from trinitylake_ops.server.access import requests as access
-from trinitylake_ops.server.answers import Answer, RefusedError, bad_request
+from trinitylake_ops.server import namespaces as views
 from trinitylake_ops.server.calls import Call
-from trinitylake_ops.server.scans import requests as scans
-from trinitylake_ops.server.views import requests as views
+from trinitylake_ops.server.responses import Answer, RefusedError, bad_request
+from trinitylake_ops.server.scans import files as scans
 from trinitylake_ops.server.warehouses import Name
 from trinitylake_ops.server.workers import Work
 

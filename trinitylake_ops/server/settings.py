@@ -14,8 +14,8 @@ import yaml
 
 from trinitylake_ops.errors import InvalidInputError
 from trinitylake_ops.storage.delegation import DelegationSettings
+from trinitylake_ops.storage.http.settings import is_loopback
 from trinitylake_ops.storage.options import ALLOWED_ROOTS, StorageOptions
-from trinitylake_ops.storage.remote.settings import is_loopback
 
 #: The name of the only lakehouse of a server. Warehouses of it are named without it.
 ONLY = ""

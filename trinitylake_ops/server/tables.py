@@ -23,8 +23,17 @@ from pyiceberg.table.sorting import UNSORTED_SORT_ORDER
 from trinitylake_ops.errors import CorruptFileError, FileMissingError, NotFoundError
 from trinitylake_ops.format.definitions import TableDef
 from trinitylake_ops.format.locations import as_uri
-from trinitylake_ops.server.access.given import access_at, may_write, vends
-from trinitylake_ops.server.answers import (
+from trinitylake_ops.iceberg.catalog import TrinityLakeCatalog
+from trinitylake_ops.iceberg.io.file_io import StorageFileIO
+from trinitylake_ops.iceberg.managed import LATEST_WRITTEN_VERSION, MANAGED_PROPERTIES, managed_table_id, metadata_uri
+from trinitylake_ops.iceberg.metadata import read_table_metadata
+from trinitylake_ops.iceberg.properties import check_settable
+from trinitylake_ops.iceberg.table_change import registered_uri
+from trinitylake_ops.iceberg.updates import asked_for, check_format
+from trinitylake_ops.server.calls import Call, changed, page_of, single_level
+from trinitylake_ops.server.commits import TableCommit, check_readable, commit_tables
+from trinitylake_ops.server.credentials import access_at, may_write, vends
+from trinitylake_ops.server.responses import (
     NO_CONTENT,
     Answer,
     as_member,
@@ -35,18 +44,8 @@ from trinitylake_ops.server.answers import (
     table_answer,
     unsupported,
 )
-from trinitylake_ops.server.calls import Call, page_of, single_level
-from trinitylake_ops.server.changes import changed
-from trinitylake_ops.server.commits import TableCommit, check_readable, commit_tables
 from trinitylake_ops.server.tokens import Scope
 from trinitylake_ops.server.warehouses import Name
-from trinitylake_ops.tables.catalog.catalog import TrinityLakeCatalog
-from trinitylake_ops.tables.catalog.registration import registered_uri
-from trinitylake_ops.tables.catalog.updates import asked_for, check_format
-from trinitylake_ops.tables.files.metadata import read_table_metadata
-from trinitylake_ops.tables.io.file_io import StorageFileIO
-from trinitylake_ops.tables.managed import LATEST_WRITTEN_VERSION, MANAGED_PROPERTIES, managed_table_id, metadata_uri
-from trinitylake_ops.tables.properties import check_settable
 
 logger = logging.getLogger(__name__)
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from trinitylake_ops.errors import InvalidInputError
-from trinitylake_ops.server.answers import RefusedError, forbidden
+from trinitylake_ops.server.responses import RefusedError, forbidden
 from trinitylake_ops.server.settings import read_yaml
 
 _HASH = re.compile(r"[0-9a-f]{64}")

@@ -18,19 +18,19 @@ from urllib.parse import quote
 from trinitylake_ops import errors
 from trinitylake_ops.extras import needs
 from trinitylake_ops.format.locations import normalize_root_uri
-from trinitylake_ops.maintenance.clones.records import clone_record, opened_clone
-from trinitylake_ops.maintenance.plans.cost import MeteredLakehouse
-from trinitylake_ops.server.answers import UNAVAILABLE, RefusedError, bad_request, forbidden
+from trinitylake_ops.iceberg.catalog import TrinityLakeCatalog, catalog_at
+from trinitylake_ops.iceberg.metadata import ParsedMetadata
+from trinitylake_ops.iceberg.reach import ReachedFiles
+from trinitylake_ops.iceberg.table_change import CatalogTarget, SnapshotTarget
+from trinitylake_ops.iceberg.validation.metadata_size import MAX_METADATA_BYTES
+from trinitylake_ops.operations.base import MeteredLakehouse
+from trinitylake_ops.operations.clones.records import clone_record, opened_clone
+from trinitylake_ops.server.responses import UNAVAILABLE, RefusedError, bad_request, forbidden
 from trinitylake_ops.server.settings import ONLY, LakehouseSettings
 from trinitylake_ops.storage import MeteredStorage, open_storage
-from trinitylake_ops.storage.cache.lru import ByteLru
+from trinitylake_ops.storage.cache.memory import ByteLru
 from trinitylake_ops.storage.delegation import Delegate
 from trinitylake_ops.storage.options import StorageOptions
-from trinitylake_ops.tables.catalog.catalog import TrinityLakeCatalog, catalog_at
-from trinitylake_ops.tables.catalog.target import CatalogTarget, SnapshotTarget
-from trinitylake_ops.tables.claims.metadata_size import MAX_METADATA_BYTES
-from trinitylake_ops.tables.files.metadata import ParsedMetadata
-from trinitylake_ops.tables.files.reached_files import ReachedFiles
 from trinitylake_ops.transaction.lakehouse import Lakehouse
 from trinitylake_ops.versions.latest import open_latest
 from trinitylake_ops.versions.lookup import PARENT_VERSION

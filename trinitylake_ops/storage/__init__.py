@@ -4,19 +4,18 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from trinitylake_ops.faces import lazy_face
+from trinitylake_ops._lazy import lazy_face
 
 if TYPE_CHECKING:
     from trinitylake_ops.storage.cache.storage import clear_process_caches
-    from trinitylake_ops.storage.interface import FileInfo, Storage
+    from trinitylake_ops.storage.interface import FileInfo, Storage, StorageWrapper
     from trinitylake_ops.storage.local.storage import LocalStorage
     from trinitylake_ops.storage.memory import MemoryStorage, drop_memory_root
+    from trinitylake_ops.storage.meter import Measurement, MeteredStorage, RequestCounts
     from trinitylake_ops.storage.open import open_storage
     from trinitylake_ops.storage.parallel import run_parallel
     from trinitylake_ops.storage.paths import TEMPORARY_PREFIX
-    from trinitylake_ops.storage.wrappers.base import StorageWrapper
-    from trinitylake_ops.storage.wrappers.meter import Measurement, MeteredStorage, RequestCounts
-    from trinitylake_ops.storage.wrappers.retry import RetryStorage
+    from trinitylake_ops.storage.retry import RetryStorage
 
 __all__ = [
     "TEMPORARY_PREFIX",
@@ -39,24 +38,13 @@ __getattr__, __dir__ = lazy_face(
     __name__,
     {
         "cache.storage": ("clear_process_caches",),
-        "interface": (
-            "FileInfo",
-            "Storage",
-        ),
+        "interface": ("FileInfo", "Storage", "StorageWrapper"),
         "local.storage": ("LocalStorage",),
-        "memory": (
-            "MemoryStorage",
-            "drop_memory_root",
-        ),
+        "memory": ("MemoryStorage", "drop_memory_root"),
+        "meter": ("Measurement", "MeteredStorage", "RequestCounts"),
         "open": ("open_storage",),
         "parallel": ("run_parallel",),
         "paths": ("TEMPORARY_PREFIX",),
-        "wrappers.base": ("StorageWrapper",),
-        "wrappers.meter": (
-            "Measurement",
-            "MeteredStorage",
-            "RequestCounts",
-        ),
-        "wrappers.retry": ("RetryStorage",),
+        "retry": ("RetryStorage",),
     },
 )

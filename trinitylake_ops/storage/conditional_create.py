@@ -19,7 +19,7 @@ from trinitylake_ops.errors import (
 )
 from trinitylake_ops.storage.interface import Storage
 from trinitylake_ops.storage.parallel import run_round
-from trinitylake_ops.storage.wrappers.retry import checked_resends
+from trinitylake_ops.storage.retry import checked_resends
 
 _MAX_SENDS = 5
 

@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from trinitylake_ops.errors import InvalidInputError
-from trinitylake_ops.storage.cache.options import CACHE_OPTIONS
+from trinitylake_ops.storage.cache.memory import CACHE_OPTIONS
 from trinitylake_ops.storage.interface import Storage
+from trinitylake_ops.storage.meter import ObservedStorage
 from trinitylake_ops.storage.options import ALLOWED_ROOTS, WHOLE_FILE_LIMIT, StorageOptions
-from trinitylake_ops.storage.scheme import Scheme
-from trinitylake_ops.storage.schemes import OWN_SCHEMES, is_added, scheme_of
-from trinitylake_ops.storage.wrappers.observe import ObservedStorage
-from trinitylake_ops.storage.wrappers.retry import RetryStorage
+from trinitylake_ops.storage.registry import OWN_SCHEMES, Scheme, is_added, scheme_of
+from trinitylake_ops.storage.retry import RetryStorage
 from trinitylake_ops.telemetry.settings import is_told
 
 _OF_ALL = CACHE_OPTIONS | {ALLOWED_ROOTS, WHOLE_FILE_LIMIT}
@@ -23,7 +22,7 @@ def open_storage(root_uri: str, storage_options: Mapping[str, str] | None = None
     Each kind of storage takes options of its own (docs/storage.md): ``file:///folder/`` takes ``fsync`` (``true``, the
     default, or ``false``), ``memory://name/`` none. ``s3://bucket/prefix/`` takes ``S3_OPTIONS``; ``client`` (``s3fs``,
     the default, or ``obstore``) picks the library. The other kinds take the options of their schemes
-    (``storage/schemes.py``). Every root takes ``whole_file_limit_bytes``, and the options of the cache and
+    (``storage/registry.py``). Every root takes ``whole_file_limit_bytes``, and the options of the cache and
     ``allowed_roots``, which mean nothing here. Opening touches no file and sends no request.
     ``SCHEME.NAME`` is the option of that name for one scheme; those of other schemes are for other roots.
 

@@ -9,11 +9,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from trinitylake_ops.faces import lazy_face
+from trinitylake_ops._lazy import lazy_face
 
 if TYPE_CHECKING:
-    from trinitylake_ops.telemetry.deferred import DeferredSpans
+    from trinitylake_ops.telemetry.deferred_spans import DeferredSpans
 
 __all__ = ["DeferredSpans"]
 
-__getattr__, __dir__ = lazy_face(__name__, {"deferred": ("DeferredSpans",)}, extra="otel")
+__getattr__, __dir__ = lazy_face(
+    __name__,
+    {
+        "deferred_spans": ("DeferredSpans",),
+    },
+    extra="otel",
+)

@@ -1,9 +1,15 @@
-"""Hands numbers to whoever listens. Without a listener a call costs one look at an empty tuple."""
+"""The metrics of the engine as data, and the hub that passes measurements to listeners.
+
+Labels have few values: kinds, outcomes, schemes of storages, names of lakehouses as an operator gives them. No name of
+a table, a person or a token is among them.
+"""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from dataclasses import dataclass
+from enum import StrEnum
 from typing import Protocol
 
 logger = logging.getLogger(__name__)
@@ -68,3 +74,82 @@ def _tell(tell: Callable[[str, float, dict[str, str]], None], name: str, value: 
         tell(name, value, labels)
     except Exception:  # whoever counts must not fail a commit
         logger.warning("a listener of %s failed; the work goes on", name, exc_info=True)
+
+
+class Kind(StrEnum):
+    """How the numbers of an instrument add up."""
+
+    COUNTER = "counter"
+    HISTOGRAM = "histogram"
+    GAUGE = "gauge"
+
+
+@dataclass(frozen=True, slots=True)
+class Instrument:
+    """One number: its name without the prefix ``trinitylake_``, what it says, its labels, and bounds of a histogram."""
+
+    name: str
+    kind: Kind
+    says: str
+    labels: tuple[str, ...] = ()
+    bounds: tuple[float, ...] = ()
+    unit: str = "1"
+
+
+_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 60.0, 300.0, 3_600.0)
+_FEW = (1, 2, 4, 8, 16, 32, 64, 128)
+
+TRANSACTIONS = "transactions"
+VERSION_SECONDS = "version_seconds"
+VERSION_ATTEMPTS = "version_attempts"
+LOST_ATTEMPTS = "engine_lost_attempts"
+GROUP_SIZE = "commit_group_size"
+STORAGE_REQUESTS = "storage_requests"
+STORAGE_BYTES = "storage_bytes"
+STORAGE_RETRIES = "storage_retries"
+CACHE_READS = "cache_reads"
+FREED_FILES = "freed_files"
+FREED_BYTES = "freed_bytes"
+OPERATIONS = "operations"
+OPERATION_SECONDS = "operation_seconds"
+VERSION = "lakehouse_version"
+AGE_SECONDS = "age_seconds"
+DUE_SECONDS = "due_seconds"
+RECLAIMABLE_BYTES = "reclaimable_bytes"
+FINDINGS = "findings"
+RECENT_ATTEMPTS = "recent_attempts"
+RECENT_LOST = "recent_lost_attempts"
+READ_AT = "status_timestamp_seconds"
+
+_COUNTER, _HISTOGRAM, _GAUGE = Kind.COUNTER, Kind.HISTOGRAM, Kind.GAUGE
+
+INSTRUMENTS: dict[str, Instrument] = {
+    one.name: one
+    for one in (
+        Instrument(TRANSACTIONS, _COUNTER, "Transactions that ended, by how.", ("outcome",)),
+        Instrument(VERSION_SECONDS, _HISTOGRAM, "How long a commit took, all attempts.", (), _SECONDS, "s"),
+        Instrument(VERSION_ATTEMPTS, _HISTOGRAM, "Attempts of a commit.", (), (1, 2, 3, 5, 8, 13, 21, 50, 100)),
+        Instrument(LOST_ATTEMPTS, _COUNTER, "Attempts of commits that met another one and were made again."),
+        Instrument(GROUP_SIZE, _HISTOGRAM, "Transactions of this process that went into one version.", (), _FEW),
+        Instrument(STORAGE_REQUESTS, _COUNTER, "Requests to the storage.", ("storage", "kind")),
+        Instrument(STORAGE_BYTES, _COUNTER, "Bytes read and written.", ("storage", "way"), (), "By"),
+        Instrument(STORAGE_RETRIES, _COUNTER, "Requests that failed in passing, by why.", ("storage", "cause")),
+        Instrument(CACHE_READS, _COUNTER, "Reads of immutable files, by where they came from.", ("source",)),
+        Instrument(FREED_FILES, _COUNTER, "Files that operations deleted."),
+        Instrument(FREED_BYTES, _COUNTER, "Bytes of files that operations deleted.", (), (), "By"),
+        Instrument(OPERATIONS, _COUNTER, "Operations that ended, by how.", ("operation", "outcome")),
+        Instrument(OPERATION_SECONDS, _HISTOGRAM, "How long operations took.", ("operation",), _SECONDS, "s"),
+        Instrument(VERSION, _GAUGE, "The latest version.", ("lakehouse",)),
+        Instrument(
+            AGE_SECONDS, _GAUGE, "Seconds since it happened last; +Inf for never.", ("lakehouse", "of"), (), "s"
+        ),
+        Instrument(
+            DUE_SECONDS, _GAUGE, "Seconds since something is due; 0 if it is not.", ("lakehouse", "what"), (), "s"
+        ),
+        Instrument(RECLAIMABLE_BYTES, _GAUGE, "Bytes that can be freed, as far as known.", ("lakehouse",), (), "By"),
+        Instrument(FINDINGS, _GAUGE, "What the status found.", ("lakehouse", "severity")),
+        Instrument(RECENT_ATTEMPTS, _GAUGE, "Attempts of the newest versions, by all writers.", ("lakehouse",)),
+        Instrument(RECENT_LOST, _GAUGE, "Those of them that met another commit.", ("lakehouse",)),
+        Instrument(READ_AT, _GAUGE, "When the status was read, as seconds since 1970.", ("lakehouse",), (), "s"),
+    )
+}

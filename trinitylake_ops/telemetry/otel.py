@@ -18,8 +18,7 @@ from opentelemetry.context import Context, get_current
 from opentelemetry.metrics import CallbackOptions, Histogram, MeterProvider, Observation
 
 from trinitylake_ops.extras import needs
-from trinitylake_ops.telemetry.hub import listen
-from trinitylake_ops.telemetry.instruments import INSTRUMENTS, Kind
+from trinitylake_ops.telemetry.hub import INSTRUMENTS, Kind, listen
 from trinitylake_ops.telemetry.spans import SCOPE
 
 _PACKAGE = "trinitylake-ops"
@@ -116,7 +115,7 @@ def send() -> Callable[[], None]:
         from opentelemetry.sdk.trace import TracerProvider
         from opentelemetry.sdk.trace.export import BatchSpanProcessor
 
-        from trinitylake_ops.telemetry.deferred import DeferredSpans
+        from trinitylake_ops.telemetry.deferred_spans import DeferredSpans
     resource = Resource.create({"service.name": "trinitylake", "service.version": package_version(_PACKAGE)})
     spans = TracerProvider(resource=resource)
     spans.add_span_processor(DeferredSpans())

@@ -18,7 +18,7 @@ from prometheus_client import (
 )
 
 from trinitylake_ops.errors import InvalidInputError, StorageError
-from trinitylake_ops.telemetry.instruments import INSTRUMENTS, Instrument, Kind
+from trinitylake_ops.telemetry.hub import INSTRUMENTS, Instrument, Kind
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 PREFIX = "trinitylake_"

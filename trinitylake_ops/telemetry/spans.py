@@ -38,7 +38,7 @@ def tracer() -> Any | None:
 
 
 class Deferring(Protocol):
-    """Has spans made later than the block that they tell of (``telemetry/deferred.py``)."""
+    """Has spans made later than the block that they tell of (``telemetry/deferred_spans.py``)."""
 
     def begin(self, tracer: Any, name: str, attributes: Attributes | None) -> AbstractContextManager[Any]:
         """Begin a span within the present one."""

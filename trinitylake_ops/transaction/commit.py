@@ -20,16 +20,16 @@ from trinitylake_ops.errors import (
     VersionNotFoundError,
 )
 from trinitylake_ops.format.file_names import MAX_VERSION
-from trinitylake_ops.format.nodes.node_file import decode_system_rows
-from trinitylake_ops.format.nodes.system_rows import COMMIT_ID
-from trinitylake_ops.storage import beside
+from trinitylake_ops.format.keys import COMMIT_ID
+from trinitylake_ops.format.node_file import decode_system_rows
+from trinitylake_ops.storage import background
 from trinitylake_ops.storage.conditional_create import create_fresh, create_settled
 from trinitylake_ops.storage.interface import Storage
 from trinitylake_ops.telemetry import hub, spans
-from trinitylake_ops.telemetry.instruments import LOST_ATTEMPTS, VERSION_ATTEMPTS, VERSION_SECONDS
+from trinitylake_ops.telemetry.hub import LOST_ATTEMPTS, VERSION_ATTEMPTS, VERSION_SECONDS
 from trinitylake_ops.transaction.draft import Draft, RootStamp
+from trinitylake_ops.transaction.pacing import Courtesy, TurnRequest, may_ask
 from trinitylake_ops.transaction.time_to_live import AgeLimit, OperationAge, TransactionAge
-from trinitylake_ops.transaction.turns import Courtesy, TurnRequest, may_ask
 from trinitylake_ops.versions.commit_info import CommitCost
 from trinitylake_ops.versions.latest import latest_after, reading_bases
 from trinitylake_ops.versions.roots import (
@@ -41,7 +41,7 @@ from trinitylake_ops.versions.roots import (
     look_beside,
 )
 from trinitylake_ops.versions.snapshot import LakehouseFiles, Snapshot
-from trinitylake_ops.versions.stamps import time_after
+from trinitylake_ops.versions.time_travel import time_after
 
 logger = logging.getLogger(__name__)
 
@@ -300,7 +300,7 @@ class Commit:
         attempt_s = time.monotonic() - began_s
         if may_ask(self.n_lost, attempt_s):
             self._has_asked = True
-            beside.put(functools.partial(turn.lost, self.n_lost, attempt_s))
+            background.put(functools.partial(turn.lost, self.n_lost, attempt_s))
         look, self._look = self._look, None
         latest = latest_after(self._files, look or look_after(self._files.roots, base.version + 1))
         # The age is checked first: a purge may have deleted what the base of an old change reaches.
@@ -319,14 +319,14 @@ class Commit:
         self._files.roots.keep(committed.root)
         self._files.hint.note(committed.version)
         if self._has_asked:
-            beside.put(turn.withdraw)
+            background.put(turn.withdraw)
         if self._courtesy is not None:
             self._courtesy.look_now_and_then(self._files.storage)
 
     def _discard_nodes(self) -> None:
         """Delete the nodes of a lost attempt, beside the next one."""
         if self._nodes:
-            beside.put(functools.partial(discard, self._files.storage, list(self._nodes)))
+            background.put(functools.partial(discard, self._files.storage, list(self._nodes)))
             self._nodes = {}
 
 

@@ -7,7 +7,7 @@ from dataclasses import fields, replace
 from typing import Any
 
 from trinitylake_ops.format.definitions import LakehouseDef
-from trinitylake_ops.format.nodes.keys import KeyCodec
+from trinitylake_ops.format.keys import KeyCodec
 from trinitylake_ops.tree.diff import KeyChange
 
 # One key each: their entries depend on each other, so they never merge.

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import uuid
 
+from trinitylake_ops.access.allowed_roots import Place
+from trinitylake_ops.access.table_owners import claim_table_root
 from trinitylake_ops.errors import (
     CommitOutcomeUnknownError,
     FileExistsAlreadyError,
@@ -15,20 +17,17 @@ from trinitylake_ops.errors import (
 )
 from trinitylake_ops.format.definitions import METADATA_LOCATION, LakehouseDef
 from trinitylake_ops.format.file_names import ROOT_NAMING, ROOT_PREFIX, new_lakehouse_def_path, root_naming
+from trinitylake_ops.format.keys import COMMIT_ID, COMMIT_INFO, CREATED_AT_MILLIS, LAKEHOUSE_DEF, TABLE_KEY_PREFIX
 from trinitylake_ops.format.locations import normalize_root_uri
-from trinitylake_ops.format.nodes.keys import TABLE_KEY_PREFIX
-from trinitylake_ops.format.nodes.node_file import NodeFile
-from trinitylake_ops.format.nodes.system_rows import COMMIT_ID, COMMIT_INFO, CREATED_AT_MILLIS, LAKEHOUSE_DEF
-from trinitylake_ops.format.places import Place
+from trinitylake_ops.format.node_file import NodeFile
 from trinitylake_ops.storage.conditional_create import create_fresh
 from trinitylake_ops.storage.interface import Storage
 from trinitylake_ops.transaction.commit import create_root, discard
-from trinitylake_ops.tree.nodes.node import TreeLimits
-from trinitylake_ops.tree.nodes.table_users import claim_table_root
+from trinitylake_ops.tree.node import TreeLimits
 from trinitylake_ops.tree.search import prefix_end, scan
 from trinitylake_ops.versions.commit_info import CommitCost, CommitInfo
 from trinitylake_ops.versions.snapshot import LakehouseFiles, Snapshot
-from trinitylake_ops.versions.stamps import check_time
+from trinitylake_ops.versions.time_travel import check_time
 
 
 def create_lakehouse(files: LakehouseFiles, definition: LakehouseDef) -> None:

@@ -8,6 +8,7 @@ from dataclasses import replace
 from datetime import datetime
 from typing import Any, Literal
 
+from trinitylake_ops.access.external_files import Elsewhere
 from trinitylake_ops.errors import (
     CorruptFileError,
     InvalidDefinitionError,
@@ -17,24 +18,22 @@ from trinitylake_ops.format.definitions import IsolationLevel, LakehouseDef, Par
 from trinitylake_ops.format.file_names import is_immutable_path
 from trinitylake_ops.format.limits import validate_lakehouse_def
 from trinitylake_ops.format.locations import as_uri, normalize_root_uri
-from trinitylake_ops.storage import Storage, beside, open_storage
-from trinitylake_ops.storage.cache.options import storage_identity
+from trinitylake_ops.storage import Storage, background, open_storage
+from trinitylake_ops.storage.cache.memory import storage_identity
 from trinitylake_ops.storage.cache.storage import CacheStorage, private_cache_view, shared_cache_view
 from trinitylake_ops.storage.options import ALLOWED_ROOTS, StorageOptions
 from trinitylake_ops.transaction.commit import DEFAULT_MAX_ATTEMPTS, Committable, commit
+from trinitylake_ops.transaction.commit_queue import CommitQueue, shared_queue
 from trinitylake_ops.transaction.creation import check_no_table_under, claim_named_root, create_lakehouse
-from trinitylake_ops.transaction.groups.queue import CommitQueue, shared_queue
 from trinitylake_ops.transaction.resolve import CommitResolution, resolve_commit
 from trinitylake_ops.transaction.saved import StagedDefinition, checked_id, read_saved, stage_definition
 from trinitylake_ops.transaction.time_to_live import TransactionAge
 from trinitylake_ops.transaction.transaction import Transaction
-from trinitylake_ops.tree.nodes.elsewhere import Elsewhere
-from trinitylake_ops.tree.nodes.node_store import NodeStore
-from trinitylake_ops.versions.changes import Change, diff_snapshots
+from trinitylake_ops.tree.store import NodeStore
 from trinitylake_ops.versions.commit_info import CommitInfo, acting_run
 from trinitylake_ops.versions.definition_store import DefinitionStore
 from trinitylake_ops.versions.hint import HintWriter
-from trinitylake_ops.versions.history import VersionInfo, history
+from trinitylake_ops.versions.history import Change, VersionInfo, diff_snapshots, history
 from trinitylake_ops.versions.latest import latest_snapshot, open_latest
 from trinitylake_ops.versions.lookup import VersionLookup, check_granted, check_within
 from trinitylake_ops.versions.roots import Roots, find_latest
@@ -144,7 +143,7 @@ class Lakehouse:
 
         The lakehouse can still be used.
         """
-        beside.flush()
+        background.flush()
 
     # Versions
 

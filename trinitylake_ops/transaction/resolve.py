@@ -15,8 +15,8 @@ from trinitylake_ops.errors import (
     VersionNotFoundError,
 )
 from trinitylake_ops.format.file_names import MAX_VERSION
-from trinitylake_ops.format.nodes.node_file import decode_system_rows
-from trinitylake_ops.format.nodes.system_rows import COMMIT_ID
+from trinitylake_ops.format.keys import COMMIT_ID
+from trinitylake_ops.format.node_file import decode_system_rows
 from trinitylake_ops.transaction.commit import commit
 from trinitylake_ops.transaction.draft import Draft, RootStamp, draft_of_tree
 from trinitylake_ops.versions.commit_info import CommitInfo

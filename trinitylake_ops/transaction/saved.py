@@ -28,9 +28,9 @@ from trinitylake_ops.format.file_names import (
     saved_transaction_path,
     table_prefix,
 )
+from trinitylake_ops.format.keys import COMMIT_ID, decode_commit_info
 from trinitylake_ops.format.limits import validate_table_def
-from trinitylake_ops.format.nodes.node_file import decode_system_rows
-from trinitylake_ops.format.nodes.system_rows import COMMIT_ID, decode_commit_info
+from trinitylake_ops.format.node_file import decode_system_rows
 from trinitylake_ops.storage.conditional_create import create_fresh, create_settled
 from trinitylake_ops.storage.interface import CLOCK_MARGIN_MS, Storage
 from trinitylake_ops.storage.parallel import in_one_round, run_parallel

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from trinitylake_ops.errors import CorruptFileError, FileMissingError, TransactionExpiredError
+from trinitylake_ops.format.checksums import MAX_NOTE_BYTES
 from trinitylake_ops.format.definitions import LakehouseDef
 from trinitylake_ops.format.file_names import ORPHAN_BARRIER_PATH
-from trinitylake_ops.format.file_sizes import MAX_NOTE_BYTES
-from trinitylake_ops.format.sealed_json import decode_sealed_json, encode_sealed_json
+from trinitylake_ops.format.sealed_files import decode_sealed_json, encode_sealed_json
 from trinitylake_ops.storage.interface import CLOCK_MARGIN_MS, Storage
 
 #: Orphans are older than any time to live and a margin of minutes. A younger transaction has lost nothing.

@@ -11,7 +11,7 @@ from typing import Self
 
 import pyarrow as pa
 
-from trinitylake_ops.cached_attribute import cached_attribute
+from trinitylake_ops._lazy import cached_attribute
 from trinitylake_ops.errors import (
     CommitAttemptsExhaustedError,
     CommitConflictError,
@@ -38,14 +38,14 @@ from trinitylake_ops.format.file_names import (
     saved_transaction_path,
     table_prefix,
 )
+from trinitylake_ops.format.keys import COMMIT_ID, TABLE_KEY_PREFIX, KeyCodec, check_new_name
 from trinitylake_ops.format.limits import validate_changed_settings, validate_properties, validate_table_def
-from trinitylake_ops.format.nodes.keys import TABLE_KEY_PREFIX, KeyCodec, check_new_name
-from trinitylake_ops.format.nodes.system_rows import COMMIT_ID
 from trinitylake_ops.telemetry import hub, spans
-from trinitylake_ops.telemetry.instruments import TRANSACTIONS
+from trinitylake_ops.telemetry.hub import TRANSACTIONS
 from trinitylake_ops.transaction.change_set import ChangeSet, is_namespace_key
 from trinitylake_ops.transaction.commit import DEFAULT_MAX_ATTEMPTS
-from trinitylake_ops.transaction.groups.queue import CommitQueue
+from trinitylake_ops.transaction.commit_queue import CommitQueue
+from trinitylake_ops.transaction.draft import Precondition, Submission, check_info
 from trinitylake_ops.transaction.saved import (
     CommittedElsewhereError,
     StagedDefinition,
@@ -54,12 +54,10 @@ from trinitylake_ops.transaction.saved import (
     read_staged,
     write_saved,
 )
-from trinitylake_ops.transaction.submission import Precondition, Submission, check_info
 from trinitylake_ops.versions.commit_info import CommitInfo
 from trinitylake_ops.versions.latest import reading_bases
-from trinitylake_ops.versions.one_name import OneName
 from trinitylake_ops.versions.snapshot import CatalogReader, Entry, Snapshot
-from trinitylake_ops.versions.table_names import table_ids
+from trinitylake_ops.versions.table_names import OneName, table_ids
 
 _LISTED_TABLES = 3
 

@@ -6,12 +6,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 
-from trinitylake_ops.format.nodes.node_file import NodeFile
-from trinitylake_ops.format.nodes.text_column import text_array
-from trinitylake_ops.tree.key_ranges import KeyRange, NodesInRange
-from trinitylake_ops.tree.nodes.descent import MetNodes
-from trinitylake_ops.tree.nodes.node_store import NodeStore
-from trinitylake_ops.tree.search import Below, Found, get_many, look
+from trinitylake_ops.format.keys import text_array
+from trinitylake_ops.format.node_file import NodeFile
+from trinitylake_ops.tree.search import Below, Found, KeyRange, NodesInRange, get_many, look
+from trinitylake_ops.tree.store import MetNodes, NodeStore
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,9 +11,9 @@ from itertools import pairwise
 
 from trinitylake_ops.format.definitions import LakehouseDef
 from trinitylake_ops.format.file_names import new_node_path, new_table_path
-from trinitylake_ops.format.nodes.keys import TABLE_KEY_PREFIX
-from trinitylake_ops.format.nodes.node_file import size_of_rows_bytes, text_bytes
-from trinitylake_ops.tree.nodes.node import DEFAULT_BUFFER_TARGET_BYTES
+from trinitylake_ops.format.keys import TABLE_KEY_PREFIX
+from trinitylake_ops.format.node_file import size_of_rows_bytes, text_bytes
+from trinitylake_ops.tree.node import DEFAULT_BUFFER_TARGET_BYTES
 
 #: The part of the places for keys that random insertions fill in a B-tree: ln 2.
 RANDOM_FILL = math.log(2)

@@ -14,7 +14,7 @@ from importlib.metadata import version as package_version
 from typing import Any
 
 from trinitylake_ops.format.file_names import MAX_VERSION
-from trinitylake_ops.format.nodes.system_rows import STAMPED_VERSION, encode_commit_info
+from trinitylake_ops.format.keys import STAMPED_VERSION, encode_commit_info
 
 #: Longest name of a person that a commit records.
 LONGEST_USER_CHARS = 64

@@ -6,16 +6,16 @@ import contextlib
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
+from trinitylake_ops.access.external_files import Elsewhere
 from trinitylake_ops.errors import CorruptFileError, InvalidLocationError, StorageError
 from trinitylake_ops.format.definitions import LakehouseDef, NamespaceDef, TableDef
 from trinitylake_ops.format.file_names import root_of
 from trinitylake_ops.format.limits import check_readable_sizes
 from trinitylake_ops.format.locations import is_uri, to_location
-from trinitylake_ops.storage.cache.lru import ByteLru
+from trinitylake_ops.storage.cache.memory import ByteLru
 from trinitylake_ops.storage.cache.storage import decoded
 from trinitylake_ops.storage.interface import Storage
 from trinitylake_ops.storage.options import StorageOptions
-from trinitylake_ops.tree.nodes.elsewhere import Elsewhere
 
 DEFAULT_CACHE_BYTES = 32 * 1024 * 1024
 _MEMORY_PER_FILE_BYTE = 2

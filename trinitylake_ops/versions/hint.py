@@ -6,7 +6,7 @@ import logging
 
 from trinitylake_ops.errors import TrinityLakeError
 from trinitylake_ops.format.file_names import HINT_PATH
-from trinitylake_ops.storage import beside
+from trinitylake_ops.storage import background
 from trinitylake_ops.storage.interface import Storage
 
 logger = logging.getLogger(__name__)
@@ -23,7 +23,7 @@ class HintWriter:
     @property
     def n_failures(self) -> int:
         """How many hints could not be written."""
-        beside.flush()
+        background.flush()
         return len(self._failed)
 
     def note(self, version: int) -> None:
@@ -33,7 +33,7 @@ class HintWriter:
         """
         if version >= self._newest:
             self._newest = version
-            beside.put(self._write_newest)
+            background.put(self._write_newest)
 
     def _write_newest(self) -> None:
         version = self._newest

@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Mapping
 from datetime import datetime
 
+from trinitylake_ops.access.allowed_roots import Places, cut
 from trinitylake_ops.errors import (
     CorruptFileError,
     ExportNotFoundError,
@@ -17,10 +18,9 @@ from trinitylake_ops.errors import (
 )
 from trinitylake_ops.format.definitions import ExpirationState, ExportRecord, LakehouseDef, ParentRecord
 from trinitylake_ops.format.file_names import MAX_VERSION, manifest_path, parse_root_path
+from trinitylake_ops.format.keys import LAKEHOUSE_DEF, PREVIOUS_ROOT
 from trinitylake_ops.format.locations import is_uri, normalize_root_uri, to_location
-from trinitylake_ops.format.nodes.node_file import NodeFile, decode_node
-from trinitylake_ops.format.nodes.system_rows import LAKEHOUSE_DEF, PREVIOUS_ROOT
-from trinitylake_ops.format.places import Places, cut
+from trinitylake_ops.format.node_file import NodeFile, decode_node
 from trinitylake_ops.versions.latest import latest_snapshot
 from trinitylake_ops.versions.roots import ProbedRoots
 from trinitylake_ops.versions.snapshot import LakehouseFiles, Snapshot, epoch_ms

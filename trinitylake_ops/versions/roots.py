@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from trinitylake_ops.cached_attribute import cached_attribute
+from trinitylake_ops._lazy import cached_attribute
 from trinitylake_ops.errors import CorruptFileError, FileMissingError, LakehouseNotFoundError, StorageError
 from trinitylake_ops.format.file_names import (
     HINT_PATH,
@@ -22,8 +22,8 @@ from trinitylake_ops.format.file_names import (
     parse_root_path,
     root_naming,
 )
-from trinitylake_ops.format.nodes.node_file import NodeFile, decode_node
-from trinitylake_ops.format.nodes.system_rows import COMMIT_ID
+from trinitylake_ops.format.keys import COMMIT_ID
+from trinitylake_ops.format.node_file import NodeFile, decode_node
 from trinitylake_ops.storage.interface import Storage
 from trinitylake_ops.storage.parallel import in_one_round, run_parallel
 

@@ -1,4 +1,8 @@
-"""Reading one version."""
+"""Read one version: its settings, keys and definitions.
+
+A key is padded to sizes that only the lakehouse definition tells. Most lakehouses keep the default sizes, so a key that
+is padded to them tells which nodes will be read next. A wrong guess costs requests, never an answer.
+"""
 
 from __future__ import annotations
 
@@ -10,10 +14,12 @@ from datetime import UTC, datetime, timedelta
 
 import pyarrow as pa
 
-from trinitylake_ops.cached_attribute import cached_attribute
+from trinitylake_ops._lazy import cached_attribute
+from trinitylake_ops.access.external_files import Elsewhere
 from trinitylake_ops.errors import (
     CorruptFileError,
     FileMissingError,
+    InvalidNameError,
     NamespaceNotFoundError,
     StorageError,
     TableNotFoundError,
@@ -21,21 +27,58 @@ from trinitylake_ops.errors import (
 )
 from trinitylake_ops.format.definitions import LakehouseDef, NamespaceDef, TableDef
 from trinitylake_ops.format.file_names import RootNaming
-from trinitylake_ops.format.nodes.keys import NAMESPACE_KEY_PREFIX, KeyCodec, ObjectName
-from trinitylake_ops.format.nodes.node_file import NodeFile, decode_node, decode_system_rows
-from trinitylake_ops.format.nodes.system_rows import LAKEHOUSE_DEF, MAX_TIME_MS, SEALED_AT_MILLIS
+from trinitylake_ops.format.keys import (
+    LAKEHOUSE_DEF,
+    MAX_TIME_MS,
+    NAMESPACE_KEY_PREFIX,
+    SEALED_AT_MILLIS,
+    KeyCodec,
+    ObjectName,
+)
+from trinitylake_ops.format.node_file import NodeFile, decode_node, decode_system_rows
 from trinitylake_ops.storage.interface import Storage
-from trinitylake_ops.tree.key_ranges import KeyRange
-from trinitylake_ops.tree.nodes.elsewhere import Elsewhere
-from trinitylake_ops.tree.nodes.node import TreeLimits
-from trinitylake_ops.tree.nodes.node_store import NodeStore
-from trinitylake_ops.tree.pointers import is_damaged_pointer, told_of_pointer
-from trinitylake_ops.tree.search import Below, Found, get, get_many, look_many, prefix_keys
-from trinitylake_ops.tree.shape import TreeShape, measure_tree
+from trinitylake_ops.tree.node import TreeLimits
+from trinitylake_ops.tree.search import Below, Found, KeyRange, get, get_many, look_many, prefix_keys
+from trinitylake_ops.tree.shape import TreeShape, is_damaged_pointer, measure_tree, told_of_pointer
+from trinitylake_ops.tree.store import NodeStore
 from trinitylake_ops.versions.definition_store import DefinitionStore
 from trinitylake_ops.versions.hint import HintWriter
-from trinitylake_ops.versions.read_ahead import Wanted, read_ahead
 from trinitylake_ops.versions.roots import Roots
+
+#: The keys that a caller is about to read, in the encoding of the lakehouse.
+Wanted = Callable[[KeyCodec], KeyRange]
+
+_MOST_NODES = 1_000  # of a list; each has a request of its own
+_DEFAULTS = LakehouseDef(id="")
+_LIKELY_KEYS = KeyCodec(_DEFAULTS.namespace_name_max_size_bytes, _DEFAULTS.table_name_max_size_bytes)
+
+
+def read_ahead(
+    storage: Storage,
+    definitions: DefinitionStore,
+    nodes: NodeStore,
+    definition_location: str,
+    root: NodeFile,
+    wanted: Wanted,
+) -> None:
+    """Read the lakehouse definition, unless it is known, together with the nodes where the wanted keys likely are.
+
+    What cannot be read or decoded is left to who needs it.
+    """
+    definition_path = None if root.is_leaf else definitions.unread_path(definition_location)
+    if definition_path is None:
+        return
+    try:
+        keys = wanted(_LIKELY_KEYS)
+    except InvalidNameError:  # perhaps only too long for the default sizes
+        return
+    node_paths = [path for child in keys.part_of(root).children if (path := nodes.unread_path(child)) is not None]
+    if not 0 < len(node_paths) <= _MOST_NODES:
+        return
+    definition, *contents = storage.read_available([definition_path, *node_paths])
+    definitions.offer_lakehouse(definition_location, definition_path, definition)
+    nodes.offer(node_paths, contents)
+
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MILLISECOND = timedelta(milliseconds=1)

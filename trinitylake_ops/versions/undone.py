@@ -14,9 +14,8 @@ from dataclasses import dataclass, field, replace
 
 from trinitylake_ops.errors import CorruptFileError, FileMissingError, VersionExpiredError
 from trinitylake_ops.format.definitions import METADATA_LOCATION, TableDef
-from trinitylake_ops.format.nodes.keys import TABLE_KEY_PREFIX, ObjectName
-from trinitylake_ops.format.nodes.node_file import NodeFile
-from trinitylake_ops.format.nodes.text_column import text_array
+from trinitylake_ops.format.keys import TABLE_KEY_PREFIX, ObjectName, text_array
+from trinitylake_ops.format.node_file import NodeFile
 from trinitylake_ops.storage.parallel import run_parallel
 from trinitylake_ops.tree.diff import diff_trees
 from trinitylake_ops.versions.history import VersionInfo

@@ -10,10 +10,10 @@ from pyiceberg.types import LongType, NestedField
 
 from benchmarks.lakes import Later, filled
 from benchmarks.peers.peer import Peer, object_name, value
-from trinitylake_ops import Lakehouse, TableDef, maintenance
+from trinitylake_ops import Lakehouse, TableDef, operations
 from trinitylake_ops.errors import CommitAttemptsExhaustedError, CommitConflictError
+from trinitylake_ops.iceberg import catalog_at, catalog_for
 from trinitylake_ops.storage import LocalStorage, Storage, open_storage
-from trinitylake_ops.tables import catalog_at, catalog_for
 
 #: So many tables are Iceberg tables, beside those that only have a definition; commits go round among them.
 _CHANGED = 100
@@ -64,9 +64,9 @@ class Ours(Peer):
         return self._cold().snapshot(version).table("ns", object_name(number)).id
 
     def expire(self) -> None:
-        policy = maintenance.RetentionPolicy(maximum_age_ms=0, minimum_versions=1, protected_ms=0)
-        maintenance.plan_expiration(Lakehouse(Later(self._storage(), 1)), policy).execute()
-        maintenance.plan_purge(Lakehouse(Later(self._storage(), 2))).execute()
+        policy = operations.RetentionPolicy(maximum_age_ms=0, minimum_versions=1, protected_ms=0)
+        operations.plan_expiration(Lakehouse(Later(self._storage(), 1)), policy).execute()
+        operations.plan_purge(Lakehouse(Later(self._storage(), 2))).execute()
 
 
 class OursSynced(Ours):

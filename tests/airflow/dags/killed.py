@@ -22,9 +22,9 @@ import pyarrow as pa
 from airflow.sdk import DAG, get_current_context, task
 
 from trinitylake_ops.airflow_plugin import CommitSensor, PublishOperator, TrinityLakeHook, stage
+from trinitylake_ops.iceberg import StagedTable, load_staged, stage_arrow
+from trinitylake_ops.iceberg.write.publication import publication_id, publish_once
 from trinitylake_ops.storage.local.storage import LocalStorage
-from trinitylake_ops.tables import StagedTable, load_staged, stage_arrow
-from trinitylake_ops.tables.writing.publication import publication_id, publish_once
 
 TABLE = "sales.killed"
 OF_OTHERS = -1  # rows that another program appends

@@ -19,7 +19,7 @@ from trinitylake_ops.airflow_plugin import (
     build_approval,
     stage,
 )
-from trinitylake_ops.tables import StagedTable, load_staged
+from trinitylake_ops.iceberg import StagedTable, load_staged
 
 ORDERS = "sales.orders"
 TAGS = ["example", "trinitylake"]
@@ -56,7 +56,7 @@ with DAG("trinitylake_follow", schedule=[watched], catchup=False, tags=TAGS):
     @task
     def count() -> int:
         """Count the orders whenever a version changed them, whoever committed it."""
-        from trinitylake_ops.tables import catalog_at
+        from trinitylake_ops.iceberg import catalog_at
 
         return len(catalog_at(TrinityLakeHook().get_conn()).load_table(ORDERS).scan().to_arrow())
 

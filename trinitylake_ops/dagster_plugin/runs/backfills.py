@@ -9,7 +9,7 @@ from typing import NoReturn
 import dagster as dg
 
 from trinitylake_ops import Lakehouse
-from trinitylake_ops.dagster_plugin.runs.beyond_public import is_backfill_running, last_of_backfill, step_key_of
+from trinitylake_ops.dagster_plugin._dagster_internals import is_backfill_running, last_of_backfill, step_key_of
 from trinitylake_ops.dagster_plugin.runs.membership import Membership
 from trinitylake_ops.dagster_plugin.runs.reads import BackfillRead, backfill_reads, record_taken
 from trinitylake_ops.dagster_plugin.runs.records import (
@@ -20,8 +20,8 @@ from trinitylake_ops.dagster_plugin.runs.records import (
     has_waited,
 )
 from trinitylake_ops.dagster_plugin.runs.staging import staged_by_backfill
-from trinitylake_ops.tables.writing.rebasing.presence import Presence, presence
-from trinitylake_ops.tables.writing.staged_table import StagedTable
+from trinitylake_ops.iceberg.write.presence import Presence, presence
+from trinitylake_ops.iceberg.write.staged_table import StagedTable
 
 _PARTITION_TAG = "dagster/partition"
 _RANGE_TAGS = ("dagster/asset_partition_range_start", "dagster/asset_partition_range_end")

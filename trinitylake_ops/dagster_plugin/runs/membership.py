@@ -13,7 +13,7 @@ from typing import Any
 
 import dagster as dg
 
-from trinitylake_ops.dagster_plugin.runs.beyond_public import StepAssets, is_in_backfill
+from trinitylake_ops.dagster_plugin._dagster_internals import StepAssets, is_in_backfill
 from trinitylake_ops.dagster_plugin.runs.records import BACKFILL_TAG, backfill_of, step_failures, step_successes
 from trinitylake_ops.dagster_plugin.runs.staging import is_unpublished, unpublished_by
 from trinitylake_ops.errors import InvalidInputError

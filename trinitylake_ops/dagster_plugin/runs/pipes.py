@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 from trinitylake_ops.errors import InvalidInputError
-from trinitylake_ops.tables.writing.staged_table import StagedTable
+from trinitylake_ops.iceberg.write.staged_table import StagedTable
 
 _STAGED = "trinitylake/staged"
 

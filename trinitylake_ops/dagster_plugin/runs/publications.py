@@ -16,8 +16,8 @@ from itertools import chain
 import dagster as dg
 
 from trinitylake_ops import Lakehouse
+from trinitylake_ops.dagster_plugin._dagster_internals import has_partitions
 from trinitylake_ops.dagster_plugin.metadata import DATA_VERSION_TAG
-from trinitylake_ops.dagster_plugin.runs.beyond_public import has_partitions
 from trinitylake_ops.dagster_plugin.runs.reads import (
     Attempt,
     RunReads,
@@ -28,11 +28,11 @@ from trinitylake_ops.dagster_plugin.runs.reads import (
 from trinitylake_ops.dagster_plugin.runs.records import all_executions, has_succeeded
 from trinitylake_ops.dagster_plugin.runs.staging import Note, newest_notes
 from trinitylake_ops.errors import CommitConflictError, InvalidInputError
-from trinitylake_ops.tables.writing.publication import Publication, publication_id, published_versions
-from trinitylake_ops.tables.writing.rebasing.presence import undone_by
-from trinitylake_ops.tables.writing.rebasing.rebase import rebase
-from trinitylake_ops.tables.writing.staged_table import StagedTable
-from trinitylake_ops.tables.writing.staging import Replace
+from trinitylake_ops.iceberg.write.presence import undone_by
+from trinitylake_ops.iceberg.write.publication import Publication, publication_id, published_versions
+from trinitylake_ops.iceberg.write.rebase import rebase
+from trinitylake_ops.iceberg.write.staged_table import StagedTable
+from trinitylake_ops.iceberg.write.staging import Replace
 
 #: The metadata of a failed step that names the asset whose publication failed.
 PUBLISHING = "publishing"

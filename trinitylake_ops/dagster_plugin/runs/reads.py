@@ -15,12 +15,12 @@ from typing import Any, Self
 
 import dagster as dg
 
-from trinitylake_ops.dagster_plugin.runs.beyond_public import record_in_run
+from trinitylake_ops.dagster_plugin._dagster_internals import record_in_run
 from trinitylake_ops.dagster_plugin.runs.records import run_chain
 from trinitylake_ops.dagster_plugin.runs.staging import Note, newest_staged
-from trinitylake_ops.tables.writing.reads import StagedRead, TableRead
-from trinitylake_ops.tables.writing.staged_table import StagedTable
-from trinitylake_ops.tables.writing.staging import Replace
+from trinitylake_ops.iceberg.write.replacement import StagedRead, TableRead
+from trinitylake_ops.iceberg.write.staged_table import StagedTable
+from trinitylake_ops.iceberg.write.staging import Replace
 
 _READ = "trinitylake/read"
 _STAGED_READ = "trinitylake/staged_read"

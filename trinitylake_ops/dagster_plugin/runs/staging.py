@@ -16,10 +16,10 @@ from typing import Any
 
 import dagster as dg
 
+from trinitylake_ops.dagster_plugin._dagster_internals import log_no_materialization, materializations_of
 from trinitylake_ops.dagster_plugin.metadata import DATA_VERSION_TAG, PREVIEW_ROWS, staged_table_metadata
-from trinitylake_ops.dagster_plugin.runs.beyond_public import log_no_materialization, materializations_of
 from trinitylake_ops.dagster_plugin.runs.records import asset_events
-from trinitylake_ops.tables.writing.staged_table import StagedTable
+from trinitylake_ops.iceberg.write.staged_table import StagedTable
 
 _PAGE = 20
 #: The note of a staged table has this: its description.

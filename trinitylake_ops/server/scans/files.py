@@ -1,4 +1,4 @@
-"""Files of a scan as Iceberg's specification writes them in JSON."""
+"""The files of a scan, and the requests about it."""
 
 from __future__ import annotations
 
@@ -8,16 +8,19 @@ import math
 from collections.abc import Collection, Mapping
 from typing import Any
 
+from pyiceberg.catalog.rest.scan_planning import FetchScanTasksRequest
 from pyiceberg.conversions import from_bytes, to_json
 from pyiceberg.expressions import BooleanExpression
 from pyiceberg.manifest import DataFile, DataFileContent
-from pyiceberg.table import FileScanTask
+from pyiceberg.table import FileScanTask, Table
 from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.types import PrimitiveType
 
 from trinitylake_ops.errors import CorruptFileError
-from trinitylake_ops.server.answers import RefusedError
-from trinitylake_ops.server.scans.planner import Planned
+from trinitylake_ops.server.calls import Call
+from trinitylake_ops.server.responses import Answer, RefusedError
+from trinitylake_ops.server.scans.parts import no_such_task, part_of
+from trinitylake_ops.server.scans.planner import Planned, Planner, check_is_of
 
 _CONTENT = {
     DataFileContent.DATA: "data",
@@ -181,3 +184,34 @@ def _expression(expression: BooleanExpression) -> Any:
     """Return an expression as a document, None if it is one that only this process can write."""
     dump = getattr(expression, "model_dump", None)
     return None if dump is None else dump(mode="json")
+
+
+def plan_scan(call: Call) -> Answer:
+    """Plan a scan of a table."""
+    planner = Planner(_table(call), call.document(), call.limits.scan_files)
+    completed = {"status": "completed"}
+    return Answer(200, scan_document(planner.whole(), planner.metadata, planner.stats_fields, completed))
+
+
+def fetch_tasks(call: Call) -> Answer:
+    """Return the files of a part of a scan, and further parts if it has too many."""
+    table, part = _table(call), part_of(call.model(FetchScanTasksRequest).plan_task)
+    check_is_of(part, table)
+    # A scan of the current snapshot stays one of that snapshot.
+    pinned = {} if "end-snapshot-id" in part.request else {"snapshot-id": part.snapshot_id}
+    try:
+        planner = Planner(table, {**part.request, **pinned}, call.limits.scan_files)
+    except RefusedError as error:
+        raise no_such_task() from error
+    return Answer(200, scan_document(planner.part(part), planner.metadata, planner.stats_fields))
+
+
+def no_such_plan(call: Call) -> Answer:
+    """Tell that a plan does not exist: every one is answered whole, and none is kept."""
+    _table(call)
+    raise RefusedError(404, "NoSuchPlanIdException", "Plan does not exist: each is answered at once, and none is kept")
+
+
+def _table(call: Call) -> Table:
+    found = call.found_table()
+    return found.catalog.load_defined(*call.table, found.definition)

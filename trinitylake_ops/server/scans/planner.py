@@ -17,13 +17,21 @@ from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.table.snapshots import Operation, Snapshot
 
 from trinitylake_ops.errors import CorruptFileError, TrinityLakeError
-from trinitylake_ops.server.answers import RefusedError, bad_request, unsupported
-from trinitylake_ops.server.scans.filters import is_too_much, n_units, units_of, weakened
-from trinitylake_ops.server.scans.parts import Part, no_such_task
-from trinitylake_ops.server.scans.windows import EntryBudget, TooManyEntriesError, WindowedManifest
-from trinitylake_ops.tables.catalog.updates import asked_for
-from trinitylake_ops.tables.files.reach import manifests_in
-from trinitylake_ops.tables.io.file_io import StorageFileIO
+from trinitylake_ops.iceberg.io.file_io import StorageFileIO
+from trinitylake_ops.iceberg.reach import manifests_in
+from trinitylake_ops.iceberg.updates import asked_for
+from trinitylake_ops.server.responses import RefusedError, bad_request, unsupported
+from trinitylake_ops.server.scans.parts import (
+    EntryBudget,
+    Part,
+    TooManyEntriesError,
+    WindowedManifest,
+    is_too_much,
+    n_units,
+    no_such_task,
+    units_of,
+    weakened,
+)
 
 #: A part has no more manifests, so that what they say of their sizes need not be true.
 MOST_MANIFESTS = 100

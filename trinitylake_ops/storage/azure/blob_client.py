@@ -1,4 +1,4 @@
-"""The client of azure-storage-blob: one per process, one request per call, everything bounded in time.
+"""The client of Azure's Blob service, the pages of its listings, and its exceptions as errors of a storage.
 
 adlfs wraps the same client, and is left out here. Its operations take several requests each. It sends large bodies as
 lists of blocks, and closes itself in a way that fails in a forked child.
@@ -13,19 +13,28 @@ import threading
 import weakref
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import UTC
+from email.utils import parsedate_to_datetime
 from typing import Any, NamedTuple, TypeVar
-from urllib.parse import quote
+from urllib.parse import quote, unquote
+from xml.etree import ElementTree as ET
 
+import aiohttp
 from azure.core.credentials import AzureSasCredential
+from azure.core.exceptions import AzureError, ClientAuthenticationError, HttpResponseError
 from azure.core.pipeline.transport import AioHttpTransport, HttpRequest
+from azure.identity import CredentialUnavailableError
 from azure.identity.aio import DefaultAzureCredential
 from azure.storage.blob.aio import BlobServiceClient
 
-from trinitylake_ops.storage.azure.account import Account
-from trinitylake_ops.storage.azure.settings import AzureSettings
-from trinitylake_ops.storage.fork import at_fork, keep_for_ever
-from trinitylake_ops.storage.remote.loop import close_on_loop, run_on_loop
-from trinitylake_ops.storage.remote.settings import longest_seconds
+from trinitylake_ops.errors import StorageError, TrinityLakeError
+from trinitylake_ops.storage.azure.errors import AzureRequest, error_from_answer, error_without_credentials
+from trinitylake_ops.storage.azure.settings import Account, AzureSettings
+from trinitylake_ops.storage.background import at_fork, keep_for_ever
+from trinitylake_ops.storage.http.aiohttp_errors import reason, transport_failure
+from trinitylake_ops.storage.http.clients import close_on_loop, run_on_loop
+from trinitylake_ops.storage.http.requests import error_from_transport
+from trinitylake_ops.storage.http.settings import longest_seconds
 
 T = TypeVar("T")
 
@@ -184,3 +193,87 @@ async def _close_all(opened: _Opened) -> None:
 def _close(opened: list[_Opened]) -> None:
     if opened:
         close_on_loop(lambda: _close_all(opened[0]))
+
+
+_FOLDER = "hdi_isfolder"
+
+
+class ListedBlob(NamedTuple):
+    """A blob of a page. The time has whole seconds."""
+
+    name: str
+    size_bytes: int
+    last_modified_ms: int
+
+
+def page_of(document: bytes) -> tuple[list[ListedBlob], str | None]:
+    """Return the files of a page, without folders, and where the next page starts, None after the last.
+
+    Raises ValueError for a document that is no such page.
+    """
+    try:
+        root = ET.fromstring(document)
+    except ET.ParseError:
+        raise ValueError("the answer is no XML") from None
+    if root.tag != "EnumerationResults":
+        raise ValueError("the answer is no list of blobs")
+    blobs = [_blob(element) for element in root.iterfind("Blobs/Blob") if not _is_folder(element)]
+    return blobs, root.findtext("NextMarker") or None
+
+
+def date_ms(text: str) -> int:
+    """Return the milliseconds since the epoch of a date of the service. Raises ValueError."""
+    moment = parsedate_to_datetime(text)
+    return int((moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()) * 1000
+
+
+def _is_folder(blob: ET.Element) -> bool:
+    """Whether this is a folder: one of a hierarchical account, or the marker of one that programs leave elsewhere."""
+    if (blob.findtext("Properties/ResourceType") or "").lower() == "directory":
+        return True
+    metadata = blob.find("Metadata")
+    return metadata is not None and any(
+        entry.tag.lower() == _FOLDER and (entry.text or "").lower() == "true" for entry in metadata
+    )
+
+
+def _blob(blob: ET.Element) -> ListedBlob:
+    name = blob.find("Name")
+    size = blob.findtext("Properties/Content-Length")
+    modified = blob.findtext("Properties/Last-Modified")
+    if name is None or not name.text or size is None or modified is None:
+        raise ValueError("the answer names no blob, size or time")
+    text = unquote(name.text) if name.get("Encoded", "").lower() == "true" else name.text
+    return ListedBlob(text, int(size), date_ms(modified))
+
+
+#: Every exception that a request may end with.
+CLIENT_ERRORS = (AzureError, aiohttp.ClientError, OSError, ValueError)  # TimeoutError too
+
+
+def typed_error(request: AzureRequest, error: BaseException, endpoint: str) -> TrinityLakeError:
+    """Return the typed error for the end of a request without an answer, one of ``CLIENT_ERRORS``."""
+    if isinstance(error, (ClientAuthenticationError, CredentialUnavailableError)):
+        return error_without_credentials(request, "there are no valid credentials")
+    if isinstance(error, HttpResponseError) and error.status_code is not None:
+        return error_from_answer(request, error.status_code, code_of(error), None)
+    inner = _inner(error)
+    if isinstance(error, (AzureError, OSError, aiohttp.ClientError)):
+        return error_from_transport(request, transport_failure(inner), endpoint, reason(inner))
+    return StorageError(
+        f"{request.failure}: the client of Azure cannot be used ({request.safe(str(error))}); check the storage"
+        " options",
+        path=request.path,
+    )
+
+
+def code_of(error: BaseException) -> str | None:
+    """Return the service's own word behind an exception of its library, if there is one."""
+    code = getattr(error, "error_code", None)
+    return getattr(code, "value", code)
+
+
+def _inner(error: BaseException) -> BaseException:
+    """Return the exception of aiohttp behind one of azure-core."""
+    given = getattr(error, "inner_exception", None)
+    return given if isinstance(given, BaseException) else error

@@ -8,25 +8,32 @@ from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
 from trinitylake_ops.errors import FileMissingError, StorageError, TransientError, TrinityLakeError
-from trinitylake_ops.storage.azure.account import Account, account_of_environment
-from trinitylake_ops.storage.azure.answers import NO_BATCH_CODES, AzureRequest, error_from_answer
-from trinitylake_ops.storage.azure.blob_client import Answer, BlobClient
-from trinitylake_ops.storage.azure.blob_failures import CLIENT_ERRORS, code_of, typed_error
-from trinitylake_ops.storage.azure.pages import ListedBlob, date_ms, page_of
+from trinitylake_ops.storage.azure.blob_client import (
+    CLIENT_ERRORS,
+    Answer,
+    BlobClient,
+    ListedBlob,
+    code_of,
+    date_ms,
+    page_of,
+    typed_error,
+)
+from trinitylake_ops.storage.azure.errors import NO_BATCH_CODES, AzureRequest, error_from_answer
 from trinitylake_ops.storage.azure.settings import (
     MAX_BODY_BYTES,
     MAX_NAMES_PER_BATCH,
     MAX_NAMES_PER_PAGE,
+    Account,
     AzureLocation,
     AzureSettings,
+    account_of_environment,
 )
+from trinitylake_ops.storage.http.clock import ServerClock, monotonic_ms
+from trinitylake_ops.storage.http.requests import Request, part_asked_for, range_header
 from trinitylake_ops.storage.interface import FileInfo, Storage
 from trinitylake_ops.storage.options import StorageOptions, whole_file_limit_bytes
 from trinitylake_ops.storage.paths import check_range, is_hidden
-from trinitylake_ops.storage.remote.clock import ServerClock, monotonic_ms
-from trinitylake_ops.storage.remote.ranges import part_asked_for, range_header
-from trinitylake_ops.storage.remote.repeated import sent_again
-from trinitylake_ops.storage.remote.requests import Request
+from trinitylake_ops.storage.retry import sent_again
 
 T = TypeVar("T")
 

@@ -1,23 +1,125 @@
-"""Storage in a container of Azure Blob Storage or Azure Data Lake Storage, through obstore where it can."""
+"""Azure Blob Storage through obstore."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, TypeVar
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import obstore
+from azure.identity import DefaultAzureCredential
+from obstore.exceptions import UnauthenticatedError
+from obstore.store import AzureStore
 
+from trinitylake_ops.errors import StorageError, TrinityLakeError
 from trinitylake_ops.storage.azure.blob_storage import AzureStorage
-from trinitylake_ops.storage.azure.obstore_client import AzureStores
-from trinitylake_ops.storage.azure.obstore_failures import is_beyond_end, typed_error
+from trinitylake_ops.storage.azure.errors import AzureRequest, error_from_answer, error_without_credentials
+from trinitylake_ops.storage.azure.settings import Account, AzureSettings
+from trinitylake_ops.storage.http.clients import Fork, ObstoreClients
+from trinitylake_ops.storage.http.obstore_errors import (
+    OBSTORE_ERRORS,
+    has_no_answer,
+    reason,
+    server_message,
+    status_and_code,
+    transport_failure,
+)
+from trinitylake_ops.storage.http.requests import Request, TransportFailure, error_from_transport
 from trinitylake_ops.storage.interface import FileInfo
 from trinitylake_ops.storage.paths import check_range
-from trinitylake_ops.storage.remote.obstore_clients import Fork
-from trinitylake_ops.storage.remote.obstore_failures import OBSTORE_ERRORS
-from trinitylake_ops.storage.remote.requests import Request
 
 if TYPE_CHECKING:
     from obstore import GetOptions, PutMode
+    from obstore.store import AzureConfig, AzureCredential, ClientConfig
+
+_SCOPE = "https://storage.azure.com/.default"
+
+
+class AzureStores(ObstoreClients[AzureStore]):
+    """Clients for the requests of one container.
+
+    azure-identity resolves credentials that are neither options nor in the environment's variables for storage.
+    """
+
+    def __init__(self, container: str, account: Account, settings: AzureSettings):
+        super().__init__(settings)
+        self._container = container
+        self._account = account
+
+    def _new_store(self, limits: ClientConfig, timeout: timedelta) -> AzureStore:
+        credentials: dict[str, Any] = {}
+        if self._account.key is None and self._account.sas_token is None:
+            credentials["credential_provider"] = _token_provider()
+        return AzureStore(
+            self._container,
+            config=self._config(),
+            client_options={"allow_http": self._account.endpoint.startswith("http://"), **limits},
+            # A client that repeats a create after a lost answer meets its own file. RetryStorage repeats only safe
+            # requests.
+            retry_config={"max_retries": 0, "retry_timeout": timeout},
+            **credentials,
+        )
+
+    def _config(self) -> AzureConfig:
+        account = self._account
+        # Defaults are given too, since obstore takes other values from the environment.
+        config: AzureConfig = {
+            "account_name": account.name,
+            "endpoint": account.endpoint,
+            "skip_signature": False,
+            "use_azure_cli": False,
+            "use_emulator": False,
+            "use_fabric_endpoint": False,
+        }
+        if account.key is not None:
+            return {**config, "account_key": account.key, "credential_type": "access_key"}
+        if account.sas_token is not None:
+            return {**config, "sas_key": account.sas_token, "credential_type": "sas_token"}
+        return config
+
+
+def _token_provider() -> Callable[[], AzureCredential]:
+    """Return a provider of tokens for obstore. azure-identity keeps and renews them."""
+    credential = DefaultAzureCredential()
+
+    def current() -> AzureCredential:
+        token = credential.get_token(_SCOPE)
+        return {"token": token.token, "expires_at": datetime.fromtimestamp(token.expires_on, UTC)}
+
+    return current
+
+
+_PROVIDER = "External Azure credential provider"
+# obstore itself looks whether a range starts at the end, where the service answers it.
+_STARTS_AT_END = re.compile(r"^ *source: InvalidRangeRequest \{\n +source: StartTooLarge", re.MULTILINE)
+
+
+def is_beyond_end(error: BaseException) -> bool:
+    """Whether an exception says that the file exists and the range starts at or past its end."""
+    status, code = status_and_code(error)
+    return status == 416 or code == "InvalidRange" or _STARTS_AT_END.search(str(error)) is not None
+
+
+def typed_error(request: AzureRequest, error: BaseException, endpoint: str) -> TrinityLakeError:
+    """Return the typed error for the end of a request, one of obstore's exceptions."""
+    text = str(error)
+    status, code = status_and_code(error)
+    if status is not None:
+        return error_from_answer(request, status, code, server_message(error))
+    if isinstance(error, UnauthenticatedError) or _PROVIDER in text:
+        return error_without_credentials(request, "there are no valid credentials")
+    if has_no_answer(error):
+        return error_from_transport(request, transport_failure(error), endpoint, reason(error))
+    if request.operation.changes_files:
+        # The service may have done its work, though obstore cannot read the answer.
+        return error_from_transport(request, TransportFailure.NO_ANSWER, endpoint, "an answer that cannot be read")
+    return StorageError(
+        f"{request.failure}: obstore cannot read the service's answer; try the option 'client' ="
+        " 'azure-storage-blob', and check the option 'endpoint'",
+        path=request.path,
+    )
+
 
 T = TypeVar("T")
 

@@ -14,15 +14,13 @@ from dataclasses import replace
 from typing import TypeAlias, TypeVar
 
 from trinitylake_ops.errors import CorruptFileError, StorageError
+from trinitylake_ops.storage.background import at_fork
 from trinitylake_ops.storage.cache.folder import CacheFolder
-from trinitylake_ops.storage.cache.lru import ByteLru
-from trinitylake_ops.storage.cache.options import CacheOptions, storage_identity
-from trinitylake_ops.storage.fork import at_fork
-from trinitylake_ops.storage.interface import Storage
+from trinitylake_ops.storage.cache.memory import ByteLru, CacheOptions, storage_identity
+from trinitylake_ops.storage.interface import Storage, StorageWrapper
 from trinitylake_ops.storage.paths import check_range
-from trinitylake_ops.storage.wrappers.base import StorageWrapper
 from trinitylake_ops.telemetry import hub
-from trinitylake_ops.telemetry.instruments import CACHE_READS
+from trinitylake_ops.telemetry.hub import CACHE_READS
 
 T = TypeVar("T")
 

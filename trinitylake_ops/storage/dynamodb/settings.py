@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from trinitylake_ops.errors import InvalidLocationError
-from trinitylake_ops.storage.aws.settings import AWS_ENVIRONMENT, AWS_OPTIONS, AwsSettings, aws_environment
+from trinitylake_ops.storage.http.aws import AWS_ENVIRONMENT, AWS_OPTIONS, AwsSettings, aws_environment
 from trinitylake_ops.storage.options import StorageOptions
 from trinitylake_ops.storage.paths import check_path, check_prefix, split_root
 

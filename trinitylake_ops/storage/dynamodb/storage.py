@@ -14,17 +14,16 @@ from trinitylake_ops.errors import (
     TransientError,
     TrinityLakeError,
 )
-from trinitylake_ops.storage import beside
+from trinitylake_ops.storage import background
 from trinitylake_ops.storage.dynamodb import items
-from trinitylake_ops.storage.dynamodb.failures import throttled
-from trinitylake_ops.storage.dynamodb.items import StoredFile, Upload
-from trinitylake_ops.storage.dynamodb.parts import BATCH_ITEMS, Parts
-from trinitylake_ops.storage.dynamodb.requests import TableRequests
+from trinitylake_ops.storage.dynamodb.client import TableRequests
+from trinitylake_ops.storage.dynamodb.errors import throttled
+from trinitylake_ops.storage.dynamodb.items import BATCH_ITEMS, Parts, StoredFile, Upload
 from trinitylake_ops.storage.dynamodb.settings import PATH_KEY, DynamoDBLocation, dynamodb_of_environment
+from trinitylake_ops.storage.http.requests import Request
 from trinitylake_ops.storage.interface import FileInfo, Storage
 from trinitylake_ops.storage.options import StorageOptions, whole_file_limit_bytes
 from trinitylake_ops.storage.paths import check_range, is_hidden
-from trinitylake_ops.storage.remote.requests import Request
 
 #: Batches of deletes start a sweep after orphans so often, in each process.
 SWEEP_SECONDS = 3600.0
@@ -128,7 +127,7 @@ class DynamoDBStorage(Storage):
     def _sweep_in_time(self) -> None:
         if time.monotonic() >= self._next_sweep_s:
             self._next_sweep_s = time.monotonic() + SWEEP_SECONDS
-            beside.put(self._sweep)
+            background.put(self._sweep)
 
     def _sweep(self) -> None:
         self._parts.sweep()

@@ -1,4 +1,4 @@
-"""The gcsfs client of a storage: one per process, one request per call, everything bounded in time.
+"""The client of Google Cloud Storage: credentials, multipart uploads, and its exceptions as errors of a storage.
 
 gcsfs knows the addresses of the service and gives the token of each request. Its own calls are not used: they repeat
 requests, and lose status and headers of the answers.
@@ -7,25 +7,88 @@ requests, and lose status and headers of the answers.
 from __future__ import annotations
 
 import asyncio
+import email.parser
+import email.policy
 import io
+import json
+import re
+import secrets
 import threading
 import weakref
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
+from urllib.parse import quote
 
 import aiohttp
 import gcsfs
 from gcsfs.core import GCSFileSystem
 from gcsfs.credentials import LOCAL_REFRESH_BUFFER
+from gcsfs.retry import HttpError, NonRetryableError
+from google.auth.exceptions import GoogleAuthError, TransportError
+from google.oauth2 import credentials as user_credentials
+from google.oauth2 import service_account
 
-from trinitylake_ops.storage.fork import at_fork, keep_for_ever
-from trinitylake_ops.storage.gcs.credentials import given_credentials
-from trinitylake_ops.storage.gcs.failures import AUTH_ERRORS, CredentialsError
-from trinitylake_ops.storage.gcs.settings import ANONYMOUS, GcsSettings
-from trinitylake_ops.storage.remote.loop import close_on_loop, run_on_loop
-from trinitylake_ops.storage.remote.settings import MAX_CONNECTIONS, longest_seconds
+from trinitylake_ops.errors import StorageError
+from trinitylake_ops.storage.background import at_fork, keep_for_ever
+from trinitylake_ops.storage.gcs.errors import GcsRequest, error_without_credentials
+from trinitylake_ops.storage.gcs.settings import ANONYMOUS, GcsSettings, check_kind
+from trinitylake_ops.storage.http.aiohttp_errors import reason, transport_failure
+from trinitylake_ops.storage.http.clients import close_on_loop, run_on_loop
+from trinitylake_ops.storage.http.requests import error_from_transport
+from trinitylake_ops.storage.http.settings import MAX_CONNECTIONS, longest_seconds
+
+
+def given_credentials(credentials: str | Mapping[str, Any], scope: str) -> Any:
+    """Return the credentials of a file, or of a text, whose tokens have a scope. Raises ``AUTH_ERRORS``."""
+    if isinstance(credentials, str):
+        with open(credentials, encoding="utf-8") as file:
+            credentials = json.load(file)
+    information = dict(check_kind(credentials))
+    if information["type"] == "service_account":
+        return service_account.Credentials.from_service_account_info(information, scopes=[scope])  # type: ignore[no-untyped-call]
+    return user_credentials.Credentials.from_authorized_user_info(information, scopes=[scope])  # type: ignore[no-untyped-call]
+
+
+class CredentialsError(Exception):
+    """Credentials could not be loaded, or gave no token. Nothing was sent to the storage."""
+
+
+#: What loading credentials and asking for a token may end with.
+AUTH_ERRORS = (GoogleAuthError, HttpError, NonRetryableError, OSError, ValueError, KeyError, TypeError)
+#: Every exception that a request may end with.
+CLIENT_ERRORS = (CredentialsError, aiohttp.ClientError, OSError)  # TimeoutError is an OSError
+
+
+def typed_error(request: GcsRequest, error: BaseException, endpoint: str) -> StorageError:
+    """Return the typed error for the end of a request, one of ``CLIENT_ERRORS``."""
+    if isinstance(error, CredentialsError):
+        causes = list(_causes(error))
+        told = next((cause for cause in causes if isinstance(cause, GoogleAuthError)), error.__cause__)
+        is_passing = any(
+            isinstance(cause, (TransportError, TimeoutError)) or getattr(cause, "retryable", False) for cause in causes
+        )
+        return error_without_credentials(request, _reason_for_no_token(told), is_passing=is_passing)
+    return error_from_transport(request, transport_failure(error), endpoint, reason(error))
+
+
+def _reason_for_no_token(cause: BaseException | None) -> str:
+    """Return the first text of google-auth's exception. Errors of other kinds may quote a file: only their name."""
+    if isinstance(cause, GoogleAuthError) and cause.args:
+        return str(cause.args[0]).splitlines()[0] if str(cause.args[0]) else type(cause).__name__
+    if isinstance(cause, OSError) and cause.strerror:
+        return cause.strerror
+    return type(cause).__name__
+
+
+def _causes(error: BaseException) -> Iterator[BaseException]:
+    """Return the causes of an exception. gcsfs wraps those of google-auth."""
+    current = error.__cause__
+    while current is not None:
+        yield current
+        current = current.__cause__
+
 
 T = TypeVar("T")
 
@@ -169,3 +232,70 @@ def _close(opened: list[Opened]) -> None:
     session = opened[0].session if opened else None
     if session is not None:
         close_on_loop(session.close)
+
+
+_NUMBER = re.compile(r"\+([0-9]{1,9})>\s*$")
+_STATUS = re.compile(rb"HTTP/[0-9.]+ (\d{3})")
+#: Anybody may read an object that is public from caches for an hour, unless it says so. A storage shows the newest.
+_CACHE_CONTROL = "no-store"
+
+
+class Body(NamedTuple):
+    """The body of a request and its content type."""
+
+    data: bytes
+    content_type: str
+
+
+class PartAnswer(NamedTuple):
+    """The answer to one call of a batch."""
+
+    status: int
+    body: bytes
+
+
+def upload_body(name: str, data: bytes) -> Body:
+    """Return the body that creates or replaces an object: its metadata, then its bytes as they are now.
+
+    The boundary is random, so no content can end its own part.
+    """
+    boundary = secrets.token_hex(16)
+    metadata = json.dumps({"name": name, "cacheControl": _CACHE_CONTROL})
+    head = (
+        f"--{boundary}\r\nContent-Type: application/json; charset=UTF-8\r\n\r\n{metadata}\r\n"
+        f"--{boundary}\r\nContent-Type: application/octet-stream\r\n\r\n"
+    )
+    whole = b"".join((head.encode(), data, f"\r\n--{boundary}--\r\n".encode()))
+    return Body(whole, f"multipart/related; boundary={boundary}")
+
+
+def batch_of_deletes(targets: Sequence[str]) -> Body:
+    """Return the body of a batch that deletes what the targets, paths of URLs, name."""
+    boundary = secrets.token_hex(16)
+    parts = [
+        f"--{boundary}\r\nContent-Type: application/http\r\nContent-Transfer-Encoding: binary\r\n"
+        f"Content-ID: <{boundary}+{number}>\r\n\r\nDELETE {target} HTTP/1.1\r\nContent-Length: 0\r\n\r\n\r\n"
+        for number, target in enumerate(targets)
+    ]
+    return Body("".join([*parts, f"--{boundary}--\r\n"]).encode(), f"multipart/mixed; boundary={boundary}")
+
+
+def answers_of_batch(content_type: str, body: bytes) -> dict[int, PartAnswer]:
+    """Return the answers of a batch by the numbers of its calls. An answer that cannot be read is not among them."""
+    parser = email.parser.BytesParser(policy=email.policy.HTTP)
+    message = parser.parsebytes(b"Content-Type: %b\r\n\r\n%b" % (content_type.encode("latin-1", "replace"), body))
+    found: dict[int, PartAnswer] = {}
+    for part in message.iter_parts() if message.is_multipart() else ():
+        number = _NUMBER.search(str(part.get("Content-ID", "")))
+        payload = part.get_payload(decode=True)
+        status = _STATUS.match(payload.lstrip()) if isinstance(payload, bytes) else None
+        if number is None or status is None or not isinstance(payload, bytes):
+            continue
+        content = re.split(rb"\r?\n\r?\n", payload.lstrip(), maxsplit=1)
+        found[int(number[1])] = PartAnswer(int(status[1]), content[1].strip() if len(content) > 1 else b"")
+    return found
+
+
+def object_target(bucket: str, name: str) -> str:
+    """Return what stands after ``b/`` and ``o/`` in the URL of an object: nothing in it means something to a server."""
+    return f"b/{quote(bucket, safe='')}/o/{quote(name, safe='')}"

@@ -22,14 +22,13 @@ from google.auth.exceptions import GoogleAuthError, TransportError
 from google.auth.transport.requests import Request
 from google.oauth2 import sts
 
-from trinitylake_ops.cached_attribute import cached_attribute
+from trinitylake_ops._lazy import cached_attribute
 from trinitylake_ops.errors import InvalidInputError, StorageError, StoragePermissionError, TransientError
 from trinitylake_ops.storage.delegation import DelegationSettings, KeptCredentials
-from trinitylake_ops.storage.gcs.credentials import given_credentials
-from trinitylake_ops.storage.gcs.failures import AUTH_ERRORS
+from trinitylake_ops.storage.gcs.client import AUTH_ERRORS, given_credentials
 from trinitylake_ops.storage.gcs.settings import ANONYMOUS, GcsLocation, GcsSettings
+from trinitylake_ops.storage.http.settings import is_loopback
 from trinitylake_ops.storage.options import StorageOptions
-from trinitylake_ops.storage.remote.settings import is_loopback
 
 #: Tokens that are to be downscoped need it. What they may do is bound by the roles of their account.
 _SCOPE = "https://www.googleapis.com/auth/cloud-platform"

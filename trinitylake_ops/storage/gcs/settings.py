@@ -10,9 +10,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from trinitylake_ops.errors import InvalidInputError, InvalidLocationError
+from trinitylake_ops.storage.http.settings import BucketLocation, check_endpoint, connect_timeout_of, read_timeout_of
 from trinitylake_ops.storage.options import StorageOptions
-from trinitylake_ops.storage.remote.buckets import BucketLocation
-from trinitylake_ops.storage.remote.settings import check_endpoint, connect_timeout_of, read_timeout_of
 
 #: The service gives at most this many objects in one page of a list.
 MAX_NAMES_PER_PAGE = 1000

@@ -17,10 +17,17 @@ from trinitylake_ops.errors import (
     StorageError,
     TransientError,
 )
-from trinitylake_ops.storage.gcs.answers import GcsRequest, error_from_answer, unreadable
-from trinitylake_ops.storage.gcs.client import Call, GcsClient
-from trinitylake_ops.storage.gcs.failures import CLIENT_ERRORS, typed_error
-from trinitylake_ops.storage.gcs.multipart import answers_of_batch, batch_of_deletes, object_target, upload_body
+from trinitylake_ops.storage.gcs.client import (
+    CLIENT_ERRORS,
+    Call,
+    GcsClient,
+    answers_of_batch,
+    batch_of_deletes,
+    object_target,
+    typed_error,
+    upload_body,
+)
+from trinitylake_ops.storage.gcs.errors import GcsRequest, error_from_answer, unreadable
 from trinitylake_ops.storage.gcs.settings import (
     MAX_CALLS_PER_BATCH,
     MAX_NAMES_PER_PAGE,
@@ -28,13 +35,12 @@ from trinitylake_ops.storage.gcs.settings import (
     GcsSettings,
     gcs_of_environment,
 )
+from trinitylake_ops.storage.http.clock import ServerClock, monotonic_ms
+from trinitylake_ops.storage.http.requests import Request, part_asked_for, range_header
 from trinitylake_ops.storage.interface import FileInfo, Storage
 from trinitylake_ops.storage.options import StorageOptions, whole_file_limit_bytes
 from trinitylake_ops.storage.paths import check_range, is_hidden
-from trinitylake_ops.storage.remote.clock import ServerClock, monotonic_ms
-from trinitylake_ops.storage.remote.ranges import part_asked_for, range_header
-from trinitylake_ops.storage.remote.repeated import sent_again
-from trinitylake_ops.storage.remote.requests import Request
+from trinitylake_ops.storage.retry import sent_again
 
 T = TypeVar("T")
 

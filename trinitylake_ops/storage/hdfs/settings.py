@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from trinitylake_ops.errors import InvalidInputError, InvalidLocationError
+from trinitylake_ops.storage.http.settings import read_timeout_of
 from trinitylake_ops.storage.options import StorageOptions
 from trinitylake_ops.storage.paths import check_path, check_prefix, split_root
-from trinitylake_ops.storage.remote.settings import read_timeout_of
 
 #: Options of ``hdfs://`` roots.
 HDFS_OPTIONS = frozenset({"fsync", "namenodes", "read_timeout_seconds", "replication"})

@@ -12,9 +12,8 @@ from hdfs_native import Client, FileReader, FileStatus, WriteOptions
 from tenacity import Retrying, retry_if_exception_type, stop_after_attempt
 
 from trinitylake_ops.errors import FileMissingError, StorageError, TrinityLakeError
-from trinitylake_ops.storage.hdfs.client import HdfsClient
-from trinitylake_ops.storage.hdfs.clock import NameNodeClock
-from trinitylake_ops.storage.hdfs.failures import (
+from trinitylake_ops.storage.hdfs.client import HdfsClient, NameNodeClock
+from trinitylake_ops.storage.hdfs.errors import (
     FAILURES,
     Request,
     Step,

@@ -15,9 +15,8 @@ from dataclasses import dataclass
 
 from trinitylake_ops.errors import FileMissingError, InvalidLocationError, StorageError
 from trinitylake_ops.storage.interface import WHOLE_FILE_LIMIT_BYTES, FileInfo, Storage
-from trinitylake_ops.storage.local.folders import folder_without_links, remove_empty
-from trinitylake_ops.storage.local.line import Line
-from trinitylake_ops.storage.local.os_errors import (
+from trinitylake_ops.storage.local.commit_lock import Line
+from trinitylake_ops.storage.local.errors import (
     ambiguous_write,
     behind_a_link,
     folder_vanished,
@@ -30,10 +29,12 @@ from trinitylake_ops.storage.local.os_errors import (
 from trinitylake_ops.storage.local.posix_files import (
     READING,
     clock_difference_s,
+    folder_without_links,
     link_to_free_name,
     make_one_folder,
     overwrite_in_place,
     read_range,
+    remove_empty,
     sync_folder,
     write_new_file,
 )

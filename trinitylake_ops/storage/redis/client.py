@@ -1,25 +1,62 @@
-"""Connections to a server or a cluster, and requests that are sent exactly once."""
+"""The client of Redis and Valkey, and its TLS settings."""
 
 from __future__ import annotations
 
 import functools
+import socket
+import ssl
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 from weakref import WeakSet, finalize
 
-from redis import Connection, ConnectionPool, RedisCluster
+from redis import Connection, ConnectionPool, RedisCluster, SSLConnection
 from redis.backoff import NoBackoff
 from redis.cluster import ClusterNode
 from redis.exceptions import AskError, AuthenticationError, BusyLoadingError, MovedError, ReadOnlyError, ResponseError
 from redis.maint_notifications import MaintNotificationsConfig
 from redis.retry import Retry
 
-from trinitylake_ops.storage.fork import at_fork
-from trinitylake_ops.storage.redis.durability import Command, DurabilityCheck
-from trinitylake_ops.storage.redis.failures import CLIENT_ERRORS, NoAnswerError, NoConnectionError
+from trinitylake_ops.storage.background import at_fork
+from trinitylake_ops.storage.redis.errors import CLIENT_ERRORS, NoAnswerError, NoConnectionError
+from trinitylake_ops.storage.redis.server import Command, DurabilityCheck
 from trinitylake_ops.storage.redis.settings import RedisLocation, RedisSettings
-from trinitylake_ops.storage.redis.tls import TlsConnection
+
+_PLAIN_ANSWERS = (b"+", b"-")
+
+
+class TlsConnection(SSLConnection):
+    """A connection whose handshake has the time of a connection, where redis-py gives it that of an answer.
+
+    A server without TLS takes a handshake for the beginning of a line, and waits for its end. So a handshake that got
+    no answer is followed by a question in plain text, without credentials. Raises OSError, which redis-py wraps.
+    """
+
+    def _connect(self) -> socket.socket:
+        answer_s, self.socket_timeout = self.socket_timeout, self.socket_connect_timeout
+        try:
+            connected: socket.socket = super()._connect()  # type: ignore[no-untyped-call]
+        except TimeoutError as error:
+            if "handshake" in str(error) and self._answers_plainly():
+                raise ssl.SSLError("the port takes no TLS") from error
+            raise
+        finally:
+            self.socket_timeout = answer_s
+        connected.settimeout(answer_s)
+        return connected
+
+    def _answers_plainly(self) -> bool:
+        try:
+            plain = Connection._connect(self)
+        except OSError:
+            return False
+        with plain:
+            try:
+                plain.sendall(b"PING\r\n")
+                return plain.recv(1) in _PLAIN_ANSWERS
+            except OSError:
+                return False
+
 
 #: A thread holds one connection at a time, so there are never as many.
 _MAX_CONNECTIONS = 1 << 16

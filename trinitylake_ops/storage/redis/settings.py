@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from trinitylake_ops.errors import InvalidInputError, InvalidLocationError
+from trinitylake_ops.storage.http.settings import connect_timeout_of, read_timeout_of
 from trinitylake_ops.storage.options import StorageOptions, quoted
 from trinitylake_ops.storage.paths import check_path, check_prefix, split_root
-from trinitylake_ops.storage.remote.settings import connect_timeout_of, read_timeout_of
 
 #: A Redis string, hence a file, has at most this many bytes (``proto-max-bulk-len``).
 MAX_FILE_BYTES = 512 << 20

@@ -13,27 +13,28 @@ from trinitylake_ops.errors import (
     StorageError,
     TransientError,
 )
-from trinitylake_ops.storage.fork import at_fork
+from trinitylake_ops.storage.background import at_fork
+from trinitylake_ops.storage.http.requests import Request, StorageRequest
 from trinitylake_ops.storage.interface import FileInfo, Storage
 from trinitylake_ops.storage.options import StorageOptions, whole_file_limit_bytes
 from trinitylake_ops.storage.paths import check_range, is_hidden
 from trinitylake_ops.storage.redis.client import RedisClient
-from trinitylake_ops.storage.redis.clock import ServerClock
-from trinitylake_ops.storage.redis.durability import Command
-from trinitylake_ops.storage.redis.failures import (
+from trinitylake_ops.storage.redis.errors import (
     NoAnswerError,
     NoConnectionError,
     error_from_reply,
     error_without_answer,
     error_without_connection,
 )
-from trinitylake_ops.storage.redis.scripts import (
+from trinitylake_ops.storage.redis.server import (
     AFTER_ALL,
     AFTER_PATH,
     CREATE,
     DELETE,
     READ,
     WRITE,
+    Command,
+    ServerClock,
     file_info,
     member_range,
     path_of,
@@ -45,8 +46,7 @@ from trinitylake_ops.storage.redis.settings import (
     RedisSettings,
     redis_of_environment,
 )
-from trinitylake_ops.storage.remote.repeated import sent_again
-from trinitylake_ops.storage.remote.requests import Request, StorageRequest
+from trinitylake_ops.storage.retry import sent_again
 
 T = TypeVar("T")
 

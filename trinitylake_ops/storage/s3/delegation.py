@@ -16,12 +16,12 @@ from botocore.config import Config
 from botocore.credentials import Credentials
 from botocore.exceptions import BotoCoreError, ClientError
 
-from trinitylake_ops.cached_attribute import cached_attribute
+from trinitylake_ops._lazy import cached_attribute
 from trinitylake_ops.errors import InvalidInputError, StoragePermissionError, TransientError
-from trinitylake_ops.storage.aws.botocore_failures import NO_CREDENTIALS
 from trinitylake_ops.storage.delegation import DelegationSettings, KeptCredentials
+from trinitylake_ops.storage.http.botocore_errors import NO_CREDENTIALS
 from trinitylake_ops.storage.options import StorageOptions
-from trinitylake_ops.storage.s3.botocore_places import BucketPlace, bucket_place, new_session
+from trinitylake_ops.storage.s3.s3fs_client import BucketPlace, bucket_place, new_session
 from trinitylake_ops.storage.s3.settings import S3Location, S3Settings
 from trinitylake_ops.storage.s3.signing import SignedRequest, UnsignedRequest, check_request, signed
 

@@ -1,30 +1,54 @@
-"""The s3fs client of a storage: one per process, one request per call, everything bounded in time."""
+"""The clients of s3fs and botocore, and their exceptions as errors of a storage."""
 
 from __future__ import annotations
 
 import asyncio
+import socket
 import threading
 import weakref
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator, Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from datetime import datetime
 from email.utils import parsedate_to_datetime
 from functools import cache
 from importlib.metadata import version
 from typing import Any, TypeVar
+from urllib.parse import urlsplit
 
 import aiohttp
+import botocore
+import botocore.session
 import s3fs
 from aiobotocore.httpsession import AIOHTTPSession
 from aiobotocore.session import AioSession
+from botocore.config import Config
+from botocore.exceptions import (
+    BotoCoreError,
+    ClientError,
+    ConnectTimeoutError,
+    EndpointConnectionError,
+    HTTPClientError,
+    IncompleteReadError,
+    ProxyConnectionError,
+    ResponseStreamingError,
+    SSLError,
+)
+from botocore.exceptions import (
+    ConnectionError as BotoConnectionError,
+)
+from botocore.parsers import ResponseParserError
 from botocore.utils import parse_timestamp
 
-from trinitylake_ops.storage.aws.settings import environment_of_clients
-from trinitylake_ops.storage.fork import at_fork, keep_for_ever
+from trinitylake_ops.errors import StorageError, TrinityLakeError
+from trinitylake_ops.storage.background import at_fork, keep_for_ever
+from trinitylake_ops.storage.http.aws import environment_of_clients, error_without_credentials
+from trinitylake_ops.storage.http.botocore_errors import NO_CREDENTIALS
+from trinitylake_ops.storage.http.clients import KeptClients, close_on_loop, run_on_loop
+from trinitylake_ops.storage.http.requests import TransportFailure, error_from_transport
+from trinitylake_ops.storage.http.settings import MAX_CONNECTIONS, longest_seconds
 from trinitylake_ops.storage.options import StorageOptions
-from trinitylake_ops.storage.remote.kept_clients import KeptClients
-from trinitylake_ops.storage.remote.loop import close_on_loop, run_on_loop
-from trinitylake_ops.storage.remote.settings import MAX_CONNECTIONS, longest_seconds
+from trinitylake_ops.storage.s3.errors import S3Request, error_from_answer
 from trinitylake_ops.storage.s3.settings import S3Settings
 
 T = TypeVar("T")
@@ -184,3 +208,125 @@ def _close(opened: list[s3fs.S3FileSystem]) -> None:
     creator = getattr(opened[0], "_s3creator", None)
     if creator is not None:
         close_on_loop(lambda: creator.__aexit__(None, None, None))
+
+
+NO_REGION = "us-east-1"
+
+
+@dataclass(frozen=True, slots=True)
+class BucketPlace:
+    """The address of a service, the region, and whether the bucket's name stands in the host's name."""
+
+    endpoint: str
+    region: str
+    is_virtual: bool
+
+
+def new_session(options: StorageOptions) -> botocore.session.Session:
+    """Return a session with the credentials of the options, else those of AWS's environment."""
+    session = botocore.session.Session()
+    session.register_component("data_loader", service_models())
+    if "access_key_id" in options:
+        session.set_credentials(options["access_key_id"], options["secret_access_key"], options.get("session_token"))
+    return session
+
+
+def bucket_place(session: botocore.session.Session, settings: S3Settings, bucket: str) -> BucketPlace:
+    """Return the place of a bucket. Nothing is sent."""
+    # This client signs and sends nothing. It knows all places where AWS's endpoints and regions are set up.
+    client = session.create_client(
+        "s3",
+        region_name=settings.region,
+        endpoint_url=settings.endpoint,
+        config=Config(signature_version=botocore.UNSIGNED, s3={"addressing_style": settings.addressing_style}),
+    )
+    region = client.meta.region_name
+    example = client.generate_presigned_url("get_object", Params={"Bucket": bucket, "Key": "key"})
+    is_virtual = (urlsplit(example).hostname or "").startswith(f"{bucket.lower()}.")
+    is_known = region and region != "aws-global"
+    return BucketPlace(client.meta.endpoint_url.rstrip("/"), region if is_known else NO_REGION, is_virtual)
+
+
+_NO_ANSWER = (
+    BotoConnectionError,
+    HTTPClientError,
+    IncompleteReadError,
+    ResponseParserError,
+    ResponseStreamingError,
+    aiohttp.ClientError,
+    OSError,  # TimeoutError too
+)
+#: Every exception that a request may end with.
+CLIENT_ERRORS = (ClientError, BotoCoreError, ValueError, *_NO_ANSWER)
+
+
+def answer_of(error: BaseException) -> Mapping[str, Any] | None:
+    """Return the parsed answer of the server that a client's exception stands for, if there was one."""
+    for cause in _causes(error):
+        if isinstance(cause, ClientError):
+            response: Mapping[str, Any] = cause.response
+            return response
+    return None
+
+
+def status_and_code(answer: Mapping[str, Any]) -> tuple[int | None, str | None]:
+    """Return HTTP status and S3 error code of a parsed answer."""
+    return answer.get("ResponseMetadata", {}).get("HTTPStatusCode"), answer.get("Error", {}).get("Code")
+
+
+def typed_error(request: S3Request, error: BaseException, endpoint: str) -> TrinityLakeError:
+    """Return the typed error for the end of a request, one of ``CLIENT_ERRORS``."""
+    answer = answer_of(error)
+    if answer is not None:
+        status, code = status_and_code(answer)
+        return error_from_answer(request, status, code, answer.get("Error", {}).get("Message"))
+    for cause in _causes(error):
+        if isinstance(cause, NO_CREDENTIALS):
+            return error_without_credentials(request, str(cause))
+        if isinstance(cause, _NO_ANSWER):
+            return error_from_transport(request, _transport_failure(cause), endpoint, _reason(cause))
+    return StorageError(
+        f"{request.failure}: the S3 client cannot be used ({request.safe(_reason(error))}); "
+        "check the storage options and AWS's environment variables and configuration files",
+        path=request.path,
+    )
+
+
+def _transport_failure(error: BaseException) -> TransportFailure:
+    inner = _inner(error)
+    if isinstance(error, SSLError) or isinstance(
+        inner, (aiohttp.ClientSSLError, aiohttp.ClientConnectorCertificateError)
+    ):
+        return TransportFailure.NOT_TRUSTED
+    if isinstance(error, (ConnectTimeoutError, ProxyConnectionError)):
+        return TransportFailure.NOT_CONNECTED
+    # An established connection that breaks is also called a failed connection by botocore.
+    if isinstance(error, EndpointConnectionError) and isinstance(
+        inner, (aiohttp.ClientConnectorError, socket.gaierror)
+    ):
+        return TransportFailure.NOT_CONNECTED
+    return TransportFailure.NO_ANSWER
+
+
+def _reason(error: BaseException) -> str:
+    inner = _inner(error)
+    if isinstance(error, TimeoutError):
+        return "time-out"
+    if isinstance(inner, TimeoutError) or "Timeout" in type(error).__name__:
+        return "time-out while connecting" if isinstance(error, ConnectTimeoutError) else "time-out"
+    if isinstance(inner, OSError) and inner.strerror:
+        return inner.strerror
+    return str(error).splitlines()[0] if str(error) else type(error).__name__
+
+
+def _inner(error: BaseException) -> BaseException:
+    given = getattr(error, "kwargs", {}).get("error") if isinstance(error, BotoCoreError) else None
+    return given if isinstance(given, BaseException) else error
+
+
+def _causes(error: BaseException) -> Iterator[BaseException]:
+    """Return the exception and its causes. For answers, s3fs raises OSErrors of its own, with the true one as cause."""
+    current: BaseException | None = error
+    while current is not None:
+        yield current
+        current = current.__cause__

@@ -10,16 +10,14 @@ from typing import Any, TypeVar
 import s3fs
 
 from trinitylake_ops.errors import FileMissingError, StorageError, TransientError
+from trinitylake_ops.storage.http.clock import ServerClock, monotonic_ms
+from trinitylake_ops.storage.http.requests import Request, part_asked_for, range_header
 from trinitylake_ops.storage.interface import FileInfo, Storage
 from trinitylake_ops.storage.options import StorageOptions, whole_file_limit_bytes
 from trinitylake_ops.storage.paths import check_range, is_hidden
-from trinitylake_ops.storage.remote.clock import ServerClock, monotonic_ms
-from trinitylake_ops.storage.remote.ranges import part_asked_for, range_header
-from trinitylake_ops.storage.remote.repeated import sent_again
-from trinitylake_ops.storage.remote.requests import Request
-from trinitylake_ops.storage.s3.answers import S3Request, error_from_answer, is_range_beyond_end
-from trinitylake_ops.storage.s3.s3fs_client import S3Client
-from trinitylake_ops.storage.s3.s3fs_failures import CLIENT_ERRORS, answer_of, status_and_code, typed_error
+from trinitylake_ops.storage.retry import sent_again
+from trinitylake_ops.storage.s3.errors import S3Request, error_from_answer, is_range_beyond_end
+from trinitylake_ops.storage.s3.s3fs_client import CLIENT_ERRORS, S3Client, answer_of, status_and_code, typed_error
 from trinitylake_ops.storage.s3.settings import MAX_KEYS_PER_REQUEST, S3Location, S3Settings, s3_of_environment
 
 T = TypeVar("T")

@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from trinitylake_ops.storage.aws.settings import AWS_ENVIRONMENT, AWS_OPTIONS, AwsSettings, aws_environment
+from trinitylake_ops.storage.http.aws import AWS_ENVIRONMENT, AWS_OPTIONS, AwsSettings, aws_environment
+from trinitylake_ops.storage.http.settings import BucketLocation
 from trinitylake_ops.storage.options import StorageOptions
-from trinitylake_ops.storage.remote.buckets import BucketLocation
 
 #: S3 handles at most this many keys in one DeleteObjects or one page of a list.
 MAX_KEYS_PER_REQUEST = 1000

@@ -17,7 +17,7 @@ from botocore.credentials import Credentials
 
 from trinitylake_ops.errors import InvalidInputError, InvalidLocationError, LocationNotAllowedError
 from trinitylake_ops.storage.paths import check_path
-from trinitylake_ops.storage.s3.botocore_places import BucketPlace
+from trinitylake_ops.storage.s3.s3fs_client import BucketPlace
 from trinitylake_ops.storage.s3.settings import S3Location
 
 _URI = re.compile(r"[\x21-\x7e]+")

@@ -1,0 +1,48 @@
+"""Lakehouses in memory and in a folder, or on the server of ``--lakes``, behind a meter."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.lakes import Lakes, lakes
+from trinitylake_ops import Lakehouse
+from trinitylake_ops.iceberg.catalog import TrinityLakeCatalog, catalog_at
+from trinitylake_ops.storage import MeteredStorage
+
+__all__ = ["lakes"]
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Run each test on both, or once where ``--lakes`` names a server.
+
+    A module whose files are refused by what stands in them, wherever they are, says ``ON_DISK_IN_SOAK``: its tests in
+    folders run in ``make soak``.
+    """
+    if "lake" in metafunc.fixturenames:
+        on_server = metafunc.config.getoption("lakes") != "default"
+        marks = [pytest.mark.soak] if getattr(metafunc.module, "ON_DISK_IN_SOAK", False) else []
+        places = ["server"] if on_server else ["memory", pytest.param("local", marks=marks)]
+        metafunc.parametrize("lake", places, indirect=True)
+
+
+@pytest.fixture
+def lake(request: pytest.FixtureRequest, lakes: Lakes) -> Lakehouse:
+    made = lakes.memory() if request.param == "memory" else lakes.local()
+    return Lakehouse.open(made.root, made.storage_options, storage=MeteredStorage(made.storage))
+
+
+@pytest.fixture
+def meter(lake: Lakehouse) -> MeteredStorage:
+    assert isinstance(lake.storage, MeteredStorage)
+    return lake.storage
+
+
+@pytest.fixture
+def catalog(lake: Lakehouse) -> Iterator[TrinityLakeCatalog]:
+    """A catalog on the latest version, with the namespace ``ns``."""
+    catalog = catalog_at(lake)
+    catalog.create_namespace("ns")
+    yield catalog
+    catalog.close()

@@ -1,0 +1,287 @@
+"""Small files that claim or hold a lot: they are refused before they cost memory or time."""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+import json
+import os
+import subprocess
+import sys
+import time
+import zlib
+from typing import Any
+
+import pyarrow as pa
+import pytest
+import zstandard
+
+from tests.iceberg.hostile import avro_bytes, avro_records, change_metadata, manifest_list_path, metadata_path
+from tests.iceberg.test_catalog import SCHEMA, ids_of, rows
+from trinitylake_ops import Lakehouse, operations
+from trinitylake_ops.errors import CorruptFileError, InvalidDefinitionError
+from trinitylake_ops.format.definitions import METADATA_LOCATION
+from trinitylake_ops.iceberg.catalog import TrinityLakeCatalog, catalog_at
+from trinitylake_ops.iceberg.io.file_io import StorageFileIO
+from trinitylake_ops.iceberg.metadata import metadata_json, read_table_metadata
+from trinitylake_ops.iceberg.reach import files_of
+from trinitylake_ops.iceberg.validation.avro import MAX_HEADER_BYTES, avro_limit_bytes, header_bytes, uncompressed
+from trinitylake_ops.iceberg.validation.inflate import (
+    ALWAYS_ALLOWED_BYTES,
+    AVRO_CODECS,
+    MAX_INFLATED_BYTES,
+    InflatedTooLargeError,
+    inflate_gzip,
+    inflated_limit_bytes,
+)
+
+ON_DISK_IN_SOAK = True  # tests/iceberg/conftest.py
+
+#: What a lakehouse's reader may take beyond what it has before, and how long.
+EXTRA_BYTES = 256 << 20
+SECONDS = 10
+
+_CHILD = """
+import resource, sys, time
+from trinitylake_ops.errors import CorruptFileError
+from trinitylake_ops.iceberg.validation.avro import avro_limit_bytes, uncompressed
+from trinitylake_ops.iceberg.metadata import metadata_json
+path = sys.argv[1]
+data = open(path, "rb").read()
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+begun = time.process_time()
+try:
+    (uncompressed if path.endswith(".avro") else metadata_json)(data, path)
+except CorruptFileError:
+    pass
+else:
+    raise SystemExit("nothing was refused")
+print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) << 10, time.process_time() - begun)
+"""
+RECORD = {"type": "record", "name": "r", "fields": [{"name": "text", "type": "bytes"}]}
+
+
+def gzip_members(n_bytes: int) -> bytes:
+    member = gzip.compress(b" " * (64 << 20))
+    return member * (n_bytes // (64 << 20))
+
+
+def packed(codec: str, data: bytes) -> bytes:
+    """Return the bytes of a block of an Avro file, compressed."""
+    if codec == "deflate":
+        return zlib.compress(data, 9)[2:-4]
+    if codec == "bzip2":
+        return bz2.compress(data)
+    if codec == "zstandard":
+        return zstandard.compress(data)
+    if codec == "snappy":
+        return bytes(pa.Codec("snappy").compress(data, asbytes=True)) + zlib.crc32(data).to_bytes(4, "big")
+    return data
+
+
+def avro_bomb(codec: str, n_bytes: int) -> bytes:
+    """Return an Avro file with one block that inflates to ``n_bytes`` of zeros."""
+    return avro_file({"avro.codec": codec.encode()}, [(1, packed(codec, b"\0" * n_bytes))])
+
+
+def avro_file(meta: dict[str, bytes], blocks: list[tuple[int, bytes]], sync: bytes = b"s" * 16) -> bytes:
+    fields = {"avro.schema": json.dumps(RECORD).encode(), "avro.codec": b"null", **meta}
+    header = b"".join(long(len(text)) + text for item in fields.items() for text in (as_bytes(item[0]), item[1]))
+    body = b"".join(long(count) + long(len(block)) + block + sync for count, block in blocks)
+    return b"Obj\x01" + long(len(fields)) + header + long(0) + sync + body
+
+
+def as_bytes(text: str) -> bytes:
+    return text.encode()
+
+
+def long(number: int) -> bytes:
+    rest = (number << 1) ^ (number >> 63)
+    written = bytearray()
+    while rest > 0x7F:
+        written.append(rest & 0x7F | 0x80)
+        rest >>= 7
+    return bytes([*written, rest])
+
+
+@pytest.mark.parametrize("kind", ["gzip", "deflate"])
+def test_a_bomb_costs_neither_memory_nor_time(kind: str, tmp_path: Any) -> None:
+    path = tmp_path / ("00001-x.gz.metadata.json" if kind == "gzip" else "x.avro")
+    path.write_bytes(gzip_members(1 << 30) if kind == "gzip" else avro_bomb(kind, 192 << 20))
+    assert path.stat().st_size < 2 << 20
+    done = subprocess.run([sys.executable, "-c", _CHILD, str(path)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    extra_bytes, seconds = map(float, done.stdout.split())
+    assert extra_bytes < EXTRA_BYTES
+    assert seconds < SECONDS
+
+
+@pytest.mark.parametrize("codec", sorted(AVRO_CODECS))
+def test_each_codec_stops_at_the_limit(codec: str) -> None:
+    block = packed(codec, b"\0" * 1000)
+    assert AVRO_CODECS[codec](block, 1000) == b"\0" * 1000
+    with pytest.raises(InflatedTooLargeError):
+        AVRO_CODECS[codec](block, 999)
+
+
+@pytest.mark.parametrize("codec", ["deflate", "bzip2"])
+def test_a_block_that_ends_in_the_middle_is_corrupt(codec: str) -> None:
+    block = packed(codec, bytes(range(256)) * 8)[:-20]
+    with pytest.raises(CorruptFileError, match="no readable Avro file"):
+        uncompressed(avro_file({"avro.codec": codec.encode()}, [(1, block)]), "x.avro")
+
+
+def test_a_header_has_a_bound() -> None:
+    def with_schema(n_chars: int) -> bytes:
+        schema = json.dumps({"type": "record", "name": "r", "fields": [], "doc": "x" * n_chars}).encode()
+        return header_bytes({"avro.schema": schema, "avro.codec": b"null"}, b"s" * 16)
+
+    assert uncompressed(with_schema(MAX_HEADER_BYTES - 1_000), "own.avro").n_records == 0
+    with pytest.raises(CorruptFileError):
+        uncompressed(with_schema(MAX_HEADER_BYTES), "large.avro")
+
+
+def test_all_members_and_blocks_count_together() -> None:
+    member = gzip.compress(b"x" * 600)
+    assert inflate_gzip(member * 2 + b"\0" * 512, 1200) == b"x" * 1200
+    with pytest.raises(InflatedTooLargeError):
+        inflate_gzip(member * 2, 1199)
+    half = packed("deflate", b"\0" * (avro_limit_bytes(0) // 2 + 1))
+    with pytest.raises(CorruptFileError, match="inflates to more than"):
+        uncompressed(avro_file({"avro.codec": b"deflate"}, [(1, half), (1, half)]), "x.avro")
+
+
+def test_larger_files_may_hold_more_up_to_the_limit() -> None:
+    assert inflated_limit_bytes(1 << 20) == ALWAYS_ALLOWED_BYTES
+    assert inflated_limit_bytes(4 << 20) == 128 << 20
+    assert inflated_limit_bytes(1 << 40) == MAX_INFLATED_BYTES
+    assert avro_limit_bytes(1 << 20) == avro_limit_bytes(0) == 8 << 20
+    assert avro_limit_bytes(4 << 20) == 56 << 20
+    assert avro_limit_bytes(1 << 40) == MAX_INFLATED_BYTES
+
+
+EMPTY_ITEMS = {"type": "array", "items": {"type": "record", "name": "e", "fields": []}}
+NULL_ITEMS = {"type": "array", "items": "null"}
+
+
+def schema_with(field: object) -> bytes:
+    return json.dumps({**RECORD, "fields": [{"name": "f", "type": field}]}).encode()
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        avro_file({}, [(1 << 60, b"\0" * 100)]),
+        avro_file({}, [(100_000, b"\0" * 200_000)]),
+        avro_file({}, [(-1, b"\0")]),
+        avro_file({"avro.schema": schema_with(EMPTY_ITEMS)}, [(1, long(1 << 60) + long(0))]),
+        avro_file({"avro.schema": schema_with(["null", NULL_ITEMS])}, [(1, long(1 << 60) + long(0))]),
+        avro_file({"avro.schema": b"[" * 100_000}, []),
+        avro_file({"avro.schema": b"{}"}, [(1, b"")]),
+        avro_file({"avro.codec": b"xz"}, []),
+        avro_file({"avro.codec": b"os.system"}, []),
+        avro_file({}, [(1, b"12")])[:-1],
+        avro_file({}, [])[:-1],
+        b"Obj\x01" + long(1 << 60),
+        b"Obj\x01" + long(1) + long(1 << 40) + b"abc",
+        b"Obj\x01" + b"\xff" * 30,
+        b"Obj\x02" + avro_file({}, [])[4:],
+        b"",
+    ],
+    ids=lambda data: "",
+)
+def test_what_claims_more_than_it_has_is_corrupt(data: bytes) -> None:
+    begun = time.process_time()
+    with pytest.raises(CorruptFileError, match=r"'x\.avro'"):
+        uncompressed(data, "x.avro")
+    assert time.process_time() - begun < SECONDS
+
+
+@pytest.mark.parametrize("codec", ["null", "deflate", "bzip2", "zstandard"])
+def test_what_others_write_comes_as_it_is(codec: str) -> None:
+    records = [{"text": os.urandom(200)} for _ in range(500)]
+    content = uncompressed(avro_bytes(RECORD, records, {"snapshot-id": "7"}, codec), "x.avro")
+    assert (content.codec, content.meta_int("snapshot-id"), content.meta_int("none")) == (codec, 7, None)
+    schema, found, own = avro_records(content.data)
+    assert found == records
+    assert own == {"snapshot-id": "7"}
+    assert [field["name"] for field in schema["fields"]] == ["text"]
+
+
+@pytest.mark.parametrize("reader", ["scan", "append", "orphans", "verify"])
+def test_a_manifest_list_that_is_a_bomb_is_refused_by_all_readers(
+    lake: Lakehouse, catalog: TrinityLakeCatalog, reader: str
+) -> None:
+    catalog.create_table("ns.t", SCHEMA).append(rows(1))
+    path = manifest_list_path(lake)
+    schema, (record,), own = avro_records(lake.storage.read(path))
+    record["manifest_path"] = "x" * (ALWAYS_ALLOWED_BYTES + 1)
+    lake.storage.write(path, avro_bytes(schema, [record], own))
+    if reader == "verify":
+        assert {"table-unreadable"} == {finding.code for finding in operations.verify(lake).findings}
+        return
+    with pytest.raises(CorruptFileError, match="inflates to more than"):
+        if reader == "scan":
+            catalog_at(lake).load_table("ns.t").scan().to_arrow()
+        elif reader == "append":
+            catalog_at(lake).load_table("ns.t").append(rows(2))
+        else:
+            list(files_of(lake.snapshot().table("ns", "t"), StorageFileIO.on(lake.storage)))
+
+
+@pytest.mark.parametrize("name", ["x.avro", "x.parquet"])
+def test_avro_by_another_beginning_or_name_is_no_way_around(lake: Lakehouse, name: str) -> None:
+    for head, path in ((b"Obj\x01", name), (b"PAR1", "y" + name)):
+        lake.storage.create(path, head + avro_bomb("deflate", ALWAYS_ALLOWED_BYTES + 1)[4:])
+        with pytest.raises(CorruptFileError), StorageFileIO.on(lake.storage).new_input(lake.root + path).open() as file:
+            file.read()
+
+
+def test_json_of_many_values_or_deep_is_corrupt() -> None:
+    values = b'{"x":[' + b"0," * 3_000_000 + b"0]}"
+    with pytest.raises(CorruptFileError, match="no table's file does"):
+        metadata_json(gzip.compress(values), "1.gz.metadata.json")
+    with pytest.raises(CorruptFileError, match="is no Iceberg table metadata"):
+        metadata_json(gzip.compress(values)[:-20], "1.gz.metadata.json")
+
+
+@pytest.mark.parametrize(
+    "text", [b"[" * 200_000, b'{"a":' * 100_000, b'{"format-version":2,"schemas":[' + b"{}," * 50_000]
+)
+def test_metadata_that_is_deep_or_wrong_in_many_places_is_corrupt(lake: Lakehouse, text: bytes) -> None:
+    lake.storage.create("1.metadata.json", text)
+    begun = time.process_time()
+    with pytest.raises(CorruptFileError, match="is no Iceberg table metadata") as caught:
+        read_table_metadata(StorageFileIO.on(lake.storage), lake.root + "1.metadata.json")
+    assert time.process_time() - begun < SECONDS
+    assert len(str(caught.value)) < 400
+
+
+def test_manifests_that_a_snapshot_lists_by_itself_are_reached_and_read(
+    lake: Lakehouse, catalog: TrinityLakeCatalog
+) -> None:
+    table = catalog.create_table("ns.t", SCHEMA)
+    table.append(rows(1))
+    table.append(rows(2))
+    _, records, _ = avro_records(lake.storage.read(manifest_list_path(lake)))
+
+    def inline(content: dict[str, Any]) -> None:
+        content["format-version"] = 1
+        content["snapshots"] = [
+            shot for shot in content["snapshots"] if shot["snapshot-id"] == content["current-snapshot-id"]
+        ]
+        content["snapshots"][0].pop("manifest-list")
+        content["snapshots"][0]["manifests"] = [record["manifest_path"] for record in records]
+        content["schema"], content["partition-spec"] = content["schemas"][0], []
+
+    before = {file.location for file in files_of(lake.snapshot().table("ns", "t"), StorageFileIO.on(lake.storage))}
+    path = change_metadata(lake, inline)
+    assert path == metadata_path(lake)
+    found = {file.location for file in files_of(lake.snapshot().table("ns", "t"), StorageFileIO.on(lake.storage))}
+    assert {location for location in before if location.endswith((".parquet", "m0.avro"))} <= found
+    fresh = catalog_at(lake).load_table("ns.t")
+    assert ids_of(fresh) == [1, 2]
+    with pytest.raises(InvalidDefinitionError, match="list their manifests by themselves"):
+        fresh.append(rows(3))
+    assert {"table-unreadable"} == {finding.code for finding in operations.verify(lake).findings}
+    assert lake.snapshot().table("ns", "t").format_properties[METADATA_LOCATION] == path

@@ -1,0 +1,277 @@
+"""Rows are cast to a table's columns without changing a value, or refused in one line."""
+
+from __future__ import annotations
+
+import datetime as dt
+import decimal
+from typing import Any
+
+import pandas as pd
+import polars as pl
+import pyarrow as pa
+import pyarrow.compute as pc
+import pytest
+
+from tests.lakes import Lakes
+from trinitylake_ops import Lakehouse
+from trinitylake_ops.dagster_plugin.table_settings import arrow_of, arrow_of_polars
+from trinitylake_ops.errors import InvalidInputError, UnsupportedTypeError
+from trinitylake_ops.iceberg.catalog import catalog_at
+from trinitylake_ops.iceberg.write.arrow import stage_arrow
+from trinitylake_ops.iceberg.write.publication import publication_id, publish_once
+from trinitylake_ops.iceberg.write.upsert import stage_upsert
+
+NAME = ("ns", "t")
+MOMENT = dt.datetime(2030, 1, 2, 3, 4, 5, 6)  # noqa: DTZ001 - a wall clock time
+
+
+@pytest.fixture
+def lake(lakes: Lakes) -> Lakehouse:
+    return lakes.local()
+
+
+def put(lake: Lakehouse, rows: Any, how: str = "append") -> list[Any]:
+    """Publish a column ``c`` and return its values in the table."""
+    if how == "upsert":
+        staged = stage_upsert(lake, rows.append_column("k", pa.array(range(len(rows)))), *NAME, keys=["k"])
+    elif how == "reader":
+        staged = stage_arrow(lake, rows.to_reader(), *NAME, mode="append")
+    else:
+        staged = stage_arrow(lake, rows, *NAME, mode="append")
+    publish_once(lake, [staged], publication_id(staged.metadata_location))
+    values: list[Any] = catalog_at(lake).load_table(NAME).scan().to_arrow()["c"].to_pylist()
+    return values
+
+
+KEPT = [
+    (pa.array([MOMENT], pa.timestamp("ns")), MOMENT),
+    (pa.array([MOMENT.replace(microsecond=0)], pa.timestamp("s")), MOMENT.replace(microsecond=0)),
+    (pa.array([MOMENT], pa.timestamp("ns", "Asia/Tokyo")), MOMENT.replace(tzinfo=dt.UTC)),
+    (pa.array([dt.time(1, 2, 3)], pa.time32("s")), dt.time(1, 2, 3)),
+    (pa.array([MOMENT.time()], pa.time64("ns")), MOMENT.time()),
+    (pa.array([MOMENT.date()], pa.date64()), MOMENT.date()),
+    (pa.array([1.5], pa.float16()), 1.5),
+    (pa.array([decimal.Decimal("1.50")], pa.decimal256(38, 2)), decimal.Decimal("1.50")),
+    (pa.array(["a"], pa.string_view()), "a"),
+    (pa.array([b"a"], pa.binary_view()), b"a"),
+    (pa.array([MOMENT], pa.timestamp("ns")).dictionary_encode(), MOMENT),
+    (pa.array([[MOMENT]], pa.list_(pa.timestamp("ns"))), [MOMENT]),
+    (pa.array([{"v": MOMENT.time()}], pa.struct([("v", pa.time64("ns"))])), {"v": MOMENT.time()}),
+]
+
+
+@pytest.mark.parametrize("how", ["append", "reader", "upsert"])
+def test_other_types_of_the_same_values_are_stored(lake: Lakehouse, how: str) -> None:
+    for at, (values, kept) in enumerate(KEPT):
+        own = Lakehouse.create(f"{lake.root}-{at}")
+        for _ in range(2):  # into a new table, and into the same column again
+            stored = put(own, pa.table({"c": values}), how)
+        assert stored == [kept] * (1 if how == "upsert" else 2), values.type
+
+
+LOSING = [
+    pa.array([1], pa.timestamp("ns")),
+    pa.array([1], pa.time64("ns")),
+    pa.array([[1]], pa.list_(pa.timestamp("ns"))),
+    pa.array([1], pa.timestamp("ns")).dictionary_encode(),
+    pa.Array.from_buffers(pa.date64(), 1, [None, pa.py_buffer((1).to_bytes(8, "little"))]),
+]
+
+
+@pytest.mark.parametrize("how", ["append", "reader", "upsert"])
+def test_values_that_would_lose_a_part_are_refused(lake: Lakehouse, how: str) -> None:
+    for values in LOSING:
+        with pytest.raises(InvalidInputError, match=r"^table ns\.t: column 'c' cannot be stored as ") as caught:
+            put(lake, pa.table({"c": values}), how)
+        assert "\n" not in str(caught.value)
+        assert values.type == pa.date64() or "truncate" in str(caught.value)
+
+
+INVALID_TEXT = pa.StringArray.from_buffers(1, pa.array([0, 1], pa.int32()).buffers()[1], pa.py_buffer(b"\xff"))
+FAR = pa.array([6_600_000], pa.date32())
+UNREADABLE = [
+    FAR,
+    pa.array([-(10**9)], pa.date32()),
+    pa.array([-719_163], pa.date32()),
+    pa.array([2_932_897], pa.date32()),
+    pa.array([570_000_000_000], pa.timestamp("s")),
+    pa.array([-62_135_596_801], pa.timestamp("s", "UTC")),
+    pa.StructArray.from_arrays([FAR], ["v"]),
+    pa.ListArray.from_arrays([0, 1], FAR),
+    pa.MapArray.from_arrays([0, 1], pa.array(["m"]), FAR),
+    pa.Array.from_buffers(pa.time64("us"), 1, [None, pa.py_buffer((10**15).to_bytes(8, "little"))]),
+    INVALID_TEXT,
+    pa.ListArray.from_arrays([0, 1], INVALID_TEXT),
+]
+
+
+@pytest.mark.parametrize("how", ["append", "reader", "upsert", "partition"])
+def test_values_that_no_reader_can_read_are_refused(lake: Lakehouse, how: str) -> None:
+    for at, values in enumerate(UNREADABLE):
+        rows, version = pa.table({"c": values}), lake.latest_version()
+        with pytest.raises(InvalidInputError, match=r"^table ns\.t: column 'c' cannot be stored: ") as caught:
+            if how == "partition" and not pa.types.is_nested(values.type):
+                stage_arrow(lake, rows, *NAME, mode="append", partition_by=["c"])
+            else:
+                put(lake, rows, "append" if how == "partition" else how)
+        assert "\n" not in str(caught.value), at
+        assert lake.latest_version() == version
+    assert not [file.path for file in lake.storage.list() if file.path.endswith(".parquet")]
+    ends = [dt.date.min, dt.date.max]
+    assert put(lake, pa.table({"c": pa.array([*ends, None])})) == [*ends, None]
+    own = Lakehouse.create(f"{lake.root}-times")
+    times = [dt.datetime.min, dt.datetime.max]  # noqa: DTZ901 - wall clock times
+    assert put(own, pa.table({"c": pa.array(times, pa.timestamp("us"))})) == times
+
+
+def test_rows_without_the_columns_that_they_need_are_refused(lake: Lakehouse) -> None:
+    empty, rows = pa.table({}), pa.table({"c": [1], "p": ["a"]})
+    before = list(lake.storage.list(""))
+    for mode in ("append", "replace_table"):
+        with pytest.raises(InvalidInputError, match="have no columns"):
+            stage_arrow(lake, empty, *NAME, mode=mode, replaces_columns=True)
+    assert list(lake.storage.list("")) == before
+    staged = stage_arrow(lake, rows, *NAME, mode="append", partition_by=["p"])
+    publish_once(lake, [staged], publication_id("rows"))
+    before = list(lake.storage.list(""))
+    for replaces_columns in (True, False):
+        with pytest.raises(InvalidInputError, match="have no columns"):
+            stage_arrow(lake, empty, *NAME, mode="replace_table", replaces_columns=replaces_columns)
+    for given in (empty, rows.select(["c"]), rows.select(["c"]).to_reader()):
+        with pytest.raises(InvalidInputError, match="lack the column 'p'"):
+            stage_arrow(lake, given, *NAME, mode="replace_partitions", partition_by=["p"])
+    assert list(lake.storage.list("")) == before
+    publish_once(lake, [stage_arrow(lake, empty, *NAME, mode="append")], publication_id("nothing"))
+    assert catalog_at(lake).load_table(NAME).scan().to_arrow().num_rows == 1
+
+
+UNKNOWN = [
+    pa.array([1], pa.duration("s")),
+    pa.nulls(1),
+    pa.array([1], pa.uint64()),
+    pc.run_end_encode(pa.array(["a"])),
+    pa.array([[1]], pa.list_view(pa.int64())),
+    pa.array([{}], pa.struct([])),
+    pa.array([1], pa.int8()).cast(pa.bool8()),
+    pa.UnionArray.from_dense(pa.array([0], pa.int8()), pa.array([0], pa.int32()), [pa.array([1])]),
+    pa.array([decimal.Decimal(1)], pa.decimal256(40, 0)),
+    pa.ExtensionArray.from_storage(pa.opaque(pa.int64(), "t", "v"), pa.array([1])),
+]
+
+
+@pytest.mark.parametrize("how", ["append", "reader", "upsert"])
+def test_types_that_iceberg_lacks_end_in_one_line(lake: Lakehouse, how: str) -> None:
+    for values in UNKNOWN:
+        with pytest.raises(UnsupportedTypeError, match="column 'c'") as caught:
+            put(lake, pa.table({"c": values}), how)
+        assert "\n" not in str(caught.value)
+
+
+def test_list_views_of_an_existing_column_are_refused(lake: Lakehouse) -> None:
+    """Arrow's cast of them returns empty lists."""
+    put(lake, pa.table({"c": [[1]]}))
+    with pytest.raises(InvalidInputError, match="column 'c' cannot be stored as list"):
+        put(lake, pa.table({"c": pa.array([[1]], pa.list_view(pa.int64()))}))
+
+
+@pytest.mark.parametrize(
+    ("known", "new"),
+    [
+        (pa.array([dt.date(2030, 1, 1)]), pa.array([MOMENT])),
+        (pa.array([True]), pa.array([2])),
+        (pa.array([[True]]), pa.array([[2]])),
+        (pa.array([{"v": dt.date(2030, 1, 1)}]), pa.array([{"v": MOMENT}])),
+        (pa.array([[MOMENT]]), pa.array([[MOMENT]], pa.list_(pa.timestamp("us", "UTC")))),
+        (pa.array([[1]]), pa.array([[("k", 1)]], pa.map_(pa.string(), pa.int64()))),
+        (pa.array([{"v": 1}]), pa.array([1])),
+    ],
+    ids=["date", "boolean", "list", "struct", "zone", "map", "number"],
+)
+def test_casts_that_arrow_does_not_check_are_refused(lake: Lakehouse, known: pa.Array, new: pa.Array) -> None:
+    put(lake, pa.table({"c": known}))
+    for how in ("append", "reader"):
+        with pytest.raises(InvalidInputError, match="column 'c'"):
+            put(lake, pa.table({"c": new}), how)
+
+
+def test_floats_are_widened_where_they_would_be_rounded(lake: Lakehouse) -> None:
+    put(lake, pa.table({"c": pa.array([0.5], pa.float32())}))
+    with pytest.raises(InvalidInputError, match="column 'c' cannot be stored as float"):
+        put(lake, pa.table({"c": [0.1]}), "reader")
+    assert sorted(map(repr, put(lake, pa.table({"c": [1.5, float("nan")]})))) == ["0.5", "1.5", "nan"]
+    assert str(catalog_at(lake).load_table(NAME).schema().find_type("c")) == "float"
+    assert 0.1 in put(lake, pa.table({"c": [0.1]}))
+    assert str(catalog_at(lake).load_table(NAME).schema().find_type("c")) == "double"
+
+
+def test_columns_without_values_fit_any_column(lake: Lakehouse) -> None:
+    put(lake, pa.table({"c": [True], "d": [[MOMENT.date()]]}))
+    assert put(lake, pa.table({"c": pa.nulls(1), "d": pa.array([[None]])}), "reader")[::-1] == [True, None]
+
+
+class _Money:
+    pass
+
+
+def _objects() -> pl.DataFrame:
+    return pl.DataFrame({"n": [1], "c": pl.Series([_Money()], dtype=pl.Object)})
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        _objects,
+        lambda: _objects().lazy(),
+        lambda: pl.DataFrame({"c": pl.Series([1], dtype=pl.Int128)}),
+        lambda: pl.DataFrame(schema={"c": pl.List(pl.Struct({"v": pl.Object}))}),
+        lambda: pl.DataFrame(schema={"c": pl.Array(pl.Object, 2)}),
+    ],
+    ids=["eager", "lazy", "int128", "nested", "array"],
+)
+def test_frames_of_polars_that_cannot_be_stored(make: Any) -> None:
+    with pytest.raises(InvalidInputError, match="frame of polars") as caught:
+        arrow_of_polars(make())
+    assert "\n" not in str(caught.value)
+
+
+def test_frames_of_polars_with_all_their_types(lake: Lakehouse) -> None:
+    frame = pl.DataFrame(
+        {"c": [MOMENT.time()], "day": [MOMENT.date()], "kind": pl.Series(["a"], dtype=pl.Categorical), "at": [MOMENT]},
+        schema_overrides={"at": pl.Datetime("ns")},
+    )
+    assert put(lake, arrow_of_polars(frame.lazy())) == [MOMENT.time()]
+
+
+@pytest.mark.parametrize(
+    "values",
+    [[1, "a"], [2**70], [_Money()], [1j], ["\ud800"], pd.arrays.SparseArray([1, 0])],
+    ids=["mixed", "large", "objects", "complex", "surrogate", "sparse"],
+)
+def test_frames_of_pandas_that_cannot_be_stored(values: Any) -> None:
+    with pytest.raises(InvalidInputError, match="DataFrame of pandas cannot be stored") as caught:
+        arrow_of(pd.DataFrame({"c": pd.Series(values, dtype=None if hasattr(values, "dtype") else object)}))
+    assert "\n" not in str(caught.value)
+    assert len(str(caught.value)) < 400
+
+
+@pytest.mark.parametrize(
+    ("values", "advice"),
+    [
+        (pd.Series([None, None], dtype=object), 'astype("string") in pandas'),
+        (pd.Series(pd.period_range("2020", periods=2, freq="D")), "extension"),
+        (pd.Series(pd.to_timedelta([1, 2])), "int64 of microseconds"),
+    ],
+    ids=["nulls", "periods", "durations"],
+)
+def test_types_of_pandas_that_iceberg_lacks(lake: Lakehouse, values: Any, advice: str) -> None:
+    with pytest.raises(UnsupportedTypeError, match="column 'c'") as caught:
+        put(lake, arrow_of(pd.DataFrame({"c": values})))
+    assert advice in str(caught.value)
+
+
+def test_nanoseconds_of_pandas(lake: Lakehouse) -> None:
+    at = pd.Series(pd.to_datetime(["2026-01-01 10:00"]).as_unit("ns"))
+    assert put(lake, arrow_of(pd.DataFrame({"c": at}))) == [at[0].to_pydatetime()]
+    with pytest.raises(InvalidInputError, match="truncate them"):
+        put(lake, arrow_of(pd.DataFrame({"c": at + pd.Timedelta(1, "ns")})))
+    assert len(put(lake, arrow_of(pd.DataFrame({"c": (at + pd.Timedelta(1, "ns")).dt.floor("us")})))) == 2

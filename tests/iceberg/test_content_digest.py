@@ -1,0 +1,175 @@
+"""Digests of rows: the same for the same rows in any order and form, others for every change of a value."""
+
+from __future__ import annotations
+
+import math
+import struct
+from decimal import Decimal
+from random import Random
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyiceberg.io.pyarrow import _pyarrow_to_schema_without_ids, schema_to_pyarrow
+from pyiceberg.schema import Schema, assign_fresh_schema_ids
+from pyiceberg.types import (
+    DecimalType,
+    DoubleType,
+    FloatType,
+    IcebergType,
+    IntegerType,
+    ListType,
+    LongType,
+    NestedField,
+    StringType,
+    StructType,
+)
+
+from tests.iceberg.nested import array, nested_rows, value
+from trinitylake_ops.iceberg.content_digest import ContentDigest, _texts
+
+
+def iceberg(schema: pa.Schema) -> Schema:
+    return assign_fresh_schema_ids(_pyarrow_to_schema_without_ids(schema))
+
+
+def digest(rows: pa.Table, schema: Schema, *, shown: Schema | None = None, n_rows: int = 100) -> ContentDigest:
+    made = ContentDigest(shown or schema)
+    for batch in rows.to_batches(max_chunksize=n_rows):
+        made.add(batch, schema, {})
+    return made
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_the_order_and_the_batches_do_not_matter_and_each_value_does(seed: int) -> None:
+    rows, random = nested_rows(seed), Random(seed)
+    schema = iceberg(rows.schema)
+    base = digest(rows, schema)
+    order = random.sample(range(rows.num_rows), rows.num_rows)
+    parts = pa.Table.from_batches([rows.to_batches()[0].slice(at, 1) for at in order])
+    assert base.difference(digest(parts, schema, n_rows=3)) is None
+    assert base.difference(digest(rows.slice(1), schema)) is not None
+    for at, field in enumerate(rows.schema):
+        values = rows[field.name].to_pylist()
+        row = random.randrange(len(values))
+        other = value(random, field.type)
+        if repr(other) == repr(values[row]):
+            continue
+        changed = rows.set_column(at, field, array([*values[:row], other, *values[row + 1 :]], field.type))
+        difference = base.difference(digest(changed, schema))
+        assert difference is not None
+        assert f"'{field.name}" in difference
+
+
+def test_values_that_change_rows_are_found() -> None:
+    rows = pa.table({"a": [1, 2, 3], "b": ["x", "y", "z"]})
+    schema = iceberg(rows.schema)
+    swapped = rows.set_column(1, "b", pa.array(["y", "x", "z"]))
+    assert digest(rows, schema).difference(digest(swapped, schema)) == "values are in other rows"
+    doubled = pa.concat_tables([rows.slice(0, 2), rows.slice(0, 1)])
+    assert digest(rows, schema).difference(digest(doubled, schema)) is not None
+
+
+_NANS = [struct.unpack("<d", bits.to_bytes(8, "little"))[0] for bits in (0x7FF8 << 48, (0x7FF8 << 48) | 1)]
+_LISTS = pa.list_(pa.struct([("a", pa.int32())]))
+_MAPS = pa.map_(pa.string(), pa.struct([("a", pa.int32())]))
+
+
+@pytest.mark.parametrize(
+    ("kind", "one", "other"),
+    [
+        (pa.float64(), 0.0, -0.0),
+        (pa.float64(), math.nan, None),
+        (pa.float64(), _NANS[0], _NANS[1]),
+        (pa.string(), "", None),
+        (pa.binary(), b"a", b"a\0"),
+        (pa.binary(), b"a" * 300, b"a" * 299 + b"b"),
+        (pa.decimal128(38, 0), Decimal(1), Decimal(1 << 64)),
+        (_LISTS, None, []),
+        (_LISTS, [], [None]),
+        (_LISTS, [None], [{"a": None}]),
+        (_MAPS, None, []),
+        (_MAPS, [("k", None)], [("k", {"a": None})]),
+        (pa.list_(pa.list_(pa.int32())), [[1], [2]], [[1, 2], []]),
+        (pa.list_(pa.int32()), [1, 2], [2, 1]),
+        (pa.struct([("s", _LISTS)]), {"s": None}, None),
+        (pa.struct([("s", _LISTS)]), {"s": None}, {"s": []}),
+    ],
+)
+def test_values_that_are_alike(kind: pa.DataType, one: Any, other: Any) -> None:
+    schema = iceberg(pa.schema([("c", kind)]))
+    first, second = (pa.table({"c": pa.array([each, None], kind)}) for each in (one, other))
+    assert digest(first, schema).difference(digest(second, schema)) is not None
+    assert digest(first, schema).difference(digest(first.take([1, 0]), schema)) is None
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "stored", "shown", "values"),
+    [
+        (IntegerType(), LongType(), pa.int32(), pa.int64(), [1, -1, None]),
+        (FloatType(), DoubleType(), pa.float32(), pa.float64(), [0.1, -0.0, math.nan, None]),
+        (DecimalType(9, 2), DecimalType(18, 2), pa.decimal128(9, 2), pa.decimal128(18, 2), [Decimal("1.23"), None]),
+        (StringType(), StringType(), pa.dictionary(pa.int8(), pa.string()), pa.large_string(), ["a", "b", "a", None]),
+    ],
+)
+def test_promoted_types_and_other_forms_are_equal(
+    before: IcebergType, after: IcebergType, stored: pa.DataType, shown: pa.DataType, values: list[Any]
+) -> None:
+    first, second = (Schema(NestedField(1, "c", kind, required=False)) for kind in (before, after))
+    old = pa.table({"c": pa.array(values, stored)})
+    new = pa.table({"c": pa.array(values, stored).cast(shown)})
+    assert digest(old, first, shown=second).difference(digest(new, second)) is None
+    nested = [ListType(2, kind, element_required=False) for kind in (before, after)]
+    first, second = (Schema(NestedField(1, "c", kind, required=False)) for kind in nested)
+    if not pa.types.is_dictionary(stored):
+        old = pa.table({"c": pa.array([values, None, []], pa.list_(stored))})
+        new = pa.table({"c": old["c"].cast(pa.list_(shown))})
+        assert digest(old, first, shown=second).difference(digest(new, second)) is None
+
+
+def test_fields_that_were_added_renamed_or_dropped() -> None:
+    before = Schema(NestedField(1, "s", StructType(_field(2, "a"), _field(3, "b")), required=False), _field(4, "gone"))
+    after = Schema(_field(5, "new"), NestedField(1, "t", StructType(_field(6, "c"), _field(2, "d")), required=False))
+    old = pa.Table.from_pylist(
+        [{"s": None, "gone": 1}, {"s": {"a": 1, "b": 2}, "gone": None}],
+        schema_to_pyarrow(before, include_field_ids=False),
+    )
+    new = pa.Table.from_pylist(
+        [{"new": None, "t": None}, {"new": None, "t": {"c": None, "d": 1}}],
+        schema_to_pyarrow(after, include_field_ids=False),
+    )
+    assert digest(old, before, shown=after).difference(digest(new, after)) is None
+    other = new.set_column(0, "new", pa.array([None, 7], pa.int32()))
+    assert digest(old, before, shown=after).difference(digest(other, after)) is not None
+
+
+def _field(number: int, name: str) -> NestedField:
+    return NestedField(number, name, IntegerType(), required=False)
+
+
+def test_many_elements_and_long_texts_at_any_place() -> None:
+    lists = [[1] * 70_000, [], list(range(100_000)), None, [3]]
+    rows = pa.table({"l": pa.array(lists, pa.list_(pa.int32())), "t": ["a" * 70_000, "", "b" * 255, None, "c" * 256]})
+    schema = iceberg(rows.schema)
+    assert digest(rows, schema).difference(digest(rows.take([4, 2, 0, 1, 3]), schema, n_rows=2)) is None
+
+
+def test_texts_of_every_length_have_the_same_hash_in_any_batch_and_form() -> None:
+    random = Random(5)
+    texts = [random.randbytes(length) for length in range(300) for _ in range(3)]
+    texts += [bytes(length) for length in range(1, 300)]  # zeros, which also pad
+    for at in range(0, 64, 8):  # the high bytes of two words
+        texts.append(bytes(at + 7) + b"\x80" + bytes(7 - at % 8) + b"\x80" + bytes(70 - at))
+    texts = list(dict.fromkeys(texts))
+    alone = [_texts(pa.array([text]))[0].as_py() for text in texts]
+    assert len(set(alone)) == len(texts)
+    assert _texts(pa.array(texts, pa.large_binary())).to_pylist() == alone
+    order = random.sample(range(len(texts)), len(texts))
+    assert _texts(pa.array(texts).take(order)).to_pylist() == [alone[at] for at in order]
+    assert _texts(pa.array([b"x", *texts, None]).slice(1, 200)).to_pylist() == alone[:200]
+    for width in (8, 16, 20, 256):
+        fixed = [text for text in texts if len(text) == width]
+        stored = pa.array([fixed[0], *fixed], pa.binary(width)).slice(1)
+        assert _texts(stored).to_pylist() == _texts(pa.array(fixed)).to_pylist()
+    many = pa.array([str(number) for number in range(40_000)])
+    assert _texts(many).slice(39_000, 10).to_pylist() == _texts(many.slice(39_000, 10)).to_pylist()

@@ -1,0 +1,261 @@
+"""Data files written without a catalog: partitions, statistics, memory, failures."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Iterator
+from datetime import date
+from decimal import Decimal
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from pyiceberg.conversions import from_bytes
+from pyiceberg.manifest import DataFile
+from pyiceberg.partitioning import PartitionField, PartitionSpec
+from pyiceberg.schema import Schema
+from pyiceberg.table.metadata import TableMetadata, new_table_metadata
+from pyiceberg.table.sorting import UNSORTED_SORT_ORDER
+from pyiceberg.transforms import BucketTransform
+from pyiceberg.types import LongType
+
+from tests.faults import FaultyStorage, fail
+from trinitylake_ops import Lakehouse
+from trinitylake_ops.errors import InvalidDefinitionError, InvalidInputError, StorageFullError
+from trinitylake_ops.iceberg.io.file_io import StorageFileIO
+from trinitylake_ops.iceberg.managed import new_table_location
+from trinitylake_ops.iceberg.types import arrow_to_iceberg_schema
+from trinitylake_ops.iceberg.write import data_files as module
+from trinitylake_ops.iceberg.write.arrow import stage_arrow
+from trinitylake_ops.iceberg.write.data_files import write_data_files
+from trinitylake_ops.iceberg.write.plan import identity_spec
+from trinitylake_ops.storage import MeteredStorage
+
+FLIGHTS = pa.schema(
+    [
+        pa.field("year", pa.int32()),
+        pa.field("month", pa.int32()),
+        pa.field("carrier", pa.string(), nullable=False),
+        pa.field("delay", pa.int64()),
+        pa.field("tags", pa.list_(pa.string())),
+    ]
+)
+
+
+@pytest.fixture
+def io(lake: Lakehouse) -> StorageFileIO:
+    return StorageFileIO.on(lake.storage, lake.storage_options)
+
+
+def metadata_of(lake: Lakehouse, schema: pa.Schema, *partition_by: str) -> TableMetadata:
+    iceberg = arrow_to_iceberg_schema(schema)
+    return new_table_metadata(
+        schema=iceberg,
+        partition_spec=identity_spec(iceberg, partition_by),
+        sort_order=UNSORTED_SORT_ORDER,
+        location=new_table_location(lake.root, lake.snapshot().definition),
+        properties={},
+    )
+
+
+def flights(*months: int | None, first_delay: int = 0) -> pa.RecordBatch:
+    n_rows = len(months)
+    return pa.record_batch(
+        {
+            "delay": pa.array(range(first_delay, first_delay + n_rows), pa.int64()),
+            "carrier": ["AA"] * n_rows,
+            "month": pa.array(months, pa.int32()),
+            "year": pa.array([2013] * n_rows, pa.int32()),
+            "tags": pa.array([["x"]] * n_rows, pa.list_(pa.string())),
+        }
+    )
+
+
+def read(io: StorageFileIO, data_file: DataFile) -> pa.Table:
+    with io.new_input(data_file.file_path).open() as stream:
+        return pq.read_table(stream)
+
+
+def test_rows_are_split_by_identity_partitions(lake: Lakehouse, io: StorageFileIO) -> None:
+    metadata = metadata_of(lake, FLIGHTS, "year", "month")
+    files = write_data_files(io, metadata, [flights(1, 2, 1), flights(2, None, first_delay=3), flights()])
+    by_month = {data_file.partition[1]: data_file for data_file in files}
+    assert {month: data_file.record_count for month, data_file in by_month.items()} == {1: 2, 2: 2, None: 1}
+    assert all(data_file.partition[0] == 2013 for data_file in files)
+    assert "/data/year=2013/month=2/" in by_month[2].file_path
+    assert read(io, by_month[2])["delay"].to_pylist() == [1, 3]
+    for data_file in files:
+        assert data_file.file_size_in_bytes == len(io.new_input(data_file.file_path))
+        assert data_file.file_path.startswith(f"{metadata.location}/data/")
+
+
+def test_field_ids_and_statistics_are_in_the_files(lake: Lakehouse, io: StorageFileIO) -> None:
+    (data_file,) = write_data_files(io, metadata_of(lake, FLIGHTS), [flights(1, 2, None)])
+    with io.new_input(data_file.file_path).open() as stream:
+        schema = pq.read_schema(stream)
+    assert [int(field.metadata[b"PARQUET:field_id"]) for field in schema] == [1, 2, 3, 4, 5]
+    assert schema.field("carrier").nullable is False
+    assert data_file.null_value_counts[2] == 1
+    assert data_file.value_counts[4] == 3
+    bounds = data_file.lower_bounds[4], data_file.upper_bounds[4]
+    assert [from_bytes(LongType(), bound) for bound in bounds] == [0, 2]
+    assert data_file.split_offsets
+
+
+def test_data_files_pickle_with_all_they_hold(lake: Lakehouse, io: StorageFileIO) -> None:
+    schema = pa.schema([("day", pa.date32()), ("price", pa.decimal128(9, 2)), ("v", pa.float64())])
+    batch = pa.record_batch(
+        {"day": [date(2013, 1, 2)], "price": pa.array([Decimal("1.50")], pa.decimal128(9, 2)), "v": [0.5]}
+    )
+    (data_file,) = write_data_files(io, metadata_of(lake, schema, "day", "price"), [batch])
+    copy = pickle.loads(pickle.dumps(data_file))
+    assert copy._data == data_file._data
+    assert (copy.spec_id, copy.partition) == (data_file.spec_id, data_file.partition)
+    assert "/day=2013-01-02/price=1.50/" in copy.file_path
+
+
+def test_files_end_at_their_target_size(lake: Lakehouse, io: StorageFileIO) -> None:
+    batches = [flights(*[1] * 2_000, first_delay=at * 2_000) for at in range(10)]
+    files = write_data_files(
+        io, metadata_of(lake, FLIGHTS), batches, target_file_size_bytes=20_000, buffer_bytes=100_000
+    )
+    assert len(files) > 2
+    assert sum(data_file.record_count for data_file in files) == 20_000
+    delays = sorted(delay for data_file in files for delay in read(io, data_file)["delay"].to_pylist())
+    assert delays == list(range(20_000))
+
+
+def test_memory_stays_bounded_over_many_partitions(
+    lake: Lakehouse, io: StorageFileIO, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "MAX_OPEN_FILES", 3)
+    waiting: list[int] = []
+    growing: list[int] = []
+    add = module._PartitionedWriter.add
+
+    def observed(writer: module._PartitionedWriter, batch: pa.RecordBatch) -> None:
+        add(writer, batch)
+        waiting.append(writer._waiting_bytes)
+        growing.append(sum(partition.file is not None for partition in writer._partitions.values()))
+
+    monkeypatch.setattr(module._PartitionedWriter, "add", observed)
+    batches = (flights(*[at % 12] * 500, first_delay=at * 500) for at in range(60))
+    files = write_data_files(io, metadata_of(lake, FLIGHTS, "month"), batches, buffer_bytes=50_000)
+    assert max(waiting) <= 50_000
+    assert max(growing) == 3
+    assert sum(data_file.record_count for data_file in files) == 30_000
+    assert {data_file.partition[0] for data_file in files} == set(range(12))
+
+
+def test_no_rows_make_no_file(lake: Lakehouse, io: StorageFileIO, meter: MeteredStorage) -> None:
+    metadata = metadata_of(lake, FLIGHTS, "month")
+    with meter.measure() as measured:
+        assert write_data_files(io, metadata, []) == []
+        assert write_data_files(io, metadata, [flights()]) == []
+    assert measured.counts.total == 0
+
+
+def test_a_failure_in_the_middle_leaves_nothing(lake: Lakehouse, io: StorageFileIO) -> None:
+    def failing() -> Iterator[pa.RecordBatch]:
+        for month in range(6):
+            yield flights(*[month] * 500)
+        raise RuntimeError("the task was killed")
+
+    metadata = metadata_of(lake, FLIGHTS, "month")
+    with pytest.raises(RuntimeError, match="killed"):
+        write_data_files(io, metadata, failing(), target_file_size_bytes=1, buffer_bytes=20_000)
+    assert list(lake.storage.list("tables/")) == []
+    for at in (1, 2):
+        broken = StorageFileIO.on(FaultyStorage(lake.storage, [fail(at, StorageFullError, kind="write")]))
+        with pytest.raises(StorageFullError):
+            write_data_files(broken, metadata, [flights(1, 2, 3)])
+        assert list(lake.storage.list("tables/")) == []
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"extra": pa.array([1])}, "'extra' is not in the table"),
+        ({"carrier": pa.array([None], pa.string())}, "'carrier' is required"),
+        ({"carrier": None}, "'carrier' is required"),
+        ({"month": pa.array([2**40])}, "'month' cannot be stored as int"),
+        ({"delay": pa.array(["soon"])}, "'delay' cannot be stored as long"),
+    ],
+)
+def test_rows_that_do_not_fit_name_the_column(
+    lake: Lakehouse, io: StorageFileIO, change: dict[str, pa.Array | None], message: str
+) -> None:
+    batch = flights(1)
+    columns = {**dict(zip(batch.schema.names, batch.columns, strict=True)), **change}
+    given = pa.record_batch({name: column for name, column in columns.items() if column is not None})
+    with pytest.raises(InvalidInputError, match=message) as caught:
+        write_data_files(io, metadata_of(lake, FLIGHTS), [given])
+    assert "\n" not in str(caught.value)
+
+
+def test_missing_optional_columns_are_null(lake: Lakehouse, io: StorageFileIO) -> None:
+    (data_file,) = write_data_files(io, metadata_of(lake, FLIGHTS), [pa.record_batch({"carrier": ["AA"]})])
+    assert read(io, data_file).to_pylist() == [
+        {"year": None, "month": None, "carrier": "AA", "delay": None, "tags": None}
+    ]
+
+
+def test_wall_clock_times_are_not_taken_for_utc(lake: Lakehouse, io: StorageFileIO) -> None:
+    metadata = metadata_of(lake, pa.schema([("at", pa.timestamp("us", tz="UTC"))]))
+    with pytest.raises(InvalidInputError, match="convert it explicitly"):
+        write_data_files(io, metadata, [pa.record_batch({"at": pa.array([0], pa.timestamp("us"))})])
+    berlin = pa.record_batch({"at": pa.array([0], pa.timestamp("ms", tz="Europe/Berlin"))})
+    (data_file,) = write_data_files(io, metadata, [berlin])
+    assert read(io, data_file)["at"].cast(pa.int64()).to_pylist() == [0]
+
+
+def test_partitions_that_cannot_be_written_are_refused(lake: Lakehouse, io: StorageFileIO) -> None:
+    floats = metadata_of(lake, pa.schema([("v", pa.float64())]), "v")
+    with pytest.raises(InvalidDefinitionError, match="no float or UUID"):
+        write_data_files(io, floats, [])
+    with pytest.raises(InvalidDefinitionError, match="no float or UUID"):
+        write_data_files(io, metadata_of(lake, pa.schema([("v", pa.uuid())]), "v"), [])
+    schema: Schema = arrow_to_iceberg_schema(FLIGHTS)
+    bucket = PartitionField(source_id=4, field_id=1000, transform=BucketTransform(8), name="delay_bucket")
+    bucketed = new_table_metadata(
+        schema=schema,
+        partition_spec=PartitionSpec(bucket),
+        sort_order=UNSORTED_SORT_ORDER,
+        location=new_table_location(lake.root, lake.snapshot().definition),
+        properties={},
+    )
+    with pytest.raises(InvalidDefinitionError, match=r"bucket\[8\]"):
+        write_data_files(io, bucketed, [])
+
+
+X = pa.struct([("x", pa.int64())])
+XY = pa.struct([("x", pa.int64()), ("y", pa.int64())])
+
+
+@pytest.mark.parametrize(
+    ("known", "given", "lost"),
+    [
+        (X, XY, "y"),
+        (pa.struct([("a", X)]), pa.struct([("a", XY)]), "a.y"),
+        (pa.list_(X), pa.large_list(XY), "y"),
+        (pa.map_(pa.string(), X), pa.map_(pa.string(), XY), "y"),
+    ],
+    ids=["struct", "nested", "list", "map"],
+)
+def test_fields_that_a_table_lacks_are_not_lost(
+    lake: Lakehouse, io: StorageFileIO, known: pa.DataType, given: pa.DataType, lost: str
+) -> None:
+    metadata = metadata_of(lake, pa.schema([("n", known)]))
+    batch = pa.record_batch([pa.nulls(2, given)], names=["n"])
+    with pytest.raises(InvalidInputError, match=f"column 'n' has the field '{lost}', which the table's column lacks"):
+        write_data_files(io, metadata, [batch])
+    same = pa.record_batch([pa.nulls(2, known)], names=["n"])
+    assert [data_file.record_count for data_file in write_data_files(io, metadata, [same])] == [2]
+
+
+def test_two_columns_of_one_name(lake: Lakehouse, io: StorageFileIO) -> None:
+    batch = pa.record_batch([pa.array([1]), pa.array([2])], names=["n", "n"])
+    with pytest.raises(InvalidInputError, match="there are 2 columns 'n'"):
+        write_data_files(io, metadata_of(lake, pa.schema([("n", pa.int64())])), [batch])
+    with pytest.raises(InvalidInputError, match="there are 2 columns 'n'"):
+        stage_arrow(lake, pa.Table.from_batches([batch]), "ns", "t", mode="append")

@@ -1,0 +1,59 @@
+"""Rows that equality deletes delete are those whose values are all equal, nulls and NaNs to each other."""
+
+from __future__ import annotations
+
+import datetime as dt
+from decimal import Decimal
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from trinitylake_ops.iceberg.delete_files import _DeletedKeys
+
+_NUMBERS = st.lists(st.tuples(st.sampled_from([None, 0, 1, 2**40]), st.sampled_from([None, "", "a", "b"])), max_size=12)
+
+
+@settings(max_examples=150, deadline=None)
+@given(deleted=_NUMBERS.filter(bool), found=_NUMBERS)
+def test_keys_of_two_columns_are_compared_as_pairs(
+    deleted: list[tuple[int | None, str | None]], found: list[tuple[int | None, str | None]]
+) -> None:
+    kinds = (pa.int64(), pa.string())
+    keys = _DeletedKeys(pa.table(_columns(deleted, kinds), names=["a", "b"]))
+    assert keys.matches(_columns(found, kinds)).to_pylist() == [row in set(deleted) for row in found]
+
+
+def _columns(rows: list[Any], kinds: tuple[pa.DataType, ...]) -> list[pa.Array]:
+    return [pa.array([row[at] for row in rows], kind) for at, kind in enumerate(kinds)]
+
+
+@pytest.mark.parametrize(
+    ("kind", "gone", "stays"),
+    [
+        (pa.float64(), float("nan"), 1.0),
+        (pa.float32(), 0.5, float("nan")),
+        (pa.decimal128(9, 2), Decimal("1.10"), Decimal("1.11")),
+        (pa.binary(3), b"abc", b"abd"),
+        (pa.large_string(), "a", "A"),
+        (pa.date32(), dt.date(2026, 1, 1), dt.date(2026, 1, 2)),
+        (pa.timestamp("us", "UTC"), dt.datetime(2026, 1, 1, tzinfo=dt.UTC), None),
+        (pa.bool_(), True, None),
+    ],
+)
+def test_values_of_each_kind(kind: pa.DataType, gone: Any, stays: Any) -> None:
+    keys = _DeletedKeys(pa.table({"a": pa.array([gone, gone], kind), "b": pa.array([1, 2], pa.int32())}))
+    found = pa.array([gone, gone, stays], kind)
+    assert keys.matches([found, pa.array([1, 3, 1], pa.int32())]).to_pylist() == [True, False, False]
+    alone = _DeletedKeys(pa.table({"a": pa.array([gone], kind)}))
+    assert alone.matches([found]).to_pylist() == [True, True, False]
+    nulls = _DeletedKeys(pa.table({"a": pa.array([None], kind)}))
+    assert nulls.matches([pa.array([gone, None], kind)]).to_pylist() == [False, True]
+
+
+def test_strings_of_other_sizes_and_dictionaries_are_the_same_strings() -> None:
+    keys = _DeletedKeys(pa.table({"a": pa.array(["x"], pa.large_string())}))
+    assert keys.matches([pa.array(["x", "y"])]).to_pylist() == [True, False]
+    assert keys.matches([pa.array(["y", "x"]).dictionary_encode()]).to_pylist() == [False, True]

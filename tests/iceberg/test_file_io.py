@@ -1,0 +1,249 @@
+"""pyiceberg's FileIO contract on a Storage, request by request."""
+
+from __future__ import annotations
+
+import gc
+import pickle
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from pyiceberg.io import load_file_io
+
+from tests.faults import FaultyStorage, fail, lose_response
+from tests.lakes import Lakes
+from trinitylake_ops import Lakehouse
+from trinitylake_ops.errors import (
+    AmbiguousWriteError,
+    FileMissingError,
+    InvalidInputError,
+    InvalidLocationError,
+    LocationNotAllowedError,
+    StorageError,
+    StorageFullError,
+    StoragePermissionError,
+)
+from trinitylake_ops.iceberg.io.file_io import StorageFileIO
+from trinitylake_ops.iceberg.io.input_file import READ_AHEAD_BYTES, WHOLE_FILE_BYTES
+from trinitylake_ops.storage import MeteredStorage, StorageWrapper
+
+
+@pytest.fixture
+def io(lake: Lakehouse) -> StorageFileIO:
+    return StorageFileIO.on(lake.storage, lake.storage_options)
+
+
+def put(io: StorageFileIO, name: str, data: bytes, *, overwrite: bool = False) -> str:
+    uri = f"{io.root}tables/x/{name}"
+    with io.new_output(uri).create(overwrite=overwrite) as stream:
+        stream.write(data)
+    return uri
+
+
+def test_what_was_written_is_read(io: StorageFileIO, meter: MeteredStorage) -> None:
+    with meter.measure() as measured:
+        uri = put(io, "a b#%20", b"content")
+    assert measured.counts.requests == {"create": 1}
+    with meter.measure() as measured:
+        file = io.new_input(uri)
+        assert file.open().read() == b"content"
+        assert len(file) == 7
+    assert measured.counts.requests == {"read": 1}
+    assert file.exists()
+    assert len(io.new_output(uri).to_input_file()) == 7
+
+
+def test_a_missing_file_is_told_in_both_vocabularies(io: StorageFileIO) -> None:
+    file = io.new_input(f"{io.root}tables/x/none")
+    assert not file.exists()
+    for attempt in (file.open, file.__len__):
+        with pytest.raises(FileNotFoundError) as caught:
+            attempt()
+        assert isinstance(caught.value, FileMissingError)
+        again = pickle.loads(pickle.dumps(caught.value))
+        assert str(again) == str(caught.value)
+        assert isinstance(again, FileNotFoundError)
+    io.delete(file)
+
+
+def test_create_never_replaces_and_overwrite_does(io: StorageFileIO) -> None:
+    uri = put(io, "f", b"first")
+    with pytest.raises(FileExistsError):
+        put(io, "f", b"second")
+    assert io.new_input(uri).open().read() == b"first"
+    put(io, "f", b"third", overwrite=True)
+    assert io.new_input(uri).open().read() == b"third"
+    io.delete(io.new_output(uri))
+    assert not io.new_input(uri).exists()
+
+
+def test_nothing_is_visible_before_close_or_after_an_exception(io: StorageFileIO) -> None:
+    output = io.new_output(f"{io.root}tables/x/f")
+    stream = output.create()
+    stream.write(b"half")
+    assert not output.exists()
+    del stream
+    gc.collect()
+    output.discard()
+    with pytest.raises(RuntimeError, match="in the middle"), output.create() as stream:
+        stream.write(b"half")
+        raise RuntimeError("in the middle")
+    assert not output.exists()
+    assert list(io.storage.list("tables/")) == []
+
+
+@pytest.mark.parametrize("size_bytes", [0, 1, WHOLE_FILE_BYTES - 1, WHOLE_FILE_BYTES, WHOLE_FILE_BYTES + 1, 3_000_000])
+def test_reads_at_every_place_return_the_right_bytes(io: StorageFileIO, size_bytes: int) -> None:
+    data = bytes(at * 31 % 251 for at in range(size_bytes % 997)) * (size_bytes // max(1, size_bytes % 997) + 1)
+    data = data[:size_bytes]
+    assert len(data) == size_bytes
+    stream = io.new_input(put(io, f"f{size_bytes}", data)).open()
+    for offset in (0, 1, size_bytes // 2, size_bytes - 10, size_bytes, size_bytes + 5):
+        for length in (0, 1, 100, READ_AHEAD_BYTES + 1):
+            stream.seek(max(0, offset))
+            assert stream.read(length) == data[max(0, offset) : max(0, offset) + length]
+    stream.seek(0)
+    assert stream.read() == data
+    assert stream.read(10) == b""
+    stream.seek(-min(5, size_bytes), 2)
+    assert stream.tell() == size_bytes - min(5, size_bytes)
+    with pytest.raises(ValueError, match="cannot seek"):
+        stream.seek(-1)
+    stream.close()
+    with pytest.raises(ValueError, match="closed"):
+        stream.read(1)
+
+
+def test_a_large_parquet_file_takes_few_requests(io: StorageFileIO, meter: MeteredStorage) -> None:
+    n_rows = 200_000
+    columns = {f"c{at}": pa.array(range(at, n_rows + at), pa.int64()) for at in range(4)}
+    uri = f"{io.root}tables/x/big.parquet"
+    with io.new_output(uri).create() as stream:
+        pq.write_table(pa.table(columns), stream, compression="none", use_dictionary=False, row_group_size=50_000)
+    size_bytes = len(io.new_input(uri))
+    assert size_bytes > 6_000_000
+    with meter.measure() as measured, io.new_input(uri).open() as stream:
+        read = pq.read_table(stream, columns=["c3"], pre_buffer=True)
+    assert read["c3"][-1].as_py() == n_rows + 2
+    assert measured.counts.requests["read"] <= 7  # start, end, and at most one for each row group
+    assert measured.counts.requests["stat"] == 1
+    assert measured.counts.bytes_read < size_bytes / 2
+
+
+def test_only_uris_under_the_root_use_its_storage(
+    io: StorageFileIO, meter: MeteredStorage, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    elsewhere = tmp_path_factory.mktemp("elsewhere") / "f"
+    with meter.measure() as measured:
+        for location in (f"file://{elsewhere}", str(elsewhere)):
+            foreign = StorageFileIO.on(io.storage, {"allowed_roots": str(elsewhere.parent)})
+            with foreign.new_output(location).create(overwrite=True) as stream:
+                stream.write(b"foreign")
+            assert foreign.new_input(location).open().read() == b"foreign"
+            assert foreign.location(f"file://{elsewhere}") == f"file://{elsewhere}"
+    assert elsewhere.read_bytes() == b"foreign"
+    assert measured.counts.total == 0
+    with pytest.raises(InvalidLocationError):
+        io.new_input("relative/path")
+    with pytest.raises(InvalidLocationError):
+        io.new_input(f"{io.root}tables/../_latest_hint.txt").open()
+    with pytest.raises(LocationNotAllowedError):
+        io.new_input("gopher://host/f")
+    with pytest.raises(InvalidLocationError, match="scheme"):
+        StorageFileIO.on(io.storage, {"allowed_roots": "gopher://host"}).new_input("gopher://host/f")
+
+
+def test_pickled_copies_read_and_write(io: StorageFileIO) -> None:
+    uri = put(io, "f", b"x")
+    copy = pickle.loads(pickle.dumps(io))
+    assert copy.new_input(uri).open().read() == b"x"
+    assert copy.properties == io.properties
+
+
+def test_pyiceberg_makes_it_from_properties(lakes: Lakes) -> None:
+    lake = lakes.local()
+    made = load_file_io(
+        {
+            "py-io-impl": "trinitylake_ops.iceberg.io.file_io.StorageFileIO",
+            "root": lake.root.rstrip("/"),
+            **{f"storage.{name}": value for name, value in lake.storage_options.items()},
+        }
+    )
+    assert isinstance(made, StorageFileIO)
+    assert made.new_input(f"{lake.root}_latest_hint.txt").open().read() == b"0"
+    with pytest.raises(InvalidInputError, match="'root'"):
+        StorageFileIO({})
+    with pytest.raises(InvalidInputError, match="color"):
+        StorageFileIO({"root": lake.root, "storage.color": "red"})
+
+
+def test_a_read_only_one_refuses_to_write(lake: Lakehouse) -> None:
+    io = StorageFileIO.on(lake.storage, read_only=True)
+    for change in (io.new_output, io.delete):
+        with pytest.raises(InvalidInputError, match="only reads"):
+            change(f"{io.root}tables/x/f")
+    assert pickle.loads(pickle.dumps(io)).read_only
+
+
+def faulty(lake: Lakehouse, *faults: object) -> StorageFileIO:
+    return StorageFileIO.on(FaultyStorage(lake.storage, faults))  # type: ignore[arg-type]
+
+
+def test_a_lost_answer_to_a_create_is_looked_up(lake: Lakehouse) -> None:
+    io = faulty(lake, lose_response(1, kind="create"))
+    uri = put(io, "f", b"mine")
+    assert io.new_input(uri).open().read() == b"mine"
+    io = faulty(lake, fail(1, AmbiguousWriteError, kind="create"))
+    assert io.new_input(put(io, "g", b"sent again")).open().read() == b"sent again"
+    io = faulty(lake, fail(1, AmbiguousWriteError, kind="create", times=10))
+    with pytest.raises(AmbiguousWriteError):
+        put(io, "h", b"mine")
+    assert not io.new_input(f"{io.root}tables/x/h").exists()
+
+
+class _Twice(StorageWrapper):
+    """Sends each file twice, as whatever is in between may; the answer is the second one's."""
+
+    def create(self, path: str, data: bytes) -> None:
+        self.inner.create(path, data)
+        self.inner.create(path, data)
+
+
+def test_a_file_that_was_sent_twice_is_ours(lake: Lakehouse) -> None:
+    io = StorageFileIO.on(_Twice(lake.storage))
+    assert io.new_input(put(io, "f", b"mine")).open().read() == b"mine"
+    with pytest.raises(FileExistsError):
+        put(io, "f", b"another")
+
+
+def test_failures_keep_their_kind(lake: Lakehouse) -> None:
+    io = faulty(lake, fail(1, StorageFullError, kind="create"), fail(2, StoragePermissionError, kind="read"))
+    with pytest.raises(StorageFullError):
+        put(io, "f", b"x")
+    assert list(lake.storage.list("tables/")) == []
+    put(io, "f", b"x")
+    with pytest.raises(PermissionError) as caught:
+        io.new_input(f"{io.root}tables/x/f").open()
+    assert isinstance(caught.value, StorageError)
+    assert str(caught.value) == f"injected before the effect at '{io.root}tables/x/f'", "its place once, as a URI"
+
+
+def test_properties_hold_no_credentials_and_pickles_do(io: StorageFileIO) -> None:
+    options = {"secret_access_key": "the-secret", "region": "here"}
+    made = StorageFileIO.on(io.storage, options, {"storage.session_token": "the-secret", "other": "kept"})
+    again = pickle.loads(pickle.dumps(made))
+    for each in (made, again):
+        assert each.storage_options == options
+        assert each.properties == {"root": io.root, "storage.region": "here", "other": "kept"}
+        assert "the-secret" not in f"{each!r} {vars(each)}"
+
+
+@pytest.mark.local_only("about a storage in memory")
+def test_storages_elsewhere_get_the_options_only_when_they_are_of_the_same_kind(lakes: Lakes, tmp_path: Path) -> None:
+    (tmp_path / "a").write_bytes(b"x")
+    in_memory = lakes.memory()
+    options = {"region": "here", "allowed_roots": f"file://{tmp_path}/ memory://other"}
+    assert StorageFileIO.on(in_memory.storage, options).new_input(f"file://{tmp_path}/a").open().read() == b"x"
+    with pytest.raises(InvalidInputError, match="unknown storage option 'region'"):
+        StorageFileIO.on(in_memory.storage, options).new_input("memory://other/a")

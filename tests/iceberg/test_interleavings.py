@@ -1,0 +1,250 @@
+"""Runs that stage, read what they staged and publish, in random interleavings with interruptions, are serial."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import pyarrow as pa
+import pytest
+
+from tests.lakes import Lakes, check_lake
+from trinitylake_ops import Lakehouse
+from trinitylake_ops.errors import CommitConflictError
+from trinitylake_ops.iceberg.catalog import catalog_at
+from trinitylake_ops.iceberg.write.arrow import stage_arrow
+from trinitylake_ops.iceberg.write.partition_key import PartitionKey, encode_partitions
+from trinitylake_ops.iceberg.write.publication import publication_id, publish_once
+from trinitylake_ops.iceberg.write.rebase import rebase
+from trinitylake_ops.iceberg.write.replacement import StagedRead, TableRead
+from trinitylake_ops.iceberg.write.staged_table import StagedTable
+from trinitylake_ops.iceberg.write.staging import Mode, load_staged
+
+MODES: tuple[Mode, ...] = ("append", "replace_partitions", "replace_table")
+
+
+@dataclass
+class World:
+    """A lakehouse of orders and totals, and what each version changed, for a serial replay."""
+
+    lake: Lakehouse
+    chance: random.Random
+    committed: dict[int, list[tuple[str, Run, int, int | None]]] = field(default_factory=dict)
+    outcomes: list[str] = field(default_factory=list)
+
+    def stage(self, table: str, mode: Mode, who: str, value: int) -> StagedTable:
+        partitions = [{"who": who}] if mode == "replace_partitions" else None
+        rows = pa.table({"who": [who], "n": [value]})
+        return stage_arrow(self.lake, rows, "shop", table, mode=mode, partition_by=["who"], partitions=partitions)
+
+    def rows(self, table: str) -> list[tuple[str, int]]:
+        found = catalog_at(self.lake).load_table(("shop", table)).scan().to_arrow().to_pylist()
+        return sorted((row["who"], row["n"]) for row in found)
+
+    def check(self) -> None:
+        """Replay the commits one after another and compare."""
+        orders: list[tuple[str, int]] = []
+        totals: dict[str, int] = {}
+        for version in sorted(self.committed):
+            for table, run, value, repeated in self.committed[version]:
+                if table == "totals":
+                    counted = [n for who, n in orders if who == run.who or not run.reads_partition]
+                    totals[run.who] = sum(counted)
+                    continue
+                if run.mode == "replace_table":
+                    orders = []
+                elif run.mode == "replace_partitions":
+                    orders = [row for row in orders if row[0] != run.who]
+                elif repeated is not None:
+                    orders.remove((run.who, repeated))
+                orders.append((run.who, value))
+        if self.committed:
+            assert self.rows("orders") == sorted(orders)
+            assert self.rows("totals") == sorted(totals.items())
+
+
+@dataclass(eq=False)
+class Run:
+    """A run of two tables, by one publication or by one for each."""
+
+    world: World
+    who: str
+    mode: Mode
+    is_split: bool
+    reads_partition: bool
+    stages_orders: bool = True
+
+    def steps(self) -> Iterator[None]:
+        """Run step by step. Publications may be interrupted before or after a commit, and be started again."""
+        repeated: tuple[int, StagedTable] | None = None
+        for _ in range(3):
+            value = self.world.chance.randrange(1, 1000)
+            attempt = Attempt(self, value, repeated)
+            yield from attempt.stage()
+            yield from attempt.publish()
+            if not attempt.is_repeated:
+                return
+            # The run is executed again as a whole. What it appended and did not learn of is to be replaced.
+            assert attempt.orders is not None
+            repeated = (value, attempt.orders) if self.mode == "append" else None
+
+
+class Attempt:
+    """One execution of a run: what it stages, reads and publishes."""
+
+    def __init__(self, run: Run, value: int, repeated: tuple[int, StagedTable] | None):
+        self.run, self.world, self.value = run, run.world, value
+        self.old_value, self.superseded = (None, None) if repeated is None else repeated
+        self.orders: StagedTable | None = None
+        self.totals: StagedTable | None = None
+        self.reads: list[TableRead] = []
+        self.staged_reads: list[StagedRead] = []
+        self.is_repeated = False
+
+    def stage(self) -> Iterator[None]:
+        """Stage orders, read them, and stage a total of them."""
+        run, lake = self.run, self.world.lake
+        if run.stages_orders:
+            self.orders = self.world.stage("orders", run.mode, run.who, self.value)
+            if self.superseded is not None:
+                self.orders = rebase(lake, self.orders, superseded=self.superseded)
+            yield
+            table = load_staged(lake, self.orders)
+            is_own = run.reads_partition and run.mode == "replace_partitions"
+            includes_base = run.mode != "replace_table" and not is_own
+            self.staged_reads = [StagedRead(root=lake.root, staged=self.orders, includes_base=includes_base)]
+        else:
+            snapshot = lake.snapshot()
+            table = catalog_at(lake, snapshot.version).load_table(("shop", "orders"))
+            self.reads = [TableRead.of(snapshot, "shop", "orders")]
+        rows = table.scan(row_filter=f"who = '{run.who}'" if run.reads_partition else "true").to_arrow()
+        yield
+        self.totals = self.world.stage("totals", "replace_partitions", run.who, sum(rows["n"].to_pylist()))
+        yield
+
+    def publish(self) -> Iterator[None]:
+        """Publish both tables together, or each by itself in any order. A publication that is refused is retried."""
+        tables = [table for table in (self.orders, self.totals) if table is not None]
+        parts = [[table] for table in tables] if self.run.is_split else [tables]
+        self.world.chance.shuffle(parts)
+        published: list[str] = []
+        for part in [*parts, *parts]:
+            names = [table.table for table in part]
+            if set(names) & set(published):
+                continue
+            end = self._commit(part, may_be_interrupted=True)
+            yield
+            if end == "unknown" and len(tables) == len(part) == 2 and self.world.chance.random() < 0.5:
+                self.is_repeated = True
+                return
+            if end in ("unknown", "interrupted"):
+                is_resumed = self._commit(part, may_be_interrupted=False) == "was published"
+                assert is_resumed or end == "interrupted", "what was committed is found"
+                end = "committed" if is_resumed else self.world.outcomes[-1]
+            if end == "committed":
+                published += names
+                assert "totals" not in names or len(tables) == 1 or "orders" in published
+
+    def _commit(self, tables: list[StagedTable], *, may_be_interrupted: bool) -> str:
+        fate = self.world.chance.random() if may_be_interrupted else 1.0
+        if fate < 0.15:
+            return "interrupted"
+        names = [table.table for table in tables]
+        superseded = [self.superseded] if self.superseded is not None and "orders" in names else []
+        try:
+            publication = publish_once(
+                self.world.lake,
+                tables,
+                publication_id(*(table.metadata_location for table in tables)),
+                isolation="serializable",
+                staged_reads=self.staged_reads if "totals" in names else [],
+                reads=self.reads,
+                superseded=superseded,
+            )
+        except CommitConflictError:
+            self.world.outcomes.append("refused")
+            return "refused"
+        if publication.was_published:
+            return "was published"
+        self.world.committed[publication.version] = [(name, self.run, self.value, self.old_value) for name in names]
+        self.world.outcomes.append("committed")
+        return "unknown" if fate < 0.45 else "committed"
+
+
+def interleave(lake: Lakehouse, seed: int) -> list[str]:
+    chance = random.Random(seed)
+    world = World(lake, chance)
+    first = Run(world, "first", "append", is_split=False, reads_partition=False)
+    for _ in first.steps():
+        pass
+    runs = [
+        Run(
+            world,
+            who,
+            chance.choice(MODES),
+            is_split=chance.random() < 0.4,
+            reads_partition=chance.random() < 0.4,
+            stages_orders=chance.random() < 0.8 or not world.committed,
+        )
+        for who in "abc"[: chance.randint(2, 3)]
+    ]
+    left = [run.steps() for run in runs]
+    while left:
+        steps = chance.choice(left)
+        try:
+            next(steps)
+        except StopIteration:
+            left.remove(steps)
+        except CommitConflictError:  # others rewrote the rows that a repeated run appended before
+            world.outcomes.append("refused")
+            left.remove(steps)
+    world.check()
+    return world.outcomes
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_results_are_those_of_a_serial_order(lakes: Lakes, seed: int) -> None:
+    lake = lakes.local()
+    interleave(lake, seed)
+    check_lake(lake)
+
+
+@pytest.mark.parametrize("is_before", [True, False])
+@pytest.mark.parametrize("changed", ["a", "b"])
+def test_what_was_made_from_rows_that_another_unit_of_work_staged(lakes: Lakes, changed: str, is_before: bool) -> None:
+    """Another writer appends before or after the publication of the source, to the partition that was read or not."""
+    lake = lakes.local()
+    world = World(lake, random.Random(0))
+
+    def publish(staged: StagedTable, *reads: StagedRead) -> None:
+        publication = publication_id(staged.metadata_location)
+        publish_once(lake, [staged], publication, isolation="serializable", staged_reads=reads)
+
+    publish(world.stage("orders", "append", "a", 1))
+    source = world.stage("orders", "append", "a", 2)
+    if is_before:
+        publish(world.stage("orders", "append", changed, 3))
+    publish(source)
+    if not is_before:
+        publish(world.stage("orders", "append", changed, 3))
+    table = load_staged(lake, source)
+    partitions = encode_partitions([PartitionKey.of(table.metadata, {"who": "a"}).record], table.spec(), table.schema())
+    read = StagedRead(root=lake.root, staged=source, includes_base=True, by_another=True, partitions=partitions)
+    assert StagedRead.from_json(read.to_json()) == read
+    totals = world.stage("totals", "replace_partitions", "a", 3)
+    if changed == "a":
+        with pytest.raises(CommitConflictError):
+            publish(totals, read)
+    else:
+        publish(totals, read)
+        assert world.rows("totals") == [("a", 3)]
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(3600)
+def test_many_interleavings(lakes: Lakes) -> None:
+    seed = random.SystemRandom().randrange(1 << 32)
+    print("seed", seed)
+    outcomes = [outcome for number in range(300) for outcome in interleave(lakes.local(str(number)), seed + number)]
+    assert {"committed", "refused"} <= set(outcomes)

@@ -1,0 +1,144 @@
+"""Metadata of tables that holds more than that of any table is refused before objects are made of it."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from pyiceberg.table.metadata import TableMetadataUtil
+
+from tests.iceberg.hostile import change_metadata, metadata_path
+from tests.iceberg.test_catalog import SCHEMA, rows
+from trinitylake_ops import Lakehouse, operations
+from trinitylake_ops.errors import CorruptFileError
+from trinitylake_ops.iceberg.catalog import catalog_at
+from trinitylake_ops.iceberg.metadata import MAX_ITEMS, MAX_SCHEMA_PARTS, table_metadata
+from trinitylake_ops.iceberg.validation.thrift import MAX_NAME_CHARS
+
+ON_DISK_IN_SOAK = True  # tests/iceberg/conftest.py
+
+
+@pytest.fixture
+def table_lake(lake: Lakehouse) -> Lakehouse:
+    catalog = catalog_at(lake)
+    catalog.create_namespace("ns")
+    catalog.create_table("ns.t", SCHEMA).append(rows(1))
+    return lake
+
+
+def repeated_snapshots(content: dict[str, Any]) -> None:
+    content["snapshots"] *= 2
+
+
+def more_snapshots(content: dict[str, Any]) -> None:
+    (shot,) = content["snapshots"]
+    content["snapshots"] += ({**shot, "snapshot-id": number} for number in range(MAX_ITEMS))
+
+
+def more_properties(content: dict[str, Any]) -> None:
+    content["properties"] = {str(number): "" for number in range(MAX_ITEMS + 1)}
+
+
+def more_in_a_summary(content: dict[str, Any]) -> None:
+    content["snapshots"][0]["summary"] |= {str(number): "" for number in range(MAX_ITEMS)}
+
+
+def more_fields(content: dict[str, Any]) -> None:
+    (schema,) = content["schemas"]
+    fields = [{**schema["fields"][0], "id": number, "name": str(number)} for number in range(MAX_ITEMS)]
+    content["schemas"] += ({**schema, "schema-id": number, "fields": fields} for number in (1, 2))
+
+
+def more_of_what_nobody_knows(content: dict[str, Any]) -> None:
+    content["x"] = [[0] * (MAX_ITEMS + 1)]
+
+
+def a_long_name_around_many(content: dict[str, Any]) -> None:
+    (schema,) = content["schemas"]
+    inside = [{"id": 200 + number, "name": f"f{number}", "required": False, "type": "int"} for number in range(3000)]
+    around = {"id": 100, "name": "A" * 20_000, "required": False, "type": {"type": "struct", "fields": inside}}
+    schema["fields"].append(around)
+    content["last-column-id"] = 10_000
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (a_long_name_around_many, f"more than {MAX_NAME_CHARS} characters"),
+        (repeated_snapshots, "more than once"),
+        (more_snapshots, f"more than {MAX_ITEMS} items"),
+        (more_properties, f"more than {MAX_ITEMS} items"),
+        (more_in_a_summary, f"more than {MAX_ITEMS} items"),
+        (more_fields, f"more than {MAX_SCHEMA_PARTS} fields"),
+        (more_of_what_nobody_knows, f"more than {MAX_ITEMS} items"),
+    ],
+)
+def test_metadata_of_more_items_than_any_makes_no_objects(
+    change: Any, said: str, table_lake: Lakehouse, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = change_metadata(table_lake, change)
+    definition, io = table_lake.snapshot().table("ns", "t"), catalog_at(table_lake).io
+    with monkeypatch.context() as patched, pytest.raises(CorruptFileError, match=said) as caught:
+        patched.setattr(TableMetadataUtil, "parse_obj", lambda _: pytest.fail("objects were made"))
+        table_metadata(definition, io)
+    assert caught.value.path == table_lake.root + path
+    found = [finding for finding in operations.verify(table_lake).findings if finding.path == path]
+    assert [finding.code for finding in found] == ["table-unreadable"]
+    assert said in found[0].message
+
+
+def test_metadata_of_as_many_items_as_allowed_is_read(table_lake: Lakehouse) -> None:
+    def change(content: dict[str, Any]) -> None:
+        more_properties(content)
+        del content["properties"]["0"]
+
+    change_metadata(table_lake, change)
+    assert len(catalog_at(table_lake).load_table("ns.t").properties) >= MAX_ITEMS
+    assert not [finding for finding in operations.verify(table_lake).findings if finding.severity == "error"]
+
+
+@pytest.mark.parametrize("text", [b"", b"\0" * 1000, b'{"a":', b"[]", b"1", b'{"snapshots":[{"snapshot-id":[]}]}'])
+def test_what_is_no_metadata_is_told_as_such(text: bytes, table_lake: Lakehouse) -> None:
+    table_lake.storage.write(metadata_path(table_lake), text)
+    with pytest.raises(CorruptFileError, match="no Iceberg table metadata"):
+        catalog_at(table_lake).load_table("ns.t")
+    assert json.dumps([finding.message for finding in operations.verify(table_lake).findings])
+
+
+def huge_fixed(content: dict[str, Any]) -> None:
+    content["schemas"][0]["fields"].append({"id": 9, "name": "q", "required": False, "type": f"fixed[{'9' * 20}]"})
+
+
+def huge_scale(content: dict[str, Any]) -> None:
+    content["schemas"][0]["fields"].append({"id": 9, "name": "q", "required": False, "type": "decimal(38, 1000000000)"})
+
+
+def huge_scale_in_an_older_schema(content: dict[str, Any]) -> None:
+    older = {**content["schemas"][0], "schema-id": 99}
+    older["fields"] = [{"id": 1, "name": "id", "required": False, "type": "decimal(38, 1000000000)"}]
+    content["schemas"].insert(0, older)
+
+
+def no_buckets(content: dict[str, Any]) -> None:
+    field = {"source-id": 1, "field-id": 1000, "name": "p", "transform": "bucket[0]"}
+    content["partition-specs"] = [{"spec-id": 0, "fields": [field]}]
+
+
+def order_by_nothing(content: dict[str, Any]) -> None:
+    field = {"source-id": 99, "transform": "identity", "direction": "asc", "null-order": "nulls-first"}
+    content["sort-orders"] = [{"order-id": 1, "fields": [field]}]
+    content["default-sort-order-id"] = 1
+
+
+@pytest.mark.parametrize(
+    "change", [huge_fixed, huge_scale, huge_scale_in_an_older_schema, no_buckets, order_by_nothing]
+)
+def test_what_no_table_is_like_is_told_by_path_when_it_is_loaded(change: Any, table_lake: Lakehouse) -> None:
+    """Pyiceberg reads it, and fails by it untyped when rows are read or written."""
+    path = change_metadata(table_lake, change)
+    with pytest.raises(CorruptFileError, match="is no Iceberg table metadata") as caught:
+        catalog_at(table_lake).load_table("ns.t")
+    assert path in str(caught.value)
+    report = operations.verify(table_lake)
+    assert [finding.code for finding in report.findings if finding.severity == "error"] == ["table-unreadable"]

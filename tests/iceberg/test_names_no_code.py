@@ -1,0 +1,295 @@
+"""No property of a table's metadata is ever run, and metadata is believed of its own table alone."""
+
+from __future__ import annotations
+
+import builtins
+import importlib
+import io
+import json
+import pickle
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from pyiceberg.table.locations import load_location_provider
+
+from tests.iceberg.hostile import avro_records, change_metadata, manifest_list_path, metadata_path, unsealed
+from tests.iceberg.test_catalog import SCHEMA, ids_of, rows
+from trinitylake_ops import Lakehouse, operations
+from trinitylake_ops.errors import CorruptFileError, InvalidDefinitionError
+from trinitylake_ops.iceberg.catalog import TrinityLakeCatalog, catalog_at
+from trinitylake_ops.iceberg.io.file_io import StorageFileIO
+from trinitylake_ops.iceberg.metadata import read_table_metadata, table_metadata
+from trinitylake_ops.iceberg.properties import names_code
+from trinitylake_ops.iceberg.reach import entries_in, files_of, manifests_in
+from trinitylake_ops.iceberg.write.plan import plan_write
+from trinitylake_ops.iceberg.write.staging import stage_data_files
+from trinitylake_ops.operations.compaction.tables import plan_compact_tables
+
+ON_DISK_IN_SOAK = True  # tests/iceberg/conftest.py
+
+CODE = {
+    "write.py-location-provider.impl": "this.Provider",
+    "write.location-provider.impl": "org.example.Provider",
+    "py-io-impl": "this.FileIO",
+    "io-impl": "org.example.FileIO",
+    "py-catalog-impl": "this.Catalog",
+    "catalog-impl": "org.example.Catalog",
+    "encryption.kms-impl": "org.example.Kms",
+    "metrics-reporter-impl": "org.example.Reporter",
+    "s3.retry-strategy-impl": "this.Retry",
+    "s3.client-factory-impl": "org.example.Factory",
+    "client.factory": "org.example.Factory",
+    "auth.impl": "this.Auth",
+    "lock-impl": "org.example.Lock",
+    "s3.signer": "Signer",
+    "s3.signer.uri": "http://example.org/",
+    "parquet.crypto.factory.class": "org.example.Crypto",
+    "parquet.encryption.kms.client.class": "org.example.Kms",
+    " Write.Py-Location-Provider.IMPL ": "this.Provider",
+}
+HARMLESS = ("owner", "write.format.default", "write.object-storage.enabled", "data.class", "comment", "simpl", "type")
+
+
+@pytest.fixture
+def imported(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The modules that are imported by name of what stands in a file."""
+    found: list[str] = []
+    real = importlib.import_module
+
+    def watched(name: str, package: str | None = None) -> Any:
+        if name == "this":
+            found.append(name)
+        return real(name if name != "this" else "json", package)
+
+    monkeypatch.setattr(importlib, "import_module", watched)
+    return found
+
+
+def name_code(content: dict[str, Any]) -> None:
+    content["properties"] |= CODE
+
+
+def append(lake: Lakehouse) -> object:
+    return catalog_at(lake).load_table("ns.t").append(rows(7))
+
+
+def overwrite(lake: Lakehouse) -> object:
+    return catalog_at(lake).load_table("ns.t").overwrite(rows(8))
+
+
+def delete(lake: Lakehouse) -> object:
+    return catalog_at(lake).load_table("ns.t").delete("id == 1")
+
+
+def upsert(lake: Lakehouse) -> object:
+    return catalog_at(lake).load_table("ns.t").upsert(rows(1, 9), join_cols=["id"])
+
+
+def alter(lake: Lakehouse) -> object:
+    with catalog_at(lake).load_table("ns.t").transaction() as change:
+        return change.set_properties(owner="me")
+
+
+def stage(lake: Lakehouse) -> object:
+    write = plan_write(lake, "ns", "t")
+    return stage_data_files(lake, write, write.write(rows(5).to_batches()))
+
+
+def compact(lake: Lakehouse) -> object:
+    return plan_compact_tables(lake).execute()
+
+
+def trim(lake: Lakehouse) -> object:
+    return operations.plan_trim_tables(lake).execute()
+
+
+@pytest.mark.parametrize("work", [append, overwrite, delete, upsert, alter, stage, compact, trim])
+def test_nothing_that_writes_imports_what_metadata_names(
+    lake: Lakehouse, catalog: TrinityLakeCatalog, imported: list[str], work: Callable[[Lakehouse], object]
+) -> None:
+    table = catalog.create_table("ns.t", SCHEMA)
+    for number in range(1, 7):
+        table.append(rows(number))
+    change_metadata(lake, name_code)
+    with pytest.raises(AttributeError, match="Provider"):  # what pyiceberg does by itself
+        load_location_provider("file:///t", {"write.py-location-provider.impl": "this.Provider"})
+    assert imported == ["this"]
+    imported.clear()
+    work(lake)
+    assert imported == []
+    assert ids_of(catalog_at(lake).load_table("ns.t"))
+    written = json.loads(lake.storage.read(metadata_path(lake)))["properties"]
+    if work in (append, overwrite, delete, upsert, alter):
+        assert not set(CODE) & set(written), "the next metadata is clean, also for other engines"
+
+
+def test_which_properties_name_code() -> None:
+    assert all(names_code(name) for name in CODE)
+    assert not any(names_code(name) for name in HARMLESS)
+
+
+@pytest.mark.parametrize("name", CODE)
+def test_no_property_that_names_code_is_set(lake: Lakehouse, catalog: TrinityLakeCatalog, name: str) -> None:
+    with pytest.raises(InvalidDefinitionError, match="may name code"):
+        catalog.create_table("ns.t", SCHEMA, properties={name: "x.Y"})
+    table = catalog.create_table("ns.t", SCHEMA)
+    with pytest.raises(InvalidDefinitionError, match="may name code"), table.transaction() as change:
+        change.set_properties({name: "x.Y"})
+    assert name not in catalog.load_table("ns.t").properties
+
+
+def test_places_in_properties_of_a_managed_table_are_passed_over(lake: Lakehouse, catalog: TrinityLakeCatalog) -> None:
+    catalog.create_table("ns.t", SCHEMA).append(rows(1))
+    elsewhere = dict.fromkeys(("write.data.path", "write.metadata.path"), f"{lake.root}tables/elsewhere")
+    change_metadata(lake, lambda content: content["properties"].update(elsewhere))
+    catalog_at(lake).load_table("ns.t").append(rows(2))
+    assert not list(lake.storage.list("tables/elsewhere"))
+    assert ids_of(catalog_at(lake).load_table("ns.t")) == [1, 2]
+
+
+def test_where_and_how_to_connect_is_never_taken_from_a_table(lake: Lakehouse, catalog: TrinityLakeCatalog) -> None:
+    catalog.create_table("ns.t", SCHEMA).append(rows(1))
+    named = {"s3.endpoint": "http://example.org/", "storage.endpoint": "http://example.org/", "root": "file:///etc"}
+    change_metadata(lake, lambda content: content["properties"].update(named))
+    fresh = catalog_at(lake)
+    table = fresh.load_table("ns.t")
+    table.append(rows(2))
+    assert table.io.storage is fresh.io.storage
+    assert table.io.properties == StorageFileIO.on(lake.storage, lake.storage_options).properties
+
+
+def test_a_name_mapping_and_numbers_run_nothing(
+    lake: Lakehouse, catalog: TrinityLakeCatalog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(*args: object) -> None:
+        raise AssertionError("content was evaluated")
+
+    catalog.create_table("ns.t", SCHEMA).append(rows(1))
+    monkeypatch.setattr(builtins, "eval", refused)
+    monkeypatch.setattr(builtins, "exec", refused)
+    text = "__import__('os').system('true')"
+    change_metadata(lake, lambda content: content["properties"].update({"schema.name-mapping.default": text}))
+    assert catalog_at(lake).load_table("ns.t").scan().to_arrow().num_rows == 1
+
+
+def test_verify_reports_metadata_that_names_code(lake: Lakehouse, catalog: TrinityLakeCatalog) -> None:
+    catalog.create_table("ns.t", SCHEMA).append(rows(1))
+    path = change_metadata(lake, name_code)
+    (finding,) = operations.verify(lake).findings
+    assert (finding.code, finding.path, finding.severity) == ("table-names-code", path, "error")
+
+
+def test_swapped_metadata_is_read_by_nobody(lake: Lakehouse, catalog: TrinityLakeCatalog) -> None:
+    for number, name in enumerate(("t", "u")):
+        catalog.create_table(f"ns.{name}", SCHEMA).append(rows(number))
+    paths = [metadata_path(lake, table=name) for name in ("t", "u")]
+    first, second = (unsealed(lake.storage.read(path)) for path in paths)  # a seal tells it, too
+    lake.storage.write(paths[0], second)
+    lake.storage.write(paths[1], first)
+    for name, path in zip(("t", "u"), paths, strict=True):
+        with pytest.raises(CorruptFileError, match=r"is not the metadata of table .* swapped or moved") as caught:
+            catalog_at(lake).load_table(f"ns.{name}")
+        assert str(caught.value.path).endswith(path)
+        with pytest.raises(CorruptFileError, match="is not the metadata"):
+            list(files_of(lake.snapshot().table("ns", name), StorageFileIO.on(lake.storage)))
+    found = {(finding.code, finding.path) for finding in operations.verify(lake).findings}
+    assert {("table-unreadable", path) for path in paths} <= found
+
+
+def test_metadata_of_another_uuid_is_refused(lake: Lakehouse, catalog: TrinityLakeCatalog) -> None:
+    catalog.create_table("ns.t", SCHEMA).append(rows(1))
+    definition = lake.snapshot().table("ns", "t")
+    file_io = StorageFileIO.on(lake.storage)
+    assert definition.format_properties["table_uuid"] == str(table_metadata(definition, file_io).table_uuid)
+    other = "11111111-1111-4111-8111-111111111111"
+    change_metadata(lake, lambda content: content.update({"table-uuid": other}))
+    with pytest.raises(CorruptFileError, match=f"its table-uuid is {other}"):
+        table_metadata(definition, file_io)
+    without = {name: value for name, value in definition.format_properties.items() if name != "table_uuid"}
+    assert table_metadata(replace(definition, format_properties=without), file_io), "what older writers left is read"
+
+
+@pytest.mark.parametrize("location", ["__import__('os')", "", "memory://other/tables/x", "{root}tables/", "{root}"])
+def test_a_managed_table_is_at_its_own_place(lake: Lakehouse, catalog: TrinityLakeCatalog, location: str) -> None:
+    catalog.create_table("ns.t", SCHEMA).append(rows(1))
+    table_id = lake.snapshot().table("ns", "t").id
+    path = change_metadata(lake, lambda content: content.update(location=location.format(root=lake.root)))
+    with pytest.raises(CorruptFileError, match=f"is not the metadata of table '{table_id}': its location is") as caught:
+        catalog_at(lake).load_table("ns.t")
+    assert str(caught.value.path).endswith(path)
+
+
+def test_swapped_manifest_lists_and_manifests_are_found(lake: Lakehouse, catalog: TrinityLakeCatalog) -> None:
+    table = catalog.create_table("ns.t", SCHEMA)
+    table.append(rows(1))
+    first_list = manifest_list_path(lake)
+    table.append(rows(2))
+    second_list = manifest_list_path(lake)
+    file_io = StorageFileIO.on(lake.storage)
+    metadata = read_table_metadata(file_io, lake.root + metadata_path(lake))
+    latest = metadata.current_snapshot()
+    assert latest is not None
+    newest, oldest = manifests_in(latest, file_io)
+    kept = lake.storage.read(second_list)
+    lake.storage.write(second_list, unsealed(lake.storage.read(first_list)))
+    with pytest.raises(CorruptFileError, match=r"is not the file that its table names: it is of snapshot"):
+        manifests_in(latest, file_io)
+    assert not operations.verify(lake).is_clean
+    lake.storage.write(second_list, kept)
+    assert len(avro_records(kept)[1]) == 2
+    path, other = (manifest.manifest_path.removeprefix(lake.root) for manifest in (newest, oldest))
+    lake.storage.write(path, unsealed(lake.storage.read(other)))
+    with pytest.raises(CorruptFileError, match="is not the file that its table names"):
+        entries_in(newest, file_io)
+    found = operations.verify(lake)
+    assert path in {finding.path for finding in found.findings if finding.severity == "error"}
+
+
+class _Runs:
+    """What runs when it is unpickled."""
+
+    def __reduce__(self) -> tuple[Callable[..., Any], tuple[object, ...]]:
+        return _ran.append, (1,)
+
+
+_ran: list[int] = []
+
+
+def test_extension_types_and_pandas_in_data_files_load_nothing(lake: Lakehouse, catalog: TrinityLakeCatalog) -> None:
+    table = catalog.create_table("ns.t", SCHEMA)
+    table.append(rows(1))
+    (task,) = table.scan().plan_files()
+    path = task.file.file_path.removeprefix(lake.root)
+    plain = pq.read_table(pa.BufferReader(lake.storage.read(path)))
+    extension = {
+        "ARROW:extension:name": "arrow.py_extension_type",
+        "ARROW:extension:metadata": pickle.dumps(_Runs()),
+    }
+    fields = [field.with_metadata({**(field.metadata or {}), **extension}) for field in plain.schema]
+    hostile = pa.table(plain.columns, schema=pa.schema(fields, metadata={"pandas": "__import__('os')"}))
+    out = io.BytesIO()
+    pq.write_table(hostile, out)
+    lake.storage.write(path, out.getvalue())
+    assert ids_of(catalog_at(lake).load_table("ns.t")) == [1]
+    operations.verify(lake, deep=True)
+    assert _ran == []
+
+
+def test_properties_of_definitions_open_nothing(lake: Lakehouse, catalog: TrinityLakeCatalog) -> None:
+    named = {**CODE, "storage.endpoint": "http://example.org/", "root": "file:///etc"}
+    catalog.create_table("ns.t", SCHEMA).append(rows(1))
+    with lake.transaction() as txn:
+        txn.alter_namespace("ns", named)
+        definition = txn.table("ns", "t")
+        hostile = {**named, **definition.format_properties}
+        txn.alter_table("ns", "t", replace(definition, properties=named, format_properties=hostile))
+    fresh = catalog_at(lake)
+    fresh.load_table("ns.t").append(rows(2))
+    assert ids_of(fresh.load_table("ns.t")) == [1, 2]
+    assert not set(named) & set(fresh.load_table("ns.t").properties)
+    fresh.create_table("ns.u", SCHEMA).append(rows(3))
+    assert not set(named) & set(fresh.load_table("ns.u").properties)

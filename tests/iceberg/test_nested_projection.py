@@ -1,0 +1,210 @@
+"""Nested columns through pyiceberg: their nulls, fields and values are the same for every reader."""
+
+from __future__ import annotations
+
+import datetime as dt
+import io
+import subprocess
+import sys
+import uuid
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pyiceberg.io.pyarrow as iceberg_arrow
+import pytest
+from pyiceberg.expressions import AlwaysTrue
+from pyiceberg.schema import Schema
+from pyiceberg.table import Table
+from pyiceberg.types import IntegerType, ListType, LongType, MapType, NestedField, StringType, StructType
+
+from tests.iceberg.nested import nested_rows
+from trinitylake_ops import Lakehouse
+from trinitylake_ops.iceberg import plan_write, publish, stage_data_files
+from trinitylake_ops.iceberg.catalog import TrinityLakeCatalog, catalog_at
+from trinitylake_ops.iceberg.delete_files import RemainingRows
+from trinitylake_ops.iceberg.io.file_io import StorageFileIO
+from trinitylake_ops.iceberg.io.pyiceberg_patches import keep_nested_nulls
+from trinitylake_ops.iceberg.read import file_batches
+
+
+def in_order(*tables: pa.Table) -> list[str]:
+    """Return rows by their ids, each as text, so that NaN equals itself and -0.0 is not 0.0."""
+    rows = [row for table in tables for row in table.to_pylist()]
+    return [repr(_plain(row)) for row in sorted(rows, key=lambda row: row["id"])]
+
+
+def _plain(value: Any) -> Any:
+    """Return a value without what DuckDB shows otherwise: UUIDs as text, and another name of UTC."""
+    if isinstance(value, dict):
+        return {name: _plain(one) for name, one in value.items()}
+    if isinstance(value, list | tuple):
+        return type(value)(_plain(one) for one in value)
+    if isinstance(value, dt.datetime) and value.tzinfo is not None:
+        return value.astimezone(dt.UTC)
+    return str(value) if isinstance(value, uuid.UUID) else value
+
+
+def stored(table: Table) -> list[str]:
+    """Return the rows as Arrow alone reads them from the files."""
+    files = [table.io.new_input(task.file.file_path).open().read() for task in table.scan().plan_files()]
+    return in_order(*(pq.read_table(io.BytesIO(data)) for data in files))
+
+
+def read_by_each(table: Table) -> dict[str, list[str]]:
+    assert isinstance(table.io, StorageFileIO)
+    rows = RemainingRows(iceberg_arrow.ArrowScan(table.metadata, table.io, table.schema(), AlwaysTrue()))
+    batches = [batch for task in table.scan().plan_files() for batch in file_batches(rows, task, table.io)]
+    connection = table.scan().to_duckdb("t")
+    read = {
+        "arrow": in_order(table.scan().to_arrow()),
+        "batches": in_order(table.scan().to_arrow_batch_reader().read_all()),
+        "ours": in_order(*(pa.Table.from_batches([batch]) for batch in batches)),
+        "duckdb": in_order(connection.execute("select * from t").to_arrow_table()),
+    }
+    connection.close()
+    return read
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_readers_and_writers_agree(lake: Lakehouse, catalog: TrinityLakeCatalog, seed: int) -> None:
+    rows = nested_rows(seed)
+    table = catalog.create_table("ns.t", rows.schema)
+    table.append(rows.slice(0, 10))
+    write = plan_write(lake, "ns", "t")
+    files = write.write(rows.slice(10).to_batches(max_chunksize=4))
+    with lake.transaction(message="write") as transaction:
+        publish(transaction, [stage_data_files(lake, write, files)])
+    table = catalog_at(lake).load_table("ns.t")
+    expected = in_order(rows)
+    assert stored(table) == expected
+    for reader, read in read_by_each(table).items():
+        assert read == expected, reader
+    nulls = table.scan().to_duckdb("t").execute("select id from t where n0 is null order by id").fetchall()
+    assert [at for (at,) in nulls] == [row["id"] for row in rows.select(["id", "n0"]).to_pylist() if row["n0"] is None]
+
+
+def test_an_upsert_leaves_other_rows_as_they_are(lake: Lakehouse, catalog: TrinityLakeCatalog) -> None:
+    rows = nested_rows(7)
+    table = catalog.create_table("ns.t", rows.schema)
+    table.append(rows)
+    table.upsert(rows.slice(3, 2).set_column(1, rows.schema.field(1), pa.array([None, True])), join_cols=["id"])
+    after = catalog_at(lake).load_table("ns.t")
+    changed = {3, 4}
+    assert [row for at, row in enumerate(stored(after)) if at not in changed] == [
+        row for at, row in enumerate(in_order(rows)) if at not in changed
+    ]
+
+
+_KIND = pa.struct([("a", pa.int32()), ("b", pa.string()), ("c", pa.int32())])
+_EVOLVED = pa.schema(
+    [
+        ("id", pa.int64()),
+        ("list", pa.list_(_KIND)),
+        ("map", pa.map_(_KIND, _KIND)),
+        ("lists", pa.list_(pa.list_(_KIND))),
+        ("maps", pa.map_(pa.string(), pa.list_(_KIND))),
+        ("struct", pa.struct([("inner", pa.list_(pa.struct([("map", pa.map_(pa.string(), _KIND))])))])),
+        ("numbers", pa.list_(pa.list_(pa.int32()))),
+    ]
+)
+#: The structs whose fields change. Iceberg allows no change of the key of a map.
+_STRUCTS = (
+    "list.element",
+    "map.value",
+    "lists.element.element",
+    "maps.value.element",
+    "struct.inner.element.map.value",
+)
+
+
+def _struct(at: int, is_renamed: bool) -> dict[str, Any]:
+    if is_renamed:
+        return {"a": at, "d": f"text {at}", "e": None}
+    return {"a": at, "b": f"text {at}", "c": -at}
+
+
+def _row(at: int, is_renamed: bool = False) -> dict[str, Any]:
+    one = _struct(at, is_renamed)
+    return {
+        "id": at,
+        "list": None if at % 2 else [one, None],
+        "map": None if at % 3 == 1 else [(_struct(at, False), one), (_struct(at + 1, False), None)][: at % 3],
+        "lists": [None, [], [one, None]] if at % 2 else None,
+        "maps": [("none", None), ("one", [one]), ("empty", [])] if at % 2 else None,
+        "struct": {"inner": [None, {"map": None}, {"map": [("k", one), ("l", None)]}]} if at % 3 else None,
+        "numbers": [None, [at, None]] if at % 2 else None,
+    }
+
+
+def test_fields_within_nested_columns_evolve(lake: Lakehouse, catalog: TrinityLakeCatalog) -> None:
+    table = catalog.create_table("ns.t", _EVOLVED)
+    table.append(pa.Table.from_pylist([_row(at) for at in range(12)], _EVOLVED))
+    with table.update_schema(allow_incompatible_changes=True) as update:
+        for path in _STRUCTS:
+            update.rename_column(f"{path}.b", "d")
+            update.delete_column(f"{path}.c")
+            update.add_column((*path.split("."), "e"), StringType())
+            update.update_column(f"{path}.a", LongType())
+        update.update_column("numbers.element.element", LongType())
+    table = catalog_at(lake).load_table("ns.t")
+    expected = [repr(_row(at, is_renamed=True)) for at in range(12)]
+    for reader, read in read_by_each(table).items():
+        assert read == expected, reader
+    table.append(pa.Table.from_pylist([_row(12, is_renamed=True)], table.schema().as_arrow()))
+    assert in_order(catalog_at(lake).load_table("ns.t").scan().to_arrow()) == [
+        *expected,
+        repr(_row(12, is_renamed=True)),
+    ]
+
+
+@pytest.mark.parametrize(
+    "make", [pa.list_, pa.large_list, lambda kind: pa.list_(kind, 2)], ids=["list", "large", "fixed"]
+)
+def test_slices_of_each_kind_of_list(make: Any) -> None:
+    element = StructType(NestedField(3, "a", IntegerType(), required=False))
+    schema = Schema(NestedField(1, "l", ListType(2, element, element_required=False), required=False))
+    lists = [[{"a": 1}, None], None, [{"a": None}, {"a": 2}], None]
+    column = pa.array(lists, make(pa.struct([("a", pa.int32())])))
+    maps = Schema(NestedField(1, "l", MapType(4, StringType(), 2, element, value_required=False), required=False))
+    entries = [[("a", {"a": 1})], None, [("b", None), ("c", {"a": 2})], None]
+    mapped = pa.array(entries, pa.map_(pa.string(), pa.struct([("a", pa.int32())])))
+    for start in range(5):
+        for end in range(start, 5):
+            for kind, array, values in ((schema, column, lists), (maps, mapped, entries)):
+                batch = pa.RecordBatch.from_arrays([array.slice(start, end - start)], ["l"])
+                projected = iceberg_arrow._to_requested_schema(kind, kind, batch)
+                projected.validate(full=True)
+                assert projected["l"].to_pylist() == values[start:end]
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        "import pyiceberg.io.pyarrow as p; import trinitylake_ops.iceberg.catalog",
+        "import pickle, sys\n"
+        "pickle.loads(b'ctrinitylake_ops.iceberg.io.file_io\\nStorageFileIO\\n.')\n"
+        "assert 'pyiceberg.io.pyarrow' not in sys.modules\n"
+        "import pyiceberg.io.pyarrow as p",
+    ],
+    ids=["the library first", "ours first, in a worker"],
+)
+def test_the_order_of_imports_does_not_matter(program: str) -> None:
+    made = subprocess.run(
+        [sys.executable, "-c", f"{program}\nprint(p.ArrowProjectionVisitor.list.__module__)"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert made.stdout.strip() == iceberg_arrow.ArrowProjectionVisitor.list.__module__
+
+
+def test_a_library_without_the_fault_stays_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    fixed = iceberg_arrow.ArrowProjectionVisitor.list
+
+    def of_the_library(*arguments: Any) -> Any:
+        return fixed(*arguments)
+
+    monkeypatch.setattr(iceberg_arrow.ArrowProjectionVisitor, "list", of_the_library)
+    keep_nested_nulls()
+    assert iceberg_arrow.ArrowProjectionVisitor.list is of_the_library

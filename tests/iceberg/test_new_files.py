@@ -1,0 +1,65 @@
+"""Entries of the manifests that a commit adds: each data file counts once, with a sequence number that can be."""
+
+from __future__ import annotations
+
+import copy
+
+import pyarrow as pa
+import pytest
+from pyiceberg.manifest import ManifestEntryStatus
+from pyiceberg.table.update import AddSnapshotUpdate, TableUpdate
+
+from trinitylake_ops.errors import InvalidDefinitionError
+from trinitylake_ops.iceberg.catalog import TrinityLakeCatalog
+from trinitylake_ops.iceberg.io.file_io import StorageFileIO
+from trinitylake_ops.iceberg.loaded_table import MAX_SEQUENCE_STEP
+from trinitylake_ops.iceberg.new_files import check_new_entries, new_files
+
+ROWS = pa.table({"id": pa.array([1, 2, 3], pa.int64())})
+
+
+def test_entries_that_would_make_wrong_rows_are_refused(catalog: TrinityLakeCatalog) -> None:
+    table = catalog.create_table("ns.t", ROWS.schema)
+    table.append(ROWS)
+    snapshot, io = table.current_snapshot(), table.io
+    assert snapshot is not None
+    assert isinstance(io, StorageFileIO)
+    ((manifest, (entry,)),) = new_files([snapshot], None, io).entries.items()
+    check_new_entries({manifest: [entry]}, [snapshot], io)
+    with pytest.raises(InvalidDefinitionError):
+        check_new_entries({manifest: [entry, entry]}, [snapshot], io)
+    deleted, later = copy.deepcopy(entry), copy.deepcopy(entry)
+    deleted.status = ManifestEntryStatus.DELETED
+    check_new_entries({manifest: [deleted, entry]}, [snapshot], io)
+    later.sequence_number = 2**62
+    with pytest.raises(InvalidDefinitionError):
+        check_new_entries({manifest: [later]}, [snapshot], io)
+
+
+@pytest.mark.parametrize(
+    ("number", "is_refused"),
+    [(2, False), (MAX_SEQUENCE_STEP + 1, False), (MAX_SEQUENCE_STEP + 2, True), (2**63 - 1, True)],
+)
+def test_a_commit_raises_the_sequence_number_by_a_bounded_step(
+    catalog: TrinityLakeCatalog, number: int, is_refused: bool
+) -> None:
+    """A writer that used the numbers up would block the table for all others."""
+    table = catalog.create_table("ns.t", ROWS.schema)
+    table.append(ROWS)
+    txn = table.transaction()
+    txn.append(ROWS)
+
+    def numbered(update: TableUpdate) -> TableUpdate:
+        if not isinstance(update, AddSnapshotUpdate):
+            return update
+        snapshot = update.snapshot.model_copy(update={"sequence_number": number})
+        return update.model_copy(update={"snapshot": snapshot})
+
+    updates = tuple(map(numbered, txn._updates))
+    if is_refused:
+        with pytest.raises(InvalidDefinitionError):
+            catalog.commit_table(txn._table, txn._requirements, updates)
+    else:
+        catalog.commit_table(txn._table, txn._requirements, updates)
+    assert catalog.load_table("ns.t").metadata.last_sequence_number == (1 if is_refused else number)
+    catalog.load_table("ns.t").append(ROWS)

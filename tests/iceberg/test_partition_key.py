@@ -1,0 +1,121 @@
+"""Values of partitions are exactly those of their column's type."""
+
+from __future__ import annotations
+
+import datetime as dt
+import decimal
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pyiceberg.partitioning import PartitionField, PartitionSpec
+from pyiceberg.schema import Schema
+from pyiceberg.transforms import IdentityTransform
+from pyiceberg.typedef import Record
+from pyiceberg.types import (
+    BinaryType,
+    BooleanType,
+    DateType,
+    DecimalType,
+    IntegerType,
+    LongType,
+    NestedField,
+    PrimitiveType,
+    StringType,
+    StructType,
+    TimestampType,
+    TimestamptzType,
+)
+
+from trinitylake_ops.errors import InvalidInputError
+from trinitylake_ops.iceberg.totals import partition_text
+from trinitylake_ops.iceberg.write.partition_key import decode_partitions, encode_partitions, typed_value
+
+KINDS: list[tuple[PrimitiveType, st.SearchStrategy[Any]]] = [
+    (BooleanType(), st.booleans()),
+    (IntegerType(), st.integers(-(2**31), 2**31 - 1)),
+    (LongType(), st.integers(-(2**63), 2**63 - 1)),
+    (StringType(), st.text()),
+    (BinaryType(), st.binary()),
+    (DateType(), st.integers(-700_000, 2_900_000)),
+    (TimestampType(), st.integers(-(2**60), 2**60)),
+    (TimestamptzType(), st.integers(-(2**60), 2**60)),
+    (DecimalType(9, 2), st.integers(-(10**9) + 1, 10**9 - 1).map(lambda number: decimal.Decimal(number).scaleb(-2))),
+]
+SCHEMA = Schema(
+    *(NestedField(at, f"c{at}", kind) for at, (kind, _) in enumerate(KINDS, start=1)),
+    NestedField(100, "nested", StructType()),
+)
+SPEC = PartitionSpec(*(PartitionField(at, 1000 + at, IdentityTransform(), f"c{at}") for at in range(1, 1 + len(KINDS))))
+PARTITIONS = st.tuples(*(st.none() | values for _, values in KINDS)).map(lambda values: Record(*values))
+
+
+@given(st.lists(PARTITIONS, max_size=3))
+def test_partitions_survive_json(partitions: list[Record]) -> None:
+    encoded = encode_partitions(partitions, SPEC, SCHEMA)
+    assert decode_partitions(encoded, SPEC, SCHEMA) == frozenset(partitions)
+    assert encode_partitions(reversed(partitions), SPEC, SCHEMA) == encoded
+    assert len(encoded) == len(set(partitions))
+
+
+@given(st.none() | st.text(), st.none() | st.text())
+def test_two_texts_are_never_shown_alike(one: str | None, other: str | None) -> None:
+    spec = PartitionSpec(PartitionField(4, 1000, IdentityTransform(), "region"))
+    shown = [partition_text(Record(value), spec, SCHEMA) for value in (one, other)]
+    assert (shown[0] == shown[1]) == (one == other)
+
+
+@pytest.mark.parametrize(
+    ("column", "value"),
+    [
+        ("c2", "1.0"),
+        ("c2", "1.9"),
+        ("c2", " 1"),
+        ("c2", "1_0"),
+        ("c2", "1e1"),
+        ("c2", "\u0661"),
+        ("c2", "99999999999"),
+        ("c2", -(2**40)),
+        ("c2", decimal.Decimal("1.5")),
+        ("c3", "9" * 30),
+        ("c6", "2026-13-01"),
+        ("c6", dt.datetime(2026, 1, 1, 5, tzinfo=dt.UTC)),
+        ("c7", "today"),
+        ("c1", "yes"),
+        ("c9", "abc"),
+        ("c9", "1.505"),
+        ("c9", "1e1"),
+        ("c9", "NaN"),
+        ("c9", "12345678"),
+        ("missing", "1"),
+        ("nested", "1"),
+    ],
+)
+def test_other_values_are_refused(column: str, value: Any) -> None:
+    with pytest.raises(InvalidInputError) as caught:
+        typed_value(SCHEMA, column, value)
+    assert "\n" not in str(caught.value)
+
+
+def test_texts_are_read_as_the_type() -> None:
+    read = {
+        column: typed_value(SCHEMA, column, text)
+        for column, text in [
+            ("c1", "True"),
+            ("c2", "+01"),
+            ("c3", "-5"),
+            ("c4", "null"),
+            ("c6", "1970-01-02"),
+            ("c9", "-1.5"),
+        ]
+    }
+    assert {column: literal.value if literal else None for column, literal in read.items()} == {
+        "c1": True,
+        "c2": 1,
+        "c3": -5,
+        "c4": "null",
+        "c6": 1,
+        "c9": decimal.Decimal("-1.50"),
+    }
+    assert typed_value(SCHEMA, "c4", None) is None

@@ -1,0 +1,377 @@
+"""What a change of a table waits for: one round for all its files, one for what names them, one for the root."""
+
+from __future__ import annotations
+
+import pickle
+import threading
+import time
+from collections.abc import Callable
+
+import pyarrow as pa
+import pytest
+from pyiceberg.table import Table
+
+from tests.clock import AgingStorage
+from tests.faults import DeathError, Fault, FaultyStorage, fail, lose_response
+from tests.iceberg.threaded import ThreadedStorage
+from tests.lakes import check_lake, left_over_paths
+from tests.processes import fork
+from trinitylake_ops import Lakehouse, operations
+from trinitylake_ops.errors import StorageFullError, StoragePermissionError
+from trinitylake_ops.format.file_names import HINT_PATH
+from trinitylake_ops.iceberg.catalog import TrinityLakeCatalog, catalog_at
+from trinitylake_ops.iceberg.io.output_file import MAX_PENDING_BYTES, PendingFiles
+from trinitylake_ops.storage import LocalStorage, MemoryStorage, MeteredStorage, Storage, StorageWrapper
+
+SCHEMA = pa.schema([("id", pa.int64())])
+#: A part of the name of each file of an append, in the order in which pyiceberg writes them.
+OF_CHANGE = (".parquet", "-m0.avro", "snap-")
+WITH_COMMIT = (".metadata.json", "-table-")
+
+
+def rows(*ids: int) -> pa.Table:
+    return pa.table({"id": pa.array(ids, pa.int64())})
+
+
+def ids_of(lake: Lakehouse) -> list[int]:
+    return sorted(catalog_at(lake).load_table("ns.t").scan().to_arrow()["id"].to_pylist())
+
+
+@pytest.fixture
+def lake(lake: Lakehouse) -> Lakehouse:
+    """A lakehouse in memory with one table."""
+    catalog = catalog_at(lake)
+    catalog.create_namespace("ns")
+    catalog.create_table("ns.t", SCHEMA).append(rows(1))
+    return lake
+
+
+@pytest.fixture
+def place(lake: Lakehouse) -> Storage:
+    return lake.storage
+
+
+def catalog_on(storage: Storage) -> TrinityLakeCatalog:
+    return catalog_at(Lakehouse(storage))
+
+
+def append_two(table: Table) -> None:
+    table.append(rows(2))
+
+
+def fill_new(catalog: TrinityLakeCatalog) -> None:
+    with catalog.create_table_transaction("ns.new", SCHEMA) as change:
+        change.append(rows(1))
+
+
+# Rounds are counted on a meter: that of the files on their way, the begin, what names them, the root, and the hint,
+# which tests write at once.
+
+
+@pytest.mark.parametrize(
+    ("change", "requests", "rounds"),
+    [
+        (lambda table: table.transaction().set_properties(a="1").commit_transaction(), {"read": 3, "create": 3}, 3),
+        (append_two, {"read": 3, "create": 5, "write": 1}, 4),
+        # the first manifest is another catalog's
+        (lambda table: table.overwrite(rows(3)), {"read": 4, "create": 7, "write": 1}, 5),
+        (lambda table: table.catalog.load_table("ns.t").append(rows(2)), {"read": 6, "create": 5, "write": 1}, 5),
+        # the definition of the namespace is read while the files are written, since a view may have the name
+        (lambda table: table.catalog.create_table("ns.new", SCHEMA), {"read": 4, "create": 4}, 3),
+        (lambda table: fill_new(table.catalog), {"read": 7, "create": 6, "write": 1}, 6),
+    ],
+    ids=["property", "append", "overwrite", "load and append", "create", "create and fill"],
+)
+def test_a_change_takes_few_rounds(
+    place: Storage, change: Callable[[Table], object], requests: dict[str, int], rounds: int
+) -> None:
+    meter = MeteredStorage(ThreadedStorage(place))
+    table = catalog_on(meter).load_table("ns.t")
+    append_two(table)
+    with meter.measure() as measured:
+        change(table)
+    hint = {"write": requests.get("write", 0) + 1}
+    assert (measured.counts.requests, measured.counts.rounds) == ({**requests, **hint}, rounds + 1)
+
+
+class Meeting(StorageWrapper):
+    """Answers each request of a group only when all of its group were sent; a root only where none is on its way."""
+
+    def __init__(self, inner: Storage):
+        super().__init__(inner)
+        self._barriers: dict[str, threading.Barrier] = {}
+        self._lock = threading.Lock()
+        self._n_sent = 0
+        self.met: list[str] = []
+
+    def let_meet(self, *groups: tuple[str, ...]) -> None:
+        for group in groups:
+            self._barriers |= dict.fromkeys(group, threading.Barrier(len(group)))
+
+    def read(self, path: str, *, offset: int = 0, length: int | None = None, limit_bytes: int | None = None) -> bytes:
+        if path == HINT_PATH:
+            self._meet(path)
+        return super().read(path, offset=offset, length=length, limit_bytes=limit_bytes)
+
+    def create(self, path: str, data: bytes) -> None:
+        self._send(path, lambda: super(Meeting, self).create(path, data))
+
+    def write(self, path: str, data: bytes) -> None:
+        self._send(path, lambda: super(Meeting, self).write(path, data))
+
+    def jot(self, path: str, data: bytes) -> None:
+        self.inner.jot(path, data)
+
+    def _send(self, path: str, request: Callable[[], None]) -> None:
+        if path.startswith("_") and path.endswith(".arrow"):
+            assert self._n_sent == 0, "the root was sent before all that it names stood"
+        with self._lock:
+            self._n_sent += 1
+        self._meet(path)
+        request()
+        with self._lock:
+            self._n_sent -= 1
+
+    def _meet(self, path: str) -> None:
+        for part, barrier in self._barriers.items():
+            if part in path:
+                barrier.wait(timeout=30)
+                self.met.append(part)
+
+
+def test_nothing_waits_for_what_it_does_not_need(place: Storage) -> None:
+    meeting = Meeting(ThreadedStorage(place))
+    table = catalog_on(meeting).load_table("ns.t")
+    append_two(table)
+    meeting.let_meet((*OF_CHANGE, HINT_PATH), WITH_COMMIT)
+    append_two(table)
+    assert sorted(meeting.met) == sorted((*OF_CHANGE, HINT_PATH, *WITH_COMMIT))
+
+
+def faulty(place: Storage, *faults: Fault) -> TrinityLakeCatalog:
+    return catalog_on(FaultyStorage(ThreadedStorage(place), faults))
+
+
+@pytest.mark.parametrize("error", [StorageFullError, StoragePermissionError])
+@pytest.mark.parametrize("part", [*OF_CHANGE, *WITH_COMMIT])
+def test_a_file_that_is_refused_fails_the_change_and_leaves_nothing(
+    lake: Lakehouse, place: Storage, part: str, error: type[StorageFullError]
+) -> None:
+    before, version = {info.path for info in place.list()}, lake.latest_version()
+    table = faulty(place, fail(1, error, kind="write" if part == ".parquet" else "create", path_part=part)).load_table(
+        "ns.t"
+    )
+    with pytest.raises(error) as raised:
+        append_two(table)
+    assert raised.value.path is not None and part in raised.value.path
+    assert isinstance(raised.value, PermissionError) == (error is StoragePermissionError and part in OF_CHANGE)
+    assert {info.path for info in place.list()} == before
+    assert (lake.latest_version(), ids_of(lake)) == (version, [1])
+    append_two(table)
+    assert ids_of(lake) == [1, 2]
+
+
+@pytest.mark.parametrize("part", ["-m0.avro", "-table-"])
+def test_a_change_that_failed_is_not_committed_later(lake: Lakehouse, place: Storage, part: str) -> None:
+    """Its files are gone: pyiceberg of older versions would commit it once more."""
+    table = faulty(place, fail(1, StorageFullError, kind="create", path_part=part)).load_table("ns.t")
+    change = table.transaction()
+    change.append(rows(2))
+    updates, requirements = change._updates, change._requirements
+    with pytest.raises(StorageFullError):
+        change.commit_transaction()
+    with pytest.raises(StorageFullError):
+        change._table._do_commit(updates, requirements)
+    assert ids_of(lake) == [1]
+
+
+@pytest.mark.parametrize("part", [*OF_CHANGE[1:], *WITH_COMMIT, "_1"])
+def test_a_lost_answer_is_looked_up(lake: Lakehouse, place: Storage, part: str) -> None:
+    append_two(faulty(place, lose_response(1, kind="create", path_part=part)).load_table("ns.t"))
+    assert ids_of(lake) == [1, 2]
+
+
+@pytest.mark.parametrize("moment", ["before", "after"])
+@pytest.mark.parametrize("part", [*OF_CHANGE, *WITH_COMMIT])
+def test_a_thread_that_dies_stops_the_commit(lake: Lakehouse, place: Storage, part: str, moment: str) -> None:
+    """The process is thought to end there; what was on its way may land, and harms nobody."""
+    version = lake.latest_version()
+    death = fail(1, DeathError, moment, kind="write" if part == ".parquet" else "create", path_part=part)  # type: ignore[arg-type]
+    with pytest.raises(DeathError):
+        append_two(faulty(place, death).load_table("ns.t"))
+    assert (lake.latest_version(), ids_of(lake)) == (version, [1])
+    assert operations.verify(lake).is_clean
+    append_two(catalog_at(lake).load_table("ns.t"))
+    assert ids_of(lake) == [1, 2]
+    check_lake(lake)
+
+
+def test_a_lost_race_is_tried_again_with_the_same_data(lake: Lakehouse, place: Storage) -> None:
+    class Racing(ThreadedStorage):
+        """Lets somebody else append just before our root is created."""
+
+        raced = False
+
+        def create(self, path: str, data: bytes) -> None:
+            if not self.raced and path.startswith("_") and path.endswith(".arrow"):
+                self.raced = True
+                catalog_at(lake).load_table("ns.t").append(rows(7))
+            super().create(path, data)
+
+    append_two(catalog_on(Racing(place)).load_table("ns.t"))
+    assert ids_of(lake) == [1, 2, 7]
+    assert left_over_paths(lake) == set()
+    assert operations.verify(lake).findings == ()
+
+
+def test_a_change_reads_its_own_files_before_they_stand(lake: Lakehouse, place: Storage) -> None:
+    held = threading.Event()
+
+    class Holding(ThreadedStorage):
+        """Lets no file of a change land until it was read."""
+
+        def create(self, path: str, data: bytes) -> None:
+            if path.endswith(".avro"):
+                assert held.wait(timeout=30)
+            super().create(path, data)
+
+        def write(self, path: str, data: bytes) -> None:
+            if path.endswith(".parquet"):
+                assert held.wait(timeout=30)
+            super().write(path, data)
+
+    table = catalog_on(Holding(place)).load_table("ns.t")
+    with table.transaction() as change:
+        change.append(rows(2))
+        assert sorted(change._scan().to_arrow()["id"].to_pylist()) == [1, 2]
+        held.set()
+    assert ids_of(lake) == [1, 2]
+    assert table.metadata_location == catalog_at(lake).load_table("ns.t").metadata_location
+
+
+def test_a_table_that_was_loaded_long_ago_asks_for_times_when_its_files_stand(lake: Lakehouse, place: Storage) -> None:
+    """The commit is as old as the oldest of its files, which may all be on their way when it asks for their times."""
+
+    class Slow(ThreadedStorage):
+        def create(self, path: str, data: bytes) -> None:
+            if path.endswith(".avro"):
+                time.sleep(0.1)
+            super().create(path, data)
+
+    clock = AgingStorage(place, place.now_ms())
+    table = catalog_on(Slow(clock)).load_table("ns.t")
+    clock.time_ms += lake.snapshot().definition.txn_ttl_millis + 1
+    append_two(table)
+    assert ids_of(lake) == [1, 2]
+
+
+def test_a_table_writes_at_once_after_its_change(lake: Lakehouse, place: Storage) -> None:
+    """Also the one that pyiceberg returns from a commit: its files have no other change that would wait for them."""
+    table = catalog_on(ThreadedStorage(place)).load_table("ns.t")
+    change = table.transaction()
+    change.append(rows(2))
+    committed = change.commit_transaction()
+    for kept in (table, committed):
+        with kept.io.new_output(f"{table.location()}/data/{id(kept)}.parquet").create() as stream:
+            stream.write(b"bytes")
+        assert place.exists(f"tables/{table.location().rpartition('/')[2]}/data/{id(kept)}.parquet")
+    committed.append(rows(3))
+    assert (ids_of(lake), table.metadata) == ([1, 2, 3], committed.metadata)
+
+
+# The storage of one change
+
+
+@pytest.fixture
+def pending(place: Storage) -> PendingFiles:
+    return PendingFiles(ThreadedStorage(place))
+
+
+def path_of(number: int) -> str:
+    return f"tables/a/data/{number}.parquet"
+
+
+def test_large_files_are_written_at_once(place: Storage, pending: PendingFiles) -> None:
+    pending.create(path_of(0), bytes(MAX_PENDING_BYTES + 1))
+    assert place.exists(path_of(0))
+    assert pending._pending == {}
+
+
+def test_memory_is_bounded_by_what_is_on_its_way(place: Storage, pending: PendingFiles) -> None:
+    for number in range(12):
+        pending.create(path_of(number), bytes(MAX_PENDING_BYTES // 4))
+        assert pending._n_bytes <= MAX_PENDING_BYTES
+    pending.settle()
+    assert (pending._n_bytes, pending._pending) == (0, {})
+    assert sum(info.size_bytes for info in place.list("tables/a/")) == 3 * MAX_PENDING_BYTES
+
+
+def test_a_file_that_was_deleted_does_not_come_later(place: Storage, pending: PendingFiles) -> None:
+    for number in range(50):
+        pending.create(path_of(number), b"x")
+        pending.delete(path_of(number))
+    pending.settle()
+    assert list(place.list("tables/a/")) == []
+
+
+def test_other_files_are_written_at_once(place: Storage, pending: PendingFiles) -> None:
+    for path in ("tables/a/_owner.json", "tables/a/metadata/0.metadata.json", "other/a.parquet"):
+        pending.create(path, b"x")
+        assert place.exists(path)
+        place.delete(path)
+
+
+def test_sizes_and_lists_show_what_is_on_its_way(pending: PendingFiles) -> None:
+    pending.create(path_of(0), b"abc")
+    assert pending.read(path_of(0), offset=1, length=1) == b"b"
+    assert pending.stat(path_of(0)).size_bytes == 3
+    pending.write(path_of(1), b"abcd")
+    assert {info.path for info in pending.list("tables/a/")} == {path_of(0), path_of(1)}
+
+
+def test_a_copy_finds_the_files(lake: Lakehouse, place: Storage) -> None:
+    table = catalog_on(ThreadedStorage(place)).load_table("ns.t")
+    change = table.transaction()
+    change.append(rows(2))
+    io = change._table.io
+    snapshot = change.table_metadata.current_snapshot()
+    assert snapshot is not None
+    copied = pickle.loads(pickle.dumps(io))
+    assert len(snapshot.manifests(copied)) == 2
+    assert place.exists(snapshot.manifest_list.removeprefix(lake.root))
+
+
+def test_a_forked_child_writes_what_its_parent_had_on_its_way(tmp_path: object) -> None:
+    storage = LocalStorage(f"file://{tmp_path}/lake/")
+    catalog = catalog_at(Lakehouse.create(storage.root, storage=storage))
+    catalog.create_namespace("ns")
+    catalog.create_table("ns.t", SCHEMA)
+    begun, held = threading.Event(), threading.Event()
+
+    class Holding(ThreadedStorage):
+        """Lets the parent's file wait until the child has written it."""
+
+        def write(self, path: str, data: bytes) -> None:
+            if path.endswith(".parquet"):
+                begun.set()
+                assert held.wait(timeout=30), "nobody let it go on"
+            super().write(path, data)
+
+    change = catalog_on(Holding(storage)).load_table("ns.t").transaction()
+    change.append(rows(2))
+    assert begun.wait(timeout=30)
+
+    def commit(report: Callable[[str], None]) -> None:
+        held.set()
+        change.commit_transaction()
+        report("committed")
+
+    assert fork(commit).finish() == (0, ["committed"])
+    held.set()
+    assert ids_of(Lakehouse(storage)) == [2]
+
+
+def test_files_of_a_change_in_memory_are_no_work_for_threads(lake: Lakehouse) -> None:
+    assert not MemoryStorage("memory://any/").creates_take_long
+    assert not LocalStorage("file:///any/", fsync=False).creates_take_long
+    assert LocalStorage("file:///any/").creates_take_long

@@ -1,0 +1,111 @@
+"""What a version of a table reaches: all of it, each file once, and nothing else."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pyarrow as pa
+import pytest
+
+from tests.faults import FaultyStorage, fail
+from tests.iceberg.test_catalog import SCHEMA, rows
+from tests.lakes import allowing
+from trinitylake_ops import Lakehouse
+from trinitylake_ops.errors import FileMissingError, LocationNotAllowedError, StoragePermissionError
+from trinitylake_ops.format.file_names import owner_path
+from trinitylake_ops.iceberg.catalog import TrinityLakeCatalog
+from trinitylake_ops.iceberg.io.file_io import StorageFileIO, reading_io
+from trinitylake_ops.iceberg.reach import FileKind, TableFile, files_of
+from trinitylake_ops.storage import MeteredStorage
+
+
+def reached(lake: Lakehouse, version: int | None = None) -> dict[str, TableFile]:
+    files = list(files_of(lake.snapshot(version).table("ns", "t"), reading_io(lake)))
+    by_location = {file.location: file for file in files}
+    assert len(by_location) == len(files)
+    return by_location
+
+
+def test_every_file_of_every_snapshot_is_reached_once(lake: Lakehouse, catalog: TrinityLakeCatalog) -> None:
+    table = catalog.create_table("ns.t", SCHEMA)
+    table.append(rows(1, 2))
+    table.append(rows(3))
+    middle = lake.latest_version()
+    table.overwrite(rows(4), overwrite_filter="id == 1")
+    table.delete("id == 3")
+    stored = {info.path: info.size_bytes for info in lake.storage.list("tables/")}
+    files = reached(lake)
+    owner = stored.pop(owner_path(lake.snapshot().table("ns", "t").id))
+    assert owner > 0
+    assert set(files) == set(stored)
+    for file in files.values():
+        assert file.size_bytes in (None, stored[file.location])
+    kinds = Counter(file.kind for file in files.values())
+    assert kinds[FileKind.METADATA] == 1
+    assert kinds[FileKind.METADATA_LOG] == 4
+    assert kinds[FileKind.MANIFEST_LIST] == len(table.snapshots())
+    assert kinds[FileKind.DATA] == 4  # [1, 2], [3], [2] rewritten, [4]
+    earlier = reached(lake, middle)
+    assert set(earlier) < set(files)
+    assert sum(file.kind == FileKind.DATA for file in earlier.values()) == 2
+
+
+def test_data_that_no_snapshot_left_reads_is_marked(lake: Lakehouse, catalog: TrinityLakeCatalog) -> None:
+    table = catalog.create_table("ns.t", SCHEMA)
+    table.append(rows(1))
+    first = table.current_snapshot()
+    assert first is not None
+    (first_file,) = (task.file.file_path for task in table.scan().plan_files())
+    table.delete("id == 1")
+    table.append(rows(2))
+    before = reached(lake)
+    assert all(file.live for file in before.values() if file.kind == FileKind.DATA)
+    table.maintenance.expire_snapshots().by_id(first.snapshot_id).commit()
+    after = reached(lake)
+    location = first_file.removeprefix(lake.root)
+    assert not after[location].live
+    assert {file.location for file in after.values() if file.kind == FileKind.DATA and file.live} == {
+        file.location for file in before.values() if file.kind == FileKind.DATA
+    } - {location}
+
+
+def test_files_elsewhere_are_uris(
+    lake: Lakehouse, catalog: TrinityLakeCatalog, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    folder = tmp_path_factory.mktemp("other")
+    other = Lakehouse.create(str(folder), {"fsync": "false"})
+    foreign = TrinityLakeCatalog("other", root=other.root)
+    foreign.create_namespace("ns")
+    table = foreign.create_table("ns.t", pa.schema([("id", pa.int64())]))
+    table.append(pa.table({"id": [1]}))
+    catalog.register_table("ns.t", table.metadata_location)
+    with pytest.raises(LocationNotAllowedError, match="--allow-root"):
+        reached(lake)
+    lake = allowing(lake, folder)
+    assert len(reached(lake)) == 5
+    assert all(location.startswith(other.root) for location in reached(lake))
+
+
+def test_each_manifest_is_read_once(lake: Lakehouse, catalog: TrinityLakeCatalog, meter: MeteredStorage) -> None:
+    table = catalog.create_table("ns.t", SCHEMA)
+    for number in range(5):
+        table.append(rows(number))
+    definition = lake.snapshot().table("ns", "t")
+    with meter.measure() as measured:
+        list(files_of(definition, StorageFileIO.on(lake.storage)))
+    assert measured.counts.requests == {"read": 1 + 5 + 5}  # metadata, manifest lists, manifests
+
+
+def test_a_walk_that_cannot_see_all_fails(lake: Lakehouse, catalog: TrinityLakeCatalog) -> None:
+    table = catalog.create_table("ns.t", SCHEMA)
+    table.append(rows(1))
+    definition = lake.snapshot().table("ns", "t")
+    for at in (1, 2, 3):
+        broken = FaultyStorage(lake.storage, [fail(at, StoragePermissionError, kind="read")])
+        with pytest.raises(StoragePermissionError):
+            list(files_of(definition, StorageFileIO.on(broken)))
+    snapshot = table.current_snapshot()
+    assert snapshot is not None
+    lake.storage.delete(snapshot.manifest_list.removeprefix(lake.root))
+    with pytest.raises(FileMissingError):
+        list(files_of(definition, StorageFileIO.on(lake.storage)))

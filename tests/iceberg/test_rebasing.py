@@ -1,0 +1,400 @@
+"""Staged tables on newer ones: what others did since stays, and what both changed is a conflict."""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime as dt
+import decimal
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyiceberg.table.snapshots import Operation
+
+from tests.lakes import Lakes, check_lake
+from trinitylake_ops import Lakehouse, operations
+from trinitylake_ops.errors import CommitConflictError, InvalidInputError
+from trinitylake_ops.iceberg.catalog import catalog_at
+from trinitylake_ops.iceberg.write.arrow import stage_arrow
+from trinitylake_ops.iceberg.write.presence import STAGED_AS, Presence, presence, undone_by
+from trinitylake_ops.iceberg.write.publication import Publication, publication_id, publish_once
+from trinitylake_ops.iceberg.write.replacement import TableRead
+from trinitylake_ops.iceberg.write.staged_table import StagedTable
+from trinitylake_ops.iceberg.write.staging import Mode
+from trinitylake_ops.storage import open_storage
+
+NAME = ("ns", "t")
+
+
+@pytest.fixture
+def local(lakes: Lakes) -> Lakehouse:
+    return lakes.local()
+
+
+def month(
+    lake: Lakehouse, number: int, n: int = 1, *, mode: Mode = "replace_partitions", **more: object
+) -> StagedTable:
+    """Stage a month of one row."""
+    rows = pa.table({"month": pa.array([number]), "n": [n], **{name: [value] for name, value in more.items()}})
+    partitions = [{"month": number}] if mode == "replace_partitions" else None
+    return stage_arrow(lake, rows, *NAME, mode=mode, partition_by=["month"], partitions=partitions)
+
+
+def put(lake: Lakehouse, *staged: StagedTable, run: str = "", **more: object) -> Publication:
+    return publish_once(lake, staged, publication_id(run or staged[0].metadata_location), **more)  # type: ignore[arg-type]
+
+
+def rows(lake: Lakehouse) -> dict[int, list[int]]:
+    """The values of each month, with nothing twice in the manifests either."""
+    table = catalog_at(lake).load_table(NAME)
+    files = [task.file.file_path for task in table.scan().plan_files()]
+    assert len(files) == len(set(files))
+    found: dict[int, list[int]] = {}
+    for row in table.scan().to_arrow().to_pylist():
+        found.setdefault(row["month"], []).append(row["n"])
+    return {number: sorted(found[number]) for number in sorted(found)}
+
+
+def test_replaces_of_other_partitions_and_appends_go_on_top(local: Lakehouse) -> None:
+    put(local, month(local, 1))
+    put(local, month(local, 1, mode="append"))
+    staged = [month(local, 1, 10), month(local, 2, 20), month(local, 2, 21, mode="append"), month(local, 3, 30)]
+    done = [put(local, one) for one in staged]
+    assert [one.version for one in done] == [3, 4, 5, 6]
+    assert rows(local) == {1: [10], 2: [20, 21], 3: [30]}
+    table = catalog_at(local).load_table(NAME)
+    summary = table.metadata.snapshots[-1].summary
+    assert summary is not None and (summary.operation, summary["total-records"]) == (Operation.APPEND, "4")
+    assert summary[STAGED_AS] == staged[-1].metadata_location
+    numbers = [snapshot.sequence_number for snapshot in table.metadata.snapshots]
+    assert numbers == sorted(numbers)
+    (now,) = done[-1].tables
+    assert (now.base_version, now.row_count, now.added_rows) == (5, 4, 1)
+    assert operations.verify(local).is_clean
+    check_lake(local)
+
+
+def test_what_others_publish_while_rows_are_written_stays(local: Lakehouse) -> None:
+    put(local, month(local, 1))
+
+    def batches() -> Iterator[pa.RecordBatch]:
+        yield rows_of_two.to_batches()[0]
+        put(local, month(local, 3))
+
+    rows_of_two = pa.table({"month": pa.array([2]), "n": [2]})
+    reader = pa.RecordBatchReader.from_batches(rows_of_two.schema, batches())
+    put(local, stage_arrow(local, reader, *NAME, mode="replace_partitions", partitions=[{"month": 2}]))
+    assert rows(local) == {1: [1], 2: [2], 3: [1]}
+
+
+def test_all_of_them_create_the_table(local: Lakehouse) -> None:
+    """The first partitions of a table are staged at the same time: each made a table of its own."""
+    staged = [month(local, number) for number in (1, 2)] + [month(local, 2, 5, mode="append")]
+    for one in staged:
+        put(local, one)
+    assert rows(local) == {1: [1], 2: [1, 5]}
+    assert operations.verify(local).is_clean
+    other = [stage_arrow(local, pa.table({"a": [1], "b": [2]}), "ns", "other", mode="append") for _ in range(2)]
+    reordered = stage_arrow(local, pa.table({"b": [1], "a": [2]}), "ns", "other", mode="append")
+    for one in other:
+        put(local, one)
+    with pytest.raises(CommitConflictError, match=r"ns\.other was staged on version 3 .*its columns or partitions"):
+        put(local, reordered)
+
+
+def test_what_both_changed_is_a_conflict_that_names_it(local: Lakehouse) -> None:
+    put(local, month(local, 1))
+    said = r"ns\.t was staged on version 1 and since then others changed what it replaces \(month=2\); stage it again"
+    for theirs in ("replace_partitions", "append"):
+        ours, other = month(local, 2, 2), month(local, 2, 3, mode=theirs)  # type: ignore[arg-type]
+        put(local, other)
+        with pytest.raises(CommitConflictError, match=said):
+            put(local, ours)
+        said = said.replace("version 1", "version 2")
+    whole = stage_arrow(local, pa.table({"month": [1], "n": [9]}), *NAME, mode="replace_table")
+    empty = [
+        stage_arrow(
+            local,
+            pa.table({"month": [7], "n": [9]}).slice(1),
+            *NAME,
+            mode="replace_partitions",
+            partitions=[{"month": 7}],
+        )
+    ]
+    put(local, month(local, 7))
+    for one in (whole, *empty):
+        with pytest.raises(CommitConflictError, match=r"others changed what it replaces \(month=7\)"):
+            put(local, one)
+
+
+def test_nothing_is_added_twice(local: Lakehouse) -> None:
+    put(local, month(local, 1))
+    staged = month(local, 2, 2, mode="append")
+    put(local, month(local, 3))
+    assert put(local, staged).version == 3
+    put(local, month(local, 4))
+    with pytest.raises(CommitConflictError, match="its files were published"):
+        put(local, staged, run="another")
+    assert rows(local) == {1: [1], 2: [2], 3: [1], 4: [1]}
+    new = stage_arrow(local, pa.table({"n": [1]}), "ns", "new", mode="append")
+    put(local, new)
+    put(local, stage_arrow(local, pa.table({"n": [2]}), "ns", "new", mode="append"))
+    with pytest.raises(CommitConflictError, match="created by another publication"):
+        put(local, new, run="another")
+
+
+def test_a_rebased_table_is_known_as_what_was_staged(local: Lakehouse) -> None:
+    """A run that is executed again takes over what its publication put on a newer table, and stages the rest again."""
+    kept, first = month(local, 1), stage_arrow(local, pa.table({"n": [1]}), "ns", "rest", mode="append")
+    put(local, month(local, 2))
+    read = TableRead.of(local.snapshot(), *NAME)
+    put(local, kept, first, run="one")
+    again = stage_arrow(local, pa.table({"n": [2]}), "ns", "rest", mode="append")
+    done = put(local, kept, again, run="two", reads=[read], isolation="serializable")
+    assert done.version == 3
+    assert {(change.kind, change.table) for change in local.diff(2, 3)} == {("changed", "rest")}
+    assert put(local, kept, again, run="two").was_published
+    assert rows(local) == {1: [1], 2: [1]}
+
+
+def test_a_changed_read_ends_it_after_a_rebase_too(local: Lakehouse) -> None:
+    put(local, month(local, 1), stage_arrow(local, pa.table({"n": [1]}), "ns", "read", mode="append"))
+    read = TableRead.of(local.snapshot(), "ns", "read")
+    staged = month(local, 2)
+    put(local, month(local, 3), stage_arrow(local, pa.table({"n": [2]}), "ns", "read", mode="append"))
+    with pytest.raises(CommitConflictError, match=r"ns\.read: we read it at version 1"):
+        put(local, staged, reads=[read], isolation="serializable")
+    assert put(local, staged, reads=[read]).version == 3
+
+
+def test_files_that_were_written_anew_are_replaced_too(local: Lakehouse) -> None:
+    for n in range(6):
+        put(local, month(local, 1, n, mode="append"))
+    staged, other = month(local, 1, 9), month(local, 2, mode="append")
+    plan = operations.plan_compact_tables(local, min_input_files=2)
+    assert plan.execute().version is not None
+    put(local, staged)
+    put(local, other)
+    assert rows(local) == {1: [9], 2: [1]}
+
+
+def test_what_the_table_has_become_counts(local: Lakehouse) -> None:
+    """Columns of both sides stay; a table that was dropped, replaced or set back is not what was staged."""
+    put(local, month(local, 1))
+    added, same = month(local, 2, extra="a"), month(local, 3, extra="b")
+    other = month(local, 4, another=5)
+    put(local, added)
+    put(local, same)
+    assert catalog_at(local).load_table(NAME).schema().column_names == ["month", "n", "extra"]
+    with pytest.raises(CommitConflictError, match="its columns or partitions were changed"):
+        put(local, other)
+    late = month(local, 5)
+    operations.plan_rollback(local, 1).execute()
+    with pytest.raises(CommitConflictError, match="it was set back"):
+        put(local, late)
+    appended = month(local, 6, mode="append")
+    operations.plan_rollback(local, 3).execute()
+    put(local, appended)
+    assert rows(local) == {1: [1], 2: [1], 3: [1], 6: [1]}
+    dropped = month(local, 7)
+    with local.transaction() as txn:
+        txn.drop_table(*NAME)
+    with pytest.raises(CommitConflictError, match="it was dropped"):
+        put(local, dropped)
+
+
+def test_columns_that_are_replaced_with_the_table_are_on_a_newer_one_too(local: Lakehouse) -> None:
+    put(local, month(local, 1))
+    rows_of_text = pa.table({"month": [1], "n": ["one"]})
+    staged = [
+        stage_arrow(local, rows_of_text, *NAME, mode="replace_table", replaces_columns=True),
+        stage_arrow(local, rows_of_text.drop(["n"]), *NAME, mode="replace_table", replaces_columns=True),
+    ]
+    with catalog_at(local).load_table(NAME).transaction() as change:
+        change.set_properties({"note": "another engine's"})
+    put(local, staged[0])
+    found = catalog_at(local).load_table(NAME)
+    assert found.scan().to_arrow().to_pylist() == [{"month": 1, "n": "one"}]
+    with pytest.raises(CommitConflictError, match="others changed what it replaces"):
+        put(local, staged[1])
+    late = month(local, 2, "two")  # type: ignore[arg-type]
+    put(
+        local,
+        stage_arrow(local, pa.table({"month": [3], "n": [3]}), *NAME, mode="replace_table", replaces_columns=True),
+    )
+    with pytest.raises(CommitConflictError, match=r"others changed what it replaces|its columns were changed"):
+        put(local, late)
+
+
+def test_anew_replaces_what_is_there_now(local: Lakehouse) -> None:
+    put(local, month(local, 1))
+    ours = month(local, 2, 2)
+    nothing = stage_arrow(
+        local, pa.table({"month": [2], "n": [9]}).slice(1), *NAME, mode="replace_partitions", partitions=[{"month": 2}]
+    )
+    put(local, month(local, 2, 3))
+    put(local, month(local, 2, 4, mode="append"))
+    put(local, ours, replaces_latest=[ours])
+    assert rows(local) == {1: [1], 2: [2]}
+    put(local, nothing, replaces_latest=[nothing])
+    assert rows(local) == {1: [1]}
+
+
+def test_null_is_not_the_text_null(local: Lakehouse) -> None:
+    """Partitions are compared by values: neither a conflict nor a removal confuses NULL with a text."""
+
+    def region(value: str | None, n: int, mode: Mode = "replace_partitions") -> StagedTable:
+        rows = pa.table({"region": pa.array([value], pa.string()), "n": [n]})
+        partitions = [{"region": value}] if mode == "replace_partitions" else None
+        return stage_arrow(local, rows, *NAME, mode=mode, partition_by=["region"], partitions=partitions)
+
+    def values() -> list[tuple[str | None, int]]:
+        table = catalog_at(local).load_table(NAME).scan().to_arrow()
+        return sorted(((row["region"], row["n"]) for row in table.to_pylist()), key=repr)
+
+    put(local, region(None, 1, "append"), run="null")
+    assert put(local, text := region("null", 2)).tables[0].partitions == ("region=null",)
+    assert text.replaced_partitions != region(None, 1).replaced_partitions
+    again, null = region("null", 3), region(None, 4)
+    put(local, region("null", 5))
+    with pytest.raises(CommitConflictError, match=r"\(region=null\)"):
+        put(local, again)
+    put(local, again, replaces_latest=[again])
+    assert values() == [("null", 3), (None, 1)]
+    assert put(local, null).tables[0].partitions == ("region is null",)
+    assert values() == [("null", 3), (None, 4)]
+
+
+def test_values_of_each_type_replace_their_own_partition(local: Lakehouse) -> None:
+    """Staged values travel as JSON, and are compared with those of the table's manifests."""
+    moment = dt.datetime(2030, 1, 2, 3, 4, 5, 6, tzinfo=dt.UTC)
+    columns: dict[str, tuple[pa.Array, Any]] = {
+        "b": (pa.array([True]), True),
+        "i": (pa.array([7], pa.int32()), 7),
+        "l": (pa.array([-(1 << 40)]), -(1 << 40)),
+        "d": (pa.array([decimal.Decimal("-1.50")]), decimal.Decimal("-1.50")),
+        "s": (pa.array(["a/b=c ü"]), "a/b=c ü"),
+        "x": (pa.array([b"\x00\xff"]), b"\x00\xff"),
+        "f": (pa.array([b"ab"], pa.binary(2)), b"ab"),
+        "day": (pa.array([moment.date()]), moment.date()),
+        "time": (pa.array([moment.time()]), moment.time()),
+        "at": (pa.array([moment.replace(tzinfo=None)]), moment.replace(tzinfo=None)),
+        "atz": (pa.array([moment], pa.timestamp("us", "UTC")), moment),
+    }
+    first = pa.table({**{name: array for name, (array, _) in columns.items()}, "n": [1]})
+    other = first.set_column(first.schema.get_field_index("s"), "s", pa.array(["other"]))
+    values = {name: value for name, (_, value) in columns.items()}
+
+    def stage(rows: pa.Table, **more: Any) -> StagedTable:
+        given = {**values, **more}
+        staged = stage_arrow(
+            local, rows, *NAME, mode="replace_partitions", partition_by=list(columns), partitions=[given]
+        )
+        return StagedTable.from_json(staged.to_json())
+
+    put(local, stage(first))
+    late, late_other = stage(first), stage(other, s="other")
+    put(local, stage(first))
+    with pytest.raises(CommitConflictError, match="others changed what it replaces"):
+        put(local, late)
+    put(local, late, replaces_latest=[late])
+    put(local, late_other)
+    assert sorted(row["s"] for row in catalog_at(local).load_table(NAME).scan().to_arrow().to_pylist()) == [
+        "a/b=c ü",
+        "other",
+    ]
+
+
+def test_damaged_values_of_partitions_are_refused(local: Lakehouse) -> None:
+    put(local, month(local, 1))
+    staged = month(local, 2)
+    put(local, month(local, 3))
+    for values in (("zz",), ("01",), (), ("0" * 16, "0" * 16)):
+        damaged = StagedTable.from_json(dataclasses.replace(staged, replaced_partitions=(values,)).to_json())
+        with pytest.raises(InvalidInputError, match="stage it again"):
+            put(local, damaged)
+    assert rows(local) == {1: [1], 3: [1]}
+
+
+def test_changes_of_other_kinds_are_conflicts_as_before(local: Lakehouse) -> None:
+    put(local, month(local, 1))
+    unknown = dataclasses.replace(month(local, 2), replaces=None, replaced_partitions=())
+    assert StagedTable.from_json(unknown.to_json()) == unknown
+    put(local, month(local, 3))
+    with pytest.raises(CommitConflictError, match="it was changed"):
+        put(local, unknown)
+
+
+def test_writers_of_all_partitions_race(local: Lakehouse) -> None:
+    def write(number: int) -> None:
+        own = Lakehouse(open_storage(local.root, local.storage_options))
+        put(own, month(own, number, number))
+        put(own, month(own, number, -number, mode="append"))
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(write, range(1, 9)))
+    assert rows(local) == {number: [-number, number] for number in range(1, 9)}
+    assert operations.verify(local).is_clean
+
+
+def trim(lake: Lakehouse) -> None:
+    """Leave only the current snapshot of each table, however new the others are."""
+    policy = operations.RetentionPolicy(maximum_age_ms=0, minimum_versions=1, protected_ms=0)
+    operations.plan_trim_tables(lake, policy).execute()
+
+
+def rewrite(lake: Lakehouse) -> None:
+    table = catalog_at(lake).load_table(NAME)
+    table.overwrite(table.scan().to_arrow())
+
+
+@pytest.mark.parametrize("is_new", [True, False])
+def test_an_append_is_not_published_by_two_publications_although_its_snapshots_were_trimmed(
+    local: Lakehouse, is_new: bool
+) -> None:
+    """Another engine rewrote the appended rows, so that neither the files nor the snapshots show them."""
+    put(local, month(local, 1))
+    if is_new:
+        catalog_at(local).drop_table(NAME)
+    staged = month(local, 1, 5, mode="append")
+    put(local, staged, run="first")
+    expected = rows(local)
+    rewrite(local)
+    trim(local)
+    version = local.latest_version()
+    with pytest.raises(CommitConflictError):
+        put(local, staged, run="second")
+    assert put(local, staged, run="first").was_published
+    assert (local.latest_version(), rows(local)) == (version, expected)
+
+
+def test_rows_of_others_are_not_replaced_although_their_snapshots_were_trimmed(local: Lakehouse) -> None:
+    """Both create the table. The history of the other one's no longer shows which partitions it wrote."""
+    staged = month(local, 1, 5)
+    put(local, month(local, 1))
+    put(local, month(local, 1, 2, mode="append"))
+    operations.plan_compact_tables(local, min_input_files=2).execute()
+    trim(local)
+    with pytest.raises(CommitConflictError):
+        put(local, staged)
+    assert rows(local) == {1: [1, 2]}
+
+
+def test_presence_after_a_trim(local: Lakehouse) -> None:
+    put(local, month(local, 1))
+    published, other = month(local, 2), month(local, 3)
+    put(local, published)
+    put(local, month(local, 4))
+    trim(local)
+
+    def presence_of(staged: StagedTable) -> Presence:
+        return presence(local, local.snapshot(), staged)
+
+    assert presence_of(published) is Presence.TRIMMED
+    assert undone_by(local, 2, [published]) is None
+    operations.rollback(local, 1)
+    assert [presence_of(one) for one in (published, other)] == [Presence.ABSENT] * 2
+    put(local, month(local, 5))
+    assert presence_of(published) is Presence.ABSENT

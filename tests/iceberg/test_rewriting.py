@@ -1,0 +1,281 @@
+"""Groups of small files written anew: which files are grouped, in which order rows are, and what is refused."""
+
+from __future__ import annotations
+
+import json
+import math
+import uuid
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from pyiceberg.expressions import AlwaysTrue
+from pyiceberg.io.pyarrow import ArrowScan
+from pyiceberg.manifest import DataFile, ManifestEntryStatus
+from pyiceberg.partitioning import PartitionField, PartitionSpec
+from pyiceberg.schema import Schema
+from pyiceberg.table import FileScanTask, Table
+from pyiceberg.table.metadata import TableMetadataUtil
+from pyiceberg.table.sorting import NullOrder, SortDirection, SortField, SortOrder
+from pyiceberg.table.update import RemovePartitionSpecsUpdate, RemoveSchemasUpdate
+from pyiceberg.transforms import BucketTransform, IdentityTransform
+from pyiceberg.typedef import Record
+from pyiceberg.types import DoubleType, LongType, NestedField, StringType, UUIDType
+
+from trinitylake_ops import Lakehouse, operations
+from trinitylake_ops.errors import CommitConflictError, CorruptFileError, InvalidDefinitionError, InvalidInputError
+from trinitylake_ops.iceberg.catalog import TrinityLakeCatalog, catalog_at
+from trinitylake_ops.iceberg.io.file_io import StorageFileIO
+from trinitylake_ops.iceberg.reach import entries_in, manifests_in
+from trinitylake_ops.iceberg.write.arrow import stage_arrow
+from trinitylake_ops.iceberg.write.compact import TARGET_PROPERTY, FileGroup, RewriteRules, find_groups
+from trinitylake_ops.iceberg.write.publication import publication_id, publish_once
+from trinitylake_ops.iceberg.write.rewrite import Rewriting, rewrite_here, rewriting_of, stage_rewritten
+from trinitylake_ops.iceberg.write.staging import load_staged
+
+SCHEMA = Schema(
+    NestedField(1, "id", LongType(), required=False),
+    NestedField(2, "place", StringType(), required=False),
+    NestedField(3, "score", DoubleType(), required=False),
+)
+
+
+def rows(*ids: int | None, place: str | None = "a", score: float | None = None) -> pa.Table:
+    columns = [pa.array(ids, pa.int64()), pa.array([place] * len(ids), pa.string())]
+    return pa.Table.from_arrays([*columns, pa.array([score] * len(ids), pa.float64())], ["id", "place", "score"])
+
+
+def appended(catalog: TrinityLakeCatalog, *parts: pa.Table, **kind: object) -> Table:
+    table = catalog.create_table("ns.t", SCHEMA, **kind)  # type: ignore[arg-type]
+    for part in parts:
+        table.append(part)
+    return table
+
+
+def io_of(table: Table) -> StorageFileIO:
+    assert isinstance(table.io, StorageFileIO)
+    return table.io
+
+
+def groups_of(table: Table, rules: RewriteRules) -> tuple[FileGroup, ...]:
+    return find_groups(table.metadata, io_of(table), rules).groups
+
+
+def read_ids(table: Table, written: list[list[DataFile]]) -> list[list[int | None]]:
+    scan = ArrowScan(table.metadata, table.io, table.schema(), AlwaysTrue())
+    return [scan.to_table([FileScanTask(file)])["id"].to_pylist() for files in written for file in files]
+
+
+def test_neighbours_are_grouped_up_to_the_target(catalog: TrinityLakeCatalog) -> None:
+    table = appended(catalog, *(rows(number) for number in range(7)))
+    size = max(task.file.file_size_in_bytes for task in table.scan().plan_files())
+    found = find_groups(table.metadata, io_of(table), RewriteRules(3 * size, min_input_files=2))
+    assert [len(group.files) for group in found.groups] == [3, 3], "the seventh is alone"
+    assert (found.data_files, found.older_spec_files) == (7, 0)
+    ids = [[one for (one,) in read_ids(table, [[*group.files]])] for group in found.groups]
+    assert ids == [[0, 1, 2], [3, 4, 5]], "in the order in which they arrived"
+    assert groups_of(table, RewriteRules(size, min_input_files=2)) == (), "none is small"
+    assert [len(group.files) for group in groups_of(table, RewriteRules(min_input_files=7))] == [7]
+    assert groups_of(table, RewriteRules(min_input_files=8)) == ()
+    assert len(groups_of(table, RewriteRules(3 * size, min_input_files=8))) == 2, "those that fill a file"
+
+
+@pytest.mark.parametrize("text", ["9" * 5000, "0", "-1", "x", "", "1e9", "\u0663"])
+def test_a_target_that_is_no_size_is_passed_over(catalog: TrinityLakeCatalog, text: str) -> None:
+    metadata = catalog.create_table("ns.t", SCHEMA).metadata
+    asked = metadata.model_copy(update={"properties": {TARGET_PROPERTY: text}})
+    assert RewriteRules().target_bytes(asked) == RewriteRules().target_bytes(metadata)
+
+
+def test_the_target_is_the_tables_own(catalog: TrinityLakeCatalog) -> None:
+    table = appended(catalog, *(rows(number) for number in range(4)), properties={"write.target-file-size-bytes": "1"})
+    assert groups_of(table, RewriteRules(min_input_files=2)) == ()
+    assert rewriting_of(table.metadata, io_of(table), RewriteRules()).max_file_bytes == 1
+    assert len(groups_of(table, RewriteRules(1 << 20, min_input_files=2))) == 1
+
+
+def test_rows_are_in_the_sort_order(catalog: TrinityLakeCatalog) -> None:
+    order = SortOrder(
+        SortField(3, IdentityTransform(), SortDirection.DESC, NullOrder.NULLS_FIRST),
+        SortField(1, IdentityTransform(), SortDirection.ASC, NullOrder.NULLS_LAST),
+    )
+    parts = [rows(3, None, 1, score=1.0), rows(7, score=math.nan), rows(5, score=None), rows(2, score=2.0)]
+    table = appended(catalog, *parts, sort_order=order)
+    groups = groups_of(table, RewriteRules(min_input_files=2))
+    rewriting = rewriting_of(table.metadata, io_of(table), RewriteRules())
+    written = rewrite_here([(rewriting, group) for group in groups])
+    assert read_ids(table, written) == [[5, 7, 2, 1, 3, None]]
+    assert [file.sort_order_id for files in written for file in files] == [table.metadata.default_sort_order_id]
+
+
+def test_rows_are_in_the_order_of_a_uuid(catalog: TrinityLakeCatalog) -> None:
+    schema = Schema(NestedField(1, "id", LongType(), required=False), NestedField(2, "key", UUIDType(), required=False))
+    order = SortOrder(SortField(2, IdentityTransform(), SortDirection.DESC, NullOrder.NULLS_LAST))
+    table = catalog.create_table("ns.t", schema, sort_order=order)
+    for number, key in ((1, uuid.UUID(int=1)), (2, None), (3, uuid.UUID(int=2**127))):
+        keys = pa.array([None if key is None else key.bytes], pa.uuid())
+        table.append(pa.table({"id": pa.array([number], pa.int64()), "key": keys}))
+    (group,) = groups_of(table, RewriteRules(min_input_files=2))
+    written = rewrite_here([(rewriting_of(table.metadata, io_of(table), RewriteRules()), group)])
+    assert read_ids(table, written) == [[3, 1, 2]]
+
+
+def test_a_partition_of_any_transform_keeps_its_value(lake: Lakehouse, catalog: TrinityLakeCatalog) -> None:
+    """Pyiceberg itself writes no files of such a partition: they come from other engines."""
+    table = appended(catalog, *(rows(number) for number in range(3)))
+    (group,) = groups_of(table, RewriteRules(min_input_files=2))
+    with table.update_spec() as update:
+        update.add_field("id", BucketTransform(8), "id_bucket")
+    for file in group.files:
+        file.spec_id = table.metadata.default_spec_id
+    rewriting = rewriting_of(table.metadata, io_of(table), RewriteRules())
+    (written,) = rewrite_here([(rewriting, FileGroup(group.files, Record(5)))])
+    assert [(file.partition[0], "/id_bucket=5/" in file.file_path) for file in written] == [(5, True)]
+    assert read_ids(table, [written]) == [[0, 1, 2]]
+    with pytest.raises(InvalidDefinitionError, match="transform bucket"):
+        groups_of(table, RewriteRules(repartition=True))
+
+
+def test_files_of_an_older_spec_are_split_by_the_current_one(lake: Lakehouse, catalog: TrinityLakeCatalog) -> None:
+    table = appended(catalog, rows(1, place="a"), rows(2, place=None), rows(3, place="a"))
+    with table.update_spec() as update:
+        update.add_identity("place")
+    table.append(rows(4, place="b"))
+    assert groups_of(table, RewriteRules(min_input_files=2)) == ()
+    found = find_groups(table.metadata, io_of(table), RewriteRules(min_input_files=2, repartition=True))
+    assert ([len(group.files) for group in found.groups], found.older_spec_files) == ([3], 3)
+    written = rewrite_here([(rewriting_of(table.metadata, io_of(table), RewriteRules()), found.groups[0])])
+    staged = stage_rewritten(
+        lake, ("ns", "t"), table.metadata, found.groups[:1], written[0], begun_at_ms=lake.storage.now_ms()
+    )
+    after = load_staged(lake, staged)
+    assert {(task.file.spec_id, task.file.partition[0]) for task in after.scan().plan_files()} == {
+        (1, "a"),
+        (1, None),
+        (1, "b"),
+    }
+    assert sorted(after.scan().to_arrow()["id"].to_pylist()) == [1, 2, 3, 4]
+    assert sorted(after.scan(row_filter="place is null").to_arrow()["id"].to_pylist()) == [2]
+    current = after.current_snapshot()
+    assert current is not None and current.summary is not None
+    assert current.summary.operation.value == "replace"
+    assert current.summary["total-records"] == "4"
+
+
+@pytest.mark.parametrize("how", ["compaction", "replacement", "open table"])
+def test_files_of_a_spec_whose_source_column_was_dropped_are_rewritten(
+    lake: Lakehouse, catalog: TrinityLakeCatalog, how: str
+) -> None:
+    by_place = PartitionSpec(PartitionField(2, 1000, IdentityTransform(), "place"))
+    table = appended(catalog, rows(1, place="a"), rows(2, place=None), rows(3, place="b"), partition_spec=by_place)
+    with table.update_spec() as spec:
+        spec.remove_field("place")
+    with table.update_schema() as columns:
+        columns.delete_column("place")
+    one_row = rows(4).drop_columns(["place"])
+    if how == "open table":
+        table.overwrite(one_row)
+    elif how == "replacement":
+        staged = stage_arrow(lake, one_row, "ns", "t", mode="replace_table")
+        publish_once(lake, [staged], publication_id("dropped", "place"))
+    else:
+        operations.plan_compact_tables(lake, repartition=True).execute()
+    after = catalog.load_table("ns.t")
+    assert {task.file.spec_id for task in after.scan().plan_files()} == {after.metadata.default_spec_id}
+    expected = [1, 2, 3] if how == "compaction" else [4]
+    assert sorted(after.scan(row_filter="id > 0").to_arrow()["id"].to_pylist()) == expected
+    io = io_of(after)
+    entries = [
+        entry
+        for snapshot in after.metadata.snapshots
+        for manifest in manifests_in(snapshot, io)
+        for entry in entries_in(manifest, io)
+    ]
+    values = {entry.data_file.partition[0] for entry in entries if entry.status == ManifestEntryStatus.DELETED}
+    assert values == {"a", None, "b"}, "the values of the old spec are written as they were"
+
+
+def test_a_dropped_source_column_of_a_void_field_is_refused(lake: Lakehouse, catalog: TrinityLakeCatalog) -> None:
+    """In format version 1 a removed partition field stays in the current spec, without values."""
+    by_place = PartitionSpec(PartitionField(2, 1000, IdentityTransform(), "place"))
+    version = {"format-version": "1"}
+    table = appended(catalog, rows(1), rows(2), partition_spec=by_place, properties=version)
+    with table.update_spec() as spec:
+        spec.remove_field("place")
+    with table.update_schema() as columns:
+        columns.delete_column("place")
+    with pytest.raises(InvalidInputError):
+        operations.plan_compact_tables(lake, tables=["ns.t"], repartition=True)
+    assert operations.plan_compact_tables(lake, repartition=True).tables == ()
+    with pytest.raises(InvalidDefinitionError):
+        stage_arrow(lake, rows(4).drop_columns(["place"]), "ns", "t", mode="append")
+
+
+def test_the_last_schema_with_the_source_column_of_a_spec_stays(lake: Lakehouse, catalog: TrinityLakeCatalog) -> None:
+    by_place = PartitionSpec(PartitionField(2, 1000, IdentityTransform(), "place"))
+    table = appended(catalog, rows(1), partition_spec=by_place)
+    with table.update_spec() as spec:
+        spec.remove_field("place")
+    with table.update_schema() as columns:
+        columns.delete_column("place")
+    with pytest.raises(InvalidDefinitionError):
+        catalog.commit_table(table, (), (RemoveSchemasUpdate(schema_ids=[0]),))
+    assert table.spec().spec_id != 0
+    catalog.commit_table(table, (), (RemovePartitionSpecsUpdate(spec_ids=[0]),))
+    catalog.commit_table(catalog.load_table("ns.t"), (), (RemoveSchemasUpdate(schema_ids=[0]),))
+
+
+def test_a_file_with_other_rows_than_recorded_is_refused(lake: Lakehouse, catalog: TrinityLakeCatalog) -> None:
+    table = appended(catalog, rows(1, 2), rows(3))
+    (group,) = groups_of(table, RewriteRules(min_input_files=2))
+    first, second = (file.file_path.removeprefix(lake.root) for file in group.files)
+    other = pa.BufferOutputStream()
+    pq.write_table(pq.read_table(pa.BufferReader(lake.storage.read(first))), other)  # by another program
+    lake.storage.write(second, other.getvalue().to_pybytes())
+    before = {info.path for info in lake.storage.list()}
+    with pytest.raises(CorruptFileError, match=f"{second}' holds 2 rows, its manifest says 1"):
+        rewrite_here([(rewriting_of(table.metadata, io_of(table), RewriteRules()), group)])
+    assert {info.path for info in lake.storage.list()} == before
+
+
+def written_for(table: Table) -> tuple[FileGroup, list[DataFile]]:
+    (group,) = groups_of(table, RewriteRules(min_input_files=2))
+    rewriting: Rewriting = rewriting_of(table.metadata, io_of(table), RewriteRules())
+    return group, rewrite_here([(rewriting, group)])[0]
+
+
+def test_a_manifest_that_cannot_be_read_is_named(lake: Lakehouse, catalog: TrinityLakeCatalog) -> None:
+    table = appended(catalog, rows(1), rows(2))
+    snapshot = table.current_snapshot()
+    assert snapshot is not None
+    path = snapshot.manifests(table.io)[0].manifest_path.removeprefix(lake.root)
+    lake.storage.write(path, b"junk")
+    with pytest.raises(CorruptFileError) as raised:
+        groups_of(catalog_at(lake).load_table("ns.t"), RewriteRules())
+    assert raised.value.path == path
+
+
+def test_a_table_of_a_later_format_version_is_left(catalog: TrinityLakeCatalog) -> None:
+    table = appended(catalog, rows(1), rows(2))
+    written = {**json.loads(table.metadata.model_dump_json()), "format-version": 3, "next-row-id": 2}
+    later = TableMetadataUtil.parse_raw(json.dumps(written))
+    with pytest.raises(InvalidDefinitionError, match="Iceberg format version is 3, and 2 is the latest"):
+        find_groups(later, io_of(table), RewriteRules())
+
+
+@pytest.mark.parametrize("change", ["overwrite", "drop", "recreate", "respec"])
+def test_what_no_longer_fits_conflicts(lake: Lakehouse, catalog: TrinityLakeCatalog, change: str) -> None:
+    table = appended(catalog, rows(1), rows(2))
+    metadata = table.metadata
+    group, written = written_for(table)
+    if change == "overwrite":
+        table.overwrite(rows(9))
+    elif change == "respec":
+        with table.update_spec() as update:
+            update.add_identity("place")
+    else:
+        catalog.drop_table("ns.t")
+        if change == "recreate":
+            catalog.create_table("ns.t", SCHEMA)
+    with pytest.raises(CommitConflictError, match=r"ns\.t were written anew, and since then"):
+        stage_rewritten(lake, ("ns", "t"), metadata, [group], written, begun_at_ms=0)

@@ -1,0 +1,60 @@
+"""Snapshots with a time far ahead: new ones are refused, and a table that has one goes on."""
+
+from __future__ import annotations
+
+import time
+
+import pyarrow as pa
+import pytest
+from pyiceberg.table.update import AddSnapshotUpdate, TableUpdate
+
+from tests.foreign_files import point_to
+from trinitylake_ops import Lakehouse
+from trinitylake_ops.errors import InvalidDefinitionError
+from trinitylake_ops.iceberg.catalog import TrinityLakeCatalog
+
+ROWS = pa.table({"id": pa.array([1, 2, 3], pa.int64())})
+HOUR_MS = 3_600_000
+
+
+def ahead(update: TableUpdate, by_ms: int) -> TableUpdate:
+    if not isinstance(update, AddSnapshotUpdate):
+        return update
+    snapshot = update.snapshot.model_copy(update={"timestamp_ms": update.snapshot.timestamp_ms + by_ms})
+    return update.model_copy(update={"snapshot": snapshot})
+
+
+@pytest.mark.parametrize(("by_ms", "is_refused"), [(60_000, False), (HOUR_MS, True), (8 * 10**12, True)])
+def test_a_new_snapshot_far_ahead_is_refused(catalog: TrinityLakeCatalog, by_ms: int, is_refused: bool) -> None:
+    table = catalog.create_table("ns.t", ROWS.schema)
+    txn = table.transaction()
+    txn.append(ROWS)
+    updates = tuple(ahead(update, by_ms) for update in txn._updates)
+    if is_refused:
+        with pytest.raises(InvalidDefinitionError):
+            catalog.commit_table(txn._table, txn._requirements, updates)
+    else:
+        catalog.commit_table(txn._table, txn._requirements, updates)
+    assert len(catalog.load_table("ns.t").snapshots()) == (0 if is_refused else 1)
+
+
+def test_a_table_that_is_far_ahead_goes_on_from_its_newest_time(lake: Lakehouse, catalog: TrinityLakeCatalog) -> None:
+    table = catalog.create_table("ns.t", ROWS.schema)
+    table.append(ROWS)
+    snapshot = table.current_snapshot()
+    assert snapshot is not None
+    far_ms = time.time_ns() // 1_000_000 + 10 * 365 * 24 * HOUR_MS
+    later = {
+        "snapshot_id": snapshot.snapshot_id + 1,
+        "parent_snapshot_id": snapshot.snapshot_id,
+        "sequence_number": 2,
+        "timestamp_ms": far_ms,
+    }
+    point_to(lake, "ns.t", snapshot.model_copy(update=later))
+    for _ in range(2):
+        catalog.load_table("ns.t").append(ROWS)
+    metadata = catalog.load_table("ns.t").metadata
+    times_ms = [entry.timestamp_ms for entry in metadata.snapshot_log]
+    assert times_ms == sorted(times_ms)
+    assert metadata.last_updated_ms == times_ms[-1] == far_ms + 2
+    assert catalog.load_table("ns.t").scan().to_arrow().num_rows == 9

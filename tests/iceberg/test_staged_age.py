@@ -1,0 +1,111 @@
+"""Staged tables that are too old: orphan removal may have taken their files, so they are not published."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.clock import ClockStorage
+from tests.iceberg.test_catalog import SCHEMA, ids_of, rows
+from tests.iceberg.test_data_files import FLIGHTS, flights
+from tests.lakes import Lakes
+from trinitylake_ops import Lakehouse
+from trinitylake_ops.errors import TransactionExpiredError
+from trinitylake_ops.iceberg.catalog import catalog_at
+from trinitylake_ops.iceberg.write.plan import plan_write
+from trinitylake_ops.iceberg.write.staged_table import StagedTable
+from trinitylake_ops.iceberg.write.staging import StagingCatalog, publish, stage_data_files
+
+START_MS = 1_900_000_000_000
+TTL_MS = 10_000
+
+
+@pytest.fixture
+def clock(lakes: Lakes) -> ClockStorage:
+    made = lakes.memory(txn_ttl_millis=TTL_MS)
+    return ClockStorage(made.storage, START_MS)
+
+
+@pytest.fixture
+def lake(clock: ClockStorage) -> Lakehouse:
+    return Lakehouse(clock)
+
+
+def stage(lake: Lakehouse, clock: ClockStorage, *, writing_ms: int) -> StagedTable:
+    """Stage a new table, whose data files take a while to write."""
+    write = plan_write(lake, "flights", "daily", FLIGHTS)
+    files = write.write([flights(1, 2)])
+    clock.time_ms += writing_ms
+    return stage_data_files(lake, write, files)
+
+
+def test_age_counts_from_before_the_first_file(lake: Lakehouse, clock: ClockStorage) -> None:
+    staged = stage(lake, clock, writing_ms=3_000)
+    assert staged.begun_at_ms == START_MS
+    assert StagedTable.from_json(staged.to_json()).begun_at_ms == START_MS
+    catalog = StagingCatalog(lake)
+    clock.time_ms += 1_000
+    catalog.create_table("ns.t", SCHEMA).append(rows(1))
+    assert catalog.staged("ns.t").begun_at_ms == START_MS + 3_000
+
+
+@pytest.mark.parametrize(("late_ms", "is_published"), [(TTL_MS, True), (TTL_MS + 1, False)])
+def test_an_old_one_is_refused(lake: Lakehouse, clock: ClockStorage, late_ms: int, is_published: bool) -> None:
+    staged = stage(lake, clock, writing_ms=6_000)
+    clock.time_ms = START_MS + late_ms
+    version = lake.latest_version()
+    if is_published:
+        with lake.transaction() as txn:
+            publish(txn, [staged])
+        assert catalog_at(lake).load_table("flights.daily").scan().to_arrow().num_rows == 2
+        return
+    expected = pytest.raises(TransactionExpiredError, match=r"flights.daily was staged 10001 ms ago.*stage it again")
+    with expected, lake.transaction() as txn:
+        publish(txn, [staged])
+    assert lake.latest_version() == version
+
+
+def test_the_transaction_that_publishes_is_as_old_as_what_it_publishes(lake: Lakehouse, clock: ClockStorage) -> None:
+    staged = stage(lake, clock, writing_ms=6_000)
+    txn = lake.transaction()
+    publish(txn, [staged])
+    assert txn.begun_at_ms == START_MS
+    clock.time_ms = START_MS + TTL_MS + 1  # the transaction itself is 4 seconds old
+    with pytest.raises(TransactionExpiredError):
+        txn.commit()
+    assert not lake.snapshot().has_namespace("flights")
+
+
+def test_so_is_one_that_is_saved_and_resumed(lake: Lakehouse, clock: ClockStorage) -> None:
+    staged = stage(lake, clock, writing_ms=6_000)
+    txn = lake.transaction()
+    publish(txn, [staged])
+    saved = txn.save()
+    assert lake.resume_transaction(saved).begun_at_ms == START_MS
+    clock.time_ms = START_MS + TTL_MS + 1
+    with pytest.raises(TransactionExpiredError):
+        lake.resume_transaction(saved)
+
+
+def test_a_younger_one_makes_no_transaction_younger(lake: Lakehouse, clock: ClockStorage) -> None:
+    txn = lake.transaction()
+    clock.time_ms += 1_000
+    publish(txn, [stage(lake, clock, writing_ms=0)])
+    assert txn.begun_at_ms == START_MS
+    txn.commit()
+    assert ids_of_months(lake) == [1, 2]
+
+
+def test_the_oldest_of_several_decides(lake: Lakehouse, clock: ClockStorage) -> None:
+    catalog = StagingCatalog(lake)
+    catalog.create_table("ns.t", SCHEMA).append(rows(1))
+    old = catalog.staged("ns.t")
+    clock.time_ms += 5_000
+    txn = lake.transaction()
+    publish(txn, [stage(lake, clock, writing_ms=0), old])
+    assert txn.begun_at_ms == START_MS
+    txn.commit()
+    assert ids_of(catalog_at(lake).load_table("ns.t")) == [1]
+
+
+def ids_of_months(lake: Lakehouse) -> list[int]:
+    return sorted(catalog_at(lake).load_table("flights.daily").scan().to_arrow()["month"].to_pylist())

@@ -1,0 +1,372 @@
+"""Write, audit, publish."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import subprocess
+import sys
+import time
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyiceberg.expressions.visitors import _ManifestEvalVisitor
+from pyiceberg.table.snapshots import Operation
+from pyiceberg.types import LongType
+
+from tests.iceberg.test_catalog import SCHEMA, ids_of, rows
+from tests.iceberg.test_data_files import FLIGHTS, flights
+from tests.lakes import Lakes
+from trinitylake_ops import Lakehouse
+from trinitylake_ops.errors import (
+    CommitConflictError,
+    CorruptFileError,
+    InvalidDefinitionError,
+    InvalidInputError,
+    NamespaceNotFoundError,
+    TableNotFoundError,
+    UnsupportedTypeError,
+)
+from trinitylake_ops.format.definitions import Column, DataType, Schema
+from trinitylake_ops.iceberg.catalog import catalog_at
+from trinitylake_ops.iceberg.write.plan import plan_write
+from trinitylake_ops.iceberg.write.staging import (
+    Replace,
+    StagedTable,
+    StagingCatalog,
+    load_staged,
+    publish,
+    stage_appended,
+    stage_data_files,
+)
+
+
+def stage(
+    lake: Lakehouse, *batches: pa.RecordBatch, table: str = "daily", replacing: Replace | str = Replace.NOTHING
+) -> StagedTable:
+    """Plan, write in a copy of the plan as an executor would, and stage."""
+    write = plan_write(lake, "flights", table, FLIGHTS, partition_by=("year", "month"))
+    files = pickle.loads(pickle.dumps(write)).write(batches)
+    return stage_data_files(lake, write, pickle.loads(pickle.dumps(files)), replacing=replacing)
+
+
+def publish_all(lake: Lakehouse, *staged: StagedTable) -> int:
+    with lake.transaction() as txn:
+        publish(txn, staged)
+    assert txn.committed_version is not None
+    return txn.committed_version
+
+
+def months(lake: Lakehouse, table: str = "daily", version: int | None = None) -> dict[int, int]:
+    """Rows by month."""
+    found = catalog_at(lake, version).load_table(("flights", table)).scan().to_arrow()["month"].to_pylist()
+    return {month: found.count(month) for month in sorted(set(found))}
+
+
+def test_a_new_table_is_written_audited_and_published(lake: Lakehouse) -> None:
+    version = lake.latest_version()
+    staged = stage(lake, flights(1, 1, 2), flights(2))
+    assert lake.latest_version() == version
+    assert not lake.snapshot().has_namespace("flights")
+    assert load_staged(lake, staged).scan().to_arrow().num_rows == 4
+    assert publish_all(lake, staged) == version + 1
+    assert months(lake) == {1: 2, 2: 2}
+    stored = [info for info in lake.storage.list("tables/") if info.path.endswith(".parquet")]
+    assert staged.total_bytes == staged.added_bytes == sum(info.size_bytes for info in stored)
+    figures = (staged.row_count, staged.added_files, staged.added_rows, staged.removed_files, staged.removed_bytes)
+    assert figures == (4, 2, 4, 0, 0)
+    assert staged.partitions == ("year=2013/month=1", "year=2013/month=2")
+    assert staged.base_metadata_location is None
+    assert staged.base_version == version
+    table = catalog_at(lake).load_table("flights.daily")
+    snapshot = table.current_snapshot()
+    assert snapshot is not None
+    assert snapshot.snapshot_id == staged.snapshot_id
+    assert table.metadata_location == lake.root + staged.metadata_location
+    assert table.properties["gc.enabled"] == "false"
+
+
+def test_partitions_are_replaced_in_one_iceberg_snapshot(lake: Lakehouse) -> None:
+    publish_all(lake, stage(lake, flights(1, 1, 2, 3)))
+    before = lake.latest_version()
+    staged = stage(lake, flights(2, 2, 2), flights(4), replacing=Replace.PARTITIONS)
+    publish_all(lake, staged)
+    assert months(lake) == {1: 2, 2: 3, 3: 1, 4: 1}
+    assert months(lake, version=before) == {1: 2, 2: 1, 3: 1}
+    assert staged.partitions == ("year=2013/month=2", "year=2013/month=4")
+    assert (staged.row_count, staged.added_rows, staged.removed_rows) == (7, 4, 1)
+    assert (staged.added_files, staged.removed_files) == (2, 1)
+    snapshots = catalog_at(lake).load_table("flights.daily").snapshots()
+    assert [snapshot.summary.operation for snapshot in snapshots if snapshot.summary] == [
+        Operation.APPEND,
+        Operation.OVERWRITE,
+    ]
+
+
+def test_partitions_with_null_values_are_replaced_too(lake: Lakehouse) -> None:
+    publish_all(lake, stage(lake, flights(None, None, 1)))
+    publish_all(lake, stage(lake, flights(None), replacing=Replace.PARTITIONS))
+    rows_by_month = catalog_at(lake).load_table("flights.daily").scan().to_arrow()["month"].to_pylist()
+    assert sorted(rows_by_month, key=str) == [1, None]
+
+
+def test_many_partitions_at_once(lake: Lakehouse) -> None:
+    everything = range(150)
+    publish_all(lake, stage(lake, flights(*everything)))
+    publish_all(lake, stage(lake, flights(*everything, *everything), replacing=Replace.PARTITIONS))
+    assert months(lake) == dict.fromkeys(everything, 2)
+
+
+def test_manifests_are_filtered_by_one_thread_each(lake: Lakehouse, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pyiceberg looks for the files to delete in several threads, whose filters must not share what they look at."""
+    for month in range(1, 13):
+        publish_all(lake, stage(lake, flights(month)))
+    evaluate = _ManifestEvalVisitor.visit_equal
+
+    def visit_equal(self: Any, **arguments: Any) -> bool:
+        time.sleep(0.002)  # so that the threads meet
+        return evaluate(self, **arguments)
+
+    monkeypatch.setattr(_ManifestEvalVisitor, "visit_equal", visit_equal)
+    publish_all(lake, stage(lake, flights(5, 5, 5), replacing=Replace.PARTITIONS))
+    monkeypatch.undo()
+    assert months(lake) == {month: 3 if month == 5 else 1 for month in range(1, 13)}
+
+
+def test_everything_or_a_filter_is_replaced(lake: Lakehouse) -> None:
+    publish_all(lake, stage(lake, flights(1, 2, 3)))
+    publish_all(lake, stage(lake, replacing="year = 2013 and month = 2"))
+    assert months(lake) == {1: 1, 3: 1}
+    with pytest.raises(InvalidInputError, match="whole partitions"):
+        stage(lake, flights(1), replacing="delay = 0")
+    publish_all(lake, stage(lake, flights(9), replacing=Replace.ALL))
+    assert months(lake) == {9: 1}
+    emptied = stage(lake, replacing=Replace.ALL)
+    assert (emptied.row_count, emptied.removed_rows) == (0, 1)
+    publish_all(lake, emptied)
+    assert months(lake) == {}
+
+
+def test_unpartitioned_tables_are_replaced_whole(lake: Lakehouse) -> None:
+    for batch in (flights(1, 2), flights(3)):
+        write = plan_write(lake, "flights", "plain", FLIGHTS)
+        staged = stage_data_files(lake, write, write.write([batch]), replacing=Replace.ALL)
+        publish_all(lake, staged)
+    assert months(lake, "plain") == {3: 1}
+    assert (staged.removed_rows, staged.partitions) == (2, ())
+    with pytest.raises(InvalidInputError, match="unpartitioned"):
+        stage_data_files(
+            lake, write := plan_write(lake, "flights", "plain"), write.write([flights(1)]), replacing=Replace.PARTITIONS
+        )
+
+
+def test_a_published_run_is_one_version_and_nothing_staged_changes_nothing(lake: Lakehouse) -> None:
+    staged = [stage(lake, flights(1), table=name) for name in ("a", "b", "c")]
+    version = publish_all(lake, *staged)
+    assert [lake.snapshot(version - 1).has_namespace("flights"), lake.snapshot().tables("flights")] == [
+        False,
+        ["a", "b", "c"],
+    ]
+    unchanged = stage(lake, table="a", replacing=Replace.PARTITIONS)
+    assert unchanged.metadata_location == unchanged.base_metadata_location
+    assert publish_all(lake, unchanged) == version
+
+
+def test_an_empty_new_table_is_created(lake: Lakehouse) -> None:
+    staged = stage(lake)
+    assert (staged.row_count, staged.snapshot_id) == (0, None)
+    publish_all(lake, staged)
+    assert months(lake) == {}
+
+
+def test_schema_and_partitions_are_checked_against_the_table(lake: Lakehouse) -> None:
+    publish_all(lake, stage(lake, flights(1)))
+    wider = FLIGHTS.append(pa.field("distance", pa.int64()))
+    write = plan_write(lake, "flights", "daily", wider)
+    batch = flights(2).append_column("distance", pa.array([100], pa.int64()))
+    publish_all(lake, stage_data_files(lake, write, write.write([batch])))
+    table = catalog_at(lake).load_table("flights.daily")
+    assert sorted(table.scan().to_arrow()["distance"].to_pylist(), key=str) == [100, None]
+    assert [column.name for column in lake.snapshot().table("flights", "daily").schema.columns][-1] == "distance"
+    with pytest.raises(InvalidDefinitionError, match="partitioned by"):
+        plan_write(lake, "flights", "daily", partition_by=("year",))
+    with pytest.raises(InvalidDefinitionError, match="'nothing'"):
+        plan_write(lake, "flights", "new", FLIGHTS, partition_by=("nothing",))
+    with pytest.raises(TableNotFoundError, match="give a schema"):
+        plan_write(lake, "flights", "new")
+    with pytest.raises(InvalidDefinitionError, match="Iceberg format version is 3"):
+        plan_write(lake, "flights", "new", FLIGHTS, properties={"format-version": "3"})
+    ours = Schema(columns=(Column(id=1, name="code", type=DataType.CHAR),))
+    with pytest.raises(UnsupportedTypeError, match="use string"):
+        plan_write(lake, "flights", "new", ours)
+
+
+@pytest.mark.parametrize("when", ["before staging", "before publishing", "before the commit"])
+@pytest.mark.parametrize("what", ["changed", "dropped", "created"])
+def test_a_table_that_moved_is_not_published(lake: Lakehouse, when: str, what: str) -> None:
+    if what != "created":
+        publish_all(lake, stage(lake, flights(1)))
+
+    def move() -> None:
+        if what == "dropped":
+            catalog_at(lake).drop_table("flights.daily")
+        else:
+            publish_all(lake, stage(lake, flights(5)))
+
+    write = plan_write(lake, "flights", "daily", FLIGHTS, partition_by=("year", "month"))
+    files = write.write([flights(2)])
+    if when == "before staging":
+        move()
+        with pytest.raises(CommitConflictError, match=f"flights.daily was staged on version .* {what}"):
+            stage_data_files(lake, write, files)
+        return
+    staged = stage_data_files(lake, write, files)
+    if when == "before publishing":
+        move()
+        with pytest.raises(CommitConflictError, match=f"flights.daily was staged on version .* {what}") as caught:
+            publish_all(lake, staged)
+        assert caught.value.base_version == staged.base_version
+        return
+    txn = lake.transaction()
+    publish(txn, [staged])
+    move()
+    version = lake.latest_version()
+    with pytest.raises(CommitConflictError, match="flights"):
+        txn.commit()
+    assert lake.latest_version() == version
+
+
+def test_a_table_replaced_under_its_name_is_not_taken_for_the_same(lake: Lakehouse) -> None:
+    publish_all(lake, stage(lake, flights(1)))
+    staged = stage(lake, flights(2))
+    catalog = catalog_at(lake)
+    catalog.drop_table("flights.daily")
+    with lake.transaction() as txn:
+        definition = lake.snapshot(lake.latest_version() - 1).table("flights", "daily")
+        fields = {name: getattr(definition, name) for name in type(definition).__dataclass_fields__}
+        txn.create_table("flights", "daily", type(definition)(**{**fields, "id": "another"}))
+    with pytest.raises(CorruptFileError, match="is not the metadata of table 'another'"):
+        catalog.load_table("flights.daily")
+    with pytest.raises(CommitConflictError, match="another table"):
+        publish_all(lake, staged)
+
+
+def test_namespaces_are_created_only_when_wanted(lake: Lakehouse) -> None:
+    staged = stage(lake, flights(1))
+    with pytest.raises(NamespaceNotFoundError), lake.transaction() as txn:
+        publish(txn, [staged], create_namespaces=False)
+
+
+def test_pyiceberg_writers_stage_through_the_catalog(lake: Lakehouse) -> None:
+    catalog = catalog_at(lake)
+    catalog.create_namespace("ns")
+    catalog.create_table("ns.old", SCHEMA).append(rows(1, 2, 3))
+    version = lake.latest_version()
+    staging = StagingCatalog(lake)
+    old = staging.load_table("ns.old")
+    old.overwrite(rows(9), overwrite_filter="id == 1")
+    staging.create_table("fresh.new", SCHEMA).append(rows(5))
+    assert staging.base_version == version == lake.latest_version()
+    staged = [staging.staged("ns.old"), staging.staged("fresh.new")]
+    assert [(item.namespace, item.table, item.row_count) for item in staged] == [("ns", "old", 3), ("fresh", "new", 1)]
+    assert (staged[0].added_rows, staged[0].removed_rows) == (3, 3)  # the two rows that stay were rewritten
+    assert ids_of(load_staged(lake, staged[0])) == [2, 3, 9]
+    for refused in (lambda: staging.drop_table("ns.old"), lambda: staging.rename_table("ns.old", "ns.x")):
+        with pytest.raises(InvalidInputError, match="publishes"):
+            refused()
+    assert publish_all(lake, *staged) == version + 1
+    assert ids_of(catalog.load_table("fresh.new")) == [5]
+    assert ids_of(catalog.load_table("ns.old")) == [2, 3, 9]
+
+
+def test_audits_cannot_write(lake: Lakehouse) -> None:
+    table = load_staged(lake, stage(lake, flights(1)))
+    with pytest.raises(InvalidInputError, match="only reads"):
+        table.append(pa.Table.from_batches([flights(2)]).select(FLIGHTS.names).cast(FLIGHTS))
+
+
+def test_staged_tables_travel_as_json(lake: Lakehouse) -> None:
+    staged = stage(lake, flights(1, 2))
+    again = StagedTable.from_json(staged.to_json())
+    assert again == staged
+    assert json.loads(staged.to_json())["row_count"] == 2
+    for text in ("", "[]", "{}", '{"table_def": "!"}', json.dumps({**json.loads(staged.to_json()), "extra": 1})):
+        with pytest.raises(InvalidInputError, match="no staged table"):
+            StagedTable.from_json(text)
+
+
+STAGING_PROCESS = """
+import sys
+import pyarrow as pa
+from trinitylake_ops import Lakehouse
+from trinitylake_ops.iceberg.write.staging import stage_data_files
+from trinitylake_ops.iceberg.write.plan import plan_write
+lake = Lakehouse.open(sys.argv[1], {"fsync": "false"})
+batch = pa.record_batch({"year": pa.array([2013] * 3, pa.int32()), "id": pa.array([1, 2, 3], pa.int64())})
+write = plan_write(lake, "ns", "t", batch.schema, partition_by=("year",))
+print(stage_data_files(lake, write, write.write([batch])).to_json())
+"""
+PUBLISHING_PROCESS = """
+import sys
+from trinitylake_ops import Lakehouse
+from trinitylake_ops.iceberg.write.staging import StagedTable, load_staged, publish
+lake = Lakehouse.open(sys.argv[1], {"fsync": "false"})
+staged = StagedTable.from_json(sys.stdin.read())
+assert load_staged(lake, staged).scan().to_arrow().num_rows == 3
+with lake.transaction(message="published elsewhere") as txn:
+    publish(txn, [staged])
+print(txn.committed_version)
+"""
+
+
+@pytest.mark.local_only("opens a folder by its path alone; jobs on S3 are shown with the pipeline")
+def test_one_process_stages_and_another_publishes(lakes: Lakes) -> None:
+    lake = lakes.local()
+
+    def run(program: str, text: str = "") -> str:
+        return subprocess.run(
+            [sys.executable, "-c", program, lake.root],
+            input=text,
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=60,
+        ).stdout
+
+    staged = run(STAGING_PROCESS)
+    assert lake.latest_version() == 0
+    assert run(PUBLISHING_PROCESS, staged).strip() == "1"
+    assert ids_of(catalog_at(lake).load_table("ns.t")) == [1, 2, 3]
+
+
+def test_files_are_appended_to_what_the_table_is_by_now(lake: Lakehouse) -> None:
+    publish_rows = pa.table({"id": pa.array([1], pa.int64())})
+    catalog = catalog_at(lake)
+    catalog.create_namespace_if_not_exists("appends")
+    table = catalog.create_table("appends.t", publish_rows.schema)
+    plan = plan_write(lake, "appends", "t", pa.schema([("id", pa.int64()), ("note", pa.string())]))
+    files = plan.write(pa.table({"id": [2], "note": ["x"]}).to_batches())
+    table.append(publish_rows)
+    with lake.transaction() as txn:
+        publish(txn, [stage_appended(lake, plan, files)])
+    rows = catalog.load_table("appends.t").scan().to_arrow().to_pylist()
+    assert sorted(rows, key=lambda row: row["id"]) == [{"id": 1, "note": None}, {"id": 2, "note": "x"}]
+
+    plan = plan_write(lake, "appends", "t", pa.schema([("id", pa.int64()), ("more", pa.string())]))
+    files = plan.write(pa.table({"id": [3], "more": ["y"]}).to_batches())
+    with catalog.load_table("appends.t").update_schema() as update:
+        update.add_column("others", LongType())  # takes the id that the files have for theirs
+    with pytest.raises(CommitConflictError, match="its columns or partitions were changed"):
+        stage_appended(lake, plan, files)
+    plan = plan_write(lake, "appends", "t")
+    with catalog.load_table("appends.t").update_spec() as spec:
+        spec.add_identity("id")
+    with pytest.raises(CommitConflictError, match="its columns or partitions were changed"):
+        stage_appended(lake, plan, [])
+    catalog.drop_table("appends.t")
+    with pytest.raises(CommitConflictError, match="it was dropped"):
+        stage_appended(lake, plan, [])
+    catalog.create_table("appends.t", publish_rows.schema)
+    with pytest.raises(CommitConflictError, match="another table has its name"):
+        stage_appended(lake, plan, [])

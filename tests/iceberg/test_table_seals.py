@@ -1,0 +1,244 @@
+"""Checksums in files of tables: every bit counts, files in the place of others are told, others' files are left."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import random
+from pathlib import Path
+
+import duckdb
+import fastavro
+import google_crc32c
+import polars as pl
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from pyiceberg.catalog.sql import SqlCatalog
+from pyiceberg.serializers import FromByteStream, GzipCompressor
+
+from tests.lakes import Lakes
+from trinitylake_ops import Lakehouse
+from trinitylake_ops.errors import CorruptFileError
+from trinitylake_ops.format.checksums import SEAL_KEYS, check_seals, sealed
+from trinitylake_ops.iceberg.catalog import catalog_at
+from trinitylake_ops.iceberg.io.checked_files import check_whole
+from trinitylake_ops.iceberg.io.output_file import SPOOL_BYTES
+from trinitylake_ops.iceberg.validation.avro import AvroHeader
+from trinitylake_ops.iceberg.validation.checksums import PieceCheck, SealedKind, check_table_file, sealed_table_file
+from trinitylake_ops.iceberg.write.arrow import stage_arrow
+
+NAME = "00000-0a1b2c3d-0000-4000-8000-000000000000"
+METADATA = b'{"format-version":2,"location":"memory://lake/t"}'
+
+
+def gz_path(name: str = NAME) -> str:
+    return f"tables/t/metadata/{name}.gz.metadata.json"
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
+    """The files of a table of two appends and a staged write, by path."""
+    root = tmp_path_factory.mktemp("lake")
+    lake = Lakehouse.create(str(root))
+    catalog = catalog_at(lake)
+    catalog.create_namespace("ns")
+    table = catalog.create_table("ns.t", pa.schema([("id", pa.int64()), ("text", pa.string())]))
+    table.append(pa.table({"id": [1, 2, 3], "text": ["a", "b", "c"]}))
+    table.append(pa.table({"id": [4], "text": ["d"]}))
+    stage_arrow(lake, pa.table({"id": [5], "text": ["e"]}), "ns", "t", mode="append")
+    infos = [info.path for info in lake.storage.list("tables/") if SealedKind.of(info.path) is not None]
+    files = {path: lake.storage.read(path) for path in infos}
+    files[gz_path()] = sealed_table_file(gzip.compress(METADATA), gz_path())
+    return files
+
+
+def of_kind(written: dict[str, bytes], kind: SealedKind) -> list[tuple[str, bytes]]:
+    return [(path, data) for path, data in written.items() if SealedKind.of(path) is kind]
+
+
+def test_all_that_is_written_is_sealed(written: dict[str, bytes]) -> None:
+    assert all(of_kind(written, kind) for kind in SealedKind)
+    assert all(check_table_file(data, path) for path, data in written.items())
+
+
+@pytest.mark.parametrize("kind", SealedKind)
+def test_every_flipped_bit_is_found(written: dict[str, bytes], kind: SealedKind) -> None:
+    chance = random.Random(23)
+    path, data = of_kind(written, kind)[-1]
+    bits = range(8 * len(data))
+    for bit in bits if len(data) < 500 else chance.sample(bits, 1000):
+        flipped = bytearray(data)
+        flipped[bit // 8] ^= 1 << bit % 8
+        with pytest.raises(CorruptFileError, match=r"damaged|took its place"):
+            check_table_file(bytes(flipped), path)
+
+
+@pytest.mark.parametrize("kind", [kind for kind in SealedKind if kind is not SealedKind.GZIP_METADATA])
+def test_one_in_the_place_of_another_is_named(written: dict[str, bytes], kind: SealedKind) -> None:
+    (first, _), (second, data) = of_kind(written, kind)[:2]
+    with pytest.raises(CorruptFileError, match=f"is the file '{second.rpartition('/')[2]}', which took its place"):
+        check_table_file(data, first)
+
+
+def test_gzipped_metadata_in_the_place_of_another_is_named(written: dict[str, bytes]) -> None:
+    with pytest.raises(CorruptFileError, match=f"is the file '{NAME}.gz.metadata.json'"):
+        check_table_file(written[gz_path()], gz_path(NAME.replace("0", "1")))
+
+
+def test_files_of_others_have_none(written: dict[str, bytes]) -> None:
+    plain = pa.BufferOutputStream()
+    pq.write_table(pa.table({"a": [1]}), plain, write_page_checksum=True)
+    avro = io.BytesIO()
+    fastavro.writer(avro, {"type": "record", "name": "r", "fields": []}, [{}], metadata={"a": "b"})
+    others = {
+        "a.metadata.json": METADATA,
+        "a.gz.metadata.json": gzip.compress(METADATA),
+        "a.avro": avro.getvalue(),
+        "a.parquet": plain.getvalue().to_pybytes(),
+        "a.puffin": b"PFA1",
+        "b.parquet": b"no Parquet",
+        "b.avro": b"Obj\x01\xff",
+    }
+    for path, data in others.items():
+        assert not check_table_file(data, path)
+
+
+def test_seals_that_another_program_carries_on_mean_nothing(written: dict[str, bytes]) -> None:
+    _, data = of_kind(written, SealedKind.PARQUET)[0]
+    carried = pa.BufferOutputStream()
+    pairs = pq.read_metadata(pa.BufferReader(data)).metadata
+    pq.write_table(pq.read_table(pa.BufferReader(data)).replace_schema_metadata(pairs), carried)
+    assert SEAL_KEYS[0].encode() in pq.read_metadata(pa.BufferReader(carried.getvalue())).metadata
+    assert not check_table_file(carried.getvalue().to_pybytes(), "other.parquet")
+    _, data = of_kind(written, SealedKind.AVRO)[0]
+    reader = fastavro.reader(io.BytesIO(data))
+    other = io.BytesIO()
+    meta = {name: value for name, value in reader.metadata.items() if not name.startswith("avro.")}
+    fastavro.writer(other, reader.writer_schema, list(reader), metadata=meta)
+    assert not check_table_file(other.getvalue(), "other.avro")
+    _, data = of_kind(written, SealedKind.METADATA)[0]
+    text = json.loads(data) | {"last-updated-ms": 1}
+    assert not check_table_file(json.dumps(text, separators=(",", ":")).encode(), "other.metadata.json")
+    # One that we write from it has its own, and only those.
+    for kind, other_path in ((SealedKind.METADATA, "b.metadata.json"), (SealedKind.AVRO, "b.avro")):
+        again = sealed_table_file(of_kind(written, kind)[0][1], other_path)
+        assert check_table_file(again, other_path)
+        assert again.count(SEAL_KEYS[0].encode()) == len(SEAL_KEYS)
+
+
+def test_names_that_cannot_stand_in_json_give_no_seal() -> None:
+    assert sealed_table_file(METADATA, 'a"b.metadata.json') == METADATA
+    named = sealed_table_file(METADATA, "Zürich.metadata.json")
+    assert check_table_file(named, "Zürich.metadata.json") and json.loads(named)["format-version"] == 2
+
+
+def test_large_files_are_sealed_and_checked_piece_by_piece(lakes: Lakes) -> None:
+    """Those beyond what a stream holds in memory, too."""
+    lake = lakes.memory()
+    catalog = catalog_at(lake)
+    catalog.create_namespace("ns")
+    noise = random.Random(1).randbytes(SPOOL_BYTES * 3 // 2)
+    values = pa.array([noise[at : at + 4096] for at in range(0, len(noise), 4096)], pa.binary())
+    table = catalog.create_table("ns.t", pa.schema([("a", pa.binary())]))
+    table.append(pa.table({"a": values}))
+    (path,) = (info.path for info in lake.storage.list("tables/") if info.path.endswith(".parquet"))
+    data = lake.storage.read(path)
+    assert len(data) > SPOOL_BYTES and check_table_file(data, path)
+    for flipped in (None, 5, len(data) // 2, len(data) - 500):
+        pieces = bytearray(data)
+        if flipped is not None:
+            pieces[flipped] ^= 4
+        check = PieceCheck(path)
+        for at in range(0, len(data), 1 << 20):
+            check.add(bytes(pieces[at : at + (1 << 20)]))
+        if flipped is None:
+            assert check.finish(lambda n_bytes: data[-n_bytes:])
+        else:
+            with pytest.raises(CorruptFileError, match="damaged"):
+                check.finish(lambda n_bytes: data[-n_bytes:])
+
+
+def test_pages_have_checksums_of_their_own(written: dict[str, bytes]) -> None:
+    """As files of other programs may: those are checked where a file has no seal."""
+    _, data = of_kind(written, SealedKind.PARQUET)[0]
+    assert pq.ParquetFile(pa.BufferReader(data), page_checksum_verification=True).read().num_rows
+    others = pa.BufferOutputStream()
+    rows = pa.table({"a": list(range(1000)), "b": [{"c": [str(n)]} for n in range(1000)]})
+    pq.write_table(rows, others, write_page_checksum=True, row_group_size=300, data_page_version="2.0")
+    foreign = others.getvalue().to_pybytes()
+    assert not check_whole(foreign, "a.parquet")
+    first = pq.read_metadata(pa.BufferReader(foreign)).row_group(1).column(1)
+    flipped = bytearray(foreign)
+    flipped[first.data_page_offset + first.total_compressed_size - 100] ^= 1
+    with pytest.raises(CorruptFileError, match=r"a page of column|a page header"):
+        check_whole(bytes(flipped), "a.parquet")
+    bare = pa.BufferOutputStream()
+    pq.write_table(rows, bare)
+    assert not check_whole(bare.getvalue().to_pybytes(), "a.parquet")
+    with pytest.raises(CorruptFileError, match="no Parquet file"):
+        check_whole(b"PAR1 and nothing else", "a.parquet")
+
+
+def test_other_readers_pass_seals_by(written: dict[str, bytes]) -> None:
+    for path, data in written.items():
+        kind = SealedKind.of(path)
+        if kind is SealedKind.AVRO:
+            assert list(fastavro.reader(io.BytesIO(data)))
+        elif kind is SealedKind.PARQUET:
+            assert pl.read_parquet(io.BytesIO(data)).height == pq.read_table(pa.BufferReader(data)).num_rows
+        elif kind is SealedKind.METADATA:
+            read = FromByteStream.table_metadata(io.BytesIO(data))
+            assert read.format_version == 2 and "seal" not in read.model_dump_json()
+        else:
+            assert gzip.decompress(data) == METADATA
+            assert GzipCompressor().stream_decompressor(io.BytesIO(data)).read() == METADATA
+
+
+@pytest.mark.local_only("DuckDB reads files of the disk")
+def test_duckdb_reads_sealed_files_by_itself(lakes: Lakes, tmp_path: str) -> None:
+    lake = lakes.local()
+    catalog = catalog_at(lake)
+    catalog.create_namespace("ns")
+    table = catalog.create_table("ns.t", pa.schema([("id", pa.int64())]))
+    table.append(pa.table({"id": [1, 2, 3]}))
+    data_files = [task.file.file_path for task in table.scan().plan_files()]
+    connection = duckdb.connect()
+    assert connection.execute("select sum(id) from read_parquet(?)", [data_files]).fetchone() == (6,)
+    connection.close()
+
+
+def test_avro_headers_of_any_form() -> None:
+    data = io.BytesIO()
+    fastavro.writer(data, {"type": "record", "name": "r", "fields": []}, [], metadata={"a": "b" * 500})
+    header = AvroHeader.of(data.getvalue())
+    assert header is not None and header.size_bytes == len(data.getvalue()) and header.metadata["a"] == b"b" * 500
+    # A map in several blocks, one of which tells its size.
+    blocks = b"Obj\x01\x02\x02a\x02b\x01\x08\x02c\x02d\x00" + bytes(16)
+    found = AvroHeader.of(blocks)
+    assert found is not None and found.metadata == {"a": b"b", "c": b"d"} and found.size_bytes == len(blocks)
+    for broken in (blocks[:-1], b"Obj\x01" + b"\xff" * 12, b"Obj\x01\x02\x01", b"Obj\x02" + blocks[4:], b""):
+        assert AvroHeader.of(broken) is None
+
+
+def test_only_files_of_lakehouses_are_sealed(tmp_path: str) -> None:
+    """Pyiceberg writes elsewhere as before, after it wrote to a lakehouse, too."""
+    rows = pa.table({"a": pa.array([1], pa.int64())})
+    ours = catalog_at(Lakehouse.create("memory://sealed-and-not/"))
+    others = SqlCatalog("others", uri="sqlite:///:memory:", warehouse=f"file://{tmp_path}")
+    for catalog in (ours, others):
+        catalog.create_namespace("ns")
+        catalog.create_table("ns.t", rows.schema).append(rows)
+    others.close()
+    (path,) = Path(tmp_path).rglob("*.parquet")
+    assert SEAL_KEYS[0].encode() not in (pq.read_metadata(path).metadata or {})
+
+
+def test_the_end_of_a_file_and_the_checksum_of_all_of_it_suffice() -> None:
+    whole = sealed(b"x" * 1000 + b"00000000 n" * 2, "n")
+    seal = whole[-10:].decode()
+    assert check_seals(whole, (seal, seal), "n")
+    assert check_seals(whole[-20:], (seal, seal), "n", crc=google_crc32c.value(whole))
+    with pytest.raises(CorruptFileError, match="damaged"):
+        check_seals(whole[-20:], (seal, seal), "n", crc=google_crc32c.value(b"y" + whole[1:]))

@@ -1,0 +1,110 @@
+"""The metadata of a transaction is made once for each change in it, and is always that of its updates so far."""
+
+from __future__ import annotations
+
+import json
+import uuid
+
+import pyarrow as pa
+import pytest
+from pyiceberg.serializers import ToOutputFile
+from pyiceberg.table import Table
+from pyiceberg.table.update import update_table_metadata
+from pyiceberg.types import LongType
+
+from trinitylake_ops import Lakehouse
+from trinitylake_ops.format.checksums import SEAL_KEYS
+from trinitylake_ops.iceberg import loaded_table
+from trinitylake_ops.iceberg.catalog import TrinityLakeCatalog, catalog_at
+
+SCHEMA = pa.schema([("id", pa.int64())])
+
+
+def rows(*ids: int) -> pa.Table:
+    return pa.table({"id": pa.array(ids, pa.int64())})
+
+
+def without_seal(table: Table, uri: str) -> dict[str, object]:
+    content = json.loads(table.io.new_input(uri).open().read())
+    return {name: value for name, value in content.items() if name not in SEAL_KEYS}
+
+
+def test_an_append_copies_the_snapshots_a_few_times(
+    catalog: TrinityLakeCatalog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = catalog.create_table("ns.t", SCHEMA)
+    made: list[int] = []
+
+    def counting(*args: object, **kind: object) -> object:
+        made.append(1)
+        return update_table_metadata(*args, **kind)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(loaded_table, "update_table_metadata", counting)
+    table.append(rows(1))
+    assert len(made) == 2, "before the snapshot is added, and after"
+
+
+def test_a_change_of_properties_makes_its_metadata_once(
+    lake: Lakehouse, catalog: TrinityLakeCatalog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = catalog.create_table("ns.t", SCHEMA, properties={"b": "2"})
+    made: list[int] = []
+    monkeypatch.setattr(loaded_table, "update_table_metadata", lambda *_: made.append(1))
+    change = table.transaction().set_properties(a="1").remove_properties("b")
+    change.commit_transaction()
+    assert made == [], "the catalog makes it when it commits"
+    assert table.metadata == catalog_at(lake).load_table("ns.t").metadata
+    assert (table.properties["a"], "b" in table.properties) == ("1", False)
+
+
+def test_a_metadata_file_is_pyicebergs(lake: Lakehouse, catalog: TrinityLakeCatalog) -> None:
+    table = catalog.create_table("ns.t", SCHEMA)
+    table.append(rows(1))
+    by_pyiceberg = f"{table.location()}/metadata/00009-{uuid.uuid4()}.metadata.json"
+    ToOutputFile.table_metadata(table.metadata, table.io.new_output(by_pyiceberg))
+    assert without_seal(table, table.metadata_location) == without_seal(table, by_pyiceberg)
+
+
+def test_the_log_of_former_metadata_is_pyicebergs(catalog: TrinityLakeCatalog) -> None:
+    table = catalog.create_table("ns.t", SCHEMA, properties={"write.metadata.previous-versions-max": "3"})
+    written = [table.metadata_location]
+    for number in range(5):
+        before = table.metadata
+        change = table.transaction()
+        change.set_properties(n=str(number))
+        assert change.table_metadata.metadata_log == before.metadata_log
+        change.commit_transaction()
+        written.append(table.metadata_location)
+        assert [entry.metadata_file for entry in table.metadata.metadata_log] == written[:-1][-3:]
+        assert table.metadata.metadata_log[-1].timestamp_ms == before.last_updated_ms
+    assert table.metadata == catalog.load_table("ns.t").metadata
+
+
+def test_the_metadata_follows_every_update(lake: Lakehouse, catalog: TrinityLakeCatalog) -> None:
+    table = catalog.create_table("ns.t", SCHEMA)
+    change = table.transaction()
+    before = change.table_metadata
+    assert change.table_metadata is before
+    change.set_properties(a="1")
+    assert (before.properties.get("a"), change.table_metadata.properties["a"]) == (None, "1")
+    with change.update_schema() as update:
+        update.add_column("more", LongType())
+    assert change.table_metadata.schema().column_names == ["id", "more"]
+    change.append(pa.table({"id": [1], "more": [2]}))
+    change.append(pa.table({"id": [3], "more": [4]}))
+    assert len(change.table_metadata.snapshots) == 2
+    change.commit_transaction()
+    assert change.table_metadata == table.metadata == catalog_at(lake).load_table("ns.t").metadata
+    assert table.scan().to_arrow().num_rows == 2
+
+
+def test_the_metadata_follows_a_refresh(lake: Lakehouse, catalog: TrinityLakeCatalog) -> None:
+    table = catalog.create_table("ns.t", SCHEMA)
+    change = table.transaction()
+    assert change.table_metadata.snapshots == []
+    catalog_at(lake).load_table("ns.t").append(rows(1))
+    table.refresh()
+    assert len(change.table_metadata.snapshots) == 1
+    change.append(rows(2))
+    change.commit_transaction()
+    assert sorted(table.scan().to_arrow()["id"].to_pylist()) == [1, 2]

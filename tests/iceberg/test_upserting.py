@@ -1,0 +1,328 @@
+"""Rows update those of the same keys and are added otherwise. Wrong requests are refused before a file is written."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyiceberg.io import pyarrow as iceberg_arrow
+from pyiceberg.types import StringType
+
+from tests.lakes import Lakes
+from trinitylake_ops import Lakehouse, operations
+from trinitylake_ops.errors import (
+    CommitConflictError,
+    ContentChangedError,
+    CorruptFileError,
+    InvalidDefinitionError,
+    InvalidInputError,
+)
+from trinitylake_ops.iceberg.catalog import catalog_at
+from trinitylake_ops.iceberg.write import data_files
+from trinitylake_ops.iceberg.write.arrow import stage_arrow
+from trinitylake_ops.iceberg.write.publication import publication_id, publish_once
+from trinitylake_ops.iceberg.write.staged_table import StagedTable
+from trinitylake_ops.iceberg.write.upsert import stage_upsert
+
+NAME = ("shop", "prices")
+
+
+@pytest.fixture
+def lake(lakes: Lakes) -> Lakehouse:
+    return lakes.local()
+
+
+def publish(lake: Lakehouse, staged: StagedTable) -> StagedTable:
+    publish_once(lake, [staged], publication_id(staged.metadata_location))
+    return staged
+
+
+def put(lake: Lakehouse, rows: pa.Table, *keys: str, **more: Any) -> StagedTable:
+    return publish(lake, stage_upsert(lake, rows, *NAME, keys=keys or ("sku",), **more))
+
+
+def append(lake: Lakehouse, rows: pa.Table, **more: Any) -> StagedTable:
+    return publish(lake, stage_arrow(lake, rows, *NAME, mode="append", **more))
+
+
+def rows(lake: Lakehouse) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = catalog_at(lake).load_table(NAME).scan().to_arrow().to_pylist()
+    return sorted(found, key=repr)
+
+
+def prices(**by_sku: int | None) -> pa.Table:
+    return pa.table({"sku": list(by_sku), "n": pa.array(by_sku.values(), pa.int64())})
+
+
+def as_dict(lake: Lakehouse) -> dict[str, int | None]:
+    found = rows(lake)
+    assert len({row["sku"] for row in found}) == len(found), "a key is there twice"
+    return {row["sku"]: row["n"] for row in found}
+
+
+def test_rows_of_the_same_keys_are_replaced(lake: Lakehouse) -> None:
+    put(lake, prices(a=1, b=None))
+    assert put(lake, prices(a=None, c=3)).removed_files == 1
+    assert as_dict(lake) == {"a": None, "b": None, "c": 3}
+    location = put(lake, prices(a=None)).metadata_location
+    assert put(lake, prices(c=3).slice(1)).metadata_location == location, "nothing changes"
+    files = put(lake, prices(d=4))
+    assert (files.added_files, files.removed_files, files.added_rows) == (1, 0, 1)
+    put(lake, prices(d=4, e=5))
+    assert as_dict(lake) == {"a": None, "b": None, "c": 3, "d": 4, "e": 5}
+
+
+def test_keys_without_a_value_are_refused_before_a_file_is_written(lake: Lakehouse) -> None:
+    nulls = pa.table({"sku": pa.array(["a", None]), "n": [1, 2]})
+    two = pa.table({"sku": ["a", "b"], "n": pa.array([1, None])})
+    within = pa.table({"sku": pa.DictionaryArray.from_arrays(pa.array([0, 1]), pa.array(["a", None])), "n": [1, 2]})
+    before = list(lake.storage.list(""))
+    for given, keys in ((nulls, ["sku"]), (two, ["sku", "n"])):
+        with pytest.raises(InvalidInputError, match="no value in"):
+            put(lake, given, *keys)
+    assert list(lake.storage.list("")) == before
+    put(lake, prices(a=1))
+    version = lake.latest_version()
+    with pytest.raises(InvalidInputError, match="no value in"):
+        put(lake, within)
+    append(lake, nulls.slice(1))
+    put(lake, prices(a=5))
+    assert [row["n"] for row in rows(lake)] == [5, 2]
+    assert lake.latest_version() == version + 2
+
+
+@pytest.mark.parametrize(
+    ("given", "keys"),
+    [
+        (prices(a=1), ["code"]),
+        (pa.table({"sku": ["a", "a"], "n": [1, 2]}), ["sku"]),
+        (pa.table({"sku": ["a", "b"], "n": [1.5, 1.5]}), ["n"]),
+        (pa.table({"sku": [["a"]], "n": [1]}), ["sku"]),
+        (pa.table([["a"], ["b"]], names=["sku", "sku"]), ["sku"]),
+    ],
+    ids=["missing", "twice", "float", "nested", "columns"],
+)
+def test_keys_that_select_no_row_are_refused(lake: Lakehouse, given: pa.Table, keys: list[str]) -> None:
+    for _ in range(2):
+        version = lake.latest_version()
+        with pytest.raises(InvalidInputError) as caught:
+            put(lake, given, *keys)
+        assert "\n" not in str(caught.value)
+        assert lake.latest_version() == version
+        put(lake, prices(z=1))
+
+
+def test_keys_that_are_equal_after_the_cast_are_refused(lake: Lakehouse) -> None:
+    put(lake, pa.table({"sku": [1, 2], "n": [1, 2]}))
+    with pytest.raises(InvalidInputError, match="several rows with the same sku"):
+        put(lake, pa.table({"sku": ["1", "01"], "n": [3, 4]}))
+    put(lake, pa.table({"sku": ["01"], "n": [3]}))
+    assert as_dict(lake) == {1: 3, 2: 2}
+
+
+def test_columns_are_matched_by_name_added_and_widened(lake: Lakehouse) -> None:
+    put(lake, pa.table({"sku": ["a", "b"], "n": pa.array([1, 2], pa.int32())}))
+    put(lake, pa.table({"n": [1 << 40, 3], "note": ["x", "y"], "sku": ["a", "c"]}))
+    assert rows(lake) == [
+        {"sku": "a", "n": 1 << 40, "note": "x"},
+        {"sku": "b", "n": 2, "note": None},
+        {"sku": "c", "n": 3, "note": "y"},
+    ]
+    with catalog_at(lake).load_table(NAME).update_schema() as change:
+        change.rename_column("note", "remark")
+        change.add_column("unit", StringType())
+    put(lake, pa.table({"remark": ["z"], "sku": ["b"], "n": [2]}))
+    assert rows(lake)[1] == {"sku": "b", "n": 2, "remark": "z", "unit": None}
+    with pytest.raises(InvalidInputError, match="values in the column 'remark', which the new rows lack"):
+        put(lake, prices(b=3))
+    put(lake, prices(d=4))
+    assert rows(lake)[3] == {"sku": "d", "n": 4, "remark": None, "unit": None}
+    with pytest.raises(InvalidInputError, match=r"^table shop\.prices: column 'n' cannot be stored as long"):
+        put(lake, pa.table({"sku": ["a"], "n": ["many"]}))
+
+
+def test_nested_values_are_compared(lake: Lakehouse) -> None:
+    first = pa.table({"sku": ["a", "b"], "tags": [["x"], None], "s": [{"u": 1}, {"u": None}]})
+    put(lake, first)
+    location = put(lake, first).metadata_location
+    changed = put(lake, pa.table({"sku": ["a"], "tags": [["x"]], "s": [{"u": None}]}))
+    assert changed.metadata_location != location
+    assert [row["s"] for row in rows(lake)] == [{"u": None}, {"u": None}]
+
+
+@pytest.mark.parametrize("wrap", ["struct", "deep", "list", "map"])
+def test_values_of_nested_fields_are_not_lost(lake: Lakehouse, wrap: str) -> None:
+    def nested(**fields: int | None) -> pa.Table:
+        struct: Any = fields
+        kind: pa.DataType = pa.struct([(name, pa.int64()) for name in fields])
+        if wrap == "deep":
+            struct, kind = {"in": struct}, pa.struct([("in", kind)])
+        elif wrap == "list":
+            struct, kind = [struct], pa.list_(kind)
+        elif wrap == "map":
+            struct, kind = [("m", struct)], pa.map_(pa.string(), kind)
+        return pa.table({"sku": ["a"], "x": pa.array([struct], kind)})
+
+    put(lake, nested(a=1, b=2))
+    before, version = rows(lake), lake.latest_version()
+    files = {file.path for file in lake.storage.list() if file.path.endswith(".parquet")}
+    with pytest.raises(InvalidInputError, match=r"'x\..*b', which the new rows lack"):
+        put(lake, nested(a=9))
+    assert (rows(lake), lake.latest_version()) == (before, version)
+    assert {file.path for file in lake.storage.list() if file.path.endswith(".parquet")} == files
+    put(lake, nested(a=9).set_column(0, "sku", [["z"]]))
+    put(lake, nested(a=1, b=None))
+    put(lake, nested(a=9))
+    assert rows(lake)[0]["x"] == nested(a=9, b=None)["x"][0].as_py()
+
+
+def test_partitions_are_made_and_limit_the_rows(lake: Lakehouse) -> None:
+    by_region = {"partition_by": ["region"]}
+    both = pa.table({"sku": ["a", "a", "b"], "region": ["eu", "us", "us"], "n": [1, 2, 3]})
+    put(lake, both, **by_region, partitions=[{"region": "eu"}, {"region": "us"}])
+    assert [field.name for field in catalog_at(lake).load_table(NAME).spec().fields] == ["region"]
+    eu = {"partitions": [{"region": "eu"}], **by_region}
+    put(lake, pa.table({"sku": ["a", "c"], "region": ["eu"] * 2, "n": [10, 4]}), **eu)
+    assert [row["n"] for row in rows(lake)] == [10, 2, 3, 4]
+    version = lake.latest_version()
+    with pytest.raises(InvalidInputError, match="not one of the run"):
+        put(lake, both, **eu)
+    with pytest.raises(InvalidDefinitionError, match="partitioned by"):
+        put(lake, both.slice(1), partition_by=["sku"])
+    assert lake.latest_version() == version
+    put(lake, pa.table({"sku": ["b"], "region": ["eu"], "n": [30]}), **by_region)
+    assert [(row["region"], row["n"]) for row in rows(lake) if row["sku"] == "b"] == [("eu", 30)], "it moved"
+
+
+def test_another_change_of_the_table_is_a_conflict(lake: Lakehouse) -> None:
+    put(lake, prices(a=1))
+    late = stage_upsert(lake, prices(b=2), *NAME, keys=["sku"])
+    put(lake, prices(b=3))
+    with pytest.raises(CommitConflictError):
+        publish(lake, late)
+    assert as_dict(lake) == {"a": 1, "b": 3}
+
+
+@pytest.mark.parametrize("step", ["read", "write"])
+def test_rows_that_stay_are_proved_to_be_the_same(lake: Lakehouse, monkeypatch: pytest.MonkeyPatch, step: str) -> None:
+    """A fault of the library, in reading or in writing, changes rows of other keys: nothing is staged."""
+    kind = pa.list_(pa.struct([("k", pa.int32())]))
+    put(lake, pa.table({"sku": ["a", "b"], "l": pa.array([None, None], kind)}))
+    project, write = iceberg_arrow._to_requested_schema, data_files._PartitionedWriter.add
+    files = {file.path for file in lake.storage.list() if file.path.endswith(".parquet")}
+
+    def with_empty_lists(batch: pa.RecordBatch) -> pa.RecordBatch:
+        column = batch.column("l")
+        empty = pa.array([[] if one is None else one for one in column.to_pylist()], column.type)
+        return batch.set_column(1, batch.schema.field("l"), empty)
+
+    def faulty_project(*args: Any, **options: Any) -> pa.RecordBatch:
+        return with_empty_lists(project(*args, **options))
+
+    def faulty_write(writer: Any, batch: pa.RecordBatch) -> None:
+        write(writer, with_empty_lists(batch))
+
+    with monkeypatch.context() as patched:
+        if step == "read":
+            patched.setattr(iceberg_arrow, "_to_requested_schema", faulty_project)
+        else:
+            patched.setattr(data_files._PartitionedWriter, "add", faulty_write)
+        with pytest.raises(ContentChangedError):
+            stage_upsert(lake, pa.table({"sku": ["a"], "l": pa.array([[{"k": 1}]], kind)}), *NAME, keys=["sku"])
+    assert {file.path for file in lake.storage.list() if file.path.endswith(".parquet")} == files
+    put(lake, pa.table({"sku": ["a"], "l": pa.array([[{"k": 1}]], kind)}))
+    assert rows(lake) == [{"sku": "a", "l": [{"k": 1}]}, {"sku": "b", "l": None}]
+
+
+def test_a_damaged_file_is_not_written_again(lake: Lakehouse) -> None:
+    put(lake, prices(**{f"k{number}": number for number in range(100)}))
+    (task,) = catalog_at(lake).load_table(NAME).scan().plan_files()
+    path = Path(task.file.file_path.removeprefix("file://"))
+    content = bytearray(path.read_bytes())
+    content[len(content) // 4] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(CorruptFileError):
+        put(lake, prices(k1=7))
+
+
+def regions(region: str, **by_sku: int) -> pa.Table:
+    return pa.table({"region": [region] * len(by_sku), "sku": list(by_sku), "n": list(by_sku.values())})
+
+
+def stage_region(lake: Lakehouse, rows: pa.Table) -> StagedTable:
+    partitions = [{"region": rows["region"][0].as_py()}]
+    return stage_upsert(lake, rows, *NAME, keys=["sku"], partition_by=["region"], partitions=partitions)
+
+
+def by_region(lake: Lakehouse) -> dict[tuple[str, str], int]:
+    found = rows(lake)
+    by_key = {(row["region"], row["sku"]): row["n"] for row in found}
+    assert len(by_key) == len(found), "a key is there twice"
+    return by_key
+
+
+@pytest.mark.parametrize("is_new", [True, False])
+def test_upserts_of_other_partitions_are_no_conflict(lake: Lakehouse, is_new: bool) -> None:
+    if not is_new:
+        for region in ("eu", "us"):
+            publish(lake, stage_region(lake, regions(region, a=1, b=1)))
+    late = stage_region(lake, regions("eu", a=2, c=2))
+    publish(lake, stage_region(lake, regions("us", a=3, d=3)))
+    publish(lake, late)
+    kept = {} if is_new else {("eu", "b"): 1, ("us", "b"): 1}
+    assert by_region(lake) == {
+        **kept,
+        ("eu", "a"): 2,
+        ("eu", "c"): 2,
+        ("us", "a"): 3,
+        ("us", "d"): 3,
+    }
+
+
+def test_another_change_of_the_same_partition_is_a_conflict(lake: Lakehouse) -> None:
+    publish(lake, stage_region(lake, regions("eu", a=1, b=1)))
+    late = stage_region(lake, regions("eu", c=2))
+    publish(lake, stage_region(lake, regions("eu", c=3)))
+    with pytest.raises(CommitConflictError):
+        publish(lake, late)
+    with pytest.raises(CommitConflictError):  # it was compared with the rows of its base
+        publish_once(lake, [late], publication_id("again"), replaces_latest=[late])
+    assert by_region(lake) == {("eu", "a"): 1, ("eu", "b"): 1, ("eu", "c"): 3}
+
+
+def test_a_compaction_of_replaced_files_is_a_conflict(lake: Lakehouse) -> None:
+    for sku in ("a", "b"):
+        publish(lake, stage_region(lake, regions("eu", **{sku: 1})))
+    late, other = stage_region(lake, regions("eu", a=2)), stage_region(lake, regions("us", a=3))
+    assert operations.plan_compact_tables(lake, [".".join(NAME)], min_input_files=2).execute().tables
+    with pytest.raises(CommitConflictError):
+        publish(lake, late)
+    publish(lake, other)
+    assert by_region(lake) == {("eu", "a"): 1, ("eu", "b"): 1, ("us", "a"): 3}
+
+
+def test_keys_that_a_table_has_twice_become_one_row(lake: Lakehouse) -> None:
+    append(lake, prices(a=1, b=1))
+    append(lake, prices(a=2, c=1))
+    append(lake, prices(a=2))
+    put(lake, prices(a=2))
+    assert as_dict(lake) == {"a": 2, "b": 1, "c": 1}
+
+
+@pytest.mark.parametrize(
+    "kind", [pa.int64(), pa.string(), pa.binary(), pa.decimal128(10, 2), pa.timestamp("us", "UTC")]
+)
+def test_any_sequence_of_upserts_is_a_dictionary(lake: Lakehouse, kind: pa.DataType) -> None:
+    """Many keys, so that files are selected by the bounds of their keys."""
+    chance = random.Random(7)
+    expected: dict[Any, int] = {}
+    for number in range(4):
+        drawn = chance.sample(range(1000), 300 if number % 2 else 150)
+        is_time = pa.types.is_timestamp(kind)
+        keys = pa.array(drawn, kind) if is_time else pa.array(drawn).cast(pa.string()).cast(kind)
+        put(lake, pa.table({"sku": keys, "two": ["x"] * len(drawn), "n": [number] * len(drawn)}), "sku", "two")
+        expected |= dict.fromkeys(keys.to_pylist(), number)
+        assert as_dict(lake) == expected

@@ -1,0 +1,367 @@
+"""A lakehouse and its copies, each with what it must hold: random steps in all of them, on one simulated clock."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+import pyarrow as pa
+import pytest
+from pyiceberg.table import Table
+
+from tests.operations.aging import DAY_MS, keeping
+from trinitylake_ops import Lakehouse, operations
+from trinitylake_ops.errors import FileMissingError
+from trinitylake_ops.iceberg.catalog import catalog_at
+from trinitylake_ops.storage import MemoryStorage, drop_memory_root
+
+SCHEMA = pa.schema([("id", pa.int64())])
+TABLES = ("a", "b", "c")
+
+#: What a version holds: table -> its rows, ascending.
+Content = dict[str, list[int]]
+
+
+@dataclass
+class Clock:
+    """The time of all storages in memory."""
+
+    now_ms: int = 1_700_000_000_000
+
+    def later(self, duration_ms: int) -> None:
+        self.now_ms += duration_ms
+
+
+@dataclass(frozen=True)
+class Origin:
+    """What a lakehouse was exported from and how; ``version`` is the last one of its own that an export made."""
+
+    root: str
+    level: str
+    definitions: bool
+    version: int
+
+
+@dataclass
+class Copy:
+    """One lakehouse: what each of its versions holds, and the roots whose files it cannot do without.
+
+    ``exports`` are the levels of its exports by name.
+    """
+
+    root: str
+    versions: dict[int, Content]
+    needs: frozenset[str] = frozenset()
+    exports: dict[str, str] = field(default_factory=dict)
+    origin: Origin | None = None
+
+    def open(self) -> Lakehouse:
+        return Lakehouse.open(self.root)
+
+    def copied_to(self, root: str) -> Copy:
+        """Return what a copy of all files, at another root, holds."""
+        return Copy(root, dict(self.versions), self.needs, dict(self.exports))
+
+
+@dataclass(frozen=True)
+class Scan:
+    """The rows of a table, and every file that was read for them: its storage, its path and its bytes."""
+
+    rows: list[int]
+    read: dict[tuple[str, str], bytes]
+
+    def is_valid(self) -> bool:
+        """Whether all that was read stands there unchanged, so that a scan would read the same once more."""
+        return all(_bytes_at(*place) is data for place, data in self.read.items())
+
+
+class Recorder:
+    """Notes which files the storages in memory read, from ``begin`` to ``end``."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch):
+        self._read: dict[tuple[str, str], bytes] | None = None
+        find = MemoryStorage._find
+
+        def finding(storage: MemoryStorage, path: str) -> tuple[bytes, int]:
+            found = find(storage, path)
+            if self._read is not None:
+                self._read[storage.root, path] = found[0]
+            return found
+
+        monkeypatch.setattr(MemoryStorage, "_find", finding)
+
+    def begin(self) -> None:
+        self._read = {}
+
+    def end(self) -> dict[tuple[str, str], bytes]:
+        read, self._read = self._read, None
+        assert read
+        return read
+
+
+class CopyWorld:
+    """Lakehouses that were made of one another, and a journal of what was done."""
+
+    def __init__(self, seed: int, clock: Clock, recorder: Recorder):
+        self._recorder = recorder
+        self._scans: dict[tuple[str, str], Scan] = {}
+        self.rng = random.Random(seed)
+        self.clock = clock
+        self.name = f"memory://copies-{seed}"
+        self.next_row = 0
+        self.n_made = 0
+        self.journal: list[str] = []
+        first = Copy(self._new_root(), {0: {}})
+        Lakehouse.create(first.root, txn_ttl_millis=60_000)
+        self.copies = [first]
+        self._namespace(first)
+
+    def close(self) -> None:
+        for number in range(self.n_made):
+            drop_memory_root(f"{self.name}-{number}/")
+
+    def step(self) -> None:
+        """Do one thing in one of the lakehouses, and look whether any of them lost anything."""
+        copy = self.rng.choice(self.copies)
+        steps: dict[Callable[[Copy], None], int] = {
+            self._write: 8,
+            self._drop_table: 1,
+            self._roll_back: 1,
+            self._compact_nodes: 1,
+            self._compact_tables: 2,
+            self._trim: 2,
+            self._expire_and_purge: 4,
+            self._expire_and_undelete: 1,
+            self._remove_orphans: 4,
+            self._relocate: 1,
+            self._export: 4,
+            self._export_again: 3,
+            self._drop_export: 1,
+            self._copy_files: 2,
+            self._move: 1,
+        }
+        (action,) = self.rng.choices(list(steps), list(steps.values()))
+        self.clock.later(self.rng.choice([1_000, 10_000, DAY_MS]))
+        self.journal.append(f"{action.__name__[1:]} {copy.root}")
+        action(copy)
+        self.check_latest()
+
+    def check_latest(self) -> None:
+        for copy in self.copies:
+            self._check(copy, max(copy.versions))
+
+    def check_all(self) -> None:
+        """Every version that is live reads as it did when it was made, and nothing is wrong with any lakehouse."""
+        for copy in self.copies:
+            for version in sorted(_live(copy.open()) & copy.versions.keys()):
+                self._check(copy, version)
+            report = operations.verify(copy.open(), deep=True)
+            # What was moved and not relocated, and what nobody has removed so far, is no harm.
+            found = [
+                one for one in report.findings if one.severity == "error" or one.mend not in ("relocate", "orphans")
+            ]
+            assert not found, f"{found} in {copy.root} after {self.journal}"
+
+    def _check(self, copy: Copy, version: int) -> None:
+        catalog = catalog_at(copy.open(), version)
+        names = catalog.list_tables("n") if catalog.namespace_exists("n") else []
+        found = {name[1]: self._rows(copy, version, catalog.load_table(name)) for name in names}
+        assert found == copy.versions[version], f"version {version} of {copy.root} after {self.journal}"
+
+    def _rows(self, copy: Copy, version: int, table: Table) -> list[int]:
+        """Scan a table, unless it was scanned before and nothing that it read has changed or gone since.
+
+        A catalog keeps what it has read of a table. So the scan is that of another one.
+        """
+        place = (copy.root, table.metadata_location)
+        scan = self._scans.get(place)
+        if scan is None or not scan.is_valid():
+            self._recorder.begin()
+            fresh = catalog_at(copy.open(), version).load_table(table.name())
+            rows = sorted(fresh.scan().to_arrow()["id"].to_pylist())
+            scan = self._scans[place] = Scan(rows, self._recorder.end())
+        return scan.rows
+
+    # What people do
+
+    def _namespace(self, copy: Copy) -> None:
+        with copy.open().transaction() as txn:
+            txn.create_namespace("n")
+        self._note(copy, {})
+
+    def _write(self, copy: Copy) -> None:
+        table = self.rng.choice(TABLES)
+        content = self._latest(copy)
+        rows = [self.next_row, self.next_row + 1]
+        self.next_row += 2
+        catalog = catalog_at(copy.open())
+        if table not in content:
+            catalog.create_table(("n", table), SCHEMA)
+            self._note(copy, {**content, table: []})
+            content = {**content, table: []}
+        data = pa.table({"id": rows}, SCHEMA)
+        if self.rng.random() < 0.3:
+            catalog.load_table(("n", table)).overwrite(data)  # a version that deletes, and one that appends, at most
+            self._note(copy, {**content, table: rows}, made=[{**content, table: []}, {**content, table: rows}])
+        else:
+            catalog.load_table(("n", table)).append(data)
+            self._note(copy, {**content, table: [*content[table], *rows]})
+
+    def _drop_table(self, copy: Copy) -> None:
+        content = self._latest(copy)
+        if content:
+            table = self.rng.choice(sorted(content))
+            catalog_at(copy.open()).drop_table(("n", table))
+            self._note(copy, {name: rows for name, rows in content.items() if name != table})
+
+    def _roll_back(self, copy: Copy) -> None:
+        version = self.rng.choice(sorted(_live(copy.open()) & copy.versions.keys()))
+        if "n" in copy.open().snapshot(version).namespaces():
+            operations.rollback(copy.open(), version)
+            self._note(copy, copy.versions[version])
+
+    def _compact_nodes(self, copy: Copy) -> None:
+        operations.compact(copy.open())
+        self._note(copy, self._latest(copy))
+
+    def _compact_tables(self, copy: Copy) -> None:
+        operations.plan_compact_tables(copy.open()).execute()
+        self._note(copy, self._latest(copy))
+
+    def _trim(self, copy: Copy) -> None:
+        operations.plan_trim_tables(copy.open(), keeping(1)).execute()
+        self._note(copy, self._latest(copy))
+
+    def _expire_and_purge(self, copy: Copy) -> None:
+        lake = copy.open()
+        self.clock.later(DAY_MS)
+        operations.plan_expiration(lake, keeping(1)).execute()
+        self.clock.later(DAY_MS)
+        operations.plan_purge(lake).execute()
+        self._note(copy, self._latest(copy))
+        copy.versions = {version: copy.versions[version] for version in _live(lake) & copy.versions.keys()}
+
+    def _expire_and_undelete(self, copy: Copy) -> None:
+        lake = copy.open()
+        self.clock.later(DAY_MS)
+        operations.plan_expiration(lake, keeping(1)).execute()
+        expired = sorted(info.version for info in lake.history() if info.state == "expired")
+        if expired:
+            operations.undelete(lake, ",".join(map(str, expired)))
+        self._note(copy, self._latest(copy))
+
+    def _remove_orphans(self, copy: Copy) -> None:
+        self.clock.later(DAY_MS)
+        operations.plan_orphan_removal(copy.open()).execute()
+        self._note(copy, self._latest(copy))
+
+    def _relocate(self, copy: Copy) -> None:
+        operations.plan_relocation(copy.open()).execute()
+        self._note(copy, self._latest(copy))
+
+    # How copies come about
+
+    def _export(self, copy: Copy) -> None:
+        level, definitions = self.rng.choice(
+            [("minimal", False), ("partial", False), ("partial", True), ("full", False)]
+        )
+        name = f"e{self.n_made}"
+        version = self.rng.choice(sorted(_live(copy.open()) & copy.versions.keys()))
+        target = self._new_root()
+        plan = operations.plan_export(copy.open(), name, level, version=version, target=target, definitions=definitions)
+        plan.execute()
+        self.journal.append(f"  {level} of version {version} to {target}")
+        self._note(copy, self._latest(copy))
+        copy.exports[name] = level
+        needs = frozenset() if level == "full" else copy.needs | {copy.root}
+        origin = Origin(copy.root, level, definitions, 0)
+        made = Copy(target, {0: copy.versions[version]}, needs, origin=origin)
+        self.copies.append(made)
+        if "n" not in made.open().snapshot().namespaces():
+            self._namespace(made)
+
+    def _export_again(self, copy: Copy) -> None:
+        """Export into a lakehouse that an export made and where nobody has committed since."""
+        made = [
+            other
+            for other in self.copies
+            if other.origin and other.origin.root == copy.root and other.origin.version == max(other.versions)
+        ]
+        if not made:
+            return
+        other = self.rng.choice(made)
+        assert other.origin is not None
+        level, name = other.origin.level, f"again{self.next_row}-{len(self.journal)}"
+        version = self.rng.choice(sorted(_live(copy.open()) & copy.versions.keys()))
+        if "n" not in copy.open().snapshot(version).namespaces():
+            return
+        plan = operations.plan_export(
+            copy.open(), name, level, version=version, target=other.root, definitions=other.origin.definitions
+        )
+        plan.execute()
+        self.journal.append(f"  {level} of version {version} to {other.root} once more")
+        self._note(copy, self._latest(copy))
+        copy.exports[name] = level
+        self._note(other, copy.versions[version])
+        other.origin = replace(other.origin, version=max(other.versions))
+
+    def _drop_export(self, copy: Copy) -> None:
+        """Drop an export; one that left files here only where no lakehouse needs any."""
+        is_needed = any(copy.root in other.needs for other in self.copies)
+        names = sorted(name for name, level in copy.exports.items() if level == "full" or not is_needed)
+        if names:
+            name = self.rng.choice(names)
+            operations.drop_export(copy.open(), name)
+            self.journal.append(f"  {name}")
+            del copy.exports[name]
+            self._note(copy, self._latest(copy))
+
+    def _copy_files(self, copy: Copy) -> None:
+        root = self._new_root()
+        _copy_files(copy.root, root)
+        self.journal.append(f"  to {root}")
+        self.copies.append(copy.copied_to(root))
+
+    def _move(self, copy: Copy) -> None:
+        """Move a lakehouse; whoever needs its files where they stood cannot go on."""
+        if any(copy.root in other.needs for other in self.copies):
+            return
+        root = self._new_root()
+        _copy_files(copy.root, root)
+        drop_memory_root(copy.root)
+        self.journal.append(f"  to {root}")
+        self.copies[self.copies.index(copy)] = copy.copied_to(root)
+
+    # Beside them
+
+    def _new_root(self) -> str:
+        self.n_made += 1
+        return f"{self.name}-{self.n_made - 1}/"
+
+    def _latest(self, copy: Copy) -> Content:
+        return copy.versions[max(copy.versions)]
+
+    def _note(self, copy: Copy, content: Content, made: list[Content] | None = None) -> None:
+        """Note what the versions hold that a step made: all the same, or one after another as ``made`` says."""
+        latest = copy.open().latest_version()
+        new = range(max(copy.versions) + 1, latest + 1)
+        contents = made[-len(new) :] if made and new else [content] * len(new)
+        copy.versions.update(zip(new, contents, strict=True))
+
+
+def _bytes_at(root: str, path: str) -> bytes | None:
+    try:
+        return MemoryStorage(root)._find(path)[0]
+    except FileMissingError:
+        return None
+
+
+def _live(lake: Lakehouse) -> set[int]:
+    return {info.version for info in lake.history() if info.state == "live"}
+
+
+def _copy_files(source: str, target: str) -> None:
+    there, here = MemoryStorage(source), MemoryStorage(target)
+    for info in list(there.list()):
+        here.create(info.path, there.read(info.path))

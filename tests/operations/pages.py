@@ -1,0 +1,152 @@
+"""Reading pages as a browser would, and versions by the thousands."""
+
+from __future__ import annotations
+
+import random
+import re
+from collections import Counter
+from dataclasses import dataclass, field, replace
+from html.parser import HTMLParser
+
+from trinitylake_ops.operations import ExpirationPlan
+from trinitylake_ops.operations.gc.unreached import FreedFiles
+from trinitylake_ops.operations.records import VersionRecord
+from trinitylake_ops.operations.retention import Verdict
+
+VOID = {"meta", "br", "link", "img", "input", "hr"}
+#: What may refer to something: none of them may be there at all.
+REFERRING = {"src", "href", "xlink:href", "srcset", "action", "formaction", "poster", "data", "background", "ping"}
+
+
+@dataclass
+class Parsed:
+    """What a page holds: its text by element, its elements with their attributes, its tables."""
+
+    texts: list[str] = field(default_factory=list)
+    elements: list[tuple[str, dict[str, str | None]]] = field(default_factory=list)
+    headline: str = ""
+    tables: list[list[list[str]]] = field(default_factory=list)
+
+    @property
+    def text(self) -> str:
+        return " ".join(" ".join(self.texts).split())
+
+    def bars(self) -> Counter[str]:
+        """Return the drawn parts of bars by state, without those of legends."""
+        is_drawing = False
+        found: Counter[str] = Counter()
+        for tag, attributes in self.elements:
+            if tag == "svg":
+                is_drawing = "swatch" not in (attributes.get("class") or "")
+            elif tag == "rect" and is_drawing:
+                found[attributes["class"] or ""] += 1
+        del found["ground-expiring"], found["ground-expired"]  # parts of patterns
+        return found
+
+    def rows(self, *header: str) -> list[list[str]]:
+        """Return the rows of the table whose header begins so."""
+        (table,) = (table for table in self.tables if tuple(table[0][: len(header)]) == header)
+        return table[1:]
+
+
+class _Parser(HTMLParser):
+    """Asserts that every element that is opened is closed, in order, and that nothing beyond the page is named."""
+
+    def __init__(self) -> None:
+        super().__init__(convert_charrefs=True)
+        self.found = Parsed()
+        self._open: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        attributes = dict(attrs)
+        assert len(attributes) == len(attrs), f"an attribute twice: {attrs}"
+        assert not REFERRING & attributes.keys(), attrs
+        assert not any(name.startswith("on") for name in attributes), attrs
+        assert tag not in {"script", "iframe", "object", "embed", "link", "base", "form", "img", "a"}
+        self.found.elements.append((tag, attributes))
+        if tag not in VOID:
+            self._open.append(tag)
+        if tag == "table":
+            self.found.tables.append([])
+        elif tag == "tr":
+            self.found.tables[-1].append([])
+        elif tag in {"td", "th"}:
+            self.found.tables[-1][-1].append("")
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.handle_starttag(tag, attrs)
+        self.handle_endtag(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self._open, f"</{tag}> closes nothing"
+        assert self._open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        if self._open and self._open[-1] == "style":
+            return
+        self.found.texts.append(data)
+        if self._open and self._open[-1] == "h1":
+            self.found.headline += data
+        if {"td", "th"} & set(self._open):
+            self.found.tables[-1][-1][-1] += data
+
+    def finish(self) -> Parsed:
+        self.close()
+        assert self._open == []
+        return self.found
+
+
+def parsed(page: str) -> Parsed:
+    """Parse a page; it must be well formed and refer to nothing beyond itself."""
+    assert page.startswith("<!DOCTYPE html>\n")
+    styles = "".join(re.findall(r"<style>(.*?)</style>", page, re.DOTALL))
+    assert "@import" not in styles
+    assert set(re.findall(r"url\(([^)]*)\)", styles)) in (set(), {"#hatch-expiring", "#hatch-expired"})
+    assert "http:" not in page
+    assert "https:" not in page
+    parser = _Parser()
+    parser.feed(page)
+    return parser.finish()
+
+
+def enlarged(plan: ExpirationPlan, versions: int) -> ExpirationPlan:
+    """Return a plan of so many versions over 90 days, as if they had been read: a third expires, each fifth is purged.
+
+    Some are rollbacks, some of other programs; those that expire free some bytes each.
+    """
+    chance = random.Random(versions)
+    spacing_ms = 90 * 86_400_000 // versions
+    records, verdicts = [], []
+    sizes: dict[str, int] = {}
+    writers: dict[str, int] = {}
+    for version in range(versions):
+        is_purged = version < versions // 5
+        rollback_from = version - 1 if version and version % max(2, versions // 3) == 1 else None
+        records.append(
+            VersionRecord(
+                version=version,
+                created_at_ms=plan.now_ms - (versions - version) * spacing_ms,
+                operation="rollback" if rollback_from is not None else "publish",
+                message=f"publish {version:,}",
+                commit_id=None if version % max(3, versions // 7) == 2 else f"commit {version}",
+                rollback_from=rollback_from,
+                rollback_to=None if rollback_from is None else chance.randrange(version),
+                is_sealed=is_purged,
+            )
+        )
+        if not is_purged:
+            expires = version < versions // 2
+            verdicts.append(Verdict(version=version, expires=expires, reason="superseded 9 d 2 h ago, and so on"))
+            if expires:
+                sizes[f"file-{version}"] = chance.randrange(1, 10_000)
+                writers[f"file-{version}"] = version
+    freed = FreedFiles(sizes, dict.fromkeys(sizes, "data"), writers)
+    return replace(
+        plan,
+        base_version=versions - 1,
+        versions="1",
+        verdicts=tuple(verdicts),
+        bytes=freed.bytes,
+        freed=freed,
+        records=tuple(records),
+    )

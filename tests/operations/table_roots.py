@@ -1,0 +1,104 @@
+"""Lakehouses whose tables stand under a table root, which ages with them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from tests.clock import AgingStorage
+from tests.lakes import Lakes
+from tests.operations.aging import Aging
+from trinitylake_ops import Lakehouse
+from trinitylake_ops.access import external_files
+from trinitylake_ops.access.allowed_roots import Place
+from trinitylake_ops.access.table_owners import TableUser
+from trinitylake_ops.format.file_names import owner_path
+from trinitylake_ops.iceberg.io.file_io import reading_io
+from trinitylake_ops.iceberg.managed import claim_folder
+from trinitylake_ops.iceberg.reach import files_of
+from trinitylake_ops.storage import Storage, open_storage
+
+#: The id of a table that no version defines.
+NEW_ID = "00000000-0000-4000-8000-00000000000a"
+
+
+class _SameClock(AgingStorage):
+    """Shows the time of another storage's clock."""
+
+    def __init__(self, inner: Storage, clock: AgingStorage, written_ms: dict[str, int]):
+        self._clock = clock
+        super().__init__(inner, clock.time_ms)
+        self.written_ms = written_ms
+
+    @property
+    def time_ms(self) -> int:
+        return self._clock.time_ms
+
+    @time_ms.setter
+    def time_ms(self, time_ms: int) -> None:
+        self._clock.time_ms = time_ms
+
+
+@dataclass
+class TableRoots:
+    """Makes lakehouses with a table root. The storages of table roots have the clock of the first one."""
+
+    lakes: Lakes
+    clocks: list[AgingStorage]
+
+    def root(self, name: str = "tables") -> str:
+        """Return an empty root for tables."""
+        return self.lakes.storage(name).root
+
+    def lake(self, table_root: str, name: str = "lake") -> Aging:
+        """Create a lakehouse as ``init --table-root`` does."""
+        return self.aging(self.lakes.storage(name), table_root=table_root)
+
+    def aging(self, storage: Storage, options: Mapping[str, str] | None = None, **fields: Any) -> Aging:
+        first = self.clocks[0] if self.clocks else None
+        clock = AgingStorage(storage, storage.now_ms()) if first is None else _SameClock(storage, first, {})
+        self.clocks.append(clock)
+        return Aging(Lakehouse.create(storage.root, options, storage=clock, **fields), clock)
+
+
+@pytest.fixture
+def table_roots(lakes: Lakes, monkeypatch: pytest.MonkeyPatch) -> TableRoots:
+    """What makes lakehouses with a table root."""
+    made = TableRoots(lakes, [])
+    written_ms: dict[str, dict[str, int]] = {}
+
+    def opened(root: str, options: Mapping[str, str] | None = None) -> Storage:
+        return _SameClock(open_storage(root, options), made.clocks[0], written_ms.setdefault(root, {}))
+
+    monkeypatch.setattr(external_files, "open_storage", opened)
+    return made
+
+
+def put_orphans(aging: Aging, root: str) -> set[str]:
+    """Leave what killed writers leave: a file of a table, and a table that no version ever had. Returns the paths."""
+    table_id = aging.lake.snapshot().table("ns", "t").id
+    storage = aging.lake.elsewhere.storage_of(Place(root, ""))
+    claim_folder(storage, NEW_ID, aging.lake.snapshot().definition.id)
+    paths = {f"tables/{table_id}/data/stray.parquet", f"tables/{NEW_ID}/data/stray.parquet"}
+    for path in paths:
+        storage.create(path, b"stray")
+    return {*paths, owner_path(NEW_ID)}
+
+
+def there(table_root: str) -> set[str]:
+    """Return the paths of all files under a table root in this process's memory or on this machine."""
+    return {info.path for info in open_storage(table_root).list()}
+
+
+def needed_there(lake: Lakehouse, table_root: str) -> set[str]:
+    """Return the paths under a table root of what the latest version needs, of owner files and of the user's file."""
+    base = lake.snapshot()
+    io = reading_io(lake)
+    tables = [base.table(namespace, name) for namespace in base.namespaces() for name in base.tables(namespace)]
+    found = {file.location for table in tables for file in files_of(table, io) if file.live}
+    found |= {f"{table_root}{owner_path(table.id)}" for table in tables}
+    own = TableUser(base.definition.id, lake.root).path
+    return {uri.removeprefix(table_root) for uri in found if uri.startswith(table_root)} | {own}

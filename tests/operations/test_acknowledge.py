@@ -1,0 +1,120 @@
+"""Roots of other programs that do not follow the one before: acknowledged once, and told as past from then on."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.foreign import ForeignLake
+from tests.lakes import seal
+from tests.operations.changes import create
+from trinitylake_ops import Lakehouse, operations
+from trinitylake_ops.errors import CorruptFileError, InvalidInputError
+from trinitylake_ops.format.file_names import root_path
+from trinitylake_ops.format.keys import COMMIT_ID, CREATED_AT_MILLIS
+from trinitylake_ops.format.node_file import decode_node, encode_node
+from trinitylake_ops.operations.mark.listing import ACKNOWLEDGED
+from trinitylake_ops.reports import verification_page
+
+
+def literal_root(lake: Lakehouse, to: int) -> int:
+    """Commit an old version as the text says, "most identical": its time and predecessor stay those of the old one."""
+    latest, target = lake.snapshot(), lake.snapshot(to)
+    system = {**target.root.system, "rollback_from_root": latest.location}
+    system.pop(COMMIT_ID, None)
+    root = replace(target.root, system=system)
+    lake.storage.create(root_path(latest.version + 1), encode_node(root, latest.definition.order))
+    return latest.version + 1
+
+
+def found(lake: Lakehouse) -> set[tuple[str, str, int | None]]:
+    report = operations.verify(Lakehouse(lake.storage))
+    assert verification_page(report, 0)
+    chain = {"chain-broken", "time-not-rising"}
+    return {(finding.severity, finding.code, finding.version) for finding in report.findings if finding.code in chain}
+
+
+def copied_root(lake: Lakehouse, to: int) -> int:
+    """Commit an old version by a copy of its file, seals and all."""
+    return ForeignLake(lake.storage).rollback_by_copy(to)
+
+
+@pytest.fixture(params=[literal_root, copied_root])
+def literal(tmp_path: Path, request: pytest.FixtureRequest) -> tuple[Lakehouse, int]:
+    lake = Lakehouse.create(str(tmp_path / "lake"), {"fsync": "false"})  # whose times do not rise, as the checked ones'
+    create(lake, "a")
+    create(lake, "b")
+    version = request.param(lake, 1)
+    create(lake, "c")
+    return lake, version
+
+
+def test_what_was_acknowledged_is_past(literal: tuple[Lakehouse, int]) -> None:
+    lake, version = literal
+    assert found(lake) == {("error", "chain-broken", version), ("error", "time-not-rising", version)}
+    assert not operations.verify(lake).is_clean
+    report = operations.reconcile(lake, acknowledge=str(version))
+    assert (report.acknowledged, report.version) == (str(version), version + 2)
+    assert found(lake) == {("past", "chain-broken", version), ("past", "time-not-rising", version)}
+    verified = operations.verify(lake)
+    assert verified.is_clean
+    assert operations.plan_repair(lake, verified).not_mended == ()
+    assert operations.reconcile(lake, acknowledge=str(version)).version is None, "it is recorded already"
+    another = literal_root(lake, 1)
+    operations.reconcile(lake, acknowledge=str(another))
+    assert lake.snapshot().definition.properties[ACKNOWLEDGED] == f"{version},{another}"
+
+
+def test_a_sealed_version_is_past(literal: tuple[Lakehouse, int]) -> None:
+    lake, version = literal
+    seal(lake, version)
+    assert {severity for severity, _, _ in found(lake)} == {"past"}
+
+
+@pytest.mark.parametrize("versions", ["0", "1-2", "999", "x", "-1", "0-4294967295", ","])
+def test_nothing_else_is_acknowledged(literal: tuple[Lakehouse, int], versions: str) -> None:
+    lake, _ = literal
+    latest = lake.latest_version()
+    with pytest.raises(InvalidInputError):
+        operations.reconcile(lake, acknowledge=versions)
+    assert lake.latest_version() == latest
+
+
+def test_an_export_elsewhere_takes_no_acknowledgements_with_it(literal: tuple[Lakehouse, int]) -> None:
+    lake, version = literal
+    operations.reconcile(lake, acknowledge=str(version))
+    target = f"{lake.root.rstrip('/')}-target/"
+    operations.plan_export(lake, "copy", target=target, level="full").execute()
+    assert ACKNOWLEDGED not in Lakehouse.open(target).snapshot().definition.properties
+
+
+def test_a_sealed_version_is_past_for_all_that_it_says_of_its_time(literal: tuple[Lakehouse, int]) -> None:
+    """A time that is still to come, too; the one of a live version stays a warning."""
+    lake, version = literal
+    ahead_ms = lake.storage.now_ms() + 10**9
+    for later in (version, version + 1):
+        path = root_path(later)
+        node = decode_node(lake.storage.read(path), path)
+        node.system = {**node.system, CREATED_AT_MILLIS: str(ahead_ms + later)}
+        lake.storage.write(path, encode_node(node, order=128))
+
+    def future() -> list[tuple[str, int | None]]:
+        report = operations.verify(Lakehouse(lake.storage))
+        return [(finding.severity, finding.version) for finding in report.findings if finding.code == "time-in-future"]
+
+    assert future() == [("warning", version)]
+    seal(lake, version)
+    assert future() == [("past", version), ("warning", version + 1)]
+
+
+def test_what_is_wrong_now_is_no_past(literal: tuple[Lakehouse, int]) -> None:
+    """The root of a purged version that cannot be read: readers find the latest version by it."""
+    lake, version = literal
+    seal(lake, version)
+    lake.storage.write(root_path(version), b"flipped")
+    report = operations.verify(Lakehouse(lake.storage))
+    assert ("error", "root-corrupt", version) in {(f.severity, f.code, f.version) for f in report.findings}
+    with pytest.raises(CorruptFileError):
+        operations.reconcile(lake, acknowledge=str(version))

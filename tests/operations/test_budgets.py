@@ -1,0 +1,224 @@
+"""Limits of time and requests count all that a command does, and what is left is said."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from itertools import count
+
+import pytest
+
+from tests.lakes import Lakes
+from tests.operations.aging import Aging
+from trinitylake_ops import Lakehouse, operations
+from trinitylake_ops.errors import TrinityLakeError
+from trinitylake_ops.format.file_names import new_node_path
+from trinitylake_ops.operations import Budget, budget
+from trinitylake_ops.operations.budget import BudgetSpentBeforeError, BudgetSpentError, Spending, counting
+from trinitylake_ops.storage import MeteredStorage, RequestCounts
+
+DELETING = {"purge": operations.plan_purge, "orphans": operations.plan_orphan_removal}
+#: To give back a lease, and to record what was done.
+TIDY_REQUESTS = 24
+
+
+@pytest.fixture
+def expired(aging: Aging) -> Aging:
+    aging.expire()
+    for _ in range(3):
+        aging.clock.create(new_node_path(), b"left")
+    aging.later()
+    return aging
+
+
+@pytest.fixture
+def meter(expired: Aging) -> MeteredStorage:
+    """Counts by itself what the storage of the lakehouse is asked for."""
+    return MeteredStorage(expired.lake.storage)
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
+    """Lets a second pass with each look at the clock, from a look on."""
+
+    class Ticking:
+        looks = count()
+        still = 0
+
+        @classmethod
+        def monotonic(cls) -> float:
+            return max(0.0, float(next(cls.looks) - cls.still))
+
+    def start(still: int) -> None:
+        Ticking.still = still
+
+    monkeypatch.setattr(budget, "time", Ticking)
+    return start
+
+
+def test_requests_of_a_plan_are_refused_beyond_the_budget(expired: Aging) -> None:
+    spending = Spending(Budget(max_requests=2))
+    storage = counting(expired.lake.storage, spending)
+    assert counting(storage, spending) is storage, "none counts twice"
+    path = expired.lake.files.roots.path(0)
+    for _ in range(3):
+        storage.read(path)
+    assert spending.requests == 3, "what nobody plans is counted only"
+    ends = pytest.raises(
+        BudgetSpentBeforeError, match=r"2 requests is spent while planning \(versions: 1 of 9\); nothing"
+    )
+    with ends, spending.planning(lambda *_: None) as progress:
+        progress("versions", 1, 9)
+        storage.read(path)
+    storage.read(path)
+    storage.add(RequestCounts(requests={"read": 5}))
+    assert spending.requests == 9
+
+
+@pytest.mark.parametrize("operation", DELETING)
+def test_a_plan_ends_with_its_budget(expired: Aging, meter: MeteredStorage, operation: str) -> None:
+    lake = Lakehouse(meter, cache="off")
+    meter.reset()
+    whole = Spending()
+    DELETING[operation](lake, budget=whole)
+    assert whole.requests == meter.snapshot().total, "all is counted"
+    for most in (1, whole.requests // 2, whole.requests - 1):
+        meter.reset()
+        with pytest.raises(BudgetSpentBeforeError) as told:
+            DELETING[operation](lake, budget=Budget(max_requests=most))
+        assert told.value.exit_code == 1
+        assert f"the budget of {most} requests is spent while planning" in str(told.value)
+        assert meter.snapshot().total == most
+    assert DELETING[operation](lake, budget=Budget(max_requests=whole.requests)).base_version == lake.latest_version()
+
+
+@pytest.mark.parametrize("operation", DELETING)
+def test_a_plan_that_is_made_again_counts(expired: Aging, meter: MeteredStorage, operation: str) -> None:
+    lake = Lakehouse(meter, cache="off")
+    shown = DELETING[operation](lake)
+    expired.later()
+    spending = Spending(Budget(max_requests=10_000))
+    plan = DELETING[operation](lake, budget=spending)
+    assert plan.digest != shown.digest
+    of_planning = spending.requests
+    before = lake.latest_version()
+    spending.budget = Budget(max_requests=of_planning + 2)
+    with pytest.raises(BudgetSpentBeforeError, match="nothing was deleted"):
+        plan.execute(shown.digest, budget=spending)
+    assert lake.latest_version() == before, "not even begun"
+    meter.reset()
+    whole = Spending()
+    assert plan.execute(shown.digest, budget=whole).is_complete
+    assert whole.requests == meter.snapshot().total
+
+
+@pytest.mark.parametrize("operation", DELETING)
+def test_any_budget_ends_it_near_its_limit(expired: Aging, meter: MeteredStorage, operation: str) -> None:
+    """Whatever the limit: nothing but what ends it tidily goes beyond, and each run that plans to the end gets on."""
+    lake = Lakehouse(meter, cache="off")
+    outcomes: set[str] = set()
+    for most in range(5, 400, 7):
+        meter.reset()
+        spending = Spending(Budget(max_requests=most))
+        try:
+            plan = DELETING[operation](lake, budget=spending)
+            report = plan.execute(budget=spending)
+        except BudgetSpentBeforeError:
+            outcomes.add("planning")
+        else:
+            outcomes.add("done" if report.is_complete else "deleting")
+            assert report.is_complete or report.stopped is not None
+            assert not plan.is_empty
+        assert meter.snapshot().total <= most + TIDY_REQUESTS + expired.clock.concurrency
+        if "done" in outcomes:
+            break
+    assert {"planning", "done"} <= outcomes
+
+
+def test_time_counts_from_the_begin(expired: Aging) -> None:
+    spending = Spending(Budget(max_seconds=60), begun_s=time.monotonic() - 3600)
+    for plan in DELETING.values():
+        with pytest.raises(BudgetSpentBeforeError, match="60 seconds is spent while planning"):
+            plan(expired.lake, budget=spending)
+        made = plan(expired.lake)
+        with pytest.raises(BudgetSpentBeforeError, match="60 seconds is spent while planning"):
+            made.execute(budget=spending)
+
+
+def test_time_that_passes_without_requests_ends_a_plan(clock: Callable[[int], None]) -> None:
+    spending = Spending(Budget(max_seconds=3), begun_s=0.0)
+    clock(2)
+    ends = pytest.raises(BudgetSpentBeforeError, match=r"3 seconds is spent while planning \(versions: 6 of 9\)")
+    with ends, spending.planning(lambda *_: None) as progress:
+        for done in range(1, 10):
+            progress("versions", done, 9)
+
+
+def test_a_long_listing_ends_when_the_time_is_over(clock: Callable[[int], None], lakes: Lakes) -> None:
+    storage = lakes.memory().storage
+    for number in range(3001):
+        storage.create(f"file-{number}", b"")
+    spending = Spending(Budget(max_seconds=1), begun_s=0.0)
+    listed: list[str] = []
+    with pytest.raises(BudgetSpentError):
+        listed.extend(info.path for info in spending.listed(storage.list(), always=True))
+    assert len(listed) == 2000
+    assert len(list(spending.listed(storage.list()))) > 3000, "only plans and verify end in it"
+
+
+def test_a_purge_ends_while_it_seals_and_each_run_gets_on(expired: Aging) -> None:
+    plan = operations.plan_purge(expired.lake)
+    stopped: list[str] = []
+    for most in range(20, 500):  # the smallest one that lets it mark
+        try:
+            report = plan.execute(budget=Budget(max_requests=most))
+        except BudgetSpentBeforeError:
+            assert not stopped, "what is marked once is marked by the same budget again"
+            continue
+        if report.is_complete:
+            break
+        assert report.stopped is not None
+        stopped.append(report.stopped)
+    assert report.is_complete
+    assert "left to seal, and all files to delete" in stopped[0]
+    assert any("all versions are sealed, the files are left" in told for told in stopped)
+
+
+@pytest.mark.parametrize("incremental", [False, True])
+def test_verify_counts_its_first_requests(expired: Aging, meter: MeteredStorage, incremental: bool) -> None:
+    lake = Lakehouse(meter, cache="off")
+    meter.reset()
+    report = operations.verify(lake, budget=Budget(max_requests=1), incremental=incremental)
+    assert (report.stopped, report.is_complete, report.record_path) == (
+        "the budget of 1 requests is spent",
+        False,
+        None,
+    )
+    assert report.unchecked[0] == "names of roots, records"
+    assert f"versions 0-{report.latest_version}" in report.unchecked
+    assert meter.snapshot().requests.get("list", 0) == 0, "not even the listing"
+    assert report.cost.total_requests == meter.snapshot().total <= 4
+    whole = Spending()
+    assert operations.verify(lake, budget=whole).is_complete
+    meter.reset()
+    again = operations.verify(lake, budget=Budget(max_requests=whole.requests))
+    assert again.is_complete
+    assert meter.snapshot().total == whole.requests
+
+
+def test_a_record_of_before_is_kept_where_verify_ends_before_it_reads_it(expired: Aging) -> None:
+    record = operations.verify(expired.lake, incremental=True).record_path
+    assert record is not None
+    for most in (1, 4, 5):
+        operations.verify(expired.lake, incremental=True, budget=Budget(max_requests=most))
+    assert operations.verify(expired.lake, incremental=True).known_files > 0
+
+
+def test_without_limits_nothing_ends(expired: Aging) -> None:
+    for plan in DELETING.values():
+        spending = Spending()
+        try:
+            assert plan(expired.lake, budget=spending).execute(budget=spending).is_complete
+        except TrinityLakeError as error:
+            pytest.fail(str(error))
+        assert spending.exhausted() is None

@@ -1,0 +1,304 @@
+"""Appends on both sides of one table: combined by a promotion and a refresh, each file once, or a conflict."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+import pytest
+
+from tests.lakes import Lakes
+from tests.operations.aging import Aging
+from tests.operations.changes import ROWS, append_rows, drop, overwrite_rows
+from tests.operations.copies import files, rows
+from trinitylake_ops import Lakehouse, TableDef, operations
+from trinitylake_ops.errors import CommitConflictError
+from trinitylake_ops.iceberg.catalog import catalog_at
+
+NAME = "feature"
+THREE = [1, 2, 3]
+
+
+@pytest.fixture
+def parent(aging: Aging, lakes: Lakes) -> Aging:
+    append_rows(aging.lake)
+    operations.plan_clone(aging.lake, root_of(lakes), NAME).execute()
+    return aging
+
+
+@pytest.fixture
+def clone(parent: Aging, lakes: Lakes) -> Lakehouse:
+    return Lakehouse.open(root_of(lakes))
+
+
+def root_of(lakes: Lakes) -> str:
+    return lakes.named_root("clone")  # it is dropped when the test ends
+
+
+def append(lake: Lakehouse, *ids: int) -> None:
+    catalog_at(lake).load_table("ns.t").append(pa.table({"id": pa.array(ids, pa.int64())}, ROWS.schema))
+
+
+def promote(lake: Lakehouse) -> operations.PromotionPlan:
+    plan = operations.plan_promotion(lake, NAME)
+    plan.execute(plan.digest)
+    return plan
+
+
+def refresh(lake: Lakehouse) -> operations.RefreshPlan:
+    plan = operations.plan_refresh(lake, NAME)
+    plan.execute(plan.digest)
+    return plan
+
+
+def test_rows_of_both_sides_are_in_the_parent_once(parent: Aging, clone: Lakehouse) -> None:
+    lake = parent.lake
+    append(lake, 10)
+    append(clone, 20)
+    append(clone, 21)
+    plan = promote(lake)
+    assert plan.conflicts == ()
+    assert [(str(one.name), len(one.files), one.rows) for one in plan.appended] == [("ns.t", 2, 2)]
+    assert plan.files == 2, "the data files of the clone"
+    assert "2 files of the clone are appended" in str(plan.table())
+    assert rows(lake) == [*THREE, 10, 20, 21]
+    assert len(catalog_at(lake).load_table("ns.t").history()) == 3  # one snapshot for what came
+    assert promote(lake).is_empty
+    # Later appends: only what is new comes.
+    append(clone, 22)
+    append(lake, 11)
+    assert [len(one.files) for one in promote(lake).appended] == [1]
+    assert rows(lake) == [*THREE, 10, 11, 20, 21, 22]
+    # The clone gets what the parent has, which has all of the clone's.
+    assert refresh(lake).appended == ()
+    assert rows(clone) == rows(lake)
+    assert promote(lake).is_empty
+    for each in (lake, clone):
+        assert operations.verify(each, deep=True).is_clean
+    operations.drop_clone(lake, NAME, delete_files=True)
+    parent.clean_up()
+    assert rows(lake) == [*THREE, 10, 11, 20, 21, 22]
+    assert operations.verify(lake, deep=True).is_clean
+
+
+def test_a_refresh_puts_the_clones_rows_on_the_parents_table(parent: Aging, clone: Lakehouse) -> None:
+    lake = parent.lake
+    append(lake, 10)
+    append(clone, 20)
+    own = {path for path in files(clone) if path.endswith(".parquet")}
+    plan = refresh(lake)
+    assert [(len(one.files), one.rows) for one in plan.appended] == [(1, 1)]
+    assert rows(clone) == [*THREE, 10, 20]
+    assert {path for path in files(clone) if path.endswith(".parquet")} == own, "no data file is copied"
+    assert rows(lake) == [*THREE, 10]
+    append(clone, 21)
+    before = [one.snapshot_id for one in catalog_at(lake).load_table("ns.t").history()]
+    promote(lake)
+    after = [one.snapshot_id for one in catalog_at(lake).load_table("ns.t").history()]
+    assert after[: len(before)] == before, "the parent's history goes on"
+    assert rows(lake) == [*THREE, 10, 20, 21]
+    append(lake, 11)
+    append(clone, 22)
+    refresh(lake)
+    promote(lake)
+    assert rows(lake) == rows(clone) == [*THREE, 10, 11, 20, 21, 22]
+    for each in (lake, clone):
+        assert operations.verify(each, deep=True).is_clean
+
+
+def test_a_plan_does_what_it_said_whatever_the_parent_did_since(parent: Aging, clone: Lakehouse) -> None:
+    lake = parent.lake
+    append(lake, 10)
+    append(clone, 20)
+    plan = operations.plan_refresh(lake, NAME)
+    append(lake, 11)
+    plan.execute()
+    assert rows(clone) == [*THREE, 10, 20]
+    refresh(lake)
+    assert rows(clone) == [*THREE, 10, 11, 20]
+    append(clone, 21)
+    append(lake, 12)
+    plan_2 = operations.plan_promotion(lake, NAME)
+    append(lake, 13)
+    with pytest.raises(CommitConflictError, match="concurrent"):
+        plan_2.execute()
+    promote(lake)
+    assert rows(lake) == [*THREE, 10, 11, 12, 13, 20, 21]
+    for each in (lake, clone):
+        assert operations.verify(each, deep=True).is_clean
+
+
+def test_a_compaction_of_the_parent_is_no_conflict_and_repeats_no_row(parent: Aging, clone: Lakehouse) -> None:
+    lake = parent.lake
+    append(lake, 10)
+    append(clone, 20)
+    promote(lake)
+    operations.plan_compact_tables(lake, min_input_files=2).execute()
+    append(clone, 21)
+    promote(lake)
+    assert rows(lake) == [*THREE, 10, 20, 21]
+    assert operations.verify(lake, deep=True).is_clean
+
+
+def altered(lake: Lakehouse) -> None:
+    catalog_at(lake).load_table("ns.t").transaction().set_properties({"owner": "me"}).commit_transaction()
+
+
+def with_a_column(lake: Lakehouse) -> None:
+    with catalog_at(lake).load_table("ns.t").update_schema() as update:
+        update.union_by_name(pa.schema([*ROWS.schema, pa.field("more", pa.int64())]))
+
+
+def made_anew(lake: Lakehouse) -> None:
+    drop(lake, "ns", "t")
+    append_rows(lake)
+
+
+def set_back(lake: Lakehouse) -> None:
+    table = catalog_at(lake).load_table("ns.t")
+    table.manage_snapshots().set_current_snapshot(table.history()[0].snapshot_id).commit()
+
+
+def relabelled(lake: Lakehouse) -> None:
+    with lake.transaction() as txn:
+        fields = {name: getattr(txn.table("ns", "t"), name) for name in TableDef.__dataclass_fields__}
+        txn.alter_table("ns", "t", TableDef(**{**fields, "properties": {"owner": "me"}}))
+
+
+CHANGES = {
+    "rows removed": lambda lake: catalog_at(lake).load_table("ns.t").delete("id = 1"),
+    "overwritten": lambda lake: overwrite_rows(lake, "ns.t"),
+    "properties of Iceberg": altered,
+    "properties of the definition": relabelled,
+    "another column": with_a_column,
+    "made anew": made_anew,
+}
+REASONS = {
+    "rows removed": "in the SIDE it was not only appended to",
+    "overwritten": "in the SIDE it was not only appended to",
+    "properties of Iceberg": "their properties differ",
+    "properties of the definition": "their properties differ",
+    "another column": "their columns differ",
+    "made anew": "two tables of one name",
+}
+
+
+@pytest.mark.parametrize("side", ["parent", "clone"])
+@pytest.mark.parametrize("change", CHANGES)
+def test_anything_else_on_one_side_is_a_conflict(parent: Aging, clone: Lakehouse, change: str, side: str) -> None:
+    ours, theirs = (parent.lake, clone) if side == "parent" else (clone, parent.lake)
+    append(ours, 10)
+    CHANGES[change](ours)
+    append(theirs, 20)
+    for planned in (operations.plan_promotion, operations.plan_refresh):
+        (found,) = planned(parent.lake, NAME).conflicts
+        assert found.name == "ns.t"
+        assert REASONS[change].replace("SIDE", side) in found.reason
+
+
+def test_a_table_that_was_set_back_is_a_conflict(aging: Aging, lakes: Lakes) -> None:
+    lake = aging.lake
+    append_rows(lake)
+    append(lake, 4)
+    lakes.storage("clone")
+    operations.plan_clone(lake, root_of(lakes), NAME).execute()
+    clone = Lakehouse.open(root_of(lakes))
+    set_back(lake)
+    append(lake, 10)
+    append(clone, 20)
+    assert [found.name for found in operations.plan_promotion(lake, NAME).conflicts] == ["ns.t"]
+
+
+def test_appends_that_a_trim_hides_are_not_left_out(aging: Aging, lakes: Lakes) -> None:
+    """The table was empty when the clone was made, so no snapshot of both sides shows that some are missing."""
+    lake = aging.lake
+    catalog_at(lake).create_namespace_if_not_exists("ns")
+    catalog_at(lake).create_table("ns.t", ROWS.schema)
+    operations.plan_clone(lake, root_of(lakes), NAME).execute()
+    clone = Lakehouse.open(root_of(lakes))
+    append(lake, 10)
+    append(clone, 20)
+    append(clone, 21)
+    policy = operations.RetentionPolicy(maximum_age_ms=0, minimum_versions=1, protected_ms=0)
+    operations.plan_trim_tables(clone, policy).execute()
+    plan = operations.plan_promotion(lake, NAME)
+    assert ([found.name for found in plan.conflicts], list(plan.appended)) == (["ns.t"], [])
+
+
+def test_a_side_can_be_chosen_all_the_same(parent: Aging, clone: Lakehouse) -> None:
+    append(parent.lake, 10)
+    append(clone, 20)
+    operations.plan_promotion(parent.lake, NAME, theirs=["ns.t"]).execute()
+    assert rows(parent.lake) == [*THREE, 20]
+
+
+def test_the_steps_of_a_plan(parent: Aging, clone: Lakehouse) -> None:
+    append(parent.lake, 10)
+    append(clone, 20)
+    append_rows(clone, "new.t")
+    before = files(parent.lake), files(clone)
+    promotion = [row[0] for row in operations.plan_promotion(parent.lake, NAME).steps().rows]
+    assert promotion.count("copy") == 2, "a data file of each table"
+    assert promotion.count("write anew") == 3, "manifest, list and metadata of the new table"
+    assert promotion[-4:] == ["append", "added", "added", "changed"]
+    steps = [row[0] for row in operations.plan_refresh(parent.lake, NAME).steps().rows]
+    assert steps == ["keep", "append", "changed"]
+    assert (files(parent.lake), files(clone)) == before
+
+
+@pytest.mark.parametrize("first", ["refresh", "promotion"])
+def test_a_refresh_and_a_promotion_beside_each_other_bring_each_row_once(
+    parent: Aging, clone: Lakehouse, first: str
+) -> None:
+    """Both were planned before either committed, and both combine the same appends."""
+    lake = parent.lake
+    append(lake, 10)
+    append(clone, 20)
+    plans = [operations.plan_refresh(lake, NAME), operations.plan_promotion(lake, NAME)]
+    for plan in plans if first == "refresh" else plans[::-1]:
+        plan.execute()
+    assert rows(lake) == rows(clone) == [*THREE, 10, 20]
+    append(clone, 21)
+    for step in (promote, refresh, promote, refresh):
+        step(lake)
+        assert rows(lake) == [*THREE, 10, 20, 21]
+    assert rows(clone) == rows(lake)
+    for each in (lake, clone):
+        assert operations.verify(each, deep=True).is_clean
+
+
+def test_what_came_between_a_refresh_and_a_promotion_beside_it_is_a_conflict(parent: Aging, clone: Lakehouse) -> None:
+    lake = parent.lake
+    append(lake, 10)
+    append(clone, 20)
+    promotion = operations.plan_promotion(lake, NAME)
+    append(clone, 21)
+    refreshed = operations.plan_refresh(lake, NAME)
+    promotion.execute()
+    assert rows(lake) == [*THREE, 10, 20]
+    refreshed.execute()
+    assert rows(clone) == [*THREE, 10, 20, 21]
+    for plan in (operations.plan_promotion(lake, NAME), operations.plan_refresh(lake, NAME)):
+        (conflict,) = plan.conflicts
+        assert "refreshed and promoted at the same time" in conflict.reason
+
+
+@pytest.mark.parametrize("taken", ["clone", "export"])
+def test_a_refresh_takes_no_name_that_somebody_else_has(
+    parent: Aging, clone: Lakehouse, lakes: Lakes, taken: str
+) -> None:
+    lake = parent.lake
+    append(lake, 10)
+    name = f"{NAME}@{lake.latest_version() + 2}"
+    other = lakes.named_root("other")
+    if taken == "clone":
+        operations.plan_clone(lake, other, name).execute()
+    else:
+        operations.plan_export(lake, name).execute()
+    assert name == f"{NAME}@{lake.latest_version()}"
+    refresh(lake)
+    records = [record.name for record in lake.snapshot().definition.exports]
+    assert sorted(records) == sorted({*records}) == [NAME, name, f"{name}.2"]
+    operations.drop_clone(lake, NAME, delete_files=True)
+    parent.clean_up()
+    assert [record.name for record in lake.snapshot().definition.exports] == [name]
+    assert rows(Lakehouse.open(other) if taken == "clone" else lake) == [*THREE, 10]
+    assert operations.verify(lake, deep=True).is_clean

@@ -1,0 +1,197 @@
+"""Clones in folders: links, files in the way, folders that are left, and tables that the parent reads."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from tests.lakes import Lakes, allowing
+from tests.operations.changes import append_rows, create
+from tests.operations.copies import rows
+from tests.storage.file_systems import read_only_modes
+from trinitylake_ops import Lakehouse, operations
+from trinitylake_ops.errors import (
+    InvalidInputError,
+    LocationNotAllowedError,
+    MaintenanceBlockedError,
+    StoragePermissionError,
+    TrinityLakeError,
+)
+from trinitylake_ops.format.definitions import METADATA_LOCATION
+from trinitylake_ops.format.locations import to_uri
+
+pytestmark = pytest.mark.local_only("folders of one machine")
+
+
+@pytest.fixture
+def lake(lakes: Lakes) -> Lakehouse:
+    lake = lakes.local(is_watched=False)
+    append_rows(lake)
+    return lake
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return tmp_path / "clone"
+
+
+@pytest.fixture
+def clone(lake: Lakehouse, folder: Path) -> Lakehouse:
+    operations.plan_clone(lake, str(folder), "feature").execute()
+    return Lakehouse.open(str(folder), {"fsync": "false"})
+
+
+@pytest.mark.parametrize("below", ["", "/deeper/still"])
+def test_a_target_that_is_a_file_is_refused_before_anything_is_recorded(
+    lake: Lakehouse, folder: Path, below: str
+) -> None:
+    folder.write_bytes(b"a file")
+    before = lake.latest_version()
+    for planned in (
+        lambda: operations.plan_clone(lake, f"{folder}{below}", "feature").execute(),
+        lambda: operations.plan_export(lake, "kept", "full", target=f"{folder}{below}").execute(),
+    ):
+        with pytest.raises(InvalidInputError, match="a file stands at"):
+            planned()
+    assert (lake.latest_version(), lake.snapshot().definition.exports) == (before, ())
+    assert folder.read_bytes() == b"a file"
+
+
+def test_a_target_that_may_not_be_written_is_refused_before_anything_is_recorded() -> None:
+    with tempfile.TemporaryDirectory(prefix="trinitylake-test-") as open_folder:  # every user may enter it
+        os.chmod(open_folder, 0o755)
+        lake = Lakehouse.create(f"file://{open_folder}/lake/", {"fsync": "false"})
+        closed = Path(open_folder) / "closed"
+        closed.mkdir()
+        with read_only_modes(closed), pytest.raises(StoragePermissionError, match="does not allow it"):
+            operations.plan_clone(lake, f"{closed}/new", "feature")
+        assert lake.latest_version() == 0
+
+
+def test_a_target_is_judged_by_where_it_leads(lake: Lakehouse, lakes: Lakes, tmp_path: Path) -> None:
+    root = Path(lake.root.removeprefix("file://"))
+    (tmp_path / "link").symlink_to(root)
+    (root / "out").symlink_to(tmp_path / "elsewhere")
+    above = tmp_path / "above"
+    above.symlink_to(tmp_path)
+    for target in (f"{tmp_path}/link/clone", f"{tmp_path}/link", str(above)):
+        with pytest.raises(InvalidInputError, match="the lakehouse itself"):
+            operations.plan_clone(lake, target, "feature")
+    with pytest.raises(InvalidInputError, match="the lakehouse itself"):
+        operations.plan_clone(lake, f"{root}/out", "feature")
+    operations.plan_clone(lake, f"{above}/beside", "feature").execute()
+    assert rows(Lakehouse.open(f"{tmp_path}/beside")) == [1, 2, 3]
+
+
+def linked(clone: Lakehouse, kind: str, secret: Path) -> None:
+    """Put a link to a file, or to its folder, in the place of one of the clone's own, as whoever writes there can."""
+    place = Path(clone.root.removeprefix("file://"))
+    (table,) = (place / "tables").iterdir()
+    if kind == "data":
+        (file,) = table.glob("data/*.parquet")
+        secret.write_bytes(file.read_bytes())
+    elif kind == "folder":
+        file = table / "data"
+        secret = secret.parent / "folder"
+        file.rename(secret)
+        file.symlink_to(secret)
+        return
+    else:
+        file = next(path for path in table.glob("metadata/*") if path.name.endswith(kind))
+        secret.write_bytes(file.read_bytes())
+    file.unlink()
+    file.symlink_to(secret)
+
+
+@pytest.mark.parametrize("kind", ["data", "folder", ".avro", ".json"])
+def test_a_promotion_follows_no_link_out_of_the_clone(
+    lake: Lakehouse, clone: Lakehouse, tmp_path: Path, kind: str
+) -> None:
+    append_rows(clone)
+    linked(clone, kind, tmp_path / "secret")
+    before = {path for path in tmp_path.rglob("*") if path.is_file()}
+    version = lake.latest_version()
+    with pytest.raises(StoragePermissionError if kind in ("data", "folder") else LocationNotAllowedError):
+        operations.plan_promotion(lake, "feature").execute()
+    assert (lake.latest_version(), rows(lake)) == (version, [1, 2, 3])
+    left = {path for path in tmp_path.rglob("*") if path.is_file()} - before
+    assert not [path for path in left if path.suffix == ".parquet"]
+    with pytest.raises((StoragePermissionError, LocationNotAllowedError)):
+        rows(clone)
+
+
+def test_a_drop_deletes_nothing_behind_a_link_that_came_after_its_plan(
+    lake: Lakehouse, clone: Lakehouse, folder: Path, tmp_path: Path
+) -> None:
+    append_rows(clone)
+    plan = operations.plan_drop_clone(lake, "feature", delete_files=True)
+    (table,) = (folder / "tables").iterdir()
+    precious = tmp_path / "precious"
+    (table / "data").rename(precious)
+    (table / "data").symlink_to(precious)
+    before = {path: path.read_bytes() for path in precious.iterdir()}
+    report = plan.execute()
+    assert (report.version, report.is_complete) == (None, False)
+    assert {path: path.read_bytes() for path in precious.iterdir()} == before
+    (table / "data").unlink()
+    operations.drop_clone(lake, "feature", delete_files=True)
+    assert not folder.exists()
+
+
+def test_links_to_the_root_of_a_clone_are_followed(lake: Lakehouse, tmp_path: Path) -> None:
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "linked").symlink_to(tmp_path / "disk")
+    operations.plan_clone(lake, f"{tmp_path}/linked/feature").execute()
+    append_rows(Lakehouse.open(f"{tmp_path}/linked/feature"))
+    operations.plan_promotion(lake, "feature").execute()
+    assert rows(lake) == [1, 1, 2, 2, 3, 3]
+
+
+def test_a_drop_leaves_no_folder(lake: Lakehouse, clone: Lakehouse, folder: Path) -> None:
+    append_rows(clone)
+    temporary = folder / "_ops" / "tmp" / "of-a-killed-writer"
+    temporary.parent.mkdir(exist_ok=True)
+    temporary.write_bytes(b"half a file")
+    operations.drop_clone(lake, "feature", delete_files=True)
+    assert not folder.exists()
+
+
+def test_a_drop_leaves_folders_of_others(lake: Lakehouse, clone: Lakehouse, folder: Path) -> None:
+    append_rows(clone)
+    (folder / "notes" / "empty").mkdir(parents=True)
+    (folder / "tables" / "of-others").mkdir()
+    (folder / "tables" / "of-others" / "file").write_bytes(b"not ours")
+    operations.drop_clone(lake, "feature", delete_files=True)
+    left = {str(path.relative_to(folder)) for path in folder.rglob("*")}
+    assert left == {"notes", "notes/empty", "tables", "tables/of-others", "tables/of-others/file"}
+
+
+def test_a_table_that_the_parent_registered_from_a_clone_stops_its_drop(
+    lake: Lakehouse, clone: Lakehouse, folder: Path
+) -> None:
+    append_rows(clone, "ns.made")
+    definition = clone.snapshot().table("ns", "made")
+    metadata = to_uri(clone.root, str(definition.format_properties[METADATA_LOCATION]))
+    reading = allowing(lake, folder)
+    operations.register_table(reading, "ns", "registered", metadata)
+    with pytest.raises(MaintenanceBlockedError, match=r"by ns\.registered, registered from there; drop these tables"):
+        operations.plan_drop_clone(lake, "feature", delete_files=True)
+    operations.plan_drop_clone(lake, "feature")
+    with lake.transaction() as txn:
+        txn.drop_table("ns", "registered")
+    create(lake, "later", "t")
+    operations.drop_clone(lake, "feature", delete_files=True)
+    assert not folder.exists()
+
+
+def test_a_drop_without_files_says_that_they_stay(lake: Lakehouse, clone: Lakehouse, folder: Path) -> None:
+    plan = operations.plan_drop_clone(lake, "feature")
+    assert "no command deletes them later" in str(plan)
+    report = plan.execute()
+    assert (report.files_stay, folder.exists()) == (True, True)
+    assert "no command deletes them later" in str(report)
+    with pytest.raises(TrinityLakeError):
+        operations.plan_drop_clone(lake, "feature")

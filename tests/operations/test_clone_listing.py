@@ -1,0 +1,161 @@
+"""What is told of clones: how far both sides went on, to what they were refreshed, and that they are no exports."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from tests.lakes import Lakes
+from tests.operations.aging import Aging
+from tests.operations.changes import alter, append_rows, create, overwrite_rows
+from trinitylake_ops import Lakehouse, operations
+from trinitylake_ops.errors import ExportNotFoundError
+from trinitylake_ops.operations import CloneInfo
+
+
+@pytest.fixture
+def parent(aging: Aging, lakes: Lakes) -> Aging:
+    append_rows(aging.lake)
+    operations.plan_clone(aging.lake, lakes.named_root("clone"), "feature").execute()
+    return aging
+
+
+@pytest.fixture
+def clone(parent: Aging, lakes: Lakes) -> Lakehouse:
+    return Lakehouse.open(lakes.named_root("clone"))
+
+
+def only(lake: Lakehouse) -> CloneInfo:
+    (info,) = operations.list_clones(lake)
+    return info
+
+
+def distance(lake: Lakehouse) -> tuple[int | None, int]:
+    info = only(lake)
+    return info.versions, info.parent_versions
+
+
+def test_only_versions_that_changed_something_count(parent: Aging, clone: Lakehouse) -> None:
+    lake = parent.lake
+    assert distance(lake) == (0, 0), "that it was recorded is no change"
+    operations.plan_export(lake, "kept").execute()
+    lake.alter_definition(properties={"a": "b"})
+    operations.drop_export(lake, "kept")
+    operations.compact(lake)
+    operations.plan_export(clone, "kept").execute()
+    assert distance(lake) == (0, 0)
+    create(lake, "later", "t")
+    append_rows(lake)
+    append_rows(clone, "ns.own")
+    assert distance(lake) == (2, 2), "a table is created by one version, and filled by another"
+    parent.later()
+    parent.expire()
+    assert distance(lake) == (2, 2)
+    operations.plan_promotion(lake, "feature").execute()
+    assert distance(lake) == (2, 2), "what came from the clone is nothing that it lacks"
+    operations.plan_refresh(lake, "feature").execute()
+    assert distance(lake) == (2, 0)
+    overwrite_rows(lake, "ns.t")
+    parent.clean_up()
+    assert distance(lake) == (2, 3), "purged versions say what they were"
+
+
+def test_to_what_it_was_refreshed(parent: Aging, clone: Lakehouse) -> None:
+    lake = parent.lake
+    first = only(lake)
+    assert first.version == first.cloned_version
+    append_rows(lake)
+    version = lake.latest_version()
+    operations.plan_refresh(lake, "feature").execute()
+    info = only(lake)
+    assert (info.version, info.cloned_version) == (version, first.cloned_version)
+
+
+def test_a_clone_of_some_namespaces_is_behind_by_changes_in_these(parent: Aging, lakes: Lakes) -> None:
+    lake = parent.lake
+    operations.drop_clone(lake, "feature", delete_files=True)
+    operations.plan_clone(lake, lakes.named_root("clone"), "some", namespaces=["n1"]).execute()
+    create(lake, "later", "t")
+    append_rows(lake)
+    assert distance(lake) == (0, 0)
+    alter(lake, "n1", "a")
+    assert distance(lake) == (0, 1)
+
+
+def test_the_log_calls_a_clone_a_clone(parent: Aging, clone: Lakehouse) -> None:
+    lake = parent.lake
+    append_rows(lake)
+    operations.plan_refresh(lake, "feature").execute()
+    operations.drop_clone(lake, "feature")
+    told = [info.operation for info in lake.history(20) if "feature" in (info.message or "")]
+    assert told == ["drop-clone", "refresh", "clone", "clone"]
+
+
+def test_verify_calls_a_clone_a_clone(parent: Aging, clone: Lakehouse) -> None:
+    append_rows(parent.lake, "ns.more")
+    operations.plan_refresh(parent.lake, "feature").execute()
+    report = operations.verify(parent.lake)
+    assert (report.is_clean, report.clones, report.exports) == (True, 1, 0)
+    assert "0 exports, 1 clones" in str(report)
+    definition = parent.lake.snapshot().definition
+    parent.lake.alter_definition(exported_snapshots={})
+    errors = [one for one in operations.verify(parent.lake).findings if one.severity == "error"]
+    assert {one.mend for one in errors} == {"drop-clone"}
+    assert {one.message.partition("'")[0] for one in errors} == {"clone "}
+    lost = tuple(replace(one, manifest_path=f"{one.manifest_path}x") for one in definition.exports)
+    parent.lake.alter_definition(exports=lost, exported_snapshots=definition.exported_snapshots)
+    errors = [one for one in operations.verify(parent.lake).findings if one.severity == "error"]
+    assert {one.mend for one in errors} == {"drop-clone"}
+    assert {one.message.partition("'")[0] for one in errors} == {"clone "}
+
+
+def test_verify_tells_a_name_that_two_have(parent: Aging, clone: Lakehouse) -> None:
+    lake = parent.lake
+    (record,) = lake.snapshot().definition.exports
+    operations.plan_export(lake, "kept").execute()
+    other = next(one for one in lake.snapshot().definition.exports if one.name == "kept")
+    lake.alter_definition(exports=(record, replace(other, name="feature")))
+    found = [one for one in operations.verify(lake).findings if one.code == "name-taken-twice"]
+    assert [(one.severity, one.mend) for one in found] == [("error", "drop-clone")]
+    assert "2 exports or clones have the name 'feature'" in found[0].message
+
+
+def test_what_is_the_same_on_both_sides_is_not_told_as_changed(parent: Aging, clone: Lakehouse) -> None:
+    lake = parent.lake
+    append_rows(clone)
+    operations.plan_promotion(lake, "feature").execute()
+    comparison = operations.compare(lake, "feature")
+    assert (comparison.table().rows, "1 became the same in both" in str(comparison)) == ((), True)
+    plan = operations.plan_refresh(lake, "feature")
+    assert (plan.changes, plan.same, plan.is_empty) == ((), ("ns.t",), False)
+    assert [row[:2] for row in plan.rows()] == [("same", "ns.t")]
+    assert [row[:2] for row in plan.steps().rows] == [
+        ("keep", f"version {lake.latest_version()} for the clone"),
+        ("read", "ns.t"),
+    ]
+    assert plan.execute(plan.digest).changed == 0
+    assert operations.compare(lake, "feature").objects == ()
+    assert operations.plan_refresh(lake, "feature").is_empty
+
+
+def test_versions_of_a_parent_are_told_how_to_be_named(parent: Aging, clone: Lakehouse) -> None:
+    with pytest.raises(ExportNotFoundError, match=r"'parent@x' names no version of .*; give its number, such as"):
+        clone.snapshot("parent@x")
+    with pytest.raises(ExportNotFoundError, match=r"'parent@2' means a version of a parent, and this lakehouse is no"):
+        parent.lake.snapshot("parent@2")
+    with pytest.raises(ExportNotFoundError, match=r"there is no export 'nothing'; exports: none; clones: feature"):
+        parent.lake.snapshot("nothing")
+
+
+def test_a_refreshed_clone_is_reported_as_one_clone(parent: Aging, clone: Lakehouse) -> None:
+    """The parent keeps one more version for the clone. That record is not another clone."""
+    for _ in range(2):
+        append_rows(parent.lake)
+        operations.plan_refresh(parent.lake, "feature").execute()
+    status = operations.lakehouse_status(parent.lake)
+    assert (status.clones, status.exports) == (1, 0)
+    assert next(due.why for due in status.due if due.what == "clones") == "1 clones"
+    with pytest.raises(ExportNotFoundError) as raised:
+        parent.lake.snapshot("nothing")
+    assert str(raised.value).endswith("; clones: feature")

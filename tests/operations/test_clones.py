@@ -1,0 +1,421 @@
+"""Clones: whole lakehouses that cost nothing, pinned in their parents, and dropped without a trace."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+
+import pytest
+
+from tests.clock import AgingStorage
+from tests.faults import FaultyStorage
+from tests.lakes import Lakes, allowing, objects
+from tests.operations.aging import DAY_MS, Aging, keeping
+from tests.operations.changes import append_rows, create, drop, expire, overwrite_rows
+from tests.operations.copies import copied, files, rows
+from trinitylake_ops import Lakehouse, operations
+from trinitylake_ops.errors import (
+    CommitConflictError,
+    ExportExistsError,
+    ExportNotFoundError,
+    InvalidInputError,
+    InvalidNameError,
+    LakehouseExistsError,
+    LocationNotAllowedError,
+    MaintenanceBlockedError,
+    NamespaceNotFoundError,
+    PlanChangedError,
+    VersionExpiredError,
+    VersionNotFoundError,
+)
+from trinitylake_ops.operations import CloneInfo, CloneState
+
+pytestmark = pytest.mark.usefixtures("targets")
+NAMES = ("clone-a", "clone-b", "clone-c")
+
+
+@pytest.fixture
+def targets(lakes: Lakes) -> None:
+    for name in NAMES:
+        lakes.named_root(name)  # its root is dropped when the test ends
+
+
+def root_of(lakes: Lakes, name: str = "clone-a") -> str:
+    return lakes.named_root(name)
+
+
+def cloned(lakes: Lakes, lake: Lakehouse, name: str = "clone-a", **options: object) -> Lakehouse:
+    operations.plan_clone(lake, root_of(lakes, name), **options).execute()  # type: ignore[arg-type]
+    return Lakehouse.open(root_of(lakes, name))
+
+
+def aged(clone: Lakehouse, parent: Aging) -> Lakehouse:
+    """Return a clone whose storage has the clock of the parent's."""
+    return Lakehouse(AgingStorage(clone.storage, parent.clock.time_ms))
+
+
+def only(lake: Lakehouse) -> CloneInfo:
+    (info,) = operations.list_clones(lake)
+    return info
+
+
+@pytest.fixture
+def parent(aging: Aging) -> Aging:
+    append_rows(aging.lake)
+    return aging
+
+
+def test_a_clone_has_all_objects_and_writes_below_its_own_root(parent: Aging, lakes: Lakes) -> None:
+    before = files(parent.lake)
+    clone = cloned(lakes, parent.lake)
+    after = files(parent.lake)
+    assert not [path for path in after - before if path.startswith("tables/")]
+    assert not [path for path in files(clone) if path.startswith("tables/")]
+    assert objects(clone.snapshot()) == objects(parent.lake.snapshot())
+    append_rows(clone)
+    create(clone, "own", "t")
+    drop(clone, "n0")
+    assert rows(clone) == [1, 1, 2, 2, 3, 3]
+    assert rows(parent.lake) == [1, 2, 3]
+    assert files(parent.lake) == after
+    assert operations.verify(clone).is_clean
+    assert operations.verify(parent.lake).is_clean
+    info = only(parent.lake)
+    assert (info.state, info.name, info.versions) == (CloneState.STANDING, info.root.rstrip("/").split("/")[-1], 3)
+    assert info.own_bytes == sum(file.size_bytes for file in clone.storage.list())
+
+
+def test_its_requests_do_not_grow_with_tables(parent: Aging, lakes: Lakes) -> None:
+    def requests(name: str) -> tuple[int, int]:
+        cost = operations.plan_clone(parent.lake, root_of(lakes, name)).execute().cost
+        return cost.total_requests, cost.bytes_read
+
+    first = requests("clone-a")
+    with parent.lake.transaction() as txn:
+        txn.create_namespace("many")
+    create(parent.lake, "more", *(f"t{number:03}" for number in range(200)))
+    second = requests("clone-b")
+    assert second[0] <= first[0] + 2
+    assert second[1] < 2 * first[1]
+
+
+def test_the_parent_keeps_its_version_until_the_clone_is_dropped(parent: Aging, lakes: Lakes) -> None:
+    version = parent.lake.latest_version()
+    clone = cloned(lakes, parent.lake)
+    overwrite_rows(parent.lake, "ns.t")
+    drop(parent.lake, "n1")
+    operations.compact(parent.lake)
+    operations.plan_trim_tables(parent.lake, keeping(1)).execute()
+    parent.clean_up()
+    assert parent.lake.snapshot(version).version == version
+    with pytest.raises(VersionExpiredError):
+        parent.lake.snapshot(version - 1)
+    clone = Lakehouse.open(clone.root)
+    assert rows(clone) == [1, 2, 3]
+    assert clone.snapshot().has_namespace("n1")
+    assert operations.verify(clone).is_clean
+
+    operations.drop_clone(parent.lake, only(parent.lake).name)
+    parent.clean_up()
+    with pytest.raises(VersionExpiredError):
+        parent.lake.snapshot(version)
+    assert operations.list_clones(parent.lake) == []
+
+
+def test_what_a_clone_deletes_is_its_own(parent: Aging, lakes: Lakes) -> None:
+    made = cloned(lakes, parent.lake)
+    clock = AgingStorage(made.storage, parent.clock.time_ms)
+    clone = Aging(Lakehouse(clock), clock)
+    kept = {path: parent.lake.storage.read(path) for path in files(parent.lake)}
+    for _ in range(2):
+        overwrite_rows(clone.lake, "ns.t")
+        operations.plan_compact_tables(clone.lake, min_input_files=2).execute()
+        operations.plan_trim_tables(clone.lake, keeping(1)).execute()
+        operations.compact(clone.lake)
+        clone.clean_up()
+    assert rows(clone.lake) == [1, 2, 3]
+    assert {path: parent.lake.storage.read(path) for path in files(parent.lake)} == kept
+    assert operations.verify(clone.lake).is_clean
+    assert only(parent.lake).state == CloneState.STANDING
+
+
+def test_time_travel_goes_on_in_the_parent(parent: Aging, lakes: Lakes) -> None:
+    before = parent.lake.snapshot()
+    parent.clock.time_ms += 10
+    create(parent.lake, "later")
+    parent.clock.time_ms += 10
+    clone = cloned(lakes, parent.lake, version=before.version)
+    create(aged(clone, parent), "own")
+    assert clone.snapshot(timestamp=before.created_at_ms).version == before.version
+    assert clone.snapshot("parent@2").version == 2
+    # What the parent committed after the cloned version is none of the clone's past.
+    began_ms = clone.snapshot(0).created_at_ms
+    found = clone.snapshot(timestamp=began_ms - 1)
+    assert not found.has_namespace("later")
+    with pytest.raises(VersionNotFoundError, match="past"):
+        clone.snapshot(f"parent@{before.version + 1}")
+    with pytest.raises(VersionNotFoundError):
+        clone.snapshot(timestamp=1)
+    with pytest.raises(ExportNotFoundError):
+        parent.lake.snapshot("parent@2")
+
+
+def test_versions_from_before_its_beginning_are_compared_and_not_gone_back_to(parent: Aging, lakes: Lakes) -> None:
+    lake = parent.lake
+    before = lake.latest_version()
+    create(lake, "later", "t")
+    drop(lake, "n0")
+    clone = cloned(lakes, lake)
+    create(aged(clone, parent), "own")
+    for back, expected in ((0, {("added", "later", None), ("added", "later", "t")}), (1, {("added", "own", None)})):
+        found = clone.diff(f"parent@{before}", back)
+        changes = {(one.kind, one.namespace, one.table) for one in found}
+        assert expected <= changes
+        assert {one[1] for one in changes if one[0] == "removed"} == {"n0"}
+        assert len(changes) == len(lake.diff(before, before + 2)) + back
+        opposite = clone.diff(back, f"parent@{before}")
+        assert {one.namespace for one in opposite if one.kind == "added"} == {"n0"}
+    assert clone.diff(f"parent@{before}", f"parent@{before + 1}") == lake.diff(before, before + 1)
+    assert clone.diff(f"parent@{before + 2}", 0) == []
+    for target in ({"to": f"parent@{before}"}, {"timestamp": lake.snapshot(before).created_at_ms}):
+        with pytest.raises(InvalidInputError, match="from before the beginning of this clone"):
+            operations.plan_rollback(clone, **target)  # type: ignore[arg-type]
+
+
+def test_content_alone_opens_no_parent(parent: Aging, lakes: Lakes) -> None:
+    """A lakehouse that says it is a clone, or a copy of one, does not read roots, whose names can be guessed."""
+    while lakes.storage("clone").now_ms() <= parent.lake.snapshot(1).created_at_ms:
+        time.sleep(0.05)  # where the storage's clock tells whole seconds, its versions would be as old
+    clone = cloned(lakes, parent.lake)
+    forged = lakes.memory("forged")
+    forged.alter_definition(parent=clone.snapshot().definition.parent)
+    copy = copied(clone, lakes.storage("clone-b"))
+    for lake in (forged, copy):
+        with pytest.raises(LocationNotAllowedError, match="records no such clone"):
+            lake.snapshot("parent@1")
+        with pytest.raises(LocationNotAllowedError):
+            lake.snapshot(timestamp=parent.lake.snapshot(1).created_at_ms)
+    allowed = Lakehouse(copy.storage, {"allowed_roots": parent.lake.root})
+    assert allowed.snapshot("parent@1").version == 1
+    assert rows(copy) == [1, 2, 3]
+    operations.drop_clone(parent.lake, only(parent.lake).name)
+    with pytest.raises(LocationNotAllowedError):
+        clone.snapshot("parent@1")
+
+
+def test_a_record_alone_reaches_no_other_lakehouse(parent: Aging, lakes: Lakes) -> None:
+    """Whoever writes to the parent cannot let a drop delete the lakehouse of somebody else."""
+    other = lakes.memory("other")
+    create(other, "precious", "t")
+    kept = files(other)
+    cloned(lakes, parent.lake)
+    definition = parent.lake.snapshot().definition
+    records = tuple(replace(one, target_uri=other.root) if one.clone_id else one for one in definition.exports)
+    parent.lake.alter_definition(exports=records)
+    assert only(parent.lake).state == CloneState.GONE
+    plan = operations.plan_drop_clone(parent.lake, only(parent.lake).name, delete_files=True)
+    assert (plan.files, plan.clone_version) == (0, None)
+    plan.execute()
+    assert files(other) == kept
+
+
+def test_dropping_with_its_files_leaves_nothing_of_it(parent: Aging, lakes: Lakes) -> None:
+    clone = cloned(lakes, parent.lake)
+    append_rows(clone)
+    operations.verify(clone, incremental=True)
+    operations.plan_export(clone, "kept").execute()
+    clone.storage.create("tables/of-others/file", b"not ours")
+    clone.storage.create("readme", b"not ours")
+    before = files(parent.lake)
+    plan = operations.plan_drop_clone(parent.lake, only(parent.lake).name, delete_files=True)
+    assert plan.left == 2
+    # A drop that was cut off knows by the owner file that the rest of a folder is the clone's.
+    (owner,) = [number for number, stage in enumerate(plan.stages) if any("_owner.json" in path for path in stage)]
+    assert not [path for stage in plan.stages[owner:] for path in stage if "/data/" in path or "/metadata/" in path]
+    report = plan.execute(plan.digest)
+    assert (report.files, report.is_complete) == (plan.files, True)
+    assert files(clone) == {"tables/of-others/file", "readme"}
+    assert operations.list_clones(parent.lake) == []
+    assert not [path for path in before - files(parent.lake) if not path.startswith("_ops/export-")]
+    assert operations.verify(parent.lake).findings == ()
+
+
+def test_a_commit_in_the_clone_stops_its_drop(parent: Aging, lakes: Lakes) -> None:
+    clone = cloned(lakes, parent.lake)
+    plan = operations.plan_drop_clone(parent.lake, only(parent.lake).name, delete_files=True)
+    append_rows(clone)
+    with pytest.raises(PlanChangedError):
+        plan.execute(plan.digest)
+    with pytest.raises(CommitConflictError, match="somebody committed"):
+        plan.execute()
+    assert rows(Lakehouse.open(clone.root)) == [1, 1, 2, 2, 3, 3]
+
+
+def test_a_clone_that_vanished_is_told_and_forgotten(parent: Aging, lakes: Lakes) -> None:
+    clone = cloned(lakes, parent.lake)
+    lakes.drop(clone.root)
+    assert only(parent.lake).state == CloneState.GONE
+    plan = operations.plan_drop_clone(parent.lake, only(parent.lake).name, delete_files=True)
+    assert "is gone" in str(plan)
+    plan.execute()
+    assert operations.list_clones(parent.lake) == []
+
+
+def test_the_definition_of_a_clone_without_roots_goes_with_its_drop(parent: Aging, lakes: Lakes) -> None:
+    """It is deleted last, after the latest root: a drop may be cut off between both."""
+    clone = cloned(lakes, parent.lake)
+    other = lakes.memory("other").snapshot()
+    last = clone.snapshot().definition_location
+    for path in files(clone) - {last}:
+        clone.storage.delete(path)
+    clone.storage.create(other.definition_location, other.files.storage.read(other.definition_location))
+    plan = operations.plan_drop_clone(parent.lake, only(parent.lake).name, delete_files=True)
+    assert (plan.files, plan.clone_version) == (1, None)
+    plan.execute()
+    assert files(clone) == {other.definition_location}
+
+
+def test_an_overdue_clone_is_told_and_only_a_drop_ends_it(parent: Aging, lakes: Lakes) -> None:
+    clone = cloned(lakes, parent.lake, retain_for=DAY_MS)
+    append_rows(clone)
+    assert only(parent.lake).state == CloneState.STANDING
+    overwrite_rows(parent.lake, "ns.t")
+    kept = parent.lake.latest_version()
+    operations.plan_refresh(parent.lake, only(parent.lake).name, ours=["ns.t"]).execute()
+    overwrite_rows(parent.lake, "ns.t")
+    parent.later()
+    assert only(parent.lake).state == CloneState.OVERDUE
+    plan = operations.plan_expiration(parent.lake, keeping(1))
+    name = only(parent.lake).name
+    assert plan.exports == ()
+    assert {verdict.reason for verdict in plan.verdicts if "clone" in verdict.reason} == {
+        f"pinned by clone {name!r}",
+        f"pinned by clone {f'{name}@{kept}'!r}",
+    }
+    plan.execute()
+    parent.clean_up()
+    assert only(parent.lake).state == CloneState.OVERDUE
+    assert rows(clone) == [1, 1, 2, 2, 3, 3]
+    assert operations.verify(clone, deep=True).is_clean
+    operations.drop_clone(parent.lake, name, delete_files=True)
+    assert operations.list_clones(parent.lake) == []
+
+
+def test_a_clone_of_some_namespaces(parent: Aging, lakes: Lakes) -> None:
+    clone = cloned(lakes, parent.lake, namespaces=["ns", "n1"])
+    assert clone.snapshot().namespaces() == ["n1", "ns"]
+    assert rows(clone) == [1, 2, 3]
+    append_rows(clone)
+    assert operations.verify(clone).is_clean
+    with pytest.raises(NamespaceNotFoundError):
+        operations.plan_clone(parent.lake, root_of(lakes, "clone-b"), namespaces=["nowhere"])
+
+
+def test_a_clone_of_an_export_or_a_time(parent: Aging, lakes: Lakes) -> None:
+    version = parent.lake.latest_version()
+    operations.plan_export(parent.lake, "kept", "full").execute()
+    create(parent.lake, "later")
+    clone = cloned(lakes, parent.lake, version="kept")
+    assert not clone.snapshot().has_namespace("later")
+    operations.drop_export(parent.lake, "kept")
+    parent.clean_up()
+    assert rows(Lakehouse.open(clone.root)) == [1, 2, 3]
+    when_ms = parent.lake.snapshot(version).created_at_ms
+    second = cloned(lakes, parent.lake, "clone-b", timestamp=when_ms)
+    assert not second.snapshot().has_namespace("later")
+    expire(parent.lake, "2")
+    with pytest.raises(VersionExpiredError):
+        operations.plan_clone(parent.lake, root_of(lakes, "clone-c"), version=2)
+
+
+def test_a_whole_lakehouse_exports_and_is_copied_in_full(parent: Aging, lakes: Lakes) -> None:
+    clone = cloned(lakes, parent.lake)
+    append_rows(clone)
+    operations.plan_export(clone, "kept").execute()
+    operations.plan_export(clone, "away", "full", target=root_of(lakes, "clone-b")).execute()
+    away = Lakehouse.open(root_of(lakes, "clone-b"))
+    assert away.snapshot().definition.parent is None
+    lakes.drop(clone.root)
+    operations.drop_clone(parent.lake, only(parent.lake).name)
+    assert rows(away) == [1, 1, 2, 2, 3, 3]
+
+
+def test_what_reads_a_clone_blocks_its_drop(parent: Aging, lakes: Lakes) -> None:
+    clone = cloned(lakes, parent.lake)
+    operations.plan_export(clone, "more", target=root_of(lakes, "clone-b")).execute()
+    with pytest.raises(MaintenanceBlockedError, match="more"):
+        operations.plan_drop_clone(parent.lake, only(parent.lake).name)
+
+
+def test_what_cannot_be_cloned(parent: Aging, lakes: Lakes) -> None:
+    lake = parent.lake
+    clone = cloned(lakes, lake, name="clone-a")
+    target = root_of(lakes, "clone-b")
+    with pytest.raises(InvalidInputError, match="is a clone or a copy"):
+        operations.plan_clone(clone, target)
+    with pytest.raises(ExportExistsError, match="drop it first: trinitylake drop-clone "):
+        operations.plan_clone(lake, target, only(lake).name)
+    with pytest.raises(LakehouseExistsError):
+        operations.plan_clone(lake, clone.root, "again")
+    with pytest.raises(InvalidInputError, match="contains the lakehouse itself"):
+        operations.plan_clone(lake, f"{lake.root}below/")
+    with pytest.raises(InvalidNameError):
+        operations.plan_clone(lake, target, "12")
+    with pytest.raises(ExportNotFoundError, match="there is no clone"):
+        operations.plan_drop_clone(lake, "nothing")
+
+
+def test_a_target_that_is_taken_meanwhile_is_left_alone(parent: Aging, lakes: Lakes) -> None:
+    plan = operations.plan_clone(parent.lake, root_of(lakes), "mine")
+    other = Lakehouse.create(root_of(lakes))
+    create(other, "theirs")
+    with pytest.raises(LakehouseExistsError):
+        plan.execute()
+    assert other.snapshot().namespaces() == ["theirs"]
+    assert only(parent.lake).state == CloneState.CUT_OFF
+    operations.drop_clone(parent.lake, "mine", delete_files=True)
+    assert Lakehouse.open(root_of(lakes)).snapshot().namespaces() == ["theirs"]
+
+
+def test_operations_on_exports_leave_clones_alone(parent: Aging, lakes: Lakes) -> None:
+    cloned(lakes, parent.lake)
+    name = only(parent.lake).name
+    for operation in (operations.drop_export, operations.restore_export, operations.verify_export):
+        with pytest.raises(InvalidInputError, match="is a clone"):
+            operation(parent.lake, name)
+    parent.later()
+    assert operations.plan_prune_exports(parent.lake, "*", keeping(1)).is_empty
+    assert operations.list_exports(parent.lake) == []
+    assert parent.lake.snapshot(name).version == 0
+    assert len(operations.list_clones(allowing(parent.lake))) == 1
+
+
+def test_a_clone_that_cannot_be_read_is_among_the_others(parent: Aging, lakes: Lakes) -> None:
+    clone = cloned(lakes, parent.lake)
+    path = clone.snapshot().definition_location
+    clone.storage.write(path, b"damaged")
+    info = only(parent.lake)
+    assert info.state == CloneState.UNREADABLE
+    assert path in (info.reason or "") or "protobuf" in (info.reason or "")
+
+
+def test_no_file_of_a_table_is_read_or_written(parent: Aging, lakes: Lakes) -> None:
+    logged = FaultyStorage(parent.lake.storage, [])
+    operations.plan_clone(Lakehouse(logged), root_of(lakes)).execute()
+    assert logged.log
+    assert not [request for request in logged.log if request.path.startswith("tables/")]
+
+
+def test_a_lakehouse_whose_tables_stand_elsewhere_has_no_clones(lakes: Lakes, parent: Aging) -> None:
+    lake, elsewhere = parent.lake, root_of(lakes, "clone-b")
+    cloned(lakes, lake)
+    empty = Lakehouse.create(root_of(lakes, "clone-c"), table_root=elsewhere)
+    with pytest.raises(InvalidInputError, match="cannot have clones"):
+        operations.plan_clone(empty, f"{elsewhere}clone/", name="of-empty")
+    with lake.transaction() as txn:
+        for namespace in txn.namespaces():
+            txn.drop_namespace(namespace, cascade=True)
+    lake.alter_definition(table_root=elsewhere)
+    for refused in (operations.compare, operations.plan_promotion, operations.plan_refresh):
+        with pytest.raises(InvalidInputError, match="cannot have clones"):
+            refused(lake, only(lake).name)  # type: ignore[operator]

@@ -1,0 +1,87 @@
+"""Compaction as an operation: a version of its own that changes no object."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from tests.faults import FaultyStorage
+from tests.lakes import Lakes, entries, listed, objects
+from tests.operations.changes import create, make_untidy, small_sizes
+from trinitylake_ops import Lakehouse, operations
+from trinitylake_ops.errors import PlanChangedError
+from trinitylake_ops.tree.shape import walk
+
+
+def untidy(lakes: Lakes) -> Lakehouse:
+    """A lakehouse of several levels with thin nodes and messages in buffers."""
+    lake = lakes.memory(order=4, **small_sizes(4))
+    make_untidy(lake)
+    return lake
+
+
+def test_objects_stay_and_the_tree_is_in_order(lakes: Lakes) -> None:
+    lake = untidy(lakes)
+    before, latest = entries(lake), lake.latest_version()
+    ids = objects(lake.snapshot())
+    report = operations.compact(lake, "before the night")
+    assert (report.base_version, report.version, report.has_changed) == (latest, latest + 1, True)
+    assert report.before.messages > report.after.messages == 0
+    assert report.after.nodes == len(list(walk(lake.snapshot().files.nodes, lake.snapshot().root, "root")))
+    assert entries(lake) == before
+    assert objects(lake.snapshot()) == ids
+    assert lake.diff(latest, latest + 1) == []
+    info = next(iter(lake.history(1)))
+    assert (info.operation, info.message) == ("compact", "before the night")
+    assert operations.verify(lake).is_clean
+    assert json.loads(report.to_json())["after"]["levels"][0]["depth"] == 0
+    assert "messages in buffers" in str(report)
+
+
+def test_a_tree_in_order_is_left_alone(lakes: Lakes) -> None:
+    lake = untidy(lakes)
+    operations.compact(lake)
+    files, latest = listed(lake.storage), lake.latest_version()
+    again = operations.compact(lake)
+    assert (again.has_changed, again.version, again.nodes_written) == (False, latest, 0)
+    assert again.before == again.after
+    assert listed(lake.storage) == files
+    assert "nothing to do" in str(again)
+
+
+def test_a_plan_tells_what_would_be_written_and_binds_it(lakes: Lakes) -> None:
+    lake = untidy(lakes)
+    files, latest = listed(lake.storage), lake.latest_version()
+    plan = operations.plan_compact(lake)
+    assert (plan.is_empty, plan.base_version, plan.before) == (False, latest, lake.snapshot().tree_shape())
+    assert listed(lake.storage) == files, "a plan writes nothing"
+    assert operations.plan_compact(lake).digest == plan.digest
+    report = plan.execute(plan.digest)
+    assert (report.version, report.nodes_written) == (latest + 1, plan.nodes_written)
+    assert operations.plan_compact(lake).is_empty
+    with pytest.raises(PlanChangedError, match="look at the plan again"):
+        plan.execute(plan.digest)
+
+
+def test_a_new_lakehouse_is_in_order(lakes: Lakes) -> None:
+    assert not operations.compact(lakes.memory()).has_changed
+
+
+def test_commits_that_get_in_between_are_kept(lakes: Lakes) -> None:
+    lake = untidy(lakes)
+    latest = lake.latest_version()
+
+    class Interfering(FaultyStorage):
+        """Another commit takes the version just before the first root of the compaction."""
+
+        def create(self, path: str, data: bytes) -> None:
+            if path == lake.files.roots.path(latest + 1):
+                create(Lakehouse(lake.storage), "d", "t")
+            super().create(path, data)
+
+    report = operations.compact(Lakehouse(Interfering(lake.storage)))
+    assert (report.base_version, report.version) == (latest + 1, latest + 2)
+    assert report.after.messages == 0
+    assert lake.snapshot().tables("d") == ["t"]
+    assert operations.verify(lake).is_clean

@@ -1,0 +1,386 @@
+"""Compaction of tables: fewer files, the same rows at every version, whoever else commits or dies meanwhile."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+
+import pyarrow as pa
+import pyiceberg.io.pyarrow as iceberg_arrow
+import pytest
+from pyiceberg.manifest import DataFile
+from pyiceberg.table import Table
+from pyiceberg.types import LongType, StringType
+
+from tests.clock import AgingStorage
+from tests.faults import FaultyStorage, lose_response
+from tests.iceberg.nested import nested_rows
+from tests.lakes import Lakes
+from tests.operations.changes import create
+from trinitylake_ops import Lakehouse, operations
+from trinitylake_ops.errors import (
+    CommitConflictError,
+    ContentChangedError,
+    CorruptFileError,
+    InvalidInputError,
+    PlanChangedError,
+    TableNotFoundError,
+    TransactionExpiredError,
+)
+from trinitylake_ops.format.file_names import root_path
+from trinitylake_ops.iceberg.catalog import catalog_at
+from trinitylake_ops.iceberg.write.compact import FileGroup
+from trinitylake_ops.iceberg.write.rewrite import Rewriting, rewrite_here
+
+Written = list[list[DataFile]]
+TTL_MS = 60_000
+Groups = Sequence[tuple[Rewriting, FileGroup]]
+
+
+def rows(*ids: int | None, place: str | None = "a") -> pa.Table:
+    return pa.table({"id": pa.array(ids, pa.int64()), "place": pa.array([place] * len(ids), pa.string())})
+
+
+def fill(lake: Lakehouse, name: str, *parts: pa.Table, partitioned: bool = True) -> Table:
+    catalog = catalog_at(lake)
+    catalog.create_namespace_if_not_exists("ns")
+    made = catalog.create_table_if_not_exists(("ns", name), parts[0].schema)
+    if partitioned and made.spec().is_unpartitioned():
+        with made.update_spec() as update:
+            update.add_identity("place")
+    for part in parts:
+        made.append(part)
+    return made
+
+
+def small(lake: Lakehouse, name: str = "t", times: int = 6) -> Table:
+    """A table of two partitions, one of them null, with so many files each."""
+    return fill(lake, name, *(rows(number, None, place=place) for number in range(times) for place in ("a", None)))
+
+
+@pytest.fixture
+def lake(lakes: Lakes) -> Lakehouse:
+    return lakes.memory()
+
+
+def load(lake: Lakehouse, name: str = "t", version: int | None = None) -> Table:
+    return catalog_at(lake, version).load_table(("ns", name))
+
+
+def content(lake: Lakehouse, name: str = "t", version: int | None = None) -> list[tuple[object, ...]]:
+    found = load(lake, name, version).scan().to_arrow()
+    return sorted(map(tuple, (row.values() for row in found.to_pylist())), key=repr)
+
+
+def n_files(lake: Lakehouse, name: str = "t", version: int | None = None) -> int:
+    return len(list(load(lake, name, version).scan().plan_files()))
+
+
+def data_paths(lake: Lakehouse) -> set[str]:
+    return {info.path for info in lake.storage.list() if info.path.endswith(".parquet")}
+
+
+def test_files_become_few_and_rows_stay(lake: Lakehouse) -> None:
+    small(lake)
+    small(lake, "u", 5)
+    fill(lake, "single", rows(1), partitioned=False)
+    before, version = {name: content(lake, name) for name in ("t", "u", "single")}, lake.latest_version()
+    plan = operations.plan_compact_tables(lake)
+    assert [(one.name, one.files, one.data_files, one.groups, one.partitions) for one in plan.tables] == [
+        ("ns.t", 12, 12, 2, 2),
+        ("ns.u", 10, 10, 2, 2),
+    ]
+    assert (plan.left, plan.files, lake.latest_version()) == ({}, 22, version)
+    assert json.loads(plan.to_json())["tables"][0]["rows"] == 24
+    assert "ns.u" in str(plan) and "10 of 10" in str(plan)
+
+    report = plan.execute(message="nightly")
+    assert (report.version, report.was_done, report.attempts) == (version + 1, False, 1)
+    assert lake.latest_version() == version + 1, "one version for all tables"
+    info = next(iter(lake.history(limit=1)))
+    assert (info.operation, info.message) == ("compact-tables", "nightly")
+    assert [(one.table, one.files_before, one.files_after, one.rows) for one in report.tables] == [
+        ("ns.t", 12, 2, 24),
+        ("ns.u", 10, 2, 20),
+    ]
+    assert {name: content(lake, name) for name in before} == before
+    assert {name: content(lake, name, version) for name in before} == before
+    assert (n_files(lake), n_files(lake, "t", version)) == (2, 12)
+    assert operations.plan_compact_tables(lake, min_input_files=2).is_empty
+    assert operations.verify(lake, deep=True).is_clean
+
+
+def test_nothing_to_do_commits_nothing(lake: Lakehouse) -> None:
+    fill(lake, "t", rows(1))
+    plan = operations.plan_compact_tables(lake)
+    version = lake.latest_version()
+    report = plan.execute(run_id="r")
+    assert (plan.is_empty, report.version, report.tables, lake.latest_version()) == (True, version, (), version)
+
+
+def test_rules_and_refusals(lake: Lakehouse) -> None:
+    small(lake)
+    create(lake, "other", "x")
+    plan = operations.plan_compact_tables(lake)
+    assert plan.left == {}
+    with pytest.raises(InvalidInputError, match=r"other\.x cannot be compacted: only MANAGED"):
+        operations.plan_compact_tables(lake, ["other.x"])
+    with pytest.raises(TableNotFoundError):
+        operations.plan_compact_tables(lake, ["ns.nothing"])
+    with pytest.raises(InvalidInputError, match="min_input_files is 1"):
+        operations.plan_compact_tables(lake, min_input_files=1)
+    with pytest.raises(InvalidInputError, match="target_file_size_bytes is 0"):
+        operations.plan_compact_tables(lake, target_file_size_bytes=0)
+    assert operations.plan_compact_tables(lake, ["ns.t"], target_file_size_bytes=1).is_empty
+    assert operations.plan_compact_tables(lake, ["ns.t"]).tables[0].files == 12
+
+
+def test_what_is_approved_is_what_happens(lake: Lakehouse) -> None:
+    made = small(lake)
+    digest = operations.plan_compact_tables(lake).digest
+    assert operations.plan_compact_tables(lake).digest == digest
+    made.append(rows(9))
+    plan = operations.plan_compact_tables(lake)
+    version = lake.latest_version()
+    with pytest.raises(PlanChangedError):
+        plan.execute(approved_digest=digest)
+    assert lake.latest_version() == version
+    assert plan.execute(approved_digest=plan.digest).version == version + 1
+
+
+def test_appends_of_others_stay(lake: Lakehouse) -> None:
+    """Also such that come between two attempts."""
+    made = small(lake)
+    plan = operations.plan_compact_tables(lake)
+
+    def write(groups: Groups) -> Written:
+        written = rewrite_here(groups)
+        made.append(rows(100, 101))
+        with made.update_schema() as update:
+            update.add_column("more", pa.string() and made.schema().find_field("place").field_type)
+        return written
+
+    before = content(lake)
+    report = plan.execute(write)
+    assert [row[0] for row in content(lake)].count(100) == 1
+    assert len(content(lake)) == len(before) + 2
+    assert [field.name for field in load(lake).schema().fields] == ["id", "place", "more"]
+    assert (report.left, n_files(lake)) == ({}, 3)
+
+
+def test_a_table_that_others_wrote_anew_is_left(lake: Lakehouse) -> None:
+    made = small(lake)
+    small(lake, "u")
+    plan = operations.plan_compact_tables(lake)
+    before = data_paths(lake)
+
+    def write(groups: Groups) -> Written:
+        written = rewrite_here(groups)
+        made.overwrite(rows(7))
+        return written
+
+    report = plan.execute(write)
+    assert [one.table for one in report.tables] == ["ns.u"]
+    assert list(report.left) == ["ns.t"] and "are not in it any more" in report.left["ns.t"]
+    assert content(lake) == [(7, "a")]
+    assert len(data_paths(lake)) == len(before) + 2 + 1, "the files that were written for it in vain are gone"
+    assert "ns.t" in str(report)
+
+
+def test_when_nothing_fits_any_more_nothing_is_lost(lake: Lakehouse) -> None:
+    made = small(lake)
+    plan = operations.plan_compact_tables(lake)
+    before = data_paths(lake)
+
+    def write(groups: Groups) -> Written:
+        written = rewrite_here(groups)
+        made.delete("id = 3")
+        return written
+
+    with pytest.raises(CommitConflictError, match="plan it again"):
+        plan.execute(write)
+    assert (3, "a") not in content(lake) and (4, "a") in content(lake)
+    assert before <= data_paths(lake)
+    assert operations.plan_compact_tables(lake).execute().tables[0].files_after == 2
+
+
+def test_schema_and_partitions_that_changed_in_between(lake: Lakehouse) -> None:
+    made = fill(lake, "t", *(rows(number) for number in range(3)), partitioned=False)
+    with made.update_schema() as update:
+        update.rename_column("id", "number")
+        update.add_column("note", made.schema().find_field("place").field_type)
+    with made.update_spec() as change:
+        change.add_identity("place")
+    both = pa.table({"number": [10], "place": ["b"], "note": ["new"]})
+    for _ in range(5):
+        made.append(both)
+    before, version = content(lake), lake.latest_version()
+    plan = operations.plan_compact_tables(lake)
+    assert (plan.tables[0].files, plan.older_spec_files) == (5, {"ns.t": 3})
+    assert "unless repartition is chosen" in str(plan)
+    plan.execute()
+    assert (content(lake), n_files(lake)) == (before, 4)
+    again = operations.plan_compact_tables(lake, repartition=True)
+    assert (again.tables[0].files, again.older_spec_files) == (3, {})
+    again.execute()
+    assert (content(lake), n_files(lake), content(lake, version=version)) == (before, 2, before)
+    assert {task.file.spec_id for task in load(lake).scan().plan_files()} == {1}
+    assert operations.plan_compact_tables(lake, repartition=True).is_empty
+
+
+def test_a_run_commits_once(lake: Lakehouse) -> None:
+    made = small(lake)
+    first = operations.plan_compact_tables(lake).execute(run_id="r")
+    for number in range(6):
+        made.append(rows(number))
+    version = lake.latest_version()
+    again = operations.plan_compact_tables(lake)
+    assert not again.is_empty
+    report = again.execute(run_id="r")
+    assert (report.version, report.was_done, lake.latest_version()) == (first.version, True, version)
+    assert f"had committed version {first.version} before" in str(report)
+    assert again.execute(run_id="another").version == version + 1
+
+
+def test_a_worker_that_raced_another_of_its_run_reports_its_version(lake: Lakehouse) -> None:
+    small(lake)
+    plan = operations.plan_compact_tables(lake)
+    other = operations.plan_compact_tables(lake)
+    found: list[int] = []
+
+    def write(groups: Groups) -> Written:
+        written = rewrite_here(groups)
+        found.append(other.execute(run_id="r").version)
+        return written
+
+    before = content(lake)
+    report = plan.execute(write, run_id="r")
+    assert (report.version, report.was_done) == (found[0], True)
+    assert (content(lake), lake.latest_version()) == (before, found[0])
+    paths = {task.file.file_path.removeprefix(lake.root) for task in load(lake).scan().plan_files()}
+    assert len(data_paths(lake) - paths) == 12, "the old ones alone"
+
+
+def test_a_commit_without_an_answer_is_found_by_its_run(lakes: Lakes) -> None:
+    lake = lakes.memory()
+    small(lake)
+    version, before = lake.latest_version(), content(lake)
+    faulty = FaultyStorage(lake.storage, [lose_response(1, kind="create", path_part=root_path(version + 1))])
+    plan = operations.plan_compact_tables(Lakehouse(faulty))
+    report = plan.execute(run_id="r")
+    assert (report.version, lake.latest_version()) == (version + 1, version + 1)
+    assert operations.plan_compact_tables(lake).execute(run_id="r").version == version + 1
+    assert content(lake) == before
+
+
+def test_rows_that_got_lost_stop_it(lake: Lakehouse) -> None:
+    small(lake)
+    plan = operations.plan_compact_tables(lake)
+    version, before = lake.latest_version(), data_paths(lake)
+
+    def write(groups: Groups) -> Written:
+        written = rewrite_here(groups)
+        return [written[0], []]
+
+    with pytest.raises(CorruptFileError, match="would have -12 rows more"):
+        plan.execute(write)
+    assert lake.latest_version() == version
+    assert data_paths(lake) >= before
+
+
+def test_a_table_that_cannot_be_read_is_left(lake: Lakehouse) -> None:
+    small(lake)
+    small(lake, "u")
+    location = lake.snapshot().table("ns", "u").format_properties["metadata_location"]
+    lake.storage.delete(location)
+    plan = operations.plan_compact_tables(lake)
+    assert [one.name for one in plan.tables] == ["ns.t"]
+    assert location in plan.left["ns.u"] and "ns.u" in str(plan)
+    with pytest.raises(InvalidInputError, match=r"ns\.u cannot be compacted: "):
+        operations.plan_compact_tables(lake, ["ns.u"])
+
+
+@pytest.mark.parametrize(("written_ms", "is_committed"), [(1_000, True), (TTL_MS + 1, False)])
+def test_a_run_ages_from_its_first_new_file(lakes: Lakes, written_ms: int, is_committed: bool) -> None:
+    """To read the rows may take longer than a transaction may live; new files are as old as they are."""
+    made = lakes.memory(txn_ttl_millis=TTL_MS)
+    clock = AgingStorage(made.storage, made.storage.now_ms())
+    lake = Lakehouse(clock)
+    small(lake)
+    before, version, files = content(lake), lake.latest_version(), data_paths(lake)
+    plan = operations.plan_compact_tables(lake)
+
+    def write(groups: Groups) -> Written:
+        clock.time_ms += 2 * TTL_MS
+        written = rewrite_here(groups)
+        clock.written_ms |= dict.fromkeys(data_paths(lake) - files, clock.time_ms)
+        clock.time_ms += written_ms
+        return written
+
+    if is_committed:
+        assert plan.execute(write).version == version + 1
+        assert n_files(lake) == 2
+    else:
+        with pytest.raises(TransactionExpiredError):
+            plan.execute(write)
+        assert (lake.latest_version(), data_paths(lake)) == (version, files)
+    assert content(lake) == before
+    assert operations.verify(lake, deep=True).is_clean
+
+
+def test_a_run_whose_new_file_was_removed_commits_nothing(lakes: Lakes) -> None:
+    made = lakes.memory(txn_ttl_millis=TTL_MS)
+    clock = AgingStorage(made.storage, made.storage.now_ms())
+    lake = Lakehouse(clock)
+    small(lake)
+    version, files = lake.latest_version(), data_paths(lake)
+    plan = operations.plan_compact_tables(lake)
+
+    def write(groups: Groups) -> Written:
+        written = rewrite_here(groups)
+        clock.time_ms += 2 * TTL_MS
+        lake.storage.delete(min(data_paths(lake) - files))
+        return written
+
+    with pytest.raises(TransactionExpiredError, match="removed as an orphan"):
+        plan.execute(write)
+    assert (lake.latest_version(), data_paths(lake)) == (version, files)
+
+
+def test_rows_that_change_on_the_way_are_not_committed(lake: Lakehouse, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A fault of the library that reads rows: a null list becomes an empty one."""
+    kind = pa.list_(pa.struct([("k", pa.int32())]))
+    fill(lake, "t", *(pa.table({"id": [at], "l": pa.array([None], kind)}) for at in range(6)), partitioned=False)
+    before, files, project = lake.latest_version(), data_paths(lake), iceberg_arrow._to_requested_schema
+
+    def faulty(requested: object, stored: object, batch: pa.RecordBatch, *args: object, **kind: object) -> object:
+        projected = project(requested, stored, batch, *args, **kind)
+        column = projected.column("l")
+        empty = pa.array([[] if one is None else one for one in column.to_pylist()], column.type)
+        return projected.set_column(1, projected.schema.field("l"), empty)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(iceberg_arrow, "_to_requested_schema", faulty)
+        with pytest.raises(ContentChangedError, match=r"'ns\.t'.*'l'"):
+            operations.plan_compact_tables(lake).execute()
+    assert (lake.latest_version(), data_paths(lake)) == (before, files)
+    operations.plan_compact_tables(lake).execute()
+    assert load(lake).scan().to_arrow()["l"].to_pylist() == [None] * 6
+    assert n_files(lake) == 1
+
+
+@pytest.mark.parametrize("seed", [11, 12])
+def test_nested_rows_of_every_type_stay(lake: Lakehouse, seed: int) -> None:
+    rows = nested_rows(seed)
+    fill(lake, "t", *(rows.slice(4 * at, 4) for at in range(7)), partitioned=False)
+    with load(lake).update_schema() as update:
+        update.rename_column("n0", "renamed")
+        update.add_column("added", StringType())
+        update.delete_column("p0")
+        update.update_column("p1", LongType())
+    expected = sorted(map(repr, load(lake).scan().to_arrow().to_pylist()))
+    operations.plan_compact_tables(lake).execute()
+    assert n_files(lake) == 1
+    assert sorted(map(repr, load(lake).scan().to_arrow().to_pylist())) == expected
+    renamed = load(lake).scan().to_arrow().select(["id", "renamed"]).to_pylist()
+    assert repr([row["renamed"] for row in sorted(renamed, key=lambda row: row["id"])]) == repr(rows["n0"].to_pylist())

@@ -1,0 +1,34 @@
+"""Random histories of a lakehouse and of what was copied from it, as files or by exports: nothing is lost."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.operations.copy_world import Clock, CopyWorld, Recorder
+from trinitylake_ops.storage import MemoryStorage
+
+pytestmark = pytest.mark.filterwarnings("ignore:Delete operation did not match any records")
+
+_STEPS = 25
+_SEEDS_EACH = 5
+
+
+def _run(monkeypatch: pytest.MonkeyPatch, seeds: range) -> None:
+    clock = Clock()
+    monkeypatch.setattr(MemoryStorage, "now_ms", lambda _storage: clock.now_ms)
+    recorder = Recorder(monkeypatch)
+    for seed in seeds:
+        world = CopyWorld(seed, clock, recorder)
+        try:
+            for _ in range(_STEPS):
+                world.step()
+            world.check_all()
+        finally:
+            world.close()
+
+
+@pytest.mark.parametrize(
+    "first", [0, *(pytest.param(first, marks=pytest.mark.soak) for first in range(_SEEDS_EACH, 220, _SEEDS_EACH))]
+)
+def test_nothing_that_is_needed_is_ever_gone(monkeypatch: pytest.MonkeyPatch, first: int) -> None:
+    _run(monkeypatch, range(first, first + _SEEDS_EACH))

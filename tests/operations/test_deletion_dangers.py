@@ -1,0 +1,316 @@
+"""What must not let a deletion go on: marks cut short, outages in between, other spellings of a path, other owners."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from pyiceberg.catalog.sql import SqlCatalog
+from pyiceberg.table import Table
+
+from tests.lakes import Lakes, allowing
+from tests.operations.aging import Aging
+from tests.operations.changes import append_rows, create
+from tests.own_time import give_own_time
+from trinitylake_ops import Lakehouse, TableDef, operations
+from trinitylake_ops.errors import InvalidInputError, MaintenanceBlockedError, ThrottledError
+from trinitylake_ops.format.file_names import lease_path, new_node_path, owner_path
+from trinitylake_ops.operations.gc import delete as deletion
+from trinitylake_ops.operations.gc.unreached import delete_unreached
+from trinitylake_ops.operations.lease import DURATION_MS, lease
+from trinitylake_ops.operations.mark.mark import Mark
+from trinitylake_ops.operations.mark.survey import survey_versions
+from trinitylake_ops.storage import FileInfo, LocalStorage, Storage, StorageWrapper
+
+ROWS = pa.table({"id": pa.array([1], pa.int64())})
+
+
+@pytest.fixture(autouse=True)
+def _no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    give_own_time(monkeypatch, deletion, sleep=lambda seconds: None)
+
+
+class Meanwhile(StorageWrapper):
+    """Lets something happen after the first file of a table was deleted; then fails some requests in passing."""
+
+    def __init__(self, inner: Storage, happen: Callable[[], object] = int, *, part: str = "", n_failures: int = 0):
+        super().__init__(inner)
+        self.delete_batch_size = self.concurrency = 1
+        self._happen = happen
+        self._part = part
+        self._n_failures = n_failures
+        self._has_begun = False
+
+    def delete(self, path: str) -> None:
+        super().delete(path)
+        if path.startswith("tables/") and not self._has_begun:
+            self._happen()
+            self._has_begun = True
+
+    def read(self, path: str, *, offset: int = 0, length: int | None = None, limit_bytes: int | None = None) -> bytes:
+        self._fail(path)
+        return super().read(path, offset=offset, length=length, limit_bytes=limit_bytes)
+
+    def list(self, prefix: str = "") -> Iterator[FileInfo]:
+        self._fail(prefix)
+        return super().list(prefix)
+
+    def _fail(self, path: str) -> None:
+        if self._has_begun and self._n_failures and self._part in path:
+            self._n_failures -= 1
+            raise ThrottledError("injected: slow down", path=path)
+
+
+def with_dropped_table(lakes: Lakes) -> tuple[Aging, TableDef]:
+    """Return a lakehouse whose only table was dropped, with its definition; the versions that have it are expired."""
+    aging = Aging.on(lakes.storage())
+    append_rows(aging.lake)
+    definition = aging.lake.snapshot().table("ns", "t")
+    with aging.lake.transaction() as txn:
+        txn.drop_table("ns", "t")
+    aging.later()
+    operations.compact(aging.lake)  # no message keeps the definition
+    aging.expire()
+    aging.later()
+    return aging, definition
+
+
+def table_files(lake: Lakehouse) -> set[str]:
+    return {info.path for info in lake.storage.list("tables/")}
+
+
+def test_a_mark_that_was_cut_short_is_made_again(lakes: Lakes) -> None:
+    """A version comes in the middle of a purge and needs its files; the first look at these is throttled."""
+    aging, definition = with_dropped_table(lakes)
+    metadata = definition.format_properties["metadata_location"]
+
+    def commit() -> None:  # as another program may, which does not register
+        with aging.lake.transaction() as txn:
+            txn.create_table("ns", "back", definition)
+
+    storage = Meanwhile(aging.clock, commit, part=".metadata.json", n_failures=1)
+    plan = operations.plan_purge(Lakehouse(storage))
+    report = plan.execute()
+    assert report.is_complete
+    assert report.still_needed > 0
+    assert report.files + report.still_needed == plan.files
+    assert metadata in table_files(aging.lake)
+
+
+@pytest.mark.parametrize("operation", ["purge", "orphans"])
+def test_after_an_outage_of_what_has_to_be_looked_at_files_are_left_and_it_says_so(
+    lakes: Lakes, operation: str
+) -> None:
+    aging, _ = with_dropped_table(lakes)
+    if operation == "orphans":
+        aging.clock.delete(aging.lake.snapshot().definition.expirations[0].plan_path)
+        aging.purge()
+        aging.later()
+    lake = Lakehouse(Meanwhile(aging.clock, part="_ops/lease", n_failures=20))
+    plan = operations.plan_purge(lake) if operation == "purge" else operations.plan_orphan_removal(lake)
+    report = plan.execute()
+    assert not report.is_complete
+    assert report.stopped is not None
+    assert "slow down" in report.stopped
+    assert 0 < report.files < (plan.files if isinstance(plan.files, int) else len(plan.paths))
+    assert owner_paths(aging.lake), "the owner file goes last"
+    again = aging.purge() if operation == "purge" else aging.remove_orphans()
+    assert again.is_complete
+    aging.later()
+    aging.remove_orphans()
+    assert table_files(aging.lake) == set()
+
+
+def owner_paths(lake: Lakehouse) -> list[str]:
+    return [path for path in table_files(lake) if path.endswith("_owner.json")]
+
+
+# Other spellings
+
+
+@pytest.fixture
+def external(tmp_path: Path) -> Table:
+    """A table of another catalog, which the lakehouse knows nothing of."""
+    (tmp_path / "external").mkdir()
+    catalog = SqlCatalog("x", uri=f"sqlite:///{tmp_path}/x.db", warehouse=f"file://{tmp_path}/external")
+    catalog.create_namespace("e")
+    return catalog.create_table("e.t", ROWS.schema)
+
+
+@pytest.mark.local_only("gives folders other names")
+@pytest.mark.parametrize("spelling", ["itself", "hadoop", "link", "link to the table"])
+def test_files_that_an_external_table_names_stay_however_it_spells_them(
+    tmp_path: Path, external: Table, spelling: str
+) -> None:
+    folder = tmp_path / "tables" / "lake"  # a root whose own path looks like that of a table
+    folder.mkdir(parents=True)
+    aging = Aging.on(LocalStorage(f"file://{folder}/", fsync=False))
+    aging = replace(aging, lake=allowing(aging.lake, tmp_path))
+    append_rows(aging.lake)
+    path = next(path for path in table_files(aging.lake) if path.endswith(".parquet"))
+    table_folder, _, name = path.partition("/data/")
+    os.symlink(folder, tmp_path / "tables" / "alias")
+    os.symlink(folder / table_folder, tmp_path / "sales")
+    external.add_files(
+        [
+            {
+                "itself": f"file://{folder}/{path}",
+                "hadoop": f"file:{folder}/{path}",
+                "link": f"file://{tmp_path}/tables/alias/{path}",
+                "link to the table": f"file://{tmp_path}/sales/data/{name}",
+            }[spelling]
+        ]
+    )
+    operations.register_table(aging.lake, "ns", "ext", external.metadata_location)
+    with aging.lake.transaction() as txn:
+        txn.drop_table("ns", "t")
+    aging.clean_up()
+    assert external.scan().to_arrow().num_rows == 3
+    assert "ext" in aging.lake.snapshot().tables("ns")
+
+
+@pytest.mark.local_only("the other catalog keeps its files in a folder")
+def test_what_another_catalog_removed_of_its_own_stops_nobody(lakes: Lakes, external: Table, tmp_path: Path) -> None:
+    """Whoever writes a registered table expires its snapshots, as a matter of routine."""
+    aging, _ = with_dropped_table(lakes)
+    aging = replace(aging, lake=allowing(aging.lake, tmp_path))
+    external.append(ROWS)
+    external.append(ROWS)
+    operations.register_table(aging.lake, "ns", "ext", external.metadata_location)
+    Path(external.metadata.snapshots[0].manifest_list.removeprefix("file://")).unlink()
+    aging.clean_up()
+    assert table_files(aging.lake) == set()
+
+
+@pytest.mark.local_only("the other catalog keeps its files in a folder")
+def test_empty_segments_in_the_paths_of_others_stop_nobody(lakes: Lakes, external: Table, tmp_path: Path) -> None:
+    aging, _ = with_dropped_table(lakes)
+    aging = replace(aging, lake=allowing(aging.lake, tmp_path))
+    external.append(ROWS)
+    uri = next(iter(external.scan().plan_files())).file.file_path
+    other = external.catalog.create_table("e.u", ROWS.schema)
+    other.add_files([uri.replace("/data/", "//data/")])
+    operations.register_table(aging.lake, "ns", "ext", other.metadata_location)
+    aging.clean_up()
+    assert table_files(aging.lake) == set()
+
+
+def test_a_manifest_of_our_own_that_is_gone_is_reported_and_the_files_of_its_table_stay(lakes: Lakes) -> None:
+    aging = Aging.on(lakes.storage())
+    append_rows(aging.lake)
+    aging.clock.delete(next(path for path in table_files(aging.lake) if path.endswith("-m0.avro")))
+    before = table_files(aging.lake)
+    aging.later()
+    plan = operations.plan_orphan_removal(aging.lake)
+    assert len(plan.damaged) == 1
+    assert not before.intersection(plan.paths)
+
+
+# Other owners
+
+
+def test_files_in_a_folder_that_another_lakehouse_owns_are_not_purged(lakes: Lakes) -> None:
+    aging = Aging.on(lakes.storage())
+    append_rows(aging.lake)
+    definition = aging.lake.snapshot().table("ns", "t")
+    aging.clock.write(owner_path(definition.id), b'{"lakehouse_id": "somebody else"}')
+    with aging.lake.transaction() as txn:
+        txn.drop_table("ns", "t")
+    before = table_files(aging.lake)
+    aging.clean_up()
+    assert table_files(aging.lake) == before
+
+
+def test_the_owner_file_of_a_table_that_came_back_stays(lakes: Lakes) -> None:
+    """Between plan and removal; it says whose what is left behind there later is."""
+    aging, definition = with_dropped_table(lakes)
+    aging.clock.delete(aging.lake.snapshot().definition.expirations[0].plan_path)
+    aging.purge()
+    aging.later()
+    plan = operations.plan_orphan_removal(aging.lake)
+    assert owner_path(definition.id) in plan.paths
+    with aging.lake.transaction() as txn:
+        txn.create_table("ns", "back", definition)
+    report = plan.execute()
+    assert (report.files, report.still_needed) == (len(plan.paths) - report.still_needed, report.still_needed)
+    assert owner_path(definition.id) in table_files(aging.lake)
+
+
+# Leases
+
+
+def test_a_lease_that_nobody_could_have_is_told(lakes: Lakes) -> None:
+    aging = Aging.on(lakes.storage())
+    aging.clock.create(lease_path(999_999_999_999_999), b"{}")
+    aging.later()
+    with pytest.raises(MaintenanceBlockedError, match="remove the file"), lease(aging.clock, "purge"):
+        raise AssertionError("two could have it")
+
+
+@pytest.mark.parametrize("plan", [operations.plan_purge, operations.plan_orphan_removal])
+def test_what_is_no_duration_or_number_is_told(lakes: Lakes, plan: Callable[..., object]) -> None:
+    aging = Aging.on(lakes.storage())
+    for wrong in ("7d", float("nan"), True, -1):
+        with pytest.raises(InvalidInputError):
+            plan(aging.lake, wrong)
+    for wrong in ("a", float("nan"), False, 0):
+        with pytest.raises(InvalidInputError):
+            operations.Budget(max_requests=wrong)
+
+
+def test_a_registration_that_outlives_its_lease_is_not_made(lakes: Lakes) -> None:
+    """Looking for the version that names the table took longer than a lease lasts, and a purge ran."""
+    aging = Aging.on(lakes.storage())
+    append_rows(aging.lake)
+    metadata = aging.lake.snapshot().table("ns", "t").format_properties["metadata_location"]
+
+    class Slow(StorageWrapper):
+        def read(
+            self, path: str, *, offset: int = 0, length: int | None = None, limit_bytes: int | None = None
+        ) -> bytes:
+            if path == metadata:
+                aging.later(DURATION_MS + 1)
+                with lease(aging.clock, "purge"):
+                    pass
+            return super().read(path, offset=offset, length=length, limit_bytes=limit_bytes)
+
+    with pytest.raises(MaintenanceBlockedError, match="took over the lease"):
+        operations.register_table(Lakehouse(Slow(aging.clock)), "ns", "too", metadata)
+    assert aging.lake.snapshot().tables("ns") == ["t"]
+
+
+class LeaseTakenOverAtRead(StorageWrapper):
+    """At the next read after it is armed so much time passes that the lease ends and somebody else takes it."""
+
+    def __init__(self, aging: Aging):
+        super().__init__(aging.lake.storage)
+        self._aging = aging
+        self.is_armed = False
+
+    def read(self, path: str, *, offset: int = 0, length: int | None = None, limit_bytes: int | None = None) -> bytes:
+        if self.is_armed:
+            self.is_armed = False
+            self._aging.clock.time_ms += 2 * DURATION_MS
+            with lease(self._aging.lake.storage, "purge"):
+                pass
+        return super().read(path, offset=offset, length=length, limit_bytes=limit_bytes)
+
+
+def test_nothing_is_deleted_where_the_lease_ends_while_a_new_version_is_marked(lakes: Lakes) -> None:
+    aging = Aging.on(lakes.storage())
+    orphan = new_node_path()
+    aging.lake.storage.create(orphan, b"left")
+    storage = LeaseTakenOverAtRead(aging)
+    lake = Lakehouse(storage, cache="off")
+    mark = Mark(survey_versions(lake, lake.snapshot()))
+    with lease(storage, "orphans") as held:
+        create(aging.lake, "new", "t")
+        storage.is_armed = True
+        with pytest.raises(MaintenanceBlockedError, match="took over the lease"):
+            delete_unreached(storage, {orphan: 4}, mark, held)
+    assert not storage.is_armed
+    assert storage.exists(orphan)

@@ -1,0 +1,85 @@
+"""Dropping a namespace: planned, approved, done whole or not at all."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.lakes import Lakes
+from tests.operations.changes import create, drop
+from tests.operations.reads import ReadPaths
+from tests.operations.test_rollback import interfered, refused
+from trinitylake_ops import Lakehouse, operations
+from trinitylake_ops.errors import (
+    CommitConflictError,
+    InvalidNameError,
+    NamespaceNotEmptyError,
+    NamespaceNotFoundError,
+    PlanChangedError,
+)
+
+
+def test_an_empty_namespace(lake: Lakehouse) -> None:
+    create(lake, "a")
+    version = create(lake, "b")
+    plan = operations.plan_drop_namespace(lake, "a")
+    assert lake.latest_version() == version
+    assert (plan.base_version, plan.tables) == (version, ())
+    assert plan.execute(plan.digest).version == version + 1
+    assert lake.snapshot().namespaces() == ["b"]
+    assert lake.snapshot(version).has_namespace("a"), "older versions keep it"
+    assert next(iter(lake.history())).operation == "drop-namespace"
+
+
+def test_one_with_tables_needs_cascade(lake: Lakehouse) -> None:
+    create(lake, "a", "t", "u")
+    refused(lake, NamespaceNotEmptyError, lambda: operations.plan_drop_namespace(lake, "a"))
+    plan = operations.plan_drop_namespace(lake, "a", cascade=True)
+    assert plan.to_dict() == {"base_version": 1, "namespace": "a", "tables": ["t", "u"], "digest": plan.digest}
+    assert "a.u" in str(plan)
+    plan.execute()
+    assert lake.snapshot().namespaces() == []
+    operations.rollback(lake, 1)
+    assert lake.snapshot().tables("a") == ["t", "u"]
+
+
+def test_only_the_approved_plan_is_executed(lake: Lakehouse) -> None:
+    create(lake, "a", "t")
+    plan = operations.plan_drop_namespace(lake, "a", cascade=True)
+    refused(lake, PlanChangedError, lambda: plan.execute("nonsense"))
+    create(lake, "b")
+    refused(lake, PlanChangedError, lambda: plan.execute(plan.digest))
+    again = operations.plan_drop_namespace(lake, "a", cascade=True)
+    assert again.digest != plan.digest
+    assert again.execute(again.digest).version == 3
+
+
+def test_other_tables_by_now(lake: Lakehouse) -> None:
+    create(lake, "a", "t")
+    plan = operations.plan_drop_namespace(lake, "a", cascade=True)
+    drop(lake, "a", "t")
+    refused(lake, PlanChangedError, plan.execute)
+    drop(lake, "a")
+    refused(lake, NamespaceNotFoundError, plan.execute)
+
+
+def test_a_lost_race(lake: Lakehouse) -> None:
+    create(lake, "a", "t")
+    slow = interfered(lake, lambda: drop(lake, "a", "t"))
+    with pytest.raises(CommitConflictError):
+        operations.plan_drop_namespace(slow, "a", cascade=True).execute()
+    slow = interfered(lake, lambda: create(lake, "b"))
+    operations.plan_drop_namespace(slow, "a").execute()
+    assert lake.snapshot().namespaces() == ["b"], "commits elsewhere do not matter"
+
+
+def test_wrong_names(lake: Lakehouse) -> None:
+    refused(lake, NamespaceNotFoundError, lambda: operations.plan_drop_namespace(lake, "nowhere"))
+    for name in ("", "with space", "n" * 17):
+        refused(lake, InvalidNameError, lambda name=name: operations.plan_drop_namespace(lake, name))
+
+
+def test_what_the_plan_read_is_not_read_again(lakes: Lakes) -> None:
+    reads = ReadPaths(lakes.storage())
+    create(Lakehouse.create(reads.root, storage=reads), "a", *(f"t{number}" for number in range(9)))
+    plan = operations.plan_drop_namespace(Lakehouse.open(reads.root, storage=reads), "a", cascade=True)
+    reads.check_nothing_is_read_again(plan)

@@ -1,0 +1,479 @@
+"""What other engines write, and what each operation does with it (docs/engine-writes.md)."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyiceberg.exceptions import CommitFailedException
+from pyiceberg.expressions import AlwaysTrue
+from pyiceberg.io.pyarrow import ArrowScan
+from pyiceberg.table.snapshots import Operation
+from pyiceberg.transforms import BucketTransform
+
+from tests.clock import AgingStorage
+from tests.engine_tables import (
+    EQUALITY,
+    EVOLVED,
+    KINDS,
+    POSITIONS,
+    EngineTable,
+    make_table,
+    rows,
+    with_equality,
+    with_evolution,
+    with_positions,
+    with_statistics,
+)
+from tests.lakes import Lakes, allowing, listed
+from tests.operations.aging import HOUR_MS, LONG_MS, Aging
+from tests.operations.later_tables import make_later, read_avro
+from tests.server.served import duckdb_with_iceberg
+from trinitylake_ops import Lakehouse, operations
+from trinitylake_ops.errors import (
+    CommitConflictError,
+    InvalidDefinitionError,
+    InvalidInputError,
+)
+from trinitylake_ops.format.definitions import METADATA_LOCATION
+from trinitylake_ops.iceberg.delete_files import RemainingRows, planned_tasks
+from trinitylake_ops.iceberg.io.file_io import StorageFileIO
+from trinitylake_ops.iceberg.read import file_batches
+from trinitylake_ops.iceberg.write.rewrite import rewrite_here
+
+
+@pytest.fixture
+def lake(lakes: Lakes) -> Lakehouse:
+    return lakes.local()
+
+
+def read_by_duckdb(table: EngineTable) -> list[tuple[Any, ...]]:
+    """Return the rows that DuckDB's Iceberg extension reads of a table on local disk, by its metadata file alone."""
+    metadata = table.loaded.metadata_location.removeprefix("file://")
+    with duckdb_with_iceberg() as connection:
+        return connection.execute(f"SELECT id, place FROM iceberg_scan('{metadata}') ORDER BY ALL").fetchall()
+
+
+def read_here(table: EngineTable) -> list[tuple[Any, ...]]:
+    """Return the rows as Spark's tasks read them, without Spark."""
+    metadata, io = table.loaded.metadata, table.loaded.io
+    assert isinstance(io, StorageFileIO)
+    remaining = RemainingRows(ArrowScan(metadata, io, metadata.schema(), AlwaysTrue()))
+    tasks = planned_tasks(metadata, io, AlwaysTrue())
+    found = [row for task in tasks for batch in file_batches(remaining, task, io) for row in batch.to_pylist()]
+    return sorted((row["id"], row["place"]) for row in found)
+
+
+def named_files(lake: Lakehouse, name: str) -> set[str]:
+    """Return all files that the metadata of a table names and no snapshot deleted, without any code of ours."""
+    location = lake.snapshot().table("ns", name).format_properties[METADATA_LOCATION]
+    metadata = json.loads(lake.storage.read(location))
+    found = {lake.root + location}
+    for kind in ("statistics", "partition-statistics"):
+        found |= {file["statistics-path"] for file in metadata.get(kind) or ()}
+    for shot in metadata["snapshots"]:
+        found.add(shot["manifest-list"])
+        for manifest in read_avro(lake, shot["manifest-list"])[1]:
+            found.add(manifest["manifest_path"])
+            entries = read_avro(lake, manifest["manifest_path"])[1]
+            found |= {entry["data_file"]["file_path"] for entry in entries if entry["status"] != 2}
+    return {uri.removeprefix(lake.root) for uri in found}
+
+
+def summary_of(table: EngineTable, *names: str) -> list[str]:
+    snapshot = table.loaded.current_snapshot()
+    assert snapshot is not None and snapshot.summary is not None
+    assert snapshot.summary.operation == Operation.REPLACE
+    return [snapshot.summary[f"total-{name}"] for name in names]
+
+
+@pytest.mark.local_only("DuckDB reads local files")
+def test_another_engine_reads_what_is_tested_here(lake: Lakehouse) -> None:
+    """The tables of these tests are what the specification says, and mean what the tests take them for."""
+    assert read_by_duckdb(with_positions(lake)) == POSITIONS
+    assert read_by_duckdb(with_equality(lake)) == EQUALITY
+    # DuckDB 1.5 ends the process where equality deletes are by a column that was dropped since
+    assert read_here(with_evolution(lake)) == EVOLVED
+
+
+# Compaction
+
+
+def test_rows_that_delete_files_delete_are_counted(lake: Lakehouse) -> None:
+    """So a diff shows what an engine's DELETE did, and compaction changes no number of rows."""
+    table = with_positions(lake)
+    latest = lake.latest_version()
+
+    def rows_of(before: int, after: int) -> tuple[int | None, ...]:
+        (one,) = operations.diff_versions(lake, lake.snapshot(before), lake.snapshot(after)).tables
+        assert one.delta is not None and one.after is not None
+        return one.delta.rows_added, one.delta.rows_removed, one.after.rows
+
+    assert len(table.ids()) == 3
+    assert rows_of(latest - 2, latest - 1) == (0, 2, 4)
+    assert rows_of(latest - 1, latest) == (0, 1, 3)
+    assert rows_of(latest, latest - 1) == (1, 0, 4)
+    operations.plan_compact_tables(lake).execute()
+    added, removed, now = rows_of(latest, lake.latest_version())
+    assert (added, now) == (removed, 3)
+
+
+@pytest.mark.parametrize("suffix", ["parquet", "orc"])
+def test_compaction_applies_position_deletes(lake: Lakehouse, suffix: str) -> None:
+    table = with_positions(lake, suffix)
+    before = lake.latest_version()
+    report = operations.plan_compact_tables(lake).execute()
+    assert [done.table for done in report.tables] == ["ns.positions"]
+    assert table.ids() == [2, 3, 4] == table.ids(before)
+    assert summary_of(table, "records", "data-files", "delete-files", "position-deletes") == ["3", "1", "0", "0"]
+    assert operations.plan_compact_tables(lake).is_empty
+    assert operations.verify(lake, deep=True).findings == ()
+
+
+@pytest.mark.local_only("DuckDB reads local files")
+def test_compaction_applies_equality_deletes(lake: Lakehouse) -> None:
+    table = with_equality(lake)
+    operations.plan_compact_tables(lake).execute()
+    found = table.loaded.scan().to_arrow().to_pylist()
+    assert sorted((row["id"], row["place"]) for row in found) == EQUALITY == read_by_duckdb(table)
+    assert summary_of(table, "records", "equality-deletes", "delete-files") == ["5", "0", "0"]
+
+
+@pytest.mark.local_only("DuckDB reads local files")
+def test_compaction_applies_deletes_of_older_specs_schemas_and_columns(lake: Lakehouse) -> None:
+    table = with_evolution(lake)
+    plan = operations.plan_compact_tables(lake)
+    assert dict(plan.older_spec_files) == {}
+    plan.execute()
+    found = table.loaded.scan().to_arrow().to_pylist()
+    assert sorted((row["id"], row["place"]) for row in found) == EVOLVED == read_by_duckdb(table)
+    assert summary_of(table, "records", "data-files", "delete-files") == ["3", "2", "0"]
+
+
+def test_deletes_of_files_that_cannot_be_rewritten_stay(lake: Lakehouse) -> None:
+    """The rows of an older spec cannot be split by a transform such as bucket, so their deletes are needed."""
+    table = with_positions(lake)
+    with table.loaded.update_spec() as spec:
+        spec.add_field("id", BucketTransform(4))
+    plan = operations.plan_compact_tables(lake)
+    assert (plan.is_empty, dict(plan.older_spec_files)) == (True, {"ns.positions": 2})
+    assert table.ids() == [2, 3, 4]
+
+
+def test_rows_that_are_deleted_while_files_are_written_anew_stay_deleted(lake: Lakehouse) -> None:
+    table, other = make_table(lake, "t"), with_positions(lake)
+    path = table.append(rows(1, 2, 3))
+    table.delete_positions({path: [0]})
+    plan = operations.plan_compact_tables(lake)
+
+    def write(groups: Any) -> Any:
+        written = rewrite_here(groups)
+        table.delete_equal(pa.table({"id": pa.array([2], pa.int64())}))
+        other.append(rows(7))
+        return written
+
+    report = plan.execute(write)
+    assert [done.table for done in report.tables] == ["ns.positions"]
+    assert "deleted by delete files" in report.left["ns.t"]
+    assert other.ids() == [2, 3, 4, 7]
+    operations.plan_compact_tables(lake).execute()
+    assert table.ids() == [3]
+
+
+def test_all_tables_left_is_a_conflict(lake: Lakehouse) -> None:
+    table = with_positions(lake)
+    plan = operations.plan_compact_tables(lake)
+    before = listed(lake.storage)
+
+    def write(groups: Any) -> Any:
+        written = rewrite_here(groups)
+        table.delete_positions({table.data_files[0]: [1]})
+        return written
+
+    with pytest.raises(CommitConflictError, match="deleted by delete files"):
+        plan.execute(write)
+    new = {path for path in listed(lake.storage) - before if path.endswith(".parquet")}
+    assert len(new) == 1, "the files written anew are deleted, the delete file stays"
+
+
+def test_position_deletes_in_avro_are_refused_by_name(lake: Lakehouse) -> None:
+    table = with_positions(lake, "avro")
+    (reason,) = operations.plan_compact_tables(lake).left.values()
+    assert "position deletes in the format AVRO, which is not read here" in reason
+    with pytest.raises(InvalidInputError, match=r"ns\.positions cannot be compacted: it has position deletes"):
+        operations.plan_compact_tables(lake, tables=["ns.positions"])
+    assert len(table.data_files) == 2
+
+
+# Exports and restores
+
+
+@pytest.mark.local_only("DuckDB reads local files")
+@pytest.mark.parametrize("kind", KINDS)
+def test_full_exports_hold_what_engines_wrote(lakes: Lakes, lake: Lakehouse, kind: str) -> None:
+    table = KINDS[kind](lake)
+    read = read_here if kind == "evolved" else read_by_duckdb
+    expected = read_here(table)
+    root = lakes.root("copy")
+    operations.plan_export(lake, "away", "full", target=root).execute()
+    operations.plan_export(lake, "here", "full").execute()
+    copy = EngineTable(Lakehouse.open(root), table.name)
+    assert operations.verify_export(lake, "away", deep=True).is_clean
+    assert operations.verify_export(lake, "here", deep=True).is_clean
+    assert read(copy) == expected
+    check_same_metadata(table, copy)
+    for name in ("here", "away"):
+        with lake.transaction() as txn:
+            txn.drop_table("ns", table.name)
+        operations.plan_restore(lake, name).execute()
+        assert read(table) == expected
+    for place in (lake, copy.lake):
+        assert operations.verify(place, deep=True).findings == ()
+        assert named_files(place, table.name) <= listed(place.storage)
+
+
+def check_same_metadata(table: EngineTable, copy: EngineTable) -> None:
+    ours, theirs = (one.loaded.metadata for one in (table, copy))
+    assert (ours.schemas, ours.partition_specs, ours.sort_orders) == (
+        theirs.schemas,
+        theirs.partition_specs,
+        theirs.sort_orders,
+    )
+    assert (ours.refs, ours.current_snapshot_id) == (theirs.refs, theirs.current_snapshot_id)
+    assert [one.snapshot_id for one in ours.snapshots] == [one.snapshot_id for one in theirs.snapshots]
+    for name in ("statistics", "partition_statistics"):
+        files = [getattr(metadata, name) for metadata in (ours, theirs)]
+        assert [file.snapshot_id for file in files[0]] == [file.snapshot_id for file in files[1]]
+        assert all(file.statistics_path.startswith(copy.lake.root) for file in files[1])
+
+
+def test_equality_deletes_in_other_formats_are_refused_by_name(lake: Lakehouse) -> None:
+    table = make_table(lake, "t")
+    table.append(rows(1))
+    table.delete_equal(rows(1), suffix="avro")
+    (reason,) = operations.plan_compact_tables(lake).left.values()
+    assert "equality deletes in the format AVRO, which is not read here" in reason
+
+
+@pytest.mark.parametrize("suffix", ["parquet", "avro"])
+def test_copied_position_deletes_name_the_copied_files_in_rows_and_bounds(
+    lakes: Lakes, lake: Lakehouse, suffix: str
+) -> None:
+    with_positions(lake, suffix)
+    root = lakes.root("copy")
+    operations.plan_export(lake, "x", "full", target=root).execute()
+    copy = Lakehouse.open(root)
+    location = copy.snapshot().table("ns", "positions").format_properties[METADATA_LOCATION]
+    metadata = json.loads(copy.storage.read(location))
+    (current,) = [one for one in metadata["snapshots"] if one["snapshot-id"] == metadata["current-snapshot-id"]]
+    found = []
+    for manifest in read_avro(copy, current["manifest-list"])[1]:
+        for entry in read_avro(copy, manifest["manifest_path"])[1] if manifest["content"] == 1 else ():
+            file = entry["data_file"]
+            assert file["file_size_in_bytes"] == len(copy.storage.read(file["file_path"].removeprefix(root)))
+            bounds = [[one["value"] for one in file[name] or ()] for name in ("lower_bounds", "upper_bounds")]
+            found.append((file["record_count"], bounds))
+    assert [bounds for count, bounds in found if count == 2] == [[[], []]], "of two files: no bounds"
+    ((of_one,),) = [bounds[0] for count, bounds in found if count == 1]
+    assert of_one.decode().startswith(root)
+    if suffix == "parquet":
+        assert EngineTable(copy, "positions").ids() == [2, 3, 4]
+    # once more, into the same target: nothing of it is copied again
+    report = operations.plan_export(lake, "y", "full", target=root).execute()
+    assert report.copied_files <= 2
+
+
+def test_an_export_that_cannot_be_made_is_refused_and_a_damaged_table_is_named(lakes: Lakes, lake: Lakehouse) -> None:
+    table = with_positions(lake, "orc")
+    with pytest.raises(InvalidInputError, match="position deletes in a format that cannot be written anew"):
+        operations.plan_export(lake, "x", "full", target=lakes.root("copy")).execute()
+    with lake.transaction() as txn:
+        txn.drop_table("ns", "positions")
+    broken = make_table(lake, "broken")
+    path = broken.append(rows(1)).removeprefix(lake.root)
+    plan = operations.plan_export(lake, "x", "full", target=lakes.root("copy"))
+    lake.storage.delete(path)
+    report = plan.execute()
+    assert list(report.damaged) == ["ns.broken"]
+    assert path in report.damaged["ns.broken"]
+    assert "broken" not in Lakehouse.open(lakes.root("copy")).snapshot().tables("ns")
+    assert table.name not in lake.snapshot().tables("ns")
+
+
+def test_full_exports_name_registered_tables(lakes: Lakes, lake: Lakehouse) -> None:
+    other = lakes.local("other")
+    foreign = make_table(other, "t")
+    foreign.append(rows(1))
+    make_table(lake, "own").append(rows(2))
+    opened = allowing(lake, other.root)
+    operations.register_table(opened, "ns", "theirs", foreign.loaded.metadata_location)
+    target = lakes.root("copy")
+    plan = operations.plan_export(opened, "x", "full", target=target)
+    report = plan.execute()
+    assert plan.registered == report.registered == ("ns.theirs",)
+    for shown in (plan.table(), report.table()):
+        assert "registered tables" in str(shown.title) and "ns.theirs" in str(shown.title)
+    minimal = operations.plan_export(opened, "y")
+    assert minimal.registered == ()
+    copy = allowing(Lakehouse.open(target), other.root)
+    assert EngineTable(copy, "theirs").ids() == [1]
+
+
+@pytest.mark.parametrize("lost", ["data", "deletes", "statistics", "metadata", "damaged"])
+def test_a_restore_brings_back_what_an_unchanged_table_lost(lakes: Lakes, lake: Lakehouse, lost: str) -> None:
+    table, other = with_positions(lake), make_table(lake, "other")
+    other.append(rows(1))
+    path = {
+        "data": table.data_files[0],
+        "deletes": table.delete_positions({table.data_files[0]: [1]}),
+        "statistics": table.set_statistics()[0],
+        "metadata": table.loaded.metadata_location,
+        "damaged": manifest_list_of(table),
+    }[lost].removeprefix(lake.root)
+    expected = table.ids()
+    operations.plan_export(lake, "x", "full", target=lakes.root("copy")).execute()
+    assert operations.plan_restore(lake, "x").is_empty
+    lake.storage.delete(path)
+    if lost == "damaged":
+        lake.storage.create(path, b"Obj\x01 cut off")
+    plan = operations.plan_restore(lake, "x")
+    assert [(change.kind, change.table) for change in plan.changes] == [("changed", "positions")]
+    plan.execute()
+    assert table.ids() == expected
+    assert named_files(lake, "positions") <= listed(lake.storage)
+
+
+def test_deletes_of_a_clone_are_promoted(lakes: Lakes, lake: Lakehouse) -> None:
+    """They name files of the parent, by its paths, and files of the clone, which get other paths in the parent."""
+    table = make_table(lake, "t")
+    of_parent = table.append(rows(1, 2, 3))
+    root = lakes.root("clone")
+    operations.plan_clone(lake, root, "dev").execute()
+    in_clone = EngineTable(Lakehouse.open(root), "t")
+    of_clone = in_clone.append(rows(4, 5))
+    in_clone.delete_positions({of_parent: [0], of_clone: [1]})
+    in_clone.delete_positions({of_parent: [1]})
+    assert in_clone.ids() == [3, 4]
+    operations.plan_promotion(lake, "dev").execute()
+    assert table.ids() == [3, 4]
+    operations.plan_drop_clone(lake, "dev", delete_files=True).execute()
+    assert table.ids() == [3, 4]
+    operations.plan_compact_tables(lake).execute()
+    assert table.ids() == [3, 4]
+    assert operations.verify(lake, deep=True).findings == ()
+
+
+def manifest_list_of(table: EngineTable) -> str:
+    snapshot = table.loaded.current_snapshot()
+    assert snapshot is not None
+    return snapshot.manifest_list
+
+
+# Freeing space
+
+
+@pytest.fixture
+def aging(lakes: Lakes) -> Aging:
+    storage = lakes.storage()
+    clock = AgingStorage(storage, storage.now_ms())
+    return Aging(lakes.watch(Lakehouse.create(storage.root, storage=clock)), clock)
+
+
+@pytest.mark.parametrize("kind", [*KINDS, "vectors"])
+def test_no_file_that_anything_names_is_removed(aging: Aging, kind: str) -> None:
+    """Expiry, purge and orphans, twice, with a trim between: whatever the latest metadata names is there."""
+    lake = aging.lake
+    name = "dv" if kind == "vectors" else kind
+    if kind == "vectors":
+        make_later(lake, "dv", with_vectors=True)
+    else:
+        KINDS[kind](lake)
+    for _ in range(2):
+        needed = named_files(lake, name)
+        aging.clean_up()
+        assert needed == named_files(lake, name) <= listed(lake.storage)
+        operations.plan_trim_tables(lake).execute()
+    aging.clean_up()
+    assert named_files(lake, name) <= listed(lake.storage)
+    assert operations.verify(lake, deep=True).findings == ()
+    with lake.transaction() as txn:
+        txn.drop_table("ns", name)
+    aging.clean_up()
+    assert not any(path.startswith("tables/") for path in listed(lake.storage)), "nothing is kept for ever either"
+
+
+def test_compacted_files_and_applied_deletes_are_freed(aging: Aging) -> None:
+    table = with_positions(aging.lake)
+    before = named_files(aging.lake, "positions")
+    operations.plan_compact_tables(aging.lake).execute()
+    operations.plan_trim_tables(aging.lake).execute()
+    aging.later()
+    aging.expire()
+    operations.plan_trim_tables(aging.lake).execute()
+    aging.clean_up()
+    left = before & listed(aging.lake.storage)
+    assert not any("deletes" in path or path.endswith(".parquet") for path in left)
+    assert table.ids() == [2, 3, 4]
+
+
+def test_trim_keeps_branches_tags_and_audits_and_their_statistics(aging: Aging) -> None:
+    table = with_statistics(aging.lake)
+    before = table.loaded.metadata
+    aging.later()
+    aging.expire()
+    (trim,) = operations.plan_trim_tables(aging.lake).tables
+    by_id = {one.snapshot_id: one for one in before.snapshots}
+    audit = next(one for one in before.snapshots if one.summary and "wap.id" in one.summary.additional_properties)
+    assert len(trim.dropped) == 1, "of main only the one between"
+    assert {audit.snapshot_id, before.current_snapshot_id} <= set(trim.kept)
+    assert {ref.snapshot_id for ref in before.refs.values()} <= set(trim.kept)
+    operations.plan_trim_tables(aging.lake).execute()
+    after = table.loaded.metadata
+    assert after.refs == before.refs
+    assert (len(before.statistics), after.statistics) == (2, before.statistics)
+    assert (len(before.partition_statistics), after.partition_statistics) == (2, before.partition_statistics)
+    aging.later(5 * 24 * HOUR_MS)
+    (trim,) = operations.plan_trim_tables(aging.lake).tables
+    assert trim.dropped == (audit.snapshot_id,), "nobody published it within the age of a snapshot"
+    assert audit.snapshot_id in by_id
+
+
+def test_statistics_files_are_as_old_as_they_are(aging: Aging) -> None:
+    """Orphans are removed that are older than any transaction: a commit must not name such a file later."""
+    table = make_table(aging.lake, "t")
+    table.append(rows(1))
+    statistics = table.statistics_files()
+    aging.later(LONG_MS)
+    version = aging.lake.latest_version()
+    for name_it in (table.set_table_statistics, table.set_partition_statistics):
+        with pytest.raises(CommitFailedException, match="txn_ttl_millis"):
+            name_it(statistics)
+    aging.remove_orphans()
+    for name_it in (table.set_table_statistics, table.set_partition_statistics):
+        with pytest.raises(CommitFailedException, match="is gone, removed as an orphan"):
+            name_it(statistics)
+    assert table.loaded.metadata.statistics == []
+    assert version <= aging.lake.latest_version()
+
+
+# Writes here
+
+
+def test_writes_that_replace_files_with_deletes_say_what_to_do(lake: Lakehouse) -> None:
+    from trinitylake_ops.iceberg.write.replacement import all_files
+
+    for table in (with_positions(lake), with_equality(lake)):
+        with pytest.raises(InvalidDefinitionError, match="compact-tables"):
+            all_files(table.loaded)
+    operations.plan_compact_tables(lake).execute()
+    assert all(len(all_files(EngineTable(lake, name).loaded)) == 1 for name in ("positions", "equality"))
+
+
+def test_appends_keep_deletes(lake: Lakehouse) -> None:
+    table = with_positions(lake)
+    table.append(rows(7))
+    assert table.ids() == [2, 3, 4, 7]
+    table.loaded.delete("id == 3")
+    assert table.ids() == [2, 4, 7]

@@ -1,0 +1,965 @@
+"""Expire, undelete, purge and orphan removal: what goes, what stays, and what others do in between."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from tests.faults import FaultyStorage, fail, lose_response
+from tests.lakes import Lakes, listed, roots, table
+from tests.operations.aging import (
+    DAY_MS,
+    HOUR_MS,
+    LONG_MS,
+    Aging,
+    keeping,
+    live_versions,
+    needed_files,
+    states,
+    with_least_requests,
+)
+from tests.operations.changes import alter, append_rows, create, drop
+from trinitylake_ops import Lakehouse, operations
+from trinitylake_ops.errors import (
+    CommitConflictError,
+    CorruptFileError,
+    InvalidInputError,
+    MaintenanceBlockedError,
+    PlanChangedError,
+    StorageError,
+    StoragePermissionError,
+    ThrottledError,
+    TransactionExpiredError,
+    VersionExpiredError,
+    VersionNotFoundError,
+)
+from trinitylake_ops.format.file_names import HINT_PATH, lease_path
+from trinitylake_ops.format.keys import COMMIT_ID
+from trinitylake_ops.format.node_file import decode_node
+from trinitylake_ops.format.version_ranges import VersionRanges
+from trinitylake_ops.operations import Budget, budget
+from trinitylake_ops.operations.base import PlannedT
+from trinitylake_ops.operations.export_records import manifest_targets
+from trinitylake_ops.operations.gc import delete as deletion
+from trinitylake_ops.operations.gc.delete import delete_files
+from trinitylake_ops.operations.lease import lease
+from trinitylake_ops.storage import MeteredStorage, Storage, StorageWrapper
+
+
+@pytest.fixture
+def lake(aging: Aging) -> Lakehouse:
+    return aging.lake
+
+
+# Plans
+
+
+def test_a_plan_says_what_and_why_and_changes_nothing(aging: Aging, lake: Lakehouse) -> None:
+    files = listed(lake.storage)
+    plan = operations.plan_expiration(lake, keeping(2))
+    assert (plan.versions, plan.base_version, plan.exports) == ("0-3", 5, ())
+    assert [verdict.expires for verdict in plan.verdicts] == [True] * 4 + [False] * 2
+    assert plan.verdicts[5].reason == "it is the latest"
+    assert plan.verdicts[4].reason == "among the minimum of 2"
+    assert sum(plan.files.values()) == len(plan.freed.sizes_bytes) > 5
+    assert operations.plan_expiration(lake, keeping(1)).files.keys() == {"node", "definition"}
+    assert plan.bytes == sum(lake.storage.stat(path).size_bytes for path in plan.freed.sizes_bytes)
+    kept = {**needed_files(lake), **needed_files(lake, 4)}
+    gone = {path for version in range(4) for path in needed_files(lake, version)}
+    assert set(plan.freed.sizes_bytes) == gone - kept.keys() - roots(lake.storage)
+    assert plan.digest == operations.plan_expiration(lake, keeping(2)).digest
+    shown = json.loads(plan.to_json())
+    assert shown["digest"] == plan.digest
+    assert len(shown["verdicts"]) == 6
+    assert "superseded 2 d 4 h ago" in str(plan)
+    assert listed(lake.storage) == files
+    aging.later(1)
+    assert operations.plan_expiration(lake, keeping(2)).digest != plan.digest
+
+
+def test_by_default_the_settings_of_the_lakehouse_decide(aging: Aging, lake: Lakehouse) -> None:
+    assert operations.plan_expiration(lake).is_empty, "younger than 7 days"
+    aging.later(6 * DAY_MS)
+    assert operations.plan_expiration(lake).versions == "0-2", "3 versions are kept in any case"
+    aging.lake.alter_definition(minimum_versions_to_keep=1, maximum_version_age_millis_overrides={1: 90 * DAY_MS})
+    aging.later(8 * DAY_MS)
+    assert operations.plan_expiration(lake).versions == "0,2-5"
+
+
+def test_nothing_that_transactions_may_be_based_on_expires(aging: Aging, lake: Lakehouse) -> None:
+    create(lake, "new")
+    aging.later(DAY_MS)
+    assert operations.plan_expiration(lake, keeping(1)).versions == "0-4", "5 was the latest a day ago"
+    aging.later(5 * 60 * 1000 + 1)
+    assert operations.plan_expiration(lake, keeping(1)).versions == "0-5"
+
+
+def test_a_wrong_digest_is_refused(aging: Aging, lake: Lakehouse) -> None:
+    plan = operations.plan_expiration(lake, keeping(1))
+    aging.later(DAY_MS)
+    later = operations.plan_expiration(lake, keeping(1))
+    aging.clock.time_ms -= DAY_MS
+    digits = plan.digest[-64:]
+    for digest, reason in (
+        ("x", "is not the digest"),
+        (plan.digest[:-1], "is not the digest"),
+        (plan.digest[:-1] + ("1" if plan.digest[-1] == "0" else "0"), "look at the plan again"),
+        (f"4-{plan.now_ms}-{digits}", "look at the plan again"),
+        (f"77-{plan.now_ms}-{digits}", "cannot be read any more"),
+        (later.digest, "still to come"),
+        (operations.plan_expiration(lake, keeping(3)).digest, "look at the plan again"),
+    ):
+        with pytest.raises(PlanChangedError, match=reason):
+            plan.execute(digest)
+    assert states(lake) == []
+    assert plan.execute(plan.digest).versions == "0-4"
+
+
+def test_what_was_approved_is_made_again_at_its_version_and_time(aging: Aging, lake: Lakehouse) -> None:
+    approved = operations.plan_expiration(lake, keeping(2)).digest
+    create(lake, "since")
+    aging.later()
+    report = operations.plan_expiration(lake, keeping(2)).execute(approved)
+    assert (report.versions, report.spared) == ("0-3", ""), "4 could expire by now, but nobody approved that"
+    assert states(lake) == [("EXPIRED", "0-3")]
+
+
+def test_the_plan_of_an_expired_base_is_refused(aging: Aging, lake: Lakehouse) -> None:
+    approved = operations.plan_expiration(lake, keeping(1)).digest
+    create(lake, "since")
+    aging.later()
+    aging.expire()
+    with pytest.raises(PlanChangedError, match="version 5, which cannot be read any more"):
+        operations.plan_expiration(lake, keeping(1)).execute(approved)
+
+
+# Between plan and execution
+
+
+def test_the_plan_of_what_is_gone_since_is_refused(aging: Aging, lake: Lakehouse) -> None:
+    """A drop was cut off before it deleted the export's root; orphan removal takes the copies, the root last."""
+    create(lake, "many", *(f"t{number}" for number in range(30)))
+    operations.plan_export(lake, "copied", "partial").execute()
+    aging.later()
+    approved = operations.plan_expiration(lake, keeping(1)).digest
+    (record,) = lake.snapshot().definition.exports
+    copies = manifest_targets(lake.storage, record.manifest_path) - {record.root_location}
+    root = lake.storage.read(record.root_location)
+    operations.drop_export(lake, "copied")
+    lake.storage.create(record.root_location, root)
+    for path in copies:
+        lake.storage.delete(path)
+    with pytest.raises(PlanChangedError, match="look at the plan again"):
+        operations.plan_expiration(lake, keeping(1)).execute(approved)
+
+
+def test_commits_since_the_plan_spare_what_is_needed_now(aging: Aging, lake: Lakehouse) -> None:
+    plan = operations.plan_expiration(lake, keeping(1))
+    lake.alter_definition(maximum_version_age_millis_overrides={1: 90 * DAY_MS})
+    operations.plan_export(lake, "kept", version=3).execute()
+    report = plan.execute(plan.digest)
+    # A policy of the plan's own knows its own ages only.
+    assert (report.versions, report.spared) == ("0-2,4", "3")
+    assert report.files == len(json.loads(lake.storage.read(report.plan_path or ""))["files"])
+
+
+def test_settings_that_changed_since_the_plan_count(aging: Aging, lake: Lakehouse) -> None:
+    aging.later(8 * DAY_MS)
+    plan = operations.plan_expiration(lake)
+    assert plan.versions == "0-2"
+    lake.alter_definition(maximum_version_age_millis_overrides={1: 90 * DAY_MS}, minimum_versions_to_keep=6)
+    report = plan.execute(plan.digest)
+    assert (report.versions, report.spared) == ("0", "1-2")
+
+
+class Racing(StorageWrapper):
+    """Lets others act just before our root is created, each time one of them."""
+
+    def __init__(self, inner: Storage, *actions: Callable[[], Any]):
+        super().__init__(inner)
+        self.actions = iter(actions)
+
+    def create(self, path: str, data: bytes) -> None:
+        if path.startswith("_") and path.endswith(".arrow"):
+            next(self.actions, lambda: None)()
+        super().create(path, data)
+
+
+def raced(plan: PlannedT, *actions: Callable[[], Any]) -> PlannedT:
+    """Return a plan whose execution others meet."""
+    return on(plan, Racing(plan.operation.lake.storage, *actions))
+
+
+def on(plan: PlannedT, storage: Storage) -> PlannedT:
+    """Return a plan that is executed on another storage."""
+    return replace(plan, operation=replace(plan.operation, lake=Lakehouse(storage)))
+
+
+def test_an_export_that_comes_at_the_last_moment_keeps_its_version(lake: Lakehouse) -> None:
+    plan = operations.plan_expiration(lake, keeping(1))
+    report = raced(plan, lambda: operations.plan_export(lake, "new", version=2).execute()).execute(plan.digest)
+    assert (report.versions, report.spared) == ("0-1,3-4", "2")
+    assert len([path for path in listed(lake.storage) if path.startswith("_ops/plan-")]) == 1
+
+
+def test_a_rollback_at_the_last_moment_loses_nothing(aging: Aging, lake: Lakehouse) -> None:
+    plan = operations.plan_expiration(lake, keeping(1))
+    report = raced(plan, lambda: operations.rollback(lake, 2)).execute(plan.digest)
+    assert report.version == 7
+    needed = needed_files(lake, 6)
+    aging.later()
+    assert aging.purge().still_needed > 0
+    assert needed_files(lake, 6) == needed
+    assert operations.verify(lake).is_clean
+    assert sorted(lake.snapshot().namespaces()) == ["n0", "n1"]
+
+
+def test_an_expiry_at_the_last_moment_stops_rollback_and_export(lake: Lakehouse) -> None:
+    def expire() -> None:
+        operations.plan_expiration(lake, keeping(1)).execute()
+
+    racing = Lakehouse(Racing(lake.storage, expire))
+    with pytest.raises((VersionExpiredError, CommitConflictError)):
+        operations.plan_rollback(racing, 2).execute(reapply=True)
+    operations.undelete(lake, "0-4")
+    with pytest.raises((VersionExpiredError, CommitConflictError)):
+        operations.plan_export(Lakehouse(Racing(lake.storage, expire)), "late", version=2).execute()
+    assert states(lake) == [("EXPIRED", "0-5")] or states(lake) == [("EXPIRED", "0-4")]
+    assert operations.list_exports(lake) == []
+
+
+def test_settings_that_change_at_every_attempt_end_it(lake: Lakehouse) -> None:
+    plan = operations.plan_expiration(lake, keeping(1))
+    changes = [lambda age=age: lake.alter_definition(maximum_version_age_millis=DAY_MS + age) for age in range(40)]
+    with pytest.raises(CommitConflictError, match="run it again"):
+        raced(plan, *changes).execute()
+    assert states(lake) == []
+    assert not [path for path in listed(lake.storage) if path.startswith("_ops/plan-")]
+
+
+# Expired versions and undelete
+
+
+def test_nobody_opens_an_expired_version(aging: Aging, lake: Lakehouse) -> None:
+    report = aging.expire()
+    assert (report.version, report.versions) == (6, "0-4")
+    assert lake.snapshot().definition.expirations[0].expired_at_version == 6
+    assert live_versions(lake) == [5, 6]
+    for version in range(5):
+        with pytest.raises(VersionExpiredError, match="undelete can bring it back"):
+            lake.snapshot(version)
+        with pytest.raises(VersionExpiredError):
+            operations.rollback(lake, version)
+        with pytest.raises(VersionExpiredError):
+            operations.plan_export(lake, "x", version=version)
+    assert aging.expire().version is None, "a second run does nothing"
+    assert lake.latest_version() == 6
+
+
+def test_undelete_brings_versions_back_byte_for_byte_until_the_purge(aging: Aging, lake: Lakehouse) -> None:
+    append_rows(lake)
+    append_rows(lake)
+    before = {version: needed_files(lake, version) for version in range(lake.latest_version())}
+    aging.later()
+    assert aging.expire().versions == f"0-{max(before)}"
+    operations.undelete(lake, "1-2,4")
+    assert [version for version in live_versions(lake) if version in before] == [1, 2, 4]
+    operations.undelete(lake, 0)
+    operations.undelete(lake, [3, *range(5, max(before) + 1)])
+    assert states(lake) == []
+    assert {version: needed_files(lake, version) for version in before} == before
+    aging.expire()
+    aging.later()
+    operations.undelete(lake, [1, 4])
+    aging.purge()
+    for version in (1, 4):
+        assert needed_files(lake, version) == before[version]
+    with pytest.raises(VersionExpiredError, match="their purge has begun"):
+        operations.undelete(lake, "0-2")
+    assert set(before) & set(live_versions(lake)) == {1, 4}
+    for version in set(before) - {1, 4}:
+        with pytest.raises(VersionExpiredError, match="purge"):
+            lake.snapshot(version)
+    assert operations.verify(lake).is_clean
+
+
+@pytest.mark.parametrize("versions", ["", "5", "0-5", "99", "x", []])
+def test_only_what_is_expired_is_undeleted(aging: Aging, lake: Lakehouse, versions: Any) -> None:
+    aging.expire()
+    with pytest.raises(InvalidInputError):
+        operations.undelete(lake, versions)
+    assert states(lake) == [("EXPIRED", "0-4")]
+
+
+def test_an_undelete_at_the_moment_of_the_purge_has_one_winner(aging: Aging, lake: Lakehouse) -> None:
+    aging.expire()
+    aging.later()
+    plan = operations.plan_purge(lake)
+    with pytest.raises(PlanChangedError, match="undeleted, in part"):
+        raced(plan, lambda: operations.undelete(lake, 2)).execute()
+    assert live_versions(lake)[0] == 2
+    plan = operations.plan_purge(lake)
+    with pytest.raises(VersionExpiredError, match="purge has begun"):
+        operations.undelete(Lakehouse(Racing(lake.storage, plan.execute)), 1)
+    assert states(lake) == [("PURGED", "0-1,3-4")]
+
+
+# Purge
+
+
+def test_a_purge_frees_what_nothing_needs_and_seals_the_roots(aging: Aging, lake: Lakehouse) -> None:
+    needed = needed_files(lake)
+    files = listed(lake.storage)
+    ids = {version: lake.snapshot(version).root.system[COMMIT_ID] for version in range(5)}
+    expired = aging.expire()
+    assert operations.plan_purge(lake).is_empty
+    assert aging.purge().version is None, "the grace is not over"
+    aging.later(DAY_MS + 5 * 60 * 1000)
+    plan = operations.plan_purge(lake)
+    assert (plan.versions, plan.files, plan.bytes, plan.still_needed) == ("0-4", expired.files, expired.bytes, 0)
+    assert expired.files > 10
+    report = plan.execute(plan.digest)
+    assert (report.version, report.files, report.bytes, report.is_complete) == (8, expired.files, expired.bytes, True)
+    assert roots(lake.storage) >= {lake.files.roots.path(version) for version in range(9)}, "no name is freed"
+    for version, commit_id in ids.items():
+        root = decode_node(lake.storage.read(lake.files.roots.path(version)), lake.files.roots.path(version))
+        assert (root.is_sealed, root.system[COMMIT_ID]) == (True, commit_id)
+    left = {path for path in listed(lake.storage) & files if path not in roots(lake.storage)}
+    assert left == needed.keys() - roots(lake.storage) | {HINT_PATH}
+    assert states(lake) == [("PURGED", "0-4")]
+    assert aging.purge().version is None
+    assert lake.latest_version() == 8
+    assert [info.operation for info in lake.history(limit=3)] == ["purge", "purge", "expire"]
+    assert operations.verify(lake).is_clean
+
+
+def test_the_grace_is_never_less_than_what_transactions_need(aging: Aging, lake: Lakehouse) -> None:
+    aging.expire()
+    assert operations.plan_purge(lake, 0).is_empty
+    aging.later(LONG_MS)
+    assert operations.plan_purge(lake, 3 * DAY_MS).is_empty
+    assert not operations.plan_purge(lake, 0).is_empty
+    with pytest.raises(InvalidInputError, match="at least 0"):
+        operations.plan_purge(lake, -1)
+
+
+def test_batches_that_share_files_free_them_together(aging: Aging, lake: Lakehouse) -> None:
+    """A file that two batches need is in the plan of the later one: nothing is left for orphan removal."""
+    for namespace in ("n0", "n1", "n2"):
+        alter(lake, namespace, "a")
+        aging.later()
+        aging.expire(keeping(2))
+    assert len(states(lake)) == 3
+    aging.expire()
+    aging.later()
+    aging.purge()
+    assert len(states(lake)) == 1, "the records of purged batches become one"
+    aging.later()
+    stale = operations.plan_orphan_removal(lake)
+    assert stale.paths == []
+
+
+def test_what_came_to_be_needed_since_the_expiry_stays(aging: Aging, lake: Lakehouse) -> None:
+    """Of two batches the older one is undeleted in part, and a rollback brings files of it back."""
+    aging.later()
+    first = aging.expire(keeping(3))
+    assert first.versions == "0-2"
+    operations.undelete(lake, 1)
+    operations.rollback(lake, 1)
+    aging.later()
+    second = aging.expire(keeping(1))
+    assert "1" in second.versions
+    needed = {version: needed_files(lake, version) for version in live_versions(lake)}
+    aging.later()
+    operations.undelete(lake, 3)
+    needed[3] = needed_files(lake, 3)
+    report = aging.purge()
+    assert report.still_needed > 0
+    assert {version: needed_files(lake, version) for version in needed} == needed
+    assert operations.verify(lake).is_clean
+
+
+def test_purges_at_once_do_no_harm(aging: Aging, lake: Lakehouse, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without any lease: several purges of the same versions, at the same time as commits."""
+    append_rows(lake)
+    append_rows(lake)
+    aging.later()
+    needed = needed_files(lake)
+    aging.expire()
+    aging.later()
+    plan = operations.plan_purge(lake)
+    monkeypatch.setattr("trinitylake_ops.operations.lease._check_ended", lambda *_: None)
+    monkeypatch.setattr("trinitylake_ops.operations.lease.Lease.check", lambda _self: None)
+    outcomes: list[object] = []
+    start = threading.Barrier(4)
+
+    def purge() -> None:
+        start.wait()
+        try:
+            outcomes.append(plan.execute().is_complete)
+        except (PlanChangedError, MaintenanceBlockedError) as error:
+            outcomes.append(error)
+
+    def commit() -> None:
+        start.wait()
+        for number in range(3):
+            create(lake, f"during{number}")
+
+    threads = [threading.Thread(target=target) for target in (purge, purge, purge, commit)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert True in outcomes
+    assert len(outcomes) == 3
+    assert [state for state, _ in states(lake)] == ["PURGED"]
+    assert needed.items() <= {path: lake.storage.read(path) for path in listed(lake.storage)}.items()
+    assert operations.verify(lake).is_clean
+    assert {f"during{number}" for number in range(3)} <= set(lake.snapshot().namespaces())
+
+
+# Exports
+
+
+def test_lapsed_exports_end_with_the_expiry_and_the_others_stay(aging: Aging, lake: Lakehouse) -> None:
+    append_rows(lake)
+    exported = lake.latest_version()
+    operations.plan_export(lake, "short", version=2, retain_for=DAY_MS).execute()
+    operations.plan_export(lake, "long", version=3, retain_for=99 * DAY_MS).execute()
+    operations.plan_export(lake, "forever", version=exported).execute()
+    drop(lake, "ns", "t")
+    files = {name: needed_files(lake, name) for name in ("short", "long", "forever")}
+    own = {info.name: {info.location, info.manifest_path} for info in operations.list_exports(lake)}
+    aging.later()
+    plan = operations.plan_expiration(lake, keeping(1))
+    assert plan.exports == ("short",)
+    assert "past the time for which it is retained" in str(plan)
+    report = plan.execute(plan.digest)
+    assert report.exports == ("short",)
+    assert set(VersionRanges.parse(report.versions)) == set(range(lake.latest_version() - 1)) - {3, exported}
+    assert {info.name for info in operations.list_exports(lake)} == {"long", "forever"}
+    aging.later()
+    aging.purge()
+    standing = listed(lake.storage)
+    assert not own["short"] & standing
+    assert own["long"] | own["forever"] <= standing
+    still = files["long"].keys() | files["forever"].keys() | needed_files(lake).keys()
+    assert not files["short"].keys() & standing - still
+    for name in ("long", "forever"):
+        assert needed_files(lake, name) == files[name]
+    assert operations.verify(lake).is_clean
+    aging.later()
+    aging.remove_orphans()
+    for name in ("long", "forever"):
+        assert needed_files(lake, name) == files[name]
+
+
+def test_an_export_whose_time_is_over_ends_though_no_version_expires(aging: Aging, lake: Lakehouse) -> None:
+    aging.expire()
+    operations.plan_export(lake, "short", retain_for=HOUR_MS).execute()
+    location = lake.snapshot().definition.exported_snapshots["short"]
+    aging.later(2 * HOUR_MS)
+    report = aging.expire()
+    assert (report.versions, report.exports, report.files) == ("", ("short",), 2)
+    aging.later()
+    aging.purge()
+    assert location not in listed(lake.storage)
+    assert [state for state, _ in states(lake)] == ["PURGED"]
+
+
+def test_an_export_that_is_prolonged_since_the_plan_stays(aging: Aging, lake: Lakehouse) -> None:
+    operations.plan_export(lake, "e", version=2, retain_for=HOUR_MS).execute()
+    aging.later()
+    plan = operations.plan_expiration(lake, keeping(1))
+    assert plan.exports == ("e",)
+    operations.drop_export(lake, "e")
+    operations.plan_export(lake, "e", version=2, retain_for=99 * DAY_MS).execute()
+    report = plan.execute(plan.digest)
+    assert (report.exports, report.spared) == ((), "2")
+    assert needed_files(lake, "e")
+
+
+# The lease
+
+
+def test_one_operation_at_a_time(aging: Aging, lake: Lakehouse) -> None:
+    aging.expire()
+    aging.later()
+    plan = operations.plan_purge(lake)
+    with (
+        lease(lake.storage, "purge") as held,
+        pytest.raises(MaintenanceBlockedError, match="purge is running; wait until it ends, or until"),
+    ):
+        plan.execute()
+    assert states(lake) == [("EXPIRED", "0-4")]
+    assert plan.execute().is_complete
+    assert held.number == 1
+    assert lease_path(2) in listed(lake.storage)
+
+
+def test_a_lease_that_was_cut_off_ends_by_itself(aging: Aging, lake: Lakehouse) -> None:
+    storage = FaultyStorage(lake.storage, [fail(1, StoragePermissionError, kind="write", times=9)])
+    with lease(storage, "purge"):
+        pass  # it could not be ended, as if the process had died
+    for content in (None, b"garbage", b"[]", b'{"expires_at_ms": "x", "operation": 1}'):
+        if content is not None:
+            newest = max(path for path in listed(lake.storage) if "lease" in path)
+            lake.storage.write(newest, content)
+        with pytest.raises(MaintenanceBlockedError, match="is running"), lease(lake.storage, "orphans"):
+            pass
+        aging.later(10 * 60 * 1000)
+        with lease(lake.storage, "orphans") as taken:
+            taken.check()
+
+
+def test_a_holder_that_slept_too_long_stops(aging: Aging, lake: Lakehouse) -> None:
+    with lease(lake.storage, "purge") as held:
+        held.check()
+        aging.later(6 * 60 * 1000)
+        held.check()
+        aging.later(6 * 60 * 1000)
+        held.check()  # each check renews it
+        aging.later(HOUR_MS)
+        with (
+            lease(lake.storage, "orphans"),
+            pytest.raises(MaintenanceBlockedError, match="took over the lease of this purge"),
+        ):
+            held.check()
+
+
+def test_a_purge_that_slept_too_long_deletes_no_more(aging: Aging, lake: Lakehouse) -> None:
+    aging.expire()
+    aging.later()
+
+    class Sleeping(StorageWrapper):
+        """Sleeps at the first seal, while another purge does it all."""
+
+        slept = False
+
+        def write(self, path: str, data: bytes) -> None:
+            if path in roots(self.inner) and not self.slept:
+                self.slept = True
+                aging.later(HOUR_MS)
+                operations.plan_purge(lake).execute()
+            super().write(path, data)
+
+        def delete(self, path: str) -> None:
+            raise AssertionError(f"{path} was deleted without a lease")
+
+    plan = on(operations.plan_purge(lake), Sleeping(lake.storage))
+    with pytest.raises(MaintenanceBlockedError, match="took over"):
+        plan.execute()
+    assert states(lake) == [("PURGED", "0-4")]
+    assert operations.verify(lake).is_clean
+
+
+# Names of versions
+
+
+def test_a_writer_that_was_stalled_meets_a_sealed_root(aging: Aging, lake: Lakehouse) -> None:
+    """It stops before its root create, and goes on after that version expired and was purged."""
+
+    def meanwhile() -> None:
+        for number in range(3):
+            create(lake, f"faster{number}")
+        for _ in range(2):
+            aging.later()
+            aging.expire()
+            aging.later()
+            aging.purge()
+
+    stalled = Lakehouse(Racing(lake.storage, meanwhile))
+    txn = stalled.transaction()
+    txn.create_namespace("late")
+    version = txn.base.version + 1
+    with pytest.raises(TransactionExpiredError):
+        txn.commit()
+    sealed = lake.files.roots.path(version)
+    assert decode_node(lake.storage.read(sealed), sealed).is_sealed
+    with pytest.raises(VersionExpiredError):
+        lake.snapshot(version)
+    assert "late" not in lake.snapshot().namespaces()
+    assert operations.verify(lake).is_clean
+
+
+def test_a_writer_without_a_time_to_live_meets_it_too(aging: Aging, lake: Lakehouse) -> None:
+    """Other programs' writers know no time to live: create-if-absent alone refuses them."""
+    versions = range(lake.latest_version())
+    aging.expire()
+    aging.later()
+    aging.purge()
+    for version in versions:
+        with pytest.raises(Exception, match="already"):
+            lake.storage.create(lake.files.roots.path(version), b"new")
+
+
+# Budgets, throttling, permissions
+
+
+def purgeable(aging: Aging) -> int:
+    """Expire all that can be, wait, and return how many files a purge deletes."""
+    append_rows(aging.lake, "ns.t")
+    append_rows(aging.lake, "ns.u")
+    drop(aging.lake, "ns")
+    aging.later()
+    report = aging.expire()
+    aging.later()
+    return report.files
+
+
+class OneByOne(StorageWrapper):
+    """Deletes one file a request, as most storages do."""
+
+    def __init__(self, inner: Storage):
+        super().__init__(inner)
+        self.delete_batch_size = 1
+
+
+def test_a_budget_of_requests_ends_a_purge_and_the_next_goes_on(aging: Aging, lake: Lakehouse) -> None:
+    n_files = purgeable(aging)
+    needed = needed_files(lake)
+    before = listed(lake.storage)
+    one_by_one = Lakehouse(OneByOne(lake.storage))
+    most, report = with_least_requests(lambda budget: operations.plan_purge(one_by_one).execute(budget=budget))
+    runs = 1
+    while not report.is_complete:
+        assert report.version is None
+        assert report.stopped is not None
+        assert report.stopped.startswith("the budget of ")
+        assert "Purge not finished, run it again" in str(report)
+        assert states(lake)[-1][0] == "PURGING"
+        with pytest.raises(MaintenanceBlockedError, match="unfinished"):
+            operations.plan_orphan_removal(lake)
+        report = operations.plan_purge(one_by_one).execute(budget=Budget(max_requests=most + 15))
+        runs += 1
+    assert len([path for path in before - listed(lake.storage) if "_ops/" not in path]) == n_files
+    assert 2 < runs <= n_files + lake.latest_version(), "each gets on"
+    assert needed.items() <= {path: lake.storage.read(path) for path in listed(lake.storage)}.items()
+    assert [state for state, _ in states(lake)] == ["PURGED"]
+
+
+def test_deletes_go_out_in_large_batches_where_the_storage_takes_them(aging: Aging, lake: Lakehouse) -> None:
+    n_files = purgeable(aging)
+
+    class Batching(StorageWrapper):
+        def __init__(self, inner: Storage):
+            super().__init__(inner)
+            self.delete_batch_size = 1000
+
+        def delete_batch(self, paths: Sequence[str]) -> dict[str, StorageError]:
+            return self.inner.delete_many(paths)  # however few its own batches have
+
+    meter = MeteredStorage(Batching(lake.storage))
+    plan = operations.plan_purge(Lakehouse(meter))
+    before = meter.snapshot().requests
+    report = plan.execute()
+    assert (report.files, report.is_complete) == (n_files, True)
+    after = meter.snapshot().requests
+    deletes = {kind: number - before.get(kind, 0) for kind, number in after.items() if "delete" in kind}
+    assert sum(deletes.values()) <= 3, "the files, the plan file, no more"
+    assert n_files > 25
+
+
+class Moody(StorageWrapper):
+    """Throttles the first deletes, and refuses those under some prefixes."""
+
+    def __init__(self, inner: Storage, n_throttled: int = 0, refused: tuple[str, ...] = (), *, concurrency: int = 1):
+        super().__init__(inner)
+        self.concurrency, self.delete_batch_size = concurrency, 1
+        self.n_throttled = n_throttled
+        self.refused = refused
+        self.deletes: list[str] = []
+
+    def delete(self, path: str) -> None:
+        self.deletes.append(path)
+        if self.n_throttled:
+            self.n_throttled -= 1
+            raise ThrottledError("slow down", path=path)
+        if path.startswith(self.refused or ("\0",)):
+            raise StoragePermissionError("not yours", path=path)
+        super().delete(path)
+
+
+def test_throttling_slows_a_purge_down(aging: Aging, lake: Lakehouse, monkeypatch: pytest.MonkeyPatch) -> None:
+    n_files = purgeable(aging)
+    monkeypatch.setattr(deletion, "_FIRST_PAUSE_SECONDS", 0.001)
+    moody = Moody(lake.storage, n_throttled=3)
+    report = operations.plan_purge(Lakehouse(moody)).execute()
+    assert (report.is_complete, report.files, report.throttled, dict(report.failures)) == (True, n_files, 3, {})
+
+
+def test_a_refusal_stops_deleting_under_that_prefix_only(aging: Aging, lake: Lakehouse) -> None:
+    purgeable(aging)
+    prefixes = sorted({"/".join(info.path.split("/")[:2]) + "/" for info in lake.storage.list("tables/")})
+    assert len(prefixes) == 2
+    moody = Moody(lake.storage, refused=(prefixes[0],))
+    report = operations.plan_purge(Lakehouse(moody)).execute()
+    assert not report.is_complete
+    assert all(path.startswith(prefixes[0]) for path in report.failures)
+    assert all(reason.endswith("not yours") for reason in report.failures.values())
+    assert len(report.failures) > 2
+    assert len([path for path in moody.deletes if path.startswith(prefixes[0])]) == 1, "nothing more is tried there"
+    assert {info.path.rsplit("/", 1)[1] for info in lake.storage.list(prefixes[1])} == {"_owner.json"}
+    assert states(lake)[-1][0] == "PURGING"
+    assert operations.plan_purge(lake).execute().is_complete
+    assert {info.path.rsplit("/", 1)[1] for info in lake.storage.list(prefixes[0])} == {"_owner.json"}
+    aging.later()
+    aging.remove_orphans()
+    assert not list(lake.storage.list("tables/"))
+
+
+def files_to_delete(storage: Storage, number: int) -> dict[str, int]:
+    for index in range(number):
+        storage.create(f"f{index:02}", b"12")
+    return {f"f{index:02}": 2 for index in range(number)}
+
+
+class Watch:
+    """The time of a deletion that never waits: each look at it takes a moment, sleep is remembered."""
+
+    def __init__(self, moment_seconds: float = 0.0):
+        self.now_seconds = 0.0
+        self.moment_seconds = moment_seconds
+        self.pauses: list[float] = []
+
+    def monotonic(self) -> float:
+        self.now_seconds += self.moment_seconds
+        return self.now_seconds
+
+    def sleep(self, seconds: float) -> None:
+        self.pauses.append(seconds)
+        self.now_seconds += seconds
+
+
+@pytest.fixture
+def watch(monkeypatch: pytest.MonkeyPatch) -> Watch:
+    made = Watch()
+    monkeypatch.setattr(deletion, "time", made)
+    return made
+
+
+def test_the_rate_of_deletes_is_limited(lakes: Lakes, watch: Watch) -> None:
+    storage = FaultyStorage(OneByOne(lakes.storage("plain")), concurrency=4)
+    done = delete_files(storage, files_to_delete(storage, 12), Budget(requests_per_second=2))
+    assert (done.files, done.bytes, done.is_complete) == (12, 24, True)
+    assert watch.pauses == [0, 1, 1, 1, 1, 1], "two at once, each second"
+
+
+def test_nothing_waits_between_a_look_and_what_it_allows(lakes: Lakes, watch: Watch) -> None:
+    """At a low rate the lease could end meanwhile, and versions come."""
+    storage = FaultyStorage(OneByOne(lakes.storage("plain")), concurrency=1)
+    sizes_bytes = files_to_delete(storage, 3)
+    looked_s: list[float] = []
+
+    class Timed(StorageWrapper):
+        def delete(self, path: str) -> None:
+            assert looked_s[-1] == watch.now_seconds
+            super().delete(path)
+
+    done = delete_files(
+        Timed(storage),
+        sizes_bytes,
+        Budget(requests_per_second=0.001),
+        before_batch=lambda: looked_s.append(watch.now_seconds),
+    )
+    assert (done.files, done.failures, looked_s) == (3, {}, [0, 1000, 2000])
+
+
+def test_back_off_grows_and_the_budget_holds_while_throttled(lakes: Lakes, watch: Watch) -> None:
+    storage = Moody(lakes.storage("plain"), n_throttled=10**6, concurrency=8)
+    done = delete_files(storage, files_to_delete(storage, 30), Budget(max_requests=20))
+    assert len(storage.deletes) == done.requests == 20
+    assert (done.files, done.is_complete, done.stopped) == (0, False, "the budget of 20 requests is spent")
+    assert len(watch.pauses) == 2
+    assert all(0 <= pause <= 2**number for number, pause in enumerate(watch.pauses))
+    storage.n_throttled = 5
+    done = delete_files(storage, dict.fromkeys(listed(storage), 2))
+    assert (done.files, done.is_complete) == (30, True)
+    assert done.throttled >= 1
+    storage.n_throttled = 10**6
+    done = delete_files(storage, {"gone": 1})
+    assert (done.requests, done.stopped, list(done.failures)) == (4, None, ["gone"]), "it ends at some time"
+
+
+def test_time_ends_a_deletion_too(lakes: Lakes, monkeypatch: pytest.MonkeyPatch) -> None:
+    storage = FaultyStorage(OneByOne(lakes.storage("plain")), concurrency=1)
+    monkeypatch.setattr(budget, "time", Watch(moment_seconds=1))
+    done = delete_files(storage, files_to_delete(storage, 10), Budget(max_seconds=4))
+    assert (done.files, done.stopped) == (4, "the budget of 4 seconds is spent")
+
+
+@pytest.mark.parametrize("field", ["max_requests", "max_seconds", "requests_per_second"])
+def test_budgets_are_positive(field: str) -> None:
+    for number in (0, float("nan"), float("inf")):
+        with pytest.raises(InvalidInputError, match=field):
+            Budget(**{field: number})
+
+
+def test_lost_answers_to_deletes_are_asked_again(lakes: Lakes, watch: Watch) -> None:
+    storage = FaultyStorage(OneByOne(lakes.storage("plain")), [lose_response(3, kind="delete", times=2)], concurrency=1)
+    done = delete_files(storage, files_to_delete(storage, 5))
+    assert (done.files, done.is_complete, len(watch.pauses)) == (5, True, 2)
+
+
+# What stops everything
+
+
+def test_roots_that_are_missing_stop_it(aging: Aging, lake: Lakehouse) -> None:
+    path = lake.files.roots.path(3)
+    data = lake.storage.read(path)
+    written_ms = aging.clock.written_ms[path]
+    lake.storage.delete(path)
+    for plan in (lambda: operations.plan_expiration(lake, keeping(1)), lambda: operations.plan_orphan_removal(lake)):
+        with pytest.raises(CorruptFileError, match="root of version 3 is missing"):
+            plan()
+    lake.storage.create(path, data)
+    assert operations.plan_expiration(lake, keeping(1)).versions == "0-1,3-4", "2 may have been in use until now"
+    aging.clock.written_ms[path] = written_ms
+    assert operations.plan_expiration(lake, keeping(1)).versions == "0-4"
+
+
+def test_a_listing_without_roots_stops_it(aging: Aging, lake: Lakehouse) -> None:
+    aging.expire()
+    aging.later()
+
+    class Blind(StorageWrapper):
+        def list(self, prefix: str = "") -> Any:
+            return iter(())
+
+    for plan in (
+        lambda lake: operations.plan_expiration(lake, keeping(1)),
+        operations.plan_purge,
+        operations.plan_orphan_removal,
+    ):
+        with pytest.raises(CorruptFileError, match="is missing where roots are listed"):
+            plan(Lakehouse(Blind(lake.storage)))
+
+
+def test_commits_during_a_listing_are_no_gap(aging: Aging, lake: Lakehouse) -> None:
+    """A listing may show the later one of two roots that came meanwhile, and not the earlier one."""
+
+    class Paged(StorageWrapper):
+        def list(self, prefix: str = "") -> Any:
+            if prefix == "_":
+                shown = {info.path for info in super().list(prefix)}
+                versions = [create(lake, f"during{len(shown)}"), create(lake, f"also{len(shown)}")]
+                hidden = lake.files.roots.path(versions[0])
+                return (info for info in super().list(prefix) if info.path != hidden)
+            return super().list(prefix)
+
+    assert operations.plan_expiration(Lakehouse(Paged(lake.storage)), keeping(1)).versions == "0-4"
+
+
+# Orphans
+
+
+def test_orphans_are_what_nothing_reaches_for_long(aging: Aging, lake: Lakehouse) -> None:
+    fault = fail(1, StoragePermissionError, kind="create", path_part="_01100000000000000000000000000000")
+    with pytest.raises(StoragePermissionError):
+        create(Lakehouse(FaultyStorage(Undeleting(lake.storage), [fault])), "failed", "t")
+    left = listed(lake.storage) - {path for version in range(6) for path in needed_files(lake, version)} - {HINT_PATH}
+    assert len(left) >= 2
+    for path in ("_ops/tmp/123", "_ops/plan-00000000-0000-4000-8000-000000000000.json"):
+        lake.storage.create(path, b"left")
+    assert operations.plan_orphan_removal(lake).is_empty, "they are too young"
+    aging.later(HOUR_MS)
+    lake.storage.create("_export_00000000-0000-4000-8000-000000000000.arrow", b"young")
+    aging.later(DAY_MS)
+    plan = operations.plan_orphan_removal(lake)
+    expected = {*left, "_ops/tmp/123", "_ops/plan-00000000-0000-4000-8000-000000000000.json"}
+    assert set(plan.paths) == expected
+    assert operations.plan_orphan_removal(lake, 2 * DAY_MS).is_empty
+    report = plan.execute(plan.digest)
+    assert (report.files, report.is_complete, report.version) == (len(expected), True, 6)
+    assert not expected & (listed(lake.storage) | listed_hidden(lake.storage))
+    aging.later()
+    assert set(operations.plan_orphan_removal(lake).paths) == {"_export_00000000-0000-4000-8000-000000000000.arrow"}
+    aging.remove_orphans()
+    assert operations.plan_orphan_removal(lake).execute().version is None
+    assert operations.verify(lake).is_clean
+
+
+class Undeleting(StorageWrapper):
+    """Deletes nothing, as for a process that ends just then."""
+
+    def __init__(self, inner: Storage):
+        super().__init__(inner)
+        self.delete_batch_size = 1
+
+    def delete(self, path: str) -> None:
+        del path
+
+
+def listed_hidden(storage: Storage) -> set[str]:
+    return {info.path for info in storage.list("_ops/tmp/")}
+
+
+def test_expired_versions_are_no_orphans(aging: Aging, lake: Lakehouse) -> None:
+    before = {version: needed_files(lake, version) for version in range(5)}
+    aging.expire()
+    aging.later()
+    assert operations.plan_orphan_removal(lake).is_empty
+    operations.undelete(lake, "0-4")
+    assert {version: needed_files(lake, version) for version in range(5)} == before
+
+
+def test_the_plan_of_an_undeleted_batch_is_an_orphan(aging: Aging, lake: Lakehouse) -> None:
+    plan_path = aging.expire().plan_path
+    operations.undelete(lake, "0-4")
+    aging.later()
+    assert operations.plan_orphan_removal(lake).paths == [plan_path]
+
+
+def test_a_lost_plan_file_leaves_the_files_to_orphan_removal(aging: Aging, lake: Lakehouse) -> None:
+    report = aging.expire()
+    needed = needed_files(lake)
+    lake.storage.write(report.plan_path or "", b"damaged")
+    aging.later()
+    plan = operations.plan_purge(lake)
+    assert [batch.has_plan for batch in plan.batches] == [False]
+    assert (plan.files, plan.is_empty) == (0, False)
+    assert plan.execute(plan.digest).is_complete
+    aging.later()
+    removed = aging.remove_orphans()
+    assert removed.files >= report.files
+    assert needed.items() <= {path: lake.storage.read(path) for path in listed(lake.storage)}.items()
+    assert operations.verify(lake).is_clean
+    with pytest.raises(VersionNotFoundError):
+        lake.snapshot(99)
+
+
+def test_an_altered_plan_file_is_not_obeyed(aging: Aging, lake: Lakehouse) -> None:
+    report = aging.expire()
+    path = report.plan_path or ""
+    content = json.loads(lake.storage.read(path))
+    content["files"].append(["anything.txt", 1])
+    lake.storage.create("anything.txt", b"x")
+    lake.storage.write(path, json.dumps(content).encode())
+    aging.later()
+    aging.purge()
+    assert "anything.txt" in listed(lake.storage)
+
+
+def test_what_was_published_since_the_plan_stays(aging: Aging, lake: Lakehouse) -> None:
+    """A staged definition looks like an orphan until a transaction takes it, before or during the removal."""
+    staged = [lake.stage_definition("n0", f"s{number}", table()) for number in range(3)]
+    aging.later()
+    plan = operations.plan_orphan_removal(lake)
+    assert set(plan.paths) == {one.location for one in staged}
+
+    def publish(number: int) -> None:
+        # Such an old one is refused, unless the storage's time of it is wrong.
+        aging.clock.written_ms[staged[number].location] = aging.clock.time_ms
+        with lake.transaction() as txn:
+            txn.put_staged([staged[number]])
+
+    publish(0)
+    report = raced(plan, lambda: publish(1)).execute(plan.digest)
+    assert (report.files, report.still_needed, report.version) == (1, 2, 8)
+    assert {"s0", "s1"} <= set(lake.snapshot().tables("n0"))
+    assert operations.verify(lake).is_clean

@@ -1,0 +1,369 @@
+"""Exports: a version under a name, whatever is committed later, and nothing of others ever touched."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+
+from tests.clock import ClockStorage
+from tests.faults import FaultyStorage, fail, lose_response
+from tests.lakes import entries, listed, objects, seal
+from tests.operations.changes import alter, content, create, drop, expire
+from tests.operations.test_rollback import refused
+from trinitylake_ops import Lakehouse
+from trinitylake_ops import operations as maintenance
+from trinitylake_ops.errors import (
+    CorruptFileError,
+    ExportExistsError,
+    ExportNotFoundError,
+    InvalidInputError,
+    InvalidNameError,
+    PlanChangedError,
+    StoragePermissionError,
+    TrinityLakeError,
+    VersionExpiredError,
+    VersionNotFoundError,
+)
+from trinitylake_ops.format.checksums import SEAL_KEYS
+from trinitylake_ops.format.definitions import ExportLevel, ExportRecord, ExportState
+from trinitylake_ops.format.file_names import root_path
+from trinitylake_ops.format.node_file import decode_node
+from trinitylake_ops.operations import ExportReport
+
+
+def export(lake: Lakehouse, name: str, **arguments: Any) -> ExportReport:
+    return maintenance.plan_export(lake, name, **arguments).execute()
+
+
+def cut_off(lake: Lakehouse, name: str, **arguments: Any) -> None:
+    """Begin an export that dies before its root is copied."""
+    broken = Lakehouse(FaultyStorage(lake.storage, [fail(1, StoragePermissionError, path_part="_export_")]))
+    with pytest.raises(StoragePermissionError):
+        export(broken, name, **arguments)
+
+
+def own_files(lake: Lakehouse) -> set[str]:
+    return {path for path in listed(lake.storage) if path.startswith(("_export_", "_ops/"))}
+
+
+def test_it_is_read_by_name_also_after_later_commits(lake: Lakehouse) -> None:
+    version = create(lake, "a", "t")
+    report = export(lake, "first")
+    expected = entries(lake, version)
+    assert (report.version, report.committed_version, report.level) == (version, version + 2, "minimal")
+    assert report.copied_bytes == lake.storage.stat(report.location).size_bytes
+    assert own_files(lake) == {report.location, report.manifest_path}
+    for number in range(3):
+        create(lake, f"n{number}")
+        drop(lake, "a", "t") if number == 0 else None
+        snapshot = lake.snapshot("first")
+        assert (snapshot.version, snapshot.location, entries(lake, "first")) == (version, report.location, expected)
+    copied = decode_node(lake.storage.read(report.location), report.location)
+    assert copied == decode_node(lake.storage.read(root_path(version)), root_path(version))
+    operations = [(info.operation, info.message) for info in lake.history(limit=6)][4:]
+    assert operations == [("export", "first: complete"), ("export", f"first: keep version {version}")]
+    assert maintenance.verify(lake).findings == ()
+
+
+def test_the_manifest_names_each_copy_with_size_and_checksum(lake: Lakehouse) -> None:
+    report = export(lake, "first")
+    manifest = json.loads(lake.storage.read(report.manifest_path))
+    (file,) = manifest.pop("files")
+    assert all(report.manifest_path.endswith(manifest.pop(key).partition(" ")[2]) for key in SEAL_KEYS)
+    assert manifest == {"name": "first", "version": 0, "level": "minimal"}
+    assert (file["source"], file["target"]) == (root_path(0), report.location)
+    assert file["size_bytes"] == report.copied_bytes
+    assert len(file["sha256"]) == 64
+
+
+def test_of_an_older_version_and_of_an_export(lake: Lakehouse) -> None:
+    version = create(lake, "a", "t")
+    drop(lake, "a")
+    expected = entries(lake, version)
+    for name, source in (("old", version), ("again", "old"), ("third", "again"), ("digits", str(version))):
+        plan = maintenance.plan_export(lake, name, version=source)
+        assert (plan.version, plan.files, plan.resumes) == (version, 1, False)
+        copied_bytes = plan.execute().copied_bytes
+        assert plan.bytes - 50 < copied_bytes < plan.bytes + 50, "the checksum of the copy holds its own name"
+        assert entries(lake, name) == expected
+    assert len({info.location for info in maintenance.list_exports(lake)}) == 4, "each has its own copy"
+    seal(lake, version)
+    assert entries(lake, "third") == expected
+
+
+def test_a_foreign_entry_is_read_listed_exported_and_dropped(lake: Lakehouse) -> None:
+    version = create(lake, "a", "t")
+    lake.alter_definition(exported_snapshots={"foreign": root_path(version)})
+    (info,) = maintenance.list_exports(lake)
+    assert (info.name, info.state, info.location) == ("foreign", "complete", root_path(version))
+    assert (info.version, info.level, info.created_at, info.manifest_path) == (None, None, None, None)
+    drop(lake, "a")
+    export(lake, "copy", version="foreign")
+    assert objects(lake.snapshot("copy")) == objects(lake.snapshot(version))
+    refused(lake, ExportExistsError, lambda: maintenance.plan_export(lake, "foreign"))
+    before = listed(lake.storage)
+    maintenance.drop_export(lake, "foreign")
+    assert before < listed(lake.storage), "the root of a version is not deleted"
+    assert [info.name for info in maintenance.list_exports(lake)] == ["copy"]
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["", "17", "007", "１２", "with space", "tab\tbed", "new\nline", "bell\x07", "del\x7f", "x" * 201, "\ud800"],
+)
+def test_names_that_are_refused(lake: Lakehouse, name: str) -> None:
+    refused(lake, InvalidNameError, lambda: maintenance.plan_export(lake, name))
+
+
+@pytest.mark.parametrize("name", ["x" * 200, "with.dots", "[red]markup[/]", "7a", "ünïcödé", "-dash"])
+def test_names_that_are_fine(lake: Lakehouse, name: str) -> None:
+    export(lake, name)
+    assert entries(lake, name) == entries(lake)
+    assert maintenance.drop_export(lake, name) == 3
+
+
+def test_a_taken_name_is_refused(lake: Lakehouse) -> None:
+    create(lake, "a")
+    plan = maintenance.plan_export(lake, "taken")
+    export(lake, "taken", version=0)
+    refused(lake, ExportExistsError, lambda: maintenance.plan_export(lake, "taken"))
+    refused(lake, ExportExistsError, lambda: maintenance.plan_export(lake, "taken", version=0))
+    refused(lake, ExportExistsError, plan.execute)
+
+
+@pytest.mark.parametrize(
+    ("kind", "arguments"),
+    [
+        (InvalidInputError, {"level": "whole"}),
+        (InvalidInputError, {"level": "MINIMAL"}),
+        (InvalidInputError, {"target": "elsewhere"}),
+        (InvalidInputError, {"namespaces": ["a"]}),
+        (InvalidInputError, {"definitions": True}),
+        (InvalidInputError, {"retain_for": 0}),
+        (InvalidInputError, {"retain_for": timedelta(days=-1)}),
+        (InvalidInputError, {"retain_for": timedelta(days=10_000_000)}),
+        (VersionNotFoundError, {"version": 9}),
+        (ExportNotFoundError, {"version": "nowhere"}),
+    ],
+)
+def test_wrong_arguments(lake: Lakehouse, kind: type[TrinityLakeError], arguments: dict[str, Any]) -> None:
+    refused(lake, kind, lambda: maintenance.plan_export(lake, "name", **arguments))
+
+
+def test_an_expired_version_is_refused(lake: Lakehouse) -> None:
+    create(lake, "a")
+    create(lake, "b")
+    plan = maintenance.plan_export(lake, "late", version=1)
+    expire(lake, "1")
+    refused(lake, VersionExpiredError, lambda: maintenance.plan_export(lake, "name", version=1))
+    refused(lake, VersionExpiredError, plan.execute)
+
+
+def test_retention(lake: Lakehouse) -> None:
+    clock = ClockStorage(lake.storage, lake.storage.now_ms() + 10_000)
+    lake = Lakehouse(clock)
+    export(lake, "month", retain_for=timedelta(days=30))
+    export(lake, "millis", retain_for=5)
+    export(lake, "ever")
+    now = datetime.fromtimestamp(clock.time_ms / 1000, tz=UTC)
+    ever, millis, month = maintenance.list_exports(lake)
+    assert (ever.retain_until, millis.retain_until, month.retain_until) == (
+        None,
+        now + timedelta(milliseconds=5),
+        now + timedelta(days=30),
+    )
+    assert month.created_at == now
+
+
+def test_times_beyond_the_calendar_are_listed(lake: Lakehouse) -> None:
+    record = ExportRecord(
+        name="odd",
+        version=0,
+        level=ExportLevel.FULL,
+        root_location=root_path(0),
+        state=ExportState.COMPLETE,
+        created_at_millis=0,
+        retain_until_millis=2**62,
+    )
+    lake.alter_definition(exports=(record,), exported_snapshots={"odd": root_path(0)})
+    (info,) = maintenance.list_exports(lake)
+    assert info.retain_until is not None
+    assert info.retain_until.year == 9999
+    assert (info.level, info.manifest_path) == ("full", None)
+    assert maintenance.verify(lake).findings == ()
+
+
+def test_a_cut_off_export_goes_on(lake: Lakehouse) -> None:
+    version = create(lake, "a", "t")
+    cut_off(lake, "name", retain_for=timedelta(days=1))
+    (info,) = maintenance.list_exports(lake)
+    assert (info.state, info.version) == ("copying", version)
+    with pytest.raises(ExportNotFoundError):
+        lake.snapshot("name")
+    refused(lake, ExportExistsError, lambda: maintenance.plan_export(lake, "name", version=0))
+    create(lake, "b")
+    plan = maintenance.plan_export(lake, "name")
+    assert (plan.version, plan.resumes) == (version, True), "the version it was begun for, not the latest"
+    report = plan.execute()
+    assert (report.resumed, report.version, report.location) == (True, version, info.location)
+    (done,) = maintenance.list_exports(lake)
+    assert done == replace(info, state="complete", retain_until=None), "kept as the run asked that finished it"
+    assert own_files(lake) == {report.location, report.manifest_path}
+    assert maintenance.verify(lake).findings == ()
+
+
+def test_a_copy_that_is_not_the_source_is_refused(lake: Lakehouse) -> None:
+    cut_off(lake, "name")
+    (info,) = maintenance.list_exports(lake)
+    lake.storage.create(info.location, b"another")
+    error = refused(lake, CorruptFileError, lambda: export(lake, "name"))
+    assert error.path == info.location
+    maintenance.drop_export(lake, "name")
+    assert not export(lake, "name").resumed
+
+
+class Interrupted(FaultyStorage):
+    """Runs an action just after the copied root was read back."""
+
+    action: Callable[[], Any] | None = None
+
+    def read(self, path: str, *, offset: int = 0, length: int | None = None, limit_bytes: int | None = None) -> bytes:
+        data = super().read(path, offset=offset, length=length, limit_bytes=limit_bytes)
+        if self.action is not None and path.startswith("_export_"):
+            action, self.action = self.action, None
+            action()
+        return data
+
+
+def test_two_that_resume_the_same_export_both_succeed(lake: Lakehouse) -> None:
+    cut_off(lake, "name")
+    storage = Interrupted(lake.storage)
+    faster: list[ExportReport] = []
+    storage.action = lambda: faster.append(export(lake, "name"))
+    slower = export(Lakehouse(storage), "name")
+    assert [report.location for report in faster] == [slower.location]
+    assert lake.latest_version() == 2
+
+
+def test_dropped_while_it_is_copied(lake: Lakehouse) -> None:
+    storage = Interrupted(lake.storage)
+    storage.action = lambda: maintenance.drop_export(lake, "name")
+    with pytest.raises(ExportNotFoundError):
+        export(Lakehouse(storage), "name")
+    assert maintenance.list_exports(lake) == []
+    assert maintenance.verify(lake).findings == ()
+
+
+def test_lost_answers_of_the_copies_are_no_failure(lake: Lakehouse) -> None:
+    for part in ("_ops/", "_export_"):
+        lossy = Lakehouse(FaultyStorage(lake.storage, [lose_response(1, kind="create", path_part=part)]))
+        export(lossy, f"lost-{part.strip('_/')}")
+    assert [info.state for info in maintenance.list_exports(lake)] == ["complete", "complete"]
+
+
+def test_only_the_approved_plan_is_executed(lake: Lakehouse) -> None:
+    plan = maintenance.plan_export(lake, "name")
+    assert plan.digest == maintenance.plan_export(lake, "name").digest
+    digests = {maintenance.plan_export(lake, "name", retain_for=days).digest for days in (None, 1, 2)}
+    assert len(digests) == 3
+    refused(lake, PlanChangedError, lambda: plan.execute("nonsense"))
+    create(lake, "a")
+    refused(lake, PlanChangedError, lambda: plan.execute(plan.digest))
+    again = maintenance.plan_export(lake, "name", version=0)
+    assert again.execute(again.digest).version == 0
+
+
+def test_a_concurrent_export_of_another_name_is_no_conflict(lake: Lakehouse) -> None:
+    class Racing(FaultyStorage):
+        raced = False
+
+        def create(self, path: str, data: bytes) -> None:
+            if path == root_path(1) and not self.raced:
+                self.raced = True
+                export(lake, "theirs")
+            super().create(path, data)
+
+    export(Lakehouse(Racing(lake.storage)), "ours")
+    assert [info.name for info in maintenance.list_exports(lake)] == ["ours", "theirs"]
+
+
+def test_dropping_deletes_its_own_files_alone(lake: Lakehouse) -> None:
+    create(lake, "a", "t")
+    kept = export(lake, "kept")
+    gone = export(lake, "gone")
+    before = content(lake)
+    version = maintenance.drop_export(lake, "gone")
+    assert version == lake.latest_version()
+    after = content(lake)
+    assert before.keys() - after.keys() == {gone.location, gone.manifest_path}
+    assert own_files(lake) == {kept.location, kept.manifest_path}
+    assert next(iter(lake.history())).operation == "drop-export"
+    refused(lake, ExportNotFoundError, lambda: maintenance.drop_export(lake, "gone"))
+    with pytest.raises(ExportNotFoundError):
+        lake.snapshot("gone")
+    maintenance.rollback(lake, version - 1)
+    assert [info.name for info in maintenance.list_exports(lake)] == ["kept"]
+
+
+@pytest.mark.parametrize(
+    "paths",
+    [
+        (root_path(1), "_latest_hint.txt"),
+        ("_lakehouse_def_x.binpb", "_ops/lease-1.json"),
+        ("_export_x/../_latest_hint.txt", "_ops/export-x/../../_latest_hint.txt"),
+        ("file:///etc/passwd", "_ops/export-/deeper.json"),
+        ("", ""),
+    ],
+)
+def test_files_of_other_names_are_never_deleted(lake: Lakehouse, paths: tuple[str, str]) -> None:
+    create(lake, "a")
+    lake.storage.create("_ops/lease-1.json", b"{}")
+    lake.storage.create("_ops/export-/deeper.json", b"{}")
+    record = ExportRecord(
+        name="odd", version=1, level=ExportLevel.MINIMAL, root_location=paths[0], manifest_path=paths[1]
+    )
+    lake.alter_definition(exports=(record,))
+    before = listed(lake.storage)
+    maintenance.drop_export(lake, "odd")
+    assert before < listed(lake.storage)
+
+
+def test_files_that_another_export_needs_are_not_deleted(lake: Lakehouse) -> None:
+    report = export(lake, "first")
+    definition = lake.snapshot().definition
+    twin = replace(definition.exports[0], name="twin")
+    lake.alter_definition(
+        exports=(*definition.exports, twin),
+        exported_snapshots={**definition.exported_snapshots, "twin": report.location},
+    )
+    maintenance.drop_export(lake, "first")
+    assert own_files(lake) == {report.location, report.manifest_path}
+    maintenance.drop_export(lake, "twin")
+    assert own_files(lake) == set()
+
+
+def test_files_that_cannot_be_deleted_are_left(lake: Lakehouse) -> None:
+    export(lake, "name")
+    refusing = Lakehouse(FaultyStorage(lake.storage, [fail(1, StoragePermissionError, kind="delete", times=9)]))
+    maintenance.drop_export(refusing, "name")
+    assert maintenance.list_exports(lake) == []
+    assert len(own_files(lake)) == 2
+    assert maintenance.verify(lake).findings == ()
+
+
+@pytest.mark.parametrize("change", [lambda lake: alter(lake, "a", "t"), lambda lake: drop(lake, "a")])
+def test_reports_and_plans_as_json_and_text(lake: Lakehouse, change: Callable[[Lakehouse], Any]) -> None:
+    create(lake, "a", "t")
+    change(lake)
+    plan = maintenance.plan_export(lake, "[red]name[/]")
+    assert json.loads(plan.to_json()) == plan.to_dict()
+    report = plan.execute(plan.digest)
+    assert json.loads(report.to_json()) == report.to_dict()
+    assert report.cost.total_requests == sum(report.cost.requests.values()) > 0
+    for shown in (str(plan), str(report)):
+        assert "[red]name[/]" in shown

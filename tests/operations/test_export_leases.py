@@ -1,0 +1,212 @@
+"""What exports need stays until their lease ends, whatever expires and whatever other programs do; then it goes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pytest
+
+from tests.clock import AgingStorage
+from tests.foreign import ForeignLake
+from tests.lakes import Lakes, check_lake, listed, objects
+from tests.operations.aging import DAY_MS, Aging, grow, keeping
+from tests.operations.changes import ROWS, append_rows, create, drop
+from trinitylake_ops import Lakehouse, operations
+from trinitylake_ops.errors import (
+    ExportNotFoundError,
+    MaintenanceBlockedError,
+    StorageError,
+    StoragePermissionError,
+    TrinityLakeError,
+    VersionExpiredError,
+)
+from trinitylake_ops.iceberg.catalog import catalog_at
+from trinitylake_ops.operations.exports import work as export_module
+from trinitylake_ops.storage import LocalStorage, Storage, StorageWrapper
+
+LEVELS: dict[str, dict[str, Any]] = {
+    "minimal": {"level": "minimal"},
+    "partial": {"level": "partial"},
+    "definitions": {"level": "partial", "definitions": True},
+    "full": {"level": "full"},
+}
+each_level = pytest.mark.parametrize("arguments", LEVELS.values(), ids=list(LEVELS))
+
+
+@pytest.fixture
+def aging(lakes: Lakes) -> Aging:
+    """A lakehouse of many versions with an Iceberg table."""
+    storage = LocalStorage(f"file://{lakes.folder}/source/", fsync=False)
+    aging = Aging.on(storage)
+    grow(aging, 4)
+    append_rows(aging.lake)
+    return aging
+
+
+def content(lake: Lakehouse, version: int | str | None = None) -> object:
+    with catalog_at(lake, version) as catalog:
+        rows = catalog.load_table("ns.t").scan().to_arrow()["id"].to_pylist()
+    return objects(lake.snapshot(version)), sorted(rows)
+
+
+def change_all(aging: Aging) -> None:
+    """Replace all that there is."""
+    for namespace in aging.lake.snapshot().namespaces():
+        drop(aging.lake, namespace)
+    create(aging.lake, "later", "t")
+
+
+@each_level
+@pytest.mark.parametrize("is_away", [False, True], ids=["here", "away"])
+def test_it_reads_until_its_lease_ends(aging: Aging, tmp_path: Path, arguments: dict[str, Any], is_away: bool) -> None:
+    lake, target = aging.lake, str(tmp_path / "target")
+    expected = content(lake)
+    choice = {**arguments, "target": target} if is_away else arguments
+    report = operations.plan_export(lake, "kept", retain_for=30 * DAY_MS, **choice).execute()
+    change_all(aging)
+    for _ in range(2):
+        aging.clean_up()
+        assert content(Lakehouse(lake.storage), "kept") == expected
+        assert operations.verify(lake).is_clean
+    if arguments["level"] == "full":
+        with pytest.raises(VersionExpiredError):
+            lake.snapshot(report.version)
+    else:
+        assert lake.snapshot(report.version).version == report.version
+    if is_away:
+        assert content(Lakehouse.open(target)) == expected
+    aging.later(30 * DAY_MS)
+    for _ in range(2):
+        aging.clean_up()
+    with pytest.raises(ExportNotFoundError):
+        lake.snapshot("kept")
+    assert not [path for path in listed(lake.storage) if path.startswith(("tables/", "_export_", "_ops/export-"))]
+    if is_away and arguments["level"] != "full":
+        with pytest.raises(StorageError):
+            content(Lakehouse(Lakehouse.open(target).storage))
+    elif is_away:
+        assert content(Lakehouse.open(target)) == expected
+
+
+@each_level
+def test_it_reads_after_a_literal_rollback_to_before_it(aging: Aging, arguments: dict[str, Any]) -> None:
+    """By a program that knows the format's texts alone, and brings back a definition without the export."""
+    lake = aging.lake
+    before = lake.latest_version()
+    expected = content(lake)
+    operations.plan_export(lake, "kept", **arguments).execute()
+    change_all(aging)
+    ForeignLake(lake.storage).rollback(before, keeps_unknown=False)
+    assert operations.list_exports(lake) == []
+    aging.later()
+    with pytest.raises(MaintenanceBlockedError, match="reconcile"):
+        operations.plan_expiration(lake, keeping(1)).execute()
+    assert operations.reconcile(lake).restored_exports == ("kept",)
+    change_all(aging)
+    for _ in range(2):
+        aging.clean_up()
+    assert content(Lakehouse(lake.storage), "kept") == expected
+    assert operations.verify(lake).is_clean
+
+
+def test_a_program_that_knows_the_texts_alone_reads_one_at_another_root(aging: Aging, tmp_path: Path) -> None:
+    operations.plan_export(aging.lake, "away", "full", target=str(tmp_path / "target")).execute()
+    other = Lakehouse.open(str(tmp_path / "target"))
+    foreign = ForeignLake(other.storage)
+    names = {f"{name}.{table}" for name in other.snapshot().namespaces() for table in other.snapshot().tables(name)}
+    assert (foreign.latest(), foreign.tables()) == (0, names)
+    foreign.commit_table("n0", "theirs")
+    assert other.snapshot().has_table("n0", "theirs")
+    append_rows(other)
+    assert foreign.tables() == {*names, "n0.theirs"}
+    check_lake(other)
+
+
+def test_what_a_dropped_export_left_goes_with_the_orphans(aging: Aging) -> None:
+    lake = aging.lake
+    before = {path for path in listed(lake.storage) if path.startswith("tables/")}
+    operations.plan_export(lake, "kept", "full").execute()
+    assert {path for path in listed(lake.storage) if path.startswith("tables/")} > before
+    operations.drop_export(lake, "kept")
+    aging.later()
+    aging.remove_orphans()
+    assert {path for path in listed(lake.storage) if path.startswith("tables/")} == before
+    assert content(lake)[1] == ROWS["id"].to_pylist()  # type: ignore[index]
+
+
+class Dying(StorageWrapper):
+    """Takes so many creates, then none."""
+
+    def __init__(self, inner: Storage, creates: int):
+        super().__init__(inner)
+        self.left = creates
+
+    def create(self, path: str, data: bytes) -> None:
+        self.left -= 1
+        if self.left < 0:
+            raise StoragePermissionError("no more", path=path)
+        self.inner.create(path, data)
+
+
+def test_copies_of_one_that_was_cut_off_are_no_orphans(aging: Aging) -> None:
+    """Neither nodes nor anything else, however long it takes until it goes on."""
+    lake = aging.lake
+    create(lake, "big", *(f"t{number}" for number in range(40)))
+    expected = content(lake)
+    total = operations.plan_export(lake, "counted", "full").execute().files
+    operations.drop_export(lake, "counted")
+    aging.later()
+    aging.remove_orphans()
+    with pytest.raises(StoragePermissionError):
+        dying = Lakehouse(Dying(lake.storage, total))
+        operations.plan_export(dying, "kept", "full").execute()
+    before = listed(lake.storage)
+    aging.later()
+    assert operations.plan_orphan_removal(lake).paths == []
+    report = operations.plan_export(lake, "kept", "full").execute()
+    assert (report.resumed, report.copied_files < 10) == (True, True)
+    assert before <= listed(lake.storage)
+    assert content(lake, "kept") == expected
+
+
+def test_old_copies_at_another_root_are_not_relied_on(aging: Aging, lakes: Lakes) -> None:
+    """Whoever removes orphans there may be about to delete them: copies get names of their own then."""
+    lake, root = aging.lake, f"file://{lakes.folder}/target/"
+    operations.plan_export(lake, "first", "full", target=root).execute()
+    append_rows(lake)
+    there = LocalStorage(root, fsync=False)
+    dying = mock.patch.object(export_module, "open_storage", return_value=Dying(there, 3))
+    with dying, pytest.raises(TrinityLakeError):
+        operations.plan_export(lake, "second", "full", target=root).execute()
+    before = listed(there)
+    later = AgingStorage(there, there.now_ms() + 2 * DAY_MS)
+    with mock.patch.object(export_module, "open_storage", return_value=later):
+        operations.plan_export(lake, "second", "full", target=root).execute()
+    assert {path.split("/")[2][:7] for path in listed(there) - before if path.startswith("tables/")} == {"export-"}
+    operations.plan_orphan_removal(Lakehouse(later)).execute()
+    assert content(Lakehouse.open(root)) == content(lake)
+    check_lake(Lakehouse.open(root))
+
+
+def test_what_came_back_at_the_source_has_other_names_at_the_target(aging: Aging, lakes: Lakes) -> None:
+    """The old names are those of a version there that can be purged while the export runs."""
+    lake, root = aging.lake, f"file://{lakes.folder}/target/"
+    before = lake.latest_version()
+    operations.plan_export(lake, "first", "full", target=root).execute()
+    drop(lake, "n0")
+    append_rows(lake)
+    operations.plan_export(lake, "second", "full", target=root).execute()
+    operations.rollback(lake, before)
+    there = LocalStorage(root, fsync=False)
+    later = AgingStorage(there, there.now_ms() + 2 * DAY_MS)
+    with mock.patch.object(export_module, "open_storage", return_value=later):
+        operations.plan_export(lake, "third", "full", target=root).execute()
+    other = Lakehouse(later)
+    assert content(other) == content(lake)
+    target = Aging(other, later)
+    for _ in range(2):
+        target.clean_up()
+        assert content(Lakehouse(there)) == content(lake)
+    assert operations.verify(other).is_clean

@@ -1,0 +1,202 @@
+"""Files of gigabytes in the place of small ones: each is refused by its size, before its bytes are read."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from tests.iceberg.hostile import manifest_list_path, metadata_path
+from tests.lakes import Lakes
+from tests.operations.test_verify_flips import KINDS, files_of_all_kinds, is_named, of_kind
+from trinitylake_ops import Lakehouse, operations
+from trinitylake_ops.errors import CorruptFileError, InvalidDefinitionError, InvalidInputError, MaintenanceBlockedError
+from trinitylake_ops.format import checksums, definitions, sealed_files
+from trinitylake_ops.format.checksums import MAX_DEFINITION_BYTES, MAX_FILE_LIST_BYTES, MAX_NOTE_BYTES
+from trinitylake_ops.format.definitions import NamespaceDef
+from trinitylake_ops.format.file_names import ORPHAN_BARRIER_PATH, VERIFIED_PREFIX, lease_path, new_plan_path, root_path
+from trinitylake_ops.format.sealed_files import decode_sealed_json, encode_sealed_json
+from trinitylake_ops.iceberg.catalog import catalog_at
+from trinitylake_ops.iceberg.io.file_io import StorageFileIO
+from trinitylake_ops.iceberg.validation.checksums import PieceCheck
+from trinitylake_ops.operations.lease import lease
+from trinitylake_ops.storage import LocalStorage, drop_memory_root
+from trinitylake_ops.storage.interface import WHOLE_FILE_LIMIT_BYTES
+from trinitylake_ops.transaction.time_to_live import raise_barrier
+from trinitylake_ops.versions.history import history
+
+HUGE_BYTES = 2 << 30
+#: What all reads of a run may bring, of so small a lakehouse.
+MOST_READ_BYTES = 64 << 20
+
+
+class ReadBytes:
+    """How many bytes were read of local files."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+
+@pytest.fixture
+def read_bytes(monkeypatch: pytest.MonkeyPatch) -> Iterator[ReadBytes]:
+    counted, pread = ReadBytes(), os.pread
+
+    def counting(descriptor: int, n_bytes: int, offset: int) -> bytes:
+        assert n_bytes <= MOST_READ_BYTES, "bytes were asked for that no file of the kind has"
+        data = pread(descriptor, n_bytes, offset)
+        counted.count += len(data)
+        return data
+
+    monkeypatch.setattr(os, "pread", counting)
+    yield counted
+    assert counted.count <= MOST_READ_BYTES
+
+
+def make_huge(storage: LocalStorage, path: str) -> None:
+    """Put a sparse file in the place of one, or where none is."""
+    place = Path(storage.root.removeprefix("file://"), path)
+    place.parent.mkdir(parents=True, exist_ok=True)
+    with place.open("wb") as file:
+        file.truncate(HUGE_BYTES)
+
+
+def local_lake(folder: Path) -> LocalStorage:
+    storage = LocalStorage(f"file://{folder}/lake/", fsync=False)
+    for path, data in files_of_all_kinds().items():
+        storage.create(path, data)
+    return storage
+
+
+@pytest.mark.parametrize("kind", sorted(KINDS.keys() - {"hint"}))
+def test_verify_names_a_huge_file_of_the_catalog_and_goes_on(kind: str, tmp_path: Path, read_bytes: ReadBytes) -> None:
+    storage = local_lake(tmp_path)
+    path = of_kind(kind, files_of_all_kinds())[0]
+    make_huge(storage, path)
+    for deep in (False, True):
+        report = operations.verify(Lakehouse(storage), deep=deep)
+        assert report.versions > 1
+    assert any(str(HUGE_BYTES) in found.message for found in report.findings if path == found.path), report.findings
+    assert read_bytes.count
+
+
+@pytest.mark.local_only("puts sparse files on the disk")
+def test_verify_names_huge_files_of_tables_and_goes_on(lakes: Lakes, read_bytes: ReadBytes) -> None:
+    lake = lakes.local(is_watched=False)
+    catalog = catalog_at(lake)
+    catalog.create_namespace("ns")
+    for name in ("t", "u", "v", "w"):
+        catalog.create_table(f"ns.{name}", pa.schema([("id", pa.int64())])).append(pa.table({"id": [1]}))
+    metadata, manifest_list = metadata_path(lake), manifest_list_path(lake, "u")
+    tables = {name: lake.snapshot().table("ns", name).id for name in ("v", "w")}
+    written = [info.path for info in lake.storage.list(f"tables/{tables['v']}/metadata/")]
+    manifest = next(path for path in written if re.search(r"-m\d+\.avro$", path))
+    owner = f"tables/{tables['w']}/_owner.json"
+    storage = LocalStorage(lake.root)
+    for path in (metadata, manifest_list, manifest, owner):
+        make_huge(storage, path)
+    for deep in (False, True):
+        report = operations.verify(Lakehouse(storage), deep=deep)
+        assert {metadata, manifest_list, manifest} <= {finding.path for finding in report.findings}
+    assert is_named(owner, report)
+    for name in ("t", "u", "v"):
+        with pytest.raises(CorruptFileError):
+            catalog_at(Lakehouse(storage)).load_table(f"ns.{name}").scan().to_arrow()
+    assert read_bytes.count
+
+
+def test_a_footer_of_more_than_any_has_is_not_read() -> None:
+    check = PieceCheck("a.parquet")
+    piece = b"\0" * (24 << 20)
+    end = (200 << 20).to_bytes(4, "little") + b"PAR1"
+    for _ in range(10):
+        check.add(piece)
+    check.add(end)
+    with pytest.raises(CorruptFileError, match="its footer"):
+        check.finish(lambda n_bytes: pytest.fail(f"{n_bytes} bytes were asked for"))
+
+
+def test_the_log_and_a_snapshot_refuse_a_huge_root(tmp_path: Path, read_bytes: ReadBytes) -> None:
+    storage = local_lake(tmp_path)
+    lake = Lakehouse(storage)
+    latest = lake.latest_version()
+    for version in (latest - 1, latest):
+        make_huge(storage, root_path(version))
+        with pytest.raises(CorruptFileError, match=str(HUGE_BYTES)) as caught:
+            list(history(Lakehouse(storage).files))
+        assert caught.value.path == root_path(version)
+    assert read_bytes.count
+
+
+@pytest.mark.local_only("puts sparse files on the disk")
+def test_a_huge_lease_ends_by_its_age(lakes: Lakes, read_bytes: ReadBytes) -> None:
+    lake = lakes.local(is_watched=False)
+    storage = LocalStorage(lake.root)
+    make_huge(storage, lease_path(1))
+    with pytest.raises(MaintenanceBlockedError, match="an operation is running"), lease(storage, "purge"):
+        pass
+    os.utime(Path(lake.root.removeprefix("file://"), lease_path(1)), (1, 1))
+    make_huge(storage, ORPHAN_BARRIER_PATH)
+    with lease(storage, "purge"):
+        raise_barrier(storage, 1)
+    assert storage.stat(ORPHAN_BARRIER_PATH).size_bytes < MAX_NOTE_BYTES
+    assert not read_bytes.count
+
+
+@pytest.mark.local_only("puts sparse files on the disk")
+def test_a_huge_record_is_told_and_written_anew(lakes: Lakes, read_bytes: ReadBytes) -> None:
+    lake = lakes.local(is_watched=False)
+    storage = LocalStorage(lake.root)
+    operations.verify(Lakehouse(storage), incremental=True)
+    (record,) = [info.path for info in storage.list(VERIFIED_PREFIX)]
+    make_huge(storage, record)
+    report = operations.verify(Lakehouse(storage), incremental=True)
+    assert is_named(record, report)
+    assert not is_named(record, operations.verify(Lakehouse(storage), incremental=True))
+    assert read_bytes.count
+
+
+def test_what_is_written_can_be_read(lakes: Lakes, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert MAX_NOTE_BYTES < MAX_DEFINITION_BYTES < WHOLE_FILE_LIMIT_BYTES < MAX_FILE_LIST_BYTES < HUGE_BYTES
+    monkeypatch.setattr(definitions, "MAX_DEFINITION_BYTES", 8192)
+    monkeypatch.setattr(checksums, "MAX_DEFINITION_BYTES", 8192)
+    small = NamespaceDef(id="ns", properties={"a": "b" * 4000})
+    assert NamespaceDef.from_bytes(small.to_bytes("a.binpb"), "a.binpb") == small
+    with pytest.raises(InvalidDefinitionError, match="more than 8192"):
+        NamespaceDef(id="ns", properties={"a": "b" * 5000}).to_bytes("a.binpb")
+    with pytest.raises(CorruptFileError, match="no definition more than 8192"):
+        NamespaceDef.from_bytes(b"\0" * 8193, "a.binpb")
+    monkeypatch.setattr(sealed_files, "MAX_FILE_LIST_BYTES", 1000)
+    path = new_plan_path()
+    with pytest.raises(InvalidInputError, match="in parts"):
+        encode_sealed_json({"files": ["x" * 1000]}, path)
+
+
+@pytest.mark.parametrize("data", [b"{" + b'"a":[[],' * 2_000_000, b"\0" * 100, b" \n[1]", b""], ids=range(4))
+def test_a_json_file_of_more_values_than_any_is_refused_before_it_is_parsed(data: bytes) -> None:
+    with pytest.raises(CorruptFileError, match=r"values|no JSON object"):
+        decode_sealed_json(data, "_ops/a.json")
+
+
+def test_no_lakehouse_is_created_with_nodes_that_nobody_reads() -> None:
+    fields = {"node_file_max_size_bytes": WHOLE_FILE_LIMIT_BYTES + 1}
+    with pytest.raises(InvalidDefinitionError, match="whole_file_limit_bytes"):
+        Lakehouse.create("memory://large-nodes/", **fields)
+    try:
+        options = {"whole_file_limit_bytes": str(1 << 30)}
+        assert Lakehouse.create("memory://large-nodes/", storage_options=options, **fields).latest_version() == 0
+    finally:
+        drop_memory_root("memory://large-nodes/")
+
+
+def test_a_huge_file_of_deletes_is_not_read_whole(tmp_path: Path, read_bytes: ReadBytes) -> None:
+    storage = LocalStorage(f"file://{tmp_path}/")
+    make_huge(storage, "a.puffin")
+    with StorageFileIO.on(storage).new_input(f"{storage.root}a.puffin").open() as stream:
+        with pytest.raises(CorruptFileError, match=str(HUGE_BYTES)):
+            stream.read()
+        assert len(stream.read(10)) == 10
+    assert read_bytes.count

@@ -1,0 +1,148 @@
+"""The hint: every state is told apart, repaired, and never left behind a commit."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.faults import FaultyStorage
+from tests.lakes import listed, seal
+from tests.operations.changes import create
+from trinitylake_ops import Lakehouse, operations
+from trinitylake_ops.errors import LakehouseNotFoundError
+from trinitylake_ops.format.file_names import HINT_PATH
+from trinitylake_ops.operations import HintState
+from trinitylake_ops.storage import MemoryStorage
+
+WRONG = [
+    (b"0", HintState.BEHIND, 0),
+    (b"1", HintState.BEHIND, 1),
+    (b"3", HintState.AHEAD, 3),
+    (b"4294967295", HintState.AHEAD, 4294967295),
+    (b"4294967296", HintState.GARBAGE, None),
+    (b"-1", HintState.GARBAGE, None),
+    (b"", HintState.GARBAGE, None),
+    (b"two", HintState.GARBAGE, None),
+    (b"\xff\x00" * 4_000, HintState.GARBAGE, None),
+    (None, HintState.MISSING, None),
+]
+
+
+def lake_with_hint(lake: Lakehouse, hint: bytes | None) -> Lakehouse:
+    create(lake, "a")
+    create(lake, "b")
+    if hint is None:
+        lake.storage.delete(HINT_PATH)
+    else:
+        lake.storage.write(HINT_PATH, hint)
+    return lake
+
+
+@pytest.mark.parametrize(("hint", "state", "hinted"), WRONG)
+def test_wrong_hints_are_found_and_repaired(
+    lake: Lakehouse, hint: bytes | None, state: HintState, hinted: int | None
+) -> None:
+    lake_with_hint(lake, hint)
+    before = listed(lake.storage)
+    found = operations.inspect_hint(lake)
+    assert (found.state, found.hinted, found.latest, found.repaired, found.is_right) == (state, hinted, 2, False, False)
+    assert listed(lake.storage) == before, "looking changes nothing"
+    repaired = operations.repair_hint(lake)
+    assert (repaired.state, repaired.hinted, repaired.repaired, repaired.is_right) == (state, hinted, True, True)
+    assert lake.storage.read(HINT_PATH) == b"2"
+    assert operations.inspect_hint(lake).state == HintState.RIGHT
+
+
+def test_one_that_names_a_purged_version_is_told_apart(lake: Lakehouse) -> None:
+    lake_with_hint(lake, b"1")
+    seal(lake, 1)
+    assert operations.inspect_hint(lake).state == HintState.SEALED
+    assert lake.latest_version() == 2
+    repaired = operations.repair_hint(lake)
+    assert (repaired.state, repaired.repaired) == (HintState.SEALED, True)
+    assert operations.inspect_hint(lake).state == HintState.RIGHT
+
+
+@pytest.mark.parametrize("hint", [b"2", b" 2\n", b"002"])
+def test_a_right_hint_is_left_alone(lake: Lakehouse, hint: bytes) -> None:
+    lake_with_hint(lake, hint)
+    report = operations.repair_hint(lake)
+    assert (report.state, report.repaired, report.is_right) == (HintState.RIGHT, False, True)
+    assert lake.storage.read(HINT_PATH) == hint
+    assert set(report.cost.requests) == {"read"}
+
+
+def test_a_commit_during_the_repair_is_not_left_behind(lake: Lakehouse) -> None:
+    class Racing(FaultyStorage):
+        raced = False
+
+        def write(self, path: str, data: bytes) -> None:
+            if not self.raced:
+                self.raced = True
+                create(lake, "c")
+            super().write(path, data)
+
+    report = operations.repair_hint(Lakehouse(Racing(lake_with_hint(lake, b"0").storage)))
+    assert (report.latest, lake.storage.read(HINT_PATH)) == (3, b"3")
+
+
+def test_a_commit_during_the_look_is_not_taken_for_a_stale_hint(lake: Lakehouse) -> None:
+    """Nor is one commit in each of several looks, as of a writer that commits all the time."""
+    n_commits = 5
+
+    class Racing(FaultyStorage):
+        raced = n_reads = 0
+
+        def read(
+            self, path: str, *, offset: int = 0, length: int | None = None, limit_bytes: int | None = None
+        ) -> bytes:
+            data = super().read(path, offset=offset, length=length, limit_bytes=limit_bytes)
+            self.n_reads += path == HINT_PATH
+            if path == HINT_PATH and self.n_reads % 2 and self.raced < n_commits:  # the other is to find the latest one
+                self.raced += 1
+                create(lake, f"c{self.raced}")
+            return data
+
+    report = operations.inspect_hint(Lakehouse(Racing(lake.storage)))
+    assert (report.state, report.latest) == (HintState.RIGHT, n_commits)
+
+
+def test_a_hint_that_stays_behind_while_others_commit_is_found(lake: Lakehouse) -> None:
+    class Racing(FaultyStorage):
+        n_reads = n_looks = 0
+
+        def read(
+            self, path: str, *, offset: int = 0, length: int | None = None, limit_bytes: int | None = None
+        ) -> bytes:
+            data = super().read(path, offset=offset, length=length, limit_bytes=limit_bytes)
+            self.n_reads += path == HINT_PATH
+            if path == HINT_PATH and self.n_reads % 2:
+                self.n_looks += 1
+                create(lake, f"c{self.n_looks}")
+                lake.storage.write(HINT_PATH, b"0")
+            return data
+
+    racing = Racing(lake_with_hint(lake, b"0").storage)
+    report = operations.inspect_hint(Lakehouse(racing))
+    assert (report.state, report.hinted, racing.n_looks) == (HintState.BEHIND, 0, 2)
+
+
+def test_no_lakehouse() -> None:
+    nowhere = Lakehouse(MemoryStorage("memory://nowhere-at-all/"))
+    for operation in (operations.inspect_hint, operations.repair_hint):
+        with pytest.raises(LakehouseNotFoundError):
+            operation(nowhere)
+
+
+def test_json_and_text(lake: Lakehouse) -> None:
+    report = operations.inspect_hint(lake_with_hint(lake, b"7"))
+    shown = report.to_dict()
+    assert shown.pop("cost")["requests"] == dict(report.cost.requests)
+    assert shown == {"state": "ahead", "hinted": 7, "latest": 2, "repaired": False}
+    assert "ahead" in str(report)
+
+
+def test_a_huge_hint_is_not_read_whole(lake: Lakehouse) -> None:
+    lake.storage.write(HINT_PATH, b"1" * 1_000_000)
+    report = operations.inspect_hint(Lakehouse(lake.storage))
+    assert report.state == HintState.GARBAGE
+    assert report.cost.bytes_read < 100_000

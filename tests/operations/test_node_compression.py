@@ -1,0 +1,205 @@
+"""Lakehouses whose nodes are compressed: every commit and operation writes by the setting of its own version."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from tests.lakes import Lakes, entries, listed, objects, table
+from tests.operations.changes import create, drop, make_untidy, small_sizes
+from trinitylake_ops import Lakehouse, operations
+from trinitylake_ops.errors import InvalidDefinitionError
+from trinitylake_ops.format.arrow_ipc import decompressed_bytes
+from trinitylake_ops.format.file_names import root_path
+from trinitylake_ops.format.node_file import decode_node, encode_node
+from trinitylake_ops.transaction.resolve import CommitResolution
+from trinitylake_ops.tree.shape import walk
+
+codecs = pytest.mark.parametrize("codec", ["lz4", "zstd"])
+
+
+def node_paths(lake: Lakehouse) -> set[str]:
+    return {path for path in listed(lake.storage) if path.endswith(".arrow")}
+
+
+def assert_written_with(lake: Lakehouse, codec: str, paths: set[str]) -> None:
+    """Check that encoding the content of these nodes with a codec gives their bytes, within the limit."""
+    definition = lake.snapshot().definition
+    n_compressed = 0
+    for path in paths:
+        data = lake.storage.read(path)
+        assert data == encode_node(decode_node(data, path), definition.order, codec, path), path
+        assert len(data) <= definition.node_file_max_size_bytes
+        n_compressed += decompressed_bytes(data) > 0
+    assert paths
+    assert (n_compressed > 0) == bool(codec)
+
+
+def with_setting(lake: Lakehouse, codec: str) -> Lakehouse:
+    """Return a lakehouse whose latest definition another program wrote."""
+    snapshot = Lakehouse(lake.storage).snapshot()
+    definition = replace(snapshot.definition, node_compression=codec)
+    lake.storage.write(snapshot.definition_location, definition.to_bytes())
+    return Lakehouse(lake.storage)
+
+
+@codecs
+def test_a_compressed_lakehouse_does_all_that_others_do(lakes: Lakes, codec: str) -> None:
+    lake = lakes.memory(order=4, node_compression=codec, **small_sizes(4))
+    make_untidy(lake)
+    before, ids, latest = entries(lake), objects(lake.snapshot()), lake.latest_version()
+    assert operations.plan_export(lake, "kept").execute().version == latest
+    drop(lake, "a")
+    assert {str(change.namespace) for change in lake.diff("kept", lake.latest_version())} == {"a"}
+    operations.rollback(lake, "kept")
+    assert entries(lake) == entries(lake, "kept") == before
+    report = operations.compact(lake)
+    assert report.before.messages > report.after.messages == 0
+    snapshot = lake.snapshot()
+    places = [place.location for place in walk(lake.files.nodes, snapshot.root, snapshot.location)]
+    assert report.after.file_bytes == sum(len(lake.storage.read(path)) for path in places), "as they are stored"
+    assert objects(lake.snapshot()) == ids
+    fenced = lake.resolve_commit(lake.latest_version() + 1, str(uuid.uuid4()), fence=True)
+    assert fenced == CommitResolution.LOST
+    assert [info.operation for info in lake.history(3)] == ["fence", "compact", "rollback"]
+    assert operations.verify(lake).is_clean
+    assert_written_with(lake, codec, node_paths(lake))
+
+
+@codecs
+def test_a_bulk_load_is_compressed(lakes: Lakes, codec: str) -> None:
+    lake = lakes.memory(node_compression=codec, order=32)
+    with lake.transaction() as txn:
+        txn.create_namespace("ns")
+        for number in range(1_000):
+            txn.create_table("ns", f"t{number}", table())
+    snapshot = lake.snapshot()
+    places = [place.location for place in walk(lake.files.nodes, snapshot.root, "root") if place.depth > 0]
+    sizes_bytes = [len(lake.storage.read(path)) for path in places]
+    assert len(sizes_bytes) > 30
+    assert max(sizes_bytes) < 6_000, "an eighth of what keys and locations take"
+    assert_written_with(lake, codec, node_paths(lake))
+
+
+def test_a_change_of_the_setting_counts_from_its_own_version_on(lakes: Lakes) -> None:
+    lake = lakes.memory(order=4, **small_sizes(4))
+    make_untidy(lake)
+    late = lake.transaction()
+    late.create_namespace("late")
+    plain = node_paths(lake)
+    version = lake.alter_definition(node_compression="zstd")
+    assert_written_with(lake, "", plain)
+    assert node_paths(lake) - plain == {root_path(version)}
+    assert decompressed_bytes(lake.storage.read(root_path(version))) > 0
+    assert late.commit() == version + 1, "it began under the old setting and lands under the new one"
+    create(lake, "d", *(f"t{number}" for number in range(12)))
+    drop(lake, "a", "t1", "t2")
+    packed = node_paths(lake) - plain
+    assert_written_with(lake, "zstd", packed)
+    places = [
+        place.location for place in walk(lake.files.nodes, lake.snapshot().root, root_path(lake.latest_version()))
+    ]
+    assert set(places) & plain, "the tree holds nodes of both kinds"
+    assert set(places) & packed
+    assert operations.verify(lake).is_clean
+    version = lake.alter_definition(node_compression="")
+    create(lake, "e", "t1", "t2", "t3")
+    assert node_paths(lake) - plain - packed > {root_path(version)}
+    assert_written_with(lake, "", node_paths(lake) - plain - packed)
+    assert_written_with(lake, "", plain)
+    operations.rollback(lake, version - 1)
+    assert entries(lake) == entries(lake, version - 1)
+    assert operations.verify(lake).is_clean
+
+
+def test_one_transaction_writes_all_its_nodes_by_the_setting_it_changes(lakes: Lakes) -> None:
+    lake = lakes.memory(order=4, **small_sizes(4))
+    plain = node_paths(lake)
+    with lake.transaction() as txn:
+        txn.alter_definition(replace(txn.definition, node_compression="zstd"))
+        txn.create_namespace("ns")
+        for number in range(20):
+            txn.create_table("ns", f"t{number}", table())
+    assert len(node_paths(lake)) > 5
+    assert_written_with(lake, "zstd", node_paths(lake) - plain)
+
+
+def test_compaction_rewrites_nothing_for_the_setting_alone(lakes: Lakes) -> None:
+    lake = lakes.memory(order=4, **small_sizes(4))
+    make_untidy(lake)
+    operations.compact(lake)
+    lake.alter_definition(node_compression="zstd")
+    files = listed(lake.storage)
+    assert not operations.compact(lake).has_changed
+    assert listed(lake.storage) == files
+
+
+def test_an_unknown_setting_is_refused_when_it_is_made(lakes: Lakes) -> None:
+    storage = lakes.storage("never")
+    with pytest.raises(InvalidDefinitionError, match="node_compression is 'gzip'"):
+        Lakehouse.create(storage.root, storage=storage, node_compression="gzip")
+    assert listed(storage) == set()
+    lake = lakes.memory()
+    with pytest.raises(InvalidDefinitionError, match="node_compression is 'gzip'"):
+        lake.alter_definition(node_compression="gzip")
+    assert lake.latest_version() == 0
+
+
+WRITERS: dict[str, Callable[[Lakehouse], object]] = {
+    "commit": lambda lake: create(lake, "new", "t"),
+    "another setting": lambda lake: lake.alter_definition(properties={"a": "b"}),
+    "rollback": lambda lake: operations.rollback(lake, 1),
+    "compact": operations.compact,
+    "export": lambda lake: operations.plan_export(lake, "copy").execute(),
+    "fence": lambda lake: lake.resolve_commit(lake.latest_version() + 1, str(uuid.uuid4()), fence=True),
+}
+
+
+@pytest.fixture
+def foreign(lakes: Lakes) -> Lakehouse:
+    """A lakehouse with a codec that this program does not know."""
+    lake = lakes.memory(order=4, **small_sizes(4))
+    make_untidy(lake)
+    return with_setting(lake, "brotli")
+
+
+def test_a_lakehouse_of_an_unknown_setting_is_readable(foreign: Lakehouse) -> None:
+    latest = foreign.latest_version()
+    assert foreign.snapshot().definition.node_compression == "brotli"
+    assert len(objects(foreign.snapshot())) == 3 + 12 + 2 + 12
+    assert foreign.diff(1, latest)
+    assert len(list(foreign.history())) == latest + 1
+    assert operations.verify(foreign).is_clean
+
+
+@pytest.mark.parametrize("write", WRITERS.values(), ids=WRITERS.keys())
+def test_what_would_write_under_an_unknown_setting_is_refused(
+    foreign: Lakehouse, write: Callable[[Lakehouse], object]
+) -> None:
+    files = listed(foreign.storage)
+    with pytest.raises(InvalidDefinitionError, match=r"node_compression is 'brotli', .* with alter_definition"):
+        write(foreign)
+    assert listed(foreign.storage) == files
+
+
+def test_a_known_setting_makes_such_a_lakehouse_writable(foreign: Lakehouse) -> None:
+    before = node_paths(foreign)
+    version = foreign.alter_definition(node_compression="zstd")
+    create(foreign, "new", "t")
+    assert node_paths(foreign) - before >= {root_path(version), root_path(version + 1)}
+    assert_written_with(foreign, "zstd", node_paths(foreign) - before)
+
+
+def test_a_setting_of_others_that_wins_a_race_refuses_the_commit(lakes: Lakes) -> None:
+    lake = lakes.memory(order=4, **small_sizes(4))
+    late = lake.transaction()
+    late.create_namespace("late")
+    Lakehouse(lake.storage).alter_definition(properties={"of": "others"})
+    with_setting(lake, "brotli")
+    files = listed(lake.storage)
+    with pytest.raises(InvalidDefinitionError, match="brotli"):
+        late.commit()
+    assert listed(lake.storage) == files

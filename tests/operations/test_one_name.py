@@ -1,0 +1,240 @@
+"""A table has one name at each version: no operation and no transaction gives its id a second one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pyarrow as pa
+import pytest
+
+from tests.lakes import Lakes, table
+from tests.operations.changes import append_rows, create
+from tests.operations.test_promotion import root_of
+from trinitylake_ops import Lakehouse, operations
+from trinitylake_ops.errors import CommitConflictError, TableHasAnotherNameError
+from trinitylake_ops.iceberg import catalog_at
+from trinitylake_ops.transaction.transaction import IdOf
+from trinitylake_ops.versions.table_names import TableNames
+
+
+def renamed(lake: Lakehouse, source: str = "ns.t", target: str = "hidden.t") -> int:
+    """Create a table and rename it; returns the version before."""
+    append_rows(lake)
+    catalog_at(lake).create_namespace("hidden")
+    version = lake.latest_version()
+    catalog_at(lake).rename_table(source, target)
+    return version
+
+
+def names_of(lake: Lakehouse, table_id: str) -> list[str]:
+    return [str(name) for name in TableNames().names_of(lake.snapshot(), table_id)]
+
+
+def definition_of(lake: Lakehouse, name: str = "hidden.t") -> str:
+    namespace, _, one = name.partition(".")
+    return lake.snapshot().table(namespace, one).id
+
+
+def second_name(lake: Lakehouse) -> None:
+    """Give ``hidden.t`` the second name ``ns.t``, as an older program could."""
+    snapshot = lake.snapshot()
+    keys = snapshot.keys
+    with lake.transaction() as txn:
+        txn.restore_entry(keys.table_key("ns", "t"), snapshot.entry(keys.table_key("hidden", "t")), mirrors=True)
+
+
+def test_a_rollback_of_one_name_after_a_rename_is_refused(lake: Lakehouse) -> None:
+    version = renamed(lake)
+    before = lake.latest_version()
+    with pytest.raises(TableHasAnotherNameError, match=r"hidden\.t"):
+        operations.plan_rollback(lake, version, tables=["ns.t"])
+    with pytest.raises(TableHasAnotherNameError):
+        operations.plan_rollback(lake, version, namespaces=["ns"])
+    assert lake.latest_version() == before
+    operations.plan_rollback(lake, version, tables=["ns.t", "hidden.t"]).execute()
+    assert names_of(lake, definition_of(lake, "ns.t")) == ["ns.t"]
+
+
+def test_a_rollback_meets_a_rename_that_came_since(lake: Lakehouse) -> None:
+    """The plan was right, and the table came back under another name before its commit."""
+    append_rows(lake)
+    version, table_id = lake.latest_version(), definition_of(lake, "ns.t")
+    location = lake.snapshot().table("ns", "t").format_properties["metadata_location"]
+    catalog_at(lake).drop_table("ns.t")
+    plan = operations.plan_rollback(lake, version, tables=["ns.t"])
+    operations.register_table(lake, "ns", "back", location)
+    with pytest.raises(TableHasAnotherNameError):
+        plan.execute(reapply=True)
+    assert names_of(lake, table_id) == ["ns.back"]
+
+
+def test_a_whole_rollback_brings_no_second_name(lake: Lakehouse) -> None:
+    renamed(lake)
+    second_name(lake)
+    version = lake.latest_version()
+    catalog_at(lake).drop_table("ns.t")
+    with pytest.raises(TableHasAnotherNameError):
+        operations.plan_rollback(lake, version)
+
+
+def create_again(lake: Lakehouse, version: int) -> None:
+    with lake.transaction() as txn:
+        txn.create_table("ns", "again", lake.snapshot().table("hidden", "t"))
+
+
+def restore(lake: Lakehouse, version: int) -> None:
+    old = lake.snapshot(version)
+    key = old.keys.table_key("ns", "t")
+    with lake.transaction() as txn:
+        txn.restore_entry(key, old.entry(key))
+
+
+def create_saved(lake: Lakehouse, version: int) -> None:
+    txn = lake.transaction()
+    txn.create_table("ns", "again", lake.snapshot().table("hidden", "t"))
+    lake.resume_transaction(txn.save()).commit()
+
+
+def create_twice(lake: Lakehouse, version: int) -> None:
+    with lake.transaction() as txn:
+        for name in ("a", "b"):
+            txn.create_table("ns", name, replace(table(), id="0" * 8), id_of=IdOf.STAGED_TABLE)
+
+
+def register(lake: Lakehouse, version: int) -> None:
+    operations.register_table(
+        lake, "ns", "again", lake.snapshot().table("hidden", "t").format_properties["metadata_location"]
+    )
+
+
+@pytest.mark.parametrize("change", [create_again, restore, create_saved, create_twice, register])
+def test_no_transaction_gives_a_table_a_second_name(lake: Lakehouse, change: Callable[[Lakehouse, int], None]) -> None:
+    version = renamed(lake)
+    table_id, before = definition_of(lake), lake.latest_version()
+    with pytest.raises(TableHasAnotherNameError):
+        change(lake, version)
+    assert lake.latest_version() == before
+    assert names_of(lake, table_id) == ["hidden.t"]
+
+
+def test_two_transactions_give_one_place_one_name(lake: Lakehouse) -> None:
+    create(lake, "ns", "t")
+    one, other = lake.transaction(), lake.transaction()
+    for txn, name in ((one, "a"), (other, "b")):
+        txn.create_table("ns", name, replace(table(), id="0" * 8), id_of=IdOf.STAGED_TABLE)
+    one.commit()
+    with pytest.raises(CommitConflictError):
+        other.commit()
+    assert names_of(lake, "0" * 8) == ["ns.a"]
+
+
+def test_renames_and_moves_are_no_second_names(lake: Lakehouse) -> None:
+    renamed(lake)
+    table_id = definition_of(lake)
+    catalog_at(lake).rename_table("hidden.t", "ns.t")
+    catalog_at(lake).rename_table("ns.t", "ns.u")
+    with lake.transaction() as txn:
+        definition = txn.table("ns", "u")
+        txn.drop_table("ns", "u")
+        txn.create_table("hidden", "v", definition)
+    assert names_of(lake, table_id) == ["hidden.v"]
+
+
+def test_a_promotion_brings_no_second_name(lake: Lakehouse, lakes: Lakes) -> None:
+    append_rows(lake)
+    catalog_at(lake).create_namespace("hidden")
+    operations.plan_clone(lake, root_of(lakes), "x").execute()
+    clone = Lakehouse.open(root_of(lakes))
+    catalog_at(clone).rename_table("ns.t", "hidden.t")
+    with pytest.raises(TableHasAnotherNameError):
+        operations.plan_promotion(lake, "x", tables=["hidden.t"])
+    operations.plan_promotion(lake, "x").execute()
+    assert names_of(lake, definition_of(lake)) == ["hidden.t"]
+
+
+def undelete(lake: Lakehouse, version: int) -> None:
+    operations.plan_rollback(lake, version, tables=["ns.t"]).execute()
+
+
+def create_from_definition(lake: Lakehouse, version: int) -> None:
+    with lake.transaction() as txn:
+        txn.create_table("ns", "back", lake.snapshot(version).table("ns", "t"))
+
+
+COMES_BACK = pytest.mark.parametrize("come_back", [undelete, create_from_definition])
+
+
+def cloned(lake: Lakehouse, lakes: Lakes) -> tuple[Lakehouse, str, int]:
+    """Clone a lakehouse with ``ns.t``; returns the clone, the table's id, and the version of the parent before."""
+    append_rows(lake)
+    catalog_at(lake).create_namespace("hidden")
+    version = lake.latest_version()
+    operations.plan_clone(lake, root_of(lakes), "x").execute()
+    return Lakehouse.open(root_of(lakes)), definition_of(lake, "ns.t"), version
+
+
+@COMES_BACK
+def test_a_promotion_meets_a_table_that_came_back_since(
+    lake: Lakehouse, lakes: Lakes, come_back: Callable[[Lakehouse, int], None]
+) -> None:
+    """The clone renamed a table that the parent dropped, and the parent restores it after the plan."""
+    clone, table_id, version = cloned(lake, lakes)
+    catalog_at(clone).rename_table("ns.t", "hidden.t")
+    catalog_at(lake).drop_table("ns.t")
+    plan = operations.plan_promotion(lake, "x")
+    come_back(lake, version)
+    names, before = names_of(lake, table_id), lake.latest_version()
+    assert len(names) == 1
+    with pytest.raises(TableHasAnotherNameError):
+        plan.execute()
+    assert (names_of(lake, table_id), lake.latest_version()) == (names, before)
+    catalog_at(lake).drop_table(names[0])
+    operations.plan_promotion(lake, "x").execute()
+    assert names_of(lake, table_id) == ["hidden.t"]
+
+
+@COMES_BACK
+def test_a_refresh_meets_a_table_that_came_back_since(
+    lake: Lakehouse, lakes: Lakes, come_back: Callable[[Lakehouse, int], None]
+) -> None:
+    """The parent renamed a table that the clone dropped, and the clone restores it after the plan."""
+    clone, table_id, _ = cloned(lake, lakes)
+    catalog_at(lake).rename_table("ns.t", "hidden.t")
+    catalog_at(clone).drop_table("ns.t")
+    plan = operations.plan_refresh(lake, "x")
+    come_back(clone, 0)
+    names, before = names_of(clone, table_id), clone.latest_version()
+    assert len(names) == 1
+    with pytest.raises(TableHasAnotherNameError):
+        plan.execute()
+    assert (names_of(clone, table_id), clone.latest_version()) == (names, before)
+    catalog_at(clone).drop_table(names[0])
+    operations.plan_refresh(lake, "x").execute()
+    assert names_of(clone, table_id) == ["hidden.t"]
+
+
+def test_a_refresh_brings_no_second_name(lake: Lakehouse, lakes: Lakes) -> None:
+    clone, table_id, _ = cloned(lake, lakes)
+    catalog_at(clone).load_table("ns.t").append(pa.table({"id": pa.array([9], pa.int64())}))
+    catalog_at(lake).rename_table("ns.t", "hidden.t")
+    with pytest.raises(TableHasAnotherNameError):
+        operations.plan_refresh(lake, "x", ours=["ns.t"])
+    operations.plan_refresh(lake, "x", theirs=["ns.t"]).execute()
+    assert names_of(clone, table_id) == ["hidden.t"]
+
+
+def test_verify_reports_two_names(lake: Lakehouse) -> None:
+    renamed(lake)
+    assert operations.verify(lake).findings == ()
+    second_name(lake)
+    (finding,) = operations.verify(lake).findings
+    assert (finding.code, finding.severity) == ("table-has-two-names", "warning")
+
+
+def test_the_index_follows_versions_in_any_order(lake: Lakehouse) -> None:
+    version = renamed(lake)
+    names, table_id, old = TableNames(), definition_of(lake), lake.snapshot(version)
+    for _ in range(2):
+        assert [str(name) for name in names.names_of(lake.snapshot(), table_id)] == ["hidden.t"]
+        assert [str(name) for name in names.names_of(old, table_id)] == ["ns.t"]

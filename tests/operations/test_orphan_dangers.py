@@ -1,0 +1,179 @@
+"""Whose files look like orphans, and are not: other names of a root, copies, slow writers, other lifetimes."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from pyiceberg.exceptions import CommitFailedException
+
+from tests.clock import ClockStorage
+from tests.foreign import ForeignLake
+from tests.lakes import Lakes, allowing, table
+from tests.operations.aging import DAY_MS, Aging, with_least_requests
+from tests.operations.changes import append_rows
+from trinitylake_ops import Lakehouse, operations
+from trinitylake_ops.errors import InvalidInputError, TransactionExpiredError
+from trinitylake_ops.format.file_names import owner_path
+from trinitylake_ops.iceberg.catalog import catalog_at
+
+
+def later(lake: Lakehouse, days: int = 3) -> Lakehouse:
+    return Lakehouse(ClockStorage(lake.storage, lake.storage.now_ms() + days * DAY_MS))
+
+
+def rows_of(lake: Lakehouse) -> int:
+    return len(catalog_at(lake).load_table("ns.t").scan().to_arrow())
+
+
+@pytest.mark.local_only("gives a folder other names")
+def test_a_link_or_a_copy_is_not_taken_for_a_root_without_table_files(lakes: Lakes, tmp_path: Path) -> None:
+    """The metadata of tables holds URIs of the name that the root had when they were written."""
+    lake = allowing(lakes.local(), tmp_path)
+    append_rows(lake)
+    folder = Path(lake.root.removeprefix("file://"))
+    os.symlink(folder, tmp_path / "link")
+    shutil.copytree(folder, tmp_path / "copy")
+    for name in ("link", "copy"):
+        other = later(Lakehouse.open(str(tmp_path / name)))
+        before = {info.path for info in other.storage.list("tables/")}
+        operations.plan_orphan_removal(other).execute()
+        assert {info.path for info in other.storage.list("tables/")} == before
+    assert rows_of(lake) == 3
+
+
+@pytest.mark.local_only("files that were added have paths of the machine")
+def test_files_that_were_added_by_an_absolute_path_stay(lakes: Lakes, tmp_path: Path) -> None:
+    """Iceberg keeps the text of a path as it was given."""
+    lake = allowing(lakes.local(), tmp_path)
+    append_rows(lake)
+    folder = Path(lake.root.removeprefix("file://"))
+    with catalog_at(lake) as catalog:
+        loaded = catalog.load_table("ns.t")
+        own = folder / loaded.location().removeprefix(lake.root) / "data" / "added.parquet"
+        added = [own, tmp_path / "elsewhere.parquet"]
+        for path in added:
+            pq.write_table(loaded.scan().to_arrow(), path)
+        loaded.add_files([str(path) for path in added])
+        assert loaded.scan().count() == 9
+    removed = operations.plan_orphan_removal(later(lake)).execute()
+    assert rows_of(lake) == 9
+    assert not removed.failures
+    assert added[1].exists()
+
+
+def test_an_owner_file_of_somebody_else_counts(lakes: Lakes) -> None:
+    lake = lakes.memory()
+    append_rows(lake)
+    lake.storage.create("tables/backup/precious.txt", b"mine")
+    lake.storage.create(owner_path("backup"), b'{"lakehouse_id": "somebody else"}')
+    with lake.transaction() as txn:
+        txn.create_table("ns", "x", replace(txn.table("ns", "t"), id="backup"))
+    assert operations.plan_orphan_removal(later(lake)).is_empty
+
+
+def test_a_manifest_cut_between_blocks_keeps_all_files_of_its_table(lakes: Lakes) -> None:
+    lake = lakes.memory()
+    append_rows(lake)
+    manifest = next(info.path for info in lake.storage.list("tables/") if info.path.endswith("-m0.avro"))
+    data = lake.storage.read(manifest)
+    sync = data[-16:]
+    lake.storage.write(manifest, data[: data.index(sync) + 16])  # the header alone: a file without entries
+    plan = operations.plan_orphan_removal(later(lake))
+    assert plan.is_empty
+    assert len(plan.damaged) == 1
+
+
+def slow_append(aging: Aging) -> object:
+    txn = catalog_at(aging.lake).load_table("ns.t").transaction()
+    txn.append(pa.table({"id": pa.array([2], pa.int64())}))
+    txn._table.io.settle()  # type: ignore[attr-defined] # the files are as old as the write, not as the commit
+    return txn
+
+
+@pytest.mark.parametrize("is_removed", [False, True])
+def test_a_table_write_that_takes_longer_than_a_transaction_lives(lakes: Lakes, is_removed: bool) -> None:
+    aging = Aging.on(lakes.storage())
+    append_rows(aging.lake)
+    rows = rows_of(aging.lake)
+    txn = slow_append(aging)
+    aging.later()
+    if is_removed:
+        assert aging.remove_orphans().files > 0
+    with pytest.raises((CommitFailedException, TransactionExpiredError)):
+        txn.commit_transaction()  # type: ignore[attr-defined]
+    assert rows_of(aging.lake) == rows
+
+
+def test_a_table_that_was_loaded_long_ago_can_be_written(lakes: Lakes) -> None:
+    aging = Aging.on(lakes.storage())
+    append_rows(aging.lake)
+    loaded = catalog_at(aging.lake).load_table("ns.t")
+    aging.later()
+    aging.remove_orphans()
+    loaded.append(pa.table({"id": pa.array([2], pa.int64())}))
+    assert rows_of(aging.lake) == 4
+
+
+class _Sleeps(ClockStorage):
+    """Shows the time of another storage's clock; calls somebody before the next root is created."""
+
+    meanwhile = None
+
+    def create(self, path: str, data: bytes) -> None:
+        meanwhile, self.meanwhile = (self.meanwhile, None) if path.endswith(".arrow") else (None, self.meanwhile)
+        if meanwhile is not None:
+            meanwhile()
+        super().create(path, data)
+
+
+@pytest.mark.parametrize("how", ["raised", "lowered and raised", "lowered, and another program goes back"])
+def test_a_longer_time_to_live_revives_nobody(lakes: Lakes, how: str) -> None:
+    """A transaction's definitions were removed as orphans when the time to live was short."""
+    hour_ms, was_long_before = DAY_MS // 24, how != "raised"
+    aging = Aging.on(lakes.storage(), txn_ttl_millis=DAY_MS if was_long_before else hour_ms)
+    with aging.lake.transaction() as txn:
+        txn.create_namespace("ns")
+    long_before = aging.lake.latest_version()
+    sleeping = _Sleeps(aging.clock, 0)
+    sleeping.now_ms = aging.clock.now_ms  # type: ignore[method-assign]
+    slow = Lakehouse(sleeping).transaction()
+    slow.create_table("ns", "t", table(slow="true"))
+
+    def meanwhile() -> None:
+        aging.lake.alter_definition(txn_ttl_millis=hour_ms) if was_long_before else aging.lake.alter_definition(
+            properties={"a": "b"}
+        )
+        aging.later(2 * hour_ms)
+        assert aging.remove_orphans().files == 1
+        if how.endswith("goes back"):
+            ForeignLake(aging.clock).rollback(long_before, keeps_unknown=False)
+        else:
+            aging.lake.alter_definition(txn_ttl_millis=DAY_MS)
+
+    sleeping.meanwhile = meanwhile  # type: ignore[assignment]
+    with pytest.raises(TransactionExpiredError, match="orphans from before the transaction began were removed"):
+        slow.commit()
+    assert aging.lake.snapshot().tables("ns") == []
+
+
+def test_a_table_is_brought_back_whole_or_not_at_all(lakes: Lakes) -> None:
+    aging = Aging.on(lakes.storage(), minimum_versions_to_keep=1, maximum_version_age_millis=1)
+    append_rows(aging.lake)
+    location = aging.lake.snapshot().table("ns", "t").format_properties["metadata_location"]
+    with aging.lake.transaction() as txn:
+        txn.drop_table("ns", "t")
+    aging.later()
+    operations.compact(aging.lake)  # no message keeps the old definition
+    aging.expire()
+    aging.later()
+    plan = operations.plan_purge(aging.lake)
+    with_least_requests(lambda budget: plan.execute(budget=budget))
+    with pytest.raises(InvalidInputError, match="no kept version names it"):
+        operations.register_table(aging.lake, "ns", "back", location)
+    assert aging.lake.snapshot().tables("ns") == []

@@ -1,0 +1,210 @@
+"""Orphans found by an inventory of the storage: the same as by a listing, and never more than stands now."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from click.testing import CliRunner
+
+from tests.inventories import columnar_file, inventory_file, manifest, write_inventory
+from tests.lakes import listed
+from tests.operations.aging import Aging
+from tests.operations.changes import append_rows, drop
+from tests.servers.s3_server import S3Server
+from trinitylake_ops import Lakehouse, operations
+from trinitylake_ops.cli.app import trinitylake
+from trinitylake_ops.errors import CorruptFileError, FileMissingError, InvalidInputError, InvalidLocationError
+from trinitylake_ops.format.file_names import new_node_path, owner_path
+from trinitylake_ops.operations.mark.table_files import table_id_in
+from trinitylake_ops.storage import LocalStorage, MeteredStorage
+
+
+@pytest.fixture
+def lake(aging: Aging) -> Lakehouse:
+    """A lakehouse with tables, nodes that nothing reaches, a cut-off operation and files of others."""
+    append_rows(aging.lake, "n0.rows")
+    for path in (new_node_path(), new_node_path(), "_ops/tmp/123", "tables/foreign/a b+c", "other.txt"):
+        aging.lake.storage.create(path, b"left")
+    aging.later()
+    return aging.lake
+
+
+def keys_of(lake: Lakehouse) -> list[str]:
+    """Return the keys that a bucket would have with the lakehouse, and others, in it."""
+    hidden = {info.path for info in lake.storage.list("_ops/tmp/")}
+    return ["0000/", "what a//b", *sorted(listed(lake.storage) | hidden)]
+
+
+def inventory_of(lake: Lakehouse, folder: Path, file_format: str = "CSV", created_at_ms: int = 0) -> str:
+    return write_inventory(folder, lake.root, keys_of(lake), file_format, created_at_ms=created_at_ms)
+
+
+@pytest.mark.parametrize("file_format", ["CSV", "ORC", "Parquet"])
+def test_an_inventory_of_all_gives_the_plan_of_a_listing(lake: Lakehouse, tmp_path: Path, file_format: str) -> None:
+    location = inventory_of(lake, tmp_path / "inventory", file_format, created_at_ms=1_700_000_000_000)
+    by_listing = operations.plan_orphan_removal(lake)
+    plan = operations.plan_orphan_removal(lake, inventory=location)
+    assert len(plan.paths) == 3
+    assert (plan.digest, plan.unowned_files) == (by_listing.digest, by_listing.unowned_files)
+    assert plan.inventory == f"file://{location}"
+    assert "of what the inventory of 2023-11-14 22:13 UTC has" in str(plan.table().title)
+    assert plan.execute(by_listing.digest).files == 3
+    assert not {*plan.paths} & {*keys_of(lake)}
+    assert operations.verify(lake).is_clean
+
+
+def test_an_approved_plan_is_made_again_by_the_inventory(lake: Lakehouse, aging: Aging, tmp_path: Path) -> None:
+    location = inventory_of(lake, tmp_path / "inventory")
+    digest = operations.plan_orphan_removal(lake, inventory=location).digest
+    aging.later()
+    later = operations.plan_orphan_removal(lake, inventory=location)
+    assert later.digest != digest
+    assert later.execute(digest).files == 3
+
+
+def test_what_came_and_went_since_the_inventory(lake: Lakehouse, aging: Aging, tmp_path: Path) -> None:
+    came, gone, came_again, *_ = sorted(new_node_path() for _ in range(3))
+    for path in (gone, came_again):
+        lake.storage.create(path, b"left")
+    aging.later()
+    location = inventory_of(lake, tmp_path / "inventory")
+    for path in (gone, came_again):
+        lake.storage.delete(path)
+    lake.storage.create(came, b"left")
+    aging.later()
+    lake.storage.create(came_again, b"young")
+    paths = operations.plan_orphan_removal(lake, inventory=location).paths
+    assert not {came, gone, came_again} & {*paths}
+    assert {*operations.plan_orphan_removal(lake).paths} == {*paths, came}
+
+
+def test_an_owner_file_stays_with_what_came_since_the_inventory(lake: Lakehouse, aging: Aging, tmp_path: Path) -> None:
+    table_ids = {table_id for info in lake.storage.list("tables/") if (table_id := table_id_in(info.path))}
+    owner = next(owner_path(table_id) for table_id in table_ids if lake.storage.exists(owner_path(table_id)))
+    location = inventory_of(lake, tmp_path / "inventory")
+    drop(lake, "n0", "rows")
+    late = owner.rpartition("/")[0] + "/data/late.parquet"
+    aging.later()
+    aging.expire()
+    aging.later()
+    aging.purge()
+    lake.storage.create(late, b"came late")
+    aging.later(1)
+    plan = operations.plan_orphan_removal(lake, inventory=location)
+    assert owner not in plan.paths
+    aging.later()
+    assert {owner, late} <= {*operations.plan_orphan_removal(lake, inventory=location).paths}
+
+
+def test_only_what_nothing_reaches_is_asked_for(lake: Lakehouse, tmp_path: Path) -> None:
+    location = inventory_of(lake, tmp_path / "inventory")
+    metered = MeteredStorage(lake.storage)
+    plan = operations.plan_orphan_removal(Lakehouse(metered), inventory=location)
+    hashed = [path for path in plan.paths if not path.startswith("_")]
+    asked = metered.snapshot()
+    assert asked.requests["stat"] <= len(hashed) + plan.unowned_files + 2
+    assert asked.requests["list"] <= 4
+
+
+def test_wrong_inventories_are_refused(lake: Lakehouse, aging: Aging, tmp_path: Path) -> None:
+    def refused(error: type[Exception] | tuple[type[Exception], ...], location: str, said: str) -> None:
+        with pytest.raises(error, match=said):
+            operations.plan_orphan_removal(lake, inventory=location)
+
+    good = Path(inventory_of(lake, tmp_path / "good"))
+    refused(FileMissingError, f"{good}.gz", "give the URI of its manifest.json")
+    refused(InvalidInputError, "manifest.json", "neither a URI nor an absolute path")
+    refused(CorruptFileError, str(good.parent / "data" / "0"), "no manifest of an inventory")
+    refused(InvalidInputError, write_inventory(tmp_path / "b", "bucket", keys_of(lake)), "one of 's3://bucket/', where")
+    refused(InvalidInputError, write_inventory(tmp_path / "c", lake.root, ["a/x"]), "none of the files that")
+    text = good.read_text()
+    for wrong, said in (
+        (text.replace('"CSV"', '"Avro"'), "of format 'Avro'"),
+        (text.replace(" Key,", " Name,"), "with a column 'Key'"),
+        (text.replace('"data/1"', '"data/2"'), "data/2' of inventory .* is missing"),
+        (text.replace('"data/1"', '"data/../0"'), "is no path below a root"),
+        (text.replace('"creationTimestamp": "0"', '"creationTimestamp": "now"'), "no manifest"),
+        (json.dumps([text]), "no manifest"),
+    ):
+        good.write_text(wrong)
+        refused((CorruptFileError, FileMissingError, InvalidInputError), str(good), said)
+    good.write_text(text)
+    damaged = good.parent / "data" / "1"
+    for data in (b"\x1f\x8bx", damaged.read_bytes()[:-20], inventory_file(["a"], "Parquet"), gzip.compress(b"short")):
+        damaged.write_bytes(data)
+        refused(CorruptFileError, str(good), "data/1' of inventory .* cannot be read")
+    for file_format in ("Parquet", "ORC"):
+        good.write_text(text.replace('"CSV"', f'"{file_format}"'))
+        refused(CorruptFileError, str(good), "of inventory .* cannot be read")
+        for column in (pa.array(["a", None]), pa.array([b"a"]), pa.array([1]), pa.array([["a"]])):
+            for name in ("0", "1"):
+                (good.parent / "data" / name).write_bytes(columnar_file(column, file_format))
+            refused(CorruptFileError, str(good), "of inventory .* cannot be read: its column 'key' is no text")
+
+
+def test_a_manifest_that_names_no_bucket_or_no_file_is_named(lake: Lakehouse, tmp_path: Path) -> None:
+    good = Path(inventory_of(lake, tmp_path / "good"))
+    text = good.read_text()
+    for wrong, said in (
+        (text.replace(f'"{lake.root}"', '""'), "is no manifest of an inventory: root 's3:///' names no bucket"),
+        (text.replace(f'"{lake.root}"', '"user:pw@b"'), "is no manifest of an inventory: a root holds no credentials"),
+        (text.replace(f'"{lake.root}"', r'"\ud800"'), r"is one of 's3://\\ud800/', where"),
+        (text.replace('"data/1"', '""'), "of inventory .* cannot be read: .* is no path below a root"),
+        (text.replace('"data/1"', '"/etc/passwd"'), "of inventory .* cannot be read: .* is no path below a root"),
+        (text.replace('"data/1"', r'"\ud800"'), "of inventory .* cannot be read: .* lone surrogate"),
+    ):
+        good.write_text(wrong)
+        with pytest.raises((CorruptFileError, InvalidInputError), match=said) as caught:
+            operations.plan_orphan_removal(lake, inventory=str(good))
+        assert "pw" not in str(caught.value)
+        str(caught.value).encode()
+    with pytest.raises(InvalidLocationError, match="neither a URI nor an absolute path of its manifest"):
+        operations.plan_orphan_removal(lake, inventory=f"{good.parent}/")
+
+
+@pytest.mark.local_only("gives a folder and a file other names")
+def test_names_that_no_listing_tells_are_nobodys(tmp_path: Path) -> None:
+    """What an inventory names may lead through a link to a file that is needed."""
+    aging = Aging.on(LocalStorage(f"file://{tmp_path}/lake/", fsync=False))
+    append_rows(aging.lake)
+    aging.later()
+    data = next(info.path for info in aging.lake.storage.list("tables/") if info.path.endswith(".parquet"))
+    folder, _, name = data.partition("/data/")
+    place = Path(aging.lake.root.removeprefix("file://"), folder)
+    (place / "again").symlink_to(place / "data")
+    (place / "linked").symlink_to(place / "data" / name)
+    keys = [*keys_of(aging.lake), f"{folder}/again/{name}", f"{folder}/linked", f"{folder}/{'x' * 300}"]
+    location = write_inventory(tmp_path / "inventory", aging.lake.root, keys)
+    assert operations.plan_orphan_removal(aging.lake, inventory=location).paths == []
+
+
+def test_an_inventory_in_a_bucket_of_its_own(radosgw: S3Server, tmp_path: Path) -> None:
+    root = radosgw.fresh_root()
+    bucket, _, prefix = root.removeprefix("s3://").partition("/")
+    lake = Lakehouse.create(root, storage_options=radosgw.storage_options)
+    append_rows(lake)
+    lake.storage.create(new_node_path(), b"left")
+    keys = ["elsewhere/0000/x", *(prefix + path for path in sorted(listed(lake.storage)))]
+    inventories = f"{bucket}-inventories"
+    radosgw.client.create_bucket(Bucket=inventories)
+    radosgw.client.put_object(Bucket=inventories, Key="lake/data/0.csv.gz", Body=inventory_file(keys))
+    content = manifest(bucket, ["lake/data/0.csv.gz"])
+    radosgw.client.put_object(Bucket=inventories, Key="lake/2026-11-20T01-00Z/manifest.json", Body=content)
+    location = f"s3://{inventories}/lake/2026-11-20T01-00Z/manifest.json"
+    plan = operations.plan_orphan_removal(lake, inventory=location)
+    assert (plan.is_empty, plan.inventory) == (True, location), "what is left behind is too young"
+
+
+def test_the_command_takes_an_inventory(tmp_path: Path) -> None:
+    lake = Lakehouse.create(f"{tmp_path}/lake")
+    append_rows(lake)
+    location = inventory_of(lake, tmp_path / "inventory")
+    ran = CliRunner().invoke(trinitylake, ["--root", lake.root, "orphans", "--inventory", location, "--json"])
+    assert ran.exit_code == 0
+    assert json.loads(ran.stdout)["inventory"] == f"file://{location}"
+    ran = CliRunner().invoke(trinitylake, ["--root", lake.root, "orphans", "--inventory", f"{location}x"])
+    assert isinstance(ran.exception, FileMissingError)

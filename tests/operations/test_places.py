@@ -1,0 +1,239 @@
+"""A lakehouse that names what lies elsewhere: nothing of it is read, copied or deleted unless somebody allowed it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from pyiceberg.manifest import DataFile, DataFileContent, FileFormat, ManifestEntryStatus
+from pyiceberg.typedef import Record
+
+from tests.foreign_files import commit_unchecked, data_files_of, manifests_of, written_manifest
+from tests.lakes import Lakes, allowing
+from tests.operations.aging import Aging
+from tests.operations.changes import ROWS, append_rows, create
+from trinitylake_ops import Lakehouse, TableDef, operations
+from trinitylake_ops.errors import LocationNotAllowedError
+from trinitylake_ops.format.node_file import decode_node, encode_node
+from trinitylake_ops.iceberg.catalog import catalog_at
+from trinitylake_ops.storage.cache.storage import clear_process_caches
+
+SECRET = b"AWS_SECRET_ACCESS_KEY=hunter2\n"
+
+
+@pytest.fixture
+def secret(tmp_path: Path) -> Path:
+    path = tmp_path / "id_rsa"
+    path.write_bytes(SECRET)
+    return path
+
+
+@pytest.fixture
+def lake(lakes: Lakes) -> Lakehouse:
+    return lakes.memory()
+
+
+def leaked(*lakehouses: Lakehouse) -> list[str]:
+    storages = [lake.storage for lake in lakehouses]
+    return [info.path for storage in storages for info in storage.list() if SECRET in storage.read(info.path)]
+
+
+def point_to(lake: Lakehouse, uri: str) -> None:
+    """Let the latest root say that the definition of the namespace ``ns`` is a file elsewhere."""
+    latest = lake.snapshot()
+    key = latest.keys.namespace_key("ns")
+    node = decode_node(lake.storage.read(latest.location), latest.location)
+    buffer = {**node.buffer, key: uri}
+    data = encode_node(replace(node, buffer=buffer), latest.definition.order, latest.definition.node_compression)
+    lake.storage.write(latest.location, data)
+
+
+@pytest.mark.parametrize("level", ["partial", "full"])
+def test_an_export_copies_no_file_that_a_pointer_names_elsewhere(lakes: Lakes, secret: Path, level: str) -> None:
+    storage = lakes.storage()
+    lake = Lakehouse.create(storage.root, storage=storage)
+    create(lake, "ns")
+    point_to(lake, f"file://{secret}")
+    opened = Lakehouse(lake.storage)
+    with pytest.raises(LocationNotAllowedError, match="--allow-root"):
+        operations.plan_export(opened, "nightly", level, definitions=level == "partial").execute()
+    with pytest.raises(LocationNotAllowedError):
+        opened.snapshot().namespace("ns")
+    assert leaked(lake) == []
+
+
+def add_file(lake: Lakehouse, uri: str) -> None:
+    """Make a managed table name a data file elsewhere."""
+    catalog = catalog_at(lake)
+    catalog.create_namespace("ns")
+    table = catalog.create_table("ns.t", ROWS.schema)
+    counts = ("column_sizes", "value_counts", "null_value_counts", "nan_value_counts", "lower_bounds", "upper_bounds")
+    unknown: dict[str, dict[int, int]] = {name: {} for name in counts}
+    absent = dict.fromkeys(("key_metadata", "split_offsets", "equality_ids", "sort_order_id"))
+    data_file = DataFile.from_args(
+        content=DataFileContent.DATA,
+        file_path=uri,
+        file_format=FileFormat.PARQUET,
+        partition=Record(),
+        record_count=1,
+        file_size_in_bytes=len(SECRET),
+        **unknown,
+        **absent,
+    )
+    data_file.spec_id = 0
+    manifest = written_manifest(lake, table, [data_file], ManifestEntryStatus.ADDED, 1)
+    commit_unchecked(lake, "ns.t", [manifest], 1)
+
+
+def test_an_export_copies_no_file_that_a_manifest_names_elsewhere(lakes: Lakes, secret: Path) -> None:
+    lake = Lakehouse.create(lakes.storage().root, storage=lakes.storage())
+    target = lakes.storage("target")
+    add_file(lake, f"file://{secret}")
+    for name, where in (("here", None), ("away", target.root)):
+        report = operations.plan_export(lake, name, "full", target=where).execute()
+        assert "id_rsa" in report.damaged["ns.t"]
+    assert leaked(lake, Lakehouse(target)) == []
+    with pytest.raises(PermissionError), catalog_at(lake) as catalog:
+        catalog.load_table("ns.t").scan().to_arrow()
+
+
+def test_verify_tells_a_managed_table_that_names_a_place_elsewhere(lakes: Lakes, secret: Path) -> None:
+    lake = Lakehouse.create(lakes.storage().root, storage=lakes.storage())
+    add_file(lake, f"file://{secret}")
+    report = operations.verify(lake, deep=True)
+    assert {(finding.code, finding.severity) for finding in report.findings} >= {("table-unreadable", "error")}
+    assert "id_rsa" in report.findings[0].message
+
+
+def test_what_a_table_of_others_may_share_stays_until_its_root_is_allowed(lakes: Lakes) -> None:
+    aging = Aging.on(lakes.storage())
+    other = lakes.local("other")
+    append_rows(other)
+    append_rows(aging.lake)
+    location = other.snapshot().table("ns", "t").format_properties["metadata_location"]
+    operations.register_table(aging.lake, "ns", "theirs", other.root + location)
+    with aging.lake.transaction() as txn:
+        txn.drop_table("ns", "t")
+    allowed = replace(aging, lake=allowing(aging.lake, other.root))
+    aging.later()
+    allowed.expire()
+    aging.later()
+    before = {info.path for info in aging.clock.list("tables/")}
+    for clean_up in (aging.purge, aging.remove_orphans):
+        with pytest.raises(LocationNotAllowedError, match="nothing is deleted before its root is allowed"):
+            clean_up()
+    assert {info.path for info in aging.clock.list("tables/")} == before
+    report = operations.verify(aging.lake)
+    assert report.is_clean
+    assert any("--allow-root" in text for text in report.unchecked)
+    assert list(report.not_allowed) == ["ns.theirs"]
+    shown = [str(cell) for row in report.table().rows for cell in row]
+    assert sum("ns.theirs" in str(cell) and "--allow-root" in str(cell) for cell in shown) == 1
+    assert operations.verify(allowed.lake).not_allowed == {}
+    with pytest.raises(LocationNotAllowedError):
+        catalog_at(aging.lake).load_table("ns.theirs")
+    assert catalog_at(allowed.lake).load_table("ns.theirs").scan().to_arrow().num_rows == 3
+    allowed.purge()
+    assert {info.path for info in aging.clock.list("tables/")} < before
+
+
+def test_an_external_table_by_the_place_of_a_managed_one_elsewhere_is_not_taken_for_one_here(lake: Lakehouse) -> None:
+    create(lake, "ns")
+    location = "s3://elsewhere/tables/an-id/metadata/1.metadata.json"
+    with lake.transaction() as txn:
+        external = TableDef(table_type="EXTERNAL", format_properties={"metadata_location": location})
+        txn.create_table("ns", "t", external)
+    with pytest.raises(LocationNotAllowedError, match="'s3://elsewhere/tables/an-id/'"):
+        catalog_at(lake).load_table("ns.t")
+
+
+@pytest.fixture(params=["manifest", "entry"])
+def with_foreign_files(request: pytest.FixtureRequest, lakes: Lakes) -> Lakehouse:
+    """A lakehouse whose table ``ns.t`` names the files of ``secret.s`` in foreign manifests, or in its own one."""
+    lake = Lakehouse.create(lakes.storage().root, storage=lakes.storage())
+    catalog = catalog_at(lake)
+    catalog.create_namespace("ns")
+    catalog.create_table("ns.t", ROWS.schema)
+    for _ in range(2):
+        append_rows(lake, "secret.s")
+    manifests = manifests_of(lake, "secret.s")
+    if request.param == "entry":
+        files = data_files_of(lake, "secret.s")
+        manifests = [written_manifest(lake, catalog.load_table("ns.t"), files, ManifestEntryStatus.EXISTING, 1)]
+    commit_unchecked(lake, "ns.t", manifests, 1)
+    return lake
+
+
+def test_compaction_copies_no_rows_of_another_table(with_foreign_files: Lakehouse) -> None:
+    lake = with_foreign_files
+    folder = catalog_at(lake).load_table("ns.t").location().removeprefix(lake.root)
+    plan = operations.plan_compact_tables(lake, min_input_files=2)
+    assert [one.name for one in plan.tables] == ["secret.s"]
+    assert list(plan.left) == ["ns.t"]
+    assert [one.table for one in plan.execute().tables] == ["secret.s"]
+    assert not list(lake.storage.list(f"{folder}/data/"))
+
+
+def test_verify_reports_files_of_another_table(with_foreign_files: Lakehouse) -> None:
+    for _ in range(2):  # the second run finds what the first one recorded
+        findings = operations.verify(with_foreign_files, deep=True, incremental=True).findings
+        assert [(finding.code, finding.severity) for finding in findings] == [("table-unreadable", "error")]
+
+
+def test_an_export_copies_no_file_of_another_table(with_foreign_files: Lakehouse, lakes: Lakes) -> None:
+    target = lakes.storage("target")
+    for name, where in (("here", None), ("away", target.root)):
+        report = operations.plan_export(with_foreign_files, name, "full", target=where, namespaces=("ns",)).execute()
+        assert list(report.damaged) == ["ns.t"]
+    assert not list(target.list("tables/"))
+    with pytest.raises(PermissionError), catalog_at(with_foreign_files) as catalog:
+        catalog.load_table("ns.t").scan().to_arrow()
+
+
+@pytest.mark.local_only("symbolic links")
+@pytest.mark.parametrize("linked", ["file", "folder"])
+def test_no_file_behind_a_link_to_another_table_is_read(lakes: Lakes, linked: str) -> None:
+    """A client with rights on its own folder may link to a file that only the operator may read."""
+    lake = lakes.local()
+    catalog = catalog_at(lake)
+    folders = {}
+    for name in ("ns.t", "secret.s"):
+        if not lake.snapshot().has_namespace(name.partition(".")[0]):
+            catalog.create_namespace(name.partition(".")[0])
+        table = catalog.create_table(name, pa.schema([("id", pa.int64())]))
+        for number in range(2):
+            table.append(pa.table({"id": [number + (100 if name == "secret.s" else 0)]}))
+        folders[name] = Path(table.location().removeprefix("file://")) / "data"
+    own, other = (sorted(folders[name].iterdir()) for name in ("ns.t", "secret.s"))
+    if linked == "file":
+        own[0].unlink()
+        own[0].symlink_to(other[0])
+    else:
+        for path in own:
+            path.rename(folders["secret.s"] / path.name)
+        folders["ns.t"].rmdir()
+        folders["ns.t"].symlink_to(folders["secret.s"])
+    clear_process_caches()
+    lake = Lakehouse.open(lake.root)
+    with pytest.raises(PermissionError):
+        catalog_at(lake).load_table("ns.t").scan().to_arrow()
+    plan = operations.plan_compact_tables(lake, min_input_files=2)
+    assert [one.table for one in plan.execute().tables] == ["secret.s"]
+    report = operations.plan_export(lake, "away", "full", target=lakes.root("away")).execute()
+    assert list(report.damaged) == ["ns.t"]
+
+
+@pytest.mark.local_only("symbolic links")
+def test_a_link_within_the_folder_of_a_table_is_followed(lakes: Lakes) -> None:
+    lake = lakes.local()
+    catalog = catalog_at(lake)
+    catalog.create_namespace("ns")
+    table = catalog.create_table("ns.t", pa.schema([("id", pa.int64())]))
+    table.append(pa.table({"id": [1]}))
+    (path,) = (Path(table.location().removeprefix("file://")) / "data").iterdir()
+    moved = path.parent.parent / "moved.parquet"
+    path.rename(moved)
+    path.symlink_to(moved)
+    assert catalog_at(lake).load_table("ns.t").scan().to_arrow().num_rows == 1

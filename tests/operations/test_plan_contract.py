@@ -1,0 +1,288 @@
+"""What holds for every plan of the maintenance face, found by walking, so that a new one cannot be forgotten."""
+
+import ast
+import dataclasses
+import inspect
+import json
+import typing
+from collections.abc import Callable, Iterator, Mapping
+from enum import Enum
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pytest
+
+from tests.lakes import Lakes
+from tests.operations.aging import Aging, keeping
+from tests.operations.changes import create
+from trinitylake_ops import Lakehouse, operations
+from trinitylake_ops.format.file_names import HINT_PATH, is_immutable_path
+from trinitylake_ops.operations.base import Cost, Plan, PlannedOperation
+from trinitylake_ops.operations.executor import Executor, LocalExecutor, Weight
+from trinitylake_ops.operations.rendering import Document
+from trinitylake_ops.spark.executor import SparkExecutor
+from trinitylake_ops.storage import Storage, StorageWrapper
+from trinitylake_ops.versions.snapshot import Snapshot
+
+
+def _away(lake: Lakehouse, target: str) -> Plan:
+    operations.plan_export(lake, "away", "full", target=target).execute()
+    return operations.plan_restore(lake, "away")
+
+
+def _exported(lake: Lakehouse) -> str:
+    operations.plan_export(lake, "kept").execute()
+    return "kept"
+
+
+def _cloned(lake: Lakehouse, target: str) -> str:
+    operations.plan_clone(lake, target, "clone").execute()
+    return "clone"
+
+
+def _changed_clone(lake: Lakehouse, target: str) -> str:
+    name = _cloned(lake, target)
+    for each in (Lakehouse.open(target), lake):
+        create(each, "clone" if each is lake else "parent", "t")
+    return name
+
+
+_PLANS = [
+    found
+    for name in operations.__all__
+    if inspect.isclass(found := getattr(operations, name)) and issubclass(found, Plan)
+]
+_MADE: dict[str, Callable[[Lakehouse, str], Plan]] = {
+    "ClonePlan": lambda lake, target: operations.plan_clone(lake, target, "clone"),
+    "CompactionPlan": lambda lake, _: operations.plan_compact(lake),
+    "CompactTablesPlan": lambda lake, _: operations.plan_compact_tables(lake),
+    "DropClonePlan": lambda lake, target: operations.plan_drop_clone(lake, _cloned(lake, target), delete_files=True),
+    "DropExportPlan": lambda lake, _: operations.plan_drop_export(lake, _exported(lake)),
+    "DropNamespacePlan": lambda lake, _: operations.plan_drop_namespace(lake, "n0", cascade=True),
+    "ExpirationPlan": lambda lake, _: operations.plan_expiration(lake, keeping(1)),
+    "ExportPlan": lambda lake, _: operations.plan_export(lake, "other"),
+    "OrphanPlan": lambda lake, _: operations.plan_orphan_removal(lake),
+    "PromotionPlan": lambda lake, target: operations.plan_promotion(lake, _changed_clone(lake, target)),
+    "PrunePlan": lambda lake, _: operations.plan_prune_exports(lake, "*", keeping(1)),
+    "PurgePlan": lambda lake, _: operations.plan_purge(lake),
+    "ReconcilePlan": lambda lake, _: operations.plan_reconcile(lake),
+    "RefreshPlan": lambda lake, target: operations.plan_refresh(lake, _changed_clone(lake, target)),
+    "RelocationPlan": lambda lake, _: operations.plan_relocation(lake),
+    "RepairPlan": lambda lake, _: operations.plan_repair(lake),
+    "RestorePlan": _away,
+    "RollbackPlan": lambda lake, _: operations.plan_rollback(lake, 1),
+    "TrimPlan": lambda lake, _: operations.plan_trim_tables(lake, keeping(1)),
+}
+
+
+def test_every_plan_is_made_here() -> None:
+    assert sorted(_MADE) == sorted(plan.__name__ for plan in _PLANS)
+
+
+def _all_plans(base: type[Plan] = Plan) -> Iterator[type[Plan]]:
+    for plan in base.__subclasses__():
+        yield from (_all_plans(plan) if inspect.isabstract(plan) else [plan])
+
+
+def test_every_plan_is_in_the_face() -> None:
+    assert {plan.__name__ for plan in _all_plans()} == {plan.__name__ for plan in _PLANS}
+
+
+@pytest.mark.parametrize("plan", _PLANS, ids=lambda plan: plan.__name__)
+def test_execute_returns_a_frozen_report_with_its_cost(plan: type[Plan]) -> None:
+    assert not inspect.isabstract(plan)
+    assert plan.__dataclass_params__.frozen
+    report = typing.get_type_hints(plan.execute)["return"]
+    assert issubclass(report, Document)
+    assert report.__dataclass_params__.frozen
+    cost = next(field for field in dataclasses.fields(report) if field.name == "cost")
+    assert typing.get_type_hints(report)[cost.name] is Cost
+    assert "approved_digest" in inspect.signature(plan.execute).parameters
+
+
+@pytest.mark.parametrize("name", sorted(_MADE))
+def test_a_plan_is_shown_and_its_report_is(aging: Aging, lakes: Lakes, name: str) -> None:
+    plan = _MADE[name](aging.lake, lakes.root("away"))
+    assert type(plan).__name__ == name
+    said = json.loads(json.dumps(plan.to_dict()))
+    assert isinstance(plan.is_empty, bool)
+    assert said["digest"] == (None if plan.is_empty else plan.digest)
+    assert plan.digest.startswith(f"{plan.base_version}-")
+    assert str(plan)
+    assert json.loads(plan.to_json()) == said
+    report = plan.execute()
+    assert json.loads(report.to_json())["cost"]["duration_ms"] >= 0
+    assert str(report)
+
+
+_NO_DATA = (Lakehouse, Snapshot, Storage, LocalExecutor, SparkExecutor, PlannedOperation)
+
+
+def _no_data(value: object, where: str, seen: set[int]) -> Iterator[str]:
+    """Yield what is no data in a value: what reaches a lakehouse, and what can be called."""
+    if id(value) in seen or isinstance(value, type | Enum):
+        return
+    seen.add(id(value))
+    if isinstance(value, _NO_DATA) or callable(value):
+        yield f"{where}: {type(value).__name__}"
+    elif isinstance(value, Mapping):
+        for key, item in value.items():
+            yield from _no_data(item, f"{where}[{key!r}]", seen)
+    elif isinstance(value, list | tuple | set | frozenset):
+        for item in value:
+            yield from _no_data(item, f"{where}[]", seen)
+    elif dataclasses.is_dataclass(value):
+        for spec in dataclasses.fields(value):
+            yield from _no_data(getattr(value, spec.name), f"{where}.{spec.name}", seen)
+    else:
+        for name, item in getattr(value, "__dict__", {}).items():
+            yield from _no_data(item, f"{where}.{name}", seen)
+
+
+@pytest.mark.parametrize("name", sorted(_MADE))
+def test_a_plan_is_data_and_its_operation_executes_it(aging: Aging, lakes: Lakes, name: str) -> None:
+    plan = _MADE[name](aging.lake, lakes.root("away"))
+    fields = {spec.name: spec for spec in dataclasses.fields(plan)}
+    operation = fields.pop("operation")
+    assert (operation.repr, operation.compare) == (False, False)
+    seen: set[int] = set()
+    assert [found for field in fields for found in _no_data(getattr(plan, field), field, seen)] == []
+    assert not [field for field in fields if field.startswith("_")]
+
+    made_by = type(plan.operation)
+    assert issubclass(made_by, PlannedOperation)
+    assert made_by.__dataclass_params__.frozen
+    assert not inspect.isabstract(made_by)
+    assert dataclasses.fields(made_by)[0].name == "lake"
+    with mock.patch.object(made_by, "execute", autospec=True) as execute:
+        assert plan.execute(approved_digest="some") is execute.return_value
+    assert execute.call_args.args == (plan.operation, plan, "some")
+
+
+@pytest.mark.parametrize("name", sorted(_MADE))
+def test_an_operation_makes_its_plan_again(aging: Aging, lakes: Lakes, name: str) -> None:
+    plan = _MADE[name](aging.lake, lakes.root("away"))
+    again = plan.operation.plan()
+    assert (type(again), again.base_version) == (type(plan), plan.base_version)
+    if not hasattr(plan, "now_ms"):
+        assert again.digest == plan.digest
+
+
+def test_what_steps_of_a_repair_do_is_data(aging: Aging) -> None:
+    aging.lake.storage.write(HINT_PATH, b"1")
+    plan = operations.plan_repair(aging.lake)
+    assert plan.to_take
+    assert list(_no_data(plan.to_take, "to_take", set())) == []
+
+
+def test_what_is_no_data_is_found(aging: Aging) -> None:
+    values = {"a": [aging.lake, aging.lake.snapshot()], "b": (print, aging.lake.storage)}
+    assert len(list(_no_data(values, "values", set()))) == 4
+
+
+def _defined(tree: ast.AST) -> set[str]:
+    """Return the names of functions, fields and attributes that a class or module defines."""
+    names = {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.ClassDef)}
+    annotated = [node.target for node in ast.walk(tree) if isinstance(node, ast.AnnAssign)]
+    names |= {target.id for target in annotated if isinstance(target, ast.Name)}
+    return names | {
+        node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store)
+    }
+
+
+def _private_reads(path: Path) -> list[str]:
+    """Return reads of private attributes that the class around, or for functions the module, does not define."""
+    module = ast.parse(path.read_text())
+    return [
+        f"{path.name}:{node.lineno}: {ast.unparse(node)}"
+        for part in module.body
+        for node in ast.walk(part)
+        if isinstance(node, ast.Attribute)
+        and node.attr.startswith("_")
+        and not node.attr.startswith("__")
+        and ast.unparse(node.value) not in ("self", "cls", "super()")
+        and node.attr not in _defined(part if isinstance(part, ast.ClassDef) else module)
+    ]
+
+
+def test_no_private_field_is_read_of_another_class() -> None:
+    modules = sorted(Path(str(operations.__file__)).parent.rglob("*.py"))
+    assert modules
+    assert [found for path in modules for found in _private_reads(path)] == []
+
+
+_ASKED = {name for name in vars(Executor) if not name.startswith("_")}
+
+
+def _asked_of_executors(path: Path) -> list[str]:
+    """Return what a module asks an executor that is not in the contract: what it is, for one."""
+    nodes = list(ast.walk(ast.parse(path.read_text())))
+    asked = [
+        node
+        for node in nodes
+        if isinstance(node, ast.Attribute)
+        and ast.unparse(node.value).endswith("executor")
+        and node.attr not in _ASKED
+        and not ast.unparse(node).startswith("trinitylake_ops.")
+    ]
+    compared = [
+        node
+        for node in nodes
+        if (isinstance(node, ast.Compare) and "executor" in ast.unparse(node))
+        or (
+            (isinstance(node, ast.Call) and ast.unparse(node).startswith(("isinstance(", "getattr(", "hasattr(")))
+            and "executor" in ast.unparse(node)
+        )
+    ]
+    return [f"{path.name}:{node.lineno}: {ast.unparse(node)}" for node in (*asked, *compared)]
+
+
+def test_nobody_asks_an_executor_what_it_is() -> None:
+    modules = sorted(Path(str(operations.__file__)).parent.rglob("*.py"))
+    assert [found for path in modules for found in _asked_of_executors(path)] == []
+
+
+@pytest.mark.parametrize("kind", [LocalExecutor, SparkExecutor])
+def test_executors_show_the_contract_and_how_many_tasks_run(kind: type) -> None:
+    assert {name for name in vars(kind) if not name.startswith("_")} - {"slots"} == _ASKED
+
+
+@pytest.mark.parametrize("weight", Weight, ids=lambda weight: weight.name)
+def test_every_weight_has_work(weight: Weight) -> None:
+    modules = sorted(Path(str(operations.__file__)).parent.rglob("*.py"))
+    assert any(f"ClassVar[Weight] = Weight.{weight.name}\n" in path.read_text() for path in modules)
+
+
+def test_lakehouses_of_operations_are_made_in_one_place() -> None:
+    modules = sorted(Path(str(operations.__file__)).parent.rglob("*.py"))
+    assert [path.name for path in modules if 'cache="off"' in path.read_text()] == ["cost.py"]
+
+
+class _ReadsNoted(StorageWrapper):
+    def __init__(self, inner: Storage):
+        super().__init__(inner)
+        self.paths: list[str] = []
+
+    def read(self, path: str, **kwargs: Any) -> bytes:
+        self.paths.append(path)
+        return self.inner.read(path, **kwargs)
+
+
+@pytest.mark.parametrize("name", ["DropNamespacePlan", "PrunePlan", "RestorePlan"])
+@pytest.mark.parametrize("is_approved", [False, True], ids=["as planned", "approved"])
+def test_executing_asks_for_no_file_again_that_planning_read(
+    aging: Aging, lakes: Lakes, name: str, is_approved: bool
+) -> None:
+    _MADE["RestorePlan"](aging.lake, lakes.root("away"))
+    with aging.lake.transaction() as txn:
+        txn.create_namespace("fresh")
+    noted = _ReadsNoted(aging.lake.storage)
+    target = lakes.root("away")
+    make = (lambda lake, _: operations.plan_restore(lake, "away")) if name == "RestorePlan" else _MADE[name]
+    plan = make(Lakehouse(noted), target)
+    read = {path for path in noted.paths if is_immutable_path(path)}
+    assert read
+    noted.paths.clear()
+    plan.execute(plan.digest if is_approved else None)
+    assert read.isdisjoint(noted.paths)

@@ -1,0 +1,594 @@
+"""Compare, promote, refresh: what each side changed, brought to the other, once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from tests.faults import FaultyStorage
+from tests.lakes import Lakes, objects
+from tests.operations.aging import Aging, keeping
+from tests.operations.changes import alter, append_rows, create, drop, expire, overwrite_rows
+from tests.operations.conflicts import CONFLICTS, both_altered, namespace_dropped_under_a_new_table
+from tests.operations.copies import files, rows
+from trinitylake_ops import Column, DataType, Lakehouse, Schema, TableDef, operations
+from trinitylake_ops.errors import (
+    CommitConflictError,
+    ConflictError,
+    CorruptFileError,
+    ExportNotFoundError,
+    InvalidInputError,
+    NamespaceNotFoundError,
+    ObjectExistsError,
+    PlanChangedError,
+    TableNotFoundError,
+)
+from trinitylake_ops.iceberg.catalog import catalog_at
+from trinitylake_ops.operations import ChangedOn, Comparison
+from trinitylake_ops.reports import comparison_page
+from trinitylake_ops.transaction.change_set import VIEW_PREFIX, views_in
+
+NAME = "feature"
+
+
+@pytest.fixture
+def parent(aging: Aging, lakes: Lakes) -> Aging:
+    append_rows(aging.lake)
+    append_rows(aging.lake, "ns.u")
+    operations.plan_clone(aging.lake, root_of(lakes), NAME).execute()
+    return aging
+
+
+@pytest.fixture
+def clone(parent: Aging, lakes: Lakes) -> Lakehouse:
+    return Lakehouse.open(root_of(lakes))
+
+
+def root_of(lakes: Lakes) -> str:
+    return lakes.named_root("clone")  # it is dropped when the test ends
+
+
+def compared(lake: Lakehouse) -> dict[str, tuple[str, str | None, str | None]]:
+    found = operations.compare(lake, NAME).objects
+    return {one.name: (one.changed_on.value, one.in_clone, one.in_parent) for one in found}
+
+
+def names(plan: operations.PromotionPlan | operations.RefreshPlan) -> set[tuple[str, str]]:
+    return {(change.kind, ".".join(filter(None, (change.namespace, change.table)))) for change in plan.changes}
+
+
+def rows_of(lake: Lakehouse, name: str) -> int:
+    return int(catalog_at(lake).load_table(name).scan().to_arrow().num_rows)
+
+
+def test_each_side_is_told(parent: Aging, clone: Lakehouse) -> None:
+    lake = parent.lake
+    assert compared(lake) == {}
+    append_rows(clone)
+    append_rows(clone, "ns.u")
+    append_rows(clone, "new.t")
+    drop(clone, "n0", "a")
+    append_rows(lake, "ns.u")
+    alter(lake, "n1", "a")
+    create(lake, "later")
+    assert compared(lake) == {
+        "ns.t": ("clone", "changed", None),
+        "ns.u": ("both", "changed", "changed"),
+        "new": ("clone", "added", None),
+        "new.t": ("clone", "added", None),
+        "n0.a": ("clone", "removed", None),
+        "n1.a": ("parent", None, "changed"),
+        "later": ("parent", None, "added"),
+    }
+    found = {one.name: one for one in operations.compare(lake, NAME).objects}
+    changed, new = found["ns.u"], found["new.t"]
+    assert changed.clone is not None and changed.parent is not None and new.clone is not None
+    assert (changed.clone.rows_added, changed.clone.rows_removed, changed.clone.files_added) == (3, 0, 1)
+    assert (changed.parent.rows_added, new.clone.rows_added, new.clone.files_removed) == (3, 3, 0)
+    assert (changed.clone.bytes_added or 0) > 100
+
+
+def test_comparing_reads_no_shared_subtree_and_no_data(parent: Aging, clone: Lakehouse) -> None:
+    alter(clone, "n1", "a")
+    few = operations.compare(parent.lake, NAME).cost.total_requests
+    create(parent.lake, "many", *(f"t{number:03}" for number in range(60)))
+    logged = FaultyStorage(parent.lake.storage, [])
+    append_rows(clone)
+    operations.compare(Lakehouse(logged), NAME)
+    assert not [one for one in logged.log if "/data/" in one.path or one.path.endswith(".avro")]
+    assert few < 30
+
+
+def test_columns_that_differ(parent: Aging, clone: Lakehouse) -> None:
+    def schema(*columns: tuple[int, str, DataType]) -> TableDef:
+        return TableDef(schema=Schema(columns=tuple(Column(id=id_, name=name, type=of) for id_, name, of in columns)))
+
+    old = schema((1, "a", DataType.INT4), (2, "b", DataType.INT4), (3, "c", DataType.INT4))
+    new = schema((1, "a", DataType.INT8), (3, "d", DataType.INT4), (4, "e", DataType.VARCHAR))
+    with clone.transaction() as txn:
+        txn.create_table("n1", "wide", old)
+    operations.plan_promotion(parent.lake, NAME).execute()
+    operations.plan_refresh(parent.lake, NAME).execute()
+    with clone.transaction() as txn:
+        txn.alter_table("n1", "wide", new)
+    (found,) = operations.compare(parent.lake, NAME).objects
+    assert found.clone is not None
+    assert set(found.clone.schema) == {"dropped b", "a was int, is long", "renamed c to d", "added e string"}
+
+
+def test_the_page_of_a_comparison(parent: Aging, clone: Lakehouse) -> None:
+    append_rows(clone)
+    append_rows(parent.lake)
+    create(clone, "<b>evil")
+    page = comparison_page(operations.compare(parent.lake, NAME), parent.lake.storage.now_ms())
+    assert "&lt;b&gt;evil" in page
+    assert "<b>evil" not in page
+    assert "--ours or --theirs" in page
+    assert "+3 rows" in page
+    nothing = Comparison(
+        name="x", root="memory://x/", shared_version=1, version=1, clone_version=0, objects=(),
+        cost=operations.compare(parent.lake, NAME).cost,
+    )  # fmt: skip
+    assert "Nothing differs." in comparison_page(nothing, 5)
+
+
+def test_a_promotion_brings_what_changed_in_the_clone_alone(parent: Aging, clone: Lakehouse) -> None:
+    lake = parent.lake
+    append_rows(clone)
+    append_rows(clone, "new.t")
+    drop(clone, "n0")
+    alter(clone, "n1", "a")
+    create(lake, "later", "t")
+    alter(lake, "n2", "a")
+    kept = {path: lake.storage.read(path) for path in files(lake) if path.startswith("tables/")}
+    before = lake.latest_version()
+    plan = operations.plan_promotion(lake, NAME)
+    report = plan.execute(plan.digest)
+    assert report.version == before + 1 == lake.latest_version()
+    assert rows(lake) == [1, 1, 2, 2, 3, 3]
+    assert rows_of(lake, "new.t") == 3
+    assert objects(lake.snapshot()) == {
+        **objects(clone.snapshot()),
+        **{name: one for name, one in objects(lake.snapshot()).items() if name[0] == "later"},
+    }
+    info = next(lake.history(1))
+    assert (info.operation, info.properties["promoted-from"]) == ("promote", NAME)
+    assert info.properties["clone_version"] == str(clone.latest_version())
+    # Only what is new in the clone was copied.
+    new = {path for path in files(lake) if path.startswith("tables/")} - kept.keys()
+    assert len([path for path in new if path.endswith(".parquet")]) == 2
+    assert {path: lake.storage.read(path) for path in kept} == kept
+    assert operations.verify(lake, deep=True).is_clean
+    # The history of the table is that of Iceberg.
+    assert len(catalog_at(lake).load_table("ns.t").history()) == 2
+
+
+def test_a_second_promotion_does_nothing_and_a_later_one_goes_on(parent: Aging, clone: Lakehouse) -> None:
+    lake = parent.lake
+    append_rows(clone)
+    operations.plan_promotion(lake, NAME).execute()
+    assert operations.plan_promotion(lake, NAME).is_empty
+    assert compared(lake) == {"ns.t": ("same", "changed", "changed")}
+    append_rows(clone)
+    plan = operations.plan_promotion(lake, NAME)
+    assert (names(plan), plan.conflicts) == ({("changed", "ns.t")}, ())
+    n_data = len([path for path in files(lake) if path.endswith(".parquet")])
+    plan.execute()
+    assert len([path for path in files(lake) if path.endswith(".parquet")]) == n_data + 1
+    assert rows(lake) == [1, 1, 1, 2, 2, 2, 3, 3, 3]
+    assert operations.verify(lake, deep=True).is_clean
+    # Where the clone's version of then is gone, the table is promoted once more, which does no harm.
+    expire(clone, f"1-{clone.latest_version() - 1}")
+    append_rows(clone)
+    operations.plan_promotion(lake, NAME).execute()
+    assert rows(lake) == [1, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3]
+    drop(clone, "ns", "t")
+    operations.plan_promotion(lake, NAME).execute()
+    assert not lake.snapshot().has_table("ns", "t")
+
+
+def test_a_drop_is_promoted_though_the_version_that_was_promoted_expired(parent: Aging, clone: Lakehouse) -> None:
+    """Whoever no longer knows what the clone had then must not take a drop for what it had."""
+    append_rows(clone)
+    append_rows(clone, "n0.new")
+    operations.plan_promotion(parent.lake, NAME).execute()
+    drop(clone, "n0", "new")
+    drop(clone, "ns", "t")
+    expire(clone, f"0-{clone.latest_version() - 1}")
+    plan = operations.plan_promotion(parent.lake, NAME)
+    assert names(plan) == {("removed", "n0.new"), ("removed", "ns.t")}
+    plan.execute()
+    assert objects(parent.lake.snapshot()) == objects(clone.snapshot())
+
+
+def test_the_parent_stands_alone_after_a_promotion(parent: Aging, clone: Lakehouse) -> None:
+    lake = parent.lake
+    append_rows(clone)
+    append_rows(clone, "new.t")
+    overwrite_rows(clone, "ns.u")
+    operations.plan_promotion(lake, NAME).execute()
+    operations.drop_clone(lake, NAME, delete_files=True)
+    assert files(clone) == set()
+    parent.clean_up()
+    assert (rows(lake), rows_of(lake, "new.t"), rows_of(lake, "ns.u")) == ([1, 1, 2, 2, 3, 3], 3, 3)
+    append_rows(lake)
+    operations.plan_trim_tables(lake, keeping(1)).execute()
+    operations.plan_compact_tables(lake, min_input_files=2).execute()
+    parent.clean_up()
+    assert rows(lake) == [1, 1, 1, 2, 2, 2, 3, 3, 3]
+    assert operations.verify(lake, deep=True).findings == ()
+
+
+def test_chosen_objects_are_promoted_alone(parent: Aging, clone: Lakehouse) -> None:
+    lake = parent.lake
+    append_rows(clone)
+    append_rows(clone, "ns.u")
+    append_rows(clone, "new.t")
+    plan = operations.plan_promotion(lake, NAME, tables=["new.t"])
+    assert names(plan) == {("added", "new"), ("added", "new.t")}  # its namespace comes with it
+    plan.execute()
+    operations.plan_promotion(lake, NAME, namespaces=["ns"], tables=["n0.a"]).execute()
+    assert operations.plan_promotion(lake, NAME).is_empty
+    with pytest.raises(NamespaceNotFoundError):
+        operations.plan_promotion(lake, NAME, namespaces=["nowhere"])
+    with pytest.raises(TableNotFoundError):
+        operations.plan_promotion(lake, NAME, tables=["ns.nothing"])
+
+
+@pytest.mark.parametrize("conflict", CONFLICTS, ids=lambda conflict: conflict.__name__)
+@pytest.mark.parametrize("direction", ["promote", pytest.param("refresh", marks=pytest.mark.soak)])
+def test_conflicts_name_the_object_and_change_nothing(
+    parent: Aging, clone: Lakehouse, conflict: object, direction: str
+) -> None:
+    lake = parent.lake
+    ours, theirs = (lake, clone) if direction == "promote" else (clone, lake)
+    name = conflict(ours, theirs)  # type: ignore[operator]
+    planned = operations.plan_promotion if direction == "promote" else operations.plan_refresh
+    plan = planned(lake, NAME)
+    assert [found.name for found in plan.conflicts] == [name]
+    before = files(lake), files(clone)
+    with pytest.raises(CommitConflictError, match="--theirs") as raised:
+        plan.execute()
+    if direction == "promote":
+        assert raised.value.conflicts == (f"{name}: {CONFLICTS[conflict]}",)  # type: ignore[index]
+    assert (files(lake), files(clone)) == before
+    kept = objects(ours.snapshot())
+    planned(lake, NAME, ours=[name]).execute()
+    assert objects(ours.snapshot()).get(tuple(name.split("."))) == kept.get(tuple(name.split(".")))
+    assert operations.verify(ours).is_clean
+
+
+@pytest.mark.parametrize("conflict", CONFLICTS, ids=lambda conflict: conflict.__name__)
+@pytest.mark.parametrize("direction", ["promote", pytest.param("refresh", marks=pytest.mark.soak)])
+def test_the_other_side_can_be_chosen(parent: Aging, clone: Lakehouse, conflict: object, direction: str) -> None:
+    lake = parent.lake
+    ours, theirs = (lake, clone) if direction == "promote" else (clone, lake)
+    name = conflict(ours, theirs)  # type: ignore[operator]
+    planned = operations.plan_promotion if direction == "promote" else operations.plan_refresh
+    planned(lake, NAME, theirs=[name]).execute()
+    expected = objects(theirs.snapshot())
+    if conflict is namespace_dropped_under_a_new_table:  # what was dropped in it without a conflict stays so
+        expected = {known: one for known, one in expected.items() if known not in (("n1", "a"), ("n1", "b"))}
+    assert objects(ours.snapshot()) == expected
+    assert operations.verify(ours).is_clean
+
+
+def test_choices_that_make_no_sense(parent: Aging, clone: Lakehouse) -> None:
+    append_rows(clone)
+    with pytest.raises(InvalidInputError, match="in no conflict"):
+        operations.plan_promotion(parent.lake, NAME, theirs=["ns.t"])
+    append_rows(parent.lake)
+    with pytest.raises(InvalidInputError, match="both sides"):
+        operations.plan_promotion(parent.lake, NAME, theirs=["ns.t"], ours=["ns.t"])
+    assert not operations.plan_promotion(parent.lake, NAME, theirs=["ns"]).conflicts
+
+
+@pytest.mark.parametrize("choice", [{"theirs": ["ns.t"]}, {"ours": ["ns.t"]}], ids=str)
+def test_choices_can_be_given_again(parent: Aging, clone: Lakehouse, choice: dict[str, list[str]]) -> None:
+    """Whoever did not get the answer gives the same command once more."""
+    both_altered(parent.lake, clone)
+    append_rows(clone, "ns.u")
+    for planned in (operations.plan_promotion, operations.plan_refresh):
+        planned(parent.lake, NAME, **choice).execute()
+        again = planned(parent.lake, NAME, **choice)
+        assert again.is_empty
+        again.execute()
+
+
+def test_what_a_refresh_decided_is_decided(parent: Aging, clone: Lakehouse) -> None:
+    """Also where nothing else came in."""
+    both_altered(parent.lake, clone)
+    expected = objects(clone.snapshot())
+    plan = operations.plan_refresh(parent.lake, NAME, ours=["ns.t"])
+    assert (plan.changes, plan.kept, plan.is_empty) == ((), ("ns.t",), False)
+    assert "as the clone has it" in str(plan)
+    assert ("leave", "ns.t", "", "the clone") in plan.steps().rows
+    plan.execute(plan.digest)
+    assert operations.plan_refresh(parent.lake, NAME).is_empty
+    assert operations.plan_promotion(parent.lake, NAME).conflicts == ()
+    operations.plan_promotion(parent.lake, NAME).execute()
+    assert rows(parent.lake) == rows(clone)
+    assert objects(clone.snapshot()) == expected
+
+
+def test_commits_in_between(parent: Aging, clone: Lakehouse) -> None:
+    lake = parent.lake
+    append_rows(clone)
+    plan = operations.plan_promotion(lake, NAME)
+    create(lake, "beside")
+    with pytest.raises(PlanChangedError):
+        plan.execute(plan.digest)
+    plan.execute()  # what it writes was left alone
+    assert lake.snapshot().has_namespace("beside")
+    append_rows(clone)
+    plan = operations.plan_promotion(lake, NAME)
+    append_rows(lake)
+    before = {path for path in files(lake) if path.startswith("tables/")}
+    with pytest.raises(CommitConflictError, match="concurrent"):
+        plan.execute()
+    assert {path for path in files(lake) if path.startswith("tables/")} == before
+    plan = operations.plan_promotion(lake, NAME, theirs=["ns.t"])
+    operations.drop_clone(lake, NAME)
+    with pytest.raises(ExportNotFoundError):
+        plan.execute()
+
+
+def test_a_refresh_brings_what_changed_in_the_parent_alone(parent: Aging, clone: Lakehouse) -> None:
+    lake = parent.lake
+    append_rows(clone)
+    append_rows(lake, "ns.u")
+    create(lake, "later", "t")
+    drop(lake, "n0")
+    version = lake.latest_version()
+    own = files(clone)
+    plan = operations.plan_refresh(lake, NAME)
+    report = plan.execute(plan.digest)
+    assert report.version == clone.latest_version()
+    assert (rows(clone), rows_of(clone, "ns.u")) == ([1, 1, 2, 2, 3, 3], 6)
+    assert not [path for path in files(clone) - own if path.startswith("tables/")]
+    assert operations.plan_refresh(lake, NAME).is_empty
+    assert compared(lake) == {"ns.t": ("clone", "changed", None)}
+    # Both shared versions are kept, the clone's past too.
+    overwrite_rows(lake, "ns.t", "ns.u")
+    drop(lake, "later")
+    parent.clean_up()
+    clone = Lakehouse.open(clone.root)
+    assert (rows(clone), rows_of(clone, "ns.u")) == ([1, 1, 2, 2, 3, 3], 6)
+    assert clone.snapshot(0).has_namespace("n0")
+    assert operations.verify(clone).is_clean
+    assert lake.snapshot(version).version == version
+    (info,) = operations.list_clones(lake)
+    assert (info.version, info.cloned_version < version) == (version, True)
+    operations.drop_clone(lake, NAME)
+    assert not lake.snapshot().definition.exports
+
+
+def test_what_was_promoted_is_the_same_after_a_refresh(parent: Aging, clone: Lakehouse) -> None:
+    lake = parent.lake
+    append_rows(clone)
+    operations.plan_promotion(lake, NAME).execute()
+    append_rows(lake)
+    assert [change.table for change in operations.plan_refresh(lake, NAME).changes] == ["t"]
+    operations.plan_refresh(lake, NAME).execute()
+    assert rows(clone) == [1, 1, 1, 2, 2, 2, 3, 3, 3]
+    append_rows(clone)
+    operations.plan_promotion(lake, NAME).execute()
+    assert rows(lake) == rows(clone) == [1, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3]
+    assert operations.verify(clone, deep=True).is_clean
+    assert operations.verify(lake, deep=True).is_clean
+
+
+def test_a_clone_of_some_namespaces_is_compared_within_them(parent: Aging, lakes: Lakes) -> None:
+    lake = parent.lake
+    root = lakes.named_root("part")
+    operations.plan_clone(lake, root, "part", namespaces=["ns"]).execute()
+    part = Lakehouse.open(root)
+    assert operations.compare(lake, "part").objects == ()
+    append_rows(part)
+    append_rows(part, "new.t")
+    alter(lake, "n1", "a")
+    found = operations.compare(lake, "part")
+    assert (
+        {one.name for one in found.on(ChangedOn.CLONE)}
+        == {"ns.t", "new", "new.t"}
+        == {one.name for one in found.objects}
+    )
+    operations.plan_promotion(lake, "part").execute()
+    assert lake.snapshot().has_namespace("n1")
+    assert rows(lake) == rows(part)
+
+
+def undo_all(lake: Lakehouse, before: int) -> None:
+    operations.plan_rollback(lake, before).execute()
+
+
+def undo_table(lake: Lakehouse, before: int) -> None:
+    operations.plan_rollback(lake, before, tables=["ns.t"]).execute()
+
+
+def undo_by_overwriting(lake: Lakehouse, before: int) -> None:
+    overwrite_rows(lake, "ns.t")
+
+
+def undo_after_another_append(lake: Lakehouse, before: int) -> None:
+    append_rows(lake)
+    undo_table(lake, before)
+
+
+def undone_promotion(
+    lake: Lakehouse, clone: Lakehouse, undo: Callable[[Lakehouse, int], None], is_combined: bool
+) -> list[int]:
+    """Promote rows of a clone and undo that; ``is_combined`` if the parent appended too. Returns the parent's rows."""
+    append_rows(clone)
+    if is_combined:
+        append_rows(lake)
+    before = lake.latest_version()
+    operations.plan_promotion(lake, NAME).execute()
+    undo(lake, before)
+    return rows(lake)
+
+
+UNDO = (undo_all, undo_table, undo_by_overwriting, undo_after_another_append)
+
+
+@pytest.mark.parametrize("undo", UNDO)
+@pytest.mark.parametrize("is_combined", [False, True])
+def test_a_promotion_that_the_parent_undid_stays_undone(
+    parent: Aging, clone: Lakehouse, undo: Callable[[Lakehouse, int], None], is_combined: bool
+) -> None:
+    """The next promotion is about another table. A refresh brings the parent's state into the clone."""
+    lake = parent.lake
+    undone = undone_promotion(lake, clone, undo, is_combined)
+    append_rows(clone, "ns.u")
+    plan = operations.plan_promotion(lake, NAME)
+    assert (names(plan), plan.conflicts) == ({("changed", "ns.u")}, ())
+    plan.execute()
+    assert (rows(lake), rows_of(lake, "ns.u")) == (undone, 6)
+    assert compared(lake)["ns.t"] == ("parent", None, "changed")
+    operations.plan_refresh(lake, NAME).execute()
+    assert rows(clone) == undone
+    append_rows(clone)
+    operations.plan_promotion(lake, NAME).execute()
+    assert rows(lake) == sorted([*undone, 1, 2, 3])
+    for each in (lake, clone):
+        assert operations.verify(each, deep=True).is_clean
+
+
+@pytest.mark.parametrize("undo", UNDO)
+@pytest.mark.parametrize("is_combined", [False, True])
+def test_a_change_in_the_clone_after_an_undone_promotion_is_a_conflict(
+    parent: Aging, clone: Lakehouse, undo: Callable[[Lakehouse, int], None], is_combined: bool
+) -> None:
+    lake = parent.lake
+    undone = undone_promotion(lake, clone, undo, is_combined)
+    append_rows(clone)
+    for plan in (operations.plan_promotion, operations.plan_refresh):
+        assert [conflict.name for conflict in plan(lake, NAME).conflicts] == ["ns.t"]
+    operations.plan_promotion(lake, NAME, ours=["ns.t"]).execute()
+    append_rows(clone, "ns.u")
+    kept = operations.plan_promotion(lake, NAME, ours=["ns.t"])
+    kept.execute()
+    assert rows(lake) == undone
+    # A choice for one promotion decides nothing about later ones.
+    assert [conflict.name for conflict in operations.plan_promotion(lake, NAME).conflicts] == ["ns.t"]
+    assert [conflict.name for conflict in operations.plan_refresh(lake, NAME).conflicts] == ["ns.t"]
+    operations.plan_promotion(lake, NAME, theirs=["ns.t"]).execute()
+    assert rows(lake) == rows(clone)
+    assert operations.plan_promotion(lake, NAME).is_empty
+    assert operations.verify(lake, deep=True).is_clean
+
+
+def test_a_promotion_after_a_later_one_was_undone_to_the_first(parent: Aging, clone: Lakehouse) -> None:
+    lake = parent.lake
+    append_rows(clone)
+    operations.plan_promotion(lake, NAME).execute()
+    first = lake.latest_version()
+    append_rows(clone)
+    operations.plan_promotion(lake, NAME).execute()
+    undo_table(lake, first)
+    assert operations.plan_promotion(lake, NAME).is_empty
+    append_rows(clone)
+    assert [conflict.name for conflict in operations.plan_promotion(lake, NAME).conflicts] == ["ns.t"]
+
+
+def test_objects_that_a_rollback_removed_or_brought_back_stay_so(parent: Aging, clone: Lakehouse) -> None:
+    lake = parent.lake
+    append_rows(clone, "new.t")
+    drop(clone, "n0", "a")
+    before = lake.latest_version()
+    operations.plan_promotion(lake, NAME).execute()
+    undo_all(lake, before)
+    assert operations.plan_promotion(lake, NAME).is_empty
+    operations.plan_refresh(lake, NAME).execute()
+    assert objects(clone.snapshot()) == objects(lake.snapshot())
+
+
+def test_an_undone_promotion_of_a_version_that_expired_is_a_conflict(parent: Aging, clone: Lakehouse) -> None:
+    """Nobody can know any more whether the clone had these rows when it was promoted."""
+    lake = parent.lake
+    append_rows(clone)
+    before = lake.latest_version()
+    operations.plan_promotion(lake, NAME).execute()
+    undo_all(lake, before)
+    append_rows(clone, "ns.u")
+    expire(clone, f"0-{clone.latest_version() - 1}")
+    conflicts = operations.plan_promotion(lake, NAME).conflicts
+    assert "ns.t" in [conflict.name for conflict in conflicts]
+    operations.plan_promotion(lake, NAME, ours=["ns.t"], theirs=["ns.u"]).execute()
+    assert (rows(lake), rows_of(lake, "ns.u")) == ([1, 2, 3], 6)
+
+
+def test_a_limited_promotion_says_nothing_about_other_objects(parent: Aging, clone: Lakehouse) -> None:
+    lake = parent.lake
+    append_rows(clone)
+    append_rows(clone, "ns.u")
+    append_rows(clone, "new.t")
+    operations.plan_promotion(lake, NAME, tables=["new.t"]).execute()
+    plan = operations.plan_promotion(lake, NAME)
+    assert (names(plan), plan.conflicts) == ({("changed", "ns.t"), ("changed", "ns.u")}, ())
+    operations.plan_promotion(lake, NAME, tables=["ns.t"]).execute()
+    plan = operations.plan_promotion(lake, NAME)
+    assert (names(plan), plan.conflicts) == ({("changed", "ns.u")}, ())
+
+
+@pytest.mark.parametrize("has_table", ["parent", "clone"])
+def test_a_view_and_a_table_of_one_name_do_not_meet(parent: Aging, clone: Lakehouse, has_table: str) -> None:
+    with_table, with_view = (parent.lake, clone) if has_table == "parent" else (clone, parent.lake)
+    append_rows(with_table, "n1.v")
+    with with_view.transaction() as txn:
+        txn.alter_namespace("n1", {f"{VIEW_PREFIX}v": "{}"})
+    before = files(parent.lake), files(clone)
+    for plan in (operations.plan_promotion, operations.plan_refresh):
+        with pytest.raises(ObjectExistsError):
+            plan(parent.lake, NAME)
+    assert (files(parent.lake), files(clone)) == before
+    drop(with_table, "n1", "v")
+    operations.plan_promotion(parent.lake, NAME).execute()
+    operations.plan_refresh(parent.lake, NAME).execute()
+    assert all(views_in(lake.snapshot().namespace("n1").properties) == ["v"] for lake in (parent.lake, clone))
+
+
+def test_a_view_that_is_created_during_a_promotion_is_a_conflict(parent: Aging, clone: Lakehouse) -> None:
+    append_rows(clone, "n1.v")
+    plan = operations.plan_promotion(parent.lake, NAME)
+    with parent.lake.transaction() as txn:
+        txn.alter_namespace("n1", {f"{VIEW_PREFIX}v": "{}"})
+    with pytest.raises(ConflictError):
+        plan.execute()
+    assert not parent.lake.snapshot().has_table("n1", "v")
+
+
+def test_properties_alone_are_promoted_without_files(parent: Aging, clone: Lakehouse) -> None:
+    with clone.transaction() as txn:
+        definition = txn.table("ns", "t")
+        txn.alter_table("ns", "t", TableDef(**{**vars_of(definition), "properties": {"owner": "me"}}))
+        txn.alter_namespace("ns", {"owner": "me"})
+    plan = operations.plan_promotion(parent.lake, NAME)
+    assert plan.files == 2  # the definitions
+    plan.execute()
+    assert parent.lake.snapshot().table("ns", "t").properties == {"owner": "me"}
+    assert parent.lake.snapshot().namespace("ns").properties == {"owner": "me"}
+    assert rows(parent.lake) == [1, 2, 3]
+    assert operations.verify(parent.lake).is_clean
+
+
+def vars_of(definition: TableDef) -> dict[str, object]:
+    return {name: getattr(definition, name) for name in TableDef.__dataclass_fields__}
+
+
+def test_what_a_clone_points_to_is_doubted(parent: Aging, clone: Lakehouse) -> None:
+    """A pointer that somebody wrote into the clone does not bring back what the parent does not keep for it."""
+    append_rows(parent.lake)
+    location = parent.lake.snapshot().entry(parent.lake.snapshot().keys.table_key("ns", "t"))
+    with clone.transaction() as txn:
+        txn.drop_table("ns", "t")  # otherwise the table would have two names
+        txn.restore_entry(txn.keys.table_key("n1", "a"), f"{parent.lake.root}{location}")
+    with pytest.raises(InvalidInputError, match="no version has"):
+        operations.plan_promotion(parent.lake, NAME)
+    changed = clone.snapshot().definition.parent
+    assert changed is not None
+    fields = {name: getattr(changed, name) for name in type(changed).__dataclass_fields__}
+    clone.alter_definition(parent=type(changed)(**{**fields, "version": 1}))
+    with pytest.raises(CorruptFileError, match="shares version 1"):
+        operations.plan_promotion(parent.lake, NAME)

@@ -1,0 +1,93 @@
+"""Exports are dropped by rules: what a rule keeps stays, and so does the newest."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.lakes import Lakes
+from tests.operations.aging import DAY_MS, HOUR_MS, Aging
+from tests.operations.reads import ReadPaths
+from trinitylake_ops import Lakehouse, operations
+from trinitylake_ops.errors import ExportNotFoundError, InvalidInputError, PlanChangedError
+from trinitylake_ops.format.file_names import root_path
+from trinitylake_ops.operations import RetentionPolicy
+
+
+@pytest.fixture
+def aging(lakes: Lakes) -> Aging:
+    """A lakehouse with three exports a day over ten days."""
+    aging = Aging.on(lakes.storage())
+    aging.later(DAY_MS - aging.clock.time_ms % DAY_MS)  # from midnight on: three in a row are of one day
+    for day in range(10):
+        for hour in range(3):
+            operations.plan_export(aging.lake, f"nightly-{day}-{hour}").execute()
+            aging.later(HOUR_MS)
+        aging.later(DAY_MS - 3 * HOUR_MS)
+    return aging
+
+
+def names(lake: Lakehouse) -> list[str]:
+    return [info.name for info in operations.list_exports(lake)]
+
+
+def rules(**numbers: int) -> RetentionPolicy:
+    return RetentionPolicy(**{"maximum_age_ms": 0, "minimum_versions": 0, "protected_ms": 0, **numbers})
+
+
+@pytest.mark.parametrize(
+    ("policy", "kept"),
+    [
+        (rules(keep_last=4), 4),
+        (rules(keep_daily=5), 5),
+        (rules(keep_daily=5, keep_last=2), 6),
+        (rules(maximum_age_ms=3 * DAY_MS), 9),
+        (rules(keep_monthly=100), None),
+    ],
+    ids=["last", "daily", "both", "age", "monthly"],
+)
+def test_each_rule_keeps_on_its_own(aging: Aging, policy: RetentionPolicy, kept: int | None) -> None:
+    before = names(aging.lake)
+    plan = operations.plan_prune_exports(aging.lake, "nightly-*", policy)
+    assert names(aging.lake) == before
+    version = plan.execute(plan.digest).version
+    assert set(names(aging.lake)) == set(before) - set(plan.names)
+    assert "nightly-9-2" in names(aging.lake)
+    assert version == aging.lake.latest_version()
+    assert kept is None or len(names(aging.lake)) == kept
+    assert operations.verify(aging.lake).is_clean
+
+
+def test_others_are_left_alone(aging: Aging) -> None:
+    lake = aging.lake
+    operations.plan_export(lake, "by-hand").execute()
+    lake.alter_definition(
+        exported_snapshots={**lake.snapshot().definition.exported_snapshots, "nightly-x": root_path(1)}
+    )
+    aging.later()
+    operations.plan_prune_exports(lake, "nightly-*", rules(keep_last=1)).execute()
+    assert names(lake) == ["by-hand", "nightly-9-2", "nightly-x"]
+    nothing = operations.plan_prune_exports(lake, "nightly-*", rules(keep_last=1))
+    assert (nothing.names, nothing.execute().version) == ((), lake.latest_version())
+
+
+def test_what_is_refused(aging: Aging) -> None:
+    lake = aging.lake
+    with pytest.raises(InvalidInputError, match="all but the newest would be dropped"):
+        operations.plan_prune_exports(lake, "*", rules())
+    plan = operations.plan_prune_exports(lake, "*", rules(keep_last=1))
+    operations.drop_export(lake, "nightly-0-0")
+    with pytest.raises(PlanChangedError):
+        plan.execute(plan.digest)
+    with pytest.raises(ExportNotFoundError):
+        plan.execute()
+    assert len(names(lake)) == 29
+
+
+def test_what_the_plan_read_is_not_read_again(lakes: Lakes) -> None:
+    reads = ReadPaths(lakes.storage())
+    lake = Lakehouse.create(reads.root, storage=reads)
+    for name in ("one", "two", "three"):
+        operations.plan_export(lake, name).execute()
+    plan = operations.plan_prune_exports(Lakehouse.open(reads.root, storage=reads), "*", rules(keep_last=1))
+    assert len(plan.names) == 2
+    reads.check_nothing_is_read_again(plan)

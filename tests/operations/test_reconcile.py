@@ -1,0 +1,472 @@
+"""Another program beside us, which knows the format's texts only: nothing that anybody needs is lost."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.foreign import ForeignLake, Row
+from tests.lakes import listed
+from tests.operations.aging import (
+    HOUR_MS,
+    Aging,
+    keeping,
+    live_versions,
+    needed_files,
+    states,
+    with_least_requests,
+)
+from tests.operations.changes import alter, create
+from trinitylake_ops import Lakehouse, operations
+from trinitylake_ops.errors import MaintenanceBlockedError, PlanChangedError, VersionExpiredError
+from trinitylake_ops.operations.export_records import begin
+from trinitylake_ops.operations.lease import lease
+from trinitylake_ops.storage import Storage, StorageWrapper
+
+
+@pytest.fixture
+def lake(aging: Aging) -> Lakehouse:
+    return aging.lake
+
+
+class LaterLake(ForeignLake):
+    """Commits a second after what was before, as time goes."""
+
+    def __init__(self, aging: Aging):
+        super().__init__(aging.clock)
+        self.aging = aging
+
+    def commit(self, latest: int, rows: list[Row], *, keeps_unknown: bool = False) -> int:
+        self.aging.later(1000)
+        return super().commit(latest, rows, keeps_unknown=keeps_unknown)
+
+
+@pytest.fixture
+def foreign(aging: Aging) -> ForeignLake:
+    return LaterLake(aging)
+
+
+def assert_same_tables(lake: Lakehouse, foreign: ForeignLake) -> None:
+    """The other program reads what we read."""
+    latest = lake.snapshot()
+    assert foreign.latest() == latest.version
+    assert foreign.tables() == {f"{name}.{table}" for name in latest.namespaces() for table in latest.tables(name)}
+
+
+def assert_blocked(lake: Lakehouse) -> None:
+    plans: list[Callable[[], Any]] = [
+        lambda: operations.plan_expiration(lake, keeping(1)),
+        lambda: operations.plan_orphan_removal(lake),
+    ]
+    if states(lake):
+        plans.append(lambda: operations.plan_purge(lake))
+    else:
+        assert operations.plan_purge(lake).is_empty, "the definition knows of nothing to purge"
+    for plan in plans:
+        with pytest.raises(MaintenanceBlockedError, match="nothing is deleted before: trinitylake reconcile"):
+            plan()
+
+
+def of_tables(files: dict[str, bytes]) -> dict[str, bytes]:
+    """Return the nodes and definitions of namespaces and tables among files."""
+    return {path: data for path, data in files.items() if not path.startswith("_")}
+
+
+def test_the_other_program_names_roots_as_the_text_does(foreign: ForeignLake) -> None:
+    assert foreign.root(100) == "_00100110000000000000000000000000.arrow"
+
+
+def test_it_works_beside_us(aging: Aging, lake: Lakehouse, foreign: ForeignLake) -> None:
+    """It commits and rolls back between all our steps, as long as the lakehouse definition stays."""
+    assert_same_tables(lake, foreign)
+    first = foreign.commit_table("n0", "foreign1")
+    aging.later(HOUR_MS)
+    second = foreign.commit_table("n1", "foreign2")
+    alter(lake, "n0", "b")
+    needed = needed_files(lake)
+    aging.later()
+    assert aging.expire().versions == f"0-{second}"
+    foreign.commit_table("n2", "foreign3")
+    assert_same_tables(lake, foreign)
+    aging.later()
+    assert aging.purge().is_complete
+    version = foreign.commit_table("n3", "foreign4")
+    foreign.rollback(version - 1, keeps_unknown=False)
+    assert_same_tables(lake, foreign)
+    assert "n3.foreign4" not in foreign.tables()
+    aging.clean_up()
+    assert_same_tables(lake, foreign)
+    assert {path for path in needed if "foreign" in path} <= listed(lake.storage)
+    assert not [path for path in listed(lake.storage) if "foreign4" in path], "what it wrote expires as what we do"
+    assert first < second < lake.latest_version()
+    assert operations.verify(lake).is_clean
+
+
+@pytest.mark.parametrize("keeps_unknown", [False, True])
+def test_its_rollback_to_an_older_definition(
+    aging: Aging, lake: Lakehouse, foreign: ForeignLake, keeps_unknown: bool
+) -> None:
+    """The definition it goes back to knows one export; of the other one, and of the expiry, it knows nothing."""
+    operations.plan_export(lake, "early", version=1).execute()
+    target = lake.latest_version()
+    operations.plan_export(lake, "late", version=3).execute()
+    aging.later(HOUR_MS)
+    expired = aging.expire()
+    assert expired.versions == "0,2,4"
+    with pytest.raises(VersionExpiredError):
+        lake.snapshot(0)
+    files = {name: needed_files(lake, name) for name in ("early", "late")}
+    step = foreign.rollback(target, keeps_unknown=keeps_unknown)
+    assert_same_tables(lake, foreign)
+    assert [info.name for info in operations.list_exports(lake)] == ["early"]
+    aging.later()
+    assert_blocked(lake)
+    create(lake, "after")
+    operations.plan_export(lake, "latest", version=2).execute()
+    files["latest"] = needed_files(lake, "latest")
+    assert_blocked(lake)
+
+    plan = operations.plan_reconcile(lake)
+    assert (plan.steps, plan.restored_exports, plan.live_again) == ((step,), ("late",), "0,2,4")
+    assert "late" in str(plan)
+    create(lake, "between")
+    with pytest.raises(PlanChangedError):
+        plan.execute(plan.digest)
+    assert_blocked(lake)
+    plan = operations.plan_reconcile(lake)
+    report = plan.execute(plan.digest)
+    assert report.version == lake.latest_version()
+    assert (report.steps, report.restored_exports, report.dropped_exports) == ((step,), ("late",), ())
+    assert report.live_again == "0,2,4", "only what both sides call expired is"
+    assert f"other programs' versions {step}" in str(report)
+    assert {info.name for info in operations.list_exports(lake)} == {"early", "late", "latest"}
+    again = operations.reconcile(lake)
+    assert (again.version, str(again)) == (None, "Nothing to reconcile")
+    assert lake.latest_version() == report.version
+
+    aging.clean_up()
+    assert {name: needed_files(lake, name) for name in files} == files
+    assert {1, 2, 3} <= set(live_versions(lake)), "exports keep their versions"
+    assert_same_tables(lake, foreign)
+    assert operations.verify(lake).is_clean
+    assert operations.reconcile(lake).version is None
+
+
+def test_what_was_undeleted_stays_so(aging: Aging, lake: Lakehouse, foreign: ForeignLake) -> None:
+    """The definition it goes back to calls versions expired that were undeleted since."""
+    aging.expire()
+    target = lake.latest_version()
+    operations.undelete(lake, "1,3")
+    before = {version: needed_files(lake, version) for version in (1, 3)}
+    foreign.rollback(target, keeps_unknown=False)
+    with pytest.raises(VersionExpiredError):
+        lake.snapshot(1)
+    aging.later()
+    assert_blocked(lake)
+    report = operations.reconcile(lake)
+    assert (report.live_again, states(lake)) == ("1,3", [("EXPIRED", "0,2,4")])
+    aging.purge()
+    assert {version: needed_files(lake, version) for version in (1, 3)} == before
+    assert operations.verify(lake).is_clean
+
+
+def test_a_purge_that_it_forgets_goes_on(aging: Aging, lake: Lakehouse, foreign: ForeignLake) -> None:
+    """It goes back to where the versions could be undeleted; their roots are sealed by now."""
+    aging.expire()
+    target = lake.latest_version()
+    needed = of_tables(needed_files(lake))
+    aging.later()
+
+    class OneByOne(StorageWrapper):
+        def __init__(self, inner: Storage):
+            super().__init__(inner)
+            self.delete_batch_size = 1
+
+    one_by_one = Lakehouse(OneByOne(lake.storage))
+    with_least_requests(lambda budget: operations.plan_purge(one_by_one).execute(budget=budget))
+    assert states(lake) == [("PURGING", "0-4")]
+    foreign.rollback(target, keeps_unknown=True)
+    assert states(lake) == [("EXPIRED", "0-4")]
+    assert_blocked(lake)
+    operations.reconcile(lake)
+    assert states(lake) == [("PURGING", "0-4")]
+    with pytest.raises(VersionExpiredError, match="purge has begun"):
+        operations.undelete(lake, 1)
+    assert aging.purge().is_complete
+    assert states(lake) == [("PURGED", "0-4")]
+    aging.clean_up()
+    assert needed.items() <= {path: lake.storage.read(path) for path in listed(lake.storage)}.items()
+    assert operations.verify(lake).is_clean
+    assert_same_tables(lake, foreign)
+
+
+def test_nobody_undeletes_what_is_sealed(aging: Aging, lake: Lakehouse, foreign: ForeignLake) -> None:
+    """Before a reconcile the definition may call versions expired that were purged."""
+    aging.expire()
+    target = lake.latest_version()
+    aging.later()
+    aging.purge()
+    foreign.rollback(target, keeps_unknown=False)
+    with pytest.raises(MaintenanceBlockedError, match="trinitylake reconcile"):
+        operations.undelete(lake, "0-4")
+    assert states(lake) == [("EXPIRED", "0-4")]
+    operations.reconcile(lake)
+    with pytest.raises(VersionExpiredError, match="their purge has begun"):
+        operations.undelete(lake, "0-4")
+
+
+@pytest.mark.parametrize("is_after_expiry", [False, True])
+def test_a_finished_purge_stays_done(
+    aging: Aging, lake: Lakehouse, foreign: ForeignLake, is_after_expiry: bool
+) -> None:
+    """It goes back to before the purge, or even the expiry."""
+    create(lake, "kept")
+    aging.later()
+    aging.expire(keeping(2))
+    target = lake.latest_version() if is_after_expiry else lake.latest_version() - 1
+    aging.later()
+    aging.purge()
+    foreign.rollback(target, keeps_unknown=False)
+    assert_same_tables(lake, foreign)
+    for version in range(5):
+        with pytest.raises(VersionExpiredError):
+            lake.snapshot(version)
+    assert_blocked(lake)
+    operations.reconcile(lake)
+    assert 0 not in live_versions(lake)
+    aging.clean_up()
+    for version in range(5):
+        with pytest.raises(VersionExpiredError):
+            lake.snapshot(version)
+    assert_same_tables(lake, foreign)
+    assert operations.verify(lake).is_clean
+    assert operations.plan_purge(lake).is_empty
+
+
+def test_exports_of_one_name_both_stay(aging: Aging, lake: Lakehouse, foreign: ForeignLake) -> None:
+    target = lake.latest_version()
+    operations.plan_export(lake, "name", version=1).execute()
+    first = needed_files(lake, "name")
+    foreign.rollback(target, keeps_unknown=False)
+    operations.plan_export(lake, "name", version=3).execute()
+    second = needed_files(lake, "name")
+    assert operations.reconcile(lake).restored_exports == ("name-2",)
+    aging.clean_up()
+    assert (needed_files(lake, "name-2"), needed_files(lake, "name")) == (first, second)
+
+
+def test_an_export_that_was_dropped_is_not_restored_in_name_only(
+    aging: Aging, lake: Lakehouse, foreign: ForeignLake
+) -> None:
+    operations.plan_export(lake, "gone", version=1).execute()
+    target = lake.latest_version()
+    operations.drop_export(lake, "gone")
+    foreign.rollback(target, keeps_unknown=False)
+    report = operations.reconcile(lake)
+    assert (report.dropped_exports, operations.list_exports(lake)) == (("gone",), [])
+    aging.clean_up()
+    assert operations.verify(lake).is_clean
+
+
+def test_an_export_being_made_is_finished_after_it(aging: Aging, lake: Lakehouse, foreign: ForeignLake) -> None:
+    target = lake.latest_version()
+
+    class Cut(StorageWrapper):
+        def create(self, path: str, data: bytes) -> None:
+            if path.startswith("_export_"):
+                raise KeyboardInterrupt
+            super().create(path, data)
+
+    with pytest.raises(KeyboardInterrupt):
+        operations.plan_export(Lakehouse(Cut(lake.storage)), "slow", version=1).execute()
+    foreign.rollback(target, keeps_unknown=False)
+    operations.reconcile(lake)
+    aging.clean_up()
+    operations.plan_export(lake, "slow", version=1).execute()
+    assert lake.snapshot("slow").namespaces() == ["n0"]
+
+
+def test_an_export_that_cannot_be_finished_any_more_is_dropped(
+    aging: Aging, lake: Lakehouse, foreign: ForeignLake
+) -> None:
+    """It was dropped before it was complete, and its version was purged since."""
+    plan = operations.plan_export(lake, "begun", version=1)
+    begin(lake, plan.record, plan.operation.work(plan)._check_source)
+    begun = lake.latest_version()
+    operations.drop_export(lake, "begun")
+    alter(lake, "n0", "a")
+    aging.later()
+    aging.expire(keeping(3))
+    aging.later()
+    aging.purge()
+    with pytest.raises(VersionExpiredError):
+        lake.snapshot(1)
+    foreign.rollback(begun, keeps_unknown=False)
+    assert [info.state for info in operations.list_exports(lake)] == ["copying"]
+    assert operations.reconcile(lake).dropped_exports == ("begun",)
+    assert operations.list_exports(lake) == []
+    assert operations.verify(lake).is_clean
+
+
+@pytest.mark.parametrize("is_dropped", [True, False])
+def test_an_export_at_another_root_that_was_dropped_stays_so(
+    lake: Lakehouse, foreign: ForeignLake, tmp_path: Path, is_dropped: bool
+) -> None:
+    """Its root stands, and tells nothing: dropping it deletes its manifest. One that was lost is no drop."""
+    operations.plan_export(lake, "backup", target=(tmp_path / "backup").as_uri()).execute()
+    (manifest,) = [info.path for info in lake.storage.list("_ops/export-")]
+    exported = lake.latest_version()
+    operations.drop_export(lake, "backup") if is_dropped else lake.storage.delete(manifest)
+    alter(lake, "n0", "a")
+    foreign.rollback(exported, keeps_unknown=False)
+    assert [info.name for info in operations.list_exports(lake)] == ["backup"]
+    assert operations.reconcile(lake).dropped_exports == (("backup",) if is_dropped else ())
+    assert [info.name for info in operations.list_exports(lake)] == ([] if is_dropped else ["backup"])
+
+
+def test_ages_of_single_versions_are_the_longer_ones(aging: Aging, lake: Lakehouse, foreign: ForeignLake) -> None:
+    lake.alter_definition(maximum_version_age_millis_overrides={1: 5, 2: 90})
+    target = lake.latest_version()
+    lake.alter_definition(maximum_version_age_millis_overrides={1: 50, 3: 7})
+    foreign.rollback(target, keeps_unknown=False)
+    operations.reconcile(lake)
+    assert lake.snapshot().definition.maximum_version_age_millis_overrides == {1: 50, 2: 90, 3: 7}
+
+
+def test_its_steps_stay_settled_when_the_reconciliation_itself_is_purged(
+    aging: Aging, lake: Lakehouse, foreign: ForeignLake
+) -> None:
+    """Both versions around its step stay, and the one that settled it goes."""
+    target = lake.latest_version()
+    operations.plan_export(lake, "before").execute()
+    before = lake.latest_version()
+    step = foreign.rollback(target, keeps_unknown=False)
+    settled = operations.reconcile(lake).version
+    assert (before + 1, step + 1) == (step, settled)
+    aging.later(HOUR_MS)
+    operations.plan_export(lake, "a", version=before).execute()
+    operations.plan_export(lake, "b", version=step).execute()
+    create(lake, "more")
+    aging.clean_up()
+    assert settled not in live_versions(lake)
+    assert {before, step} <= set(live_versions(lake))
+    create(lake, "most")
+    assert operations.reconcile(lake).version is None
+    aging.clean_up()
+    operations.drop_export(lake, "before")
+    foreign.rollback(lake.latest_version() - 1, keeps_unknown=False)
+    with pytest.raises(MaintenanceBlockedError):
+        aging.clean_up()
+    assert operations.reconcile(lake).dropped_exports == ("before",)
+
+
+def test_two_steps_are_settled_at_once(aging: Aging, lake: Lakehouse, foreign: ForeignLake) -> None:
+    old = lake.latest_version()
+    operations.plan_export(lake, "one", version=1).execute()
+    first = foreign.rollback(old, keeps_unknown=False)
+    operations.plan_export(lake, "two", version=2).execute()
+    second = foreign.rollback(first, keeps_unknown=True)
+    report = operations.reconcile(lake)
+    assert (report.steps, report.restored_exports) == ((first, second), ("one", "two"))
+
+
+def test_it_waits_for_a_purge(lake: Lakehouse) -> None:
+    with lease(lake.storage, "purge"), pytest.raises(MaintenanceBlockedError, match="purge is running"):
+        operations.reconcile(lake)
+
+
+# At the worst moment
+
+
+class Interrupting(StorageWrapper):
+    """Lets another program act just before the request that ``when`` names, once."""
+
+    def __init__(self, inner: Storage, when: Callable[[str, str], bool], action: Callable[[], Any]):
+        super().__init__(inner)
+        self.concurrency = 1
+        self.when = when
+        self.actions = [action]
+
+    def _look(self, kind: str, path: str) -> None:
+        if self.actions and self.when(kind, path):
+            self.actions.pop()()
+
+    def create(self, path: str, data: bytes) -> None:
+        self._look("create", path)
+        super().create(path, data)
+
+    def write(self, path: str, data: bytes) -> None:
+        self._look("write", path)
+        super().write(path, data)
+
+
+def is_root(path: str) -> bool:
+    return path.startswith("_") and path.endswith(".arrow")
+
+
+@pytest.mark.parametrize("kind", ["create", "write"])
+@pytest.mark.parametrize("operation", ["expire", "purge", "orphans"])
+def test_its_rollback_in_the_middle_of_an_operation_stops_it(
+    aging: Aging, lake: Lakehouse, foreign: ForeignLake, operation: str, kind: str
+) -> None:
+    """Just before our root is created, and just before the first root is sealed."""
+    target = lake.latest_version()
+    operations.plan_export(lake, "late", version=2).execute()
+    lake.storage.create("_ops/plan-00000000-0000-4000-8000-000000000000.json", b"orphan")
+    aging.later()
+    if operation == "purge":
+        aging.expire()
+        aging.later()
+    plan: Any = {
+        "expire": lambda: operations.plan_expiration(lake, keeping(1)),
+        "purge": lambda: operations.plan_purge(lake),
+        "orphans": lambda: operations.plan_orphan_removal(lake),
+    }[operation]()
+    assert not plan.is_empty
+    exported = needed_files(lake, "late")
+    interrupting = Interrupting(
+        lake.storage,
+        lambda found, path: found == kind and is_root(path),
+        lambda: foreign.rollback(target, keeps_unknown=False),
+    )
+    if operation == "purge" or kind == "create":
+        with pytest.raises(MaintenanceBlockedError, match="reconcile"):
+            replace(plan, operation=replace(plan.operation, lake=Lakehouse(interrupting))).execute()
+    else:
+        replace(plan, operation=replace(plan.operation, lake=Lakehouse(interrupting))).execute()  # it seals nothing
+        assert interrupting.actions
+        foreign.rollback(target, keeps_unknown=False)
+    operations.reconcile(lake)
+    assert needed_files(lake, "late") == exported
+    aging.clean_up()
+    assert needed_files(lake, "late") == exported
+    assert_same_tables(lake, foreign)
+    assert operations.verify(lake).is_clean
+
+
+@pytest.mark.parametrize("kind", ["create", "write"])
+def test_it_goes_back_to_a_version_that_is_being_purged(
+    aging: Aging, lake: Lakehouse, foreign: ForeignLake, kind: str
+) -> None:
+    """It knows no expired versions: until a root is sealed, it may make any of them the latest again."""
+    aging.expire()
+    aging.later()
+
+    def go_back() -> None:
+        current = ("lakehouse_def", lake.snapshot().definition_location, None)
+        rows = foreign.rows(foreign.root(2))
+        foreign.commit(foreign.latest(), [current, *(row for row in rows if row[0] != current[0])])
+
+    interrupting = Interrupting(lake.storage, lambda found, path: found == kind and is_root(path), go_back)
+    report = operations.plan_purge(Lakehouse(interrupting)).execute()
+    assert report.is_complete
+    assert report.still_needed > 0
+    assert foreign.tables() == {"n0.a", "n0.b", "n1.a", "n1.b", "n1.c"}
+    assert_same_tables(lake, foreign)
+    aging.clean_up()
+    assert_same_tables(lake, foreign)
+    assert operations.verify(lake).is_clean

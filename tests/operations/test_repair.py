@@ -1,0 +1,306 @@
+"""Repair: what is safe is put right by new commits, the rest is listed, and a second run does nothing."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+
+import pytest
+
+from tests.faults import FaultyStorage, fail
+from tests.lakes import objects, table
+from tests.operations.aging import Aging, grow, needed_files
+from tests.operations.changes import alter, append_rows, content, create, drop, small_sizes, truncate
+from tests.operations.test_export import cut_off
+from tests.operations.test_verify_state import foreign_rollback
+from trinitylake_ops import Lakehouse, operations
+from trinitylake_ops.errors import (
+    InvalidInputError,
+    PlanChangedError,
+    StorageError,
+    StoragePermissionError,
+    ThrottledError,
+    TransientError,
+)
+from trinitylake_ops.format.definitions import METADATA_LOCATION, TableDef
+from trinitylake_ops.format.file_names import HINT_PATH, root_path
+from trinitylake_ops.iceberg.catalog import catalog_at
+from trinitylake_ops.iceberg.io.file_io import StorageFileIO
+from trinitylake_ops.iceberg.reach import FileKind, files_of
+from trinitylake_ops.operations import Budget, RepairReport
+from trinitylake_ops.storage import MemoryStorage, drop_memory_root
+
+ROOT = "memory://repair/"
+
+
+@pytest.fixture
+def lake() -> Iterator[Lakehouse]:
+    """A lakehouse of several levels, a managed table and an export, to be damaged."""
+    storage = MemoryStorage(ROOT)
+    made = Lakehouse.create(ROOT, storage=storage, order=3, **small_sizes(3))
+    with made.transaction(message="m" * 3_400) as txn:
+        txn.create_namespace("big")
+        for number in range(12):
+            txn.create_table("big", f"t{number}", table())
+    append_rows(made)
+    append_rows(made)
+    operations.plan_export(made, "kept", version=2).execute()
+    yield made
+    drop_memory_root(ROOT)
+
+
+def fresh(lake: Lakehouse) -> Lakehouse:
+    return Lakehouse(lake.storage)
+
+
+def repaired(lake: Lakehouse, *, to_last_good: bool = False) -> RepairReport:
+    """Repair, and assert that nothing is left that a second run would do."""
+    before = content(lake)
+    report = operations.repair(fresh(lake), to_last_good=to_last_good)
+    after = content(lake)
+    changed = {path for path in before if after.get(path) != before[path]}
+    assert {path for path in changed if not path.startswith("_ops/lease")} <= {HINT_PATH}, "only commits and the hint"
+    second = operations.plan_repair(fresh(lake), to_last_good=to_last_good)
+    assert second.is_empty, second
+    assert second.execute().version == report.version == lake.latest_version()
+    assert content(lake) == after
+    return report
+
+
+def location_of(lake: Lakehouse, namespace: str, name: str) -> str:
+    snapshot = lake.snapshot()
+    location = snapshot.entry(snapshot.keys.table_key(namespace, name))
+    assert location is not None
+    return location
+
+
+def test_a_sound_lakehouse_needs_nothing(lake: Lakehouse) -> None:
+    plan = operations.plan_repair(lake)
+    assert plan.is_empty
+    assert plan.not_mended == ()
+    report = repaired(lake)
+    assert report.is_complete
+    assert str(report).startswith("Nothing to repair")
+
+
+def test_the_hint(lake: Lakehouse) -> None:
+    lake.storage.write(HINT_PATH, b"1")
+    plan = operations.plan_repair(lake)
+    assert [step.action for step in plan.steps] == ["hint"]
+    report = repaired(lake)
+    assert lake.storage.read(HINT_PATH) == str(lake.latest_version()).encode()
+    assert report.version == plan.base_version
+    assert "hint" in str(report)
+
+
+def test_an_export_whose_root_is_gone_is_forgotten(lake: Lakehouse) -> None:
+    operations.plan_export(lake, "whole", version=1).execute()
+    cut_off(lake, "half")
+    definition = lake.snapshot().definition
+    lake.storage.delete(definition.exported_snapshots["kept"])
+    plan = operations.plan_repair(lake)
+    assert [(step.action, step.what) for step in plan.steps] == [("drop-export", "exports without their root: kept")]
+    assert plan.not_mended == ()
+    assert repaired(lake).is_complete
+    assert [info.name for info in operations.list_exports(lake)] == ["half", "whole"]
+    assert operations.verify(fresh(lake)).findings == ()
+
+
+def test_an_export_that_is_damaged_is_left(lake: Lakehouse) -> None:
+    path = lake.snapshot().definition.exported_snapshots["kept"]
+    truncate(lake.storage, path)
+    report = repaired(lake)
+    assert report.steps == ()
+    assert {finding.path for finding in report.not_mended} == {path}
+    assert not report.is_complete
+    assert "drop the export" in str(report)
+
+
+def test_settings_that_another_program_went_back_to() -> None:
+    try:
+        aging = Aging.on(MemoryStorage(ROOT))
+        grow(aging, 3)
+        operations.plan_export(aging.lake, "forgotten").execute()
+        foreign_rollback(aging.lake, 2)
+        report = repaired(aging.lake)
+        assert "reconcile" in [step.action for step in report.steps]
+        assert [info.name for info in operations.list_exports(aging.lake)] == ["forgotten"]
+    finally:
+        drop_memory_root(ROOT)
+
+
+def test_a_damaged_definition_goes_back_alone_when_it_is_asked_for(lake: Lakehouse) -> None:
+    good = location_of(lake, "big", "t3")
+    alter(lake, "big", "t3")
+    alter(lake, "big", "t4")
+    kept = location_of(lake, "big", "t4")
+    damaged = location_of(lake, "big", "t3")
+    lake.storage.delete(damaged)
+    plan = operations.plan_repair(fresh(lake))
+    assert plan.is_empty
+    assert [finding.path for finding in plan.not_mended] == [damaged]
+    assert "repair --to-last-good" in plan.not_mended[0].advice
+    plan = operations.plan_repair(fresh(lake), to_last_good=True)
+    assert [(step.action, step.what) for step in plan.steps] == [("rollback", "big.t3")]
+    report = repaired(lake, to_last_good=True)
+    assert location_of(lake, "big", "t3") == good
+    assert location_of(lake, "big", "t4") == kept, "what is whole stays as it is"
+    assert str(report.version) not in operations.verify(fresh(lake)).damaged_versions.split(",")
+    objects(fresh(lake).snapshot())
+
+
+def test_a_table_that_lost_a_data_file_goes_back_to_where_it_had_all(lake: Lakehouse) -> None:
+    create(lake, "other", "t")
+    snapshot = lake.snapshot()
+    reached = {file.location for file in files_of(snapshot.table("ns", "t"), StorageFileIO.on(lake.storage))}
+    append_rows(lake)
+    files = files_of(lake.snapshot().table("ns", "t"), StorageFileIO.on(lake.storage))
+    lost = next(file.location for file in files if file.kind == FileKind.DATA and file.location not in reached)
+    lake.storage.delete(lost)
+    report = operations.verify(fresh(lake))
+    assert [str(name) for name in report.damaged_objects] == ["ns.t"]
+    plan = operations.plan_repair(fresh(lake), report, to_last_good=True)
+    assert [(step.what, step.version) for step in plan.steps] == [("ns.t", lake.latest_version() - 1)]
+    repaired(lake, to_last_good=True)
+    with catalog_at(fresh(lake)) as catalog:
+        assert catalog.load_table("ns.t").scan().to_arrow().num_rows == 6
+    assert fresh(lake).snapshot().has_table("other", "t")
+
+
+def test_objects_go_back_to_different_versions_and_some_nowhere(lake: Lakehouse) -> None:
+    never = create(lake, "never", "whole")
+    for name in ("t1", "t2", "t1"):
+        alter(lake, "big", name)
+    for namespace, name in (("big", "t1"), ("big", "t2"), ("never", "whole")):
+        lake.storage.delete(location_of(lake, namespace, name))
+    report = repaired(lake, to_last_good=True)
+    assert {(step.what, step.version) for step in report.steps} == {("big.t1", never + 2), ("big.t2", never + 1)}
+    assert [str(name) for name in operations.verify(fresh(lake)).damaged_objects] == ["never.whole"]
+    advice = {finding.path: finding.advice for finding in report.not_mended}
+    assert "no older version has it whole" in advice[location_of(lake, "never", "whole")]
+    assert sum("no older version" in text for text in advice.values()) == 1
+
+
+def test_no_object_takes_the_place_of_another_one_of_its_name(lake: Lakehouse) -> None:
+    """Who dropped a table and made another one of that name never gets the data of the first."""
+    create(lake, "a", "t", "u")
+    drop(lake, "a", "t")
+    with lake.transaction() as txn:
+        txn.create_table("a", "t", table())
+    lake.storage.delete(location_of(lake, "a", "t"))
+    append_rows(lake, "a.v")
+    lost = TableDef(id="lost", format_properties={METADATA_LOCATION: "tables/lost/metadata/00000-lost.metadata.json"})
+    with lake.transaction() as txn:  # no version is without a table of that name
+        txn.drop_table("a", "v")
+        txn.create_table("a", "v", lost)
+    report = operations.verify(fresh(lake))
+    assert [str(name) for name in report.damaged_objects] == ["a.t", "a.v"]
+    plan = operations.plan_repair(fresh(lake), report, to_last_good=True)
+    assert plan.is_empty, plan
+    advice = {finding.path: finding.advice for finding in plan.not_mended}
+    assert "no older version has it whole" in advice[location_of(lake, "a", "t")]
+
+
+def test_a_damaged_tree_goes_back_whole_under_the_current_settings(lake: Lakehouse) -> None:
+    before = lake.latest_version()
+    with lake.transaction(message="m" * 3_400) as txn:
+        for number in range(12):
+            txn.alter_table("big", f"t{number}", table(changed="yes"))
+    operations.plan_export(lake, "late", version=before).execute()
+    old = {path for version in range(before + 1) for path in needed_files(lake, version)}
+    latest = lake.snapshot()
+    node = next(child for child in latest.root.children if child not in old)
+    truncate(lake.storage, node)
+    report = operations.verify(fresh(lake))
+    assert report.damaged_objects == ()
+    plan = operations.plan_repair(fresh(lake), report, to_last_good=True)
+    assert [(step.action, step.version) for step in plan.steps] == [("rollback", before)]
+    done = repaired(lake, to_last_good=True)
+    now = fresh(lake).snapshot()
+    assert now.version == done.version == latest.version + 1
+    assert objects(now) == objects(lake.snapshot(before))
+    assert sorted(now.definition.exported_snapshots) == ["kept", "late"]
+    assert [finding.path for finding in done.not_mended] == [node], "versions that need it stay damaged"
+    assert str(now.version) not in operations.verify(fresh(lake)).damaged_versions
+    create(lake, "goes", "on")
+
+
+@pytest.mark.parametrize("error", [TransientError, StoragePermissionError, ThrottledError])
+def test_what_the_storage_does_not_give_is_no_damage(lake: Lakehouse, error: type[StorageError]) -> None:
+    alter(lake, "big", "t3")
+    before = content(lake)
+    path = location_of(lake, "big", "t3")
+    faulty = FaultyStorage(lake.storage, [fail(1, error, kind="read", path_part=path, times=99)])
+    report = operations.verify(Lakehouse(faulty))
+    assert report.unanswered == (path,)
+    assert not report.is_clean
+    with pytest.raises(StorageError, match="nobody can tell what is whole"):
+        operations.plan_repair(fresh(lake), report, to_last_good=True)
+    assert operations.plan_repair(fresh(lake), report).is_empty
+    assert content(lake) == before
+
+
+def test_an_export_that_cannot_be_looked_at_is_not_lost(lake: Lakehouse) -> None:
+    """The root that may stand after the latest one is asked for again and again where the hint is old."""
+    operations.plan_export(lake, "looked-at").execute()
+    lake.storage.write(HINT_PATH, b"0")
+    following = root_path(lake.latest_version() + 1)
+    faulty = FaultyStorage(lake.storage)
+    expected = operations.verify(Lakehouse(faulty)).findings
+    times = [request.kind for request in faulty.log if request.path == following].count("stat")
+    assert times > 1
+    for number in range(1, times + 1):
+        faulty = FaultyStorage(lake.storage, [fail(number, TransientError, kind="stat", path_part=following)])
+        try:
+            report = operations.verify(Lakehouse(faulty))
+        except TransientError:
+            continue
+        assert report.unanswered == (following,) or report.findings == expected
+
+
+def test_nothing_is_done_where_nothing_is_whole(lake: Lakehouse) -> None:
+    for version in range(lake.latest_version() + 1):
+        for path in lake.snapshot(version).root.children:
+            lake.storage.delete(path)
+    lake.storage.delete(lake.snapshot(0).definition_location)
+    report = repaired(lake, to_last_good=True)
+    assert report.steps == ()
+    assert not report.is_complete
+
+
+@pytest.mark.parametrize("part", ["root", "settings"])
+def test_nothing_is_committed_on_a_version_that_cannot_be_read(lake: Lakehouse, part: str) -> None:
+    latest = lake.snapshot()
+    path = latest.location if part == "root" else latest.definition_location
+    truncate(lake.storage, path)
+    lake.storage.write(HINT_PATH, b"0")
+    report = repaired(lake, to_last_good=True)
+    assert [step.action for step in report.steps] == ["hint"]
+    assert path in {finding.path for finding in report.not_mended}
+    assert not lake.storage.exists(root_path(latest.version + 1))
+
+
+def test_approval(lake: Lakehouse) -> None:
+    lake.storage.write(HINT_PATH, b"0")
+    plan = operations.plan_repair(lake)
+    assert json.loads(plan.to_json())["digest"] == plan.digest
+    with pytest.raises(PlanChangedError):
+        plan.execute("1-" + "0" * 64)
+    assert lake.storage.read(HINT_PATH) == b"0"
+    create(lake, "since")
+    lake.storage.write(HINT_PATH, b"0")
+    with pytest.raises(PlanChangedError, match="verify"):
+        plan.execute(plan.digest)
+    report = operations.verify(lake)
+    create(lake, "later")
+    with pytest.raises(PlanChangedError, match="verify again"):
+        operations.plan_repair(lake, report)
+    lake.storage.write(HINT_PATH, b"0")
+    again = operations.plan_repair(lake)
+    assert again.execute(again.digest).version == lake.latest_version()
+
+
+def test_a_report_that_ended_early_is_refused(lake: Lakehouse) -> None:
+    report = operations.verify(lake, budget=Budget(max_requests=3))
+    with pytest.raises(InvalidInputError, match="without limits"):
+        operations.plan_repair(lake, report)

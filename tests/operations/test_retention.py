@@ -1,0 +1,262 @@
+"""What a retention policy keeps: properties over any versions and policies, and an example for each rule."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from itertools import pairwise
+
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from trinitylake_ops.errors import InvalidInputError
+from trinitylake_ops.format.definitions import LakehouseDef, RetentionRules
+from trinitylake_ops.operations.retention import RetentionPolicy, VersionAge, judge, protected_ms
+from trinitylake_ops.storage.interface import CLOCK_MARGIN_MS
+
+HOUR_MS = 3_600_000
+DAY_MS = 24 * HOUR_MS
+NOW_MS = int(datetime(2024, 3, 1, 12, tzinfo=UTC).timestamp() * 1000)
+NUMBERS = ("minimum_versions", "keep_last", "keep_hourly", "keep_daily", "keep_weekly", "keep_monthly")
+RULES = ("maximum_age_ms", *NUMBERS)
+few = settings(max_examples=50)
+
+
+@st.composite
+def histories(draw: st.DrawFn, *, is_past: bool = False) -> list[VersionAge]:
+    """Return versions, some of the future; now and then with a clock that went back, as other programs may have."""
+    ages = []
+    steps_ms = st.integers(-2 * HOUR_MS, 40 * DAY_MS) if not is_past else st.integers(0, 10 * DAY_MS)
+    created_at_ms = NOW_MS - draw(st.integers(0, 400 * DAY_MS))
+    for version in range(draw(st.integers(1, 12))):
+        superseded_at_ms = max(0, created_at_ms + draw(steps_ms))
+        pins = draw(st.sampled_from(((), (), (), ("export 'e'",))))
+        ages.append(
+            VersionAge(version=version, created_at_ms=created_at_ms, superseded_at_ms=superseded_at_ms, pins=pins)
+        )
+        created_at_ms = superseded_at_ms
+    ages[-1] = replace(ages[-1], superseded_at_ms=None)
+    return ages
+
+
+spans = st.sampled_from((0, 1, HOUR_MS, DAY_MS, 30 * DAY_MS)) | st.integers(0, 400 * DAY_MS)
+policies = st.builds(
+    RetentionPolicy,
+    maximum_age_ms=spans,
+    protected_ms=spans,
+    age_overrides=st.dictionaries(st.integers(0, 12), spans, max_size=3),
+    **{name: st.integers(0, 5) for name in NUMBERS},
+).filter(lambda policy: not policy.is_empty)
+
+
+def expired(ages: Sequence[VersionAge], policy: RetentionPolicy, now_ms: int = NOW_MS) -> set[int]:
+    return {verdict.version for verdict in judge(ages, policy, now_ms) if verdict.expires}
+
+
+@few
+@given(histories(), policies, st.integers(0, 800 * DAY_MS))
+def test_the_latest_the_pinned_the_future_and_the_young_are_kept(
+    ages: list[VersionAge], policy: RetentionPolicy, later_ms: int
+) -> None:
+    now_ms = NOW_MS + later_ms
+    verdicts = {verdict.version: verdict for verdict in judge(ages, policy, now_ms)}
+    assert [verdict.version for verdict in judge(ages, policy, now_ms)] == [age.version for age in ages]
+    assert all(verdict.reason for verdict in verdicts.values())
+    for age in ages:
+        if (
+            age.superseded_at_ms is None
+            or age.pins
+            or max(age.created_at_ms, age.superseded_at_ms) > now_ms
+            or now_ms - age.superseded_at_ms < policy.protected_ms
+        ):
+            assert not verdicts[age.version].expires
+
+
+@few
+@given(histories(), policies, st.sampled_from((*RULES, "protected_ms")), st.integers(1, 60 * DAY_MS))
+def test_no_rule_that_is_raised_expires_more(
+    ages: list[VersionAge], policy: RetentionPolicy, rule: str, more: int
+) -> None:
+    by = more if rule.endswith("_ms") else 1 + more % 7
+    raised = replace(policy, **{rule: getattr(policy, rule) + by})
+    assert expired(ages, raised) <= expired(ages, policy)
+
+
+@few
+@given(histories(), policies, st.integers(0, 11), st.integers(0, 400 * DAY_MS))
+def test_no_pin_and_no_longer_age_of_its_own_expires_more(
+    ages: list[VersionAge], policy: RetentionPolicy, at: int, own_ms: int
+) -> None:
+    before = expired(ages, policy)
+    pinned = [replace(age, pins=("a person",)) if age.version == at else age for age in ages]
+    assert expired(pinned, policy) == before - {at}
+    own_ms = max(own_ms, policy.age_overrides.get(at, policy.maximum_age_ms))
+    assert expired(ages, replace(policy, age_overrides={**policy.age_overrides, at: own_ms})) <= before
+
+
+@few
+@given(histories(), policies, st.randoms(use_true_random=False))
+def test_the_order_of_input_does_not_matter(ages: list[VersionAge], policy: RetentionPolicy, random: object) -> None:
+    shuffled = list(ages)
+    random.shuffle(shuffled)  # type: ignore[attr-defined]
+    assert {v.version: v for v in judge(shuffled, policy, NOW_MS)} == {
+        v.version: v for v in judge(ages, policy, NOW_MS)
+    }
+
+
+@few
+@given(histories(), spans, spans, st.integers(1, 3), st.lists(st.integers(0, 300 * DAY_MS), min_size=2, max_size=5))
+def test_by_age_alone_what_expired_stays_so(
+    ages: list[VersionAge], maximum_ms: int, protected: int, minimum: int, times_ms: list[int]
+) -> None:
+    policy = RetentionPolicy(maximum_age_ms=maximum_ms, minimum_versions=minimum, protected_ms=protected)
+    found = [expired(ages, policy, NOW_MS + time_ms) for time_ms in sorted(times_ms)]
+    assert all(earlier <= later for earlier, later in pairwise(found))
+
+
+@few
+@given(histories(is_past=True), policies)
+def test_rules_are_what_they_say(ages: list[VersionAge], policy: RetentionPolicy) -> None:
+    """Against the plainest reading: all that no rule of a list keeps expires."""
+    assume(all(age.created_at_ms <= NOW_MS for age in ages))
+    kept = set()
+    for age in ages:
+        end_ms = age.superseded_at_ms
+        maximum_ms = max(policy.protected_ms, policy.age_overrides.get(age.version, policy.maximum_age_ms))
+        if end_ms is None or age.pins or NOW_MS - end_ms <= maximum_ms:
+            kept.add(age.version)
+    n_last = max(policy.minimum_versions, policy.keep_last)
+    kept |= {age.version for age in ages[max(0, len(ages) - n_last) :]}
+    for number, pattern in (
+        (policy.keep_hourly, "%Y-%m-%d %H"),
+        (policy.keep_daily, "%Y-%m-%d"),
+        (policy.keep_weekly, "%G-%V"),
+        (policy.keep_monthly, "%Y-%m"),
+    ):
+        newest = {f"{datetime.fromtimestamp(age.created_at_ms / 1000, UTC):{pattern}}": age.version for age in ages}
+        kept |= set(sorted(newest.values())[len(newest) - min(number, len(newest)) :])
+    assert expired(ages, policy) == {age.version for age in ages} - kept
+
+
+@pytest.mark.parametrize("fields", [{}, {"protected_ms": DAY_MS}, {"age_overrides": {3: DAY_MS}}])
+def test_an_empty_policy_is_refused(fields: dict[str, object]) -> None:
+    policy = RetentionPolicy(**{"maximum_age_ms": 0, "minimum_versions": 0, "protected_ms": 0, **fields})  # type: ignore[arg-type]
+    assert policy.is_empty
+    with pytest.raises(InvalidInputError, match="the retention policy is empty"):
+        judge([], policy, NOW_MS)
+
+
+@pytest.mark.parametrize("name", RULES)
+@pytest.mark.parametrize("number", [-1, 1.5, True, "3", None])
+def test_numbers_of_a_policy_are_checked(name: str, number: object) -> None:
+    with pytest.raises(InvalidInputError, match=name):
+        RetentionPolicy(**{"maximum_age_ms": 1, "minimum_versions": 1, "protected_ms": 1, name: number})  # type: ignore[arg-type]
+
+
+# Examples
+
+
+def history_of(*times: datetime) -> list[VersionAge]:
+    """Return versions made at times, each superseded by the next; one more, made now, is the latest."""
+    moments = [int(time.timestamp() * 1000) for time in times] + [NOW_MS]
+    ages = [
+        VersionAge(version=version, created_at_ms=moment, superseded_at_ms=moments[version + 1])
+        for version, moment in enumerate(moments[:-1])
+    ]
+    return [*ages, VersionAge(version=len(times), created_at_ms=NOW_MS, superseded_at_ms=None)]
+
+
+def kept(ages: list[VersionAge], **rules: int) -> set[int]:
+    policy = RetentionPolicy(**{"maximum_age_ms": 0, "minimum_versions": 1, "protected_ms": 0, **rules})
+    return {age.version for age in ages[:-1]} - expired(ages, policy, NOW_MS + 1)
+
+
+def at(*parts: int) -> datetime:
+    return datetime(*parts, tzinfo=UTC)  # type: ignore[arg-type]
+
+
+def test_hours() -> None:
+    ages = history_of(at(2024, 2, 1, 9, 59), at(2024, 2, 1, 10, 0), at(2024, 2, 1, 10, 59), at(2024, 2, 1, 11, 0))
+    assert kept(ages, keep_hourly=1) == set(), "this hour's is the latest itself"
+    assert kept(ages, keep_hourly=2) == {3}
+    assert kept(ages, keep_hourly=3) == {2, 3}
+    assert kept(ages, keep_hourly=4) == kept(ages, keep_hourly=99) == {0, 2, 3}
+
+
+def test_days() -> None:
+    ages = history_of(at(2023, 12, 31, 23, 59), at(2024, 1, 1), at(2024, 1, 1, 23), at(2024, 2, 29), at(2024, 2, 29, 5))
+    assert kept(ages, keep_daily=2) == {4}
+    assert kept(ages, keep_daily=3) == {2, 4}, "days without a version do not count"
+    assert kept(ages, keep_daily=4) == {0, 2, 4}
+
+
+def test_weeks_begin_on_monday_and_cross_years() -> None:
+    """31 December 2024 is in the first week of 2025, 3 January 2021 in the last of 2020, which has 53."""
+    ages = history_of(
+        at(2020, 12, 28), at(2021, 1, 3), at(2021, 1, 4), at(2023, 12, 31), at(2024, 1, 1), at(2024, 1, 7)
+    )
+    assert kept(ages, keep_weekly=2) == {5}
+    assert kept(ages, keep_weekly=3) == {3, 5}
+    assert kept(ages, keep_weekly=4) == {2, 3, 5}
+    assert kept(ages, keep_weekly=5) == {1, 2, 3, 5}
+    reasons = {
+        verdict.version: verdict.reason
+        for verdict in judge(
+            ages, RetentionPolicy(maximum_age_ms=0, minimum_versions=0, protected_ms=0, keep_weekly=5), NOW_MS + 1
+        )
+    }
+    assert (reasons[1], reasons[5]) == ("weekly version of 2020-53", "weekly version of 2024-01")
+
+
+def test_months() -> None:
+    ages = history_of(at(2023, 1, 31), at(2023, 12, 1), at(2024, 1, 1), at(2024, 1, 31, 23), at(2024, 2, 1))
+    assert kept(ages, keep_monthly=2) == {4}
+    assert kept(ages, keep_monthly=3) == {3, 4}
+    assert kept(ages, keep_monthly=4) == {1, 3, 4}
+    assert kept(ages, keep_monthly=5) == {0, 1, 3, 4}, "January of another year is another month"
+
+
+def test_numbers_age_and_ages_of_single_versions() -> None:
+    ages = history_of(*(at(2024, 2, day) for day in range(1, 11)))
+    assert kept(ages, minimum_versions=3) == {8, 9}, "the latest is one of them"
+    assert kept(ages, keep_last=4) == {7, 8, 9}
+    day_ms = 24 * HOUR_MS
+    # Version 7 was superseded on the 9th, 21 days and 12 hours ago.
+    assert kept(ages, maximum_age_ms=22 * day_ms) == {7, 8, 9}
+    policy = RetentionPolicy(
+        maximum_age_ms=22 * day_ms, minimum_versions=1, protected_ms=0, age_overrides={2: 300 * day_ms, 8: 1}
+    )
+    assert {age.version for age in ages} - expired(ages, policy, NOW_MS + 1) == {2, 7, 9, 10}
+    assert kept(ages, protected_ms=22 * day_ms) == {7, 8, 9}
+
+
+def test_a_long_lived_version_ages_from_its_end() -> None:
+    """One that was in use until yesterday is a day old, however long ago it was made."""
+    ages = history_of(at(2020, 1, 1), at(2024, 2, 29))
+    assert kept(ages, maximum_age_ms=2 * DAY_MS) == {0, 1}
+
+
+def test_the_settings_of_a_lakehouse() -> None:
+    definition = LakehouseDef(
+        id="x",
+        maximum_version_age_millis=5,
+        minimum_versions_to_keep=6,
+        maximum_version_age_millis_overrides={1: 2},
+        txn_ttl_millis=HOUR_MS,
+        retention_rules=RetentionRules(keep_last=1, keep_hourly=2, keep_daily=3, keep_weekly=4, keep_monthly=5),
+    )
+    assert RetentionPolicy.of(definition) == RetentionPolicy(
+        maximum_age_ms=5,
+        minimum_versions=6,
+        protected_ms=HOUR_MS + CLOCK_MARGIN_MS,
+        age_overrides={1: 2},
+        keep_last=1,
+        keep_hourly=2,
+        keep_daily=3,
+        keep_weekly=4,
+        keep_monthly=5,
+    )
+    assert protected_ms(definition) == HOUR_MS + timedelta(minutes=5) // timedelta(milliseconds=1)
+    assert not RetentionPolicy.of(LakehouseDef(id="x")).is_empty, "the defaults keep something"

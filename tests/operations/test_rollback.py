@@ -1,0 +1,479 @@
+"""Rollback: the tree of an earlier version under the current lakehouse definition, whole or not at all."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.faults import FaultyStorage
+from tests.lakes import Lakes, entries, objects, seal, table
+from tests.operations.changes import alter, append_rows, content, create, drop, expire, small_sizes
+from tests.servers.s3_server import S3Server
+from trinitylake_ops import Lakehouse, operations
+from trinitylake_ops.errors import (
+    CommitConflictError,
+    CorruptFileError,
+    ExportNotFoundError,
+    FileMissingError,
+    InvalidInputError,
+    NamespaceNotFoundError,
+    ObjectExistsError,
+    PlanChangedError,
+    TableNotFoundError,
+    TrinityLakeError,
+    VersionExpiredError,
+    VersionNotFoundError,
+)
+from trinitylake_ops.format.file_names import root_path
+from trinitylake_ops.iceberg.io.file_io import StorageFileIO
+from trinitylake_ops.iceberg.reach import files_of
+from trinitylake_ops.storage import MeteredStorage, Storage
+from trinitylake_ops.transaction.change_set import VIEW_PREFIX, views_in
+from trinitylake_ops.tree.shape import walk
+from trinitylake_ops.versions.history import Change
+
+
+class InterferingStorage(FaultyStorage):
+    """Runs an action just before the first root is created."""
+
+    action: Callable[[], Any] | None = None
+
+    def create(self, path: str, data: bytes) -> None:
+        if self.action is not None and path.startswith("_") and path.endswith(".arrow"):
+            action, self.action = self.action, None
+            action()
+        super().create(path, data)
+
+
+def interfered(lake: Lakehouse, action: Callable[[], Any]) -> Lakehouse:
+    """Return the lakehouse as a writer has it that another one is faster than, once."""
+    storage = InterferingStorage(lake.storage)
+    storage.action = action
+    return Lakehouse(storage)
+
+
+def refused(lake: Lakehouse, kind: type[TrinityLakeError], action: Callable[[], Any]) -> TrinityLakeError:
+    """Assert that an action raises and leaves every file as it was."""
+    before = content(lake)
+    with pytest.raises(kind) as caught:
+        action()
+    assert content(lake) == before
+    assert "\n" not in str(caught.value)
+    return caught.value
+
+
+def test_the_content_is_back_in_a_new_version(lake: Lakehouse) -> None:
+    target = create(lake, "a", "t1", "t2")
+    alter(lake, "a", "t1")
+    drop(lake, "a", "t2")
+    latest = create(lake, "b", "t")
+    assert operations.rollback(lake, target) == latest + 1
+    assert entries(lake) == entries(lake, target)
+    system = lake.snapshot().root.system
+    assert system["previous_root"] == system["rollback_from_root"] == root_path(latest)
+    (info,) = lake.history(limit=1)
+    assert (info.operation, info.message, info.rollback_from) == ("rollback", f"to version {target}", latest)
+    assert (info.counts, info.properties) == ({"changed": 4}, {"to_version": str(target)})
+    assert operations.rollback(lake, latest) == latest + 2, "a rollback can be undone"
+    assert entries(lake) == entries(lake, latest)
+    assert operations.verify(lake).findings == ()
+
+
+def test_the_plan_shows_what_changes_and_reads_only(lake: Lakehouse) -> None:
+    target = create(lake, "a", "t1", "t2")
+    alter(lake, "a", "t1")
+    drop(lake, "a", "t2")
+    create(lake, "b")
+    before = content(lake)
+    plan = operations.plan_rollback(lake, str(target))
+    assert content(lake) == before
+    expected = {Change("changed", "a", "t1"), Change("added", "a", "t2"), Change("removed", "b")}
+    assert set(plan.changes) == expected
+    assert (plan.base_version, plan.to_version, plan.only) == (target + 3, target, ())
+    assert plan.to_dict()["digest"] == plan.digest
+    assert plan.digest.startswith(f"{target + 3}-")
+    assert "a.t2" in str(plan)
+    assert "namespace b" in str(plan)
+    fields = {"base_version", "to_version", "only", "changes", "damaged", "message", "undone_by", "digest"}
+    assert set(plan.to_dict()) == fields
+
+
+def test_the_current_lakehouse_definition_is_carried_forward(lake: Lakehouse) -> None:
+    target = create(lake, "a", "t")
+    alter(lake, "a", "t")
+    operations.plan_export(lake, "made-later").execute()
+    lake.alter_definition(properties={"set": "later"})
+    exported = entries(lake, "made-later")
+    definition = lake.snapshot().definition
+    operations.rollback(lake, target)
+    assert lake.snapshot().definition == definition
+    assert [info.name for info in operations.list_exports(lake)] == ["made-later"]
+    assert entries(lake, "made-later") == exported
+
+
+def test_by_time_and_by_export(lake: Lakehouse) -> None:
+    target = create(lake, "a", "t")
+    operations.plan_export(lake, "kept", version=target).execute()
+    drop(lake, "a")
+    assert operations.plan_rollback(lake, "kept").to_version == target
+    title = operations.plan_restore(lake, "kept").table().title
+    assert title.startswith("Restore of ") and "export kept" in title
+    created_at_ms = lake.snapshot(target).created_at_ms
+    assert operations.plan_rollback(lake, timestamp=created_at_ms).to_version == target
+    operations.rollback(lake, "kept")
+    assert entries(lake) == entries(lake, target)
+
+
+def test_nothing_to_roll_back_commits_nothing(lake: Lakehouse) -> None:
+    latest = create(lake, "a", "t")
+    before = content(lake)
+    assert operations.rollback(lake, latest) == latest
+    assert operations.rollback(lake, latest, namespaces=["a"]) == latest
+    assert content(lake) == before
+    plan = operations.plan_rollback(lake, latest)
+    create(lake, "b")
+    refused(lake, CommitConflictError, plan.execute)
+
+
+def test_only_some_namespaces_and_tables(lake: Lakehouse) -> None:
+    with lake.transaction() as txn:
+        for namespace in ("a", "b", "c.d"):
+            txn.create_namespace(namespace)
+            for name in ("t", "u.v"):
+                txn.create_table(namespace, name, table())
+    target = lake.latest_version()
+    drop(lake, "a")
+    for namespace in ("b", "c.d"):
+        alter(lake, namespace, "t")
+        alter(lake, namespace, "u.v")
+    create(lake, "new", "t")
+    latest = entries(lake)
+    plan = operations.plan_rollback(lake, target, namespaces=["a"], tables=["b.u.v", "c.d.t"])
+    assert plan.only == ("a", "b.u.v", "c.d.t")
+    assert set(plan.changes) == {
+        Change("added", "a"),
+        Change("added", "a", "t"),
+        Change("added", "a", "u.v"),
+        Change("changed", "b", "u.v"),
+        Change("changed", "c.d", "t"),
+    }
+    version = plan.execute().version
+    keys = lake.snapshot().keys
+    back = {keys.namespace_key("a"), keys.table_key("a", "t"), keys.table_key("a", "u.v")}
+    back |= {keys.table_key("b", "u.v"), keys.table_key("c.d", "t")}
+    assert entries(lake) == {**latest, **{key: entries(lake, target)[key] for key in back}}
+    assert "rollback_from_root" not in lake.snapshot().root.system, "an ordinary commit"
+    assert next(iter(lake.history())).operation == "rollback"
+    assert operations.rollback(lake, target, namespaces=["new"]) == version + 1
+    assert not lake.snapshot().has_namespace("new")
+
+
+def test_a_table_is_not_restored_where_a_view_has_its_name(lake: Lakehouse, lakes: Lakes) -> None:
+    """Neither by a rollback nor from an export. Whole versions have each name once."""
+    create(lake, "views", "v")
+    with_table = lake.latest_version()
+    operations.plan_export(lake, "full", "full").execute()
+    drop(lake, "views", "v")
+    with lake.transaction() as txn:
+        txn.alter_namespace("views", {f"{VIEW_PREFIX}v": "{}"})
+    refused(lake, ObjectExistsError, lambda: operations.plan_rollback(lake, with_table, tables=["views.v"]))
+    refused(lake, ObjectExistsError, lambda: operations.plan_restore(lake, "full", tables=["views.v"]))
+    operations.plan_rollback(lake, with_table, namespaces=["views"]).execute()
+    assert lake.snapshot().tables("views") == ["v"]
+    assert views_in(lake.snapshot().namespace("views").properties) == []
+
+
+def test_a_table_whose_namespace_is_gone_is_refused_by_the_plan(lake: Lakehouse) -> None:
+    target = create(lake, "a", "t")
+    drop(lake, "a")
+    error = refused(lake, NamespaceNotFoundError, lambda: operations.plan_rollback(lake, target, tables=["a.t"]))
+    assert "'a'" in str(error)
+    operations.rollback(lake, target, namespaces=["a"])
+    assert entries(lake) == entries(lake, target)
+
+
+@pytest.mark.parametrize(
+    ("kind", "arguments"),
+    [
+        (InvalidInputError, {}),
+        (InvalidInputError, {"to": 0, "timestamp": 1}),
+        (VersionNotFoundError, {"to": 99}),
+        (VersionNotFoundError, {"to": -1}),
+        (VersionNotFoundError, {"timestamp": 0}),
+        (ExportNotFoundError, {"to": "nowhere"}),
+        (ExportNotFoundError, {"to": ""}),
+        (NamespaceNotFoundError, {"to": 0, "namespaces": ["nowhere"]}),
+        (TableNotFoundError, {"to": 0, "tables": ["a.nowhere"]}),
+        (InvalidInputError, {"to": 0, "tables": ["nodot"]}),
+    ],
+)
+def test_wrong_targets_and_names(lake: Lakehouse, kind: type[TrinityLakeError], arguments: dict[str, Any]) -> None:
+    create(lake, "a")
+    refused(lake, kind, lambda: operations.rollback(lake, **arguments))
+
+
+def test_an_expired_or_sealed_target_is_refused(lake: Lakehouse) -> None:
+    create(lake, "a", "t")
+    create(lake, "b")
+    plan = operations.plan_rollback(lake, 1)
+    expire(lake, "1")
+    error = refused(lake, VersionExpiredError, lambda: operations.rollback(lake, 1))
+    assert "undelete" in str(error)
+    refused(lake, VersionExpiredError, lambda: operations.rollback(lake, 1, namespaces=["b"]))
+    refused(lake, VersionExpiredError, lambda: plan.execute(reapply=True))
+    lake.alter_definition(expirations=())
+    seal(lake, 1)
+    refused(lake, VersionExpiredError, lambda: operations.rollback(lake, 1))
+    lake.alter_definition(exported_snapshots={"foreign": root_path(1)})
+    refused(lake, VersionExpiredError, lambda: operations.rollback(lake, "foreign"))
+
+
+def test_an_export_of_an_expired_version_keeps_it(lake: Lakehouse) -> None:
+    target = create(lake, "a", "t")
+    operations.plan_export(lake, "kept").execute()
+    create(lake, "b")
+    expire(lake, str(target))
+    operations.rollback(lake, "kept", namespaces=["b"])
+    operations.rollback(lake, "kept")
+    assert set(objects(lake.snapshot())) == {("a",), ("a", "t")}
+
+
+def _definition_of(lake: Lakehouse, version: int, namespace: str, name: str | None) -> str:
+    snapshot = lake.snapshot(version)
+    key = snapshot.keys.namespace_key(namespace) if name is None else snapshot.keys.table_key(namespace, name)
+    location = snapshot.entry(key)
+    assert location is not None
+    return location
+
+
+@pytest.mark.parametrize("what", ["namespace", "table", "node", "metadata"])
+@pytest.mark.parametrize("planned", [False, True])
+@pytest.mark.parametrize("subset", [False, True])
+def test_something_missing_is_named_and_nothing_is_committed(
+    lakes: Lakes, what: str, planned: bool, subset: bool
+) -> None:
+    lake = lakes.local(order=3, **small_sizes(3))
+    append_rows(lake)
+    long = "m" * 3_400  # leaves little room in the root, so that nodes are written
+    with lake.transaction(message=long) as txn:
+        txn.create_namespace("big")
+        for number in range(24):
+            txn.create_table("big", f"t{number}", table())
+    target = lake.latest_version()
+    with lake.transaction(message=long) as txn:
+        for number in range(24):
+            txn.alter_table("big", f"t{number}", table(changed="yes"))
+    drop(lake, "big")
+    drop(lake, "ns")
+    choice = ["big", "ns"] if subset else None
+    plan = operations.plan_rollback(lake, target, choice)
+    snapshot = lake.snapshot(target)
+    if what == "node":
+        nodes = {visited.location for visited in walk(lake.files.nodes, snapshot.root, snapshot.location)}
+        others = {v.location for v in walk(lake.files.nodes, lake.snapshot().root, lake.snapshot().location)}
+        path = min(nodes - others - {snapshot.location})
+    elif what == "metadata":
+        path = snapshot.table("ns", "t").format_properties["metadata_location"]
+    else:
+        path = _definition_of(lake, target, "big", None if what == "namespace" else "t3")
+    saved = lake.storage.read(path)
+    lake.storage.delete(path)
+    action = plan.execute if planned else lambda: operations.rollback(lake, target, choice)
+    error = refused(lake, FileMissingError, action)
+    assert error.path == path
+    assert path in str(error)
+    lake.storage.create(path, saved)
+    action()
+    assert entries(lake) == entries(lake, target)
+
+
+@pytest.mark.local_only("a lakehouse writes files of a folder beyond its root only where both are local")
+@pytest.mark.parametrize("kind", ["metadata", "manifest list", "manifest", "data"])
+def test_a_missing_file_beyond_the_root_is_refused(lakes: Lakes, tmp_path: Path, kind: str) -> None:
+    lake = lakes.local(table_root=f"file://{tmp_path}/elsewhere")
+    target = append_rows(lake)
+    definition = lake.snapshot().table("ns", "t")
+    uris = {str(file.kind): file.location for file in files_of(definition, StorageFileIO.on(lake.storage)) if file.live}
+    drop(lake, "ns")
+    plan = operations.plan_rollback(lake, target)
+    file, saved = Path(uris[kind].removeprefix("file://")), tmp_path / "saved"
+    file.rename(saved)
+    for action in (plan.execute, lambda: operations.rollback(lake, target), lambda: plan.execute(reapply=True)):
+        error = refused(lake, FileMissingError, action)
+        assert error.path == uris[kind]
+        assert f"version {target}" in str(error)
+    saved.rename(file)
+    plan.execute()
+    assert entries(lake) == entries(lake, target)
+
+
+@pytest.mark.parametrize("choice", [None, ["ns"]])
+def test_files_beyond_the_root_are_found_with_the_options_of_the_lakehouse(
+    moto: S3Server, choice: list[str] | None
+) -> None:
+    tables = moto.make_bucket()
+    root = moto.fresh_root()
+    try:
+        lake = Lakehouse.create(root, moto.storage_options, table_root=f"s3://{tables}/")
+        target = append_rows(lake)
+        drop(lake, "ns")
+        assert operations.rollback(lake, target, choice) == lake.latest_version()
+        assert entries(lake) == entries(lake, target)
+        drop(lake, "ns")
+        moto.delete_all(f"s3://{tables}/")
+        refused(lake, FileMissingError, lambda: operations.rollback(lake, target, choice))
+    finally:
+        moto.drop_bucket(tables)
+        moto.delete_all(root)
+
+
+def test_files_of_an_external_table_are_not_looked_at(lakes: Lakes) -> None:
+    lake = lakes.memory()
+    with lake.transaction() as txn:
+        txn.create_namespace("ns")
+        location = {"metadata_location": "gone/metadata.json"}
+        for table_type in ("EXTERNAL", "FEDERATED"):
+            txn.create_table("ns", table_type, replace(table(), table_type=table_type, format_properties=location))
+    target = lake.latest_version()
+    drop(lake, "ns")
+    operations.rollback(lake, target)
+    assert entries(lake) == entries(lake, target)
+
+
+def test_a_corrupt_definition_is_refused(lakes: Lakes) -> None:
+    lake = lakes.memory()
+    target = create(lake, "a", "t")
+    drop(lake, "a", "t")
+    path = _definition_of(lake, target, "a", "t")
+    saved = lake.storage.read(path)
+    lake.storage.write(path, b"\xff\xff")
+    assert refused(lake, CorruptFileError, lambda: operations.rollback(lake, target)).path == path
+    lake.storage.write(path, saved)
+
+
+def test_a_lost_race_is_a_conflict(lake: Lakehouse) -> None:
+    target = create(lake, "a", "t")
+    alter(lake, "a", "t")
+    plan = operations.plan_rollback(lake, target)
+    alter(lake, "a", "t")
+    error = refused(lake, CommitConflictError, plan.execute)
+    assert "re-apply" in str(error)
+    create(lake, "b")
+    for choice in (None, ["a"]):
+        slow = interfered(lake, lambda: alter(lake, "a", "t"))
+        with pytest.raises(CommitConflictError):
+            operations.rollback(slow, target, choice)
+        assert next(iter(lake.history())).operation == "alter-table"
+
+
+def test_reapply_rolls_back_what_got_in_between(lake: Lakehouse) -> None:
+    target = create(lake, "a", "t")
+    alter(lake, "a", "t")
+    plan = operations.plan_rollback(lake, target)
+    create(lake, "b", "t")
+    plan.execute(reapply=True)
+    assert entries(lake) == entries(lake, target)
+    alter(lake, "a", "t")
+    slow = interfered(lake, lambda: create(lake, "c", "t"))
+    version = operations.rollback(slow, target, reapply=True)
+    assert entries(lake) == entries(lake, target)
+    assert lake.snapshot().root.system["rollback_from_root"] == root_path(version - 1)
+    assert next(iter(lake.history())).counts == {"changed": 3}, "counted on the version it was applied to"
+
+
+def test_a_subset_merges_with_other_commits(lake: Lakehouse) -> None:
+    target = create(lake, "a", "t")
+    alter(lake, "a", "t")
+    slow = interfered(lake, lambda: create(lake, "b", "t"))
+    operations.rollback(slow, target, ["a"])
+    assert lake.snapshot().has_table("b", "t")
+    assert entries(lake, target).items() <= entries(lake).items()
+
+
+@pytest.mark.parametrize("choice", [{"namespaces": ["a"]}, {"tables": ["a.t", "a.u"]}], ids=["namespace", "tables"])
+def test_what_was_chosen_ends_as_it_was_or_not_at_all(lake: Lakehouse, choice: dict[str, list[str]]) -> None:
+    """Also where another commit changes a chosen table that the plan leaves alone, as it was the same."""
+    target = create(lake, "a", "t", "u")
+    alter(lake, "a", "t")
+    slow = interfered(lake, lambda: alter(lake, "a", "u"))
+    with pytest.raises(CommitConflictError, match=r"table a\.u.*re-apply"):
+        operations.rollback(slow, target, **choice)
+    assert next(iter(lake.history())).operation == "alter-table"
+    slow = interfered(lake, lambda: alter(lake, "a", "u"))
+    operations.rollback(slow, target, **choice, reapply=True)
+    assert entries(lake) == entries(lake, target)
+
+
+@pytest.mark.parametrize("subset", [False, True])
+def test_a_target_that_expires_in_between_is_refused(lake: Lakehouse, subset: bool) -> None:
+    target = create(lake, "a", "t")
+    alter(lake, "a", "t")
+    slow = interfered(lake, lambda: expire(lake, str(target)))
+    with pytest.raises(VersionExpiredError):
+        operations.rollback(slow, target, ["a"] if subset else None, reapply=True)
+    operations.plan_export(lake, "kept", version=target + 1).execute()
+    drop(lake, "a")
+    slow = interfered(lake, lambda: operations.drop_export(lake, "kept"))
+    with pytest.raises(ExportNotFoundError):
+        operations.rollback(slow, "kept", ["a"] if subset else None, reapply=True)
+
+
+@pytest.mark.parametrize("subset", [False, True])
+def test_only_the_approved_plan_is_executed(lake: Lakehouse, subset: bool) -> None:
+    target = create(lake, "a", "t")
+    alter(lake, "a", "t")
+    choice = ["a"] if subset else None
+    plan = operations.plan_rollback(lake, target, choice)
+    assert plan.digest == operations.plan_rollback(lake, target, choice).digest
+    assert plan.digest != operations.plan_rollback(lake, 0, choice).digest
+    assert plan.digest != operations.plan_rollback(lake, target, tables=["a.t"]).digest
+    refused(lake, PlanChangedError, lambda: plan.execute("nonsense"))
+    refused(lake, PlanChangedError, lambda: plan.execute(""))
+    create(lake, "b")
+    refused(lake, PlanChangedError, lambda: plan.execute(plan.digest))
+    refused(lake, PlanChangedError, lambda: plan.execute(plan.digest, reapply=True))
+    again = operations.plan_rollback(lake, target, choice)
+    plan.execute(again.digest)
+    assert entries(lake, target).items() <= entries(lake).items()
+
+
+def test_a_full_buffer_leaves_room_for_larger_system_rows(lake: Lakehouse) -> None:
+    """Roots as full as they may be, then rolled back to with the longest message: no node file exceeds its limit."""
+    create(lake, "ns")
+    for number in range(30):
+        with lake.transaction() as txn:
+            txn.create_table("ns", f"t{number}", table())
+    targets = range(2, lake.latest_version(), 3)
+    limit_bytes = lake.snapshot().definition.node_file_max_size_bytes
+    for target in targets:
+        operations.rollback(lake, target, message="m" * 3_500)
+        assert entries(lake) == entries(lake, target)
+        assert lake.storage.stat(lake.snapshot().location).size_bytes <= limit_bytes
+    assert operations.verify(lake).findings == ()
+
+
+def test_storage_of_a_plan_is_not_kept_open(lake: Lakehouse) -> None:
+    """A rollback asks for little: the number of requests does not grow with what both versions share."""
+    target = create(lake, "a", *(f"t{number}" for number in range(40)))
+    alter(lake, "a", "t1")
+    counted: Storage = FaultyStorage(lake.storage)
+    operations.rollback(Lakehouse(counted), target)
+    assert isinstance(counted, FaultyStorage)
+    assert len(counted.log) < 40
+
+
+def test_its_requests_follow_the_height_of_the_tree(lakes: Lakes) -> None:
+    """Not the number of tables: of what both versions share nothing is read."""
+    lake = lakes.memory(order=8, **small_sizes(8))
+    create(lake, "ns", *(f"t{number:03}" for number in range(600)))
+    operations.compact(lake)
+    alter(lake, "ns", "t300")
+    height = lake.snapshot().tree_shape().height
+    meter = MeteredStorage(lake.storage)
+    operations.rollback(Lakehouse(meter), lake.latest_version() - 1)
+    assert height >= 3
+    assert meter.snapshot().total <= 2 * height + 10

@@ -1,0 +1,221 @@
+"""Looking takes longer than a transaction may live: what is looked at does not age, what is written does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from tests.clock import AgingStorage
+from tests.foreign import ForeignLake
+from tests.lakes import Lakes, listed
+from tests.operations.aging import Aging, grow, keeping, states
+from tests.operations.changes import append_rows, create, make_untidy, overwrite_rows, small_sizes
+from trinitylake_ops import Lakehouse, operations
+from trinitylake_ops.errors import ConflictError, TransactionExpiredError
+from trinitylake_ops.format.file_names import new_node_path
+from trinitylake_ops.operations.records import StateChange
+from trinitylake_ops.storage import Storage
+from trinitylake_ops.transaction.draft import Draft, RootStamp, draft_of_tree
+from trinitylake_ops.versions.commit_info import CommitInfo
+from trinitylake_ops.versions.snapshot import Snapshot
+
+pytestmark = pytest.mark.local_only("sets the clock of the storage")
+
+TTL_MS = 60_000
+
+
+class SlowStorage(AgingStorage):
+    """Takes a while to read a file, and to create one, by its clock."""
+
+    def __init__(self, inner: Storage, time_ms: int):
+        super().__init__(inner, time_ms)
+        self.read_ms = 0
+        self.create_ms = 0
+
+    def read(self, path: str, *, offset: int = 0, length: int | None = None, limit_bytes: int | None = None) -> bytes:
+        self.time_ms += self.read_ms
+        return super().read(path, offset=offset, length=length, limit_bytes=limit_bytes)
+
+    def create(self, path: str, data: bytes) -> None:
+        super().create(path, data)
+        self.time_ms += self.create_ms
+
+
+@pytest.fixture
+def clock(lakes: Lakes) -> SlowStorage:
+    storage = lakes.storage()
+    return SlowStorage(storage, storage.now_ms())
+
+
+@pytest.fixture
+def lake(clock: SlowStorage, lakes: Lakes) -> Lakehouse:
+    """A lakehouse with versions that can expire, and an orphan; to read any five files takes longer than its TTL."""
+    lake = Lakehouse.create(clock.root, storage=clock, txn_ttl_millis=TTL_MS)
+    grow(Aging(lake, clock), 4)
+    clock.create(new_node_path(), b"left")
+    clock.time_ms += 10 * TTL_MS
+    clock.read_ms = TTL_MS // 4
+    return lakes.watch(Lakehouse(clock, cache="off"))
+
+
+def test_versions_expire_and_are_purged(lake: Lakehouse, clock: SlowStorage) -> None:
+    plan = operations.plan_expiration(lake, keeping(1))
+    assert plan.execute(plan.digest).version is not None
+    assert states(lake) == [("EXPIRED", "0-3")]
+    clock.time_ms += 10 * TTL_MS
+    due = operations.plan_purge(lake)
+    assert due.execute(due.digest).is_complete
+    assert states(lake) == [("PURGED", "0-3")]
+
+
+def test_orphans_are_removed(lake: Lakehouse) -> None:
+    plan = operations.plan_orphan_removal(lake)
+    assert len(plan.paths) == 1
+    assert plan.execute(plan.digest).files == 1
+
+
+def test_other_commits_meanwhile_are_looked_at_too(lake: Lakehouse, clock: SlowStorage) -> None:
+    """Again more slowly than a transaction may live."""
+    other = Lakehouse(clock.inner)
+    plan = operations.plan_orphan_removal(lake)
+
+    def progress(what: str, done: int, total: int) -> None:
+        if what == "versions" and done == total and other.latest_version() < 6:
+            create(other, f"more{other.latest_version()}")
+
+    report = plan.execute(progress=progress)
+    assert report.files == 1
+    assert report.version is not None
+    assert report.version > plan.base_version + 1
+
+
+def test_a_tree_is_compacted(clock: SlowStorage) -> None:
+    small = Lakehouse.create("memory://untidy/", storage=clock, txn_ttl_millis=TTL_MS, order=4, **small_sizes(4))
+    clock.read_ms = 0
+    make_untidy(small)
+    clock.read_ms = TTL_MS // 4
+    assert operations.compact(Lakehouse(clock, cache="off")).has_changed
+
+
+def test_an_export_is_made_and_dropped(lake: Lakehouse) -> None:
+    operations.plan_export(lake, "all", "full").execute()
+    assert lake.snapshot("all").namespaces()
+    operations.drop_export(lake, "all")
+
+
+def test_a_rollback_goes_back(lake: Lakehouse) -> None:
+    base = lake.latest_version()
+    assert operations.plan_rollback(lake, base - 1).execute().version == base + 1
+    assert operations.plan_rollback(lake, base, namespaces=["n0"]).execute().version == base + 2
+
+
+def test_tables_are_trimmed_and_compacted(lake: Lakehouse, clock: SlowStorage) -> None:
+    clock.read_ms = 0
+    overwrite_rows(lake, "n0.rows")
+    clock.time_ms += 10 * TTL_MS
+    clock.read_ms = TTL_MS // 8
+    assert operations.plan_trim_tables(lake, keeping(1)).execute().tables == ("n0.rows",)
+
+
+def test_small_data_files_are_put_together(clock: SlowStorage) -> None:
+    """To look for them may take longer than a transaction may live; to write them anew may not."""
+    small = Lakehouse.create("memory://small-files/", storage=clock, txn_ttl_millis=TTL_MS)
+    clock.read_ms = 0
+    for _ in range(6):
+        append_rows(small, "ns.rows")
+    before = small.latest_version()
+    clock.time_ms += 10 * TTL_MS
+    clock.read_ms = TTL_MS
+    plan = operations.plan_compact_tables(Lakehouse(clock, cache="off"))
+    clock.read_ms = TTL_MS // 60
+    assert plan.execute().version == before + 1
+
+
+def test_what_is_damaged_is_repaired(lake: Lakehouse, clock: SlowStorage) -> None:
+    """Verify alone takes longer than a transaction may live; what repair does is a commit after it."""
+    before = lake.latest_version()
+    operations.plan_export(lake, "kept").execute()
+    version = ForeignLake(clock).rollback(before, keeps_unknown=True)
+    begun_ms = clock.time_ms
+    plan = operations.plan_repair(Lakehouse(clock, cache="off"))
+    assert clock.time_ms - begun_ms > TTL_MS
+    assert not plan.is_empty
+    assert plan.execute(plan.digest).is_complete
+    assert lake.latest_version() == version + 1
+
+
+def test_a_definition_of_another_program_is_reconciled(lake: Lakehouse, clock: SlowStorage) -> None:
+    before = lake.latest_version()
+    operations.plan_export(lake, "kept").execute()
+    version = ForeignLake(clock).rollback(before, keeps_unknown=True)
+    report = operations.reconcile(Lakehouse(clock, cache="off"))
+    assert report.version == version + 1
+    assert report.restored_exports == ("kept",)
+
+
+class _Tree:
+    """A change that needs nothing but nodes, whose draft takes as long as a test says."""
+
+    def __init__(self, work: Callable[[], None]):
+        self._work = work
+
+    def draft(self, base: Snapshot, stamp: RootStamp) -> Draft | None:
+        self._work()
+        return draft_of_tree(base, stamp, base.root, CommitInfo("test"))
+
+    def rebase(self, base: Snapshot, latest: Snapshot) -> None:
+        """Nothing stands against it."""
+
+
+def test_files_of_an_attempt_age(lake: Lakehouse, clock: SlowStorage) -> None:
+    """They would be removed as orphans, were the root to land after that."""
+    clock.create_ms = 2 * TTL_MS
+    version = lake.latest_version()
+    before = listed(clock)
+    change = StateChange("alter-definition", "", lambda base: base.definition.__class__(id=base.definition.id))
+    with pytest.raises(TransactionExpiredError):
+        change.commit(lake, lake.snapshot())
+    assert lake.latest_version() == version
+    assert listed(clock) == before, "what was written is gone"
+
+
+def test_files_that_were_written_before_age_from_then_on(lake: Lakehouse, clock: SlowStorage) -> None:
+    written_ms = clock.time_ms
+
+    def work() -> None:
+        clock.time_ms = written_ms + TTL_MS + 1
+
+    base = lake.snapshot()
+    with pytest.raises(TransactionExpiredError):
+        lake.commit(_Tree(work), base, written_since_ms=written_ms)
+    assert lake.commit(_Tree(work), base) == base.version + 1
+
+
+def test_a_transaction_ages_from_its_begin(lake: Lakehouse, clock: SlowStorage) -> None:
+    """Its base may be old, and so may what it staged be."""
+    txn = lake.transaction()
+    txn.create_namespace("late")
+    clock.time_ms += TTL_MS + 1
+    with pytest.raises(TransactionExpiredError):
+        txn.commit()
+
+
+def test_a_saved_transaction_is_not_dated_forward(lake: Lakehouse, clock: SlowStorage) -> None:
+    clock.read_ms = 0
+    clock_free = Lakehouse(lake.storage)
+    txn = clock_free.transaction()
+    txn.create_namespace("saved")
+    resumed = clock_free.resume_transaction(txn.save())
+    with pytest.raises(ConflictError, match="keeps its age"):
+        resumed.date_forward()
+    resumed.rollback()
+
+
+def test_an_operation_that_lost_to_a_removal_of_orphans_marks_again(lake: Lakehouse, clock: SlowStorage) -> None:
+    """What it looked at is older than the bar; its files are not."""
+    base = lake.snapshot()
+    clock.time_ms += 100 * TTL_MS
+    operations.plan_orphan_removal(lake).execute()
+    change = StateChange("alter-definition", "", lambda newer: newer.definition)
+    assert change.commit(lake, base) > base.version + 1

@@ -1,0 +1,104 @@
+"""What upkeep is for: after many overwrites, little more stands on disk than what is kept."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from tests.clock import AgingStorage
+from tests.lakes import Lakes, allowing
+from tests.operations.aging import LONG_MS
+from trinitylake_ops import Lakehouse, operations
+from trinitylake_ops.iceberg.catalog import catalog_at
+from trinitylake_ops.storage import LocalStorage, Storage
+
+TABLES = [f"t{number}" for number in range(5)]
+ROWS = 10_000
+
+
+def rows(seed: int) -> pa.Table:
+    """Return rows that no codec makes small."""
+    values = np.random.default_rng(seed).integers(0, 1 << 62, ROWS)
+    return pa.table({"id": pa.array(range(ROWS), pa.int64()), "value": pa.array(values, pa.int64())})
+
+
+def overwrite_all(lake: Lakehouse, seed: int) -> None:
+    catalog = catalog_at(lake)
+    for number, name in enumerate(TABLES):
+        catalog.load_table(f"ns.{name}").overwrite(rows(1_000 * number + seed))
+
+
+def lake_with_tables(storage: Storage) -> Lakehouse:
+    lake = Lakehouse.create(
+        storage.root, storage=storage, minimum_versions_to_keep=1, maximum_version_age_millis=3_600_000
+    )
+    catalog = catalog_at(lake)
+    catalog.create_namespace("ns")
+    for name in TABLES:
+        catalog.create_table(f"ns.{name}", rows(0).schema).append(rows(0))
+    return lake
+
+
+def bytes_under(folder: Path) -> int:
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+
+
+@pytest.fixture
+def outside(tmp_path: Path) -> Path:
+    """The folder of an Iceberg table that another catalog keeps."""
+    storage = LocalStorage(f"file://{tmp_path}/outside/", fsync=False)
+    lake = lake_with_tables(storage)
+    overwrite_all(lake, 7)
+    return tmp_path / "outside"
+
+
+def contents_of(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
+
+
+@pytest.mark.local_only("measures what stands on a disk")
+@pytest.mark.parametrize("n_overwrites", [10, pytest.param(30, marks=pytest.mark.soak)])
+def test_after_many_overwrites_of_5_tables(lakes: Lakes, tmp_path: Path, outside: Path, n_overwrites: int) -> None:
+    folder = tmp_path / "lake"
+    storage = AgingStorage(LocalStorage(f"file://{folder}/", fsync=False), 1_790_000_000_000)
+    lake = lake_with_tables(storage)
+    stray = {"tables/mine/notes.txt": b"mine", "0000/1111/0000/readme.md": b"mine, too", "data.csv": b"a,b"}
+    for path, data in stray.items():
+        storage.create(path, data)
+    external = catalog_at(Lakehouse.open(f"file://{outside}/")).load_table("ns.t0")
+    lake = allowing(lake, outside)
+    operations.register_table(lake, "ns", "external", external.metadata_location)
+    untouched = contents_of(outside)
+    for seed in range(n_overwrites):
+        overwrite_all(lake, seed)
+        storage.time_ms += 60_000
+    shutil.copytree(folder, tmp_path / "before")
+    kept = {name: catalog_at(lake).load_table(f"ns.{name}").scan().to_arrow() for name in [*TABLES, "external"]}
+
+    trimmed = operations.plan_trim_tables(lake).execute()
+    storage.time_ms += LONG_MS
+    operations.plan_trim_tables(lake).execute()
+    storage.time_ms += LONG_MS
+    expired = operations.plan_expiration(lake).execute()
+    storage.time_ms += LONG_MS
+    purged = operations.plan_purge(lake).execute()
+
+    fresh = lake_with_tables(LocalStorage(f"file://{tmp_path}/fresh/", fsync=False))
+    overwrite_all(fresh, n_overwrites - 1)
+    assert trimmed.version is not None
+    assert expired.files >= purged.files > len(TABLES) * (n_overwrites - 1)
+    assert purged.is_complete
+    assert bytes_under(folder) <= 1.2 * bytes_under(tmp_path / "fresh")
+    assert bytes_under(folder) < bytes_under(tmp_path / "before") / (n_overwrites / 2)
+    assert contents_of(outside) == untouched
+    assert {path: storage.read(path) for path in stray} == stray
+    for name, before in kept.items():
+        assert catalog_at(lake).load_table(f"ns.{name}").scan().to_arrow() == before
+    assert operations.verify(lake).is_clean
+    lakes.watch(lake)
+    for plan in (operations.plan_purge(lake), operations.plan_orphan_removal(lake)):
+        assert plan.is_empty

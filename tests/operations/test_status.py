@@ -1,0 +1,235 @@
+"""The state of a lakehouse: what is due, who commits, and what it costs to tell, whatever the lakehouse holds."""
+
+from __future__ import annotations
+
+import uuid
+from dataclasses import replace
+
+import pytest
+
+from tests.clock import AgingStorage
+from tests.operations.aging import DAY_MS, HOUR_MS, Aging, keeping
+from tests.operations.changes import alter, create, truncate
+from trinitylake_ops import Lakehouse, operations
+from trinitylake_ops.errors import CorruptFileError, LakehouseNotFoundError
+from trinitylake_ops.format.definitions import ExpirationBatch, ExportLevel, ExportRecord, ExportState
+from trinitylake_ops.format.file_names import HINT_PATH, new_table_path
+from trinitylake_ops.operations import DueAges, Status, lakehouse_status
+from trinitylake_ops.operations.hint import HintState
+from trinitylake_ops.operations.lease import lease
+from trinitylake_ops.operations.status.state import MOST_OTHER_REQUESTS
+from trinitylake_ops.storage import MemoryStorage
+from trinitylake_ops.versions.commit_info import acting_for_run
+
+
+@pytest.fixture
+def old() -> Aging:
+    """A lakehouse with five versions, that keeps versions for a day, and at least one."""
+    old = Aging.on(
+        MemoryStorage(f"memory://status-{uuid.uuid4().hex}/"),
+        maximum_version_age_millis=DAY_MS,
+        minimum_versions_to_keep=1,
+        txn_ttl_millis=HOUR_MS,
+    )
+    create(old.lake, "ns", "t")
+    for _ in range(3):
+        old.later(HOUR_MS)
+        alter(old.lake, "ns", "t")
+    return old
+
+
+def states(status: Status) -> dict[str, str]:
+    return {one.what: one.state.value for one in status.due}
+
+
+def command_of(status: Status, what: str) -> str:
+    return next(one.command for one in status.due if one.what == what)
+
+
+def with_export(lake: Lakehouse, **fields: object) -> None:
+    made = {"name": "e", "version": 1, "level": ExportLevel.MINIMAL, "state": ExportState.COMPLETE, **fields}
+    definition = lake.snapshot().definition
+    lake.alter_definition(exports=(*definition.exports, ExportRecord(**made)))  # type: ignore[arg-type]
+
+
+def test_a_young_lakehouse_has_nothing_to_do(old: Aging) -> None:
+    status = lakehouse_status(old.lake)
+    assert (status.version, status.kept, status.expired, status.hint) == (4, 5, 0, HintState.RIGHT)
+    assert set(states(status).values()) == {"fine"}
+    assert (status.commands, status.findings, status.running, status.tone) == ((), (), None, "good")
+    assert status.headline == "Version 4, 0 s old: nothing to do"
+    assert status.space.reclaimable_bytes == 0
+    assert status.ages.verify_seconds is status.ages.expiry_seconds is None
+
+
+def test_what_is_due_and_the_commands_for_it(old: Aging) -> None:
+    old.later(10 * DAY_MS)
+    status = lakehouse_status(old.lake)
+    assert states(status) == {
+        "expiry": "due", "purge": "fine", "orphans": "fine", "verify": "due", "exports": "fine", "clones": "fine",
+    }  # fmt: skip
+    root = old.lake.root
+    assert status.commands == (
+        f"trinitylake --root {root} expire",
+        f"trinitylake --root {root} verify --incremental",
+    )
+    (expiry, *_) = status.due
+    assert expiry.since_seconds == pytest.approx((9 * DAY_MS + 2 * HOUR_MS + HOUR_MS) / 1000, abs=2 * HOUR_MS / 1000)
+    assert status.headline == "Version 4, 10 d old: expiry, verify due"
+    operations.verify(old.lake, incremental=True)
+    assert states(lakehouse_status(old.lake))["verify"] == "fine"
+    old.expire()
+    waiting = lakehouse_status(old.lake)
+    assert states(waiting)["purge"] == "later"
+    assert waiting.expired == 4
+    purgeable = operations.plan_purge(old.lake)
+    assert purgeable.is_empty
+    old.later(DAY_MS)
+    due = lakehouse_status(old.lake)
+    assert (states(due)["purge"], command_of(due, "purge")) == ("due", "purge")
+    assert due.space.purgeable_bytes == operations.plan_purge(old.lake).bytes > 0
+    old.purge()
+    done = lakehouse_status(old.lake)
+    assert (states(done)["purge"], done.space.purgeable_bytes, done.expired) == ("fine", 0, 0)
+    old.later(40 * DAY_MS)
+    looked = lakehouse_status(old.lake)
+    assert (states(looked)["orphans"], command_of(looked, "orphans")) == ("look", "orphans")
+    assert not any("orphans" in command for command in looked.commands)
+    old.lake.storage.create(new_table_path("ns", "gone", 200), b"x")
+    old.later(2 * DAY_MS)
+    assert old.remove_orphans().files == 1
+    assert states(lakehouse_status(old.lake))["orphans"] == "fine"
+
+
+def test_plans_count_what_expiries_recorded_no_plan_for(old: Aging) -> None:
+    old.later(10 * DAY_MS)
+    status = lakehouse_status(old.lake, plan_seconds=60)
+    assert status.space.expirable_bytes == operations.plan_expiration(old.lake).bytes > 0
+    assert "takes more than" in lakehouse_status(old.lake, plan_seconds=1e-9).space.note
+
+
+def test_exports_and_clones_that_are_past_or_were_cut_off(old: Aging) -> None:
+    now_ms = old.lake.storage.now_ms()
+    with_export(old.lake, retain_until_millis=now_ms + HOUR_MS, created_at_millis=now_ms)
+    assert states(lakehouse_status(old.lake))["exports"] == "fine"
+    assert states(lakehouse_status(old.lake, ages=DueAges(export_ms=HOUR_MS)))["exports"] == "fine"
+    old.later(3 * HOUR_MS)
+    status = lakehouse_status(old.lake)
+    assert (states(status)["exports"], command_of(status, "exports")) == ("due", "prune-exports")
+    with_export(old.lake, name="odd name", clone_id="c", state=ExportState.COPYING, created_at_millis=now_ms)
+    old.later(2 * DAY_MS)
+    status = lakehouse_status(old.lake)
+    assert (states(status)["clones"], command_of(status, "clones")) == ("due", "drop-clone 'odd name'")
+    assert (status.exports, status.clones) == (1, 1)
+
+
+def test_an_export_is_due_where_one_is_wanted(old: Aging) -> None:
+    old.later(10 * DAY_MS)
+    status = lakehouse_status(old.lake, ages=DueAges(verify_ms=None, orphans_ms=None, export_ms=DAY_MS))
+    assert states(status)["exports"] == "due"
+    assert command_of(status, "exports").startswith("export kept-2")
+    assert states(status)["verify"] == states(status)["orphans"] == "fine"
+
+
+def test_who_commits_and_how_often_they_met(old: Aging) -> None:
+    with acting_for_run("run-1"):
+        alter(old.lake, "ns", "t")
+    other = Lakehouse(old.lake.storage)
+    with old.lake.transaction() as txn:
+        txn.create_namespace("a")
+        create(other, "b")
+    commits = lakehouse_status(old.lake).commits
+    assert (commits.versions, commits.transactions, commits.attempts, commits.lost) == (8, 8, 9, 1)
+    (committer,) = commits.committers
+    assert (committer.versions, committer.lost) == (8, 1)
+    assert "alter-table" in committer.operations
+    assert lakehouse_status(old.lake, last=2).commits.versions == 2
+
+
+def test_what_is_wrong_is_found(old: Aging) -> None:
+    old.lake.storage.write(HINT_PATH, b"1")
+    status = lakehouse_status(old.lake)
+    assert (status.hint, status.tone) == (HintState.BEHIND, "warn")
+    assert [one.command for one in status.findings] == ["hint --repair"]
+    with lease(old.lake.storage, "purge"):
+        running = lakehouse_status(old.lake).running
+    assert running is not None and "purge is running" in running
+    assert lakehouse_status(old.lake).running is None
+
+
+def test_a_root_that_cannot_be_read_is_a_finding_and_the_rest_is_told(old: Aging) -> None:
+    truncate(old.lake.storage, old.lake.files.roots.path(2))
+    status = lakehouse_status(Lakehouse(old.lake.storage))
+    assert status.version == 4
+    assert status.tone == "bad"
+    assert [one.command for one in status.findings] == ["verify"]
+    assert "the newest versions cannot be read" in status.findings[0].message
+    assert len(status.due) == 6
+    truncate(old.lake.storage, old.lake.files.roots.path(4))
+    with pytest.raises(CorruptFileError):
+        lakehouse_status(Lakehouse(old.lake.storage))
+
+
+def test_settings_that_make_no_sense_are_findings(old: Aging) -> None:
+    batch = ExpirationBatch(id="x", versions="all of them", expired_at_millis=2**62)
+    old.lake.alter_definition(expirations=(batch,))
+    status = lakehouse_status(old.lake)
+    assert (status.version, status.tone, len(status.due)) == (5, "bad", 6)
+    assert states(status)["expiry"] == "look"
+    assert "the expired versions" in {one.message.partition(" cannot be read")[0] for one in status.findings}
+
+
+def test_no_lakehouse() -> None:
+    with pytest.raises(LakehouseNotFoundError):
+        lakehouse_status(Lakehouse(AgingStorage(MemoryStorage("memory://no-status/"), 1)))
+
+
+def test_a_plan_that_is_another_one_is_not_counted(old: Aging) -> None:
+    old.later(10 * DAY_MS)
+    old.expire(keeping(1))
+    definition = old.lake.snapshot().definition
+    (batch,) = definition.expirations
+    old.lake.alter_definition(expirations=(replace(batch, digest="another"),))
+    space = lakehouse_status(old.lake).space
+    assert (space.purgeable_bytes, "1 of them were not read" in space.note) == (0, True)
+
+
+def test_what_it_costs_does_not_grow_with_the_lakehouse(old: Aging) -> None:
+    first = lakehouse_status(old.lake).cost.total_requests
+    for _ in range(40):
+        alter(old.lake, "ns", "t")
+    batches = tuple(replace(batch, id=str(uuid.uuid4())) for batch in old.lake.snapshot().definition.expirations * 30)
+    old.lake.alter_definition(expirations=batches)
+    status = lakehouse_status(old.lake)
+    assert status.cost.requests.keys() <= {"read", "list", "stat"}
+    assert first < status.cost.total_requests <= status.commits.versions + MOST_OTHER_REQUESTS
+    assert status.cost.total_requests <= 20 + 16
+    for _ in range(20):
+        old.later(2 * DAY_MS)
+        alter(old.lake, "ns", "t")
+        old.expire()
+    many = lakehouse_status(old.lake)
+    assert many.cost.total_requests <= many.commits.versions + MOST_OTHER_REQUESTS
+
+
+def test_undone_versions_are_reported_within_the_bound(old: Aging) -> None:
+    first = lakehouse_status(old.lake)
+    assert first.undone == ()
+    for _ in range(6):
+        alter(old.lake, "ns", "t")
+        alter(old.lake, "ns", "t")
+        operations.rollback(old.lake, old.lake.latest_version() - 2)
+    latest = old.lake.latest_version()
+    status = lakehouse_status(old.lake)
+    assert [(one.versions, one.by) for one in status.undone[:2]] == [
+        (f"{latest - 2}-{latest - 1}", latest),
+        (f"{latest - 5}-{latest - 4}", latest - 3),
+    ]
+    assert status.cost.total_requests <= status.commits.versions + MOST_OTHER_REQUESTS
+
+
+def test_it_is_json(old: Aging) -> None:
+    said = lakehouse_status(old.lake).to_dict()
+    assert said["headline"] == "Version 4, 0 s old: nothing to do"
+    assert {"version", "due", "next", "commits", "space", "findings", "ages", "cost"} <= said.keys()
+    assert "what" in str(lakehouse_status(old.lake))

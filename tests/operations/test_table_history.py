@@ -1,0 +1,84 @@
+"""The history of a table: which versions changed it, and what each did."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+import pytest
+from pyiceberg.types import LongType, StringType
+
+from tests.lakes import Lakes
+from tests.operations.changes import expire, truncate
+from trinitylake_ops import Lakehouse, operations
+from trinitylake_ops.format.definitions import METADATA_LOCATION
+from trinitylake_ops.iceberg.catalog import catalog_at
+from trinitylake_ops.operations.diff.table_history import table_history
+from trinitylake_ops.operations.diff.versions import column_changes
+
+ROWS = pa.table({"id": pa.array([1, 2, 3], pa.int32())})
+
+
+@pytest.fixture
+def lake(lakes: Lakes) -> Lakehouse:
+    """Versions 2, 3, 5 and 6 change the table: made, filled, filled again, and with another column."""
+    made = lakes.local()
+    catalog = catalog_at(made)
+    catalog.create_namespace("sales")
+    orders = catalog.create_table("sales.orders", ROWS.schema)
+    orders.append(ROWS)
+    catalog.create_table("sales.other", ROWS.schema)
+    orders.append(ROWS.slice(0, 1))
+    with orders.update_schema() as update:
+        update.add_column("name", StringType())
+        update.update_column("id", LongType())
+    return made
+
+
+def test_it_has_the_versions_that_changed_the_table(lake: Lakehouse) -> None:
+    found = table_history(lake, "sales", "orders")
+    shown = [(one.info.version, one.since, one.change.kind, one.rows_changed) for one in found.versions]
+    assert shown == [(6, 5, "changed", 0), (5, 4, "changed", 1), (3, 2, "changed", 3), (2, 1, "added", 0)]
+    assert [one.change.after.rows for one in found.versions if one.change.after is not None] == [4, 4, 3, 0]
+    assert found.versions[0].columns == ("added name string", "id was int, is long")
+    assert found.looked_back_to == 0
+    assert table_history(lake, "sales", "other").versions[0].info.version == 4
+
+
+def test_it_is_bounded(lake: Lakehouse) -> None:
+    assert [one.info.version for one in table_history(lake, "sales", "orders", most=2).versions] == [6, 5]
+    found = table_history(lake, "sales", "orders", look_back=2)
+    assert ([one.info.version for one in found.versions], found.looked_back_to) == ([6, 5], 4)
+    assert table_history(lake, "sales", "nothing").versions == ()
+
+
+def test_a_drop_and_a_rollback_are_in_it(lake: Lakehouse) -> None:
+    catalog_at(lake).drop_table("sales.orders")
+    assert operations.plan_rollback(lake, 3, tables=["sales.orders"]).execute().version == 8
+    newest, dropped, *_ = table_history(lake, "sales", "orders").versions
+    assert (newest.change.kind, newest.rows_changed, newest.info.operation) == ("added", 3, "rollback")
+    assert (dropped.change.kind, dropped.rows_changed) == ("removed", -4)
+
+
+def test_what_expired_versions_did_counts_for_the_next_one(lake: Lakehouse) -> None:
+    expire(lake, "4-5")
+    found = table_history(lake, "sales", "orders").versions
+    assert [(one.info.version, one.since, one.rows_changed) for one in found] == [(6, 3, 1), (3, 2, 3), (2, 1, 0)]
+
+
+def test_a_damaged_old_version_hides_no_newer_one(lake: Lakehouse) -> None:
+    path = lake.snapshot(5).table("sales", "orders").format_properties[METADATA_LOCATION]
+    truncate(lake.storage, path)
+    newest, damaged, *_ = table_history(Lakehouse(lake.storage), "sales", "orders").versions
+    assert (newest.rows_changed, damaged.rows_changed) == (None, None)
+    assert newest.change.after is not None and newest.change.after.rows == 4
+    assert damaged.change.after is not None and damaged.change.after.rows is None
+
+
+def test_changes_of_columns_are_told_by_their_ids(lake: Lakehouse) -> None:
+    table = catalog_at(lake).load_table("sales.orders")
+    before = lake.snapshot().table("sales", "orders").schema
+    with table.update_schema() as update:
+        update.rename_column("name", "customer")
+        update.delete_column("id")
+    after = lake.snapshot().table("sales", "orders").schema
+    assert column_changes(before, after) == ("dropped id", "renamed name to customer")
+    assert column_changes(after, after) == ()

@@ -1,0 +1,462 @@
+"""Operations on a lakehouse whose tables stand under a table root: what is freed there, and what never is."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from tests.clock import AgingStorage
+from tests.operations.aging import DAY_MS, Aging, keeping
+from tests.operations.changes import ROWS, append_rows, drop, overwrite_rows
+from tests.operations.copies import clean_up, copied, drop_all, rows
+from tests.operations.table_roots import NEW_ID, TableRoots, needed_there, put_orphans, table_roots, there
+from trinitylake_ops import Lakehouse, operations
+from trinitylake_ops.access.allowed_roots import Place
+from trinitylake_ops.access.table_owners import TableUser, add_user, claim_table_root, users_of
+from trinitylake_ops.cli.app import trinitylake
+from trinitylake_ops.errors import (
+    FileMissingError,
+    InvalidInputError,
+    LocationNotAllowedError,
+    MaintenanceBlockedError,
+)
+from trinitylake_ops.format.definitions import METADATA_LOCATION
+from trinitylake_ops.iceberg.catalog import catalog_at
+from trinitylake_ops.operations.gc.unreached import delete_unreached, unreached
+from trinitylake_ops.operations.lease import lease
+from trinitylake_ops.operations.mark.mark import Mark
+from trinitylake_ops.operations.mark.survey import survey_versions
+from trinitylake_ops.storage import Storage, open_storage
+
+__all__ = ["table_roots"]
+
+pytestmark = pytest.mark.local_only("opens roots in this process's memory by their names alone")
+
+
+@pytest.fixture
+def root(table_roots: TableRoots) -> str:
+    """An empty table root."""
+    return table_roots.root()
+
+
+@pytest.fixture
+def aging(table_roots: TableRoots, root: str) -> Aging:
+    """A lakehouse with a table under its table root, some files of which no version needs any more."""
+    made = table_roots.lake(root)
+    append_rows(made.lake)
+    overwrite_rows(made.lake, "ns.t")
+    return made
+
+
+def copy_of(aging: Aging, table_roots: TableRoots) -> Aging:
+    """Copy the files of a lakehouse, not those under its table root."""
+    storage = table_roots.lakes.storage("copy")
+    clock = AgingStorage(storage, aging.clock.time_ms)
+    return Aging(copied(aging.lake, clock), clock)
+
+
+def test_what_nothing_needs_is_freed_there(aging: Aging, root: str) -> None:
+    lake = aging.lake
+    assert list(lake.storage.list("tables/")) == []
+    put_orphans(aging, root)
+    before = rows(lake)
+    clean_up(aging)
+    assert len(rows(lake)) == len(before) + 3
+    assert there(root) == needed_there(lake, root)
+    report = operations.verify(lake, deep=True)
+    assert (report.findings, report.orphan_files) == ((), 0)
+    drop(lake, "ns", "t")
+    operations.compact(lake)
+    aging.clean_up()
+    assert there(root) == {TableUser(lake.snapshot().definition.id, lake.root).path}
+
+
+def test_plans_name_these_files_by_their_uris(aging: Aging, root: str) -> None:
+    lake = aging.lake
+    orphans = put_orphans(aging, root)
+    assert operations.plan_orphan_removal(lake).is_empty, "they are young"
+    aging.later()
+    plan = operations.plan_orphan_removal(lake)
+    assert plan.paths == sorted(f"{root}{path}" for path in orphans)
+    assert plan.files == {"table file": 3}
+    assert operations.verify(lake).orphan_files == 3
+    assert plan.execute(plan.digest).files == 3
+    assert there(root).isdisjoint(orphans)
+    operations.plan_trim_tables(lake, keeping(1)).execute()
+    aging.later()
+    plan_expiration = operations.plan_expiration(lake, keeping(1))
+    freed = {path for path in plan_expiration.freed.sizes_bytes if path.startswith(root)}
+    assert {path.removeprefix(root) for path in freed} == there(root) - needed_there(lake, root)
+    plan_expiration.execute()
+    aging.later()
+    assert operations.plan_purge(lake).sizes_bytes.keys() >= freed
+    purged = operations.plan_purge(lake).execute(budget=operations.Budget(requests_per_second=10_000))
+    assert purged.is_complete
+    assert there(root) == needed_there(lake, root)
+
+
+def test_a_storage_whose_clock_is_behind_makes_no_file_older(
+    aging: Aging, root: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Files there have times of that clock. By the lakehouse's clock a new one looks as old as the clocks differ."""
+    put_orphans(aging, root)
+    storage = aging.lake.elsewhere.storage_of(Place(root, ""))
+    now_ms = aging.clock.time_ms
+    aging.later(3 * DAY_MS)
+    monkeypatch.setattr(type(storage), "now_ms", lambda _self: now_ms)
+    assert operations.plan_orphan_removal(aging.lake).is_empty
+    monkeypatch.undo()
+
+
+def test_files_of_others_stay(aging: Aging, table_roots: TableRoots, root: str) -> None:
+    """Two lakehouses share a table root, and somebody keeps other files there."""
+    other = table_roots.lake(root, "other")
+    append_rows(other.lake)
+    strange = {"tables/nobody/data/1.parquet", "tables/torn/_owner.json", "tables/torn/data/1", "notes.txt", "tables/x"}
+    storage = open_storage(root)
+    for path in strange:
+        storage.create(path, b"theirs")
+    put_orphans(aging, root)
+    clean_up(aging)
+    assert there(root) == needed_there(aging.lake, root) | needed_files_of(other.lake, root) | strange
+    assert rows(other.lake) == [1, 2, 3]
+    before = needed_there(aging.lake, root)
+    clean_up(other)
+    drop(other.lake, "ns", "t")
+    operations.compact(other.lake)
+    other.clean_up()
+    user = TableUser(other.lake.snapshot().definition.id, other.lake.root).path
+    assert there(root) == before | {user} | strange
+    assert operations.verify(aging.lake, deep=True).findings == ()
+
+
+def needed_files_of(lake: Lakehouse, root: str) -> set[str]:
+    """Return all that a lakehouse has in the folder of its one table, with its own file."""
+    table_id = lake.snapshot().table("ns", "t").id
+    found = {path for path in there(root) if path.startswith(f"tables/{table_id}/")}
+    return found | {TableUser(lake.snapshot().definition.id, lake.root).path}
+
+
+def test_a_copy_frees_nothing_of_its_original(aging: Aging, table_roots: TableRoots, root: str) -> None:
+    """Both have one id, so owner files do not tell them apart."""
+    copy = copy_of(aging, table_roots)
+    before = there(root)
+    copy.later()
+    plan = operations.plan_trim_tables(copy.lake, keeping(1))
+    assert plan.tables, "the copy has the same snapshots"
+    copy.expire()
+    copy.later()
+    copy.purge()
+    copy.remove_orphans()
+    assert there(root) == before
+    shown = str(operations.plan_orphan_removal(copy.lake).table().title)
+    assert f"files under the table root {root} stay" in shown
+    assert f"the lakehouse at {aging.lake.root!r}, of the same id" in shown
+    assert [one.code for one in operations.verify(copy.lake).findings if one.path == root] == ["table-root-kept"]
+
+
+def test_what_a_copy_wrote_is_not_freed_by_its_original(aging: Aging, table_roots: TableRoots, root: str) -> None:
+    copy = copy_of(aging, table_roots)
+    append_rows(copy.lake)
+    expected = rows(copy.lake)
+    before = there(root)
+    aging.later()
+    plan = operations.plan_orphan_removal(aging.lake)
+    assert not [path for path in plan.paths if path.startswith(root)]
+    assert copy.lake.root in plan.left_table_root
+    aging.clean_up()
+    assert there(root) == before
+    assert rows(copy.lake) == expected
+    drop_all(copy.lake)
+    taken = operations.plan_relocation(aging.lake, root)
+    assert (taken.table_root, taken.tables, taken.is_empty) == (root, (), False)
+    version = aging.lake.latest_version()
+    assert taken.execute(taken.digest).version == version, "nothing in the lakehouse changes"
+    assert operations.plan_relocation(aging.lake, root).is_empty
+    clean_up(aging)
+    assert there(root) == needed_there(aging.lake, root)
+
+
+def test_a_lakehouse_that_was_moved_takes_its_table_root(aging: Aging, table_roots: TableRoots, root: str) -> None:
+    moved = copy_of(aging, table_roots)
+    drop_all(aging.lake)
+    append_rows(moved.lake)
+    expected = rows(moved.lake)
+    assert [one.mend for one in operations.verify(moved.lake).findings] == ["relocate"]
+    operations.plan_relocation(moved.lake, root).execute()
+    assert [user.root for user in users_of(open_storage(root), moved.lake.snapshot().definition.id)] == [
+        moved.lake.root
+    ]
+    assert operations.verify(moved.lake, deep=True).findings == ()
+    assert rows(moved.lake) == expected
+
+
+def test_content_alone_frees_nothing(table_roots: TableRoots, root: str) -> None:
+    """A hostile definition names the table root, and even the id, of another lakehouse."""
+    victim = table_roots.lake(root)
+    append_rows(victim.lake)
+    overwrite_rows(victim.lake, "ns.t")
+    put_orphans(victim, root)
+    before = there(root)
+    hostile = table_roots.aging(table_roots.lakes.storage("hostile"), id=victim.lake.snapshot().definition.id)
+    with hostile.lake.transaction() as txn:
+        txn.alter_definition(replace(txn.definition, table_root=root))
+    hostile.clean_up()
+    assert there(root) == before
+    own = table_roots.aging(table_roots.lakes.storage("own"))
+    with own.lake.transaction() as txn:
+        txn.alter_definition(replace(txn.definition, table_root=victim.lake.root))
+    own.clean_up()
+    assert operations.verify(victim.lake).is_clean
+
+
+def test_a_table_root_that_nobody_made_ours_is_kept_until_then(table_roots: TableRoots, root: str) -> None:
+    """So are those of lakehouses that were made before there were files of users."""
+    aging = table_roots.aging(table_roots.lakes.storage())
+    with aging.lake.transaction() as txn:
+        txn.alter_definition(replace(txn.definition, table_root=root))
+    append_rows(aging.lake)
+    overwrite_rows(aging.lake, "ns.t")
+    before = there(root)
+    aging.clean_up()
+    assert there(root) == before
+    assert "nobody made it the table root" in operations.plan_orphan_removal(aging.lake).left_table_root
+    operations.plan_relocation(aging.lake, root).execute()
+    clean_up(aging)
+    assert there(root) == needed_there(aging.lake, root)
+
+
+def test_a_plan_may_name_anything(aging: Aging, table_roots: TableRoots, root: str) -> None:
+    """Plans are files of the lakehouse: whoever writes one frees no file of others."""
+    other = table_roots.lake(root, "other")
+    append_rows(other.lake)
+    theirs = {f"{root}{path}" for path in needed_files_of(other.lake, root)}
+    own = f"{root}tables/{aging.lake.snapshot().table('ns', 't').id}/data/stray.parquet"
+    elsewhere = {"memory://any/tables/x/data/1", f"{root}notes.txt", f"{root}tables/nobody/data/1"}
+    mark = Mark(survey_versions(aging.lake), with_tables=True)
+    assert unreached(mark, dict.fromkeys({*theirs, *elsewhere, own}, 1)) == {own: 1}
+
+
+@pytest.mark.parametrize("linked", ["", "tables"])
+def test_a_table_root_that_is_the_own_root_by_another_name(
+    table_roots: TableRoots, tmp_path: Path, linked: str
+) -> None:
+    """The same files are listed twice then, and each listing shows only a part of what is needed by its own names."""
+    folder, link = tmp_path / "lake", tmp_path / "link"
+    aging = table_roots.aging(open_storage(f"file://{folder}/", {"fsync": "false"}))
+    append_rows(aging.lake, "ns.older")
+    if linked:
+        link.mkdir()
+    (link / linked).symlink_to(folder / linked)
+    aging.lake.alter_definition(table_root=f"file://{link}/")
+    if not linked:
+        with pytest.raises(LocationNotAllowedError, match="root of another copy"):
+            append_rows(aging.lake)
+        aging.clean_up()
+        assert catalog_at(aging.lake).load_table("ns.older").scan().to_arrow().num_rows == 3
+        return
+    append_rows(aging.lake)
+    overwrite_rows(aging.lake, "ns.t")
+    expected = rows(aging.lake)
+    aging.clean_up()
+    clean_up(aging)
+    aging.clean_up()
+    assert len(rows(aging.lake)) == len(expected) + 3
+    assert catalog_at(aging.lake).load_table("ns.older").scan().to_arrow().num_rows == 3
+    assert [one for one in operations.verify(aging.lake, deep=True).findings if one.severity == "error"] == []
+
+
+def test_a_table_root_that_is_the_root_of_another_lakehouse(table_roots: TableRoots) -> None:
+    host = table_roots.aging(table_roots.lakes.storage("host"))
+    append_rows(host.lake)
+    guest = table_roots.lake(host.lake.root, "guest")
+    append_rows(guest.lake)
+    overwrite_rows(guest.lake, "ns.t")
+    for aging in (guest, host, guest):
+        clean_up(aging)
+    assert len(rows(host.lake)) == 6
+    assert operations.verify(host.lake, deep=True).findings == ()
+    assert operations.verify(guest.lake, deep=True).findings == ()
+    drop(guest.lake, "ns", "t")
+    operations.compact(guest.lake)
+    guest.clean_up()
+    host_id = host.lake.snapshot().table("ns", "t").id
+    left = {path for path in there(host.lake.root) if path.startswith("tables/")}
+    user = TableUser(guest.lake.snapshot().definition.id, guest.lake.root).path
+    assert {path for path in left if not path.startswith(f"tables/{host_id}/")} == {user}
+
+
+def test_nothing_more_is_deleted_once_a_copy_writes_there(aging: Aging, root: str) -> None:
+    put_orphans(aging, root)
+    before = there(root)
+    lake, storage = aging.lake, open_storage(root)
+    mark = Mark(survey_versions(lake), with_tables=True)
+    with lease(lake.storage, "orphans") as held:
+        add_user(storage, lake.snapshot().definition.id, "memory://copy/")
+        with pytest.raises(MaintenanceBlockedError, match="uses it, too"):
+            delete_unreached(lake.storage, {f"{root}tables/{NEW_ID}/data/stray.parquet": 5}, mark, held)
+    assert there(root) >= before
+
+
+def test_a_damaged_file_of_a_user_keeps_all(aging: Aging, root: str) -> None:
+    storage, lakehouse_id = open_storage(root), aging.lake.snapshot().definition.id
+    user = TableUser(lakehouse_id, aging.lake.root, frees=True)
+    for damage in (b"", b"{}", user.to_bytes()[:-9], TableUser("other", "memory://x/").to_bytes()):
+        storage.write(user.path, damage)
+        plan = operations.plan_orphan_removal(aging.lake)
+        assert "stay: " in plan.left_table_root, damage
+    claim_table_root(storage, lakehouse_id, aging.lake.root)
+    assert operations.plan_orphan_removal(aging.lake).left_table_root == ""
+
+
+def test_exports_and_restores_keep_tables_there(aging: Aging, table_roots: TableRoots, root: str) -> None:
+    """A full export within the lakehouse made its tables unreadable: they were looked for below the own root."""
+    lake = aging.lake
+    expected = rows(lake)
+    plan = operations.plan_export(lake, "here", "full")
+    plan.execute(plan.digest)
+    assert list(lake.storage.list("tables/")) == []
+    checked = operations.verify_export(lake, "here", deep=True)
+    assert (checked.missing, checked.changed) == ((), ())
+    away = table_roots.root("away")
+    operations.plan_export(lake, "away", "full", target=away).execute()
+    assert rows(lake) == expected
+    for name in ("here", "away"):
+        append_rows(lake)
+        operations.plan_restore(lake, name).execute()
+        assert rows(lake) == expected
+        assert catalog_at(lake).load_table("ns.t").location().startswith(root)
+        assert list(lake.storage.list("tables/")) == []
+    append_rows(lake)
+    assert len(rows(lake)) == len(expected) + 3
+    for name in ("here", "away"):
+        operations.drop_export(lake, name)
+    clean_up(aging)
+    assert there(root) == needed_there(lake, root)
+    assert operations.verify(lake, deep=True).findings == ()
+
+
+def test_an_export_that_was_cut_off_keeps_its_copies_there(aging: Aging, root: str) -> None:
+    lake = aging.lake
+    before = there(root)
+
+    def die(what: str, done: int, total: int) -> None:
+        if what == "copied" and done > total // 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        operations.plan_export(lake, "here", "full").execute(progress=die)
+    copies = there(root) - before
+    assert copies
+    aging.later()
+    aging.remove_orphans()
+    assert there(root) >= copies, "its manifest names them"
+    report = operations.plan_export(lake, "here", "full").execute()
+    assert (report.resumed, report.copied_files < report.files) == (True, True)
+    operations.drop_export(lake, "here")
+    aging.clean_up()
+    assert there(root).isdisjoint(copies)
+
+
+def moved_to(root: str, target: str) -> Storage:
+    """Copy all that stands under a table root to another one, and delete it there."""
+    source, storage = open_storage(root), open_storage(target)
+    for info in list(source.list()):
+        storage.write(info.path, source.read(info.path))
+        source.delete(info.path)
+    return storage
+
+
+def test_a_table_root_is_moved(aging: Aging, table_roots: TableRoots, root: str) -> None:
+    lake, target = aging.lake, table_roots.root("new-tables")
+    version = lake.latest_version()
+    older = [catalog_at(lake, number).load_table("ns.t").scan().to_arrow().num_rows for number in (2, 3)]
+    opened_before = Lakehouse.open(lake.root)
+    expected = rows(opened_before)
+    with pytest.raises(FileMissingError, match="copy all files there first"):
+        operations.plan_relocation(lake, target)
+    moved_to(root, target)
+    plan = operations.plan_relocation(lake, target)
+    assert (plan.tables, plan.table_root) == (("ns.t",), target)
+    assert lake.latest_version() == version
+    plan.execute(plan.digest)
+    again = Lakehouse.open(lake.root)
+    assert again.snapshot().definition.table_root == target
+    assert operations.plan_relocation(again, target).is_empty
+    assert rows(again) == expected
+    assert root not in catalog_at(again).load_table("ns.t").metadata.model_dump_json()
+    assert [catalog_at(again, number).load_table("ns.t").scan().to_arrow().num_rows for number in (2, 3)] == older
+    append_rows(again)
+    assert len(rows(opened_before)) == len(expected) + 3, "who has it open learns of it"
+    assert operations.verify(lake, deep=True).findings == ()
+    kept = {path for path in there(target) if path.endswith(".parquet")}
+    aging.later()
+    aging.remove_orphans()
+    assert there(target) >= kept, "older versions need them"
+    clean_up(aging)
+    assert there(target) == needed_there(lake, target) | ({TableUser(lake.snapshot().definition.id, lake.root).path})
+    assert there(root) == set()
+
+
+def test_where_a_table_root_may_not_be(aging: Aging, table_roots: TableRoots, root: str) -> None:
+    lake = aging.lake
+    with pytest.raises(InvalidInputError, match="stands under the table root"):
+        lake.alter_definition(table_root=table_roots.root("new-tables"))
+    with pytest.raises(InvalidInputError, match="no table root of it"):
+        operations.plan_relocation(lake, lake.root)
+    copy = copy_of(aging, table_roots)
+    with pytest.raises(LocationNotAllowedError, match="another copy of this lakehouse"):
+        operations.plan_relocation(lake, copy.lake.root)
+    drop(lake, "ns", "t")
+    other = table_roots.root("new-tables")
+    lake.alter_definition(table_root=other)
+    with catalog_at(lake) as catalog:
+        catalog.create_table("ns.t", ROWS.schema).append(ROWS)
+    assert there(other) >= needed_there(lake, other)
+
+
+def test_a_file_that_a_purge_may_delete_is_not_registered_in_passing(
+    aging: Aging, table_roots: TableRoots, root: str
+) -> None:
+    other = table_roots.lake(root, "other")
+    append_rows(other.lake)
+    uri, theirs = (
+        lake.snapshot().table("ns", "t").format_properties[METADATA_LOCATION] for lake in (aging.lake, other.lake)
+    )
+    with pytest.raises(InvalidInputError, match="which let no purge run beside them"):
+        catalog_at(aging.lake).register_table("ns.again", uri)
+    operations.register_table(aging.lake, "ns", "again", uri)
+    catalog_at(aging.lake).register_table("ns.theirs", theirs)
+    drop(aging.lake, "ns", "t")
+    operations.compact(aging.lake)
+    aging.clean_up()
+    assert catalog_at(aging.lake).load_table("ns.again").scan().to_arrow().num_rows == 3
+
+
+def test_the_command_line_frees_and_takes_a_table_root(tmp_path: Path) -> None:
+    root, table_root = tmp_path / "lake", f"file://{tmp_path}/tables/"
+    command = ["--root", str(root), "--storage-option", "fsync=false"]
+
+    def run(*arguments: str) -> dict[str, Any]:
+        done = CliRunner().invoke(trinitylake, [*command, *arguments, "--json"])
+        assert done.exit_code == 0, done.output
+        found: dict[str, Any] = json.loads(done.stdout)
+        return found
+
+    run("init", "--table-root", table_root)
+    append_rows(Lakehouse.open(str(root)))
+    assert run("orphans")["left_table_root"] == ""
+    root.rename(tmp_path / "moved")
+    command[1] = str(tmp_path / "moved")
+    append_rows(Lakehouse.open(command[1]))
+    assert f"the lakehouse at 'file://{root}/'" in run("orphans")["left_table_root"]
+    plan = run("relocate", "--table-root", table_root)
+    assert plan["table_root"] == table_root
+    assert run("relocate", "--table-root", table_root, "--apply", plan["digest"])["table_root"] == table_root
+    assert run("orphans")["left_table_root"] == ""
+    assert run("verify")["findings"] == []

@@ -1,0 +1,132 @@
+"""Orphans under a table root, found by an inventory of it, of the lakehouse, or of both."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from pathlib import Path
+
+import pytest
+
+from tests.inventories import write_inventory
+from tests.operations.aging import Aging
+from tests.operations.changes import append_rows, drop, overwrite_rows
+from tests.operations.copies import rows
+from tests.operations.table_roots import NEW_ID, TableRoots, needed_there, put_orphans, table_roots, there
+from trinitylake_ops import operations
+from trinitylake_ops.access.allowed_roots import Place
+from trinitylake_ops.access.table_owners import add_user
+from trinitylake_ops.errors import InvalidInputError
+from trinitylake_ops.format.file_names import new_node_path, owner_path
+from trinitylake_ops.storage import Storage
+
+__all__ = ["table_roots"]
+
+pytestmark = pytest.mark.local_only("opens roots in this process's memory by their names alone")
+
+LATE = f"tables/{NEW_ID}/data/late.parquet"
+
+
+@pytest.fixture
+def root(table_roots: TableRoots) -> str:
+    """An empty table root in the bucket of the lakehouse."""
+    return table_roots.root("bucket/tables")
+
+
+@pytest.fixture
+def aging(table_roots: TableRoots, root: str) -> Aging:
+    """A lakehouse with orphans beside it and under its table root; files that came late are of another table."""
+    made = table_roots.lake(root, "bucket/lake")
+    append_rows(made.lake)
+    overwrite_rows(made.lake, "ns.t")
+    put_orphans(made, root)
+    made.lake.storage.create(new_node_path(), b"left")
+    made.later()
+    return made
+
+
+def storage_at(aging: Aging, root: str) -> Storage:
+    return aging.lake.elsewhere.storage_of(Place(root, ""))
+
+
+def keys(prefix: str, paths: Collection[str]) -> list[str]:
+    return [f"{prefix}{path}" for path in sorted(paths)]
+
+
+def inventory(folder: Path, aging: Aging, root: str, *, of_lake: bool = True, of_tables: bool = True) -> str:
+    """Write an inventory of the bucket of both roots, with the keys of one of them or of both."""
+    bucket = root.removesuffix("tables/")
+    listed = keys("lake/", {info.path for info in aging.lake.storage.list()}) if of_lake else []
+    listed += keys("tables/", there(root)) if of_tables else []
+    return write_inventory(folder, bucket, ["what/a/key", *listed, "tables/x"])
+
+
+def test_an_inventory_of_both_gives_the_plan_of_a_listing(aging: Aging, root: str, tmp_path: Path) -> None:
+    location = inventory(tmp_path / "inventory", aging, root)
+    by_listing = operations.plan_orphan_removal(aging.lake)
+    plan = operations.plan_orphan_removal(aging.lake, inventory=location)
+    assert len(plan.paths) == 4
+    assert (plan.digest, plan.unowned_files) == (by_listing.digest, by_listing.unowned_files)
+    assert plan.execute(plan.digest).files == 4
+    append_rows(aging.lake)
+    aging.clean_up()
+    assert there(root) == needed_there(aging.lake, root)
+    assert len(rows(aging.lake)) > 0
+    assert operations.verify(aging.lake, deep=True).findings == ()
+
+
+@pytest.mark.parametrize(("of_lake", "of_tables"), [(True, False), (False, True), (True, True)])
+def test_what_an_inventory_lacks_is_listed(
+    aging: Aging, root: str, tmp_path: Path, of_lake: bool, of_tables: bool
+) -> None:
+    """A root of which it has files is not listed, so that what came later waits for the next inventory."""
+    storage_at(aging, root).delete(owner_path(NEW_ID))  # or its whole folder would be listed
+    location = inventory(tmp_path / "inventory", aging, root, of_lake=of_lake, of_tables=of_tables)
+    table_id = aging.lake.snapshot().table("ns", "t").id
+    node, late = new_node_path(), f"tables/{table_id}/data/late.parquet"
+    aging.lake.storage.create(node, b"late")
+    storage_at(aging, root).create(late, b"late")
+    aging.later()
+    found = set(operations.plan_orphan_removal(aging.lake, inventory=location).paths)
+    assert f"{root}tables/{table_id}/data/stray.parquet" in found
+    assert (node in found, f"{root}{late}" in found) == (not of_lake, not of_tables)
+    assert found <= set(operations.plan_orphan_removal(aging.lake).paths)
+
+
+def test_an_owner_file_stays_with_what_came_since_the_inventory(aging: Aging, root: str, tmp_path: Path) -> None:
+    location = inventory(tmp_path / "inventory", aging, root)
+    storage_at(aging, root).create(LATE, b"came late")
+    owner = f"{root}{owner_path(NEW_ID)}"
+    aging.later(1)
+    assert owner not in operations.plan_orphan_removal(aging.lake, inventory=location).paths
+    aging.later()
+    plan = operations.plan_orphan_removal(aging.lake, inventory=location)
+    assert {owner, f"{root}{LATE}"} <= set(plan.paths)
+    assert plan.execute(plan.digest).is_complete
+    assert not any(NEW_ID in path for path in there(root))
+
+
+def test_an_inventory_of_another_root_alone(table_roots: TableRoots, tmp_path: Path) -> None:
+    """A catalog in Redis has no inventory, its tables on S3 have one."""
+    root = table_roots.root("apart")
+    aging = table_roots.lake(root, "lake")
+    append_rows(aging.lake)
+    orphans = put_orphans(aging, root)
+    drop(aging.lake, "ns", "t")
+    aging.later()
+    location = write_inventory(tmp_path / "tables", root, sorted(there(root)))
+    plan = operations.plan_orphan_removal(aging.lake, inventory=location)
+    assert plan.paths == sorted(f"{root}{path}" for path in orphans)
+    other = write_inventory(tmp_path / "other", "bucket", ["a"])
+    with pytest.raises(InvalidInputError, match=f"one of 's3://bucket/', where .*{root}.* is not"):
+        operations.plan_orphan_removal(aging.lake, inventory=other)
+    nothing = write_inventory(tmp_path / "nothing", root, ["a/x", f"tables/{NEW_ID}/data/stray.parquet"])
+    with pytest.raises(InvalidInputError, match="has none of the files that"):
+        operations.plan_orphan_removal(aging.lake, inventory=nothing)
+
+
+def test_an_inventory_frees_nothing_that_a_copy_uses(aging: Aging, root: str, tmp_path: Path) -> None:
+    location = inventory(tmp_path / "inventory", aging, root)
+    add_user(storage_at(aging, root), aging.lake.snapshot().definition.id, "memory://copy/")
+    plan = operations.plan_orphan_removal(aging.lake, inventory=location)
+    assert not [path for path in plan.paths if path.startswith(root)]
+    assert "memory://copy/" in plan.left_table_root

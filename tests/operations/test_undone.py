@@ -1,0 +1,189 @@
+"""Undone versions: what a later rollback replaced, for the lakehouse and for single tables, by checked facts."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.foreign import ForeignLake
+from tests.lakes import Lakes, seal, table
+from tests.operations.changes import alter, append_rows, create, drop
+from trinitylake_ops import Lakehouse, operations
+from trinitylake_ops.format.keys import ObjectName
+from trinitylake_ops.operations.diff.table_history import table_history
+from trinitylake_ops.storage import MeteredStorage
+from trinitylake_ops.versions.undone import Undone, find_undone
+
+A, B = ObjectName("ns", "a"), ObjectName("ns", "b")
+
+
+@pytest.fixture
+def lake(lakes: Lakes) -> Lakehouse:
+    """A lakehouse with the tables ``ns.a`` and ``ns.b`` in version 1."""
+    made = lakes.local()
+    create(made, "ns", "a", "b")
+    return made
+
+
+def undone(lake: Lakehouse) -> Undone:
+    return find_undone(lake.files, list(lake.history()))
+
+
+def marks(lake: Lakehouse, *chosen: ObjectName) -> dict[int, int]:
+    """Return the undone versions, each with its rollback."""
+    found = undone(lake)
+    by = {info.version: found.by(info.version, chosen) for info in lake.history()}
+    return {version: rollback for version, rollback in sorted(by.items()) if rollback is not None}
+
+
+def of_table(lake: Lakehouse, table: str) -> dict[int, int]:
+    """Return the versions that changed a table and are undone, by the table's history."""
+    versions = table_history(lake, "ns", table).versions
+    return {one.info.version: one.undone_by for one in reversed(versions) if one.undone_by is not None}
+
+
+def test_versions_after_the_target_of_a_rollback_are_undone(lake: Lakehouse) -> None:
+    alter(lake, "ns", "a")
+    alter(lake, "ns", "b")
+    assert marks(lake) == {}
+    operations.rollback(lake, 1)
+    assert (marks(lake), of_table(lake, "a"), of_table(lake, "b")) == ({2: 4, 3: 4}, {2: 4}, {3: 4})
+    alter(lake, "ns", "a")
+    assert (marks(lake), undone(lake).text(2), undone(lake).text(5)) == ({2: 4, 3: 4}, "undone by 4", "")
+    assert find_undone(lake.files, []) == Undone()
+
+
+def test_a_rollback_that_was_itself_undone_undoes_nothing(lake: Lakehouse) -> None:
+    alter(lake, "ns", "a")
+    operations.rollback(lake, 1)
+    operations.rollback(lake, 2)
+    assert (marks(lake), of_table(lake, "a")) == ({3: 4}, {3: 4})
+    operations.rollback(lake, 3)
+    assert (marks(lake), of_table(lake, "a")) == ({2: 3, 4: 5}, {2: 3, 4: 5})
+
+
+def test_a_rollback_of_a_table_undoes_only_this_table(lake: Lakehouse) -> None:
+    alter(lake, "ns", "a")
+    alter(lake, "ns", "b")
+    operations.rollback(lake, 1, tables=["ns.a"])
+    assert (marks(lake, A), marks(lake, B), marks(lake)) == ({2: 4, 3: 4}, {}, {2: 4, 3: 4})
+    assert marks(lake, ObjectName("ns")) == {2: 4, 3: 4}, "a return of the namespace would bring the table back"
+    assert (of_table(lake, "a"), of_table(lake, "b")) == ({2: 4}, {})
+    assert undone(lake).text(2) == "ns.a undone by 4"
+    operations.rollback(lake, 1)
+    assert (undone(lake).text(3), of_table(lake, "b")) == ("undone by 5", {3: 5})
+    alter(lake, "ns", "a")
+    operations.rollback(lake, 5, tables=["ns.a"])
+    assert (undone(lake).text(3), undone(lake).text(6)) == ("undone by 5", "ns.a undone by 7")
+
+
+def test_a_table_that_a_rollback_removes_or_brings_back_is_marked(lake: Lakehouse) -> None:
+    drop(lake, "ns", "a")
+    operations.rollback(lake, 1, tables=["ns.a"])
+    assert (marks(lake, A), of_table(lake, "a")) == ({2: 3}, {2: 3})
+    with lake.transaction() as txn:
+        txn.create_namespace("more")
+    create(lake, "new", "t")
+    operations.rollback(lake, 4, namespaces=["new"])
+    assert marks(lake, ObjectName("new")) == {5: 6}
+    assert marks(lake, ObjectName("more")) == {}
+
+
+def test_a_restore_from_an_export_undoes_later_versions(lake: Lakehouse, tmp_path: Path) -> None:
+    good = append_rows(lake, "ns.c")
+    operations.plan_export(lake, "away", "full", target=str(tmp_path / "backup")).execute()
+    bad = append_rows(lake, "ns.c")
+    restored = operations.plan_restore(lake, "away").execute().version
+    assert good < bad < restored
+    assert marks(lake, ObjectName("ns", "c"))[bad] == restored
+
+
+def forged_to(lake: Lakehouse, to: int) -> None:
+    with lake.transaction(operation="rollback", properties={"to_version": str(to)}) as txn:
+        txn.alter_table("ns", "a", table(forged=str(to)))
+
+
+def test_a_record_that_only_claims_to_be_a_rollback_marks_nothing(lake: Lakehouse) -> None:
+    alter(lake, "ns", "a")
+    forged_to(lake, 1)
+    forged_to(lake, 99_999)
+    assert (marks(lake), of_table(lake, "a")) == ({}, {})
+
+
+@pytest.mark.parametrize("keeps_unknown", [False, True])
+def test_the_target_of_another_program_is_found_by_content(lakes: Lakes, *, keeps_unknown: bool) -> None:
+    lake = lakes.local()
+    create(lake, "ns", "a", "b")
+    alter(lake, "ns", "a")
+    alter(lake, "ns", "b")
+    ForeignLake(lake.storage).rollback(2, keeps_unknown=keeps_unknown)
+    assert marks(Lakehouse(lake.storage)) == {3: 4}
+
+
+def test_where_the_target_was_purged_the_record_counts(lake: Lakehouse) -> None:
+    alter(lake, "ns", "a")
+    operations.rollback(lake, 1)
+    alter(lake, "ns", "b")
+    operations.rollback(lake, 3, tables=["ns.b"])
+    seal(lake, 1)
+    assert (marks(lake, A), of_table(lake, "a")) == ({2: 3}, {2: 3})
+    seal(lake, 3)
+    assert marks(lake, A)[2] in (3, 5)
+    assert marks(lake, B)[4] == 5
+
+
+def test_without_a_rollback_no_request_is_sent(lake: Lakehouse) -> None:
+    for _ in range(5):
+        alter(lake, "ns", "a")
+    metered = MeteredStorage(lake.storage)
+    other = Lakehouse(metered)
+    infos = list(other.history())
+    with metered.measure() as measured:
+        assert find_undone(other.files, infos) == Undone()
+    assert sum(measured.counts.requests.values()) == 0
+    operations.rollback(lake, 3)
+    infos = list(other.history())
+    with metered.measure() as measured:
+        assert find_undone(other.files, infos, most_requests=2).everything == {4: 7, 5: 7, 6: 7}
+    assert sum(measured.counts.requests.values()) == 2, "the root of the rollback, and that of its target"
+
+
+def _alter(lake: Lakehouse, rng: random.Random) -> None:
+    alter(lake, "ns", rng.choice("ab"))
+
+
+def _rollback(lake: Lakehouse, rng: random.Random) -> None:
+    tables = rng.choice([None, ["ns.a"], ["ns.b"]])
+    operations.rollback(lake, rng.randrange(1, lake.latest_version() + 1), tables=tables)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_marks_are_those_of_a_model(lakes: Lakes, seed: int) -> None:
+    lake, rng = lakes.memory(), random.Random(seed)
+    create(lake, "ns", "a", "b")
+    actions: list[Callable[[Lakehouse, random.Random], None]] = [_alter, _alter, _rollback]
+    lineages: list[dict[str, list[int]]] = [{"a": [0], "b": [0]}, {"a": [0, 1], "b": [0, 1]}]
+    for _ in range(14):
+        rng.choice(actions)(lake, rng)
+        info = next(lake.history())
+        if info.version < len(lineages):
+            continue  # there was nothing to roll back
+        lineages.append(_grown(lake, info, lineages))
+    for name in "ab":
+        expected = {version for version in range(len(lineages)) if version not in lineages[-1][name]}
+        assert set(marks(lake, ObjectName("ns", name))) == expected
+
+
+def _grown(lake: Lakehouse, info: Any, lineages: list[dict[str, list[int]]]) -> dict[str, list[int]]:
+    """Return the lineages of the tables at a new version: at a rollback they continue with its target."""
+    to = info.properties.get("to_version")
+    changed = {change.table for change in lake.diff(info.version - 1, info.version)}
+    grown = {}
+    for name, lineage in lineages[-1].items():
+        is_taken_back = to is not None and (info.rollback_from is not None or name in changed)
+        grown[name] = [*(lineages[int(to)][name] if is_taken_back else lineage), info.version]
+    return grown

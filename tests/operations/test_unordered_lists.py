@@ -1,0 +1,69 @@
+"""Operations over a storage that lists in no order: they find, delete and report the same as over any other."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.lakes import Lakes, listed
+from tests.operations.aging import Aging, grow
+from tests.operations.changes import append_rows
+from tests.unordered import UnorderedStorage, shuffle_lists
+from trinitylake_ops import Lakehouse, operations
+from trinitylake_ops.errors import MaintenanceBlockedError
+from trinitylake_ops.format.file_names import HINT_PATH
+from trinitylake_ops.operations.lease import lease
+from trinitylake_ops.storage import MemoryStorage
+
+
+@pytest.fixture(params=range(3))
+def aging(request: pytest.FixtureRequest, lakes: Lakes) -> Aging:
+    made = Aging.on(UnorderedStorage(lakes.storage(), request.param))
+    lakes.watch(made.lake)
+    grow(made, 5)
+    append_rows(made.lake)
+    return made
+
+
+def test_an_aged_lakehouse_is_cleaned_up(aging: Aging) -> None:
+    lake = aging.lake
+    operations.plan_export(lake, "kept", version=2).execute()
+    before = lake.snapshot("kept").namespaces()
+    orphan = "0000/0000/0000/00000000-node-6fcb514b-b878-4c9d-95b7-8dc3a7ce6fd8.arrow"
+    lake.storage.create(orphan, b"x")
+    aging.clean_up()
+    assert orphan not in listed(lake.storage)
+    assert lake.snapshot("kept").namespaces() == before
+    assert operations.verify(lake, deep=True).findings == ()
+    assert operations.verify(lake, incremental=True).findings == ()
+    operations.drop_export(lake, "kept")
+    aging.clean_up()
+    assert operations.verify(lake, deep=True).findings == ()
+
+
+def test_the_latest_version_and_all_roots_are_found(aging: Aging) -> None:
+    latest = aging.lake.latest_version()
+    aging.lake.storage.delete(HINT_PATH)
+    again = Lakehouse(aging.lake.storage)
+    assert again.latest_version() == latest
+    assert [info.version for info in again.history()] == list(range(latest, -1, -1))
+    assert operations.repair_hint(again)
+    assert operations.inspect_hint(again).hinted == latest
+
+
+def test_one_operation_holds_the_lease(aging: Aging) -> None:
+    storage = aging.lake.storage
+    for _ in range(12):
+        with lease(storage, "purge"), pytest.raises(MaintenanceBlockedError), lease(storage, "orphans"):
+            pass
+
+
+@pytest.mark.local_only("about lists of storages in memory")
+def test_lists_of_the_whole_process_can_be_shuffled(monkeypatch: pytest.MonkeyPatch, lakes: Lakes) -> None:
+    storage = lakes.storage()
+    assert isinstance(storage, MemoryStorage)
+    paths = [f"{number:03}" for number in range(50)]
+    for path in paths:
+        storage.create(path, b"")
+    assert [info.path for info in storage.list()] == paths
+    shuffle_lists(monkeypatch)
+    assert sorted(info.path for info in storage.list()) == paths != [info.path for info in storage.list()]

@@ -1,0 +1,372 @@
+"""Verify: sound lakehouses have no findings, every damage has one at the right path, and none makes it fail."""
+
+from __future__ import annotations
+
+import json
+import random
+import shutil
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.clock import ClockStorage
+from tests.faults import FaultyStorage
+from tests.lakes import DATA, Lakes, local_storage, seal, table
+from tests.operations.changes import (
+    append_rows,
+    create,
+    flip,
+    node_bytes,
+    node_columns,
+    small_sizes,
+    truncate,
+)
+from tests.operations.test_export import cut_off
+from trinitylake_ops import Lakehouse, operations
+from trinitylake_ops.errors import LakehouseNotFoundError
+from trinitylake_ops.format.definitions import ExportState
+from trinitylake_ops.format.file_names import HINT_PATH, OWNER_NAME, parse_root_path, root_path
+from trinitylake_ops.iceberg.io.file_io import StorageFileIO
+from trinitylake_ops.iceberg.reach import FileKind, files_of
+from trinitylake_ops.operations import Finding
+from trinitylake_ops.storage import MemoryStorage, drop_memory_root
+
+ROOT = "memory://verify/"
+LATEST = 5
+EXPORT = "kept"
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
+    """Every file of a sound lakehouse of several levels, with a table of two snapshots and an export of version 3."""
+    storage = MemoryStorage(ROOT)
+    lake = Lakehouse.create(ROOT, storage=storage, order=3, **small_sizes(3))
+    with lake.transaction(message="m" * 3_400) as txn:
+        txn.create_namespace("big")
+        for number in range(12):
+            txn.create_table("big", f"t{number}", table())
+    append_rows(lake)
+    append_rows(lake)
+    assert lake.latest_version() == LATEST
+    operations.plan_export(lake, EXPORT, version=3).execute()
+    found = {info.path: storage.read(info.path) for info in storage.list()}
+    drop_memory_root(ROOT)
+    return found
+
+
+@pytest.fixture
+def damaged(files: dict[str, bytes]) -> Iterator[Lakehouse]:
+    """It once more, to be damaged; at the same root, since Iceberg's paths are absolute."""
+    storage = MemoryStorage(ROOT)
+    for path, data in files.items():
+        storage.create(path, data)
+    yield Lakehouse(storage)
+    drop_memory_root(ROOT)
+
+
+def findings(lake: Lakehouse) -> list[Finding]:
+    """Verify through fresh caches."""
+    return list(operations.verify(Lakehouse(lake.storage)).findings)
+
+
+def paths(found: list[Finding]) -> set[str | None]:
+    return {finding.path for finding in found if finding.severity == "error"}
+
+
+def table_file(lake: Lakehouse, kind: FileKind) -> str:
+    reached = files_of(lake.snapshot().table("ns", "t"), StorageFileIO.on(lake.storage))
+    return next(file.location for file in reached if file.kind == kind)
+
+
+def pointer(lake: Lakehouse, namespace: str, name: str | None = None) -> str:
+    snapshot = lake.snapshot()
+    key = snapshot.keys.namespace_key(namespace) if name is None else snapshot.keys.table_key(namespace, name)
+    location = snapshot.entry(key)
+    assert location is not None
+    return location
+
+
+PLACES: dict[str, Callable[[Lakehouse], str]] = {
+    "old root": lambda _: root_path(1),
+    "root": lambda lake: root_path(lake.latest_version()),
+    "node": lambda lake: lake.snapshot().root.children[0],
+    "lakehouse definition": lambda lake: lake.snapshot().definition_location,
+    "namespace definition": lambda lake: pointer(lake, "big"),
+    "table definition": lambda lake: pointer(lake, "big", "t7"),
+    "managed table's definition": lambda lake: pointer(lake, "ns", "t"),
+    "metadata": lambda lake: table_file(lake, FileKind.METADATA),
+    "manifest list": lambda lake: table_file(lake, FileKind.MANIFEST_LIST),
+    "manifest": lambda lake: table_file(lake, FileKind.MANIFEST),
+    "data": lambda lake: table_file(lake, FileKind.DATA),
+    "exported root": lambda lake: lake.snapshot(EXPORT).location,
+    "export manifest": lambda lake: lake.snapshot().definition.exports[0].manifest_path,
+}
+
+
+def delete(lake: Lakehouse, path: str) -> None:
+    lake.storage.delete(path)
+
+
+def cut(lake: Lakehouse, path: str) -> None:
+    truncate(lake.storage, path)
+
+
+def empty(lake: Lakehouse, path: str) -> None:
+    truncate(lake.storage, path, 0)
+
+
+def no_arrow(lake: Lakehouse, path: str) -> None:
+    lake.storage.write(path, b"\xff\x00 neither Arrow, protobuf, JSON nor Avro \xff" * 20)
+
+
+def flip_end(lake: Lakehouse, path: str) -> None:
+    flip(lake.storage, path, -1)
+
+
+# Of one damage each nothing can be known: versions past the last root that is there; and the
+# data files themselves are not read.
+UNKNOWABLE = {("root", delete), ("data", flip_end), ("data", no_arrow)}
+
+
+@pytest.mark.parametrize("damage", [delete, cut, empty, no_arrow, flip_end])
+@pytest.mark.parametrize("place", PLACES)
+def test_every_damaged_file_is_found(damaged: Lakehouse, place: str, damage: Callable[[Lakehouse, str], None]) -> None:
+    path = PLACES[place](damaged)
+    size_bytes = damaged.storage.stat(path).size_bytes
+    damage(damaged, path)
+    found = findings(damaged)
+    if (place, damage) in UNKNOWABLE and not (
+        damage is no_arrow and damaged.storage.stat(path).size_bytes != size_bytes
+    ):
+        assert path not in paths(found)
+        return
+    assert path in paths(found), found
+    assert all("\n" not in finding.message for finding in found)
+
+
+def test_a_sound_lakehouse_has_no_findings(damaged: Lakehouse) -> None:
+    report = operations.verify(damaged)
+    assert report.findings == ()
+    assert report.is_clean
+    assert (report.latest_version, report.versions, report.exports) == (LATEST + 2, LATEST + 3, 1)
+    assert report.nodes > 3
+    assert report.definitions > 14
+    assert report.table_files == 9, "three metadata files, and two of manifest lists, manifests and data files each"
+    assert str(report).startswith("Clean: 8 versions")
+    assert json.loads(report.to_json())["findings"] == []
+
+
+def test_random_damage_never_makes_it_fail(files: dict[str, bytes], damaged: Lakehouse) -> None:
+    rng = random.Random(20_260_101)
+    for path in sorted(files):
+        for _ in range(3):
+            flip(damaged.storage, path, rng.randrange(len(files[path])))
+            findings(damaged)
+            damaged.storage.write(path, files[path])
+    assert findings(damaged) == []
+
+
+def test_each_immutable_file_is_read_once(damaged: Lakehouse) -> None:
+    counted = FaultyStorage(damaged.storage)
+    assert operations.verify(Lakehouse(counted)).findings == ()
+    stored = {info.path for info in damaged.storage.list()}
+    reads = Counter(request.path for request in counted.log if request.kind == "read" and request.path in stored)
+    roots = {path for path in reads if parse_root_path(path) is not None}
+    exported = damaged.snapshot(EXPORT).location  # its checksum, and its tree
+    repeated = {path for path, count in reads.items() if count > 1}
+    assert repeated <= {exported, HINT_PATH, root_path(LATEST + 2)}, "only what says where to begin"
+    assert roots == {root_path(version) for version in range(LATEST + 3)}
+    assert set(reads) == {path for path in stored if not path.endswith((".parquet", OWNER_NAME))}
+
+
+def test_a_data_file_of_another_size(damaged: Lakehouse) -> None:
+    path = table_file(damaged, FileKind.DATA)
+    damaged.storage.write(path, damaged.storage.read(path) + b"x")
+    (finding,) = findings(damaged)
+    assert (finding.code, finding.path, finding.severity) == ("table-file-size", path, "error")
+    assert not operations.verify(damaged).is_clean
+
+
+def rewrite(lake: Lakehouse, path: str, change: Callable[[dict[str, list[str | None]]], None]) -> None:
+    columns = node_columns(lake.storage.read(path))
+    change(columns)
+    lake.storage.write(path, node_bytes(columns))
+
+
+def _set_system(columns: dict[str, list[str | None]], name: str, value: str) -> None:
+    columns["pvalue"][columns["key"].index(name)] = value
+
+
+def _swap_keys(columns: dict[str, list[str | None]]) -> None:
+    row = columns["key"].index(None)
+    columns["key"][row + 1], columns["key"][row + 2] = columns["key"][row + 2], columns["key"][row + 1]
+
+
+def _child(value: str | None) -> Callable[[dict[str, list[str | None]]], None]:
+    def change(columns: dict[str, list[str | None]]) -> None:
+        columns["pnode"][columns["key"].index(None)] = value
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("change", "code"),
+    [
+        (lambda columns: _set_system(columns, "n_keys", "9"), "root-corrupt"),
+        (lambda columns: _set_system(columns, "n_keys", "x"), "root-corrupt"),
+        (lambda columns: _set_system(columns, "created_at_millis", "yesterday"), "root-corrupt"),
+        (lambda columns: _set_system(columns, "created_at_millis", "7"), "time-not-rising"),
+        (lambda columns: _set_system(columns, "previous_root", root_path(0)), "chain-broken"),
+        (lambda columns: _set_system(columns, "previous_root", "nonsense"), "chain-broken"),
+        (lambda columns: _set_system(columns, "lakehouse_def", "no/where.binpb"), "definition-unreadable"),
+        (lambda columns: _set_system(columns, "lakehouse_def", "../outside"), "definition-unreadable"),
+        (_child("no/where.arrow"), "node-missing"),
+        (_child("../outside.arrow"), "node-corrupt"),
+        (_child("memory://elsewhere/node.arrow"), "node-missing"),
+        (_child(None), "root-corrupt"),
+    ],
+)
+def test_roots_that_say_wrong_things(
+    damaged: Lakehouse, change: Callable[[dict[str, list[str | None]]], None], code: str
+) -> None:
+    rewrite(damaged, root_path(2), change)
+    found = findings(damaged)
+    assert code in {finding.code for finding in found}
+    assert {finding.version for finding in found if finding.code == code} == {2}
+
+
+def test_nodes_that_say_wrong_things(lakes: Lakes) -> None:
+    lake = lakes.local(order=8, **small_sizes(8))
+    with lake.transaction(message="m" * 3_400) as txn:
+        txn.create_namespace("ns")
+        for number in range(40):
+            txn.create_table("ns", f"t{number}", table())
+    path = lake.snapshot().root.children[0]
+    data = lake.storage.read(path)
+    changes: list[tuple[Callable[[dict[str, list[str | None]]], None], str]] = [
+        (_swap_keys, "node-corrupt"),
+        (lambda columns: _set_system(columns, "n_keys", "1"), "node-corrupt"),
+        (lambda columns: _set_system(columns, "n_keys", "0"), "node-corrupt"),
+        (_child(path), "node-corrupt"),
+    ]
+    for change, code in changes:
+        rewrite(lake, path, change)
+        assert (code, path) in {(finding.code, finding.path) for finding in findings(lake)}
+        lake.storage.write(path, data)
+    root = lake.snapshot().location
+    root_data = lake.storage.read(root)
+    rewrite(lake, root, _child(lake.snapshot().root.children[1]))  # the same child twice
+    assert ("tree-invariant", lake.snapshot().root.children[1]) in {(f.code, f.path) for f in findings(lake)}
+    lake.storage.write(root, root_data)
+    assert findings(lake) == []
+
+
+def test_a_node_below_itself_is_found(damaged: Lakehouse) -> None:
+    snapshot = damaged.snapshot()
+    path = snapshot.root.children[0]
+    columns = node_columns(damaged.storage.read(path))
+    first = columns["key"].index(None)
+    n_keys = int(columns["pvalue"][columns["key"].index("n_keys")] or 0)
+    for row in range(first, first + n_keys + 1):
+        columns["pnode"][row] = path
+    damaged.storage.write(path, node_bytes(columns))
+    assert path in paths(findings(damaged))
+
+
+def test_a_root_beyond_a_gap(damaged: Lakehouse) -> None:
+    damaged.storage.write(root_path(LATEST + 9), damaged.storage.read(root_path(LATEST + 2)))
+    (finding,) = findings(damaged)
+    assert (finding.code, finding.path, finding.version) == ("root-beyond-gap", root_path(LATEST + 9), LATEST + 9)
+
+
+def test_a_wrong_hint_is_a_warning(damaged: Lakehouse) -> None:
+    for hint in (b"0", b"99", b"garbage", None):
+        damaged.storage.delete(HINT_PATH) if hint is None else damaged.storage.write(HINT_PATH, hint)
+        report = operations.verify(damaged)
+        (finding,) = report.findings
+        assert (finding.severity, finding.code, finding.path) == ("warning", "hint-wrong", HINT_PATH)
+        assert finding.mend is not None
+        assert finding.mend.endswith("hint --repair")
+        assert finding.mend.startswith("a backup of that root") == (hint == b"99")
+        assert report.is_clean
+
+
+def test_an_export_cut_off_long_ago_is_a_warning(damaged: Lakehouse) -> None:
+    cut_off(damaged, "half")
+    assert findings(damaged) == []
+    later = ClockStorage(damaged.storage, damaged.storage.now_ms() + 8 * 24 * 3600 * 1000)
+    report = operations.verify(Lakehouse(later))
+    (finding,) = report.findings
+    assert (finding.severity, finding.code) == ("warning", "export-cut-off")
+    assert "'half'" in finding.message
+    assert report.is_clean
+
+
+def test_records_of_exports_that_are_wrong(damaged: Lakehouse) -> None:
+    definition = damaged.snapshot().definition
+    (record,) = definition.exports
+    odd = [
+        replace(record, name="lost", state=ExportState.COMPLETE),
+        replace(record, name="outside", state=ExportState.COMPLETE, manifest_path="../x"),
+        replace(record, name="nothing", state=ExportState.COMPLETE, manifest_path=""),
+    ]
+    damaged.alter_definition(
+        exports=(record, *odd),
+        exported_snapshots={**definition.exported_snapshots, "gone": "_export_gone.arrow", "up": "../up.arrow"},
+    )
+    found = findings(damaged)
+    assert all(any(f"'{name}'" in finding.message for finding in found) for name in ("lost", "outside", "gone", "up"))
+
+
+def test_settings_that_changed(damaged: Lakehouse) -> None:
+    path = damaged.snapshot(2).definition_location
+    changed = replace(damaged.snapshot(2).definition, order=9)
+    damaged.storage.write(path, changed.to_bytes())
+    assert findings(damaged)
+    lake = Lakehouse(damaged.storage)
+    damaged.storage.write(lake.snapshot().definition_location, replace(lake.snapshot().definition, id="x").to_bytes())
+    assert "definition-changed" in {finding.code for finding in findings(damaged)}
+
+
+def test_sealed_versions_are_passed_over(damaged: Lakehouse) -> None:
+    seal(damaged, 2)
+    report = operations.verify(Lakehouse(damaged.storage))
+    assert report.findings == ()
+    assert report.versions == LATEST + 2
+
+
+def test_progress_and_no_lakehouse(damaged: Lakehouse) -> None:
+    seen: list[tuple[int, int]] = []
+    operations.verify(damaged, progress=lambda done, total: seen.append((done, total)))
+    assert seen == [(number, LATEST + 3) for number in range(1, LATEST + 4)]
+    with pytest.raises(LakehouseNotFoundError):
+        operations.verify(Lakehouse(MemoryStorage("memory://nowhere/")))
+
+
+def test_the_committed_fixture_is_clean(tmp_path: Path) -> None:
+    shutil.copytree(DATA / "small-lake", tmp_path / "lake")
+    report = operations.verify(Lakehouse(local_storage(tmp_path / "lake")))
+    assert [finding for finding in report.findings if finding.severity == "error"] == []
+    assert report.versions == 4
+
+
+def test_a_version_from_the_future_is_a_warning_until_the_next_commit(lake: Lakehouse) -> None:
+    late = Lakehouse(ClockStorage(lake.storage, lake.storage.now_ms() + 3_600_000))
+    create(late, "early")
+    version = lake.latest_version()
+    report = operations.verify(lake)
+    assert [(finding.severity, finding.code, finding.version) for finding in report.findings] == [
+        ("warning", "time-in-future", version)
+    ]
+    assert report.is_clean
+    assert operations.verify(late).findings == ()
+    create(lake, "next")
+    report = operations.verify(lake)
+    assert [(finding.severity, finding.code, finding.version) for finding in report.findings] == [
+        ("past", "time-in-future", version),
+        ("past", "clock-set-back", version + 1),
+    ]
+    assert [info.is_clock_reset for info in lake.history(2)] == [True, False]

@@ -1,0 +1,106 @@
+"""Owner files that are missing, damaged or another's are told by path; repair writes those that are missing."""
+
+from __future__ import annotations
+
+import uuid
+from dataclasses import replace
+
+import pytest
+
+from tests.faults import FaultyStorage
+from tests.lakes import Lakes
+from tests.operations.changes import append_rows
+from tests.operations.test_folding_file_systems import Elsewhere
+from trinitylake_ops import Lakehouse, operations
+from trinitylake_ops.errors import FileExistsAlreadyError
+from trinitylake_ops.format.file_names import owner_path
+from trinitylake_ops.iceberg.managed import owner_file, read_owner
+from trinitylake_ops.operations.executor import LOCAL
+
+
+@pytest.fixture
+def lake(lakes: Lakes) -> Lakehouse:
+    """A lakehouse with two managed tables."""
+    lake = lakes.memory()
+    for name in ("t", "u"):
+        append_rows(lake, f"ns.{name}")
+    return lake
+
+
+def owner_of(lake: Lakehouse, table: str = "t") -> str:
+    return owner_path(lake.snapshot().table("ns", table).id)
+
+
+def found(lake: Lakehouse, *, deep: bool) -> list[tuple[str, str, str | None]]:
+    reports = [operations.verify(lake, deep=deep, executor=executor) for executor in (LOCAL, Elsewhere())]
+    assert reports[0].findings == reports[1].findings
+    return [(finding.severity, finding.code, finding.path) for finding in reports[0].findings]
+
+
+@pytest.mark.parametrize("deep", [False, True])
+def test_a_missing_one_is_told_once_and_written_by_repair(lake: Lakehouse, deep: bool) -> None:
+    paths = sorted([owner_of(lake), owner_of(lake, "u")])
+    version = lake.latest_version()
+    for path in paths:
+        lake.storage.delete(path)
+    assert found(lake, deep=deep) == [("warning", "owner-missing", paths[0])]
+    plan = operations.plan_repair(lake)
+    assert ([step.action for step in plan.steps], plan.not_mended) == (["claim"], ())
+    assert not lake.storage.exists(paths[0])
+    plan.execute(plan.digest)
+    assert [read_owner(lake.storage.read(path), path) for path in paths] == [lake.snapshot().definition.id] * 2
+    assert plan.execute().version == version, "a second run changes nothing"
+    assert operations.verify(lake, deep=True).findings == ()
+    assert operations.plan_repair(lake).is_empty
+
+
+def test_repair_takes_no_folder_that_is_another_s_by_now(lake: Lakehouse) -> None:
+    path = owner_of(lake)
+    lake.storage.delete(path)
+    plan = operations.plan_repair(lake)
+    theirs = owner_file(replace(lake.snapshot().definition, id="another"))
+    lake.storage.create(path, theirs)
+    with pytest.raises(FileExistsAlreadyError):
+        plan.execute()
+    assert lake.storage.read(path) == theirs
+
+
+@pytest.mark.parametrize("deep", [False, True])
+def test_a_damaged_one_is_told(lake: Lakehouse, deep: bool) -> None:
+    path = owner_of(lake)
+    whole = lake.storage.read(path)
+    lake.storage.write(path, whole[:-1])
+    assert found(lake, deep=deep) == [("error", "owner-damaged", path)]
+    assert [(left.code, left.path) for left in operations.plan_repair(lake).not_mended] == [("owner-damaged", path)]
+    lake.storage.write(path, whole.replace(b"lakehouse_id", b"lakehouse_ix"))
+    assert found(lake, deep=deep) == ([("error", "owner-damaged", path)] if deep else []), "as large as ours"
+
+
+@pytest.mark.parametrize("deep", [False, True])
+def test_one_that_names_another_lakehouse_is_told(lake: Lakehouse, deep: bool) -> None:
+    path, definition = owner_of(lake), lake.snapshot().definition
+    lake.storage.write(path, owner_file(replace(definition, id="another")))
+    assert found(lake, deep=deep) == [("error", "owner-other", path)]
+    lake.storage.write(path, owner_file(replace(definition, id=str(uuid.uuid4()))))
+    assert found(lake, deep=deep) == ([("error", "owner-other", path)] if deep else []), "as large as ours"
+
+
+def test_folders_of_tables_that_no_version_defines_are_their_owners_business(lake: Lakehouse) -> None:
+    lake.storage.create("tables/theirs/data/1", b"")
+    lake.storage.create(owner_path("other"), owner_file(replace(lake.snapshot().definition, id="another")))
+    assert found(lake, deep=True) == []
+    lake.storage.create(owner_path("broken"), b"{")
+    assert found(lake, deep=False) == [("error", "owner-damaged", owner_path("broken"))]
+
+
+def test_sound_ones_are_not_read_but_by_a_deep_run(lake: Lakehouse) -> None:
+    faulty = FaultyStorage(lake.storage)
+    watched = Lakehouse(faulty)
+
+    def read() -> list[str]:
+        return sorted(request.path for request in faulty.log if request.path.endswith("_owner.json"))
+
+    assert operations.verify(watched).findings == ()
+    assert read() == []
+    assert operations.verify(watched, deep=True).findings == ()
+    assert read() == sorted([owner_of(lake), owner_of(lake, "u")])

@@ -1,0 +1,166 @@
+"""Damage of every kind to every kind of file of tables that is written here: a deep verify without a record finds it.
+
+So does whoever writes the rows anew, or copies the files, before damage gets checksums of its own.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from tests.lakes import Lakes
+from tests.operations.changes import flip
+from trinitylake_ops import Lakehouse, operations
+from trinitylake_ops.iceberg.catalog import catalog_at
+from trinitylake_ops.iceberg.validation.checksums import check_table_file
+from trinitylake_ops.operations import Finding
+from trinitylake_ops.storage import Storage
+
+KINDS: dict[str, Callable[[str], bool]] = {
+    "data": lambda path: path.endswith(".parquet"),
+    "manifest": lambda path: path.endswith("-m0.avro"),
+    "manifest list": lambda path: "/snap-" in path,
+    "metadata": lambda path: path.rpartition("/")[2].startswith("00003-"),
+    "former metadata": lambda path: path.rpartition("/")[2].startswith(("00001-", "00002-")),
+}
+FLIPS = 30
+
+
+def rows(*ids: int) -> pa.Table:
+    return pa.table(
+        {"id": pa.array(ids, pa.int64()), "text": pa.array([f"text {number}" for number in ids], pa.string())}
+    )
+
+
+@pytest.fixture
+def lake(lakes: Lakes) -> Lakehouse:
+    """Two tables of three appends each."""
+    lake = lakes.memory()
+    catalog = catalog_at(lake)
+    catalog.create_namespace("ns")
+    for name in ("t", "u"):
+        table = catalog.create_table(f"ns.{name}", rows().schema)
+        for number in range(3):
+            table.append(rows(number, number + 1))
+    return lake
+
+
+def found(storage: Storage) -> Sequence[Finding]:
+    return operations.verify(Lakehouse(storage), deep=True, incremental=False).findings
+
+
+def paths_of(lake: Lakehouse, kind: str) -> list[str]:
+    return sorted(info.path for info in lake.storage.list("tables/") if KINDS[kind](info.path))
+
+
+def assert_found(lake: Lakehouse, *paths: str) -> None:
+    findings = [finding for finding in found(lake.storage) if finding.severity == "error"]
+    assert {finding.path for finding in findings} & set(paths), (paths, findings)
+
+
+def damage(lake: Lakehouse, kind: str, chance: random.Random, flips: int) -> None:
+    """Do all kinds of damage to files of one kind, one after the other."""
+    storage, paths = lake.storage, paths_of(lake, kind)
+    for _ in range(flips):
+        path = chance.choice(paths)
+        data = storage.read(path)
+        flipped = bytearray(data)
+        bit = chance.randrange(8 * len(data))
+        flipped[bit // 8] ^= 1 << bit % 8
+        storage.write(path, bytes(flipped))
+        assert_found(lake, path)
+        storage.write(path, data)
+    for _ in range(max(2, flips // 10)):
+        path = chance.choice(paths)
+        data = storage.read(path)
+        storage.write(path, data[: chance.randrange(len(data))])
+        assert_found(lake, path)
+        storage.delete(path)
+        assert_found(lake, path)
+        storage.write(path, data)
+        first, second = chance.sample(paths, 2)
+        contents = storage.read(first), storage.read(second)
+        storage.write(first, contents[1])
+        storage.write(second, contents[0])
+        assert_found(lake, first, second)
+        storage.write(first, contents[0])
+        storage.write(second, contents[1])
+
+
+@pytest.mark.parametrize(
+    "kind", [kind if kind in ("manifest", "data") else pytest.param(kind, marks=pytest.mark.soak) for kind in KINDS]
+)
+def test_each_damage_is_found_by_path(lake: Lakehouse, kind: str) -> None:
+    assert found(lake.storage) == ()
+    damage(lake, kind, random.Random(f"verify {kind}"), FLIPS)
+    assert found(lake.storage) == ()
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("kind", KINDS)
+def test_each_of_many_damages_is_found_by_path(lake: Lakehouse, kind: str) -> None:
+    damage(lake, kind, random.Random(f"soak {kind}"), 1000)
+
+
+def owner_of(lake: Lakehouse, path: str) -> tuple[str, str]:
+    """Return the name of the table that has a file, and its folder."""
+    folder = "/".join(path.split("/")[:2]) + "/"
+    (name,) = (name for name in ("t", "u") if lake.snapshot().table("ns", name).id in folder)
+    return f"ns.{name}", folder
+
+
+def unsealed(storage: Storage, path: str) -> bytes:
+    """Write a data file as another program would: with checksums of pages, without seals. Returns its bytes."""
+    written = pa.BufferOutputStream()
+    table = pq.read_table(pa.BufferReader(storage.read(path)))
+    schema = {key: value for key, value in (table.schema.metadata or {}).items() if b"seal" not in key}
+    pq.write_table(table.replace_schema_metadata(schema), written, write_page_checksum=True, compression="zstd")
+    data = written.getvalue().to_pybytes()
+    storage.write(path, data)
+    return data
+
+
+@pytest.mark.parametrize("is_sealed", [True, False])
+def test_rows_of_a_damaged_file_are_not_written_anew(lake: Lakehouse, is_sealed: bool) -> None:
+    plan = operations.plan_compact_tables(lake, min_input_files=2)
+    path = paths_of(lake, "data")[0]
+    data = lake.storage.read(path) if is_sealed else unsealed(lake.storage, path)
+    chunk = pq.read_metadata(pa.BufferReader(data)).row_group(0).column(0)
+    end = chunk.data_page_offset + chunk.total_compressed_size
+    flip(lake.storage, path, end - 2)
+    name, folder = owner_of(lake, path)
+    before = {info.path for info in lake.storage.list(folder)}
+    report = plan.execute()
+    assert [one.table for one in report.tables] == [one for one in ("ns.t", "ns.u") if one != name]
+    assert list(report.left) == [name]
+    assert path in report.left[name]
+    assert {info.path for info in lake.storage.list(folder)} == before
+
+
+@pytest.mark.parametrize("kind", ["data", "manifest", "manifest list", "metadata"])
+def test_a_damaged_file_is_not_copied(lake: Lakehouse, lakes: Lakes, kind: str) -> None:
+    """Where decoding says nothing of it."""
+    path = paths_of(lake, kind)[0]
+    data = lake.storage.read(path)
+    at = data.index(b"seal") + len("seal") + 6 if kind != "data" else len(data) // 3
+    lake.storage.write(path, data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :])
+    name, _ = owner_of(lake, path)
+    target = lakes.storage("target")
+    report = operations.plan_export(Lakehouse(lake.storage), "e", level="full", target=target.root).execute()
+    assert list(report.damaged) == [name]
+    assert path in report.damaged[name]
+    assert path not in [info.path for info in target.list("tables/")]
+    assert found(target) == ()
+
+
+def test_copies_are_sealed_with_their_own_names(lake: Lakehouse, lakes: Lakes) -> None:
+    target = lakes.storage("target")
+    operations.plan_export(lake, "e", target=target.root, level="full").execute()
+    copied = [info.path for info in target.list("tables/") if any(is_kind(info.path) for is_kind in KINDS.values())]
+    assert len(copied) >= 14
+    assert all(check_table_file(target.read(path), path) for path in copied)
+    assert found(target) == ()

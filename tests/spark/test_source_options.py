@@ -1,0 +1,150 @@
+"""Options of the data source, without Spark: how they are read, and where credentials come from."""
+
+from __future__ import annotations
+
+import datetime as dt
+import os
+
+import pytest
+
+from trinitylake_ops.errors import InvalidInputError
+from trinitylake_ops.spark.source.options import OPTIONS, SourceOptions
+from trinitylake_ops.storage.options import OPTIONS_VARIABLE, SECRET_OPTIONS
+
+LOCAL = {"root": "file:///lake/", "path": "objects"}
+AZURE = {"root": "abfss://box@account.dfs.core.windows.net/lake/", "path": "ns.t"}
+AZURE_VARIABLES = (
+    "AZURE_STORAGE_ACCOUNT_KEY", "AZURE_STORAGE_ACCOUNT_NAME", "AZURE_STORAGE_CONNECTION_STRING",
+    "AZURE_STORAGE_SAS_TOKEN",
+)  # fmt: skip
+S3 = {"root": "s3://bucket/lake/", "path": "ns.t"}
+DYNAMODB = {"root": "dynamodb://table/lake/", "path": "ns.t"}
+
+
+@pytest.fixture(autouse=True)
+def _empty_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in (OPTIONS_VARIABLE, "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", *AZURE_VARIABLES):
+        monkeypatch.delenv(name, raising=False)
+
+
+def test_defaults() -> None:
+    options = SourceOptions.parse(LOCAL)
+    assert (options.root, dict(options.storage_options)) == ("file:///lake/", {})
+    request = options.request
+    assert (request.table, request.time, request.columns) == ("objects", None, None)
+    assert request.parallelism == os.cpu_count()
+
+
+def test_times() -> None:
+    def request(**given: str) -> object:
+        return SourceOptions.parse({**LOCAL, **given}).request
+
+    assert request(Version="12") == SourceOptions.parse({**LOCAL, "version": "12"}).request
+    by_time = SourceOptions.parse({**LOCAL, "timestamp": "2013-01-31T12:00:00Z"}).request
+    assert (by_time.time, by_time.timestamp) == ("timestamp", dt.datetime(2013, 1, 31, 12, tzinfo=dt.UTC))
+    assert SourceOptions.parse({**LOCAL, "timestamp": "1359633600000"}).request.timestamp == 1359633600000
+    assert SourceOptions.parse({**LOCAL, "export": "12 monkeys"}).request.export == "12 monkeys"
+    for wrong in ("noon", "", "9" * 5000):
+        with pytest.raises(InvalidInputError, match="'timestamp' takes a time such as"):
+            request(timestamp=wrong)
+    with pytest.raises(InvalidInputError, match="give one of the options version and timestamp"):
+        request(version="1", timestamp="2")
+
+
+def test_columns() -> None:
+    def columns(text: str) -> object:
+        return SourceOptions.parse({**LOCAL, "columns": text}).request.columns
+
+    assert columns("a, b ,c") == ("a", "b", "c")
+    assert columns('["a, b", "c"]') == ("a, b", "c")
+    with pytest.raises(InvalidInputError, match="a column is asked for twice: a, a"):
+        columns("a,a")
+    for wrong in ("", "a,,b", "[", "[1]", "[]"):
+        with pytest.raises(InvalidInputError, match="'columns' takes names"):
+            columns(wrong)
+
+
+def test_what_is_missing_or_unknown() -> None:
+    with pytest.raises(InvalidInputError, match="'root' is missing"):
+        SourceOptions.parse({"path": "objects"})
+    with pytest.raises(InvalidInputError, match="say what to read"):
+        SourceOptions.parse({"root": "file:///lake/"})
+    with pytest.raises(InvalidInputError, match=f"no option 'colums'; the source has {', '.join(OPTIONS)}, storage"):
+        SourceOptions.parse({**LOCAL, "colums": "a"})
+    for name in ("version", "from", "to", "parallelism"):
+        with pytest.raises(InvalidInputError, match=f"'{name}' takes a number such as 12, not '-1'"):
+            SourceOptions.parse({**LOCAL, name: "-1"})
+
+
+@pytest.mark.parametrize("name", sorted(SECRET_OPTIONS))
+def test_credentials_are_no_options(name: str) -> None:
+    with pytest.raises(InvalidInputError, match=f"'storage.{name}' would be seen") as raised:
+        SourceOptions.parse({**S3, f"storage.{name}": "hush"})
+    assert "hush" not in str(raised.value)
+
+
+def test_storage_options_win_over_those_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(OPTIONS_VARIABLE, "endpoint=https://one.example,region=here,access_key_id=a,secret_access_key=b")
+    options = SourceOptions.parse({**S3, "storage.Region": "there"}).storage_options
+    assert dict(options) == {
+        "endpoint": "https://one.example", "region": "there", "access_key_id": "a", "secret_access_key": "b",
+    }  # fmt: skip
+
+
+def own(given: dict[str, str]) -> dict[str, str]:
+    """Return the storage options for the root itself."""
+    options = SourceOptions.parse(given).storage_options
+    return {name: value for name, value in options.items() if "." not in name}
+
+
+@pytest.mark.parametrize("given", [S3, DYNAMODB])
+def test_credentials_of_the_environment_go_along(monkeypatch: pytest.MonkeyPatch, given: dict[str, str]) -> None:
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "a")
+    assert own(given) == {}
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "b")
+    assert own(given) == {"access_key_id": "a", "secret_access_key": "b"}
+    assert own(LOCAL) == {}
+    monkeypatch.setenv("AWS_SESSION_TOKEN", "c")
+    assert own(given)["session_token"] == "c"
+    monkeypatch.setenv(OPTIONS_VARIABLE, "access_key_id=x,secret_access_key=y")
+    assert own(given) == {"access_key_id": "x", "secret_access_key": "y"}
+
+
+def test_user_and_password_of_the_environment_go_along(monkeypatch: pytest.MonkeyPatch) -> None:
+    given = {"root": "rediss://host/0/lake/", "path": "ns.t"}
+    monkeypatch.setenv("REDIS_USERNAME", "writer")
+    assert own(given) == {}, "a user without a password is nobody"
+    monkeypatch.setenv("REDIS_PASSWORD", "word")
+    assert own(given) == {"username": "writer", "password": "word"}
+    assert own(S3) == {}
+    monkeypatch.setenv(OPTIONS_VARIABLE, "password=given")
+    assert own(given) == {"password": "given"}
+
+
+def test_an_account_of_the_environment_goes_along(monkeypatch: pytest.MonkeyPatch) -> None:
+    without_account = {**AZURE, "root": "az://box/lake/"}
+    monkeypatch.setenv("AZURE_STORAGE_ACCOUNT_NAME", "account")
+    assert own(AZURE) == {}, "the root names its own"
+    assert own(without_account) == {"account_name": "account"}
+    monkeypatch.setenv("AZURE_STORAGE_SAS_TOKEN", "c")
+    assert own(AZURE) == {"sas_token": "c"}
+    monkeypatch.setenv("AZURE_STORAGE_ACCOUNT_KEY", "b")
+    assert own(without_account) == {"account_name": "account", "account_key": "b"}
+    monkeypatch.setenv("AZURE_STORAGE_CONNECTION_STRING", "a")
+    assert own(without_account) == {"connection_string": "a"}
+    assert own(S3) == {}
+    monkeypatch.setenv(OPTIONS_VARIABLE, "sas_token=given")
+    assert own(AZURE) == {"sas_token": "given"}
+
+
+def test_what_the_environment_gives_to_other_roots_goes_along_for_these(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "a")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "b")
+    given = {"root": "redis://host/0/lake/", "path": "ns.t", "storage.s3.endpoint": "https://one.example"}
+    options = SourceOptions.parse(given).storage_options
+    assert options.beyond(given["root"], "s3://bucket/tables/").of_scheme("s3", is_own=False) == {  # type: ignore[union-attr]
+        "endpoint": "https://one.example", "access_key_id": "a", "secret_access_key": "b",
+    }  # fmt: skip
+    assert options.of_scheme("redis") == {}
+    with pytest.raises(InvalidInputError, match=r"'storage.s3.secret_access_key' would be seen"):
+        SourceOptions.parse({**given, "storage.s3.secret_access_key": "hush"})

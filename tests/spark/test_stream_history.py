@@ -1,0 +1,126 @@
+"""What a stream of commits reads between two versions, and where it begins."""
+
+from __future__ import annotations
+
+import pickle
+from typing import Any
+
+import pytest
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
+
+from tests.lakes import Lakes
+from tests.operations.changes import create, expire
+from trinitylake_ops import Lakehouse
+from trinitylake_ops.errors import InvalidInputError, VersionExpiredError
+from trinitylake_ops.spark.source.opened_table import open_metadata
+from trinitylake_ops.spark.source.options import SourceOptions, StreamOptions, TableRequest
+from trinitylake_ops.spark.source.stream_reader import FollowedHistory, StreamReader
+from trinitylake_ops.spark.source.streams import LakehouseAt, stream_reader
+
+pytestmark = pytest.mark.local_only("the reader opens the lakehouse by its folder")
+
+
+@pytest.fixture
+def lake(lakes: Lakes) -> Lakehouse:
+    made = lakes.local()
+    for number in range(5):
+        create(made, f"n{number}")
+    return made
+
+
+def history(lake: Lakehouse, name: str = "changes", row_filter: str | None = None) -> FollowedHistory:
+    return FollowedHistory(open_metadata(lake, TableRequest(table=name, row_filter=row_filter)), 2)
+
+
+def versions(lake: Lakehouse, name: str, start: int, end: int, options: StreamOptions, **asked: str) -> list[int]:
+    followed = history(lake, name, **asked)
+    parts = followed.parts(lake, {"version": start}, {"version": end}, options)
+    schema = followed.opened.schema
+    copies = [pickle.loads(pickle.dumps(part)) for part in parts]
+    return [row for part in copies for batch in part.batches(schema) for row in batch["version"].to_pylist()]
+
+
+def test_each_version_is_in_one_batch(lake: Lakehouse) -> None:
+    fail = StreamOptions()
+    assert history(lake).before(lake, 0) == {"version": 0}
+    assert history(lake, "versions").before(lake, 0) == {"version": -1}
+    assert history(lake).before(lake, 3) == {"version": 2}
+    assert versions(lake, "changes", 0, 2, fail) + versions(lake, "changes", 2, 5, fail) == [1, 2, 3, 4, 5]
+    assert versions(lake, "versions", -1, 5, fail) == [0, 1, 2, 3, 4, 5]
+    assert versions(lake, "changes", 0, 5, fail, row_filter="namespace = 'n3'") == [4]
+
+
+def test_expired_versions(lake: Lakehouse) -> None:
+    expire(lake, "2-3")
+    assert history(lake).before(lake, 0) == {"version": 3}, "what expired before a stream began is no gap in it"
+    with pytest.raises(VersionExpiredError, match="versions 2 to 3 hold changes and expired before"):
+        versions(lake, "changes", 1, 5, StreamOptions())
+    # What they changed is told at version 4.
+    assert versions(lake, "changes", 1, 5, StreamOptions(on_gap="skip")) == [4, 4, 4, 5]
+    assert versions(lake, "versions", 1, 5, StreamOptions()) == [2, 3, 4, 5]
+
+
+def reader(lake: Lakehouse, **options: str) -> StreamReader:
+    given = {"root": lake.root, "path": "changes", **options}
+    opened = history(lake).opened
+    return stream_reader(given, opened, opened.schema)
+
+
+def test_offsets_and_limits(lake: Lakehouse) -> None:
+    everything, limit = ReadAllAvailable(), ReadMaxRows(2)
+    marks = {"lakehouse": lake.snapshot().definition.id, "of": "changes"}
+
+    def at(version: int) -> dict[str, object]:
+        return {"version": version, **marks}
+
+    one = reader(lake, max_versions="2")
+    assert one.initialOffset() == at(0)
+    assert one.getDefaultReadLimit() == limit
+    assert reader(lake).getDefaultReadLimit() == everything
+    assert one.latestOffset(at(0), limit) == at(2)
+    assert one.latestOffset(at(4), limit) == at(5)
+    assert one.latestOffset(at(5), everything) == at(5)
+    assert one.latestOffset({"version": 5}, everything) == {"version": 5}, "of an earlier release"
+    one.prepareForTriggerAvailableNow()
+    create(lake, "later")
+    assert one.latestOffset(at(0), everything) == at(5), "what comes later is for the next time"
+    assert reader(lake, starting_version="latest").initialOffset() == at(6)
+    assert one.partitions(at(5), at(5)) == []
+    with pytest.raises(InvalidInputError, match=r"has read version 9, and the latest one of .* is 6: it is another"):
+        reader(lake).latestOffset(at(9), everything)
+    expire(lake, "2-3")
+    assert reader(lake).latestOffset(at(1), ReadMaxRows(1)) == at(4), "a batch ends at a live version"
+
+
+@pytest.mark.parametrize(
+    "offset",
+    [
+        {"version": 1, "lakehouse": "another"},
+        {"version": 1, "of": "versions"},
+        {"version": "1"},
+        {"version": -2},
+        {"version": True},
+        {},
+        [],
+    ],
+    ids=["lakehouse", "table", "text", "negative", "bool", "empty", "list"],
+)
+def test_checkpoints_of_others_are_refused(lake: Lakehouse, offset: Any) -> None:
+    one = reader(lake)
+    for use in (lambda: one.latestOffset(offset, ReadAllAvailable()), lambda: one.partitions({"version": 0}, offset)):
+        with pytest.raises(
+            InvalidInputError, match=r"the checkpoint holds .*, which is no place in changes of lakehouse"
+        ):
+            use()
+
+
+@pytest.mark.parametrize("option", ["version", "timestamp", "from", "to"])
+def test_options_of_reads_at_one_time_are_refused(lake: Lakehouse, option: str) -> None:
+    with pytest.raises(InvalidInputError, match="a stream begins by 'starting_version'"):
+        reader(lake, **{option: "1"})
+
+
+def test_tasks_get_nothing_but_their_part(lake: Lakehouse) -> None:
+    options = SourceOptions.parse({"root": lake.root, "path": "changes", "storage.region": "somewhere"})
+    made = StreamReader(LakehouseAt(options), history(lake), StreamOptions(), history(lake).opened.schema)
+    assert b"somewhere" not in pickle.dumps(made) and lake.root.encode() not in pickle.dumps(made)

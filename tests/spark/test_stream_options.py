@@ -1,0 +1,158 @@
+"""Options of streams and writes: what they mean, and which are refused."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+
+import pyarrow as pa
+import pytest
+from pyspark.sql.types import LongType, StructField, StructType
+
+from tests.lakes import Lakes
+from trinitylake_ops import Lakehouse
+from trinitylake_ops.errors import CommitConflictError, InvalidInputError
+from trinitylake_ops.format.definitions import IsolationLevel
+from trinitylake_ops.iceberg.catalog import catalog_at
+from trinitylake_ops.spark.runtime import errors
+from trinitylake_ops.spark.source.data_source import TrinityLakeSource
+from trinitylake_ops.spark.source.options import StreamOptions, WriteOptions
+from trinitylake_ops.spark.source.writer import WriteTarget, batch_writer, stream_writer
+
+
+def test_what_options_mean() -> None:
+    assert StreamOptions.parse({}) == StreamOptions()
+    given = {"starting_version": "5", "max_versions": "2", "on_gap": "skip", "on_overwrite": "skip"}
+    assert StreamOptions.parse(given) == StreamOptions(
+        starting_version=5, max_versions=2, on_gap="skip", on_overwrite="skip"
+    )
+    assert StreamOptions.parse({"starting_version": "latest"}).starting_version == "latest"
+    assert WriteOptions.parse({"partition_by": "a, b", "primary_key": "id", "replace": "partitions"}) == WriteOptions(
+        partition_by=("a", "b"), primary_key=("id",), replaces_partitions=True
+    )
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"starting_version": "newest"}, "'starting_version' takes a number from 0 on, not 'newest'"),
+        ({"max_versions": "0"}, "'max_versions' takes a number from 1 on"),
+        ({"on_gap": "go"}, "'on_gap' takes 'fail' or 'skip'"),
+        ({"on_overwrite": ""}, "'on_overwrite' takes 'fail' or 'skip'"),
+    ],
+    ids=["start", "most", "gap", "overwrite"],
+)
+def test_wrong_options_of_streams(options: dict[str, str], said: str) -> None:
+    with pytest.raises(InvalidInputError, match=said):
+        StreamOptions.parse(options)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"replace": "all"}, "'replace' takes 'table' or 'partitions'"),
+        ({"partition": "month=2"}, "'partition' takes JSON"),
+        ({"partition": '{"month": [2]}'}, "'partition' takes JSON"),
+        ({"partition": "[" * 5000}, "'partition' takes JSON"),
+        ({"partition": '{"month": 2}', "replace": "partitions"}, "one of the options replace and partition"),
+        ({"create": "yes"}, "'create' takes 'true' or 'false'"),
+        ({"reads": "ns.t"}, "'reads' takes JSON"),
+        ({"reads": '{"ns.t": "12"}'}, "'reads' takes JSON"),
+        ({"reads": '{"ns.t": -1}'}, "'reads' takes JSON"),
+        ({"stream_id": ""}, "'stream_id' takes 1 to 200 characters"),
+        ({"partition_by": "a,,b"}, "'partition_by' takes names with commas"),
+        ({"row_filter": "a = 1"}, "'row_filter' is of reads"),
+        ({"max_versions": "1"}, "there is no option 'max_versions'"),
+        ({"path": "t"}, "'t' names no table"),
+        ({"storage.secret_access_key": "x"}, "would be seen in Spark's plans"),
+    ],
+    ids=str,
+)
+def test_wrong_options_of_writes(options: dict[str, str], said: str) -> None:
+    with pytest.raises(InvalidInputError, match=said):
+        WriteTarget.parse({"root": "/nowhere", "path": "ns.t", **options})
+
+
+def test_options_that_do_not_go_together() -> None:
+    def target(**options: str) -> WriteTarget:
+        return WriteTarget.parse({"root": "/nowhere", "path": "ns.t", "checkpointLocation": "/c", **options})
+
+    with pytest.raises(InvalidInputError, match="'stream_id' is of streams"):
+        batch_writer(target(stream_id="s"), StructType(), overwrite=False)
+    with pytest.raises(InvalidInputError, match="'replace' goes with the mode overwrite"):
+        batch_writer(target(replace="partitions"), StructType(), overwrite=False)
+    with pytest.raises(InvalidInputError, match="'partition' goes with the mode overwrite"):
+        batch_writer(target(partition='{"month": 2}'), StructType(), overwrite=False)
+    with pytest.raises(InvalidInputError, match="are of batch writes"):
+        stream_writer(target(stream_id="s", partition='{"month": 2}'), StructType(), overwrite=False)
+    with pytest.raises(InvalidInputError, match="are of batch writes"):
+        stream_writer(target(stream_id="s", run_id="r"), StructType(), overwrite=False)
+    with pytest.raises(InvalidInputError, match="'on_gap' is of streams"):
+        TrinityLakeSource({"root": "/nowhere", "path": "versions", "on_gap": "skip"}).reader(StructType())
+
+
+def test_streams_need_a_newer_spark_than_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:
+    source = TrinityLakeSource({"root": "memory://none", "path": "versions"})
+    monkeypatch.setattr(errors.pyspark, "__version__", "4.1.3.dev0")
+    with pytest.raises(InvalidInputError, match=r"streams that are read .* need Spark 4\.2, and this is 4\.1\.3\.dev0"):
+        source.streamReader(StructType()).initialOffset()
+    monkeypatch.setattr(errors.pyspark, "__version__", "4.0.0")
+    with pytest.raises(InvalidInputError, match=r"streams that are written .* need Spark 4\.1, and this is 4\.0\.0"):
+        source.streamWriter(StructType(), overwrite=False)
+
+
+def write(lake: Lakehouse, table: str, ids: Sequence[int], *, overwrite: bool = False, **options: str) -> None:
+    """Write a table as Spark's helpers and tasks do."""
+    target = WriteTarget.parse({"root": lake.root, "path": table, **options})
+    writer = batch_writer(target, StructType([StructField("id", LongType())]), overwrite=overwrite)
+    batch = pa.RecordBatch.from_pydict({"id": pa.array(ids, pa.int64())})
+    writer.commit([writer.write(iter([batch]))])
+
+
+def ids_of(lake: Lakehouse, table: str | tuple[str, str]) -> list[int]:
+    return sorted(catalog_at(lake).load_table(table).scan().to_arrow()["id"].to_pylist())
+
+
+def test_an_overwrite_of_a_serializable_lakehouse_names_its_reads(lakes: Lakes) -> None:
+    lake = lakes.local(isolation_level=IsolationLevel.SERIALIZABLE)
+    write(lake, "ns.a", [1])
+    write(lake, "ns.b", [2], overwrite=True)
+    read_at = lake.latest_version()
+    reads = json.dumps({"ns.a": read_at})
+    for options in ({}, {"replace": "partitions"}):
+        with pytest.raises(InvalidInputError):
+            write(lake, "ns.b", [1], overwrite=True, **options)
+    write(lake, "ns.b", [1], overwrite=True, reads=reads)
+    write(lake, "ns.a", [3])  # an append needs no reads
+    for table, overwrite in (("ns.b", True), ("ns.a", True), ("ns.b", False), ("ns.new", False)):
+        with pytest.raises(CommitConflictError):
+            write(lake, table, [1], overwrite=overwrite, reads=reads)
+    assert (ids_of(lake, "ns.a"), ids_of(lake, "ns.b")) == ([1, 3], [1])
+    write(lake, "ns.a", [7], overwrite=True, reads=json.dumps({"ns.a": lake.latest_version()}))
+    write(lake, "ns.b", [8], overwrite=True, reads="{}")
+    assert (ids_of(lake, "ns.a"), ids_of(lake, "ns.b")) == ([7], [8])
+
+
+def test_reads_do_not_count_under_snapshot_isolation(lakes: Lakes) -> None:
+    lake = lakes.local()
+    write(lake, "ns.a", [1])
+    write(lake, "ns.b", [2])
+    write(lake, "ns.a", [3])
+    write(lake, "ns.b", [1], overwrite=True, reads='{"ns.a": 1}')
+    write(lake, "ns.b", [4], overwrite=True)
+    assert ids_of(lake, "ns.b") == [4]
+
+
+def test_names_with_dots_are_written_as_json(lakes: Lakes) -> None:
+    lake = lakes.local()
+    names = [("a", "b.c"), ("a.b", "c"), ("n", "t.x.y")]
+    for number, name in enumerate(names):
+        write(lake, json.dumps(name), [number])
+    reading = {"root": lake.root, "path": json.dumps(["a.b", "c"])}
+    assert TrinityLakeSource(reading).schema().names == ["id"]
+    assert [ids_of(lake, name) for name in names] == [[0], [1], [2]]
+    with pytest.raises(InvalidInputError):
+        TrinityLakeSource({"root": lake.root, "path": "a.b.c"}).schema()
+    for wrong in ('["a.b"]', '["a.b", 1]', '["", "c.d"]'):
+        with pytest.raises(InvalidInputError):
+            write(lake, wrong, [1])

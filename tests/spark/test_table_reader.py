@@ -1,0 +1,411 @@
+"""DataFrames of tables: every type there and back, which files are read, and tables that cannot be."""
+
+import datetime as dt
+import io
+import pickle
+from collections.abc import Iterator
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from pyiceberg.expressions import AlwaysTrue, GreaterThan
+from pyiceberg.manifest import (
+    DataFile,
+    DataFileContent,
+    FileFormat,
+    ManifestContent,
+    ManifestEntry,
+    ManifestEntryStatus,
+    ManifestWriterV2,
+    write_manifest_list,
+)
+from pyiceberg.table import FileScanTask, Table
+from pyiceberg.table.metadata import TableMetadataV2
+from pyiceberg.typedef import Record
+from pyspark.errors import PythonException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.types import StructType, _parse_datatype_string
+
+from tests.engine_tables import EQUALITY, EVOLVED, with_equality, with_evolution, with_positions
+from tests.lakes import check_lake, seal
+from trinitylake_ops import Lakehouse, TableDef
+from trinitylake_ops.errors import (
+    CorruptFileError,
+    FileMissingError,
+    InvalidDefinitionError,
+    InvalidInputError,
+    TableNotFoundError,
+    UnsupportedTypeError,
+    VersionExpiredError,
+    VersionNotFoundError,
+)
+from trinitylake_ops.iceberg.catalog import catalog_at
+from trinitylake_ops.iceberg.write.staged_table import StagedTable
+from trinitylake_ops.iceberg.write.staging import load_staged, publish
+from trinitylake_ops.spark.source.opened_table import open_data
+from trinitylake_ops.spark.source.options import TableRequest
+from trinitylake_ops.spark.tables.reader import (
+    GROUP_BYTES,
+    found_table,
+    group_files,
+    read_files,
+    read_staged,
+    read_table,
+)
+from trinitylake_ops.spark.tables.schema import to_iceberg_schema, to_spark_schema
+from trinitylake_ops.spark.tables.tasks import ReadJob, read_tasks
+from trinitylake_ops.spark.tables.writer import stage_dataframe
+from trinitylake_ops.versions.snapshot import Snapshot
+
+ALL_TYPES = """
+    flag boolean, small int, big bigint, single float, double double, money decimal(38, 9), text string, raw binary,
+    day date, time time(6), moment timestamp, wall timestamp_ntz, tags array<string>,
+    counts map<string, bigint>, place struct<name: string, at: array<struct<lat: double, lon: double>>>
+"""
+UTC = dt.UTC
+
+
+def _wall(*parts: int) -> dt.datetime:
+    """A time without a zone, as Spark's rows hold it."""
+    return dt.datetime(*parts)  # type: ignore[arg-type]  # noqa: DTZ001
+
+
+FULL: tuple[Any, ...] = (
+    True, -(2**31), 2**63 - 1, 1.5, float("inf"), Decimal("-12345678901234567890123456789.123456789"),
+    "naïve 東京 🛫 \x00 '\"", b"\x00\xff", dt.date(1, 1, 1), dt.time(23, 59, 59, 999_999),
+    _wall(1969, 12, 31, 23, 59, 59, 999_999), _wall(9999, 12, 31, 23, 59, 59, 1), ["a", None, ""],
+    {"é": 1, "": None}, ("JFK", [(40.6, None), None]),
+)  # fmt: skip
+NULLS = (None,) * len(FULL)
+EMPTY: tuple[Any, ...] = (
+    False, 0, 0, -0.0, -0.0, Decimal("0E-9"), "", b"", dt.date(1970, 1, 1), dt.time(0), _wall(1970, 1, 1),
+    _wall(1970, 1, 1), [], {}, (None, []),
+)  # fmt: skip
+
+
+@pytest.fixture
+def lake(tmp_path: Path) -> Iterator[Lakehouse]:
+    lake = Lakehouse.create(f"file://{tmp_path}/lake/", {"fsync": "false"})
+    yield lake
+    check_lake(lake)
+
+
+def months(spark: SparkSession, *wanted: int) -> DataFrame:
+    return spark.createDataFrame(
+        [(month, day, f"{month}/{day}") for month in wanted for day in (1, 2)], "month int, day int, text string"
+    )
+
+
+def publish_months(spark: SparkSession, lake: Lakehouse, *wanted: int) -> StagedTable:
+    staged = stage_dataframe(lake, months(spark, *wanted), "facts", "days", partition_by=("month",), mode="append")
+    with lake.transaction() as txn:
+        publish(txn, [staged])
+    return staged
+
+
+def texts(frame: DataFrame) -> list[str]:
+    return sorted(row["text"] for row in frame.collect())
+
+
+def test_every_type_there_and_back(spark: SparkSession, lake: Lakehouse) -> None:
+    schema = _parse_datatype_string(ALL_TYPES)
+    assert isinstance(schema, StructType)
+    frame = spark.createDataFrame([FULL, NULLS, EMPTY], schema).coalesce(1)
+    staged = stage_dataframe(lake, frame, "facts", "types", mode="append")
+    back = read_staged(spark, lake, staged)
+    assert back.schema == schema
+    assert [tuple(row) for row in back.collect()] == [tuple(row) for row in frame.collect()]
+    # Another reader sees the same, and times zones where they belong.
+    arrow = load_staged(lake, staged).scan().to_arrow()
+    assert arrow["moment"].to_pylist()[0] == FULL[10].replace(tzinfo=UTC)
+    assert (arrow["wall"].to_pylist()[0], arrow["time"].to_pylist()[0]) == (FULL[11], FULL[9])
+    assert arrow["money"].to_pylist()[0] == FULL[5]
+
+
+def test_schemas_there_and_back() -> None:
+    schema = _parse_datatype_string(
+        "a int not null comment 'first', b struct<c: array<int> not null> not null, d string"
+    )
+    assert isinstance(schema, StructType)
+    assert to_spark_schema(to_iceberg_schema(schema)) == schema
+    keyed = to_iceberg_schema(schema, required=("d",), primary_key=("a",))
+    assert keyed.identifier_field_names() == {"a"}
+    assert [field.required for field in keyed.fields] == [True, True, True]
+
+
+def test_versions(spark: SparkSession, lake: Lakehouse) -> None:
+    publish_months(spark, lake, 1)
+    frame = read_table(spark, lake, "facts.days")
+    staged = publish_months(spark, lake, 2)
+    assert texts(read_table(spark, lake, "facts.days", 1)) == ["1/1", "1/2"]
+    assert texts(read_table(spark, lake, "facts.days", "2")) == ["1/1", "1/2", "2/1", "2/2"]
+    assert texts(frame) == ["1/1", "1/2"], "a frame stays with the files of its moment"
+    assert frame.join(frame.withColumnRenamed("text", "same"), ["month", "day"]).where("text = same").count() == 2
+    for table in (load_staged(lake, staged), staged.metadata_location, lake.root + staged.metadata_location):
+        assert read_files(spark, lake, table).count() == 4
+
+
+def test_filter_reads_only_the_files_that_matter(spark: SparkSession, lake: Lakehouse) -> None:
+    staged = publish_months(spark, lake, 1, 2, 3)
+    for task in load_staged(lake, staged).scan(row_filter="month = 2").plan_files():
+        lake.storage.delete(task.file.file_path.removeprefix(lake.root))
+    assert texts(read_staged(spark, lake, staged, row_filter="month = 3")) == ["3/1", "3/2"]
+    assert texts(read_table(spark, lake, "facts.days", row_filter="month <> 2 and day = 1")) == ["1/1", "3/1"]
+    assert texts(read_table(spark, lake, "facts.days", row_filter=GreaterThan("month", 2))) == ["3/1", "3/2"]  # type: ignore[call-arg, arg-type]
+    assert read_table(spark, lake, "facts.days", row_filter="month = 9").count() == 0
+    with pytest.raises(PythonException, match="is missing"):
+        read_table(spark, lake, "facts.days").count()
+
+
+def test_columns(spark: SparkSession, lake: Lakehouse) -> None:
+    staged = publish_months(spark, lake, 1)
+    frame = read_staged(spark, lake, staged, columns=["text", "month"], row_filter="day = 2")
+    assert [tuple(row) for row in frame.collect()] == [("1/2", 1)]
+    with pytest.raises(InvalidInputError, match="no column 'year'; it has month, day, text"):
+        read_staged(spark, lake, staged, columns=["year"])
+
+
+def test_what_cannot_be_read(spark: SparkSession, lake: Lakehouse) -> None:
+    staged = publish_months(spark, lake, 1)
+    with lake.transaction() as txn:
+        txn.create_table("facts", "other", TableDef(table_type="EXTERNAL", table_format="LANCE"))
+    with pytest.raises(TableNotFoundError):
+        read_table(spark, lake, "facts.weeks")
+    with pytest.raises(VersionNotFoundError):
+        read_table(spark, lake, "facts.days", 99)
+    with pytest.raises(InvalidInputError, match="has the format 'LANCE'"):
+        read_table(spark, lake, "facts.other")
+    with pytest.raises(TableNotFoundError, match=r"no table a\.b\.c"):
+        read_table(spark, lake, "a.b.c")
+    for name in ("days", "facts.", ".days"):
+        with pytest.raises(InvalidInputError, match=r"write NAMESPACE\.TABLE"):
+            read_table(spark, lake, name)
+    with pytest.raises(InvalidInputError, match="a column is asked for twice: day, day"):
+        read_table(spark, lake, "facts.days", columns=["day", "day"])
+    for row_filter in ("month =", "year = 2013", "month = 'may'"):
+        with pytest.raises(InvalidInputError, match="filter"):
+            read_staged(spark, lake, staged, row_filter=row_filter)
+    with pytest.raises(InvalidInputError, match="Spark's tasks are other processes"):
+        read_files(spark, Lakehouse.create("memory://reader/"), staged.metadata_location)
+
+
+def test_names_that_hold_dots(lake: Lakehouse) -> None:
+    catalog = catalog_at(lake)
+    catalog.create_namespace(("a.b",))
+    catalog.create_table(("a.b", "c.d"), pa.schema([("id", pa.int64())]))
+    for request in (TableRequest(table="a.b.c.d"), TableRequest(table="a.b.c.d", version=lake.latest_version())):
+        opened = open_data(lake, request)
+        assert (opened.schema.names, pickle.loads(opened.pickled_plan).name) == (["id"], ("a.b", "c.d"))
+
+
+def test_type_that_spark_lacks(spark: SparkSession, lake: Lakehouse) -> None:
+    from pyiceberg.schema import Schema
+    from pyiceberg.types import NestedField, TimestampNanoType
+
+    with pytest.raises(UnsupportedTypeError, match=r"column 'at' has Iceberg's type timestamp_ns"):
+        to_spark_schema(Schema(NestedField(1, "at", TimestampNanoType())))
+
+
+def test_uuid_and_fixed_columns_are_binary(spark: SparkSession, lake: Lakehouse) -> None:
+    from pyiceberg.schema import Schema
+    from pyiceberg.types import FixedType, NestedField, UUIDType
+
+    catalog = catalog_at(lake)
+    catalog.create_namespace("facts")
+    schema = Schema(NestedField(1, "id", UUIDType()), NestedField(2, "code", FixedType(3)))
+    table = catalog.create_table("facts.ids", schema)
+    table.append(
+        pa.table(
+            {"id": pa.array([b"0123456789abcdef", None], pa.uuid()), "code": pa.array([b"abc", None], pa.binary(3))}
+        )
+    )
+    rows = {
+        (row["id"] and bytes(row["id"]), row["code"] and bytes(row["code"]))
+        for row in read_table(spark, lake, "facts.ids").collect()
+    }
+    assert rows == {(b"0123456789abcdef", b"abc"), (None, None)}
+
+
+def test_groups_of_files() -> None:
+    def task(path: str, size_bytes: int) -> FileScanTask:
+        return FileScanTask(data_file(path, DataFileContent.DATA, size_bytes))
+
+    small = [task(f"{at}", 10) for at in range(100)]
+    assert [len(group) for group in group_files(small, 2)] == [50, 50]
+    big = [task("big", 3 * GROUP_BYTES), *small]
+    assert [len(group) for group in group_files(big, 2)] == [1, 100]
+    assert group_files([], 2) == []
+    assert sorted(task.file.file_path for group in group_files(small, 7) for task in group) == sorted(
+        str(at) for at in range(100)
+    )
+
+
+def data_file(path: str, content: DataFileContent, size_bytes: int, rows: int = 1) -> DataFile:
+    made = DataFile.from_args(
+        content=content, file_path=path, file_format=FileFormat.PARQUET, partition=Record(), record_count=rows,
+        file_size_in_bytes=size_bytes, column_sizes={}, value_counts={}, null_value_counts={}, nan_value_counts={},
+        lower_bounds={}, upper_bounds={}, key_metadata=None, split_offsets=None, sort_order_id=None,
+        equality_ids=[1] if content is DataFileContent.EQUALITY_DELETES else None,
+    )  # fmt: skip
+    made.spec_id = 0
+    return made
+
+
+class DeleteManifestWriter(ManifestWriterV2):
+    def content(self) -> ManifestContent:
+        return ManifestContent.DELETES
+
+    @property
+    def _meta(self) -> dict[str, str]:
+        return {**super()._meta, "content": "deletes"}
+
+
+def with_deletes(lake: Lakehouse, table: Table, content: DataFileContent, deleted: pa.Table) -> Table:
+    """The table after another engine deleted rows by a delete file."""
+    body = io.BytesIO()
+    pq.write_table(deleted, body)
+    path = f"{table.location()}/data/deletes.parquet"
+    lake.storage.create(path.removeprefix(lake.root), body.getvalue())
+    file = data_file(path, content, body.tell(), deleted.num_rows)
+    before = table.current_snapshot()
+    assert before is not None
+    assert isinstance(table.metadata, TableMetadataV2)
+    snapshot_id, sequence_number = before.snapshot_id + 1, table.metadata.last_sequence_number + 1
+    output = table.io.new_output(f"{table.location()}/metadata/deletes-m0.avro")
+    with DeleteManifestWriter(table.spec(), table.schema(), output, snapshot_id, "null") as manifest:
+        manifest.add(ManifestEntry.from_args(status=ManifestEntryStatus.ADDED, snapshot_id=snapshot_id, data_file=file))
+    list_path = f"{table.location()}/metadata/snap-deletes.avro"
+    with write_manifest_list(
+        2, table.io.new_output(list_path), snapshot_id, before.snapshot_id, sequence_number, "null"
+    ) as manifests:
+        manifests.add_manifests([*before.manifests(table.io), manifest.to_manifest_file()])
+    after = before.model_copy(
+        update={
+            "snapshot_id": snapshot_id,
+            "parent_snapshot_id": before.snapshot_id,
+            "sequence_number": sequence_number,
+            "manifest_list": list_path,
+        }
+    )
+    metadata = table.metadata.model_copy(
+        update={"snapshots": [*table.metadata.snapshots, after], "current_snapshot_id": snapshot_id}
+    )
+    return Table(table.name(), metadata, table.metadata_location, table.io, table.catalog)
+
+
+def damaged(whole: bytes, how: str) -> bytes:
+    middle = len(whole) // 2
+    flipped = bytes(byte ^ 255 for byte in whole[middle : middle + 20])
+    return {
+        "garbage": b"garbage" * 50,
+        "half": whole[:middle],
+        "flipped": whole[:middle] + flipped + whole[middle + 20 :],
+        "empty": b"",
+    }[how]
+
+
+def read_without_spark(lake: Lakehouse, snapshot: Snapshot | None = None) -> int:
+    found = found_table(lake, snapshot or lake.snapshot(), "facts", "days")
+    job = ReadJob(found.io, found.metadata, found.metadata.schema(), AlwaysTrue(), found.version)
+    schema = to_spark_schema(found.metadata.schema())
+    return sum(batch.num_rows for batch in read_tasks(job, found.tasks(), schema))
+
+
+@pytest.mark.parametrize("how", ["garbage", "half", "flipped", "empty"])
+@pytest.mark.parametrize("kind", ["data", "manifest", "list"])
+def test_damaged_files_are_told_by_their_paths(lake: Lakehouse, kind: str, how: str) -> None:
+    catalog = catalog_at(lake)
+    catalog.create_namespace("facts")
+    table = catalog.create_table("facts.days", pa.schema([("day", pa.int64())]))
+    table.append(pa.table({"day": range(100)}))
+    snapshot = table.current_snapshot()
+    assert snapshot is not None
+    (task,) = table.scan().plan_files()
+    (manifest,) = snapshot.manifests(table.io)
+    uri = {"data": task.file.file_path, "manifest": manifest.manifest_path, "list": snapshot.manifest_list}[kind]
+    path = uri.removeprefix(lake.root)
+    assert read_without_spark(lake) == 100
+    lake.storage.write(path, damaged(lake.storage.read(path), how))
+    with pytest.raises(CorruptFileError) as raised:
+        read_without_spark(lake)
+    assert raised.value.path == path
+    assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize("kind", ["data", "list", "metadata"])
+def test_a_version_that_is_purged_while_it_is_read(lake: Lakehouse, kind: str) -> None:
+    catalog = catalog_at(lake)
+    catalog.create_namespace("facts")
+    table = catalog.create_table("facts.days", pa.schema([("day", pa.int64())]))
+    table.append(pa.table({"day": [1]}))
+    snapshot, version = lake.snapshot(), lake.latest_version()
+    listed = table.current_snapshot()
+    assert listed is not None
+    (task,) = table.scan().plan_files()
+    uri = {"data": task.file.file_path, "list": listed.manifest_list, "metadata": table.metadata_location}[kind]
+    table.append(pa.table({"day": [2]}))
+    lake.storage.delete(uri.removeprefix(lake.root))
+    with pytest.raises(FileMissingError):
+        read_without_spark(lake, snapshot)
+    seal(lake, version)
+    with pytest.raises(VersionExpiredError, match="purged while it was read") as raised:
+        read_without_spark(lake, snapshot)
+    assert (raised.value.version, raised.value.path) == (version, uri)
+
+
+def test_a_data_file_with_fewer_rows_than_its_manifest_says(lake: Lakehouse) -> None:
+    catalog = catalog_at(lake)
+    catalog.create_namespace("facts")
+    table = catalog.create_table("facts.days", pa.schema([("day", pa.int64())]))
+    table.append(pa.table({"day": range(100)}))
+    table.append(pa.table({"day": [1]}))
+    few, many = sorted(table.scan().plan_files(), key=lambda task: task.file.record_count)
+    few_path, many_path = (task.file.file_path.removeprefix(lake.root) for task in (few, many))
+    lake.storage.write(many_path, lake.storage.read(few_path))
+    with pytest.raises(CorruptFileError, match=f"{many_path}' holds 1 rows, its manifest says 100"):
+        read_without_spark(lake)
+
+
+def test_delete_files(spark: SparkSession, lake: Lakehouse) -> None:
+    staged = stage_dataframe(lake, months(spark, 1).coalesce(1), "facts", "plain", mode="append")
+    table = catalog_for_writing(lake, staged)
+    (task,) = table.scan().plan_files()
+    positions = pa.table({"file_path": [task.file.file_path], "pos": pa.array([0], pa.int64())})
+    deleted = with_deletes(lake, table, DataFileContent.POSITION_DELETES, positions)
+    assert texts(read_files(spark, lake, deleted)) == ["1/2"]
+    assert texts(read_files(spark, lake, table)) == ["1/1", "1/2"]
+
+
+def test_equality_deletes(spark: SparkSession, lake: Lakehouse) -> None:
+    equality, evolved = with_equality(lake), with_evolution(lake)
+    assert places(read_table(spark, lake, "ns.equality")) == EQUALITY
+    assert places(read_table(spark, lake, "ns.evolved")) == EVOLVED
+    assert places(read_table(spark, lake, "ns.equality", row_filter="id < 3 and place = 'a'")) == [(1, "a"), (2, "a")]
+    only = read_table(
+        spark, lake, "ns.equality", columns=["place"]
+    )  # its deletes are by a column that nobody asked for
+    assert (only.columns, sorted(row.place for row in only.collect())) == (["place"], ["a", "a", "a", "b", "b"])
+    assert places(read_files(spark, lake, equality.loaded)) == EQUALITY
+    assert places(spark.read.format("trinitylake").option("root", lake.root).load("ns.evolved")) == EVOLVED
+    assert evolved.loaded.metadata.default_spec_id == 1
+
+
+def places(frame: DataFrame) -> list[tuple[int, str]]:
+    return sorted((row.id, row.place) for row in frame.collect())
+
+
+def test_deletes_in_avro_are_refused_by_name(spark: SparkSession, lake: Lakehouse) -> None:
+    positions, equality = with_positions(lake, "avro"), with_equality(lake)
+    equality.delete_positions({equality.data_files[0]: [0]}, "avro")
+    for table in (positions, equality):
+        with pytest.raises(InvalidDefinitionError, match="position deletes in the format AVRO, which is not read here"):
+            read_files(spark, lake, table.loaded)
+
+
+def catalog_for_writing(lake: Lakehouse, staged: StagedTable) -> Table:
+    with lake.transaction() as txn:
+        publish(txn, [staged])
+    return catalog_at(lake).load_table((staged.namespace, staged.table))

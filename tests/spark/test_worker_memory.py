@@ -1,0 +1,32 @@
+"""Python workers that Spark uses again spend no time on the objects of modules."""
+
+from __future__ import annotations
+
+import gc
+import os
+from collections import defaultdict
+
+from pyspark.sql import SparkSession
+
+from trinitylake_ops.spark.runtime.worker_memory import spare_modules
+
+
+def test_modules_are_frozen_once_in_workers_and_nowhere_else(spark: SparkSession) -> None:
+    frozen = defaultdict(list)
+    for _ in range(20):
+        process, count = spark.sparkContext.parallelize([0], 1).map(count_frozen).collect()[0]
+        frozen[process].append(count)
+    used_often = [counts for counts in frozen.values() if len(counts) > 3]
+    assert used_often
+    for counts in used_often:
+        assert counts[-1] == counts[-2] > 10_000
+    n_frozen = gc.get_freeze_count()  # by the tests themselves
+    spare_modules()
+    gc.collect()
+    assert gc.get_freeze_count() <= n_frozen
+
+
+def count_frozen(_: int) -> tuple[int, int]:
+    import trinitylake_ops.spark.tables.tasks  # noqa: F401 - what tasks of ours import
+
+    return os.getpid(), gc.get_freeze_count()

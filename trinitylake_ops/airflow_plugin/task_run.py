@@ -1,0 +1,185 @@
+"""An operation while it runs in a task of Airflow, and what the task returns of it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+from trinitylake_ops.airflow_plugin.settings import LakehouseSettings
+from trinitylake_ops.declarations.operation import Operation, OptionsT, Running
+from trinitylake_ops.declarations.options import ApplyLimits
+from trinitylake_ops.declarations.planned import PlannedOptions
+from trinitylake_ops.declarations.rendering import Json, Link, Markdown, Picture, markdown_table
+from trinitylake_ops.declarations.version_rows import VersionRows
+from trinitylake_ops.extras import needs
+from trinitylake_ops.operations.executor import LOCAL, Executor
+from trinitylake_ops.operations.rendering import Table, jsonable
+from trinitylake_ops.versions.commit_info import acting_for_run
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+#: Of a Markdown page that a person approves. Larger ones slow the browser down.
+_LONGEST_PAGE_CHARS = 50_000
+
+
+class OperationFailedError(Exception):
+    """An operation ended with a failure that a repetition does not mend."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunningTask(Running[OptionsT]):
+    """An operation while it runs in a task. ``shown`` is what the task returns."""
+
+    settings: LakehouseSettings
+    task_run_id: str
+    task_log: logging.Logger
+    shown: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def run_id(self) -> str:
+        """The id of the run of the DAG."""
+        return self.task_run_id
+
+    @property
+    def log(self) -> logging.Logger:
+        """The log of the task."""
+        return self.task_log
+
+    def job(self, name: str) -> str:
+        """Return the name of another operation, as it is declared."""
+        return name
+
+    def link(self, job: str, config: Mapping[str, Any], text: str = "") -> Link | None:
+        """Return None: no page of Airflow begins a task with options filled in."""
+        return None
+
+    def report(
+        self,
+        said: str,
+        metadata: Mapping[str, Any],
+        *,
+        to_do: str = "",
+        committed: str | None = None,
+        logged: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Log what was done, and its figures and tables as text. The figures are what the task returns.
+
+        Its page leaves out what is to be done: who sees it in an approval has a button for that.
+        """
+        self.log_figures(metadata if logged is None else logged)
+        line = f"{said}; {to_do}" if to_do else said
+        self.log.info("%s", line)
+        version = {} if committed is None else {"lakehouse_version": self.lake.latest_version(), "operation": committed}
+        everything = {**version, **self.details, **metadata}
+        self.shown.update({"said": line, **_plain(everything), "page": page(said, everything)})
+
+    def failure(self, description: str, metadata: Mapping[str, Any]) -> Exception:
+        """Return a failure, whose figures stand in the log."""
+        self.log_figures(metadata)
+        return OperationFailedError(description)
+
+    @contextmanager
+    def session(self) -> Iterator[SparkSession]:
+        """Provide a session of the connection's Spark."""
+        with spark_session(self.settings) as session:
+            yield session
+
+
+@contextmanager
+def spark_session(settings: LakehouseSettings) -> Iterator[SparkSession]:
+    """Provide a session of the Spark that a connection names. Raises MissingExtraError, JavaNotFoundError."""
+    with needs("spark"):
+        from trinitylake_ops.spark import session_scope
+    spark = settings.spark
+    with session_scope("trinitylake-ops", spark.master, remote=spark.remote, **spark.conf) as session:
+        yield session
+
+
+@contextmanager
+def executors(settings: LakehouseSettings) -> Iterator[Callable[[], Executor]]:
+    """Provide a function that returns the executor of a connection's engine. A session ends with this block."""
+    with ExitStack() as scope:
+
+        @cache
+        def executor() -> Executor:
+            if settings.engine == "local":
+                return LOCAL
+            with needs("spark"):
+                from trinitylake_ops.spark.executor import SparkExecutor
+            return SparkExecutor(scope.enter_context(spark_session(settings)))
+
+        yield executor
+
+
+def carry_out(
+    operation: Operation[Any],
+    given: Mapping[str, Any],
+    settings: LakehouseSettings,
+    run_id: str,
+    log: logging.Logger,
+    limits: ApplyLimits | None = None,
+) -> dict[str, Any]:
+    """Carry an operation out with options, for a run, and return the figures of its report as JSON.
+
+    Args:
+        operation: The operation.
+        given: The values of its options.
+        settings: The lakehouse.
+        run_id: The run that commits name.
+        log: The log of the task.
+        limits: The limits of a run without approval.
+
+    Raises:
+        InvalidInputError: Options are wrong.
+        OperationFailedError: The operation ended with a failure that a repetition does not repair.
+    """
+    options = None if operation.options is None else operation.options(**given)
+    approved_by = options.approver() if isinstance(options, PlannedOptions) else operation.approved_by
+    with acting_for_run(run_id, approved_by), executors(settings) as executor:
+        lake = settings.open()
+        running = RunningTask(
+            lake=lake,
+            begun_on=lake.latest_version(),
+            options=options,
+            page=VersionRows(),
+            executor=executor,
+            details={} if approved_by is None else {"approved_by": approved_by},
+            limits=limits,
+            settings=settings,
+            task_run_id=run_id,
+            task_log=log,
+        )
+        operation.step(running)
+    return running.shown
+
+
+def page(said: str, metadata: Mapping[str, Any]) -> str:
+    """Return a report as one page of Markdown: numbers first, then tables. Pictures are left out."""
+    numbers = [f"- {name}: {value}" for name, value in metadata.items() if isinstance(value, str | int | float)]
+    drawn = {
+        name: markdown_table(value.columns, value.rows) if isinstance(value, Table) else value
+        for name, value in metadata.items()
+    }
+    tables = [
+        f"**{name}**\n\n{value.text}"
+        for name, value in drawn.items()
+        if isinstance(value, Markdown) and not isinstance(value, Picture)
+    ]
+    text = "\n\n".join([said, "\n".join(numbers), *tables])
+    return text if len(text) <= _LONGEST_PAGE_CHARS else f"{text[:_LONGEST_PAGE_CHARS]}\n\n... cut"
+
+
+def _plain(metadata: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what the database of Airflow keeps of a report: JSON, without tables and pictures."""
+    found = {}
+    for name, value in metadata.items():
+        if isinstance(value, Json):
+            found[name] = jsonable(value.value)
+        elif not isinstance(value, Markdown | Table):
+            found[name] = jsonable(value)
+    return found

@@ -1,1 +1,0 @@
-"""What begins runs: sensors and schedules."""

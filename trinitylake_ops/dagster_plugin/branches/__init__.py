@@ -1,1 +1,0 @@
-"""Branch deployments: which branch a process works for, and the clone of production that it gets."""

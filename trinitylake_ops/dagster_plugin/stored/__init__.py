@@ -1,1 +1,0 @@
-"""How assets are stored as tables: what their metadata says, and what they return and ask for."""

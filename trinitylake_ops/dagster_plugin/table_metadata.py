@@ -1,0 +1,338 @@
+"""Metadata of the assets of tables: columns, totals, versions, partitions and first rows."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import Any
+
+import dagster as dg
+from pyiceberg.expressions import AlwaysTrue
+from pyiceberg.table import FileScanTask, Table
+
+from trinitylake_ops import Lakehouse
+from trinitylake_ops._lazy import cached_attribute
+from trinitylake_ops.dagster_plugin.lakehouse_metadata import VERSION
+from trinitylake_ops.dagster_plugin.links import Links, go_back_text
+from trinitylake_ops.dagster_plugin.metadata import column_schema, inline_tables, link_metadata, table_value
+from trinitylake_ops.dagster_plugin.runs.staging import Note
+from trinitylake_ops.dagster_plugin.table_settings import table_of
+from trinitylake_ops.declarations.rendering import Link
+from trinitylake_ops.errors import TrinityLakeError
+from trinitylake_ops.format.definitions import TableDef
+from trinitylake_ops.iceberg.catalog import catalog_at
+from trinitylake_ops.iceberg.managed import metadata_uri
+from trinitylake_ops.iceberg.metadata import table_metadata as load_iceberg
+from trinitylake_ops.iceberg.totals import partition_text, totals_of
+from trinitylake_ops.iceberg.write.partition_key import PartitionKey
+from trinitylake_ops.iceberg.write.staged_table import StagedTable
+from trinitylake_ops.operations.diff.table_history import TableHistory, TableVersion, table_history
+from trinitylake_ops.versions.snapshot import Snapshot
+
+#: How many tables of one step get whole pages, and for how long. Beyond, totals are shown alone.
+MOST_PAGES = 20
+_SECONDS = 20.0
+#: Of how many tables of one step the totals are read, and of how many partitions the rows are counted.
+MOST_TABLES = 100
+MOST_COUNTED_PARTITIONS = 100
+
+
+@dataclass
+class Bounds:
+    """What is left of the bounds of one step: whole pages, tables with totals, and partitions that are counted."""
+
+    pages: int = MOST_PAGES
+    tables: int = MOST_TABLES
+    partitions: int = MOST_COUNTED_PARTITIONS
+    _ends_s: float = field(default_factory=lambda: time.monotonic() + _SECONDS)
+
+    def take_page(self) -> bool:
+        """Whether one more table may get its whole page."""
+        self.pages -= 1
+        return self.pages >= 0 and self._has_time
+
+    def take_table(self) -> bool:
+        """Whether the totals of one more table may be read."""
+        self.tables -= 1
+        return self.tables >= 0
+
+    def take_partition(self) -> bool:
+        """Whether the rows of one more partition may be counted."""
+        self.partitions -= 1
+        return self.partitions >= 0 and self._has_time
+
+    @property
+    def _has_time(self) -> bool:
+        return time.monotonic() <= self._ends_s
+
+
+#: Of a table with more data files neither partitions nor rows are shown, as each file has to be listed for it.
+MOST_DATA_FILES = 10_000
+#: A larger file is not read for its first rows.
+MOST_PREVIEWED_BYTES = 64 << 20
+MOST_PREVIEWED_COLUMNS = 20
+MOST_PREVIEWED_CHARS = 100
+
+
+@dataclass
+class _Partition:
+    files: int = 0
+    rows: int = 0
+    size_bytes: int = 0
+    is_exact: bool = True
+
+
+def partition_row_count(table: Table, values: Mapping[str, str]) -> int | None:
+    """Return the rows of one partition, by the counts of its files. None if deletes or other files make it unclear."""
+    rows = 0
+    for task in table.scan(row_filter=PartitionKey.of(table.metadata, values).rows).plan_files():
+        if task.delete_files or not isinstance(task.residual, AlwaysTrue):
+            return None
+        rows += task.file.record_count
+    return rows
+
+
+def files_of(table: Table) -> list[FileScanTask] | str:
+    """Return the files of a table, or in words why they are not listed."""
+    snapshot = table.current_snapshot()
+    if snapshot is None:
+        return []
+    n_files = totals_of(snapshot).files
+    if n_files is None:
+        return "its writer did not count its data files"
+    if n_files > MOST_DATA_FILES:
+        return f"it has {n_files:,} data files, more than {MOST_DATA_FILES:,}"
+    return list(table.scan().plan_files())
+
+
+def partition_table(table: Table, files: Sequence[FileScanTask]) -> dg.MetadataValue[Any] | None:
+    """Return rows, files and bytes of each partition. None for a table that has none.
+
+    Rows with ``up to`` are those of the files: deleted ones are still in them.
+    """
+    specs, schema = table.specs(), table.schema()
+    if not any(spec.fields for spec in specs.values()):
+        return None
+    found: dict[str, _Partition] = {}  # files of all specs with the same columns and values are in one row
+    for task in files:
+        spec = specs[task.file.spec_id]
+        path = partition_text(task.file.partition, spec, schema) or "(none)"
+        partition = found.setdefault(path, _Partition())
+        partition.files += 1
+        partition.rows += task.file.record_count
+        partition.size_bytes += task.file.file_size_in_bytes
+        partition.is_exact &= not task.delete_files
+    rows = (
+        (path, f"{'' if one.is_exact else 'up to '}{one.rows:,}", one.files, f"{one.size_bytes:,}")
+        for path, one in sorted(found.items(), reverse=True)
+    )
+    return table_value(("partition", "rows", "files", "bytes"), rows)
+
+
+def preview(table: Table, files: Sequence[FileScanTask], n_rows: int) -> dg.MetadataValue[Any]:
+    """Return the first rows of the first data file that is small enough, or in words why there are none.
+
+    Only the first columns are read, and long values are cut off.
+    """
+    small = next((task for task in files if task.file.file_size_in_bytes <= MOST_PREVIEWED_BYTES), None)
+    if small is None:
+        return dg.MetadataValue.text("it has no rows" if not files else "its data files are too large to read for it")
+    columns = [column.name for column in table.schema().fields[:MOST_PREVIEWED_COLUMNS]]
+    from pyiceberg.io.pyarrow import ArrowScan  # importing it loads pandas
+
+    scan = ArrowScan(table.metadata, table.io, table.schema().select(*columns), AlwaysTrue(), limit=n_rows)
+    shown: list[Sequence[object]] = []
+    for batch in scan.to_record_batches([small]):
+        values = [batch.column(name).to_pylist() for name in columns]
+        shown += islice(zip(*values, strict=True), n_rows - len(shown))
+        if len(shown) >= n_rows:
+            break
+    return table_value(columns, ([_short(value) for value in row] for row in shown))
+
+
+def _short(value: object) -> str:
+    text = "" if value is None else str(value)
+    return text if len(text) <= MOST_PREVIEWED_CHARS else f"{text[:MOST_PREVIEWED_CHARS]}..."
+
+
+#: How many versions a page lists, and among how many of the last ones they are looked for.
+LISTED_VERSIONS, LOOKED_BACK = 10, 30
+
+_COLUMNS = (
+    "version", "created (UTC)", "operation", "by", "change", "rows", "rows changed", "data files", "bytes", "what to do"
+)  # fmt: skip
+
+
+@dataclass
+class TablePages:
+    """The pages of tables at one version of a lakehouse, within the bounds of a step.
+
+    ``links`` lead to launchpads, as far as they know the code location.
+    """
+
+    lake: Lakehouse
+    version: Snapshot
+    links: Links
+    bounds: Bounds = field(default_factory=Bounds)
+
+    def of(self, namespace: str, table: str, *, preview_rows: int = 0) -> dict[str, Any]:
+        """Return all of a table's page that the bounds allow. Raises TableNotFoundError, StorageError.
+
+        What cannot be read is said in its place: a damaged file must not hide the rest.
+        """
+        definition = self.version.table(namespace, table)
+        shown = table_metadata(self.lake, self.version, namespace, table, definition)
+        if not self.bounds.take_page():
+            return shown
+        try:
+            shown |= self._history(namespace, table)
+            if definition.is_iceberg:
+                shown |= self._rows(namespace, table, preview_rows)
+        except TrinityLakeError as error:
+            shown["not_shown"] = str(error)
+        return shown
+
+    def _history(self, namespace: str, table: str) -> dict[str, Any]:
+        history = table_history(
+            self.lake, namespace, table, head=self.version, most=LISTED_VERSIONS, look_back=LOOKED_BACK
+        )
+        shown: dict[str, Any] = self._versions(history, namespace, table)
+        newest = next(iter(history.versions), None)
+        if newest is not None and newest.rows_changed is not None:
+            shown["rows_changed"] = newest.rows_changed
+        if columns := [(one.info.version, line) for one in history.versions for line in one.columns]:
+            shown["columns_changed"] = table_value(("version", "column"), columns)
+        if history.before is not None:
+            text = f"roll back {namespace}.{table} alone to version {history.before}"
+            if link := self.links.roll_back(history.before, text, f"{namespace}.{table}"):
+                shown["roll_back"] = link_metadata(link)
+        return shown
+
+    def _versions(self, history: TableHistory, namespace: str, table: str) -> dict[str, Any]:
+        rows = [
+            (*_version_row(one), self._action(one, namespace, table, is_newest=number == 0))
+            for number, one in enumerate(history.versions)
+        ]
+        return {**inline_tables("versions", _COLUMNS, rows), "versions_compared_down_to": str(history.looked_back_to)}
+
+    def _action(self, one: TableVersion, namespace: str, table: str, *, is_newest: bool) -> Link | str:
+        """Return a link that rolls this table back to a version that has it, and is not the one that is shown."""
+        if is_newest or one.change.kind == "removed" or one.info.state != "live":
+            return ""
+        doubts = [] if one.undone_by is None else [f"undone by {one.undone_by}"]
+        return (
+            self.links.roll_back(one.info.version, go_back_text(one.info.version, doubts), f"{namespace}.{table}") or ""
+        )
+
+    def _rows(self, namespace: str, table: str, preview_rows: int) -> dict[str, Any]:
+        loaded = catalog_at(self.lake, self.version.version).load_table((namespace, table))
+        files = files_of(loaded)
+        if isinstance(files, str):
+            return {"partition_rows": f"not listed: {files}"}
+        partitions = partition_table(loaded, files)
+        shown: dict[str, Any] = {} if partitions is None else {"partition_rows": partitions}
+        return {**shown, "preview": preview(loaded, files, preview_rows)} if preview_rows else shown
+
+
+def _version_row(one: TableVersion) -> tuple[object, ...]:
+    info, after = one.info, one.change.after
+    changed = one.rows_changed
+    return (
+        info.version,
+        f"{info.created_at:%Y-%m-%d %H:%M:%S}",
+        info.operation or "",
+        info.approved_by or info.user or "",
+        one.change.kind,
+        _counted(None if after is None else after.rows),
+        "" if changed is None else f"{changed:+,}",
+        _counted(None if after is None else after.files),
+        _counted(None if after is None else after.bytes),
+    )
+
+
+def _counted(number: int | None) -> str:
+    return "" if number is None else f"{number:,}"
+
+
+def table_metadata(
+    lake: Lakehouse, version: Snapshot, namespace: str, table: str, definition: TableDef
+) -> dict[str, Any]:
+    """Return the entries of a table for Dagster's catalog: columns, rows, place, snapshot, and the lakehouse's version.
+
+    Totals that the writer of its snapshot did not count is left out.
+    """
+    shown: dict[str, Any] = {
+        "dagster/table_name": f"{namespace}.{table}",
+        "dagster/column_schema": column_schema(definition),
+        VERSION: version.version,
+        "format": definition.table_format,
+    }
+    if not definition.is_iceberg:
+        return shown
+    snapshot = load_iceberg(definition, catalog_at(lake, version.version).io).current_snapshot()
+    counted = totals_of(snapshot)
+    totals = {"dagster/row_count": counted.rows, "bytes": counted.bytes, "data_files": counted.files}
+    return {
+        **shown,
+        "dagster/uri": metadata_uri(definition, lake.root),
+        **{name: total for name, total in totals.items() if total is not None},
+        "snapshot_id": "none" if snapshot is None else str(snapshot.snapshot_id),
+    }
+
+
+@dataclass(kw_only=True)
+class PublishedPages:
+    """The pages of tables that one version brought. Each is made once, also for an asset of many partitions."""
+
+    lake: Lakehouse
+    version: int
+    links: Links
+    bounds: Bounds = field(default_factory=Bounds)
+    _made: dict[tuple[str, str], dict[str, Any]] = field(default_factory=dict)
+
+    def __call__(self, staged: StagedTable, note: Note) -> dict[str, Any]:
+        """Return the page of a published table for a partition of its asset.
+
+        What cannot be read is said there. The version is published, whatever happens to its pages.
+        """
+        name = (staged.namespace, staged.table)
+        shown: dict[str, Any] = {}
+        try:
+            if name not in self._made:
+                self._made[name] = self._pages.of(*name, preview_rows=note.preview_rows)
+            shown |= self._made[name]
+            return shown | self._partition(name, note)
+        except TrinityLakeError as error:
+            return {**shown, "not_shown": str(error)}
+
+    @cached_attribute
+    def _pages(self) -> TablePages:
+        return TablePages(self.lake, self.lake.snapshot(self.version), self.links, self.bounds)
+
+    def _partition(self, name: tuple[str, str], note: Note) -> dict[str, Any]:
+        if note.values is None or not self.bounds.take_partition():
+            return {}
+        rows = partition_row_count(catalog_at(self.lake, self.version).load_table(name), note.values)
+        return {} if rows is None else {"dagster/partition_row_count": rows}
+
+
+#: The kinds that the UI shows with each table.
+KINDS = frozenset({"iceberg", "trinitylake"})
+
+
+def as_tables(assets: Iterable[dg.AssetsDefinition]) -> list[dg.AssetsDefinition]:
+    """Return assets that a TrinityLakeIOManager stores, with what the catalog of Dagster shows of tables.
+
+    These are the kinds ``iceberg`` and ``trinitylake``, the name of the table, and its kind of storage. Raises
+    InvalidInputError for an asset whose key names no table.
+    """
+    return [*dg.map_asset_specs(_as_table, assets)]
+
+
+def _as_table(spec: dg.AssetSpec) -> dg.AssetSpec:
+    namespace, table = table_of(spec.key, spec.metadata)
+    return spec.merge_attributes(
+        kinds={*KINDS}, metadata={"dagster/table_name": f"{namespace}.{table}", "dagster/storage_kind": "iceberg"}
+    )

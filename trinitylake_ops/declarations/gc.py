@@ -1,0 +1,303 @@
+"""Operations that reclaim space: trim, expire, undelete, purge and orphans; and relocate."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+from pydantic import Field
+
+from trinitylake_ops import operations
+from trinitylake_ops.declarations.operation import Operation, Running, report_figures
+from trinitylake_ops.declarations.options import (
+    InventoryText,
+    Options,
+    TableRootText,
+    TableTexts,
+    VersionsText,
+    age_field,
+)
+from trinitylake_ops.declarations.planned import (
+    BudgetOptions,
+    LimitedOptions,
+    Planned,
+    PlannedOptions,
+    RulesOptions,
+    end_deletion,
+)
+from trinitylake_ops.declarations.rendering import listing, picture
+from trinitylake_ops.operations import ExpirationPlan, OrphanPlan, PurgePlan, RelocationPlan, RetentionPolicy, TrimPlan
+from trinitylake_ops.reports import expiration_picture
+
+
+class PurgeOptions(BudgetOptions, LimitedOptions):
+    """The age of the versions to purge."""
+
+    grace_days: float | None = age_field("Only what expired")
+
+
+class OrphansOptions(BudgetOptions, LimitedOptions):
+    """The files that count as left behind."""
+
+    older_than_days: float | None = age_field("Only files last written")
+    inventory: InventoryText | None = Field(
+        default=None,
+        description="The manifest.json of an inventory of the storage (Amazon S3 Inventory) to read instead of listing"
+        " the storage. Files that are newer than the inventory are left out. It may be of the root, of the table root,"
+        " or of both. Null: list.",
+    )
+
+
+def _plan_purge(run: Running[PurgeOptions]) -> PurgePlan:
+    return _purge_of(run, timedelta(days=run.options.grace_days or 0))
+
+
+def _purge_of(run: Running[PurgeOptions], grace: timedelta) -> PurgePlan:
+    return operations.plan_purge(run.lake, grace, budget=run.spending, progress=run.progress(), executor=run.executor())
+
+
+def _purge_shown(plan: PurgePlan) -> dict[str, Any]:
+    rows = [
+        (batch.versions, batch.state, "now" if batch.is_due else f"{batch.purgeable_at:%Y-%m-%d %H:%M:%S}")
+        for batch in plan.batches
+    ]
+    return {
+        "versions": plan.versions,
+        "files": plan.files,
+        "bytes": plan.bytes,
+        "still_needed": plan.still_needed,
+        "plan": listing(("versions", "state", "purge from (UTC)"), rows),
+    }
+
+
+def _purge(run: Running[Any], plan: PurgePlan, digest: str | None) -> None:
+    end_deletion(run, "purge", plan.execute(digest, budget=run.spending, progress=run.progress()))
+
+
+PURGE = Planned(
+    name="purge",
+    description="Deletes the files that only expired versions need. They cannot come back.",
+    options=PurgeOptions,
+    plan=_plan_purge,
+    within=lambda run, limits: _purge_of(run, limits.min_age),
+    does="deletes",
+    shown=_purge_shown,
+    apply=_purge,
+)
+
+
+def _plan_orphans(run: Running[OrphansOptions]) -> OrphanPlan:
+    return _orphans_of(run, timedelta(days=run.options.older_than_days or 0))
+
+
+def _orphans_of(run: Running[OrphansOptions], age: timedelta) -> OrphanPlan:
+    return operations.plan_orphan_removal(
+        run.lake,
+        age,
+        run.options.inventory,
+        budget=run.spending,
+        progress=run.progress(),
+        executor=run.executor(),
+    )
+
+
+def _orphans_shown(plan: OrphanPlan) -> dict[str, Any]:
+    return {
+        "files": len(plan.paths),
+        "bytes": plan.bytes,
+        "unowned_files": plan.unowned_files,
+        "unowned_bytes": plan.unowned_bytes,
+        "files_by_kind": listing(("kind", "files"), plan.files.items()),
+        "plan": listing(("path",), [(path,) for path in plan.paths]),
+    }
+
+
+def _remove_orphans(run: Running[Any], plan: OrphanPlan, digest: str | None) -> None:
+    end_deletion(run, "orphans", plan.execute(digest, budget=run.spending, progress=run.progress()))
+
+
+ORPHANS = Planned(
+    name="orphans",
+    description="Deletes the files that failed commits and aborted writes left behind.",
+    options=OrphansOptions,
+    plan=_plan_orphans,
+    within=lambda run, limits: _orphans_of(run, limits.min_age),
+    does="deletes",
+    shown=_orphans_shown,
+    apply=_remove_orphans,
+)
+
+
+class ExpireOptions(RulesOptions, LimitedOptions):
+    """The rules of retention."""
+
+
+class TrimOptions(RulesOptions, LimitedOptions):
+    """The tables to trim, and the rules for versions whose snapshots they keep."""
+
+    tables: TableTexts = Field(
+        default=[], description="Only these tables, each as namespace.table; empty: all managed tables."
+    )
+
+
+class RelocateOptions(PlannedOptions):
+    """The new location of the files under the table root."""
+
+    table_root: TableRootText | None = Field(
+        default=None,
+        description="The present location of the files under the table root. It becomes the table root of this"
+        " lakehouse, which from then on frees what it does not need there. No copy of the lakehouse may continue to use"
+        " it. Null: the lakehouse alone was copied or moved.",
+    )
+
+
+class UndeleteOptions(Options):
+    """The versions to bring back."""
+
+    versions: VersionsText = Field(description="The expired versions to bring back, such as 3-90,95.")
+
+
+def _plan_expiration(run: Running[ExpireOptions]) -> ExpirationPlan:
+    return _expiration_by(run, run.options.policy(run.lake))
+
+
+def _expiration_by(run: Running[ExpireOptions], policy: RetentionPolicy | None) -> ExpirationPlan:
+    return operations.plan_expiration(run.lake, policy, progress=run.progress(), executor=run.executor())
+
+
+def _expire_shown(plan: ExpirationPlan) -> dict[str, Any]:
+    verdicts = sorted(plan.verdicts, key=lambda verdict: not verdict.expires)  # the others are cut first
+    rows = [(v.version, "expires" if v.expires else "kept", v.reason) for v in verdicts]
+    return {
+        "versions": plan.versions,
+        "versions_expired": sum(verdict.expires for verdict in verdicts),
+        "versions_kept": sum(not verdict.expires for verdict in verdicts),
+        "exports_ended": ", ".join(plan.exports),
+        "files": sum(plan.files.values()),
+        "bytes": plan.bytes,
+        "files_by_kind": listing(("kind", "files"), plan.files.items()),
+        "timeline": picture(expiration_picture(plan)),
+        "plan": listing(("version", "verdict", "why"), rows),
+    }
+
+
+def _expire(run: Running[Any], plan: ExpirationPlan, digest: str | None) -> None:
+    report = plan.execute(digest, progress=run.progress())
+    committed = None if report.version is None else "expire"
+    undo = {} if committed is None else run.entry("undelete", {"versions": report.versions})
+    run.report(str(report.table().title), {**report_figures(report.to_dict()), **undo}, committed=committed)
+
+
+EXPIRE = Planned(
+    name="expire",
+    description="Expires versions by the rules of retention. Undelete brings them back until their purge begins.",
+    options=ExpireOptions,
+    plan=_plan_expiration,
+    within=lambda run, limits: _expiration_by(run, limits.policy(run.lake)),
+    does="lets go of",
+    shown=_expire_shown,
+    apply=_expire,
+    changes_exports=True,
+)
+
+
+def _plan_trim(run: Running[TrimOptions]) -> TrimPlan:
+    return _trim_by(run, run.options.policy(run.lake))
+
+
+def _trim_by(run: Running[TrimOptions], policy: RetentionPolicy | None) -> TrimPlan:
+    return operations.plan_trim_tables(run.lake, policy, tables=run.options.tables or None)
+
+
+def _trim_shown(plan: TrimPlan) -> dict[str, Any]:
+    rows = [(f"{trim.namespace}.{trim.table}", len(trim.dropped), len(trim.kept)) for trim in plan.tables]
+    return {
+        "tables": len(plan.tables),
+        "snapshots_dropped": plan.snapshots_dropped,
+        "unreadable": ", ".join(plan.unreadable),
+        "unwritable": ", ".join(plan.unwritable),
+        "plan": listing(("table", "snapshots dropped", "snapshots kept"), rows),
+    }
+
+
+def _trim(run: Running[Any], plan: TrimPlan, digest: str | None) -> None:
+    # this plans again after each commit of others, and never drops more than the approved plan
+    report = plan.execute(digest)
+    if plan.unreadable:
+        names = ", ".join(plan.unreadable)
+        run.log.warning("left as they are, since their metadata cannot be read: %s; verify says why", names)
+    metadata = {
+        **report_figures(report.to_dict()),
+        "tables": len(report.tables),
+        "left": ", ".join(report.left),
+        "unreadable": ", ".join(plan.unreadable),
+    }
+    run.report(str(report.table().title), metadata, committed="trim" if report.tables else None)
+
+
+TRIM = Planned(
+    name="trim",
+    description="Drops the snapshots of managed Iceberg tables that no kept version needs (Iceberg: expire snapshots)"
+    " from the latest version. Older versions keep them.",
+    options=TrimOptions,
+    plan=_plan_trim,
+    within=lambda run, limits: _trim_by(run, limits.policy(run.lake)),
+    does="drops",
+    shown=_trim_shown,
+    apply=_trim,
+)
+
+
+def _plan_relocation(run: Running[RelocateOptions]) -> RelocationPlan:
+    return operations.plan_relocation(run.lake, run.options.table_root)
+
+
+def _relocation_shown(plan: RelocationPlan) -> dict[str, Any]:
+    rows = [*((name, "relocated") for name in plan.tables), *plan.refused.items()]
+    return {
+        "tables": len(plan.tables),
+        "files": plan.files,
+        "refused": ", ".join(plan.refused),
+        "table_root": plan.table_root,
+        "left_table_root": plan.left_table_root,
+        "plan": listing(("table", "what happens"), rows),
+    }
+
+
+def _relocate(run: Running[Any], plan: RelocationPlan, digest: str | None) -> None:
+    report = plan.execute(digest)
+    if report.refused:
+        run.log.warning("left as they are: %s; the plan says why", ", ".join(report.refused))
+    metadata = {
+        **report_figures(report.to_dict()),
+        "tables": len(report.tables),
+        "refused": ", ".join(report.refused),
+    }
+    # A table root may be taken without a commit.
+    is_committed = report.tables or report.version > run.begun_on
+    run.report(str(report.table().title), metadata, committed="relocate" if is_committed else None)
+
+
+RELOCATE = Planned(
+    name="relocate",
+    description="Rewrites the metadata of tables that name an earlier location of the lakehouse or of its table root;"
+    " copies no data.",
+    options=RelocateOptions,
+    plan=_plan_relocation,
+    shown=_relocation_shown,
+    apply=_relocate,
+)
+
+
+def _undelete(run: Running[UndeleteOptions]) -> None:
+    versions = run.options.versions
+    version = operations.undelete(run.lake, versions)
+    run.report(f"version {version} brings back {versions}", {"versions": versions}, committed="undelete")
+
+
+UNDELETE = Operation(
+    job="undelete",
+    description="Brings expired versions back, as long as their purge has not begun.",
+    options=UndeleteOptions,
+    step=_undelete,
+)

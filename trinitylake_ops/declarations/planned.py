@@ -1,0 +1,346 @@
+"""Operations with a plan: one job shows the plan, and the same job applies it once the plan's digest is approved."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from typing import Any, Generic, Protocol, TypeVar
+
+from pydantic import Field, model_validator
+
+from trinitylake_ops import Lakehouse
+from trinitylake_ops.declarations.operation import Operation, Running, report_figures
+from trinitylake_ops.declarations.options import (
+    LIMITS_APPROVE,
+    MOST_DAYS,
+    ApplyLimits,
+    DigestText,
+    Options,
+    PersonText,
+    limit_field,
+)
+from trinitylake_ops.declarations.rendering import Json, listing
+from trinitylake_ops.errors import InvalidInputError
+from trinitylake_ops.operations import Budget, OrphanReport, PurgeReport, RetentionPolicy
+from trinitylake_ops.operations.budget import Spending
+from trinitylake_ops.operations.rendering import Table
+
+#: The text of the link that opens the launchpad of the same job with the approval of a plan.
+APPLY_THIS_PLAN = "apply this plan"
+
+#: Ends the report of each plan that changes nothing.
+NOTHING_TO_DO = "there is nothing to do"
+_MODES = ("approval", "unattended")
+
+
+class ExecutablePlan(Protocol):
+    """The interface of these operations' plans."""
+
+    @property
+    def base_version(self) -> int:
+        """The version on which the plan was made."""
+
+    @property
+    def digest(self) -> str:
+        """The digest of the plan's effects."""
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether the plan would do nothing."""
+
+    def table(self) -> Table:
+        """Return the plan in a form for people."""
+
+
+PlanT = TypeVar("PlanT", bound=ExecutablePlan)
+
+
+class Approval(Options):
+    """The approval of one plan by a person."""
+
+    digest: DigestText = Field(
+        description="Digest of the plan to apply, which the run that planned shows. If something else would happen"
+        " now, the run fails and nothing is done."
+    )
+    approved_by: PersonText = Field(
+        default="",
+        description="Name of the person who approves the plan. It is recorded with the run, and in the log of the"
+        " lakehouse. In Dagster+ leave it out: it is the user who launches the run.",
+    )
+
+
+class PlannedOptions(Options):
+    """Options of an operation with a plan. Without an approval the run only plans."""
+
+    approval: Approval | None = Field(
+        default=None, description="Null: only plan. Otherwise apply the plan that this approves."
+    )
+
+    @property
+    def is_plan(self) -> bool:
+        """Whether a run with these options only plans."""
+        return self.approval is None
+
+    def approver(self, user: str | None = None) -> str | None:
+        """Return who approved what the run does, None for a run that only plans.
+
+        Args:
+            user: The user who launched the run, None if that is not known.
+
+        Raises:
+            InvalidInputError: The approval names another person than the user, or no person.
+        """
+        if self.approval is None:
+            return None
+        name = self.approval.approved_by.strip()
+        if user is not None and name not in ("", user):
+            raise InvalidInputError(
+                f"approved_by={name!r} does not match the signed-in user {user!r}; leave approved_by out"
+            )
+        if not (name or user):
+            raise InvalidInputError("approved_by is missing: no user launched this run; write who approves the plan")
+        return user or name
+
+
+class UnattendedOptions(PlannedOptions):
+    """Options of an operation that may also run without approval, because no reader sees what it changes."""
+
+    unattended: bool = Field(default=False, description="Whether to plan and apply in this run, without approval.")
+
+    @property
+    def is_plan(self) -> bool:
+        """Whether a run with these options only plans."""
+        return self.approval is None and not self.unattended
+
+    @model_validator(mode="after")
+    def _check_one_mode(self) -> UnattendedOptions:
+        if self.unattended and self.approval is not None:
+            raise InvalidInputError("unattended: the run has an approval as well; leave one of the two out")
+        return self
+
+
+class LimitedOptions(UnattendedOptions):
+    """Options of an operation that may run without approval within limits that are set in code."""
+
+    unattended: bool = Field(
+        default=False,
+        description="Whether to plan and apply in this run, without approval, by the lakehouse's own settings and"
+        " within the limits that the code sets. A plan beyond the limits fails the run, and nothing is done.",
+    )
+
+    def approver(self, user: str | None = None) -> str | None:
+        """Return who approved what the run does, None for a run that only plans. Raises InvalidInputError."""
+        return LIMITS_APPROVE if self.unattended else super().approver(user)
+
+    @model_validator(mode="after")
+    def _check_own_rules(self) -> LimitedOptions:
+        for name in ("max_age_days", "min_versions", "grace_days", "older_than_days", *_KEEP):
+            if self.unattended and getattr(self, name, None) is not None:
+                raise InvalidInputError(
+                    f"{name}: an unattended run follows the lakehouse's own settings; leave {name} out, or approve a"
+                    " plan"
+                )
+        return self
+
+
+_KEEP = ("keep_last", "keep_hourly", "keep_daily", "keep_weekly", "keep_monthly")
+
+
+def _rule(what: str) -> Any:
+    return Field(default=None, ge=0, description=f"{what}. Null: as the lakehouse's settings.")
+
+
+class RulesOptions(Options):
+    """Rules of retention that replace single settings of the lakehouse for one run."""
+
+    max_age_days: float | None = Field(
+        default=None,
+        ge=0,
+        le=MOST_DAYS,
+        allow_inf_nan=False,
+        description="Days for which a version is kept after a newer one superseded it. Null: as the lakehouse's"
+        " settings.",
+    )
+    min_versions: int | None = _rule("Keep at least so many of the newest versions")
+    keep_last: int | None = _rule("Keep the last so many versions")
+    keep_hourly: int | None = _rule("Keep the newest version of each of the last so many hours that have one")
+    keep_daily: int | None = _rule("The same for days")
+    keep_weekly: int | None = _rule("The same for weeks, from Monday")
+    keep_monthly: int | None = _rule("The same for months")
+
+    def policy(self, lake: Lakehouse) -> RetentionPolicy | None:
+        """Return the lakehouse's settings with these rules in their place, None if all are its own."""
+        numbers = {"minimum_versions": self.min_versions, **{name: getattr(self, name) for name in _KEEP}}
+        rules: dict[str, Any] = {name: number for name, number in numbers.items() if number is not None}
+        if self.max_age_days is not None:
+            rules["maximum_age_ms"] = timedelta(days=self.max_age_days) // timedelta(milliseconds=1)
+        return replace(RetentionPolicy.of(lake.snapshot().definition), **rules) if rules else None
+
+
+class BudgetOptions(Options):
+    """The bounds on the requests of a run that deletes."""
+
+    max_requests: int | None = Field(
+        default=None,
+        gt=0,
+        description="Stop a run that deletes after so many requests, planning included. The next run continues. Null:"
+        " no limit.",
+    )
+    max_seconds: float | None = limit_field(
+        "Stop a run that deletes after so many seconds, planning included. The next run continues"
+    )
+    requests_per_second: float | None = limit_field("Send no more than so many requests that delete in a second")
+
+    def budget(self) -> Budget:
+        """Return the limits."""
+        return Budget(
+            max_requests=self.max_requests,
+            max_seconds=self.max_seconds,
+            requests_per_second=self.requests_per_second,
+        )
+
+
+PlannedT = TypeVar("PlannedT", bound=PlannedOptions)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Planned(Generic[PlannedT, PlanT]):
+    """An operation as a plan and its execution.
+
+    ``plan`` makes the plan from the options. ``shown`` is the plan's metadata. ``apply`` executes it, approved by a
+    digest, or without one in an unattended run, and reports. ``within`` makes the plan of an unattended run of options
+    that are LimitedOptions. ``applied`` returns the options that are approved with a plan, by default those of the run
+    that are not defaults. ``left`` says what is wrong that the plan does not repair. A plan that repairs none of it is
+    a failed run. ``more`` is further metadata of the run that plans. ``does`` is the verb of its effect on files. The
+    result of an operation that ``is_proved`` is shown.
+    """
+
+    name: str
+    description: str
+    options: type[PlannedT]
+    plan: Callable[[Running[PlannedT]], PlanT]
+    shown: Callable[[PlanT], Mapping[str, Any]]
+    apply: Callable[[Running[Any], PlanT, str | None], None]
+    within: Callable[[Running[PlannedT], ApplyLimits], PlanT] | None = None
+    does: str = "frees"
+    is_pooled: bool = True
+    changes_exports: bool = False
+    left: Callable[[PlanT], str] = lambda _plan: ""
+    applied: Callable[[PlannedT, PlanT], Mapping[str, Any]] = lambda options, _plan: options_of_plan(options)
+    more: Callable[[Running[PlannedT], PlanT], Mapping[str, Any]] = lambda _run, _plan: {}
+    is_proved: bool = False
+
+    def operation(self) -> Operation[PlannedT]:
+        """Return the job that plans, and applies what was approved."""
+        return Operation(
+            job=self.name,
+            description=f"{self.description} Plans by default, and applies the plan whose digest is approved.",
+            options=self.options,
+            step=self._step,
+            is_pooled=self.is_pooled,
+            changes_exports=self.changes_exports,
+            is_proved=self.is_proved,
+        )
+
+    def _step(self, run: Running[Any]) -> None:
+        approval = run.options.approval
+        if run.options.is_plan:
+            self._show(run)
+            return
+        if isinstance(run.options, BudgetOptions):
+            run = replace(run, spending=Spending(run.options.budget()))
+        if approval is not None:
+            self.apply(run, self.plan(run), approval.digest)
+        elif isinstance(run.options, LimitedOptions):
+            self._apply_within_limits(run)
+        else:
+            self.apply(run, self.plan(run), None)
+
+    def _show(self, run: Running[PlannedT]) -> None:
+        plan = self.plan(run)
+        title = str(plan.table().title)
+        shown = {"base_version": plan.base_version, "is_empty": plan.is_empty, **self.shown(plan)}
+        shown.update(self.more(run, plan))
+        left = self.left(plan)
+        if plan.is_empty:
+            if left:
+                raise run.failure(f"{title}; {left}", shown)
+            run.report(f"{title}; {NOTHING_TO_DO}", shown)
+            return
+        options = self.applied(run.options, plan)
+        config = {**options, "approval": {"digest": plan.digest, "approved_by": ""}}
+        to_fill_in = {**options, "approval": {"digest": plan.digest, "approved_by": None}}
+        link = run.link(self.name, to_fill_in, APPLY_THIS_PLAN)
+        metadata = {
+            **({} if link is None else {"apply": link}),
+            **shown,
+            "configuration": Json(config),
+            "digest": plan.digest,
+        }
+        if left:
+            run.log.warning("%s", left)
+        run.report(
+            title,
+            metadata,
+            to_do=f"to apply it, run {run.job(self.name)} with the approval of digest {plan.digest}",
+            logged={**shown, "configuration": json.dumps(config, ensure_ascii=False), "digest": plan.digest},
+        )
+
+    def _apply_within_limits(self, run: Running[PlannedT]) -> None:
+        """Apply what is within the limits. Raises InvalidInputError without limits, and Failure for a plan beyond."""
+        assert self.within is not None
+        limits = limits_of(run)
+        plan = self.within(run, limits)
+        shown = self.shown(plan)
+        files, size_bytes = int(shown.get("files", 0)), int(shown.get("bytes", 0))
+        about = {"digest": plan.digest, "base_version": plan.base_version, "limits": str(limits)}
+        if not limits.allow(files, size_bytes):  # plans that count no files are within the limits
+            raise replace(run, details={}).failure(
+                f"this {self.name} {self.does} {files} files of {size_bytes} bytes, which is beyond what an unattended"
+                f" run may do ({limits}); nothing was done: run {run.job(self.name)} for a plan, and approve it",
+                {**about, **shown},
+            )
+        run.log.info("%s; within the limits of schedules: %s", plan.table().title, limits)
+        self.apply(replace(run, details={**run.details, **about}), plan, None)
+
+
+def limits_of(run: Running[Any]) -> ApplyLimits:
+    """Return the limits of unattended runs. Raises InvalidInputError where the code sets none."""
+    if run.limits is None:
+        raise InvalidInputError(
+            "unattended: the code sets no limits for runs without approval; set limits=ApplyLimits(...)"
+        )
+    return run.limits
+
+
+def options_of_plan(options: PlannedOptions) -> dict[str, Any]:
+    """Return the options of a plan that are not defaults, for the configuration that applies it."""
+    return options.model_dump(exclude_defaults=True, exclude=set(_MODES))
+
+
+def end_deletion(run: Running[Any], operation: str, report: PurgeReport | OrphanReport) -> None:
+    """Report what was deleted.
+
+    Raises Failure for files that the storage refused to delete, and warns when a limit was reached.
+    """
+    failures = sorted(report.failures.items())
+    metadata = {
+        **report_figures(report.to_dict()),
+        "failed_files": len(failures),
+        "failures": listing(("path", "reason"), failures),
+    }
+    again = f"run {run.job(operation)} again for a plan, and approve it"
+    if failures:
+        path, reason = failures[0]
+        raise run.failure(
+            f"{len(failures)} files were not deleted; {again} once the reason is repaired, the first is {path}:"
+            f" {reason}",
+            metadata,
+        )
+    # A purge that ended early has committed its begin.
+    has_committed = report.version is not None or report.stopped is not None
+    run.report(str(report.table().title), metadata, committed=operation if has_committed else None)
+    if report.stopped is not None:
+        run.log.warning("not finished, as %s: %s", report.stopped, again)

@@ -1,0 +1,325 @@
+"""Rollback and restore: plans that show what comes back and what is lost, and their execution."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+from pydantic import Field, field_validator
+
+from trinitylake_ops import operations
+from trinitylake_ops.declarations.exports import ExportNameOptions, PartOptions, named
+from trinitylake_ops.declarations.operation import Running, report_figures
+from trinitylake_ops.declarations.options import Options, Place, TimeText, split_name
+from trinitylake_ops.declarations.planned import NOTHING_TO_DO, Planned, PlannedOptions, options_of_plan
+from trinitylake_ops.declarations.rendering import Json, listing
+from trinitylake_ops.declarations.version_rows import ACTIONS
+from trinitylake_ops.errors import InvalidInputError
+from trinitylake_ops.format.keys import ObjectName
+from trinitylake_ops.iceberg.reach import DAMAGE
+from trinitylake_ops.iceberg.totals import changed_partitions
+from trinitylake_ops.operations import RestorePlan, RollbackPlan, VersionDiff
+from trinitylake_ops.operations.diff.rows import MOST_SAMPLES, RowCounter
+from trinitylake_ops.operations.diff.versions import MOST_COUNTED, ChangedObject, TableStates, count_changes
+from trinitylake_ops.operations.rendering import jsonable
+from trinitylake_ops.versions.undone import find_undone
+
+#: How many versions a plan looks back at, for the last one whose checks passed, and for commits that are lost.
+MOST_VERSIONS = 200
+_MOST_SECONDS = 20.0
+_MOST_PARTITIONED = 20  # tables whose manifests are read
+_MOST_NAMED = 5  # partitions of one table
+_MOST_DETAILED = 2_000  # objects
+
+
+class RollbackTarget(Place):
+    """The version to return to."""
+
+    timestamp: TimeText | None = Field(
+        default=None,
+        description="The newest version at a time, such as 2026-01-31T12:00, in UTC unless it names another zone.",
+    )
+    last_passed: bool | None = Field(
+        default=None,
+        description="True: the newest version before the latest whose asset checks passed, and that no rollback undid.",
+    )
+
+    @field_validator("last_passed")
+    @classmethod
+    def _check_true(cls, value: bool | None) -> bool | None:
+        if value is False:
+            raise InvalidInputError("last_passed must be true, or left out")
+        return value
+
+
+class SampleOptions(Options):
+    """Whether a plan shows rows."""
+
+    sample_rows: int = Field(
+        default=0,
+        ge=0,
+        le=MOST_SAMPLES,
+        description="Plans show so many of the rows that differ, of each table, and the minima and maxima of texts."
+        " The records of the run then hold these rows, which may be personal data.",
+    )
+
+
+class RollbackOptions(PartOptions, SampleOptions, PlannedOptions):
+    """The target of a rollback, and how much of it."""
+
+    to: RollbackTarget = Field(description="The version to return to, named in one of these ways.")
+
+
+class RestoreOptions(ExportNameOptions, PartOptions, SampleOptions, PlannedOptions):
+    """The export to restore, and how much of it."""
+
+
+def _plan_rollback(run: Running[RollbackOptions]) -> RollbackPlan:
+    options, target = run.options, run.options.to
+    to, timestamp = None, None
+    if target.timestamp is not None:
+        moment = datetime.fromisoformat(target.timestamp)
+        timestamp = moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)
+    else:
+        to = str(_last_passed(run) if target.last_passed else target)
+    return operations.plan_rollback(
+        run.lake, to, options.namespaces or None, options.tables or None, timestamp=timestamp
+    )
+
+
+def _last_passed(run: Running[Any]) -> int:
+    """Return the newest version before the latest whose checks passed. Raises InvalidInputError without one."""
+    infos = list(run.lake.history(MOST_VERSIONS))
+    undone, chosen = find_undone(run.lake.files, infos), _chosen(run.options)
+    version = run.page.last_passed([info for info in infos[1:] if undone.by(info.version, chosen) is None])
+    if version is None:
+        raise InvalidInputError(
+            f"no version to go back to: none of the last {len(infos)} versions before the latest, without those that a"
+            " rollback undid, is known to have passed checks; give the number of a version"
+        )
+    return version
+
+
+def _chosen(options: PartOptions) -> list[ObjectName]:
+    """Return the namespaces and tables that a rollback is limited to, nothing for all."""
+    return [*map(ObjectName, options.namespaces), *(ObjectName(*split_name(table)) for table in options.tables)]
+
+
+def _applied(options: RollbackOptions, plan: RollbackPlan) -> dict[str, Any]:
+    """Return the options of a plan, with the version that a time or passed checks led to."""
+    to = {"version": plan.to_version} if options.to.export is None else {"export": options.to.export}
+    return {**options_of_plan(options), "to": to}
+
+
+def _rollback_shown(plan: RollbackPlan) -> dict[str, Any]:
+    operation = plan.operation
+    diff = count_changes(operation.lake, operation.base, operation.target.snapshot, plan.changes)
+    shown = _shown(diff, _partitions(plan, diff))
+    warned = {"warning": plan.warning.removeprefix("warning: ")} if plan.warning else {}
+    return {**warned, "to_version": plan.to_version, **shown, **_damaged(plan), "details": _details(plan, diff)}
+
+
+def _data(run: Running[Any], plan: RollbackPlan) -> dict[str, Any]:
+    """Return how the rows of changed tables differ, from the latest version to the one that comes back."""
+    operation, states = plan.operation, TableStates(plan.operation.lake)
+    counter = RowCounter(states.io, run.options.sample_rows)
+    tables: list[tuple[object, ...]] = []
+    ranges: list[tuple[object, ...]] = []
+    samples: dict[str, Any] = {}
+    changed = [change for change in plan.changes if change.table is not None and change.kind == "changed"]
+    for change in changed[:MOST_COUNTED]:
+        table = change.table or ""
+        name = f"{change.namespace}.{table}"
+        ends = (states.of(version, change.namespace, table) for version in (operation.base, operation.target.snapshot))
+        found = counter.count(*ends)
+        numbers = ("" if number is None else f"{number:,}" for number in (found.removed, found.added, found.changed))
+        tables.append((name, *numbers, found.note or ("" if found.changed is not None else "it has no primary key")))
+        ranges += [(name, one.column, _range(one.before), _range(one.after)) for one in found.ranges]
+        if found.samples:
+            samples[f"rows of {name}"] = listing(("version", *found.sample_columns), found.samples)
+    return {
+        "rows": listing(("table", "rows going away", "rows coming back", "rows changed", "note"), tables),
+        **({"columns": listing(("table", "column", "rows now", "rows then"), ranges)} if ranges else {}),
+        **samples,
+    }
+
+
+def _range(ends: tuple[str, str]) -> str:
+    low, high = ends
+    return low if low == high else f"{low} to {high}"
+
+
+def _damaged(plan: RollbackPlan | RestorePlan) -> dict[str, Any]:
+    """Return the damaged tables of a plan with the reasons, nothing if there are none."""
+    return {"damaged": listing(("table", "reason"), sorted(plan.damaged.items()))} if plan.damaged else {}
+
+
+def _details(plan: RollbackPlan | RestorePlan, diff: VersionDiff) -> Json:
+    """Return a plan as JSON, which the page lets copy: its tables are cut earlier. Of many objects it has the first."""
+    content = {name: value for name, value in plan.to_dict().items() if name != "changes"}
+    objects: Sequence[object] = diff.objects or plan.changes
+    shown = {"objects": jsonable(list(objects[:_MOST_DETAILED])), "more_objects": max(0, len(objects) - _MOST_DETAILED)}
+    return Json({**content, **shown})
+
+
+def _shown(diff: VersionDiff, partitions: Mapping[str, str]) -> dict[str, Any]:
+    """Return numbers first, then a row for each object."""
+    sums = diff.sums
+    rows = [
+        (
+            one.kind,
+            one.name if one.table is not None else f"namespace {one.name}",
+            *(_both(one, what) for what in ("rows", "files", "bytes")),
+            partitions.get(one.name, ""),
+            "; ".join(one.delta.schema) if one.delta else "",
+        )
+        for one in diff.objects
+    ]
+    columns = ("change", "object", "rows now -> then", "files", "bytes", "partitions", "columns")
+    return {
+        "objects": len(diff.objects),
+        "tables": len(diff.tables),
+        "rows_coming_back": "not known" if sums.rows_added is None else sums.rows_added,
+        "rows_going_away": "not known" if sums.rows_removed is None else sums.rows_removed,
+        "plan": listing(columns, rows),
+    }
+
+
+def _both(one: ChangedObject, what: str) -> str:
+    numbers = (None if state is None else getattr(state, what) for state in (one.before, one.after))
+    texts = ["?" if number is None else f"{number:,}" for number in numbers]
+    return "" if texts == ["?", "?"] else " -> ".join(texts)
+
+
+def _partitions(plan: RollbackPlan, diff: VersionDiff) -> dict[str, str]:
+    """Return the partitions of tables that have other files. Manifests of the first tables are read, no data."""
+    operation = plan.operation
+    states = TableStates(operation.lake)
+    end_s = time.monotonic() + _MOST_SECONDS
+    said: dict[str, str] = {}
+    for one in diff.tables[:_MOST_PARTITIONED]:
+        if one.kind != "changed" or time.monotonic() > end_s:
+            continue
+        ends = [
+            states.of(version, one.namespace, one.table or "")
+            for version in (operation.base, operation.target.snapshot)
+        ]
+        before, after = (None if state is None else state.metadata for state in ends)
+        try:
+            names = sorted(text for text in changed_partitions(before, after, states.io).values() if text)
+        except DAMAGE:
+            said[one.name] = "?"
+            continue
+        more = f" and {len(names) - _MOST_NAMED:,} more" if len(names) > _MOST_NAMED else ""
+        said[one.name] = ", ".join(names[:_MOST_NAMED]) + more
+    return said
+
+
+def _lost(run: Running[Any], plan: RollbackPlan) -> dict[str, Any]:
+    """Return the commits after the target that changed what is rolled back."""
+    base, wanted = plan.operation.base, plan.only
+    if plan.to_version >= base.version:
+        return {}
+    n_later = base.version - plan.to_version
+    lake = plan.operation.lake  # the one that the base is of: tables of a version of another one are not counted
+    infos = list(lake.history(min(n_later, MOST_VERSIONS), base))
+
+    def is_lost(diff: VersionDiff | None) -> bool:
+        objects = () if diff is None else diff.objects
+        return diff is None or any(not wanted or one.name in wanted or one.namespace in wanted for one in objects)
+
+    rows = run.page.rows(lake, base, infos, most_seconds=_MOST_SECONDS, is_wanted=is_lost)
+    older = n_later - len(infos)
+    columns = [column for column in run.page.columns if column != ACTIONS]
+    return {
+        "commits_lost": len(rows),
+        **({"older_commits_not_looked_at": older} if older > 0 else {}),
+        "lost": listing(columns, [row[: len(columns)] for row in rows]),
+    }
+
+
+def _rollback(run: Running[Any], plan: RollbackPlan, digest: str | None) -> None:
+    to = run.options.to.export or str(plan.to_version)
+    report = plan.execute(digest)
+    if not report.has_changed:
+        run.report(f"{plan.table().title}; {NOTHING_TO_DO}", {"rolled_back_to": to})
+        return
+    metadata = {
+        "rolled_back_to": to,
+        **_changes(plan),
+        **report_figures(report.to_dict()),
+    }
+    if not report.is_complete:
+        run.log.warning("tables came back that cannot be read: %s", named(report.damaged))
+    run.report(f"version {report.version} has the content of {to}", metadata, committed="rollback")
+
+
+def _changes(plan: RollbackPlan | RestorePlan) -> dict[str, Any]:
+    rows = [(change.kind, change.namespace, change.table or "") for change in plan.changes]
+    return {"objects": len(rows), "changes": listing(("change", "namespace", "table"), rows)}
+
+
+ROLLBACK: Planned[RollbackOptions, RollbackPlan] = Planned(
+    name="rollback",
+    description="Commits the content of an earlier version, then runs the checks of the changed tables. The plan shows"
+    " what comes back, and which commits are lost.",
+    options=RollbackOptions,
+    plan=_plan_rollback,
+    shown=_rollback_shown,
+    apply=_rollback,
+    is_pooled=False,
+    applied=_applied,
+    more=lambda run, plan: {**_data(run, plan), **_lost(run, plan)},
+    is_proved=True,
+)
+
+
+def _plan_restore(run: Running[RestoreOptions]) -> RollbackPlan | RestorePlan:
+    options = run.options
+    return operations.plan_restore(run.lake, options.name, options.namespaces or None, options.tables or None)
+
+
+def _restore_shown(plan: RollbackPlan | RestorePlan) -> dict[str, Any]:
+    if isinstance(plan, RollbackPlan):
+        return _rollback_shown(plan)
+    rows: Sequence[tuple[object, ...]] = [(one.kind, one.namespace, one.table or "") for one in plan.changes]
+    return {
+        "files": plan.files,
+        "bytes": plan.bytes,
+        "objects": len(rows),
+        "plan": listing(("change", "namespace", "table"), rows),
+        **_damaged(plan),
+        "details": _details(plan, VersionDiff(before=plan.base_version, after=plan.export_version, objects=())),
+    }
+
+
+def _restore(run: Running[Any], plan: RollbackPlan | RestorePlan, digest: str | None) -> None:
+    name = run.options.name
+    report = plan.execute(digest) if isinstance(plan, RollbackPlan) else plan.execute(digest, progress=run.progress())
+    if not report.has_changed and report.is_complete:
+        run.report(f"{plan.table().title}; {NOTHING_TO_DO}", {"restored_from": name})
+        return
+    copied = {} if isinstance(plan, RollbackPlan) else {"files": plan.files, "bytes": plan.bytes}
+    metadata = {"restored_from": name, **copied, **_changes(plan), **report_figures(report.to_dict())}
+    said = f"version {report.version} has what export {name} holds"
+    if not report.is_complete and isinstance(plan, RestorePlan):
+        raise run.failure(f"{said}, without damaged tables: {named(report.damaged)}", metadata)
+    if not report.is_complete:
+        run.log.warning("tables came back that cannot be read: %s", named(report.damaged))
+    run.report(said, metadata, committed="restore")
+
+
+RESTORE: Planned[RestoreOptions, Any] = Planned(
+    name="restore",
+    description="Commits the content of an export, then runs the checks of the changed tables.",
+    options=RestoreOptions,
+    plan=_plan_restore,
+    shown=_restore_shown,
+    apply=_restore,
+    is_pooled=False,
+    changes_exports=True,
+    more=lambda run, plan: {**_data(run, plan), **_lost(run, plan)} if isinstance(plan, RollbackPlan) else {},
+    is_proved=True,
+)

@@ -1,0 +1,135 @@
+"""Versions as rows of a table: who made each, and what it changed."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import TypeAlias
+
+from trinitylake_ops import Lakehouse
+from trinitylake_ops.operations import VersionDiff
+from trinitylake_ops.operations.diff.versions import delta_texts, diffs_of
+from trinitylake_ops.versions.history import VersionInfo
+from trinitylake_ops.versions.snapshot import Snapshot
+from trinitylake_ops.versions.undone import find_undone
+
+_MOST_SECONDS = 10.0
+_MOST_TABLES = 3  # named of one version
+
+COLUMNS = (
+    "version", "created (UTC)", "by", "operation", "run", "tables", "rows", "files", "bytes", "state",
+)  # fmt: skip
+#: The column of links that act on a version, last where there is one.
+ACTIONS = "what to do"
+
+#: What a version changed: the tables, and rows, files and bytes that came and went.
+Changes: TypeAlias = tuple[str, str, str, str]
+
+
+class VersionRows:
+    """Rows of versions. Who runs operations may add columns, which only it can fill."""
+
+    __slots__ = ()
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The columns of the rows."""
+        return COLUMNS
+
+    def rows(
+        self,
+        lake: Lakehouse,
+        latest: Snapshot,
+        infos: Sequence[VersionInfo],
+        *,
+        most_seconds: float = _MOST_SECONDS,
+        is_wanted: Callable[[VersionDiff | None], bool] = lambda _diff: True,
+    ) -> list[tuple[object, ...]]:
+        """Return one row for each version whose changes are wanted, in order, with what it changed.
+
+        Counting ends after a time; then the rest has no numbers.
+        """
+        end_s = time.monotonic() + most_seconds
+        versions = [info.version for info in infos]
+        diffs = dict(diffs_of(lake, versions, latest, is_over=lambda: time.monotonic() > end_s))
+        shown = [info for info in infos if is_wanted(diffs[info.version])]
+        undone = find_undone(latest.files, infos)
+        marks = {info.version: undone.text(info.version) for info in infos}
+        return self.rows_with(latest, shown, {version: _changes(diff) for version, diff in diffs.items()}, marks)
+
+    def rows_with(
+        self,
+        latest: Snapshot,
+        infos: Sequence[VersionInfo],
+        changes: Mapping[int, Changes],
+        marks: Mapping[int, str],
+        *,
+        only: str | None = None,
+    ) -> list[tuple[object, ...]]:
+        """Return one row for each version, in order.
+
+        Args:
+            latest: The latest version.
+            infos: The versions.
+            changes: What each version changed.
+            marks: The mark of each version that a later rollback undid, such as ``undone by 3``, or an empty text.
+            only: The only table that links go back to, by default the whole lakehouse.
+        """
+        exports = _exports(latest)
+        more = self.more(infos, latest.version, only, marks)
+        return [
+            (
+                info.version,
+                f"{info.created_at:%Y-%m-%d %H:%M:%S}",
+                _person(info),
+                info.operation or "",
+                self.run_of(info.run_id),
+                *changes[info.version],
+                _state(info, latest.version, exports, marks),
+                *cells,
+            )
+            for info, cells in zip(infos, more, strict=True)
+        ]
+
+    def run_of(self, run_id: str | None) -> object:
+        """Return the cell of a run."""
+        return run_id or ""
+
+    def more(
+        self, infos: Sequence[VersionInfo], latest: int, only: str | None, marks: Mapping[int, str]
+    ) -> Sequence[tuple[object, ...]]:
+        """Return the further cells of versions, by default none."""
+        return [()] * len(infos)
+
+    def last_passed(self, infos: Sequence[VersionInfo]) -> int | None:
+        """Return the newest of some versions, newest first, whose checks passed; None if nobody knows of any."""
+        return None
+
+
+def _person(info: VersionInfo) -> str:
+    approved = f"approved by {info.approved_by}" if info.approved_by else ""
+    return ", ".join(filter(None, (info.committer, approved)))
+
+
+def _changes(diff: VersionDiff | None) -> Changes:
+    """Return the tables that a version changed, with rows, files and bytes that came and went."""
+    if diff is None:
+        return "?", "?", "?", "?"
+    names = [one.name if one.kind == "changed" else f"{one.name} ({one.kind})" for one in diff.tables]
+    more = len(names) - _MOST_TABLES
+    listed = ", ".join(names[:_MOST_TABLES]) + (f" and {more:,} more" if more > 0 else "")
+    return listed, *(delta_texts(diff.sums) if names else ("", "", ""))
+
+
+def _exports(latest: Snapshot) -> Mapping[int, list[str]]:
+    exports: dict[int, list[str]] = {}
+    for record in latest.definition.exports:
+        exports.setdefault(record.version, []).append(record.name)
+    return exports
+
+
+def _state(info: VersionInfo, latest: int, exports: Mapping[int, list[str]], marks: Mapping[int, str]) -> str:
+    state = "latest" if info.version == latest else info.state
+    names = exports.get(info.version, [])
+    exported = f"export {', '.join(names[:_MOST_TABLES])}" if names else ""
+    return ", ".join(filter(None, (state, marks[info.version], exported)))

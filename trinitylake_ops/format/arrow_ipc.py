@@ -1,0 +1,435 @@
+"""The Arrow IPC file around the rows of a node: its bytes and checksums, and the memory that it claims to need.
+
+The seal is metadata of the schema, which such a file holds twice: in its first message and in its footer.
+
+A small file can claim, and with ZSTD truly hold, gigabytes of the same byte. It can also name the same bytes thousands
+of times, as the bodies of many batches or the buffers of many columns. Since pyarrow allocates as much as is claimed,
+the claims are read first. They are in the metadata (FlatBuffers, as in Arrow's Footer, Message and RecordBatch) and in
+the length before each compressed buffer.
+"""
+
+from __future__ import annotations
+
+import functools
+import struct
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import google_crc32c
+import pyarrow as pa
+
+from trinitylake_ops.errors import CorruptFileError
+from trinitylake_ops.format.checksums import SEAL_KEYS, check_seals
+from trinitylake_ops.format.file_names import is_immutable_path, version_named
+from trinitylake_ops.format.keys import built_texts
+
+_U8, _I16, _U16, _I32, _U32, _I64 = (struct.Struct("<" + code) for code in "BhHiIq")
+_BLOCK = struct.Struct("<qi4xq")  # offset, bytes of metadata, bytes of body
+_BUFFER = struct.Struct("<qq")  # offset in the body, bytes
+_TAIL_BYTES = 10  # the length of the footer, and the magic
+_CONTINUATION = 0xFFFFFFFF
+_DICTIONARY_BATCH, _RECORD_BATCH = 2, 3
+# Until Arrow 1.0 the codec was in the free-form metadata of messages, whose version number was this.
+_V4 = 3
+_OLD_COMPRESSION = b"ARROW:experimental_compression"
+
+# The positions of fields in their FlatBuffers tables.
+_FOOTER_BLOCKS = (2, 3)  # the footer's dictionaries and record batches
+_MESSAGE_VERSION, _MESSAGE_HEADER_TYPE, _MESSAGE_HEADER, _MESSAGE_BODY_BYTES = 0, 1, 2, 3
+_DICTIONARY_DATA = 1
+_BATCH_NODES, _BATCH_BUFFERS, _BATCH_COMPRESSION = 1, 2, 3
+
+
+#: More bytes are not decompressed, whatever a file claims. Larger nodes are written as they are.
+MAX_DECOMPRESSED_BYTES = 256 * 1024 * 1024
+
+
+def check_body(data: bytes) -> None:
+    """Raise ValueError for an IPC file that claims to decompress to more than ``MAX_DECOMPRESSED_BYTES``.
+
+    Also raises ValueError for metadata that leads out of the file, and for batches or buffers that share bytes.
+    """
+    claimed_bytes = decompressed_bytes(data)
+    if claimed_bytes > MAX_DECOMPRESSED_BYTES:
+        raise ValueError(f"it claims to decompress to {claimed_bytes} bytes, more than {MAX_DECOMPRESSED_BYTES}")
+
+
+def check_stream(data: bytes, limit_bytes: int) -> None:
+    """Raise ValueError for an IPC stream whose messages together claim to decompress to more than a limit.
+
+    Also raises ValueError for one message that claims more than ``MAX_DECOMPRESSED_BYTES``, and for messages that lead
+    out of the stream.
+    """
+    claimed_bytes = at = 0
+    try:
+        while at < len(data):
+            if _read(_U32, data, at) != _CONTINUATION:
+                raise ValueError("its messages do not follow each other")
+            metadata_bytes = _read(_U32, data, at + 4)
+            if not metadata_bytes:
+                break
+            message = _root(data, at + 8)
+            body_bytes = _number(_I64, data, message, _MESSAGE_BODY_BYTES)
+            if body_bytes < 0 or metadata_bytes + body_bytes > len(data) - at - 8:
+                raise ValueError("a message of it leads out of it")
+            if _number(_U8, data, message, _MESSAGE_HEADER_TYPE) in (_DICTIONARY_BATCH, _RECORD_BATCH):
+                of_this_bytes = _claimed_bytes(data, at, metadata_bytes + 8, body_bytes)
+                claimed_bytes += of_this_bytes
+                if of_this_bytes > MAX_DECOMPRESSED_BYTES or claimed_bytes > limit_bytes:
+                    raise ValueError(f"it claims to decompress to {claimed_bytes} bytes")
+            at += 8 + metadata_bytes + body_bytes
+    except struct.error as error:
+        raise ValueError(f"its metadata leads out of the stream: {error}") from error
+
+
+def decompressed_bytes(data: bytes) -> int:
+    """Return the bytes that the compressed buffers of an IPC file claim to hold, 0 where none is compressed.
+
+    Raises ValueError for metadata that leads out of the file or overlaps. The time is proportional to the file,
+    whatever the metadata says.
+    """
+    try:
+        footer_bytes = _read(_I32, data, len(data) - _TAIL_BYTES)
+        footer = _root(data, len(data) - _TAIL_BYTES - footer_bytes)
+        blocks = [
+            _BLOCK.unpack_from(data, place)
+            for field in _FOOTER_BLOCKS
+            for place in _items(data, _field(data, footer, field), _BLOCK.size, len(data))
+        ]
+        _check_blocks(blocks, len(data) - _TAIL_BYTES - footer_bytes)
+        return sum(_claimed_bytes(data, *block) for block in blocks)
+    except struct.error as error:
+        raise ValueError(f"its metadata leads out of the file: {error}") from error
+
+
+def places_in_batch(data: bytes, start: int) -> tuple[int, int]:
+    """Return where the numbers of rows and nulls begin that a record batch has for its columns, and where its buffers.
+
+    ``start`` is that of its message, which is sound.
+    """
+    message = _root(data, start + 8)
+    batch = _linked(data, _field(data, message, _MESSAGE_HEADER))
+    nodes, buffers = (_linked(data, _field(data, batch, field)) for field in (_BATCH_NODES, _BATCH_BUFFERS))
+    return nodes + 4, buffers + 4
+
+
+def _check_blocks(blocks: Iterable[tuple[int, int, int]], end: int) -> None:
+    """Raise ValueError unless blocks lie one after the other between the magic and the footer."""
+    free = 0
+    for start, metadata_bytes, body_bytes in sorted(blocks):
+        if start < free or metadata_bytes < 0 or body_bytes < 0:
+            raise ValueError("its messages overlap")
+        free = start + metadata_bytes + body_bytes
+    if free > end:
+        raise ValueError("its messages reach into its footer")
+
+
+def _claimed_bytes(data: bytes, start: int, metadata_bytes: int, body_bytes: int) -> int:
+    """Return the claim of one record batch or dictionary, whose message starts at ``start``.
+
+    Raises ValueError for buffers that together take more than the body, as some of them then overlap.
+    """
+    prefix_bytes = 8 if _read(_U32, data, start) == _CONTINUATION else 4
+    message = _root(data, start + prefix_bytes)
+    # Arrow allocates a body before it compares the sizes
+    if _number(_I64, data, message, _MESSAGE_BODY_BYTES) != body_bytes:
+        raise ValueError("a message and the footer differ in the size of its body")
+    body = start + metadata_bytes
+    batch = _linked(data, _field(data, message, _MESSAGE_HEADER))
+    if batch and _number(_U8, data, message, _MESSAGE_HEADER_TYPE) == _DICTIONARY_BATCH:
+        batch = _linked(data, _field(data, batch, _DICTIONARY_DATA))
+    if not batch:
+        return 0
+    buffers = [
+        _BUFFER.unpack_from(data, place)
+        for place in _items(data, _field(data, batch, _BATCH_BUFFERS), _BUFFER.size, metadata_bytes)
+    ]
+    if sum(abs(stored_bytes) for _, stored_bytes in buffers) > body_bytes:
+        raise ValueError("its buffers overlap")
+    is_old = _number(_I16, data, message, _MESSAGE_VERSION) == _V4 and data.find(_OLD_COMPRESSION, start, body) >= 0
+    if not is_old and not _field(data, batch, _BATCH_COMPRESSION):
+        return 0
+    total_bytes = 0
+    for offset, stored_bytes in buffers:
+        if stored_bytes >= _I64.size:
+            total_bytes += max(0, _read(_I64, data, body + offset))  # -1 precedes a buffer that is not compressed
+    return total_bytes
+
+
+def _read(code: struct.Struct, data: bytes, place: int) -> int:
+    if not 0 <= place <= len(data):
+        # otherwise struct would count from the end, or overflow
+        raise ValueError(f"its metadata leads to byte {place}")
+    number: int = code.unpack_from(data, place)[0]
+    return number
+
+
+def _root(data: bytes, place: int) -> int:
+    """Return where the root table of a FlatBuffer lies."""
+    return place + _read(_U32, data, place)
+
+
+def _field(data: bytes, table: int, number: int) -> int:
+    """Return where a field of a table lies, 0 if it is absent."""
+    vtable = table - _read(_I32, data, table)
+    entry = 4 + 2 * number
+    offset = _read(_U16, data, vtable + entry) if entry < _read(_U16, data, vtable) else 0
+    return table + offset if offset else 0
+
+
+def _number(code: struct.Struct, data: bytes, table: int, number: int) -> int:
+    """Return the number that a field of a table holds, 0 if it is absent."""
+    place = _field(data, table, number)
+    return _read(code, data, place) if place else 0
+
+
+def _linked(data: bytes, place: int) -> int:
+    """Return where the table lies that a field refers to, 0 if it is absent."""
+    return place + _read(_U32, data, place) if place else 0
+
+
+def _items(data: bytes, place: int, item_bytes: int, room_bytes: int) -> Iterator[int]:
+    """Yield where the structs of a vector lie. A field refers to the vector, which fits so many bytes."""
+    if place:
+        vector = _linked(data, place)
+        n_items = _read(_U32, data, vector)
+        if n_items * item_bytes > room_bytes:
+            raise ValueError(f"its metadata says that {n_items} buffers fit {room_bytes} bytes")
+        for number in range(n_items):
+            yield vector + 4 + number * item_bytes
+
+
+SCHEMA = pa.schema([("key", pa.utf8()), ("pvalue", pa.utf8()), ("pnode", pa.utf8())])
+
+_KEY = SEAL_KEYS[0].encode()
+_MAGIC_BYTES = 8
+_DIGITS = 8
+_NO_DIGITS = b"0" * _DIGITS
+_COUNTS = struct.Struct("<" + "qq" * len(SCHEMA))  # of each column: rows, nulls
+_BITMAPS = struct.Struct("<" + "q40x" * len(SCHEMA))  # of each column: where the first of its three buffers begins
+
+#: Of key, pvalue and pnode, the rows that are not null, as the bits of a number.
+Present: TypeAlias = tuple[int, int, int]
+
+
+def write_file(batch: pa.RecordBatch, compression: str, path: str) -> bytes:
+    """Return the file of one batch, sealed for the name of ``path``, or without a seal if that is empty."""
+    name = _name_of(path)
+    data = _file_of(batch, compression, len(name))
+    return _own_form(len(name)).sealed(data, name) if name else bytes(data)
+
+
+def surrounding_bytes(path: str) -> int:
+    """Return the bytes that an uncompressed file of one batch takes beyond the batch."""
+    return _surrounding_bytes(len(_name_of(path)))
+
+
+def read_own_batch(data: bytes, path: str) -> tuple[pa.RecordBatch, Present] | None:
+    """Return the rows of a file of exactly our form, with one uncompressed batch, as nearly all have.
+
+    This costs little, as neither schema nor footer is parsed. Other files give None. Rows are validated, and seals are
+    checked, if there are any. Raises CorruptFileError for a file that is damaged or not that of ``path``, and
+    ArrowInvalid for rows that are not sound.
+    """
+    name = _name_of(path)
+    form = _own_form(len(name))
+    if not form.has(data):
+        form = _own_form(0)
+        if not form.has(data):
+            return None
+    else:
+        head, tail = form.seals_of(data)
+        if head != tail or head[_DIGITS + 1 :] != name or head[:_DIGITS] != b"%08x" % form.crc32c(data):
+            _check(data, _text(head), _text(tail), path)
+    batch = form.batch(data)
+    batch.validate(full=True)
+    return batch, form.present(data)
+
+
+def check_file_seals(data: bytes, schema: pa.Schema, path: str) -> bool:
+    """Check an IPC file of any form against its seals. ``schema`` is that of its footer. Returns whether it has any.
+
+    Raises CorruptFileError.
+    """
+    return _check(data, _seal_in(_first_schema(data)), _seal_in(schema), path)
+
+
+def check_is_no_copy(data: bytes, path: str) -> None:
+    """Check a file that is whole: it must not be a copy of an older root. Raises CorruptFileError."""
+    # The form leaves out some bytes of the footer.
+    seal = _seal_in(footer_schema(data, path, ": its footer is damaged"))
+    check_seals(data, (seal, seal), path)
+
+
+def footer_schema(data: bytes, path: str, reason: str = "") -> pa.Schema:
+    """Return the schema in the footer of a file. Raises CorruptFileError, whose message ends in ``reason``."""
+    try:
+        return pa.ipc.open_file(data).schema
+    except (pa.ArrowException, OSError, ValueError) as error:
+        raise CorruptFileError(f"{path!r} is no readable Arrow IPC file{reason}", path=path) from error
+
+
+def _check(data: bytes, first: str | None, second: str | None, path: str) -> bool:
+    name = (first or "")[_DIGITS + 1 :]
+    return check_seals(data, (first, second), path, may_be_copy=_may_be_copied_to(path, name))
+
+
+def _may_be_copied_to(path: str, name: str) -> bool:
+    """Whether a program that knows only the published format may copy a root to a path, byte by byte.
+
+    To roll back, it makes an old root a later one. Exports are roots at paths of their own.
+    """
+    copied, version = version_named(name), version_named(path)
+    if copied is None:
+        return False
+    return copied < version if version is not None else not is_immutable_path(path)
+
+
+def _first_schema(data: bytes) -> pa.Schema | None:
+    """Return the schema at the beginning of a file, None if none can be read there, as in very old files."""
+    try:
+        message = pa.ipc.read_message(pa.py_buffer(data)[_MAGIC_BYTES:])
+        # Arrow takes any message for a schema. If it is another one, Arrow ends the process.
+        return pa.ipc.read_schema(message) if message.type == "schema" else None
+    except (pa.ArrowException, OSError, ValueError, EOFError):
+        return None
+
+
+def _seal_in(schema: pa.Schema | None) -> str | None:
+    seal = None if schema is None or schema.metadata is None else schema.metadata.get(_KEY)
+    return None if seal is None else _text(seal)
+
+
+def _text(seal: bytes) -> str:
+    return seal.decode("utf-8", errors="surrogateescape")
+
+
+def _name_of(path: str) -> bytes:
+    return path.rpartition("/")[2].encode("utf-8", errors="surrogateescape")
+
+
+def _file_of(batch: pa.RecordBatch, compression: str, name_bytes: int = 0, character: str = "0") -> memoryview:
+    """Return a file with seals whose name repeats one character, or without seals for a name of no bytes."""
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_file(sink, _schema(name_bytes, character), options=_write_options(compression)) as writer:
+        writer.write_batch(batch)
+    return memoryview(sink.getvalue())
+
+
+@functools.lru_cache(maxsize=256)
+def _schema(name_bytes: int, character: str) -> pa.Schema:
+    """Return our schema with a seal of so many bytes of name. pyarrow takes far longer to write a new one."""
+    return SCHEMA.with_metadata({_KEY: f"{character * _DIGITS} {character * name_bytes}"}) if name_bytes else SCHEMA
+
+
+@functools.cache
+def _write_options(compression: str) -> pa.ipc.IpcWriteOptions:
+    return pa.ipc.IpcWriteOptions(compression=compression or None, use_threads=False)
+
+
+@functools.lru_cache(maxsize=256)
+def _surrounding_bytes(name_bytes: int) -> int:
+    batch = pa.record_batch([built_texts([])] * len(SCHEMA), schema=SCHEMA)
+    return len(_file_of(batch, "", name_bytes)) - int(pa.ipc.get_record_batch_size(batch))
+
+
+@dataclass(frozen=True, slots=True)
+class _OwnForm:
+    """The beginning and the end of our uncompressed files.
+
+    They hold all metadata except the seals and the numbers of rows and bytes.
+
+    ``batch_start`` is where the message of the batch begins. ``counts`` and ``starts`` are where it says how many rows
+    and nulls its columns have, and where their buffers begin. Head and tail are each one large number. A mask leaves
+    out the bits that differ by file. ``head_seal`` is where the first seal begins. ``tail_seal`` is where the second
+    begins, counted from the end. Both are 0 without seals.
+    """
+
+    batch_start: int
+    counts: int
+    starts: int
+    head_bytes: int
+    head_mask: int
+    head: int
+    tail_bytes: int
+    tail_mask: int
+    tail: int
+    seal_bytes: int
+    head_seal: int
+    tail_seal: int
+
+    def has(self, data: bytes) -> bool:
+        """Whether a file has this form."""
+        head = int.from_bytes(data[: self.head_bytes], "little") & self.head_mask
+        tail = int.from_bytes(data[-self.tail_bytes :], "little") & self.tail_mask
+        return head == self.head and tail == self.tail
+
+    def seals_of(self, data: bytes) -> tuple[bytes, bytes]:
+        """Return both seals of a file of this form."""
+        start = len(data) + self.tail_seal
+        return data[self.head_seal : self.head_seal + self.seal_bytes], data[start : start + self.seal_bytes]
+
+    def crc32c(self, data: bytes) -> int:
+        """Return the checksum of a file of this form, with zeros for the digits of its seals."""
+        between = pa.py_buffer(data)[self.head_seal + _DIGITS : self.tail_seal]  # bytes would be copied
+        crc = google_crc32c.value(data[: self.head_seal] + _NO_DIGITS)
+        crc = google_crc32c.extend(crc, between)
+        return int(google_crc32c.extend(crc, _NO_DIGITS + data[self.tail_seal + _DIGITS :]))
+
+    def sealed(self, data: memoryview, name: bytes) -> bytes:
+        """Return a file of this form, compressed or not, with both seals renamed to a name of the same size."""
+        head, tail = bytes(data[: self.head_seal]), bytes(data[self.tail_seal + self.seal_bytes :])
+        body = bytes(data[self.head_seal + self.seal_bytes : self.tail_seal])
+        blank = _NO_DIGITS + b" " + name
+        crc = google_crc32c.value(head + blank)
+        crc = google_crc32c.extend(google_crc32c.extend(crc, body), blank + tail)
+        seal = b"%08x %b" % (crc, name)
+        return b"".join((head, seal, body, seal, tail))
+
+    def batch(self, data: bytes) -> pa.RecordBatch:
+        """Return the rows of a file of this form, which are views of its bytes."""
+        return pa.ipc.read_record_batch(pa.py_buffer(data)[self.batch_start :], SCHEMA)
+
+    def present(self, data: bytes) -> Present:
+        """Return which rows of a validated batch are not null. To ask Arrow for them would take longer."""
+        counts = _COUNTS.unpack_from(data, self.counts)
+        starts = _BITMAPS.unpack_from(data, self.starts)
+        every = (1 << counts[0]) - 1
+        n_bytes = (counts[0] + 7) // 8
+        key, pvalue, pnode = (
+            int.from_bytes(data[first : first + n_bytes], "little") & every if n_nulls else every
+            for n_nulls, first in zip(counts[1::2], (self.head_bytes + start for start in starts), strict=True)
+        )
+        return key, pvalue, pnode
+
+
+@functools.lru_cache(maxsize=256)
+def _own_form(name_bytes: int) -> _OwnForm:
+    """Return the form of files whose names take so many bytes, 0 for files without seals.
+
+    It is made of two files that differ in all else.
+    """
+    texts = {"0": ["", None], "1": [str(number) for number in range(20_000)] + [None] * 1_000}
+    one, other = (
+        bytes(_file_of(pa.record_batch([built_texts(rows)] * 3, schema=SCHEMA), "", name_bytes, character))
+        for character, rows in texts.items()
+    )
+    batch = 16 + int.from_bytes(one[12:16], "little")  # after the magic and the schema's message
+    head_bytes = batch + 8 + int.from_bytes(one[batch + 4 : batch + 8], "little")
+    tail_bytes = int.from_bytes(one[-10:-6], "little") + 10
+    head_mask = _equal_words(one[:head_bytes], other[:head_bytes])
+    tail_mask = _equal_words(one[-tail_bytes:], other[-tail_bytes:])
+    head, tail = (int.from_bytes(part, "little") for part in (one[:head_bytes], one[-tail_bytes:]))
+    seal = f"{_NO_DIGITS.decode()} {'0' * name_bytes}".encode() if name_bytes else b""
+    places = (one.find(seal), one.rfind(seal) - len(one)) if seal else (0, 0)
+    of_batch = (batch, *places_in_batch(one, batch))
+    form = (*of_batch, head_bytes, head_mask, head & head_mask, tail_bytes, tail_mask, tail & tail_mask)
+    return _OwnForm(*form, len(seal), *places)
+
+
+def _equal_words(one: bytes, other: bytes) -> int:
+    """Return a mask of the words, of 8 bytes, that are the same in both."""
+    places = range(0, len(one), 8)
+    masks = (b"\xff" if one[place : place + 8] == other[place : place + 8] else b"\0" for place in places)
+    return int.from_bytes(b"".join(mask * 8 for mask in masks)[: len(one)], "little")

@@ -1,1 +1,0 @@
-"""Code generated from proto/definitions.proto by `make proto`; not edited by hand."""

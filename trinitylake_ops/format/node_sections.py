@@ -1,0 +1,268 @@
+"""The rows of a node file in their sections, read and checked (FORMAT.md, "Node files")."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from trinitylake_ops.errors import CorruptFileError
+from trinitylake_ops.format.arrow_ipc import (
+    SCHEMA,
+    Present,
+    check_body,
+    check_file_seals,
+    check_is_no_copy,
+    read_own_batch,
+)
+from trinitylake_ops.format.keys import (
+    CREATED_AT_MILLIS,
+    LAKEHOUSE_DEF,
+    MAX_TIME_MS,
+    N_KEYS,
+    NAMESPACE_KEY_PREFIX,
+    OLD_LAKEHOUSE_DEF,
+    SEALED_AT_MILLIS,
+    SYSTEM_KEYS,
+    TABLE_KEY_PREFIX,
+    TextColumn,
+    has_schema_id,
+)
+
+_READ_OPTIONS = pa.ipc.IpcReadOptions(use_threads=False)  # threads for nine small buffers take longer
+_MAX_ROWS = 2**31 - 1
+_MAX_DIGITS = 20
+_KEY, _PVALUE, _PNODE = range(len(SCHEMA))
+_VALUE_COLUMNS = ("pvalue", "value")  # the second name is that of the older layout
+_TRANSACTION_COLUMN = "txn"  # a column of the older layout; nothing in it is needed
+_OBJECT_KEY_PREFIXES = (NAMESPACE_KEY_PREFIX, TABLE_KEY_PREFIX)
+
+
+class MalformedError(Exception):
+    """A rule of the sections does not hold; the message says which."""
+
+    def of(self, path: str) -> CorruptFileError:
+        """Return the error of a file that breaks the rule."""
+        return CorruptFileError(f"node file {path!r} is malformed: {self}", path=path)
+
+
+def _read(data: bytes, path: str) -> tuple[pa.RecordBatch, Present]:
+    """Return the rows of a file, which are sound, and which of them are not null. Raises CorruptFileError."""
+    try:
+        return read_own_batch(data, path) or _read_other_batch(data, path)
+    except (pa.ArrowException, OSError, ValueError) as error:
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise CorruptFileError(f"{path!r} is no readable Arrow IPC file: {reason}", path=path) from error
+
+
+def _read_other_batch(data: bytes, path: str) -> tuple[pa.RecordBatch, Present]:
+    """Return the rows of a file not of our exact form: compressed, several batches, or the older layout.
+
+    In a file without pnode all of these are null.
+    """
+    schema = pa.ipc.open_file(data, options=_READ_OPTIONS).schema
+    check_file_seals(data, schema, path)
+    check_body(data)
+    places = [place for place, name in enumerate(schema.names) if name != _TRANSACTION_COLUMN]
+    names = [schema.names[place] for place in places]
+    if (
+        names[:1] != ["key"]
+        or names[1:2] not in ([name] for name in _VALUE_COLUMNS)
+        or names[2:] not in ([], ["pnode"])
+        or any(schema.field(place).type not in (pa.utf8(), pa.large_utf8()) for place in places)
+    ):
+        raise CorruptFileError(
+            f"{path!r} has columns {schema.names}, a node file has {SCHEMA.names} as strings", path=path
+        )
+    options = pa.ipc.IpcReadOptions(use_threads=False, included_fields=places)
+    table = pa.ipc.open_file(data, options=options).read_all()
+    table.validate(full=True)
+    columns = [column.cast(pa.utf8()).combine_chunks() for column in table.columns]
+    columns += [pa.nulls(len(table), pa.utf8())] * (len(SCHEMA) - len(columns))
+    key, pvalue, pnode = (_bits(column.is_valid()) for column in columns)
+    return pa.record_batch(columns, schema=SCHEMA), (key, pvalue, pnode)
+
+
+@dataclass(slots=True)
+class Rows:
+    """The rows of a file, with the begin and end of the sections after the system rows.
+
+    ``pointers`` is the row without a key that begins section 2. It is None in a file without such a row: a sealed root,
+    or a leaf of the older layout. ``first`` and ``end`` enclose the rows of keys.
+    """
+
+    batch: pa.RecordBatch
+    present: Present
+    system: dict[str, str] = field(default_factory=dict)
+    pointers: int | None = None
+    first: int = 0
+    end: int = 0
+
+    @classmethod
+    def read(cls, data: bytes, path: str) -> Rows:
+        """Return the rows of a file whose system rows were checked. Raises CorruptFileError, naming ``path``."""
+        batch, present = _read(data, path)
+        try:
+            rows = cls(batch, present)
+        except MalformedError as error:
+            raise error.of(path) from error
+        # a rollback never leads to a purged version, and a copied one would hide a live version
+        if SEALED_AT_MILLIS in rows.system:
+            check_is_no_copy(data, path)
+        return rows
+
+    @property
+    def is_flat(self) -> bool:
+        """Whether the file is a leaf of the older layout, where each row has a key."""
+        return self.pointers is None and SEALED_AT_MILLIS not in self.system
+
+    def __post_init__(self) -> None:
+        n_rows = self.batch.num_rows
+        n_system = self._n_system_rows(n_rows)
+        self._add_system_rows(n_system)
+        _check_number(self.system, CREATED_AT_MILLIS, MAX_TIME_MS)
+        _check_number(self.system, N_KEYS, _MAX_ROWS)
+        n_keys = int(self.system[N_KEYS])
+        if SEALED_AT_MILLIS in self.system and (n_keys or n_system != n_rows):
+            raise MalformedError("a sealed root has keys or pointer rows")
+        self.first = n_system if self.pointers is None else n_system + 1
+        self.end = self.first + n_keys
+        if self.end > n_rows:
+            raise MalformedError(f"n_keys is {n_keys}, but only {n_rows - self.first} rows follow")
+        if self.pointers is None:
+            self._check_flat()
+
+    def _n_system_rows(self, n_rows: int) -> int:
+        """Return the number of system rows.
+
+        They end at the row without a key, otherwise after the rows that we know.
+        """
+        absent = ~self.present[_KEY] & _rows(0, n_rows)
+        if absent:
+            self.pointers = _lowest(absent)
+            return self.pointers
+        names = self._column(_KEY).to_pylist()
+        if SEALED_AT_MILLIS in names:
+            return len(names)
+        return next((row for row, name in enumerate(names) if name not in SYSTEM_KEYS), len(names))
+
+    def _add_system_rows(self, n_rows: int) -> None:
+        names, values = (self._column(column, 0, n_rows).to_pylist() for column in (_KEY, _PVALUE))
+        lacking = _rows(0, n_rows) & (~self.present[_PVALUE] | self.present[_PNODE])
+        if lacking:
+            raise MalformedError(f"system row {names[_lowest(lacking)]!r} lacks its value or has a child")
+        for name, value in zip(names, values, strict=True):
+            if name.startswith(_OBJECT_KEY_PREFIXES):
+                raise MalformedError(f"object key {name!r} stands among the system rows")
+            self.system[LAKEHOUSE_DEF if name == OLD_LAKEHOUSE_DEF else name] = value
+
+    def _column(self, column: int, first: int = 0, end: int = _MAX_ROWS) -> pa.StringArray:
+        return self.batch.column(column).slice(first, end - first)
+
+    def _check_flat(self) -> None:
+        """In such a file only the form of keys tells objects from unknown system rows."""
+        for row, key in enumerate(self._column(_KEY, self.first).to_pylist(), self.first):
+            if not has_schema_id(key):
+                raise MalformedError(
+                    f"row {row} has the key {key!r}, which is neither an object's nor a known system row's;"
+                    " a file without a row without a key can hold no other"
+                )
+        if self.present[_PNODE]:
+            raise MalformedError("there are child pointers, but no row without a key for the first of them")
+
+    def keys(self) -> TextColumn:
+        """Return the keys. It is for :func:`ascend` to check that they do. Raises MalformedError."""
+        if self.pointers is not None and self.present[_PVALUE] >> self.pointers & 1:
+            raise MalformedError("the first pointer row has a value")
+        of_keys = _rows(self.first, self.end)
+        if of_keys & ~(self.present[_KEY] & self.present[_PVALUE]):
+            raise MalformedError("a row of the pointers lacks its key or value; n_keys is wrong")
+        keys = TextColumn(self._column(_KEY, self.first, self.end))
+        # Keys ascend: if the first is above all keys that start with a space, so are the others.
+        if of_keys and keys[0] < "!" and any(key.startswith(" ") for key in keys):
+            raise MalformedError("a row of the pointers has a key that starts with a space")
+        return keys
+
+    def values(self) -> TextColumn:
+        """Return the values of the keys."""
+        return TextColumn(self._column(_PVALUE, self.first, self.end))
+
+    def children(self) -> TextColumn:
+        """Return the pointers to children, none in a leaf. Raises MalformedError."""
+        first = self.first if self.pointers is None else self.pointers
+        of_pointers = _rows(first, self.end)
+        children = self.present[_PNODE] & of_pointers
+        if children and children != of_pointers:
+            raise MalformedError("some of the child pointers are missing")
+        return TextColumn(self._column(_PNODE, first, self.end if children else first))
+
+    def buffer(self) -> dict[str, str | None]:
+        """Return the newest message of each key, in order of arrival. Raises MalformedError."""
+        keys, values, children = (present >> self.end for present in self.present)
+        if not keys | values | children:
+            return {}  # blank pointer rows alone, as in nearly every leaf
+        n_blank = _lowest(keys) if keys else 0
+        n_rows = self.batch.num_rows - self.end
+        if keys == _rows(n_blank, n_rows) and not values & _rows(0, n_blank) and not children:
+            names, texts = (self._column(column, self.end + n_blank).to_pylist() for column in (_KEY, _PVALUE))
+            buffer = dict(zip(names, texts, strict=True))
+            if len(buffer) == len(names) and SYSTEM_KEYS.isdisjoint(buffer) and min(buffer) >= "!":
+                return buffer  # all rows are as we write them
+        return self._any_buffer([self._column(column, self.end) for column in range(len(SCHEMA))])
+
+    def _any_buffer(self, tails: Sequence[pa.StringArray]) -> dict[str, str | None]:
+        buffer: dict[str, str | None] = {}
+        for row, (key, value, child) in enumerate(zip(*(tail.to_pylist() for tail in tails), strict=True), self.end):
+            if child is not None:
+                raise MalformedError(f"row {row} after the pointers has a child; n_keys is wrong")
+            if key is None:
+                if value is not None or buffer:
+                    raise MalformedError(f"row {row} after the pointers has no key")
+                continue
+            if key in SYSTEM_KEYS or key.startswith(" "):
+                raise MalformedError(f"buffer row {row} has the key {key!r}, which no object can have")
+            # Re-inserting keeps the order of arrival of the newest message.
+            buffer.pop(key, None)
+            buffer[key] = value
+        return buffer
+
+
+def ascend(columns: Iterable[TextColumn]) -> bool:
+    """Whether the keys of each node ascend. Those of all nodes are compared in one pass."""
+    arrays = [keys.array for keys in columns if len(keys) > 1]
+    lower, upper = [keys.slice(0, len(keys) - 1) for keys in arrays], [keys.slice(1) for keys in arrays]
+    if len(arrays) == 1:  # as chunks they would take longer
+        return not pc.greater_equal(lower[0], upper[0]).true_count
+    descending = pc.greater_equal(pa.chunked_array(lower, pa.utf8()), pa.chunked_array(upper, pa.utf8()))
+    return not pc.any(descending, min_count=0).as_py()
+
+
+def not_ascending(keys: Iterable[str]) -> MalformedError:
+    """Return the error of keys that do not ascend."""
+    lower, upper = next(pair for pair in pairwise(keys) if pair[0] >= pair[1])
+    return MalformedError(f"key {upper!r} does not ascend after {lower!r}")
+
+
+def _bits(truths: pa.BooleanArray) -> int:
+    """Return the truths of an array without nulls as the bits of a number, the first one lowest."""
+    values: int = int.from_bytes(truths.buffers()[1] or b"", "little") >> truths.offset
+    return values & _rows(0, len(truths))
+
+
+def _lowest(rows: int) -> int:
+    """Return the lowest row among the bits of rows, at least one."""
+    return (rows & -rows).bit_length() - 1
+
+
+def _rows(first: int, end: int) -> int:
+    """Return the bits of rows."""
+    return (1 << end) - (1 << first)
+
+
+def _check_number(system: dict[str, str], name: str, maximum: int) -> None:
+    value = system.get(name, "")
+    if not (value.isascii() and value.isdecimal() and len(value) <= _MAX_DIGITS and int(value) <= maximum):
+        raise MalformedError(f"system row {name} is {value[:_MAX_DIGITS]!r}, not a number from 0 to {maximum}")

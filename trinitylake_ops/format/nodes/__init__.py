@@ -1,1 +1,0 @@
-"""Node files, and the keys and rows in them (FORMAT.md, "Node files")."""

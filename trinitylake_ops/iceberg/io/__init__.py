@@ -1,0 +1,1 @@
+"""Files of tables as pyiceberg reads and writes them."""

@@ -1,0 +1,273 @@
+"""Files of tables to read, checked before a decoder reads them."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from pyiceberg.io import InputFile, InputStream
+
+from trinitylake_ops.errors import (
+    CorruptFileError,
+    FileExistsAlreadyError,
+    FileMissingError,
+    LocationNotAllowedError,
+    StorageError,
+    StoragePermissionError,
+)
+from trinitylake_ops.iceberg.validation.avro import check_no_avro, is_avro, uncompressed
+from trinitylake_ops.iceberg.validation.checksums import SealedKind, check_table_file
+from trinitylake_ops.iceberg.validation.files import MAGIC as PUFFIN_MAGIC
+from trinitylake_ops.iceberg.validation.files import check_claims, check_puffin, end_with_claims, named_format
+from trinitylake_ops.iceberg.validation.inflate import MAX_INFLATED_BYTES, too_large
+from trinitylake_ops.iceberg.validation.metadata_size import metadata_too_large
+from trinitylake_ops.storage.interface import Storage
+
+
+class TableFileMissingError(FileMissingError, FileNotFoundError):
+    """A FileMissingError that pyiceberg recognises."""
+
+
+class TableFileExistsError(FileExistsAlreadyError, FileExistsError):
+    """A FileExistsAlreadyError that pyiceberg recognises."""
+
+
+class TableFilePermissionError(StoragePermissionError, PermissionError):
+    """A StoragePermissionError that pyiceberg recognises."""
+
+
+class TableFileUnreadableError(StorageError):
+    """The storage does not return a table file, for example an archived object or a link that leads to itself."""
+
+
+@contextmanager
+def reading_table_file() -> Iterator[None]:
+    """Raise TableFileUnreadableError for a StorageError that no other class describes: it concerns this file only."""
+    try:
+        yield
+    except StorageError as error:
+        if type(error) is not StorageError:
+            raise
+        raise TableFileUnreadableError(error.message, path=error.path) from error
+
+
+@contextmanager
+def as_pyiceberg_expects(location: str) -> Iterator[None]:
+    """Raise the storage's errors also as the built-in ones that pyiceberg's FileIO contract names."""
+    try:
+        yield
+    except FileMissingError as error:
+        raise TableFileMissingError(f"table file {location!r} is missing", path=location) from error
+    except FileExistsAlreadyError as error:
+        raise TableFileExistsError(f"table file {location!r} exists already", path=location) from error
+    except StoragePermissionError as error:
+        # The message says why, and names the path below its storage's root.
+        message = error.message.replace(repr(error.path), repr(location)) if error.path else error.message
+        if isinstance(error, LocationNotAllowedError):  # a built-in PermissionError already
+            raise LocationNotAllowedError(message, path=location) from error
+        raise TableFilePermissionError(message, path=location) from error
+
+
+#: A file up to this size is read in one request. Of a larger file, this much of its start is.
+WHOLE_FILE_BYTES = 1 << 20
+#: The fewest bytes that a ranged read fetches, so that small forward reads share one request.
+READ_AHEAD_BYTES = 256 << 10
+
+
+class StorageInputFile(InputFile):
+    """A table file to read."""
+
+    def __init__(
+        self, location: str, storage: Storage, path: str, size_bytes: int | None = None, shown: str | None = None
+    ):
+        super().__init__(location)
+        self._storage = storage
+        self._path = path
+        self._size_bytes = size_bytes
+        #: the file's name in errors
+        self.shown = location if shown is None else shown
+
+    def __len__(self) -> int:
+        """Size in bytes. It takes one request unless it is known. Raises FileNotFoundError."""
+        if self._size_bytes is None:
+            with as_pyiceberg_expects(self.location), reading_table_file():
+                self._size_bytes = self._storage.stat(self._path).size_bytes
+        return self._size_bytes
+
+    def exists(self) -> bool:
+        """Whether the file is there. Raises PermissionError, StorageError."""
+        with as_pyiceberg_expects(self.location):
+            return self._storage.exists(self._path)
+
+    def open(self, seekable: bool = True) -> InputStream:
+        """Return a seekable stream. The first request is sent at once.
+
+        A file up to WHOLE_FILE_BYTES takes that one request. A larger one takes a second for its size. If its name is
+        that of Parquet or ORC, it takes one more for its end, then one for each range. An Avro file is read whole and
+        returned without compression, so that no decoder inflates it without bounds. Raises FileNotFoundError,
+        PermissionError, StorageError. Raises CorruptFileError for an Avro, Parquet or ORC file that holds or claims too
+        much. Raises it for a name ``.parquet`` or ``.orc`` whose file does not end as such. Raises it for metadata read
+        whole that does not match its checksum. For a file with another name, larger than WHOLE_FILE_BYTES, its stream
+        raises the error at the end.
+        """
+        head = self._read_head()
+        if named_format(self.location) is None and is_avro(self.location, head):
+            return self._opened(self._with_rest(head))
+        return RangeReader(self, head)
+
+    def read_whole(self, limit_bytes: int | None = None) -> bytes:
+        """Return the bytes of the file as it is stored, in at most one range more than ``open``.
+
+        Args:
+            limit_bytes: The largest size of metadata that the caller parses, None for any.
+
+        Raises:
+            FileNotFoundError: If the file does not exist.
+            PermissionError: If it may not be read.
+            StorageError: If the storage fails. CorruptFileError for more than MAX_INFLATED_BYTES.
+            MetadataTooLargeError: If the file has more than ``limit_bytes``. Its rest is not read.
+        """
+        head = self._read_head()
+        if limit_bytes is not None and len(head) == WHOLE_FILE_BYTES and len(self) > limit_bytes:
+            raise metadata_too_large(self.shown, len(self), limit_bytes)
+        return self._with_rest(head)
+
+    def _read_head(self) -> bytes:
+        with as_pyiceberg_expects(self.location), reading_table_file():
+            head = self._storage.read(self._path, offset=0, length=WHOLE_FILE_BYTES)
+        if len(head) < WHOLE_FILE_BYTES:
+            self._size_bytes = len(head)
+            self._check_seals(head)
+        return head
+
+    def _check_seals(self, data: bytes) -> None:
+        """Raise CorruptFileError for metadata that does not match its checksum. Scans read only parts of data files."""
+        if SealedKind.of(self.location) is not SealedKind.PARQUET:
+            check_table_file(data, self.shown)
+
+    def _with_rest(self, head: bytes) -> bytes:
+        if len(head) < WHOLE_FILE_BYTES:
+            return head
+        if len(self) > MAX_INFLATED_BYTES:
+            raise too_large(self.shown, len(self))
+        data = head + self.read_range(len(head), len(self) - len(head)) if len(self) > len(head) else head
+        self._check_seals(data)
+        return data
+
+    def _opened(self, data: bytes) -> InputStream:
+        """Return the stream of a file that was read whole."""
+        if not is_avro(self.location, data):
+            return io.BytesIO(data)
+        return io.BytesIO(uncompressed(data, self.shown).data)
+
+    def read_range(self, offset: int, length: int) -> bytes:
+        """Return ``length`` bytes from ``offset`` on, in one request. Raises FileNotFoundError, StorageError."""
+        with as_pyiceberg_expects(self.location), reading_table_file():
+            data = self._storage.read(self._path, offset=offset, length=length)
+        if len(data) != length:
+            raise StorageError(
+                f"table file {self.location!r} gave {len(data)} bytes at {offset} instead of {length}",
+                path=self.location,
+            )
+        return data
+
+
+class RangeReader(io.RawIOBase):
+    """A seekable stream over ranged reads. It keeps the file's start, its end and the last small range.
+
+    Parquet readers begin with the footer. So the first read near the end fetches all of the last READ_AHEAD_BYTES, or
+    all of the footer. The footer's claims are checked then, and a Puffin file's when it is read whole. Both raise
+    CorruptFileError. A large read is one request of exactly its size and is not kept.
+    """
+
+    def __init__(self, file: StorageInputFile, head: bytes):
+        super().__init__()
+        self._file = file
+        self._size_bytes = len(file)
+        self._position = 0
+        self._head = (0, head)
+        self._tail = (self._size_bytes, b"")
+        self._window = (0, b"")
+        if self._size_bytes <= len(head):
+            self._check_end(head)
+        # checked at once, since Arrow's ORC reader wraps the errors of a stream
+        elif named_format(file.location) is not None:
+            self._read_tail()
+
+    def _read_tail(self) -> None:
+        tail = self._check_end(self._read_end(min(READ_AHEAD_BYTES, self._size_bytes)))
+        self._tail = (self._size_bytes - len(tail), tail)
+
+    def _read_end(self, n_bytes: int) -> bytes:
+        return self._file.read_range(self._size_bytes - n_bytes, n_bytes)
+
+    def _check_end(self, end: bytes) -> bytes:
+        """Check the claims at the end of the file, and return its last bytes, or more of them."""
+        end = end_with_claims(end, self._size_bytes, self._read_end, self._file.shown)
+        check_claims(end, self._size_bytes, self._file.shown)
+        return end
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._position
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        """Move to an offset in bytes. Raises ValueError before the start."""
+        origin = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._size_bytes}[whence]
+        if origin + offset < 0:
+            raise ValueError(f"cannot seek to {origin + offset} in {self._file.location!r}")
+        self._position = origin + offset
+        return self._position
+
+    def read(self, size: int | None = -1) -> bytes:
+        """Return the next ``size`` bytes, or fewer at the end of the file. Without a size, return all the rest.
+
+        Raises CorruptFileError for a rest larger than any file that is read whole.
+        """
+        self._check_open()
+        rest = max(0, self._size_bytes - self._position)
+        length = rest if size is None or size < 0 else min(size, rest)
+        if (size is None or size < 0) and length > MAX_INFLATED_BYTES:
+            raise CorruptFileError(
+                f"{self._file.shown!r} has {self._size_bytes} bytes, and no file of its kind more than"
+                f" {MAX_INFLATED_BYTES}; restore it",
+                path=self._file.shown,
+            )
+        data = self._range(self._position, length) if length else b""
+        if size is None or size < 0:  # pyiceberg reads Avro so, and no reader Parquet
+            check_no_avro(self._file.shown, data)
+            if data.startswith(PUFFIN_MAGIC):
+                check_puffin(data, self._file.shown)
+        self._position += length
+        return data
+
+    def readall(self) -> bytes:
+        return self.read(-1)
+
+    def readinto(self, buffer: Any) -> int:
+        data = self.read(len(buffer))
+        buffer[: len(data)] = data
+        return len(data)
+
+    def _check_open(self) -> None:
+        if self.closed:
+            raise ValueError(f"{self._file.location!r} is closed")
+
+    def _range(self, offset: int, length: int) -> bytes:
+        for start, data in (self._head, self._tail, self._window):
+            if start <= offset and offset + length <= start + len(data):
+                return data[offset - start : offset - start + length]
+        if offset >= self._size_bytes - READ_AHEAD_BYTES:
+            self._read_tail()
+            return self._range(offset, length)
+        if length >= READ_AHEAD_BYTES:
+            return self._file.read_range(offset, length)
+        self._window = (offset, self._file.read_range(offset, min(READ_AHEAD_BYTES, self._size_bytes - offset)))
+        return self._range(offset, length)

@@ -1,0 +1,221 @@
+"""Managed tables: their locations, and which lakehouse owns a table.
+
+A MANAGED table's location is ``<root>tables/<TableDef.id>``, with ``metadata/`` and ``data/`` below it. Its
+``format_properties["metadata_location"]`` points to its current metadata file. That is a path under the lakehouse's
+root, or else a URI. The lakehouse decides when files are deleted. So fixed table properties switch off Iceberg's own
+deletions.
+
+The creator of a managed table writes ``tables/<id>/_owner.json`` together with, or before, the first other file there.
+A writer may leave files of a table that it never published. By the owner file they are known for this lakehouse's own,
+and may be removed as orphans. A folder without that file, which no version defines either, is left alone.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Mapping
+from dataclasses import replace
+
+from pyiceberg.table.metadata import TableMetadata
+
+from trinitylake_ops.errors import CorruptFileError, FileExistsAlreadyError, FileMissingError, InvalidDefinitionError
+from trinitylake_ops.format.checksums import MAX_NOTE_BYTES
+from trinitylake_ops.format.definitions import METADATA_LOCATION, TABLE_UUID, LakehouseDef, TableDef
+from trinitylake_ops.format.file_names import OWNER_NAME, TABLES_PREFIX, owner_path, table_prefix
+from trinitylake_ops.format.locations import normalize_root_uri, to_location, to_uri
+from trinitylake_ops.format.sealed_files import decode_sealed_json, encode_sealed_json
+from trinitylake_ops.iceberg.properties import PATH_PROPERTIES, check_settable
+from trinitylake_ops.iceberg.types import from_iceberg_schema
+from trinitylake_ops.storage import Storage
+from trinitylake_ops.storage.conditional_create import create_settled
+
+ICEBERG = "ICEBERG"
+MANAGED = "MANAGED"
+EXTERNAL = "EXTERNAL"
+
+#: Properties of every managed table: no engine may delete metadata, snapshots or data files.
+MANAGED_PROPERTIES: Mapping[str, str] = {
+    "gc.enabled": "false",
+    "write.metadata.delete-after-commit.enabled": "false",
+}
+#: Format version of Iceberg tables. In later versions pyiceberg would lose parts that it does not know.
+LATEST_WRITTEN_VERSION = 2
+
+
+def new_table_location(root: str, definition: LakehouseDef) -> str:
+    """Return a fresh location for a MANAGED table.
+
+    It is a URI without a final ``/``, and its last segment is the id.
+    """
+    table_root = normalize_root_uri(definition.table_root) if definition.table_root else root
+    return table_root + table_prefix(str(uuid.uuid4())).rstrip("/")
+
+
+def table_id_of(location: str) -> str | None:
+    """Return the id in the location of a MANAGED table, or None for a location of another form."""
+    parent, _, table_id = location.rstrip("/").rpartition("/")
+    return table_id if table_id and f"{parent}/".endswith(f"/{TABLES_PREFIX}") else None
+
+
+def managed_table_id(location: str, root: str) -> str | None:
+    """Return the id of the MANAGED table whose place under ``root`` a URI is, None when there is none."""
+    table_id = table_id_of(location)
+    try:
+        is_place = table_id is not None and location == f"{root}{table_prefix(table_id)}".rstrip("/")
+    except InvalidDefinitionError:  # such as "..", which names no folder
+        return None
+    return table_id if is_place else None
+
+
+def managed_properties(properties: Mapping[str, str]) -> dict[str, str]:
+    """Return the properties of a new managed table. Raises InvalidDefinitionError for forbidden ones."""
+    check_managed_properties({**MANAGED_PROPERTIES, **properties})
+    return {**properties, **MANAGED_PROPERTIES}
+
+
+def check_format_version(metadata: TableMetadata) -> None:
+    """Raise InvalidDefinitionError for a table that pyiceberg can read, but not write."""
+    if metadata.format_version > LATEST_WRITTEN_VERSION:
+        raise InvalidDefinitionError(
+            f"its Iceberg format version is {metadata.format_version}, and {LATEST_WRITTEN_VERSION} is the latest that"
+            " can be written; write it with another engine"
+        )
+
+
+def check_managed_properties(properties: Mapping[str, str]) -> None:
+    """Raise InvalidDefinitionError when properties let Iceberg delete files, put them elsewhere or name code."""
+    check_settable(properties)
+    for name, value in MANAGED_PROPERTIES.items():
+        if properties.get(name, "").lower() != value:
+            raise InvalidDefinitionError(
+                f"property {name!r} of a managed table must stay {value!r}: the lakehouse decides when files go"
+            )
+    for name in PATH_PROPERTIES:
+        if name in properties:
+            raise InvalidDefinitionError(
+                f"property {name!r} cannot be set: a managed table's files stay under its own location; leave it out"
+            )
+
+
+def metadata_uri(definition: TableDef, root: str) -> str:
+    """Return the URI of a table's current metadata file. Raises InvalidDefinitionError when there is none."""
+    location = definition.format_properties.get(METADATA_LOCATION)
+    if not location:
+        raise InvalidDefinitionError(
+            f"table {definition.id!r} has no {METADATA_LOCATION!r} in its format properties; register its metadata file"
+        )
+    return to_uri(root, location)
+
+
+def without_history(metadata: TableMetadata) -> TableMetadata:
+    """Return metadata of a table without its snapshots.
+
+    Reading and writing its files needs no more, however old it is.
+    """
+    empty: dict[str, object] = {
+        "snapshots": [],
+        "snapshot_log": [],
+        "metadata_log": [],
+        "refs": {},
+        "current_snapshot_id": None,
+    }
+    return metadata.model_copy(update={**empty, "statistics": [], "partition_statistics": []})
+
+
+def table_definition(
+    metadata: TableMetadata,
+    uri: str,
+    root: str,
+    *,
+    base: TableDef | None = None,
+    table_id: str = "",
+    table_type: str = MANAGED,
+) -> TableDef:
+    """Return the definition of a table whose current metadata file is at ``uri``.
+
+    ``base`` is its definition so far. Values that the metadata does not have are taken from there. Schema, identifier
+    fields (primary keys), sort order (sort keys) and partition sources (distribution keys) mirror the metadata. Only
+    top-level columns can be keys. Raises UnsupportedTypeError for a schema that our columns cannot hold.
+    """
+    schema = from_iceberg_schema(metadata.schema())
+    top_level = [column.id for column in schema.columns]
+    sort_order = metadata.sort_order_by_id(metadata.default_sort_order_id)
+    sort_ids = [field.source_id for field in sort_order.fields] if sort_order is not None else []
+    before = base or TableDef(id=table_id, table_type=table_type, table_format=ICEBERG)
+    return replace(
+        before,
+        schema=schema,
+        primary_keys=_columns(metadata.schema().identifier_field_ids, top_level),
+        sort_keys=_columns(sort_ids, top_level),
+        distribution_keys=_columns([field.source_id for field in metadata.spec().fields], top_level),
+        unique_columns=_columns(before.unique_columns, top_level),
+        format_properties={
+            **before.format_properties,
+            METADATA_LOCATION: to_location(root, uri),
+            **_identity(metadata),
+        },
+    )
+
+
+def _identity(metadata: TableMetadata) -> dict[str, str]:
+    """Return the format property that identifies the table. In version 1 the metadata need not have it."""
+    return {TABLE_UUID: str(metadata.table_uuid)} if metadata.format_version > 1 else {}
+
+
+def _columns(ids: list[int] | tuple[int, ...], top_level: list[int]) -> tuple[int, ...]:
+    return tuple(dict.fromkeys(column_id for column_id in ids if column_id in top_level))
+
+
+_LAKEHOUSE_ID = "lakehouse_id"
+
+
+def owner_file(definition: LakehouseDef) -> bytes:
+    """Return the owner file of every managed table of a lakehouse."""
+    return _owner_file(definition.id)
+
+
+def _owner_file(lakehouse_id: str) -> bytes:
+    return encode_sealed_json({_LAKEHOUSE_ID: lakehouse_id}, OWNER_NAME)
+
+
+def read_owner(data: bytes, path: str) -> str:
+    """Return the id of the lakehouse that an owner file names. Raises CorruptFileError."""
+    try:
+        owner = decode_sealed_json(data, path).get(_LAKEHOUSE_ID)
+    except CorruptFileError as error:
+        raise CorruptFileError(f"this is no owner file of a table: {error.message}", path=path) from error
+    if not isinstance(owner, str) or not owner:
+        raise CorruptFileError(f"this is no owner file of a table: it has no {_LAKEHOUSE_ID!r}", path=path)
+    return owner
+
+
+def is_owner(storage: Storage, table_id: str, definition: LakehouseDef) -> bool:
+    """Whether the folder of a table under the root has the owner file of a lakehouse. Raises StorageError."""
+    path = owner_path(table_id)
+    try:
+        return read_owner(storage.read(path, limit_bytes=MAX_NOTE_BYTES), path) == definition.id
+    except FileMissingError:
+        return False
+
+
+def claim_location(storage: Storage, location: str, definition: LakehouseDef) -> str | None:
+    """Write the owner file of a new table's fresh location, a URI. Returns its path.
+
+    For a location beyond the root nothing is written, and None is returned: its files are never deleted. Raises
+    StorageError.
+    """
+    table_id = managed_table_id(location, storage.root)
+    return None if table_id is None else claim_folder(storage, table_id, definition.id)
+
+
+def claim_folder(storage: Storage, table_id: str, lakehouse_id: str) -> str:
+    """Write the owner file of a table's folder under the root. Returns its path.
+
+    Raises FileExistsAlreadyError if the folder is another lakehouse's, InvalidDefinitionError, StorageError.
+    """
+    path, data = owner_path(table_id), _owner_file(lakehouse_id)
+    if not create_settled(
+        storage, path, data, is_ours=lambda found: read_owner(found, path) == lakehouse_id, trusts_refusals=True
+    ):
+        raise FileExistsAlreadyError(f"another lakehouse has the fresh table folder of {path!r}", path=path)
+    return path

@@ -1,0 +1,421 @@
+"""Every file that a version of a table reaches."""
+
+from __future__ import annotations
+
+import secrets
+from array import array
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from enum import StrEnum
+from hashlib import blake2b
+from io import BytesIO
+from typing import TypeVar, cast
+
+from pyiceberg.io import FileIO, InputFile, InputStream
+from pyiceberg.manifest import (
+    DataFileContent,
+    ManifestEntry,
+    ManifestEntryStatus,
+    ManifestFile,
+    read_manifest_list,
+)
+from pyiceberg.table.metadata import TableMetadata
+from pyiceberg.table.snapshots import Snapshot
+
+from trinitylake_ops.errors import (
+    CorruptFileError,
+    FileMissingError,
+    InvalidLocationError,
+    StoragePermissionError,
+    TrinityLakeError,
+)
+from trinitylake_ops.format.definitions import TableDef
+from trinitylake_ops.format.locations import to_uri
+from trinitylake_ops.iceberg.io.file_io import StorageFileIO
+from trinitylake_ops.iceberg.io.input_file import TableFileUnreadableError
+from trinitylake_ops.iceberg.managed import metadata_uri
+from trinitylake_ops.iceberg.metadata import InlineSnapshot, walked_metadata
+from trinitylake_ops.iceberg.validation.avro import SNAPSHOT_ID, AvroContent, uncompressed
+from trinitylake_ops.iceberg.validation.bounds import has_faulty_summaries, mark_faulty
+from trinitylake_ops.storage.parallel import run_parallel
+
+T = TypeVar("T")
+#: Failures of one table whose files are damaged, missing, not its own, or not returned by the storage. They concern no
+#: other table.
+DAMAGE = (
+    FileMissingError,
+    CorruptFileError,
+    InvalidLocationError,
+    StoragePermissionError,
+    TableFileUnreadableError,
+)
+_ADDED = ManifestEntryStatus.ADDED
+
+
+class FileKind(StrEnum):
+    """The role of a file in its table."""
+
+    METADATA = "metadata"
+    METADATA_LOG = "metadata log"
+    MANIFEST_LIST = "manifest list"
+    MANIFEST = "manifest"
+    DATA = "data"
+    DELETES = "deletes"
+    POSITION_DELETES = "position deletes"
+    STATISTICS = "statistics"
+
+
+@dataclass(frozen=True, slots=True)
+class TableFile:
+    """A file of a table.
+
+    ``location`` is a path when it lies under the lakehouse's root, else a URI. ``size_bytes`` is None if the metadata
+    does not say it. ``live`` is False for a file that no scan of any snapshot opens and that may be gone. Such files
+    are former metadata files, and data that every remaining snapshot has deleted.
+    """
+
+    kind: FileKind
+    location: str
+    size_bytes: int | None = None
+    live: bool = True
+
+
+def files_of(
+    definition: TableDef,
+    io: StorageFileIO,
+    known: set[str] | None = None,
+    *,
+    skips_missing: bool = False,
+    failures: list[TrinityLakeError] | None = None,
+) -> Iterator[TableFile]:
+    """Yield every file that an Iceberg table reaches at one version, each once.
+
+    ``known`` are locations of manifest lists and manifests that an earlier walk saw. They are passed over with all that
+    they list. This walk adds its own when it ends. With ``skips_missing``, missing manifest lists and manifests are
+    passed over, too, as nobody can read the files that only they list.
+
+    A table reaches its metadata file and former metadata files. For all its snapshots it reaches the manifest lists,
+    manifests, data and delete files, and statistics. Reads the metadata, each manifest list and each manifest, with as
+    many requests at once as the storage takes. Raises LocationNotAllowedError for a file that the table cannot have,
+    and other StorageErrors. A walk that fails has not seen all.
+
+    With ``failures``, the walk also yields files that the table cannot have. The errors of manifest lists and manifests
+    that are damaged, missing or may not be read are added to it, and the walk continues.
+    """
+    if failures is None:
+        io = io.for_table(definition)
+    elif not definition.is_managed:
+        io = io.strict()
+    uri = metadata_uri(definition, io.root)
+    metadata = walked_metadata(definition, io)
+    yield TableFile(FileKind.METADATA, io.location(uri))
+    former = dict.fromkeys(entry.metadata_file for entry in metadata.metadata_log if entry.metadata_file != uri)
+    for location in former:
+        yield TableFile(FileKind.METADATA_LOG, io.location(location), live=False)
+    yield from statistics_of(metadata, io)
+    known = set() if known is None else known
+    snapshots = [
+        shot
+        for shot in metadata.snapshots
+        if isinstance(shot, InlineSnapshot) or (shot.manifest_list and shot.manifest_list not in known)
+    ]
+    yield from _snapshot_files(snapshots, io, known, _Tolerance(skips_missing, failures))
+
+
+def statistics_of(metadata: TableMetadata, io: StorageFileIO) -> list[TableFile]:
+    """Return the statistics files that a table's metadata names.
+
+    Raises LocationNotAllowedError for a file that the table of ``io`` cannot have.
+    """
+    sizes_bytes = {file.statistics_path: file.file_size_in_bytes for file in metadata.statistics}
+    sizes_bytes.update((file.statistics_path, file.file_size_in_bytes) for file in metadata.partition_statistics)
+    _check_own(sizes_bytes, io)
+    return [TableFile(FileKind.STATISTICS, io.location(path), size) for path, size in sizes_bytes.items()]
+
+
+def _snapshot_files(
+    snapshots: Sequence[Snapshot], io: StorageFileIO, known: set[str], tolerance: _Tolerance
+) -> Iterator[TableFile]:
+    concurrency = io.storage.concurrency
+    manifests: dict[str, ManifestFile] = {}
+
+    def listed_in(snapshot: Snapshot) -> list[ManifestFile]:
+        return tolerance.read(lambda: manifests_in(snapshot, io))
+
+    for batch in _batches(snapshots, concurrency):
+        for snapshot, listed in zip(batch, run_parallel(listed_in, batch, concurrency), strict=True):
+            if snapshot.manifest_list:
+                yield TableFile(FileKind.MANIFEST_LIST, io.location(snapshot.manifest_list))
+            for manifest in listed:
+                if manifest.manifest_path not in manifests and manifest.manifest_path not in known:
+                    manifests[manifest.manifest_path] = manifest
+                    yield TableFile(FileKind.MANIFEST, io.location(manifest.manifest_path), manifest.manifest_length)
+    yield from _content_files(list(manifests.values()), io, tolerance)
+    known.update(manifests, (snapshot.manifest_list for snapshot in snapshots if snapshot.manifest_list))
+
+
+def manifests_in(snapshot: Snapshot, io: StorageFileIO) -> list[ManifestFile]:
+    """Return the entries of a snapshot's manifest list.
+
+    Raises CorruptFileError, also for a list that says it belongs to another snapshot. Raises LocationNotAllowedError
+    for a manifest that the table of ``io`` cannot have, and other StorageErrors.
+    """
+    if isinstance(snapshot, InlineSnapshot):
+        return snapshot.manifests(io)
+    with _decoding(snapshot.manifest_list, "manifest list", io):
+        file, content = _opened(snapshot.manifest_list, io)
+        of = content.meta_int(SNAPSHOT_ID)
+        if of not in (None, snapshot.snapshot_id):
+            raise _swapped(snapshot.manifest_list, f"it is of snapshot {of}, not of {snapshot.snapshot_id}", io)
+        # The snapshot is not asked: it takes manifests from a cache of the process, and the file may differ.
+        manifests = list(read_manifest_list(file))
+        _check_are_text(manifest.manifest_path for manifest in manifests)
+        _check_own((manifest.manifest_path for manifest in manifests), io)
+        expected = 0 if snapshot.summary is None else int(snapshot.summary["total-data-files"] or 0)
+    if expected and not manifests:
+        location = io.location(snapshot.manifest_list)
+        raise CorruptFileError(f"{location!r} is empty, its snapshot says that it has {expected} files", path=location)
+    return manifests
+
+
+def entries_in(
+    manifest: ManifestFile, io: StorageFileIO, admit: Callable[[AvroContent], object] | None = None
+) -> list[ManifestEntry]:
+    """Return all entries of a manifest, those of deleted files too. Their bounds are valid (``claims/bounds.py``).
+
+    Args:
+        manifest: The entry of the manifest list.
+        io: Reads the files of the table.
+        admit: Called with the content before it is decoded. It may raise a TrinityLakeError.
+
+    Raises:
+        CorruptFileError: The manifest cannot be decoded, or is not the listed one.
+        LocationNotAllowedError: An entry of any status names a file that the table of ``io`` cannot have.
+        StorageError: Another failure of the storage.
+    """
+    with _decoding(manifest.manifest_path, "manifest", io):
+        file, content = _opened(manifest.manifest_path, io)
+        _check_size(manifest, content, io)
+        if admit is not None:
+            admit(content)
+        entries = manifest.fetch_manifest_entry(cast(FileIO, _OneFile(file)), discard_deleted=False)
+        _check_are_text(entry.data_file.file_path for entry in entries)
+        _check_own((entry.data_file.file_path for entry in entries), io)
+        if has_faulty_summaries(manifest, entries):
+            for entry in entries:
+                mark_faulty(entry.data_file)
+    _check_count(manifest, len(entries), io)
+    _check_is_listed(manifest, entries, io)
+    return entries
+
+
+def entries_within(
+    manifest: ManifestFile, data: bytes, window: range, take: Callable[[int], object]
+) -> tuple[list[ManifestEntry], int]:
+    """Return some entries of a manifest, in their order, and how many it has. Only blocks with them are decoded.
+
+    Args:
+        manifest: The entry of the manifest list.
+        data: The manifest as it is stored.
+        window: The numbers of the entries, those of deleted files included.
+        take: Called with the number of entries that are decoded, before they are. It may raise an error.
+
+    Raises:
+        CorruptFileError: The manifest is not Avro, or claims more than it has.
+        Exception: Anything that the decoder raises for a broken manifest.
+    """
+    content = uncompressed(data, manifest.manifest_path, window)
+    take(content.n_kept)
+    file = _OneFile(_Uncompressed(manifest.manifest_path, content.data))
+    entries = manifest.fetch_manifest_entry(cast(FileIO, file), discard_deleted=False)
+    start = max(0, window.start - content.first_record)
+    return entries[start : start + len(window)], content.n_records
+
+
+def _check_are_text(locations: Iterable[object]) -> None:
+    """Raise ValueError for locations that are bytes. A file says which types its fields have, and both are decoded."""
+    if not all(isinstance(location, str) for location in locations):
+        raise ValueError("a location in it is no text")
+
+
+def _check_own(uris: Iterable[str], io: StorageFileIO) -> None:
+    """Raise LocationNotAllowedError for a file that the table of ``io`` cannot have."""
+    for uri in uris:
+        io.check_may_have(uri)
+
+
+def _check_size(manifest: ManifestFile, content: AvroContent, io: StorageFileIO) -> None:
+    """Raise CorruptFileError, before it is decoded, for a manifest that has another size than its list says."""
+    if content.file_bytes != manifest.manifest_length:
+        how = f"it has {content.file_bytes} bytes, its manifest list says {manifest.manifest_length}"
+        raise _swapped(manifest.manifest_path, how, io)
+    _check_count(manifest, content.n_records, io)
+
+
+def _check_count(manifest: ManifestFile, n_files: int, io: StorageFileIO) -> None:
+    listed = listed_count(manifest)
+    if listed is not None and n_files != listed:
+        location = io.location(manifest.manifest_path)
+        raise CorruptFileError(f"{location!r} lists {n_files} files, its manifest list says {listed}", path=location)
+
+
+def listed_count(manifest: ManifestFile) -> int | None:
+    """Return how many entries a manifest has as its list says, None if the list does not say it."""
+    counts = (manifest.added_files_count, manifest.existing_files_count, manifest.deleted_files_count)
+    return None if None in counts else sum(count or 0 for count in counts)
+
+
+def _check_is_listed(manifest: ManifestFile, entries: list[ManifestEntry], io: StorageFileIO) -> None:
+    """Raise CorruptFileError when a manifest is not the one that its list names."""
+    uri, of = manifest.manifest_path, manifest.added_snapshot_id
+    added = {entry.snapshot_id for entry in entries if entry.status == _ADDED and of is not None}
+    if others := added - {of}:
+        raise _swapped(uri, f"it has files of snapshot {others.pop()}, its manifest list says of {of}", io)
+
+
+@dataclass(frozen=True, slots=True)
+class _OneFile:
+    """The FileIO that pyiceberg asks for the one file that it reads, which was opened before."""
+
+    file: InputFile
+
+    def new_input(self, location: str) -> InputFile:
+        return self.file
+
+
+def _opened(uri: str, io: StorageFileIO) -> tuple[InputFile, AvroContent]:
+    """Return a file for pyiceberg's decoder, and its content. Raises CorruptFileError for a file that is not Avro."""
+    content = uncompressed(io.new_input(uri).read_whole(), io.location(uri))
+    return _Uncompressed(uri, content.data), content
+
+
+class _Uncompressed(InputFile):
+    """An Avro file that was checked and inflated."""
+
+    def __init__(self, location: str, data: bytes):
+        super().__init__(location)
+        self._data = data
+
+    def __len__(self) -> int:
+        return len(self._data)
+
+    def exists(self) -> bool:
+        return True
+
+    def open(self, seekable: bool = True) -> InputStream:
+        return BytesIO(self._data)
+
+
+def _swapped(uri: str, how: str, io: StorageFileIO) -> CorruptFileError:
+    location = io.location(uri)
+    return CorruptFileError(f"{location!r} is not the file that its table names: {how}; restore it", path=location)
+
+
+@contextmanager
+def _decoding(uri: str, what: str, io: StorageFileIO) -> Iterator[None]:
+    """Name the file that cannot be decoded: for broken bytes the Avro decoder raises any exception."""
+    try:
+        yield
+    except TrinityLakeError:
+        raise
+    except Exception as error:
+        location = io.location(uri)
+        raise CorruptFileError(
+            f"{location!r} is no readable Iceberg {what}: {type(error).__name__}", path=location
+        ) from error
+
+
+@dataclass(frozen=True, slots=True)
+class _Tolerance:
+    """Which failures to read a file of a table do not end a walk."""
+
+    skips_missing: bool
+    failures: list[TrinityLakeError] | None
+
+    def read(self, read: Callable[[], list[T]]) -> list[T]:
+        """Return the content of a file, nothing if it cannot be read and need not be."""
+        try:
+            return read()
+        except DAMAGE as error:
+            is_skipped = self.skips_missing and isinstance(error, FileMissingError)
+            if self.failures is None and not is_skipped:
+                raise
+            if self.failures is not None and not is_skipped:
+                self.failures.append(error)
+            return []
+
+
+def _content_files(manifests: list[ManifestFile], io: StorageFileIO, tolerance: _Tolerance) -> Iterator[TableFile]:
+    concurrency = io.storage.concurrency
+    seen: set[str] = set()
+    deleted: dict[str, TableFile] = {}
+
+    def standing_in(manifest: ManifestFile) -> list[ManifestEntry]:
+        return tolerance.read(lambda: entries_in(manifest, io))
+
+    for batch in _batches(manifests, concurrency):
+        for entries in run_parallel(standing_in, batch, concurrency):
+            for entry in entries:
+                path = entry.data_file.file_path
+                if entry.status == ManifestEntryStatus.DELETED:
+                    deleted.setdefault(path, content_file(entry, io, live=False))
+                elif path not in seen:
+                    seen.add(path)
+                    yield content_file(entry, io, live=True)
+    yield from (file for path, file in deleted.items() if path not in seen)
+
+
+def content_file(entry: ManifestEntry, io: StorageFileIO, *, live: bool) -> TableFile:
+    """Return the data or delete file of an entry."""
+    data_file = entry.data_file
+    kind = _CONTENT_KINDS.get(data_file.content, FileKind.DELETES)
+    return TableFile(kind, io.location(data_file.file_path), data_file.file_size_in_bytes, live)
+
+
+_CONTENT_KINDS = {
+    DataFileContent.DATA: FileKind.DATA,
+    DataFileContent.POSITION_DELETES: FileKind.POSITION_DELETES,
+    DataFileContent.EQUALITY_DELETES: FileKind.DELETES,
+}
+
+
+def _batches(items: Sequence[T], size: int) -> Iterator[Sequence[T]]:
+    for start in range(0, len(items), size):
+        yield items[start : start + size]
+
+
+#: Makes the hashes of this process unpredictable: no writer can name a file that has the hash of another.
+_KEY = secrets.token_bytes(16)
+
+
+class ReachedFiles:
+    """The files that a table reaches at one version: its metadata, and all that its snapshots name.
+
+    Args:
+        definition: The definition of the table at that version.
+        io: Reads the lakehouse's files.
+
+    Raises:
+        StorageError: If the metadata, a manifest list or a manifest cannot be read.
+    """
+
+    def __init__(self, definition: TableDef, io: StorageFileIO):
+        uris = (to_uri(io.root, file.location) for file in files_of(definition, io, skips_missing=True))
+        self._hashes = array("Q", sorted(map(_hash, uris)))
+
+    @property
+    def size_bytes(self) -> int:
+        """The bytes that it takes in memory."""
+        return len(self._hashes) * self._hashes.itemsize
+
+    def __contains__(self, uri: object) -> bool:
+        """Whether the version reaches a file, by its URI."""
+        wanted = _hash(str(uri))
+        at = bisect_left(self._hashes, wanted)
+        return at < len(self._hashes) and self._hashes[at] == wanted
+
+
+def _hash(uri: str) -> int:
+    return int.from_bytes(blake2b(uri.encode(), digest_size=8, key=_KEY).digest(), "big")

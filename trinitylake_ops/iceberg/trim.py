@@ -1,0 +1,149 @@
+"""Iceberg metadata without some of its snapshots.
+
+An Iceberg table's metadata lists all snapshots that were ever made. So it reaches all files of any of them. Each
+lakehouse version points to a metadata file of its own. So snapshots that a new file leaves out stay readable in the
+versions that have them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, replace
+
+from pyiceberg.catalog import MetastoreCatalog
+from pyiceberg.table.metadata import TableMetadata
+from pyiceberg.table.snapshots import Snapshot
+from pyiceberg.table.update import (
+    RemovePartitionStatisticsUpdate,
+    RemoveSnapshotsUpdate,
+    TableUpdate,
+    update_table_metadata,
+)
+
+from trinitylake_ops.errors import FileMissingError
+from trinitylake_ops.format.definitions import METADATA_LOCATION, TableDef
+from trinitylake_ops.format.file_names import table_prefix
+from trinitylake_ops.iceberg.io.checked_files import is_in_own_place
+from trinitylake_ops.iceberg.io.file_io import StorageFileIO
+from trinitylake_ops.iceberg.managed import LATEST_WRITTEN_VERSION, metadata_uri
+from trinitylake_ops.iceberg.metadata import table_metadata, write_metadata
+from trinitylake_ops.iceberg.properties import location_provider
+
+#: What Spark's write-audit-publish leaves in the summaries of a staged snapshot, and of the one that published it.
+_AUDIT, _PUBLISHED_AUDIT = "wap.id", "published-wap-id"
+_MAX_AGE_PROPERTY, _MAX_AGE_MS = "history.expire.max-snapshot-age-ms", 5 * 24 * 3_600_000
+
+
+def is_first(snapshot: Snapshot) -> bool:
+    """Return whether a snapshot is the first of its table.
+
+    A snapshot whose predecessor was trimmed has no parent either, but a higher sequence number. Snapshots of Iceberg's
+    format version 1 have no numbers, so they count as the first if they have no parent.
+    """
+    return snapshot.parent_snapshot_id is None and (snapshot.sequence_number or 0) <= 1
+
+
+@dataclass(frozen=True, slots=True)
+class ListedSnapshots:
+    """The ids of the snapshots in a table's metadata, oldest first, and which of them it refers to.
+
+    ``referred`` are the current snapshot, those of branches and tags, and those that an engine staged lately and has
+    not published yet. ``is_in_place`` says whether the table's
+    location is the place of the managed table of its id. ``is_writable`` says whether its format version can be
+    written.
+    """
+
+    ids: tuple[int, ...]
+    referred: frozenset[int]
+    is_in_place: bool
+    is_writable: bool
+
+    @property
+    def others(self) -> frozenset[int]:
+        """Return the ids that the metadata itself does not refer to."""
+        return frozenset(self.ids) - self.referred
+
+
+def is_trimmable(definition: TableDef, io: StorageFileIO) -> bool:
+    """Whether a table is a MANAGED Iceberg table whose metadata file is in the folder of its id.
+
+    That folder is below the root, or below the table root. Raises StorageError.
+    """
+    is_ours = definition.is_managed and definition.is_iceberg and bool(definition.id)
+    if not is_ours or not definition.format_properties.get(METADATA_LOCATION):
+        return False
+    location = io.location(metadata_uri(definition, io.root))
+    folder = table_prefix(definition.id)
+    return any(location.startswith(f"{root}{folder}") for root in ("", *io.table_roots))
+
+
+def listed_snapshots(definition: TableDef, io: StorageFileIO) -> ListedSnapshots:
+    """Return the snapshots that a table's metadata lists. Raises CorruptFileError and other StorageErrors."""
+    metadata = table_metadata(definition, io)
+    ordered = sorted(metadata.snapshots, key=lambda snapshot: (snapshot.sequence_number or 0, snapshot.timestamp_ms))
+    ids = tuple(snapshot.snapshot_id for snapshot in ordered)
+    is_in_place = is_in_own_place(metadata.location, definition, io)
+    referred = _referred(metadata) | _staged(metadata, io.storage.now_ms())
+    return ListedSnapshots(ids, referred, is_in_place, metadata.format_version <= LATEST_WRITTEN_VERSION)
+
+
+def referred_snapshots(definition: TableDef, io: StorageFileIO) -> frozenset[int]:
+    """Return the snapshots that a table's metadata refers to. None are left if the file is gone, as nobody can read it.
+
+    Raises CorruptFileError and other StorageErrors.
+    """
+    try:
+        return listed_snapshots(definition, io).referred
+    except FileMissingError:
+        return frozenset()
+
+
+def write_without_snapshots(
+    definition: TableDef, io: StorageFileIO, dropped: Collection[int], announce: Callable[[str], None]
+) -> TableDef:
+    """Write a table's metadata without some of its snapshots as a new file. Returns the definition that names it.
+
+    ``announce`` gets the location of the file before it is written. Raises CorruptFileError and other StorageErrors.
+    """
+    uri = metadata_uri(definition, io.root)
+    metadata = table_metadata(definition, io)
+    updates: list[TableUpdate] = [
+        RemovePartitionStatisticsUpdate.model_validate({"snapshot-id": snapshot_id})
+        for snapshot_id in dict.fromkeys(file.snapshot_id for file in metadata.partition_statistics)
+        if snapshot_id in dropped
+    ]
+    updates.append(RemoveSnapshotsUpdate.model_validate({"snapshot-ids": sorted(dropped)}))
+    trimmed = update_table_metadata(metadata, tuple(updates), metadata_location=uri)
+    locations = location_provider(trimmed)
+    version = MetastoreCatalog._parse_metadata_version(uri) + 1
+    new_uri = locations.new_table_metadata_file_location(version)
+    announce(io.location(new_uri))
+    write_metadata(trimmed, io.new_output(new_uri), metadata)
+    properties = {**definition.format_properties, METADATA_LOCATION: io.location(new_uri)}
+    return replace(definition, format_properties=properties)
+
+
+def _referred(metadata: TableMetadata) -> frozenset[int]:
+    referred = {ref.snapshot_id for ref in metadata.refs.values()}
+    if metadata.current_snapshot_id is not None:
+        referred.add(metadata.current_snapshot_id)
+    return frozenset(referred)
+
+
+def _staged(metadata: TableMetadata, now_ms: int) -> frozenset[int]:
+    """Return the snapshots that an engine wrote to be audited, and may still publish (write, audit, publish).
+
+    Nothing refers to such a snapshot: it has an id of the audit, and was never current. It is waited for as long as
+    Iceberg keeps snapshots by default, or by the property of the table.
+    """
+    most_ms = int(metadata.properties.get(_MAX_AGE_PROPERTY, _MAX_AGE_MS))
+    was_current = {entry.snapshot_id for entry in metadata.snapshot_log}
+    said = {shot.snapshot_id: shot.summary.additional_properties for shot in metadata.snapshots if shot.summary}
+    published = {summary.get(_PUBLISHED_AUDIT) for summary in said.values()} | {None}
+    return frozenset(
+        shot.snapshot_id
+        for shot in metadata.snapshots
+        if said.get(shot.snapshot_id, {}).get(_AUDIT) not in published
+        and shot.snapshot_id not in was_current
+        and now_ms - shot.timestamp_ms <= most_ms
+    )

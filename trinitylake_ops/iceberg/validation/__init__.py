@@ -1,0 +1,1 @@
+"""Files of tables are checked before a decoder believes what they declare."""

@@ -1,0 +1,224 @@
+"""Checksums within the files of tables that are written here (FORMAT.md, "Checksums", "Files of tables").
+
+Each kind of file holds its two seals where its format leaves room. A metadata file has them as its first and last
+member, a gzipped one in the extra field of gzip's header. A manifest or manifest list has them among the metadata of
+Avro's header. A Parquet file has them among the key-value pairs of its footer. Readers that know nothing of seals pass
+them by.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import struct
+from collections.abc import Callable
+from enum import Enum, auto
+
+import google_crc32c
+
+from trinitylake_ops.errors import CorruptFileError
+from trinitylake_ops.format.checksums import SEAL_KEYS, check_seals, open_seal, sealed
+from trinitylake_ops.iceberg.validation.avro import AvroHeader
+from trinitylake_ops.iceberg.validation.files import end_with_claims, footer_bytes, read_footer
+
+_Seals = tuple[str | None, str | None]
+#: When a file is checked piece by piece, so much of its end is kept. It is more than any footer.
+_KEPT_END_BYTES = 16 << 20
+
+_JSON_FIRST = re.compile(rb'\{"trinitylake\.seal":"([^"\\]*)",')
+_JSON_LAST = re.compile(rb',"trinitylake\.seal\.2":"([^"\\]*)"\}\Z')
+_LONGEST_MEMBER_BYTES = 1024
+_DIGITS = re.compile(rb"[0-9a-f]{8}")
+
+_GZIP_HEADER = struct.Struct("<3sB6s")
+_GZIP_MAGIC = b"\x1f\x8b\x08"
+_GZIP_HAS_EXTRA = 4
+#: The subfields of gzip's extra field that hold the seals.
+_GZIP_SUBFIELDS = (b"T1", b"T2")
+
+
+class SealedKind(Enum):
+    """The kinds of files that have room for seals."""
+
+    METADATA = auto()
+    GZIP_METADATA = auto()
+    AVRO = auto()
+    PARQUET = auto()
+
+    @classmethod
+    def of(cls, path: str) -> SealedKind | None:
+        """Return the kind of a file by the end of its name, None for one without room."""
+        return next((kind for ending, kind in _ENDINGS.items() if path.endswith(ending)), None)
+
+
+_ENDINGS = {
+    ".gz.metadata.json": SealedKind.GZIP_METADATA,
+    ".metadata.json.gz": SealedKind.GZIP_METADATA,
+    ".metadata.json": SealedKind.METADATA,
+    ".avro": SealedKind.AVRO,
+    ".parquet": SealedKind.PARQUET,
+}
+
+
+def seal_pairs(path: str) -> dict[str, str]:
+    """Return the key-value pairs for the footer of a Parquet file for ``path``: its open seals."""
+    return dict.fromkeys(SEAL_KEYS, open_seal(path))
+
+
+def sealed_table_file(data: bytes, path: str) -> bytes:
+    """Return the bytes of a metadata file, manifest or manifest list with its seals, which replace any that it had.
+
+    Bytes of another kind, or with a name that the file cannot hold, are returned as they are. A Parquet file keeps its
+    size, as its writer puts open seals into the footer.
+    """
+    seal = open_seal(path)
+    match SealedKind.of(path):
+        case SealedKind.METADATA if data[:1] == b"{" and data[-1:] == b"}" and _is_plain(seal):
+            text = seal.encode()
+            rest = _without_seals(data)
+            opened = b'{"%b":"%b",%b,"%b":"%b"}' % (SEAL_KEYS[0].encode(), text, rest, SEAL_KEYS[1].encode(), text)
+        case SealedKind.GZIP_METADATA if data[:4] == _GZIP_MAGIC + b"\0":
+            extra = b"".join(key + struct.pack("<H", len(seal.encode())) + seal.encode() for key in _GZIP_SUBFIELDS)
+            start = _GZIP_HEADER.size
+            flags = bytes([_GZIP_HAS_EXTRA])
+            opened = data[:3] + flags + data[4:start] + struct.pack("<H", len(extra)) + extra + data[start:]
+        case SealedKind.AVRO if (header := AvroHeader.of(data)) is not None:
+            opened = header.with_metadata(dict.fromkeys(SEAL_KEYS, seal.encode())) + data[header.size_bytes :]
+        case SealedKind.PARQUET:
+            opened = data
+        case _:
+            return data
+    return sealed(opened, path)
+
+
+def sealed_footer(data: bytes, path: str, crc: int) -> bytes | None:
+    """Return the end of a Parquet file, its footer, with the digits filled in. None if it has no open seals.
+
+    ``data`` is that end, and ``crc`` the CRC-32C of the whole file as it was written.
+    """
+    blank = open_seal(path).encode()
+    if data.count(blank) != len(SEAL_KEYS):
+        return None
+    return data.replace(blank, f"{crc:08x}".encode() + blank[8:])
+
+
+def check_table_file(data: bytes, path: str) -> bool:
+    """Check a file of a table against its seals. Returns whether it has a checksum.
+
+    Raises CorruptFileError for a file that was damaged, or that took the place of another.
+    """
+    kind = SealedKind.of(path)
+    if kind is None:
+        return False
+    seals = _FIND[kind](data)
+    if seals == (None, None):
+        _check_unsealed(data, path)
+        return False
+    return check_seals(data, seals, path)
+
+
+class PieceCheck:
+    """Checks a Parquet file whose bytes come piece by piece. Files of other kinds have no checksum here."""
+
+    def __init__(self, path: str):
+        self._path = path
+        self._is_parquet = SealedKind.of(path) is SealedKind.PARQUET
+        self._crc = 0
+        self._size_bytes = 0
+        self._end = b""
+
+    def add(self, piece: bytes) -> None:
+        """Take the next bytes of the file."""
+        if self._is_parquet:
+            self._crc = google_crc32c.extend(self._crc, piece)
+            self._size_bytes += len(piece)
+            self._end = (self._end + piece)[-_KEPT_END_BYTES:]
+
+    def finish(self, read_end: Callable[[int], bytes]) -> bool:
+        """Return whether the file has a checksum. ``read_end`` returns a number of its last bytes, for a large footer.
+
+        Raises CorruptFileError as :func:`check_table_file` does, and what ``read_end`` raises.
+        """
+        if not self._is_parquet:
+            return False
+        end = self._end
+        if footer_bytes(end) > len(end) and self._size_bytes > len(end):
+            end = end_with_claims(end, self._size_bytes, read_end, self._path)
+        seals = _in_parquet(end)
+        if seals == (None, None):
+            _check_unsealed(end, self._path)
+            return False
+        return check_seals(end, seals, self._path, crc=self._crc)
+
+
+def _check_unsealed(data: bytes, path: str) -> None:
+    """Raise CorruptFileError if no seal is at its place, but the file's own seal is somewhere in it."""
+    name = b" " + path.rpartition("/")[2].encode(errors="surrogatepass")
+    at = data.find(name)  # a search by a pattern would occupy the interpreter for a second
+    while at >= 0 and not _DIGITS.fullmatch(data, max(0, at - 8), at):
+        at = data.find(name, at + 1)
+    if at >= 0:
+        raise CorruptFileError(f"{path!r} is damaged: its checksums are not at their places", path=path)
+
+
+def _is_plain(text: str) -> bool:
+    return json.dumps(text, ensure_ascii=False) == f'"{text}"' and text.isprintable()
+
+
+def unsealed_json(text: bytes) -> bytes:
+    """Return the JSON object of a metadata file without the seals in it."""
+    return b"{%b}" % _without_seals(text)
+
+
+def _without_seals(data: bytes) -> bytes:
+    """Return the text between the braces of a JSON object, without the seals at its start and end."""
+    first = _JSON_FIRST.match(data)
+    last = _JSON_LAST.search(data, max(0, len(data) - _LONGEST_MEMBER_BYTES))
+    return data[1 if first is None else first.end() : len(data) - 1 if last is None else last.start()]
+
+
+def _text(value: bytes | None) -> str | None:
+    # A seal that is no UTF-8 differs from the other one, as in a damaged file.
+    return None if value is None else value.decode(errors="surrogateescape")
+
+
+def _in_json(data: bytes) -> _Seals:
+    first = _JSON_FIRST.match(data)
+    last = _JSON_LAST.search(data, max(0, len(data) - _LONGEST_MEMBER_BYTES))
+    return _text(first and first[1]), _text(last and last[1])
+
+
+def _in_gzip(data: bytes) -> _Seals:
+    start = _GZIP_HEADER.size
+    if len(data) < start + 2 or data[:3] != _GZIP_MAGIC or not data[3] & _GZIP_HAS_EXTRA:
+        return None, None
+    extra = data[start + 2 : start + 2 + int.from_bytes(data[start : start + 2], "little")]
+    found: dict[bytes, bytes] = {}
+    at = 0
+    while at + 4 <= len(extra):
+        length = int.from_bytes(extra[at + 2 : at + 4], "little")
+        found[extra[at : at + 2]] = extra[at + 4 : at + 4 + length]
+        at += 4 + length
+    return _text(found.get(_GZIP_SUBFIELDS[0])), _text(found.get(_GZIP_SUBFIELDS[1]))
+
+
+def _in_avro(data: bytes) -> _Seals:
+    header = AvroHeader.of(data)
+    metadata = {} if header is None else header.metadata
+    return _text(metadata.get(SEAL_KEYS[0])), _text(metadata.get(SEAL_KEYS[1]))
+
+
+def _in_parquet(data: bytes) -> _Seals:
+    try:
+        pairs = read_footer(data, "").metadata or {}
+    except CorruptFileError:  # its reader says what is wrong with it
+        pairs = {}
+    return _text(pairs.get(SEAL_KEYS[0].encode())), _text(pairs.get(SEAL_KEYS[1].encode()))
+
+
+_FIND: dict[SealedKind, Callable[[bytes], _Seals]] = {
+    SealedKind.METADATA: _in_json,
+    SealedKind.GZIP_METADATA: _in_gzip,
+    SealedKind.AVRO: _in_avro,
+    SealedKind.PARQUET: _in_parquet,
+}

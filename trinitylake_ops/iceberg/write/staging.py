@@ -1,0 +1,378 @@
+"""Write, audit, publish: tables that one process writes and another publishes.
+
+::
+
+    write = plan_write(lake, "flights", "daily", schema, partition_by=("year", "month"))  # driver
+    files = write.write(batches)                                                           # executors
+    staged = stage_data_files(lake, write, files, replacing=Replace.PARTITIONS)              # driver
+    text = staged.to_json()                                                                # to another process
+    load_staged(lake, StagedTable.from_json(text)).scan().to_arrow()                       # audit
+    with lake.transaction(message="january") as txn:                                       # publish, all or none
+        publish(txn, [StagedTable.from_json(text)])
+
+Staging writes data files and Iceberg metadata below the table's own location. No version of the lakehouse names them.
+Files that are never published are orphans. ``StagingCatalog`` does the same for writers that use pyiceberg's own
+``append``, ``overwrite`` and ``delete``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
+from enum import Enum
+from typing import Literal, TypeAlias
+
+import pyarrow as pa
+from pyiceberg.expressions import BooleanExpression, Or
+from pyiceberg.manifest import DataFile
+from pyiceberg.partitioning import UNPARTITIONED_PARTITION_SPEC, PartitionSpec
+from pyiceberg.schema import Schema
+from pyiceberg.table import CreateTableTransaction, Table, Transaction
+from pyiceberg.table import StagedTable as UncommittedTable
+from pyiceberg.table.sorting import UNSORTED_SORT_ORDER, SortOrder
+from pyiceberg.typedef import EMPTY_DICT, Identifier, Properties, Record
+
+from trinitylake_ops.errors import CommitConflictError, InvalidInputError, TransactionExpiredError
+from trinitylake_ops.format.definitions import METADATA_LOCATION, TableDef
+from trinitylake_ops.iceberg.catalog import TrinityLakeCatalog
+from trinitylake_ops.iceberg.managed import metadata_uri
+from trinitylake_ops.iceberg.metadata import table_metadata
+from trinitylake_ops.iceberg.table_change import SnapshotTarget, TransactionTarget
+from trinitylake_ops.iceberg.write.data_files import delete_data_files, identity_columns
+from trinitylake_ops.iceberg.write.partition_key import (
+    PartitionKey,
+    PartitionValue,
+    check_partitions,
+    encode_partitions,
+)
+from trinitylake_ops.iceberg.write.plan import TableWrite, extend_schema
+from trinitylake_ops.iceberg.write.presence import describe_change
+from trinitylake_ops.iceberg.write.replacement import add_snapshot, all_files, files_in_partitions, files_matching
+from trinitylake_ops.iceberg.write.staged_table import StagedTable
+from trinitylake_ops.transaction.lakehouse import Lakehouse
+from trinitylake_ops.transaction.time_to_live import removed_before_ms
+from trinitylake_ops.transaction.transaction import IdOf
+from trinitylake_ops.transaction.transaction import Transaction as LakehouseTransaction
+from trinitylake_ops.versions.snapshot import CatalogReader
+
+
+class Replace(Enum):
+    """The choice of data files that new ones replace."""
+
+    NOTHING = "nothing"
+    PARTITIONS = "partitions"
+    #: Only the files that the staged snapshot removed, while the rest of their partitions stays as it was.
+    FILES = "files"
+    ALL = "all"
+
+
+class StagingCatalog(TrinityLakeCatalog):
+    """A catalog whose changes are written but not published. :meth:`staged` hands them on.
+
+    Reads see the catalog's base version, by default the latest, and its own changes. A table may be created in a
+    namespace that does not exist yet. Tables can be created and changed, not dropped or renamed.
+    """
+
+    def __init__(self, lake: Lakehouse, name: str = "staging", *, version: int | None = None):
+        # A transaction that is never committed. It sees its own writes, and so does this catalog.
+        self._transaction = lake.transaction(message="staging")
+        if version is not None:
+            self._transaction.base = lake.snapshot(version)
+        super(TrinityLakeCatalog, self).__init__(name)
+        self._bind(TransactionTarget(self._transaction, lake.storage_options))
+
+    @property
+    def base_version(self) -> int:
+        """The version this catalog began on."""
+        return self._transaction.base.version
+
+    def create_table(
+        self,
+        identifier: str | Identifier,
+        schema: Schema | pa.Schema,
+        location: str | None = None,
+        partition_spec: PartitionSpec = UNPARTITIONED_PARTITION_SPEC,
+        sort_order: SortOrder = UNSORTED_SORT_ORDER,
+        properties: Properties = EMPTY_DICT,
+    ) -> Table:
+        """Create a table, and its namespace when that is missing. Raises as the base class does."""
+        namespace, _ = self.identifier_to_database_and_table(identifier)
+        self.create_namespace_if_not_exists((namespace,))
+        return super().create_table(identifier, schema, location, partition_spec, sort_order, properties)
+
+    def drop_table(self, identifier: str | Identifier) -> None:
+        """Raise InvalidInputError: drop it in the transaction that publishes."""
+        raise InvalidInputError(f"{identifier}: drop tables in the transaction that publishes, not while staging")
+
+    def rename_table(self, from_identifier: str | Identifier, to_identifier: str | Identifier) -> Table:
+        """Raise InvalidInputError: rename it in the transaction that publishes."""
+        raise InvalidInputError(
+            f"{from_identifier}: rename tables in the transaction that publishes, not while staging"
+        )
+
+    def staged(self, identifier: str | Identifier) -> StagedTable:
+        """Return a table as it would be published. Raises NoSuchTableError, StorageError."""
+        namespace, name = self.identifier_to_database_and_table(identifier)
+        base = self._transaction.base
+        before = base.table(namespace, name) if base.has_table(namespace, name) else None
+        definition = self.definition_of(namespace, name)
+        return describe_change(self.io, namespace, name, base, before, definition)
+
+
+def stage_data_files(
+    lake: Lakehouse,
+    write: TableWrite,
+    data_files: Sequence[DataFile],
+    *,
+    replacing: Replace | str | BooleanExpression | tuple[DataFile, ...] = Replace.NOTHING,
+    snapshot_properties: Mapping[str, str] | None = None,
+    partitions: Collection[Record] | None = None,
+    on_plan: bool = False,
+) -> StagedTable:
+    """Make one Iceberg snapshot of data files that were written for a plan, unpublished.
+
+    ``replacing`` says which files they replace: none, all files of their own partitions, all files, the listed ones, or
+    the files that a filter selects whole. A filter is over partition columns, an expression or text such as
+    ``"year = 2013 and month = 2"``. ``partitions`` are those of a filter or of listed files, if these have no rows of
+    others: then other writers may change the rest of the table until it is published. A new table is created. Raises
+    CommitConflictError when the table changed since the plan. With ``on_plan`` it is staged on the version of the plan
+    all the same, and ``publish_once`` finds what conflicts. Raises InvalidInputError for a filter that selects only
+    some rows of a file, StorageError.
+    """
+    catalog = StagingCatalog(lake, version=write.base_version if on_plan else None)
+    identifier = (write.namespace, write.table)
+    _check_unmoved(catalog.target.reader(), identifier, write.base_metadata_location, write.base_version)
+    if write.base_metadata_location is None:
+        catalog.create_namespace_if_not_exists((write.namespace,))
+        change: Transaction = CreateTableTransaction(
+            UncommittedTable(identifier, write.metadata, "", catalog.io, catalog)
+        )
+        removed: list[DataFile] = []
+    else:
+        table = catalog.load_table(identifier)
+        change = table.transaction()
+        change._apply(write.updates, ())
+        removed = files_to_remove(table, data_files, replacing)
+    add_snapshot(change, data_files, removed, dict(snapshot_properties or {}))
+    change.commit_transaction()
+    staged = replace(catalog.staged(identifier), begun_at_ms=write.begun_at_ms)
+    if isinstance(replacing, Replace):
+        partitions = [file.partition for file in data_files] if replacing is Replace.PARTITIONS else ()
+    if partitions is None:
+        return staged
+    values = encode_partitions(partitions, write.metadata.spec(), write.metadata.schema())
+    listed = Replace.FILES if isinstance(replacing, tuple) else Replace.PARTITIONS
+    kind = replacing if isinstance(replacing, Replace) else listed
+    return replace(staged, replaces=kind.value, replaced_partitions=values)
+
+
+def stage_appended(
+    lake: Lakehouse,
+    write: TableWrite,
+    data_files: Sequence[DataFile],
+    *,
+    snapshot_properties: Mapping[str, str] | None = None,
+) -> StagedTable:
+    """Append data files that were written for a plan to the table in its present state, unpublished.
+
+    Changes of others since the plan are no conflict as long as the files fit. The table must be the same one, with the
+    same partition spec, and its columns must have the files' column ids. Otherwise raises CommitConflictError. Raises
+    StorageError.
+    """
+    if write.base_metadata_location is None:
+        return stage_data_files(lake, write, data_files, snapshot_properties=snapshot_properties)
+    catalog = StagingCatalog(lake)
+    identifier = (write.namespace, write.table)
+    reader = catalog.target.reader()
+    if not (reader.has_namespace(write.namespace) and reader.has_table(*identifier)):
+        raise moved(identifier, write.base_version, "it was dropped")
+    table = catalog.load_table(identifier)
+    if table.metadata.table_uuid != write.metadata.table_uuid:
+        raise moved(identifier, write.base_version, "another table has its name")
+    change = table.transaction()
+    planned = write.metadata.schema()
+    extend_schema(change, planned)
+    now = {field.field_id: field for field in change.table_metadata.schema().fields}
+    is_same_spec = change.table_metadata.default_spec_id == write.metadata.default_spec_id
+    if not is_same_spec or any(now.get(field.field_id) != field for field in planned.fields):
+        raise moved(identifier, write.base_version, "its columns or partitions were changed")
+    add_snapshot(change, data_files, [], dict(snapshot_properties or {}))
+    change.commit_transaction()
+    return replace(catalog.staged(identifier), begun_at_ms=write.begun_at_ms, replaces=Replace.NOTHING.value)
+
+
+def load_staged(lake: Lakehouse, staged: StagedTable) -> Table:
+    """Return a staged table for reading, whether it was published or not.
+
+    Raises FileMissingError when its files are gone: staged tables that are never published are orphans.
+    """
+    catalog = TrinityLakeCatalog.on(SnapshotTarget(lake.snapshot(), lake.storage_options))
+    uri = metadata_uri(staged.table_def, lake.root)
+    metadata, io = table_metadata(staged.table_def, catalog.io), catalog.io.for_table(staged.table_def)
+    return Table((staged.namespace, staged.table), metadata, uri, io, catalog)
+
+
+def publish(
+    transaction: LakehouseTransaction, staged_tables: Iterable[StagedTable], *, create_namespaces: bool = True
+) -> None:
+    """Put staged tables into an open transaction. Its commit publishes all of them.
+
+    Missing namespaces of new tables are created, unless ``create_namespaces`` is off. Raises CommitConflictError when a
+    table is not what it was when it was staged. The transaction's commit checks the same for versions that were
+    committed meanwhile. Raises TransactionExpiredError when the lakehouse's ``txn_ttl_millis`` have passed since
+    staging began, as files may have been removed as orphans then. From here on the transaction counts its own age from
+    that moment. Also raises NamespaceNotFoundError.
+    """
+    for staged in staged_tables:
+        _check_fresh(transaction, staged)
+        transaction.date_back(staged.begun_at_ms)
+        identifier = (staged.namespace, staged.table)
+        is_new = staged.base_metadata_location is None
+        if is_new and create_namespaces and not transaction.has_namespace(staged.namespace):
+            transaction.create_namespace(staged.namespace)
+        current = _check_unmoved(transaction, identifier, staged.base_metadata_location, staged.base_version)
+        if current is None:
+            transaction.create_table(*identifier, staged.table_def, id_of=IdOf.STAGED_TABLE)
+        elif current.id != staged.table_def.id:
+            raise moved(identifier, staged.base_version, "another table has its name")
+        elif staged.metadata_location != staged.base_metadata_location:
+            # Properties of ours that a concurrent commit changed stay as they are now.
+            mirrored = replace(
+                staged.table_def,
+                properties=current.properties,
+                format_properties={
+                    **current.format_properties,
+                    METADATA_LOCATION: staged.metadata_location,
+                },
+            )
+            transaction.alter_table(*identifier, mirrored)
+
+
+def files_to_remove(
+    table: Table, added: Sequence[DataFile], replacing: Replace | str | BooleanExpression | tuple[DataFile, ...]
+) -> list[DataFile]:
+    """Return the data files of a table that new ones replace. Raises as :func:`stage_data_files`."""
+    if isinstance(replacing, tuple):
+        return list(replacing)
+    if not isinstance(replacing, Replace):
+        return files_matching(table, replacing)
+    if replacing is Replace.ALL:
+        return all_files(table)
+    if replacing is Replace.NOTHING:
+        return []
+    return files_in_partitions(table, {data_file.partition for data_file in added})
+
+
+def _check_unmoved(
+    reader: CatalogReader, identifier: tuple[str, str], base_metadata_location: str | None, base_version: int
+) -> TableDef | None:
+    """Return the table as ``reader`` has it, or None when it is new. It must be unchanged since the base."""
+    exists = reader.has_namespace(identifier[0]) and reader.has_table(*identifier)
+    current = reader.table(*identifier) if exists else None
+    if current is None and base_metadata_location is not None:
+        raise moved(identifier, base_version, "it was dropped")
+    if current is not None and base_metadata_location is None:
+        raise moved(identifier, base_version, "it was created")
+    if current is not None and current.format_properties.get(METADATA_LOCATION) != base_metadata_location:
+        raise moved(identifier, base_version, "it was changed")
+    return current
+
+
+def _check_fresh(transaction: LakehouseTransaction, staged: StagedTable) -> None:
+    """Raise TransactionExpiredError for a table that was staged too long ago, by the storage's clock."""
+    storage, definition = transaction.base.files.storage, transaction.base.definition
+    barred_ms = removed_before_ms(storage, definition, staged.begun_at_ms)
+    age_ms = storage.now_ms() - staged.begun_at_ms
+    if age_ms > definition.txn_ttl_millis or staged.begun_at_ms < barred_ms:
+        raise TransactionExpiredError(
+            f"table {staged.namespace}.{staged.table} was staged {age_ms} ms ago, more than txn_ttl_millis"
+            f" ({definition.txn_ttl_millis}), or before orphans were removed: its files may be gone; stage it again"
+        )
+
+
+def moved(identifier: tuple[str, str], base_version: int, how: str) -> CommitConflictError:
+    """Return the error for a table that others changed since it was staged."""
+    name = ".".join(identifier)
+    return CommitConflictError(
+        f"table {name} was staged on version {base_version} and since then {how}; stage it again",
+        conflicts=(f"table {name}: staged on version {base_version}, {how} since",),
+        base_version=base_version,
+    )
+
+
+Mode: TypeAlias = Literal["replace_table", "replace_partitions", "append"]
+
+_REPLACING: Mapping[str, Replace] = {
+    "replace_table": Replace.ALL,
+    "replace_partitions": Replace.PARTITIONS,
+    "append": Replace.NOTHING,
+}
+
+
+def check_mode(mode: str) -> None:
+    """Raise InvalidInputError for an unknown mode."""
+    if mode not in _REPLACING:
+        raise InvalidInputError(f"mode {mode!r} is none of {', '.join(_REPLACING)}")
+
+
+def replaced_by(
+    plan: TableWrite,
+    mode: Mode,
+    partitions: Sequence[Mapping[str, PartitionValue]] | None,
+    columns: Collection[str],
+) -> tuple[frozenset[Record] | None, Replace | BooleanExpression]:
+    """Return the only partitions that rows may have, None for any, and the replacement.
+
+    Rows that are appended may be limited to some partitions, too, which keep their rows.
+
+    Args:
+        plan: The write.
+        mode: What the rows replace.
+        partitions: The values of the partitions that rows may have, None for any.
+        columns: The columns of the rows.
+
+    Raises:
+        InvalidInputError: The mode does not fit the table or the partitions, or the rows lack columns that it needs.
+    """
+    replacing, name = _REPLACING[mode], f"{plan.namespace}.{plan.table}"
+    if replacing is Replace.ALL and not columns:
+        raise InvalidInputError(
+            f"table {name}: the new rows have no columns; give them the table's columns, also if there are no rows"
+        )
+    if replacing is Replace.PARTITIONS and plan.metadata.spec().is_unpartitioned():
+        raise InvalidInputError(f"table {name} has no partitions to replace; use replace_table or append")
+    if replacing is Replace.PARTITIONS:
+        known = identity_columns(plan.metadata.spec(), plan.metadata.schema())
+        if missing := [column for column in known if column not in columns]:
+            raise InvalidInputError(
+                f"table {name}: the new rows lack the column {missing[0]!r}, by which the table is partitioned; add it"
+            )
+    if partitions is None:
+        return None, replacing
+    if replacing is Replace.ALL or not partitions:
+        raise InvalidInputError("partitions names at least one partition, and goes with replace_partitions and append")
+    keys = [PartitionKey.of(plan.metadata, values) for values in partitions]
+    if replacing is Replace.NOTHING:
+        return frozenset(key.record for key in keys), replacing
+    rows = keys[0].rows if len(keys) == 1 else Or(*(key.rows for key in keys))
+    return frozenset(key.record for key in keys), rows
+
+
+def stage_replacing(
+    lake: Lakehouse,
+    plan: TableWrite,
+    data_files: Sequence[DataFile],
+    wanted: frozenset[Record] | None,
+    replacing: Replace | BooleanExpression,
+) -> StagedTable:
+    """Stage data files that were written for a plan. ``wanted`` and ``replacing`` come from :func:`replaced_by`.
+
+    Raises InvalidInputError for rows of other partitions, and what :func:`staging.stage_data_files` raises. The files
+    are deleted then.
+    """
+    try:
+        check_partitions(data_files, wanted, [field.name for field in plan.metadata.spec().fields])
+        return stage_data_files(lake, plan, data_files, replacing=replacing, partitions=wanted, on_plan=True)
+    except BaseException:
+        delete_data_files(plan.io, data_files)
+        raise

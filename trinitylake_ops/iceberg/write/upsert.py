@@ -1,0 +1,330 @@
+"""Stages rows that update those of the same keys and add the others.
+
+Data files with rows of the same keys are written again without these rows. Files without any stay as they are, and so
+do files in which all of them are equal to the new ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyiceberg.expressions import (
+    AlwaysTrue,
+    And,
+    BooleanExpression,
+    GreaterThanOrEqual,
+    In,
+    LessThanOrEqual,
+    Reference,
+)
+from pyiceberg.expressions.literals import literal
+from pyiceberg.manifest import DataFile
+from pyiceberg.schema import Schema
+from pyiceberg.table import FileScanTask, Table
+from pyiceberg.typedef import Record
+from pyiceberg.types import (
+    DateType,
+    DoubleType,
+    FloatType,
+    IntegerType,
+    LongType,
+    PrimitiveType,
+    StringType,
+    TimestampType,
+    TimestamptzType,
+)
+
+from trinitylake_ops.errors import InvalidInputError
+from trinitylake_ops.iceberg.content_digest import ContentDigest
+from trinitylake_ops.iceberg.delete_files import RemainingRows
+from trinitylake_ops.iceberg.io.checked_files import CheckedFileIO
+from trinitylake_ops.iceberg.io.file_io import StorageFileIO
+from trinitylake_ops.iceberg.read import file_batches
+from trinitylake_ops.iceberg.rows_digest import DigestedRows
+from trinitylake_ops.iceberg.write.arrow import plan_arrow
+from trinitylake_ops.iceberg.write.casting import check_distinct, check_values, conform, lacking_with_values
+from trinitylake_ops.iceberg.write.data_files import delete_data_files
+from trinitylake_ops.iceberg.write.partition_key import PartitionKey, PartitionValue
+from trinitylake_ops.iceberg.write.plan import TableWrite
+from trinitylake_ops.iceberg.write.replacement import file_without_deletes
+from trinitylake_ops.iceberg.write.staged_table import StagedTable
+from trinitylake_ops.iceberg.write.staging import StagingCatalog, replaced_by, stage_data_files
+from trinitylake_ops.transaction.lakehouse import Lakehouse
+
+if TYPE_CHECKING:
+    from pyiceberg.io.pyarrow import ArrowScan  # importing it loads pandas
+
+# The types whose bounds in manifests select the files that may have a key.
+_SELECTING = (IntegerType, LongType, StringType, DateType, TimestampType, TimestamptzType)
+# pyiceberg compares bounds with at most so many values of IN.
+_MOST_VALUES = 200
+_OLD, _NEW = "old", "new"
+
+
+def stage_upsert(
+    lake: Lakehouse,
+    rows: pa.Table | pa.RecordBatchReader,
+    namespace: str,
+    table: str,
+    *,
+    keys: Sequence[str],
+    partition_by: Sequence[str] | None = None,
+    partitions: Sequence[Mapping[str, PartitionValue]] | None = None,
+) -> StagedTable:
+    """Stage rows that update those of the same keys and add the others. A missing table is created.
+
+    Columns are matched by name, added and widened as by :func:`arrow_writer.stage_arrow`. A publication of the staged
+    table conflicts with other changes of ``partitions`` since, without them with any change of the table. The new rows
+    and one data file at a time are in memory.
+
+    Args:
+        lake: The lakehouse.
+        rows: The new rows.
+        namespace: The namespace of the table.
+        table: The name of the table.
+        keys: The columns by which rows are the same.
+        partition_by: The partition columns of the table, None for those of an existing table.
+        partitions: The only partitions that the rows may have. Keys are then compared within each partition, and rows
+            of other partitions stay.
+
+    Returns:
+        The staged table.
+
+    Raises:
+        InvalidInputError: The rows lack a key, have one twice or a key without a value, do not fit the table, are of
+            other partitions, or lack a column or a nested field in which a row that they update has a value.
+        UnsupportedTypeError: Iceberg has no type for a column.
+        InvalidDefinitionError: The table has other partitions, or delete files.
+        CommitConflictError: The table changed meanwhile.
+        CorruptFileError: A data file to write again does not match its checksums.
+        ContentChangedError: The written files do not hold the new rows and those that stay.
+    """
+    name = f"{namespace}.{table}"
+    check_distinct(rows.schema)
+    held = rows if isinstance(rows, pa.Table) else rows.read_all()
+    if missing := [key for key in keys if key not in held.column_names]:
+        raise InvalidInputError(f"table {name}: the rows have no column {missing[0]!r}, which is one of the keys")
+    for key in keys:
+        _check_not_null(name, key, held[key])
+    plan = plan_arrow(lake, held, namespace, table, partition_by=partition_by)
+    new = _conformed(name, held, plan.metadata.schema())
+    compared, wanted = _compared_columns(name, plan, new, keys, partitions)
+    upsert = _Upsert(name, plan, new, held.schema, compared)
+    if plan.base_metadata_location is not None:
+        upsert.compare(StagingCatalog(lake, version=plan.base_version).load_table((namespace, table)))
+    data_files = plan.write(upsert.batches())
+    try:
+        upsert.check_written(data_files)
+        return stage_data_files(lake, plan, data_files, replacing=upsert.replaced, partitions=wanted, on_plan=True)
+    except BaseException:
+        delete_data_files(plan.io, data_files)
+        raise
+
+
+def _check_not_null(name: str, key: str, column: pa.ChunkedArray) -> None:
+    if column.null_count:
+        raise InvalidInputError(
+            f"table {name}: {column.null_count} rows have no value in {key!r}, which is one of the keys; give them one,"
+            " or drop them"
+        )
+
+
+def _conformed(name: str, rows: pa.Table, schema: Schema) -> pa.Table:
+    """Return rows with the columns and types of a table."""
+    from pyiceberg.io.pyarrow import schema_to_pyarrow  # importing it loads pandas
+
+    arrow_schema = schema_to_pyarrow(schema, include_field_ids=True)
+    try:
+        tables = [conform(batch, schema, arrow_schema) for batch in rows.to_batches()]
+        for table in tables:
+            check_values(table)
+    except InvalidInputError as error:
+        raise InvalidInputError(f"table {name}: {error.message}") from error
+    return pa.concat_tables([arrow_schema.empty_table(), *tables]).combine_chunks()
+
+
+def _compared_columns(
+    name: str,
+    plan: TableWrite,
+    new: pa.Table,
+    keys: Sequence[str],
+    partitions: Sequence[Mapping[str, PartitionValue]] | None,
+) -> tuple[list[str], frozenset[Record] | None]:
+    """Return the columns by which rows are the same, and the only partitions of the rows, after checks of the rows."""
+    schema = plan.metadata.schema()
+    wanted, _ = replaced_by(plan, "append", partitions, new.column_names)
+    part_columns = [] if wanted is None else [field.name for field in plan.metadata.spec().fields]
+    compared = list(dict.fromkeys([*keys, *part_columns]))
+    for key in compared:
+        kind = schema.find_type(key)
+        if not isinstance(kind, PrimitiveType) or isinstance(kind, FloatType | DoubleType):
+            raise InvalidInputError(f"table {name}: {key!r} is of the type {kind}, which cannot be one of the keys")
+    for key in keys:
+        _check_not_null(name, key, new[key])
+    if wanted is not None:
+        for values in _distinct(new, part_columns).to_pylist():
+            if PartitionKey.of(plan.metadata, values).record not in wanted:
+                raise InvalidInputError(f"table {name}: rows arrived for the partition {values!r}, not one of the run")
+    if len(new) and _distinct(new, compared).num_rows < len(new):
+        raise InvalidInputError(
+            f"table {name}: there are several rows with the same {', '.join(keys)}; keep one of each"
+        )
+    return compared, wanted
+
+
+def _distinct(rows: pa.Table, columns: Sequence[str]) -> pa.Table:
+    return _plain_columns(rows, columns).group_by(list(columns)).aggregate([])
+
+
+def _plain_columns(rows: pa.Table, columns: Sequence[str]) -> pa.Table:
+    """Return some columns with the types of their storage, which Arrow groups, joins and compares."""
+    arrays = {}
+    for name in columns:
+        column = rows[name]
+        is_extension = isinstance(column.type, pa.BaseExtensionType)
+        arrays[name] = column.cast(column.type.storage_type) if is_extension else column
+    return pa.table(arrays)
+
+
+@dataclass(frozen=True)
+class _Matches:
+    """Rows of a data file with the keys of new rows: the positions of both, and whether all are equal."""
+
+    old: pa.ChunkedArray
+    new: pa.ChunkedArray
+    are_equal: bool
+
+
+class _Upsert:
+    def __init__(self, name: str, plan: TableWrite, new: pa.Table, source_schema: pa.Schema, compared: Sequence[str]):
+        self._name = name
+        self._plan = plan
+        self._new = new
+        self._source_schema = source_schema
+        self._compared = list(compared)
+        self._keys = self._positions(new, _NEW)
+        self._changed: list[FileScanTask] = []
+        self._written: pa.Array | None = None
+        self._digest = ContentDigest(plan.metadata.schema())
+
+    @property
+    def replaced(self) -> tuple[DataFile, ...]:
+        """The data files that are written again without the rows that are updated."""
+        return tuple(task.file for task in self._changed)
+
+    def compare(self, table: Table) -> None:
+        """Find the data files of a table with rows of the same keys."""
+        assert isinstance(table.io, StorageFileIO)
+        self._scanned = table.io
+        known = set(table.schema().column_names)
+        if not len(self._new) or not known.issuperset(self._compared):
+            return
+        found: list[tuple[FileScanTask, pa.ChunkedArray, bool]] = []
+        for task in table.scan(row_filter=self._filter(table.schema())).plan_files():
+            old = self._rows_of(task, RemainingRows(self._scan(self._scanned)))
+            matches = self._matches(old)
+            if len(matches.old):
+                file_without_deletes(task)
+                self._check_keeps_values(old, matches)
+                found.append((task, matches.new, matches.are_equal))
+        times = pc.value_counts(pa.chunked_array([new for _, new, _ in found], pa.int64())) if found else []
+        twice = {one["values"].as_py() for one in times if one["counts"].as_py() > 1}
+        unchanged: list[pa.ChunkedArray] = []
+        for task, new, are_equal in found:
+            if are_equal and twice.isdisjoint(new.to_pylist()):
+                unchanged.append(new)
+            else:
+                self._changed.append(task)
+        if unchanged:
+            positions = pa.array(range(len(self._new)), pa.int64())
+            same = pa.concat_arrays([chunk for new in unchanged for chunk in new.chunks])
+            self._written = positions.filter(pc.invert(pc.is_in(positions, same)))
+
+    def batches(self) -> Iterator[pa.RecordBatch]:
+        """Yield the rows to write: those that stay of changed files, and the new ones."""
+        kept = (batch for task in self._changed for batch in self._kept(task).to_batches())
+        new = self._new if self._written is None else self._new.take(self._written)
+        for batch in chain(kept, new.to_batches()):
+            self._digest.add(batch, self._plan.metadata.schema(), {})
+            yield batch
+
+    def check_written(self, written: Sequence[DataFile]) -> None:
+        """Raise ContentChangedError unless files, as they are stored, hold the rows of :meth:`batches`."""
+        stored = DigestedRows(self._scan(self._plan.io))
+        for file in written:
+            stored.add(file)
+        self._check_same(self._digest, stored.digest)
+
+    def _check_same(self, before: ContentDigest, after: ContentDigest) -> None:
+        before.check_same(after, self._name, self._plan.metadata.location)
+
+    def _kept(self, task: FileScanTask) -> pa.Table:
+        # A damaged file is not written again with fresh checksums.
+        io = CheckedFileIO.like(self._scanned, {task.file.file_path: task.file.file_size_in_bytes})
+        stored = DigestedRows(self._scan(io))
+        old = self._rows_of(task, stored)
+        read = ContentDigest(self._plan.metadata.schema())
+        for batch in old.to_batches():
+            read.add(batch, self._plan.metadata.schema(), {})
+        self._check_same(stored.digest, read)
+        positions = pa.array(range(len(old)), pa.int64())
+        return old.filter(pc.invert(pc.is_in(positions, self._matches(old).old.combine_chunks())))
+
+    def _scan(self, io: StorageFileIO) -> ArrowScan:
+        from pyiceberg.io.pyarrow import ArrowScan  # importing it loads pandas
+
+        return ArrowScan(self._plan.metadata, io, self._plan.metadata.schema(), AlwaysTrue())
+
+    def _rows_of(self, task: FileScanTask, remaining: RemainingRows) -> pa.Table:
+        """Return the rows of a data file in the columns of the table after the write."""
+        schema = self._plan.metadata.schema()
+        whole = FileScanTask(task.file, task.delete_files)
+        batches = list(file_batches(remaining, whole, self._scanned))
+        tables = [conform(batch, schema, self._new.schema) for batch in batches]
+        return pa.concat_tables([self._new.schema.empty_table(), *tables]).combine_chunks()
+
+    def _positions(self, rows: pa.Table, name: str) -> pa.Table:
+        """Return the compared columns under names of their own, with the position of each row."""
+        plain = _plain_columns(rows, self._compared)
+        columns = {f"key{at}": plain[key] for at, key in enumerate(self._compared)}
+        return pa.table({**columns, name: pa.array(range(len(rows)), pa.int64())})
+
+    def _matches(self, old: pa.Table) -> _Matches:
+        keys = [f"key{at}" for at in range(len(self._compared))]
+        pairs = self._positions(old, _OLD).join(self._keys, keys=keys, join_type="inner")
+        before, after = old.take(pairs[_OLD]), self._new.take(pairs[_NEW])
+        return _Matches(pairs[_OLD], pairs[_NEW], before.equals(after))
+
+    def _check_keeps_values(self, old: pa.Table, matches: _Matches) -> None:
+        kind = pa.struct(list(self._source_schema))  # a column and a nested field are lost in the same way
+        for batch in old.take(matches.old).to_batches():
+            lacking = lacking_with_values(kind, batch.to_struct_array())
+            if lacking is None:
+                continue
+            raise InvalidInputError(
+                f"table {self._name}: rows to update have values in the column {lacking!r}, which the new rows lack;"
+                " add the column to the new rows"
+            )
+
+    def _filter(self, schema: Schema) -> BooleanExpression:
+        """Return a filter that selects the files that may have a key."""
+        terms: list[BooleanExpression] = []
+        for key in self._compared:
+            column = self._new[key]
+            if column.null_count or not isinstance(schema.find_type(key), _SELECTING):
+                continue
+            values = pc.unique(column).to_pylist() if len(column) <= _MOST_VALUES else []
+            if values:
+                terms.append(In(term=Reference(key), values={literal(value) for value in values}))
+            else:
+                ends = pc.min_max(column).as_py()
+                terms.append(GreaterThanOrEqual(term=Reference(key), value=literal(ends["min"])))
+                terms.append(LessThanOrEqual(term=Reference(key), value=literal(ends["max"])))
+        if not terms:
+            return AlwaysTrue()
+        return terms[0] if len(terms) == 1 else And(*terms)

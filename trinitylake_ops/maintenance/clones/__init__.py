@@ -1,1 +1,0 @@
-"""Clones: a whole lakehouse at another root, made, compared, promoted, refreshed and dropped."""

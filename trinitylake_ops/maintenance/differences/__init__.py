@@ -1,1 +1,0 @@
-"""What differs between versions: objects, and rows, files and bytes of tables."""

@@ -1,1 +1,0 @@
-"""Exports: making, checking, restoring and pruning them."""

@@ -1,1 +1,0 @@
-"""Garbage collection: trim, expire, purge, removal of orphans, and the sweep below them."""

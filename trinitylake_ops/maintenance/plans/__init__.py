@@ -1,1 +1,0 @@
-"""What every plan is made of: cost, retention, budgets, the executor that does it."""

@@ -1,1 +1,0 @@
-"""The mark: all roots, what they reach, and what is listed."""

@@ -1,1 +1,0 @@
-"""Repair: putting right what verify found."""

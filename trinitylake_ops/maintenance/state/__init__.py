@@ -1,1 +1,0 @@
-"""What operations record in a lakehouse, and the commit that records it."""

@@ -1,1 +1,0 @@
-"""Verify: every file of a lakehouse checked, and what was found."""

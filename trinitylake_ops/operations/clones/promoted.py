@@ -1,0 +1,201 @@
+"""What a promotion copies: definitions, and files of tables that stand below the clone's root."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from pyiceberg.manifest import DataFile
+
+from trinitylake_ops._lazy import cached_attribute
+from trinitylake_ops.errors import InvalidInputError
+from trinitylake_ops.format.definitions import TableDef
+from trinitylake_ops.format.file_names import table_prefix
+from trinitylake_ops.format.keys import ObjectName
+from trinitylake_ops.format.locations import is_uri, to_location, to_uri
+from trinitylake_ops.iceberg.copy import REWRITTEN, FileCopy, TablePlaces, copied_definition, copies_of
+from trinitylake_ops.iceberg.io.file_io import StorageFileIO, reading_io
+from trinitylake_ops.iceberg.reach import FileKind, files_of
+from trinitylake_ops.operations.clones.records import records_of_clone
+from trinitylake_ops.operations.clones.three_way import Sides, promoted_path
+from trinitylake_ops.operations.exports.content import Content, DefinitionCopy, TableCopy
+from trinitylake_ops.operations.mark.table_files import iceberg_metadata
+from trinitylake_ops.storage.parallel import run_parallel
+
+
+def clone_io(sides: Sides) -> StorageFileIO:
+    """Return a reader of files of tables as the clone names them; those of the parent go through its storage."""
+    return reading_io(sides.clone.lake, [sides.lake.storage])
+
+
+@dataclass(frozen=True, slots=True)
+class Promoted:
+    """Files to copy, and the parent's new entries: key -> location, None for what goes."""
+
+    content: Content
+    entries: Mapping[str, str | None]
+
+
+class PromotedContent:
+    """Finds what a promotion copies, under names that no earlier attempt gave."""
+
+    def __init__(self, sides: Sides, promotion_id: str):
+        self._sides = sides
+        self._id = promotion_id
+        self._io = clone_io(sides)
+        self._parent_io = reading_io(sides.lake)
+        self._limit_bytes = sides.latest.definition.file_path_max_size_bytes
+        self._kept = [
+            sides.lake.snapshot(record.version, latest=sides.latest)
+            for record in records_of_clone(sides.latest.definition, sides.record.clone_id)
+        ]
+
+    def of(self, changes: Mapping[str, str | None]) -> Promoted:
+        """Return the files and entries for changes, which are URIs by key.
+
+        Raises InvalidInputError for a table that cannot be promoted, CorruptFileError, StorageError.
+        """
+        content = Content()
+        entries: dict[str, str | None] = {}
+        own: list[tuple[str, ObjectName, str]] = []
+        for key, uri in sorted(changes.items()):
+            name = self._sides.latest.keys.decode(key)
+            assert name is not None, "objects of unknown type are not compared"
+            if uri is None:
+                entries[key] = None
+            elif uri.startswith(self._sides.lake.root):
+                entries[key] = self._standing(key, name, uri)
+            else:
+                own.append((key, name, to_location(self._sides.clone.lake.root, uri)))
+        tables = [one for one in own if one[1].table is not None]
+        for key, name, location in (one for one in own if one[1].table is None):
+            entries[key] = self._definition(content, key, name, location, None)
+        copied = run_parallel(self._table, tables, self._sides.clone.lake.storage.concurrency)
+        for (key, name, location), (changed, copy) in zip(tables, copied, strict=True):
+            entries[key] = self._definition(content, key, name, location, changed)
+            content.tables += [] if copy is None else [copy]
+        return Promoted(content, entries)
+
+    def appended(self, table_id: str, files: Sequence[DataFile]) -> TableCopy:
+        """Return the copies of data files of a table that both sides appended to."""
+        places, found = self._places(table_id), []
+        for file in files:
+            location = self._io.location(file.file_path)
+            if not places.keeps(location):
+                found.append(FileCopy(FileKind.DATA, location, places.path(location), file.file_size_in_bytes))
+        return TableCopy(places, tuple(found))
+
+    def new_place(self, table_id: str) -> Callable[[str], str]:
+        """Return what tells where a data file of the clone, given by its URI, stands after the promotion."""
+        places = self._places(table_id)
+        return lambda uri: places.uri(self._io, uri)
+
+    def _places(self, table_id: str, standing: Mapping[str, str] | None = None) -> TablePlaces:
+        root = self._sides.lake.root
+        return TablePlaces(
+            table_id,
+            self._sides.clone.lake.root,
+            root,
+            folder=_folder(self._id),
+            kept_root=root,
+            standing=standing or {},
+        )
+
+    def _standing(self, key: str, name: ObjectName, uri: str) -> str:
+        """Return the path of a definition of the parent's. It must be one that is kept for the clone."""
+        path = to_location(self._sides.lake.root, uri)
+        if path not in [snapshot.entry(key) for snapshot in self._kept]:
+            raise InvalidInputError(
+                f"{name} of the clone points to {path!r} of its parent, which no version has that is kept for the"
+                " clone; alter it there, or leave it out",
+                path=path,
+            )
+        return path
+
+    def _definition(self, content: Content, key: str, name: ObjectName, location: str, changed: TableDef | None) -> str:
+        if is_uri(location):
+            raise InvalidInputError(f"{name} of the clone has its definition in another lakehouse: {location!r}")
+        target = promoted_path(name, key, self._id, self._limit_bytes)
+        data = None if changed is None else changed.to_bytes(target)
+        content.definitions.append(DefinitionCopy(location, target, data))
+        return target
+
+    def _table(self, one: tuple[str, ObjectName, str]) -> tuple[TableDef | None, TableCopy | None]:
+        """Return a table's definition as the parent needs it, None where it does not change, and its files."""
+        key, name, location = one
+        definition = self._sides.clone.lake.files.definitions.table(location)
+        metadata = iceberg_metadata(definition)
+        clone_root, root = self._sides.clone.lake.root, self._sides.lake.root
+        if not metadata:
+            self._check_without_files(name, definition)
+            return None, None
+        place = to_location(clone_root, metadata)
+        if not definition.is_managed:
+            return copied_definition(definition, to_uri(clone_root, metadata)), None
+        places = self._places(definition.id, self._standing_copies(key, definition))
+        where = self._io.location(to_uri(clone_root, metadata))
+        if places.keeps(where):  # the clone changed the definition alone
+            self._check_kept(key, name, definition, to_location(root, where))
+            return copied_definition(definition, to_location(root, where)), None
+        copy = TableCopy(places, tuple(copies_of(definition, self._io, places)))
+        return copied_definition(definition, places.path(place if not is_uri(where) else where)), copy
+
+    @cached_attribute
+    def _gone(self) -> list[str]:
+        """The keys of tables that are gone in the clone, where they may have been renamed."""
+        return [one.key for one in self._sides.states if one.name.table and one.base and one.clone is None]
+
+    def _check_kept(self, key: str, name: ObjectName, definition: TableDef, metadata: str) -> None:
+        """Raise InvalidInputError unless the table had this metadata in a version that is kept for the clone.
+
+        It may have had another name there, which is gone in the clone.
+        """
+        for snapshot in self._kept:
+            for entry in filter(None, map(snapshot.entry, [key, *self._gone])):
+                known = snapshot.table_at(entry)
+                found = iceberg_metadata(known)
+                if known.id == definition.id and found and to_location(self._sides.lake.root, found) == metadata:
+                    return
+        raise InvalidInputError(
+            f"table {name} of the clone has the metadata {metadata!r} of its parent, which it has in no version that is"
+            " kept for the clone; write it anew there, or leave it out",
+            path=metadata,
+        )
+
+    def _standing_copies(self, key: str, definition: TableDef) -> dict[str, str]:
+        """Return the data files of a table that earlier promotions copied: path in the clone -> path in the parent.
+
+        The parent's table has them, and so does the version on which the commit is made. Their names hold a uuid, so
+        that a file of this name is the same.
+        """
+        entry = self._sides.latest.entry(key) if self._sides.record.promotions else None
+        if entry is None:
+            return {}
+        standing = self._sides.latest.table_at(entry)
+        prefix = table_prefix(definition.id)
+        if standing.id != definition.id or not standing.is_managed or not iceberg_metadata(standing):
+            return {}
+        found = files_of(standing, self._parent_io)
+        files = [file.location for file in found if file.live and file.kind not in REWRITTEN]
+        folders = [f"{prefix}{_folder(promotion.id)}" for promotion in self._sides.record.promotions]
+        return {
+            f"{prefix}{path.removeprefix(folder)}": path
+            for folder in folders
+            for path in files
+            if path.startswith(folder)
+        }
+
+    def _check_without_files(self, name: ObjectName, definition: TableDef) -> None:
+        """Raise InvalidInputError for a table of another format with files in the clone: nobody knows its paths."""
+        if definition.is_iceberg or not definition.is_managed:
+            return
+        if any(True for _ in self._sides.clone.lake.storage.list(table_prefix(definition.id))):
+            raise InvalidInputError(
+                f"table {name} of format {definition.table_format!r} has files in the clone, and only those of Iceberg"
+                " tables can be promoted; leave it out"
+            )
+
+
+def _folder(promotion_id: str) -> str:
+    """Return the folder, within that of a table, of the files that a promotion copies."""
+    return f"promote-{promotion_id}/"

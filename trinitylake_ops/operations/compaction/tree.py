@@ -1,0 +1,180 @@
+"""Compaction: a commit that changes no object, only how the tree holds them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from trinitylake_ops.operations.base import Cost, MeteredLakehouse, Plan, PlannedOperation, digest_of, told_as
+from trinitylake_ops.operations.rendering import Document, Table, new_table
+from trinitylake_ops.transaction.commit import commit
+from trinitylake_ops.transaction.draft import Draft, RootStamp
+from trinitylake_ops.transaction.lakehouse import Lakehouse
+from trinitylake_ops.tree.compact import compacted_tree
+from trinitylake_ops.tree.shape import TreeShape
+from trinitylake_ops.versions.commit_info import CommitInfo
+from trinitylake_ops.versions.roots import check_no_gap
+from trinitylake_ops.versions.snapshot import Snapshot
+
+_OPERATION = "compact"
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompactionReport(Document):
+    """The tree before and after, and what was written.
+
+    ``version`` holds the compacted tree. It is ``base_version`` when the tree was in order and nothing was committed.
+    """
+
+    base_version: int
+    version: int
+    nodes_written: int
+    before: TreeShape
+    after: TreeShape
+    cost: Cost
+
+    @property
+    def has_changed(self) -> bool:
+        """Whether there was something to do."""
+        return self.version != self.base_version
+
+    def table(self) -> Table:
+        """Return one row for each figure of the tree: before and after. Without a change the title is all."""
+        before, after = self.before, self.after
+        rows = [
+            ("levels", len(before.levels), len(after.levels)),
+            ("nodes", f"{before.nodes:,}", f"{after.nodes:,}"),
+            ("fill of the leaves", f"{before.leaf_fill:.0%}", f"{after.leaf_fill:.0%}"),
+            ("messages in buffers", f"{before.messages:,}", f"{after.messages:,}"),
+            ("bytes", f"{before.file_bytes:,}", f"{after.file_bytes:,}"),
+            ("nodes written, the root apart", "", f"{self.nodes_written:,}"),
+        ]
+        title = (
+            f"Compaction of version {self.base_version}, committed as version {self.version}"
+            if self.has_changed
+            else f"Compaction: nothing to do, version {self.version} is in order"
+        )
+        title += f"; {self.cost.total_requests:,} requests, {self.cost.duration_ms / 1000:.1f} s"
+        return new_table(title, "", "before", "after", rows=rows) if self.has_changed else new_table(title)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompactionPlan(Plan):
+    """The tree as it is, and the nodes that a compaction would write, the root apart, with their bytes."""
+
+    base_version: int
+    nodes_written: int
+    bytes_written: int
+    before: TreeShape
+    is_needed: bool
+    operation: Compact = field(repr=False, compare=False)
+
+    @property
+    def digest(self) -> str:
+        """Return ``<base version>-<sha256>`` of what would be written. Bytes may differ by the names of the nodes."""
+        return digest_of(self.base_version, _OPERATION, self.is_needed, self.nodes_written)
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether the tree is in order."""
+        return not self.is_needed
+
+    def table(self) -> Table:
+        """Return one row for each figure of the tree as it is. If there is nothing to do, the title is all."""
+        before = self.before
+        rows = [
+            ("levels", len(before.levels)),
+            ("nodes", f"{before.nodes:,}"),
+            ("fill of the leaves", f"{before.leaf_fill:.0%}"),
+            ("messages in buffers", f"{before.messages:,}"),
+            ("bytes", f"{before.file_bytes:,}"),
+        ]
+        to_do = f"it writes {self.nodes_written:,} nodes of {self.bytes_written:,} bytes, the root apart"
+        title = f"Compaction of version {self.base_version}: {'the tree is in order' if self.is_empty else to_do}"
+        return new_table(title) if self.is_empty else new_table(title, "", "now", rows=rows)
+
+    def execute(self, approved_digest: str | None = None) -> CompactionReport:
+        """Compact, as :func:`compact` does.
+
+        Raises PlanChangedError when an approved digest is not that of the plan made again now.
+        """
+        return self.operation.execute(self, approved_digest)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Compact(PlannedOperation[CompactionPlan, CompactionReport]):
+    """The compaction of the latest tree."""
+
+    def plan(self) -> CompactionPlan:
+        """Plan on the latest version. Raises CorruptFileError, StorageError."""
+        base = self.lake.snapshot()
+        check_no_gap(self.lake.files.roots, base.version)
+        tree = compacted_tree(
+            base.files.nodes, base.root, base.limits, created_at_ms=base.created_at_ms, root_system=base.root.system
+        )
+        written = {} if tree is None else tree.node_files
+        return CompactionPlan(
+            base_version=base.version,
+            nodes_written=len(written),
+            bytes_written=sum(map(len, written.values())),
+            before=base.tree_shape(),
+            is_needed=tree is not None,
+            operation=self,
+        )
+
+    def execute(self, plan: CompactionPlan, approved_digest: str | None = None) -> CompactionReport:
+        """Compact. Raises what :meth:`CompactionPlan.execute` raises."""
+        self.checked(plan, approved_digest)
+        return compact(self.lake)
+
+
+def plan_compact(lake: Lakehouse) -> CompactionPlan:
+    """Plan a compaction of the tree; reads all of its nodes, and only reads. Raises CorruptFileError, StorageError."""
+    return Compact(lake=lake).plan()
+
+
+@told_as("compact")
+def compact(lake: Lakehouse, message: str | None = None) -> CompactionReport:
+    """Flush all buffers down and merge thin nodes, as a commit of its own.
+
+    No object changes, so it conflicts with no other commit. Commits in between are kept, and the tree that they leave
+    is compacted instead. Reads every node to compact it, and once more before and after for the report, as far as they
+    are not cached. Raises CommitAttemptsExhaustedError, TransactionExpiredError, CommitOutcomeUnknownError,
+    LakehouseNotFoundError, CorruptFileError, StorageError.
+    """
+    metered = MeteredLakehouse(lake)
+    base = metered.lake.snapshot()
+    check_no_gap(metered.lake.files.roots, base.version)
+    change = _Compaction(CommitInfo(_OPERATION, message))
+    version = commit(metered.lake.files, change, base)
+    if version != base.version:
+        base = metered.lake.snapshot(version - 1)
+    before = base.tree_shape()
+    return CompactionReport(
+        base_version=base.version,
+        version=version,
+        nodes_written=change.n_nodes,
+        before=before,
+        after=before if version == base.version else metered.lake.snapshot(version).tree_shape(),
+        cost=metered.cost(),
+    )
+
+
+class _Compaction:
+    """The same objects in a tree in order (transaction.commit.Committable)."""
+
+    def __init__(self, info: CommitInfo):
+        self._info = info
+        self.n_nodes = 0
+
+    def draft(self, base: Snapshot, stamp: RootStamp) -> Draft | None:
+        system = stamp.system(base, self._info, lakehouse_def=base.definition_location)
+        tree = compacted_tree(
+            base.files.nodes, base.root, base.limits, created_at_ms=stamp.created_at_ms, root_system=system
+        )
+        if tree is None:
+            return None
+        self.n_nodes = len(tree.node_files)
+        return Draft(system, self._info, tree, {}, base.definition)
+
+    def rebase(self, base: Snapshot, latest: Snapshot) -> None:
+        """Do nothing: commits of others cannot conflict, as this change holds no object."""

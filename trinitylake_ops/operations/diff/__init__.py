@@ -1,0 +1,1 @@
+"""The differences between versions: objects, rows, files and bytes of tables."""

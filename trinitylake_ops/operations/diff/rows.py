@@ -1,0 +1,273 @@
+"""Count how the rows of tables differ between two states, by their content and whatever files hold them.
+
+Files that both states have with the same deletes are not read. The rows of the others are compared by 64-bit hashes of
+all columns that both states have. Rows are then read once more for the minima and maxima of columns that differ.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyiceberg.exceptions import ResolveError
+from pyiceberg.expressions import AlwaysTrue
+from pyiceberg.schema import Schema, promote
+from pyiceberg.table import FileScanTask
+from pyiceberg.table.metadata import TableMetadata
+from pyiceberg.types import IcebergType, NestedField
+
+from trinitylake_ops.iceberg.content_digest import ContentDigest
+from trinitylake_ops.iceberg.delete_files import RemainingRows, planned_tasks
+from trinitylake_ops.iceberg.io.checked_files import CheckedFileIO
+from trinitylake_ops.iceberg.io.file_io import StorageFileIO
+from trinitylake_ops.iceberg.reach import DAMAGE
+from trinitylake_ops.iceberg.read import file_batches
+from trinitylake_ops.operations.diff.versions import TableState
+
+#: The limits of one plan, over all its tables: the bytes of files and the rows to compare, and the time.
+MOST_BYTES = 128 << 20
+MOST_ROWS = 5_000_000
+MOST_SECONDS = 20.0
+#: The most rows of a table that are shown.
+MOST_SAMPLES = 10
+_MOST_SAMPLED_COLUMNS = 20
+_LONGEST_VALUE_CHARS = 100
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ColumnRange:
+    """The minima and maxima of a column over the rows that differ, before and after; empty texts without a value."""
+
+    column: str
+    before: tuple[str, str]
+    after: tuple[str, str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowChanges:
+    """The rows of a table that differ between two states.
+
+    Numbers are None where the rows were not counted; ``note`` states the reason. ``changed`` is None for a table
+    without primary key: its changed rows count as removed and added. ``samples`` are rows as texts, the ones of the
+    state before first; the first value says which state.
+    """
+
+    added: int | None = None
+    removed: int | None = None
+    changed: int | None = None
+    ranges: tuple[ColumnRange, ...] = ()
+    sample_columns: tuple[str, ...] = ()
+    samples: tuple[tuple[str, ...], ...] = ()
+    note: str = ""
+
+
+@dataclass
+class RowCounter:
+    """Counts differing rows of tables within limits that all tables share.
+
+    ``samples`` is how many differing rows of each table are shown, at most MOST_SAMPLES. Without any, texts and bytes
+    also have no minima and maxima, because these are values of single rows.
+    """
+
+    io: StorageFileIO
+    samples: int = 0
+    bytes_left: int = MOST_BYTES
+    rows_left: int = MOST_ROWS
+    ends_s: float = field(default_factory=lambda: time.monotonic() + MOST_SECONDS)
+
+    def count(self, before: TableState | None, after: TableState | None) -> RowChanges:
+        """Return how the rows of a table differ. What cannot be read or exceeds the limits is not counted."""
+        if before is None or after is None or before.metadata is None or after.metadata is None:
+            return RowChanges(note="not counted: only one version has readable rows of this table")
+        if before.definition.id != after.definition.id:
+            return RowChanges(note="not counted: it is another table of the same name")
+        try:
+            return self._count(before.metadata, after.metadata)
+        except _OverLimitError as error:
+            return RowChanges(note=f"not counted: {error}")
+        except DAMAGE as error:
+            return RowChanges(note=f"not counted: {error.message}")
+
+    def _count(self, before: TableMetadata, after: TableMetadata) -> RowChanges:
+        schema = common_schema(before.schema(), after.schema())
+        if not schema.fields:
+            return RowChanges(note="not counted: the versions have no column in common")
+        tasks = [planned_tasks(state, self.io, AlwaysTrue()) for state in (before, after)]
+        own = _differing(*tasks)
+        self._take(own)
+        sides = [
+            _Side(state, schema, self.io, files, self.ends_s) for state, files in zip((before, after), own, strict=True)
+        ]
+        surplus = _surplus(*(side.hashes() for side in sides))
+        removed, added = (pc.sum(counts, min_count=0).as_py() for _, counts in surplus)
+        if not removed and not added:
+            return RowChanges(added=0, removed=0, changed=0)
+        keys = set(after.schema().identifier_field_ids) & set(before.schema().identifier_field_ids)
+        for side, (values, _) in zip(sides, surplus, strict=True):
+            side.read_surplus(values, keys, self.samples)
+        changed = len(set.intersection(*(side.keys for side in sides))) if keys else None
+        return RowChanges(
+            added=added - (changed or 0),
+            removed=removed - (changed or 0),
+            changed=changed,
+            ranges=tuple(_ranges(*sides, shows_texts=self.samples > 0)),
+            sample_columns=tuple(name for name, _ in islice(sides[0].ranges.items(), _MOST_SAMPLED_COLUMNS)),
+            samples=(*_named("before", sides[0].samples), *_named("after", sides[1].samples)) if self.samples else (),
+        )
+
+    def _take(self, own: Sequence[Sequence[FileScanTask]]) -> None:
+        """Take the files of both sides from the limits. Raises _OverLimitError."""
+        sizes = {}
+        for task in (task for tasks in own for task in tasks):
+            for file in (task.file, *task.delete_files):
+                sizes[file.file_path] = file.file_size_in_bytes
+        rows = sum(task.file.record_count for tasks in own for task in tasks)
+        if sum(sizes.values()) > self.bytes_left:
+            raise _OverLimitError(f"its rows take more than the {MOST_BYTES >> 20} MiB that a plan reads")
+        if rows > self.rows_left:
+            raise _OverLimitError(f"more than the {MOST_ROWS:,} rows that a plan compares")
+        self.bytes_left -= sum(sizes.values())
+        self.rows_left -= rows
+
+
+class _OverLimitError(Exception):
+    """A limit of the plan is reached."""
+
+
+class _Side:
+    """The rows of one state that are in files of its own."""
+
+    def __init__(
+        self, metadata: TableMetadata, schema: Schema, io: StorageFileIO, tasks: Sequence[FileScanTask], ends_s: float
+    ):
+        self.schema = schema
+        self.digest = ContentDigest(schema)
+        self.ranges: dict[str, list[Any]] = {column.name: [] for column in schema.fields}
+        self.samples: list[tuple[str, ...]] = []
+        #: Hashes of the keys of rows that the other state does not have.
+        self.keys: set[int] = set()
+        self._metadata = metadata
+        self._io = io
+        self._tasks = tasks
+        self._ends_s = ends_s
+
+    def hashes(self) -> pa.ChunkedArray:
+        """Return the hash of each row."""
+        digest = ContentDigest(self.schema)
+        parts = (hashes for batch in self._batches() for _, hashes in digest.hashed(batch, self.schema, {}))
+        return pa.chunked_array([*parts], pa.uint64())
+
+    def read_surplus(self, values: pa.Array, keys: set[int], n_samples: int) -> None:
+        """Read the rows with these hashes again: their columns' ranges, keys and the first of them."""
+        of_keys = Schema(*(column for column in self.schema.fields if column.field_id in keys))
+        hashed, key_digest = ContentDigest(self.schema), ContentDigest(of_keys)
+        for batch in self._batches():
+            for part, hashes in hashed.hashed(batch, self.schema, {}):
+                rows = part.filter(pc.is_in(hashes, value_set=values))
+                if not rows.num_rows:
+                    continue
+                self.digest.add(rows, self.schema, {})
+                for _, key_hashes in key_digest.hashed(rows, of_keys, {}) if keys else ():
+                    self.keys.update(key_hashes.to_pylist())
+                self._note(rows, n_samples)
+
+    def _note(self, rows: pa.RecordBatch, n_samples: int) -> None:
+        for name, values in self.ranges.items():
+            try:
+                ends = pc.min_max(rows.column(name)).as_py()
+            except pa.ArrowNotImplementedError:  # of nested values
+                continue
+            values += [end for end in (ends["min"], ends["max"]) if end is not None and not _is_nan(end)]
+            values[:] = [min(values), max(values)] if values else []
+        missing = min(n_samples, MOST_SAMPLES) // 2 - len(self.samples)
+        names = list(islice(self.ranges, _MOST_SAMPLED_COLUMNS))
+        for row in rows.slice(0, max(0, missing)).select(names).to_pylist():
+            self.samples.append(tuple(_short(row[name]) for name in names))
+
+    def _batches(self) -> Iterator[pa.RecordBatch]:
+        from pyiceberg.io.pyarrow import ArrowScan  # importing it loads pandas
+
+        listed = {file.file_path: file for task in self._tasks for file in (task.file, *task.delete_files)}
+        io = CheckedFileIO.like(self._io, {path: file.file_size_in_bytes for path, file in listed.items()})
+        remaining = RemainingRows(ArrowScan(self._metadata, io, self.schema, AlwaysTrue()))
+        for task in self._tasks:
+            if time.monotonic() > self._ends_s:
+                raise _OverLimitError(f"it takes more than the {MOST_SECONDS:g} seconds of a plan")
+            yield from file_batches(remaining, task, io)
+
+
+def common_schema(before: Schema, after: Schema) -> Schema:
+    """Return the columns that two states have, by their ids, each with the wider type and its name after."""
+    others = {column.field_id: column for column in before.fields}
+    pairs = ((others[column.field_id], column) for column in after.fields if column.field_id in others)
+    wider = ((column, _wider(other.field_type, column.field_type)) for other, column in pairs)
+    return Schema(
+        *(NestedField(column.field_id, column.name, kind, required=False) for column, kind in wider if kind is not None)
+    )
+
+
+def _wider(one: IcebergType, other: IcebergType) -> IcebergType | None:
+    """Return the type that values of both types can have, None if there is none."""
+    if one == other:
+        return one
+    for narrow, wide in ((one, other), (other, one)):
+        try:
+            return promote(narrow, wide)
+        except ResolveError:
+            continue
+    return None
+
+
+def _differing(*sides: Sequence[FileScanTask]) -> list[list[FileScanTask]]:
+    """Return the files of each side that the other does not have with the same deletes."""
+    keyed = [
+        {(task.file.file_path, frozenset(file.file_path for file in task.delete_files)): task for task in tasks}
+        for tasks in sides
+    ]
+    return [[task for key, task in tasks.items() if key not in keyed[1 - at]] for at, tasks in enumerate(keyed)]
+
+
+def _surplus(
+    one: pa.ChunkedArray, other: pa.ChunkedArray
+) -> tuple[tuple[pa.Array, pa.Array], tuple[pa.Array, pa.Array]]:
+    """Return for each side the values that it has more often than the other, and how much more often."""
+    signs = [pa.repeat(pa.scalar(sign, pa.int64()), len(side)) for side, sign in ((one, 1), (other, -1))]
+    both = pa.table(
+        {"value": pa.chunked_array([*one.chunks, *other.chunks], pa.uint64()), "sign": pa.chunked_array(signs)}
+    )
+    summed = both.group_by("value").aggregate([("sign", "sum")]).combine_chunks()
+    values, counts = (summed.column(name).combine_chunks() for name in ("value", "sign_sum"))
+    is_more, is_less = pc.greater(counts, 0), pc.less(counts, 0)
+    return (
+        (values.filter(is_more), counts.filter(is_more)),
+        (values.filter(is_less), pc.negate(counts.filter(is_less))),
+    )
+
+
+def _ranges(before: _Side, after: _Side, *, shows_texts: bool) -> Iterator[ColumnRange]:
+    for name in before.digest.differing_columns(after.digest):
+        ends = [side.ranges[name] for side in (before, after)]
+        values = [value for side in ends for value in side]
+        if not values or (isinstance(values[0], str | bytes) and not shows_texts):
+            continue
+        texts = [(_short(side[0]), _short(side[-1])) if side else ("", "") for side in ends]
+        yield ColumnRange(column=name, before=texts[0], after=texts[1])
+
+
+def _named(state: str, rows: Sequence[tuple[str, ...]]) -> Iterator[tuple[str, ...]]:
+    return ((state, *row) for row in rows)
+
+
+def _is_nan(value: object) -> bool:
+    return isinstance(value, float) and math.isnan(value)
+
+
+def _short(value: object) -> str:
+    text = "" if value is None else str(value)
+    return text if len(text) <= _LONGEST_VALUE_CHARS else f"{text[:_LONGEST_VALUE_CHARS]}..."

@@ -1,0 +1,92 @@
+"""Dropping a namespace with its tables, as a plan to look at first."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+from trinitylake_ops.errors import NamespaceNotEmptyError, PlanChangedError
+from trinitylake_ops.operations.base import CommitReport, MeteredLakehouse, Plan, PlannedOperation, digest_of
+from trinitylake_ops.operations.rendering import Table, new_table
+from trinitylake_ops.transaction.lakehouse import Lakehouse
+from trinitylake_ops.versions.roots import check_no_gap
+
+_OPERATION = "drop-namespace"
+_LONGEST_MESSAGE_CHARS = 500
+
+
+@dataclass(frozen=True, kw_only=True)
+class DropNamespacePlan(Plan):
+    """The namespace and tables that would be dropped; older versions keep them."""
+
+    base_version: int
+    namespace: str
+    tables: tuple[str, ...]
+    operation: DropNamespace = field(repr=False, compare=False)
+
+    @property
+    def digest(self) -> str:
+        """Return ``<base version>-<sha256>`` of the namespace and its tables."""
+        return digest_of(self.base_version, _OPERATION, self.namespace, list(self.tables))
+
+    @property
+    def is_empty(self) -> bool:
+        """Never: the namespace itself is dropped."""
+        return False
+
+    def table(self) -> Table:
+        """Return one row for the namespace and each table."""
+        rows = [("drop", f"namespace {self.namespace}"), *(("drop", f"{self.namespace}.{t}") for t in self.tables)]
+        return new_table(f"Drop of namespace {self.namespace}", "change", "object", rows=rows)
+
+    def execute(self, approved_digest: str | None = None) -> CommitReport:
+        """Drop them in one commit.
+
+        It is planned again first. Raises PlanChangedError when an approved digest is not that of the new plan, or when
+        the namespace has other tables by now. Raises CommitConflictError when a concurrent commit touched it,
+        NamespaceNotFoundError.
+        """
+        return self.operation.execute(self, approved_digest)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DropNamespace(PlannedOperation[DropNamespacePlan, CommitReport]):
+    """The drop of a namespace; one that holds tables needs ``cascade``."""
+
+    namespace: str
+    cascade: bool
+
+    def plan(self) -> DropNamespacePlan:
+        """Plan on the latest version. Raises what :func:`plan_drop_namespace` raises."""
+        latest = self.lake.snapshot()
+        check_no_gap(self.lake.files.roots, latest.version)
+        tables = tuple(latest.tables(self.namespace))
+        if tables and not self.cascade:
+            raise NamespaceNotEmptyError(
+                f"namespace {self.namespace!r} holds {len(tables)} tables; drop them first, or cascade"
+            )
+        return DropNamespacePlan(base_version=latest.version, namespace=self.namespace, tables=tables, operation=self)
+
+    def execute(self, plan: DropNamespacePlan, approved_digest: str | None = None) -> CommitReport:
+        """Drop them in one commit. Raises what :meth:`DropNamespacePlan.execute` raises."""
+        metered = MeteredLakehouse(self.lake, keeps_cache=True)
+        replace(self, lake=metered.lake, cascade=True).checked(plan, approved_digest)
+        with metered.lake.transaction(message=self.namespace[:_LONGEST_MESSAGE_CHARS], operation=_OPERATION) as txn:
+            if tuple(txn.tables(self.namespace)) != plan.tables:
+                raise PlanChangedError(f"namespace {self.namespace!r} has other tables by now; look at the plan again")
+            txn.drop_namespace(self.namespace, cascade=True)
+        assert txn.committed_version is not None
+        return CommitReport(
+            operation=_OPERATION,
+            base_version=plan.base_version,
+            version=txn.committed_version,
+            changed=1 + len(plan.tables),
+            cost=metered.cost(),
+        )
+
+
+def plan_drop_namespace(lake: Lakehouse, namespace: str, cascade: bool = False) -> DropNamespacePlan:
+    """Plan to drop a namespace; one that holds tables needs ``cascade``. Reads only.
+
+    Raises NamespaceNotFoundError, NamespaceNotEmptyError, InvalidNameError.
+    """
+    return DropNamespace(lake=lake, namespace=namespace, cascade=cascade).plan()

@@ -1,0 +1,1 @@
+"""Exports: create, check, restore and drop them."""

@@ -1,0 +1,1 @@
+"""Garbage collection: trim, expire, purge and orphans."""

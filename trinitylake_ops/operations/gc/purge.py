@@ -1,0 +1,369 @@
+"""Purges expired versions: seals their roots, then deletes the files that only they need (docs/protocol.md, "Expiry").
+
+Every step can be cut off and run again. Batches that a purge began stay PURGING until all is done.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import timedelta
+
+from trinitylake_ops.errors import FileMissingError, MaintenanceBlockedError, PlanChangedError
+from trinitylake_ops.format.definitions import ExpirationState, LakehouseDef
+from trinitylake_ops.format.keys import SEALED_AT_MILLIS
+from trinitylake_ops.format.locations import is_uri
+from trinitylake_ops.format.node_file import decode_system_rows, encode_sealed_root
+from trinitylake_ops.format.version_ranges import VersionRanges
+from trinitylake_ops.operations.base import MeteredLakehouse, TimedPlan, timed_digest
+from trinitylake_ops.operations.budget import NO_LIMITS, Budget, Spending
+from trinitylake_ops.operations.executor import LOCAL, Executor
+from trinitylake_ops.operations.gc.batches import PurgeBatch, unpurged_batches, with_purged
+from trinitylake_ops.operations.gc.delete import DeletingOperation, Deletion, DeletionReport
+from trinitylake_ops.operations.gc.unreached import damaged_tables, delete_unreached, left_table_root, unreached
+from trinitylake_ops.operations.lease import Lease, lease
+from trinitylake_ops.operations.mark.mark import Mark
+from trinitylake_ops.operations.mark.survey import (
+    Progress,
+    Survey,
+    expired_versions,
+    no_progress,
+    on_latest,
+    pinned_versions,
+    survey_versions,
+)
+from trinitylake_ops.operations.mark.table_files import is_below_tables
+from trinitylake_ops.operations.mark.tables import named_standing
+from trinitylake_ops.operations.records import StateChange
+from trinitylake_ops.operations.rendering import Table, new_table
+from trinitylake_ops.operations.retention import duration_ms, protected_ms
+from trinitylake_ops.storage.parallel import in_one_round, run_parallel
+from trinitylake_ops.transaction.commit import discard
+from trinitylake_ops.transaction.lakehouse import Lakehouse
+from trinitylake_ops.versions.snapshot import Snapshot
+
+_OPERATION = "purge"
+_SEALED_AT_ONCE = 64
+_UNFINISHED = (ExpirationState.EXPIRED, ExpirationState.PURGING)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PurgeReport(DeletionReport):
+    """The files that a purge of ``versions`` deleted. ``version`` records its end, None if it is not finished."""
+
+    versions: str
+
+    def table(self) -> Table:
+        """Return a row with the figures, and one for each failure."""
+        if not self.is_complete:
+            title = f"Purge not finished, run it again: {self.stopped or f'{len(self.failures)} files not deleted'}"
+        else:
+            title = "Nothing to purge" if self.version is None else f"Purged, recorded in version {self.version}"
+        title += damaged_tables(self.damaged)
+        did_something = self.versions or self.files or self.version is not None
+        figures = (self.versions or "none", self.files, self.bytes, self.still_needed, "")
+        rows: list[Sequence[object]] = [figures] if did_something else []
+        columns = ("versions", "files", "bytes", "still needed", "failures")
+        return new_table(title, *columns, rows=[*rows, *self.failure_rows(len(columns))])
+
+
+@dataclass(frozen=True, kw_only=True)
+class PurgePlan(TimedPlan):
+    """The roots and files that a purge would seal and delete.
+
+    ``still_needed`` files of the expiry's plans are reached now and stay. Batches without a readable plan are sealed. A
+    removal of orphans deletes their files. Files under the table root are given by URIs. ``left_table_root`` says why
+    they stay, if they do. All files in the folders of ``damaged`` tables stay.
+    """
+
+    base_version: int
+    now_ms: int
+    versions: str
+    batches: tuple[PurgeBatch, ...]
+    files: int
+    bytes: int
+    still_needed: int
+    sizes_bytes: Mapping[str, int] = field(repr=False, compare=False)
+    planned: Mapping[str, int] = field(repr=False, compare=False)
+    left_table_root: str = field(compare=False)
+    damaged: Mapping[str, str] = field(compare=False)
+    operation: Purge = field(repr=False, compare=False)
+
+    @property
+    def digest(self) -> str:
+        """Return ``<base version>-<time in ms>-<sha256>`` over the batches that are due and all files."""
+        due = sorted((batch.id, batch.versions) for batch in self.batches if batch.is_due)
+        return timed_digest(self.base_version, self.now_ms, _OPERATION, due, sorted(self.sizes_bytes.items()))
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing is due."""
+        return not any(batch.is_due for batch in self.batches)
+
+    def table(self) -> Table:
+        """Return one row for each batch that is not purged."""
+        title = (
+            f"At version {self.base_version}: purge of {len(VersionRanges.parse(self.versions))} versions deletes"
+            f" {self.files} files of {self.bytes} bytes; {self.still_needed} more are still needed"
+        )
+        title += f"; {self.left_table_root}" if self.left_table_root else ""
+        title += damaged_tables(self.damaged)
+        rows = [
+            (
+                batch.versions,
+                batch.state,
+                "now" if batch.is_due else batch.purgeable_at,
+                "" if batch.has_plan else "lost",
+            )
+            for batch in self.batches
+        ]
+        return new_table(title, "versions", "state", "purge from", "plan", rows=rows)
+
+    def execute(
+        self,
+        approved_digest: str | None = None,
+        *,
+        budget: Budget | Spending = NO_LIMITS,
+        progress: Progress = no_progress,
+    ) -> PurgeReport:
+        """Seal the versions and delete the files. Files that are reached by now stay.
+
+        Raises PlanChangedError when the plan is not the approved one or the batches changed since. Raises
+        MaintenanceBlockedError while another operation has the lease or before a reconcile, StorageError. Raises
+        BudgetSpentBeforeError if the budget was used up before anything could be sealed or deleted. Files that cannot
+        be deleted are in the report.
+        """
+        return self.operation.execute(self, approved_digest, budget=budget, progress=progress)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Purge(DeletingOperation[PurgePlan, PurgeReport]):
+    """The purge of versions that expired at least a grace ago, None for the least."""
+
+    grace_ms: int | None
+
+    def made_at(self, base: Snapshot, now_ms: int, *, progress: Progress = no_progress) -> PurgePlan:
+        """Return the plan with the same grace for a version and time."""
+        grace_ms = max(self.grace_ms or 0, protected_ms(base.definition))
+        batches, versions, planned = unpurged_batches(self.lake, base.definition, now_ms, grace_ms)
+        doomed: dict[str, int] = {}
+        damaged: dict[str, str] = {}
+        left = ""
+        if any(batch.is_due for batch in batches):
+            survey = survey_versions(self.lake, base, progress, executor=self.executor)
+            mark = _marked(survey, versions, planned, progress)
+            check_not_pinned(survey, versions, now_ms)
+            doomed, left = unreached(mark, planned), left_table_root(mark)
+            damaged = dict(sorted(mark.tables.damaged.items()))
+        return PurgePlan(
+            base_version=base.version,
+            now_ms=now_ms,
+            versions=str(versions),
+            batches=batches,
+            files=len(doomed),
+            bytes=sum(doomed.values()),
+            still_needed=len(planned) - len(doomed),
+            sizes_bytes=doomed,
+            planned=planned,
+            left_table_root=left if any(map(is_uri, planned)) else "",
+            damaged=damaged,
+            operation=replace(self, grace_ms=grace_ms),
+        )
+
+    def execute(
+        self,
+        plan: PurgePlan,
+        approved_digest: str | None = None,
+        *,
+        budget: Budget | Spending = NO_LIMITS,
+        progress: Progress = no_progress,
+    ) -> PurgeReport:
+        """Seal the versions and delete the files. Raises what :meth:`PurgePlan.execute` raises."""
+        spending = Spending.of(budget)
+        metered = MeteredLakehouse(self.lake, spending)
+        with spending.planning(progress):
+            approved = replace(self, lake=metered.lake).as_approved(plan, approved_digest)
+        if approved.is_empty:
+            return PurgeReport.of(Deletion(), version=None, still_needed=0, cost=metered.cost(), versions="")
+        with lease(metered.lake.storage, _OPERATION) as held:
+            return _PurgeRun(approved, metered, held, spending, progress).run()
+
+
+class _PurgeRun:
+    """One run, under the lease."""
+
+    def __init__(self, plan: PurgePlan, metered: MeteredLakehouse, held: Lease, spending: Spending, progress: Progress):
+        self._plan = plan
+        self._executor = plan.operation.executor
+        self._metered = metered
+        self._lake = metered.lake
+        self._held = held
+        self._spending = spending
+        self._progress = progress
+        self._batches = {batch.id: batch.versions for batch in plan.batches if batch.is_due}
+        self._versions = VersionRanges.parse(plan.versions)
+        self._is_resumed = False
+
+    def run(self) -> PurgeReport:
+        """Run all steps."""
+        mark = self._begin()
+        if (stopped := self._seal()) is not None:
+            left = Deletion(stopped=stopped)
+            cost = self._metered.cost()
+            return PurgeReport.of(left, version=None, still_needed=0, cost=cost, versions=self._plan.versions)
+        mark.extend(self._lake.snapshot())
+        doomed = unreached(mark, self._plan.sizes_bytes)
+        still_needed = len(self._plan.planned) - len(doomed)
+        if self._is_resumed:  # files that are gone would use up the budget, and count twice
+            standing = named_standing(self._lake.storage, self._executor, doomed, mark.table_root)
+            doomed = {info.path: doomed[info.path] for info in standing}
+        deletion = delete_unreached(self._lake.storage, doomed, mark, self._held, self._spending, self._progress)
+        still_needed += deletion.spared
+        version = self._finish(deletion, still_needed) if deletion.is_complete else None
+        return PurgeReport.of(
+            deletion,
+            version=version,
+            still_needed=still_needed,
+            cost=self._metered.cost(),
+            versions=self._plan.versions,
+            damaged=dict(sorted(mark.tables.damaged.items())),
+        )
+
+    def _begin(self) -> Mark:
+        """Record that the purge begins, on exactly the version up to which all is marked."""
+        with self._spending.planning(self._progress) as progress:
+
+            def marked(base: Snapshot) -> Mark:
+                survey = survey_versions(self._lake, base, progress, executor=self._executor)
+                return _marked(survey, self._versions, self._plan.planned, progress)
+
+            mark = on_latest(self._lake, marked)
+
+        def purging(base: Snapshot) -> LakehouseDef | None:
+            self._check_batches(base.definition)
+            check_not_pinned(mark.survey, self._versions, self._plan.now_ms)
+            self._is_resumed = any(
+                batch.id in self._batches and batch.state == ExpirationState.PURGING
+                for batch in base.definition.expirations
+            )
+            batches = tuple(
+                replace(batch, state=ExpirationState.PURGING) if batch.id in self._batches else batch
+                for batch in base.definition.expirations
+            )
+            return None if batches == base.definition.expirations else replace(base.definition, expirations=batches)
+
+        change = StateChange(
+            _OPERATION,
+            f"begin with versions {self._versions}",
+            purging,
+            lambda _base, latest: mark.extend(latest),
+            {"versions": len(self._versions), "files": self._plan.files, "bytes": self._plan.bytes},
+        )
+        change.commit(self._lake, mark.base)
+        return mark
+
+    def _check_batches(self, definition: LakehouseDef, states: Collection[ExpirationState] = _UNFINISHED) -> None:
+        """Raise PlanChangedError unless all batches are there as they were planned, in one of these states."""
+        standing = {batch.id: batch.versions for batch in definition.expirations if batch.state in states}
+        for batch_id, versions in self._batches.items():
+            if standing.get(batch_id) != versions:
+                raise PlanChangedError(
+                    f"the expired versions {versions} were undeleted, in part, or purged since the plan: plan again"
+                )
+
+    def _seal(self) -> str | None:
+        """Overwrite the roots of all versions, which nobody opens any more, by sealed ones.
+
+        Returns why it ended early, None if all are sealed.
+        """
+        storage, roots = self._lake.storage, self._lake.files.roots
+
+        def seal(version: int) -> None:
+            path = roots.path(version)
+            try:
+                system = decode_system_rows(storage.read(path), path)
+            except FileMissingError:
+                return  # deleted by another program, its name with it
+            if SEALED_AT_MILLIS not in system:
+                storage.write(path, encode_sealed_root(system, storage.now_ms(), path))
+                sealed.append(version)
+
+        sealed: list[int] = []
+        versions = list(self._versions)
+        done = 0
+        while done < len(versions):
+            # A run that has sealed something may end here. A run that found all sealed goes on, so that each makes
+            # progress.
+            if sealed and (spent := self._spending.exhausted()) is not None:
+                return f"{spent}; {len(versions) - done} versions are left to seal, and all files to delete"
+            self._held.check()
+            self._check_batches(self._lake.snapshot().definition, (ExpirationState.PURGING,))
+            batch = versions[done : done + self._spending.within(_SEALED_AT_ONCE)]
+            run_parallel(in_one_round(seal), batch, storage.concurrency)
+            done += len(batch)
+            self._progress("sealed", done, len(versions))
+        spent = self._spending.exhausted() if sealed else None
+        return None if spent is None else f"{spent}; all versions are sealed, the files are left to delete"
+
+    def _finish(self, deletion: Deletion, still_needed: int) -> int:
+        """Record that all is done. The records of purged batches become one."""
+        plan_paths: list[str] = []
+
+        def purged(base: Snapshot) -> LakehouseDef | None:
+            definition = base.definition
+            if not self._versions - expired_versions(definition, (ExpirationState.PURGED,)) and self._versions:
+                return None  # another run finished it
+            self._check_batches(definition)
+            ours = [batch for batch in definition.expirations if batch.id in self._batches]
+            plan_paths[:] = [batch.plan_path for batch in ours if batch.plan_path]
+            return replace(definition, expirations=with_purged(definition.expirations, self._batches))
+
+        change = StateChange(
+            _OPERATION,
+            f"versions {self._versions}",
+            purged,
+            counts={
+                "versions": len(self._versions),
+                "files": deletion.files,
+                "bytes": deletion.bytes,
+                "still_needed": still_needed,
+            },
+        )
+        version = change.commit(self._lake, self._lake.snapshot())
+        discard(self._lake.storage, plan_paths)
+        return version
+
+
+def check_not_pinned(survey: Survey, versions: VersionRanges, now_ms: int) -> None:
+    """Raise MaintenanceBlockedError if an export that another program recorded names an expired version's root."""
+    for version, pins in sorted(pinned_versions(survey, now_ms).items()):
+        if version in versions:
+            raise MaintenanceBlockedError(
+                f"version {version} is expired, but {', '.join(pins)} needs it: undelete it, or drop the export",
+                version=version,
+            )
+
+
+def plan_purge(
+    lake: Lakehouse,
+    grace: timedelta | int | None = None,
+    *,
+    budget: Budget | Spending = NO_LIMITS,
+    progress: Progress = no_progress,
+    executor: Executor = LOCAL,
+) -> PurgePlan:
+    """Plan the purge of versions that expired at least ``grace`` (milliseconds or a timedelta) ago. Only reads.
+
+    The grace is never less than the lakehouse's ``txn_ttl_millis`` and 5 minutes, which is also the default. Batches
+    whose purge was cut off are due at once. ``executor`` marks, and deletes when the plan is executed. ``budget`` is
+    that of the whole run if the plan where the plan is executed with the same Spending. Raises InvalidInputError for a
+    negative grace, MaintenanceBlockedError before a reconcile, BudgetSpentBeforeError, what marking raises.
+    """
+    grace_ms = None if grace is None else duration_ms(grace, "the grace")
+    return Purge(lake=lake, grace_ms=grace_ms, executor=executor).plan(budget=budget, progress=progress)
+
+
+def _marked(survey: Survey, leaving: VersionRanges, planned: Iterable[str], progress: Progress) -> Mark:
+    """Mark the files that stay when versions are purged. Tables' files are marked if some are planned."""
+    with_tables = any(is_uri(path) or is_below_tables(path) for path in planned)
+    return Mark(survey, without=leaving, with_tables=with_tables, progress=progress)

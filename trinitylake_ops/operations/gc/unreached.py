@@ -1,0 +1,222 @@
+"""The files that an expiry frees, and files under the root that no kept version reaches."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import accumulate
+from typing import TypeVar
+
+from trinitylake_ops.access.allowed_roots import cut
+from trinitylake_ops.format.definitions import ExpirationState
+from trinitylake_ops.format.file_names import is_operation_path
+from trinitylake_ops.format.locations import is_uri
+from trinitylake_ops.operations.budget import NO_LIMITS, Budget, Spending
+from trinitylake_ops.operations.executor import Fence
+from trinitylake_ops.operations.gc.delete import Deletion, delete_files
+from trinitylake_ops.operations.lease import Lease
+from trinitylake_ops.operations.mark.mark import CatalogReach, Mark, exported_roots, is_deletable, owned_tables
+from trinitylake_ops.operations.mark.survey import Progress, Survey, no_progress
+from trinitylake_ops.operations.mark.table_files import table_id_in
+from trinitylake_ops.operations.mark.tables import TableRoot, freed_table_files, named_standing
+from trinitylake_ops.storage import Storage
+
+
+def delete_unreached(
+    storage: Storage,
+    sizes_bytes: Mapping[str, int],
+    mark: Mark,
+    held: Lease,
+    budget: Budget | Spending = NO_LIMITS,
+    progress: Progress = no_progress,
+) -> Deletion:
+    """Delete files that a mark does not reach, under a lease. Before each batch both are checked again.
+
+    Files under the table root are given by URIs. They go last. Before each batch of these it is looked whether this
+    lakehouse still frees them. Raises MaintenanceBlockedError if not, if the lease is
+    lost or another program changed the settings, and PlanChangedError.
+    """
+    roots = mark.survey.lake.files.roots
+
+    def look() -> Fence:
+        held.check()
+        before = mark.base
+        mark.look()
+        if mark.base is not before:  # the mark may take longer than the lease lasts
+            held.check()
+        return Fence(storage, held.number, held.expires_at_ms, roots.path(mark.base.version + 1))
+
+    spending = Spending.of(budget)
+    own = {path: size for path, size in sizes_bytes.items() if not is_uri(path)}
+    executor = mark.survey.executor
+    done = delete_files(storage, own, spending, before_batch=look, spared=mark, progress=progress, executor=executor)
+    there = {uri: size for uri, size in sizes_bytes.items() if uri not in own}
+    if not there or done.stopped is not None or mark.table_root is None:
+        return done
+    done.stopped = spending.exhausted() if own else None
+    if done.stopped is None:
+        done.add(_delete_there(mark.table_root, there, mark, look, spending, progress), mark.table_root.root)
+    return done
+
+
+def _delete_there(
+    table_root: TableRoot,
+    sizes_bytes: Mapping[str, int],
+    mark: Mark,
+    look: Callable[[], Fence],
+    spending: Spending,
+    progress: Progress,
+) -> Deletion:
+    """Delete files under the table root, given by their URIs. Leases and versions stand beside the lakehouse."""
+
+    def look_there() -> Fence:
+        table_root.check()
+        return replace(look(), guard=table_root)
+
+    paths = {uri.removeprefix(table_root.root): size for uri, size in sizes_bytes.items()}
+    return delete_files(
+        table_root.storage,
+        paths,
+        spending,
+        before_batch=look_there,
+        spared=mark.tables.there,
+        progress=progress,
+        executor=mark.survey.executor,
+    )
+
+
+def unreached(mark: Mark, sizes_bytes: Mapping[str, int]) -> dict[str, int]:
+    """Return the files that a mark does not reach and that may be deleted, by location with their sizes.
+
+    Under the table root these are files in folders that have the owner file of this lakehouse. There are none if it is
+    not freed from here. Whoever made the plan may have named anything. Raises StorageError.
+    """
+    found = {path: size for path, size in sizes_bytes.items() if path not in mark}
+    uris = {uri for uri in found if is_uri(uri)}
+    table_root = mark.table_root
+    if table_root is not None and not table_root.refusal and uris:
+        paths = {uri: uri.removeprefix(table_root.root) for uri in table_root.within(uris)}
+        ids = {table_id for path in paths.values() if (table_id := table_id_in(path)) is not None}
+        owned = owned_tables(table_root.storage, ids, table_root.lakehouse_id)
+        uris -= {uri for uri, path in paths.items() if table_id_in(path) in owned}
+    return {path: size for path, size in found.items() if path not in uris}
+
+
+def damaged_tables(damaged: Mapping[str, str]) -> str:
+    """Return what a title adds about tables whose files cannot all be read, empty if there are none."""
+    if not damaged:
+        return ""
+    n_tables = f"{len(damaged)} damaged tables" if len(damaged) > 1 else "a damaged table"
+    return f"; all files in the folder of {n_tables} stay, which verify reports: {next(iter(damaged.values()))}"
+
+
+def left_table_root(mark: Mark) -> str:
+    """Return why no file under the table root is deleted, for people. It is empty if they may be."""
+    if mark.table_root is None or not mark.table_root.refusal:
+        return ""
+    return f"files under the table root {cut(mark.table_root.root)} stay: {mark.table_root.refusal}"
+
+
+Key = TypeVar("Key", str, int)
+
+
+@dataclass(frozen=True, slots=True)
+class FreedFiles:
+    """The files that only expiring versions and exports reach, by path: sizes, kinds, and versions that wrote them.
+
+    ``damaged`` are tables whose files cannot all be read, by their metadata files, with the reason: all files in their
+    folders stay. A file counts to the first version whose root was written no earlier, by the storage's clock. For
+    files copied from elsewhere, this says little.
+    """
+
+    sizes_bytes: Mapping[str, int]
+    kinds: Mapping[str, str]
+    writers: Mapping[str, int]
+    damaged: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def bytes(self) -> int:
+        """The size of all of them."""
+        return sum(self.sizes_bytes.values())
+
+    def counts(self) -> dict[str, int]:
+        """Return the number of files by kind."""
+        return dict(sorted(Counter(self.kinds[path] for path in self.sizes_bytes).items()))
+
+    def bytes_by(self, key_of: Mapping[str, Key]) -> dict[Key, int]:
+        """Return the bytes by kind, or by the version that wrote them."""
+        sums: Counter[Key] = Counter()
+        for path, size_bytes in self.sizes_bytes.items():
+            sums[key_of[path]] += size_bytes
+        return dict(sums)
+
+    def within(self, other: FreedFiles) -> FreedFiles:
+        """Return the files that another one has, too."""
+        sizes_bytes = {path: size for path, size in self.sizes_bytes.items() if path in other.sizes_bytes}
+        return replace(self, sizes_bytes=sizes_bytes)
+
+
+def freed_files(survey: Survey, expiring: Iterable[int], exports: Sequence[str], progress: Progress) -> FreedFiles:
+    """Return the files that only these versions and exports reach.
+
+    Raises MaintenanceBlockedError before a reconcile, StorageError. Raises FileMissingError and CorruptFileError for a
+    file that a kept root needs.
+    """
+    leaving = set(expiring)
+    if not leaving and not exports:
+        return FreedFiles({}, {}, {})
+    lake = survey.lake
+    # Files of versions that expired before are not kept here: no plan would name the files that they share with these.
+    # A purge spares it.
+    before = survey.expired(ExpirationState.EXPIRED)
+    mark = Mark(survey, without=leaving.union(before), without_exports=exports, progress=progress)
+    gone = CatalogReach(lake.files, mark.catalog, skips_damaged=True, executor=survey.executor)
+    export_paths = [
+        path
+        for record in survey.definition.exports
+        if record.name in exports
+        for path in (record.root_location, record.manifest_path)
+        if path and is_operation_path(path)
+    ]
+    gone.add([*(survey.roots[version] for version in leaving), *exported_roots(survey, exports)], progress)
+    table_root = None if mark.table_root is None or mark.table_root.refusal else mark.table_root
+    root = "" if table_root is None else table_root.root
+    files = freed_table_files(lake, sorted(gone.tables), survey.executor, root)
+    if files:
+        mark.add_tables()
+    kind_of = {
+        **dict.fromkeys(gone.nodes, "node"),
+        **dict.fromkeys(gone.tables | gone.others, "definition"),
+        **{path: str(file.kind) for path, file in files.items()},
+        **dict.fromkeys(export_paths, "export"),
+    }
+    candidates = unreached(mark, dict.fromkeys(kind_of, 0)).keys()
+    defined = {table_id for path in files if (table_id := table_id_in(path)) is not None}
+    owned = owned_tables(lake.storage, defined, survey.definition.id, defined)
+    writers = _Writers(survey)
+    sizes_bytes: dict[str, int] = {}
+    writer_of: dict[str, int] = {}
+    for info in named_standing(lake.storage, survey.executor, candidates, table_root):
+        if is_uri(info.path) or info.path in export_paths or is_deletable(info.path, owned):
+            sizes_bytes[info.path] = info.size_bytes
+            writer_of[info.path] = writers.at(info.last_modified_ms)
+    return FreedFiles(
+        dict(sorted(sizes_bytes.items())),
+        {path: kind_of[path] for path in sorted(sizes_bytes)},
+        writer_of,
+        dict(sorted(mark.tables.damaged.items())),
+    )
+
+
+class _Writers:
+    """Finds the version that wrote a file, by its time: the first one whose root was written no earlier."""
+
+    def __init__(self, survey: Survey):
+        # A purge wrote roots anew that were sealed since.
+        self._versions = [version for version, root in sorted(survey.roots.items()) if not root.is_sealed]
+        self._written_ms = list(accumulate((survey.written_ms[version] for version in self._versions), max))
+
+    def at(self, written_ms: int) -> int:
+        return self._versions[min(bisect_left(self._written_ms, written_ms), len(self._versions) - 1)]

@@ -1,0 +1,116 @@
+"""The hint file: its check and repair (FORMAT.md, L10).
+
+A wrong hint never makes a read fail. It costs every reader requests.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from dataclasses import dataclass, replace
+from enum import StrEnum
+
+from trinitylake_ops.errors import FileMissingError, StorageError
+from trinitylake_ops.format.file_names import HINT_PATH, MAX_VERSION, parse_hint
+from trinitylake_ops.operations.base import Cost, MeteredLakehouse, told_as
+from trinitylake_ops.operations.rendering import Document, Table, new_table
+from trinitylake_ops.storage import background
+from trinitylake_ops.transaction.lakehouse import Lakehouse
+from trinitylake_ops.versions.roots import HINT_READ_BYTES, Roots, find_latest
+from trinitylake_ops.versions.snapshot import is_sealed_root
+
+_MOST_LOOKS = 20
+_PAUSE_S = 0.1  # beside the reads: mostly longer than a writer takes from its root to its hint
+
+logger = logging.getLogger(__name__)
+
+
+class HintState(StrEnum):
+    """How the hint compares with the latest version."""
+
+    RIGHT = "right"
+    BEHIND = "behind"
+    AHEAD = "ahead"
+    MISSING = "missing"
+    GARBAGE = "garbage"
+    #: It names a version that was purged: readers lose time, other programs may fail at its root.
+    SEALED = "sealed"
+
+
+@dataclass(frozen=True, kw_only=True)
+class HintReport(Document):
+    """The content of the hint (``hinted``: None if it named no version), and whether it was repaired."""
+
+    state: HintState
+    hinted: int | None
+    latest: int
+    repaired: bool = False
+    cost: Cost
+
+    @property
+    def is_right(self) -> bool:
+        """Whether the hint names the latest version now."""
+        return self.repaired or self.state == HintState.RIGHT
+
+    def table(self) -> Table:
+        """Return one row: the state found, both versions, and what was done."""
+        row = (self.state, self.hinted, self.latest, "set to the latest" if self.repaired else "nothing")
+        return new_table("Hint", "state", "hinted", "latest", "done", rows=[row])
+
+
+def inspect_hint(lake: Lakehouse) -> HintReport:
+    """Compare the hint with the latest version. Raises LakehouseNotFoundError, StorageError."""
+    background.flush()  # of commits of this process
+    metered = MeteredLakehouse(lake)
+    state, hinted, latest = _state(metered.lake.files.roots)
+    for _ in range(_MOST_LOOKS):
+        if state != HintState.BEHIND:
+            break
+        # A commit between the two reads looks like that; its writer sets the hint after the root.
+        before = hinted
+        time.sleep(_PAUSE_S)
+        state, hinted, latest = _state(metered.lake.files.roots)
+        if hinted == before:
+            break  # no writer is about to set it
+    return HintReport(state=state, hinted=hinted, latest=latest, cost=metered.cost())
+
+
+@told_as("repair-hint")
+def repair_hint(lake: Lakehouse) -> HintReport:
+    """Let the hint name the latest version. Returns its former state. A right one is left alone.
+
+    Raises LakehouseNotFoundError, StorageError.
+    """
+    metered = MeteredLakehouse(lake)
+    found = inspect_hint(metered.lake)
+    if found.state == HintState.RIGHT:
+        return replace(found, cost=metered.cost())
+    storage, roots, latest = metered.lake.storage, metered.lake.files.roots, found.latest
+    while True:
+        storage.write(HINT_PATH, str(latest).encode("ascii"))
+        # A commit since may have set the hint before us; never leave it behind that one.
+        if latest == MAX_VERSION or not storage.exists(roots.path(latest + 1)):
+            return replace(found, latest=latest, repaired=True, cost=metered.cost())
+        latest = find_latest(roots)[0]
+
+
+def _state(roots: Roots) -> tuple[HintState, int | None, int]:
+    try:
+        data: bytes | None = roots.storage.read(HINT_PATH, length=HINT_READ_BYTES)
+    except FileMissingError:
+        data = None
+    except StorageError as error:
+        logger.warning("the hint cannot be read: %s", error)
+        data = b""
+    latest = find_latest(roots)[0]
+    if data is None:
+        return HintState.MISSING, None, latest
+    hinted = parse_hint(data)
+    if hinted is None:
+        return HintState.GARBAGE, None, latest
+    if hinted == latest:
+        return HintState.RIGHT, hinted, latest
+    if hinted > latest:
+        return HintState.AHEAD, hinted, latest
+    is_sealed = is_sealed_root(roots.storage, roots.path(hinted))
+    return HintState.SEALED if is_sealed else HintState.BEHIND, hinted, latest

@@ -1,0 +1,155 @@
+"""One operation that deletes at a time: a lease in numbered files (docs/protocol.md, "Expiry").
+
+The lease is the file ``_ops/lease-<k>.json`` with the largest k. An operation that wants it creates k + 1 if absent,
+once that lease ended, and deletes those before. Its holder looks for a larger one before each batch. The lease saves
+work. Operations that overlap because a holder slept delete no needed file.
+"""
+
+from __future__ import annotations
+
+import logging
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from trinitylake_ops.errors import CorruptFileError, FileMissingError, MaintenanceBlockedError, StorageError
+from trinitylake_ops.format.checksums import MAX_NOTE_BYTES
+from trinitylake_ops.format.file_names import LEASE_PREFIX, lease_path, parse_lease_path
+from trinitylake_ops.format.sealed_files import decode_sealed_json, encode_sealed_json
+from trinitylake_ops.storage import FileInfo, Storage
+from trinitylake_ops.storage.conditional_create import create_settled
+from trinitylake_ops.versions.commit_info import acting_run
+from trinitylake_ops.versions.snapshot import utc_of
+
+logger = logging.getLogger(__name__)
+
+DURATION_MS = 10 * 60 * 1000
+
+
+@dataclass(slots=True)
+class Lease:
+    """A lease that this process holds."""
+
+    storage: Storage
+    number: int
+    holder: str
+    operation: str
+    expires_at_ms: int
+
+    def check(self) -> None:
+        """Go on holding the lease, renewing it in time.
+
+        Raises MaintenanceBlockedError once another operation has it.
+        """
+        newest = max(_standing(self.storage), default=0)
+        if newest > self.number:
+            raise MaintenanceBlockedError(
+                f"another operation took over the lease of this {self.operation}, which was silent for too long;"
+                " what is missing is done by running it again",
+                path=lease_path(newest),
+            )
+        now_ms = self.storage.now_ms()
+        if self.expires_at_ms - now_ms < DURATION_MS // 2:
+            self._write(now_ms + DURATION_MS)
+
+    def release(self) -> None:
+        """End the lease, best effort. Otherwise it ends by itself, later."""
+        try:
+            self._write(0)
+        except StorageError as error:
+            logger.warning("the lease of this %s could not be ended, it ends by itself: %s", self.operation, error)
+
+    def _write(self, expires_at_ms: int) -> None:
+        self.expires_at_ms = expires_at_ms
+        self.storage.write(
+            lease_path(self.number), _content(lease_path(self.number), self.holder, self.operation, expires_at_ms)
+        )
+
+
+@contextmanager
+def lease(storage: Storage, operation: str) -> Iterator[Lease]:
+    """Hold the lease of a lakehouse while the block runs.
+
+    Raises MaintenanceBlockedError when another operation has it, StorageError.
+    """
+    taken = _take(storage, operation)
+    try:
+        yield taken
+    finally:
+        taken.release()
+
+
+def held_by(storage: Storage) -> str | None:
+    """Return a sentence that says which operation has the lease, None where none has. Lists, and reads one file.
+
+    Raises StorageError.
+    """
+    standing = _standing(storage)
+    if not standing:
+        return None
+    try:
+        _check_ended(storage, standing[max(standing)], storage.now_ms())
+    except MaintenanceBlockedError as error:
+        return error.message
+    return None
+
+
+def _take(storage: Storage, operation: str) -> Lease:
+    standing = _standing(storage)
+    newest = max(standing, default=0)
+    now_ms = storage.now_ms()
+    if newest:
+        _check_ended(storage, standing[newest], now_ms)
+    if parse_lease_path(lease_path(newest + 1)) is None:
+        raise MaintenanceBlockedError(
+            f"lease {newest} is the last that there can be, and none of ours; when no operation runs, remove the file",
+            path=lease_path(newest),
+        )
+    holder = str(uuid.uuid4())
+    taken = Lease(storage, newest + 1, holder, operation, now_ms + DURATION_MS)
+    data = _content(lease_path(taken.number), holder, operation, taken.expires_at_ms)
+    if not create_settled(storage, lease_path(taken.number), data, is_ours=lambda found: found == data):
+        raise _taken_now(lease_path(taken.number))
+    storage.delete_many([info.path for info in standing.values()])  # never the newest: numbers are given once
+    return taken
+
+
+def _standing(storage: Storage) -> dict[int, FileInfo]:
+    """Return the existing leases, by number."""
+    found = {parse_lease_path(info.path): info for info in storage.list(LEASE_PREFIX)}
+    return {number: info for number, info in found.items() if number is not None}
+
+
+def _check_ended(storage: Storage, info: FileInfo, now_ms: int) -> None:
+    """Raise MaintenanceBlockedError unless a lease has ended. A lease that cannot be read ends by its age."""
+    try:
+        content = decode_sealed_json(storage.read(info.path, limit_bytes=MAX_NOTE_BYTES), info.path)
+        expires_at_ms, operation = int(content["expires_at_ms"]), str(content["operation"])
+    except FileMissingError:
+        raise _taken_now(info.path) from None  # with a newer one there, it was deleted
+    except (CorruptFileError, ValueError, KeyError, TypeError, OverflowError):
+        expires_at_ms, operation = info.last_modified_ms + DURATION_MS, "an operation"
+    if expires_at_ms > now_ms + 2 * DURATION_MS:  # no operation asks for so long
+        expires_at_ms = info.last_modified_ms + DURATION_MS
+    if expires_at_ms > now_ms + 2 * DURATION_MS:
+        raise MaintenanceBlockedError(
+            f"{operation} has a lease whose times are still to come, because a clock was wrong; when no operation runs,"
+            " remove the file",
+            path=info.path,
+        )
+    if now_ms < expires_at_ms:
+        raise MaintenanceBlockedError(
+            f"{operation} is running; wait until it ends, or until {utc_of(expires_at_ms):%Y-%m-%d %H:%M:%S} UTC if it"
+            " was cut off",
+            path=info.path,
+        )
+
+
+def _taken_now(path: str) -> MaintenanceBlockedError:
+    return MaintenanceBlockedError("another operation took the lease at this moment; wait until it ends", path=path)
+
+
+def _content(path: str, holder: str, operation: str, expires_at_ms: int) -> bytes:
+    content = {"holder": holder, "operation": operation, "run_id": acting_run(), "expires_at_ms": expires_at_ms}
+    return encode_sealed_json(content, path)

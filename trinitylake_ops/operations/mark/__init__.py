@@ -1,0 +1,1 @@
+"""The mark: all roots, the files that they reach, and the files that exist."""

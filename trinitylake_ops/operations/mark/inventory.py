@@ -1,0 +1,415 @@
+"""Inventories of object storages: find one, and read its files instead of listing.
+
+An inventory spares the listing of millions of files (docs/engines.md, "Inventories"), and nothing in it is believed.
+Each file in it that nothing reaches is asked for, and counts as the storage shows it now. It lacks later files.
+"""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import hashlib
+import io
+import json
+import zlib
+from array import array
+from bisect import bisect_left
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import chain
+from types import MappingProxyType
+from typing import Any, ClassVar, NamedTuple, Self
+from urllib.parse import unquote_plus
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from trinitylake_ops.access.allowed_roots import cut
+from trinitylake_ops.errors import (
+    CorruptFileError,
+    FileMissingError,
+    InvalidInputError,
+    InvalidLocationError,
+    TrinityLakeError,
+)
+from trinitylake_ops.format.file_names import ROOT_PREFIX, TABLES_PREFIX, is_immutable_path, owner_path
+from trinitylake_ops.format.locations import as_uri, is_uri, normalize_root_uri
+from trinitylake_ops.iceberg.io.checked_files import parquet_end
+from trinitylake_ops.iceberg.io.file_io import StorageFileIO, reading_io
+from trinitylake_ops.iceberg.validation.files import CheckedPages, read_footer
+from trinitylake_ops.iceberg.validation.orc_process import column_in_process
+from trinitylake_ops.operations.budget import counted_with
+from trinitylake_ops.operations.executor import Executor, Weight
+from trinitylake_ops.operations.mark.listing import list_folders
+from trinitylake_ops.operations.mark.mark import Mark
+from trinitylake_ops.operations.mark.survey import Progress, no_progress
+from trinitylake_ops.operations.mark.table_files import is_below_tables, table_id_in
+from trinitylake_ops.storage import TEMPORARY_PREFIX, FileInfo, Storage, open_storage
+from trinitylake_ops.storage.parallel import in_one_round, run_parallel
+from trinitylake_ops.storage.paths import check_path
+from trinitylake_ops.transaction.lakehouse import Lakehouse, options_for
+
+_ROWS_AT_ONCE = 8_192
+#: What a file may name: so many keys and characters of them always, and more by its bytes. Keys shrink, not to nothing.
+_ALWAYS_ALLOWED_KEYS, _ALWAYS_ALLOWED_CHARS = 1 << 20, 64 << 20
+_CHARS_PER_BYTE = 64
+_LONGEST_KEY_BYTES = 4096
+_PIECE_BYTES = 8 << 20
+_MAX_LINE_CHARS = 1 << 20  # keys have 1024 bytes at most
+#: The column of an inventory that is read.
+KEY_COLUMN = "key"
+
+
+@dataclass(frozen=True, slots=True)
+class Inventory:
+    """An inventory as its ``manifest.json`` describes it, in the form of Amazon S3's.
+
+    ``created_at_ms`` is when it was begun, in milliseconds since the epoch. ``columns`` are the names of a CSV file's
+    columns, in lower case. ``source`` is the root of what it lists, such as a bucket. ``files`` are URIs.
+    """
+
+    location: str
+    created_at_ms: int
+    file_format: str
+    columns: tuple[str, ...]
+    source: str
+    files: tuple[str, ...]
+
+    def key_prefix(self, root: str) -> str | None:
+        """Return how the keys of files under a root begin, None for a root that it does not list."""
+        return root.removeprefix(self.source) if root.startswith(self.source) else None
+
+
+@dataclass(frozen=True, slots=True)
+class Sought:
+    """What is sought: keys that begin with ``key_prefix`` and that nothing reaches, as paths without that.
+
+    ``reached`` are digests of what is reached, ascending. With ``only_tables`` just files of tables are sought.
+    """
+
+    key_prefix: str
+    reached: bytes
+    only_tables: bool = False
+
+    @classmethod
+    def beyond(cls, key_prefix: str, reached: Iterable[str], *, only_tables: bool = False) -> Self:
+        """Return the search for what is not among reached paths."""
+        return cls(key_prefix, array("Q", sorted(map(_digest, reached))).tobytes(), only_tables)
+
+
+@dataclass(slots=True)
+class InventoryMatches:
+    """How many of a file's keys are reached, and the others with names that the lakehouse gives, as paths."""
+
+    n_reached: int = 0
+    unreached: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class InventorySearch:
+    """Work: reads files of an inventory, by their URIs, once for all that is sought."""
+
+    weight: ClassVar[Weight] = Weight.INVENTORY
+
+    io: StorageFileIO
+    inventory: Inventory
+    sought: tuple[Sought, ...]
+
+    @property
+    def storages(self) -> Sequence[Storage]:
+        """That of the lakehouse; those of inventories are not counted."""
+        return (self.io.storage,)
+
+    def __call__(self, files: Sequence[str]) -> list[list[InventoryMatches]]:
+        """Return what is in each file, for each that is sought.
+
+        Raises CorruptFileError, FileMissingError, StorageError.
+        """
+        reached = []
+        for one in self.sought:
+            digests = array("Q")
+            digests.frombytes(one.reached)
+            reached.append(digests)
+        return [self._matches(uri, reached) for uri in files]
+
+    def _matches(self, uri: str, reached: Sequence[array[int]]) -> list[InventoryMatches]:
+        found = [InventoryMatches() for _ in self.sought]
+        searches = list(zip(self.sought, reached, found, strict=True))
+        for key in self._keys(uri):
+            for sought, digests, matches in searches:
+                if not key.startswith(sought.key_prefix):
+                    continue
+                path = key.removeprefix(sought.key_prefix)
+                digest = _digest(path)
+                place = bisect_left(digests, digest)
+                if place < len(digests) and digests[place] == digest:
+                    matches.n_reached += 1
+                elif _is_name_of_ours(path, only_tables=sought.only_tables):
+                    matches.unreached.append(path)
+        return found
+
+    def _keys(self, uri: str) -> Iterator[str]:
+        try:
+            file = self.io.new_input(uri)
+            with file.open() as stream:
+                keys = FORMATS[self.inventory.file_format](stream, self.inventory, uri)
+                yield from _bounded(keys, len(file))
+        except FileMissingError as error:
+            message = f"file {uri!r} of inventory {self.inventory.location!r} is missing"
+            raise FileMissingError(message, path=uri) from error
+        except (CorruptFileError, InvalidLocationError) as error:
+            raise self._unreadable(uri, error.message) from error
+        except TrinityLakeError:
+            raise
+        except (pa.ArrowException, OSError, zlib.error, EOFError, csv.Error, ValueError, LookupError) as error:
+            raise self._unreadable(uri, str(error).partition("\n")[0]) from error
+
+    def _unreadable(self, uri: str, reason: str) -> CorruptFileError:
+        message = f"file {uri!r} of inventory {self.inventory.location!r} cannot be read: {reason}"
+        return CorruptFileError(message, path=uri)
+
+
+def _is_name_of_ours(path: str, *, only_tables: bool) -> bool:
+    """Whether a file of this path may be an orphan; those with names of operations are listed instead."""
+    is_catalog_file = not only_tables and is_immutable_path(path) and not path.startswith(ROOT_PREFIX)
+    if not is_catalog_file and not is_below_tables(path):
+        return False
+    try:
+        check_path(path)
+    except InvalidLocationError:
+        return False
+    return True
+
+
+def _digest(path: str) -> int:
+    return int.from_bytes(hashlib.blake2b(path.encode(errors="surrogatepass"), digest_size=8).digest())
+
+
+def _csv_keys(stream: Any, inventory: Inventory, _uri: str) -> Iterator[str]:
+    column = inventory.columns.index(KEY_COLUMN)
+    buffered = io.BufferedReader(stream, _PIECE_BYTES)
+    with gzip.open(buffered) as unpacked, io.TextIOWrapper(unpacked, "utf-8", newline="") as text:
+        for row in csv.reader(_lines(text)):
+            yield unquote_plus(row[column], errors="strict")
+
+
+def _bounded(keys: Iterable[str], file_bytes: int) -> Iterator[str]:
+    """Yield keys. Raises ValueError where there are more than a file of so many bytes holds."""
+    left_keys = _ALWAYS_ALLOWED_KEYS + file_bytes
+    left_chars = _ALWAYS_ALLOWED_CHARS + _CHARS_PER_BYTE * file_bytes
+    for key in keys:
+        left_keys -= 1
+        left_chars -= len(key)
+        if left_keys < 0 or left_chars < 0:
+            raise ValueError(f"it names more than a file of {file_bytes} bytes holds")
+        yield key
+
+
+def _lines(text: io.TextIOWrapper) -> Iterator[str]:
+    """Yield the lines of a text. Raises ValueError for one that is too long: that of a bomb never ends."""
+    while line := text.readline(_MAX_LINE_CHARS):
+        if len(line) == _MAX_LINE_CHARS:
+            raise ValueError(f"a line of it is longer than {_MAX_LINE_CHARS} characters")
+        yield line
+
+
+def _parquet_keys(stream: Any, _inventory: Inventory, uri: str) -> Iterator[str]:
+    end = parquet_end(stream.seek(0, io.SEEK_END), partial(_range, stream), uri)
+    metadata = read_footer(end, uri)
+    if not pa.types.is_string(metadata.schema.to_arrow_schema().field(KEY_COLUMN).type):
+        raise ValueError(f"its column {KEY_COLUMN!r} is no text")
+    pages = pa.PythonFile(CheckedPages(stream, end, uri), mode="r")
+    # As a dictionary: one long text that all rows name is decoded once.
+    file = pq.ParquetFile(pages, metadata=metadata, read_dictionary=[KEY_COLUMN])
+    return _texts(file.iter_batches(_ROWS_AT_ONCE, columns=[KEY_COLUMN]))
+
+
+def _range(stream: Any, offset: int, length: int) -> bytes:
+    stream.seek(offset)
+    return bytes(stream.read(length))
+
+
+def _orc_keys(stream: Any, _inventory: Inventory, _uri: str) -> Iterator[str]:
+    return _texts(column_in_process(stream, KEY_COLUMN))
+
+
+def _texts(batches: Iterable[pa.RecordBatch]) -> Iterator[str]:
+    for batch in batches:
+        column = batch.column(KEY_COLUMN)
+        texts = column.dictionary if isinstance(column, pa.DictionaryArray) else column
+        if texts.nbytes > _LONGEST_KEY_BYTES * max(1, len(texts)):
+            raise ValueError(f"its column {KEY_COLUMN!r} has texts that are longer than any key")
+        keys = column.to_pylist()
+        if not all(isinstance(key, str) for key in keys):
+            raise ValueError(f"its column {KEY_COLUMN!r} is no text, or has rows without one")
+        yield from keys
+
+
+#: Reads the keys of a file, by the format that a manifest names.
+FORMATS: Mapping[str, Callable[[Any, Inventory, str], Iterator[str]]] = MappingProxyType(
+    {"CSV": _csv_keys, "ORC": _orc_keys, "Parquet": _parquet_keys}
+)
+
+
+def read_inventory(lake: Lakehouse, location: str, table_root: str = "") -> Inventory:
+    """Read the manifest of an inventory, ``manifest.json``, by its URI or absolute path.
+
+    Its files are found in the bucket of the manifest, or in its folder where it is a local file. Raises
+    FileMissingError, CorruptFileError for what is no such manifest, StorageError. Raises InvalidInputError for that of
+    another bucket than those of the lakehouse and of ``table_root``, if there is one.
+    """
+    uri = as_uri(location)
+    if not is_uri(uri) or uri.endswith("/"):
+        raise InvalidLocationError(
+            f"inventory {location!r} is neither a URI nor an absolute path of its manifest.json", path=location
+        )
+    try:
+        data = _inventory_io(lake, uri).read_whole(uri)
+    except FileMissingError as error:
+        raise FileMissingError(f"there is no inventory {uri!r}: give the URI of its manifest.json", path=uri) from error
+    try:
+        content = json.loads(data)
+        source, file_format = str(content["sourceBucket"]), str(content["fileFormat"])
+        created_at_ms, keys = int(content["creationTimestamp"]), [str(file["key"]) for file in content["files"]]
+        columns = tuple(name.strip().lower() for name in str(content["fileSchema"]).split(","))
+    except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
+        raise CorruptFileError(f"{uri!r} is no manifest of an inventory", path=uri) from error
+    if file_format not in FORMATS or (file_format == "CSV" and KEY_COLUMN not in columns):
+        raise CorruptFileError(
+            f"the files of inventory {uri!r} are of format {file_format!r} with columns {', '.join(columns)}; known are"
+            f" {', '.join(FORMATS)}, with a column 'Key'",
+            path=uri,
+        )
+    try:
+        source_uri = normalize_root_uri(source if is_uri(source) else f"s3://{source}/")
+    except InvalidLocationError as error:
+        raise CorruptFileError(f"{uri!r} is no manifest of an inventory: {error.message}", path=uri) from error
+    inventory = Inventory(
+        uri, created_at_ms, file_format, columns, source_uri, tuple(_folder_of(uri) + k for k in keys)
+    )
+    roots = [lake.root, *([normalize_root_uri(table_root)] if table_root else [])]
+    if all(inventory.key_prefix(root) is None for root in roots):
+        where = " and ".join(map(cut, roots))
+        raise InvalidInputError(f"inventory {uri!r} is one of {source_uri!r}, where {where} is not", path=uri)
+    return inventory
+
+
+def _folder_of(uri: str) -> str:
+    """Return the root of an inventory's files: the bucket of its manifest, or its folder where it is a local file."""
+    scheme, _, rest = uri.partition("://")
+    return f"{uri.rpartition('/')[0]}/" if scheme == "file" else f"{scheme}://{rest.partition('/')[0]}/"
+
+
+def _inventory_io(lake: Lakehouse, uri: str) -> StorageFileIO:
+    """Return what reads an inventory that the caller named by the URI of its manifest. Raises InvalidLocationError."""
+    root = normalize_root_uri(_folder_of(uri))
+    return reading_io(lake, [counted_with(lake.storage, open_storage(root, options_for(lake, root)))])
+
+
+class ListedByInventory(NamedTuple):
+    """The files that an inventory leads to, under the root and under the table root.
+
+    None for a root of which it has no file that is reached: it is of something else there, or there is no such root.
+    """
+
+    own: Iterator[FileInfo] | None
+    there: Iterator[FileInfo] | None
+
+
+def list_by_inventory(
+    lake: Lakehouse, executor: Executor, inventory: Inventory, mark: Mark, progress: Progress = no_progress
+) -> ListedByInventory:
+    """Return the files in an inventory that a mark does not reach and that stand, and all with names of operations.
+
+    Of a table that may go altogether all files are told, also those that came since the inventory. Extends the
+    mark to the files of tables. Raises what marking raises, InvalidInputError for an inventory that has no file of
+    the lakehouse, CorruptFileError, StorageError.
+    """
+    mark.add_tables()
+    own, there = _searched(lake, inventory, mark)
+    roots = [root for root in (own, there) if root is not None]
+    search = InventorySearch(_inventory_io(lake, inventory.location), inventory, tuple(root.sought for root in roots))
+    for done, found in enumerate(executor.map(search, inventory.files), 1):
+        for root, matches in zip(roots, found, strict=True):
+            root.take(matches)
+        progress("files of the inventory", done, len(inventory.files))
+    if not any(root.n_reached for root in roots):
+        raise InvalidInputError(
+            f"inventory {inventory.location!r} has none of the files that {lake.root} reaches: it is of another prefix,"
+            " or older than the lakehouse",
+            path=inventory.location,
+        )
+    return ListedByInventory(
+        own.standing(executor, (ROOT_PREFIX, TEMPORARY_PREFIX)) if own is not None and own.n_reached else None,
+        there.standing(executor) if there is not None and there.n_reached else None,
+    )
+
+
+def _searched(lake: Lakehouse, inventory: Inventory, mark: Mark) -> tuple[_Searched | None, _Searched | None]:
+    """Return the search under the root and that under the table root, None for what the inventory does not list."""
+    own = there = None
+    if (prefix := inventory.key_prefix(lake.root)) is not None:
+        reached = chain(*mark.catalog.paths, mark.tables.files)
+        own = _Searched(lake.storage, mark, Sought.beyond(prefix, reached))
+    if mark.table_root is not None and (prefix := inventory.key_prefix(mark.table_root.root)) is not None:
+        files = mark.tables.there
+        sought = Sought.beyond(prefix, files.paths, only_tables=True)
+        there = _Searched(mark.table_root.storage, files, sought)
+    return own, there
+
+
+@dataclass(slots=True)
+class _Searched:
+    """The search under one root: what a mark reaches there, and what was found so far."""
+
+    storage: Storage
+    reached: Container[str]
+    sought: Sought
+    n_reached: int = 0
+    unreached: dict[str, None] = field(default_factory=dict)
+
+    def take(self, matches: InventoryMatches) -> None:
+        """Add what is in a file. Digests tell most of what is reached, the mark also other names of files."""
+        left = [path for path in matches.unreached if path not in self.reached]
+        self.n_reached += matches.n_reached + len(matches.unreached) - len(left)
+        self.unreached |= dict.fromkeys(left)
+
+    def standing(self, executor: Executor, prefixes: Sequence[str] = ()) -> Iterator[FileInfo]:
+        """Yield what stands of what was found, all files of tables whose owner file may go, and those of prefixes."""
+        for prefix in prefixes:
+            yield from self.storage.list(prefix)
+        ids = ((path, table_id) for path in self.unreached if (table_id := table_id_in(path)) is not None)
+        going = sorted({table_id for path, table_id in ids if path == owner_path(table_id)})
+        yield from list_folders(self.storage, executor, [f"{TABLES_PREFIX}{table_id}/" for table_id in going])
+        known = frozenset(going)
+        asked = [path for path in self.unreached if table_id_in(path) not in known]
+        for info in executor.map(Standing(self.storage), asked):
+            if info is not None:
+                yield info
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """Work: asks whether files stand, by their paths."""
+
+    weight: ClassVar[Weight] = Weight.ANSWER
+
+    storage: Storage
+
+    @property
+    def storages(self) -> Sequence[Storage]:
+        """The one that is asked."""
+        return (self.storage,)
+
+    def __call__(self, paths: Sequence[str]) -> list[FileInfo | None]:
+        """Return size and time of each file, None where a listing would tell none. Raises StorageError."""
+        return run_parallel(in_one_round(self._seen), paths, self.storage.concurrency)
+
+    def _seen(self, path: str) -> FileInfo | None:
+        try:
+            found = self.storage.stat(path)
+        except (FileMissingError, InvalidLocationError):  # the latter of names that are too long for a file
+            return None
+        # A link would give another name to a file that is needed.
+        return None if self.storage.is_linked(path) else found

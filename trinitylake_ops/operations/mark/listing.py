@@ -1,0 +1,252 @@
+"""List the files under a root, and the chain of roots.
+
+Every file that an operation may delete has a certain name. It begins with twelve bits of a hash, in three folders, or
+with ``_``, or lies under ``tables/``. Whoever lists a part leaves out, or only tells, what the operation named, so that
+the rest never comes together in one place.
+
+Another program's root stays as it is for ever, also as a sealed one. An operator who looked into it acknowledges it
+once, and from then on verify reports it as past.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import chain, product
+from typing import ClassVar
+
+from trinitylake_ops.errors import CorruptFileError, FileMissingError, InvalidInputError, InvalidLocationError
+from trinitylake_ops.format.definitions import LakehouseDef
+from trinitylake_ops.format.file_names import ROOT_PREFIX, TABLES_PREFIX
+from trinitylake_ops.format.keys import PREVIOUS_ROOT, is_clock_reset
+from trinitylake_ops.format.locations import to_location
+from trinitylake_ops.format.node_file import NodeFile, decode_node
+from trinitylake_ops.format.version_ranges import VersionRanges
+from trinitylake_ops.operations.executor import Executor, Weight
+from trinitylake_ops.storage import TEMPORARY_PREFIX, FileInfo, Storage
+from trinitylake_ops.storage.parallel import run_parallel
+from trinitylake_ops.versions.roots import Roots
+from trinitylake_ops.versions.snapshot import Snapshot
+
+_FOLDERS = tuple("".join(bits) + "/" for bits in product("01", repeat=4))
+_DIGEST_BYTES = 16
+#: So many files of a listing come in one page; a part should have a few pages at most.
+_FILES_PER_PART = 2_000
+
+
+def may_be_ours(path: str) -> bool:
+    """Whether a path is one of those that a listing by parts has."""
+    return path.startswith((*_FOLDERS, ROOT_PREFIX, TABLES_PREFIX))
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A prefix to list, with the digests of paths under it: of those to leave out, or of the only ones to tell."""
+
+    prefix: str
+    digests: bytes
+    tells_only_these: bool
+
+
+@dataclass(frozen=True, slots=True)
+class PartsWork:
+    """Work: lists parts."""
+
+    weight: ClassVar[Weight] = Weight.FOLDER
+
+    storage: Storage
+
+    @property
+    def storages(self) -> Sequence[Storage]:
+        """The one that is listed."""
+        return (self.storage,)
+
+    def __call__(self, parts: Sequence[Part]) -> list[list[FileInfo]]:
+        """Return the files of each part. Raises StorageError."""
+        return run_parallel(self._told, parts, self.storage.concurrency)
+
+    def _told(self, part: Part) -> list[FileInfo]:
+        starts = range(0, len(part.digests), _DIGEST_BYTES)
+        known = {part.digests[start : start + _DIGEST_BYTES] for start in starts}
+        infos = self.storage.list(part.prefix)
+        return [info for info in infos if (_digest(info.path) in known) == part.tells_only_these]
+
+
+@dataclass(frozen=True, slots=True)
+class _StandingFiles:
+    """A listing of all files but those being written; parts leave out what bears no name that we give.
+
+    Parts leave out nodes and definitions, too, but ``with_catalog``.
+    """
+
+    storage: Storage
+    with_catalog: bool
+
+    def whole(self) -> Iterator[FileInfo]:
+        return self.storage.list()
+
+    def parts(self) -> tuple[PartsWork, list[Part]]:
+        prefixes = (*(_FOLDERS if self.with_catalog else ()), ROOT_PREFIX, TABLES_PREFIX)
+        return PartsWork(self.storage), [Part(prefix, b"", False) for prefix in prefixes]
+
+
+@dataclass(frozen=True, slots=True)
+class _UnreachedFiles:
+    """A listing of all files, those being written too; parts leave out ``reached``, and names that we do not give."""
+
+    storage: Storage
+    reached: Sequence[Collection[str]]
+
+    def whole(self) -> Iterator[FileInfo]:
+        for prefix in ("", TEMPORARY_PREFIX):  # a listing of all leaves those out
+            yield from self.storage.list(prefix)
+
+    def parts(self) -> tuple[PartsWork, list[Part]]:
+        expected_files = sum(map(len, self.reached))
+        depth = 1 + (expected_files > len(_FOLDERS) * _FILES_PER_PART) + (expected_files > len(_FOLDERS) ** 2 * 1_000)
+        digests = {prefix: bytearray() for prefix in map("".join, product(_FOLDERS, repeat=depth))}
+        digests |= {prefix: bytearray() for prefix in (ROOT_PREFIX, TABLES_PREFIX, TEMPORARY_PREFIX)}
+        size = depth * len(_FOLDERS[0])
+        for path in chain.from_iterable(self.reached):
+            prefix = path[:size] if path[:size] in digests else path[: len(ROOT_PREFIX)]
+            if prefix in digests:
+                digests[prefix] += _digest(path)
+        return PartsWork(self.storage), [Part(prefix, bytes(known), False) for prefix, known in digests.items()]
+
+
+@dataclass(frozen=True, slots=True)
+class _NamedFiles:
+    """A listing of some files, which bear names that we give; whole, it has all others, too."""
+
+    storage: Storage
+    paths: Iterable[str]
+
+    def whole(self) -> Iterator[FileInfo]:
+        return self.storage.list()
+
+    def parts(self) -> tuple[PartsWork, list[Part]]:
+        digests: dict[str, bytearray] = {}
+        size = 3 * len(_FOLDERS[0])
+        for path in self.paths:
+            prefix = path[:size]
+            if path.startswith(TABLES_PREFIX):
+                prefix = path[: path.find("/", len(TABLES_PREFIX)) + 1]
+            elif path.startswith(ROOT_PREFIX):
+                prefix = ROOT_PREFIX
+            digests.setdefault(prefix, bytearray()).extend(_digest(path))
+        return PartsWork(self.storage), [Part(prefix, bytes(known), True) for prefix, known in digests.items()]
+
+
+def list_standing(storage: Storage, executor: Executor, *, with_catalog: bool) -> Iterator[FileInfo]:
+    """Yield all files but those being written, in no set order.
+
+    Who lists by parts leaves out what bears no name that we give, and nodes and definitions but ``with_catalog``.
+    """
+    return executor.listed(_StandingFiles(storage, with_catalog))
+
+
+def list_without(storage: Storage, executor: Executor, reached: Sequence[Collection[str]]) -> Iterator[FileInfo]:
+    """Yield the files that are not reached, those being written too.
+
+    Who lists in one go tells ``reached`` as well, and what bears no name that we give.
+    """
+    return executor.listed(_UnreachedFiles(storage, reached))
+
+
+def list_named(storage: Storage, executor: Executor, paths: Iterable[str]) -> Iterator[FileInfo]:
+    """Yield those of some files, which bear names that we give, that stand; who lists in one go tells all files."""
+    return executor.listed(_NamedFiles(storage, paths))
+
+
+def list_folders(storage: Storage, executor: Executor, folders: Sequence[str]) -> Iterator[FileInfo]:
+    """Yield the files under prefixes."""
+    for infos in executor.map(PartsWork(storage), [Part(folder, b"", False) for folder in folders]):
+        yield from infos
+
+
+def _digest(path: str) -> bytes:
+    return hashlib.blake2b(path.encode(errors="surrogatepass"), digest_size=_DIGEST_BYTES).digest()
+
+
+#: The property of the lakehouse definition that lists them, as ranges of versions.
+ACKNOWLEDGED = "trinitylake.acknowledged-versions"
+_MOST_AT_ONCE = 1000
+
+
+def chain_faults(roots: Roots, version: int, root: NodeFile, before_ms: int) -> Iterator[tuple[str, str]]:
+    """Yield code and message of each fault between a root and the one before, created at ``before_ms``."""
+    expected = roots.path(version - 1) if version > 0 else None
+    named = root.system.get(PREVIOUS_ROOT)
+    if _path_of(roots, named) != expected:
+        yield "chain-broken", f"previous_root is {named!r}, not {expected!r}"
+    if root.created_at_ms <= before_ms and not is_clock_reset(root.system, version):
+        yield "time-not-rising", f"created at {root.created_at_ms} ms, not after its predecessor at {before_ms} ms"
+
+
+def _path_of(roots: Roots, location: str | None) -> str | None:
+    """Return the path of a root. Other programs may name it by its URI."""
+    try:
+        return None if location is None else to_location(roots.storage.root, location)
+    except InvalidLocationError:
+        return location
+
+
+def acknowledged_versions(definition: LakehouseDef) -> VersionRanges:
+    """Return the versions whose faults an operator acknowledged, none if the record cannot be read."""
+    try:
+        return VersionRanges.parse(definition.properties.get(ACKNOWLEDGED, ""))
+    except InvalidInputError:
+        return VersionRanges()
+
+
+def with_acknowledged(definition: LakehouseDef, more: Iterable[VersionRanges]) -> LakehouseDef:
+    """Return a definition that lists further versions."""
+    known = acknowledged_versions(definition)
+    for versions in more:
+        known |= versions
+    if known == acknowledged_versions(definition):
+        return definition
+    return replace(definition, properties={**definition.properties, ACKNOWLEDGED: str(known)})
+
+
+def without_acknowledged(definition: LakehouseDef) -> LakehouseDef:
+    """Return the definition for another lakehouse, which has other versions."""
+    properties = {name: value for name, value in definition.properties.items() if name != ACKNOWLEDGED}
+    return replace(definition, properties=properties)
+
+
+def parse_acknowledged(text: str) -> VersionRanges:
+    """Return versions as an operator gives them, such as ``7`` or ``7,9-12``. Raises InvalidInputError."""
+    versions = VersionRanges.parse(text)
+    if not versions or len(versions) > _MOST_AT_ONCE:
+        raise InvalidInputError(
+            f"{text!r} cannot be acknowledged at once: give 1 to {_MOST_AT_ONCE} versions, such as 7 or 7,9-12"
+        )
+    return versions
+
+
+def check_faulty(latest: Snapshot, versions: VersionRanges) -> None:
+    """Raise InvalidInputError for a version whose root has no fault, or cannot be read. Only faults are settled."""
+    for version in versions:
+        faults: list[tuple[str, str]] = []
+        if 0 <= version <= latest.version:
+            root = _read(latest, version)
+            before = _read(latest, version - 1) if version > 0 else None
+            roots = latest.files.roots
+            faults = (
+                [] if root is None else [*chain_faults(roots, version, root, before.created_at_ms if before else -1)]
+            )
+        if not faults:
+            raise InvalidInputError(
+                f"version {version} has nothing to acknowledge: that is for roots in which verify finds chain-broken"
+                " or time-not-rising"
+            )
+
+
+def _read(latest: Snapshot, version: int) -> NodeFile | None:
+    path = latest.files.roots.path(version)
+    try:
+        return decode_node(latest.files.storage.read(path), path)
+    except (FileMissingError, CorruptFileError):
+        return None

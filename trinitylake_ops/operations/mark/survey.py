@@ -1,0 +1,401 @@
+"""All roots of a lakehouse in one pass: what every operation that deletes begins with.
+
+The roots say which versions exist, when each was made and superseded, and which are sealed. They also show whether
+another program went back to an older lakehouse definition. None is read twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import ClassVar, TypeVar
+
+from trinitylake_ops.errors import CorruptFileError, FileMissingError, MaintenanceBlockedError, VersionNotFoundError
+from trinitylake_ops.format.definitions import (
+    ExpirationBatch,
+    ExpirationState,
+    ExportLevel,
+    ExportRecord,
+    ExportState,
+    LakehouseDef,
+)
+from trinitylake_ops.format.file_names import ROOT_PREFIX, parse_root_path, root_naming
+from trinitylake_ops.format.keys import LAKEHOUSE_DEF, TABLE_KEY_PREFIX, clock_reset
+from trinitylake_ops.format.locations import located, to_location
+from trinitylake_ops.format.node_file import NodeFile, decode_node
+from trinitylake_ops.format.version_ranges import VersionRanges
+from trinitylake_ops.operations.executor import LOCAL, Executor, Weight
+from trinitylake_ops.operations.records import VersionRecord
+from trinitylake_ops.operations.retention import RetentionPolicy, Verdict, VersionAge, judge
+from trinitylake_ops.storage import FileInfo, Storage
+from trinitylake_ops.transaction.lakehouse import Lakehouse
+from trinitylake_ops.versions.roots import Roots, one_naming, read_roots, versions_beyond_gap
+from trinitylake_ops.versions.snapshot import Snapshot
+
+RECONCILE = "reconcile"
+_MOST_LOOKS = 10
+
+T = TypeVar("T")
+
+#: Told how much of what is done, and of how much.
+Progress = Callable[[str, int, int], None]
+
+
+def no_progress(_what: str, _done: int, _all: int) -> None:
+    """Tell nobody."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pointers:
+    """What one node points to: nodes below it, and definitions by section 2 and 3, shadowed ones included.
+
+    Locations are relative paths, or URIs of what lies elsewhere.
+    """
+
+    nodes: tuple[str, ...]
+    tables: tuple[str, ...]
+    others: tuple[str, ...]
+
+    @classmethod
+    def of(cls, node: NodeFile, place: Callable[[str], str]) -> Pointers:
+        """Return the pointers of a node; ``place`` makes locations of them. Raises InvalidLocationError."""
+        tables: list[str] = []
+        others: list[str] = []
+        for keys, locations in ((node.keys, node.values), (node.buffer, node.buffer.values())):
+            for key, location in zip(keys, locations, strict=True):
+                if location is not None:
+                    (tables if key.startswith(TABLE_KEY_PREFIX) else others).append(place(location))
+        return cls(tuple(map(place, node.children)), tuple(tables), tuple(others))
+
+
+@dataclass(frozen=True, slots=True)
+class SurveyedRoot:
+    """A root that was read: what it points to, and what it says about its version."""
+
+    version: int
+    created_at_ms: int
+    lakehouse_def: str
+    pointers: Pointers
+    record: VersionRecord
+
+    @property
+    def commit_id(self) -> str | None:
+        """The id of its commit, None where another program wrote it."""
+        return self.record.commit_id
+
+    @property
+    def operation(self) -> str | None:
+        """What was done, where its writer recorded it."""
+        return self.record.operation
+
+    @property
+    def is_sealed(self) -> bool:
+        """Whether a purge put it in the place of the root."""
+        return self.record.is_sealed
+
+    @classmethod
+    def of(cls, version: int, root: NodeFile, path: str, place: Callable[[str], str]) -> SurveyedRoot:
+        """Return what a root says. Raises CorruptFileError for one that names no lakehouse definition."""
+        definition = root.system.get(LAKEHOUSE_DEF)
+        if definition is None and not root.is_sealed:
+            raise CorruptFileError("the root names no lakehouse definition", path=path, version=version)
+        return cls(
+            version,
+            root.created_at_ms,
+            "" if definition is None else place(definition),
+            Pointers.of(root, place),
+            VersionRecord.of(version, root.system),
+        )
+
+
+@dataclass(frozen=True)
+class Survey:
+    """The versions up to ``base``, by what the lakehouse definition of ``base`` says of them.
+
+    ``roots`` holds all versions except those that were purged, or deleted by other programs. ``written_ms`` is when
+    each root file was last written, by the storage's clock, also for these. ``executor`` reads what goes on from it.
+    """
+
+    lake: Lakehouse
+    base: Snapshot
+    roots: Mapping[int, SurveyedRoot]
+    written_ms: Mapping[int, int]
+    executor: Executor = LOCAL
+    _interned: dict[str, str] = field(default_factory=dict, repr=False)
+
+    @property
+    def definition(self) -> LakehouseDef:
+        """The lakehouse definition of ``base``."""
+        return self.base.definition
+
+    def live(self) -> list[int]:
+        """Return the versions that are neither expired nor sealed, ascending."""
+        expired = expired_versions(self.definition)
+        return [
+            version for version, root in sorted(self.roots.items()) if not root.is_sealed and version not in expired
+        ]
+
+    def expired(self, state: ExpirationState) -> list[int]:
+        """Return the versions in batches of a state that are not sealed, ascending."""
+        listed = expired_versions(self.definition, (state,))
+        return [version for version, root in sorted(self.roots.items()) if version in listed and not root.is_sealed]
+
+    def ages(self, now_ms: int) -> list[VersionAge]:
+        """Return what decides about each live version at a time."""
+        pins = pinned_versions(self, now_ms)
+        ages = [
+            VersionAge(
+                version=version,
+                created_at_ms=self.roots[version].created_at_ms,
+                superseded_at_ms=self._superseded_at_ms(version),
+                pins=tuple(pins.get(version, ())),
+            )
+            for version in self.live()
+        ]
+        reset = clock_reset(self.base.root.system, self.base.version)
+        if reset is None or reset not in self.roots:
+            return ages
+        reset_ms = self._committed_at_ms(reset)
+        return [age.settled(reset_ms, now_ms) if age.version < reset else age for age in ages]
+
+    def records(self) -> tuple[VersionRecord, ...]:
+        """Return what the roots say of each version that is listed, ascending; nothing more of those not read."""
+        unread = (VersionRecord(version=version, is_sealed=True) for version in self.written_ms.keys() - self.roots)
+        read = (root.record for root in self.roots.values())
+        return tuple(sorted((*read, *unread), key=lambda record: record.version))
+
+    def _superseded_at_ms(self, version: int) -> int | None:
+        """Return when the next version was committed, but not before this one; None for the latest.
+
+        Where the clock was set back, the time of the next version may be before that of this one.
+        """
+        if version == self.base.version:
+            return None
+        return max(self._committed_at_ms(version + 1), self.roots[version].created_at_ms)
+
+    def _committed_at_ms(self, version: int) -> int:
+        """Return the later of what a version's root says and when its file was written."""
+        root, written_ms = self.roots.get(version), self.written_ms.get(version, 0)
+        if root is None:
+            return written_ms
+        return root.created_at_ms if root.is_sealed else max(root.created_at_ms, written_ms)
+
+    def verdicts(self, policy: RetentionPolicy, now_ms: int) -> tuple[Verdict, ...]:
+        """Return what a policy says of each live version. Raises InvalidInputError for an empty policy."""
+        return judge(self.ages(now_ms), policy, now_ms)
+
+    def foreign_steps(self) -> list[int]:
+        """Return the versions where another program replaced the lakehouse definition and nobody reconciled since.
+
+        Such a program knows nothing of exports and expirations: it may have gone back to a definition
+        that lacks some. A root without a ``commit_id``, or with one that an earlier version has, is not ours.
+        Whatever came before an expiry that the definition knows was settled: nothing expires before, and the
+        version that settled it may be purged since.
+        """
+        settled = max((batch.expired_at_version for batch in self.definition.expirations), default=-1)
+        seen: set[str] = set()
+        steps: list[int] = []
+        for version, root in sorted(self.roots.items()):
+            is_ours = root.commit_id is not None and root.commit_id not in seen
+            seen.add(root.commit_id or "")
+            before = self.roots.get(version - 1)
+            if is_ours and root.operation == RECONCILE:
+                steps.clear()
+            elif version < settled:
+                continue
+            elif not is_ours and before is not None and before.lakehouse_def != root.lakehouse_def:
+                steps += [version] if before.lakehouse_def and root.lakehouse_def else []  # sealed roots name none
+        return steps
+
+    def check_reconciled(self) -> None:
+        """Raise MaintenanceBlockedError while another program's change of the lakehouse definition is not settled."""
+        if steps := self.foreign_steps():
+            raise MaintenanceBlockedError(
+                f"version {steps[0]} was written by another program with another lakehouse definition, which may lack"
+                " exports and expirations; nothing is deleted before: trinitylake reconcile",
+                version=steps[0],
+            )
+
+    def extended(self, latest: Snapshot) -> Survey:
+        """Return the survey up to a later version; only the roots since are read."""
+        return _survey(self.lake, latest, dict(self.roots), self._interned, executor=self.executor)
+
+
+def on_latest(lake: Lakehouse, work: Callable[[Snapshot], T]) -> T:
+    """Do something on the latest version, once more where a file vanished and it is not the latest any more.
+
+    What other operations deleted meanwhile was not needed by any version that they saw. Raises FileMissingError
+    for a file that the latest version needs, and what ``work`` raises.
+    """
+    base = lake.snapshot()
+    for _ in range(_MOST_LOOKS):
+        try:
+            return work(base)
+        except FileMissingError:
+            latest = lake.snapshot()
+            if latest.version == base.version:
+                raise
+            base = latest
+    return work(base)
+
+
+def survey_versions(
+    lake: Lakehouse, base: Snapshot | None = None, progress: Progress = no_progress, *, executor: Executor = LOCAL
+) -> Survey:
+    """Read all roots up to ``base``, by default the latest version, but those that were purged.
+
+    Raises CorruptFileError when a root among them is missing or unreadable, or names are of several
+    kinds; LakehouseNotFoundError, StorageError.
+    """
+    return _survey(lake, base or lake.snapshot(), {}, {}, progress, executor=executor)
+
+
+def _survey(
+    lake: Lakehouse,
+    base: Snapshot,
+    roots: dict[int, SurveyedRoot],
+    interned: dict[str, str],
+    progress: Progress = no_progress,
+    *,
+    executor: Executor,
+) -> Survey:
+    written_ms = _listed_roots(lake, base)
+    purged = expired_versions(base.definition, (ExpirationState.PURGED,))
+    # Of those that were purged only successors of others: they say when those were superseded.
+    needed = (version for version in written_ms if version not in purged or version - 1 not in purged)
+    wanted = [version for version in needed if version not in roots]
+    read = executor.map(RootWalk(lake.files.roots), wanted)
+    for done, (version, root) in enumerate(zip(wanted, read, strict=True), 1):
+        roots[version] = _with_shared_text(root, interned)
+        progress("versions", done, len(wanted))
+    return Survey(lake, base, roots, written_ms, executor, interned)
+
+
+@dataclass(frozen=True, slots=True)
+class RootWalk:
+    """Work: reads the roots of versions."""
+
+    weight: ClassVar[Weight] = Weight.ROOT
+
+    roots: Roots
+
+    @property
+    def storages(self) -> Sequence[Storage]:
+        """That of the lakehouse."""
+        return (self.roots.storage,)
+
+    def __call__(self, versions: Sequence[int]) -> list[SurveyedRoot]:
+        """Return what roots say. Raises CorruptFileError for one that is gone or unreadable, StorageError."""
+        found, place = [], located(self.roots.storage.root)  # neighbours differ in few locations
+        for version, data in read_roots(self.roots, versions, len(versions)):
+            path = self.roots.path(version)
+            if data is None:
+                raise CorruptFileError(f"the root of version {version} was deleted by another program", path=path)
+            found.append(SurveyedRoot.of(version, decode_node(data, path), path, place))
+        return found
+
+
+def _with_shared_text(root: SurveyedRoot, interned: dict[str, str]) -> SurveyedRoot:
+    """Return a root whose locations share their memory with those of other roots: neighbours differ in few."""
+
+    def shared(locations: Iterable[str]) -> tuple[str, ...]:
+        return tuple(interned.setdefault(location, location) for location in locations)
+
+    pointers = Pointers(shared(root.pointers.nodes), shared(root.pointers.tables), shared(root.pointers.others))
+    definition = interned.setdefault(root.lakehouse_def, root.lakehouse_def)
+    return replace(root, lakehouse_def=definition, pointers=pointers)
+
+
+def _listed_roots(lake: Lakehouse, base: Snapshot) -> dict[int, int]:
+    """Return when the root of each version up to ``base`` was written, ascending by version.
+
+    The oldest may be gone, by a clean-up of another program. Raises CorruptFileError where one between
+    others is missing: nobody can tell what it would reach.
+    """
+    infos = {info.path: info for info in lake.storage.list(ROOT_PREFIX) if root_naming(info.path) is not None}
+    one_naming(lake.root, infos)
+    versions = sorted(_versions(lake, infos, base))
+    expected = base.version
+    for version, _ in reversed(versions):
+        if version != expected:
+            break
+        expected -= 1
+    first = versions[0][0] if versions else base.version
+    if expected >= first:
+        raise CorruptFileError(
+            f"the root of version {expected} is missing where roots are listed, though version {first} exists;"
+            " restore it first, nothing is deleted before",
+            path=lake.files.roots.path(expected),
+            version=expected,
+        )
+    return {version: info.last_modified_ms for version, info in versions}
+
+
+def _versions(lake: Lakehouse, infos: Mapping[str, FileInfo], base: Snapshot) -> list[tuple[int, FileInfo]]:
+    """Return the versions up to ``base`` with their files. Raises CorruptFileError for a gap right above it."""
+    found = {version: info for path, info in infos.items() if (version := parse_root_path(path)) is not None}
+    beyond = [version for version in found if version > base.version]
+    if versions_beyond_gap(lake.files.roots, base.version, beyond):  # some may have come since the list began
+        raise CorruptFileError(
+            f"a root between version {base.version} and version {max(beyond)} is missing; restore it first",
+            version=max(beyond),
+        )
+    return [(version, info) for version, info in found.items() if version <= base.version]
+
+
+def expired_versions(
+    definition: LakehouseDef, states: Collection[ExpirationState] = tuple(ExpirationState)
+) -> VersionRanges:
+    """Return the versions in batches of these states. Raises CorruptFileError."""
+    return versions_in(definition.expirations, states)
+
+
+def versions_in(
+    batches: Iterable[ExpirationBatch], states: Collection[ExpirationState] = tuple(ExpirationState)
+) -> VersionRanges:
+    """Return the versions in those of some batches that have one of these states. Raises CorruptFileError."""
+    versions = VersionRanges()
+    for batch in batches:
+        if batch.state in states:
+            versions |= batch.ranges()
+    return versions
+
+
+def is_lapsed(record: ExportRecord, now_ms: int) -> bool:
+    """Whether an export has outlived the time for which it is retained. A clone never has: only a drop ends it."""
+    return not record.clone_id and is_past(record, now_ms)
+
+
+def is_past(record: ExportRecord, now_ms: int) -> bool:
+    """Whether an export or a clone stands longer than was asked for."""
+    until_ms = record.retain_until_millis
+    return record.state == ExportState.COMPLETE and until_ms is not None and until_ms <= now_ms
+
+
+def pinned_versions(survey: Survey, now_ms: int) -> dict[int, list[str]]:
+    """Return what pins versions, for people: exports that are being made, and those that need their version's files."""
+    pins: dict[int, list[str]] = {}
+    definition = survey.definition
+    for record in definition.exports:
+        needs_source = record.state == ExportState.COPYING or record.level in (ExportLevel.MINIMAL, ExportLevel.PARTIAL)
+        if needs_source and not is_lapsed(record, now_ms):
+            pins.setdefault(record.version, []).append(_shown(record))
+    shown_of = {record.name: _shown(record) for record in definition.exports}
+    lapsed = {record.name for record in definition.exports if is_lapsed(record, now_ms)}
+    for name, location in definition.exported_snapshots.items():
+        version = _version_at(to_location(survey.lake.root, location))
+        shown = shown_of.get(name, f"export {name!r}")
+        if version is not None and name not in lapsed and shown not in pins.get(version, ()):
+            pins.setdefault(version, []).append(shown)
+    return pins
+
+
+def _shown(record: ExportRecord) -> str:
+    return f"{'clone' if record.clone_id else 'export'} {record.name!r}"
+
+
+def _version_at(location: str) -> int | None:
+    try:
+        return parse_root_path(location)
+    except VersionNotFoundError:
+        return None

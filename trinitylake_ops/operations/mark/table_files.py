@@ -1,0 +1,362 @@
+"""The files of Iceberg tables that definitions reach: of those to keep, and of those that go.
+
+Definitions and manifests are read by whatever executor an operation has; what they mean is decided here.
+"""
+
+from __future__ import annotations
+
+import copy
+import logging
+import re
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Protocol
+
+from trinitylake_ops.errors import FileMissingError, LocationNotAllowedError, StoragePermissionError, TrinityLakeError
+from trinitylake_ops.format.checksums import FoldedSet, OtherNames, folded
+from trinitylake_ops.format.definitions import METADATA_LOCATION, TableDef
+from trinitylake_ops.format.file_names import OWNER_NAME, TABLES_PREFIX
+from trinitylake_ops.format.locations import is_uri, to_location, to_uri
+from trinitylake_ops.iceberg.io.file_io import StorageFileIO, reading_io
+from trinitylake_ops.iceberg.reach import DAMAGE, TableFile, files_of
+from trinitylake_ops.operations.executor import LOCAL, Executor, Weight
+from trinitylake_ops.operations.mark.survey import Progress, no_progress
+from trinitylake_ops.storage import Storage
+from trinitylake_ops.storage.parallel import run_parallel
+from trinitylake_ops.transaction.lakehouse import Lakehouse
+from trinitylake_ops.versions.snapshot import LakehouseFiles
+
+logger = logging.getLogger(__name__)
+
+_TOLD_EACH = 256
+
+#: Each folder of a table that a text may name, also after a root that ends in ``tables/`` itself.
+_TABLE_FOLDER = re.compile(rf"(?<![^/\n])(?={TABLES_PREFIX}([^/\n]+)(?:/|$))", re.MULTILINE)
+_TABLE_PATH = re.compile(rf"{TABLES_PREFIX}([^/]+)/.+", re.DOTALL)
+
+
+class TableWalk(Protocol):
+    """Yields the files of a table as :func:`reach.files_of` does."""
+
+    def __call__(
+        self,
+        definition: TableDef,
+        io: StorageFileIO,
+        known: set[str],
+        *,
+        skips_missing: bool,
+        failures: list[TrinityLakeError],
+    ) -> Iterator[TableFile]: ...
+
+
+class TableReach:
+    """The files of Iceberg tables that definitions reach, as a path where they lie under the root.
+
+    Tables of every type count: whoever shares files with a managed table keeps them. Files that no scan opens - former
+    metadata files, data that all snapshots have deleted - are reached by nothing. ``managed_ids`` are the ids of all
+    MANAGED tables seen that are in their own folders. ``opaque_ids`` are those of tables whose files are unknown. These
+    are tables of other formats, with those whose folders their properties name, and tables whose files cannot all be
+    read. ``damaged`` are the reasons for the latter, by the locations of their metadata files, unless these are gone.
+    Managed tables that name files beyond this root belong to them, too. Files beyond the root may be files under it by
+    another name of the root, or of a folder in it. Names in other letters than ASCII's lower case may be listed
+    otherwise. ``other_names`` are the names of such files. ``walk`` is how a table's files are told, for those who know
+    them already; work in other processes does not know. ``there`` are the files under ``table_root``, if that is given.
+    """
+
+    def __init__(self, lake: Lakehouse, walk: TableWalk = files_of, executor: Executor = LOCAL, table_root: str = ""):
+        self._root = lake.root
+        self._outlines = OutlineWalk(lake.files)
+        self._walk = TableFilesWalk(reading_io(lake), walk)
+        self._executor = executor
+        self._walked_metadata: set[str] = set()
+        self._walked_definitions: set[str] = set()
+        self.files: set[str] = set()
+        self.managed_ids = FoldedSet()
+        self.opaque_ids = FoldedSet()
+        self.damaged: dict[str, str] = {}
+        self.other_names = OtherNames()
+        self.there = ReachedThere(table_root)
+
+    def add(self, locations: Iterable[str], progress: Progress = no_progress) -> None:
+        """Add what the tables of definitions reach.
+
+        Files of a table that are damaged, missing or not its own do not stop the others: all files in its folder stay.
+        Missing manifests of another catalog's table are skipped, because no reader can read what they list. Raises
+        StoragePermissionError, with what to do, for the metadata file of another catalog's table that this process may
+        not read, and other StorageErrors.
+        """
+        # In order, so that it is no matter of chance which of several failures is told.
+        missing = sorted(path for path in locations if path not in self._walked_definitions)
+        window = self._executor.window
+        for start in range(0, len(missing), window):
+            batch = missing[start : start + window]
+            tables: dict[str, list[_TableOutline]] = {}
+            for done, outline in enumerate(self._new_tables(batch), start + 1):
+                if outline is not None:
+                    tables.setdefault(outline.id, []).append(outline)
+                if done % _TOLD_EACH == 0 or done == len(missing):
+                    progress("tables", done, len(missing))
+            self._add_tables(list(tables.values()), progress)
+            self._walked_definitions.update(batch)
+
+    def _new_tables(self, locations: Sequence[str]) -> Iterator[_TableOutline | None]:
+        """Yield what definitions say of their tables' files, None where nobody has to walk to these any more."""
+        seen: set[str] = set()
+        for outline in self._executor.map(self._outlines, locations):
+            if outline.is_managed_here:
+                self.managed_ids.update([outline.id])
+            self.opaque_ids.update(outline.opaque_ids)
+            self.there.opaque_ids.update(outline.opaque_ids)
+            is_new = outline.metadata not in seen and outline.metadata not in self._walked_metadata
+            seen.add(outline.metadata)
+            yield outline if outline.definition is not None and is_new else None
+
+    def _add_tables(self, tables: Sequence[Sequence[_TableOutline]], progress: Progress) -> None:
+        """Add the files of tables, each given by all its definitions that are new."""
+        definitions = [[one.definition for one in outlines if one.definition is not None] for outlines in tables]
+        walked = self._executor.map(self._walk, definitions)
+        for done, (outlines, found) in enumerate(zip(tables, walked, strict=True), 1):
+            for outline, files in zip(outlines, found, strict=False):  # the walk ends at a failure, which is raised
+                self._take(outline, files)
+            progress("files of tables", done, len(tables))
+
+    def _take(self, outline: _TableOutline, walked: WalkedTable | TrinityLakeError) -> None:
+        """Add the files of a table that has metadata, as far as they are known. Raises a failure of the storage."""
+        if isinstance(walked, TrinityLakeError):
+            raise walked
+        location = to_location(self._root, outline.metadata)
+        is_managed = outline.definition is not None and outline.definition.is_managed
+        damage = walked.damage
+        if damage is not None:
+            # Another process, with other settings or rights, may be able to read it.
+            if isinstance(damage, StoragePermissionError) and not is_managed and not walked.has_metadata:
+                raise _stopped_by(damage, location) from damage
+            ids = [outline.id, *_TABLE_FOLDER.findall(location)]
+            self.opaque_ids.update(ids)
+            self.there.opaque_ids.update(ids)
+            if not _is_metadata_gone(damage, location, self._root):
+                self.damaged[location] = damage.message
+                logger.warning("table %s is damaged, so all files in its folder stay: %s", outline.id, damage.message)
+        found = walked.files
+        self.files |= found
+        self.other_names.update(found)
+        for uri in filter(is_uri, found):  # they may be under this root by another name
+            self.opaque_ids.update(_TABLE_FOLDER.findall(uri))
+            self.opaque_ids.update([outline.id] if is_managed else [])
+        self.there.take(found, outline.id if is_managed else None)
+        self._walked_metadata.add(outline.metadata)
+
+
+class ReachedThere:
+    """The files of tables under a table root that definitions reach, by their paths there.
+
+    ``root`` is that of the table root, empty where there is none. A path is in it that may be one of these files, or
+    the owner file of a table. So are all files of the tables of ``opaque_ids``: their files are unknown, or elsewhere.
+    A file elsewhere may be under the table root by another name.
+    """
+
+    def __init__(self, root: str):
+        self.root = root
+        self.managed_ids = FoldedSet()
+        self.opaque_ids = FoldedSet()
+        self._files: set[str] = set()
+        self._other_names = OtherNames()
+
+    @property
+    def paths(self) -> Collection[str]:
+        """The files that definitions reach, without owner files."""
+        return self._files
+
+    def take(self, locations: Collection[str], managed_id: str | None = None) -> None:
+        """Add files that one definition reaches. ``managed_id`` is that of its table, if that is MANAGED."""
+        if not self.root:
+            return
+        there = {location for location in locations if location.startswith(self.root)}
+        paths = {location.removeprefix(self.root) for location in there}
+        self._files |= paths
+        self._other_names.update(paths)
+        elsewhere = [location for location in locations if location not in there]
+        self.opaque_ids.update(_TABLE_FOLDER.findall("\n".join(elsewhere)))
+        if managed_id is not None:
+            self.managed_ids.update([managed_id] if any(table_id_in(path) == managed_id for path in paths) else [])
+            self.opaque_ids.update([managed_id] if any(map(is_uri, elsewhere)) else [])
+
+    def __contains__(self, path: object) -> bool:
+        if not isinstance(path, str):
+            return False
+        table_id = table_id_in(path) or ""
+        if self.opaque_ids.has_like(table_id) or path in self._files:
+            return True
+        is_owner = path == f"{TABLES_PREFIX}{table_id}/{OWNER_NAME}"
+        if is_owner and self.managed_ids.has_like(table_id):
+            return True
+        return folded(path) in self._files or path in self._other_names
+
+
+@dataclass(frozen=True, slots=True)
+class _TableOutline:
+    """What a table's definition says about its files: with Iceberg's metadata they can be told by the definition.
+
+    ``opaque_ids`` are those of tables whose files nobody can tell, because of it.
+    """
+
+    id: str
+    metadata: str
+    is_managed_here: bool
+    opaque_ids: tuple[str, ...]
+    definition: TableDef | None
+
+    @classmethod
+    def of(cls, definition: TableDef, root_uri: str) -> _TableOutline:
+        metadata = iceberg_metadata(definition) or ""
+        is_managed_here = (
+            definition.is_managed and table_id_in(to_location(root_uri, metadata or "none")) == definition.id
+        )
+        named = (*definition.format_properties.values(), *definition.properties.values())
+        opaque_ids = () if metadata else (definition.id, *_TABLE_FOLDER.findall("\n".join(named)))
+        return cls(definition.id, metadata, is_managed_here, opaque_ids, definition if metadata else None)
+
+
+def _is_metadata_gone(error: TrinityLakeError, metadata_location: str, root_uri: str) -> bool:
+    """Whether a walk failed because the table's metadata file itself is gone."""
+    return isinstance(error, FileMissingError) and to_location(root_uri, error.path or "") == metadata_location
+
+
+@dataclass(frozen=True, slots=True)
+class WalkedTable:
+    """The files that scans of a table open, as far as they are known.
+
+    ``damage`` is the first reason why they are not all, None if there is none. ``has_metadata`` tells whether the
+    metadata file of the table was read.
+    """
+
+    files: set[str]
+    damage: TrinityLakeError | None
+    has_metadata: bool
+
+
+def _live_files(
+    definition: TableDef, io: StorageFileIO, known: set[str], walk: TableWalk
+) -> WalkedTable | TrinityLakeError:
+    """Return the files that scans of a table open, or the failure of the storage to read them."""
+    found: set[str] = set()
+    failures: list[TrinityLakeError] = []
+    has_metadata = False
+    own_io = io.for_managed(definition.id) if definition.is_managed else None
+    try:
+        # A missing manifest of one of our own tables is damage.
+        for file in walk(definition, io, known, skips_missing=own_io is None, failures=failures):
+            has_metadata = True
+            if file.live:
+                found.add(file.location)
+            if own_io is not None and not failures:
+                failures += _foreign_file(file, own_io)
+    except DAMAGE as error:
+        failures.append(error)
+    except TrinityLakeError as error:
+        return error
+    return WalkedTable(found, failures[0] if failures else None, has_metadata)
+
+
+def _foreign_file(file: TableFile, own_io: StorageFileIO) -> list[TrinityLakeError]:
+    """Return the error for a file that the table of a FileIO cannot have, nothing for its own."""
+    try:
+        own_io.check_may_have(to_uri(own_io.root, file.location))
+    except DAMAGE as error:
+        return [error]
+    return []
+
+
+@dataclass(frozen=True, slots=True)
+class OutlineWalk:
+    """Work: reads the definitions of tables, by their locations."""
+
+    weight: ClassVar[Weight] = Weight.DEFINITION
+
+    files: LakehouseFiles
+
+    @property
+    def storages(self) -> Sequence[Storage]:
+        """That of the lakehouse."""
+        return (self.files.storage,)
+
+    def __call__(self, locations: Sequence[str]) -> list[_TableOutline]:
+        """Return what definitions say of their tables' files. Raises StorageError."""
+        root_uri = self.files.storage.root
+        return [_TableOutline.of(definition, root_uri) for definition in self.files.definitions.tables(locations)]
+
+
+class TableFilesWalk:
+    """Work: walks through the files of tables; each thing is all definitions of one, so that none is read twice.
+
+    In this process ``walk`` yields the files, and a walk does not read again what an earlier walk of the same table has
+    read. A batch in another process may be repeated, so nothing is shared there.
+    """
+
+    weight: ClassVar[Weight] = Weight.TABLE
+
+    def __init__(self, io: StorageFileIO, walk: TableWalk = files_of, *, shares_known: bool = True):
+        self._io = io
+        self._walk = walk
+        #: By table, so that a table that names files of another one is found whichever is walked first.
+        self._known: dict[str, set[str]] | None = {} if shares_known else None
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return (_walk_in_task, (self._io,))
+
+    @property
+    def storages(self) -> Sequence[Storage]:
+        """That of the lakehouse."""
+        return (self._io.storage,)
+
+    def __call__(self, tables: Sequence[Sequence[TableDef]]) -> list[list[WalkedTable | TrinityLakeError]]:
+        """Return the files that each definition leads to and those before it do not.
+
+        The walk of a table ends at a failure of the storage, which is the last item then.
+        """
+        return run_parallel(self._walked, tables, self._io.storage.concurrency)
+
+    def _walked(self, definitions: Sequence[TableDef]) -> list[WalkedTable | TrinityLakeError]:
+        known = set() if self._known is None else self._known.setdefault(definitions[0].id, set())
+        found: list[WalkedTable | TrinityLakeError] = []
+        for definition in definitions:
+            found.append(_live_files(definition, self._io, known, self._walk))
+            if isinstance(found[-1], TrinityLakeError):
+                break
+        return found
+
+
+def _walk_in_task(io: StorageFileIO) -> TableFilesWalk:
+    return TableFilesWalk(io, shares_known=False)
+
+
+def iceberg_metadata(definition: TableDef) -> str | None:
+    """Return the location of a table's current metadata file, None for a table of another format or without one."""
+    return definition.format_properties.get(METADATA_LOCATION) if definition.is_iceberg else None
+
+
+def _stopped_by(error: TrinityLakeError, metadata_location: str) -> TrinityLakeError:
+    """Return an error with what to do about a table whose metadata file may not be read."""
+    stopped = copy.copy(error)
+    condition = "its root is allowed" if isinstance(error, LocationNotAllowedError) else "it may be read"
+    stopped.message = (
+        f"{error.message}; the table of {metadata_location!r} needs it: nothing is deleted before {condition}, or no"
+        " kept version and no export has the table"
+    )
+    return stopped
+
+
+def table_id_in(path: str) -> str | None:
+    """Return the id of the table under whose prefix a path lies, None for other paths."""
+    match = _TABLE_PATH.fullmatch(path)
+    return match[1] if match else None
+
+
+def table_id_at(location: str, table_root: str) -> str | None:
+    """Return the id of the table in whose folder a location is, below the root or below the table root, if any."""
+    return table_id_in(location.removeprefix(table_root) if table_root else location)
+
+
+def is_below_tables(path: str) -> bool:
+    """Whether a path lies under the prefix of some table."""
+    return table_id_in(path) is not None

@@ -1,0 +1,252 @@
+"""The tables of a version with their definitions, the table root of a lakehouse, and files in folders of tables.
+
+A ``table_root`` is content. Files there are deleted if an operator made it that of this lakehouse, and no copy of the
+lakehouse uses it. The owner file of the table's folder must name the lakehouse, too.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import ClassVar, TypeVar
+
+from trinitylake_ops.access.allowed_roots import Place, cut
+from trinitylake_ops.access.table_owners import why_not_freed
+from trinitylake_ops.errors import CorruptFileError, FileMissingError, MaintenanceBlockedError, StorageError
+from trinitylake_ops.format.definitions import METADATA_LOCATION, LakehouseDef, TableDef
+from trinitylake_ops.format.file_names import TABLES_PREFIX, table_prefix
+from trinitylake_ops.format.keys import ObjectName
+from trinitylake_ops.format.locations import is_uri, normalize_root_uri
+from trinitylake_ops.iceberg.io.file_io import StorageFileIO, reading_io
+from trinitylake_ops.iceberg.io.folder_owners import latest_definition_at
+from trinitylake_ops.iceberg.reach import DAMAGE, TableFile, files_of
+from trinitylake_ops.operations.budget import counted_with
+from trinitylake_ops.operations.executor import Executor, Weight
+from trinitylake_ops.operations.mark.listing import list_folders, list_named
+from trinitylake_ops.operations.mark.table_files import iceberg_metadata, table_id_at, table_id_in
+from trinitylake_ops.storage import FileInfo, Storage
+from trinitylake_ops.storage.parallel import run_parallel
+from trinitylake_ops.transaction.lakehouse import Lakehouse
+from trinitylake_ops.tree.search import scan
+from trinitylake_ops.versions.snapshot import LakehouseFiles, Snapshot
+from trinitylake_ops.versions.table_names import resolve_table
+
+_BATCH = 256
+T = TypeVar("T")
+
+
+def tables_of(base: Snapshot, only: Sequence[str] | None = None) -> list[tuple[ObjectName, str]]:
+    """Return all tables of a version, or those that are named, with the locations of their definitions.
+
+    ``only`` names tables as ``namespace.table``. Raises TableNotFoundError, StorageError.
+    """
+    if only is None:
+        named = ((base.keys.decode(key), location) for key, location in scan(base.files.nodes, base.root))
+        return [(name, location) for name, location in named if name is not None and name.table is not None]
+    chosen = dict.fromkeys(ObjectName(*resolve_table(text, base)) for text in only)
+    return [(name, base.entry(base.keys.table_key(name.namespace, name.table or "")) or "") for name in chosen]
+
+
+def defined(
+    base: Snapshot, tables: Sequence[tuple[ObjectName, str]]
+) -> Iterator[list[tuple[ObjectName, str, TableDef]]]:
+    """Yield tables in order with their definitions, as many at a time as are read together. Raises StorageError."""
+    for batch in in_batches(tables):
+        definitions = base.files.definitions.tables([location for _, location in batch])
+        yield [(name, location, found) for (name, location), found in zip(batch, definitions, strict=True)]
+
+
+def in_batches(items: Sequence[T]) -> Iterator[Sequence[T]]:
+    """Yield items in order, as many at a time as are read together."""
+    for start in range(0, len(items), _BATCH):
+        yield items[start : start + _BATCH]
+
+
+def check_table_files(version: int, io: StorageFileIO, definition: TableDef) -> None:
+    """Raise FileMissingError when a file that a managed Iceberg table needs is gone.
+
+    One listing tells; only files beyond the lakehouse's root, under another ``table_root``, take a request each.
+    """
+    is_ours = definition.is_managed and definition.is_iceberg
+    if not is_ours or METADATA_LOCATION not in definition.format_properties:
+        return
+    storage = io.storage
+    there = {info.path for info in storage.list(table_prefix(definition.id))}
+    try:
+        live = [file for file in files_of(definition, io) if file.live]
+    except FileMissingError as error:
+        path = (error.path or "").removeprefix(storage.root)
+        raise cannot_go_back(version, "a file of a table", path) from error
+    unlisted = [file for file in live if file.location not in there]
+    sizes_bytes = run_parallel(io.size_bytes, [file.location for file in unlisted], storage.concurrency)
+    for file, size_bytes in zip(unlisted, sizes_bytes, strict=True):
+        if size_bytes is None:
+            raise cannot_go_back(version, f"a {file.kind} file of a table", file.location)
+
+
+def cannot_go_back(version: int, what: str, path: str | None) -> FileMissingError:
+    """Return the error that something which a version needs is missing."""
+    return FileMissingError(
+        f"cannot go back to version {version}: {what} it needs is missing; nothing was changed", path=path
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class TableRoot:
+    """A table root beyond the lakehouse's own root. ``refusal`` says why nothing is deleted there, empty if it may be.
+
+    ``lake_root`` is the root of the lakehouse.
+    """
+
+    storage: Storage
+    lakehouse_id: str
+    lake_root: str
+    refusal: str
+
+    @property
+    def root(self) -> str:
+        """Its URI, with the final ``/``."""
+        return self.storage.root
+
+    def within(self, locations: Iterable[str]) -> list[str]:
+        """Return the URIs among locations that lie under it."""
+        return [location for location in locations if location.startswith(self.root)]
+
+    def check(self) -> None:
+        """Raise MaintenanceBlockedError where nothing may be deleted any more. Raises StorageError."""
+        if refusal := self.refusal or why_not_freed(self.storage, self.lakehouse_id, self.lake_root):
+            raise MaintenanceBlockedError(f"nothing under the table root {cut(self.root)} is deleted: {refusal}")
+
+
+def named_standing(
+    storage: Storage, executor: Executor, locations: Collection[str], table_root: TableRoot | None
+) -> Iterator[FileInfo]:
+    """Yield those of some files that stand, under the root and the table root, the latter's by their URIs.
+
+    Raises StorageError.
+    """
+    if any(not is_uri(location) for location in locations):
+        own = {location for location in locations if not is_uri(location)}
+        yield from (info for info in list_named(storage, executor, own) if info.path in own)
+    if table_root is None or not (uris := set(table_root.within(locations))):
+        return
+    ids = {table_id_in(uri.removeprefix(table_root.root)) for uri in uris} - {None}
+    folders = [f"{TABLES_PREFIX}{table_id}/" for table_id in sorted(map(str, ids))]
+    for info in list_folders(table_root.storage, executor, folders):
+        if (uri := f"{table_root.root}{info.path}") in uris:
+            yield replace(info, path=uri)
+
+
+def table_root_of(lake: Lakehouse, definition: LakehouseDef) -> TableRoot | None:
+    """Return the table root that a definition names, None if that is below the own root or may not be used.
+
+    It takes a few requests there. Raises StorageError.
+    """
+    root = normalize_root_uri(definition.table_root) if definition.table_root else lake.root
+    places = lake.elsewhere.places
+    if root.startswith(lake.root) or not (places.may_be_named(root) or places.is_allowed(root)):
+        return None
+    storage = counted_with(lake.storage, lake.elsewhere.storage_of(Place(root, "")))
+    return TableRoot(storage, definition.id, lake.root, _refusal(lake, storage, definition.id))
+
+
+def _refusal(lake: Lakehouse, storage: Storage, lakehouse_id: str) -> str:
+    try:
+        standing = latest_definition_at(storage, lake.storage_options)
+    except CorruptFileError as error:
+        return f"it cannot be told whose root it is: {error.message}"
+    if standing is not None and standing.id == lakehouse_id:
+        return "it is the root of another copy of this lakehouse; 'trinitylake relocate' gives it up"
+    return why_not_freed(storage, lakehouse_id, lake.root)
+
+
+def freed_table_files(
+    lake: Lakehouse, locations: Sequence[str], executor: Executor, table_root: str = ""
+) -> dict[str, TableFile]:
+    """Return what :func:`table_files` tells of the tables of definitions.
+
+    Those that are gone or cannot be decoded are passed over. Raises other StorageErrors.
+    """
+    paths = [location for location in locations if not is_uri(location)]
+    by_table: dict[str, list[TableDef]] = {}
+    for definition in executor.map(DefinitionRead(lake.files), paths):
+        if definition is not None and definition.is_managed and iceberg_metadata(definition):
+            by_table.setdefault(definition.id, []).append(definition)
+    found: dict[str, TableFile] = {}
+    for files in executor.map(OwnFilesWalk(reading_io(lake), table_root), list(by_table.values())):
+        found |= files
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class DefinitionRead:
+    """Work: reads definitions of tables, by their paths."""
+
+    weight: ClassVar[Weight] = Weight.ANSWER
+
+    files: LakehouseFiles
+
+    @property
+    def storages(self) -> Sequence[Storage]:
+        """That of the lakehouse."""
+        return (self.files.storage,)
+
+    def __call__(self, paths: Sequence[str]) -> list[TableDef | None]:
+        """Return definitions, None for one that is gone or cannot be decoded. Raises other StorageErrors."""
+        return [
+            _decoded(path, data) for path, data in zip(paths, self.files.storage.read_available(paths), strict=True)
+        ]
+
+
+def _decoded(path: str, data: bytes | StorageError) -> TableDef | None:
+    try:
+        if isinstance(data, StorageError):
+            raise data
+        return TableDef.from_bytes(data, path)
+    except (FileMissingError, CorruptFileError):
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class OwnFilesWalk:
+    """Work: walks through the files of tables under their own prefixes; each thing is all definitions of one."""
+
+    weight: ClassVar[Weight] = Weight.TABLE
+
+    io: StorageFileIO
+    table_root: str = ""
+
+    @property
+    def storages(self) -> Sequence[Storage]:
+        """That of the lakehouse."""
+        return (self.io.storage,)
+
+    def __call__(self, tables: Sequence[Sequence[TableDef]]) -> list[dict[str, TableFile]]:
+        """Return the files of each table by path, up to what is gone or cannot be decoded. Raises StorageError."""
+        return run_parallel(
+            lambda definitions: table_files(definitions, self.io, self.table_root), tables, self.io.storage.concurrency
+        )
+
+
+def table_files(definitions: Sequence[TableDef], io: StorageFileIO, table_root: str = "") -> dict[str, TableFile]:
+    """Return the files that MANAGED Iceberg tables reach under their own prefixes, by location, live or not.
+
+    Those are below the root, and below ``table_root`` where that is given.
+
+    A table part of which cannot be decoded or is gone yields what was found until then: what it
+    shares with nobody becomes an orphan.
+    """
+    known: dict[str, set[str]] = {}  # by table: one that has another's metadata yields none of the other's files
+    found: dict[str, TableFile] = {}
+    walked: set[tuple[str, str]] = set()
+    for definition in definitions:
+        metadata = iceberg_metadata(definition)
+        if not definition.is_managed or not metadata or (definition.id, metadata) in walked:
+            continue
+        walked.add((definition.id, metadata))
+        with contextlib.suppress(*DAMAGE):
+            for file in files_of(definition, io, known.setdefault(definition.id, set()), failures=[]):
+                if table_id_at(file.location, table_root) == definition.id:
+                    found.setdefault(file.location, file)
+    return found

@@ -1,0 +1,274 @@
+"""What is due in a lakehouse, and what is wrong in what the status has read."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from enum import StrEnum
+
+from trinitylake_ops.format.definitions import ExportRecord, ExportState, LakehouseDef
+from trinitylake_ops.format.file_names import VERIFIED_PREFIX
+from trinitylake_ops.format.version_ranges import VersionRanges
+from trinitylake_ops.operations.gc.batches import PurgeBatch
+from trinitylake_ops.operations.hint import HintState
+from trinitylake_ops.operations.mark.listing import acknowledged_versions
+from trinitylake_ops.operations.mark.survey import expired_versions, is_lapsed, is_past
+from trinitylake_ops.operations.retention import RetentionPolicy, VersionAge, judge, span_text
+from trinitylake_ops.operations.status.activity import Commits
+from trinitylake_ops.versions.history import VersionInfo, version_infos
+from trinitylake_ops.versions.lookup import clones_of
+from trinitylake_ops.versions.snapshot import Snapshot, epoch_ms, utc_of
+
+_DAY_MS = 86_400_000
+#: So many of the oldest versions that nothing pins are looked at.
+_OLDEST = 2
+_MOST_NAMES = 3
+
+
+class DueState(StrEnum):
+    """Whether something has to be done."""
+
+    DUE = "due"
+    #: Only a look tells, which reads much: a look that finds nothing leaves no record.
+    LOOK = "look"
+    LATER = "later"
+    FINE = "fine"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Due:
+    """One thing that may be due, why, and the command for it, without the root; it only plans, where there is a plan.
+
+    ``since_seconds`` is how long ago it became due.
+    """
+
+    what: str
+    state: DueState
+    why: str
+    command: str
+    since_seconds: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DueAges:
+    """After how many milliseconds something is due again. None for what this lakehouse does not use."""
+
+    verify_ms: int | None = 7 * _DAY_MS
+    orphans_ms: int | None = 30 * _DAY_MS
+    export_ms: int | None = None
+    unfinished_ms: int = _DAY_MS
+
+
+DEFAULT_AGES = DueAges()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Facts:
+    """What the rules need beside the settings: the oldest versions, the first one, and the newest verification."""
+
+    oldest: tuple[VersionInfo, ...] = ()
+    first_ms: int | None = None
+    verified_ms: int | None = None
+
+    @classmethod
+    def of(cls, latest: Snapshot, commits: Commits, now_ms: int) -> Facts:
+        """Read them: three roots and one list. Raises CorruptFileError, StorageError."""
+        definition = latest.definition
+        pinned = {record.version for record in definition.exports if not is_lapsed(record, now_ms)}
+        gone = expired_versions(definition) | VersionRanges.of(pinned)
+        live = (VersionRanges(((0, latest.version),)) - gone).ranges
+        start = live[0][0] if live else latest.version
+        wanted = sorted({0, *range(start, min(start + _OLDEST, latest.version + 1))})
+        known = {info.version: info for info in commits.infos}
+        missing = [version for version in wanted if version not in known]
+        known |= {info.version: info for info in version_infos(latest.files, missing, latest)} if missing else {}
+        verified = [info.last_modified_ms for info in latest.files.roots.storage.list(VERIFIED_PREFIX)]
+        return cls(
+            oldest=tuple(known[version] for version in wanted if version in known and version >= start),
+            first_ms=epoch_ms(known[0].created_at) if 0 in known else None,
+            verified_ms=max(verified, default=None),
+        )
+
+
+def due_of(
+    definition: LakehouseDef,
+    facts: Facts,
+    commits: Commits,
+    batches: Sequence[PurgeBatch],
+    ages: DueAges,
+    now_ms: int,
+) -> tuple[Due, ...]:
+    """Return what is due, what will be, and what is not, in the order in which it is done."""
+    return (
+        _expiry(definition, facts, commits, now_ms),
+        _purge(batches, now_ms),
+        _orphans(definition, facts, ages, now_ms),
+        _by_age("verify", "verify --incremental", facts.verified_ms, facts, ages.verify_ms, now_ms),
+        _exports(definition, facts, ages, now_ms),
+        _clones(definition, ages, now_ms),
+    )
+
+
+def _superseded_at_ms(info: VersionInfo, successor: VersionInfo | None) -> int | None:
+    """Return when the next version was committed, None if that is not known."""
+    return None if successor is None else epoch_ms(max(info.created_at, successor.created_at))
+
+
+def _expiry(definition: LakehouseDef, facts: Facts, commits: Commits, now_ms: int) -> Due:
+    """Judge the versions that were read by the lakehouse's own rules. Fewer versions never let more expire."""
+    infos = {info.version: info for info in (*commits.infos, *facts.oldest) if info.state == "live"}
+    pinned = {record.version for record in definition.exports if not is_lapsed(record, now_ms)}
+    versions = [
+        VersionAge(
+            version=number,
+            created_at_ms=epoch_ms(info.created_at),
+            superseded_at_ms=_superseded_at_ms(info, infos.get(number + 1)),
+            pins=("an export",) if number in pinned else (),
+        )
+        for number, info in infos.items()
+    ]
+    reset = max((number for number, info in infos.items() if info.is_clock_reset), default=-1)
+    versions = [
+        age.settled(epoch_ms(infos[reset].created_at), now_ms) if age.version < reset else age for age in versions
+    ]
+    policy = RetentionPolicy.of(definition)
+    if policy.is_empty or not versions:
+        why = "no version could be read" if not versions else "the settings have no rule that keeps any version"
+        return Due(what="expiry", state=DueState.LOOK, why=why, command="expire")
+    expiring = [one.version for one in judge(versions, policy, now_ms) if one.expires]
+    if not expiring:
+        return Due(what="expiry", state=DueState.FINE, why="no version is old enough", command="")
+    oldest = min((age for age in versions if age.version in expiring), key=lambda age: age.version)
+    waited_ms = now_ms - (oldest.superseded_at_ms or now_ms) - policy.maximum_age_ms
+    return Due(
+        what="expiry",
+        state=DueState.DUE,
+        why=f"version {oldest.version} may go since {span_text(max(0, waited_ms))}",
+        command="expire",
+        since_seconds=max(0, waited_ms) / 1000,
+    )
+
+
+def _purge(batches: Sequence[PurgeBatch], now_ms: int) -> Due:
+    if not batches:
+        return Due(what="purge", state=DueState.FINE, why="no expired version waits for it", command="")
+    due = [batch for batch in batches if batch.is_due]
+    if not due:
+        next_ms = min(epoch_ms(batch.purgeable_at) for batch in batches)
+        why = f"expired versions may still come back; in {span_text(next_ms - now_ms)}"
+        return Due(what="purge", state=DueState.LATER, why=why, command="purge")
+    waited_ms = now_ms - min(epoch_ms(batch.purgeable_at) for batch in due)
+    shown = ",".join(batch.versions for batch in due)
+    why = f"versions {_clipped(shown)} may be purged since {span_text(max(0, waited_ms))}"
+    since_seconds = max(0, waited_ms) / 1000
+    return Due(what="purge", state=DueState.DUE, why=why, command="purge", since_seconds=since_seconds)
+
+
+def _orphans(definition: LakehouseDef, facts: Facts, ages: DueAges, now_ms: int) -> Due:
+    """Say to which age orphans were removed. Whether there are any, nobody knows without a list of all files."""
+    removed_ms = definition.orphans_removed_before_millis or None
+    # A removal records which files it looked at, not when it was.
+    told = "files older than {} were tidied up"
+    found = _by_age("orphans", "orphans", removed_ms, facts, ages.orphans_ms, now_ms, told)
+    if found.state != DueState.DUE:
+        return found
+    return replace(found, state=DueState.LOOK, why=found.why.replace("one is wanted", "a look is wanted"))
+
+
+def _by_age(
+    what: str,
+    command: str,
+    last_ms: int | None,
+    facts: Facts,
+    most_ms: int | None,
+    now_ms: int,
+    told: str = "the last was {} ago",
+) -> Due:
+    """Say whether something is due again that happened last at ``last_ms``, or never."""
+    begun_ms = last_ms if last_ms is not None else facts.first_ms
+    age_ms = None if begun_ms is None else max(0, now_ms - begun_ms)
+    happened = "" if last_ms is None or age_ms is None else told.format(span_text(age_ms))
+    if most_ms is None:
+        return Due(what=what, state=DueState.FINE, why=happened or "none so far", command="")
+    every = f"one is wanted every {span_text(most_ms)}"
+    if age_ms is not None and age_ms <= most_ms:
+        return Due(what=what, state=DueState.FINE, why=f"{happened or 'the lakehouse is young'}; {every}", command="")
+    since_seconds = None if age_ms is None else (age_ms - most_ms) / 1000
+    why = f"{happened or 'none is recorded'}; {every}"
+    return Due(what=what, state=DueState.DUE, why=why, command=command, since_seconds=since_seconds)
+
+
+def _exports(definition: LakehouseDef, facts: Facts, ages: DueAges, now_ms: int) -> Due:
+    own = [record for record in definition.exports if not record.clone_id]
+    overdue = [record.name for record in own if is_past(record, now_ms)]
+    if overdue:
+        why = f"the time of {_named(overdue)} is past"
+        return Due(what="exports", state=DueState.DUE, why=why, command="prune-exports")
+    cut_off = list(_cut_off(own, ages, now_ms))
+    if cut_off:
+        why = f"{_named(cut_off)} was begun and is not finished"
+        return Due(what="exports", state=DueState.DUE, why=why, command="exports")
+    complete = [record.created_at_millis for record in own if record.state == ExportState.COMPLETE]
+    name = f"kept-{utc_of(now_ms):%Y-%m-%d}"
+    return _by_age("exports", f"export {name}", max(complete, default=None), facts, ages.export_ms, now_ms)
+
+
+def _clones(definition: LakehouseDef, ages: DueAges, now_ms: int) -> Due:
+    clones = clones_of(definition)
+    overdue = [record.name for record in clones if is_past(record, now_ms)]
+    if overdue:
+        why, command = f"the time of {_named(overdue)} is past", f"drop-clone {shlex.quote(overdue[0])}"
+        return Due(what="clones", state=DueState.DUE, why=why, command=command)
+    cut_off = list(_cut_off(clones, ages, now_ms))
+    if cut_off:
+        why, command = f"{_named(cut_off)} was begun and is not finished", f"drop-clone {shlex.quote(cut_off[0])}"
+        return Due(what="clones", state=DueState.DUE, why=why, command=command)
+    return Due(what="clones", state=DueState.FINE, why=f"{len(clones) or 'no'} clones", command="")
+
+
+def _cut_off(records: Sequence[ExportRecord], ages: DueAges, now_ms: int) -> Iterator[str]:
+    for record in records:
+        if record.state == ExportState.COPYING and now_ms - record.created_at_millis > ages.unfinished_ms:
+            yield record.name
+
+
+def _named(names: Sequence[str]) -> str:
+    more = len(names) - _MOST_NAMES
+    return _clipped(", ".join(names[:_MOST_NAMES])) + (f" and {more} more" if more > 0 else "")
+
+
+def _clipped(text: str, most_chars: int = 80) -> str:
+    return text if len(text) <= most_chars else f"{text[: most_chars - 3]}..."
+
+
+_FUTURE_MS = 5 * 60 * 1000
+
+
+@dataclass(frozen=True, slots=True)
+class Noticed:
+    """Something wrong: error or warning, what, and the command that mends it or tells more, without the root."""
+
+    severity: str
+    message: str
+    command: str
+
+
+def noticed_in(definition: LakehouseDef, commits: Commits, hint: HintState | None, now_ms: int) -> tuple[Noticed, ...]:
+    """Return what is wrong with the hint and the newest versions. Versions that an operator knows of are left out."""
+    known = acknowledged_versions(definition)
+    found = []
+    if hint not in (None, HintState.RIGHT):
+        found.append(Noticed("warning", f"the hint is {hint.value}, which costs readers requests", "hint --repair"))
+    for version in commits.backwards:
+        if version not in known:
+            message = f"version {version} is not younger than the one before"
+            found.append(Noticed("warning", message, f"reconcile --acknowledge {version}"))
+    foreign = [version for version in commits.foreign if version not in known]
+    if foreign:
+        message = f"another program committed {len(foreign)} of the newest versions, such as {foreign[0]}"
+        found.append(Noticed("warning", message, "log"))
+    newest = commits.newest
+    if newest is not None and newest.created_at.timestamp() * 1000 > now_ms + _FUTURE_MS:
+        found.append(Noticed("warning", "the latest version is of the future: a clock of a writer is wrong", "log"))
+    return tuple(found)

@@ -1,0 +1,1 @@
+"""Verify: check every file of a lakehouse, and report findings."""

@@ -1,0 +1,395 @@
+"""Check what operations record and leave: exports, expired versions, leases, plans and orphans."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+
+from trinitylake_ops.errors import (
+    CorruptFileError,
+    FileMissingError,
+    InvalidLocationError,
+    MaintenanceBlockedError,
+    StorageError,
+    TrinityLakeError,
+)
+from trinitylake_ops.format.checksums import MAX_FILE_LIST_BYTES, MAX_NOTE_BYTES
+from trinitylake_ops.format.definitions import (
+    ExpirationState,
+    ExportLevel,
+    ExportRecord,
+    ExportState,
+    LakehouseDef,
+    SavedTransaction,
+)
+from trinitylake_ops.format.file_names import (
+    OPERATIONS_PREFIX,
+    ORPHAN_BARRIER_PATH,
+    is_operation_path,
+    lease_path,
+    parse_lease_path,
+)
+from trinitylake_ops.format.locations import is_uri, to_location
+from trinitylake_ops.format.sealed_files import decode_sealed_json
+from trinitylake_ops.operations.export_records import EXPORT, check_manifest, kind_of, record_of
+from trinitylake_ops.operations.gc.orphans import Orphans, find_orphans, find_orphans_there
+from trinitylake_ops.operations.mark.listing import list_without, may_be_ours
+from trinitylake_ops.operations.mark.mark import Mark, kept_roots
+from trinitylake_ops.operations.mark.survey import Survey, expired_versions, pinned_versions
+from trinitylake_ops.operations.mark.table_files import TableWalk
+from trinitylake_ops.operations.records import PlanFile
+from trinitylake_ops.operations.retention import protected_ms
+from trinitylake_ops.operations.verification.report import Findings, Report
+from trinitylake_ops.operations.verification.storage import KnownFilesStorage
+from trinitylake_ops.operations.verification.versions import VersionVerifier
+from trinitylake_ops.storage import TEMPORARY_PREFIX, FileInfo, Storage
+from trinitylake_ops.storage.parallel import run_parallel
+from trinitylake_ops.transaction.lakehouse import Lakehouse
+from trinitylake_ops.transaction.time_to_live import recorded_barrier_ms
+from trinitylake_ops.versions.snapshot import Snapshot, utc_of
+from trinitylake_ops.versions.table_names import TableNames
+
+#: Called with code, message, path, version and mend of a warning.
+Warn = Callable[[str, str, str | None, int | None, str | None], None]
+
+_NO_ORPHANS = Orphans(sizes_bytes={}, owners={}, unowned_files=0, unowned_bytes=0)
+_UNKNOWN = "an operation"
+_LEFT_OVER = (
+    (f"{OPERATIONS_PREFIX}plan-", "plan-left", "plans that no batch of expired versions names"),
+    (f"{OPERATIONS_PREFIX}txn-", "transaction-left", "saved transactions that outlived txn_ttl_millis"),
+    (f"{OPERATIONS_PREFIX}export-", "export-left", "manifests of exports that nothing records"),
+    ("_export_", "export-left", "roots of exports that nothing records"),
+)
+
+
+def running_operation(storage: Storage, listing: Mapping[str, FileInfo], warn: Warn) -> str | None:
+    """Return which operation has the lease, None where none runs; warn of one that was cut off.
+
+    Where the lease was taken over since the listing, or cannot be read, nobody knows by which.
+    """
+    newest = max((parse_lease_path(path) or 0 for path in listing), default=0)
+    if not newest:
+        return None
+    path = lease_path(newest)
+    try:
+        content = json.loads(storage.read(path, limit_bytes=MAX_NOTE_BYTES))
+        operation, expires_at_ms = str(content["operation"]), int(content["expires_at_ms"])
+    except FileMissingError:
+        return _UNKNOWN
+    except (CorruptFileError, ValueError, KeyError, TypeError, OverflowError, RecursionError):
+        warn("lease-stale", "the newest lease cannot be read; it ends by its age", path, None, None)
+        return None
+    except StorageError as error:
+        warn("lease-unreadable", f"the newest lease cannot be read: {error.message}", path, None, None)
+        return _UNKNOWN
+    if expires_at_ms > storage.now_ms():
+        return operation
+    if expires_at_ms:
+        ended = f"{utc_of(expires_at_ms):%Y-%m-%d %H:%M:%S} UTC"
+        message = f"{operation} was cut off, or could not give its lease back, which ended by itself at {ended}"
+        warn("lease-stale", message, path, None, operation)
+    return None
+
+
+def check_barrier(latest: Snapshot, warn: Warn) -> None:
+    """Warn of a removal of orphans whose recorded time is still to come."""
+    definition, now_ms = latest.definition, latest.files.storage.now_ms()
+    if recorded_barrier_ms(definition, now_ms) != definition.orphans_removed_before_millis:
+        message = (
+            f"a removal of orphans by a wrong clock left a barrier at"
+            f" {utc_of(definition.orphans_removed_before_millis):%Y-%m-%d %H:%M:%S} UTC, which is still to come:"
+            " transactions that take longer than a minute fail"
+        )
+        warn("barrier-in-future", message, latest.definition_location, latest.version, "orphans")
+
+
+def check_expirations(latest: Snapshot, report: Report) -> None:
+    """Report batches of expired versions that cannot be read, or hold versions that cannot have expired."""
+    for batch in latest.definition.expirations:
+        try:
+            ranges = batch.ranges().ranges
+        except CorruptFileError as error:
+            report("definition-unreadable", error.message, latest.definition_location, latest.version)
+            continue
+        if ranges and ranges[-1][1] >= latest.version:
+            message = f"expiration {batch.id!r} holds versions {batch.versions}, though the latest is {latest.version}"
+            report("definition-unreadable", message, latest.definition_location, latest.version)
+
+
+def check_purges(latest: Snapshot, running: str | None, warn: Warn) -> None:
+    """Warn of purges that were begun and that nobody goes on with."""
+    for batch in latest.definition.expirations:
+        if batch.state == ExpirationState.PURGING and running not in ("purge", _UNKNOWN):
+            message = f"the purge of versions {batch.versions} was begun and is not finished"
+            warn("purge-unfinished", message, batch.plan_path or None, batch.expired_at_version, "purge")
+
+
+def check_plans(
+    storage: Storage, latest: Snapshot, newest: Callable[[], LakehouseDef], listing: Container[str], warn: Warn
+) -> None:
+    """Warn of expired versions whose plan is lost; ``newest`` reads the latest settings, as a purge may have ended."""
+    states = (ExpirationState.EXPIRED, ExpirationState.PURGING)
+    lost = [
+        batch
+        for batch in latest.definition.expirations
+        if batch.state in states
+        and batch.plan_path
+        and batch.plan_path not in listing
+        and isinstance(storage.read_available([batch.plan_path], limit_bytes=MAX_FILE_LIST_BYTES)[0], FileMissingError)
+    ]
+    named = {batch.plan_path for batch in newest().expirations} if lost else set()
+    for batch in lost:
+        if batch.plan_path in named:
+            message = (
+                f"the plan of the expired versions {batch.versions} is lost: a purge leaves their files to orphans"
+            )
+            warn("plan-missing", message, batch.plan_path, batch.expired_at_version, "purge")
+
+
+def check_pins(survey: Survey, findings: Findings) -> None:
+    """Report exports that need the files of purged versions."""
+    purged = expired_versions(survey.definition, (ExpirationState.PURGING, ExpirationState.PURGED))
+    for version, pins in sorted(pinned_versions(survey, survey.lake.storage.now_ms()).items()):
+        if version in purged:
+            message = f"version {version} is purged, but {', '.join(pins)} needs it"
+            kinds = {"clone" if pin.startswith("clone ") else "export" for pin in pins}
+            mend = " and ".join(f"drop-{kind}" for kind in sorted(kinds))
+            findings.error("export-unpinned", message, None, version, mend)
+
+
+def check_reconciled(survey: Survey, warn: Warn) -> bool:
+    """Warn where another program's change of the lakehouse definition is not settled; whether all is."""
+    try:
+        survey.check_reconciled()
+    except MaintenanceBlockedError as error:
+        path = None if error.version is None else survey.lake.files.roots.path(error.version)
+        warn("reconcile-needed", error.message, path, error.version, "reconcile")
+        return False
+    return True
+
+
+def check_left_over(survey: Survey, listing: Mapping[str, FileInfo], warn: Warn) -> None:
+    """Warn of files of operations that nobody names and that are too old to be in use. Raises StorageError."""
+    before_ms = survey.lake.storage.now_ms() - protected_ms(survey.definition)
+    old = [path for path, info in listing.items() if info.last_modified_ms < before_ms and is_operation_path(path)]
+    kept = kept_roots(survey).paths if old else ()
+    for prefix, code, what in _LEFT_OVER:
+        left = sorted(path for path in old if path.startswith(prefix) and path not in kept)
+        if left:
+            more = f", {left[0]!r} and {len(left) - 1} more" if len(left) > 1 else ""
+            warn(code, f"{len(left)} {what}{more}", left[0], None, "orphans")
+
+
+def orphans_of(survey: Survey, listing: Mapping[str, FileInfo], walk: TableWalk) -> Orphans:
+    """Tell the orphans at a version, by a listing of all files.
+
+    Raises MaintenanceBlockedError for an unfinished purge, what marking raises.
+    """
+    _check_no_purge(survey)
+    storage = survey.lake.storage
+    before_ms = storage.now_ms() - protected_ms(survey.definition)
+    listed: Iterable[FileInfo] = [*listing.values(), *storage.list(TEMPORARY_PREFIX)]
+    is_any_old = any(info.last_modified_ms < before_ms and may_be_ours(info.path) for info in listed)
+    if not is_any_old and not survey.definition.table_root:
+        return _NO_ORPHANS
+    return _all_orphans(survey, Mark(survey, walk=walk), listed)
+
+
+def orphans_listed_anew(survey: Survey) -> Orphans:
+    """Tell the orphans at a version, where no listing has all files: what nothing reaches is listed by the executor.
+
+    Raises MaintenanceBlockedError for an unfinished purge, what marking raises.
+    """
+    _check_no_purge(survey)
+    storage, executor = survey.lake.storage, survey.executor
+    before_ms = storage.now_ms() - protected_ms(survey.definition)
+    try:
+        mark = Mark(survey)
+    except TrinityLakeError:
+        if any(info.last_modified_ms < before_ms for info in list_without(storage, executor, ())):
+            raise
+        return _NO_ORPHANS  # whatever is reached: all of it is too young
+    return _all_orphans(survey, mark, list_without(storage, executor, mark.catalog.paths))
+
+
+def _all_orphans(survey: Survey, mark: Mark, listed: Iterable[FileInfo]) -> Orphans:
+    """Tell the orphans by a mark: those under the root, by a listing, and those under the table root."""
+    now_ms, age_ms = survey.lake.storage.now_ms(), protected_ms(survey.definition)
+    own = find_orphans(survey.lake, mark, listed, now_ms - age_ms)
+    return Orphans.of_all(own, find_orphans_there(mark, now_ms, age_ms))
+
+
+def check_names(latest: Snapshot, warn: Warn) -> None:
+    """Report tables that have several names at the latest version. Raises StorageError."""
+    for names in TableNames().shared(latest):
+        shown = ", ".join(map(str, names[:3]))
+        message = f"{shown} are names of one table: they share its id and its files, and rights of one reach both"
+        warn("table-has-two-names", message, latest.location, latest.version, None)
+
+
+def _check_no_purge(survey: Survey) -> None:
+    for batch in survey.definition.expirations:
+        if batch.state == ExpirationState.PURGING:
+            raise MaintenanceBlockedError(f"the purge of versions {batch.versions} is unfinished")
+
+
+_BATCH = 256
+
+
+def check_operation_files(known: KnownFilesStorage, listing: Mapping[str, FileInfo], findings: Findings) -> None:
+    """Read all such files, and report those that are damaged or in the place of another one."""
+    paths = sorted(path for path in listing if _decoder_of(path) is not None)
+    for start in range(0, len(paths), _BATCH):
+        batch = paths[start : start + _BATCH]
+        errors = run_parallel(lambda path: _error_in(known, path), batch, known.concurrency)
+        for path, error in zip(batch, errors, strict=True):
+            if error is not None:
+                findings.error("operation-file-damaged", error.message, path, None)
+
+
+def _error_in(known: KnownFilesStorage, path: str) -> StorageError | None:
+    decode = _decoder_of(path)
+    assert decode is not None
+    try:
+        data = known.read(path, limit_bytes=_limit_bytes(path))
+        decode(data, path)
+    except FileMissingError:  # its operation has ended since the listing
+        return None
+    except StorageError as error:
+        return error
+    known.count_checksum(path, data)
+    return None
+
+
+def _limit_bytes(path: str) -> int:
+    is_note = path == ORPHAN_BARRIER_PATH or parse_lease_path(path) is not None
+    return MAX_NOTE_BYTES if is_note else MAX_FILE_LIST_BYTES
+
+
+def _decoder_of(path: str) -> Callable[[bytes, str], object] | None:
+    """Return the reader of such a file. None for other files, and for records of verify, which it reads anyway."""
+    if not path.startswith(OPERATIONS_PREFIX) or path.startswith(TEMPORARY_PREFIX):
+        return None
+    if path.endswith(".binpb"):
+        return SavedTransaction.from_bytes
+    if path.startswith(f"{OPERATIONS_PREFIX}plan-"):
+        return PlanFile.from_bytes
+    return decode_sealed_json if path.endswith(".json") else None
+
+
+_STALE_EXPORT_MS = 7 * 24 * 3600 * 1000
+
+
+class ExportVerifier:
+    """Checks the exports and clones that a lakehouse definition records.
+
+    ``exports`` and ``clones`` count those with a root, a clone once.
+    """
+
+    def __init__(self, lake: Lakehouse, versions: VersionVerifier, findings: Findings):
+        self._lake = lake
+        self._versions = versions
+        self._findings = findings
+        self.exports = 0
+        self.clones = 0
+
+    def check(self, definition: LakehouseDef) -> None:
+        """Check all exports."""
+        now_ms = self._lake.storage.now_ms()
+        for record in definition.exports:
+            if record.state == ExportState.COPYING and now_ms - record.created_at_millis > _STALE_EXPORT_MS:
+                kind = kind_of(record)
+                message = f"{kind} {record.name!r} was cut off more than 7 days ago; finish or drop it"
+                mend = f"{kind} or drop-{kind}"
+                self._findings.warn("export-cut-off", message, record.manifest_path, record.version, mend)
+            elif record.state == ExportState.COPYING:
+                self._check_begun(record)
+            elif record.state == ExportState.COMPLETE:
+                with self._unless_dropped(record.name, definition):
+                    self._check_complete(record, definition.exported_snapshots)
+        self._check_names(definition)
+        clones: set[str] = set()
+        for name, location in sorted(definition.exported_snapshots.items()):
+            recorded = record_of(definition, name)
+            if recorded is not None and recorded.clone_id:
+                clones.add(recorded.clone_id)  # a refresh keeps one more version for the same clone
+            else:
+                self.exports += 1
+            if self._is_elsewhere(location):
+                continue
+            with self._unless_dropped(name, definition):
+                try:
+                    self._versions.check_content(self._lake.snapshot(name))
+                except TrinityLakeError as error:
+                    self._error(name, "export-unreadable", error.message, error.path or location)
+        self.clones = len(clones)
+
+    def _check_names(self, definition: LakehouseDef) -> None:
+        """Tell names that several records have: an operation finds one of them, and a drop takes all."""
+        for name, count in Counter(record.name for record in definition.exports).items():
+            if count > 1:
+                mend = f"drop-{kind_of(record_of(definition, name))}"
+                message = f"{count} exports or clones have the name {name!r}; a drop forgets all of them"
+                self._findings.error("name-taken-twice", message, None, None, mend)
+
+    @contextmanager
+    def _unless_dropped(self, name: str, definition: LakehouseDef) -> Iterator[None]:
+        """Forget findings of the block if the export was dropped meanwhile, as its files may be gone.
+
+        An export of the same name may have been made since. The next run checks it.
+        """
+
+        def is_dropped() -> bool:
+            try:
+                return _places(self._lake.snapshot().definition, name) != _places(definition, name)
+            except TrinityLakeError:
+                return False
+
+        with self._findings.unless(is_dropped) as has_forgotten:
+            yield
+        if has_forgotten():
+            self._versions.tree.forget_broken()
+
+    def _is_elsewhere(self, location: str) -> bool:
+        """Whether a location lies beyond this root. A location that breaks the rules does not, and is checked."""
+        try:
+            return is_uri(to_location(self._lake.root, location))
+        except InvalidLocationError:
+            return False
+
+    def _check_begun(self, record: ExportRecord) -> None:
+        """Warn if nothing names the copies of an unfinished export. It copies within this root."""
+        if not record.manifest_path or record.target_uri or record.level == ExportLevel.MINIMAL:
+            return
+        (found,) = self._lake.storage.read_available([record.manifest_path], limit_bytes=MAX_FILE_LIST_BYTES)
+        if isinstance(found, FileMissingError):
+            message = (
+                f"export {record.name!r} is unfinished and has no manifest; it began just now, or the file is lost;"
+                " its copies are orphans until it is finished"
+            )
+            self._findings.warn(
+                "manifest-missing", message, record.manifest_path, record.version, "export or drop-export"
+            )
+
+    def _check_complete(self, record: ExportRecord, exported: Mapping[str, str]) -> None:
+        if record.name not in exported:
+            message = "it is complete, but no exported snapshot has its name"
+            self._error(record.name, "export-unreadable", message, record.root_location, kind_of(record))
+        if record.manifest_path:
+            try:
+                check_manifest(self._lake.storage, record)
+            except TrinityLakeError as error:
+                path = error.path or record.manifest_path
+                self._error(record.name, "export-damaged", error.message, path, kind_of(record))
+
+    def _error(self, name: str, code: str, message: str, path: str, kind: str = EXPORT) -> None:
+        self._findings.error(code, f"{kind} {name!r}: {message}", path, None, f"drop-{kind}")
+
+
+def _places(definition: LakehouseDef, name: str) -> tuple[str | None, set[tuple[str, str]]]:
+    """Return the location of an export that no other one shares, by a lakehouse definition."""
+    records = [record for record in definition.exports if record.name == name]
+    places = {(record.root_location, record.manifest_path) for record in records}
+    return definition.exported_snapshots.get(name), places

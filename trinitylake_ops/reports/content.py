@@ -1,0 +1,348 @@
+"""The content of a page, without its form: headline, figures, tables. Text of other programs is clipped and visible."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from trinitylake_ops.errors import TrinityLakeError
+from trinitylake_ops.operations.gc.unreached import FreedFiles
+from trinitylake_ops.operations.verification.verify import Finding
+from trinitylake_ops.reports.chart import Chart, ago, clipped, counted, ranges, size, utc
+from trinitylake_ops.reports.timeline import Timeline, TimelineVersion, VersionState
+from trinitylake_ops.versions.snapshot import Snapshot
+
+MOST_ROWS = 200
+_NEWEST_ROWS = 40
+_LONGEST_MESSAGE_CHARS = 160
+_LONGEST_ROOT_CHARS = 200
+_LONGEST_FINDING_CHARS = 400
+_MOST_REASONS = 4
+_SPAN = re.compile(r"superseded (?:\d+ (?:d|h|min|s) ?)+ago")
+
+LABELS: Mapping[VersionState, str] = {
+    VersionState.LATEST: "latest",
+    VersionState.KEPT: "kept",
+    VersionState.EXPIRING: "would expire",
+    VersionState.EXPIRED: "expired",
+    VersionState.PURGED: "purged",
+    VersionState.DELETED: "deleted by another program",
+    VersionState.UNREADABLE: "unreadable",
+    VersionState.UNSEEN: "not looked at",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """One important number. ``tone`` is good, warn, bad or plain."""
+
+    label: str
+    value: str
+    note: str = ""
+    tone: str = "plain"
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What to do next, with the command that does it."""
+
+    text: str
+    command: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class StateRow:
+    """The versions of one state."""
+
+    state: VersionState
+    label: str
+    count: str
+    versions: str
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class KindRow:
+    """The files of one kind that a plan frees. ``percent`` is their part of all bytes."""
+
+    kind: str
+    files: str
+    size: str
+    percent: float
+
+
+@dataclass(frozen=True, slots=True)
+class LevelRow:
+    """One level of the tree."""
+
+    name: str
+    nodes: str
+    keys: str
+    fill_percent: float
+    keys_of_a_node: str
+    messages: str
+    message_size: str
+    file_size: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tree:
+    """The tree of the latest version, level by level. If it cannot be read, there is only a note."""
+
+    note: str
+    levels: tuple[LevelRow, ...] = ()
+    figure: Figure | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class FindingRow:
+    """One finding, and its remedy."""
+
+    severity: str
+    code: str
+    message: str
+    version: str
+    path: str
+    mend: str
+
+
+@dataclass(frozen=True, slots=True)
+class VersionRow:
+    """One version in detail. ``signs`` are exports, rollbacks and the program that wrote it."""
+
+    number: str
+    time: str
+    state: VersionState
+    label: str
+    operation: str
+    message: str
+    why: str
+    signs: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Findings:
+    """The findings of a page, and how many more there are of which kind."""
+
+    rows: tuple[FindingRow, ...]
+    left_out: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Heading:
+    """The beginning of a page: its command, the lakehouse, the time, the result in a sentence, and what to do next.
+
+    ``now_ms`` is when the page was made; ``tone`` is that of the headline, as of a figure.
+    """
+
+    subject: str
+    root: str
+    now_ms: int
+    headline: str
+    tone: str = "plain"
+    steps: tuple[Step, ...] = ()
+
+    @property
+    def place(self) -> str:
+        """The root, cut where it is too long."""
+        return clipped(self.root, _LONGEST_ROOT_CHARS)
+
+    @property
+    def made_at(self) -> str:
+        """When the page was made."""
+        return utc(self.now_ms)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Page:
+    """The whole content of a page. ``findings`` is None if nobody looked for any."""
+
+    heading: Heading
+    figures: tuple[Figure, ...]
+    chart: Chart
+    states: tuple[StateRow, ...]
+    kinds: tuple[KindRow, ...]
+    tree: Tree
+    findings: Findings | None
+    versions: tuple[VersionRow, ...]
+    versions_left_out: str
+    notes: tuple[str, ...]
+
+
+def state_rows(timeline: Timeline) -> tuple[StateRow, ...]:
+    """Return which versions have each state, and the most frequent reasons."""
+    rows = []
+    for state in timeline.counts:
+        versions = timeline.of_state(state)
+        reasons = Counter(_SPAN.sub("superseded", version.why) for version in versions)
+        shown = [
+            clipped(reason, _LONGEST_MESSAGE_CHARS) + (f" ({number:,})" if len(reasons) > 1 else "")
+            for reason, number in reasons.most_common(_MOST_REASONS)
+        ]
+        more = len(reasons) - _MOST_REASONS
+        why = "; ".join(shown) + (f"; and {counted(more, 'other reason')}" if more > 0 else "")
+        numbers = ranges(version.number for version in versions)
+        rows.append(StateRow(state, LABELS[state], f"{len(versions):,}", numbers, why))
+    return tuple(rows)
+
+
+def kind_rows(freed: FreedFiles) -> tuple[KindRow, ...]:
+    """Return the freed files by kind, the largest first."""
+    counts, sizes = freed.counts(), freed.bytes_by(freed.kinds)
+    total = freed.bytes or 1
+    ordered = sorted(sizes, key=lambda kind: (-sizes[kind], kind))
+    return tuple(KindRow(kind, f"{counts[kind]:,}", size(sizes[kind]), 100 * sizes[kind] / total) for kind in ordered)
+
+
+def tree_of(snapshot: Snapshot) -> Tree:
+    """Return the tree of a version, or the reason why it cannot be read. Reads all its nodes.
+
+    A damaged tree does not prevent the page: that is when pages are needed.
+    """
+    try:
+        shape = snapshot.tree_shape()
+    except TrinityLakeError as error:
+        return Tree(note=f"It cannot be read: {clipped(str(error), _LONGEST_FINDING_CHARS)}")
+    rows = tuple(
+        LevelRow(
+            name="root" if level.depth == 0 else "leaves" if level.depth == shape.height else f"level {level.depth}",
+            nodes=f"{level.nodes:,}",
+            keys=f"{level.keys:,}",
+            fill_percent=min(100.0, 100 * level.fill),
+            keys_of_a_node=f"{level.fewest_keys:,}–{level.most_keys:,} of {snapshot.limits.max_keys:,}",
+            messages=f"{level.messages:,}",
+            message_size=size(level.message_bytes),
+            file_size=size(level.file_bytes),
+        )
+        for level in shape.levels
+    )
+    note = (
+        f"Version {snapshot.version:,}: {counted(shape.nodes, 'node')} on {counted(shape.height + 1, 'level')},"
+        f" {size(shape.file_bytes)}; {counted(shape.messages, 'message')} in buffers."
+        " Thin nodes and many messages make reads slower; trinitylake compact mends both."
+    )
+    levels = f"{counted(shape.nodes, 'node')}, {counted(shape.height + 1, 'level')}"
+    return Tree(note=note, levels=rows, figure=Figure("Leaf fill", f"{shape.leaf_fill:.0%}", levels))
+
+
+_SEVERITIES = ("error", "warning", "past")
+
+
+def finding_rows(findings: Sequence[Finding]) -> Findings:
+    """Return the first findings, errors first, and how many more there are of which kind."""
+    ordered = sorted(findings, key=lambda finding: _SEVERITIES.index(finding.severity))
+    rows = tuple(
+        FindingRow(
+            severity=finding.severity,
+            code=clipped(finding.code, 60),
+            message=clipped(finding.message, _LONGEST_FINDING_CHARS),
+            version="" if finding.version is None else f"{finding.version:,}",
+            path=clipped(finding.path or "", _LONGEST_FINDING_CHARS),
+            mend=clipped(finding.mend or "", _LONGEST_MESSAGE_CHARS),
+        )
+        for finding in ordered[:MOST_ROWS]
+    )
+    rest = Counter(finding.code for finding in ordered[MOST_ROWS:])
+    return Findings(rows, ", ".join(f"{number:,} more {code}" for code, number in rest.most_common()))
+
+
+def version_rows(timeline: Timeline, of_interest: Iterable[int]) -> tuple[tuple[VersionRow, ...], str]:
+    """Return rows of versions, newest first: all of them, or the newest and those with something to report."""
+    everything = timeline.versions
+    chosen = everything if len(everything) <= MOST_ROWS else _notable(timeline, of_interest)
+    rows = tuple(_version_row(version) for version in reversed(chosen))
+    n_left = len(everything) - len(chosen)
+    more = f"{counted(n_left, 'version')} more: here are the newest and those with something to say."
+    return rows, f"{more} All of them: trinitylake log" if n_left else ""
+
+
+def _notable(timeline: Timeline, of_interest: Iterable[int]) -> list[TimelineVersion]:
+    versions = timeline.versions
+    newest = [version.number for version in versions[-_NEWEST_ROWS:]]
+    rollbacks = [version.record for version in versions if version.record.rollback_from is not None]
+    turns = [
+        number
+        for before, after in pairwise(versions)
+        if before.state != after.state
+        for number in (before.number, after.number)
+    ]
+    ordered = [
+        *reversed(newest),
+        *of_interest,
+        *(version.number for version in reversed(versions) if version.exports),
+        *(number for record in reversed(rollbacks) for number in (record.version, record.rollback_to)),
+        *reversed(turns),
+        *(version.number for version in reversed(versions) if version.is_foreign),
+        *(version.number for version in reversed(versions[-MOST_ROWS:])),
+    ]
+    found: dict[int, TimelineVersion] = {}
+    for number in ordered:
+        version = None if number is None else timeline.at(number)
+        if version is not None and len(found) < MOST_ROWS:
+            found[version.number] = version
+    return sorted(found.values(), key=lambda version: version.number)
+
+
+def _version_row(version: TimelineVersion) -> VersionRow:
+    record = version.record
+    signs = [f"exported as {clipped(name, 60)}" for name in version.exports[:_MOST_REASONS]]
+    if len(version.exports) > _MOST_REASONS:
+        signs.append(f"and {counted(len(version.exports) - _MOST_REASONS, 'export')} more")
+    if record.rollback_from is not None:
+        to = "" if record.rollback_to is None else f" to {record.rollback_to:,}"
+        signs.append(f"rolled back from {record.rollback_from:,}{to}")
+    if version.is_foreign:
+        signs.append("by another program")
+    return VersionRow(
+        number=f"{version.number:,}",
+        time="" if record.created_at_ms is None else utc(record.created_at_ms),
+        state=version.state,
+        label=LABELS[version.state],
+        operation=clipped(record.operation or "", 40),
+        message=clipped(record.message or "", _LONGEST_MESSAGE_CHARS),
+        why=clipped(version.why, _LONGEST_MESSAGE_CHARS),
+        signs=tuple(signs),
+    )
+
+
+def latest_figure(timeline: Timeline, now_ms: int) -> Figure:
+    """Return the latest version, its time and its operation."""
+    record = timeline.latest.record
+    made = "" if record.created_at_ms is None else ago(now_ms - record.created_at_ms)
+    by = clipped(record.operation or "", 40)
+    return Figure("Latest", f"{record.version:,}", " by ".join(filter(None, (made, by))))
+
+
+def count_figures(timeline: Timeline) -> list[Figure]:
+    """Return a figure for each state of the past that occurs, for exports and for other programs."""
+    counts = timeline.counts
+    figures = [Figure("Kept", f"{counts.get(VersionState.KEPT, 0):,}", "besides the latest")]
+    notes = {
+        VersionState.EXPIRED: "nobody opens them",
+        VersionState.PURGED: "gone for good",
+        VersionState.DELETED: "by another program",
+        VersionState.UNREADABLE: "roots missing or damaged",
+        VersionState.UNSEEN: "ended before them",
+    }
+    for state, note in notes.items():
+        if state in counts:
+            tone = "bad" if state in (VersionState.UNREADABLE, VersionState.DELETED) else "plain"
+            label = LABELS[state].split(" by ")[0]
+            figures.append(Figure(label[0].upper() + label[1:], f"{counts[state]:,}", note, tone))
+    names = [name for version in timeline.versions for name in version.exports] + list(timeline.unplaced_exports)
+    if names:
+        figures.append(Figure("Exports", f"{len(names):,}", clipped(", ".join(reversed(names)), 32)))
+    if foreign := sum(version.is_foreign for version in timeline.versions):
+        figures.append(Figure("By others", f"{foreign:,}", "versions of another program", "warn"))
+    return figures
+
+
+def export_notes(timeline: Timeline) -> list[str]:
+    """Return a note on exports that no version shown holds."""
+    names = timeline.unplaced_exports
+    shown = ", ".join(clipped(name, 60) for name in names[:10])
+    more = f" and {len(names) - 10:,} more" if len(names) > 10 else ""
+    return [f"Exports of no version drawn here: {shown}{more}."] if names else []

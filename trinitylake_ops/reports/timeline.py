@@ -1,0 +1,196 @@
+"""The fate of each version: the one list that a page's charts, legend and table show."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from trinitylake_ops.errors import VersionNotFoundError
+from trinitylake_ops.format.definitions import ExpirationState, ExportState, LakehouseDef
+from trinitylake_ops.format.file_names import parse_root_path
+from trinitylake_ops.format.version_ranges import VersionRanges
+from trinitylake_ops.operations.mark.survey import expired_versions
+from trinitylake_ops.operations.records import VersionRecord
+from trinitylake_ops.operations.retention import Verdict
+
+
+class VersionState(StrEnum):
+    """The state of a version, now or by a plan, in the order in which a page lists the states."""
+
+    LATEST = "latest"
+    KEPT = "kept"
+    EXPIRING = "expiring"
+    EXPIRED = "expired"
+    PURGED = "purged"
+    DELETED = "deleted"
+    UNREADABLE = "unreadable"
+    UNSEEN = "unseen"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TimelineVersion:
+    """A version on a page: the content of its root, its state and the reason, and the names of its exports."""
+
+    record: VersionRecord
+    state: VersionState
+    why: str
+    exports: tuple[str, ...] = ()
+    is_foreign: bool = False
+
+    @property
+    def number(self) -> int:
+        """The version."""
+        return self.record.version
+
+
+@dataclass(frozen=True, kw_only=True)
+class Timeline:
+    """Versions, ascending and without gaps. ``unplaced_exports`` are exports of none of them."""
+
+    versions: tuple[TimelineVersion, ...]
+    unplaced_exports: tuple[str, ...] = ()
+    counts: Mapping[VersionState, int] = field(default_factory=dict)
+
+    @property
+    def first(self) -> int:
+        """The oldest version shown."""
+        return self.versions[0].number
+
+    @property
+    def latest(self) -> TimelineVersion:
+        """The newest version."""
+        return self.versions[-1]
+
+    def at(self, version: int) -> TimelineVersion | None:
+        """Return a version, None where it is not shown."""
+        position = version - self.first
+        return self.versions[position] if 0 <= position < len(self.versions) else None
+
+    def of_state(self, state: VersionState) -> list[TimelineVersion]:
+        """Return the versions of a state, ascending."""
+        return [version for version in self.versions if version.state == state]
+
+
+def timeline(
+    records: Iterable[VersionRecord],
+    definition: LakehouseDef | None,
+    *,
+    verdicts: Sequence[Verdict] = (),
+    expired_now: Iterable[int] = (),
+    latest: int | None = None,
+) -> Timeline:
+    """Return the fate of versions, by their roots and the latest lakehouse definition, None if that is damaged.
+
+    ``verdicts`` say what a plan does to them. ``expired_now`` are the versions that it has let expire. Versions missing
+    between others were deleted by another program. Versions after the last one up to ``latest`` were not looked at.
+    ``latest`` is given if there may be no versions. Raises CorruptFileError for expirations that name no versions.
+    """
+    known = sorted(records, key=lambda record: record.version)
+    last = known[-1].version if known else -1
+    fates = _Fates(definition, verdicts, expired_now, last if latest is None else latest)
+    commit_ids: set[str] = set()
+    shown: list[TimelineVersion] = []
+    for record in known:
+        shown += map(_deleted, range(shown[-1].number + 1 if shown else record.version, record.version))
+        is_known = record.is_readable and record.created_at_ms is not None
+        is_foreign = is_known and (record.commit_id is None or record.commit_id in commit_ids)
+        commit_ids.add(record.commit_id or "")
+        shown.append(fates.fate(record, is_foreign))
+    shown += map(_unseen, range(last + 1, fates.latest + 1))
+    placed = range(shown[0].number, fates.latest + 1)
+    counts = Counter(version.state for version in shown)
+    return Timeline(
+        versions=tuple(shown),
+        unplaced_exports=tuple(name for name, version in _exports(definition) if version not in placed),
+        counts={state: counts[state] for state in VersionState if counts[state]},
+    )
+
+
+class _Fates:
+    """The entries of the lakehouse definition and of a plan on versions."""
+
+    def __init__(
+        self,
+        definition: LakehouseDef | None,
+        verdicts: Sequence[Verdict],
+        expired_now: Iterable[int],
+        latest: int,
+    ):
+        self.latest = latest
+        self._verdicts = {verdict.version: verdict for verdict in verdicts}
+        self._expired_now = frozenset(expired_now)
+        self._can_return, self._purging, self._purged = (
+            VersionRanges() if definition is None else expired_versions(definition, (state,))
+            for state in (ExpirationState.EXPIRED, ExpirationState.PURGING, ExpirationState.PURGED)
+        )
+        self._exports: dict[int, list[str]] = {}
+        for name, version in _exports(definition):
+            if version is not None:
+                self._exports.setdefault(version, []).append(name)
+
+    def fate(self, record: VersionRecord, is_foreign: bool) -> TimelineVersion:
+        state, why = self._state(record)
+        exports = tuple(self._exports.get(record.version, ()))
+        return TimelineVersion(record=record, state=state, why=why, exports=exports, is_foreign=is_foreign)
+
+    def _state(self, record: VersionRecord) -> tuple[VersionState, str]:
+        version, verdict = record.version, self._verdicts.get(record.version)
+        if not record.is_readable:
+            return VersionState.UNREADABLE, "its root is missing or damaged"
+        if record.is_sealed or version in self._purged:
+            return VersionState.PURGED, "only its name and time are left"
+        if version in self._purging:
+            return VersionState.EXPIRED, "its purge has begun: it cannot come back"
+        if version in self._can_return:
+            return VersionState.EXPIRED, "undelete brings it back until its purge begins"
+        if version in self._expired_now:
+            return VersionState.EXPIRED, "expired just now; undelete brings it back until its purge begins"
+        if version == self.latest:
+            return VersionState.LATEST, "what everybody reads"
+        if verdict is not None:
+            return VersionState.EXPIRING if verdict.expires else VersionState.KEPT, verdict.reason
+        names = self._exports.get(version, ())
+        return VersionState.KEPT, f"exported as {_listed(names)}" if names else "not expired"
+
+
+def _deleted(version: int) -> TimelineVersion:
+    return TimelineVersion(
+        record=VersionRecord(version=version, is_readable=False),
+        state=VersionState.DELETED,
+        why="another program deleted its root",
+    )
+
+
+def _unseen(version: int) -> TimelineVersion:
+    return TimelineVersion(
+        record=VersionRecord(version=version, is_readable=False),
+        state=VersionState.UNSEEN,
+        why="nobody looked at it",
+    )
+
+
+def _exports(definition: LakehouseDef | None) -> list[tuple[str, int | None]]:
+    """Return the names of exports, with a note on unfinished ones, and their versions if known."""
+    if definition is None:
+        return []
+    found: dict[str, tuple[str, int | None]] = {
+        name: (name, _version_at(location)) for name, location in definition.exported_snapshots.items()
+    }
+    for record in definition.exports:
+        unfinished = " (unfinished)" if record.state == ExportState.COPYING else ""
+        found[record.name] = (record.name + unfinished, record.version)
+    return [export for _, export in sorted(found.items())]
+
+
+def _version_at(location: str) -> int | None:
+    """Return the version whose own root another program has recorded as an export."""
+    try:
+        return parse_root_path(location)
+    except VersionNotFoundError:
+        return None
+
+
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join(repr(name) for name in names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")

@@ -1,0 +1,368 @@
+"""Reports of versions, and of the comparison of clones."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from trinitylake_ops.errors import TrinityLakeError
+from trinitylake_ops.format.version_ranges import VersionRanges
+from trinitylake_ops.operations.clones.compare import ComparedObject, Comparison
+from trinitylake_ops.operations.clones.three_way import ChangedOn
+from trinitylake_ops.operations.diff.versions import TableDelta
+from trinitylake_ops.operations.gc.expire import ExpirationPlan, ExpirationReport
+from trinitylake_ops.operations.records import VersionRecord
+from trinitylake_ops.operations.verification.verify import Finding, VerifyReport
+from trinitylake_ops.reports.chart import Chart, clipped, counted, draw, listed, size, utc
+from trinitylake_ops.reports.content import (
+    LABELS,
+    Figure,
+    Heading,
+    KindRow,
+    Page,
+    Step,
+    Tree,
+    count_figures,
+    export_notes,
+    finding_rows,
+    kind_rows,
+    latest_figure,
+    state_rows,
+    tree_of,
+    version_rows,
+)
+from trinitylake_ops.reports.rendering import render_comparison, render_page, render_picture
+from trinitylake_ops.reports.timeline import Timeline, VersionState, timeline
+from trinitylake_ops.versions.history import VersionInfo
+from trinitylake_ops.versions.snapshot import Snapshot, epoch_ms
+
+
+def log_page(latest: Snapshot, history: Sequence[VersionInfo], now_ms: int) -> str:
+    """Return a page of versions as ``history`` lists them, newest first, up to ``latest``.
+
+    Reads the nodes of the latest version's tree, no root.
+    """
+    records = list(map(_record_of, history)) or [VersionRecord.of(latest.version, latest.root.system)]
+    versions = timeline(records, latest.definition)
+    shown = counted(len(history), "version") if versions.first == 0 else f"The newest {len(history):,} versions"
+    heading = Heading(
+        subject="log",
+        root=latest.files.storage.root,
+        now_ms=now_ms,
+        headline=f"{shown}{_gone(versions)}; the latest is {latest.version:,}",
+    )
+    return render_page(_page(heading, versions, draw(versions), tree_of(latest)))
+
+
+def expiration_page(plan: ExpirationPlan, report: ExpirationReport | None = None) -> str:
+    """Return a page of the plan of an expiry, or of its result: each version's fate, and the bytes to be freed.
+
+    Reads the nodes of the tree of the plan's base version, no root.
+    """
+    versions = _planned(plan, report)
+    n_bytes, n_files = (plan.bytes, len(plan.freed.sizes_bytes)) if report is None else (report.bytes, report.files)
+    n_expiring = sum(verdict.expires for verdict in plan.verdicts)
+    figures = [Figure("A purge frees" if report else "Would free", size(n_bytes), counted(n_files, "file"))]
+    if report is None:
+        figures.insert(0, Figure("Would expire", f"{n_expiring:,}", "nothing is done yet"))
+    heading = Heading(
+        subject="expire",
+        root=plan.base.files.storage.root,
+        now_ms=plan.now_ms,
+        headline=_expiration_headline(plan, report, versions),
+        steps=_expiration_steps(plan, report),
+    )
+    chart, tree, kinds = _planned_chart(plan, versions), tree_of(plan.base), kind_rows(plan.freed)
+    return render_page(_page(heading, versions, chart, tree, figures=figures, kinds=kinds))
+
+
+def expiration_picture(plan: ExpirationPlan) -> str:
+    """Return the drawing of a plan alone, as an SVG file; reads nothing."""
+    versions = _planned(plan, None)
+    return _picture(versions, _planned_chart(plan, versions), _expiration_headline(plan, None, versions))
+
+
+def verification_page(report: VerifyReport, now_ms: int) -> str:
+    """Return a page of verify's findings, and of all versions.
+
+    Reads the nodes of the latest version's tree, no root. The page says what cannot be read.
+    """
+    versions, note = _verified(report)
+    heading = Heading(
+        subject="verify",
+        root=report.root,
+        now_ms=now_ms,
+        headline=_verification_headline(report, versions),
+        tone=_tone(report),
+    )
+    unread = Tree(note="The root of the latest version cannot be read.")
+    n_findings = f"{len(report.findings):,}" if report.findings else "none"
+    return render_page(
+        _page(
+            heading,
+            versions,
+            _verified_chart(report, versions),
+            unread if report.latest is None else tree_of(report.latest),
+            figures=[Figure("Findings", n_findings, tone=heading.tone)],
+            findings=report.findings,
+            notes=[*_verification_notes(report), *([note] if note else [])],
+        )
+    )
+
+
+def verification_picture(report: VerifyReport) -> str:
+    """Return the drawing of verify's findings alone, as an SVG file; reads nothing."""
+    versions, _ = _verified(report)
+    return _picture(versions, _verified_chart(report, versions), _verification_headline(report, versions))
+
+
+def _picture(versions: Timeline, chart: Chart, headline: str) -> str:
+    states = {state: f"{LABELS[state]} {number:,}" for state, number in versions.counts.items()}
+    return render_picture(chart, states, headline)
+
+
+def _page(
+    heading: Heading,
+    versions: Timeline,
+    chart: Chart,
+    tree: Tree,
+    *,
+    figures: Sequence[Figure] = (),
+    kinds: Sequence[KindRow] = (),
+    findings: Sequence[Finding] | None = None,
+    notes: Sequence[str] = (),
+) -> Page:
+    """Return a page with the common parts. ``findings`` is None if nobody looked for any."""
+    of_interest = [finding.version for finding in findings or () if finding.version is not None]
+    rows, rows_left_out = version_rows(versions, of_interest)
+    return Page(
+        heading=heading,
+        figures=(
+            latest_figure(versions, heading.now_ms),
+            *figures,
+            *count_figures(versions),
+            *([tree.figure] if tree.figure else []),
+        ),
+        chart=chart,
+        states=state_rows(versions),
+        kinds=tuple(kinds),
+        tree=tree,
+        findings=None if findings is None else finding_rows(findings),
+        versions=rows,
+        versions_left_out=rows_left_out,
+        notes=(*notes, *export_notes(versions), *chart.left_out),
+    )
+
+
+# log
+
+
+def _record_of(info: VersionInfo) -> VersionRecord:
+    record = VersionRecord(
+        version=info.version,
+        created_at_ms=epoch_ms(info.created_at),
+        operation=info.operation,
+        message=info.message,
+        commit_id=info.commit_id,
+        is_sealed=info.state == "sealed",
+    )
+    return record.with_rollback(info.rollback_from, info.properties)
+
+
+def _gone(versions: Timeline) -> str:
+    """Say how many versions nobody can open."""
+    words = {
+        VersionState.EXPIRED: "expired",
+        VersionState.PURGED: "purged",
+        VersionState.DELETED: "deleted by another program",
+        VersionState.UNREADABLE: "unreadable",
+        VersionState.UNSEEN: "not looked at",
+    }
+    parts = [f"{versions.counts[state]:,} {word}" for state, word in words.items() if state in versions.counts]
+    return f", of which {listed(parts)}" if parts else ""
+
+
+# expire
+
+
+def _planned(plan: ExpirationPlan, report: ExpirationReport | None) -> Timeline:
+    expired_now = VersionRanges.parse(report.versions if report else "")
+    spared = VersionRanges.parse(report.spared if report else "")
+    verdicts = [
+        replace(verdict, expires=False, reason="spared, as something keeps it by now")
+        if verdict.version in spared
+        else verdict
+        for verdict in plan.verdicts
+    ]
+    return timeline(plan.records, plan.base.definition, verdicts=verdicts, expired_now=expired_now)
+
+
+def _planned_chart(plan: ExpirationPlan, versions: Timeline) -> Chart:
+    return draw(versions, bytes_by_version=plan.freed.bytes_by(plan.freed.writers))
+
+
+def _expiration_headline(plan: ExpirationPlan, report: ExpirationReport | None, versions: Timeline) -> str:
+    every = counted(len(versions.versions), "version") + _gone(versions)
+    latest = f"the latest is {plan.base_version:,}"
+    if report is not None and report.version is not None:
+        n_expired = len(VersionRanges.parse(report.versions))
+        done = f"{n_expired:,} expired just now, by version {report.version:,}"
+        return f"{every}; {done}; a purge frees {size(report.bytes)}"
+    ended = f"; {counted(len(plan.exports), 'export')} would end" if plan.exports else ""
+    if plan.is_empty:
+        return f"{every}; none would expire; {latest}"
+    n_expiring = sum(verdict.expires for verdict in plan.verdicts)
+    return f"{every}; {n_expiring:,} would expire and free {size(plan.bytes)}; {latest}{ended}"
+
+
+def _expiration_steps(plan: ExpirationPlan, report: ExpirationReport | None) -> tuple[Step, ...]:
+    if report is not None:
+        if report.version is None:
+            return (Step("Nothing expired."),)
+        begin = "" if report.purgeable_at_ms is None else f" from {utc(report.purgeable_at_ms)} on"
+        return (
+            Step(f"To free the space{begin}:", "trinitylake purge"),
+            Step("To bring them back before that:", f"trinitylake undelete {report.versions}"),
+        )
+    if plan.is_empty:
+        return (Step("There is nothing to do."),)
+    return (Step("Nothing is done yet. To do it, with the same options:", f"trinitylake expire --apply {plan.digest}"),)
+
+
+# verify
+
+
+def _verified(report: VerifyReport) -> tuple[Timeline, str]:
+    """Return the versions, and a note if the latest settings cannot be read."""
+    try:
+        definition = None if report.latest is None else report.latest.definition
+        return timeline(report.records, definition, latest=report.latest_version), ""
+    except TrinityLakeError as error:
+        note = f"The settings of the lakehouse cannot be read, so exports and expiries are not shown: {error}"
+        return timeline(report.records, None, latest=report.latest_version), note
+
+
+def _verified_chart(report: VerifyReport, versions: Timeline) -> Chart:
+    found = Counter(finding.version for finding in report.findings if finding.version is not None)
+    return draw(versions, findings_by_version=found)
+
+
+def _verification_notes(report: VerifyReport) -> list[str]:
+    looked = (
+        f"Verify looked at {counted(report.versions, 'version')}, {counted(report.nodes, 'node')},"
+        f" {counted(report.definitions, 'definition')}, {counted(report.table_files, 'table file')} and"
+        f" {counted(report.exports, 'export')}, in {counted(report.cost.total_requests, 'request')}."
+    )
+    checksums = f"Of all that it read, {report.checksums}." if report.checksums else ""
+    skipped = f"Not looked at: {clipped('; '.join(report.unchecked), 400)}." if report.unchecked else ""
+    return list(filter(None, (looked, checksums, skipped)))
+
+
+def _tone(report: VerifyReport) -> str:
+    if report.is_clean and not report.is_complete:
+        return "warn"
+    if not report.is_clean:
+        return "bad"
+    return "warn" if any(finding.severity == "warning" for finding in report.findings) else "good"
+
+
+def _verification_headline(report: VerifyReport, versions: Timeline) -> str:
+    n_errors = sum(finding.severity == "error" for finding in report.findings)
+    n_warnings = sum(finding.severity == "warning" for finding in report.findings)
+    n_past = len(report.findings) - n_errors - n_warnings
+    words = ((n_errors, "error"), (n_warnings, "warning"), (n_past, "past finding"))
+    parts = [counted(number, word) for number, word in words if number]
+    found = " and ".join(parts) or "no findings"
+    every = counted(len(versions.versions), "version")
+    latest = f"the latest is {report.latest_version:,}"
+    if report.stopped is not None:
+        return f"Not finished, as {report.stopped}; {found} so far; {every}{_gone(versions)}; {latest}"
+    if report.findings:
+        return f"{found}; {every}{_gone(versions)}; {latest}"
+    return f"{every}{_gone(versions)}; {latest}; {found}"
+
+
+_MOST_ROWS = 500
+_LONGEST_NAME_CHARS = 120
+_LONGEST_COLUMNS_CHARS = 300
+#: In the order in which a reader needs them.
+_SECTIONS = (
+    (ChangedOn.BOTH, "Changed on both sides: to be decided before a promotion"),
+    (ChangedOn.CLONE, "Changed in the clone alone: what a promotion brings"),
+    (ChangedOn.PARENT, "Changed in the parent alone: what a refresh brings"),
+    (ChangedOn.SAME, "The same on both sides since the shared version"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ComparedRow:
+    """One object, and what each side did to it."""
+
+    name: str
+    clone: str
+    parent: str
+
+
+@dataclass(frozen=True, slots=True)
+class ComparedSection:
+    """The objects that changed on one side; ``left_out`` counts those that are not listed."""
+
+    title: str
+    rows: tuple[ComparedRow, ...]
+    left_out: int
+
+
+def comparison_page(comparison: Comparison, now_ms: int) -> str:
+    """Return a page of a comparison; reads nothing."""
+    conflicts = len(comparison.on(ChangedOn.BOTH))
+    promote = f"trinitylake promote {comparison.name}"
+    step = Step("To see what a promotion would do:", promote)
+    if conflicts:
+        step = Step("Decide on each object below that changed on both sides, by --ours or --theirs:", promote)
+    heading = Heading(
+        subject="compare",
+        root=comparison.root,
+        now_ms=now_ms,
+        headline=clipped(comparison.headline, 300),
+        tone="warn" if conflicts else "good",
+        steps=(step,),
+    )
+    figures = (
+        Figure(
+            "In the clone alone", f"{len(comparison.on(ChangedOn.CLONE)):,}", f"version {comparison.clone_version:,}"
+        ),
+        Figure("In the parent alone", f"{len(comparison.on(ChangedOn.PARENT)):,}", f"version {comparison.version:,}"),
+        Figure("In both", f"{conflicts:,}", f"since version {comparison.shared_version:,}", heading.tone),
+    )
+    sections = [_section(comparison, side, title) for side, title in _SECTIONS]
+    return render_comparison(heading, figures, [section for section in sections if section.rows])
+
+
+def _section(comparison: Comparison, side: ChangedOn, title: str) -> ComparedSection:
+    found = comparison.on(side)
+    return ComparedSection(title, tuple(map(_row, found[:_MOST_ROWS])), max(0, len(found) - _MOST_ROWS))
+
+
+def _row(one: ComparedObject) -> ComparedRow:
+    name = one.name if one.table is not None else f"namespace {one.name}"
+    return ComparedRow(
+        clipped(name, _LONGEST_NAME_CHARS), _text(one.in_clone, one.clone), _text(one.in_parent, one.parent)
+    )
+
+
+def _text(kind: str | None, delta: TableDelta | None) -> str:
+    """Return what a side did: the kind of change, and the numbers that differ."""
+    if kind is None:
+        return ""
+    parts = [kind]
+    if delta is not None and delta.rows_added is not None and delta.rows_removed is not None:
+        parts += [f"{sign}{counted(rows, 'row')}" for sign, rows in _signed(delta.rows_added, delta.rows_removed)]
+        parts += [f"{sign}{size(bytes_)}" for sign, bytes_ in _signed(delta.bytes_added or 0, delta.bytes_removed or 0)]
+    if delta is not None and delta.schema:
+        parts.append(clipped(f"columns {'; '.join(delta.schema)}", _LONGEST_COLUMNS_CHARS))
+    return ", ".join(parts)
+
+
+def _signed(added: int, removed: int) -> list[tuple[str, int]]:
+    return [(sign, number) for sign, number in (("+", added), ("−", removed)) if number]

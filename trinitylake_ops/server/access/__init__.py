@@ -1,1 +1,0 @@
-"""Access to the files of tables for clients without keys: sessions for one table's place, and signed requests."""

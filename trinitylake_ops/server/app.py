@@ -1,0 +1,391 @@
+"""The application: who asks, for what, and how long that may take. Requests are carried out by threads.
+
+The engine is synchronous, so a request occupies a thread while it runs. While it waits for its turn, it occupies none.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import secrets
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from urllib.parse import parse_qsl, urlsplit
+
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from trinitylake_ops.iceberg.validation.metadata_size import PARSE_GATE
+from trinitylake_ops.server import responses
+from trinitylake_ops.server.calls import KEY_LIFETIME_MS, Call, too_large
+from trinitylake_ops.server.issuers import Issuers, read_issuers, signed_token
+from trinitylake_ops.server.responses import Answer, RefusedError, bad_request, failed, forbidden
+from trinitylake_ops.server.routes import ENDPOINTS, Route, find_route
+from trinitylake_ops.server.scheduling import LARGE_BODY_BYTES, Execution, Readiness, Scheduler
+from trinitylake_ops.server.settings import ServerSettings
+from trinitylake_ops.server.telemetry import Metrics, States, change_span, in_this_context, note_answer, request_span
+from trinitylake_ops.server.tokens import Principal, Tokens, anonymous, bearer_of, unauthorized
+from trinitylake_ops.server.tokens import Scope as Granted
+from trinitylake_ops.server.warehouses import Warehouse, Warehouses
+from trinitylake_ops.server.workers import TableKey, Work
+from trinitylake_ops.storage import MeteredStorage, background
+from trinitylake_ops.storage.http.settings import is_loopback
+from trinitylake_ops.storage.options import redact_assignments
+from trinitylake_ops.telemetry.prometheus import CONTENT_TYPE
+
+logger = logging.getLogger(__name__)
+
+#: Where a browser may send requests from to a server without tokens.
+_SITES = frozenset({"none", "same-origin"})
+#: Metrics of lakehouses that do not respond within so many seconds are the previous ones.
+_METRICS_SECONDS = 5.0
+#: The page with the state of the lakehouses, and what browsers are told about it: nothing from elsewhere, no copy.
+_PAGE = b"/"
+_PAGE_HEADERS = {
+    "content-type": "text/html; charset=utf-8",
+    "content-security-policy": "default-src 'none'; style-src 'unsafe-inline'; frame-ancestors 'none'",
+    "x-content-type-options": "nosniff",
+    "cache-control": "no-store",
+    "referrer-policy": "no-referrer",
+}
+#: Where clients ask for a token that were given a name and a secret instead of one.
+_OAUTH = b"/v1/oauth/tokens"
+_LOOKS = (b"/v1/config", b"/metrics")
+_MAX_QUERY_BYTES = 16 << 10
+_MOST_QUERY_FIELDS = 50
+_LONGEST_PATH_CHARS = 500
+#: The operation of a request that is for none.
+_NO_OPERATION = "other"
+
+
+@dataclass(slots=True)
+class _Held:
+    """How many bytes of its body a request holds, and for which principal."""
+
+    principal: str = ""
+    n_bytes: int = 0
+
+
+class Application:
+    """A server of lakehouses as an ASGI application. Raises what opening them and reading the tokens raises.
+
+    ``warehouses`` replaces the lakehouses that the settings would open.
+    """
+
+    def __init__(self, settings: ServerSettings, warehouses: Warehouses | None = None):
+        settings.check()
+        self._settings = settings
+        self._limits = settings.limits
+        self._tokens = None if settings.tokens is None else Tokens(settings.tokens)
+        self._issuers = None if settings.issuers is None else Issuers(read_issuers(settings.issuers))
+        self._anonymous = anonymous(Granted.OPERATE if settings.anonymous_writes else Granted.READ)
+        self.warehouses = warehouses or Warehouses.opened(settings.lakehouses)
+        storages = {one.shown: one.lake.storage for one in self.warehouses.served}
+        self.metrics = Metrics({name: one for name, one in storages.items() if isinstance(one, MeteredStorage)})
+        self._states = States({one.shown: one.lake for one in self.warehouses.served})
+        is_shared = self._tokens is not None or self._issuers is not None
+        self.scheduler = Scheduler(self._limits, is_shared=is_shared, ended_late=self._ended_late)
+        self._readiness = Readiness(
+            [one.lake for one in self.warehouses.served], self.scheduler.workers, self._redacted
+        )
+        self._reading_metrics: asyncio.Task[None] | None = None
+        self._most_bytes_of_one = self._limits.bodies_bytes // (2 if is_shared else 1)
+        self._n_body_bytes = 0
+        self._n_bytes_of: Counter[str] = Counter()
+        self._is_stopping = False
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request, or take part in the beginning and the end of the process."""
+        if scope["type"] == "http":
+            request = Request(scope, receive)
+            answer = await self._logged(request)
+            headers = {"content-type": "application/json"} if answer.body else {}
+            await _response(answer, {**headers, **answer.headers})(scope, receive, send)
+        elif scope["type"] == "lifespan":
+            await self._live(receive, send)
+
+    async def _live(self, receive: Receive, send: Send) -> None:
+        while True:
+            event = (await receive())["type"]
+            if event == "lifespan.shutdown":
+                await asyncio.to_thread(self.stop)
+            await send({"type": f"{event}.complete"})
+            if event == "lifespan.shutdown":
+                return
+
+    def stop(self) -> None:
+        """Take no more requests, and wait until those that were begun are carried out, commits above all."""
+        self._is_stopping = True
+        self.scheduler.workers.close()
+        self.metrics.close()
+        if self._issuers is not None:
+            self._issuers.close()
+        background.flush()
+
+    async def _logged(self, request: Request) -> Answer:
+        begun_s, request_id = time.monotonic(), secrets.token_hex(8)
+        said: dict[str, object] = {"request": request_id, "method": request.method, "path": _path(request)}
+        with self.metrics.in_progress(), request_span(request.method, request.headers, request_id) as span:
+            answer = await self._answer(request, request_id, said)
+            operation = str(said.pop("operation", _NO_OPERATION))
+            note_answer(span, operation, answer.status, answer.error)
+        seconds = time.monotonic() - begun_s
+        self.metrics.note_request(operation, answer.status, seconds)
+        said["status"] = answer.status
+        said["milliseconds"] = round(seconds * 1_000, 1)
+        if answer.error is not None:
+            said |= {"error": answer.error, "detail": self._redacted(answer.detail or "")}
+        level = logging.WARNING if answer.status >= 500 else logging.INFO
+        logger.log(level, "%s %s: %d", request.method, said["path"], answer.status, extra={"fields": said})
+        return replace(answer, headers={**answer.headers, "x-request-id": request_id})
+
+    def _redacted(self, text: str) -> str:
+        for served in self.warehouses.served:
+            text = served.lake.storage_options.redact(text)
+        return redact_assignments(text)
+
+    async def _answer(self, request: Request, request_id: str, said: dict[str, object]) -> Answer:
+        path, changes, held = request.scope["raw_path"], False, _Held()
+        is_look = request.method in ("GET", "HEAD")
+        if "transfer-encoding" in request.headers and "content-length" in request.headers:
+            # A proxy may take the other header for the length, and the rest of the body for the next client's request.
+            error = RefusedError(
+                400, "BadRequestException", "the request has two lengths of its body", headers={"Connection": "close"}
+            )
+            return failed(error, changes=False, request_id=request_id)
+        if is_look and path in (b"/healthz", b"/readyz"):
+            said["operation"] = f"GET {_path(request)}"
+            return responses.ok({"status": "ok"}) if path == b"/healthz" else await self._is_ready()
+        if path == _OAUTH and request.method == "POST":
+            said["operation"] = f"POST {_path(request)}"
+            return responses.gives_no_tokens()
+        try:
+            is_page = path == _PAGE and request.method == "GET"
+            principal = await self._principal(request, allows_password=is_page)
+            said["principal"] = principal.name
+            query = _query(request)
+            held.principal = principal.name
+            if is_page or (is_look and path in _LOOKS):
+                said["operation"] = f"GET {_path(request)}"
+                if path == b"/metrics":
+                    return await self._metrics(principal)
+                show = (lambda: self._page(principal)) if is_page else (lambda: self._configuration(principal, query))
+                with self._execution(principal, request) as execution:
+                    return await execution.run(Work.READ, show, changes=False)
+            route, names = find_route(request.method, path)
+            changes = route.changes
+            said["operation"] = f"{route.method} {route.template}"
+            body = await self._body(request, held)
+
+            def call() -> Call:
+                warehouse = self._warehouse(principal, names["prefix"])
+                if route.changes:
+                    warehouse.check_writable()
+                headers, name = dict(request.headers.items()), warehouse.served.shown
+                return Call(
+                    request.method, _path(request), names, query, headers, body, principal, warehouse, request_id,
+                    self._limits, lambda: self.metrics.note_lost(name),
+                )  # fmt: skip
+
+            with self._execution(principal, request) as execution:
+                return await self._carry_out(execution, route, call, is_large=len(body) > LARGE_BODY_BYTES)
+        except ClientDisconnect:
+            return failed(bad_request("the client disconnected before its request began"), changes=False, request_id="")
+        except Exception as error:  # noqa: BLE001 - each becomes an answer, and the log has what was unforeseen
+            return failed(error, changes=changes, request_id=request_id)
+        finally:
+            self._n_body_bytes -= held.n_bytes
+            self._n_bytes_of -= Counter({held.principal: held.n_bytes})
+
+    @contextlib.contextmanager
+    def _execution(self, principal: Principal, request: Request) -> Iterator[Execution]:
+        if self._is_stopping:
+            raise responses.busy_error()
+        execution = self.scheduler.begin(principal.name, request)
+        try:
+            yield execution
+        finally:
+            execution.close()
+
+    async def _carry_out(
+        self, execution: Execution, route: Route, make_call: Callable[[], Call], *, is_large: bool
+    ) -> Answer:
+        """Run a request. One that changes tables waits for its turn between two steps, without a thread."""
+        kind = Work.LARGE if is_large else route.work
+        if route.tables is None:
+
+            def work() -> Answer:
+                call = make_call()
+                if route.changes:
+                    return self._change(route, call)
+                with PARSE_GATE.request():
+                    return route.handle(call)
+
+            return await execution.run(kind, in_this_context(work), changes=route.changes)
+        tables_of = route.tables
+
+        def prepare() -> Answer | tuple[Call, frozenset[TableKey]]:
+            call = make_call()
+            lakehouse = call.warehouse.served
+            try:
+                return call, frozenset((lakehouse.name, *name) for name in tables_of(call))
+            except Exception as error:  # noqa: BLE001 - it becomes an answer, and is counted
+                return self._failed_change(call, error)
+
+        prepared = await execution.run(kind, in_this_context(prepare), changes=False)
+        if isinstance(prepared, Answer):
+            return prepared
+        call, tables = prepared
+        return await execution.run(
+            kind, in_this_context(lambda: self._change(route, call)), changes=True, tables=tables
+        )
+
+    def _change(self, route: Route, call: Call) -> Answer:
+        lakehouse = call.warehouse.served.shown
+        with change_span(lakehouse):
+            try:
+                answer = route.handle(call)
+            except Exception as error:  # noqa: BLE001 - it becomes an answer, and is counted
+                return self._failed_change(call, error)
+            self.metrics.note_commit(lakehouse, answer.status)
+            return answer
+
+    def _failed_change(self, call: Call, error: Exception) -> Answer:
+        failure = failed(error, changes=True, request_id=call.request_id)
+        self.metrics.note_commit(call.warehouse.served.shown, failure.status)
+        return failure
+
+    async def _metrics(self, principal: Principal) -> Answer:
+        """Return all metrics. Those of lakehouses that do not answer in time are the ones from before."""
+        if principal.least_scope < Granted.READ:
+            raise forbidden(f"{principal.name} may not read metrics: its scope for all namespaces is less than read")
+        if not all(principal.may_see(one.name) for one in self.warehouses.served):
+            raise forbidden(f"{principal.name} may not read metrics: they are about all lakehouses of the server")
+        if self._reading_metrics is None or self._reading_metrics.done():  # one at a time occupies a thread
+            self._reading_metrics = asyncio.create_task(asyncio.to_thread(self._states.tell))
+        await asyncio.wait({self._reading_metrics}, timeout=_METRICS_SECONDS)
+        return Answer(200, self.metrics.text(), {"content-type": CONTENT_TYPE})
+
+    def _page(self, principal: Principal) -> Answer:
+        if principal.least_scope < Granted.READ:
+            raise forbidden(f"{principal.name} may not see the state: its scope for all namespaces is less than read")
+        names = {one.shown for one in self.warehouses.served if principal.may_see(one.name)}
+        return Answer(200, self._states.page(names), _PAGE_HEADERS)
+
+    async def _principal(self, request: Request, *, allows_password: bool) -> Principal:
+        """Return who asks. Browsers send a token as the password of HTTP's basic authentication, for the page alone."""
+        authorization = request.headers.get("authorization")
+        if allows_password and (self._tokens is not None or self._issuers is not None):
+            authorization = bearer_of(authorization)
+        if self._issuers is not None and (token := signed_token(authorization)) is not None:
+            return await self._issuers.principal(token)
+        if self._tokens is not None:
+            return await self._tokens.principal(authorization)
+        if self._issuers is not None:
+            raise unauthorized("a bearer token is needed")
+        # Pages in a browser of this machine could send requests with any name for this machine. Some have no origin,
+        # such as images and links; Sec-Fetch-Site is "none" if the person opened the address.
+        site = request.headers.get("sec-fetch-site", "none")
+        if "origin" in request.headers or site not in _SITES or not is_loopback(_host(request)):
+            raise forbidden("without tokens only programs on this machine are answered, not pages in a browser")
+        return self._anonymous
+
+    def _warehouse(self, principal: Principal, name: str) -> Warehouse:
+        # The check comes first, so that the response does not reveal whether a lakehouse or a warehouse exists.
+        if not principal.may_see(self.warehouses.lakehouse_of(name)) or principal.most_scope < Granted.READ:
+            raise forbidden(f"{principal.name} may not see this lakehouse")
+        return self.warehouses.named(name)
+
+    def _configuration(self, principal: Principal, query: dict[str, str]) -> Answer:
+        warehouse = self._warehouse(principal, query.get("warehouse", ""))
+        if warehouse.is_by_time and warehouse.version is not None:
+            warehouse = replace(warehouse, name=f"v{warehouse.version.version}")
+        return responses.ok(
+            {
+                "defaults": {},
+                "overrides": {"prefix": warehouse.prefix},
+                "endpoints": list(ENDPOINTS),
+                "idempotency-key-lifetime": f"PT{KEY_LIFETIME_MS // 60_000}M",
+            }
+        )
+
+    async def _body(self, request: Request, held: _Held) -> bytes:
+        limit = self._limits.body_bytes
+        said = request.headers.get("content-length", "0")
+        if not said.isdecimal() or len(said) > 15 or int(said) > limit:
+            raise too_large(limit)
+        parts = []
+        try:
+            async with asyncio.timeout(self._limits.seconds):
+                async for part in request.stream():
+                    held.n_bytes += len(part)
+                    self._n_body_bytes += len(part)
+                    self._n_bytes_of[held.principal] += len(part)
+                    if held.n_bytes > limit:
+                        raise too_large(limit)
+                    is_too_many = self._n_bytes_of[held.principal] > self._most_bytes_of_one
+                    if is_too_many or self._n_body_bytes > self._limits.bodies_bytes:
+                        raise responses.too_many("too many bodies are on their way already; try again")
+                    parts.append(part)
+        except TimeoutError:
+            raise RefusedError(408, "BadRequestException", "the body did not arrive in time") from None
+        return b"".join(parts)
+
+    def _ended_late(self, ended: asyncio.Future[object]) -> None:
+        error = None if ended.cancelled() else ended.exception()
+        how = "well" if error is None else f"with {type(error).__name__}: {error}"
+        logger.warning("a request that took too long has ended %s", self._redacted(how))
+
+    async def _is_ready(self) -> Answer:
+        failures = ["stopping"] if self._is_stopping else await self._readiness.failures()
+        if not failures:
+            return responses.ok({"status": "ready"})
+        error = RefusedError(503, responses.UNAVAILABLE, f"not ready: {', '.join(failures)}")
+        return failed(error, changes=False, request_id="")
+
+
+class _InTwoParts(Response):
+    """A response whose second part is sent as it is, so that unread responses share it."""
+
+    def __init__(self, answer: Answer, headers: dict[str, str]):
+        length = str(len(answer.body) + len(answer.shared))
+        super().__init__(answer.body, answer.status, {**headers, "content-length": length})
+        self._shared = answer.shared
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        await send({"type": "http.response.body", "body": self.body, "more_body": True})
+        await send({"type": "http.response.body", "body": self._shared})
+
+
+def _response(answer: Answer, headers: dict[str, str]) -> Response:
+    return _InTwoParts(answer, headers) if answer.shared else Response(answer.body, answer.status, headers)
+
+
+def _host(request: Request) -> str:
+    try:
+        return urlsplit(f"//{request.headers.get('host', '')}").hostname or ""
+    except ValueError:
+        return ""
+
+
+def _path(request: Request) -> str:
+    path: bytes = request.scope["raw_path"]
+    return path.decode("ascii", "replace")[:_LONGEST_PATH_CHARS]
+
+
+def _query(request: Request) -> dict[str, str]:
+    text: bytes = request.scope["query_string"]
+    if len(text) > _MAX_QUERY_BYTES:
+        raise bad_request("the query is too long")
+    try:
+        fields = parse_qsl(
+            text.decode("ascii"), keep_blank_values=True, errors="strict", max_num_fields=_MOST_QUERY_FIELDS
+        )
+    except ValueError:
+        raise bad_request("the query cannot be read") from None
+    return dict(fields)

@@ -1,0 +1,273 @@
+"""Runs a server until a signal ends it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import logging
+import resource
+import signal
+import socket
+import ssl
+import sys
+from collections.abc import Iterator
+from types import FrameType
+from typing import Any, ClassVar
+
+import h11
+import uvicorn
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from trinitylake_ops.errors import InvalidInputError
+from trinitylake_ops.server.app import Application
+from trinitylake_ops.server.settings import Limits, ServerSettings
+
+logger = logging.getLogger(__name__)
+
+_BACKLOG = 2_048
+#: Threads switch so often. By default a request waits 5 ms for the interpreter, for each thread that computes.
+_SWITCH_SECONDS = 0.0005
+#: uvloop accepts one connection for each listening socket before it serves all others that have sent data, so a new
+#: client would wait behind each one of many.
+_MORE_LISTENERS = 15
+_MOST_FILES = 65_536
+#: Of TLS 1.2, only suites with forward secrecy and authenticated encryption. Those of TLS 1.3 are all allowed.
+_CIPHERS = "ECDHE+AESGCM:ECDHE+CHACHA20"
+_MOST_HEADER_BYTES = 64 << 10
+#: So many files stay free for the storage, however many clients are connected.
+_FILES_OF_STORAGE = 512
+#: A body may arrive in so many chunks of any size, and in one more for each of these bytes.
+_FREE_CHUNKS, _BYTES_PER_CHUNK = 128, 256
+
+
+class TooManyChunksError(Exception):
+    """The chunks of a body are too small. h11 parses each of them on the event loop."""
+
+
+class ChunkLimitedParser(h11.Connection):
+    """A parser of HTTP/1.1 that bounds the number of chunks of each body by its bytes."""
+
+    _n_chunks = _n_bytes = 0
+
+    def next_event(self) -> h11.Event | type[h11.NEED_DATA] | type[h11.PAUSED]:
+        """Return the next event, as h11 does. Raises TooManyChunksError."""
+        event = super().next_event()
+        if isinstance(event, h11.Request):
+            self._n_chunks = self._n_bytes = 0
+        elif isinstance(event, h11.Data):
+            self._n_chunks += event.chunk_start
+            self._n_bytes += len(event.data)
+            if self._n_chunks > _FREE_CHUNKS + self._n_bytes // _BYTES_PER_CHUNK:
+                raise TooManyChunksError
+        return event
+
+
+class LimitedConnection(H11Protocol):
+    """A connection that a client cannot hold for ever, by a slow head, a slow body, or by not reading its answer.
+
+    uvicorn alone bounds the time between requests.
+    """
+
+    limits = Limits()
+    most_connections = _MOST_FILES
+    #: The connections of a server with a response that its client has not read, the oldest first.
+    unread: ClassVar[dict[LimitedConnection, None]] = {}
+    _head_timer: asyncio.TimerHandle | None = None
+    _is_new = True
+    _is_stopping = False
+    _n_answers = 0
+
+    def __init__(self, config: uvicorn.Config, *arguments: Any, **named: Any):
+        super().__init__(config, *arguments, **named)
+        self.conn = ChunkLimitedParser(h11.SERVER, _MOST_HEADER_BYTES)
+
+    def handle_events(self) -> None:
+        """Handle what the client has sent. A body in too many chunks ends the connection."""
+        try:
+            super().handle_events()
+        except TooManyChunksError:
+            self.transport.abort()
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Begin to wait for the head of a request. Above the most connections there is none."""
+        super().connection_made(transport)
+        # asyncio's own loop does so for some sockets only. Without it an answer waits some 40 ms for its second part.
+        transport.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if len(self.connections) > self.most_connections:
+            transport.abort()
+        else:
+            self._wait_for_head(self.limits.idle_seconds)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Wait no more."""
+        self._head_is_there()
+        self.unread.pop(self, None)
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        """Take data. What comes outside a request is the head of the next one, or a body that nobody waits for."""
+        is_first, self._is_new = self._is_new, False
+        super().data_received(data)
+        if not getattr(self.cycle, "response_complete", True):
+            self._head_is_there()
+        elif self._head_timer is None or is_first:
+            self._wait_for_head(self.limits.head_seconds)
+
+    def on_response_complete(self) -> None:
+        """Begin to wait until the client has read an answer that it has not read at once."""
+        self._n_answers += 1
+        is_cut_short: bool = self.cycle.more_body  # answered before its body was there
+        super().on_response_complete()
+        if is_cut_short and self._head_timer is None:
+            self._wait_for_head(self.limits.head_seconds)
+        if self.transport.get_write_buffer_size():
+            seconds = self.limits.stop_seconds if self._is_stopping else self.limits.seconds
+            self.loop.call_later(seconds, self._end_if_unread, self._n_answers)
+            self._bound_unread()
+
+    def _bound_unread(self) -> None:
+        """End the connections whose responses are unread for longest, until all others are within the limit."""
+        self.unread.pop(self, None)
+        self.unread[self] = None
+        sizes = {one: one.transport.get_write_buffer_size() for one in self.unread}
+        rest_bytes = sum(sizes.values())
+        for one, size_bytes in sizes.items():
+            is_beyond = rest_bytes > self.limits.unread_bytes and one is not self
+            if is_beyond and size_bytes:
+                one.transport.abort()
+                rest_bytes -= size_bytes
+            if is_beyond or not size_bytes:
+                del self.unread[one]
+
+    def shutdown(self) -> None:
+        """Let a request that was begun finish. A client that only sends or reads slowly does not hold up the stop."""
+        self._is_stopping = True
+        super().shutdown()
+        self.loop.call_later(self.limits.stop_seconds, self._end_if_slow)
+
+    def _end_if_slow(self) -> None:
+        if self.transport.get_write_buffer_size() or getattr(self.cycle, "more_body", False):
+            self.transport.abort()
+
+    def _wait_for_head(self, seconds: float) -> None:
+        self._head_is_there()
+        self._head_timer = self.loop.call_later(seconds, self.transport.abort)
+
+    def _head_is_there(self) -> None:
+        if self._head_timer is not None:
+            self._head_timer.cancel()
+            self._head_timer = None
+
+    def _end_if_unread(self, answer: int) -> None:
+        if self._n_answers == answer and self.transport.get_write_buffer_size():
+            self.transport.abort()
+
+
+def serve(settings: ServerSettings) -> None:
+    """Serve lakehouses until SIGTERM or SIGINT. Requests that were begun are carried out before it returns.
+
+    Raises InvalidInputError when address or certificate cannot be had, and what :class:`Application` raises.
+    """
+    settings.check()
+    _check_certificate(settings)
+    _allow_many_connections()
+    with contextlib.closing(_listening(settings.host, settings.port)) as listener:
+        application = Application(settings)
+        server = uvicorn.Server(configuration_of(application, settings))
+        scheme = "http" if settings.tls_certificate is None else "https"
+        shown = f"[{settings.host}]" if ":" in settings.host else settings.host
+        logger.info(
+            "serving",
+            extra={
+                "fields": {
+                    "address": f"{scheme}://{shown}:{listener.getsockname()[1]}",
+                    "lakehouses": {one.name or "main": one.lake.root for one in application.warehouses.served},
+                    "authentication": _authentication(settings),
+                }
+            },
+        )
+        # What is there by now stays. To look through it again and again would stop all requests for that long.
+        gc.collect()
+        gc.freeze()
+        sys.setswitchinterval(_SWITCH_SECONDS)
+        try:
+            with _stopped_by_signals(server):
+                server.run(sockets=[listener, *(listener.dup() for _ in range(_MORE_LISTENERS))])
+        finally:
+            application.stop()
+        logger.info("stopped")
+
+
+def _authentication(settings: ServerSettings) -> str:
+    kinds = [name for name, path in (("tokens", settings.tokens), ("issuers", settings.issuers)) if path is not None]
+    return " and ".join(kinds) or "none"
+
+
+def _allow_many_connections() -> None:
+    """Let the process have as many open files as the system lets it: each connection is one, and often 1,024 may be."""
+    try:
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        wanted = _MOST_FILES if hard == resource.RLIM_INFINITY else min(hard, _MOST_FILES)
+        if soft != resource.RLIM_INFINITY and soft < wanted:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+    except (OSError, ValueError) as error:
+        logger.warning("the limit on open files stays as it is: %s", error)
+
+
+def _check_certificate(settings: ServerSettings) -> None:
+    if settings.tls_certificate is None:
+        return
+    try:
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(settings.tls_certificate, settings.tls_key)
+    except (OSError, ValueError) as error:  # among them those of SSL
+        raise InvalidInputError(
+            f"TLS certificate {str(settings.tls_certificate)!r} or key {str(settings.tls_key)!r} cannot be used:"
+            f" {error}; provide readable PEM files that belong together"
+        ) from error
+
+
+@contextlib.contextmanager
+def _stopped_by_signals(server: uvicorn.Server) -> Iterator[None]:
+    """Let a signal stop a server, and nothing more: uvicorn raises it again when all is done."""
+
+    def stop(_number: int, _frame: FrameType | None) -> None:
+        server.should_exit = True
+
+    before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _listening(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        return socket.create_server((host, port), family=family, backlog=_BACKLOG)
+    except (OSError, OverflowError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise InvalidInputError(f"cannot listen at {host[:64]} port {port}: {reason}") from error
+
+
+def configuration_of(application: Application, settings: ServerSettings) -> uvicorn.Config:
+    """Return how uvicorn serves an application."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = _MOST_FILES if soft == resource.RLIM_INFINITY else max(soft - _FILES_OF_STORAGE, soft // 2)
+    bounds = {"limits": settings.limits, "most_connections": most, "unread": {}}
+    return uvicorn.Config(
+        application,
+        http=type("Connection", (LimitedConnection,), bounds),
+        ws="none",
+        lifespan="on",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        proxy_headers=False,
+        timeout_keep_alive=round(settings.limits.idle_seconds),
+        h11_max_incomplete_event_size=_MOST_HEADER_BYTES,
+        ssl_certfile=None if settings.tls_certificate is None else str(settings.tls_certificate),
+        ssl_keyfile=None if settings.tls_key is None else str(settings.tls_key),
+        ssl_ciphers=_CIPHERS,
+    )

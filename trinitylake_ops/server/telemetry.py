@@ -1,0 +1,218 @@
+"""Metrics and traces of a server.
+
+Labels have few values: an operation by its path with names left out, a status, a lakehouse by its name in the settings.
+No name of a table, token or person is among them.
+
+It is read when somebody asks for it, and not more often than every few seconds, whoever asks.
+
+The interface alone does nothing. The extra ``traces`` brings what sends spans away, and ``send_traces`` switches it on.
+A request may name its caller's span by the header ``traceparent``. Attributes have the values that metrics have as
+labels, and the request's id, which is in the log.
+"""
+
+from __future__ import annotations
+
+import contextvars
+import logging
+import threading
+import time
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import TypeVar
+
+from opentelemetry import propagate, trace
+from opentelemetry.trace import Span, SpanKind, StatusCode
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client.core import CounterMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from trinitylake_ops.errors import TrinityLakeError
+from trinitylake_ops.operations.status.state import Status, lakehouse_status, tell_status
+from trinitylake_ops.reports.status import status_page
+from trinitylake_ops.storage import MeteredStorage
+from trinitylake_ops.telemetry.hub import STORAGE_BYTES, STORAGE_REQUESTS, listen
+from trinitylake_ops.telemetry.prometheus import PrometheusListener
+from trinitylake_ops.transaction.lakehouse import Lakehouse
+
+_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 60.0, 300.0)
+_OUTCOMES = {200: "committed", 204: "committed", 409: "conflict", 500: "unknown", 503: "unavailable", 504: "unknown"}
+
+
+class Metrics:
+    """Counts of one server, and what the engine tells in its process.
+
+    ``storages`` are those of its lakehouses, by their names, which count by themselves.
+    """
+
+    def __init__(self, storages: Mapping[str, MeteredStorage]):
+        self._registry = CollectorRegistry()
+        self._requests = Counter(
+            "trinitylake_requests", "Requests that were answered.", ("operation", "status"), registry=self._registry
+        )
+        self._seconds = Histogram(
+            "trinitylake_request_seconds",
+            "How long requests took.",
+            ("operation",),
+            buckets=_SECONDS,
+            registry=self._registry,
+        )
+        self._in_progress = Gauge(
+            "trinitylake_requests_in_progress", "Requests without an answer so far.", registry=self._registry
+        )
+        self._commits = Counter(
+            "trinitylake_commits", "Requests to change a lakehouse.", ("lakehouse", "outcome"), registry=self._registry
+        )
+        self._lost = Counter(
+            "trinitylake_lost_attempts",
+            "Attempts to change a table that lost to another commit and were made again.",
+            ("lakehouse",),
+            registry=self._registry,
+        )
+        self._registry.register(_OfStorages(storages))
+        self._listener = PrometheusListener(self._registry, without=(STORAGE_REQUESTS, STORAGE_BYTES))
+        self._end = listen(self._listener)
+
+    def close(self) -> None:
+        """Hear no more of the engine."""
+        self._end()
+
+    @contextmanager
+    def in_progress(self) -> Iterator[None]:
+        """Count a request as being in progress."""
+        with self._in_progress.track_inprogress():
+            yield
+
+    def note_request(self, operation: str, status: int, seconds: float) -> None:
+        """Count a request that was answered. ``operation`` is its method and the template of its path."""
+        self._requests.labels(operation, str(status)).inc()
+        self._seconds.labels(operation).observe(seconds)
+
+    def note_commit(self, lakehouse: str, status: int) -> None:
+        """Count a request that would change a lakehouse, by its answer."""
+        self._commits.labels(lakehouse, _OUTCOMES.get(status, "refused")).inc()
+
+    def note_lost(self, lakehouse: str) -> None:
+        """Count an attempt that lost to another commit."""
+        self._lost.labels(lakehouse).inc()
+
+    def text(self) -> bytes:
+        """Return all metrics as Prometheus reads them."""
+        return self._listener.text()
+
+
+class _OfStorages(Collector):
+    """What the storages have counted so far."""
+
+    def __init__(self, storages: Mapping[str, MeteredStorage]):
+        self._storages = storages
+
+    def collect(self) -> Iterable[Metric]:
+        requests = CounterMetricFamily(
+            "trinitylake_storage_requests", "Requests to the storage.", labels=("lakehouse", "storage", "kind")
+        )
+        rounds = CounterMetricFamily(
+            "trinitylake_storage_rounds", "Waits for the storage, one after the other.", labels=("lakehouse",)
+        )
+        n_bytes = CounterMetricFamily(
+            "trinitylake_storage_bytes",
+            "Bytes read from the storage and written to it.",
+            labels=("lakehouse", "storage", "way"),
+        )
+        for lakehouse, storage in self._storages.items():
+            counts, scheme = storage.snapshot(), storage.root.partition(":")[0]
+            for kind, number in counts.requests.items():
+                requests.add_metric((lakehouse, scheme, kind), number)
+            rounds.add_metric((lakehouse,), counts.rounds)
+            n_bytes.add_metric((lakehouse, scheme, "read"), counts.bytes_read)
+            n_bytes.add_metric((lakehouse, scheme, "written"), counts.bytes_written)
+        return (requests, rounds, n_bytes)
+
+
+logger = logging.getLogger(__name__)
+
+#: How old a state may be on the page, and in metrics.
+PAGE_SECONDS, METRICS_SECONDS = 5.0, 60.0
+_REFRESH_SECONDS = 30
+
+
+class States:
+    """The states of lakehouses, by the names that the server's settings give them."""
+
+    def __init__(self, lakes: Mapping[str, Lakehouse]):
+        self._lakes = lakes
+        self._locks = {name: threading.Lock() for name in lakes}
+        self._known: dict[str, tuple[float, Status | None]] = {}
+
+    def page(self, names: Collection[str]) -> bytes:
+        """Return the page of those of the lakehouses that are named. One that does not answer is told as such."""
+        states = {name: self._of(name, PAGE_SECONDS) for name in self._lakes if name in names}
+        answering = [(name, status) for name, status in states.items() if status is not None]
+        silent = [name for name, status in states.items() if status is None]
+        return status_page(answering, silent=silent, refresh_seconds=_REFRESH_SECONDS).encode("utf-8", "replace")
+
+    def tell(self) -> None:
+        """Set the gauges of all lakehouses that answer."""
+        for name in self._lakes:
+            status = self._of(name, METRICS_SECONDS)
+            if status is not None:
+                tell_status(status, name)
+
+    def _of(self, name: str, newest_s: float) -> Status | None:
+        with self._locks[name]:
+            read_s, status = self._known.get(name, (-newest_s, None))
+            if time.monotonic() - read_s < newest_s and name in self._known:
+                return status
+            try:
+                status = lakehouse_status(self._lakes[name])
+            except TrinityLakeError as error:
+                logger.warning("the state of lakehouse %s cannot be read: %s", name, error.message)
+                status = None
+            self._known[name] = (time.monotonic(), status)
+            return status
+
+
+T = TypeVar("T")
+
+_NAME = "trinitylake_ops.server"
+_CALLERS = ("traceparent", "tracestate")
+_LONGEST_CHARS = 512
+
+
+@contextmanager
+def request_span(method: str, headers: Mapping[str, str], request_id: str) -> Iterator[Span]:
+    """Begin the span of a request, within that of its caller if it names one."""
+    carrier = {name: headers[name] for name in _CALLERS if len(headers.get(name, "")) in range(1, _LONGEST_CHARS)}
+    tracer = trace.get_tracer(_NAME)
+    with tracer.start_as_current_span(
+        method,
+        context=propagate.extract(carrier),
+        kind=SpanKind.SERVER,
+        attributes={"http.request.method": method, "trinitylake.request": request_id},
+        record_exception=False,
+    ) as span:
+        yield span
+
+
+def note_answer(span: Span, operation: str, status: int, error: str | None) -> None:
+    """Say on a span how its request was answered. ``error`` is the type of the failure."""
+    span.update_name(operation)
+    span.set_attributes({"http.route": operation.partition(" ")[2], "http.response.status_code": status})
+    if error is not None:
+        span.set_attribute("error.type", error)
+    if status >= 500:
+        span.set_status(StatusCode.ERROR)
+
+
+@contextmanager
+def change_span(lakehouse: str) -> Iterator[Span]:
+    """Begin the span of a change of a lakehouse, with all its attempts."""
+    with trace.get_tracer(_NAME).start_as_current_span(
+        "change", attributes={"trinitylake.lakehouse": lakehouse}, record_exception=False
+    ) as span:
+        yield span
+
+
+def in_this_context(work: Callable[[], T]) -> Callable[[], T]:
+    """Return work that belongs to the present span, whichever thread does it."""
+    context = contextvars.copy_context()
+    return lambda: context.run(work)

@@ -1,0 +1,1 @@
+"""The catalog for Spark's SQL."""

@@ -1,0 +1,130 @@
+"""Responses to the catalog's jar, and requests about namespaces."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias
+
+from pyiceberg.exceptions import (
+    CommitFailedException,
+    CommitStateUnknownException,
+    NamespaceAlreadyExistsError,
+    NamespaceNotEmptyError,
+    NoSuchNamespaceError,
+    NoSuchTableError,
+    TableAlreadyExistsError,
+    ValidationError,
+)
+from pyspark.sql.types import StructType
+
+from trinitylake_ops import errors
+from trinitylake_ops.errors import InvalidInputError
+from trinitylake_ops.iceberg.catalog import catalog_at
+from trinitylake_ops.operations.drop_namespace import plan_drop_namespace
+from trinitylake_ops.transaction.lakehouse import Lakehouse
+
+Kind: TypeAlias = Literal["no such namespace", "no such table", "namespace exists", "table exists"]
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A value of JSON, and the columns of a table."""
+
+    value: Any = None
+    schema: StructType | None = None
+
+
+class RefusedError(Exception):
+    """A request that the catalog in Spark turns into an exception of Spark's own, such as for a missing table."""
+
+    def __init__(self, kind: Kind, message: str):
+        super().__init__(message)
+        self.kind = kind
+
+
+@contextmanager
+def in_terms_of_the_catalog() -> Iterator[None]:
+    """Raise pyiceberg's exceptions as refusals, and as errors of this package."""
+    try:
+        yield
+    except NoSuchNamespaceError as error:
+        raise RefusedError("no such namespace", str(error)) from error
+    except NoSuchTableError as error:
+        raise RefusedError("no such table", str(error)) from error
+    except NamespaceAlreadyExistsError as error:
+        raise RefusedError("namespace exists", str(error)) from error
+    except TableAlreadyExistsError as error:
+        raise RefusedError("table exists", str(error)) from error
+    except NamespaceNotEmptyError as error:
+        raise errors.NamespaceNotEmptyError(f"{error}; DROP NAMESPACE ... CASCADE drops its tables, too") from error
+    except CommitFailedException as error:
+        raise errors.CommitConflictError(str(error)) from error
+    except CommitStateUnknownException as error:
+        # The catalog raises it for the error that says which commit to ask for.
+        if isinstance(error.__cause__, errors.CommitOutcomeUnknownError):
+            raise error.__cause__ from None
+        raise
+    except (ValidationError, ValueError) as error:
+        raise errors.InvalidDefinitionError(str(error).partition("\n")[0]) from error
+
+
+#: Spark adds the owner of its process, which a lakehouse records with each commit already.
+OWNER = "owner"
+LOCATION = "location"
+
+
+def list_namespaces(lake: Lakehouse, _request: Mapping[str, Any]) -> Answer:
+    """Answer the names."""
+    return Answer(list(lake.snapshot().namespaces()))
+
+
+def load_namespace(lake: Lakehouse, request: Mapping[str, Any]) -> Answer:
+    """Answer the properties."""
+    name = one_level(request["namespace"])
+    return Answer(catalog_at(lake).load_namespace_properties((name,)))
+
+
+def create_namespace(lake: Lakehouse, request: Mapping[str, Any]) -> Answer:
+    """Create a namespace."""
+    if len(request["namespace"]) != 1:
+        raise InvalidInputError(f"namespaces have one level, unlike {'.'.join(request['namespace'])!r}")
+    properties = {key: value for key, value in request["properties"].items() if key != OWNER}
+    check_no_location(properties)
+    catalog_at(lake).create_namespace(tuple(request["namespace"]), properties)
+    return Answer()
+
+
+def alter_namespace(lake: Lakehouse, request: Mapping[str, Any]) -> Answer:
+    """Set and remove properties."""
+    name = one_level(request["namespace"])
+    check_no_location(request["updates"])
+    catalog_at(lake).update_namespace_properties((name,), set(request["removals"]), request["updates"])
+    return Answer()
+
+
+def drop_namespace(lake: Lakehouse, request: Mapping[str, Any]) -> Answer:
+    """Drop a namespace, with ``cascade`` all of its tables, in one version."""
+    name = one_level(request["namespace"])
+    catalog = catalog_at(lake)
+    if not request["cascade"]:
+        catalog.drop_namespace((name,))
+    elif catalog.namespace_exists((name,)):
+        plan_drop_namespace(lake, name, cascade=True).execute()
+    else:
+        raise RefusedError("no such namespace", name)
+    return Answer()
+
+
+def one_level(namespace: Sequence[str]) -> str:
+    """Return the name of a namespace. Raises RefusedError for one inside another, as there are none."""
+    if len(namespace) != 1:
+        raise RefusedError("no such namespace", ".".join(namespace))
+    return str(namespace[0])
+
+
+def check_no_location(properties: Mapping[str, str]) -> None:
+    """Raise InvalidInputError for a chosen place."""
+    if LOCATION in properties:
+        raise InvalidInputError("the lakehouse chooses where files are: leave LOCATION out")

@@ -1,0 +1,386 @@
+"""Requests of the catalog's jar: tables for Spark's SQL, their changes, and partitions as Spark names them."""
+
+from __future__ import annotations
+
+import re
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from pyiceberg.table import Table
+from pyiceberg.table.metadata import TableMetadata
+from pyiceberg.table.snapshots import Summary
+from pyiceberg.table.update.schema import UpdateSchema
+from pyiceberg.transforms import BucketTransform, TruncateTransform, VoidTransform
+from pyiceberg.types import BooleanType, DateType, IntegerType, LongType, StringType, TimestamptzType
+from pyspark.sql.types import StructType, _parse_datatype_json_value
+
+from trinitylake_ops.errors import InvalidInputError, NamespaceNotFoundError, TableNotFoundError
+from trinitylake_ops.iceberg.catalog import catalog_at
+from trinitylake_ops.iceberg.write.data_files import identity_columns
+from trinitylake_ops.iceberg.write.plan import identity_spec
+from trinitylake_ops.spark.catalog import namespaces
+from trinitylake_ops.spark.catalog.namespaces import (
+    LOCATION,
+    OWNER,
+    Answer,
+    RefusedError,
+    check_no_location,
+    in_terms_of_the_catalog,
+    one_level,
+)
+from trinitylake_ops.spark.metadata.columns import METADATA_TABLES, comparable_columns
+from trinitylake_ops.spark.source.opened_table import open_metadata, snapshot_of
+from trinitylake_ops.spark.source.options import TABLE, SourceOptions, TableRequest
+from trinitylake_ops.spark.tables.reader import found_table, name_option
+from trinitylake_ops.spark.tables.schema import to_iceberg_schema, to_spark_schema
+from trinitylake_ops.transaction.lakehouse import Lakehouse
+
+Change = Mapping[str, Any]
+
+_FIXED = (LOCATION, "provider", "owner", "external")
+
+
+def change_table(table: Table, changes: Sequence[Change]) -> Table:
+    """Make changes in one commit and return the table.
+
+    Raises InvalidInputError, and pyiceberg's ValidationError, ValueError and errors of commits.
+    """
+    properties = [change for change in changes if "property" in change]
+    if fixed := next((change["property"] for change in properties if change["property"] in _FIXED), None):
+        raise InvalidInputError(f"the property {fixed!r} of a table cannot be changed")
+    columns = [change for change in changes if "path" in change]
+    with table.transaction() as transaction:
+        for change in properties:
+            if "value" in change:
+                transaction.set_properties({change["property"]: change["value"]})
+            else:
+                transaction.remove_properties(change["property"])
+        if columns:
+            with transaction.update_schema() as schema:
+                for change in columns:
+                    _change_column(schema, change)
+    return table
+
+
+def _change_column(schema: UpdateSchema, change: Change) -> None:
+    path = tuple(change["path"])
+    kind = change["change"]
+    if kind == "AddColumn":
+        _add(schema, path, change)
+    elif kind == "RenameColumn":
+        schema.rename_column(path, change["name"])
+    elif kind == "DeleteColumn":
+        schema.delete_column(path)
+    elif kind == "UpdateColumnType":
+        schema.update_column(path, field_type=_iceberg_type(path, change["type"]))
+    elif kind == "UpdateColumnComment":
+        schema.update_column(path, doc=change["comment"])
+    elif kind == "UpdateColumnNullability":
+        _set_nullable(schema, path, is_nullable=change["nullable"])
+    elif kind == "UpdateColumnPosition":
+        _move(schema, path, change)
+    else:
+        raise InvalidInputError(f"a column cannot be changed by {kind}")
+
+
+def _add(schema: UpdateSchema, path: tuple[str, ...], change: Change) -> None:
+    if not change["nullable"]:
+        raise InvalidInputError(f"column {'.'.join(path)!r} is new, so rows lack it: it cannot be NOT NULL")
+    schema.add_column(path, _iceberg_type(path, change["type"]), change["comment"])
+    _move(schema, path, change)
+
+
+def _set_nullable(schema: UpdateSchema, path: tuple[str, ...], *, is_nullable: bool) -> None:
+    if not is_nullable:
+        raise InvalidInputError(f"column {'.'.join(path)!r} may hold NULL already: it cannot become NOT NULL")
+    schema.make_column_optional(path)
+
+
+def _move(schema: UpdateSchema, path: tuple[str, ...], change: Change) -> None:
+    if change.get("first"):
+        schema.move_first(path)
+    elif "after" in change:
+        schema.move_after(path, (*path[:-1], change["after"]))
+
+
+def _iceberg_type(path: tuple[str, ...], described: Any) -> Any:
+    column = StructType().add(path[-1], _parse_datatype_json_value(described))
+    return to_iceberg_schema(column).fields[0].field_type
+
+
+IDENTITY = "identity"
+_SPARK_NAMES = {"year": "years", "month": "months", "day": "days", "hour": "hours"}
+
+
+def partition_columns(partitions: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return the columns of a new table's partitions. Raises InvalidInputError for what Spark could not write."""
+    names = []
+    for partition in partitions:
+        path = [part for column in partition["columns"] for part in column["path"]]
+        if partition["transform"] != IDENTITY or len(path) != 1:
+            raise InvalidInputError(
+                f"Spark writes tables whose partitions are columns themselves, not {partition['transform']} of"
+                f" {'.'.join(path)!r}; make such a table by pyiceberg or through the server, and read it here"
+            )
+        names.append(str(path[0]))
+    return names
+
+
+def quoted(name: str) -> str:
+    """Return a name as Spark's SQL quotes it."""
+    return "`" + name.replace("`", "``") + "`"
+
+
+def described_spec(metadata: TableMetadata) -> list[dict[str, Any]]:
+    """Return a table's partitions for Spark."""
+    schema = metadata.schema()
+    described = []
+    for field in metadata.spec().fields:
+        column = schema.find_column_name(field.source_id)
+        transform = field.transform
+        if column is None or isinstance(transform, VoidTransform):
+            continue
+        parts = [column] if any(own.name == column for own in schema.fields) else column.split(".")
+        one: dict[str, Any] = {"column": ".".join(map(quoted, parts))}
+        if isinstance(transform, BucketTransform):
+            one |= {"transform": "bucket", "number": transform.num_buckets}
+        elif isinstance(transform, TruncateTransform):
+            one |= {"transform": "truncate", "number": transform.width}
+        else:
+            one["transform"] = _SPARK_NAMES.get(str(transform), str(transform))
+        described.append(one)
+    return described
+
+
+Request = Mapping[str, Any]
+
+COMMENT = "comment"
+_EXPORTS = "exports"
+_PROVIDER = "provider"
+#: Spark's writers name the default format of the session, ``parquet``, where the user names none.
+_FORMATS = ("iceberg", "trinitylake", "parquet")
+#: Properties that Spark keeps for itself, and that a lakehouse does not choose.
+_OF_SPARK = ("external", "is_managed_location", "collation")
+#: What the catalog in Spark is told about a table, where there is nothing to tell.
+_EMPTY: Mapping[str, Any] = {
+    "partitions": [],
+    "properties": {},
+    "read_options": {},
+    "stream_options": {},
+    "write_options": {},
+    "comparable": [],
+    "is_writable": False,
+}
+#: Columns whose values compare in Iceberg as in Spark. Fractions do not: NaN is more than all numbers in Spark.
+_COMPARABLE = (BooleanType, DateType, IntegerType, LongType, StringType, TimestamptzType)
+_FIGURE = re.compile("[0-9]{1,18}", re.ASCII)
+
+
+def list_tables(lake: Lakehouse, request: Request) -> Answer:
+    """Answer the tables of a namespace, or without one the metadata tables."""
+    if not request["namespace"]:
+        return Answer(list(METADATA_TABLES))
+    names = catalog_at(lake).list_tables((one_level(request["namespace"]),))
+    return Answer([name[-1] for name in names])
+
+
+def load_table(lake: Lakehouse, request: Request) -> Answer:
+    """Answer a table at the latest version, at a version, at the name of an export, or at a time."""
+    path = request["table"]
+    if len(path) == 1 and path[0] in METADATA_TABLES:
+        return _metadata_table(lake, path[0], request)
+    if len(path) != 2:
+        raise RefusedError("no such table", ".".join(path))
+    namespace, table = path
+    asked = _at(name_option(namespace, table), request)
+    snapshot = snapshot_of(lake, asked)
+    try:
+        found = found_table(lake, snapshot, namespace, table)
+    except (NamespaceNotFoundError, TableNotFoundError) as error:
+        if asked.time is None:
+            raise RefusedError("no such table", str(error)) from error
+        raise
+    pinned = {"export": asked.export} if asked.export is not None else {"version": str(snapshot.version)}
+    is_latest = asked.time is None
+    return _described(found.metadata, name_option(namespace, table), pinned, is_writable=is_latest)
+
+
+def _at(name: str, request: Request) -> TableRequest:
+    time, value = request["time"], request["value"]
+    if time == "timestamp":
+        return TableRequest(table=name, timestamp=int(value))
+    if time == "version" and not (value.isascii() and value.isdecimal() and len(value) <= len(str(2**32))):
+        return TableRequest(table=name, export=value)
+    return TableRequest(table=name, version=int(value) if time == "version" else None)
+
+
+def _metadata_table(lake: Lakehouse, name: str, request: Request) -> Answer:
+    asked = _at(name, request)
+    if asked.export is None and name != _EXPORTS:
+        asked = replace(asked, version=snapshot_of(lake, asked).version, timestamp=None)
+    given = {"version": asked.version, "timestamp": asked.timestamp, "export": asked.export}
+    path = {"path": name}
+    value = {
+        **_EMPTY,
+        "comparable": comparable_columns(name),
+        "read_options": path | {key: str(value) for key, value in given.items() if value is not None},
+        "stream_options": path,
+        # Spark takes equal descriptions for one state, and exports have no version to tell theirs.
+        "state": str(uuid.uuid4()) if name == _EXPORTS else None,
+    }
+    return Answer(value, open_metadata(lake, asked).schema)
+
+
+def _described(metadata: TableMetadata, name: str, pinned: Mapping[str, str], *, is_writable: bool) -> Answer:
+    path = {"path": name}
+    snapshot = metadata.current_snapshot()
+    summary = snapshot.summary if snapshot is not None else None
+    value = {
+        **_EMPTY,
+        "comparable": [field.name for field in metadata.schema().fields if isinstance(field.field_type, _COMPARABLE)],
+        "partitions": described_spec(metadata),
+        "properties": {**metadata.properties, _PROVIDER: _FORMATS[0]},
+        "read_options": {**path, **pinned},
+        "stream_options": path,
+        "write_options": path,
+        "is_writable": is_writable,
+        "rows": _count(summary, "total-records"),
+        "size_bytes": _count(summary, "total-files-size"),
+    }
+    return Answer(value, to_spark_schema(metadata.schema()))
+
+
+def _count(summary: Summary | None, name: str) -> int | None:
+    """Return a figure that a snapshot tells of itself. Spark plans joins by it, and nothing depends on its truth."""
+    text = None if summary is None else summary[name]
+    return int(text) if text is not None and _FIGURE.fullmatch(text) else None
+
+
+def create_table(lake: Lakehouse, request: Request) -> Answer:
+    """Create a managed table."""
+    namespace, table = _names(request["table"])
+    schema = to_iceberg_schema(_columns(request["columns"]))
+    spec = identity_spec(schema, partition_columns(request["partitions"]))
+    identity_columns(spec, schema)
+    properties = _properties(request["properties"])
+    created = catalog_at(lake).create_table((namespace, table), schema, partition_spec=spec, properties=properties)
+    return _described(created.metadata, name_option(namespace, table), {}, is_writable=True)
+
+
+def stage_table(lake: Lakehouse, request: Request) -> Answer:
+    """Answer a table that a write of rows will make, in the commit of these rows."""
+    namespace, table = _names(request["table"])
+    catalog = catalog_at(lake)
+    if not catalog.namespace_exists((namespace,)):
+        raise RefusedError("no such namespace", namespace)
+    if catalog.target.reader().has_table(namespace, table):
+        raise RefusedError("table exists", f"{namespace}.{table}")
+    if _properties(request["properties"]):
+        raise InvalidInputError(
+            "CREATE TABLE ... AS SELECT takes no COMMENT and no TBLPROPERTIES: create the table, then INSERT INTO it"
+        )
+    partition_by = partition_columns(request["partitions"])
+    columns = _columns(request["columns"])
+    schema = to_spark_schema(to_iceberg_schema(columns))
+    path = {"path": name_option(namespace, table)}
+    value = {
+        **_EMPTY,
+        "partitions": [{"transform": IDENTITY, "column": quoted(column)} for column in partition_by],
+        "write_options": {**path, "create": "true", **_partition_option(partition_by)},
+        "is_writable": True,
+    }
+    return Answer(value, schema)
+
+
+def _partition_option(columns: Sequence[str]) -> dict[str, str]:
+    if any("," in column or column != column.strip() for column in columns):
+        raise InvalidInputError("CREATE TABLE ... AS SELECT has no partitions by columns with a comma in their names")
+    return {"partition_by": ",".join(columns)} if columns else {}
+
+
+def alter_table(lake: Lakehouse, request: Request) -> Answer:
+    """Change a table's columns and properties, in one version."""
+    namespace, table = _existing(request["table"])
+    changed = change_table(catalog_at(lake).load_table((namespace, table)), request["changes"])
+    return _described(changed.metadata, name_option(namespace, table), {}, is_writable=True)
+
+
+def drop_table(lake: Lakehouse, request: Request) -> Answer:
+    """Drop a table. Older versions still have it."""
+    catalog_at(lake).drop_table(_existing(request["table"]))
+    return Answer()
+
+
+def rename_table(lake: Lakehouse, request: Request) -> Answer:
+    """Rename a table, also into another namespace. A name without a namespace stays in the same one."""
+    namespace, table = _existing(request["table"])
+    to = request["to"]
+    catalog_at(lake).move_table((namespace, table), _names([namespace, *to] if len(to) == 1 else to))
+    return Answer()
+
+
+def _names(path: Sequence[str]) -> tuple[str, str]:
+    if len(path) != 2:
+        raise InvalidInputError(f"a table is named NAMESPACE.TABLE, unlike {'.'.join(path)!r}")
+    return str(path[0]), str(path[1])
+
+
+def _existing(path: Sequence[str]) -> tuple[str, str]:
+    if len(path) != 2:
+        raise RefusedError("no such table", ".".join(path))
+    return str(path[0]), str(path[1])
+
+
+def _columns(columns: Sequence[Mapping[str, Any]]) -> StructType:
+    schema = StructType()
+    for column in columns:
+        kind = _parse_datatype_json_value(column["type"])
+        comment = {COMMENT: column["comment"]} if column["comment"] is not None else None
+        schema = schema.add(column["name"], kind, column["nullable"], comment)
+    return schema
+
+
+def _properties(given: Mapping[str, str]) -> dict[str, str]:
+    """Return what a table keeps of the properties of CREATE TABLE. Raises InvalidInputError."""
+    check_no_location(given)
+    if given.get(_PROVIDER, _FORMATS[0]).lower() not in _FORMATS:
+        raise InvalidInputError(
+            f"cannot create a table of the format {given[_PROVIDER]!r}: tables are in Apache Iceberg, with files in"
+            " Parquet; leave out USING, or the format of the writer, or name 'iceberg'"
+        )
+    if wrong := next((key for key in given if key in _OF_SPARK or key.startswith("option.")), None):
+        raise InvalidInputError(f"a table has no setting {wrong!r}; TBLPROPERTIES are Iceberg's")
+    return {key: value for key, value in given.items() if key not in (OWNER, _PROVIDER)}
+
+
+_ANSWERED_BY: Mapping[str, Callable[[Lakehouse, Request], Answer]] = {
+    "list_namespaces": namespaces.list_namespaces,
+    "load_namespace": namespaces.load_namespace,
+    "create_namespace": namespaces.create_namespace,
+    "alter_namespace": namespaces.alter_namespace,
+    "drop_namespace": namespaces.drop_namespace,
+    "list_tables": list_tables,
+    "load_table": load_table,
+    "create_table": create_table,
+    "stage_table": stage_table,
+    "alter_table": alter_table,
+    "drop_table": drop_table,
+    "rename_table": rename_table,
+}
+
+
+def answer(request: Request, options: Mapping[str, str]) -> Answer:
+    """Return the answer to a request. ``options`` are those of the catalog: the root, and ``storage.*``.
+
+    Raises RefusedError, and the errors of what was asked for. Raises InvalidInputError for wrong options.
+    """
+    unknown = [name for name in options if name.lower() != "root" and not name.lower().startswith("storage.")]
+    if unknown:
+        raise InvalidInputError(
+            f"the catalog has the settings 'root' and 'storage.*', and none {unknown[0]!r}; reads have their own"
+        )
+    settings = SourceOptions.parse({**options, TABLE: "objects"})
+    with in_terms_of_the_catalog():
+        return _ANSWERED_BY[request["request"]](Lakehouse.open(settings.root, settings.storage_options), request)

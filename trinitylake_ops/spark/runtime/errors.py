@@ -1,0 +1,167 @@
+"""Failures of Spark jobs as errors of this package, and the versions of Spark."""
+
+from __future__ import annotations
+
+import importlib
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote
+
+import pyspark
+from py4j.protocol import Py4JJavaError
+from pyspark.errors import PySparkException
+from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
+from pyspark.sql.types import StructType
+
+from trinitylake_ops.errors import (
+    CommitOutcomeUnknownError,
+    CorruptFileError,
+    InvalidInputError,
+    JobFailedError,
+    TrinityLakeError,
+)
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+_TRACEBACK = "Traceback (most recent call last):"
+_RAISED = re.compile(r"^(?P<module>[A-Za-z_][\w.]*\.)?(?P<name>[A-Za-z_]\w*)(?:: (?P<message>.*))?$")
+_SQL_STATE = re.compile(r"\s*SQLSTATE: \w{5}.*$")
+#: The form in which the message of a commit without an answer names the commit.
+_RESOLVE = re.compile(r"trinitylake resolve-commit (?P<version>\d+) (?P<commit_id>\S+)")
+_OWN_PACKAGE = "trinitylake_ops."
+#: The catalog of Spark's SQL tells an error of ours in one line.
+_OWN_LINE = re.compile(r"(?P<name>[A-Z]\w*): (?P<message>.*)")
+_OWN_ERRORS = "trinitylake_ops.errors"
+
+
+@contextmanager
+def spark_failures(what: str) -> Iterator[None]:
+    """Raise the cause of a failed Spark job as a typed error.
+
+    An error of this package that a task raised keeps its class. A file that Spark cannot read is a CorruptFileError
+    with its path. Anything else is a JobFailedError that says ``what`` failed and why.
+    """
+    try:
+        yield
+    except (PySparkException, Py4JJavaError) as error:
+        raise _translated(what, _messages(error)) from error
+
+
+def _translated(what: str, messages: list[str]) -> TrinityLakeError:
+    """Return the error for a chain of messages, outermost first."""
+    for message in reversed(messages):
+        if _TRACEBACK in message:
+            return _from_traceback(what, message)
+    for message in messages:
+        line = _OWN_LINE.match(_one_line(message))
+        if line is not None and _own_error_class(_OWN_ERRORS, line["name"]) is not None:
+            return _error(what, _OWN_ERRORS, line["name"], line["message"])
+    reading = [position for position, message in enumerate(messages) if "FAILED_READ_FILE" in message]
+    if reading:
+        path = messages[reading[-1]].partition(" file ")[2].partition(".  SQLSTATE")[0].strip()
+        found = "; ".join(map(_one_line, messages[reading[-1] + 1 :])) or _one_line(messages[reading[-1]])
+        return CorruptFileError(
+            f"cannot {what}: Spark cannot read its source: {found}", path=unquote(path.removeprefix("file://")) or None
+        )
+    return JobFailedError(f"cannot {what}: {_one_line(messages[-1])}")
+
+
+def _from_traceback(what: str, message: str) -> TrinityLakeError:
+    """Return the error that a Python task raised: the line after the frames of the last traceback."""
+    lines = message.rpartition(_TRACEBACK)[2].splitlines()
+    raised = next((line for line in lines if line and not line.startswith(" ")), "")
+    match = _RAISED.match(raised)
+    if match is None:
+        return JobFailedError(f"cannot {what}: {_one_line(raised or message)}")
+    return _error(what, match["module"] or "", match["name"], (match["message"] or "").strip())
+
+
+def _error(what: str, module: str, name: str, text: str) -> TrinityLakeError:
+    error_class = _own_error_class(module, name)
+    asked = _RESOLVE.search(text)
+    if error_class is CommitOutcomeUnknownError and asked is not None:
+        return CommitOutcomeUnknownError(text, commit_id=asked["commit_id"], version=int(asked["version"]))
+    if error_class is not None and error_class is not CommitOutcomeUnknownError:
+        return error_class(text)
+    return JobFailedError(f"cannot {what}: {name}{f': {text}' if text else ''}")
+
+
+def _own_error_class(module: str, name: str) -> type[TrinityLakeError] | None:
+    if not module.startswith(_OWN_PACKAGE):
+        return None
+    found = getattr(importlib.import_module(module.rstrip(".")), name, None)
+    return found if isinstance(found, type) and issubclass(found, TrinityLakeError) else None
+
+
+def _messages(error: PySparkException | Py4JJavaError) -> list[str]:
+    if isinstance(error, PySparkException):
+        messages = [str(error)]
+        cause = error.__cause__
+        while cause is not None:
+            messages.append(str(cause))
+            cause = cause.__cause__
+        return messages
+    messages = []
+    java_error = error.java_exception
+    while java_error is not None:
+        if message := java_error.getMessage():
+            messages.append(str(message))
+        java_error = java_error.getCause()
+    return messages or [str(error.java_exception.getClass().getName())]
+
+
+def _one_line(message: str) -> str:
+    """Return the first meaningful line, without Spark's own decoration."""
+    first = next((line.strip() for line in message.splitlines() if line.strip()), "no reason given")
+    return _SQL_STATE.sub("", first).partition(" Parse Mode:")[0]
+
+
+#: The first that takes Arrow batches for a stream, and the first that asks a source how far a batch goes.
+STREAM_WRITES = (4, 1)
+STREAM_READS = (4, 2)
+_TIMEZONE_IN_SCHEMAS = (4, 2)
+
+
+def spark_version() -> tuple[int, int]:
+    """Return the major and minor version."""
+    major, minor = pyspark.__version__.split(".")[:2]
+    return int(major), int(minor)
+
+
+def too_old(least: tuple[int, int], what: str) -> InvalidInputError:
+    """Return the error for what needs a newer Spark than this."""
+    needed = ".".join(map(str, least))
+    return InvalidInputError(f"{what} by this source need Spark {needed}, and this is {pyspark.__version__}")
+
+
+class TooOld(DataSourceStreamReader):
+    """The reader of streams that an older Spark gets: it says so when it is used, as errors before that get lost."""
+
+    def initialOffset(self) -> dict[str, Any]:  # noqa: N802 - Spark's name
+        raise too_old(STREAM_READS, "streams that are read")
+
+    def latestOffset(self, *_of_newer: Any) -> dict[str, Any]:  # noqa: N802 - Spark's name
+        raise too_old(STREAM_READS, "streams that are read")
+
+    def read(self, partition: InputPartition) -> Iterator[Any]:
+        raise too_old(STREAM_READS, "streams that are read")
+
+
+def arrow_schema(schema: StructType) -> pa.Schema:
+    """Return what Spark checks batches of a schema against: timestamps are in UTC."""
+    from pyspark.sql.pandas.types import to_arrow_schema  # needs no pandas
+
+    if spark_version() < _TIMEZONE_IN_SCHEMAS:
+        return to_arrow_schema(schema)
+    return to_arrow_schema(schema, timezone="UTC")
+
+
+def value_of(partition: InputPartition | None) -> Any:
+    """Return what a partition was made with, None where there were none.
+
+    Spark reads once then, too: a partition without a value, and before 4.2 no partition.
+    """
+    return None if partition is None else partition.value

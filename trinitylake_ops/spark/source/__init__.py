@@ -1,0 +1,1 @@
+"""The data source ``format("trinitylake")``: options, reads, writes and streams."""

@@ -1,0 +1,1 @@
+"""Read and write the data of tables in tasks."""

@@ -1,1 +1,0 @@
-"""``format("trinitylake")``: options, opening, writing, streams."""

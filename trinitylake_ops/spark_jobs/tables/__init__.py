@@ -1,1 +1,0 @@
-"""Reading and writing the data of tables by tasks."""

@@ -1,0 +1,1 @@
+"""What storages on servers share: clients, requests, errors, options and the server's clock."""

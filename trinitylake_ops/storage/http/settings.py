@@ -1,0 +1,174 @@
+"""Options of storages on servers, and roots in buckets."""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import ClassVar, Protocol, Self
+from urllib.parse import urlsplit
+
+from trinitylake_ops.errors import InvalidInputError, InvalidLocationError
+from trinitylake_ops.storage.options import StorageOptions
+from trinitylake_ops.storage.paths import check_path, check_prefix, split_root
+
+#: The slowest transfer that a request waits for, on top of the time-outs for connecting and for the answer.
+MIN_BYTES_PER_SECOND = 128 * 1024
+#: More than the threads of the pool that storages share, so that no request waits for a connection.
+MAX_CONNECTIONS = 128
+
+_MIN_TIMEOUT_SECONDS = 0.001
+_MAX_TIMEOUT_SECONDS = 86_400
+_NOT_IN_A_HEADER = re.compile(r"[\x00-\x20\x7f]")
+
+
+class Timeouts(Protocol):
+    """Settings that say how long a request waits for a connection, and without a byte of an answer."""
+
+    @property
+    def connect_timeout_seconds(self) -> float:
+        """Seconds until a connection stands."""
+
+    @property
+    def read_timeout_seconds(self) -> float:
+        """Seconds without a byte of an answer."""
+
+
+def longest_seconds(timeouts: Timeouts, n_bytes: int = 0) -> float:
+    """Return how long a request, or an answer, with this many bytes of body may take.
+
+    A client's own time-outs see a silent server, but not one that trickles or stops reading.
+    """
+    return timeouts.connect_timeout_seconds + 2 * timeouts.read_timeout_seconds + n_bytes / MIN_BYTES_PER_SECOND
+
+
+def connect_timeout_of(options: StorageOptions) -> float:
+    """Return the seconds until a connection stands. Raises InvalidInputError."""
+    return _seconds(options, "connect_timeout_seconds", default=5)
+
+
+def read_timeout_of(options: StorageOptions) -> float:
+    """Return the seconds without a byte of an answer. Raises InvalidInputError."""
+    return _seconds(options, "read_timeout_seconds", default=30)
+
+
+def check_filled(options: StorageOptions, names: Iterable[str]) -> None:
+    """Refuse options that are empty, or that no header or address can hold.
+
+    Raises InvalidInputError, which repeats no value.
+    """
+    for name in names:
+        if options.get(name) == "":
+            raise InvalidInputError(f"storage option {name!r} is empty: leave it out, or give a value")
+        if _NOT_IN_A_HEADER.search(options.get(name, "")):
+            raise InvalidInputError(f"storage option {name!r} holds white space or a control character: remove it")
+
+
+def check_endpoint(value: str, *, has_path: bool = True) -> None:
+    """Refuse a URL of a server that has another form, credentials, or a path where none may be.
+
+    Raises InvalidInputError, which does not repeat the text.
+    """
+    try:
+        parts = urlsplit(value)
+        well_formed = (
+            parts.scheme in ("http", "https")
+            and bool(parts.hostname)
+            and (parts.port is None or parts.port > 0)
+            and "@" not in parts.netloc
+            and (has_path or parts.path in ("", "/"))
+            and not (parts.query or parts.fragment or re.search(r"[\s\x00-\x1f\x7f]", value))
+        )
+    except ValueError:
+        well_formed = False
+    if not well_formed:
+        # Not repeated: people put credentials here.
+        raise InvalidInputError(
+            "storage option 'endpoint' must be http://HOST[:PORT] or https://HOST[:PORT], without credentials"
+        )
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach an address."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def _seconds(options: StorageOptions, name: str, *, default: float) -> float:
+    return options.number(name, default=default, minimum=_MIN_TIMEOUT_SECONDS, maximum=_MAX_TIMEOUT_SECONDS)
+
+
+#: S3 and Google Cloud Storage limit a key, the prefix of the root included, to this many bytes of UTF-8.
+MAX_KEY_BYTES = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class BucketLocation:
+    """Bucket and key prefix of a root; the prefix is empty or ends with ``/``.
+
+    Each service says by a class of its own what its buckets are called, and which keys it takes. ``root_form`` is what
+    a root of another form is answered. It repeats nothing, as that may hold credentials, or a host with a port.
+    """
+
+    root: str
+    bucket: str
+    key_prefix: str
+
+    scheme: ClassVar[str]
+    service: ClassVar[str]
+    bucket_name: ClassVar[re.Pattern[str]]
+    root_form: ClassVar[str]
+
+    @classmethod
+    def of(cls, root: str) -> Self:
+        """Split a normalised root URI.
+
+        Raises InvalidLocationError for another form, for a root that is too long, and for a bucket that is no name of
+        one.
+        """
+        if not cls.bucket_name.fullmatch(root.removeprefix(f"{cls.scheme}://").partition("/")[0]):
+            raise InvalidLocationError(cls.root_form)
+        bucket, path = split_root(root, cls.scheme)
+        location = cls(root, bucket, path[1:])
+        location.check_key(location.key_prefix, root)
+        return location
+
+    def key(self, path: str) -> str:
+        """Return the key of a path.
+
+        Raises InvalidLocationError for a path that no storage accepts, or whose key the service does not take.
+        """
+        check_path(path)
+        key = self.key_prefix + path
+        self.check_key(key, path)
+        return key
+
+    def listed(self, prefix: str) -> str:
+        """Return the start of all keys below a path prefix. Raises InvalidLocationError as ``key`` does."""
+        check_prefix(prefix)
+        start = self.key_prefix + prefix
+        self.check_key(start, prefix)
+        return start
+
+    def path(self, key: str) -> str | None:
+        """Return the path of a listed key, or None for a key that no path has (``folder/``, ``a//b``)."""
+        path = key.removeprefix(self.key_prefix)
+        try:
+            check_path(path)
+        except InvalidLocationError:
+            return None
+        return path
+
+    def check_key(self, key: str, shown: str) -> None:
+        """Raise InvalidLocationError for a key that the service does not take; ``shown`` is what the caller gave."""
+        n_bytes = len(key.encode())
+        if n_bytes > MAX_KEY_BYTES:
+            raise InvalidLocationError(
+                f"the key of {shown[:80]!r}... would have {n_bytes} bytes with the prefix of its root, {self.service}"
+                f" allows {MAX_KEY_BYTES}: use a shorter name"
+            )

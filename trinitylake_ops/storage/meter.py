@@ -1,0 +1,304 @@
+"""Count, observe and pace the requests of a storage."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import ParamSpec, TypeVar
+from weakref import WeakSet
+
+from trinitylake_ops.errors import InvalidInputError, StorageError
+from trinitylake_ops.storage.background import at_fork
+from trinitylake_ops.storage.interface import FileInfo, Storage, StorageWrapper
+from trinitylake_ops.storage.parallel import Round, current_round
+from trinitylake_ops.telemetry import hub, spans
+from trinitylake_ops.telemetry.hub import STORAGE_BYTES, STORAGE_REQUESTS
+
+
+@dataclass(frozen=True, slots=True)
+class RequestCounts:
+    """The requests in a span of time, as a MeteredStorage saw them.
+
+    ``requests`` are counted by kind (``read``, ``stat``, ``create``, ``write``, ``delete``, ``list``), failed ones
+    included. Kinds that did not occur are left out. ``rounds`` counts sequential waits. ``bytes_read`` were handed out
+    by reads; ``bytes_written`` are bodies of creates and writes that succeeded.
+    """
+
+    requests: Mapping[str, int] = field(default_factory=dict)
+    rounds: int = 0
+    bytes_read: int = 0
+    bytes_written: int = 0
+
+    @property
+    def total(self) -> int:
+        """Requests of all kinds."""
+        return sum(self.requests.values())
+
+    def __sub__(self, earlier: RequestCounts) -> RequestCounts:
+        return RequestCounts(
+            requests=dict(Counter(self.requests) - Counter(earlier.requests)),
+            rounds=self.rounds - earlier.rounds,
+            bytes_read=self.bytes_read - earlier.bytes_read,
+            bytes_written=self.bytes_written - earlier.bytes_written,
+        )
+
+
+class Measurement:
+    """The counts since a moment: running inside the measured block, final after it."""
+
+    def __init__(self, meter: MeteredStorage):
+        self._meter = meter
+        self._start = meter.snapshot()
+        self._final: RequestCounts | None = None
+
+    @property
+    def counts(self) -> RequestCounts:
+        return self._meter.snapshot() - self._start if self._final is None else self._final
+
+    def _finish(self) -> None:
+        self._final = self.counts
+
+
+class MeteredStorage(StorageWrapper):
+    """Counts the requests that pass, the bytes they carry, and the rounds they take.
+
+    A single request is one round. All requests of one ``*_many`` call are one round together, on whichever wrapper of
+    the stack it was called. A listing is one request and one round per call, however many pages it has. ``now_ms`` is
+    not counted: a storage takes it from earlier answers, unless there was none for minutes. Counts are those of this
+    object: a pickled copy starts at zero. Measure one thing at a time: requests of other threads on the same meter
+    count too.
+    """
+
+    def __init__(self, inner: Storage):
+        super().__init__(inner)
+        self.forget()
+        self._clear()
+        at_fork(self)
+
+    def forget(self) -> None:
+        """Make a new lock: a forked child does not have the thread that held it. The counts go on."""
+        self._lock = threading.Lock()
+
+    def snapshot(self) -> RequestCounts:
+        """The counts so far."""
+        with self._lock:
+            return RequestCounts(dict(self._requests), self._rounds, self._bytes_read, self._bytes_written)
+
+    def add(self, counts: RequestCounts) -> None:
+        """Also count requests that a copy of this storage sent elsewhere. Their rounds are waits of others."""
+        with self._lock:
+            self._requests.update(counts.requests)
+            self._bytes_read += counts.bytes_read
+            self._bytes_written += counts.bytes_written
+
+    def reset(self) -> None:
+        """Start again from zero."""
+        with self._lock:
+            self._clear()
+
+    @contextmanager
+    def measure(self) -> Iterator[Measurement]:
+        """Measure a block: ``with meter.measure() as measured: ...`` and then ``measured.counts``."""
+        measurement = Measurement(self)
+        try:
+            yield measurement
+        finally:
+            measurement._finish()
+
+    def read(self, path: str, *, offset: int = 0, length: int | None = None, limit_bytes: int | None = None) -> bytes:
+        self._count("read")
+        data = self.inner.read(path, offset=offset, length=length, limit_bytes=limit_bytes)
+        with self._lock:
+            self._bytes_read += len(data)
+        return data
+
+    def stat(self, path: str) -> FileInfo:
+        self._count("stat")
+        return self.inner.stat(path)
+
+    def create(self, path: str, data: bytes) -> None:
+        self._count("create")
+        self.inner.create(path, data)
+        self._count_written(data)
+
+    def write(self, path: str, data: bytes) -> None:
+        self._count("write")
+        self.inner.write(path, data)
+        self._count_written(data)
+
+    def jot(self, path: str, data: bytes) -> None:
+        self._count("write")
+        self.inner.jot(path, data)
+        self._count_written(data)
+
+    def delete(self, path: str) -> None:
+        self._count("delete")
+        self.inner.delete(path)
+
+    def delete_batch(self, paths: Sequence[str]) -> dict[str, StorageError]:
+        self._count("delete")
+        return self.inner.delete_batch(paths)
+
+    def list(self, prefix: str = "") -> Iterator[FileInfo]:
+        self._count("list")
+        return self.inner.list(prefix)
+
+    def __reduce__(self) -> tuple[type[MeteredStorage], tuple[Storage]]:
+        return (MeteredStorage, (self.inner,))
+
+    def _clear(self) -> None:
+        self._requests: Counter[str] = Counter()
+        self._rounds = 0
+        self._bytes_read = 0
+        self._bytes_written = 0
+        self._seen_rounds: WeakSet[Round] = WeakSet()
+
+    def _count(self, kind: str) -> None:
+        own_round = current_round()
+        with self._lock:
+            self._requests[kind] += 1
+            if own_round is None:
+                self._rounds += 1
+            elif own_round not in self._seen_rounds:
+                self._seen_rounds.add(own_round)
+                self._rounds += 1
+
+    def _count_written(self, data: bytes) -> None:
+        with self._lock:
+            self._bytes_written += len(data)
+
+
+T = TypeVar("T")
+P = ParamSpec("P")
+
+
+class ObservedStorage(StorageWrapper):
+    """Tells of each request that passes. Under a RetryStorage each attempt counts.
+
+    A request that is alone in its round gets a span; others get one together (``storage/parallel.py``).
+    """
+
+    def __init__(self, inner: Storage):
+        super().__init__(inner)
+        self._scheme = inner.root.partition(":")[0]
+
+    def read(self, path: str, *, offset: int = 0, length: int | None = None, limit_bytes: int | None = None) -> bytes:
+        data = self._told("read", self.inner.read, path, offset=offset, length=length, limit_bytes=limit_bytes)
+        hub.add(STORAGE_BYTES, len(data), storage=self._scheme, way="read")
+        return data
+
+    def stat(self, path: str) -> FileInfo:
+        return self._told("stat", self.inner.stat, path)
+
+    def create(self, path: str, data: bytes) -> None:
+        self._told("create", self.inner.create, path, data)
+        self._count_written(data)
+
+    def write(self, path: str, data: bytes) -> None:
+        self._told("write", self.inner.write, path, data)
+        self._count_written(data)
+
+    def jot(self, path: str, data: bytes) -> None:
+        self._told("write", self.inner.jot, path, data)
+        self._count_written(data)
+
+    def delete(self, path: str) -> None:
+        self._told("delete", self.inner.delete, path)
+
+    def delete_batch(self, paths: Sequence[str]) -> dict[str, StorageError]:
+        return self._told("delete", self.inner.delete_batch, paths)
+
+    def list(self, prefix: str = "") -> Iterator[FileInfo]:
+        self._count("list")
+        return self.inner.list(prefix)
+
+    def __reduce__(self) -> tuple[type[ObservedStorage], tuple[Storage]]:
+        return (ObservedStorage, (self.inner,))
+
+    def _told(self, kind: str, request: Callable[P, T], *args: P.args, **named: P.kwargs) -> T:
+        self._count(kind)
+        own_round = current_round()
+        if own_round is not None:
+            own_round.requests.append(kind)
+            return request(*args, **named)
+        if not spans.is_recorded():
+            return request(*args, **named)
+        begun_ns = time.time_ns()
+        try:
+            return request(*args, **named)
+        finally:
+            spans.note(f"storage {kind}", begun_ns, {"trinitylake.requests": 1, "trinitylake.storage": self._scheme})
+
+    def _count(self, kind: str) -> None:
+        hub.add(STORAGE_REQUESTS, storage=self._scheme, kind=kind)
+
+    def _count_written(self, data: bytes) -> None:
+        hub.add(STORAGE_BYTES, len(data), storage=self._scheme, way="written")
+
+
+class PacedStorage(StorageWrapper):
+    """Sends at most so many requests a second, evenly spread. A request that comes too early waits.
+
+    A listing counts once, however many pages it has, and ``now_ms`` not at all. Under a RetryStorage each attempt
+    counts. A pickled copy keeps a rate of its own. Raises InvalidInputError for a rate that is not above 0.
+    """
+
+    def __init__(self, inner: Storage, requests_per_second: float):
+        if not requests_per_second > 0:
+            raise InvalidInputError(f"the rate is {requests_per_second!r} requests a second, it must be above 0")
+        super().__init__(inner)
+        self.requests_per_second = requests_per_second
+        self._next_s = 0.0
+        self.forget()
+        at_fork(self)
+
+    def forget(self) -> None:
+        """Make a new lock: a forked child does not have the thread that held it."""
+        self._lock = threading.Lock()
+
+    def read(self, path: str, *, offset: int = 0, length: int | None = None, limit_bytes: int | None = None) -> bytes:
+        self._wait()
+        return self.inner.read(path, offset=offset, length=length, limit_bytes=limit_bytes)
+
+    def stat(self, path: str) -> FileInfo:
+        self._wait()
+        return self.inner.stat(path)
+
+    def create(self, path: str, data: bytes) -> None:
+        self._wait()
+        self.inner.create(path, data)
+
+    def write(self, path: str, data: bytes) -> None:
+        self._wait()
+        self.inner.write(path, data)
+
+    def jot(self, path: str, data: bytes) -> None:
+        self._wait()
+        self.inner.jot(path, data)
+
+    def delete(self, path: str) -> None:
+        self._wait()
+        self.inner.delete(path)
+
+    def delete_batch(self, paths: Sequence[str]) -> dict[str, StorageError]:
+        self._wait()
+        return self.inner.delete_batch(paths)
+
+    def list(self, prefix: str = "") -> Iterator[FileInfo]:
+        self._wait()
+        return self.inner.list(prefix)
+
+    def __reduce__(self) -> tuple[type[PacedStorage], tuple[Storage, float]]:
+        return (PacedStorage, (self.inner, self.requests_per_second))
+
+    def _wait(self) -> None:
+        with self._lock:
+            now_s = time.monotonic()
+            due_s = max(self._next_s, now_s)
+            self._next_s = due_s + 1 / self.requests_per_second
+        if due_s > now_s:
+            time.sleep(due_s - now_s)

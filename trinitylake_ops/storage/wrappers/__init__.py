@@ -1,1 +1,0 @@
-"""Storages around a storage: each takes one and is one."""

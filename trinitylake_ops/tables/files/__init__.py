@@ -1,1 +1,0 @@
-"""Reading, naming and copying files of tables."""

@@ -1,1 +1,0 @@
-"""Lineage of publications: which tables were made of which others."""

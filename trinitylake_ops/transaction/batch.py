@@ -1,0 +1,430 @@
+"""Transactions that one commit publishes together.
+
+Each is checked as if it were committed by itself after those before it.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from trinitylake_ops.errors import InvalidInputError, TrinityLakeError
+from trinitylake_ops.format.definitions import LakehouseDef
+from trinitylake_ops.storage import background
+from trinitylake_ops.storage.conditional_create import create_fresh
+from trinitylake_ops.storage.interface import Storage
+from trinitylake_ops.telemetry import hub
+from trinitylake_ops.telemetry.hub import GROUP_SIZE
+from trinitylake_ops.transaction.change_set import Footprint
+from trinitylake_ops.transaction.commit import (
+    Commit,
+    Committed,
+    DraftOutdatedError,
+    attempts_exhausted,
+    discard,
+    outcome_unknown,
+)
+from trinitylake_ops.transaction.draft import Draft, RootStamp, Submission, Writes
+from trinitylake_ops.transaction.pacing import Courtesy
+from trinitylake_ops.transaction.time_to_live import check_age, is_young, recorded_barrier_ms, removed_before_ms
+from trinitylake_ops.tree.diff import KeyChange, diff_trees
+from trinitylake_ops.versions.commit_info import CommitInfo
+from trinitylake_ops.versions.latest import reading_bases
+from trinitylake_ops.versions.snapshot import Snapshot
+
+#: Larger transactions go alone, beside the queue. They take long, and no other transaction should wait for them.
+MAX_GROUP_CHANGES = 1_000
+
+
+@dataclass(slots=True, eq=False)
+class Member:
+    """A transaction that waits for its outcome: a version, or an error."""
+
+    submission: Submission
+    #: the version that it began on, if it changes nothing there
+    unchanged_version: int | None
+    #: the last version on which it was found to hold
+    base: Snapshot
+    max_attempts: int
+    footprint: Footprint
+    largest_info: CommitInfo
+    #: set when there is an outcome, and when this transaction has to lead
+    wakes: threading.Event
+    n_lost: int = 0
+    #: why it may not be committed; the next draft leaves it out
+    failure: TrinityLakeError | None = None
+    outcome: int | BaseException | None = None
+    has_left: bool = False
+    #: the files that it wrote ahead, and how long that took
+    written: Mapping[str, bytes] = field(default_factory=dict)
+    ahead_s: float = 0.0
+    #: whether a group has these files, and deletes them if it fails
+    is_taken: bool = False
+
+    @classmethod
+    def of(cls, submission: Submission, max_attempts: int) -> Member:
+        """Ask a transaction, in its own thread, for all values that other threads look at. Raises its errors."""
+        info, base = submission.largest_info(), submission.base
+        with reading_bases(base):
+            footprint = submission.footprint()
+            unchanged_version = base.version if submission.changes_nothing else None
+        return cls(submission, unchanged_version, base, max_attempts, footprint, info, threading.Event())
+
+    @property
+    def begun_at_ms(self) -> int:
+        """When the transaction began, by the storage's clock."""
+        return self.submission.begun_at_ms
+
+    @property
+    def is_done(self) -> bool:
+        """Whether the transaction is settled, so that no thread has to commit it any more."""
+        return self.has_left or self.outcome is not None
+
+    @property
+    def goes_alone(self) -> bool:
+        """Whether the transaction gets a version to itself."""
+        return self.submission.is_alone or self.is_large
+
+    @property
+    def is_large(self) -> bool:
+        """Whether it takes so long that no other transaction should wait for it."""
+        return len(self.footprint.writes) > MAX_GROUP_CHANGES
+
+    def write_ahead(self, also: Sequence[Callable[[], None]]) -> None:
+        """Write its files in its own thread, and make the calls of ``also`` in that round.
+
+        Its names are checked in the same round. Its version then waits for the root alone. Raises ObjectExistsError and
+        what the storage raises; no file remains then, best effort.
+        """
+        begun_s = time.monotonic()
+        with reading_bases(self.base):
+            writes = self.submission.writes_on(self.base)
+            names = [self._check_names] if writes is not None and self.submission.has_new_names else []
+        if writes is None:
+            return
+        storage = self.base.files.storage
+        try:
+            create_fresh(storage, writes.files, [*also, *names])
+        except TrinityLakeError:
+            discard(storage, writes.files)
+            raise
+        self.written, self.ahead_s = writes.files, time.monotonic() - begun_s
+
+    def _check_names(self) -> None:
+        with reading_bases(self.base):
+            self.submission.check_names(self.base)
+
+    def discard_written(self) -> None:
+        """Delete the files that it wrote ahead, beside. May be repeated from any point."""
+        if self.written:
+            background.put(functools.partial(discard, self.base.files.storage, list(self.written)))
+            self.written = {}
+
+    def settle(self, outcome: int | BaseException) -> None:
+        """Set the outcome, unless there is one."""
+        if self.outcome is None:
+            self.outcome = outcome
+        self.wakes.set()
+
+    def result(self) -> int:
+        """Return the version of the outcome, or raise its error."""
+        if isinstance(self.outcome, BaseException):
+            raise self.outcome
+        assert self.outcome is not None
+        return self.outcome
+
+
+class NobodyLeftError(TrinityLakeError):
+    """All members of a group have their outcome."""
+
+
+@dataclass(slots=True)
+class Members:
+    """The transactions of a group.
+
+    ``pending`` are those without an outcome so far, with the leader first at the outset.
+    """
+
+    pending: list[Member]
+    taken: list[Member] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.taken = list(self.pending)
+
+    @property
+    def leader(self) -> Member:
+        """Who commits the group in its own thread."""
+        return self.taken[0]
+
+    def take(self, member: Member) -> None:
+        """Add a member."""
+        self.taken.append(member)
+        self.pending.append(member)
+
+    def fail(self, member: Member, error: Exception) -> None:
+        """Let a member fail by itself."""
+        self.settle(member, error)
+
+    def settle(self, member: Member, outcome: int | Exception) -> None:
+        """Give a member its outcome."""
+        self.pending.remove(member)
+        member.settle(outcome)
+
+    def settle_all(self, outcome: int | TrinityLakeError) -> None:
+        """Give the same outcome to all members that have none yet."""
+        for member in self.pending:
+            # Raised in several threads, one object would gather all their tracebacks.
+            member.settle(copy.copy(outcome) if isinstance(outcome, TrinityLakeError) else outcome)
+        self.pending = []
+
+    def check_somebody_left(self) -> None:
+        """Raise NobodyLeftError where all have their outcome."""
+        if not self.pending:
+            raise NobodyLeftError("no transaction of the group is left")
+
+
+class GroupChange:
+    """The common change of a group's members (commit.Committable). A member that conflicts fails by itself."""
+
+    def __init__(self, members: Members, gather: Callable[[int], None]):
+        self._members = members
+        self._gather = gather
+
+    def draft(self, base: Snapshot, stamp: RootStamp) -> Draft | None:
+        """Return what all members together write on ``base``, with those that have come since the last attempt.
+
+        Members that would write nothing are done, and those fail that do not hold on ``base``.
+        """
+        self._gather(base.version)
+        self._bring_to(base)
+        parts, checks = [], list[Callable[[], None]]()
+        owners: dict[str, Member] = {}
+        for member in list(self._members.pending):
+            if member.failure is not None:
+                self._members.fail(member, member.failure)
+                continue
+            try:
+                writes = member.submission.writes_on(base)
+                has_new_names = writes is not None and member.submission.has_new_names
+            except Exception as error:  # noqa: BLE001 - whatever it is, it is this member's alone
+                self._members.fail(member, error)
+                continue
+            if writes is None:
+                # Others made the same change since, or there was nothing to change from the outset.
+                unchanged = base.version if member.unchanged_version is None else member.unchanged_version
+                self._members.settle(member, unchanged)
+            else:
+                parts.append(writes)
+                owners |= dict.fromkeys(writes.files, member)
+                if has_new_names:
+                    checks.append(functools.partial(_check_names, member, base))
+        self._members.check_somebody_left()
+        common = parts[0] if len(parts) == 1 else _together(parts)
+        return common.draft(base, stamp, checks, functools.partial(_blame, owners))
+
+    def rebase(self, base: Snapshot, latest: Snapshot) -> None:
+        """Check every member against ``latest``.
+
+        Members fail that conflict, are too old, or have tried often enough.
+        """
+        for member in list(self._members.pending):
+            member.n_lost += 1
+            if member.failure is not None:
+                self._members.fail(member, member.failure)
+            elif member.n_lost >= member.max_attempts:
+                self._members.fail(member, attempts_exhausted(member.max_attempts, latest.version))
+        self._bring_to(latest)
+
+    def _bring_to(self, base: Snapshot) -> None:
+        """Check members with earlier bases against ``base``. Members that conflict fail."""
+        changes: dict[int, dict[str, KeyChange]] = {}
+        for member in list(self._members.pending):
+            if member.base.version == base.version:
+                continue
+            try:
+                with reading_bases(member.base, base):
+                    if member.base.version not in changes:
+                        differences = diff_trees(base.files.nodes, member.base.root, base.root)
+                        changes[member.base.version] = {change.key: change for change in differences}
+                    member.submission.check(member.base, base, changes[member.base.version])
+                member.base = base
+            except Exception as error:  # noqa: BLE001 - whatever it is, it is this member's alone
+                self._members.fail(member, error)
+        self._members.check_somebody_left()
+
+
+class GroupAge:
+    """The age limit of a group (time_to_live.AgeLimit): each member keeps its own age."""
+
+    def __init__(self, storage: Storage, members: Members):
+        self._storage = storage
+        self._members = members
+
+    def begin_writing(self) -> None:
+        """Do nothing: each transaction keeps its age."""
+
+    def check_base(self, definition: LakehouseDef) -> None:
+        """Raise DraftOutdatedError as ``check`` does."""
+        self.check(definition)
+
+    def check(self, definition: LakehouseDef) -> None:
+        """Raise DraftOutdatedError where a member has outlived its time to live. The next draft leaves it out.
+
+        Such a member has no outcome yet: this root may have been sent before, and landed.
+        """
+        members = self._members.pending
+        if not members:
+            return
+        oldest_ms = min(member.begun_at_ms for member in members)
+        barred_ms, unreadable = recorded_barrier_ms(definition, self._storage.now_ms()), None
+        try:  # asked before the time, as the answer may take a while
+            barred_ms = removed_before_ms(self._storage, definition, oldest_ms)
+        except TrinityLakeError as error:
+            unreadable = error
+        now_ms = self._storage.now_ms()
+        for member in members:
+            try:
+                check_age(member.begun_at_ms, now_ms, definition, barred_ms)
+            except TrinityLakeError as error:
+                member.failure = error
+            if unreadable is not None and not is_young(member.begun_at_ms, now_ms):
+                member.failure = copy.copy(unreadable)
+        if any(member.failure is not None for member in members):
+            raise DraftOutdatedError("some of the transactions are too old")
+
+
+class Group:
+    """A group on its way to become a version: the leader, and the members that go with it."""
+
+    def __init__(self, leader: Member, courtesy: Courtesy):
+        self._members = Members([leader])
+        self._written = dict(leader.written)
+        self._courtesy = courtesy
+        self._files = leader.base.files
+        self._commit: Commit | None = None
+
+    def __contains__(self, member: Member) -> bool:
+        return member in self._members.pending
+
+    def has_room_for(self, candidate: Member) -> bool:
+        """Whether one more transaction fits: it touches nothing that the others touch, and the root has room for it.
+
+        One with the id of a member is the same transaction, sent again. The next version tells it that it is done.
+        """
+        members = self._members.pending
+        if any(member.submission.id == candidate.submission.id for member in members):
+            return False
+        footprints = [member.footprint for member in members]
+        if sum(len(footprint.writes) for footprint in (*footprints, candidate.footprint)) > MAX_GROUP_CHANGES:
+            return False
+        if any(candidate.footprint.is_touched_by(footprint.writes) for footprint in footprints):
+            return False
+        try:
+            group_info([member.largest_info for member in (*members, candidate)]).largest()
+        except InvalidInputError:
+            return False
+        return True
+
+    def take(self, candidate: Member) -> None:
+        """Add a member."""
+        self._written |= candidate.written
+        candidate.is_taken = True
+        self._members.take(candidate)
+
+    def run(self, newest: Committed | None, gather: Callable[[int], None] = lambda _: None) -> Committed | None:
+        """Commit the members as one version and settle each. Returns that version, None where none was committed.
+
+        ``newest`` is the latest version that is known. ``gather`` takes more members, before each attempt on a version.
+        Raises CorruptFileError where the root of ``newest`` cannot be decoded; nobody has an outcome then.
+        """
+        members, base = self._members, self._newest_base(newest)
+        change, age_limit = GroupChange(members, gather), GroupAge(self._files.storage, members)
+        members.leader.is_taken = True
+        self._commit = Commit(self._files, change, age_limit, sys.maxsize, self._courtesy, self._written)
+        try:
+            committed = self._commit.run(base)
+        except NobodyLeftError:
+            return None
+        except TrinityLakeError as error:
+            members.settle_all(error)
+            return None
+        hub.observe(GROUP_SIZE, len(members.pending))
+        members.settle_all(committed.version)
+        return committed
+
+    def _newest_base(self, newest: Committed | None) -> Snapshot:
+        """Return the newest known version: one that a member began on, or the one committed just before."""
+        bases = [member.base for member in self._members.pending]
+        if newest is not None and newest.root is not None:
+            bases.append(Snapshot(self._files, newest.version, newest.root.path, newest.root.node))
+        return max(bases, key=lambda snapshot: snapshot.version)
+
+    def abandoned(self) -> list[Member]:
+        """Give an answer to the members that have none, after an interrupt of the leader at any point.
+
+        Returns the members for which nothing was sent.
+        """
+        unsent = []
+        for member in self._members.taken[1:]:
+            if self._commit is not None and self._commit.committed is not None:
+                member.settle(self._commit.committed.version)
+            elif self._commit is not None and self._commit.sent is not None:
+                reason = "the thread that committed it was interrupted"
+                member.settle(outcome_unknown(self._files.roots, *self._commit.sent, reason))
+            elif member.outcome is None:
+                unsent.append(member)
+        return unsent
+
+
+def group_info(infos: Iterable[CommitInfo]) -> CommitInfo:
+    """Return the ``commit_info`` of a root that commits several transactions."""
+    transactions = tuple(infos)
+    counts: dict[str, int] = {}
+    for info in transactions:
+        for name, number in info.counts.items():
+            counts[name] = counts.get(name, 0) + number
+    return CommitInfo(
+        "group",
+        f"{len(transactions)} transactions",
+        run_id=None,
+        approved_by=None,
+        members=tuple(member for info in transactions for member in info.members),
+        counts=counts,
+        transactions=transactions,
+    )
+
+
+def _check_names(member: Member, base: Snapshot) -> None:
+    """Check a member's new names. Raises DraftOutdatedError where they are taken; the next draft leaves it out."""
+    try:
+        with reading_bases(base):
+            member.submission.check_names(base)
+    except TrinityLakeError as error:
+        member.failure = error
+        raise DraftOutdatedError("a name of one of the transactions is taken") from error
+
+
+def _blame(owners: Mapping[str, Member], error: TrinityLakeError) -> None:
+    """Let the member fail whose file could not be written.
+
+    Raises DraftOutdatedError if there is one; the next draft leaves it out.
+    """
+    member = None if error.path is None else owners.get(error.path)
+    if member is not None:
+        member.failure = error
+        raise DraftOutdatedError("a file of one of the transactions could not be written") from error
+
+
+def _together(parts: Sequence[Writes]) -> Writes:
+    """Return the writes of several transactions, which touch nothing of each other's."""
+    messages: dict[str, str | None] = {}
+    files: dict[str, bytes] = {}
+    for part in parts:
+        messages |= part.messages
+        files |= part.files
+    return Writes(messages, files, group_info(part.info for part in parts))

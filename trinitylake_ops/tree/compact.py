@@ -1,0 +1,113 @@
+"""Puts a tree in order: empty buffers, and as few nodes as its keys need."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from trinitylake_ops.format.node_file import NodeFile
+from trinitylake_ops.tree.bulk import n_filled_keys
+from trinitylake_ops.tree.edit import EditedTree, TreeEditor, frozen_root
+from trinitylake_ops.tree.node import DirtyNode, TreeLimits, concatenate, split_evenly
+from trinitylake_ops.tree.store import MetNodes, NodeStore
+
+#: Neighbouring nodes are written anew when that saves this part of them. A smaller saving is not worth the bytes.
+LEAST_SAVING = 0.1
+
+
+def compacted_tree(
+    store: NodeStore,
+    root: NodeFile,
+    limits: TreeLimits,
+    *,
+    created_at_ms: int,
+    root_system: Mapping[str, str],
+) -> EditedTree | None:
+    """Return a tree of the same keys without buffered messages and without thin nodes, None if it is one already.
+
+    Subtrees that are in order keep their files. Reads every node. Raises CorruptFileError or
+    StorageError from reading them.
+    """
+    compaction = _Compaction(store, replace(limits, buffer_target_bytes=0), dict(root_system))
+    new_root = DirtyNode.copy_of(root)
+    has_changed = (root.is_leaf and bool(root.buffer)) or len(root.keys) > limits.max_keys
+    if has_changed:  # messages that other programs left in a leaf
+        new_root = compaction.restored_root(new_root)
+    while compaction.compacts(new_root):  # packing a level may leave the one above thin
+        new_root = compaction.restored_root(new_root)
+        has_changed = True
+    if not has_changed:
+        return None
+    node_files: dict[str, bytes] = {}
+    return EditedTree(frozen_root(new_root, limits, created_at_ms, node_files), node_files)
+
+
+class _Compaction(TreeEditor):
+    def __init__(self, store: NodeStore, limits: TreeLimits, root_system: dict[str, str]):
+        super().__init__(store, limits, root_system)
+        self._pointed_at = MetNodes()
+        self._entered: set[str] = set()
+
+    def compacts(self, root: DirtyNode) -> bool:
+        """Empty all buffers of a tree and pack its nodes. Returns whether anything changed."""
+        self._pointed_at, self._entered = MetNodes(), set()
+        self._pointed_at.add(child for child in root.children if isinstance(child, str))
+        return self.compact(root)
+
+    def _enter(self, location: str) -> NodeFile:
+        """Read a node and note what it points to, once: after a merge it is entered again, from another parent."""
+        stored = self.store.load(location)
+        if location not in self._entered:
+            self._entered.add(location)
+            self._pointed_at.add(stored.children)
+        return stored
+
+    def compact(self, node: DirtyNode) -> bool:
+        """Empty all buffers of a subtree and pack its nodes. Returns whether anything changed."""
+        if node.is_leaf:
+            return False
+        changed = bool(node.buffer)
+        self.relieve(node, {}, None)
+        self._children(node)  # read together, then one by one from the cache
+        for position in reversed(range(len(node.children))):
+            if position < len(node.children):  # the child may have been merged with its left neighbour
+                changed |= self._compact_child(node, position)
+        return self._pack(node) or changed
+
+    def _compact_child(self, node: DirtyNode, position: int) -> bool:
+        child = node.children[position]
+        if isinstance(child, str):
+            stored = self._enter(child)
+            if stored.is_leaf and not stored.buffer:
+                return False
+            copy = DirtyNode.copy_of(stored)
+            if not self.compact(copy) and not stored.is_leaf:
+                return False
+            node.children[position] = copy
+        elif not self.compact(child):
+            return False
+        self.restore_child(node, position)
+        return True
+
+    def _pack(self, node: DirtyNode) -> bool:
+        """Spread the keys of a node's children over the fewest nodes, if that saves enough of them."""
+        n_keys = len(node.keys) + sum(len(child.keys) for child in self._children(node))
+        capacity = n_filled_keys(self.limits) + 1
+        n_parts = -(-(n_keys + 1) // capacity)
+        if n_parts > (1 - LEAST_SAVING) * len(node.children):
+            return False
+        if n_keys - (n_parts - 1) < n_parts * self.limits.min_keys:
+            capacity = self.limits.order  # the parts would be too small; full ones never are
+        first, *others = (
+            child if isinstance(child, DirtyNode) else DirtyNode.copy_of(child) for child in self._children(node)
+        )
+        whole = first
+        for key, value, child in zip(node.keys, node.values, others, strict=True):
+            whole = concatenate(whole, child, (key, value))
+        split = split_evenly(whole, capacity)
+        node.children, node.keys, node.values = split.parts, split.keys, split.values
+        return True
+
+    def _children(self, node: DirtyNode) -> list[DirtyNode | NodeFile]:
+        stored = iter(self.store.load_many([child for child in node.children if isinstance(child, str)]))
+        return [child if isinstance(child, DirtyNode) else next(stored) for child in node.children]

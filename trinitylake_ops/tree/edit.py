@@ -1,0 +1,367 @@
+"""Changing a tree: messages enter at the root and are flushed down in batches.
+
+A change appends its messages to the root's buffer. When a buffer outgrows its target, a group of its messages moves
+down: those for one child, the group with the most bytes. The child's own buffer may then do the same, once. So most
+changes rewrite the root alone, and a change of a single message rewrites one path. Nodes that split or merge rewrite
+neighbours, too. A change of as many messages as the tree has keys builds it anew instead.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from trinitylake_ops.format.file_names import new_node_path
+from trinitylake_ops.format.keys import CREATED_AT_MILLIS
+from trinitylake_ops.format.node_file import NodeFile
+from trinitylake_ops.tree.bulk import bulk_load
+from trinitylake_ops.tree.node import DirtyNode, TreeLimits, concatenate, message_bytes, messages_bytes, split_evenly
+from trinitylake_ops.tree.search import scan_columns, with_messages
+from trinitylake_ops.tree.store import MetNodes, NodeStore, check_depth
+
+# The bytes that any node's system rows may take: a time of 20 digits.
+_NODE_SYSTEM = {CREATED_AT_MILLIS: "9" * 20}
+
+
+# A change of at least this many messages is large: its messages are grouped once instead of once for each flush.
+_BULK_MESSAGES = 1_000
+# A large change rebuilds a tree of at most this many keys a message, because nearly all its leaves would change.
+_REBUILT_KEYS_PER_MESSAGE = 1.1
+_ENTRIES_AT_ONCE = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class EditedTree:
+    """A changed tree: its root, without system rows, and the files of all its new nodes by path."""
+
+    root: NodeFile
+    node_files: dict[str, bytes]
+
+
+def apply_messages(
+    store: NodeStore,
+    root: NodeFile,
+    messages: Mapping[str, str | None],
+    limits: TreeLimits,
+    *,
+    created_at_ms: int,
+    root_system: Mapping[str, str],
+) -> EditedTree:
+    """Return the tree that ``root`` becomes by setting (location) or deleting (None) keys.
+
+    ``root_system`` are the system rows that the new root will carry: its size counts against
+    ``limits.node_file_max_size_bytes``. Reads the nodes it changes, writes nothing. Raises
+    CorruptFileError or StorageError from reading nodes.
+    """
+    node_files: dict[str, bytes] = {}
+    is_large = len(messages) >= _BULK_MESSAGES
+    if is_large and _estimated_keys(store, root) <= _REBUILT_KEYS_PER_MESSAGE * len(messages):
+        entries = _entries_after(store, root, messages)
+        new = bulk_load(entries, limits, created_at_ms=created_at_ms, write=node_files.update)
+        return EditedTree(new, node_files)
+    editor = TreeEditor(store, limits, dict(root_system), max_flushes=None if is_large else len(messages))
+    new_root = editor.changed_root(DirtyNode.copy_of(root), dict(messages))
+    return EditedTree(frozen_root(new_root, limits, created_at_ms, node_files), node_files)
+
+
+def _estimated_keys(store: NodeStore, root: NodeFile) -> int:
+    """Return about how many keys a tree has, from one node of each level."""
+    estimate, n_nodes = 0, 1
+    node = root
+    depth = 0
+    while not node.is_leaf:
+        estimate += n_nodes * len(node.keys)
+        n_nodes *= len(node.children)
+        depth += 1
+        check_depth(depth, node.children[len(node.children) // 2])
+        node = store.load(node.children[len(node.children) // 2])
+    return estimate + n_nodes * len(node.keys)
+
+
+def _entries_after(store: NodeStore, root: NodeFile, messages: Mapping[str, str | None]) -> Iterator[tuple[str, str]]:
+    """Yield all (key, location) of a tree after messages, ascending. Python strings are made for a few at a time."""
+    if root.is_leaf:  # so that nearly all entries are messages, and most come in order
+        entries = {**dict(zip(root.keys, root.values, strict=True)), **root.buffer, **messages}
+        yield from ((key, location) for key in sorted(entries) if (location := entries[key]) is not None)
+        return
+    keys, locations = with_messages(*scan_columns(store, root), messages)
+    for start in range(0, len(keys), _ENTRIES_AT_ONCE):
+        piece = (column.slice(start, _ENTRIES_AT_ONCE).to_pylist() for column in (keys, locations))
+        yield from zip(*piece, strict=True)
+
+
+def carried_tree(
+    store: NodeStore, root: NodeFile, limits: TreeLimits, *, created_at_ms: int, root_system: Mapping[str, str]
+) -> EditedTree:
+    """Return a tree as it is, with pointers and buffer, for a new root of the same content.
+
+    Usually its nodes stay. The tree is put in order if another program left too many keys, or messages in a leaf. The
+    same happens if the buffer and the new root's system rows are too large for one file. Raises what
+    :func:`apply_messages` raises.
+    """
+    is_ours = len(root.keys) <= limits.max_keys and not (root.is_leaf and root.buffer)
+    size_bytes = DirtyNode.copy_of(root).size_bytes(limits.order, dict(root_system))
+    if is_ours and size_bytes <= limits.rows_max_size_bytes:
+        return EditedTree(root, {})
+    return apply_messages(store, root, {}, limits, created_at_ms=created_at_ms, root_system=root_system)
+
+
+def frozen_root(node: DirtyNode, limits: TreeLimits, created_at_ms: int, node_files: dict[str, bytes]) -> NodeFile:
+    """Return a root, without system rows, and add the files of all new nodes below it to ``node_files``."""
+    children: list[str] = []
+    for child in node.children:
+        if isinstance(child, str):
+            children.append(child)
+            continue
+        path = new_node_path()
+        content = frozen_root(child, limits, created_at_ms, node_files)
+        content.system[CREATED_AT_MILLIS] = str(created_at_ms)
+        node_files[path] = limits.encoded(content, path)
+        children.append(path)
+    return NodeFile(node.keys, node.values, children, node.buffer)
+
+
+class TreeEditor:
+    """One change of one tree.
+
+    A node that gets messages flushes at most ``max_flushes`` groups, None for any number. If its target still asks for
+    more, the next change that comes by flushes again. So a change of one message writes one path, however many buffers
+    are full. The limit on a file's size always counts.
+
+    A method that changes a child calls :meth:`restore_child` on its parent afterwards. So a node's children keep the
+    limits on their number of keys. The root is restored last.
+    """
+
+    def __init__(
+        self, store: NodeStore, limits: TreeLimits, root_system: dict[str, str], max_flushes: int | None = None
+    ):
+        self.store = store
+        self.limits = limits
+        self._root_system = root_system
+        self._max_flushes = max_flushes
+        self._no_more_flushes = None if max_flushes is None else 0
+        self._met = MetNodes()
+        self._most_waiting_bytes = 2 * limits.buffer_target_bytes
+
+    def changed_root(self, root: DirtyNode, messages: dict[str, str | None]) -> DirtyNode:
+        """Return the root that ``root`` becomes by messages."""
+        root.absorb(messages)
+        self.relieve(root, self._root_system, self._max_flushes)
+        return self.restored_root(root)
+
+    def restored_root(self, root: DirtyNode) -> DirtyNode:
+        """Return a root within all limits in place of one with any number of keys."""
+        while True:
+            if not root.is_leaf and not root.keys:
+                root = self._collapsed(root)
+            elif len(root.keys) > self.limits.max_keys:
+                root = self._raised(root)
+            elif self._is_over(root, self._root_system, self._no_more_flushes):
+                self.relieve(root, self._root_system, self._no_more_flushes)
+            else:
+                return root
+
+    def _collapsed(self, root: DirtyNode) -> DirtyNode:
+        """Make the only child of a root without keys the root."""
+        child = self.dirty_child(root, 0)
+        child.absorb(root.buffer)
+        return child
+
+    def _raised(self, root: DirtyNode) -> DirtyNode:
+        """Put a new root above one that has too many keys."""
+        split = split_evenly(root, self.limits.order)
+        return DirtyNode(split.keys, split.values, split.parts, split.messages)
+
+    # Flushing
+
+    def _is_over(self, node: DirtyNode, system: dict[str, str], max_flushes: int | None) -> bool:
+        if not node.buffer:
+            return False
+        may_flush = max_flushes is None or max_flushes > 0
+        if may_flush and messages_bytes(node.buffer) > self.limits.buffer_target_bytes:
+            return True
+        return node.size_bytes(self.limits.order, system) > self.limits.rows_max_size_bytes
+
+    def relieve(self, node: DirtyNode, system: dict[str, str], max_flushes: int | None) -> None:
+        """Flush the heaviest groups of messages until the buffer fits its target and the file its limit.
+
+        After ``max_flushes``, None for any number, the limit alone counts.
+        """
+        while self._is_over(node, system, max_flushes):
+            n_flushes = 1
+            if len(node.buffer) >= _BULK_MESSAGES:
+                n_flushes = self._flush_heaviest(node, max_flushes)
+            else:
+                self._flush(node, _heaviest_child(node.keys, node.buffer))
+            if max_flushes is not None:
+                max_flushes -= n_flushes
+
+    def _flush_heaviest(self, node: DirtyNode, max_flushes: int | None) -> int:
+        """Flush the heaviest groups of a large buffer until the rest fits its target. Return the number of flushes.
+
+        The groups are made once: a pass over the buffer for each flush would take quadratic time. At least one group is
+        flushed. A child that splits or merges meanwhile divides a group; then its first part is flushed.
+        """
+        groups = _groups_by_child(node.keys, node.buffer)
+        weights = {child: messages_bytes({key: node.buffer[key] for key in keys}) for child, keys in groups.items()}
+        excess_bytes = sum(weights.values()) - self.limits.buffer_target_bytes
+        n_flushes = 0
+        for child in sorted(groups, key=lambda child: (-weights[child], child)):
+            if n_flushes and (excess_bytes <= 0 or n_flushes == max_flushes):
+                break
+            waiting = [key for key in groups[child] if key in node.buffer]
+            if waiting:
+                position = bisect_left(node.keys, waiting[0])
+                self._flush(node, position, [key for key in waiting if bisect_left(node.keys, key) == position])
+                n_flushes += 1
+                excess_bytes -= weights[child]
+        return n_flushes
+
+    def _flush(self, node: DirtyNode, child: int, group: Sequence[str] | None = None) -> None:
+        """Move the messages bound for one child down. Then delete the own key after it, if that is asked for.
+
+        Args:
+            node: The node whose buffer holds the messages.
+            child: The position of the child.
+            group: The keys of the messages, by default all that are bound for the child.
+        """
+        if group is None:
+            group = [key for key in node.buffer if bisect_left(node.keys, key) == child]
+        own_key = node.keys[child] if child < len(node.keys) and node.keys[child] in node.buffer else None
+        messages = {key: node.buffer[key] for key in group if key != own_key}
+        if messages:
+            for key in self._absorbed(self.dirty_child(node, child), messages):
+                del node.buffer[key]
+            self.restore_child(node, child)
+        if own_key is not None:
+            self._settle_own_message(node, own_key)
+
+    def _absorbed(self, below: DirtyNode, messages: dict[str, str | None]) -> Iterable[str]:
+        """Hand messages to a child and let it flush. Returns the messages that it took, at least one.
+
+        If the number of flushes is limited, a buffer takes no more than twice its target. It takes the messages for the
+        grandchild that then gets most, and as many others as that makes room for.
+        """
+        waiting = below.buffer | messages
+        if below.is_leaf or self._max_flushes is None or messages_bytes(waiting) <= self._most_waiting_bytes:
+            below.absorb(messages)
+            self.relieve(below, _NODE_SYSTEM, self._max_flushes)
+            return messages
+        heaviest = _heaviest_child(below.keys, waiting)
+        taken = {key: messages[key] for key in messages if bisect_left(below.keys, key) == heaviest}
+        below.absorb(taken)
+        self._flush(below, heaviest)
+        room_bytes = self._most_waiting_bytes - messages_bytes(below.buffer)
+        for key, value in messages.items():
+            if key in taken:
+                continue
+            room_bytes -= message_bytes(key, value)
+            if room_bytes < 0 and taken:
+                break
+            taken[key] = value
+            below.absorb({key: value})
+        self.relieve(below, _NODE_SYSTEM, self._max_flushes - 1)
+        return taken
+
+    def _settle_own_message(self, node: DirtyNode, key: str) -> None:
+        row = _row_of(node, key)
+        if row is None or key not in node.buffer:
+            return  # restoring a child moved the key down; its message follows with the next flush
+        value = node.buffer.pop(key)
+        if value is not None:
+            node.values[row] = value
+        elif node.is_leaf:
+            del node.keys[row], node.values[row]
+        else:
+            self._delete_inner_key(node, row)
+
+    def _delete_inner_key(self, node: DirtyNode, row: int) -> None:
+        """Delete a key of an inner node by joining the subtrees on its two sides."""
+        left, right = self.dirty_child(node, row), self.dirty_child(node, row + 1)
+        del node.keys[row], node.values[row]
+        node.children[row : row + 2] = [self._joined(left, right)]
+        self.restore_child(node, row)
+
+    def _joined(self, left: DirtyNode, right: DirtyNode) -> DirtyNode:
+        """Return one node, of any number of keys, for two neighbours of one level with nothing between them."""
+        if left.is_leaf:
+            return concatenate(left, right)
+        seam = len(left.keys)
+        middle = self._joined(self.dirty_child(left, seam), self.dirty_child(right, 0))
+        joined = DirtyNode(
+            left.keys + right.keys,
+            left.values + right.values,
+            [*left.children[:-1], middle, *right.children[1:]],
+            left.buffer | right.buffer,
+        )
+        self.restore_child(joined, seam)
+        self.relieve(joined, _NODE_SYSTEM, self._no_more_flushes)
+        return joined
+
+    # Restoring the number of keys
+
+    def restore_child(self, parent: DirtyNode, position: int) -> None:
+        """Split or merge a child that has too many or too few keys. The parent's own number may change."""
+        child = parent.children[position]
+        if isinstance(child, str):
+            return
+        if len(child.keys) > self.limits.max_keys:
+            split = split_evenly(child, self.limits.order)
+            parent.keys[position:position] = split.keys
+            parent.values[position:position] = split.values
+            parent.children[position : position + 1] = split.parts
+            parent.absorb({key: value for key, value in split.messages.items() if key not in parent.buffer})
+        elif len(child.keys) < self.limits.min_keys and parent.keys:
+            self._merge_child(parent, position)
+
+    def _merge_child(self, parent: DirtyNode, position: int) -> None:
+        """Merge a child with a neighbour and the key between them. An overfull result is split again."""
+        left_position = self._merge_partner(parent, position)
+        left, right = self.dirty_child(parent, left_position), self.dirty_child(parent, left_position + 1)
+        merged = concatenate(left, right, (parent.keys.pop(left_position), parent.values.pop(left_position)))
+        parent.children[left_position : left_position + 2] = [merged]
+        # A node that had no keys left may bring along a child that is too small. That child now has neighbours.
+        for below in reversed(range(len(merged.children))):
+            if below < len(merged.children):
+                self.restore_child(merged, below)
+        self.relieve(merged, _NODE_SYSTEM, self._no_more_flushes)
+        self.restore_child(parent, left_position)
+
+    @staticmethod
+    def _merge_partner(parent: DirtyNode, position: int) -> int:
+        """Return the left position of the pair to merge. A neighbour that is rewritten anyway is preferred."""
+        if position == 0:
+            return 0
+        if position == len(parent.children) - 1:
+            return position - 1
+        return position if isinstance(parent.children[position + 1], DirtyNode) else position - 1
+
+    def dirty_child(self, parent: DirtyNode, position: int) -> DirtyNode:
+        child = parent.children[position]
+        if isinstance(child, str):
+            self._met.add([child])
+            child = parent.children[position] = DirtyNode.copy_of(self.store.load(child))
+        return child
+
+
+def _heaviest_child(keys: Sequence[str], messages: Mapping[str, str | None]) -> int:
+    """Return the position of the child that most bytes of messages are bound for."""
+    weights: dict[int, int] = defaultdict(int)
+    for key, value in messages.items():
+        weights[bisect_left(keys, key)] += message_bytes(key, value)
+    return max(weights, key=lambda child: (weights[child], -child))
+
+
+def _groups_by_child(keys: Sequence[str], messages: Iterable[str]) -> dict[int, list[str]]:
+    """Return the keys of messages by the position of the child that they are bound for."""
+    groups: dict[int, list[str]] = defaultdict(list)
+    for key in messages:
+        groups[bisect_left(keys, key)].append(key)
+    return groups
+
+
+def _row_of(node: DirtyNode, key: str) -> int | None:
+    row = bisect_left(node.keys, key)
+    return row if row < len(node.keys) and node.keys[row] == key else None

@@ -1,1 +1,0 @@
-"""Nodes, and reading and keeping them."""
