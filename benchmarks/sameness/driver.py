@@ -13,6 +13,7 @@ import fnmatch
 import gc
 import hashlib
 import importlib
+import importlib.util
 import json
 import os
 import random
@@ -126,13 +127,27 @@ class Notes:
             self.written.append((f"{verb} {place}", digest, len(data)))
 
 
+#: Packages and modules by their names in this tree, with those in earlier revisions.
+_EARLIER = {
+    "trinitylake_ops.iceberg": "trinitylake_ops.tables",
+    "trinitylake_ops.operations": "trinitylake_ops.maintenance",
+    "trinitylake_ops.storage.background": "trinitylake_ops.storage.beside",
+}
+
+
+def name_in_tree(name: str) -> str:
+    """Return the name that a module has in the tree that runs, which may be an earlier revision."""
+    earlier = _EARLIER.get(name)
+    return earlier if earlier is not None and importlib.util.find_spec(earlier) is not None else name
+
+
 def watch(world: World, notes: Notes) -> None:
     """Let local storages note their requests, send one after the other, and show files by the world's clock."""
     from trinitylake_ops.storage import LocalStorage
     from trinitylake_ops.storage.parallel import current_round
 
     with contextlib.suppress(ImportError):  # of a revision that does all before a commit returns
-        beside = importlib.import_module("trinitylake_ops.storage.background")
+        beside = importlib.import_module(name_in_tree("trinitylake_ops.storage.background"))
         beside.put = beside.do
 
     def counted(kind: str, call: Callable[..., Any]) -> Callable[..., Any]:
@@ -163,11 +178,11 @@ def watch(world: World, notes: Notes) -> None:
 def load() -> None:
     """Import what steps need, so that a fork has it: all that the faces offer, and pyiceberg."""
     for face in ("trinitylake_ops", "trinitylake_ops.operations", "trinitylake_ops.storage"):
-        module = importlib.import_module(face)
+        module = importlib.import_module(name_in_tree(face))
         for name in module.__all__:
             getattr(module, name)
     for name in ("pyiceberg.io.pyarrow", "pyarrow.parquet", "rich.console", "trinitylake_ops.iceberg"):
-        importlib.import_module(name)
+        importlib.import_module(name_in_tree(name))
     from trinitylake_ops.cli.app import trinitylake
 
     for command in list(trinitylake.commands):
@@ -186,7 +201,7 @@ def catalog(root: str) -> Any:
     """Return the pyiceberg catalog of a lakehouse, by the path that users store in their configuration."""
     from pyiceberg.catalog import load_catalog
 
-    implementation = "trinitylake_ops.iceberg.catalog.TrinityLakeCatalog"
+    implementation = f"{name_in_tree('trinitylake_ops.iceberg')}.catalog.TrinityLakeCatalog"
     return load_catalog("lake", **{"py-catalog-impl": implementation, "root": root})
 
 
