@@ -99,7 +99,7 @@ class Process:
     storage: SimulatedStorage = field(init=False)
     shared: Any = None
     bad_requests: int = 0  # that are still to come
-    background: list[background.Work] = field(default_factory=list)  # that waits to be done
+    waiting: list[background.Work] = field(default_factory=list)  # work in the background that is to be done
 
 
 @dataclass(eq=False)
@@ -291,7 +291,7 @@ class World:
 
     def _start(self, process: Process) -> None:
         process.storage = SimulatedStorage(self, process)
-        process.beside.clear()
+        process.waiting.clear()
         process.shared = process.make(process.storage)
         for thread in process.threads:
             self._threads.append(_Thread(process, greenlet.greenlet(lambda body=thread: body(process))))
@@ -371,12 +371,12 @@ class World:
         process = next((thread.process for thread in self._threads if thread.body is here), None)
         if process is None:  # the test itself
             background.do(work)
-        elif work not in process.beside:
-            process.beside.append(work)
+        elif work not in process.waiting:
+            process.waiting.append(work)
 
             def body() -> None:
                 self.hand_over()
-                process.beside.remove(work)
+                process.waiting.remove(work)
                 background.do(work)
 
             self._threads.append(_Thread(process, greenlet.greenlet(body), is_beside=True))
