@@ -237,6 +237,10 @@ class Project:
         columns |= {"key": [row.key for row in rows], "token": [row.token for row in rows]}
         return pa.table({**columns, "made_of": [" ".join(map(str, row.read)) for row in rows]})
 
+    def replaces_whole(self, table: str) -> bool:
+        """Whether each run of a table replaces all its rows, whatever their partitions."""
+        return self.shape.modes[TABLES.index(table)] == "overwrite"
+
     def assets(self) -> list[Any]:
         shape = self.shape
         retries = dg.RetryPolicy(max_retries=1) if shape.has_retries else None

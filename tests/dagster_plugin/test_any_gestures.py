@@ -383,8 +383,14 @@ class World:
             staging = self.newest(run, table)
             assert staging is not None and staging.version is not None, f"green {run.run_id[:8]}: {table} is invisible"
             is_visible = frozenset(staging.rows) <= self.states[self.lake.latest_version()][table]
-            if not is_visible and staging.run_id != run.run_id and not self._is_replaced(staging, table):
+            was_published_before = self._publisher(staging.version) != run.run_id
+            if not is_visible and was_published_before and not self._is_replaced(staging, table):
                 assert undone or f"shop/{table}" not in self._executed(run), f"{table} was undone, and nothing says so"
+
+    def _publisher(self, version: int) -> str:
+        """Return the run that committed a version."""
+        (info,) = [info for info in self.lake.history() if info.version == version]
+        return str(info.run_id)
 
     def _undone(self, run: Run) -> bool:
         events = [
@@ -428,12 +434,13 @@ class World:
         project = self.project
         tables = [table for table in TABLES if f"shop/{table}" in run.selection]
         lacks_publisher = any((project.publisher_of(table) or "") not in ("", *run.selection) for table in tables)
-        if run.parent is None and (lacks_publisher or not project.partitions.is_valid) and tables:
+        is_valid = project.partitions.is_valid or all(project.replaces_whole(table) for table in tables)
+        if run.parent is None and (lacks_publisher or not is_valid) and tables:
             assert not run.is_green, "nothing would publish its tables"
         is_whole = set(tables) == set(TABLES) and not lacks_publisher
         may_fail = run.check_fails and project.shape.has_check
         is_undisturbed = run.fault is None and "fault at" not in run.error and not run.is_dead and not may_fail
-        if run.parent is None and is_whole and is_undisturbed and project.partitions.is_valid:
+        if run.parent is None and is_whole and is_undisturbed and is_valid:
             assert run.is_green, f"{run.run_id[:8]} is refused: {run.error}"
         is_blocked = may_fail and "fault" not in run.error and not run.is_dead and run.parent is None
         if is_blocked and project.publisher_of("a"):

@@ -158,8 +158,11 @@ class Stored:
             )
 
     def check_partitions(self, asset_key: dg.AssetKey, partitions: dg.PartitionsDefinition[str] | None) -> None:
-        """Raise InvalidInputError if several partitions have the same values by the formats of partition columns."""
-        if self.formats and isinstance(partitions, dg.TimeWindowPartitionsDefinition):
+        """Raise InvalidInputError if several partitions have the same values by the formats of partition columns.
+
+        An asset whose runs replace the whole table may have any formats.
+        """
+        if self.mode != "replace_table" and self.formats and isinstance(partitions, dg.TimeWindowPartitionsDefinition):
             check_formats(asset_key.to_user_string(), partitions, self.formats)
 
     def check_values(
