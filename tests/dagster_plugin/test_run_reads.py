@@ -278,7 +278,7 @@ def test_reads_are_text_between_processes(lake: Lakehouse) -> None:
     missing = TableRead.of_missing(lake.snapshot(), "ref", "missing")
     assert [TableRead.from_json(one.to_json()) for one in (read, missing)] == [read, missing]
     for text in ("", "[]", "{}", '{"root": 1, "extra": 2}'):
-        with pytest.raises(InvalidInputError, match="no read of a table"):
+        with pytest.raises(InvalidInputError):
             TableRead.from_json(text)
-    with pytest.raises(InvalidInputError, match=r"no table ref\.missing"):
+    with pytest.raises(InvalidInputError, match=r"ref\.missing"):
         TableRead.of(lake.snapshot(), "ref", "missing")

@@ -52,9 +52,9 @@ def test_a_server_that_is_silent() -> None:
 
 def test_addresses_that_are_none() -> None:
     for url in ("", "lake", "ftp://lake", "http://", "http://user@lake", "http://lake/path", "http://lake?a=b"):
-        with pytest.raises(InvalidInputError, match="address"):
+        with pytest.raises(InvalidInputError):
             build_server_check(url)
-    with pytest.raises(InvalidInputError, match="seconds"):
+    with pytest.raises(InvalidInputError):
         build_server_check("http://lake", seconds=0)
     named = build_server_check("https://lake:8181/", LakehouseNames("sales"))
     assert [key.asset_key for key in named.check_keys] == [LakehouseNames("sales").lakehouse_key]

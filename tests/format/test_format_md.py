@@ -178,7 +178,7 @@ def check_data_types(names: list[str]) -> None:
 def check_owner_files(owners: dict[str, str]) -> None:
     for text, owner in owners.items():
         if owner == "refused":
-            with pytest.raises(CorruptFileError, match=r"no owner file|no JSON"):
+            with pytest.raises(CorruptFileError):
                 read_owner(text.encode(), owner_path("t"))
         else:
             assert read_owner(text.encode(), owner_path("t")) == owner

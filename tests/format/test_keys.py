@@ -111,7 +111,7 @@ def test_names_of_many_keys_are_those_of_each(
 def test_one_key_among_many_that_no_name_encodes_to_is_corrupt(bad: str) -> None:
     keys = [CODEC.table_key("ns", f"t{number}") for number in range(100)]
     keys.insert(50, CODEC.tables_prefix("ns") + bad.ljust(SIZE))
-    with pytest.raises(CorruptFileError, match=r"encodes no valid name|not padded"):
+    with pytest.raises(CorruptFileError):
         CODEC.table_names(_column(keys, pa.utf8(), 7))
 
 

@@ -124,7 +124,7 @@ def test_the_top_of_a_storage_is_a_root() -> None:
     ],
 )
 def test_a_root_with_credentials_is_refused_and_not_repeated(root: str) -> None:
-    with pytest.raises(InvalidLocationError, match="a root holds no credentials") as caught:
+    with pytest.raises(InvalidLocationError) as caught:
         normalize_root_uri(root)
     assert "cret" not in f"{caught.value!r} {vars(caught.value)}"
 

@@ -281,14 +281,14 @@ def test_system_rows_alone_are_checked_too(fault: str) -> None:
     ],
 )
 def test_other_columns_are_refused(data: bytes) -> None:
-    with pytest.raises(CorruptFileError, match="columns"):
+    with pytest.raises(CorruptFileError):
         decode_node(data, PATH)
 
 
 def test_text_that_is_not_utf8_is_refused() -> None:
     data = encode_node(NODE, 4)
     assert data.count(b"k1k2k3k1") == 1
-    with pytest.raises(CorruptFileError, match="no readable Arrow IPC file"):
+    with pytest.raises(CorruptFileError):
         decode_node(data.replace(b"k1k2k3k1", b"k1k2k\xffk1"), PATH)
 
 
@@ -371,7 +371,7 @@ def test_commit_info_survives_and_its_limit_is_inclusive() -> None:
 
 
 def test_commit_info_counts_bytes_of_utf8() -> None:
-    with pytest.raises(InvalidInputError, match="more than 4096"):
+    with pytest.raises(InvalidInputError, match="4096"):
         encode_commit_info({"message": "é" * 2100})
 
 

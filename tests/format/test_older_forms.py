@@ -223,6 +223,6 @@ def test_the_transaction_column_may_stand_anywhere_and_hold_anything() -> None:
     ids=str,
 )
 def test_columns_that_nobody_wrote_are_refused(columns: tuple[str, ...]) -> None:
-    with pytest.raises(CorruptFileError, match="columns") as caught:
+    with pytest.raises(CorruptFileError) as caught:
         decoded(*SYSTEM, *KEYS, columns=columns)
     assert caught.value.path == PATH

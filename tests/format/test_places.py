@@ -90,7 +90,7 @@ def test_the_file_of_a_table_of_a_lakehouse_that_was_moved_is_read_here() -> Non
 
 def test_long_and_wrong_locations() -> None:
     assert refused(places(), f"file:///{'x' * 5000}/y")
-    with pytest.raises(InvalidLocationError, match="no URI"):
+    with pytest.raises(InvalidLocationError):
         places().find("relative")
     names = NamedRoots()
     names.note(LakehouseDef(id="x", table_root="../no root", sources=(SourceRecord(root=""),)))

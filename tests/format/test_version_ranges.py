@@ -62,9 +62,9 @@ def test_wide_ranges_are_never_spelled_out() -> None:
     "text", ["x", "-1", "3-", "-", "5-3", "1 ,2", "1,2 ", "1.5", "٣", str(MAX_VERSION + 1), "1-2-3", "99999999999"]
 )
 def test_what_names_no_versions_is_refused(text: str) -> None:
-    with pytest.raises(InvalidInputError, match="3-90,95"):
+    with pytest.raises(InvalidInputError, match="90,95"):
         VersionRanges.parse(text)
-    with pytest.raises(CorruptFileError, match="expiration 'b'"):
+    with pytest.raises(CorruptFileError, match="'b'"):
         ExpirationBatch(id="b", versions=text).contains(1)
 
 
@@ -112,7 +112,7 @@ def test_a_sealed_root_reads_as_an_expired_version(lakes: Lakes) -> None:
     create(lake, "other")
     path = lake.files.roots.path(version)
     lake.storage.write(path, encode_sealed_root(decode_node(lake.storage.read(path), path).system, 1))
-    with pytest.raises(VersionExpiredError, match="purged"):
+    with pytest.raises(VersionExpiredError):
         lake.snapshot(version)
     location = lake.snapshot().definition_location
     assert LakehouseDef.from_bytes(lake.storage.read(location), location).expirations == ()

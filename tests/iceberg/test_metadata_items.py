@@ -101,7 +101,7 @@ def test_metadata_of_as_many_items_as_allowed_is_read(table_lake: Lakehouse) -> 
 @pytest.mark.parametrize("text", [b"", b"\0" * 1000, b'{"a":', b"[]", b"1", b'{"snapshots":[{"snapshot-id":[]}]}'])
 def test_what_is_no_metadata_is_told_as_such(text: bytes, table_lake: Lakehouse) -> None:
     table_lake.storage.write(metadata_path(table_lake), text)
-    with pytest.raises(CorruptFileError, match="no Iceberg table metadata"):
+    with pytest.raises(CorruptFileError):
         catalog_at(table_lake).load_table("ns.t")
     assert json.dumps([finding.message for finding in operations.verify(table_lake).findings])
 
@@ -137,7 +137,7 @@ def order_by_nothing(content: dict[str, Any]) -> None:
 def test_what_no_table_is_like_is_told_by_path_when_it_is_loaded(change: Any, table_lake: Lakehouse) -> None:
     """Pyiceberg reads it, and fails by it untyped when rows are read or written."""
     path = change_metadata(table_lake, change)
-    with pytest.raises(CorruptFileError, match="is no Iceberg table metadata") as caught:
+    with pytest.raises(CorruptFileError) as caught:
         catalog_at(table_lake).load_table("ns.t")
     assert path in str(caught.value)
     report = operations.verify(table_lake)

@@ -58,7 +58,7 @@ def test_an_old_one_is_refused(lake: Lakehouse, clock: ClockStorage, late_ms: in
             publish(txn, [staged])
         assert catalog_at(lake).load_table("flights.daily").scan().to_arrow().num_rows == 2
         return
-    expected = pytest.raises(TransactionExpiredError, match=r"flights.daily was staged 10001 ms ago.*stage it again")
+    expected = pytest.raises(TransactionExpiredError, match=r"flights\.daily")
     with expected, lake.transaction() as txn:
         publish(txn, [staged])
     assert lake.latest_version() == version

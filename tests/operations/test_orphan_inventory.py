@@ -162,7 +162,7 @@ def test_a_manifest_that_names_no_bucket_or_no_file_is_named(lake: Lakehouse, tm
             operations.plan_orphan_removal(lake, inventory=str(good))
         assert "pw" not in str(caught.value)
         str(caught.value).encode()
-    with pytest.raises(InvalidLocationError, match="neither a URI nor an absolute path of its manifest"):
+    with pytest.raises(InvalidLocationError):
         operations.plan_orphan_removal(lake, inventory=f"{good.parent}/")
 
 

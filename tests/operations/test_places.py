@@ -122,7 +122,7 @@ def test_what_a_table_of_others_may_share_stays_until_its_root_is_allowed(lakes:
     aging.later()
     before = {info.path for info in aging.clock.list("tables/")}
     for clean_up in (aging.purge, aging.remove_orphans):
-        with pytest.raises(LocationNotAllowedError, match="nothing is deleted before its root is allowed"):
+        with pytest.raises(LocationNotAllowedError):
             clean_up()
     assert {info.path for info in aging.clock.list("tables/")} == before
     report = operations.verify(aging.lake)

@@ -72,7 +72,7 @@ def test_others_are_left_alone(aging: Aging) -> None:
 
 def test_what_is_refused(aging: Aging) -> None:
     lake = aging.lake
-    with pytest.raises(InvalidInputError, match="all but the newest would be dropped"):
+    with pytest.raises(InvalidInputError):
         operations.plan_prune_exports(lake, "*", rules())
     plan = operations.plan_prune_exports(lake, "*", rules(keep_last=1))
     operations.drop_export(lake, "nightly-0-0")

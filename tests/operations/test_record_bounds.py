@@ -58,5 +58,5 @@ def test_an_inventory_of_more_keys_than_its_bytes_hold_is_refused(lake: Lakehous
         )([uri])
 
     assert search(["a"] * 10_000)
-    with pytest.raises(CorruptFileError, match=r"names more than a file|longer than any key"):
+    with pytest.raises(CorruptFileError):
         search(["x" * 8_000] * 10_000)

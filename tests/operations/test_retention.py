@@ -144,7 +144,7 @@ def test_rules_are_what_they_say(ages: list[VersionAge], policy: RetentionPolicy
 def test_an_empty_policy_is_refused(fields: dict[str, object]) -> None:
     policy = RetentionPolicy(**{"maximum_age_ms": 0, "minimum_versions": 0, "protected_ms": 0, **fields})  # type: ignore[arg-type]
     assert policy.is_empty
-    with pytest.raises(InvalidInputError, match="the retention policy is empty"):
+    with pytest.raises(InvalidInputError):
         judge([], policy, NOW_MS)
 
 

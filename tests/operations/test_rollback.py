@@ -400,7 +400,7 @@ def test_what_was_chosen_ends_as_it_was_or_not_at_all(lake: Lakehouse, choice: d
     target = create(lake, "a", "t", "u")
     alter(lake, "a", "t")
     slow = interfered(lake, lambda: alter(lake, "a", "u"))
-    with pytest.raises(CommitConflictError, match=r"table a\.u.*re-apply"):
+    with pytest.raises(CommitConflictError, match=r"a\.u"):
         operations.rollback(slow, target, **choice)
     assert next(iter(lake.history())).operation == "alter-table"
     slow = interfered(lake, lambda: alter(lake, "a", "u"))

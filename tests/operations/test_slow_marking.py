@@ -207,7 +207,7 @@ def test_a_saved_transaction_is_not_dated_forward(lake: Lakehouse, clock: SlowSt
     txn = clock_free.transaction()
     txn.create_namespace("saved")
     resumed = clock_free.resume_transaction(txn.save())
-    with pytest.raises(ConflictError, match="keeps its age"):
+    with pytest.raises(ConflictError):
         resumed.date_forward()
     resumed.rollback()
 

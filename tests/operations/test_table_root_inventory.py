@@ -120,7 +120,7 @@ def test_an_inventory_of_another_root_alone(table_roots: TableRoots, tmp_path: P
     with pytest.raises(InvalidInputError, match=f"one of 's3://bucket/', where .*{root}.* is not"):
         operations.plan_orphan_removal(aging.lake, inventory=other)
     nothing = write_inventory(tmp_path / "nothing", root, ["a/x", f"tables/{NEW_ID}/data/stray.parquet"])
-    with pytest.raises(InvalidInputError, match="has none of the files that"):
+    with pytest.raises(InvalidInputError):
         operations.plan_orphan_removal(aging.lake, inventory=nothing)
 
 

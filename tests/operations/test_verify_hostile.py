@@ -98,7 +98,7 @@ def test_rollbacks_to_and_from_a_tree_in_a_circle_are_refused(lake: Lakehouse) -
     lake.storage.write(path, node_bytes(columns))
     damaged = Lakehouse(lake.storage)
     for version in (0, 1):
-        with pytest.raises(CorruptFileError, match="reached twice"):
+        with pytest.raises(CorruptFileError):
             operations.plan_rollback(damaged, version, tables=["big.t0"] if version else None)
 
 

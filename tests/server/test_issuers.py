@@ -288,14 +288,14 @@ def test_settings_with_issuers(tmp_path: Path, lake: Lakehouse) -> None:
     (found,) = read_issuers(path)
     assert (found.lakehouses, found.principal, found.claim) == (frozenset({"a"}), "sub", "scope")
     lakehouses = {"": LakehouseSettings(lake.root, lake.storage_options)}
-    with pytest.raises(InvalidInputError, match="exclude each other"):
+    with pytest.raises(InvalidInputError):
         ServerSettings(lakehouses, issuers=path, anonymous_writes=True).check()
-    with pytest.raises(InvalidInputError, match="without TLS"):
+    with pytest.raises(InvalidInputError):
         ServerSettings(lakehouses, host="0.0.0.0", issuers=path).check()
     ServerSettings(lakehouses, host="0.0.0.0", issuers=path, behind_proxy=True).check()
     twice = yaml.safe_load(path.read_text())["issuers"] * 2
     path.write_text(yaml.safe_dump({"issuers": twice}))
-    with pytest.raises(InvalidInputError, match="same name"):
+    with pytest.raises(InvalidInputError):
         read_issuers(path)
 
 

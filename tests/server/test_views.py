@@ -171,7 +171,7 @@ def test_pyiceberg_has_views(views: Served, lake: Lakehouse) -> None:
         assert catalog.view_exists("ns.v")
     with pytest.raises(NamespaceNotEmptyError):
         own.drop_namespace("ns")
-    with pytest.raises(InvalidDefinitionError, match="leave location out"):
+    with pytest.raises(InvalidDefinitionError):
         own.create_view("ns.x", schema, made, location="file:///etc")
     rest.drop_view("ns.r")
     own.drop_view("ns.o")

@@ -170,10 +170,10 @@ def test_files_of_lakehouses_that_make_no_sense(tmp_path: Path, text: str) -> No
 
 
 def test_a_file_of_lakehouses_that_is_not_there(tmp_path: Path) -> None:
-    with pytest.raises(InvalidInputError, match="No such file"):
+    with pytest.raises(InvalidInputError):
         read_lakehouses(tmp_path / "none.yaml")
     (tmp_path / "large.yaml").write_text("#" * 2_000_000)
-    with pytest.raises(InvalidInputError, match="larger"):
+    with pytest.raises(InvalidInputError):
         read_lakehouses(tmp_path / "large.yaml")
 
 

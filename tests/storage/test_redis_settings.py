@@ -74,7 +74,7 @@ def test_options_that_are_not_valid(options: dict[str, str], message: str) -> No
 
 
 def test_a_cluster_has_one_database() -> None:
-    with pytest.raises(InvalidInputError, match="database 0"):
+    with pytest.raises(InvalidInputError):
         settings("redis://host/1/lake/", cluster="true")
     assert settings(cluster="true").is_cluster
 
@@ -113,7 +113,7 @@ def test_bounds_of_paths_and_files() -> None:
         def __bytes__(self) -> bytes:
             return self
 
-    with pytest.raises(StorageError, match=r"'big' .* has 536870913 bytes, and a value of Redis at most 536870912"):
+    with pytest.raises(StorageError, match="536870913"):
         storage.create("big", Large())
 
 

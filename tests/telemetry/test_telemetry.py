@@ -172,11 +172,11 @@ def test_prometheus_has_all_instruments(tmp_path: Path) -> None:
     families = {one.name for one in text_string_to_metric_families(path.read_text())}
     assert {f"trinitylake_{name}" for name in INSTRUMENTS} <= families
     assert path.read_bytes() == listener.text()
-    with pytest.raises(StorageError, match="metrics cannot be written"):
+    with pytest.raises(StorageError):
         listener.write(tmp_path / "none" / "metrics.prom")
     with pytest.raises(InvalidInputError):
         listener.push("file:///etc/passwd", "job")
-    with pytest.raises(StorageError, match="metrics cannot be pushed"):
+    with pytest.raises(StorageError):
         listener.push("http://127.0.0.1:1", "job")
     without = PrometheusListener(without=["transactions"])
     without.add("transactions", 1, {"outcome": "committed"})

@@ -124,7 +124,7 @@ def test_they_do_not_replace_what_others_wrote(lake: Lakehouse, place: Storage) 
 def test_they_are_not_saved(lake: Lakehouse) -> None:
     txn = lake.transaction()
     txn.add_file(PATH, b"x")
-    with pytest.raises(InvalidInputError, match="files to write"):
+    with pytest.raises(InvalidInputError):
         txn.save()
     txn.rollback()
     with pytest.raises(ConflictError):

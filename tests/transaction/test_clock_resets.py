@@ -227,7 +227,7 @@ def test_a_lease_of_a_wrong_clock_names_what_to_remove(lake: Lakehouse, clock: A
     clock.time_ms += YEAR_MS
     with lease(clock, "purge"):
         clock.time_ms = right_ms
-        with pytest.raises(MaintenanceBlockedError, match="remove the file") as caught, lease(clock, "purge"):
+        with pytest.raises(MaintenanceBlockedError) as caught, lease(clock, "purge"):
             pass
         assert caught.value.path is not None
         clock.delete(caught.value.path)

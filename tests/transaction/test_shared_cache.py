@@ -228,14 +228,14 @@ def test_verify_looks_at_the_files_themselves(warm: Lakehouse) -> None:
 def test_rollback_finds_out_that_a_file_is_gone(warm: Lakehouse, part: str) -> None:
     gone = [path for path in immutable_paths(warm) if part in path]
     warm.storage.delete_many(gone)
-    with pytest.raises(FileMissingError, match="nothing was changed"):
+    with pytest.raises(FileMissingError):
         operations.plan_rollback(warm, 1)
 
 
 def test_rollback_finds_out_between_plan_and_execution(warm: Lakehouse) -> None:
     plan = operations.plan_rollback(warm, 1)
     warm.storage.delete_many([path for path in immutable_paths(warm) if "-table-" in path])
-    with pytest.raises(FileMissingError, match="nothing was changed"):
+    with pytest.raises(FileMissingError):
         plan.execute(plan.digest)
     assert warm.latest_version() == 2
 

