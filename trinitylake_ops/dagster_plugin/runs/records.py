@@ -43,11 +43,13 @@ def re_executions(instance: dg.DagsterInstance, run: dg.DagsterRun) -> Sequence[
 def all_executions(instance: dg.DagsterInstance, run: dg.DagsterRun) -> list[dg.DagsterRun]:
     """Return a run, followed by all other executions of the run that it was first executed as, the newest first.
 
-    A user may execute any of them again, not only the latest one.
+    A user may execute any of them again, not only the latest one. Runs that Dagster's Python API executed again have no
+    tag of their root, and are found as parents only.
     """
-    root = None if run.root_run_id is None else instance.get_run_by_id(run.root_run_id)
-    others = [*re_executions(instance, run), *([] if root is None else [root])]
-    return [run, *(other for other in others if other.run_id != run.run_id)]
+    related = {other.run_id for other in (*re_executions(instance, run), *run_chain(instance, run))}
+    related = {*related, *([] if run.root_run_id is None else [run.root_run_id])} - {run.run_id}
+    others = instance.get_runs(dg.RunsFilter(run_ids=sorted(related))) if related else []  # the newest first
+    return [run, *others]
 
 
 def backfill_of(instance: dg.DagsterInstance, run: dg.DagsterRun) -> str | None:
