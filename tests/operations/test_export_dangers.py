@@ -245,7 +245,7 @@ def test_a_lakehouse_that_took_the_place_of_an_export_is_not_restored(
     shutil.rmtree(lakes.folder / "target")
     create(Lakehouse.create(target.root), "theirs")
     for look in (operations.plan_restore, operations.verify_export):
-        with pytest.raises(InvalidInputError, match=r"\*/target/"):
+        with pytest.raises(InvalidInputError, match=r"/target/"):
             look(aging.lake, "away")
 
 
