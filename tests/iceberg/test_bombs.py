@@ -25,7 +25,13 @@ from trinitylake_ops.iceberg.catalog import TrinityLakeCatalog, catalog_at
 from trinitylake_ops.iceberg.io.file_io import StorageFileIO
 from trinitylake_ops.iceberg.metadata import metadata_json, read_table_metadata
 from trinitylake_ops.iceberg.reach import files_of
-from trinitylake_ops.iceberg.validation.avro import MAX_HEADER_BYTES, avro_limit_bytes, header_bytes, uncompressed
+from trinitylake_ops.iceberg.validation.avro import (
+    MAX_HEADER_BYTES,
+    avro_limit_bytes,
+    check_header_size,
+    header_bytes,
+    uncompressed,
+)
 from trinitylake_ops.iceberg.validation.inflate import (
     ALWAYS_ALLOWED_BYTES,
     AVRO_CODECS,
@@ -139,6 +145,9 @@ def test_a_header_has_a_bound() -> None:
     assert uncompressed(with_schema(MAX_HEADER_BYTES - 1_000), "own.avro").n_records == 0
     with pytest.raises(CorruptFileError):
         uncompressed(with_schema(MAX_HEADER_BYTES), "large.avro")
+    check_header_size(with_schema(MAX_HEADER_BYTES - 1_000)[: 1 << 20], "own.avro")
+    with pytest.raises(CorruptFileError):  # which the first bytes tell, so that the rest is not read
+        check_header_size(with_schema(MAX_HEADER_BYTES)[: 1 << 20], "large.avro")
 
 
 def test_all_members_and_blocks_count_together() -> None:

@@ -17,7 +17,7 @@ from trinitylake_ops.errors import (
     StorageError,
     StoragePermissionError,
 )
-from trinitylake_ops.iceberg.validation.avro import check_no_avro, is_avro, uncompressed
+from trinitylake_ops.iceberg.validation.avro import check_header_size, check_no_avro, is_avro, uncompressed
 from trinitylake_ops.iceberg.validation.checksums import SealedKind, check_table_file
 from trinitylake_ops.iceberg.validation.files import MAGIC as PUFFIN_MAGIC
 from trinitylake_ops.iceberg.validation.files import check_claims, check_puffin, end_with_claims, named_format
@@ -152,6 +152,8 @@ class StorageInputFile(InputFile):
             return head
         if len(self) > MAX_INFLATED_BYTES:
             raise too_large(self.shown, len(self))
+        if is_avro(self.location, head):
+            check_header_size(head, self.shown)
         data = head + self.read_range(len(head), len(self) - len(head)) if len(self) > len(head) else head
         self._check_seals(data)
         return data

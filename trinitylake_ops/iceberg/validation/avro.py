@@ -54,9 +54,7 @@ class AvroHeader:
             if count < 0:  # the size of the entries follows, to skip them
                 reader.number()
             for _ in range(abs(count)):
-                name, value = reader.counted(), reader.counted()
-                if reader.at > MAX_HEADER_BYTES:
-                    raise ValueError(f"its header has more than {MAX_HEADER_BYTES} bytes")
+                name, value = reader.counted(MAX_HEADER_BYTES), reader.counted(MAX_HEADER_BYTES)
                 metadata[name.decode(errors=errors)] = value
         sync = data[reader.at : reader.at + _SYNC_BYTES]
         if len(sync) < _SYNC_BYTES:
@@ -77,6 +75,10 @@ class AvroHeader:
         return header_bytes({**more, **kept}, self.sync)
 
 
+class HeaderTooLargeError(ValueError):
+    """The header of an Avro file has more than :data:`MAX_HEADER_BYTES`."""
+
+
 @dataclass(slots=True)
 class AvroReader:
     """Reads numbers and counted bytes of ``data``, one after the other. The next one begins at ``at``."""
@@ -94,9 +96,19 @@ class AvroReader:
                 return (number >> 1) ^ -(number & 1)
         raise EOFError("a number in it does not end")
 
-    def counted(self) -> bytes:
-        """Return the bytes that follow their length. Raises EOFError."""
+    def counted(self, end: int | None = None) -> bytes:
+        """Return the bytes that follow their length.
+
+        Args:
+            end: The position that they may not pass, None for the end of ``data``.
+
+        Raises:
+            HeaderTooLargeError: They pass ``end``.
+            EOFError: They pass the end of ``data``.
+        """
         size_bytes = self.number()
+        if end is not None and self.at + size_bytes > end:
+            raise HeaderTooLargeError(f"its header has more than {end} bytes")
         if not 0 <= size_bytes <= len(self.data) - self.at:
             raise EOFError("a length in it is beyond its end")
         self.at += size_bytes
@@ -179,6 +191,24 @@ def check_no_avro(location: str, data: bytes) -> None:
     """
     if _SCHEMA.encode() in data:
         raise CorruptFileError(f"{location!r} is no Avro file, but says so further on; restore it", path=location)
+
+
+def check_header_size(head: bytes, location: str) -> None:
+    """Check the header of a large Avro file before the rest of the file is read.
+
+    Args:
+        head: The first bytes of the file.
+        location: The location of the file, for errors.
+
+    Raises:
+        CorruptFileError: The header has more than :data:`MAX_HEADER_BYTES`.
+    """
+    try:
+        AvroHeader.parse(head, "surrogateescape")
+    except HeaderTooLargeError as error:
+        raise CorruptFileError(f"{location!r} is no readable Avro file: {error}; restore it", path=location) from error
+    except (ValueError, EOFError):
+        return  # the decoder raises the error when the file is read whole
 
 
 def uncompressed(data: bytes, location: str, window: range | None = None) -> AvroContent:
