@@ -330,14 +330,12 @@ class Project:
         Dagster cached for another run: the cache takes the two hours of a repeated hour for one.
         """
         from trinitylake_ops.dagster_plugin import publish_step
-        from trinitylake_ops.dagster_plugin import publish_step as step_publication
 
         windows = dg.TimeWindowPartitionsDefinition
         with monkeypatch.context() as patch:
             uncached = windows.get_partition_keys_in_time_window.__wrapped__  # type: ignore[attr-defined]
             patch.setattr(windows, "get_partition_keys_in_time_window", uncached)
-            for module in (publish_step, step_publication):
-                patch.setattr(module, "publish_once", self._publish_once)
+            patch.setattr(publish_step, "publish_once", self._publish_once)
             yield
 
     def _publish_once(self, lake: Lakehouse, staged: Sequence[Any], *args: Any, **options: Any) -> Publication:

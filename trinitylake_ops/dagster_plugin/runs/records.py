@@ -35,19 +35,18 @@ def run_chain(instance: dg.DagsterInstance, run: dg.DagsterRun) -> list[dg.Dagst
     return chain
 
 
-def re_executions(instance: dg.DagsterInstance, run: dg.DagsterRun) -> Sequence[dg.DagsterRun]:
-    """Return all re-executions of the run that a run was first executed as, none if it is no re-execution itself."""
-    return [] if run.root_run_id is None else instance.get_runs(dg.RunsFilter(tags={ROOT_TAG: run.root_run_id}))
-
-
 def all_executions(instance: dg.DagsterInstance, run: dg.DagsterRun) -> list[dg.DagsterRun]:
     """Return a run, followed by all other executions of the run that it was first executed as, the newest first.
 
     A user may execute any of them again, not only the latest one. Runs that Dagster's Python API executed again have no
     tag of their root, and are found as parents only.
     """
-    related = {other.run_id for other in (*re_executions(instance, run), *run_chain(instance, run))}
-    related = {*related, *([] if run.root_run_id is None else [run.root_run_id])} - {run.run_id}
+    root_id = run.root_run_id
+    tagged = [] if root_id is None else instance.get_runs(dg.RunsFilter(tags={ROOT_TAG: root_id}))
+    related = {other.run_id for other in (*tagged, *run_chain(instance, run))}
+    if root_id is not None:
+        related.add(root_id)
+    related.discard(run.run_id)
     others = instance.get_runs(dg.RunsFilter(run_ids=sorted(related))) if related else []  # the newest first
     return [run, *others]
 
