@@ -14,7 +14,6 @@ from tests.lakes import Lakes, check_lake
 from tests.processes import fork
 from trinitylake_ops import Lakehouse, operations
 from trinitylake_ops.dagster_plugin import publish_step
-from trinitylake_ops.dagster_plugin import publish_step as step_publication
 from trinitylake_ops.dagster_plugin.io_manager import TrinityLakeIOManager
 from trinitylake_ops.dagster_plugin.publish import build_publish_asset
 from trinitylake_ops.dagster_plugin.resources import TrinityLakeResource
@@ -98,20 +97,18 @@ class Shop:
         self,
         before: Callable[[], object] = lambda: None,
         after: Callable[[], object] = lambda: None,
-        *,
-        by: Any = publish_step,
     ) -> None:
         """Call functions before and after the next commit, by a publish asset or by a table's own step."""
-        publish_once = by.publish_once
+        publish_once = publish_step.publish_once
 
         def interrupted(*args: Any, **options: Any) -> Any:
-            self._patch.setattr(by, "publish_once", publish_once)
+            self._patch.setattr(publish_step, "publish_once", publish_once)
             before()
             publication = publish_once(*args, **options)
             after()
             return publication
 
-        self._patch.setattr(by, "publish_once", interrupted)
+        self._patch.setattr(publish_step, "publish_once", interrupted)
 
     def failure(self, run: dg.DagsterRun) -> str:
         (code,) = self.failures(run)
@@ -211,13 +208,12 @@ def test_an_append_of_a_step_that_failed_after_it_is_replaced(shop: Shop) -> Non
 @pytest.mark.parametrize("has_publisher", [False, True])
 def test_an_append_of_another_re_execution_of_the_same_run_is_replaced(shop: Shop, has_publisher: bool) -> None:
     """The first run fails, its re-execution appends and dies, and the first run is executed again, not that one."""
-    by = publish_step if has_publisher else step_publication
     orders = shop.orders("append")
     shop.define(orders, *([published(orders)] if has_publisher else []))
-    shop.at_commit(before=die, by=by)
+    shop.at_commit(before=die)
     first = shop.run()
     assert (first.is_failure, shop.lake.latest_version()) == (True, 0)
-    shop.at_commit(after=die, by=by)
+    shop.at_commit(after=die)
     second = shop.run(all_of(first))
     assert (second.is_failure, shop.values()) == (True, [1.0])
     third = shop.run(all_of(first))
@@ -235,7 +231,7 @@ def test_a_step_publishes_no_partition_that_was_deleted(shop: Shop) -> None:
 
     shop.define(orders)
     shop.instance.add_dynamic_partitions("deleted", ["x"])
-    shop.at_commit(before=lambda: shop.instance.delete_dynamic_partition("deleted", "x"), by=step_publication)
+    shop.at_commit(before=lambda: shop.instance.delete_dynamic_partition("deleted", "x"))
     run = shop.run(partition="x")
     assert (run.is_failure, shop.failure(run), shop.lake.latest_version()) == (True, "invalid-input", 0)
 
@@ -262,7 +258,6 @@ def test_a_range_without_one_of_its_partitions_is_not_published(shop: Shop, publ
     shop.instance.add_dynamic_partitions("range", ["a", "b", "c"])
     shop.at_commit(
         before=lambda: shop.instance.delete_dynamic_partition("range", "b"),
-        by=step_publication if publisher == "none" else publish_step,
     )
     run = shop.run(between=("a", "c"))
     assert (run.is_failure, shop.failure(run), shop.lake.latest_version()) == (True, "invalid-input", 0)
@@ -306,11 +301,11 @@ def test_an_attempt_of_a_step_takes_the_place_of_an_interrupted_one(shop: Shop, 
         return pa.table({"euros": [*shop.euros, float(context.retry_number)]})
 
     shop.define(orders)
-    shop.at_commit(after=die, by=step_publication)
+    shop.at_commit(after=die)
     first = shop.run()
     assert (first.is_success, shop.values()) == (True, [1.0, 1.0])
     assert shop.newest().metadata["lakehouse_version"].value == 2
-    shop.at_commit(after=lambda: shop.at_commit(after=die, by=step_publication) or die(), by=step_publication)
+    shop.at_commit(after=lambda: shop.at_commit(after=die) or die())
     second = shop.run()
     assert second.is_failure
     shop.euros = [7.0]
@@ -324,7 +319,7 @@ def test_a_step_that_is_killed_between_its_commit_and_its_event_is_repeated_once
     shop.define(shop.orders(mode))
 
     def run(_report: Callable[[str], None]) -> None:
-        shop.at_commit(after=lambda: os.kill(os.getpid(), signal.SIGKILL), by=step_publication)
+        shop.at_commit(after=lambda: os.kill(os.getpid(), signal.SIGKILL))
         shop.run()
 
     status, _ = fork(run).finish()
