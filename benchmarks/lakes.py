@@ -97,7 +97,7 @@ class SlowStorage(StorageWrapper):
         super().__init__(inner)
         self._seconds = seconds
         self.concurrency = 32
-        self.few_reads = self.few_creates = 1
+        self.serial_read_limit = self.serial_create_limit = 1
 
     def read(self, path: str, *, offset: int = 0, length: int | None = None, limit_bytes: int | None = None) -> bytes:
         time.sleep(self._seconds)

@@ -42,7 +42,7 @@ _SPAWN = multiprocessing.get_context("spawn")
 class WithoutLine(StorageWrapper):
     """A storage whose processes do not wait in line."""
 
-    def in_line(self, longest_s: float) -> nullcontext[bool]:
+    def commit_lock(self, longest_s: float) -> nullcontext[bool]:
         del longest_s
         return nullcontext(False)
 

@@ -12,7 +12,7 @@ from typing import Protocol
 import pyarrow as pa
 
 from trinitylake_ops.storage import FileInfo, Storage, StorageWrapper
-from trinitylake_ops.storage.parallel import Round, current_round
+from trinitylake_ops.storage.parallel import RoundTrip, current_round_trip
 
 
 @dataclass(frozen=True)
@@ -53,22 +53,22 @@ class Recorder(StorageWrapper):
 
     def __init__(self, inner: Storage):
         super().__init__(inner)
-        self.requests: list[tuple[Round | None, Request]] = []
+        self.requests: list[tuple[RoundTrip | None, Request]] = []
 
     def read(self, path: str, *, offset: int = 0, length: int | None = None, limit_bytes: int | None = None) -> bytes:
-        self.requests.append((current_round(), Request("read", path, b"", offset, length)))
+        self.requests.append((current_round_trip(), Request("read", path, b"", offset, length)))
         return self.inner.read(path, offset=offset, length=length, limit_bytes=limit_bytes)
 
     def stat(self, path: str) -> FileInfo:
-        self.requests.append((current_round(), Request("stat", path)))
+        self.requests.append((current_round_trip(), Request("stat", path)))
         return self.inner.stat(path)
 
     def create(self, path: str, data: bytes) -> None:
-        self.requests.append((current_round(), Request("create", path, data)))
+        self.requests.append((current_round_trip(), Request("create", path, data)))
         self.inner.create(path, data)
 
     def write(self, path: str, data: bytes) -> None:
-        self.requests.append((current_round(), Request("write", path, data)))
+        self.requests.append((current_round_trip(), Request("write", path, data)))
         self.inner.write(path, data)
 
     def rounds(self) -> list[list[Request]]:
@@ -85,7 +85,7 @@ class Replay:
 
     def __init__(self, client: BareClient, storage: Storage):
         self._client = client
-        self._few_reads, self._few_creates = storage.few_reads, storage.few_creates
+        self._few_reads, self._few_creates = storage.serial_read_limit, storage.serial_create_limit
         self._pool = ThreadPoolExecutor(storage.concurrency)
 
     def __enter__(self) -> Replay:
@@ -98,14 +98,14 @@ class Replay:
         self,
         rounds: Sequence[Sequence[Request]],
         turn: str,
-        on_answer: Callable[[Request, bytes], object] = lambda request, answer: None,
+        on_response: Callable[[Request, bytes], object] = lambda request, answer: None,
     ) -> None:
-        """Send all requests; what was created gets a name of its own. ``on_answer`` gets each that read something."""
+        """Send all requests; what was created gets a name of its own. ``on_response`` gets each that read something."""
         for together in rounds:
             own = [_renamed(request, turn) for request in together]
             for request, answer in zip(own, self._answers(own), strict=True):
                 if answer is not None:
-                    on_answer(request, answer)
+                    on_response(request, answer)
 
     def _answers(self, together: Sequence[Request]) -> list[bytes | None]:
         few = self._few_reads if together[0].kind == "read" else self._few_creates

@@ -26,7 +26,7 @@ from PIL import Image, ImageChops
 
 from trinitylake_ops import Lakehouse, operations
 from trinitylake_ops.iceberg import catalog_for
-from trinitylake_ops.reports import expiration_page, expiration_picture, write_page
+from trinitylake_ops.reports import expiration_chart, expiration_page, write_page
 from trinitylake_ops.storage import StorageWrapper, drop_memory_root, open_storage
 
 IMAGES = Path(__file__).resolve().parent.parent / "docs" / "images"
@@ -81,7 +81,7 @@ def month() -> str:
             ).execute()
         if day == 25:
             operations.plan_rollback(lake, lake.latest_version() - 1).execute()
-    picture = expiration_picture(operations.plan_expiration(lake))
+    picture = expiration_chart(operations.plan_expiration(lake))
     drop_memory_root(root)
     return picture
 

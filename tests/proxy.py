@@ -33,7 +33,7 @@ class ServerFailedError(Exception):
 
 
 @dataclass(frozen=True)
-class CannedAnswer:
+class CannedResponse:
     """An answer that the proxy gives itself: with a document of S3 by a code, another document, or no body at all."""
 
     status: int
@@ -64,7 +64,7 @@ class WireFault:
     target_part: str = ""
     times: int | None = 1
     seconds: float = 0
-    answer: CannedAnswer | None = None
+    answer: CannedResponse | None = None
     is_forwarded: bool = False
 
     def concerns(self, exchange: Exchange) -> bool:
@@ -111,7 +111,7 @@ def answer(
     at: int = 1, *, status: int, code: str | None = None, document: bytes | None = None, **where: Any
 ) -> WireFault:
     """Give another answer than the server's; ``is_forwarded`` lets the request take effect before."""
-    return WireFault("answer", at, answer=CannedAnswer(status, code, document), **where)
+    return WireFault("answer", at, answer=CannedResponse(status, code, document), **where)
 
 
 @dataclass
@@ -285,7 +285,7 @@ def _answer(method: str, status: int, reason: str, headers: Sequence[tuple[str, 
     return _Answer(status, _head(status, reason, lines), body, len(data))
 
 
-def _canned(method: str, canned: CannedAnswer) -> _Answer:
+def _canned(method: str, canned: CannedResponse) -> _Answer:
     data = b"" if method == "HEAD" else canned.body()
     lines = ["Content-Type: application/xml", f"Content-Length: {len(data)}"]
     return _Answer(canned.status, _head(canned.status, http.client.responses[canned.status], lines), data, len(data))

@@ -28,18 +28,18 @@ class Computed:
 @pytest.fixture
 def _slow_read() -> Iterator[None]:
     """A thread computes the attribute of one object, and is held up: its file is read slowly."""
-    has_begun, goes_on = threading.Event(), threading.Event()
+    has_begun, is_waiting = threading.Event(), threading.Event()
 
     def compute() -> int:
         has_begun.set()
-        return int(goes_on.wait(60))
+        return int(is_waiting.wait(60))
 
     slow = Computed(compute)
     reader = threading.Thread(target=lambda: slow.value)
     reader.start()
     assert has_begun.wait(60)
     yield
-    goes_on.set()
+    is_waiting.set()
     reader.join()
     assert slow.value == 1
 

@@ -22,7 +22,7 @@ from tests.servers.google_rights import Right, RightsProxy
 from tests.servers.s3_server import S3Server
 from trinitylake_ops import Lakehouse, operations
 from trinitylake_ops.errors import StoragePermissionError, TrinityLakeError
-from trinitylake_ops.format.file_names import HINT_PATH, new_turn_path
+from trinitylake_ops.format.file_names import HINT_PATH, new_slot_request_path
 from trinitylake_ops.iceberg import catalog_at
 from trinitylake_ops.storage import background, open_storage
 
@@ -86,7 +86,7 @@ def check_role(role: str, root: str, as_owner: Options, as_role: Options, *, del
         _must_be_refused(storage.write, HINT_PATH, b"0")
     else:
         _write(lake)
-        turn = new_turn_path(10)
+        turn = new_slot_request_path(10)
         storage.write(turn, b"")
         storage.write(turn, b"")
         if deletes_notes:

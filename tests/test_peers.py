@@ -77,12 +77,12 @@ def test_the_longest_chain_leaves_out_what_overlaps() -> None:
 @pytest.mark.debian_packages
 def test_rounds_are_those_of_the_proxys_log(radosgw: S3Server) -> None:
     """A busy machine may send one after another what is meant to go together, so the shortest chain counts."""
-    found = [_asked_in_three_rounds(radosgw) for _ in range(5)]
+    found = [_requests_in_three_rounds(radosgw) for _ in range(5)]
     assert {(one.requests, one.beside) for one in found} == {(7, 1)}
     assert min(one.rounds for one in found) == 3
 
 
-def _asked_in_three_rounds(radosgw: S3Server) -> Asked:
+def _requests_in_three_rounds(radosgw: S3Server) -> Asked:
     with FaultyProxy(radosgw.endpoint) as proxy, ThreadPoolExecutor(4) as pool:
         proxy.begin(slow())
         client = S3Server("radosgw", proxy.url, radosgw.folder).client

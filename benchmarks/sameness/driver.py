@@ -108,15 +108,15 @@ class Notes:
         self._blobs = blobs
         self._lock = threading.Lock()
 
-    def count(self, kind: str, own_round: object | None) -> None:
+    def count(self, kind: str, own_round_trip: object | None) -> None:
         """Count a request; those of one call of many are one round."""
         with self._lock:
             self.requests[kind] += 1
-            if own_round is None:
+            if own_round_trip is None:
                 self.rounds += 1
-            elif id(own_round) not in self._seen:
-                self._held.append(own_round)  # or another round could get its id
-                self._seen.add(id(own_round))
+            elif id(own_round_trip) not in self._seen:
+                self._held.append(own_round_trip)  # or another round could get its id
+                self._seen.add(id(own_round_trip))
                 self.rounds += 1
 
     def keep(self, verb: str, place: str, data: bytes) -> None:
@@ -144,15 +144,18 @@ def name_in_tree(name: str) -> str:
 def watch(world: World, notes: Notes) -> None:
     """Let local storages note their requests, send one after the other, and show files by the world's clock."""
     from trinitylake_ops.storage import LocalStorage
-    from trinitylake_ops.storage.parallel import current_round
 
+    parallel = importlib.import_module("trinitylake_ops.storage.parallel")
+    current_round_trip = (
+        getattr(parallel, "current_round_trip", None) or parallel.current_round
+    )  # of an earlier revision
     with contextlib.suppress(ImportError):  # of a revision that does all before a commit returns
         beside = importlib.import_module(name_in_tree("trinitylake_ops.storage.background"))
         beside.put = beside.do
 
     def counted(kind: str, call: Callable[..., Any]) -> Callable[..., Any]:
         def method(storage: Any, *arguments: Any, **options: Any) -> Any:
-            notes.count(kind, current_round())
+            notes.count(kind, current_round_trip())
             found = call(storage, *arguments, **options)
             if kind in ("create", "write"):
                 notes.keep(kind, storage.root + arguments[0], bytes(arguments[1]))

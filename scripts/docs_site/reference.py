@@ -126,8 +126,8 @@ def _kind(param: click.Option, context: click.Context) -> str:
 
 def _default(param: click.Option, context: click.Context) -> str:
     given = param.get_default(context)
-    is_told = isinstance(given, str | int | float) and not isinstance(given, bool) and given != ""
-    return code(given) if is_told else ""
+    is_enabled = isinstance(given, str | int | float) and not isinstance(given, bool) and given != ""
+    return code(given) if is_enabled else ""
 
 
 def jobs() -> str:

@@ -17,7 +17,7 @@ from tests.environments import PROJECT
 from tests.local_clock import LocalClock
 from trinitylake_ops import Lakehouse
 from trinitylake_ops.airflow_plugin.settings import LakehouseSettings
-from trinitylake_ops.airflow_plugin.snapshots import look
+from trinitylake_ops.airflow_plugin.snapshots import inspect_table
 from trinitylake_ops.airflow_plugin.task_run import OperationFailedError, carry_out
 from trinitylake_ops.dagster_plugin.jobs import build_jobs
 from trinitylake_ops.declarations.options import ApplyLimits
@@ -152,19 +152,23 @@ def test_an_extra_is_read() -> None:
 
 def test_a_look_tells_what_is_new(tmp_path: Path) -> None:
     lake = Lakehouse.create(str(tmp_path / "lake"), {"fsync": "false"})
-    begun, none = look(lake, None), look(lake, "ns.t")
+    begun, none = inspect_table(lake, None), inspect_table(lake, "ns.t")
     assert not none.is_new(None)
     catalog = catalog_at(lake)
     catalog.create_namespace("ns")
     table = catalog.create_table("ns.t", ROWS.schema)
-    created = look(lake, "ns.t")
-    assert created.is_new(none) and created.is_new(look(lake, "ns.t", 0)) and created.is_new(look(lake, "ns.t", -1))
+    created = inspect_table(lake, "ns.t")
+    assert (
+        created.is_new(none)
+        and created.is_new(inspect_table(lake, "ns.t", 0))
+        and created.is_new(inspect_table(lake, "ns.t", -1))
+    )
     catalog.create_table("ns.other", ROWS.schema)
-    assert look(lake, None).is_new(begun)
-    assert not look(lake, "ns.t").is_new(created)
+    assert inspect_table(lake, None).is_new(begun)
+    assert not inspect_table(lake, "ns.t").is_new(created)
     table.append(ROWS)
-    assert look(lake, "ns.t").is_new(created)
-    assert look(lake, "ns.t").is_new(look(lake, "ns.t", created.version))
+    assert inspect_table(lake, "ns.t").is_new(created)
+    assert inspect_table(lake, "ns.t").is_new(inspect_table(lake, "ns.t", created.version))
 
 
 def test_the_page_shows_the_example() -> None:

@@ -14,7 +14,7 @@ import pytest
 from tests.cli.forked import run
 from tests.cli.test_processes import PROGRAM
 from tests.lakes import Lakes, lakes
-from trinitylake_ops.cli.terminal import LONGEST_ECHO_CHARS, SaidFormatter, said
+from trinitylake_ops.cli.terminal import LONGEST_ECHO_CHARS, OneLineFormatter, printable
 
 __all__ = ["lakes"]
 
@@ -128,13 +128,13 @@ def test_no_message_repeats_a_long_input(lakes: Lakes) -> None:
 
 
 def test_messages_obey_no_input() -> None:
-    assert said("a\x1b[31m\nb") == "a\\x1b[31m b"
-    assert said(f"file {'a/' * 300!r} is gone").startswith("file 'a/a/")
-    assert len(said(f"{'word ' * 100!r} it's {'y' * 300}")) < 400
+    assert printable("a\x1b[31m\nb") == "a\\x1b[31m b"
+    assert printable(f"file {'a/' * 300!r} is gone").startswith("file 'a/a/")
+    assert len(printable(f"{'word ' * 100!r} it's {'y' * 300}")) < 400
     plain = "the lakehouse's own 'level' is not 'snapshot'; " * 20
-    assert said(plain) == plain
+    assert printable(plain) == plain
     record = logging.LogRecord("name", logging.WARNING, "path", 1, "file %r\x1b]0;x\x07", ("\u202e",), None)
-    assert SaidFormatter("%(message)s").format(record) == "file '\\u202e'\\x1b]0;x\\x07"
+    assert OneLineFormatter("%(message)s").format(record) == "file '\\u202e'\\x1b]0;x\\x07"
 
 
 @pytest.mark.parametrize("version", ["-1", "+1", "-0"])

@@ -177,7 +177,7 @@ def test_the_name_of_a_page_is_shown_harmlessly(cli: Cli, root: str, tmp_path: P
 def test_warnings_are_one_harmless_line_each(cli: Cli, root: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a log, with what went wrong, and of libraries."""
 
-    def jot(storage: LocalStorage, path: str, data: bytes) -> None:
+    def write_best_effort(storage: LocalStorage, path: str, data: bytes) -> None:
         warnings.warn(f"{EVIL}{'x' * 5_000}", stacklevel=1)
         logging.getLogger("library").warning("name %r of %s", EVIL, "y" * 5_000)
         try:
@@ -186,7 +186,7 @@ def test_warnings_are_one_harmless_line_each(cli: Cli, root: str, monkeypatch: p
             logging.getLogger("library").warning("it went on", exc_info=True)
         raise StoragePermissionError(f"{EVIL}{'a/' * 2_500}", path=f"{EVIL}{'b/' * 2_500}")
 
-    monkeypatch.setattr(LocalStorage, "jot", jot)
+    monkeypatch.setattr(LocalStorage, "write_best_effort", write_best_effort)
     monkeypatch.setattr(logging.getLogger(), "handlers", [])  # of which pytest has some
     with warnings.catch_warnings():
         warnings.simplefilter("always")

@@ -48,7 +48,7 @@ def run_all(calls: list[tuple[object, ...]]) -> list[Result]:
         return list(pool.map(lambda call: run(*call), calls))
 
 
-def run_one_anew(calls: list[tuple[object, ...]]) -> list[Result]:
+def rerun_one(calls: list[tuple[object, ...]]) -> list[Result]:
     """Run the last one in a program started anew, the others in forked processes."""
     return [*(forked.run(*call) for call in calls[:-1]), run(*calls[-1])]
 
@@ -84,7 +84,7 @@ def test_bad_input_is_one_clear_line_and_changes_nothing(lakes: Lakes) -> None:
         ("--root", folder / "truncated", "create-namespace", "x"): (5, "no readable Arrow IPC file"),
         ("--root", os.fsencode(folder / "lake").decode() + "/\udcff", "ls"): (2, "Unicode"),
     }
-    for result, (code, part) in zip(run_one_anew(list(expected)), expected.values(), strict=True):
+    for result, (code, part) in zip(rerun_one(list(expected)), expected.values(), strict=True):
         assert_one_line(result, code, part)
     assert files_in(lakes.folder) == before
 

@@ -11,7 +11,7 @@ import pytest
 
 from tests import proxy as wire
 from tests.cli.forked import Result, run
-from tests.cli.test_processes import assert_one_line, run_one_anew
+from tests.cli.test_processes import assert_one_line, rerun_one
 from tests.lakes import check_lake
 from tests.proxy import FaultyProxy, WireFault
 from tests.servers.s3_server import S3Server
@@ -81,7 +81,7 @@ def test_what_can_be_wrong(
             arguments(radosgw, "s3://no-such-bucket-of-mine/lake", client, "init"): "does not exist",
         }
     started = time.monotonic()
-    results = run_one_anew(list(expected))
+    results = rerun_one(list(expected))
     assert time.monotonic() - started < LONGEST_S * len(expected) / 2
     for result, part in zip(results, expected.values(), strict=True):
         assert_refused(result, radosgw, part)

@@ -49,7 +49,7 @@ ON_THE_WAY: dict[str, Plan] = {
     "head cut": lambda k: (wire.cut_head(k),),
     "body cut": lambda k: (wire.cut_body(k),),
 }
-OTHER_ANSWERS: dict[str, Plan] = {
+OTHER_RESPONSES: dict[str, Plan] = {
     f"{status} {code or 'without a body'}{' after the effect' if is_forwarded else ''}": (
         lambda k, status=status, code=code, is_forwarded=is_forwarded: (  # type: ignore[misc]
             wire.answer(k, status=status, code=code, is_forwarded=is_forwarded),
@@ -76,7 +76,7 @@ FROM_THEN_ON: dict[str, Plan] = {
     "503 for ever": lambda k: (wire.answer(k, status=503, code="SlowDown", times=None),),
     "credentials expired": lambda k: (wire.answer(k, status=400, code="ExpiredToken", times=None),),
 }
-PLANS = {**ON_THE_WAY, **OTHER_ANSWERS, **FROM_THEN_ON}
+PLANS = {**ON_THE_WAY, **OTHER_RESPONSES, **FROM_THEN_ON}
 WITH_THE_OTHER_CLIENT = (
     "answer dropped",
     "request held back",

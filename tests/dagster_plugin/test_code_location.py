@@ -278,9 +278,12 @@ def test_commits_to_each_lakehouse_are_its_sensors(lakes: Lakes, instance: dg.Da
     cursors = {name: tick(name, None).cursor for name in sensors}
     put(hr, "shop.orders", 1)
     assert tick("sales", cursors["sales"]).asset_events == []
-    news = tick("hr", cursors["hr"])
-    assert {event.asset_key for event in news.asset_events} == {HR.table_key("shop", "orders"), HR.lakehouse_key}
-    assert len(news.run_requests or []) == 1
+    commit_batch = tick("hr", cursors["hr"])
+    assert {event.asset_key for event in commit_batch.asset_events} == {
+        HR.table_key("shop", "orders"),
+        HR.lakehouse_key,
+    }
+    assert len(commit_batch.run_requests or []) == 1
     assert [target.job_name for target in sensors["hr"].targets] == ["hr_check"]
 
 

@@ -16,7 +16,7 @@ from tests.foreign import ForeignLake
 from tests.lakes import table
 from tests.operations.changes import create, expire
 from trinitylake_ops import Lakehouse
-from trinitylake_ops.dagster_plugin.new_commits import Cursor, Limits, News, find_news
+from trinitylake_ops.dagster_plugin.new_commits import CommitBatch, Cursor, Limits, poll_commits
 from trinitylake_ops.format.keys import COMMIT_INFO, decode_commit_info, encode_commit_info
 from trinitylake_ops.format.node_file import decode_node, encode_node
 from trinitylake_ops.storage import MemoryStorage, drop_memory_root
@@ -68,20 +68,20 @@ class Watched:
         if first <= last:
             expire(self.lake, f"{first}-{last}")
 
-    def tick(self, limits: Limits, is_killed: bool = False) -> News:
-        news = find_news(self.lake, self.cursor, lambda run: "own" if run == OURS else "other", limits)
-        for stretch in news.stretches:
-            versions = range(stretch.first, stretch.last + 1)
-            self.reported |= {(version, change.table or "") for version in versions for change in stretch.changes}
-        for note in news.notes:
+    def tick(self, limits: Limits, is_killed: bool = False) -> CommitBatch:
+        commit_batch = poll_commits(self.lake, self.cursor, lambda run: "own" if run == OURS else "other", limits)
+        for commit_range in commit_batch.commit_ranges:
+            versions = range(commit_range.first, commit_range.last + 1)
+            self.reported |= {(version, change.table or "") for version in versions for change in commit_range.changes}
+        for note in commit_batch.notes:
             match = re.search(r"what versions (\d+)(?:-(\d+))? changed is not reported", note)
             assert match is not None
             self.gaps |= set(range(int(match[1]), int(match[2] or match[1]) + 1))
-        if news.is_run_due and not is_killed:
-            self.requested.append(news.head.version)
+        if commit_batch.is_run_due and not is_killed:
+            self.requested.append(commit_batch.head.version)
         if not is_killed:
-            self.cursor = news.cursor.encode()
-        return news
+            self.cursor = commit_batch.cursor.encode()
+        return commit_batch
 
 
 @settings(max_examples=100)
@@ -111,7 +111,7 @@ def test_each_change_of_others_is_reported_or_in_a_gap_that_is_told(history: lis
         if watched.foreign:
             assert watched.requested[-1] >= watched.foreign[-1][0]
         assert len(set(watched.requested)) == len(watched.requested)
-        assert watched.tick(Limits(versions=3, changes=2, seconds=60)).stretches == ()
+        assert watched.tick(Limits(versions=3, changes=2, seconds=60)).commit_ranges == ()
 
 
 @settings(max_examples=30)
@@ -139,8 +139,8 @@ def test_an_expired_version_of_our_own_is_part_of_the_next_readable_one() -> Non
         watched.commit({"b"}, is_own=False)
         watched.commit({"c"}, is_own=True)
         expire(lake, "2")
-        (stretch, settings_stretch) = watched.tick(plenty).stretches
-        assert (stretch.versions, [change.table for change in stretch.changes]) == ("2-3", ["a", "b"])
+        (commit_range, settings_stretch) = watched.tick(plenty).commit_ranges
+        assert (commit_range.versions, [change.table for change in commit_range.changes]) == ("2-3", ["a", "b"])
         assert (settings_stretch.versions, settings_stretch.changes) == ("5", ())
 
 
@@ -170,7 +170,9 @@ def test_a_list_goes_on_though_its_version_is_beyond_those_that_a_tick_looks_at(
         watched.commit({"a"}, is_own=False)
         watched.commit({"b"}, is_own=False)
         expire(lake, "2")
-        reported = [[change.table for one in watched.tick(few).stretches for change in one.changes] for _ in range(4)]
+        reported = [
+            [change.table for one in watched.tick(few).commit_ranges for change in one.changes] for _ in range(4)
+        ]
         assert reported == [["a"], ["b"], [], []]
         assert watched.requested == [4]
 
@@ -187,9 +189,9 @@ def test_a_version_of_another_program_is_reported_also_where_it_carries_the_rows
         watched.commit({"a"}, is_own=True)
         ForeignLake(lake.storage).commit_table("ns", "foreign", keeps_unknown=keeps_unknown)
         watched.lake = Lakehouse(lake.storage)
-        (stretch,) = watched.tick(plenty).stretches
-        assert [(change.kind, change.table) for change in stretch.changes] == [("added", "foreign")]
-        assert stretch.versions == "3"
+        (commit_range,) = watched.tick(plenty).commit_ranges
+        assert [(change.kind, change.table) for change in commit_range.changes] == [("added", "foreign")]
+        assert commit_range.versions == "3"
 
 
 def test_a_version_of_another_program_after_the_cursor_is_told_by_the_one_at_it() -> None:
@@ -208,5 +210,5 @@ def test_a_version_of_another_program_after_the_cursor_is_told_by_the_one_at_it(
         watched.tick(plenty)
         ForeignLake(lake.storage).commit_table("ns", "foreign", keeps_unknown=True)
         watched.lake = Lakehouse(lake.storage)
-        (stretch,) = watched.tick(plenty).stretches
-        assert stretch.versions == "3"
+        (commit_range,) = watched.tick(plenty).commit_ranges
+        assert commit_range.versions == "3"

@@ -57,7 +57,7 @@ class Project:
         @dg.asset(key=TOTALS, code_version="1")
         def totals(context: dg.AssetExecutionContext, orders: pa.Table) -> pa.Table:
             if self.conflict:
-                publish_elsewhere(self.lake, "orders")
+                publish_from_elsewhere(self.lake, "orders")
             context.add_output_metadata({"checked": 1})
             return pa.table({"n": [sum(orders["n"].to_pylist())]})
 
@@ -97,7 +97,7 @@ class Project:
         return resolver.get_status(key)
 
 
-def publish_elsewhere(lake: Lakehouse, table: str) -> None:
+def publish_from_elsewhere(lake: Lakehouse, table: str) -> None:
     staged = stage_arrow(lake, pa.table({"n": [7]}), "sales", table, mode="append")
     publish_once(lake, [staged], publication_id("elsewhere", staged.metadata_location))
 

@@ -50,7 +50,7 @@ def test_roots_that_are_allowed_reach_the_lakehouse(tmp_path: Path) -> None:
     resource = TrinityLakeResource(root=str(tmp_path), storage_options=settings, allowed_roots=roots)
     lake = resource.open_or_create()
     assert lake.storage_options == {"allowed_roots": "s3://first/ s3://second/x /third"}
-    assert lake.elsewhere.places.allowed == ("s3://first/", "s3://second/x/", "file:///third/")
+    assert lake.external_storages.allowed_roots.allowed == ("s3://first/", "s3://second/x/", "file:///third/")
     for wrong in ("s3://KEY:secret@bucket/", "s3://a/ s3://b/", "relative"):
         with pytest.raises(InvalidInputError, match="'allowed_roots'") as caught:
             TrinityLakeResource(root=str(tmp_path), allowed_roots=[wrong])
@@ -112,12 +112,12 @@ def test_options_of_other_roots_come_from_variables_and_from_the_launchpad(monke
     monkeypatch.setenv("LAKE_ENDPOINT", f"https://user:{SECRET_ACCESS_KEY}@host")
     given = {"root": "memory://never-made/", "storage_options": {"s3.region": "here", "gs.project": "mine"}}
     with dg.instance_for_test() as instance:
-        seen = failed_look(instance, resource)
+        seen = failed_poll(instance, resource)
         assert "'endpoint' must be" in seen
         assert leaks(seen) == []
         monkeypatch.setenv("LAKE_ENDPOINT", "https://host")
-        assert "there is no lakehouse at memory://never-made/" in failed_look(instance, resource)
-        assert "there is no lakehouse at memory://never-made/" in failed_look(instance, resource, given)
+        assert "there is no lakehouse at memory://never-made/" in failed_poll(instance, resource)
+        assert "there is no lakehouse at memory://never-made/" in failed_poll(instance, resource, given)
 
 
 def test_what_the_page_shows_is_the_same_by_code_and_by_yaml() -> None:
@@ -127,7 +127,7 @@ def test_what_the_page_shows_is_the_same_by_code_and_by_yaml() -> None:
     by_code = eval(code)
     component = TrinityLakeMaintenanceComponent(**yaml.safe_load(written))
     assert component.settings().lakehouse == by_code
-    assert by_code.storage_options.given()["s3.region"] == "eu-1"
+    assert by_code.storage_options.explicit_options()["s3.region"] == "eu-1"
 
 
 @pytest.mark.parametrize("name", sorted(SECRET_OPTIONS))
@@ -213,7 +213,7 @@ def test_an_endpoint_with_credentials_is_refused_when_definitions_load(endpoint:
         with pytest.raises(InvalidInputError, match="'endpoint'") as caught:
             make()
         assert leaks(everything_shown(caught.value)) == []
-    assert StorageSettings(endpoint="https://host:9000").given() == {"endpoint": "https://host:9000"}
+    assert StorageSettings(endpoint="https://host:9000").explicit_options() == {"endpoint": "https://host:9000"}
 
 
 @pytest.mark.parametrize(
@@ -269,7 +269,7 @@ def job_on(resource: TrinityLakeResource) -> dg.JobDefinition:
     return dg.Definitions(jobs=[looking], resources={"lakehouse": resource}).resolve_job_def("looking")
 
 
-def failed_look(
+def failed_poll(
     instance: dg.DagsterInstance, resource: TrinityLakeResource, config: dict[str, Any] | None = None
 ) -> str:
     """Return everything that a run that opens the lakehouse logs, and how the resource is shown."""
@@ -287,17 +287,17 @@ def test_variables_of_dagster_are_checked_when_a_run_resolves_them(monkeypatch: 
     monkeypatch.setenv("LAKE_ENDPOINT", "https://host")
     with dg.instance_for_test() as instance:
         monkeypatch.setenv("LAKE_ROOT", f"s3://{ACCESS_KEY_ID}:{SECRET_ACCESS_KEY}@bucket/lake")
-        seen = failed_look(instance, resource)
+        seen = failed_poll(instance, resource)
         assert "'root' is not shown" in seen
         assert leaks(seen) == []
         monkeypatch.setenv("LAKE_ROOT", "s3://bucket/lake")
         monkeypatch.setenv("LAKE_ENDPOINT", f"https://user:{SECRET_ACCESS_KEY}@host")
-        seen = failed_look(instance, resource)
+        seen = failed_poll(instance, resource)
         assert "'endpoint' must be" in seen
         assert leaks(seen) == []
         monkeypatch.setenv("LAKE_ROOT", "memory://never-made/")
         monkeypatch.setenv("LAKE_ENDPOINT", "https://host")
-        assert "memory:// supports" in failed_look(instance, resource), "the values reach the lakehouse"
+        assert "memory:// supports" in failed_poll(instance, resource), "the values reach the lakehouse"
 
 
 @pytest.mark.parametrize(
@@ -310,7 +310,7 @@ def test_variables_of_dagster_are_checked_when_a_run_resolves_them(monkeypatch: 
 )
 def test_values_of_the_launchpad_are_refused_unseen(config: dict[str, Any], said: str) -> None:
     with dg.instance_for_test() as instance:
-        seen = failed_look(
+        seen = failed_poll(
             instance, TrinityLakeResource(root="memory://never-made/"), {"root": "memory://never-made/", **config}
         )
     assert said in seen
@@ -331,9 +331,9 @@ def test_the_launchpad_refuses_credentials_before_a_run_is_recorded(name: str) -
 
 
 def test_options_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert StorageSettings.from_environment().given() == {}
+    assert StorageSettings.from_environment().explicit_options() == {}
     monkeypatch.setenv(OPTIONS_VARIABLE, "endpoint=http://127.0.0.1:1,region=here")
-    assert StorageSettings.from_environment().given() == {"endpoint": "http://127.0.0.1:1", "region": "here"}
+    assert StorageSettings.from_environment().explicit_options() == {"endpoint": "http://127.0.0.1:1", "region": "here"}
     monkeypatch.setenv(OPTIONS_VARIABLE, f"region=here,secret_access_key={SECRET_ACCESS_KEY}")
     with pytest.raises(InvalidInputError) as caught:
         StorageSettings.from_environment()

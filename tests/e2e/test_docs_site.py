@@ -48,7 +48,7 @@ def address(built: Path) -> Iterator[str]:
         thread.join()
 
 
-class _Looked(HTMLParser):
+class _PageParser(HTMLParser):
     """The anchors and the links of a page."""
 
     def __init__(self) -> None:
@@ -66,7 +66,7 @@ def test_every_link_of_the_built_pages_leads_somewhere(built: Path, record_prope
     """Beside Zensical, as that looks at Markdown: also the links of the navigation, and those of docstrings."""
     looked = {}
     for path in sorted(built.rglob("*.html")):
-        looked[path] = _Looked()
+        looked[path] = _PageParser()
         looked[path].feed(path.read_text())
     dead, n_links = [], 0
     for path, page in looked.items():

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.format.strategies import names
-from trinitylake_ops.format.checksums import FoldedSet, OtherNames, folded, name_identity
+from trinitylake_ops.format.checksums import CompactUuidSet, OtherNames, folded, name_identity
 from trinitylake_ops.format.file_names import new_node_path, optimize_path
 
 ID = "6fcb514b-b878-4c9d-95b7-8dc3a7ce6fd8"
@@ -67,7 +67,7 @@ def test_the_identity_of_a_file_of_the_catalog_is_its_uuid() -> None:
 
 
 def test_ids_of_tables_are_told_exactly_and_alike() -> None:
-    ids = FoldedSet()
+    ids = CompactUuidSet()
     ids.update(["Größe"])
     assert "Größe" in ids
     assert "größe" not in ids

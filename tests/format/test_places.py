@@ -7,7 +7,7 @@ import uuid
 
 import pytest
 
-from trinitylake_ops.access.allowed_roots import NamedRoots, Places, allowed_roots
+from trinitylake_ops.access.allowed_roots import AllowedRoots, NamedRoots, allowed_roots
 from trinitylake_ops.errors import InvalidInputError, InvalidLocationError, LocationNotAllowedError
 from trinitylake_ops.format.definitions import ExportLevel, ExportRecord, LakehouseDef, SourceRecord
 from trinitylake_ops.format.file_names import new_lakehouse_def_path, new_node_path
@@ -18,13 +18,13 @@ SOURCE = "s3://other/source/"
 FILE = "tables/an-id/data/f.parquet"
 
 
-def places(*, root: str = ROOT, allowed: tuple[str, ...] = (), moves: bool = True, **fields: object) -> Places:
+def places(*, root: str = ROOT, allowed: tuple[str, ...] = (), moves: bool = True, **fields: object) -> AllowedRoots:
     names = NamedRoots()
     names.note(LakehouseDef(id="x", **fields))  # type: ignore[arg-type]
-    return Places(root, pickle.loads(pickle.dumps(names)), allowed, ("s3://given/",), moves, roots_nest)
+    return AllowedRoots(root, pickle.loads(pickle.dumps(names)), allowed, ("s3://given/",), moves, roots_nest)
 
 
-def refused(found: Places, uri: str) -> bool:
+def refused(found: AllowedRoots, uri: str) -> bool:
     try:
         found.find(uri)
     except LocationNotAllowedError as error:

@@ -38,7 +38,7 @@ from trinitylake_ops.format.file_names import (
     parse_hint,
     parse_lease_path,
     parse_root_path,
-    parse_turn_path,
+    parse_slot_request_path,
     root_of,
     root_path,
     table_prefix,
@@ -49,7 +49,7 @@ from trinitylake_ops.format.locations import as_uri, normalize_root_uri, to_loca
 from trinitylake_ops.format.node_file import decode_node, decode_system_rows, encode_node
 from trinitylake_ops.format.version_ranges import VersionRanges
 from trinitylake_ops.iceberg.catalog import catalog_at
-from trinitylake_ops.iceberg.copy import FileCopy, TablePlaces, rewritten
+from trinitylake_ops.iceberg.copy import FileCopy, TableFileMap, rewritten
 from trinitylake_ops.iceberg.delete_files import RemainingRows
 from trinitylake_ops.iceberg.io.checked_files import CheckedFileIO
 from trinitylake_ops.iceberg.io.file_io import StorageFileIO, reading_io
@@ -60,10 +60,10 @@ from trinitylake_ops.iceberg.read import file_batches
 from trinitylake_ops.iceberg.validation.avro import SNAPSHOT_ID, uncompressed
 from trinitylake_ops.operations.export_records import manifest_targets, read_manifest
 from trinitylake_ops.operations.lease import lease
-from trinitylake_ops.operations.mark.inventory import Inventory, InventorySearch, Sought, read_inventory
+from trinitylake_ops.operations.mark.inventory import Inventory, InventoryQuery, InventorySearch, read_inventory
 from trinitylake_ops.operations.mark.table_files import iceberg_metadata
 from trinitylake_ops.operations.records import PlanFile, read_plan_file
-from trinitylake_ops.operations.verified_files import Kept, decode_names, read_records
+from trinitylake_ops.operations.verified_files import RecordedPart, decode_names, read_records
 from trinitylake_ops.storage import drop_memory_root
 from trinitylake_ops.transaction.time_to_live import removed_before_ms
 from trinitylake_ops.versions.history import version_infos
@@ -157,7 +157,7 @@ def _names(data: bytes, path: str) -> None:
     """Names of files, one to a line, each asked for all that it may be."""
     del path
     for name in data.decode("utf-8", "surrogateescape").splitlines():
-        for ask in (named_kind, parse_lease_path, parse_turn_path, is_operation_path, is_verified_path):
+        for ask in (named_kind, parse_lease_path, parse_slot_request_path, is_operation_path, is_verified_path):
             ask(name)
         is_immutable_path(name)
         root_of(name)
@@ -209,7 +209,9 @@ def _inventory(file_format: str) -> Callable[[bytes, str], None]:
         _lake().storage.write(path, data)
         uri = _uri(path)
         columns = ("bucket", "key", "versionid", "islatest", "isdeletemarker", "size", "lastmodifieddate")
-        InventorySearch(_io(), Inventory(uri, 0, file_format, columns, "", (uri,)), (Sought.beyond("", []),))([uri])
+        InventorySearch(_io(), Inventory(uri, 0, file_format, columns, "", (uri,)), (InventoryQuery.beyond("", []),))(
+            [uri]
+        )
 
     return decode
 
@@ -249,7 +251,7 @@ def _verified_record(data: bytes, path: str) -> None:
             content = None if file.content is None else file.content.unpacked()
             assert min(file.size_bytes, file.modified_ms) >= 0
             assert len(file.sha256) == 32
-            if file.kept == Kept.NAMES and content is not None:
+            if file.kept == RecordedPart.NAMES and content is not None:
                 _refusing(decode_names, content)
     finally:
         storage.delete(path)
@@ -265,8 +267,8 @@ def _saved_transaction(data: bytes, path: str) -> None:
     saved.to_bytes()
 
 
-def _places() -> TablePlaces:
-    return TablePlaces(TABLE_ID, FUZZ_ROOT, "memory://copy/")
+def _places() -> TableFileMap:
+    return TableFileMap(TABLE_ID, FUZZ_ROOT, "memory://copy/")
 
 
 def _table_metadata(data: bytes, path: str) -> None:

@@ -407,7 +407,7 @@ def test_where_roots_do_not_nest_a_metadata_file_is_read_through_the_root_of_its
     io = StorageFileIO.on(MemoryStorage("memory://registering/"))
     own = f"tables/{uuid.UUID(int=1)}/metadata"
     files = [f"dynamodb://lakes/lake/{own}/0.metadata.json", f"dynamodb://lakes/tables/x/lake/{own}/1.metadata.json"]
-    assert registering_io(io, [*files, "s3://bucket/any/2.metadata.json"]).places.given == (
+    assert registering_io(io, [*files, "s3://bucket/any/2.metadata.json"]).allowed_roots.given == (
         "dynamodb://lakes/lake/",
         "dynamodb://lakes/tables/x/lake/",
         "s3://bucket/any/",

@@ -10,7 +10,7 @@ import pytest
 
 from tests.lakes import Lakes
 from trinitylake_ops.format.checksums import SEAL_KEYS
-from trinitylake_ops.iceberg.copy import FileCopy, TablePlaces, rewritten
+from trinitylake_ops.iceberg.copy import FileCopy, TableFileMap, rewritten
 from trinitylake_ops.iceberg.io.file_io import StorageFileIO
 from trinitylake_ops.iceberg.reach import FileKind
 
@@ -78,7 +78,7 @@ def test_values_beyond_what_python_counts_stay_as_they_are(lakes: Lakes, codec: 
         "uuid": bytes(range(16)),
     }
     data = manifest(codec, {"file_path": f"{lake.root}tables/t/data/a.parquet", **values})
-    places = TablePlaces("t", lake.root, "s3://bucket/backup/")
+    places = TableFileMap("t", lake.root, "s3://bucket/backup/")
     copy = FileCopy(FileKind.MANIFEST, MANIFEST, MANIFEST, len(data))
     copied = rewritten(copy, data, StorageFileIO.on(lake.storage), places, {})
     expected = {"file_path": "s3://bucket/backup/tables/t/data/a.parquet", **values}

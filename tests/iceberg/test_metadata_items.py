@@ -50,7 +50,7 @@ def more_fields(content: dict[str, Any]) -> None:
     content["schemas"] += ({**schema, "schema-id": number, "fields": fields} for number in (1, 2))
 
 
-def more_of_what_nobody_knows(content: dict[str, Any]) -> None:
+def add_unknown_items(content: dict[str, Any]) -> None:
     content["x"] = [[0] * (MAX_ITEMS + 1)]
 
 
@@ -71,7 +71,7 @@ def a_long_name_around_many(content: dict[str, Any]) -> None:
         (more_properties, f"more than {MAX_ITEMS} items"),
         (more_in_a_summary, f"more than {MAX_ITEMS} items"),
         (more_fields, f"more than {MAX_SCHEMA_PARTS} fields"),
-        (more_of_what_nobody_knows, f"more than {MAX_ITEMS} items"),
+        (add_unknown_items, f"more than {MAX_ITEMS} items"),
     ],
 )
 def test_metadata_of_more_items_than_any_makes_no_objects(

@@ -119,8 +119,8 @@ class Meeting(StorageWrapper):
     def write(self, path: str, data: bytes) -> None:
         self._send(path, lambda: super(Meeting, self).write(path, data))
 
-    def jot(self, path: str, data: bytes) -> None:
-        self.inner.jot(path, data)
+    def write_best_effort(self, path: str, data: bytes) -> None:
+        self.inner.write_best_effort(path, data)
 
     def _send(self, path: str, request: Callable[[], None]) -> None:
         if path.startswith("_") and path.endswith(".arrow"):
@@ -372,6 +372,6 @@ def test_a_forked_child_writes_what_its_parent_had_on_its_way(tmp_path: object) 
 
 
 def test_files_of_a_change_in_memory_are_no_work_for_threads(lake: Lakehouse) -> None:
-    assert not MemoryStorage("memory://any/").creates_take_long
-    assert not LocalStorage("file:///any/", fsync=False).creates_take_long
-    assert LocalStorage("file:///any/").creates_take_long
+    assert not MemoryStorage("memory://any/").is_high_latency
+    assert not LocalStorage("file:///any/", fsync=False).is_high_latency
+    assert LocalStorage("file:///any/").is_high_latency

@@ -30,7 +30,7 @@ from trinitylake_ops.iceberg.reach import entries_in, manifests_in
 from trinitylake_ops.iceberg.write.arrow import stage_arrow
 from trinitylake_ops.iceberg.write.compact import TARGET_PROPERTY, FileGroup, RewriteRules, find_groups
 from trinitylake_ops.iceberg.write.publication import publication_id, publish_once
-from trinitylake_ops.iceberg.write.rewrite import Rewriting, rewrite_here, rewriting_of, stage_rewritten
+from trinitylake_ops.iceberg.write.rewrite import Rewriting, rewrite_in_process, rewriting_of, stage_rewritten
 from trinitylake_ops.iceberg.write.staging import load_staged
 
 SCHEMA = Schema(
@@ -103,7 +103,7 @@ def test_rows_are_in_the_sort_order(catalog: TrinityLakeCatalog) -> None:
     table = appended(catalog, *parts, sort_order=order)
     groups = groups_of(table, RewriteRules(min_input_files=2))
     rewriting = rewriting_of(table.metadata, io_of(table), RewriteRules())
-    written = rewrite_here([(rewriting, group) for group in groups])
+    written = rewrite_in_process([(rewriting, group) for group in groups])
     assert read_ids(table, written) == [[5, 7, 2, 1, 3, None]]
     assert [file.sort_order_id for files in written for file in files] == [table.metadata.default_sort_order_id]
 
@@ -116,7 +116,7 @@ def test_rows_are_in_the_order_of_a_uuid(catalog: TrinityLakeCatalog) -> None:
         keys = pa.array([None if key is None else key.bytes], pa.uuid())
         table.append(pa.table({"id": pa.array([number], pa.int64()), "key": keys}))
     (group,) = groups_of(table, RewriteRules(min_input_files=2))
-    written = rewrite_here([(rewriting_of(table.metadata, io_of(table), RewriteRules()), group)])
+    written = rewrite_in_process([(rewriting_of(table.metadata, io_of(table), RewriteRules()), group)])
     assert read_ids(table, written) == [[3, 1, 2]]
 
 
@@ -129,7 +129,7 @@ def test_a_partition_of_any_transform_keeps_its_value(lake: Lakehouse, catalog: 
     for file in group.files:
         file.spec_id = table.metadata.default_spec_id
     rewriting = rewriting_of(table.metadata, io_of(table), RewriteRules())
-    (written,) = rewrite_here([(rewriting, FileGroup(group.files, Record(5)))])
+    (written,) = rewrite_in_process([(rewriting, FileGroup(group.files, Record(5)))])
     assert [(file.partition[0], "/id_bucket=5/" in file.file_path) for file in written] == [(5, True)]
     assert read_ids(table, [written]) == [[0, 1, 2]]
     with pytest.raises(InvalidDefinitionError):
@@ -144,7 +144,7 @@ def test_files_of_an_older_spec_are_split_by_the_current_one(lake: Lakehouse, ca
     assert groups_of(table, RewriteRules(min_input_files=2)) == ()
     found = find_groups(table.metadata, io_of(table), RewriteRules(min_input_files=2, repartition=True))
     assert ([len(group.files) for group in found.groups], found.older_spec_files) == ([3], 3)
-    written = rewrite_here([(rewriting_of(table.metadata, io_of(table), RewriteRules()), found.groups[0])])
+    written = rewrite_in_process([(rewriting_of(table.metadata, io_of(table), RewriteRules()), found.groups[0])])
     staged = stage_rewritten(
         lake, ("ns", "t"), table.metadata, found.groups[:1], written[0], begun_at_ms=lake.storage.now_ms()
     )
@@ -234,14 +234,14 @@ def test_a_file_with_other_rows_than_recorded_is_refused(lake: Lakehouse, catalo
     lake.storage.write(second, other.getvalue().to_pybytes())
     before = {info.path for info in lake.storage.list()}
     with pytest.raises(CorruptFileError, match=f"{second}' holds 2 rows, its manifest says 1"):
-        rewrite_here([(rewriting_of(table.metadata, io_of(table), RewriteRules()), group)])
+        rewrite_in_process([(rewriting_of(table.metadata, io_of(table), RewriteRules()), group)])
     assert {info.path for info in lake.storage.list()} == before
 
 
 def written_for(table: Table) -> tuple[FileGroup, list[DataFile]]:
     (group,) = groups_of(table, RewriteRules(min_input_files=2))
     rewriting: Rewriting = rewriting_of(table.metadata, io_of(table), RewriteRules())
-    return group, rewrite_here([(rewriting, group)])[0]
+    return group, rewrite_in_process([(rewriting, group)])[0]
 
 
 def test_a_manifest_that_cannot_be_read_is_named(lake: Lakehouse, catalog: TrinityLakeCatalog) -> None:

@@ -10,7 +10,7 @@ from trinitylake_ops import Lakehouse
 from trinitylake_ops.errors import ConflictError
 from trinitylake_ops.iceberg.write.arrow import stage_arrow
 from trinitylake_ops.iceberg.write.publication import publish_once
-from trinitylake_ops.iceberg.write.stream_epochs import QUERY_ID, Epoch, EpochGuard, FoundEpoch
+from trinitylake_ops.iceberg.write.stream_epochs import QUERY_ID, Epoch, EpochGuard, EpochLookup
 from trinitylake_ops.iceberg.write.stream_epochs import find_epoch as find
 from trinitylake_ops.storage import MeteredStorage
 
@@ -28,7 +28,7 @@ def commit_epoch(lake: Lakehouse, epoch: int, stream: str = "s", query: str | No
     return publish_once(lake, [staged], Epoch(stream, epoch, ROWS).publication, properties=properties).version
 
 
-def find_epoch(lake: Lakehouse, stream: str, epoch: int, query: str | None = None) -> FoundEpoch:
+def find_epoch(lake: Lakehouse, stream: str, epoch: int, query: str | None = None) -> EpochLookup:
     return find(lake, Epoch(stream, epoch, ROWS, query))
 
 
@@ -46,7 +46,7 @@ def test_an_epoch_is_found_wherever_it_is(local: Lakehouse) -> None:
     commit_others(local, 20)
     assert find_epoch(local, "s", 0).version == 4
     found = find_epoch(local, "s", 1)
-    assert (found.version, found.looked_through) == (None, local.latest_version())
+    assert (found.version, found.searched_to) == (None, local.latest_version())
     version = commit_epoch(local, 1)
     assert find_epoch(local, "s", 1).version == version
     commit_others(local, 1)
@@ -109,7 +109,7 @@ def test_an_epoch_with_other_rows_is_refused_also_if_its_version_is_purged(local
 
 def test_an_epoch_that_another_process_commits_meanwhile_is_refused_with_other_rows(local: Lakehouse) -> None:
     epoch = Epoch("s", 0, "2:00ff")
-    guard = EpochGuard(epoch, find(local, epoch).looked_through)
+    guard = EpochGuard(epoch, find(local, epoch).searched_to)
     staged = stage_arrow(local, pa.table({"n": [1, 2]}), "ns", "s", mode="append")
     commit_epoch(local, 0)
     with pytest.raises(ConflictError) as caught:

@@ -8,8 +8,8 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from tests.lakes import Lakes
-from trinitylake_ops.access.external_files import Elsewhere
-from trinitylake_ops.access.table_owners import TableUser, add_user, claim_table_root, users_of, why_not_freed
+from trinitylake_ops.access.external_files import ExternalStorages
+from trinitylake_ops.access.table_owners import TableUser, add_user, claim_table_root, retention_reason, users_of
 from trinitylake_ops.errors import CorruptFileError
 from trinitylake_ops.format.definitions import LakehouseDef
 from trinitylake_ops.storage.options import StorageOptions
@@ -20,50 +20,50 @@ TABLE_ROOT = "memory://table-root/"
 def test_all_who_ask_at_a_time_wait_for_the_definition() -> None:
     """The second one of two threads took the table root for unknown, and looked below the own root."""
 
-    def look_up() -> LakehouseDef:
+    def load_definition() -> LakehouseDef:
         time.sleep(0.05)
         return LakehouseDef(id="x", table_root=TABLE_ROOT)
 
-    elsewhere = Elsewhere("memory://own/", StorageOptions(), look_up=look_up)
+    external_storages = ExternalStorages("memory://own/", StorageOptions(), load_definition=load_definition)
     with ThreadPoolExecutor(8) as pool:
         uris = [f"{TABLE_ROOT}tables/t/data/{number}" for number in range(8)]
-        found = list(pool.map(elsewhere.find, uris))
+        found = list(pool.map(external_storages.find, uris))
     assert {place.root for place in found} == {TABLE_ROOT}
 
 
 def test_content_makes_nobody_look_the_definition_up_for_ever() -> None:
     looks: list[int] = []
 
-    def look_up() -> LakehouseDef:
+    def load_definition() -> LakehouseDef:
         looks.append(1)
         return LakehouseDef(id="x")
 
-    elsewhere = Elsewhere("memory://own/", StorageOptions(), look_up=look_up)
+    external_storages = ExternalStorages("memory://own/", StorageOptions(), load_definition=load_definition)
     for number in (*range(100), *range(100)):
-        assert elsewhere.find(f"memory://root-{number}/tables/t/data/1").root == "memory://own/"
+        assert external_storages.find(f"memory://root-{number}/tables/t/data/1").root == "memory://own/"
     assert 1 < len(looks) < 10
 
 
 def test_users_are_told_by_their_ids_and_roots(lakes: Lakes) -> None:
     storage = lakes.storage()
     assert users_of(storage, "a") == []
-    assert "nobody made it" in why_not_freed(storage, "a", "memory://a/")
+    assert "nobody made it" in retention_reason(storage, "a", "memory://a/")
     add_user(storage, "a", "memory://a/")
     add_user(storage, "a", "memory://a/")
     assert users_of(storage, "a") == [TableUser("a", "memory://a/")]
-    assert "nobody made it" in why_not_freed(storage, "a", "memory://a/")
+    assert "nobody made it" in retention_reason(storage, "a", "memory://a/")
     claim_table_root(storage, "a", "memory://a/")
     add_user(storage, "a", "memory://a/")
     assert users_of(storage, "a") == [TableUser("a", "memory://a/", frees=True)]
-    assert why_not_freed(storage, "a", "memory://a/") == ""
+    assert retention_reason(storage, "a", "memory://a/") == ""
     claim_table_root(storage, "b", "memory://b/")
-    assert why_not_freed(storage, "a", "memory://a/") == ""
+    assert retention_reason(storage, "a", "memory://a/") == ""
     add_user(storage, "a", "memory://copy/")
-    assert "memory://copy/" in why_not_freed(storage, "a", "memory://a/")
-    assert "memory://a/" in why_not_freed(storage, "a", "memory://copy/")
+    assert "memory://copy/" in retention_reason(storage, "a", "memory://a/")
+    assert "memory://a/" in retention_reason(storage, "a", "memory://copy/")
     claim_table_root(storage, "a", "memory://copy/", instead_of_others=True)
-    assert "memory://copy/" in why_not_freed(storage, "a", "memory://a/")
-    assert why_not_freed(storage, "a", "memory://copy/") == ""
+    assert "memory://copy/" in retention_reason(storage, "a", "memory://a/")
+    assert retention_reason(storage, "a", "memory://copy/") == ""
     assert users_of(storage, "b") == [TableUser("b", "memory://b/", frees=True)]
 
 

@@ -11,4 +11,4 @@ class ThreadedStorage(StorageWrapper):
     def __init__(self, inner: Storage):
         super().__init__(inner)
         self.concurrency = 8
-        self.few_reads = self.few_creates = 1
+        self.serial_read_limit = self.serial_create_limit = 1

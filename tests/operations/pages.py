@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from html.parser import HTMLParser
 
 from trinitylake_ops.operations import ExpirationPlan
-from trinitylake_ops.operations.gc.unreached import FreedFiles
+from trinitylake_ops.operations.gc.unreached import ReclaimedFiles
 from trinitylake_ops.operations.records import VersionRecord
 from trinitylake_ops.operations.retention import Verdict
 
@@ -140,7 +140,7 @@ def enlarged(plan: ExpirationPlan, versions: int) -> ExpirationPlan:
             if expires:
                 sizes[f"file-{version}"] = chance.randrange(1, 10_000)
                 writers[f"file-{version}"] = version
-    freed = FreedFiles(sizes, dict.fromkeys(sizes, "data"), writers)
+    freed = ReclaimedFiles(sizes, dict.fromkeys(sizes, "data"), writers)
     return replace(
         plan,
         base_version=versions - 1,

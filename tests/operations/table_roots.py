@@ -13,7 +13,7 @@ from tests.lakes import Lakes
 from tests.operations.aging import Aging
 from trinitylake_ops import Lakehouse
 from trinitylake_ops.access import external_files
-from trinitylake_ops.access.allowed_roots import Place
+from trinitylake_ops.access.allowed_roots import FileAddress
 from trinitylake_ops.access.table_owners import TableUser
 from trinitylake_ops.format.file_names import owner_path
 from trinitylake_ops.iceberg.io.file_io import reading_io
@@ -80,7 +80,7 @@ def table_roots(lakes: Lakes, monkeypatch: pytest.MonkeyPatch) -> TableRoots:
 def put_orphans(aging: Aging, root: str) -> set[str]:
     """Leave what killed writers leave: a file of a table, and a table that no version ever had. Returns the paths."""
     table_id = aging.lake.snapshot().table("ns", "t").id
-    storage = aging.lake.elsewhere.storage_of(Place(root, ""))
+    storage = aging.lake.external_storages.storage_of(FileAddress(root, ""))
     claim_folder(storage, NEW_ID, aging.lake.snapshot().definition.id)
     paths = {f"tables/{table_id}/data/stray.parquet", f"tables/{NEW_ID}/data/stray.parquet"}
     for path in paths:

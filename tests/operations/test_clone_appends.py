@@ -147,7 +147,7 @@ def with_a_column(lake: Lakehouse) -> None:
         update.union_by_name(pa.schema([*ROWS.schema, pa.field("more", pa.int64())]))
 
 
-def made_anew(lake: Lakehouse) -> None:
+def recreated(lake: Lakehouse) -> None:
     drop(lake, "ns", "t")
     append_rows(lake)
 
@@ -169,7 +169,7 @@ CHANGES = {
     "properties of Iceberg": altered,
     "properties of the definition": relabelled,
     "another column": with_a_column,
-    "made anew": made_anew,
+    "made anew": recreated,
 }
 REASONS = {
     "rows removed": "in the SIDE it was not only appended to",

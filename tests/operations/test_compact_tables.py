@@ -30,7 +30,7 @@ from trinitylake_ops.errors import (
 from trinitylake_ops.format.file_names import root_path
 from trinitylake_ops.iceberg.catalog import catalog_at
 from trinitylake_ops.iceberg.write.compact import FileGroup
-from trinitylake_ops.iceberg.write.rewrite import Rewriting, rewrite_here
+from trinitylake_ops.iceberg.write.rewrite import Rewriting, rewrite_in_process
 
 Written = list[list[DataFile]]
 TTL_MS = 60_000
@@ -154,7 +154,7 @@ def test_appends_of_others_stay(lake: Lakehouse) -> None:
     plan = operations.plan_compact_tables(lake)
 
     def write(groups: Groups) -> Written:
-        written = rewrite_here(groups)
+        written = rewrite_in_process(groups)
         made.append(rows(100, 101))
         with made.update_schema() as update:
             update.add_column("more", pa.string() and made.schema().find_field("place").field_type)
@@ -175,7 +175,7 @@ def test_a_table_that_others_wrote_anew_is_left(lake: Lakehouse) -> None:
     before = data_paths(lake)
 
     def write(groups: Groups) -> Written:
-        written = rewrite_here(groups)
+        written = rewrite_in_process(groups)
         made.overwrite(rows(7))
         return written
 
@@ -193,7 +193,7 @@ def test_when_nothing_fits_any_more_nothing_is_lost(lake: Lakehouse) -> None:
     before = data_paths(lake)
 
     def write(groups: Groups) -> Written:
-        written = rewrite_here(groups)
+        written = rewrite_in_process(groups)
         made.delete("id = 3")
         return written
 
@@ -249,7 +249,7 @@ def test_a_worker_that_raced_another_of_its_run_reports_its_version(lake: Lakeho
     found: list[int] = []
 
     def write(groups: Groups) -> Written:
-        written = rewrite_here(groups)
+        written = rewrite_in_process(groups)
         found.append(other.execute(run_id="r").version)
         return written
 
@@ -279,7 +279,7 @@ def test_rows_that_got_lost_stop_it(lake: Lakehouse) -> None:
     version, before = lake.latest_version(), data_paths(lake)
 
     def write(groups: Groups) -> Written:
-        written = rewrite_here(groups)
+        written = rewrite_in_process(groups)
         return [written[0], []]
 
     with pytest.raises(CorruptFileError):
@@ -312,7 +312,7 @@ def test_a_run_ages_from_its_first_new_file(lakes: Lakes, written_ms: int, is_co
 
     def write(groups: Groups) -> Written:
         clock.time_ms += 2 * TTL_MS
-        written = rewrite_here(groups)
+        written = rewrite_in_process(groups)
         clock.written_ms |= dict.fromkeys(data_paths(lake) - files, clock.time_ms)
         clock.time_ms += written_ms
         return written
@@ -337,7 +337,7 @@ def test_a_run_whose_new_file_was_removed_commits_nothing(lakes: Lakes) -> None:
     plan = operations.plan_compact_tables(lake)
 
     def write(groups: Groups) -> Written:
-        written = rewrite_here(groups)
+        written = rewrite_in_process(groups)
         clock.time_ms += 2 * TTL_MS
         lake.storage.delete(min(data_paths(lake) - files))
         return written

@@ -41,7 +41,7 @@ from trinitylake_ops.format.definitions import METADATA_LOCATION
 from trinitylake_ops.iceberg.delete_files import RemainingRows, planned_tasks
 from trinitylake_ops.iceberg.io.file_io import StorageFileIO
 from trinitylake_ops.iceberg.read import file_batches
-from trinitylake_ops.iceberg.write.rewrite import rewrite_here
+from trinitylake_ops.iceberg.write.rewrite import rewrite_in_process
 
 
 @pytest.fixture
@@ -169,7 +169,7 @@ def test_rows_that_are_deleted_while_files_are_written_anew_stay_deleted(lake: L
     plan = operations.plan_compact_tables(lake)
 
     def write(groups: Any) -> Any:
-        written = rewrite_here(groups)
+        written = rewrite_in_process(groups)
         table.delete_equal(pa.table({"id": pa.array([2], pa.int64())}))
         other.append(rows(7))
         return written
@@ -188,7 +188,7 @@ def test_all_tables_left_is_a_conflict(lake: Lakehouse) -> None:
     before = listed(lake.storage)
 
     def write(groups: Any) -> Any:
-        written = rewrite_here(groups)
+        written = rewrite_in_process(groups)
         table.delete_positions({table.data_files[0]: [1]})
         return written
 

@@ -26,11 +26,11 @@ from trinitylake_ops.format.file_names import HINT_PATH, root_path
 from trinitylake_ops.operations import Finding
 from trinitylake_ops.operations.records import VersionRecord
 from trinitylake_ops.reports import (
+    expiration_chart,
     expiration_page,
-    expiration_picture,
     log_page,
+    verification_chart,
     verification_page,
-    verification_picture,
 )
 from trinitylake_ops.reports.timeline import timeline
 from trinitylake_ops.storage import MeteredStorage
@@ -121,7 +121,7 @@ def test_a_page_reads_only_the_tree_of_the_plan(aging: Aging) -> None:
     asked = {kind: after[kind] - before.get(kind, 0) for kind in after}
     assert asked.pop("read") <= nodes
     assert not any(asked.values())
-    expiration_picture(plan)
+    expiration_chart(plan)
     assert metered.snapshot().requests == after
 
 
@@ -340,7 +340,7 @@ def test_hostile_names_are_text(lakes: Lakes) -> None:
             assert control not in page
         assert "<script" not in page
         assert "<svg onload" not in page
-    pictures = [expiration_picture(operations.plan_expiration(lake)), verification_picture(report)]
+    pictures = [expiration_chart(operations.plan_expiration(lake)), verification_chart(report)]
     for picture in pictures:
         assert "<script" not in picture
         assert "<script>" in "".join(ET.fromstring(picture).itertext())
@@ -390,7 +390,7 @@ def test_pages_stay_small_and_are_the_same_for_the_same_input(lake: Lakehouse, v
     assert len(rows) == min(versions, 200)
     assert rows[0][0] == f"{versions - 1:,}"
     assert (f"{versions - 200:,} versions more" in found.text) == (versions > 200)
-    assert len(expiration_picture(plan)) < MOST_PAGE_BYTES / 20
+    assert len(expiration_chart(plan)) < MOST_PAGE_BYTES / 20
 
 
 def test_pages_stay_small_where_everything_is_long(lake: Lakehouse) -> None:

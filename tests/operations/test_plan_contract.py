@@ -215,7 +215,7 @@ def test_no_private_field_is_read_of_another_class() -> None:
 _ASKED = {name for name in vars(Executor) if not name.startswith("_")}
 
 
-def _asked_of_executors(path: Path) -> list[str]:
+def _requests_of_executors(path: Path) -> list[str]:
     """Return what a module asks an executor that is not in the contract: what it is, for one."""
     nodes = list(ast.walk(ast.parse(path.read_text())))
     asked = [
@@ -240,7 +240,7 @@ def _asked_of_executors(path: Path) -> list[str]:
 
 def test_nobody_asks_an_executor_what_it_is() -> None:
     modules = sorted(Path(str(operations.__file__)).parent.rglob("*.py"))
-    assert [found for path in modules for found in _asked_of_executors(path)] == []
+    assert [found for path in modules for found in _requests_of_executors(path)] == []
 
 
 @pytest.mark.parametrize("kind", [LocalExecutor, SparkExecutor])

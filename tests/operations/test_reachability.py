@@ -27,7 +27,7 @@ from trinitylake_ops.iceberg.catalog import catalog_at
 from trinitylake_ops.iceberg.io.file_io import StorageFileIO
 from trinitylake_ops.iceberg.reach import files_of
 from trinitylake_ops.operations.executor import LocalExecutor
-from trinitylake_ops.operations.mark.mark import CatalogReach, Mark, is_deletable, kept_roots
+from trinitylake_ops.operations.mark.mark import CatalogReach, Mark, is_deletable, retained_roots
 from trinitylake_ops.operations.mark.survey import survey_versions
 from trinitylake_ops.operations.mark.tables import table_files
 from trinitylake_ops.storage import MeteredStorage, Storage, StorageWrapper
@@ -152,7 +152,7 @@ def test_what_an_unfinished_export_copied_is_kept(aging: Aging, lake: Lakehouse)
         manifest_path=manifest,
     )
     lake.alter_definition(exports=(record,))
-    assert kept_roots(survey_versions(lake)).paths >= {copies[0], manifest}, "nothing is written yet"
+    assert retained_roots(survey_versions(lake)).paths >= {copies[0], manifest}, "nothing is written yet"
     for path in copies[:2]:
         lake.storage.create(path, b"copy")
     stray = f"1111/1111/1111/11111110-node-{UUID}.arrow"

@@ -13,9 +13,9 @@ from trinitylake_ops.errors import CorruptFileError
 from trinitylake_ops.format.arrow_ipc import check_stream
 from trinitylake_ops.format.file_names import new_verified_path
 from trinitylake_ops.iceberg.io.file_io import reading_io
-from trinitylake_ops.operations.mark.inventory import Inventory, InventorySearch, Sought
+from trinitylake_ops.operations.mark.inventory import Inventory, InventoryQuery, InventorySearch
 from trinitylake_ops.operations.verified_files import _SCHEMA, VerifiedFile, read_records, write_record
-from trinitylake_ops.operations.verified_files import Kept as KeptOf
+from trinitylake_ops.operations.verified_files import RecordedPart as KeptOf
 
 
 def record_with(content: bytes) -> bytes:
@@ -54,7 +54,7 @@ def test_an_inventory_of_more_keys_than_its_bytes_hold_is_refused(lake: Lakehous
         uri = lake.root + "inventory"
         columns = ("bucket", "key", "versionid", "islatest", "isdeletemarker", "size", "lastmodifieddate")
         return InventorySearch(
-            reading_io(lake), Inventory(uri, 0, file_format, columns, "", (uri,)), (Sought.beyond("", []),)
+            reading_io(lake), Inventory(uri, 0, file_format, columns, "", (uri,)), (InventoryQuery.beyond("", []),)
         )([uri])
 
     assert search(["a"] * 10_000)

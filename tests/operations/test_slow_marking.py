@@ -208,7 +208,7 @@ def test_a_saved_transaction_is_not_dated_forward(lake: Lakehouse, clock: SlowSt
     txn.create_namespace("saved")
     resumed = clock_free.resume_transaction(txn.save())
     with pytest.raises(ConflictError):
-        resumed.date_forward()
+        resumed.reset_age()
     resumed.rollback()
 
 

@@ -16,7 +16,7 @@ from tests.operations.changes import ROWS, append_rows, drop, overwrite_rows
 from tests.operations.copies import clean_up, copied, drop_all, rows
 from tests.operations.table_roots import NEW_ID, TableRoots, needed_there, put_orphans, table_roots, there
 from trinitylake_ops import Lakehouse, operations
-from trinitylake_ops.access.allowed_roots import Place
+from trinitylake_ops.access.allowed_roots import FileAddress
 from trinitylake_ops.access.table_owners import TableUser, add_user, claim_table_root, users_of
 from trinitylake_ops.cli.app import trinitylake
 from trinitylake_ops.errors import (
@@ -105,7 +105,7 @@ def test_a_storage_whose_clock_is_behind_makes_no_file_older(
 ) -> None:
     """Files there have times of that clock. By the lakehouse's clock a new one looks as old as the clocks differ."""
     put_orphans(aging, root)
-    storage = aging.lake.elsewhere.storage_of(Place(root, ""))
+    storage = aging.lake.external_storages.storage_of(FileAddress(root, ""))
     now_ms = aging.clock.time_ms
     aging.later(3 * DAY_MS)
     monkeypatch.setattr(type(storage), "now_ms", lambda _self: now_ms)

@@ -13,7 +13,7 @@ from tests.operations.changes import append_rows, drop, overwrite_rows
 from tests.operations.copies import rows
 from tests.operations.table_roots import NEW_ID, TableRoots, needed_there, put_orphans, table_roots, there
 from trinitylake_ops import operations
-from trinitylake_ops.access.allowed_roots import Place
+from trinitylake_ops.access.allowed_roots import FileAddress
 from trinitylake_ops.access.table_owners import add_user
 from trinitylake_ops.errors import InvalidInputError
 from trinitylake_ops.format.file_names import new_node_path, owner_path
@@ -45,7 +45,7 @@ def aging(table_roots: TableRoots, root: str) -> Aging:
 
 
 def storage_at(aging: Aging, root: str) -> Storage:
-    return aging.lake.elsewhere.storage_of(Place(root, ""))
+    return aging.lake.external_storages.storage_of(FileAddress(root, ""))
 
 
 def keys(prefix: str, paths: Collection[str]) -> list[str]:

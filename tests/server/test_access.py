@@ -34,7 +34,7 @@ from trinitylake_ops.server.warehouses import Warehouses
 from trinitylake_ops.storage.delegation import DelegationSettings
 from trinitylake_ops.storage.options import OPTIONS_VARIABLE
 from trinitylake_ops.storage.s3.delegation import folder_policy
-from trinitylake_ops.storage.s3.s3fs_client import BucketPlace
+from trinitylake_ops.storage.s3.s3fs_client import BucketAddress
 from trinitylake_ops.storage.s3.settings import S3Location
 from trinitylake_ops.storage.s3.signing import UnsignedRequest, check_request, signed
 
@@ -260,7 +260,7 @@ def test_signed_requests_reach_their_table_alone(
 
 
 FOLDER = S3Location.of("s3://bucket/lake/tables/id/")
-PLACE = BucketPlace("https://s3.example.com", "eu-1", is_virtual=False)
+PLACE = BucketAddress("https://s3.example.com", "eu-1", is_virtual=False)
 FILE = "https://s3.example.com/bucket/lake/tables/id/data/a.parquet"
 
 

@@ -448,7 +448,7 @@ def check_findings(findings: Findings) -> None:
     assert {(one.method, one.path) for one in OPERATIONS} == routes
     assert names | set(_OTHERS) <= findings.denied.keys(), "an operation was denied to no token"
     # On a local disk there are no credentials and no signatures; two operations always reject, and one registers.
-    without_success = {one.name for one in OPERATIONS if not one.answers} | {
+    without_success = {one.name for one in OPERATIONS if not one.responses} | {
         "loadCredentials",
         "signRequest",
         "registerTable",

@@ -41,7 +41,7 @@ from trinitylake_ops.errors import TransientError
 from trinitylake_ops.iceberg import catalog_at, metadata
 from trinitylake_ops.iceberg.updates import fitted
 from trinitylake_ops.server import scheduling, tables
-from trinitylake_ops.server.responses import RefusedError
+from trinitylake_ops.server.responses import RejectedError
 from trinitylake_ops.server.settings import Limits
 from trinitylake_ops.server.workers import TableQueue, Work, Workers
 
@@ -276,12 +276,12 @@ def test_a_principal_has_half_of_the_places() -> None:
         workers, gate = Workers(Limits(threads=2, waiting=8), is_shared=True), threading.Event()
         for _ in range(5):
             workers.submit(Work.READ, "a", gate.wait)
-        with pytest.raises(RefusedError):
+        with pytest.raises(RejectedError):
             workers.submit(Work.READ, "a", gate.wait)
         for _ in range(5):
             workers.submit(Work.READ, "b", gate.wait)
         assert workers.saturated(PATIENCE_S) == [Work.READ]
-        with pytest.raises(RefusedError):
+        with pytest.raises(RejectedError):
             workers.submit(Work.READ, "c", gate.wait)
         gate.set()
         await asyncio.to_thread(workers.close)
@@ -297,16 +297,16 @@ def test_commits_come_in_the_order_in_which_they_entered() -> None:
         both = queue.enter("a", [t, u, t])
         after = queue.enter("b", [u])
         other = queue.enter("b", [v])
-        assert [place.turn.done() for place in (first, both, after, other)] == [True, False, False, True]
+        assert [place.ready.done() for place in (first, both, after, other)] == [True, False, False, True]
         queue.enter("a", [v])
-        with pytest.raises(RefusedError):
+        with pytest.raises(RejectedError):
             queue.enter("a", [("", "ns", "w")])
         queue.leave(first)
-        assert [place.turn.done() for place in (both, after)] == [True, False]
+        assert [place.ready.done() for place in (both, after)] == [True, False]
         left = queue.enter("c", [u])
         queue.leave(left)
         queue.leave(both)
-        assert after.turn.done()
+        assert after.ready.done()
         for place in (after, other):
             queue.leave(place)
         assert len(queue) == 1

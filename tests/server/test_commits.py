@@ -538,16 +538,16 @@ class SilentRoot(StorageWrapper):
     def __init__(self, inner: Storage, root: str):
         super().__init__(inner)
         self._root = root
-        self._is_made = False
+        self._is_complete_clone = False
 
     def create(self, path: str, data: bytes) -> None:
         super().create(path, data)
         if path == self._root:
-            self._is_made = True
+            self._is_complete_clone = True
             raise AmbiguousWriteError("no answer", path=path)
 
     def read(self, path: str, **part: Any) -> bytes:
-        if path == self._root and self._is_made:
+        if path == self._root and self._is_complete_clone:
             raise TransientError("no answer", path=path)
         return super().read(path, **part)
 

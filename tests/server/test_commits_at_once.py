@@ -21,7 +21,7 @@ ROWS = pa.table({"id": pa.array([1, 2], pa.int64())})
 
 
 @pytest.fixture(autouse=True)
-def a_moment_lasts(monkeypatch: pytest.MonkeyPatch) -> None:
+def lengthen_moment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(queue_module, "_MOMENT_COMMITS", 1e9)
     monkeypatch.setattr(queue_module, "_LONGEST_MOMENT_S", math.inf)
 

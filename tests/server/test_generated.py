@@ -294,7 +294,7 @@ def asked(
 def check(operation: Operation, method: str, status: int, body: bytes) -> None:
     """Assert that an answer is one that an operation has, and none is a failure of the server."""
     assert status < 500, (operation.name, status, body)
-    if status in operation.answers:
+    if status in operation.responses:
         assert (body == b"") == (status in (204, 304)), (operation.name, status, body)
         return
     if method == "HEAD":
@@ -370,7 +370,7 @@ def test_the_table_has_every_route_and_no_other() -> None:
     for one in OPERATIONS:
         route = routes[one.method, one.path]
         assert route.changes == ("Idempotency-Key" in one.headers or one.name == "registerView"), one.name
-        assert route.is_told == bool(one.answers), one.name
+        assert route.is_documented == bool(one.responses), one.name
         assert set(one.body or ()) <= MEMBERS.keys()
 
 

@@ -185,13 +185,13 @@ def test_a_table_of_10_000_snapshots_and_5_000_columns_is_served(lake: Lakehouse
 
 def test_responses_with_the_same_metadata_share_it(limited: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     """Many connections that request a large table and do not read the response take its size once."""
-    answers, make = [], tables.table_answer
+    answers, make = [], tables.table_response
 
     def recording(*arguments: Any) -> Any:
         answers.append(make(*arguments))
         return answers[-1]
 
-    monkeypatch.setattr(tables, "table_answer", recording)
+    monkeypatch.setattr(tables, "table_response", recording)
     bodies = {limited.ask("GET", TABLE).body for _ in range(3)}
     assert len(bodies) == 1
     assert all(answer.shared is answers[0].shared for answer in answers)

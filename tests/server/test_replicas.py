@@ -176,7 +176,7 @@ def test_answers_are_lost_while_clients_commit(on_s3: Lakehouse, radosgw: S3Serv
         assert [child.finish()[0] for child in children] == [0] * N_CLIENTS
         for proxy in proxies:
             os.kill(proxy.pid, signal.SIGTERM)
-        n_lost = [int(reports[0]) for status, reports in (proxy.finish() for proxy in proxies) if status == 0]
-        assert len(n_lost) == N_REPLICAS and all(n_lost)
+        n_conflicts = [int(reports[0]) for status, reports in (proxy.finish() for proxy in proxies) if status == 0]
+        assert len(n_conflicts) == N_REPLICAS and all(n_conflicts)
     check_all_is_there_once(on_s3, before)
-    print(f"lost by each proxy: {n_lost}")
+    print(f"lost by each proxy: {n_conflicts}")

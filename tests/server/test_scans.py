@@ -56,13 +56,13 @@ def all_tasks(served: Served, body: dict[str, Any], warehouse: str = "main") -> 
     answer = served.ask("POST", plan, body).document
     assert answer["status"] == "completed"
     assert "plan-id" not in answer
-    found, parts, n_answers = answer["file-scan-tasks"], list(answer["plan-tasks"]), 1
+    found, parts, n_responses = answer["file-scan-tasks"], list(answer["plan-tasks"]), 1
     while parts:
         answer = served.ask("POST", fetch, {"plan-task": parts.pop()}).document
         assert len(answer["file-scan-tasks"]) <= 2
-        found, n_answers = found + answer["file-scan-tasks"], n_answers + 1
+        found, n_responses = found + answer["file-scan-tasks"], n_responses + 1
         parts += answer["plan-tasks"]
-    return found, n_answers
+    return found, n_responses
 
 
 def paths(tasks: list[dict[str, Any]]) -> list[str]:
@@ -71,10 +71,10 @@ def paths(tasks: list[dict[str, Any]]) -> list[str]:
 
 def test_a_plan_names_the_files_of_a_scan(planned: Served, lake: Lakehouse) -> None:
     table = catalog_at(lake).load_table("ns.t")
-    found, n_answers = all_tasks(planned, {})
+    found, n_responses = all_tasks(planned, {})
     assert paths(found) == sorted(task.file.file_path for task in table.scan().plan_files())
-    assert n_answers > 2
-    only, n_answers = all_tasks(planned, {"filter": {"type": "eq", "term": "day", "value": "b"}})
+    assert n_responses > 2
+    only, n_responses = all_tasks(planned, {"filter": {"type": "eq", "term": "day", "value": "b"}})
     assert paths(only) == sorted(task.file.file_path for task in table.scan("day = 'b'").plan_files())
     assert {tuple(task["data-file"]["partition"]) for task in only} == {("b",)}
     assert [task["residual-filter"] for task in only] == [True, True]
@@ -102,9 +102,9 @@ def test_a_scan_of_what_was_appended(planned: Served, lake: Lakehouse) -> None:
     table = catalog_at(lake).load_table("ns.t")
     first, second = (snapshot.snapshot_id for snapshot in table.metadata.snapshots)
     before = {task.file.file_path for task in table.scan(snapshot_id=first).plan_files()}
-    found, n_answers = all_tasks(planned, {"start-snapshot-id": first, "end-snapshot-id": second})
+    found, n_responses = all_tasks(planned, {"start-snapshot-id": first, "end-snapshot-id": second})
     here = {task.file.file_path for task in table.scan().plan_files()}
-    assert (set(paths(found)), n_answers) == (here - before, 3)
+    assert (set(paths(found)), n_responses) == (here - before, 3)
     with table.transaction() as transaction:
         transaction.set_properties(
             **{"commit.manifest-merge.enabled": "true", "commit.manifest.min-count-to-merge": "1"}
@@ -166,13 +166,13 @@ def test_a_request_decodes_a_bounded_number_of_entries(
 
     monkeypatch.setattr(windows, "entries_within", counted)
     monkeypatch.setattr(planner, "_MOST_ENTRIES", 4)
-    tasks, n_answers = all_tasks(planned, {"filter": row_filter})
+    tasks, n_responses = all_tasks(planned, {"filter": row_filter})
     expected = list(
         catalog_at(lake).load_table("ns.t").scan("true" if row_filter is True else "id >= 105").plan_files()
     )
     assert paths(tasks) == sorted(task.file.file_path for task in expected)
     assert max(decoded) <= 2
-    assert sum(decoded) <= 4 * n_answers
+    assert sum(decoded) <= 4 * n_responses
 
 
 def test_a_task_that_was_changed_is_none(planned: Served, lake: Lakehouse) -> None:
@@ -321,7 +321,7 @@ def test_statistics_of_many_columns_come_in_more_answers(lake: Lakehouse, monkey
     for first in (0, 10, 20):
         table.append(rows(first))
     with serving(settings_for(lake)) as served:
-        found, n_answers = all_tasks(served, {"stats-fields": ["id", "day"]})
-        assert (len(found), n_answers) == (3, 4)
+        found, n_responses = all_tasks(served, {"stats-fields": ["id", "day"]})
+        assert (len(found), n_responses) == (3, 4)
         assert all("lower-bounds" in task["data-file"] for task in found)
         assert all_tasks(served, {"stats-fields": ["id"]})[1] == 1

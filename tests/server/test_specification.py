@@ -31,7 +31,7 @@ def test_the_configuration_lists_what_is_answered(served: Served) -> None:
     assert config["overrides"] == {"prefix": "main"}
     assert config["idempotency-key-lifetime"] == "PT30M"
     told = {tuple(endpoint.split()) for endpoint in config["endpoints"]}
-    assert told == {(route.method, route.template) for route in ROUTES if route.is_told}
+    assert told == {(route.method, route.template) for route in ROUTES if route.is_documented}
     assert ("POST", "/v1/{prefix}/transactions/commit") in told
     assert not any("register-view" in path for _, path in told)
 

@@ -18,7 +18,7 @@ from tests.simulator.world import FAULTS, REQUESTS
 CHOSEN = Path(__file__).with_name("chosen_seeds.txt")
 #: Simulated in any case: seeds that nobody chose.
 N_FIRST_SEEDS = 30
-_MOST_LOOKED_AT = 5_000
+_MOST_INSPECTED = 5_000
 _AT_A_TIME = 100
 _TIMES_MET = 2  # where that many are: a small change of the engine may move one of them
 HAPPENINGS = (
@@ -67,24 +67,24 @@ def _met(seed: int) -> Counter[Hashable]:
     return Counter({**cells, **{what: outcome.happened[what] for what in HAPPENINGS if outcome.happened[what]}})
 
 
-def _met_until(wanted: Sequence[Hashable]) -> dict[int, Counter[Hashable]]:
+def _seeds_until(wanted: Sequence[Hashable]) -> dict[int, Counter[Hashable]]:
     """Simulate seeds until everything was met."""
     met: dict[int, Counter[Hashable]] = {}
     total: Counter[Hashable] = Counter()
     with ProcessPoolExecutor(mp_context=get_context("spawn")) as pool:
-        for first in range(0, _MOST_LOOKED_AT, _AT_A_TIME):
+        for first in range(0, _MOST_INSPECTED, _AT_A_TIME):
             seeds = range(first, first + _AT_A_TIME)
             met.update(zip(seeds, pool.map(_met, seeds, chunksize=10), strict=True))
             total = sum((met[seed] for seed in seeds), total)
             if not (never := [what for what in wanted if not total[what]]):
                 return met
-    raise SystemExit(f"not met in {_MOST_LOOKED_AT} seeds: {never}")
+    raise SystemExit(f"not met in {_MOST_INSPECTED} seeds: {never}")
 
 
 def main() -> None:
     """Choose seeds one by one: each time the one that meets most of what is still missing."""
     wanted: list[Hashable] = [*((request, fault) for request in REQUESTS for fault in FAULTS), *HAPPENINGS]
-    met = _met_until(wanted)
+    met = _seeds_until(wanted)
     total = sum(met.values(), Counter[Hashable]())
     missing = Counter({what: min(_TIMES_MET, total[what]) for what in wanted})
     for seed in range(N_FIRST_SEEDS):

@@ -256,9 +256,9 @@ def _explained(record: TransactionRecord, states: Sequence[State], serial: State
     """Apply a transaction to ``serial``; returns what it saw or did that its isolation does not allow."""
     before = states[record.base_version]
     after = dict(before)
-    wrong = [f"in the version that it began on: {line}" for line in _told_otherwise(record, after)]
+    wrong = [f"in the version that it began on: {line}" for line in _reported_differently(record, after)]
     if record.isolation == "serializable":
-        wrong += [f"in the order of commits: {line}" for line in _told_otherwise(record, dict(serial))]
+        wrong += [f"in the order of commits: {line}" for line in _reported_differently(record, dict(serial))]
     written = _differing(before, after)
     wrong += [
         f"overwrote {key}, which it had not seen: a lost update"
@@ -278,7 +278,7 @@ def _explained(record: TransactionRecord, states: Sequence[State], serial: State
     return [f"transaction {record.id} ({record.isolation}) {line}" for line in wrong]
 
 
-def _told_otherwise(record: TransactionRecord, state: State) -> list[str]:
+def _reported_differently(record: TransactionRecord, state: State) -> list[str]:
     """Do a transaction's steps on ``state``; returns where it learnt something else."""
     wrong = []
     for operation, learnt in zip(record.operations, record.learnt, strict=True):

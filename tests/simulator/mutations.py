@@ -24,7 +24,7 @@ from trinitylake_ops.versions.time_travel import VersionTime
 Mutation = Callable[[], AbstractContextManager[Any]]
 
 
-def _answer_for_lost(is_ours: bool) -> Mutation:
+def _response_for_conflict(is_ours: bool) -> Mutation:
     def create_root(
         roots: Any, version: int, data: bytes, commit_id: str, before_send: Any = lambda: None, *_: Any
     ) -> bool:
@@ -108,7 +108,7 @@ def _forget_files_of_unknown_outcomes() -> AbstractContextManager[Any]:
     return mock.patch.object(commit.Commit, "run", run_and_discard)
 
 
-def _expire_after_a_lost_answer() -> AbstractContextManager[Any]:
+def _expire_after_lost_response() -> AbstractContextManager[Any]:
     """Say that a transaction is too old although an earlier send of its root may have landed."""
 
     def create_root(
@@ -170,8 +170,8 @@ def _returning(place: object, name: str, value: Any) -> Mutation:
 
 #: What each mutation does wrong.
 MUTATIONS: Mapping[str, Mutation] = {
-    "skip the read-back: a lost answer counts as lost": _answer_for_lost(False),
-    "skip the read-back: a lost answer counts as committed": _answer_for_lost(True),
+    "skip the read-back: a lost answer counts as lost": _response_for_conflict(False),
+    "skip the read-back: a lost answer counts as committed": _response_for_conflict(True),
     "take whatever root stands there for ours": _take_any_root_for_ours,
     "overwrite roots instead of creating them": _overwrite_roots,
     "trust the hint": _trust_the_hint,
@@ -201,7 +201,7 @@ MUTATIONS: Mapping[str, Mutation] = {
     ),
     "put transactions together that touch each other": _returning(change_set.Footprint, "is_touched_by", False),
     "delete the files of a commit with an unknown outcome": _forget_files_of_unknown_outcomes,
-    "give up an old transaction whose root was sent": _expire_after_a_lost_answer,
+    "give up an old transaction whose root was sent": _expire_after_lost_response,
     "keep a transaction that conflicts in its group": _returning(batch.Members, "fail", None),
     "begin on an earlier version": _begin_on_an_earlier_version,
     "make up conflicts": _returning(change_set, "new_table_conflicts", ["made up"]),

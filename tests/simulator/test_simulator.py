@@ -67,10 +67,10 @@ def test_every_seed_is_explained_by_the_order_of_commits(
     written.rename(folder / f"simulated-{part}")
     ended = [folder / f"simulated-{number}" for number in range(N_PARTS)]
     if all(file.exists() for file in ended):
-        _check_what_was_met([pickle.loads(file.read_bytes()) for file in ended], record_property)
+        _check_reached_situations([pickle.loads(file.read_bytes()) for file in ended], record_property)
 
 
-def _check_what_was_met(
+def _check_reached_situations(
     parts: Sequence[tuple[Counter[tuple[str, str]], Counter[str]]], record_property: Callable[[str, object], None]
 ) -> None:
     """Check that every fault met every kind of request, and that every operation did its work."""

@@ -102,15 +102,15 @@ def _reach_no_further_than(kind: str) -> Mutation:
     return shallow
 
 
-def _mend_exports_that_stand() -> AbstractContextManager[Any]:
+def _repair_existing_exports() -> AbstractContextManager[Any]:
     """Take complete exports for lost, whether their roots stand or not."""
 
-    def gone_exports(lake: Lakehouse, definition: Any) -> list[str]:
+    def missing_exports(lake: Lakehouse, definition: Any) -> list[str]:
         return sorted(record.name for record in definition.exports)
 
     return both(
-        mock.patch.object(_REPAIR, "gone_exports", gone_exports),
-        mock.patch.object(repair_steps, "gone_exports", gone_exports),
+        mock.patch.object(_REPAIR, "missing_exports", missing_exports),
+        mock.patch.object(repair_steps, "missing_exports", missing_exports),
     )
 
 
@@ -124,7 +124,7 @@ def _remove_orphans_unrecorded() -> AbstractContextManager[Any]:
     return mock.patch.object(orphans, "StateChange", Unrecorded)
 
 
-def _register_beside_purges() -> AbstractContextManager[Any]:
+def _register_during_purges() -> AbstractContextManager[Any]:
     """Neither wait for who deletes files, nor look whether the table was ever committed."""
     return mock.patch.object(register, "_undisturbed", return_value=nullcontext(lambda _base: None))
 
@@ -169,7 +169,7 @@ UPKEEP_MUTATIONS: Mapping[str, Mutation] = {
     "export elsewhere beside other exports": _replacing(
         export_roots.TargetExport, "check_unchanged", lambda self, latest: None
     ),
-    "repair: forget exports that stand": _mend_exports_that_stand,
+    "repair: forget exports that stand": _repair_existing_exports,
     "reconcile: bring back exports elsewhere that were dropped": _replacing(
         _RECONCILE, "_was_dropped", lambda survey, record, sides: False
     ),
@@ -180,7 +180,7 @@ RARE_UPKEEP_MUTATIONS: Mapping[str, Mutation] = {
     "purge without grace, and what was undeleted": _purge_before_its_time,
     "expire what was exported meanwhile": _replacing(expire, "_check_same_settings", lambda base, latest: None),
     "remove orphans without a commit": _remove_orphans_unrecorded,
-    "register beside purges": _register_beside_purges,
+    "register beside purges": _register_during_purges,
     "export into what others clean up, with copies of any age": _replacing(
         work.ExportWork, "_unendangered_content", lambda self, txn, listed, known: self.content
     ),

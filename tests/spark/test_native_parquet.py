@@ -21,7 +21,7 @@ from trinitylake_ops.iceberg.catalog import TrinityLakeCatalog, catalog_at
 from trinitylake_ops.iceberg.io.file_io import StorageFileIO, reading_io
 from trinitylake_ops.iceberg.write.staging import publish
 from trinitylake_ops.spark.tables import native_parquet
-from trinitylake_ops.spark.tables.reader import FoundTable, read_files, read_table
+from trinitylake_ops.spark.tables.reader import OpenIcebergTable, read_files, read_table
 from trinitylake_ops.spark.tables.writer import stage_dataframe
 
 pytestmark = pytest.mark.local_only("Spark reads object storages through us only")
@@ -134,7 +134,7 @@ def test_delete_files(spark: SparkSession, lake: Lakehouse, catalog: TrinityLake
 
 
 def native_frame(spark: SparkSession, lake: Lakehouse, table: Table) -> DataFrame | None:
-    found = FoundTable(StorageFileIO.on(lake.storage), table.metadata)
+    found = OpenIcebergTable(StorageFileIO.on(lake.storage), table.metadata)
     return found.native_frame(spark, found.tasks())
 
 

@@ -49,8 +49,8 @@ from trinitylake_ops.spark.source.opened_table import open_data
 from trinitylake_ops.spark.source.options import TableRequest
 from trinitylake_ops.spark.tables.reader import (
     GROUP_BYTES,
-    found_table,
     group_files,
+    open_iceberg_table,
     read_files,
     read_staged,
     read_table,
@@ -308,7 +308,7 @@ def damaged(whole: bytes, how: str) -> bytes:
 
 
 def read_without_spark(lake: Lakehouse, snapshot: Snapshot | None = None) -> int:
-    found = found_table(lake, snapshot or lake.snapshot(), "facts", "days")
+    found = open_iceberg_table(lake, snapshot or lake.snapshot(), "facts", "days")
     job = ReadJob(found.io, found.metadata, found.metadata.schema(), AlwaysTrue(), found.version)
     schema = to_spark_schema(found.metadata.schema())
     return sum(batch.num_rows for batch in read_tasks(job, found.tasks(), schema))

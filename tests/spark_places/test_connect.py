@@ -150,7 +150,7 @@ WRONG = {
     "token": (["--spark-remote", "sc://h:1/;token=secret"], "", "put it into SPARK_CONNECT_AUTHENTICATE_TOKEN"),
     "no server": (
         ["--spark-remote", "sc://127.0.0.1:1"],
-        "from trinitylake_ops.spark.runtime import connect; connect.ANSWER_SECONDS = 1.0",
+        "from trinitylake_ops.spark.runtime import connect; connect.RESPONSE_SECONDS = 1.0",
         "no Spark Connect server answers at 127.0.0.1:1 within 1 s",
     ),
     "no client": (

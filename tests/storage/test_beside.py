@@ -18,7 +18,7 @@ from trinitylake_ops import Lakehouse
 from trinitylake_ops.errors import TransientError
 from trinitylake_ops.format.file_names import HINT_PATH
 from trinitylake_ops.storage import MemoryStorage, StorageWrapper, background, drop_memory_root
-from trinitylake_ops.transaction.pacing import Courtesy
+from trinitylake_ops.transaction.pacing import Fairness
 
 pytestmark = pytest.mark.beside
 
@@ -56,7 +56,7 @@ def test_a_thread_that_is_busy_or_rests_is_not_woken() -> None:
     second.may_end.set()
     background.put(first)
     assert first.has_begun.wait(60)
-    with mock.patch.object(background._beside._changed, "notify_all") as wake:
+    with mock.patch.object(background._background._changed, "notify_all") as wake:
         background.put(second)
     assert not wake.called
     first.may_end.set()
@@ -79,7 +79,7 @@ def test_work_that_fails_is_logged_and_others_are_done(caplog: pytest.LogCapture
 
 
 def test_a_thread_that_cannot_start_or_dies_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
-    made = background._Beside()
+    made = background._BackgroundThread()
     works = [Counted() for _ in range(3)]
     for work in works:
         work.may_end.set()
@@ -100,7 +100,7 @@ def test_a_thread_that_cannot_start_or_dies_is_replaced(monkeypatch: pytest.Monk
 
 
 def test_a_flush_waits_for_what_was_asked_for_before_it_alone() -> None:
-    made = background._Beside()
+    made = background._BackgroundThread()
     first, later = Counted(), Counted()
     made.put(first)
     assert first.has_begun.wait(60)
@@ -120,7 +120,7 @@ def test_a_flush_waits_for_what_was_asked_for_before_it_alone() -> None:
 
 def test_who_waited_in_vain_for_work_does_not_wait_for_it_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(background, "LONGEST_WAIT_S", 0.01)
-    made = background._Beside()
+    made = background._BackgroundThread()
     hanging = Counted()
     made.put(hanging)
     assert hanging.has_begun.wait(60)
@@ -137,13 +137,13 @@ def test_who_waited_in_vain_for_work_does_not_wait_for_it_again(monkeypatch: pyt
 
 
 def test_looks_for_turns_do_not_pile_up() -> None:
-    courtesy, storage = Courtesy(), MemoryStorage("memory://beside/")
+    fairness, storage = Fairness(), MemoryStorage("memory://beside/")
     hanging = Counted()
     background.put(hanging)
     assert hanging.has_begun.wait(60)
     for _ in range(100):
-        courtesy.look_now_and_then(storage)
-    assert len(background._beside._waiting) == 1
+        fairness.poll_periodically(storage)
+    assert len(background._background._waiting) == 1
     hanging.may_end.set()
     assert background.flush(60)
 

@@ -311,7 +311,7 @@ def test_a_large_create_gives_up_soon_where_nobody_answers(
     dynalite: DynamoDBServer, proxy: FaultyProxy, root: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The rest of the parts is not sent when one of them got no answer for long."""
-    monkeypatch.setattr(items, "_sent_again", functools.partial(retry.sent_again, longest_s=READ_TIMEOUT_S / 2))
+    monkeypatch.setattr(items, "_retry_listing", functools.partial(retry.retry_listing, longest_s=READ_TIMEOUT_S / 2))
     storage = bare(root, dynalite, endpoint=proxy.url, read_timeout_seconds=str(READ_TIMEOUT_S))
     storage._parts._concurrency = 2
     storage.now_ms()

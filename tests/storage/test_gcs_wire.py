@@ -78,7 +78,7 @@ def as_json(document: object, status: int = 200) -> Answer:
     return Answer(status, json.dumps(document).encode(), {"Content-Type": "application/json"})
 
 
-def token_answer(number: int, seen: Seen) -> Answer:
+def token_response(number: int, seen: Seen) -> Answer:
     assert parse_qs(seen.body.decode())["grant_type"] == ["urn:ietf:params:oauth:grant-type:jwt-bearer"]
     return as_json({"access_token": TOKEN, "expires_in": 3600, "token_type": "Bearer"})
 
@@ -99,7 +99,7 @@ def assert_hidden(error: BaseException, *secrets: str) -> None:
 def test_a_service_account_asks_once_for_a_token(
     private_key: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
 ) -> None:
-    tokens, storage_server = ScriptedServer(token_answer), ScriptedServer(fixed(as_json({"items": []})))
+    tokens, storage_server = ScriptedServer(token_response), ScriptedServer(fixed(as_json({"items": []})))
     with tokens.running(), storage_server.running():
         text = service_account(private_key, f"{tokens.endpoint}/token")
         file = tmp_path / "key.json"
@@ -144,7 +144,7 @@ def test_a_token_that_is_refused(private_key: str) -> None:
                 call()
             assert_hidden(caught.value, private_key)
         assert server.requests == []
-        tokens._script = token_answer
+        tokens._script = token_response
         with pytest.raises(StoragePermissionError) as caught:
             storage.create("f", b"x")
         assert_hidden(caught.value, private_key)
@@ -214,7 +214,7 @@ def test_no_credentials_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 def test_the_project_pays_for_each_request() -> None:
     def script(number: int, seen: Seen) -> Answer:
         if seen.path.startswith("/batch/"):
-            return batch_answer(seen, [204] * seen.body.count(b"DELETE "))
+            return batch_response(seen, [204] * seen.body.count(b"DELETE "))
         return as_json({"name": "lake/f", "size": "1", "updated": "2026-11-24T12:00:00.123Z"})
 
     server = ScriptedServer(script)
@@ -234,7 +234,7 @@ def test_the_project_pays_for_each_request() -> None:
 # --- batches ----------------------------------------------------------------------------------------
 
 
-def batch_answer(seen: Seen, statuses: list[int | None], reason: str = "backendError") -> Answer:
+def batch_response(seen: Seen, statuses: list[int | None], reason: str = "backendError") -> Answer:
     """An answer as the service gives it: a part for each call, with its own id; None leaves the part out."""
     boundary = seen.headers["Content-Type"].partition("boundary=")[2]
     parts = []
@@ -251,7 +251,7 @@ def batch_answer(seen: Seen, statuses: list[int | None], reason: str = "backendE
 
 def test_a_batch_tells_file_by_file() -> None:
     statuses: list[int | None] = [204, 404, 403, 503, None, 200]
-    server = ScriptedServer(lambda number, seen: batch_answer(seen, statuses, "forbidden"))
+    server = ScriptedServer(lambda number, seen: batch_response(seen, statuses, "forbidden"))
     with server.running():
         failures = bare(server.endpoint).delete_batch([f"f{number}" for number in range(6)])
     assert {path: type(error) for path, error in failures.items()} == {
@@ -264,7 +264,7 @@ def test_a_batch_tells_file_by_file() -> None:
 
 def test_the_retries_ask_again_only_for_what_failed_in_passing() -> None:
     def script(number: int, seen: Seen) -> Answer:
-        return batch_answer(seen, [204, 503, 204] if number == 0 else [204])
+        return batch_response(seen, [204, 503, 204] if number == 0 else [204])
 
     server = ScriptedServer(script)
     with server.running():
@@ -275,7 +275,7 @@ def test_the_retries_ask_again_only_for_what_failed_in_passing() -> None:
 
 def test_many_deletes_are_batches_of_a_hundred() -> None:
     def script(number: int, seen: Seen) -> Answer:
-        return batch_answer(seen, [204] * seen.body.count(b"DELETE "))
+        return batch_response(seen, [204] * seen.body.count(b"DELETE "))
 
     server = ScriptedServer(script)
     with server.running():

@@ -176,7 +176,7 @@ def test_a_stranger_may_do_nothing(hdfs: HdfsServer, root: str, monkeypatch: pyt
     for call in (
         lambda: storage.read("folder/f"), lambda: storage.stat("folder/f"), lambda: storage.create("new", BODY),
         lambda: storage.write("folder/f", b""), lambda: storage.delete("folder/f"), lambda: list(storage.list()),
-        lambda: storage.jot("folder/f", b""), storage.now_ms,
+        lambda: storage.write_best_effort("folder/f", b""), storage.now_ms,
     ):  # fmt: skip
         assert "user=stranger" in caught(StoragePermissionError, call)
 
@@ -209,7 +209,7 @@ def test_names_that_are_too_long_or_taken_by_folders(root: str) -> None:
     assert "a file stands where a folder is needed" in caught(StorageError, lambda: storage.write("file/below", BODY))
     assert "a folder stands there" in caught(StorageError, lambda: storage.write("folder", BODY))
     caught(FileExistsAlreadyError, lambda: storage.create("folder", BODY))
-    storage.jot("gone/note", b"x")
+    storage.write_best_effort("gone/note", b"x")
     caught(FileMissingError, lambda: storage.read("gone/note"))
     assert list(storage.list("_ops/tmp/")) == []
 

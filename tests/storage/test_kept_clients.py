@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from trinitylake_ops.errors import TrinityLakeError
-from trinitylake_ops.storage.http.clients import _MOST, KeptClients, run_on_loop
+from trinitylake_ops.storage.http.clients import _MOST, ClientCache, run_on_loop
 from trinitylake_ops.storage.s3.obstore_storage import ObstoreS3Storage
-from trinitylake_ops.storage.s3.s3fs_client import _moment
+from trinitylake_ops.storage.s3.s3fs_client import _timestamp
 from trinitylake_ops.storage.s3.s3fs_storage import S3Storage
 
 OPTIONS = {
@@ -80,7 +80,7 @@ def test_a_client_without_an_answer_is_handed_to_nobody() -> None:
 
 
 def test_the_clients_used_last_are_kept() -> None:
-    kept: KeptClients[object] = KeptClients()
+    kept: ClientCache[object] = ClientCache()
     first = kept.get(0, object)
     for key in range(1, _MOST):
         kept.get(key, object)
@@ -105,12 +105,12 @@ def test_the_clients_used_last_are_kept() -> None:
     ],
 )
 def test_times_of_answers(text: str | float) -> None:
-    assert _moment(text) == datetime(2026, 11, 25, 10, 20, 30, tzinfo=UTC)
+    assert _timestamp(text) == datetime(2026, 11, 25, 10, 20, 30, tzinfo=UTC)
 
 
 def test_what_is_no_time_is_refused() -> None:
     with pytest.raises(ValueError, match="Invalid timestamp"):
-        _moment("soon")
+        _timestamp("soon")
 
 
 def test_a_request_from_the_thread_of_the_loop_is_an_error_and_no_deadlock() -> None:

@@ -32,7 +32,7 @@ def storage(folder: Path) -> LocalStorage:
 
 
 def _hold(folder: Path, held: Connection) -> None:
-    with storage(folder).in_line(LONG_S) as has_waited:
+    with storage(folder).commit_lock(LONG_S) as has_waited:
         held.send(has_waited)
         held.recv()
 
@@ -53,7 +53,7 @@ class Holder:
 
 def test_alone_nobody_waits(folder: Path) -> None:
     for _ in range(2):
-        with storage(folder).in_line(LONG_S) as has_waited:
+        with storage(folder).commit_lock(LONG_S) as has_waited:
             assert not has_waited
 
 
@@ -62,7 +62,7 @@ def test_the_next_one_waits_until_the_first_goes(folder: Path) -> None:
     waited: list[bool] = []
 
     def wait() -> None:
-        with storage(folder).in_line(LONG_S) as has_waited:
+        with storage(folder).commit_lock(LONG_S) as has_waited:
             waited.append(has_waited)
 
     thread = threading.Thread(target=wait)
@@ -78,7 +78,7 @@ def test_a_killed_process_leaves_the_line(folder: Path) -> None:
     holder = Holder(folder)
     holder.process.kill()
     holder.process.join()
-    with storage(folder).in_line(LONG_S) as has_waited:
+    with storage(folder).commit_lock(LONG_S) as has_waited:
         assert not has_waited
 
 
@@ -95,16 +95,16 @@ def test_a_stopped_process_keeps_nobody(folder: Path, monkeypatch: pytest.Monkey
         return ends_within(wait, longest_s)
 
     monkeypatch.setattr(line_module._Wait, "ends_within", tell)
-    with own.in_line(0.05) as has_waited:
+    with own.commit_lock(0.05) as has_waited:
         assert has_waited
-    with own.in_line(LONG_S) as has_waited:  # the place of that wait did not come: nobody waits again
+    with own.commit_lock(LONG_S) as has_waited:  # the place of that wait did not come: nobody waits again
         assert has_waited
     (in_vain,) = waits
-    assert in_vain.goes_on
+    assert in_vain.is_waiting
     os.kill(holder.process.pid, signal.SIGCONT)
     holder.go()
     assert in_vain._is_over.wait(LONG_S)
-    with own.in_line(LONG_S) as has_waited:  # the place came while nobody stayed for it, and was given on
+    with own.commit_lock(LONG_S) as has_waited:  # the place came while nobody stayed for it, and was given on
         assert not has_waited
 
 
@@ -128,24 +128,24 @@ def test_an_interrupted_wait_gives_its_place_on(folder: Path, monkeypatch: pytes
                 waits.append(self)  # noqa: B023
 
         monkeypatch.setattr(line_module, "_Wait", Wait)
-        with pytest.raises(KeyboardInterrupt), storage(folder).in_line(LONG_S):
+        with pytest.raises(KeyboardInterrupt), storage(folder).commit_lock(LONG_S):
             raise AssertionError("nobody may get here")
         if not comes_first:
             holder.go()
         assert threading.Event.wait(waits[0]._is_over, LONG_S)
-        with storage(folder).in_line(LONG_S) as has_waited:
+        with storage(folder).commit_lock(LONG_S) as has_waited:
             assert not has_waited
 
 
 def test_a_child_forked_in_line_does_not_keep_the_place(folder: Path) -> None:
     reader, writer = os.pipe()
-    with storage(folder).in_line(LONG_S):
+    with storage(folder).commit_lock(LONG_S):
         child = os.fork()
         if child == 0:
             os.close(writer)
             os.read(reader, 1)
             os._exit(0)
-    with storage(folder).in_line(LONG_S) as has_waited:
+    with storage(folder).commit_lock(LONG_S) as has_waited:
         assert not has_waited
     os.close(writer)
     os.close(reader)
@@ -153,28 +153,28 @@ def test_a_child_forked_in_line_does_not_keep_the_place(folder: Path) -> None:
 
 
 def test_without_a_folder_or_locks_all_pass(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with storage(tmp_path / "nowhere").in_line(LONG_S) as has_waited:
+    with storage(tmp_path / "nowhere").commit_lock(LONG_S) as has_waited:
         assert not has_waited
 
     def no_locks(descriptor: int, operation: int) -> None:
         raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
 
     monkeypatch.setattr(fcntl, "flock", no_locks)
-    with storage(folder).in_line(LONG_S) as has_waited:
+    with storage(folder).commit_lock(LONG_S) as has_waited:
         assert not has_waited
 
 
 def test_an_interrupt_leaves_the_line(folder: Path) -> None:
-    with pytest.raises(KeyboardInterrupt), storage(folder).in_line(LONG_S):
+    with pytest.raises(KeyboardInterrupt), storage(folder).commit_lock(LONG_S):
         raise KeyboardInterrupt
-    with storage(folder).in_line(LONG_S) as has_waited:
+    with storage(folder).commit_lock(LONG_S) as has_waited:
         assert not has_waited
 
 
 def test_wrappers_stand_in_the_line_of_their_storage(folder: Path) -> None:
     holder = Holder(folder)
     for wrapped in (MeteredStorage(storage(folder)), RetryStorage(storage(folder))):
-        with wrapped.in_line(0) as has_waited:
+        with wrapped.commit_lock(0) as has_waited:
             assert has_waited
     holder.go()
 
@@ -182,24 +182,24 @@ def test_wrappers_stand_in_the_line_of_their_storage(folder: Path) -> None:
 class Passing(StorageWrapper):
     """Another program, which knows no line."""
 
-    def in_line(self, longest_s: float) -> nullcontext[bool]:
+    def commit_lock(self, longest_s: float) -> nullcontext[bool]:
         return nullcontext(False)
 
 
 @pytest.fixture
-def somebody_waits(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
+def has_waiter(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
     """Set when somebody found others before them."""
-    event, wait = threading.Event(), line_module.Line._wait
+    event, wait = threading.Event(), line_module.CommitLock._wait
 
-    def tell(line: line_module.Line, descriptor: int, longest_s: float) -> bool:
+    def tell(line: line_module.CommitLock, descriptor: int, longest_s: float) -> bool:
         event.set()
         return wait(line, descriptor, longest_s)
 
-    monkeypatch.setattr(line_module.Line, "_wait", tell)
+    monkeypatch.setattr(line_module.CommitLock, "_wait", tell)
     return event
 
 
-def test_who_waited_begins_on_the_new_version(folder: Path, somebody_waits: threading.Event) -> None:
+def test_who_waited_begins_on_the_new_version(folder: Path, has_waiter: threading.Event) -> None:
     """No attempt is lost to the commits that were before us in line."""
     ours: Storage = storage(folder)
     lake = Lakehouse.create(ours.root, storage=ours)
@@ -207,9 +207,9 @@ def test_who_waited_begins_on_the_new_version(folder: Path, somebody_waits: thre
     own = lake.transaction()
     own.create_namespace("own")
     thread = threading.Thread(target=own.commit)
-    with storage(folder).in_line(LONG_S):
+    with storage(folder).commit_lock(LONG_S):
         thread.start()
-        assert somebody_waits.wait(LONG_S)
+        assert has_waiter.wait(LONG_S)
         with others.transaction() as txn:
             txn.create_namespace("more")
     thread.join(LONG_S)
@@ -218,7 +218,7 @@ def test_who_waited_begins_on_the_new_version(folder: Path, somebody_waits: thre
     assert latest.cost["attempts"] == 1
 
 
-def test_who_finds_a_conflict_after_waiting_fails_as_ever(folder: Path, somebody_waits: threading.Event) -> None:
+def test_who_finds_a_conflict_after_waiting_fails_as_ever(folder: Path, has_waiter: threading.Event) -> None:
     ours: Storage = storage(folder)
     lake = Lakehouse.create(ours.root, storage=ours)
     others = Lakehouse.open(ours.root, storage=Passing(storage(folder)))
@@ -233,12 +233,12 @@ def test_who_finds_a_conflict_after_waiting_fails_as_ever(folder: Path, somebody
             errors.append(error)
 
     thread = threading.Thread(target=commit)
-    with storage(folder).in_line(LONG_S):
+    with storage(folder).commit_lock(LONG_S):
         thread.start()
-        assert somebody_waits.wait(LONG_S)
+        assert has_waiter.wait(LONG_S)
         with others.transaction() as txn:
             txn.create_namespace("same", properties={"of": "others"})
     thread.join(LONG_S)
     assert [type(error).__name__ for error in errors] == ["CommitConflictError"]
-    with storage(folder).in_line(LONG_S) as has_waited:
+    with storage(folder).commit_lock(LONG_S) as has_waited:
         assert not has_waited

@@ -164,11 +164,11 @@ def test_lost_answer_of_the_last_step_is_ambiguous(
 ) -> None:
     true_call = getattr(os, call)
 
-    def lose_answer(source: bytes, target: bytes) -> None:
+    def lose_response(source: bytes, target: bytes) -> None:
         true_call(source, target)
         raise OSError(errno.ETIMEDOUT, "timed out")
 
-    monkeypatch.setattr(os, call, lose_answer)
+    monkeypatch.setattr(os, call, lose_response)
     with pytest.raises(AmbiguousWriteError) as caught:
         write(storage, "name", b"x")
     assert caught.value.path == "name"

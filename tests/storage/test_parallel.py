@@ -13,7 +13,7 @@ import pytest
 from tests.interrupts import plain_interrupts
 from trinitylake_ops.errors import TransientError
 from trinitylake_ops.storage import run_parallel
-from trinitylake_ops.storage.parallel import MAX_POOL_THREADS, Started, current_round, in_one_round
+from trinitylake_ops.storage.parallel import MAX_POOL_THREADS, Started, current_round_trip, in_one_round_trip
 
 
 def test_results_in_order_and_calls_at_once() -> None:
@@ -114,13 +114,13 @@ def test_forked_child_has_threads_of_its_own() -> None:
 
 
 def test_round_is_that_of_the_call() -> None:
-    assert current_round() is None
-    first = run_parallel(in_one_round(lambda number: current_round()), range(6), 3)
-    second = run_parallel(in_one_round(lambda number: current_round()), range(6), 3)
+    assert current_round_trip() is None
+    first = run_parallel(in_one_round_trip(lambda number: current_round_trip()), range(6), 3)
+    second = run_parallel(in_one_round_trip(lambda number: current_round_trip()), range(6), 3)
     assert None not in first
     assert len(set(first)) == len(set(second)) == 1
     assert set(first) != set(second)
-    assert current_round() is None
+    assert current_round_trip() is None
 
 
 def test_an_interrupt_goes_before_the_failures_of_others() -> None:

@@ -49,7 +49,7 @@ def test_a_prepared_file_is_on_the_device_before_its_name_is_given(
     storage.create("first", b"x")
     waits = Waits(monkeypatch)
     data = b"prepared"
-    storage.prepare("name", data)
+    storage.stage("name", data)
     (temporary,) = (folder / "_ops/tmp").iterdir()
     assert waits.synced == [str(temporary)]
     assert not (folder / "name").exists()
@@ -61,9 +61,9 @@ def test_a_prepared_file_is_on_the_device_before_its_name_is_given(
 
 def test_what_was_prepared_for_nothing_goes(storage: LocalStorage, folder: Path) -> None:
     data = b"prepared"
-    storage.prepare("name", data)
-    storage.unprepare(data)
-    storage.unprepare(data)
+    storage.stage("name", data)
+    storage.discard_staged(data)
+    storage.discard_staged(data)
     assert list((folder / "_ops/tmp").iterdir()) == []
     storage.create("name", data)
     assert storage.read("name") == data
@@ -71,7 +71,7 @@ def test_what_was_prepared_for_nothing_goes(storage: LocalStorage, folder: Path)
 
 def test_a_prepared_file_meets_a_name_that_is_taken(storage: LocalStorage, folder: Path) -> None:
     data = b"prepared"
-    storage.prepare("name", data)
+    storage.stage("name", data)
     storage.create("name", b"another")
     with pytest.raises(FileExistsAlreadyError):
         storage.create("name", data)
@@ -95,9 +95,9 @@ def test_an_interrupt_while_a_file_is_prepared_leaves_nothing(
     with monkeypatch.context() as patch:
         patch.setattr(os, call, interrupted)
         with pytest.raises(KeyboardInterrupt):
-            storage.prepare("name", data)
+            storage.stage("name", data)
     assert len(list((folder / "_ops/tmp").iterdir())) == 1
-    storage.unprepare(data)
+    storage.discard_staged(data)
     assert list((folder / "_ops/tmp").iterdir()) == []
 
 
@@ -105,7 +105,7 @@ def test_a_commit_that_is_interrupted_while_a_thread_prepares_leaves_no_temporar
     storage: LocalStorage, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lake = Lakehouse.create(storage.root, storage=storage)
-    true_prepare = LocalStorage.prepare
+    true_prepare = LocalStorage.stage
     caller, caller_id = threading.current_thread(), threading.get_ident()
 
     def interrupting(self: LocalStorage, path: str, data: bytes) -> None:
@@ -119,7 +119,7 @@ def test_a_commit_that_is_interrupted_while_a_thread_prepares_leaves_no_temporar
     txn = lake.transaction()
     txn.create_namespace("a")
     with monkeypatch.context() as patch:
-        patch.setattr(LocalStorage, "prepare", interrupting)
+        patch.setattr(LocalStorage, "stage", interrupting)
         with plain_interrupts(), pytest.raises(KeyboardInterrupt):
             txn.commit()
     assert list((folder / "_ops/tmp").iterdir()) == []
@@ -128,7 +128,7 @@ def test_a_commit_that_is_interrupted_while_a_thread_prepares_leaves_no_temporar
 
 def test_without_fsync_nothing_is_prepared(folder: Path) -> None:
     storage = LocalStorage(f"file://{folder}/", fsync=False)
-    storage.prepare("name", b"x")
+    storage.stage("name", b"x")
     assert not folder.exists() or list(folder.iterdir()) == []
 
 
@@ -194,7 +194,7 @@ def test_what_cannot_be_prepared_is_created_all_the_same(
 
     monkeypatch.setattr(os, "open", refusing)
     data = b"prepared"
-    storage.prepare("name", data)
+    storage.stage("name", data)
     assert n_failed == 1
     storage.create("name", data)
     assert storage.read("name") == data
@@ -205,15 +205,15 @@ def test_what_cannot_be_prepared_is_created_all_the_same(
 
 
 def test_a_note_is_written_over_and_makes_no_folder(storage: LocalStorage, folder: Path) -> None:
-    storage.jot("hint", b"9")
+    storage.write_best_effort("hint", b"9")
     assert not folder.exists()
     storage.create("file", b"x")
     for note in (b"9", b"10", b"11", b"8"):
-        storage.jot("hint", note)
+        storage.write_best_effort("hint", note)
         assert storage.read("hint") == note
     assert list((folder / "_ops/tmp").iterdir()) == []
     shutil.rmtree(folder)
-    storage.jot("hint", b"12")
+    storage.write_best_effort("hint", b"12")
     assert not folder.exists()
 
 
@@ -222,9 +222,9 @@ def test_a_note_follows_no_link_and_waits_for_no_pipe(storage: LocalStorage, fol
     (tmp_path / "outside").write_bytes(b"1")
     (folder / "hint").symlink_to(tmp_path / "outside")
     with pytest.raises(StorageError):
-        storage.jot("hint", b"2")
+        storage.write_best_effort("hint", b"2")
     assert (tmp_path / "outside").read_bytes() == b"1"
     (folder / "hint").unlink()
     os.mkfifo(folder / "hint")
     with pytest.raises(TrinityLakeError):
-        storage.jot("hint", b"2")
+        storage.write_best_effort("hint", b"2")

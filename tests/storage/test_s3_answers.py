@@ -22,7 +22,7 @@ from trinitylake_ops.errors import (
 from trinitylake_ops.storage.http.aws import error_without_credentials
 from trinitylake_ops.storage.http.requests import Request, TransportFailure, error_from_transport
 from trinitylake_ops.storage.options import StorageOptions
-from trinitylake_ops.storage.s3.errors import S3Request, error_from_answer, is_range_beyond_end
+from trinitylake_ops.storage.s3.errors import S3Request, error_from_response, is_range_beyond_end
 
 SECRETS = {
     "access_key_id": "AKIDOFTESTS",
@@ -39,7 +39,7 @@ def request_for(operation: Request, path: str = "a/b") -> S3Request:
 
 
 def error_for(operation: Request, status: int | None, code: str | None, message: str | None = None) -> TrinityLakeError:
-    return error_from_answer(request_for(operation), status, code, message)
+    return error_from_response(request_for(operation), status, code, message)
 
 
 @pytest.mark.parametrize(

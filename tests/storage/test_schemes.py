@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from trinitylake_ops import Lakehouse
-from trinitylake_ops.access.external_files import Elsewhere
+from trinitylake_ops.access.external_files import ExternalStorages
 from trinitylake_ops.errors import InvalidInputError, InvalidLocationError
 from trinitylake_ops.storage import open_storage
 from trinitylake_ops.storage.gcs.settings import GcsSettings
@@ -145,7 +145,7 @@ def test_a_pickled_storage_has_what_the_environment_gave(root: str, monkeypatch:
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     storage = open_storage(root)
-    pickled, further = pickle.dumps(storage), pickle.dumps(Elsewhere("memory://x/", StorageOptions()))
+    pickled, further = pickle.dumps(storage), pickle.dumps(ExternalStorages("memory://x/", StorageOptions()))
     for name in variables:
         monkeypatch.delenv(name)
     assert pickle.loads(pickled).inner.options == expected

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from trinitylake_ops.storage.azure.blob_client import page_of
 from trinitylake_ops.storage.dynamodb.items import StoredFile
-from trinitylake_ops.storage.gcs.client import answers_of_batch
+from trinitylake_ops.storage.gcs.client import batch_responses
 from trinitylake_ops.storage.gcs.errors import Refusal
 from trinitylake_ops.storage.interface import FileInfo
 from trinitylake_ops.storage.paths import check_path
@@ -80,13 +80,13 @@ def test_refusals_of_google(body: bytes) -> None:
 @example(PARTS.replace(b"x+1", b"x+" + MOST_DIGITS), b"multipart/mixed; boundary=x")
 @example(PARTS.replace(b"404", MOST_DIGITS), b"multipart/mixed; boundary=x")
 def test_answers_of_batches_of_google(body: bytes, content_type: bytes) -> None:
-    for number, answer in answers_of_batch(content_type.decode("latin-1"), body).items():
+    for number, answer in batch_responses(content_type.decode("latin-1"), body).items():
         assert number >= 0
         assert 100 <= answer.status <= 999
 
 
 def test_an_answer_of_a_batch_is_read() -> None:
-    assert answers_of_batch("multipart/mixed; boundary=x", PARTS)[1].status == 404
+    assert batch_responses("multipart/mixed; boundary=x", PARTS)[1].status == 404
 
 
 _VALUES = st.fixed_dictionaries(

@@ -29,7 +29,7 @@ from trinitylake_ops.telemetry.otel import OtelListener, stop_listening
 
 
 @contextmanager
-def deferring(
+def batcher(
     patch: pytest.MonkeyPatch, sampler: Sampler = ALWAYS_ON
 ) -> Iterator[tuple[TracerProvider, InMemorySpanExporter]]:
     """Let the process have a tracer provider whose spans of the engine a thread makes."""
@@ -55,7 +55,7 @@ def test_they_are_the_same_spans_within_the_same(tmp_path: Path, monkeypatch: py
     with recording(monkeypatch) as exporter:
         create(Lakehouse.create(str(tmp_path / "at once"), {"fsync": "false"}), "ns", "t")
         at_once, within = told(exporter), Counter(parents(exporter))
-    with deferring(monkeypatch) as (provider, exporter):
+    with batcher(monkeypatch) as (provider, exporter):
         create(Lakehouse.create(str(tmp_path / "later"), {"fsync": "false"}), "ns", "t")
         provider.force_flush()
         assert sorted(map(repr, told(exporter))) == sorted(map(repr, at_once))
@@ -79,7 +79,7 @@ def _is_within(one: ReadableSpan, by_id: dict[int, ReadableSpan]) -> bool:
 def test_no_commit_makes_them_but_the_thread_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(deferred_spans, "_SECONDS", 0.01)
     makers = set[str]()
-    with deferring(monkeypatch) as (_, exporter):
+    with batcher(monkeypatch) as (_, exporter):
         monkeypatch.setattr(
             SimpleSpanProcessor, "on_start", lambda *_, **__: makers.add(threading.current_thread().name)
         )
@@ -93,7 +93,7 @@ def test_no_commit_makes_them_but_the_thread_in_time(monkeypatch: pytest.MonkeyP
 
 
 def test_spans_of_others_are_within_ours_and_find_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    with deferring(monkeypatch) as (provider, exporter):
+    with batcher(monkeypatch) as (provider, exporter):
         tracer = provider.get_tracer("a client of a storage")
         with tracer.start_as_current_span("request"), spans.span("commit", {"a": 1}) as span:
             with spans.span("attempt"), tracer.start_as_current_span("GET"):
@@ -120,7 +120,7 @@ def test_spans_of_others_are_within_ours_and_find_them(monkeypatch: pytest.Monke
 
 
 def test_a_failure_is_its_type_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    with deferring(monkeypatch) as (provider, exporter):
+    with batcher(monkeypatch) as (provider, exporter):
         with pytest.raises(ValueError, match="secret"), spans.span("commit"):
             raise ValueError("secret")
         provider.force_flush()
@@ -131,7 +131,7 @@ def test_a_failure_is_its_type_alone(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_sampler_decides(monkeypatch: pytest.MonkeyPatch) -> None:
-    with deferring(monkeypatch, ALWAYS_OFF) as (provider, exporter):
+    with batcher(monkeypatch, ALWAYS_OFF) as (provider, exporter):
         with spans.span("commit"):
             assert spans.is_recorded()  # as far as anybody knows
             spans.note("storage round", time.time_ns(), {})
@@ -143,21 +143,21 @@ def test_the_sampler_decides(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_too_many_wait_for_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(deferred_spans, "_MOST", 3)
-    with deferring(monkeypatch) as (provider, exporter):
+    with batcher(monkeypatch) as (provider, exporter):
         for _ in range(4):
             spans.note("storage round", time.time_ns(), {})
         assert len(exporter.get_finished_spans()) == 4
         with spans.span("open"):
             spans.note("storage round", time.time_ns(), {})
             provider.shutdown()
-        assert spans._deferring is None
+        assert spans._batcher is None
         assert len(exporter.get_finished_spans()) == 5  # the exporter is shut, and takes no more
 
 
 def test_a_span_that_cannot_be_made_is_told_in_the_log(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with deferring(monkeypatch) as (provider, exporter):
+    with batcher(monkeypatch) as (provider, exporter):
         monkeypatch.setattr(SimpleSpanProcessor, "on_start", lambda *_, **__: 1 / 0)
         spans.note("storage round", time.time_ns(), {})
         provider.force_flush()
@@ -167,7 +167,7 @@ def test_a_span_that_cannot_be_made_is_told_in_the_log(
 
 
 def test_a_forked_child_makes_its_own_within_the_span_of_its_parent(monkeypatch: pytest.MonkeyPatch) -> None:
-    with deferring(monkeypatch) as (provider, exporter):
+    with batcher(monkeypatch) as (provider, exporter):
         spans.note("of the parent", time.time_ns(), {})
         with spans.span("operation"):
             child = os.fork()
@@ -189,7 +189,7 @@ def test_histograms_have_their_values_and_examples_from_traces_when_they_are_rea
     reader = InMemoryMetricReader()
     meters = MeterProvider([reader])
     listener = OtelListener(meters)
-    with deferring(monkeypatch) as (provider, exporter):
+    with batcher(monkeypatch) as (provider, exporter):
         with spans.span("transaction"):
             for _ in range(300):
                 listener.observe(VERSION_SECONDS, 0.002, {})

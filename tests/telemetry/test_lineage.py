@@ -16,10 +16,10 @@ from openlineage.client.serde import Serde
 from tests.lakes import Lakes, lakes
 from tests.telemetry.lineage_log import SPECIFICATION, check_by_schema, check_event, events, to_file
 from trinitylake_ops.iceberg.catalog import catalog_at
-from trinitylake_ops.iceberg.write.publication import publish_once, tell_lineage
+from trinitylake_ops.iceberg.write.publication import emit_lineage, publish_once
 from trinitylake_ops.iceberg.write.replacement import TableRead
 from trinitylake_ops.iceberg.write.staging import StagingCatalog
-from trinitylake_ops.telemetry.lineage import MadeTable, Origin, ReadTable, is_wanted, publication_events
+from trinitylake_ops.telemetry.lineage import Origin, PublishedTable, ReadTable, is_wanted, publication_events
 
 __all__ = ["lakes"]
 
@@ -39,7 +39,7 @@ def test_a_publication_is_two_events(lakes: Lakes, tmp_path: Path, monkeypatch: 
         staged = [staging.staged("ns.made")]
     version = publish_once(lake, staged, "11111111-1111-1111-1111-111111111111").version
     for _ in range(2):
-        tell_lineage(lake, version, staged, lambda: [read, read], integration="SPARK", job="daily", run_id="2030-01-31")
+        emit_lineage(lake, version, staged, lambda: [read, read], integration="SPARK", job="daily", run_id="2030-01-31")
     start, complete, *again = events(path)
     assert [start["eventType"], complete["eventType"]] == ["START", "COMPLETE"]
     assert [one["run"]["runId"] for one in again] == [start["run"]["runId"], complete["run"]["runId"]]
@@ -77,13 +77,13 @@ def test_a_failure_is_a_warning(
     def unknown() -> list[TableRead]:
         raise OSError("the database of runs is away")
 
-    tell_lineage(lake, 1, staged, unknown, integration="DAGSTER", job="j", run_id="r")
+    emit_lineage(lake, 1, staged, unknown, integration="DAGSTER", job="j", run_id="r")
     assert caplog.text == ""
     monkeypatch.setenv("OPENLINEAGE__TRANSPORT__TYPE", "file")
     monkeypatch.setenv("OPENLINEAGE__TRANSPORT__LOG_FILE_PATH", "/nowhere/at/all")
-    tell_lineage(lake, 1, staged, unknown, integration="DAGSTER", job="j", run_id="r")
+    emit_lineage(lake, 1, staged, unknown, integration="DAGSTER", job="j", run_id="r")
     assert "its reads are unknown" in caplog.text
-    tell_lineage(lake, 1, staged, lambda: (), integration="DAGSTER", job="j", run_id="r")
+    emit_lineage(lake, 1, staged, lambda: (), integration="DAGSTER", job="j", run_id="r")
     assert "was not sent: " in caplog.text
 
 
@@ -92,7 +92,7 @@ def event(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """The end of a publication that read a table and made one, as it is sent."""
     monkeypatch.delenv(SPECIFICATION, raising=False)
     origin = Origin("DAGSTER", "publish", "r", NOW, NOW)
-    made, read = MadeTable("ns.made", (("id", "long"),), 1, 100, 1), ReadTable("s3://other/", "ns.read", 7)
+    made, read = PublishedTable("ns.made", (("id", "long"),), 1, 100, 1), ReadTable("s3://other/", "ns.read", 7)
     _, complete = publication_events("s3://lake", 3, origin, [made], [read])
     found: dict[str, Any] = json.loads(Serde.to_json(complete))
     return found

@@ -168,7 +168,7 @@ def commit_waiting(
         )
     meanwhile()
     somebody.is_done = True
-    queue._leave(somebody)  # type: ignore[arg-type]
+    queue._leave_queue(somebody)  # type: ignore[arg-type]
     return [one.outcome() for one in committing]
 
 

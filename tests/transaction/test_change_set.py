@@ -77,7 +77,7 @@ def test_users_of_a_transaction_see_no_part_of_committing() -> None:
     seen = {name for name in dir(Transaction) if not name.startswith("_")}
     assert seen == {
         "add_file", "added_file", "alter_definition", "alter_namespace", "alter_table", "begun_at_ms", "commit",
-        "create_namespace", "create_table", "date_back", "date_forward", "definition", "drop_namespace", "drop_table",
+        "create_namespace", "create_table", "backdate", "reset_age", "definition", "drop_namespace", "drop_table",
         "entry", "expect", "has_namespace", "has_table", "keys", "namespace", "namespace_at", "namespaces",
         "object_name", "prefix_keys", "put_staged", "require", "restore_entry", "resumed", "rollback", "save",
         "table", "table_at", "table_names", "tables",

@@ -44,7 +44,7 @@ def shown(lake: Lakehouse, version: int) -> VersionInfo:
     return next(info for info in Lakehouse(lake.storage).history() if info.version == version)
 
 
-def says_nothing(info: VersionInfo) -> bool:
+def is_silent(info: VersionInfo) -> bool:
     said = (info.commit_id, info.operation, info.message, info.run_id, info.user, info.members, info.properties)
     return not any(said)
 
@@ -66,7 +66,7 @@ def test_each_root_of_ours_names_its_version(lake: Lakehouse) -> None:
 
 def test_the_log_does_not_attribute_a_version_of_another_program(lake: Lakehouse) -> None:
     version = ForeignLake(lake.storage).commit_table("ns", "foreign", keeps_unknown=True)
-    assert says_nothing(shown(lake, version))
+    assert is_silent(shown(lake, version))
     assert shown(lake, version - 1).run_id == "ours"
     assert COMMIT_ID not in Lakehouse(lake.storage).snapshot().root.system
 
@@ -74,7 +74,7 @@ def test_the_log_does_not_attribute_a_version_of_another_program(lake: Lakehouse
 @pytest.mark.parametrize("target", [1, 3])
 def test_nor_a_rollback_of_another_program(lake: Lakehouse, target: int) -> None:
     version = ForeignLake(lake.storage).rollback(target, keeps_unknown=True)
-    assert says_nothing(shown(lake, version))
+    assert is_silent(shown(lake, version))
     assert shown(lake, version).rollback_from == version - 1
 
 
@@ -139,10 +139,10 @@ def test_a_sealed_root_names_its_version_and_one_of_another_program_says_nothing
     for sealed in (version - 1, version):
         seal(lake, sealed)
     assert shown(lake, version - 1).commit_id is not None
-    assert says_nothing(shown(lake, version))
+    assert is_silent(shown(lake, version))
     # Nor where another program puts the sealed root of one version in the place of another.
     lake.storage.write(root_path(version), lake.storage.read(root_path(version - 1)))
-    assert says_nothing(shown(lake, version))
+    assert is_silent(shown(lake, version))
 
 
 def test_the_root_of_an_export_says_what_its_source_says(lake: Lakehouse) -> None:
@@ -167,7 +167,7 @@ def test_stamps_from_before_they_named_their_version_are_believed_but_not_twice(
     assert [info.run_id for info in fresh.history()] == ["ours"] * latest + [None]
     ForeignLake(lake.storage).commit_table("ns", "foreign", keeps_unknown=True)
     newest, before = list(Lakehouse(lake.storage).history(limit))[:2]
-    assert says_nothing(newest)
+    assert is_silent(newest)
     assert before.run_id == "ours"
 
 
@@ -188,4 +188,4 @@ def test_what_is_no_version_is_not_believed(lake: Lakehouse, version: object) ->
     node = decode_node(lake.storage.read(path), path)
     said = encode_commit_info({**decode_commit_info(node.system), "version": version})
     lake.storage.write(path, encode_node(replace(node, system={**node.system, COMMIT_INFO: said}), 128))
-    assert says_nothing(shown(lake, 4))
+    assert is_silent(shown(lake, 4))

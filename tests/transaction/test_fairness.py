@@ -13,19 +13,19 @@ from tests.lakes import Lakes, left_over_paths, listed, table
 from tests.own_time import give_own_time
 from trinitylake_ops import Lakehouse
 from trinitylake_ops.errors import StoragePermissionError
-from trinitylake_ops.format.file_names import TURN_PREFIX, new_turn_path, parse_turn_path
+from trinitylake_ops.format.file_names import SLOT_REQUEST_PREFIX, new_slot_request_path, parse_slot_request_path
 from trinitylake_ops.storage import Storage
 from trinitylake_ops.transaction import commit
 from trinitylake_ops.transaction import pacing as fairness
 from trinitylake_ops.transaction.pacing import (
-    COMMITS_BETWEEN_LOOKS,
+    COMMITS_BETWEEN_POLLS,
+    CONFLICTS_BEFORE_REQUEST,
     LAPSE_MS,
     LONG_ATTEMPT_S,
     LONGEST_WAIT_FOR_LONG_ATTEMPTS_S,
     LONGEST_WAIT_S,
-    LOSSES_BEFORE_ASKING,
-    Courtesy,
-    TurnRequest,
+    Fairness,
+    SlotRequest,
 )
 
 
@@ -52,7 +52,7 @@ def _change(lake: Lakehouse, times: int = 1) -> None:
 
 
 def _asked(storage: Storage) -> set[str]:
-    return {path for path in listed(storage) if path.startswith(TURN_PREFIX)}
+    return {path for path in listed(storage) if path.startswith(SLOT_REQUEST_PREFIX)}
 
 
 def _losing(times: int, monkeypatch: pytest.MonkeyPatch, meanwhile: Callable[[], None] = lambda: None) -> None:
@@ -76,10 +76,10 @@ def _losing(times: int, monkeypatch: pytest.MonkeyPatch, meanwhile: Callable[[],
 def test_who_lost_often_asks_until_it_has_committed(lakes: Lakes, monkeypatch: pytest.MonkeyPatch) -> None:
     lake = _lake(lakes)
     seen: list[set[str]] = []
-    _losing(LOSSES_BEFORE_ASKING, monkeypatch, lambda: seen.append(_asked(lake.storage)))
+    _losing(CONFLICTS_BEFORE_REQUEST, monkeypatch, lambda: seen.append(_asked(lake.storage)))
     _change(lake)
     ((path,),) = seen
-    assert parse_turn_path(path) is not None
+    assert parse_slot_request_path(path) is not None
     assert _asked(lake.storage) == set()
     assert left_over_paths(lake) == set()
 
@@ -87,23 +87,23 @@ def test_who_lost_often_asks_until_it_has_committed(lakes: Lakes, monkeypatch: p
 def test_who_lost_seldom_asks_nothing(lakes: Lakes, monkeypatch: pytest.MonkeyPatch) -> None:
     lake = _lake(lakes)
     seen: list[set[str]] = []
-    _losing(LOSSES_BEFORE_ASKING - 1, monkeypatch, lambda: seen.append(_asked(lake.storage)))
+    _losing(CONFLICTS_BEFORE_REQUEST - 1, monkeypatch, lambda: seen.append(_asked(lake.storage)))
     _change(lake)
     assert seen == [set()]
 
 
 def test_a_writer_that_may_not_ask_commits_all_the_same(lakes: Lakes, monkeypatch: pytest.MonkeyPatch) -> None:
     plan = [
-        fail(1, StoragePermissionError, kind=kind, path_part=TURN_PREFIX, times=1_000)
+        fail(1, StoragePermissionError, kind=kind, path_part=SLOT_REQUEST_PREFIX, times=1_000)
         for kind in ("write", "delete", "list")
     ]
     storage = FaultyStorage(_lake(lakes).storage, plan)
     lake = Lakehouse(storage)
     version = lake.latest_version()
-    _losing(LOSSES_BEFORE_ASKING + 3, monkeypatch)
-    _change(lake, 2 * COMMITS_BETWEEN_LOOKS)
-    assert lake.latest_version() == version + LOSSES_BEFORE_ASKING + 3 + 2 * COMMITS_BETWEEN_LOOKS
-    assert sum(request.path.startswith(TURN_PREFIX) for request in storage.log) > 4
+    _losing(CONFLICTS_BEFORE_REQUEST + 3, monkeypatch)
+    _change(lake, 2 * COMMITS_BETWEEN_POLLS)
+    assert lake.latest_version() == version + CONFLICTS_BEFORE_REQUEST + 3 + 2 * COMMITS_BETWEEN_POLLS
+    assert sum(request.path.startswith(SLOT_REQUEST_PREFIX) for request in storage.log) > 4
 
 
 def test_others_wait_as_long_as_somebody_asks(lakes: Lakes, pauses: list[float]) -> None:
@@ -111,9 +111,9 @@ def test_others_wait_as_long_as_somebody_asks(lakes: Lakes, pauses: list[float])
     lake = Lakehouse(_lake(lakes).storage)
     clock = AgingStorage(lake.storage, lake.storage.now_ms())
     lake = Lakehouse(clock)
-    path = new_turn_path(1_000)
+    path = new_slot_request_path(1_000)
     lake.storage.write(path, b"")
-    _change(lake, COMMITS_BETWEEN_LOOKS)
+    _change(lake, COMMITS_BETWEEN_POLLS)
     assert pauses == []
     counts = []
     for _ in range(5):
@@ -124,18 +124,18 @@ def test_others_wait_as_long_as_somebody_asks(lakes: Lakes, pauses: list[float])
     assert counts == [8, 16, 32, 64, 64]
     lake.storage.delete(path)
     pauses.clear()
-    _change(lake, 2 * COMMITS_BETWEEN_LOOKS)
+    _change(lake, 2 * COMMITS_BETWEEN_POLLS)
     assert pauses == [], "it looked before it waited"
 
 
-@pytest.mark.parametrize("goes_alone", [False, True])
+@pytest.mark.parametrize("is_exclusive", [False, True])
 def test_who_waited_begins_on_what_was_committed_meanwhile(
-    lakes: Lakes, monkeypatch: pytest.MonkeyPatch, goes_alone: bool
+    lakes: Lakes, monkeypatch: pytest.MonkeyPatch, is_exclusive: bool
 ) -> None:
     clock = AgingStorage(_lake(lakes).storage, 1_700_000_000_000)
     lake = Lakehouse(clock)
-    lake.storage.write(new_turn_path(5_000), b"")
-    _change(lake, COMMITS_BETWEEN_LOOKS)
+    lake.storage.write(new_slot_request_path(5_000), b"")
+    _change(lake, COMMITS_BETWEEN_POLLS)
 
     def sleep(seconds: float) -> None:
         del seconds
@@ -145,7 +145,7 @@ def test_who_waited_begins_on_what_was_committed_meanwhile(
     give_own_time(monkeypatch, fairness, sleep=sleep)
     txn = lake.transaction()
     txn.alter_table("ns", "t", table(n="1"))
-    if goes_alone:
+    if is_exclusive:
         txn.alter_definition(replace(txn.definition, properties={"a": "b"}))
     version = txn.commit(max_attempts=1)
     assert version > txn.base.version + 1
@@ -157,9 +157,9 @@ def test_who_waited_and_finds_its_changes_made_is_told_a_version_that_has_them(
 ) -> None:
     """Not the one that it began on, though it lost no race."""
     lake = Lakehouse(AgingStorage(_lake(lakes).storage, 1_700_000_000_000))
-    turn = new_turn_path(5_000)
+    turn = new_slot_request_path(5_000)
     lake.storage.write(turn, b"")
-    _change(lake, COMMITS_BETWEEN_LOOKS)
+    _change(lake, COMMITS_BETWEEN_POLLS)
 
     def sleep(_seconds: float) -> None:
         Lakehouse(lake.storage).alter_definition(properties={"a": "b"})
@@ -176,19 +176,19 @@ def test_who_waited_and_finds_its_changes_made_is_told_a_version_that_has_them(
 def test_the_wait_leaves_a_transaction_time(lakes: Lakes, pauses: list[float]) -> None:
     lake = lakes.memory(txn_ttl_millis=2_000)
     storage = AgingStorage(lake.storage, lake.storage.now_ms())
-    storage.write(new_turn_path(4_000), b"")
-    courtesy = Courtesy()
-    courtesy.look(storage)
-    assert courtesy.give_way(storage, longest_s=0.5)
+    storage.write(new_slot_request_path(4_000), b"")
+    own_fairness = Fairness()
+    own_fairness.poll(storage)
+    assert own_fairness.yield_to_others(storage, longest_s=0.5)
     assert all(pause <= 0.5 for pause in pauses)
     pauses.clear()
-    assert not courtesy.give_way(storage, longest_s=-1)
+    assert not own_fairness.yield_to_others(storage, longest_s=-1)
     assert pauses == []
 
 
 def test_others_go_on_when_the_request_is_gone(lakes: Lakes, monkeypatch: pytest.MonkeyPatch) -> None:
     storage = AgingStorage(_lake(lakes).storage, 1_700_000_000_000)
-    path = new_turn_path(400)
+    path = new_slot_request_path(400)
     storage.write(path, b"")
     pauses: list[float] = []
 
@@ -198,37 +198,40 @@ def test_others_go_on_when_the_request_is_gone(lakes: Lakes, monkeypatch: pytest
             storage.delete(path)
 
     give_own_time(monkeypatch, fairness, sleep=sleep)
-    courtesy = Courtesy()
-    courtesy.look(storage)
-    courtesy.give_way(storage, 1_000)
+    own_fairness = Fairness()
+    own_fairness.poll(storage)
+    own_fairness.yield_to_others(storage, 1_000)
     assert len(pauses) == 2
 
 
 @pytest.mark.parametrize("age_ms", [LAPSE_MS + 1, 86_400_000, -LAPSE_MS - 1, -86_400_000])
 def test_requests_that_are_not_renewed_count_for_nothing_and_go(lakes: Lakes, pauses: list[float], age_ms: int) -> None:
     lake = _lake(lakes)
-    path = new_turn_path(400)
+    path = new_slot_request_path(400)
     lake.storage.write(path, b"")
     (written_ms,) = (info.last_modified_ms for info in lake.storage.list(path))
     storage = ClockStorage(lake.storage, written_ms + age_ms)
-    courtesy = Courtesy()
-    courtesy.look(storage)
-    courtesy.give_way(storage, 1_000)
+    own_fairness = Fairness()
+    own_fairness.poll(storage)
+    own_fairness.yield_to_others(storage, 1_000)
     assert pauses == []
     assert path not in listed(lake.storage)
 
 
 def test_other_files_beside_requests_are_left_alone(lakes: Lakes, pauses: list[float]) -> None:
     storage = _lake(lakes).storage
-    names = [f"{TURN_PREFIX}{name}" for name in ("", "x", "12", "0-" + "0" * 36, new_turn_path(5) + ".bak", "9" * 40)]
+    names = [
+        f"{SLOT_REQUEST_PREFIX}{name}"
+        for name in ("", "x", "12", "0-" + "0" * 36, new_slot_request_path(5) + ".bak", "9" * 40)
+    ]
     for name in names[1:]:
         storage.write(name, b"kept")
-    storage.write(new_turn_path(1), b"")
-    (turn_ms,) = (info.last_modified_ms for info in storage.list(f"{TURN_PREFIX}1-"))
+    storage.write(new_slot_request_path(1), b"")
+    (turn_ms,) = (info.last_modified_ms for info in storage.list(f"{SLOT_REQUEST_PREFIX}1-"))
     late = ClockStorage(storage, turn_ms + 10**9)
-    courtesy = Courtesy()
-    courtesy.look(late)
-    courtesy.give_way(late, 1_000)
+    own_fairness = Fairness()
+    own_fairness.poll(late)
+    own_fairness.yield_to_others(late, 1_000)
     assert pauses == []
     assert _asked(storage) == set(names[1:])
 
@@ -248,13 +251,13 @@ def test_the_longest_wait_is_bounded(
 
     give_own_time(monkeypatch, fairness, sleep=sleep, monotonic=lambda: now_s)
     storage = AgingStorage(_lake(lakes).storage, 1_700_000_000_000)
-    storage.write(new_turn_path(attempt_ms), b"")
-    courtesy = Courtesy()
-    courtesy.look(storage)
+    storage.write(new_slot_request_path(attempt_ms), b"")
+    own_fairness = Fairness()
+    own_fairness.poll(storage)
     waited = []
     for _ in range(4):
         begin_s = now_s
-        assert courtesy.give_way(storage, 1_000)
+        assert own_fairness.yield_to_others(storage, 1_000)
         waited.append(now_s - begin_s)
     assert waited[0] == pytest.approx(max(first_s, min(waited[0], 2 * first_s)))
     assert waited[-1] == pytest.approx(longest_s)
@@ -263,8 +266,8 @@ def test_the_longest_wait_is_bounded(
 def test_looking_costs_a_request_in_some_commits_and_no_round(lakes: Lakes) -> None:
     storage = FaultyStorage(_lake(lakes).storage)
     lake = Lakehouse(storage)
-    _change(lake, 3 * COMMITS_BETWEEN_LOOKS)
-    assert sum(request.path.startswith(TURN_PREFIX) for request in storage.log) == 3
+    _change(lake, 3 * COMMITS_BETWEEN_POLLS)
+    assert sum(request.path.startswith(SLOT_REQUEST_PREFIX) for request in storage.log) == 3
 
 
 class Time:
@@ -282,10 +285,10 @@ class Time:
         if int(before_s) < int(self._now_s):
             self.each_second()
 
-    def waited_s(self, courtesy: Courtesy) -> float:
+    def waited_s(self, own_fairness: Fairness) -> float:
         """Return how long a commit waits for others."""
         begin_s = self._now_s
-        courtesy.give_way(self.storage, 1_000)
+        own_fairness.yield_to_others(self.storage, 1_000)
         return self._now_s - begin_s
 
 
@@ -294,11 +297,11 @@ def test_a_killed_writer_costs_others_less_than_five_seconds_together(
     lakes: Lakes, monkeypatch: pytest.MonkeyPatch, attempt_ms: int
 ) -> None:
     time = Time(_lake(lakes).storage, monkeypatch)
-    time.storage.write(new_turn_path(attempt_ms), b"")
-    courtesy, waited_s = Courtesy(), []
-    courtesy.look(time.storage)
+    time.storage.write(new_slot_request_path(attempt_ms), b"")
+    own_fairness, waited_s = Fairness(), []
+    own_fairness.poll(time.storage)
     for _ in range(100):
-        waited_s.append(time.waited_s(courtesy))
+        waited_s.append(time.waited_s(own_fairness))
         time.sleep(0.01)
     assert sum(waited_s) < 5
     assert _asked(time.storage) == set()
@@ -307,12 +310,12 @@ def test_a_killed_writer_costs_others_less_than_five_seconds_together(
 def test_a_writer_that_shows_that_it_is_there_is_waited_for(lakes: Lakes, monkeypatch: pytest.MonkeyPatch) -> None:
     """Longer and longer, so that all who are in its way wait at once; but no commit waits for ever."""
     time = Time(_lake(lakes).storage, monkeypatch)
-    path = new_turn_path(2_000)
+    path = new_slot_request_path(2_000)
     time.storage.write(path, b"")
     time.each_second = lambda: time.storage.write(path, b"")
-    courtesy = Courtesy()
-    courtesy.look(time.storage)
-    waited_s = [time.waited_s(courtesy) for _ in range(4)]
+    own_fairness = Fairness()
+    own_fairness.poll(time.storage)
+    waited_s = [time.waited_s(own_fairness) for _ in range(4)]
     assert waited_s == pytest.approx(sorted(waited_s))
     assert waited_s[0] >= 4
     assert waited_s[-1] == pytest.approx(LONGEST_WAIT_S)
@@ -321,8 +324,8 @@ def test_a_writer_that_shows_that_it_is_there_is_waited_for(lakes: Lakes, monkey
 def test_a_writer_with_long_attempts_asks_after_its_first_lost_attempt(lakes: Lakes) -> None:
     storage = lakes.memory().storage
     for attempt_s in (LONG_ATTEMPT_S / 2, LONG_ATTEMPT_S):
-        turn = TurnRequest(storage)
-        turn.lost(1, attempt_s)
+        turn = SlotRequest(storage)
+        turn.note_conflicts(1, attempt_s)
         assert bool(_asked(storage)) == (attempt_s == LONG_ATTEMPT_S)
         turn.withdraw()
 
@@ -330,7 +333,7 @@ def test_a_writer_with_long_attempts_asks_after_its_first_lost_attempt(lakes: La
 def _renewals(monkeypatch: pytest.MonkeyPatch) -> list[Callable[[], None]]:
     """Return what would be done beside: the test does it when it likes, and it pauses for no time."""
     renewals: list[Callable[[], None]] = []
-    monkeypatch.setattr(fairness, "start_beside", renewals.append)
+    monkeypatch.setattr(fairness, "start_in_background", renewals.append)
     monkeypatch.setattr(fairness, "RENEWAL_S", 0)
     return renewals
 
@@ -347,8 +350,8 @@ def test_who_asks_renews_its_request_while_its_attempt_may_take(lakes: Lakes, mo
         return now_s
 
     give_own_time(monkeypatch, fairness, monotonic=monotonic)
-    turn = TurnRequest(storage)
-    turn.lost(LOSSES_BEFORE_ASKING, 10)
+    turn = SlotRequest(storage)
+    turn.note_conflicts(CONFLICTS_BEFORE_REQUEST, 10)
     renewals[0]()
     assert [request.kind for request in storage.log] == ["write"] * 40
     assert len({request.path for request in storage.log}) == 1
@@ -357,8 +360,8 @@ def test_who_asks_renews_its_request_while_its_attempt_may_take(lakes: Lakes, mo
 def test_who_asks_no_longer_renews_nothing(lakes: Lakes, monkeypatch: pytest.MonkeyPatch) -> None:
     renewals = _renewals(monkeypatch)
     lake = _lake(lakes)
-    turn = TurnRequest(lake.storage)
-    turn.lost(LOSSES_BEFORE_ASKING, 10)
+    turn = SlotRequest(lake.storage)
+    turn.note_conflicts(CONFLICTS_BEFORE_REQUEST, 10)
     turn.withdraw()
     renewals[0]()
     assert _asked(lake.storage) == set()
@@ -372,7 +375,7 @@ def test_an_interrupted_writer_renews_nothing(lakes: Lakes, monkeypatch: pytest.
     def interrupt() -> None:
         raise KeyboardInterrupt
 
-    _losing(LOSSES_BEFORE_ASKING, monkeypatch, interrupt)
+    _losing(CONFLICTS_BEFORE_REQUEST, monkeypatch, interrupt)
     with pytest.raises(KeyboardInterrupt):
         _change(lake)
     (path,) = _asked(lake.storage)
@@ -383,11 +386,11 @@ def test_an_interrupted_writer_renews_nothing(lakes: Lakes, monkeypatch: pytest.
 
 def test_a_renewal_that_fails_harms_nobody(lakes: Lakes, monkeypatch: pytest.MonkeyPatch) -> None:
     renewals = _renewals(monkeypatch)
-    plan = [fail(number, StoragePermissionError, kind="write", path_part=TURN_PREFIX) for number in (2, 3)]
+    plan = [fail(number, StoragePermissionError, kind="write", path_part=SLOT_REQUEST_PREFIX) for number in (2, 3)]
     storage = FaultyStorage(_lake(lakes).storage, plan)
     give_own_time(monkeypatch, fairness, monotonic=iter(range(100)).__next__)
-    turn = TurnRequest(storage)
-    turn.lost(LOSSES_BEFORE_ASKING, 1)
+    turn = SlotRequest(storage)
+    turn.note_conflicts(CONFLICTS_BEFORE_REQUEST, 1)
     renewals[0]()
     assert len(_asked(storage)) == 1
 
@@ -395,14 +398,14 @@ def test_a_renewal_that_fails_harms_nobody(lakes: Lakes, monkeypatch: pytest.Mon
 def test_a_request_is_renewed_and_says_what_is_true(lakes: Lakes) -> None:
     lake = _lake(lakes)
     storage = FaultyStorage(lake.storage)
-    turn = TurnRequest(storage)
-    turn.lost(LOSSES_BEFORE_ASKING - 1, 0.1)
+    turn = SlotRequest(storage)
+    turn.note_conflicts(CONFLICTS_BEFORE_REQUEST - 1, 0.1)
     assert storage.log == ()
     for seconds in (0.1, 0.15, 0.05):
-        turn.lost(LOSSES_BEFORE_ASKING, seconds)
-        assert [parse_turn_path(path) for path in _asked(lake.storage)] == [100]
-    turn.lost(LOSSES_BEFORE_ASKING, 0.3)
-    assert [parse_turn_path(path) for path in _asked(lake.storage)] == [300]
+        turn.note_conflicts(CONFLICTS_BEFORE_REQUEST, seconds)
+        assert [parse_slot_request_path(path) for path in _asked(lake.storage)] == [100]
+    turn.note_conflicts(CONFLICTS_BEFORE_REQUEST, 0.3)
+    assert [parse_slot_request_path(path) for path in _asked(lake.storage)] == [300]
     assert [request.kind for request in storage.log] == ["write"] * 3 + ["delete", "write"]
     turn.withdraw()
     turn.withdraw()
@@ -417,7 +420,7 @@ def test_what_follows_a_commit_cannot_fail_it(lakes: Lakes, monkeypatch: pytest.
         raise RuntimeError("cannot schedule new futures after shutdown")
 
     lake = Lakehouse(_lake(lakes).storage)
-    monkeypatch.setattr(Courtesy, "look", broken)
+    monkeypatch.setattr(Fairness, "poll", broken)
     version = lake.latest_version()
-    _change(lake, COMMITS_BETWEEN_LOOKS)
-    assert lake.latest_version() == version + COMMITS_BETWEEN_LOOKS
+    _change(lake, COMMITS_BETWEEN_POLLS)
+    assert lake.latest_version() == version + COMMITS_BETWEEN_POLLS

@@ -35,8 +35,8 @@ from trinitylake_ops.errors import (
 )
 from trinitylake_ops.format.file_names import (
     ORPHAN_BARRIER_PATH,
-    TURN_PREFIX,
-    new_turn_path,
+    SLOT_REQUEST_PREFIX,
+    new_slot_request_path,
     parse_root_path,
     root_path,
 )
@@ -44,7 +44,7 @@ from trinitylake_ops.storage import background
 from trinitylake_ops.transaction import pacing
 from trinitylake_ops.transaction.batch import Member
 from trinitylake_ops.transaction.draft import Submission
-from trinitylake_ops.transaction.pacing import COMMITS_BETWEEN_LOOKS, LOSSES_BEFORE_ASKING
+from trinitylake_ops.transaction.pacing import COMMITS_BETWEEN_POLLS, CONFLICTS_BEFORE_REQUEST
 from trinitylake_ops.transaction.time_to_live import YOUNG_MS
 from trinitylake_ops.transaction.transaction import Transaction
 from trinitylake_ops.versions.roots import KnownRoot
@@ -74,7 +74,7 @@ def _ignore(_: object) -> None:
 def aged(lake: Lakehouse, name: str) -> Transaction:
     """Return a transaction that has to look whether its files were removed as orphans."""
     (txn,) = creating(lake, name)
-    txn.date_back(lake.storage.now_ms() - YOUNG_MS - 1_000)
+    txn.backdate(lake.storage.now_ms() - YOUNG_MS - 1_000)
     return txn
 
 
@@ -141,14 +141,14 @@ def test_one_that_fails_asks_for_no_turn_any_more(lakes: Lakes, monkeypatch: pyt
     txn.alter_table("ns", "contested", table(ours="1"))
     late = list[Callable[[], None]]()
     monkeypatch.setattr(background, "put", late.append)
-    works = [creates(f"other{number}") for number in range(LOSSES_BEFORE_ASKING - 1)]
+    works = [creates(f"other{number}") for number in range(CONFLICTS_BEFORE_REQUEST - 1)]
     first_at_roots(storage, [*works, lambda other: other.alter_table("ns", "contested", table(theirs="1"))])
     with pytest.raises(CommitConflictError):
         txn.commit()
     assert late
     for work in late:
         work()
-    assert not [path for path in listed(storage.inner) if path.startswith(TURN_PREFIX)]
+    assert not [path for path in listed(storage.inner) if path.startswith(SLOT_REQUEST_PREFIX)]
 
 
 def test_an_interrupted_one_is_waited_for_by_nobody_and_leaves_no_files(lakes: Lakes) -> None:
@@ -181,8 +181,8 @@ def test_one_that_leaves_while_it_waits_deletes_its_files(lakes: Lakes, monkeypa
     lake = filled(lakes, storage)
     leader, waiting = creating(lake, "leader", "waiting")
     waiting.add_file(ADDED, b"x")
-    goes_on = threading.Event()
-    storage.before = lambda path: None if parse_root_path(path) is None else _ignore(goes_on.wait(LONGEST_WAIT_S))
+    is_waiting = threading.Event()
+    storage.before = lambda path: None if parse_root_path(path) is None else _ignore(is_waiting.wait(LONGEST_WAIT_S))
     first = Committing(leader)
     until(lambda: lake._queue._leader is not None and lake._queue._leader.is_taken)
     member_of = Member.of
@@ -192,7 +192,7 @@ def test_one_that_leaves_while_it_waits_deletes_its_files(lakes: Lakes, monkeypa
 
     monkeypatch.setattr(Member, "of", interrupted)
     assert isinstance(Committing(waiting).outcome(), Interrupted)
-    goes_on.set()
+    is_waiting.set()
     assert first.version() == 2
     background.flush()
     assert left_over_paths(lake) == set()
@@ -203,10 +203,10 @@ def test_who_cannot_see_what_others_made_of_their_turn_goes_on(lakes: Lakes) -> 
     """Another process asked for a turn, and has had it. Which version it made cannot be read."""
     storage = Hooked(lakes.storage())
     lake = filled(lakes, storage)
-    request = new_turn_path(100)
+    request = new_slot_request_path(100)
     storage.inner.write(request, b"")
-    courtesy = lake._queue._courtesy
-    courtesy.look(storage.inner)
+    fairness = lake._queue._fairness
+    fairness.poll(storage.inner)
     (txn,) = creating(lake, "a")
 
     def has_had_it(longest_s: float) -> None:
@@ -228,9 +228,9 @@ def test_versions_of_ones_own_process_are_no_sign_of_another(lakes: Lakes) -> No
     txn = lake.transaction()
     creates("lost-once")(txn)
     txn.commit()
-    courtesy = lake._queue._courtesy
-    assert courtesy.is_crowded
-    for number in range(COMMITS_BETWEEN_LOOKS // 2):
+    fairness = lake._queue._fairness
+    assert fairness.is_crowded
+    for number in range(COMMITS_BETWEEN_POLLS // 2):
         slow, fast = creating(lake, f"slow{number}", f"fast{number}")
         looks, is_other_done = iter(range(2)), threading.Event()
 
@@ -245,7 +245,7 @@ def test_versions_of_ones_own_process_are_no_sign_of_another(lakes: Lakes) -> No
         fast.commit()
         is_other_done.set()
         one.version()
-    assert not courtesy.is_crowded
+    assert not fairness.is_crowded
 
 
 def test_a_latest_version_that_cannot_be_decoded_leaves_no_files(lakes: Lakes) -> None:

@@ -20,7 +20,7 @@ from trinitylake_ops.storage import (
     drop_memory_root,
 )
 from trinitylake_ops.transaction.commit import create_root
-from trinitylake_ops.transaction.pacing import COMMITS_BETWEEN_LOOKS
+from trinitylake_ops.transaction.pacing import COMMITS_BETWEEN_POLLS
 from trinitylake_ops.versions import roots as roots_module
 
 ROOT = "memory://newest-root/"
@@ -109,7 +109,7 @@ def test_a_look_beside_that_fails_costs_an_attempt_at_most(lake: Lakehouse, mete
 def test_who_meets_nobody_for_some_commits_looks_no_longer(lake: Lakehouse, meter: MeteredStorage) -> None:
     lose(lake)
     reads = []
-    for number in range(COMMITS_BETWEEN_LOOKS + 1):
+    for number in range(COMMITS_BETWEEN_POLLS + 1):
         txn = lake.transaction()
         txn.create_namespace(f"b{number}")
         with meter.measure() as committing:

@@ -19,7 +19,7 @@ from trinitylake_ops.format.file_names import root_path
 from trinitylake_ops.storage import Storage, StorageWrapper
 
 ROOT_1 = root_path(1)
-NOBODYS = "7c52cec4-43e3-4f73-91a3-87cfd94da1f0"
+UNKNOWN_ID = "7c52cec4-43e3-4f73-91a3-87cfd94da1f0"
 
 
 class Unanswered(StorageWrapper):
@@ -137,7 +137,7 @@ def test_a_fence_carries_the_whole_content(lake: Lakehouse) -> None:
         for number in range(40):
             txn.create_table("ns", f"t{number}", table())
     before = objects(lake.snapshot())
-    assert lake.resolve_commit(2, NOBODYS, fence=True) == "lost"
+    assert lake.resolve_commit(2, UNKNOWN_ID, fence=True) == "lost"
     assert objects(lake.snapshot(2)) == before
     assert lake.snapshot(2).root.children == lake.snapshot(1).root.children != []
     assert left_over_paths(lake) == set()
@@ -149,13 +149,13 @@ def test_a_fence_that_comes_too_late_says_committed(lake: Lakehouse) -> None:
     held = HeldBack(lake.storage)
     error = unknown_commit(held)
 
-    class LandsFirst(StorageWrapper):
+    class CommitsFirst(StorageWrapper):
         def create(self, path: str, data: bytes) -> None:
             if path == ROOT_1:
                 held.land()
             self.inner.create(path, data)
 
-    assert resolve(Lakehouse(LandsFirst(lake.storage)), error, fence=True) == "committed"
+    assert resolve(Lakehouse(CommitsFirst(lake.storage)), error, fence=True) == "committed"
     assert lake.latest_version() == 1
     assert len(objects(lake.snapshot(1))) == 13
 
@@ -176,23 +176,23 @@ def test_a_sealed_root_still_answers(lake: Lakehouse) -> None:
         txn.create_namespace("later")
     seal(lake, 1)
     assert lake.resolve_commit(1, commit_id) == "committed"
-    assert lake.resolve_commit(1, NOBODYS) == "lost"
+    assert lake.resolve_commit(1, UNKNOWN_ID) == "lost"
 
 
 def test_what_cannot_be_answered_is_refused(lake: Lakehouse) -> None:
     for version in (-1, 2**32):
         with pytest.raises(InvalidInputError):
-            lake.resolve_commit(version, NOBODYS)
+            lake.resolve_commit(version, UNKNOWN_ID)
     for commit_id in ("", "nope", "a" * 100_000, "\udc80"):
         with pytest.raises(InvalidInputError):
             lake.resolve_commit(0, commit_id)
     with pytest.raises(VersionNotFoundError):
-        lake.resolve_commit(2, NOBODYS, fence=True)
+        lake.resolve_commit(2, UNKNOWN_ID, fence=True)
     assert lake.latest_version() == 0
     with lake.transaction() as txn:
         txn.create_namespace("ns")
     root_0 = lake.storage.read(root_path(0))
     lake.storage.delete(root_path(0))
     with pytest.raises(CorruptFileError):
-        lake.resolve_commit(0, NOBODYS, fence=True)
+        lake.resolve_commit(0, UNKNOWN_ID, fence=True)
     lake.storage.create(root_path(0), root_0)

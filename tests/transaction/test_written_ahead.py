@@ -33,7 +33,7 @@ from trinitylake_ops.errors import (
 from trinitylake_ops.format.file_names import HINT_PATH, parse_root_path
 from trinitylake_ops.storage import Storage
 from trinitylake_ops.transaction.batch import Group, Member
-from trinitylake_ops.transaction.pacing import Courtesy
+from trinitylake_ops.transaction.pacing import Fairness
 from trinitylake_ops.transaction.transaction import Transaction
 
 
@@ -180,7 +180,7 @@ def test_who_began_later_than_a_version_is_built_on_waits_for_the_next(
     monkeypatch.setattr(queue, "commit", lambda submission, most: members.append(Member.of(submission, most)) or 0)
     for txn in (old, young):
         txn.commit()
-    group = Group(members[0], Courtesy())
+    group = Group(members[0], Fairness())
     queue._waiting.extend(members)
     queue._gather(group, old.base.version)
     assert members[1] not in group
@@ -280,7 +280,7 @@ def test_a_process_loses_no_attempt_to_itself(lakes: Lakes) -> None:
     is_other_done.set()
     assert first.version() == 3
     assert roots == [2, 3]
-    assert not lake._queue._courtesy.is_crowded
+    assert not lake._queue._fairness.is_crowded
 
 
 def test_one_of_those_who_come_at_once_looks_for_other_processes(lakes: Lakes) -> None:
@@ -288,7 +288,7 @@ def test_one_of_those_who_come_at_once_looks_for_other_processes(lakes: Lakes) -
     lake = filled(lakes, storage)
     transactions = creating(lake, "a", "b", "c")
     elsewhere(storage.inner, creates("elsewhere"))
-    lake._queue._courtesy.met_another()
+    lake._queue._fairness.note_other_commit()
     are_all_coming = threading.Barrier(len(transactions))
     write_ahead = Member.write_ahead
 

@@ -6,8 +6,8 @@ import threading
 
 import pytest
 
-from trinitylake_ops.access.allowed_roots import Place
-from trinitylake_ops.access.external_files import Elsewhere
+from trinitylake_ops.access.allowed_roots import FileAddress
+from trinitylake_ops.access.external_files import ExternalStorages
 from trinitylake_ops.errors import LocationNotAllowedError, TransientError
 from trinitylake_ops.format.definitions import LakehouseDef
 from trinitylake_ops.storage.options import StorageOptions
@@ -16,22 +16,22 @@ ROOT = "redis://host/0/lake/"
 TABLES = "s3://bucket/tables/"
 FILE = f"{TABLES}tables/an-id/data/a.parquet"
 DEFINITION = LakehouseDef(id="an-id", table_root=TABLES)
-FOUND = Place(TABLES, "tables/an-id/data/a.parquet", is_writable=True)
+FOUND = FileAddress(TABLES, "tables/an-id/data/a.parquet", is_writable=True)
 
 
 def test_a_thread_waits_for_the_names_that_another_looks_up() -> None:
     """Without them the file would be taken for a moved one of this lakehouse, as its path holds ``tables/`` twice."""
-    places: list[Place] = []
-    others = [threading.Thread(target=lambda: places.append(elsewhere.place_named(FILE))) for _ in range(3)]
+    places: list[FileAddress] = []
+    others = [threading.Thread(target=lambda: places.append(external_storages.locate(FILE))) for _ in range(3)]
 
-    def look_up() -> LakehouseDef:
+    def load_definition() -> LakehouseDef:
         for other in others:
             other.start()
         others[0].join(0.3)  # whoever does not wait is through by then
         return DEFINITION
 
-    elsewhere = Elsewhere(ROOT, StorageOptions(), look_up=look_up)
-    places.append(elsewhere.place_named(FILE))
+    external_storages = ExternalStorages(ROOT, StorageOptions(), load_definition=load_definition)
+    places.append(external_storages.locate(FILE))
     for other in others:
         other.join()
     assert places == [FOUND] * 4
@@ -40,26 +40,26 @@ def test_a_thread_waits_for_the_names_that_another_looks_up() -> None:
 def test_names_are_looked_up_again_after_a_failure() -> None:
     failures = [TransientError("no answer")]
 
-    def look_up() -> LakehouseDef:
+    def load_definition() -> LakehouseDef:
         if failures:
             raise failures.pop()
         return DEFINITION
 
-    elsewhere = Elsewhere(ROOT, StorageOptions(), look_up=look_up)
+    external_storages = ExternalStorages(ROOT, StorageOptions(), load_definition=load_definition)
     with pytest.raises(TransientError):
-        elsewhere.place_named(FILE)
-    assert elsewhere.place_named(FILE) == FOUND
+        external_storages.locate(FILE)
+    assert external_storages.locate(FILE) == FOUND
 
 
 def test_a_look_up_that_needs_a_place_itself_does_not_wait_for_itself() -> None:
     met: list[str] = []
 
-    def look_up() -> LakehouseDef:
+    def load_definition() -> LakehouseDef:
         with pytest.raises(LocationNotAllowedError):
-            elsewhere.place_named("s3://others/file")
+            external_storages.locate("s3://others/file")
         met.append("refused")
         return DEFINITION
 
-    elsewhere = Elsewhere(ROOT, StorageOptions(), look_up=look_up)
-    assert elsewhere.place_named(FILE) == FOUND
+    external_storages = ExternalStorages(ROOT, StorageOptions(), load_definition=load_definition)
+    assert external_storages.locate(FILE) == FOUND
     assert met == ["refused"]

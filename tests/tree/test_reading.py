@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 from tests.tree.trees import Tree, filled, keys
-from trinitylake_ops.access.external_files import Elsewhere
+from trinitylake_ops.access.external_files import ExternalStorages
 from trinitylake_ops.errors import CorruptFileError, FileMissingError, LocationNotAllowedError, StorageError
 from trinitylake_ops.format import keys as text_column
 from trinitylake_ops.format.file_names import new_node_path
@@ -21,7 +21,16 @@ from trinitylake_ops.tree.compact import compacted_tree
 from trinitylake_ops.tree.diff import diff_in_parts, diff_trees
 from trinitylake_ops.tree.edit import apply_messages
 from trinitylake_ops.tree.node import TreeLimits
-from trinitylake_ops.tree.search import Below, get, get_many, prefix_end, prefix_keys, scan, scan_columns, with_messages
+from trinitylake_ops.tree.search import (
+    Subtree,
+    get,
+    get_many,
+    prefix_end,
+    prefix_keys,
+    scan,
+    scan_columns,
+    with_messages,
+)
 from trinitylake_ops.tree.shape import Violation, check_tree, walk
 from trinitylake_ops.tree.store import NodeStore
 
@@ -257,7 +266,9 @@ def test_a_node_may_be_pointed_to_by_its_full_uri(tree: Tree, tmp_path: Path) ->
     LocalStorage(root, fsync=False).create(path, encode_node(node, 4))
     with pytest.raises(LocationNotAllowedError):
         tree.store().load(root + path)
-    allowing = NodeStore(tree.storage, elsewhere=Elsewhere(tree.storage.root, StorageOptions({"allowed_roots": root})))
+    allowing = NodeStore(
+        tree.storage, elsewhere=ExternalStorages(tree.storage.root, StorageOptions({"allowed_roots": root}))
+    )
     found = allowing.load(root + path)
     assert (found.keys, found.values) == (["k"], [f"{root}v.binpb"])
     assert (found.children, found.buffer) == ([f"{root}a.arrow", f"{root}b.arrow"], {"m": None})
@@ -322,7 +333,7 @@ CIRCLES = {
 }
 READERS: dict[str, Callable[[NodeStore, NodeFile], object]] = {
     "get": lambda store, root: get(store, root, "aa"),
-    "get_many": lambda store, root: get_many(store, {"aa": Below("a")}),
+    "get_many": lambda store, root: get_many(store, {"aa": Subtree("a")}),
     "scan": scan,
     "prefix_keys": lambda store, root: prefix_keys(store, root, "a"),
     "diff to": lambda store, root: diff_trees(store, leaf("x"), root),

@@ -31,7 +31,7 @@ _LONGEST_SHOWN_CHARS = 200
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class FileAddress:
     """A file, given by the root under which it is read, and its path there.
 
     ``is_moved`` says that content named another place, and that the file is read at its own. ``is_writable`` says that
@@ -134,7 +134,7 @@ def _with_roots(known: tuple[str, ...], named: Iterable[str]) -> tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Places:
+class AllowedRoots:
     """The places that may be read beyond the root of a lakehouse.
 
     ``given`` are roots that a caller passed, and ``allowed`` are the operator's. All files below them may be read, and
@@ -151,39 +151,39 @@ class Places:
     follows_moves: bool = True
     roots_nest: Callable[[str], bool] = lambda uri: True
 
-    def strict(self) -> Places:
+    def strict(self) -> AllowedRoots:
         """Return the same places, without taking any file for one of the same path here."""
         return replace(self, follows_moves=False)
 
-    def find(self, location: str) -> Place:
+    def find(self, location: str) -> FileAddress:
         """Return where a location, a URI, is read. Raises InvalidLocationError, LocationNotAllowedError."""
         uri = as_uri(location)
         if not is_uri(uri):
             raise InvalidLocationError(f"{_shown(location)} is no URI", path=cut(location))
-        return self.known(uri) or self._moved(uri) or self._refused(uri)
+        return self.known(uri) or self._moved(uri) or self._not_allowed_error(uri)
 
-    def known(self, location: str) -> Place | None:
+    def known(self, location: str) -> FileAddress | None:
         """Return where a location under a known root is read, None for any other."""
         uri = as_uri(location)
         if uri.startswith(self.root):
-            return Place(self.root, uri.removeprefix(self.root), is_writable=True)
+            return FileAddress(self.root, uri.removeprefix(self.root), is_writable=True)
         for root in self.given:
             if uri.startswith(root):
-                return Place(root, uri.removeprefix(root))
+                return FileAddress(root, uri.removeprefix(root))
         for root in self.names.table_roots:  # before allowed ones, which may hold it: writers leave word there
             path = uri.removeprefix(root)
             if path != uri and _TABLE_FILE.fullmatch(path) and (self.may_be_named(root) or self.is_allowed(root)):
-                return Place(root, path, is_writable=True)
+                return FileAddress(root, path, is_writable=True)
         for root in self.allowed:
             if uri.startswith(root):
-                return Place(root, uri.removeprefix(root), is_writable=True)
+                return FileAddress(root, uri.removeprefix(root), is_writable=True)
         return self._named(uri)
 
     def is_allowed(self, root: str) -> bool:
         """Whether the operator allows a root, or one that holds it."""
         return any(root.startswith(known) for known in self.allowed)
 
-    def is_file_of(self, place: Place, table_id: str, *, is_managed: bool) -> bool:
+    def is_file_of(self, place: FileAddress, table_id: str, *, is_managed: bool) -> bool:
         """Whether a table may have a file at a place that may be read.
 
         In the folders of tables, under any root that belongs to the lakehouse, a table has the files of its own folder
@@ -208,16 +208,16 @@ class Places:
                 return path.split("/")[1]
         return None
 
-    def _named(self, uri: str) -> Place | None:
+    def _named(self, uri: str) -> FileAddress | None:
         for root in (*self.names.sources, *self.names.targets):
             path = uri.removeprefix(root)
             if path != uri and self.may_be_named(root) and (_TABLE_FILE.fullmatch(path) or is_immutable_path(path)):
-                return Place(root, path)
+                return FileAddress(root, path)
         return None
 
-    def in_sources(self, moved: Place) -> list[Place]:
+    def in_sources(self, moved: FileAddress) -> list[FileAddress]:
         """Return where else a table's file may be that is not at its own place. A source may have been moved, too."""
-        return [Place(root, moved.path) for root in self.names.sources if self.may_be_named(root)]
+        return [FileAddress(root, moved.path) for root in self.names.sources if self.may_be_named(root)]
 
     def may_be_named(self, root: str) -> bool:
         """Whether content may name this root. Only a lakehouse on this machine may name a root of this machine."""
@@ -228,13 +228,13 @@ class Places:
         """Raise LocationNotAllowedError for the root of another lakehouse that content may not name."""
         is_known = self.is_allowed(root) or any(root.startswith(known) for known in self.given)
         if not self.may_be_named(root) and not is_known:
-            self._refused(root)
+            self._not_allowed_error(root)
 
-    def _moved(self, uri: str) -> Place | None:
+    def _moved(self, uri: str) -> FileAddress | None:
         if not self.follows_moves:
             return None
         match = _in_another_lakehouse(uri)
-        return Place(self.root, match[2], is_moved=True) if match else None
+        return FileAddress(self.root, match[2], is_moved=True) if match else None
 
     def _root_to_allow(self, uri: str) -> str:
         """Say which root has a file, as small as it may be."""
@@ -244,7 +244,7 @@ class Places:
         root = root_of_table_file(uri)
         return "the root of the lakehouse that has it" + (f", such as {_shown(root)}" if root else "")
 
-    def _refused(self, uri: str) -> Place:
+    def _not_allowed_error(self, uri: str) -> FileAddress:
         raise LocationNotAllowedError(
             f"{_shown(uri)} lies beyond the lakehouse at {self.root}, which alone does not make it readable; if you"
             f" trust whoever writes this lakehouse with it, allow {self._root_to_allow(uri)};"

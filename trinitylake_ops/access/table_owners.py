@@ -99,7 +99,7 @@ def claim_table_root(storage: Storage, lakehouse_id: str, root: str, *, instead_
     storage.write(user.path, user.to_bytes())
 
 
-def why_not_freed(storage: Storage, lakehouse_id: str, root: str) -> str:
+def retention_reason(storage: Storage, lakehouse_id: str, root: str) -> str:
     """Return why the lakehouse at ``root`` may free nothing under a table root, an empty text if it may.
 
     Raises StorageError.

@@ -12,7 +12,7 @@ from airflow.triggers.base import BaseEventTrigger, TriggerEvent
 
 from trinitylake_ops import Lakehouse
 from trinitylake_ops.airflow_plugin.hook import DEFAULT_CONNECTION, TrinityLakeHook
-from trinitylake_ops.airflow_plugin.snapshots import Look, look
+from trinitylake_ops.airflow_plugin.snapshots import TableObservation, inspect_table
 from trinitylake_ops.declarations.options import split_name
 from trinitylake_ops.errors import InvalidInputError, ThrottledError, TransientError
 
@@ -57,18 +57,18 @@ class CommitTrigger(BaseEventTrigger):
     async def run(self) -> AsyncIterator[TriggerEvent]:
         """Look at the lakehouse until something is new, and go on."""
         lake = await TrinityLakeHook(self.trinitylake_conn_id).aget_conn()
-        seen = None if self.after is None else await asyncio.to_thread(look, lake, self.table, self.after)
+        seen = None if self.after is None else await asyncio.to_thread(inspect_table, lake, self.table, self.after)
         while True:
-            found = await self._look(lake)
+            found = await self._observe(lake)
             if found is not None and found.is_new(seen):
                 seen = found
                 yield TriggerEvent({"version": found.version, "table": self.table, "root": lake.root})
             await asyncio.sleep(self.poll_seconds)
 
-    async def _look(self, lake: Lakehouse) -> Look | None:
+    async def _observe(self, lake: Lakehouse) -> TableObservation | None:
         """Return what is there now, None if the storage cannot tell for the moment."""
         try:
-            return await asyncio.to_thread(look, lake, self.table)
+            return await asyncio.to_thread(inspect_table, lake, self.table)
         except (ThrottledError, TransientError) as error:
             self.log.warning("looking again in %s s: %s", self.poll_seconds, error)
             return None
@@ -113,8 +113,8 @@ class CommitSensor(BaseSensorOperator):
     def poke(self, context: Any) -> PokeReturnValue:
         """Look once."""
         lake = TrinityLakeHook(self.trinitylake_conn_id).get_conn()
-        found = look(lake, self.table)
-        return PokeReturnValue(found.is_new(look(lake, self.table, self._after(lake, context))), found.version)
+        found = inspect_table(lake, self.table)
+        return PokeReturnValue(found.is_new(inspect_table(lake, self.table, self._after(lake, context))), found.version)
 
     def execute_complete(self, context: Any, event: dict[str, Any]) -> int:
         """Return the version that the trigger told."""

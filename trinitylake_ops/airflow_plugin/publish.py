@@ -93,9 +93,9 @@ class PublishOperator(BaseOperator):
         except _FINAL as error:
             raise AirflowFailException(str(error)) from None  # the log shows one line, and not twice
         names = ", ".join(f"{table.namespace}.{table.table}" for table in staged)
-        said = "had been published before as" if publication.was_published else "are published as"
-        self.log.info("%s %s version %s", names, said, publication.version)
-        result = _figures(publication, staged)
+        phrase = "had been published before as" if publication.was_published else "are published as"
+        self.log.info("%s %s version %s", names, phrase, publication.version)
+        result = _publication_metrics(publication, staged)
         for outlet in self.outlets:
             if isinstance(outlet, Asset):
                 context["outlet_events"][outlet].extra.update(result)
@@ -134,7 +134,7 @@ class PublishOperator(BaseOperator):
         )
 
 
-def _figures(publication: Publication, staged: Sequence[StagedTable]) -> dict[str, Any]:
+def _publication_metrics(publication: Publication, staged: Sequence[StagedTable]) -> dict[str, Any]:
     return {
         "lakehouse_version": publication.version,
         "was_published": publication.was_published,

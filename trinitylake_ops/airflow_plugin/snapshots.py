@@ -11,13 +11,13 @@ from trinitylake_ops.versions.snapshot import Snapshot
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
+class TableObservation:
     """A version, and the state of a table in it, None if it is not there, empty if nobody asked for one."""
 
     version: int
     state: str | None
 
-    def is_new(self, before: Look | None) -> bool:
+    def is_new(self, before: TableObservation | None) -> bool:
         """Whether something came since another look: a version, or a change of the table."""
         if self.state is None:
             return False
@@ -26,22 +26,22 @@ class Look:
         return self.version > before.version if self.state == "" else self.state != before.state
 
 
-def look(lake: Lakehouse, table: str | None, version: int | None = None) -> Look:
+def inspect_table(lake: Lakehouse, table: str | None, version: int | None = None) -> TableObservation:
     """Look at the latest version or at an earlier one. In one that is gone, a table counts as another one.
 
     Raises InvalidInputError, StorageError.
     """
     if table is None:
-        return Look(lake.latest_version() if version is None else version, "")
+        return TableObservation(lake.latest_version() if version is None else version, "")
     if version is not None and version < 0:  # before the first one
-        return Look(version, None)
+        return TableObservation(version, None)
     try:
         snapshot = lake.snapshot(version)
     except (VersionExpiredError, VersionNotFoundError):
         if version is None:
             raise
-        return Look(version, None)
-    return Look(snapshot.version, _state(snapshot, *split_name(table)))
+        return TableObservation(version, None)
+    return TableObservation(snapshot.version, _state(snapshot, *split_name(table)))
 
 
 def _state(snapshot: Snapshot, namespace: str, table: str) -> str | None:

@@ -10,10 +10,10 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from trinitylake_ops.airflow_plugin.settings import LakehouseSettings
-from trinitylake_ops.declarations.operation import Operation, OptionsT, Running
+from trinitylake_ops.declarations.operation import Operation, OperationContext, OptionsT
 from trinitylake_ops.declarations.options import ApplyLimits
 from trinitylake_ops.declarations.planned import PlannedOptions
-from trinitylake_ops.declarations.rendering import Json, Link, Markdown, Picture, markdown_table
+from trinitylake_ops.declarations.rendering import InlineChart, Json, Link, Markdown, markdown_table
 from trinitylake_ops.declarations.version_rows import VersionRows
 from trinitylake_ops.extras import needs
 from trinitylake_ops.operations.executor import LOCAL, Executor
@@ -32,7 +32,7 @@ class OperationFailedError(Exception):
 
 
 @dataclass(frozen=True, kw_only=True)
-class RunningTask(Running[OptionsT]):
+class RunningTask(OperationContext[OptionsT]):
     """An operation while it runs in a task. ``shown`` is what the task returns."""
 
     settings: LakehouseSettings
@@ -60,7 +60,7 @@ class RunningTask(Running[OptionsT]):
 
     def report(
         self,
-        said: str,
+        message: str,
         metadata: Mapping[str, Any],
         *,
         to_do: str = "",
@@ -71,16 +71,16 @@ class RunningTask(Running[OptionsT]):
 
         Its page leaves out what is to be done: who sees it in an approval has a button for that.
         """
-        self.log_figures(metadata if logged is None else logged)
-        line = f"{said}; {to_do}" if to_do else said
+        self.log_metrics(metadata if logged is None else logged)
+        line = f"{message}; {to_do}" if to_do else message
         self.log.info("%s", line)
         version = {} if committed is None else {"lakehouse_version": self.lake.latest_version(), "operation": committed}
         everything = {**version, **self.details, **metadata}
-        self.shown.update({"said": line, **_plain(everything), "page": page(said, everything)})
+        self.shown.update({"said": line, **_plain(everything), "page": page(message, everything)})
 
     def failure(self, description: str, metadata: Mapping[str, Any]) -> Exception:
         """Return a failure, whose figures stand in the log."""
-        self.log_figures(metadata)
+        self.log_metrics(metadata)
         return OperationFailedError(description)
 
     @contextmanager
@@ -158,7 +158,7 @@ def carry_out(
     return running.shown
 
 
-def page(said: str, metadata: Mapping[str, Any]) -> str:
+def page(message: str, metadata: Mapping[str, Any]) -> str:
     """Return a report as one page of Markdown: numbers first, then tables. Pictures are left out."""
     numbers = [f"- {name}: {value}" for name, value in metadata.items() if isinstance(value, str | int | float)]
     drawn = {
@@ -168,9 +168,9 @@ def page(said: str, metadata: Mapping[str, Any]) -> str:
     tables = [
         f"**{name}**\n\n{value.text}"
         for name, value in drawn.items()
-        if isinstance(value, Markdown) and not isinstance(value, Picture)
+        if isinstance(value, Markdown) and not isinstance(value, InlineChart)
     ]
-    text = "\n\n".join([said, "\n".join(numbers), *tables])
+    text = "\n\n".join([message, "\n".join(numbers), *tables])
     return text if len(text) <= _LONGEST_PAGE_CHARS else f"{text[:_LONGEST_PAGE_CHARS]}\n\n... cut"
 
 

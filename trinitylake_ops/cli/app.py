@@ -21,7 +21,7 @@ from click.shell_completion import CompletionItem
 
 from trinitylake_ops.cli.completion import completed
 from trinitylake_ops.cli.context import Session, storage_options_of, with_allowed_roots
-from trinitylake_ops.cli.terminal import SaidFormatter, Terminated, log_warning, said
+from trinitylake_ops.cli.terminal import OneLineFormatter, Terminated, log_warning, printable
 from trinitylake_ops.errors import StorageError, TrinityLakeError
 from trinitylake_ops.storage import background
 from trinitylake_ops.storage.options import StorageOptions, redact_assignments
@@ -205,7 +205,7 @@ def trinitylake(
     storage_options: StorageOptions,
     allowed_roots: tuple[str, ...],
     log_json: bool,
-    **telling: Any,
+    **operation_span: Any,
 ) -> None:
     """Look at and operate a TrinityLake lakehouse.
 
@@ -213,18 +213,23 @@ def trinitylake(
     with the plan's digest, or --yes. With --json a command prints one JSON document on standard output.
     """
     context.obj = Session(root, with_allowed_roots(storage_options, allowed_roots))
-    _begin_telling(context, log_json, **telling)
+    _start_telemetry(context, log_json, **operation_span)
 
 
-def _begin_telling(
+def _start_telemetry(
     context: click.Context, log_json: bool, metrics_file: Path | None, metrics_push: str | None, otel: bool
 ) -> None:
     """Let telemetry go where the command line and the environment say, until the command has ended."""
     if log_json:
         log_as_json(redact_assignments)
         context.with_resource(about(command=context.invoked_subcommand, run_id=str(uuid.uuid4())))
-    said = TelemetrySettings.of_environment()
-    wanted = replace(said, metrics_file=metrics_file, push_url=metrics_push or None, otel=otel or said.otel)
+    environment_settings = TelemetrySettings.of_environment()
+    wanted = replace(
+        environment_settings,
+        metrics_file=metrics_file,
+        push_url=metrics_push or None,
+        otel=otel or environment_settings.otel,
+    )
     context.call_on_close(wanted.start())
 
 
@@ -241,7 +246,7 @@ def run() -> int:
 
 def _run() -> int:
     """Run the command line and return the exit code. Every error is one line on standard error."""
-    held = _held_warnings()
+    held = _buffered_warnings()
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             # names may contain characters that some terminals cannot show
@@ -281,10 +286,10 @@ def _run() -> int:
     return code
 
 
-def _held_warnings() -> MemoryHandler:
+def _buffered_warnings() -> MemoryHandler:
     """Keep warnings until a command ends well. After an error, its one line says what matters."""
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(SaidFormatter("%(levelname)s: %(message)s"))
+    handler.setFormatter(OneLineFormatter("%(levelname)s: %(message)s"))
     held = MemoryHandler(capacity=10_000, flushLevel=logging.CRITICAL + 1, target=handler, flushOnClose=False)
     logging.basicConfig(level=logging.WARNING, handlers=[held])
     warnings.showwarning = log_warning
@@ -306,8 +311,8 @@ def _mute_output() -> None:
 def _fail(message: str, exit_code: int, code: str, **where: str | int | None) -> int:
     """Print an error as one line on standard error, which is JSON for a command with ``--json``."""
     if "--json" in sys.argv[1:]:
-        known = {name: said(value) if isinstance(value, str) else value for name, value in where.items()}
-        click.echo(json.dumps({"error": {"code": code, "message": said(message), **known}}), err=True)
+        known = {name: printable(value) if isinstance(value, str) else value for name, value in where.items()}
+        click.echo(json.dumps({"error": {"code": code, "message": printable(message), **known}}), err=True)
     else:
-        click.echo(f"Error: {said(message)}", err=True)
+        click.echo(f"Error: {printable(message)}", err=True)
     return exit_code

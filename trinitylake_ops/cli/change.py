@@ -239,10 +239,10 @@ def compact_tables(
 @contextmanager
 def group_writer(master: str | None) -> Iterator[GroupWriter]:
     """Return the writer of groups of data files: this process, or Spark at a master."""
-    from trinitylake_ops.iceberg.write.rewrite import rewrite_here
+    from trinitylake_ops.iceberg.write.rewrite import rewrite_in_process
 
     if master is None:
-        yield rewrite_here
+        yield rewrite_in_process
         return
     from trinitylake_ops.spark import session_scope, write_groups_on
 

@@ -168,7 +168,7 @@ def _steps_printed(plan: MergePlan, digest: str | None, yes: bool, as_json: bool
         for one in plan.conflicts:
             click.echo(f"conflict: {one.name}: {one.reason}")
     if plan.conflicts:
-        _tell_how_to_choose(plan)
+        _print_conflict_choices(plan)
     elif plan.is_empty:
         print_nothing()
 
@@ -179,10 +179,10 @@ def _print_merge(plan: MergePlan, report: Document | None, as_json: bool) -> Non
         print_outcome(plan, report, as_json)
         return
     print_shown(plan, as_json)
-    _tell_how_to_choose(plan)
+    _print_conflict_choices(plan)
 
 
-def _tell_how_to_choose(plan: MergePlan) -> None:
+def _print_conflict_choices(plan: MergePlan) -> None:
     click.echo(
         "Nothing was done, and nothing will be while there are conflicts. Choose for each, such as:"
         f" {plan.how_to_choose()}.",

@@ -87,7 +87,7 @@ def storage_options_of(context: click.Context, option: click.Parameter, texts: t
         from_environment = StorageOptions.parse(os.environ.get(OPTIONS_VARIABLE, ""))
     except InvalidInputError as error:
         raise click.UsageError(f"{OPTIONS_VARIABLE}: {error}") from None
-    return StorageOptions({**from_environment, **_given_options(option, texts)})
+    return StorageOptions({**from_environment, **_parsed_options(option, texts)})
 
 
 def with_allowed_roots(options: StorageOptions, roots: tuple[str, ...]) -> StorageOptions:
@@ -102,10 +102,10 @@ def target_options_of(context: click.Context, option: click.Parameter, texts: tu
 
     Raises UsageError without values, as for the lakehouse's own storage.
     """
-    return StorageOptions(_given_options(option, texts)) if texts else None
+    return StorageOptions(_parsed_options(option, texts)) if texts else None
 
 
-def _given_options(option: click.Parameter, texts: tuple[str, ...]) -> dict[str, str]:
+def _parsed_options(option: click.Parameter, texts: tuple[str, ...]) -> dict[str, str]:
     given: dict[str, str] = {}
     for text in texts:
         name, equals, value = text.partition("=")

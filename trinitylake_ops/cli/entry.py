@@ -23,8 +23,8 @@ _STDERR = 2
 def main() -> NoReturn:
     """Run the command line, and end the process with its exit code."""
     # While modules load, nothing is open that must be closed. Some of them would lose an exception.
-    signal.signal(signal.SIGINT, _leave)
-    signal.signal(signal.SIGTERM, _leave)
+    signal.signal(signal.SIGINT, _exit_on_signal)
+    signal.signal(signal.SIGTERM, _exit_on_signal)
     _open_missing_streams()
     sys.stderr = io.TextIOWrapper(
         _Forgiving(), encoding=sys.stderr.encoding, errors="backslashreplace", write_through=True
@@ -40,8 +40,8 @@ def main() -> NoReturn:
     except KeyboardInterrupt:
         code = _exit_code(signal.SIGINT)
     # Python waits for our threads when it exits. A user who interrupts again need not wait for them.
-    signal.signal(signal.SIGINT, _leave)
-    signal.signal(signal.SIGTERM, _leave)
+    signal.signal(signal.SIGINT, _exit_on_signal)
+    signal.signal(signal.SIGTERM, _exit_on_signal)
     try:
         sys.stdout.flush()
     except (OSError, ValueError):  # the error was printed; at exit it would become another code and a traceback
@@ -76,7 +76,7 @@ def _exit_code(number: int) -> int:
     return 128 + number
 
 
-def _leave(number: int, _frame: FrameType | None) -> NoReturn:
+def _exit_on_signal(number: int, _frame: FrameType | None) -> NoReturn:
     what = b"terminated" if number == signal.SIGTERM else b"interrupted"
     _Forgiving().write(b"Error: %s\n" % what)
     os._exit(_exit_code(number))

@@ -53,8 +53,8 @@ def policy_options_of(what: str) -> Callable[[C], C]:
 
     def add(command: C) -> C:
         for name, _, rule in reversed(_RULES):
-            flag, said = "--" + name.replace("_", "-"), rule.format(what=what)
-            command = click.option(flag, name, type=_NUMBER, metavar="N", help=said)(command)
+            flag, help_text = "--" + name.replace("_", "-"), rule.format(what=what)
+            command = click.option(flag, name, type=_NUMBER, metavar="N", help=help_text)(command)
         aged = "superseded" if what == "version" else "made"
         return click.option("--max-age", type=Duration(), help=f"Keep what was {aged} no longer ago, such as 30d.")(
             command

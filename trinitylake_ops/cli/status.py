@@ -26,7 +26,7 @@ from trinitylake_ops.cli.context import (
 )
 from trinitylake_ops.operations.rendering import cell, new_table, visible
 from trinitylake_ops.operations.status.due import DEFAULT_AGES, DueState
-from trinitylake_ops.operations.status.state import LAST_VERSIONS, Status, tell_status
+from trinitylake_ops.operations.status.state import LAST_VERSIONS, Status, emit_status_metrics
 
 _STYLES = {
     "good": "bold green", "warn": "bold yellow", "bad": "bold red",
@@ -69,7 +69,7 @@ def status(session: Session, /, watch: float | None, html: Path | None, as_json:
     lake = session.lake()
     console = Console()
 
-    def look() -> Status:
+    def fetch_status() -> Status:
         found = operations.lakehouse_status(
             lake,
             last=chosen["last"],
@@ -81,7 +81,7 @@ def status(session: Session, /, watch: float | None, html: Path | None, as_json:
                 unfinished_ms=DEFAULT_AGES.unfinished_ms,
             ),
         )
-        tell_status(found, found.root)
+        emit_status_metrics(found, found.root)
         if html is not None:
             from trinitylake_ops.reports import status_page
 
@@ -95,9 +95,9 @@ def status(session: Session, /, watch: float | None, html: Path | None, as_json:
             _print(console, found)
 
     if watch is None:
-        show(look())
+        show(fetch_status())
     else:
-        _watch(console, watch, look, show, clears=not as_json)
+        _watch(console, watch, fetch_status, show, clears=not as_json)
 
 
 def _ms(duration: Any) -> int | None:
@@ -105,11 +105,16 @@ def _ms(duration: Any) -> int | None:
 
 
 def _watch(
-    console: Console, seconds: float, look: Callable[[], Status], show: Callable[[Status], None], *, clears: bool
+    console: Console,
+    seconds: float,
+    fetch_status: Callable[[], Status],
+    show: Callable[[Status], None],
+    *,
+    clears: bool,
 ) -> None:
     """Show the state again and again. A terminal is cleared, other outputs get one state after the other."""
     while True:
-        found = look()
+        found = fetch_status()
         if clears and console.is_terminal:
             console.clear()
         show(found)
@@ -130,7 +135,7 @@ def _print(console: Console, found: Status) -> None:
 def _parts(found: Status) -> list[Any]:
     """Return the parts of the screen, in the order in which they are read."""
     parts: list[Any] = [Text(visible(found.headline), _STYLES[found.tone]), Text(visible(found.root), "dim")]
-    parts += [_line(name, text) for name, text in _facts(found)]
+    parts += [_line(name, text) for name, text in _summary_rows(found)]
     rows = [(one.what, _styled(one.state), one.why, one.command) for one in found.due]
     parts += ["", _table("Due", ("what", "state", "why", "command"), rows)]
     if found.commits.committers:
@@ -148,7 +153,7 @@ def _parts(found: Status) -> list[Any]:
     return parts
 
 
-def _facts(found: Status) -> list[tuple[str, str]]:
+def _summary_rows(found: Status) -> list[tuple[str, str]]:
     commits, space = found.commits, found.space.reclaimable_bytes
     lost = f"{commits.lost:,} of {commits.attempts:,} attempts lost to others, in the newest {commits.versions:,}"
     reclaimable = "unknown" if space is None else _size(space)

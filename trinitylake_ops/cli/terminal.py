@@ -19,7 +19,7 @@ _LONG = re.compile(
 )
 
 
-def said(message: str) -> str:
+def printable(message: str) -> str:
     """Return a message in its printed form: one line, invisible characters as escapes, long inputs cut inside."""
     return _LONG.sub(_cut, visible(redact_assignments(" ".join(message.splitlines()))))
 
@@ -29,14 +29,14 @@ def _cut(long: re.Match[str]) -> str:
     return f"{text[:_SHOWN_CHARS]}... {len(text) - 2 * _SHOWN_CHARS} more ...{text[-_SHOWN_CHARS:]}"
 
 
-class SaidFormatter(logging.Formatter):
+class OneLineFormatter(logging.Formatter):
     """Formats warnings as errors are printed: with the message of an exception, and no traceback."""
 
     def format(self, record: logging.LogRecord) -> str:
         record.message = record.getMessage()
         text = self.formatMessage(record)
         error = record.exc_info[1] if record.exc_info else None
-        return said(text if error is None else f"{text}: {str(error) or type(error).__name__}")
+        return printable(text if error is None else f"{text}: {str(error) or type(error).__name__}")
 
 
 def log_warning(

@@ -279,7 +279,7 @@ def last_of_backfill(
     return next((one for one in reversed(ordered) if one in keys), None)
 
 
-def forget_input_versions(context: dg.AssetExecutionContext, keys: Iterable[dg.AssetKey]) -> None:
+def reset_input_versions(context: dg.AssetExecutionContext, keys: Iterable[dg.AssetKey]) -> None:
     """Make the asset's next event name the newest events of its inputs, instead of those before the step began."""
     step = context.get_step_execution_context()
     for key in keys:

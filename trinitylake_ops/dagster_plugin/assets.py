@@ -19,13 +19,13 @@ from trinitylake_ops import Lakehouse, operations
 from trinitylake_ops.dagster_plugin._dagster_internals import CheckedSelection, StepAssets
 from trinitylake_ops.dagster_plugin.lakehouse_metadata import GAP, VERSION, head_metadata, lake_status
 from trinitylake_ops.dagster_plugin.links import Links
-from trinitylake_ops.dagster_plugin.metadata import DATA_VERSION_TAG, figures
+from trinitylake_ops.dagster_plugin.metadata import DATA_VERSION_TAG, metadata_entries
 from trinitylake_ops.dagster_plugin.names import ONLY, LakehouseNames
 from trinitylake_ops.dagster_plugin.options import NO_OPTIONS
 from trinitylake_ops.dagster_plugin.resources import lakehouse_of
 from trinitylake_ops.dagster_plugin.runs.membership import check_publishers
 from trinitylake_ops.dagster_plugin.table_metadata import KINDS, TablePages
-from trinitylake_ops.dagster_plugin.table_settings import Stored, check_stored, is_stored_as, stages_itself, stored_as
+from trinitylake_ops.dagster_plugin.table_settings import Stored, check_stored, is_self_staging, is_stored_as, stored_as
 from trinitylake_ops.dagster_plugin.version_page import VersionsPage
 from trinitylake_ops.declarations.options import split_name
 from trinitylake_ops.errors import InvalidInputError
@@ -44,7 +44,7 @@ class _Writer:
     @classmethod
     def of(cls, asset: dg.AssetsDefinition, key: dg.AssetKey) -> "_Writer | None":
         """Return an asset as a writer, None if its definition does not say what it replaces."""
-        if not asset.is_materializable or stages_itself(asset, key):
+        if not asset.is_materializable or is_self_staging(asset, key):
             return None
         spec = asset.get_asset_spec(key)
         try:
@@ -299,14 +299,19 @@ def report_exports(
     known = set(instance.get_dynamic_partitions(partitions))
     added, dropped = sorted(exports.keys() - known), sorted(known - exports.keys())
     for name, export in sorted(exports.items()):
-        state = figures({"created_at": export.created_at and export.created_at.isoformat(), **_export_figures(export)})
+        state = metadata_entries(
+            {"created_at": export.created_at and export.created_at.isoformat(), **_export_metrics(export)}
+        )
         data_version = hashlib.sha256(json.dumps(state).encode()).hexdigest()
         if name in known and _reported_export(instance, names.exports_key, name) == data_version:
             continue
         materialization = dg.AssetMaterialization(
             names.exports_key,
             partition=name,
-            metadata={**figures(_export_figures(export)), **({} if links is None else _export_links(export, links))},
+            metadata={
+                **metadata_entries(_export_metrics(export)),
+                **({} if links is None else _export_links(export, links)),
+            },
             tags={DATA_VERSION_TAG: data_version},
         )
         instance.report_runless_asset_event(materialization)
@@ -322,7 +327,7 @@ def _partition_of(export: str) -> str:
     return export.replace(".", "%2E") if _RANGE_OF_PARTITIONS in export else export
 
 
-def _export_figures(export: ExportInfo) -> dict[str, object]:
+def _export_metrics(export: ExportInfo) -> dict[str, object]:
     return {VERSION: export.version, "level": export.level, "state": export.state, "dagster/uri": export.location}
 
 

@@ -226,11 +226,11 @@ def _newest(full: Sequence[ExportInfo]) -> str:
 def _orphans(lake: Lakehouse, limits: CheckLimits) -> CheckResult:
     plan = operations.plan_orphan_removal(lake, limits.orphan_age)
     is_beyond = len(plan.paths) > limits.orphan_files or plan.bytes > limits.orphan_bytes
-    said = f"{len(plan.paths)} orphans of {plan.bytes} bytes"
-    beyond = f"{said}, more than {limits.orphan_files} or than {limits.orphan_bytes} bytes"
+    message = f"{len(plan.paths)} orphans of {plan.bytes} bytes"
+    beyond = f"{message}, more than {limits.orphan_files} or than {limits.orphan_bytes} bytes"
     return CheckResult(
         wrong=[beyond] if is_beyond else [],
-        fine=said,
+        fine=message,
         repaired_by="orphans",
         metadata={
             "files": len(plan.paths),
@@ -279,7 +279,7 @@ def _data_files(lake: Lakehouse, limits: CheckLimits) -> CheckResult:
     many = [one for one in survey.tables if one.data_files >= limits.small_files]
     small = [one for one in many if one.mean_bytes < limits.small_file_bytes and _is_mergeable(lake, one)]
     small.sort(key=lambda one: -one.data_files)
-    wrong = [f"{len(small)} tables have many small data files, the most {_told(small[0])}"] if small else []
+    wrong = [f"{len(small)} tables have many small data files, the most {_summary(small[0])}"] if small else []
     if survey.unreadable:
         wrong.append(f"the metadata of {len(survey.unreadable)} tables cannot be read, such as {survey.unreadable[0]}")
     unfinished = f"; {survey.not_looked_at} tables were not looked at in time" if survey.not_looked_at else ""
@@ -312,7 +312,7 @@ def _is_mergeable(lake: Lakehouse, table: TableFileCounts) -> bool:
         return True
 
 
-def _told(table: TableFileCounts) -> str:
+def _summary(table: TableFileCounts) -> str:
     return f"{table.name}: {table.data_files} files of {table.mean_bytes / 1024:,.1f} KiB on average"
 
 

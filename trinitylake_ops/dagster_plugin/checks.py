@@ -11,7 +11,7 @@ import dagster as dg
 from trinitylake_ops.dagster_plugin.check_catalog import CHECKS, CheckLimits, DeclaredCheck
 from trinitylake_ops.dagster_plugin.lakehouse_metadata import VERSION
 from trinitylake_ops.dagster_plugin.links import Links
-from trinitylake_ops.dagster_plugin.metadata import figures
+from trinitylake_ops.dagster_plugin.metadata import metadata_entries
 from trinitylake_ops.dagster_plugin.names import ONLY, LakehouseNames
 from trinitylake_ops.dagster_plugin.options import NO_OPTIONS
 from trinitylake_ops.dagster_plugin.resources import lakehouse_of
@@ -134,7 +134,7 @@ def _asset_check(
             description="; ".join(found.wrong) or found.fine,
             metadata={
                 VERSION: version,
-                **figures(found.metadata),
+                **metadata_entries(found.metadata),
                 **(repaired_by(links, found.repaired_by, found.repair_config) if found.wrong else {}),
             },
         )
@@ -143,7 +143,7 @@ def _asset_check(
 
 
 _READY = "/readyz"
-_LONGEST_ANSWER_BYTES = 10_000
+_LONGEST_RESPONSE_BYTES = 10_000
 
 
 def build_server_check(
@@ -173,14 +173,14 @@ def build_server_check(
         connection = kind(split.hostname or "", split.port, timeout=seconds)
         try:
             connection.request("GET", _READY)
-            answer = connection.getresponse()
-            answer.read(_LONGEST_ANSWER_BYTES)
-            told, passed = f"status {answer.status}", answer.status == 200
+            response = connection.getresponse()
+            response.read(_LONGEST_RESPONSE_BYTES)
+            summary, passed = f"status {response.status}", response.status == 200
         except (OSError, HTTPException) as error:
-            told, passed = f"no answer: {type(error).__name__}", False
+            summary, passed = f"no answer: {type(error).__name__}", False
         finally:
             connection.close()
         took = dg.MetadataValue.float(round(1_000 * (time.monotonic() - begun_s), 1))
-        return dg.AssetCheckResult(passed=passed, metadata={"answer": told, "milliseconds": took, "server": url})
+        return dg.AssetCheckResult(passed=passed, metadata={"answer": summary, "milliseconds": took, "server": url})
 
     return run

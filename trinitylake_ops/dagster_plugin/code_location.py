@@ -40,7 +40,7 @@ from trinitylake_ops.declarations.registry import BY_NAME
 from trinitylake_ops.errors import InvalidInputError
 from trinitylake_ops.format.locations import normalize_root_uri
 from trinitylake_ops.operations import Budget
-from trinitylake_ops.storage.registry import place_of
+from trinitylake_ops.storage.registry import server_options
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,7 +140,7 @@ def _root(settings: LakehouseSettings) -> tuple[str, str | None]:
         return settings.lakehouse.root, None
     root = normalize_root_uri(root)
     options = settings.lakehouse.storage_options
-    given = (_value(options.of_scheme(root.partition("://")[0], name)) for name in place_of(root))
+    given = (_value(options.of_scheme(root.partition("://")[0], name)) for name in server_options(root))
     return root, next((place.rstrip("/") for place in given if place), None)
 
 

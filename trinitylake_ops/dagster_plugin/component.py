@@ -188,10 +188,10 @@ class TrinityLakeMaintenanceComponent(dg.Component, dg.Model, dg.Resolvable):
         try:
             return build_trinitylake_definitions(self.settings())
         except ValidationError as error:
-            said = "; ".join(f"{_place(one['loc'])}: {one['msg']}" for one in error.errors(include_input=False))
+            problem = "; ".join(f"{_place(one['loc'])}: {one['msg']}" for one in error.errors(include_input=False))
         except (InvalidInputError, dg.DagsterInvalidDefinitionError) as error:
-            said = str(error)
-        raise dg.DagsterInvalidDefinitionError(f"{context.path}: {said}")
+            problem = str(error)
+        raise dg.DagsterInvalidDefinitionError(f"{context.path}: {problem}")
 
     def settings(self) -> LakehouseSettings:
         """Return the settings in the YAML. Raises InvalidInputError, pydantic.ValidationError."""

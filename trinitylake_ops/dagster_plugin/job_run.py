@@ -12,13 +12,13 @@ import dagster as dg
 
 from trinitylake_ops.dagster_plugin._dagster_internals import repository_of
 from trinitylake_ops.dagster_plugin.links import Links
-from trinitylake_ops.dagster_plugin.metadata import figures, link_metadata
+from trinitylake_ops.dagster_plugin.metadata import link_metadata, metadata_entries
 from trinitylake_ops.dagster_plugin.names import LakehouseNames
 from trinitylake_ops.dagster_plugin.resources import SparkResource
 from trinitylake_ops.dagster_plugin.table_events import TableAssets, TableChanges, TableEvent
 from trinitylake_ops.dagster_plugin.table_metadata import Bounds, TablePages
 from trinitylake_ops.dagster_plugin.version_page import VersionsPage, operation_metrics
-from trinitylake_ops.declarations.operation import OptionsT, Running
+from trinitylake_ops.declarations.operation import OperationContext, OptionsT
 from trinitylake_ops.declarations.rendering import Link, listing
 from trinitylake_ops.errors import VersionExpiredError, VersionNotFoundError
 from trinitylake_ops.operations.diff.versions import ChangedObject, delta_texts, diff_versions, sum_of
@@ -36,7 +36,7 @@ _SAME_ROWS = ("compact-tables", "relocate", "trim")
 
 
 @dataclass(frozen=True, kw_only=True)
-class RunningJob(Running[OptionsT]):
+class RunningJob(OperationContext[OptionsT]):
     """An operation while it runs in a step.
 
     ``assets`` are those that hold tables. ``spark`` is a resource that is not set up yet, as few operations need a
@@ -82,7 +82,7 @@ class RunningJob(Running[OptionsT]):
 
     def report(
         self,
-        said: str,
+        message: str,
         metadata: Mapping[str, Any],
         *,
         to_do: str = "",
@@ -95,12 +95,12 @@ class RunningJob(Running[OptionsT]):
         ``committed`` names the operation if it made a version. Then the lakehouse is reported as materialized, and so
         are the assets of tables that it changed.
         """
-        self.log_figures(metadata if logged is None else logged)
-        shown = figures({**self.details, **metadata})
-        self.context.log.info("%s", f"{said}; {to_do}" if to_do else said)
+        self.log_metrics(metadata if logged is None else logged)
+        shown = metadata_entries({**self.details, **metadata})
+        self.context.log.info("%s", f"{message}; {to_do}" if to_do else message)
         if committed is not None:
             self.events.extend(self._table_events(committed))
-            details = figures(self.details)
+            details = metadata_entries(self.details)
             counted = {name: value for name, value in shown.items() if name not in details}
             self.events.extend(
                 self.page.events(self.lake, committed, shown=details, metrics=operation_metrics(committed, counted))
@@ -109,11 +109,11 @@ class RunningJob(Running[OptionsT]):
 
     def _table_events(self, committed: str) -> Iterator[TableEvent]:
         """Yield the events of the tables that the versions of this run changed. Versions of others are none of it."""
-        said, bounds = {"operation": committed, **figures(self.details)}, Bounds()
+        message, bounds = {"operation": committed, **metadata_entries(self.details)}, Bounds()
         for before, after in self.own_versions():
             pages = TablePages(self.lake, after, self.links, bounds)
             changes = TableChanges(self.lake, before, after, self.assets, self.context.instance, pages)
-            yield from changes.events(diff_snapshots(before, after), said, has_new_rows=committed not in _SAME_ROWS)
+            yield from changes.events(diff_snapshots(before, after), message, has_new_rows=committed not in _SAME_ROWS)
 
     def own_versions(self) -> Iterator[tuple[Snapshot, Snapshot]]:
         """Yield the versions that this run committed, each after the one before it, among the last ones of all."""
@@ -131,8 +131,8 @@ class RunningJob(Running[OptionsT]):
 
     def failure(self, description: str, metadata: Mapping[str, Any]) -> dg.Failure:
         """Return a failure of one clear line, with figures, that is never retried."""
-        self.log_figures(metadata)
-        return dg.Failure(description, metadata=figures({**self.details, **metadata}), allow_retries=False)
+        self.log_metrics(metadata)
+        return dg.Failure(description, metadata=metadata_entries({**self.details, **metadata}), allow_retries=False)
 
 
 _ASSET_JOB = "__ASSET_JOB"  # Dagster's own, of all assets and checks of a code location
@@ -145,7 +145,7 @@ def prove(run: RunningJob[Any]) -> dict[str, Any]:
     """
     tables = [one for ends in run.own_versions() for one in diff_versions(run.lake, *ends).tables]
     metadata: dict[str, Any] = {
-        **figures(
+        **metadata_entries(
             {
                 "rows_before": sum_of(None if one.before is None else one.before.rows for one in tables),
                 "rows_after": sum_of(None if one.after is None else one.after.rows for one in tables),
@@ -154,7 +154,7 @@ def prove(run: RunningJob[Any]) -> dict[str, Any]:
         "proof": listing(("table", "rows before", "rows after", "rows", "files", "bytes"), map(_row, tables)),
     }
     assets = {holder.key for one in tables for holder in run.assets.of(one.namespace, one.table or "")}
-    evaluations = _checked_again(run, assets, metadata)
+    evaluations = _run_asset_checks(run, assets, metadata)
     metadata["checks"] = listing(
         ("asset", "check", "result", "says"),
         [(one.asset_key.to_user_string(), one.check_name, _result(one), one.description or "") for one in evaluations],
@@ -164,8 +164,8 @@ def prove(run: RunningJob[Any]) -> dict[str, Any]:
     metadata["checks_failed"] = len(failed)
     if failed:
         first = f"{failed[0].check_name} of {failed[0].asset_key.to_user_string()}"
-        said = f"it is done, and {len(failed)} checks of the changed tables fail, the first: {first}"
-        raise run.failure(said, metadata)
+        message = f"it is done, and {len(failed)} checks of the changed tables fail, the first: {first}"
+        raise run.failure(message, metadata)
     return metadata
 
 
@@ -180,7 +180,7 @@ def _result(evaluation: dg.AssetCheckEvaluation) -> str:
     return "failed" if evaluation.severity == dg.AssetCheckSeverity.ERROR else "warned"
 
 
-def _checked_again(
+def _run_asset_checks(
     run: RunningJob[Any], assets: Collection[dg.AssetKey], metadata: dict[str, Any]
 ) -> list[dg.AssetCheckEvaluation]:
     """Run the checks of assets within this process, as a run of their own; ``metadata`` gets a link to it.

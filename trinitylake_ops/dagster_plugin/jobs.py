@@ -11,7 +11,7 @@ import dagster as dg
 from trinitylake_ops.dagster_plugin._dagster_internals import repository_of
 from trinitylake_ops.dagster_plugin.assets import report_exports
 from trinitylake_ops.dagster_plugin.job_run import RunningJob, prove
-from trinitylake_ops.dagster_plugin.metadata import figures
+from trinitylake_ops.dagster_plugin.metadata import metadata_entries
 from trinitylake_ops.dagster_plugin.names import ONLY, LakehouseNames
 from trinitylake_ops.dagster_plugin.options import NO_OPTIONS, checked_options, config_fields, signed_in_user
 from trinitylake_ops.dagster_plugin.resources import SparkResource, lakehouse_of
@@ -108,8 +108,8 @@ def _build_op(
                     report_exports(context.instance, lake, names, running.links)
                 yield from running.events
                 proof = prove(running) if operation.is_proved and not is_plan else {}
-                running.log_figures(proof)
-                context.add_output_metadata({**figures(proof), **running.shown})
+                running.log_metrics(proof)
+                context.add_output_metadata({**metadata_entries(proof), **running.shown})
         except TrinityLakeError as error:
             raise dg.Failure(
                 description=str(error), metadata={"error_code": error.code}, allow_retries=False

@@ -7,7 +7,7 @@ from typing import Any
 import dagster as dg
 
 from trinitylake_ops import Lakehouse, operations
-from trinitylake_ops.dagster_plugin.metadata import figures, table_value
+from trinitylake_ops.dagster_plugin.metadata import metadata_entries, table_value
 from trinitylake_ops.errors import CorruptFileError, VersionExpiredError, VersionNotFoundError
 from trinitylake_ops.operations.status.activity import Space
 from trinitylake_ops.operations.status.state import LAST_VERSIONS, Status
@@ -39,7 +39,7 @@ def head_metadata(
     """
     return {
         "created_at": dg.MetadataValue.timestamp(head.created_at),
-        **_tree_figures(head),
+        **_tree_metrics(head),
         **_changes(lake, head, since),
         **status_metadata(status, is_planned=is_planned),
     }
@@ -52,7 +52,7 @@ def commit_metrics(head: Snapshot, status: Status | None) -> dict[str, Any]:
     """
     root = head.root
     is_small = root.is_leaf or head.files.nodes.load(root.children[0]).is_leaf
-    return {**(_tree_figures(head) if is_small else {}), **status_metadata(status)}
+    return {**(_tree_metrics(head) if is_small else {}), **status_metadata(status)}
 
 
 def lake_status(lake: Lakehouse, *, last: int = LAST_VERSIONS, plan_seconds: float = 0) -> Status | None:
@@ -63,7 +63,7 @@ def lake_status(lake: Lakehouse, *, last: int = LAST_VERSIONS, plan_seconds: flo
         return None
 
 
-def _tree_figures(head: Snapshot) -> dict[str, Any]:
+def _tree_metrics(head: Snapshot) -> dict[str, Any]:
     namespaces = head.namespaces()
     tables = sum(len(head.tables(namespace)) for namespace in namespaces)
     shape = head.tree_shape()
@@ -98,7 +98,7 @@ def status_metadata(status: Status | None, *, is_planned: bool = False) -> dict[
         "hours_since_export": ages.export_seconds,
         "hours_since_verify": ages.verify_seconds,
     }
-    return figures(
+    return metadata_entries(
         {
             "due": table_value(("what", "state", "why", "command"), rows),
             "committers": table_value(("who", "versions", "transactions", "lost", "operations"), committers),

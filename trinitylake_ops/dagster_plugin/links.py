@@ -19,7 +19,7 @@ from trinitylake_ops.declarations.rendering import Link
 REPOSITORY_TAG = ".dagster/repository"
 
 
-def place_of(run: dg.DagsterRun) -> str | None:
+def code_location_of(run: dg.DagsterRun) -> str | None:
     """Return where the definitions of a run are, as ``REPOSITORY@LOCATION``, which is how paths of the UI name it.
 
     It is None for a run that was started without a code location, such as that of a test. The database of Dagster adds
@@ -57,7 +57,7 @@ class Links:
     @classmethod
     def of(cls, context: RunContext, names: LakehouseNames, base: str) -> Links:
         """Return the links of a run."""
-        return cls.at(repository_of(context), place_of(context.run), names, base)
+        return cls.at(repository_of(context), code_location_of(context.run), names, base)
 
     @classmethod
     def at(
@@ -99,7 +99,7 @@ class Links:
         return {} if link is None else {f"open {self.names.of(job)}": link_metadata(link)}
 
 
-def go_back_text(version: int, doubts: Sequence[str]) -> str:
+def rollback_link_text(version: int, doubts: Sequence[str]) -> str:
     """Return the text of a link that goes back to a version, with what speaks against it, such as ``undone by 3``."""
     known = ", ".join(filter(None, doubts))
     return f"go back to {version}" + (f" ({known})" if known else "")

@@ -78,7 +78,7 @@ def column_schema(definition: TableDef, described: dg.TableSchema | None = None)
     The description of a column is its documentation in the table, or else the one that ``described`` has. So are tags.
     """
     keys = set(definition.primary_keys)
-    said = {} if described is None else {column.name: column for column in described.columns}
+    columns_by_name = {} if described is None else {column.name: column for column in described.columns}
     from trinitylake_ops.iceberg.types import DOC  # pyiceberg comes with it
 
     parts = set(definition.distribution_keys)
@@ -88,12 +88,12 @@ def column_schema(definition: TableDef, described: dg.TableSchema | None = None)
                 column.name,
                 column.type_name,
                 description=shortened(column.properties.get(DOC, ""))
-                or (said[column.name].description if column.name in said else None),
+                or (columns_by_name[column.name].description if column.name in columns_by_name else None),
                 constraints=dg.TableColumnConstraints(
                     nullable=column.nullable, unique=len(keys) == 1 and column.id in keys
                 ),
                 tags={
-                    **(said[column.name].tags if column.name in said else {}),
+                    **(columns_by_name[column.name].tags if column.name in columns_by_name else {}),
                     **({_PARTITION_TAG: ""} if column.id in parts else {}),
                 },
             )
@@ -168,7 +168,7 @@ def link_metadata(link: Link) -> dg.MarkdownMetadataValue:
     return dg.MetadataValue.md(link.markdown)
 
 
-def figures(values: Mapping[str, object]) -> dict[str, Any]:
+def metadata_entries(values: Mapping[str, object]) -> dict[str, Any]:
     """Return the entries that Dagster can show: None as text, and tables.
 
     A table with links, or with many rows, is also an entry of Markdown, which a click opens.
@@ -178,7 +178,7 @@ def figures(values: Mapping[str, object]) -> dict[str, Any]:
         if isinstance(value, Table):
             entries |= _table_entries(name, value)
         else:
-            entries[name] = _figure(value)
+            entries[name] = _metadata_entry(value)
     return entries
 
 
@@ -192,7 +192,7 @@ def _table_entries(name: str, table: Table) -> dict[str, Any]:
     return entries
 
 
-def _figure(value: object) -> object:
+def _metadata_entry(value: object) -> object:
     if isinstance(value, Link):  # the only kind of link that the page of a run shows without a click before
         return dg.MetadataValue.url(value.url)
     if isinstance(value, Markdown):

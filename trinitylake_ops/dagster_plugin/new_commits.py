@@ -19,8 +19,8 @@ _FORMAT = 1
 
 #: Whose run made a version: one of this code location that ended well, or still runs, or of nobody here. A neighbour
 #: told only a part of it: a run of another code location of this Dagster instance, or one that was killed.
-Maker: TypeAlias = Literal["own", "running", "neighbour", "other"]
-_MAKERS: tuple[Maker, ...] = ("other", "neighbour", "running", "own")
+RunOrigin: TypeAlias = Literal["own", "running", "neighbour", "other"]
+_RUN_ORIGINS: tuple[RunOrigin, ...] = ("other", "neighbour", "running", "own")
 #: So many of the last versions that were made by running runs are looked at again, when these ended.
 _MOST_RUNNING = 100
 
@@ -79,7 +79,7 @@ class Limits:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Stretch:
+class CommitRange:
     """Versions ``first`` to ``last`` that others committed, and the changes of all of them together.
 
     ``by_neighbours`` says that runs of this instance made all of them, and told a part of it.
@@ -101,7 +101,7 @@ class Stretch:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class News:
+class CommitBatch:
     """The result of one look, up to ``cursor``, from which the next one goes on.
 
     ``notes`` say what could not be found out. ``own`` counts the versions of our own runs. ``lag_versions`` and
@@ -111,7 +111,7 @@ class News:
 
     head: Snapshot
     cursor: Cursor
-    stretches: tuple[Stretch, ...] = ()
+    commit_ranges: tuple[CommitRange, ...] = ()
     notes: tuple[str, ...] = ()
     own: int = 0
     lag_versions: int = 0
@@ -124,8 +124,10 @@ class News:
         return self.head.version - self.cursor.version
 
 
-def find_news(lake: Lakehouse, cursor_text: str | None, maker_of: Callable[[str], Maker], limits: Limits) -> News:
-    """Return the commits of others since a cursor, as far as the limits allow. ``maker_of`` a run says whose it is.
+def poll_commits(
+    lake: Lakehouse, cursor_text: str | None, origin_of: Callable[[str], RunOrigin], limits: Limits
+) -> CommitBatch:
+    """Return the commits of others since a cursor, as far as the limits allow. ``origin_of`` a run says whose it is.
 
     At least one version is returned if there is any. Without a cursor there is no news: the cursor begins at the latest
     version. The latest version, with a note, replaces a cursor that cannot be read, is of another lakehouse or beyond
@@ -134,12 +136,12 @@ def find_news(lake: Lakehouse, cursor_text: str | None, maker_of: Callable[[str]
     """
     head = lake.snapshot()
     if not cursor_text:
-        return News(head=head, cursor=_at(head, requested=head.version))
+        return CommitBatch(head=head, cursor=_at(head, requested=head.version))
     try:
         cursor = Cursor.decode(cursor_text)
     except InvalidInputError as error:
         note = f"the cursor was lost, as {error.message}: commits before version {head.version} may not be reported"
-        return News(head=head, cursor=_at(head, requested=head.version), notes=(note,), is_run_due=True)
+        return CommitBatch(head=head, cursor=_at(head, requested=head.version), notes=(note,), is_run_due=True)
     seen = max(cursor.version, cursor.until or 0, cursor.requested)
     if cursor.lakehouse_id != head.definition.id or seen > head.version:
         note = (
@@ -147,10 +149,10 @@ def find_news(lake: Lakehouse, cursor_text: str | None, maker_of: Callable[[str]
             f" {'this' if cursor.lakehouse_id == head.definition.id else 'another'} lakehouse is the latest; what"
             " differs is not reported"
         )
-        return News(head=head, cursor=_at(head, requested=head.version), notes=(note,), is_run_due=True)
+        return CommitBatch(head=head, cursor=_at(head, requested=head.version), notes=(note,), is_run_due=True)
     if cursor.version == head.version and not cursor.running:
-        return News(head=head, cursor=cursor)
-    return _Look(lake, head, maker_of, limits).since(cursor)
+        return CommitBatch(head=head, cursor=cursor)
+    return _CommitPoll(lake, head, origin_of, limits).since(cursor)
 
 
 def _at(head: Snapshot, requested: int) -> Cursor:
@@ -158,28 +160,30 @@ def _at(head: Snapshot, requested: int) -> Cursor:
 
 
 @dataclass
-class _Look:
+class _CommitPoll:
     """One look at the versions up to ``head``."""
 
     lake: Lakehouse
     head: Snapshot
-    maker_of: Callable[[str], Maker]
+    origin_of: Callable[[str], RunOrigin]
     limits: Limits
     notes: list[str] = field(default_factory=list)
-    stretches: list[Stretch] = field(default_factory=list)
+    commit_ranges: list[CommitRange] = field(default_factory=list)
     own: int = 0
     running: list[int] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self._ends_s = time.monotonic() + self.limits.seconds
-        self._makers: dict[str, Maker] = {}
+        self._makers: dict[str, RunOrigin] = {}
 
-    def since(self, cursor: Cursor) -> News:
+    def since(self, cursor: Cursor) -> CommitBatch:
         """Return the news since a cursor."""
-        self._look_again(cursor.running)
+        self._recheck_killed_runs(cursor.running)
         if cursor.version == self.head.version:
             looked = replace(cursor, running=tuple(self.running))
-            return News(head=self.head, cursor=looked, stretches=tuple(self.stretches), notes=tuple(self.notes))
+            return CommitBatch(
+                head=self.head, cursor=looked, commit_ranges=tuple(self.commit_ranges), notes=tuple(self.notes)
+            )
         base = self._readable_from(cursor.version)
         if base.version > cursor.version:
             self.notes.append(
@@ -189,18 +193,18 @@ class _Look:
         infos = self._infos(base)
         lag_ms = self._lag_ms(infos)
         reached = self._report(base, infos, cursor)
-        by_others = [stretch.last for stretch in self.stretches if not stretch.by_neighbours]
+        by_others = [commit_range.last for commit_range in self.commit_ranges if not commit_range.by_neighbours]
         is_news = bool(self.notes or by_others)
         newest = max(by_others, default=base.version)
         is_run_due = is_news and newest > cursor.requested
-        return News(
+        return CommitBatch(
             head=self.head,
             cursor=replace(
                 reached,
                 requested=self.head.version if is_run_due else cursor.requested,
                 running=tuple(self.running[-_MOST_RUNNING:]),
             ),
-            stretches=tuple(self.stretches),
+            commit_ranges=tuple(self.commit_ranges),
             notes=tuple(self.notes),
             own=self.own,
             lag_versions=self.head.version - cursor.version,
@@ -208,10 +212,10 @@ class _Look:
             is_run_due=is_run_due,
         )
 
-    def _look_again(self, versions: Sequence[int]) -> None:
+    def _recheck_killed_runs(self, versions: Sequence[int]) -> None:
         """Take what runs committed that have been killed since: what they did not report themselves is told now."""
         for info in version_infos(self.lake.files, versions, self.head):
-            maker = self._maker(info)
+            maker = self._run_origin(info)
             if maker == "running":
                 self.running.append(info.version)
             if maker in ("own", "running"):
@@ -224,7 +228,7 @@ class _Look:
             changes = diff_snapshots(before, after)
             if len(changes) > self.limits.changes:
                 self.notes.append(f"version {info.version} changed {len(changes)} objects, and its run was cut off")
-            found = Stretch(
+            found = CommitRange(
                 first=info.version,
                 last=info.version,
                 ends=(before, after),
@@ -232,7 +236,7 @@ class _Look:
                 commits=(info,),
                 by_neighbours=True,
             )
-            self.stretches.append(found)
+            self.commit_ranges.append(found)
 
     def _readable_from(self, version: int) -> Snapshot:
         """Return a version, or the first one after it that can be opened. It is the latest if that is hard to find."""
@@ -260,24 +264,24 @@ class _Look:
             created_ms = [self.head.created_at_ms]
         return max(0, self.lake.storage.now_ms() - min(created_ms))
 
-    def _maker(self, info: VersionInfo | None) -> Maker:
+    def _run_origin(self, info: VersionInfo | None) -> RunOrigin:
         """Return who made a version. If it has several transactions, all of them count."""
         if info is None:
             return "other"
         runs = [own.run_id for own in info.transactions] or [info.run_id]
-        makers = {self._maker_of(run) for run in runs}
-        return next(maker for maker in _MAKERS if maker in makers)
+        makers = {self._origin_of(run) for run in runs}
+        return next(maker for maker in _RUN_ORIGINS if maker in makers)
 
-    def _maker_of(self, run_id: str | None) -> Maker:
+    def _origin_of(self, run_id: str | None) -> RunOrigin:
         if run_id is None:
             return "other"
         if run_id not in self._makers:
-            self._makers[run_id] = self.maker_of(run_id)
+            self._makers[run_id] = self.origin_of(run_id)
         return self._makers[run_id]
 
     def _report(self, base: Snapshot, infos: Mapping[int, VersionInfo | None], cursor: Cursor) -> Cursor:
         """Go on from ``base`` stretch by stretch, each of own or of others' versions. Returns how far it came."""
-        found_makers = {version: self._maker(info) for version, info in infos.items()}
+        found_makers = {version: self._run_origin(info) for version, info in infos.items()}
         makers = {one: "own" if maker == "running" else maker for one, maker in found_makers.items()}
         reached = Cursor(lakehouse_id=cursor.lakehouse_id, version=base.version)
         until, skipped = (cursor.until, cursor.reported) if base.version == cursor.version else (None, 0)
@@ -298,7 +302,7 @@ class _Look:
                 commits = [info for version in range(first, target.version + 1) if (info := infos.get(version))]
                 listed = tuple(changes[:room])
                 met = {makers.get(version, "other") for version in range(first, target.version + 1)}
-                found = Stretch(
+                found = CommitRange(
                     first=first,
                     last=target.version,
                     ends=(base, target),
@@ -306,7 +310,7 @@ class _Look:
                     commits=tuple(commits),
                     by_neighbours=met == {"neighbour"},
                 )
-                self.stretches.append(found)
+                self.commit_ranges.append(found)
                 if len(changes) > room:
                     return replace(reached, until=target.version, reported=skipped + room)
                 room -= len(changes)

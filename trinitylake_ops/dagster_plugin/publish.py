@@ -8,18 +8,18 @@ import dagster as dg
 from trinitylake_ops.dagster_plugin._dagster_internals import TypeOfStored
 from trinitylake_ops.dagster_plugin.names import ONLY, LakehouseNames
 from trinitylake_ops.dagster_plugin.runs.membership import NotStaged, check_together, publishes, requested_with
-from trinitylake_ops.dagster_plugin.table_settings import check_stored, stages_itself, table_of
+from trinitylake_ops.dagster_plugin.table_settings import check_stored, is_self_staging, table_of
 from trinitylake_ops.errors import InvalidInputError
 from trinitylake_ops.iceberg.write.staged_table import StagedTable
 
 
 def _is_staged(_context: dg.TypeCheckContext, given: Any) -> dg.TypeCheck:
-    said = (
+    message = (
         f"it is a {type(given).__name__}, as another IO manager stored it. Give its asset the io_manager_key of a"
         f" TrinityLakeIOManager. Of a lakehouse with a name it is NAME_{ONLY.io_manager_key}"
     )
     is_right = isinstance(given, StagedTable | NotStaged)
-    return dg.TypeCheck(success=is_right, description=None if is_right else said)
+    return dg.TypeCheck(success=is_right, description=None if is_right else message)
 
 
 _STAGED_NAME = "TrinityLakeStagedTable"
@@ -114,7 +114,7 @@ def _key_of(table: dg.AssetKey | dg.AssetsDefinition) -> dg.AssetKey:
 
 def _type_of(table: dg.AssetKey | dg.AssetsDefinition, names: LakehouseNames) -> dg.DagsterType:
     """Return the type of an input, which says when definitions load that an asset lacks its IO manager."""
-    if isinstance(table, dg.AssetKey) or stages_itself(table, table.key):
+    if isinstance(table, dg.AssetKey) or is_self_staging(table, table.key):
         return STAGED
     asset, key = table.key.to_user_string(), table.get_io_manager_key_for_asset_key(table.key)
     refused = (

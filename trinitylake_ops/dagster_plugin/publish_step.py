@@ -11,8 +11,8 @@ import dagster as dg
 from trinitylake_ops import Lakehouse
 from trinitylake_ops.dagster_plugin._dagster_internals import (
     asset_context,
-    forget_input_versions,
     log_no_materialization,
+    reset_input_versions,
 )
 from trinitylake_ops.dagster_plugin.metadata import staged_tables_metadata
 from trinitylake_ops.dagster_plugin.names import LakehouseNames
@@ -37,7 +37,7 @@ from trinitylake_ops.dagster_plugin.runs.staging import Note, published_event, p
 from trinitylake_ops.dagster_plugin.table_metadata import PublishedPages
 from trinitylake_ops.dagster_plugin.version_page import VersionsPage, operation_metrics
 from trinitylake_ops.errors import CommitConflictError, InvalidInputError, TransactionExpiredError
-from trinitylake_ops.iceberg.write.publication import Publication, publish_once, tell_lineage
+from trinitylake_ops.iceberg.write.publication import Publication, emit_lineage, publish_once
 from trinitylake_ops.iceberg.write.replacement import TableRead
 from trinitylake_ops.iceberg.write.staged_table import StagedTable
 
@@ -70,7 +70,7 @@ def publish_by_step(
     with no_retries_of_conflicts(key):
         publication = _commit(step, lake, key, staged, notes, reads, isolation_of(lakehouse))
     (table,) = publication.tables or [staged]
-    tell_lineage(
+    emit_lineage(
         lake,
         publication.version,
         [table],
@@ -205,7 +205,7 @@ def publish_staged(
         context.log.info("published %s as version %s", listed, version)
     counted = staged_tables_metadata(published_tables)
     metadata = {"lakehouse_version": version, **counted}
-    tell_lineage(
+    emit_lineage(
         lake,
         version,
         published_tables,
@@ -223,5 +223,5 @@ def publish_staged(
     if not partitions_exist(context):
         context.log.warning("the partition was deleted after version %s published it", version)
         return
-    forget_input_versions(context, table_keys)
+    reset_input_versions(context, table_keys)
     yield dg.MaterializeResult(metadata={"was_published": publication.was_published, **metadata})

@@ -253,7 +253,7 @@ class TrinityLakeResource(dg.ConfigurableResource["TrinityLakeResource"]):
             yield executor
 
     def _options(self) -> StorageOptions:
-        given = self.storage_options.given()
+        given = self.storage_options.explicit_options()
         if roots := [*given.get(ALLOWED_ROOTS, "").split(), *self.allowed_roots]:
             given[ALLOWED_ROOTS] = " ".join(roots)
         return StorageOptions({**given, **self.secret_options_from_env.read()})

@@ -12,10 +12,10 @@ from tenacity import Retrying, stop_after_attempt, wait_random_exponential
 
 from trinitylake_ops import Lakehouse
 from trinitylake_ops.dagster_plugin.lakehouse_metadata import GAP, VERSION
-from trinitylake_ops.dagster_plugin.links import Links, place_of
+from trinitylake_ops.dagster_plugin.links import Links, code_location_of
 from trinitylake_ops.dagster_plugin.metadata import DATA_VERSION_TAG, table_value
 from trinitylake_ops.dagster_plugin.names import ONLY, LakehouseNames
-from trinitylake_ops.dagster_plugin.new_commits import Limits, Maker, News, Stretch, find_news
+from trinitylake_ops.dagster_plugin.new_commits import CommitBatch, CommitRange, Limits, RunOrigin, poll_commits
 from trinitylake_ops.dagster_plugin.resources import branch_clone, lakehouse_of
 from trinitylake_ops.dagster_plugin.runs.records import known_run, run_events
 from trinitylake_ops.dagster_plugin.table_events import TableAssets, TableChanges, TableEvent, TableKey
@@ -91,35 +91,35 @@ def build_commit_sensor(
             lake = resource.open()
         except LakehouseNotFoundError as error:
             return dg.SensorResult(skip_reason=str(error))
-        place = _place(context)
-        news = find_news(lake, context.cursor, lambda run: _maker(instance, run, place), limits)
+        place = _code_location(context)
+        commit_batch = poll_commits(lake, context.cursor, lambda run: _run_origin(instance, run, place), limits)
         location = context.repository_def
         keys = table_key or (names.table_key if location is None else None)  # a test has no code location
         assets = TableAssets(location, names, resource, keys)
         page = VersionsPage(instance, location, names, Links.at(location, place, names, resource.webserver_url))
         events = [
-            *_note_events(news, names.lakehouse_key),
-            *_table_events(news, lake, assets, instance),
-            *_events(news, lake, page),
+            *_note_events(commit_batch, names.lakehouse_key),
+            *_table_events(commit_batch, lake, assets, instance),
+            *_events(commit_batch, lake, page),
         ]
-        requests = [_run_request(news, run_config)] if has_job and news.is_run_due else []
+        requests = [_run_request(commit_batch, run_config)] if has_job and commit_batch.is_run_due else []
         return dg.SensorResult(
             run_requests=requests,
-            skip_reason=None if requests else _said(news),
-            cursor=news.cursor.encode(),
+            skip_reason=None if requests else _tick_message(commit_batch),
+            cursor=commit_batch.cursor.encode(),
             asset_events=events,
         )
 
     return commits
 
 
-def _place(context: dg.SensorEvaluationContext) -> str | None:
+def _code_location(context: dg.SensorEvaluationContext) -> str | None:
     """Return the code location of a sensor as runs name it, None in a test, which has none."""
     origin = context.code_location_origin
     return None if origin is None else f"{context.repository_name}@{origin.location_name}"
 
 
-def _maker(instance: dg.DagsterInstance, run_id: str, place: str | None) -> Maker:
+def _run_origin(instance: dg.DagsterInstance, run_id: str, place: str | None) -> RunOrigin:
     """Return whose run it is. A run that names no code location counts as of this one.
 
     A run that was killed between its commit and its events told a part of what it did, as one of another code location.
@@ -127,56 +127,68 @@ def _maker(instance: dg.DagsterInstance, run_id: str, place: str | None) -> Make
     run = known_run(instance, run_id)
     if run is None:
         return "other"
-    if place is not None and (place_of(run) or place) != place:
+    if place is not None and (code_location_of(run) or place) != place:
         return "neighbour"
     return "running" if not run.is_finished else "own" if run.is_success else "neighbour"
 
 
-def _run_request(news: News, run_config: Callable[[int], Mapping[str, Any]] | None) -> dg.RunRequest:
-    version = news.head.version
+def _run_request(commit_batch: CommitBatch, run_config: Callable[[int], Mapping[str, Any]] | None) -> dg.RunRequest:
+    version = commit_batch.head.version
     # This is the commit's own id: a lakehouse that replaces another has the same numbers.
-    commit = news.head.root.system.get(COMMIT_ID, str(news.head.created_at_ms))
+    commit = commit_batch.head.root.system.get(COMMIT_ID, str(commit_batch.head.created_at_ms))
     return dg.RunRequest(
-        run_key=f"{news.cursor.lakehouse_id}-{version}-{commit}",
+        run_key=f"{commit_batch.cursor.lakehouse_id}-{version}-{commit}",
         run_config={} if run_config is None else run_config(version),
         tags={VERSION_TAG: str(version)},
     )
 
 
-def _said(news: News) -> str:
+def _tick_message(commit_batch: CommitBatch) -> str:
     """Return the message of a tick without a run."""
-    if news.stretches or news.notes:
-        what = "; ".join([*news.notes, *(f"reported versions {stretch.versions}" for stretch in news.stretches)])
-        return f"{what}; no run is due, {news.versions_left} versions are left"
-    own = f"; {news.own} versions since the last tick are of this instance's own runs" if news.own else ""
-    return f"version {news.head.version} is the latest, {news.versions_left} versions are not looked at yet{own}"
+    if commit_batch.commit_ranges or commit_batch.notes:
+        what = "; ".join(
+            [
+                *commit_batch.notes,
+                *(f"reported versions {commit_range.versions}" for commit_range in commit_batch.commit_ranges),
+            ]
+        )
+        return f"{what}; no run is due, {commit_batch.versions_left} versions are left"
+    own = (
+        f"; {commit_batch.own} versions since the last tick are of this instance's own runs" if commit_batch.own else ""
+    )
+    latest, n_left = commit_batch.head.version, commit_batch.versions_left
+    return f"version {latest} is the latest, {n_left} versions are not looked at yet{own}"
 
 
-def _note_events(news: News, lakehouse_key: dg.AssetKey) -> Iterator[dg.AssetObservation]:
-    for note in news.notes:
+def _note_events(commit_batch: CommitBatch, lakehouse_key: dg.AssetKey) -> Iterator[dg.AssetObservation]:
+    for note in commit_batch.notes:
         yield dg.AssetObservation(
             lakehouse_key,
             description=note,
-            metadata={GAP: note, VERSION: news.cursor.version},
-            tags={DATA_VERSION_TAG: str(news.head.version)},  # otherwise Dagster would take it for unknown from here on
+            metadata={GAP: note, VERSION: commit_batch.cursor.version},
+            tags={
+                DATA_VERSION_TAG: str(commit_batch.head.version)
+            },  # otherwise Dagster would take it for unknown from here on
         )
 
 
 def _table_events(
-    news: News, lake: Lakehouse, assets: TableAssets, instance: dg.DagsterInstance
+    commit_batch: CommitBatch, lake: Lakehouse, assets: TableAssets, instance: dg.DagsterInstance
 ) -> Iterator[TableEvent]:
-    for stretch in news.stretches:
-        before, after = stretch.ends
+    for commit_range in commit_batch.commit_ranges:
+        before, after = commit_range.ends
         changes = TableChanges(lake, before, after, assets, instance)
-        told = _materialized_by(stretch, instance) if stretch.by_neighbours else set()
-        for event in changes.events(stretch.changes, {"versions": stretch.versions}):
-            if event.asset_key not in told:
+        materialized = _materialized_by(commit_range, instance) if commit_range.by_neighbours else set()
+        for event in changes.events(commit_range.changes, {"versions": commit_range.versions}):
+            if event.asset_key not in materialized:
                 yield event
 
 
-def _materialized_by(stretch: Stretch, instance: dg.DagsterInstance) -> set[dg.AssetKey]:
+def _materialized_by(commit_range: CommitRange, instance: dg.DagsterInstance) -> set[dg.AssetKey]:
     """Return the assets that the runs of a stretch materialized themselves, as those of another code location do."""
-    runs = {run for info in stretch.commits for run in (info.run_id, *(one.run_id for one in info.transactions)) if run}
+    runs = {
+        run for info in commit_range.commits for run in (info.run_id, *(one.run_id for one in info.transactions)) if run
+    }
     found: set[dg.AssetKey] = set()
     for run_id in runs:
         for event in run_events(instance, run_id, dg.DagsterEventType.ASSET_MATERIALIZATION):
@@ -184,33 +196,35 @@ def _materialized_by(stretch: Stretch, instance: dg.DagsterInstance) -> set[dg.A
     return found
 
 
-def _events(news: News, lake: Lakehouse, page: VersionsPage) -> Iterator[dg.AssetMaterialization | dg.AssetObservation]:
-    stretches = [stretch for stretch in news.stretches if not stretch.by_neighbours]
-    if stretches:
+def _events(
+    commit_batch: CommitBatch, lake: Lakehouse, page: VersionsPage
+) -> Iterator[dg.AssetMaterialization | dg.AssetObservation]:
+    commit_ranges = [commit_range for commit_range in commit_batch.commit_ranges if not commit_range.by_neighbours]
+    if commit_ranges:
         yield from page.events(
             lake,
             "commits",
-            version=stretches[-1].last,
-            shown={"versions": ", ".join(stretch.versions for stretch in stretches)},
-            metrics={**_figures(news), **_details(stretches)},
+            version=commit_ranges[-1].last,
+            shown={"versions": ", ".join(commit_range.versions for commit_range in commit_ranges)},
+            metrics={**_tick_metrics(commit_batch), **_details(commit_ranges)},
             description="Committed outside of this Dagster instance.",
         )
 
 
-def _figures(news: News) -> dict[str, float]:
+def _tick_metrics(commit_batch: CommitBatch) -> dict[str, float]:
     """Return how far the sensor was behind when the tick began, and the tick's work."""
-    changes = [change for stretch in news.stretches for change in stretch.changes]
+    changes = [change for commit_range in commit_batch.commit_ranges for change in commit_range.changes]
     return {
-        "lag_versions": news.lag_versions,
-        "lag_seconds": news.lag_ms / 1000,
-        "versions_left": news.versions_left,
+        "lag_versions": commit_batch.lag_versions,
+        "lag_seconds": commit_batch.lag_ms / 1000,
+        "versions_left": commit_batch.versions_left,
         "tables_changed": sum(change.table is not None for change in changes),
         "namespaces_changed": sum(change.table is None for change in changes),
     }
 
 
-def _details(stretches: Sequence[Stretch]) -> dict[str, Any]:
-    commits = [info for stretch in stretches for info in stretch.commits]
+def _details(commit_ranges: Sequence[CommitRange]) -> dict[str, Any]:
+    commits = [info for commit_range in commit_ranges for info in commit_range.commits]
     rows = [
         (
             info.version,

@@ -69,7 +69,7 @@ class _OptionsConfig(dg.Config):
         """Return the names of all options."""
         return set(map(_name_of, cls.model_fields))
 
-    def given(self) -> dict[str, str]:
+    def explicit_options(self) -> dict[str, str]:
         """Return the options that were set."""
         return self.model_dump(by_alias=True, exclude_none=True)
 
@@ -214,7 +214,7 @@ class SecretVariables(_Variables):
     def read(self) -> dict[str, str]:
         """Return the credentials. Raises InvalidInputError, which repeats neither value nor variable."""
         found: dict[str, str] = {}
-        for name, variable in self.given().items():
+        for name, variable in self.explicit_options().items():
             if variable not in os.environ:
                 raise InvalidInputError(
                     f"the environment variable that secret_options_from_env names for {name!r} is not set in this"

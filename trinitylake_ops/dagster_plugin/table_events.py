@@ -62,9 +62,9 @@ class TableAssets:
         self._found: dict[tuple[str, str], list[_Holder]] = {}
         self._holders: dict[dg.AssetKey, _Holder] = {}
         if repository is not None:
-            self._look_through(repository, names, lakehouse)
+            self._scan_repository(repository, names, lakehouse)
 
-    def _look_through(
+    def _scan_repository(
         self, repository: dg.RepositoryDefinition, names: LakehouseNames, lakehouse: TrinityLakeResource
     ) -> None:
         ours = {

@@ -38,7 +38,7 @@ from trinitylake_ops.dagster_plugin.inputs import (
 from trinitylake_ops.dagster_plugin.partition_checks import own_keys
 from trinitylake_ops.dagster_plugin.publish_step import no_retries_of_conflicts, publish_by_step
 from trinitylake_ops.dagster_plugin.resources import SparkResource, TrinityLakeResource
-from trinitylake_ops.dagster_plugin.runs.backfills import is_left_to_last, staged_by_other_runs
+from trinitylake_ops.dagster_plugin.runs.backfills import is_deferred_to_last, staged_by_other_runs
 from trinitylake_ops.dagster_plugin.runs.membership import (
     Membership,
     NotStaged,
@@ -53,7 +53,7 @@ from trinitylake_ops.dagster_plugin.runs.reads import (
     record_backfill_read,
     record_read,
     record_staged_read,
-    record_taken,
+    record_takeover,
 )
 from trinitylake_ops.dagster_plugin.runs.records import published_version_of, run_chain
 from trinitylake_ops.dagster_plugin.runs.staging import (
@@ -69,7 +69,7 @@ from trinitylake_ops.dagster_plugin.table_settings import (
     is_pandas,
     is_polars,
     is_spark,
-    said_of,
+    storage_metadata,
 )
 from trinitylake_ops.errors import InvalidInputError
 from trinitylake_ops.iceberg.catalog import catalog_at
@@ -135,7 +135,7 @@ class TableIOManager(dg.IOManager):
             if stored.mode != "replace_table":
                 listed = list(values.values())
                 stored.check_values(key, staged.table_def.schema, listed, partitions_def, self._instance)
-        notes = notes_of(context, staged, made, said_of(key, context.definition_metadata, staged), values)
+        notes = notes_of(context, staged, made, storage_metadata(key, context.definition_metadata, staged), values)
         if part is not None:
             log_staged_by_backfill(context, notes, part.backfill, part.publisher)
             return
@@ -268,7 +268,7 @@ class TableIOManager(dg.IOManager):
             return staged
         step = context.step_context
         own_range = step.partition_key_range if step.has_partitions else None
-        if publishes and keys is None and is_left_to_last(membership, key, own_range):
+        if publishes and keys is None and is_deferred_to_last(membership, key, own_range):
             return NotStaged()
         by_backfill = [one for one, _ in staged_by_other_runs(membership, key, keys, takes=publishes)]
         if len(by_backfill) > 1:
@@ -319,7 +319,7 @@ class TableIOManager(dg.IOManager):
             return None
         run_id, staged = found
         if run_id != self._run.run_id:
-            record_taken(self._instance, self._run, asset_key, run_id)
+            record_takeover(self._instance, self._run, asset_key, run_id)
         return staged
 
     def _record_read(

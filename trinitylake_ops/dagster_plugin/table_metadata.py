@@ -15,7 +15,7 @@ from pyiceberg.table import FileScanTask, Table
 from trinitylake_ops import Lakehouse
 from trinitylake_ops._lazy import cached_attribute
 from trinitylake_ops.dagster_plugin.lakehouse_metadata import VERSION
-from trinitylake_ops.dagster_plugin.links import Links, go_back_text
+from trinitylake_ops.dagster_plugin.links import Links, rollback_link_text
 from trinitylake_ops.dagster_plugin.metadata import column_schema, inline_tables, link_metadata, table_value
 from trinitylake_ops.dagster_plugin.runs.staging import Note
 from trinitylake_ops.dagster_plugin.table_settings import table_of
@@ -158,7 +158,7 @@ def _short(value: object) -> str:
 
 
 #: How many versions a page lists, and among how many of the last ones they are looked for.
-LISTED_VERSIONS, LOOKED_BACK = 10, 30
+LISTED_VERSIONS, SEARCHED_VERSIONS = 10, 30
 
 _COLUMNS = (
     "version", "created (UTC)", "operation", "by", "change", "rows", "rows changed", "data files", "bytes", "what to do"
@@ -196,7 +196,7 @@ class TablePages:
 
     def _history(self, namespace: str, table: str) -> dict[str, Any]:
         history = table_history(
-            self.lake, namespace, table, head=self.version, most=LISTED_VERSIONS, look_back=LOOKED_BACK
+            self.lake, namespace, table, head=self.version, most=LISTED_VERSIONS, look_back=SEARCHED_VERSIONS
         )
         shown: dict[str, Any] = self._versions(history, namespace, table)
         newest = next(iter(history.versions), None)
@@ -223,7 +223,8 @@ class TablePages:
             return ""
         doubts = [] if one.undone_by is None else [f"undone by {one.undone_by}"]
         return (
-            self.links.roll_back(one.info.version, go_back_text(one.info.version, doubts), f"{namespace}.{table}") or ""
+            self.links.roll_back(one.info.version, rollback_link_text(one.info.version, doubts), f"{namespace}.{table}")
+            or ""
         )
 
     def _rows(self, namespace: str, table: str, preview_rows: int) -> dict[str, Any]:

@@ -98,25 +98,25 @@ def described_in(metadata: Mapping[str, Any]) -> dg.TableSchema | None:
     return described
 
 
-def said_of(asset_key: dg.AssetKey, metadata: Mapping[str, Any], staged: StagedTable) -> dict[str, Any]:
+def storage_metadata(asset_key: dg.AssetKey, metadata: Mapping[str, Any], staged: StagedTable) -> dict[str, Any]:
     """Return what an asset says of its table, as metadata of it: of its columns, their origin, and its preview.
 
     Descriptions and tags of columns are those of ``dagster/column_schema``. Raises InvalidInputError for the origin of
     a column that the table lacks.
     """
-    said: dict[str, Any] = {_COLUMNS: column_schema(staged.table_def, described_in(metadata))}
+    entries: dict[str, Any] = {_COLUMNS: column_schema(staged.table_def, described_in(metadata))}
     if preview_rows := preview_rows_of(metadata):
-        said[PREVIEW_ROWS] = preview_rows
+        entries[PREVIEW_ROWS] = preview_rows
     lineage: dg.TableColumnLineage | None = _plain(metadata.get(_LINEAGE))
     if lineage is None:
-        return said
+        return entries
     columns = [column.name for column in staged.table_def.schema.columns]
     if unknown := sorted(lineage.deps_by_column.keys() - {*columns}):
         raise InvalidInputError(
             f"asset {asset_key.to_user_string()}: its column_lineage names the column {unknown[0]!r}, and its table has"
             f" {', '.join(columns)}"
         )
-    return {**said, _LINEAGE: lineage}
+    return {**entries, _LINEAGE: lineage}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,14 +137,14 @@ class Stored:
         cls, asset_key: dg.AssetKey, metadata: Mapping[str, Any], partitions: dg.PartitionsDefinition[str] | None
     ) -> Self:
         """Return how an asset of some partitions, None without any, is stored. Raises InvalidInputError."""
-        said: StoreMode | None = _plain(metadata.get(_MODE))
+        stored_mode: StoreMode | None = _plain(metadata.get(_MODE))
         columns = list(_plain(metadata.get(_PARTITION_BY)) or ())
         formats: Mapping[str, str] | None = _plain(metadata.get(_PARTITION_FORMAT))
-        if isinstance(partitions, dg.MultiPartitionsDefinition) and not columns and said != "overwrite":
+        if isinstance(partitions, dg.MultiPartitionsDefinition) and not columns and stored_mode != "overwrite":
             columns = [dimension.name for dimension in partitions.partitions_defs]
         if partitions is not None:
             _check_dimensions(asset_key.to_user_string(), partitions, columns, formats)
-        mode = _MODES[said or ("overwrite" if partitions is None else "overwrite_partition")]
+        mode = _MODES[stored_mode or ("overwrite" if partitions is None else "overwrite_partition")]
         keys = tuple(_plain(metadata.get(_KEYS)) or ())
         return cls(name=table_of(asset_key, metadata), mode=mode, columns=tuple(columns), formats=formats, keys=keys)
 
@@ -265,7 +265,7 @@ def check_stored(asset: dg.AssetsDefinition, keys: Iterable[dg.AssetKey] | None 
         InvalidInputError: No run could store it.
     """
     for key in asset.keys if keys is None else keys:
-        if stages_itself(asset, key):
+        if is_self_staging(asset, key):
             continue  # the asset itself says what it replaces
         spec = asset.get_asset_spec(key)
         stored = Stored.of(key, spec.metadata, spec.partitions_def)
@@ -273,7 +273,7 @@ def check_stored(asset: dg.AssetsDefinition, keys: Iterable[dg.AssetKey] | None 
         stored.check_partitions(key, spec.partitions_def)
 
 
-def stages_itself(asset: dg.AssetsDefinition, key: dg.AssetKey) -> bool:
+def is_self_staging(asset: dg.AssetsDefinition, key: dg.AssetKey) -> bool:
     """Whether an asset returns a StagedTable, by its annotation."""
     from trinitylake_ops.iceberg.write.staged_table import StagedTable
 

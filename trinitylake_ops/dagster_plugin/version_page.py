@@ -17,7 +17,7 @@ import dagster as dg
 from trinitylake_ops import Lakehouse
 from trinitylake_ops.dagster_plugin._dagster_internals import RunContext, repository_of
 from trinitylake_ops.dagster_plugin.lakehouse_metadata import LAST_OF_A_RUN, VERSION, commit_metrics, lake_status
-from trinitylake_ops.dagster_plugin.links import Links, go_back_text
+from trinitylake_ops.dagster_plugin.links import Links, rollback_link_text
 from trinitylake_ops.dagster_plugin.metadata import DATA_VERSION_TAG, inline_lists, link_metadata
 from trinitylake_ops.dagster_plugin.names import LakehouseNames
 from trinitylake_ops.dagster_plugin.runs.records import known_run, planned_events, run_chain
@@ -43,8 +43,8 @@ class Findings:
 
     def __str__(self) -> str:
         bad = [(self.failed, "failed"), (self.warned, "warned")]
-        said = [f"{', '.join(names)} {what}" for names, what in bad if names]
-        return "; ".join([*said, *([f"{len(self.passed)} passed"] if self.passed else [])])
+        notes = [f"{', '.join(names)} {what}" for names, what in bad if names]
+        return "; ".join([*notes, *([f"{len(self.passed)} passed"] if self.passed else [])])
 
     @property
     def is_good(self) -> bool:
@@ -110,13 +110,13 @@ class _Runs:
 
     def staged(self, run_id: str, key: dg.AssetKey) -> bool:
         """Return whether a run, or one that it goes on from, was to make an asset anew."""
-        return any(key in self._makes(of_chain) for of_chain in self._chain(run_id))
+        return any(key in self._materializes(of_chain) for of_chain in self._chain(run_id))
 
     def later_version(self, run_id: str, key: dg.AssetKey) -> int | None:
         """Return the version that a re-execution of a run committed with the asset as that run had it."""
         for committed, version in self.by_run.items():
             chain = self._chain(committed)
-            if run_id in chain and not any(key in self._makes(newer) for newer in chain[: chain.index(run_id)]):
+            if run_id in chain and not any(key in self._materializes(newer) for newer in chain[: chain.index(run_id)]):
                 return version
         return None
 
@@ -126,7 +126,7 @@ class _Runs:
             self._chains[run_id] = [] if run is None else [one.run_id for one in run_chain(self.instance, run)]
         return self._chains[run_id]
 
-    def _makes(self, run_id: str) -> set[dg.AssetKey | None]:
+    def _materializes(self, run_id: str) -> set[dg.AssetKey | None]:
         if run_id not in self._planned:
             planned = planned_events(self.instance, run_id)
             self._planned[run_id] = {record.asset_key for record in planned}
@@ -164,7 +164,7 @@ def last_passed(infos: Sequence[VersionInfo], found: Mapping[int, Findings]) -> 
     good = (
         info.version
         for info in infos
-        if info.state == "live" and (said := found.get(info.version)) is not None and said.is_good
+        if info.state == "live" and (outcome := found.get(info.version)) is not None and outcome.is_good
     )
     return next(good, None)
 
@@ -184,7 +184,7 @@ _LONGEST_NAME_CHARS, _LONGEST_CHANGES_CHARS = 40, 80
 _MINUTES = slice(len("2026-"), len("2026-01-31 12:00"))
 #: The job that does what is due.
 _JOBS = {"expiry": "expire", "purge": "purge", "orphans": "orphans", "verify": "verify", "exports": "export"}
-_MOST_LOOKED_AT = 200  # evaluations of each check, to find a version that passed
+_MOST_INSPECTED = 200  # evaluations of each check, to find a version that passed
 
 
 @dataclass(frozen=True, slots=True)
@@ -316,7 +316,7 @@ class VersionsPage(VersionRows):
 
     def last_passed(self, infos: Sequence[VersionInfo]) -> int | None:
         """Return the newest of some versions, newest first, that can be read and whose checks passed."""
-        found = findings_by_version(self.instance, self.repository, self.names, infos, most_evaluations=_MOST_LOOKED_AT)
+        found = findings_by_version(self.instance, self.repository, self.names, infos, most_evaluations=_MOST_INSPECTED)
         return last_passed(infos, found)
 
     def _action(self, info: VersionInfo, latest: int, only: str | None, doubts: Sequence[str]) -> Link | None:
@@ -326,7 +326,7 @@ class VersionsPage(VersionRows):
             return self.links.launchpad("export", {"name": None, "version": info.version}, "export")
         if info.state != "live":
             return None
-        return self.links.roll_back(info.version, go_back_text(info.version, doubts), only)
+        return self.links.roll_back(info.version, rollback_link_text(info.version, doubts), only)
 
 
 def _health(status: Status) -> str:

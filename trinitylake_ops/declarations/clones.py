@@ -9,7 +9,7 @@ from typing import Any
 from pydantic import Field
 
 from trinitylake_ops import Lakehouse, operations
-from trinitylake_ops.declarations.operation import Operation, Running, report_figures
+from trinitylake_ops.declarations.operation import Operation, OperationContext, report_entries
 from trinitylake_ops.declarations.options import (
     BRANCH_PREFIX,
     LIMITS_APPROVE,
@@ -86,7 +86,7 @@ class DropCloneOptions(CloneNameOptions, PlannedOptions):
     )
 
 
-def _clone(run: Running[CloneOptions]) -> None:
+def _clone(run: OperationContext[CloneOptions]) -> None:
     options = run.options
     plan = operations.plan_clone(
         run.lake,
@@ -97,15 +97,15 @@ def _clone(run: Running[CloneOptions]) -> None:
         retain_for=None if options.retain_days is None else timedelta(days=options.retain_days),
     )
     report = plan.execute()
-    said = f"clone {report.name} is version {report.version}, at {report.target}"
-    run.report(said, report_figures(report.to_dict()), committed="clone")
+    message = f"clone {report.name} is version {report.version}, at {report.target}"
+    run.report(message, report_entries(report.to_dict()), committed="clone")
 
 
-def _compare(run: Running[CloneNameOptions]) -> None:
+def _compare(run: OperationContext[CloneNameOptions]) -> None:
     found = operations.compare(run.lake, run.options.name)
     shown = found.table()
     metadata = {
-        **report_figures(found.to_dict()),
+        **report_entries(found.to_dict()),
         **{f"changed_in_{side.value}": len(found.on(side)) for side in operations.ChangedOn},
         "objects": listing(shown.columns, shown.rows),
     }
@@ -134,7 +134,7 @@ def _undecided(plan: PromotionPlan | RefreshPlan) -> str:
     return f"{count_of(plan.conflicts)}: choose for each, such as: {plan.how_to_choose('')}"
 
 
-def _plan_promotion(run: Running[PromoteOptions]) -> PromotionPlan:
+def _plan_promotion(run: OperationContext[PromoteOptions]) -> PromotionPlan:
     options = run.options
     return operations.plan_promotion(
         run.lake,
@@ -151,10 +151,10 @@ def _promotion_shown(plan: PromotionPlan) -> dict[str, Any]:
     return {"files": plan.files, "bytes": plan.bytes, **_merge_shown(plan)}
 
 
-def _promote(run: Running[Any], plan: PromotionPlan, digest: str | None) -> None:
+def _promote(run: OperationContext[Any], plan: PromotionPlan, digest: str | None) -> None:
     report = plan.execute(digest, progress=run.progress())
     committed = "promote" if report.version != report.base_version else None
-    run.report(str(report.table().title), report_figures(report.to_dict()), committed=committed)
+    run.report(str(report.table().title), report_entries(report.to_dict()), committed=committed)
 
 
 PROMOTE: Planned[PromoteOptions, PromotionPlan] = Planned(
@@ -169,16 +169,16 @@ PROMOTE: Planned[PromoteOptions, PromotionPlan] = Planned(
 )
 
 
-def _plan_refresh(run: Running[RefreshOptions]) -> RefreshPlan:
+def _plan_refresh(run: OperationContext[RefreshOptions]) -> RefreshPlan:
     options = run.options
     return operations.plan_refresh(run.lake, options.name, ours=options.ours, theirs=options.theirs)
 
 
-def _refresh(run: Running[Any], plan: RefreshPlan, digest: str | None) -> None:
+def _refresh(run: OperationContext[Any], plan: RefreshPlan, digest: str | None) -> None:
     report = plan.execute(digest)
     # What is committed here is that the version is kept for the clone.
     committed = None if report.version == report.base_version else "refresh"
-    run.report(str(report.table().title), report_figures(report.to_dict()), committed=committed)
+    run.report(str(report.table().title), report_entries(report.to_dict()), committed=committed)
 
 
 REFRESH_CLONE: Planned[RefreshOptions, RefreshPlan] = Planned(
@@ -194,7 +194,7 @@ REFRESH_CLONE: Planned[RefreshOptions, RefreshPlan] = Planned(
 )
 
 
-def _plan_drop(run: Running[DropCloneOptions]) -> DropClonePlan:
+def _plan_drop(run: OperationContext[DropCloneOptions]) -> DropClonePlan:
     return operations.plan_drop_clone(run.lake, run.options.name, delete_files=run.options.delete_files)
 
 
@@ -209,14 +209,14 @@ def _drop_shown(plan: DropClonePlan) -> dict[str, Any]:
     }
 
 
-def _drop(run: Running[Any], plan: DropClonePlan, digest: str | None) -> None:
+def _drop(run: OperationContext[Any], plan: DropClonePlan, digest: str | None) -> None:
     end_drop(run, plan.execute(digest, progress=run.progress()))
 
 
-def end_drop(run: Running[Any], report: DropCloneReport) -> None:
+def end_drop(run: OperationContext[Any], report: DropCloneReport) -> None:
     """Report a dropped clone. Raises Failure for files that the storage refused to delete: the clone is kept then."""
     metadata = {
-        **report_figures(report.to_dict()),
+        **report_entries(report.to_dict()),
         "failures": listing(("path", "reason"), sorted(report.failures.items())),
     }
     if report.version is None:
@@ -238,7 +238,7 @@ DROP_CLONE: Planned[DropCloneOptions, DropClonePlan] = Planned(
 )
 
 
-def _drop_closed_branch(run: Running[CloneNameOptions]) -> None:
+def _drop_closed_branch(run: OperationContext[CloneNameOptions]) -> None:
     name = run.options.name
     if not name.startswith(BRANCH_PREFIX):
         raise InvalidInputError(
@@ -276,7 +276,7 @@ _CUT_OFF_AFTER = timedelta(days=1)
 def clones_past_their_time(lake: Lakehouse) -> tuple[list[str], Mapping[str, Any]]:
     """Return what is wrong with clones, and metadata. Raises StorageError if the lakehouse cannot be read."""
     clones, now = operations.list_clones(lake), utc_of(lake.storage.now_ms())
-    wrong = [said for clone in clones if (said := _wrong(clone, now))]
+    wrong = [message for clone in clones if (message := _wrong(clone, now))]
     rows = [
         (one.name, one.state.value, one.retain_until or "dropped", one.versions, one.own_bytes, one.root)
         for one in clones
@@ -298,7 +298,7 @@ def _wrong(clone: CloneInfo, now: datetime) -> str:
     return ""
 
 
-def _drop_overdue(run: Running[None]) -> None:
+def _drop_overdue(run: OperationContext[None]) -> None:
     """Drop all clones whose time is past, with their files, within limits together.
 
     A clone's own time replaces the least age of the limits.

@@ -9,7 +9,7 @@ from typing import Any, Literal, Self
 from pydantic import Field, field_validator, model_validator
 
 from trinitylake_ops import operations
-from trinitylake_ops.declarations.operation import Operation, Running, report_figures
+from trinitylake_ops.declarations.operation import Operation, OperationContext, report_entries
 from trinitylake_ops.declarations.options import (
     MOST_DAYS,
     ExportText,
@@ -108,7 +108,7 @@ def named(damaged: Mapping[str, str]) -> str:
     return ", ".join(list(damaged)[:_MOST_NAMED])
 
 
-def _export(run: Running[ExportOptions]) -> None:
+def _export(run: OperationContext[ExportOptions]) -> None:
     options = run.options
     plan = operations.plan_export(
         run.lake,
@@ -122,10 +122,12 @@ def _export(run: Running[ExportOptions]) -> None:
         executor=run.executor(),
     )
     report = plan.execute(progress=run.progress())
-    said = f"export {report.name} holds version {report.version}"
+    message = f"export {report.name} holds version {report.version}"
     if not report.is_complete:
-        raise run.failure(f"{said} without damaged tables: {named(report.damaged)}", report_figures(report.to_dict()))
-    run.report(said, report_figures(report.to_dict()), committed="export")
+        raise run.failure(
+            f"{message} without damaged tables: {named(report.damaged)}", report_entries(report.to_dict())
+        )
+    run.report(message, report_entries(report.to_dict()), committed="export")
 
 
 EXPORT = Operation(
@@ -137,9 +139,9 @@ EXPORT = Operation(
 )
 
 
-def _repair_hint(run: Running[None]) -> None:
+def _repair_hint(run: OperationContext[None]) -> None:
     report = operations.repair_hint(run.lake)
-    run.report(f"the hint was {report.state}", report_figures(report.to_dict()))
+    run.report(f"the hint was {report.state}", report_entries(report.to_dict()))
 
 
 REPAIR_HINT = Operation(
@@ -166,11 +168,11 @@ def _drop_shown(plan: DropExportPlan) -> dict[str, Any]:
     return {**shown, "what_follows": listing(("what follows",), [(one,) for one in plan.consequences])}
 
 
-def _drop(run: Running[Any], plan: DropExportPlan, digest: str | None) -> None:
+def _drop(run: OperationContext[Any], plan: DropExportPlan, digest: str | None) -> None:
     report = plan.execute(digest)
-    said = f"export {plan.export.name} is no more, since version {report.version}"
-    metadata = {"dropped": plan.export.name, **report_figures(report.to_dict())}
-    run.report(said, metadata, committed="drop-export")
+    message = f"export {plan.export.name} is no more, since version {report.version}"
+    metadata = {"dropped": plan.export.name, **report_entries(report.to_dict())}
+    run.report(message, metadata, committed="drop-export")
 
 
 DROP_EXPORT: Planned[DropExportOptions, DropExportPlan] = Planned(
@@ -184,14 +186,14 @@ DROP_EXPORT: Planned[DropExportOptions, DropExportPlan] = Planned(
 )
 
 
-def _compaction_figures(report: CompactionReport) -> dict[str, Any]:
+def _compaction_metrics(report: CompactionReport) -> dict[str, Any]:
     """Return the figures of a compaction of the tree, before and after."""
     shapes = {
         f"{figure}_{when}": getattr(shape, figure)
         for when, shape in (("before", report.before), ("after", report.after))
         for figure in ("nodes", "leaf_fill", "messages", "file_bytes")
     }
-    return {**report_figures(report.to_dict()), **shapes}
+    return {**report_entries(report.to_dict()), **shapes}
 
 
 def _compaction_shown(plan: CompactionPlan) -> dict[str, Any]:
@@ -203,9 +205,9 @@ def _compaction_shown(plan: CompactionPlan) -> dict[str, Any]:
     }
 
 
-def _compact(run: Running[Any], plan: CompactionPlan, digest: str | None) -> None:
+def _compact(run: OperationContext[Any], plan: CompactionPlan, digest: str | None) -> None:
     report = plan.execute(digest)
-    run.report(str(report), _compaction_figures(report), committed="compact" if report.has_changed else None)
+    run.report(str(report), _compaction_metrics(report), committed="compact" if report.has_changed else None)
 
 
 COMPACT: Planned[UnattendedOptions, CompactionPlan] = Planned(
@@ -239,9 +241,9 @@ def _reconcile_shown(settled: ReconcilePlan | ReconcileReport) -> dict[str, Any]
     }
 
 
-def _reconcile(run: Running[Any], plan: ReconcilePlan, digest: str | None) -> None:
+def _reconcile(run: OperationContext[Any], plan: ReconcilePlan, digest: str | None) -> None:
     report = plan.execute(digest)
-    metadata = {**report_figures(report.to_dict()), **_reconcile_shown(report)}
+    metadata = {**report_entries(report.to_dict()), **_reconcile_shown(report)}
     run.report(str(report.table().title), metadata, committed=None if report.version is None else "reconcile")
 
 
@@ -278,7 +280,7 @@ class CompactTablesOptions(UnattendedOptions):
     )
 
 
-def _plan(run: Running[CompactTablesOptions]) -> CompactTablesPlan:
+def _plan(run: OperationContext[CompactTablesOptions]) -> CompactTablesPlan:
     options = run.options
     return operations.plan_compact_tables(
         run.lake,
@@ -301,7 +303,7 @@ def _shown(plan: CompactTablesPlan) -> dict[str, Any]:
     }
 
 
-def _compact_tables(run: Running[Any], plan: CompactTablesPlan, digest: str | None) -> None:
+def _compact_tables(run: OperationContext[Any], plan: CompactTablesPlan, digest: str | None) -> None:
     if plan.is_empty:
         run.report(f"{plan.table().title}; {NOTHING_TO_DO}", {"is_empty": True, **_shown(plan)})
         return
@@ -315,7 +317,7 @@ def _compact_tables(run: Running[Any], plan: CompactTablesPlan, digest: str | No
         for one in report.tables
     ]
     metadata = {
-        **report_figures(report.to_dict()),
+        **report_entries(report.to_dict()),
         "tables": len(report.tables),
         "files_before": sum(one.files_before for one in report.tables),
         "files_after": sum(one.files_after for one in report.tables),

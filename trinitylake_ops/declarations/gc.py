@@ -8,7 +8,7 @@ from typing import Any
 from pydantic import Field
 
 from trinitylake_ops import operations
-from trinitylake_ops.declarations.operation import Operation, Running, report_figures
+from trinitylake_ops.declarations.operation import Operation, OperationContext, report_entries
 from trinitylake_ops.declarations.options import (
     InventoryText,
     Options,
@@ -25,9 +25,9 @@ from trinitylake_ops.declarations.planned import (
     RulesOptions,
     end_deletion,
 )
-from trinitylake_ops.declarations.rendering import listing, picture
+from trinitylake_ops.declarations.rendering import inline_chart, listing
 from trinitylake_ops.operations import ExpirationPlan, OrphanPlan, PurgePlan, RelocationPlan, RetentionPolicy, TrimPlan
-from trinitylake_ops.reports import expiration_picture
+from trinitylake_ops.reports import expiration_chart
 
 
 class PurgeOptions(BudgetOptions, LimitedOptions):
@@ -48,11 +48,11 @@ class OrphansOptions(BudgetOptions, LimitedOptions):
     )
 
 
-def _plan_purge(run: Running[PurgeOptions]) -> PurgePlan:
+def _plan_purge(run: OperationContext[PurgeOptions]) -> PurgePlan:
     return _purge_of(run, timedelta(days=run.options.grace_days or 0))
 
 
-def _purge_of(run: Running[PurgeOptions], grace: timedelta) -> PurgePlan:
+def _purge_of(run: OperationContext[PurgeOptions], grace: timedelta) -> PurgePlan:
     return operations.plan_purge(run.lake, grace, budget=run.spending, progress=run.progress(), executor=run.executor())
 
 
@@ -70,7 +70,7 @@ def _purge_shown(plan: PurgePlan) -> dict[str, Any]:
     }
 
 
-def _purge(run: Running[Any], plan: PurgePlan, digest: str | None) -> None:
+def _purge(run: OperationContext[Any], plan: PurgePlan, digest: str | None) -> None:
     end_deletion(run, "purge", plan.execute(digest, budget=run.spending, progress=run.progress()))
 
 
@@ -86,11 +86,11 @@ PURGE = Planned(
 )
 
 
-def _plan_orphans(run: Running[OrphansOptions]) -> OrphanPlan:
+def _plan_orphans(run: OperationContext[OrphansOptions]) -> OrphanPlan:
     return _orphans_of(run, timedelta(days=run.options.older_than_days or 0))
 
 
-def _orphans_of(run: Running[OrphansOptions], age: timedelta) -> OrphanPlan:
+def _orphans_of(run: OperationContext[OrphansOptions], age: timedelta) -> OrphanPlan:
     return operations.plan_orphan_removal(
         run.lake,
         age,
@@ -112,7 +112,7 @@ def _orphans_shown(plan: OrphanPlan) -> dict[str, Any]:
     }
 
 
-def _remove_orphans(run: Running[Any], plan: OrphanPlan, digest: str | None) -> None:
+def _remove_orphans(run: OperationContext[Any], plan: OrphanPlan, digest: str | None) -> None:
     end_deletion(run, "orphans", plan.execute(digest, budget=run.spending, progress=run.progress()))
 
 
@@ -157,11 +157,11 @@ class UndeleteOptions(Options):
     versions: VersionsText = Field(description="The expired versions to bring back, such as 3-90,95.")
 
 
-def _plan_expiration(run: Running[ExpireOptions]) -> ExpirationPlan:
+def _plan_expiration(run: OperationContext[ExpireOptions]) -> ExpirationPlan:
     return _expiration_by(run, run.options.policy(run.lake))
 
 
-def _expiration_by(run: Running[ExpireOptions], policy: RetentionPolicy | None) -> ExpirationPlan:
+def _expiration_by(run: OperationContext[ExpireOptions], policy: RetentionPolicy | None) -> ExpirationPlan:
     return operations.plan_expiration(run.lake, policy, progress=run.progress(), executor=run.executor())
 
 
@@ -176,16 +176,16 @@ def _expire_shown(plan: ExpirationPlan) -> dict[str, Any]:
         "files": sum(plan.files.values()),
         "bytes": plan.bytes,
         "files_by_kind": listing(("kind", "files"), plan.files.items()),
-        "timeline": picture(expiration_picture(plan)),
+        "timeline": inline_chart(expiration_chart(plan)),
         "plan": listing(("version", "verdict", "why"), rows),
     }
 
 
-def _expire(run: Running[Any], plan: ExpirationPlan, digest: str | None) -> None:
+def _expire(run: OperationContext[Any], plan: ExpirationPlan, digest: str | None) -> None:
     report = plan.execute(digest, progress=run.progress())
     committed = None if report.version is None else "expire"
     undo = {} if committed is None else run.entry("undelete", {"versions": report.versions})
-    run.report(str(report.table().title), {**report_figures(report.to_dict()), **undo}, committed=committed)
+    run.report(str(report.table().title), {**report_entries(report.to_dict()), **undo}, committed=committed)
 
 
 EXPIRE = Planned(
@@ -201,11 +201,11 @@ EXPIRE = Planned(
 )
 
 
-def _plan_trim(run: Running[TrimOptions]) -> TrimPlan:
+def _plan_trim(run: OperationContext[TrimOptions]) -> TrimPlan:
     return _trim_by(run, run.options.policy(run.lake))
 
 
-def _trim_by(run: Running[TrimOptions], policy: RetentionPolicy | None) -> TrimPlan:
+def _trim_by(run: OperationContext[TrimOptions], policy: RetentionPolicy | None) -> TrimPlan:
     return operations.plan_trim_tables(run.lake, policy, tables=run.options.tables or None)
 
 
@@ -220,14 +220,14 @@ def _trim_shown(plan: TrimPlan) -> dict[str, Any]:
     }
 
 
-def _trim(run: Running[Any], plan: TrimPlan, digest: str | None) -> None:
+def _trim(run: OperationContext[Any], plan: TrimPlan, digest: str | None) -> None:
     # this plans again after each commit of others, and never drops more than the approved plan
     report = plan.execute(digest)
     if plan.unreadable:
         names = ", ".join(plan.unreadable)
         run.log.warning("left as they are, since their metadata cannot be read: %s; verify says why", names)
     metadata = {
-        **report_figures(report.to_dict()),
+        **report_entries(report.to_dict()),
         "tables": len(report.tables),
         "left": ", ".join(report.left),
         "unreadable": ", ".join(plan.unreadable),
@@ -248,7 +248,7 @@ TRIM = Planned(
 )
 
 
-def _plan_relocation(run: Running[RelocateOptions]) -> RelocationPlan:
+def _plan_relocation(run: OperationContext[RelocateOptions]) -> RelocationPlan:
     return operations.plan_relocation(run.lake, run.options.table_root)
 
 
@@ -264,12 +264,12 @@ def _relocation_shown(plan: RelocationPlan) -> dict[str, Any]:
     }
 
 
-def _relocate(run: Running[Any], plan: RelocationPlan, digest: str | None) -> None:
+def _relocate(run: OperationContext[Any], plan: RelocationPlan, digest: str | None) -> None:
     report = plan.execute(digest)
     if report.refused:
         run.log.warning("left as they are: %s; the plan says why", ", ".join(report.refused))
     metadata = {
-        **report_figures(report.to_dict()),
+        **report_entries(report.to_dict()),
         "tables": len(report.tables),
         "refused": ", ".join(report.refused),
     }
@@ -289,7 +289,7 @@ RELOCATE = Planned(
 )
 
 
-def _undelete(run: Running[UndeleteOptions]) -> None:
+def _undelete(run: OperationContext[UndeleteOptions]) -> None:
     versions = run.options.versions
     version = operations.undelete(run.lake, versions)
     run.report(f"version {version} brings back {versions}", {"versions": versions}, committed="undelete")

@@ -26,7 +26,7 @@ OptionsT = TypeVar("OptionsT", bound=Options | None)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Running(ABC, Generic[OptionsT]):
+class OperationContext(ABC, Generic[OptionsT]):
     """An operation while it runs, on an open lakehouse.
 
     ``begun_on`` is the latest version when it began, ``page`` draws versions. ``executor`` returns the executor for the
@@ -67,7 +67,7 @@ class Running(ABC, Generic[OptionsT]):
     @abstractmethod
     def report(
         self,
-        said: str,
+        message: str,
         metadata: Mapping[str, Any],
         *,
         to_do: str = "",
@@ -87,7 +87,7 @@ class Running(ABC, Generic[OptionsT]):
     def session(self) -> AbstractContextManager[SparkSession]:
         """Return a Spark session, which starts and ends with the block."""
 
-    def log_figures(self, metadata: Mapping[str, Any]) -> None:
+    def log_metrics(self, metadata: Mapping[str, Any]) -> None:
         """Log the figures and tables of metadata."""
         if text := log_text(metadata):
             self.log.info("%s", text)
@@ -122,7 +122,7 @@ class Operation(Generic[OptionsT]):
 
     job: str
     description: str
-    step: Callable[[Running[OptionsT]], None]
+    step: Callable[[OperationContext[OptionsT]], None]
     options: type[OptionsT] | None = None
     is_pooled: bool = False
     changes_exports: bool = False
@@ -131,7 +131,7 @@ class Operation(Generic[OptionsT]):
     needs_limits: bool = False
 
 
-def report_figures(report: Mapping[str, Any]) -> dict[str, Any]:
+def report_entries(report: Mapping[str, Any]) -> dict[str, Any]:
     """Return the figures of a report and of its cost, one entry each."""
     cost = report.get("cost", {})
     plain = {name: value for name, value in report.items() if isinstance(value, str | int | float | None)}

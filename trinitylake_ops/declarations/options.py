@@ -95,10 +95,10 @@ class Options(BaseModel):
             first = error.errors(include_url=False)[0]
             where = ".".join(map(str, first["loc"]))
             is_missing = first["type"] == "missing"
-            said = f"{where} is missing" if is_missing else f"{where}: {first['msg']}, it is {first['input']!r}"
+            problem = f"{where} is missing" if is_missing else f"{where}: {first['msg']}, it is {first['input']!r}"
         except TrinityLakeError as error:
-            said = str(error)
-        raise InvalidInputError(said)
+            problem = str(error)
+        raise InvalidInputError(problem)
 
 
 def _checked(check: Callable[[str], object]) -> AfterValidator:
@@ -216,7 +216,7 @@ TableTexts = Annotated[list[str], _each(split_name)]
 NamespaceTexts = Annotated[list[str], _each(_check_namespace)]
 
 
-class Place(OneOf):
+class VersionSource(OneOf):
     """A version, by its number or by the export that holds it."""
 
     version: VersionNumber | None = Field(default=None, description="A version, by its number.")

@@ -11,7 +11,7 @@ from typing import Any, Generic, Protocol, TypeVar
 from pydantic import Field, model_validator
 
 from trinitylake_ops import Lakehouse
-from trinitylake_ops.declarations.operation import Operation, Running, report_figures
+from trinitylake_ops.declarations.operation import Operation, OperationContext, report_entries
 from trinitylake_ops.declarations.options import (
     LIMITS_APPROVE,
     MOST_DAYS,
@@ -220,16 +220,16 @@ class Planned(Generic[PlannedT, PlanT]):
     name: str
     description: str
     options: type[PlannedT]
-    plan: Callable[[Running[PlannedT]], PlanT]
+    plan: Callable[[OperationContext[PlannedT]], PlanT]
     shown: Callable[[PlanT], Mapping[str, Any]]
-    apply: Callable[[Running[Any], PlanT, str | None], None]
-    within: Callable[[Running[PlannedT], ApplyLimits], PlanT] | None = None
+    apply: Callable[[OperationContext[Any], PlanT, str | None], None]
+    within: Callable[[OperationContext[PlannedT], ApplyLimits], PlanT] | None = None
     does: str = "frees"
     is_pooled: bool = True
     changes_exports: bool = False
     left: Callable[[PlanT], str] = lambda _plan: ""
     applied: Callable[[PlannedT, PlanT], Mapping[str, Any]] = lambda options, _plan: options_of_plan(options)
-    more: Callable[[Running[PlannedT], PlanT], Mapping[str, Any]] = lambda _run, _plan: {}
+    more: Callable[[OperationContext[PlannedT], PlanT], Mapping[str, Any]] = lambda _run, _plan: {}
     is_proved: bool = False
 
     def operation(self) -> Operation[PlannedT]:
@@ -244,7 +244,7 @@ class Planned(Generic[PlannedT, PlanT]):
             is_proved=self.is_proved,
         )
 
-    def _step(self, run: Running[Any]) -> None:
+    def _step(self, run: OperationContext[Any]) -> None:
         approval = run.options.approval
         if run.options.is_plan:
             self._show(run)
@@ -258,7 +258,7 @@ class Planned(Generic[PlannedT, PlanT]):
         else:
             self.apply(run, self.plan(run), None)
 
-    def _show(self, run: Running[PlannedT]) -> None:
+    def _show(self, run: OperationContext[PlannedT]) -> None:
         plan = self.plan(run)
         title = str(plan.table().title)
         shown = {"base_version": plan.base_version, "is_empty": plan.is_empty, **self.shown(plan)}
@@ -288,7 +288,7 @@ class Planned(Generic[PlannedT, PlanT]):
             logged={**shown, "configuration": json.dumps(config, ensure_ascii=False), "digest": plan.digest},
         )
 
-    def _apply_within_limits(self, run: Running[PlannedT]) -> None:
+    def _apply_within_limits(self, run: OperationContext[PlannedT]) -> None:
         """Apply what is within the limits. Raises InvalidInputError without limits, and Failure for a plan beyond."""
         assert self.within is not None
         limits = limits_of(run)
@@ -306,7 +306,7 @@ class Planned(Generic[PlannedT, PlanT]):
         self.apply(replace(run, details={**run.details, **about}), plan, None)
 
 
-def limits_of(run: Running[Any]) -> ApplyLimits:
+def limits_of(run: OperationContext[Any]) -> ApplyLimits:
     """Return the limits of unattended runs. Raises InvalidInputError where the code sets none."""
     if run.limits is None:
         raise InvalidInputError(
@@ -320,14 +320,14 @@ def options_of_plan(options: PlannedOptions) -> dict[str, Any]:
     return options.model_dump(exclude_defaults=True, exclude=set(_MODES))
 
 
-def end_deletion(run: Running[Any], operation: str, report: PurgeReport | OrphanReport) -> None:
+def end_deletion(run: OperationContext[Any], operation: str, report: PurgeReport | OrphanReport) -> None:
     """Report what was deleted.
 
     Raises Failure for files that the storage refused to delete, and warns when a limit was reached.
     """
     failures = sorted(report.failures.items())
     metadata = {
-        **report_figures(report.to_dict()),
+        **report_entries(report.to_dict()),
         "failed_files": len(failures),
         "failures": listing(("path", "reason"), failures),
     }

@@ -19,17 +19,17 @@ from trinitylake_ops.declarations.clones import (
 )
 from trinitylake_ops.declarations.exports import COMPACT, COMPACT_TABLES, DROP_EXPORT, EXPORT, RECONCILE, REPAIR_HINT
 from trinitylake_ops.declarations.gc import EXPIRE, ORPHANS, PURGE, RELOCATE, TRIM, UNDELETE
-from trinitylake_ops.declarations.operation import Operation, Running, report_figures
-from trinitylake_ops.declarations.options import Options, Place, TableText, limit_field, split_name
+from trinitylake_ops.declarations.operation import Operation, OperationContext, report_entries
+from trinitylake_ops.declarations.options import Options, TableText, VersionSource, limit_field, split_name
 from trinitylake_ops.declarations.planned import Planned, UnattendedOptions
-from trinitylake_ops.declarations.rendering import Json, listing, picture
+from trinitylake_ops.declarations.rendering import Json, inline_chart, listing
 from trinitylake_ops.declarations.rollback import RESTORE, ROLLBACK
 from trinitylake_ops.errors import InvalidInputError
 from trinitylake_ops.operations import Budget, RepairPlan, RepairReport, VerifyReport, diff_versions
 from trinitylake_ops.operations.diff.table_history import table_history
 from trinitylake_ops.operations.diff.versions import delta_texts
 from trinitylake_ops.operations.rendering import Table, jsonable
-from trinitylake_ops.reports import verification_picture
+from trinitylake_ops.reports import verification_chart
 
 _MOST_VERSIONS = 1_000
 _MOST_SECONDS = 120.0
@@ -52,11 +52,11 @@ class HistoryOptions(LogOptions):
 class DiffOptions(Options):
     """The two versions."""
 
-    before: Place = Field(description="The earlier version.")
-    after: Place = Field(description="The later version.")
+    before: VersionSource = Field(description="The earlier version.")
+    after: VersionSource = Field(description="The later version.")
 
 
-def _log(run: Running[LogOptions]) -> None:
+def _log(run: OperationContext[LogOptions]) -> None:
     latest = run.lake.snapshot()
     infos = list(run.lake.history(run.options.limit, latest))
     rows = run.page.rows(run.lake, latest, infos, most_seconds=_MOST_SECONDS)
@@ -68,7 +68,7 @@ def _log(run: Running[LogOptions]) -> None:
     run.report(f"the last {len(infos)} of {latest.version + 1} versions", metadata)
 
 
-def _history(run: Running[HistoryOptions]) -> None:
+def _history(run: OperationContext[HistoryOptions]) -> None:
     name, latest = run.options.table, run.lake.snapshot()
     limit = run.options.limit
     history = table_history(run.lake, *split_name(name), head=latest, most=limit, look_back=limit)
@@ -88,7 +88,7 @@ def _history(run: Running[HistoryOptions]) -> None:
     run.report(f"{len(rows)} versions since version {history.looked_back_to} changed {name}", metadata)
 
 
-def _diff(run: Running[DiffOptions]) -> None:
+def _diff(run: OperationContext[DiffOptions]) -> None:
     before, after = (run.lake.snapshot(str(place)) for place in (run.options.before, run.options.after))
     diff = diff_versions(run.lake, before, after)
     table, sums = diff.table(), diff.sums
@@ -160,7 +160,7 @@ class RepairOptions(UnattendedOptions):
         return self
 
 
-def _verify(run: Running[VerifyOptions]) -> None:
+def _verify(run: OperationContext[VerifyOptions]) -> None:
     options = run.options
     progress = run.progress()
     report = operations.verify(
@@ -172,8 +172,8 @@ def _verify(run: Running[VerifyOptions]) -> None:
         executor=run.executor(),
     )
     metadata = {
-        **report_figures(report.to_dict()),
-        "timeline": picture(verification_picture(report)),
+        **report_entries(report.to_dict()),
+        "timeline": inline_chart(verification_chart(report)),
         "findings": findings_table(report),
         "checksums": report.checksums,
         "not_looked_at": "; ".join(report.unchecked),
@@ -204,7 +204,7 @@ def findings_table(report: VerifyReport) -> Table:
     return listing(("severity", "code", "message", "version", "path", "mend"), rows)
 
 
-def _plan_repair(run: Running[RepairOptions]) -> RepairPlan:
+def _plan_repair(run: OperationContext[RepairOptions]) -> RepairPlan:
     return operations.plan_repair(run.lake, to_last_good=run.options.to_last_good)
 
 
@@ -231,18 +231,18 @@ def _left(plan: RepairPlan) -> str:
     return f"{shown} left that repair does not mend: the table 'left' says what you can do"
 
 
-def _to_last_good(run: Running[RepairOptions], plan: RepairPlan) -> dict[str, Any]:
+def _to_last_good(run: OperationContext[RepairOptions], plan: RepairPlan) -> dict[str, Any]:
     """Return the link to the plan that goes further, where this one leaves errors."""
     if run.options.to_last_good or not _left(plan):
         return {}
     return run.entry("repair", {"to_last_good": True}, "plan to return to the last version without damage")
 
 
-def _repair(run: Running[Any], plan: RepairPlan, digest: str | None) -> None:
+def _repair(run: OperationContext[Any], plan: RepairPlan, digest: str | None) -> None:
     report = plan.execute(digest)
     if not report.is_complete:
         run.log.warning("errors are left, which repair cannot mend: the table 'left' says what you can do")
-    metadata = {**report_figures(report.to_dict()), **_repair_shown(report)}
+    metadata = {**report_entries(report.to_dict()), **_repair_shown(report)}
     committed = "repair" if report.version > report.base_version else None
     run.report(str(report.table().title), metadata, committed=committed)
 

@@ -46,7 +46,7 @@ class Markdown:
     text: str
 
 
-class Picture(Markdown):
+class InlineChart(Markdown):
     """A drawing, which lies in the text itself."""
 
     __slots__ = ()
@@ -74,10 +74,10 @@ def markdown_table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> M
     return Markdown(text)
 
 
-def picture(svg: str) -> Picture:
+def inline_chart(svg: str) -> InlineChart:
     """Return a drawing as Markdown."""
     encoded = base64.b64encode(svg.encode()).decode("ascii")
-    return Picture(f"![The versions of the lakehouse](data:image/svg+xml;base64,{encoded})")
+    return InlineChart(f"![The versions of the lakehouse](data:image/svg+xml;base64,{encoded})")
 
 
 def _cell(value: object) -> str:

@@ -11,8 +11,8 @@ from pydantic import Field, field_validator
 
 from trinitylake_ops import operations
 from trinitylake_ops.declarations.exports import ExportNameOptions, PartOptions, named
-from trinitylake_ops.declarations.operation import Running, report_figures
-from trinitylake_ops.declarations.options import Options, Place, TimeText, split_name
+from trinitylake_ops.declarations.operation import OperationContext, report_entries
+from trinitylake_ops.declarations.options import Options, TimeText, VersionSource, split_name
 from trinitylake_ops.declarations.planned import NOTHING_TO_DO, Planned, PlannedOptions, options_of_plan
 from trinitylake_ops.declarations.rendering import Json, listing
 from trinitylake_ops.declarations.version_rows import ACTIONS
@@ -34,7 +34,7 @@ _MOST_NAMED = 5  # partitions of one table
 _MOST_DETAILED = 2_000  # objects
 
 
-class RollbackTarget(Place):
+class RollbackTarget(VersionSource):
     """The version to return to."""
 
     timestamp: TimeText | None = Field(
@@ -76,7 +76,7 @@ class RestoreOptions(ExportNameOptions, PartOptions, SampleOptions, PlannedOptio
     """The export to restore, and how much of it."""
 
 
-def _plan_rollback(run: Running[RollbackOptions]) -> RollbackPlan:
+def _plan_rollback(run: OperationContext[RollbackOptions]) -> RollbackPlan:
     options, target = run.options, run.options.to
     to, timestamp = None, None
     if target.timestamp is not None:
@@ -89,7 +89,7 @@ def _plan_rollback(run: Running[RollbackOptions]) -> RollbackPlan:
     )
 
 
-def _last_passed(run: Running[Any]) -> int:
+def _last_passed(run: OperationContext[Any]) -> int:
     """Return the newest version before the latest whose checks passed. Raises InvalidInputError without one."""
     infos = list(run.lake.history(MOST_VERSIONS))
     undone, chosen = find_undone(run.lake.files, infos), _chosen(run.options)
@@ -121,7 +121,7 @@ def _rollback_shown(plan: RollbackPlan) -> dict[str, Any]:
     return {**warned, "to_version": plan.to_version, **shown, **_damaged(plan), "details": _details(plan, diff)}
 
 
-def _data(run: Running[Any], plan: RollbackPlan) -> dict[str, Any]:
+def _data(run: OperationContext[Any], plan: RollbackPlan) -> dict[str, Any]:
     """Return how the rows of changed tables differ, from the latest version to the one that comes back."""
     operation, states = plan.operation, TableStates(plan.operation.lake)
     counter = RowCounter(states.io, run.options.sample_rows)
@@ -198,7 +198,7 @@ def _partitions(plan: RollbackPlan, diff: VersionDiff) -> dict[str, str]:
     operation = plan.operation
     states = TableStates(operation.lake)
     end_s = time.monotonic() + _MOST_SECONDS
-    said: dict[str, str] = {}
+    texts: dict[str, str] = {}
     for one in diff.tables[:_MOST_PARTITIONED]:
         if one.kind != "changed" or time.monotonic() > end_s:
             continue
@@ -210,14 +210,14 @@ def _partitions(plan: RollbackPlan, diff: VersionDiff) -> dict[str, str]:
         try:
             names = sorted(text for text in changed_partitions(before, after, states.io).values() if text)
         except DAMAGE:
-            said[one.name] = "?"
+            texts[one.name] = "?"
             continue
         more = f" and {len(names) - _MOST_NAMED:,} more" if len(names) > _MOST_NAMED else ""
-        said[one.name] = ", ".join(names[:_MOST_NAMED]) + more
-    return said
+        texts[one.name] = ", ".join(names[:_MOST_NAMED]) + more
+    return texts
 
 
-def _lost(run: Running[Any], plan: RollbackPlan) -> dict[str, Any]:
+def _changed_after_target(run: OperationContext[Any], plan: RollbackPlan) -> dict[str, Any]:
     """Return the commits after the target that changed what is rolled back."""
     base, wanted = plan.operation.base, plan.only
     if plan.to_version >= base.version:
@@ -226,11 +226,11 @@ def _lost(run: Running[Any], plan: RollbackPlan) -> dict[str, Any]:
     lake = plan.operation.lake  # the one that the base is of: tables of a version of another one are not counted
     infos = list(lake.history(min(n_later, MOST_VERSIONS), base))
 
-    def is_lost(diff: VersionDiff | None) -> bool:
+    def is_affected(diff: VersionDiff | None) -> bool:
         objects = () if diff is None else diff.objects
         return diff is None or any(not wanted or one.name in wanted or one.namespace in wanted for one in objects)
 
-    rows = run.page.rows(lake, base, infos, most_seconds=_MOST_SECONDS, is_wanted=is_lost)
+    rows = run.page.rows(lake, base, infos, most_seconds=_MOST_SECONDS, is_wanted=is_affected)
     older = n_later - len(infos)
     columns = [column for column in run.page.columns if column != ACTIONS]
     return {
@@ -240,7 +240,7 @@ def _lost(run: Running[Any], plan: RollbackPlan) -> dict[str, Any]:
     }
 
 
-def _rollback(run: Running[Any], plan: RollbackPlan, digest: str | None) -> None:
+def _rollback(run: OperationContext[Any], plan: RollbackPlan, digest: str | None) -> None:
     to = run.options.to.export or str(plan.to_version)
     report = plan.execute(digest)
     if not report.has_changed:
@@ -249,7 +249,7 @@ def _rollback(run: Running[Any], plan: RollbackPlan, digest: str | None) -> None
     metadata = {
         "rolled_back_to": to,
         **_changes(plan),
-        **report_figures(report.to_dict()),
+        **report_entries(report.to_dict()),
     }
     if not report.is_complete:
         run.log.warning("tables came back that cannot be read: %s", named(report.damaged))
@@ -271,12 +271,12 @@ ROLLBACK: Planned[RollbackOptions, RollbackPlan] = Planned(
     apply=_rollback,
     is_pooled=False,
     applied=_applied,
-    more=lambda run, plan: {**_data(run, plan), **_lost(run, plan)},
+    more=lambda run, plan: {**_data(run, plan), **_changed_after_target(run, plan)},
     is_proved=True,
 )
 
 
-def _plan_restore(run: Running[RestoreOptions]) -> RollbackPlan | RestorePlan:
+def _plan_restore(run: OperationContext[RestoreOptions]) -> RollbackPlan | RestorePlan:
     options = run.options
     return operations.plan_restore(run.lake, options.name, options.namespaces or None, options.tables or None)
 
@@ -295,20 +295,20 @@ def _restore_shown(plan: RollbackPlan | RestorePlan) -> dict[str, Any]:
     }
 
 
-def _restore(run: Running[Any], plan: RollbackPlan | RestorePlan, digest: str | None) -> None:
+def _restore(run: OperationContext[Any], plan: RollbackPlan | RestorePlan, digest: str | None) -> None:
     name = run.options.name
     report = plan.execute(digest) if isinstance(plan, RollbackPlan) else plan.execute(digest, progress=run.progress())
     if not report.has_changed and report.is_complete:
         run.report(f"{plan.table().title}; {NOTHING_TO_DO}", {"restored_from": name})
         return
     copied = {} if isinstance(plan, RollbackPlan) else {"files": plan.files, "bytes": plan.bytes}
-    metadata = {"restored_from": name, **copied, **_changes(plan), **report_figures(report.to_dict())}
-    said = f"version {report.version} has what export {name} holds"
+    metadata = {"restored_from": name, **copied, **_changes(plan), **report_entries(report.to_dict())}
+    message = f"version {report.version} has what export {name} holds"
     if not report.is_complete and isinstance(plan, RestorePlan):
-        raise run.failure(f"{said}, without damaged tables: {named(report.damaged)}", metadata)
+        raise run.failure(f"{message}, without damaged tables: {named(report.damaged)}", metadata)
     if not report.is_complete:
         run.log.warning("tables came back that cannot be read: %s", named(report.damaged))
-    run.report(said, metadata, committed="restore")
+    run.report(message, metadata, committed="restore")
 
 
 RESTORE: Planned[RestoreOptions, Any] = Planned(
@@ -320,6 +320,8 @@ RESTORE: Planned[RestoreOptions, Any] = Planned(
     apply=_restore,
     is_pooled=False,
     changes_exports=True,
-    more=lambda run, plan: {**_data(run, plan), **_lost(run, plan)} if isinstance(plan, RollbackPlan) else {},
+    more=lambda run, plan: (
+        {**_data(run, plan), **_changed_after_target(run, plan)} if isinstance(plan, RollbackPlan) else {}
+    ),
     is_proved=True,
 )

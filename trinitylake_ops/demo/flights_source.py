@@ -20,7 +20,7 @@ from typing import IO, BinaryIO, cast
 
 from trinitylake_ops.errors import CorruptFileError, FileMissingError, InvalidInputError
 from trinitylake_ops.extras import missing_extra
-from trinitylake_ops.spark.runtime.java import cache_folder, place_file
+from trinitylake_ops.spark.runtime.java import cache_folder, replace_file
 
 #: The five files, by their names without ending.
 SOURCE_NAMES = ("airlines", "airports", "flights", "planes", "weather")
@@ -120,7 +120,7 @@ def _unzipped(path: Path, name: str) -> Path:
     with _reading(path), zipfile.ZipFile(path) as archive:
         member = _only_member(archive, path)
         if not (target.is_file() and target.stat().st_size == member.file_size):
-            place_file(target, partial(_extract, archive, member))
+            replace_file(target, partial(_extract, archive, member))
     return target
 
 

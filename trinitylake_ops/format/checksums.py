@@ -20,7 +20,7 @@ from collections.abc import Iterable, Sequence
 import google_crc32c
 
 from trinitylake_ops.errors import CorruptFileError
-from trinitylake_ops.format.file_names import names_one_file
+from trinitylake_ops.format.file_names import is_unique_name
 from trinitylake_ops.format.locations import is_uri
 
 #: The name of the property, key or field that holds a seal. The second one's name ends with ``.2``.
@@ -67,7 +67,7 @@ def check_seals(
         if not is_whole:
             raise CorruptFileError(f"{path!r} is damaged: its bytes are not those of its checksum", path=path)
         return True
-    if is_whole and not may_be_copy and names_one_file(path):
+    if is_whole and not may_be_copy and is_unique_name(path):
         raise CorruptFileError(f"{path!r} is the file {match[2][:200]!r}, which took its place", path=path)
     return is_whole
 
@@ -121,7 +121,7 @@ class OtherNames:
         return hash(name_identity(path)) in self._hashes or hash(folded(path)) in self._hashes
 
 
-class FoldedSet:
+class CompactUuidSet:
     """A set of texts, which also tells whether a text resembles a member."""
 
     def __init__(self) -> None:

@@ -15,7 +15,7 @@ from trinitylake_ops.errors import InvalidDefinitionError, VersionNotFoundError
 HINT_PATH = "_latest_hint.txt"
 ROOT_PREFIX = "_"
 OPERATIONS_PREFIX = "_ops/"
-TURN_PREFIX = f"{OPERATIONS_PREFIX}turn-"
+SLOT_REQUEST_PREFIX = f"{OPERATIONS_PREFIX}turn-"
 LEASE_PREFIX = f"{OPERATIONS_PREFIX}lease-"
 VERIFIED_PREFIX = f"{OPERATIONS_PREFIX}verified-"
 ORPHAN_BARRIER_PATH = f"{OPERATIONS_PREFIX}orphan-barrier.json"
@@ -42,7 +42,7 @@ _DEFINITION_NAME = re.compile(
 _OPTIMIZED = re.compile(r"[01]{4}/[01]{4}/[01]{4}/[01]{8}-([^/]+)", re.DOTALL)
 _TABLE_NAME = re.compile(rf"[01/]+-table-[^/]+-({_UUID})\.binpb")
 _TABLE_METADATA_NAME = re.compile(rf"{TABLES_PREFIX}[^/]+/metadata/[^/]*{_UUID}[^/]*\.(?:avro|metadata\.json)")
-_TURN_NAME = re.compile(rf"{TURN_PREFIX}([1-9][0-9]{{0,5}})-{_UUID}")
+_SLOT_REQUEST_NAME = re.compile(rf"{SLOT_REQUEST_PREFIX}([1-9][0-9]{{0,5}})-{_UUID}")
 _LEASE_NAME = re.compile(rf"{LEASE_PREFIX}([1-9][0-9]{{0,14}})\.json")
 _VERIFIED_NAME = re.compile(rf"{VERIFIED_PREFIX}{_UUID}\.arrow")
 _OPERATION_NAME = re.compile(
@@ -228,7 +228,7 @@ def version_named(location: str) -> int | None:
         return None
 
 
-def names_one_file(path: str) -> bool:
+def is_unique_name(path: str) -> bool:
     """Whether the last part of a path is a name that we give to one file alone. A file of this name is that file.
 
     Any other name, by a caller or another program, says nothing of the file's content.
@@ -293,7 +293,7 @@ def parse_lease_path(path: str) -> int | None:
 
 def is_operation_path(path: str) -> bool:
     """Whether our operations give such a path: to plans, manifests, exports' roots, transactions, requests, ..."""
-    return _OPERATION_NAME.fullmatch(path) is not None or parse_turn_path(path) is not None
+    return _OPERATION_NAME.fullmatch(path) is not None or parse_slot_request_path(path) is not None
 
 
 def saved_transaction_path(transaction_id: str) -> str:
@@ -301,14 +301,14 @@ def saved_transaction_path(transaction_id: str) -> str:
     return f"{OPERATIONS_PREFIX}txn-{transaction_id}.binpb"
 
 
-def new_turn_path(attempt_ms: int) -> str:
+def new_slot_request_path(attempt_ms: int) -> str:
     """Return a fresh path for a writer's request for a turn. It names how long the writer's attempts take."""
-    return f"{TURN_PREFIX}{attempt_ms}-{uuid.uuid4()}"
+    return f"{SLOT_REQUEST_PREFIX}{attempt_ms}-{uuid.uuid4()}"
 
 
-def parse_turn_path(path: str) -> int | None:
+def parse_slot_request_path(path: str) -> int | None:
     """Return the milliseconds that an attempt takes, from the path of a writer's request. None for another path."""
-    match = _TURN_NAME.fullmatch(path)
+    match = _SLOT_REQUEST_NAME.fullmatch(path)
     return int(match[1]) if match else None
 
 

@@ -200,9 +200,9 @@ def encode_sealed_root(system: Mapping[str, str], sealed_at_ms: int, path: str =
         "members",
         *(["properties"] if info.get("operation") in _KEEP_PROPERTIES else []),
     ]
-    said = {name: info[name] for name in names if name in info}
-    if said:
-        kept[COMMIT_INFO] = json.dumps(said, ensure_ascii=False, separators=(",", ":"))
+    fields = {name: info[name] for name in names if name in info}
+    if fields:
+        kept[COMMIT_INFO] = json.dumps(fields, ensure_ascii=False, separators=(",", ":"))
     rows = {**kept, N_KEYS: "0", SEALED_AT_MILLIS: str(sealed_at_ms)}
     columns = [
         built_texts(rows),

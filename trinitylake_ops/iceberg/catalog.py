@@ -50,13 +50,13 @@ from trinitylake_ops.iceberg.io.file_io import StorageFileIO
 from trinitylake_ops.iceberg.io.folder_owners import public_properties
 from trinitylake_ops.iceberg.loaded_table import (
     LoadedTable,
+    backdate,
     check_format,
     check_update,
     commit_message,
     commit_response,
-    date_back,
     loaded_now,
-    place_of_new,
+    resolve_new_location,
     staged_on,
     with_rising_times,
 )
@@ -147,7 +147,7 @@ class TrinityLakeCatalog(NamespaceCatalog):
                 if change.writer.has_table(namespace, table):
                     raise TableAlreadyExistsError(f"Table already exists: {namespace}.{table}")
                 lakehouse = change.writer.base.definition
-                place = place_of_new(identifier, location, self.io.root, lakehouse)
+                place = resolve_new_location(identifier, location, self.io.root, lakehouse)
                 staged = self._create_staged_table(identifier, schema, place, partition_spec, sort_order, properties)
                 change.write_new_table(staged, lakehouse)
                 change.writer.create_table(namespace, table, self._definition(staged), id_of=IdOf.NEW_TABLE)
@@ -192,7 +192,7 @@ class TrinityLakeCatalog(NamespaceCatalog):
         if self.target.read_only:
             raise errors.InvalidInputError("this catalog only reads; open one on the latest version to create a table")
         lakehouse = self.target.reader().definition
-        place = place_of_new(identifier, location, self.io.root, lakehouse)
+        place = resolve_new_location(identifier, location, self.io.root, lakehouse)
         staged = self._create_staged_table(identifier, schema, place, partition_spec, sort_order, properties)
         staged.config = loaded_now(self.io.storage)
         claim_location(self.io.storage, staged.metadata.location, lakehouse)
@@ -294,7 +294,7 @@ class TrinityLakeCatalog(NamespaceCatalog):
             own_io = io.for_managed(table_id_of(staged.metadata.location) or "")
             for uri in named_files(updates):
                 own_io.check_may_have(uri)
-            date_back(writer, table, staged.metadata, updates, io)
+            backdate(writer, table, staged.metadata, updates, io)
             change.write_metadata(staged, before)
             definition = self._definition(staged, base)
             if base is None:

@@ -146,7 +146,7 @@ def is_puffin(data: bytes) -> bool:
     return data.startswith(PUFFIN_MAGIC)
 
 
-def place_deletes(data_file: dict[str, Any], new_uri: Callable[[str], str], size_bytes: int) -> None:
+def update_delete_entry(data_file: dict[str, Any], new_uri: Callable[[str], str], size_bytes: int) -> None:
     """Change what a manifest says of a file of position deletes that was written anew: its size, and its path bounds.
 
     Where both bounds are one path, readers take the file as that data file's own. Other bounds are left out: paths of

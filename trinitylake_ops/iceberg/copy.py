@@ -38,8 +38,8 @@ from trinitylake_ops.iceberg.copied_deletes import (
     is_parquet,
     is_puffin,
     parquet_deletes,
-    place_deletes,
     puffin_vectors,
+    update_delete_entry,
 )
 from trinitylake_ops.iceberg.io.file_io import StorageFileIO
 from trinitylake_ops.iceberg.metadata import COMPRESSED, metadata_json
@@ -88,13 +88,13 @@ class FileCopy:
 
 
 @dataclass(frozen=True, slots=True)
-class TablePlaces:
+class TableFileMap:
     """Where the files of one table are after the copy.
 
     Under another root each file keeps its path. Under the same root it goes into ``folder``. A file elsewhere, for
     example under another ``table_root``, comes into the table's folder, too. ``holder_root`` is the root of the
     lakehouse that has the copy, where the table's folder is not below it. Files under ``kept_root`` are not copied and
-    keep their URIs; the copies then have a ``folder`` of their own. ``standing`` are copies that the target has
+    keep their URIs; the copies then have a ``folder`` of their own. ``existing`` are copies that the target has
     already: source -> path there.
     """
 
@@ -105,7 +105,7 @@ class TablePlaces:
     folder: str = ""
     holder_root: str = ""
     kept_root: str = ""
-    standing: Mapping[str, str] = field(default_factory=dict)
+    existing: Mapping[str, str] = field(default_factory=dict)
 
     def location(self, path: str) -> str:
         """Return the location, in the lakehouse that has the copy, of a path under ``target_root``: a path or a URI."""
@@ -121,8 +121,8 @@ class TablePlaces:
 
     def path(self, location: str) -> str:
         """Return the path, under the target's root, of the copy of a file, given as a path or URI."""
-        if location in self.standing:
-            return self.standing[location]
+        if location in self.existing:
+            return self.existing[location]
         prefix = table_prefix(self.table_id)
         path = location
         for root in (self.source_root, self.table_root):
@@ -144,14 +144,14 @@ class TablePlaces:
         return f"{self.target_root}{table_prefix(self.table_id)}".rstrip("/")
 
 
-def copies_of(definition: TableDef, io: StorageFileIO, places: TablePlaces) -> list[FileCopy]:
+def copies_of(definition: TableDef, io: StorageFileIO, places: TableFileMap) -> list[FileCopy]:
     """Return the copies of all files that a managed Iceberg table needs. Former metadata files stay behind.
 
     Raises InvalidInputError for position deletes of a format in which they cannot be written anew, and StorageError.
     """
     found = []
     for file in files_of(definition, io):
-        if places.keeps(file.location) or file.location in places.standing:
+        if places.keeps(file.location) or file.location in places.existing:
             continue
         if file.kind == FileKind.POSITION_DELETES and file.live and not is_copied_format(file.location):
             raise InvalidInputError(
@@ -165,7 +165,7 @@ def copies_of(definition: TableDef, io: StorageFileIO, places: TablePlaces) -> l
 
 
 def rewritten(
-    copy: FileCopy, data: bytes, io: StorageFileIO, places: TablePlaces, sizes_bytes: Mapping[str, int]
+    copy: FileCopy, data: bytes, io: StorageFileIO, places: TableFileMap, sizes_bytes: Mapping[str, int]
 ) -> bytes:
     """Return the bytes of a copy of a file that holds paths.
 
@@ -190,20 +190,20 @@ def _rewritten(
     copy: FileCopy,
     data: bytes,
     new_uri: Callable[[str], str],
-    places: TablePlaces,
+    places: TableFileMap,
     sizes_bytes: Mapping[str, int],
 ) -> bytes:
     if copy.kind == FileKind.METADATA:
         return _metadata(copy.source, data, new_uri, places)
     if copy.kind == FileKind.MANIFEST_LIST:
-        return avro_with(copy.source, data, lambda record: _place_manifest(record, new_uri, places, sizes_bytes))
+        return avro_with(copy.source, data, lambda record: _relocate_manifest(record, new_uri, places, sizes_bytes))
     if copy.kind == FileKind.POSITION_DELETES:
         return _position_deletes(copy, data, new_uri)
     header = AvroHeader.of(data)
     types = column_types(header.metadata.get("schema") if header is not None else None)
 
     def place(record: dict[str, Any]) -> None:
-        _place_data_file(record, new_uri, places, sizes_bytes)
+        _relocate_data_file(record, new_uri, places, sizes_bytes)
         repair_record(record, types)
 
     return avro_with(copy.source, data, place)
@@ -227,7 +227,7 @@ def _position_deletes(copy: FileCopy, data: bytes, new_uri: Callable[[str], str]
     return written
 
 
-def _metadata(location: str, data: bytes, new_uri: Callable[[str], str], places: TablePlaces) -> bytes:
+def _metadata(location: str, data: bytes, new_uri: Callable[[str], str], places: TableFileMap) -> bytes:
     is_compressed = location.endswith(COMPRESSED)
     metadata: dict[str, Any] = json.loads(metadata_json(data, location))
     metadata["properties"] = usable(metadata.get("properties") or {})
@@ -244,16 +244,16 @@ def _metadata(location: str, data: bytes, new_uri: Callable[[str], str], places:
     return gzip.compress(text, compresslevel=zlib.Z_BEST_COMPRESSION, mtime=0) if is_compressed else text
 
 
-def _place_manifest(
-    record: dict[str, Any], new_uri: Callable[[str], str], places: TablePlaces, sizes_bytes: Mapping[str, int]
+def _relocate_manifest(
+    record: dict[str, Any], new_uri: Callable[[str], str], places: TableFileMap, sizes_bytes: Mapping[str, int]
 ) -> None:
     record["manifest_path"] = new_uri(record["manifest_path"])
     if places.is_copied(record["manifest_path"]):
         record["manifest_length"] = sizes_bytes[record["manifest_path"].removeprefix(places.target_root)]
 
 
-def _place_data_file(
-    record: dict[str, Any], new_uri: Callable[[str], str], places: TablePlaces, sizes_bytes: Mapping[str, int]
+def _relocate_data_file(
+    record: dict[str, Any], new_uri: Callable[[str], str], places: TableFileMap, sizes_bytes: Mapping[str, int]
 ) -> None:
     data_file = record["data_file"]
     data_file["file_path"] = new_uri(data_file["file_path"])
@@ -261,7 +261,7 @@ def _place_data_file(
         data_file["referenced_data_file"] = new_uri(data_file["referenced_data_file"])
     is_deletes = data_file.get("content") == _POSITION_DELETES and record["status"] != ManifestEntryStatus.DELETED
     if is_deletes and places.is_copied(data_file["file_path"]):
-        place_deletes(data_file, new_uri, sizes_bytes[data_file["file_path"].removeprefix(places.target_root)])
+        update_delete_entry(data_file, new_uri, sizes_bytes[data_file["file_path"].removeprefix(places.target_root)])
 
 
 def avro_with(location: str, data: bytes, change: Callable[[dict[str, Any]], None]) -> bytes:

@@ -133,7 +133,7 @@ class LoadedTable(Table):
     def transaction(self) -> IcebergTransaction:
         """Begin a change. Raises InvalidDefinitionError for a table that can be read, but not written."""
         if _IS_REGISTERED in self.config:
-            raise registered_elsewhere(".".join(self.name()))
+            raise registered_table_error(".".join(self.name()))
         if any(isinstance(snapshot, InlineSnapshot) for snapshot in self.metadata.snapshots):
             raise errors.InvalidDefinitionError(
                 f"table {'.'.join(self.name())} has snapshots of format version 1 that list their manifests by"
@@ -194,7 +194,7 @@ def check_format(definition: TableDef, name: str) -> TableDef:
     return definition
 
 
-def place_of_new(identifier: str | Identifier, location: str | None, root: str, lakehouse: LakehouseDef) -> str:
+def resolve_new_location(identifier: str | Identifier, location: str | None, root: str, lakehouse: LakehouseDef) -> str:
     """Return the place of a new table.
 
     Args:
@@ -224,7 +224,7 @@ def loaded_now(storage: Storage, *, is_registered: bool = False) -> dict[str, st
     return {_LOADED_AT_MS: str(storage.now_ms()), **marks}
 
 
-def registered_elsewhere(name: str) -> errors.InvalidDefinitionError:
+def registered_table_error(name: str) -> errors.InvalidDefinitionError:
     """Return the error for a change of a table that was registered, whose history another catalog keeps."""
     return errors.InvalidDefinitionError(
         f"table {name} is registered, and another catalog keeps its history: a write here would fork it; write it there"
@@ -232,7 +232,7 @@ def registered_elsewhere(name: str) -> errors.InvalidDefinitionError:
     )
 
 
-def date_back(
+def backdate(
     writer: Transaction, table: Table, metadata: TableMetadata, updates: tuple[TableUpdate, ...], io: StorageFileIO
 ) -> None:
     """Let the transaction be as old as the oldest file that it adds. A removal of orphans spares no file for longer.
@@ -244,13 +244,13 @@ def date_back(
     added = {update.snapshot.snapshot_id for update in updates if isinstance(update, AddSnapshotUpdate)}
     statistics = set(named_statistics(updates))
     if statistics:
-        writer.date_back(oldest_of(lambda: statistics, io))
+        writer.backdate(oldest_of(lambda: statistics, io))
     if not added:
         return
     begun_at_ms = int(table.config.get(_LOADED_AT_MS, "0"))
     if io.storage.now_ms() - begun_at_ms > writer.base.definition.txn_ttl_millis:
         begun_at_ms = oldest_file_ms(metadata, added, io)
-    writer.date_back(begun_at_ms)
+    writer.backdate(begun_at_ms)
 
 
 def check_update(name: str, metadata: TableMetadata, current: Table | None, base: TableDef | None) -> None:
@@ -261,7 +261,7 @@ def check_update(name: str, metadata: TableMetadata, current: Table | None, base
     for a new snapshot with a time or a sequence number far ahead.
     """
     if base is not None and not base.is_managed:
-        raise registered_elsewhere(name)
+        raise registered_table_error(name)
     check_managed_properties(metadata.properties)
     before = {} if current is None else current.metadata.properties
     if metadata.properties != before:

@@ -26,7 +26,7 @@ from pyiceberg.utils.config import Config
 from trinitylake_ops.errors import CorruptFileError, MetadataTooLargeError, TrinityLakeError
 from trinitylake_ops.format.definitions import TABLE_UUID, TableDef
 from trinitylake_ops.format.file_names import is_table_metadata_path, table_prefix
-from trinitylake_ops.iceberg.io.checked_files import in_own_place
+from trinitylake_ops.iceberg.io.checked_files import at_managed_location
 from trinitylake_ops.iceberg.io.file_io import StorageFileIO
 from trinitylake_ops.iceberg.managed import metadata_uri, table_id_of
 from trinitylake_ops.iceberg.properties import (
@@ -231,7 +231,7 @@ def parse_metadata(text: bytes, uri: str) -> LoadedMetadata:
 def _parse(text: bytes, uri: str) -> LoadedMetadata:
     try:
         decoded = text.decode()
-        content = json.loads(decoded, object_hook=_lets_others_run)
+        content = json.loads(decoded, object_hook=_yield_interpreter)
         del decoded
         n_parts = _check_items(content, uri)
         inline = _inline_manifests(content) if b'"manifests"' in text else {}
@@ -255,7 +255,7 @@ def _parse(text: bytes, uri: str) -> LoadedMetadata:
     return replace(loaded, kept_bytes=len(text) + _BYTES_PER_SCHEMA_PART * n_parts)
 
 
-def _lets_others_run(value: dict[str, Any]) -> dict[str, Any]:
+def _yield_interpreter(value: dict[str, Any]) -> dict[str, Any]:
     """Return a value of JSON. Between two objects, other threads get the interpreter that the decoder occupies."""
     return value
 
@@ -293,7 +293,7 @@ def load_table_metadata(
         kept = {name: value for name, value in metadata.properties.items() if name not in PATH_PROPERTIES}
         metadata = metadata.model_copy(update={"properties": kept})
     if definition.is_managed:
-        metadata = in_own_place(metadata, definition, io)
+        metadata = at_managed_location(metadata, definition, io)
     return replace(loaded, metadata=metadata)
 
 
@@ -306,7 +306,7 @@ def walked_metadata(definition: TableDef, io: StorageFileIO) -> TableMetadata:
     uri = metadata_uri(definition, io.root)
     if definition.is_managed and f"/{table_prefix(definition.id)}" in uri:
         return table_metadata(definition, io)
-    return in_own_place(read_table_metadata(io, uri), definition, io)
+    return at_managed_location(read_table_metadata(io, uri), definition, io)
 
 
 def check_identity(definition: TableDef, metadata: TableMetadata, uri: str) -> None:

@@ -352,11 +352,11 @@ def _content_files(manifests: list[ManifestFile], io: StorageFileIO, tolerance: 
     seen: set[str] = set()
     deleted: dict[str, TableFile] = {}
 
-    def standing_in(manifest: ManifestFile) -> list[ManifestEntry]:
+    def existing_entries(manifest: ManifestFile) -> list[ManifestEntry]:
         return tolerance.read(lambda: entries_in(manifest, io))
 
     for batch in _batches(manifests, concurrency):
-        for entries in run_parallel(standing_in, batch, concurrency):
+        for entries in run_parallel(existing_entries, batch, concurrency):
             for entry in entries:
                 path = entry.data_file.file_path
                 if entry.status == ManifestEntryStatus.DELETED:

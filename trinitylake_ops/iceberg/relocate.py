@@ -20,7 +20,7 @@ from trinitylake_ops.format.definitions import TableDef
 from trinitylake_ops.format.file_names import table_prefix
 from trinitylake_ops.format.locations import is_uri, to_uri
 from trinitylake_ops.iceberg.copied_deletes import is_copied_format
-from trinitylake_ops.iceberg.copy import FileCopy, TablePlaces, copied_definition, rewritten
+from trinitylake_ops.iceberg.copy import FileCopy, TableFileMap, copied_definition, rewritten
 from trinitylake_ops.iceberg.io.checked_files import check_whole
 from trinitylake_ops.iceberg.io.file_io import StorageFileIO
 from trinitylake_ops.iceberg.managed import metadata_uri
@@ -63,7 +63,7 @@ class MovedFiles:
 
 
 @dataclass(frozen=True, slots=True)
-class _Relocated(TablePlaces):
+class _Relocated(TableFileMap):
     """The places of files: those written anew under their new names, others by their paths, here or in a source."""
 
     renamed: Mapping[str, str] = field(default_factory=dict)
@@ -113,7 +113,7 @@ def moved_files(definition: TableDef, io: StorageFileIO) -> MovedFiles | None:
     named += [one.statistics_path for one in metadata.partition_statistics]
     is_own = not is_uri(_path_at(uri, home, io))
     names_former = any(_is_moved(one, home, io) for one in (*named, uri))
-    names_former |= is_own and not metadata.location.startswith(home) and io.note_place_of(metadata.location)
+    names_former |= is_own and not metadata.location.startswith(home) and io.note_former_location(metadata.location)
     if not moved and not lists and not names_former:
         return None
     sizes_bytes = {_path_at(path, home, io): manifest.manifest_length for path, manifest in found.items()}

@@ -26,7 +26,7 @@ from pyiceberg.table import Table
 from pyiceberg.table.metadata import TableMetadata
 
 from trinitylake_ops import errors
-from trinitylake_ops.access.allowed_roots import NamedRoots, Places, root_of_table_file
+from trinitylake_ops.access.allowed_roots import AllowedRoots, NamedRoots, root_of_table_file
 from trinitylake_ops.errors import InvalidInputError
 from trinitylake_ops.format.definitions import LakehouseDef, TableDef
 from trinitylake_ops.format.file_names import OWNER_NAME, is_table_metadata_path, owner_path
@@ -48,7 +48,7 @@ from trinitylake_ops.iceberg.metadata_rules import check_case
 from trinitylake_ops.storage import open_storage
 from trinitylake_ops.storage.interface import Storage
 from trinitylake_ops.storage.options import StorageOptions
-from trinitylake_ops.storage.parallel import in_one_round, run_parallel
+from trinitylake_ops.storage.parallel import in_one_round_trip, run_parallel
 from trinitylake_ops.storage.registry import roots_nest
 from trinitylake_ops.transaction.lakehouse import Lakehouse
 from trinitylake_ops.transaction.transaction import Transaction
@@ -101,7 +101,7 @@ class LatestTarget:
         self._lake = lake
         self.storage = lake.storage
         self.storage_options = lake.storage_options
-        self.names = lake.elsewhere.names
+        self.names = lake.external_storages.names
 
     def reader(self) -> CatalogReader:
         return self._lake.snapshot()
@@ -119,7 +119,7 @@ class TransactionTarget:
     def __init__(self, transaction: Transaction, storage_options: Mapping[str, str] | None = None):
         self._transaction = transaction
         self.storage = transaction.base.files.storage
-        self.names = transaction.base.files.nodes.elsewhere.names
+        self.names = transaction.base.files.nodes.external_storages.names
         self.storage_options = StorageOptions(storage_options)
 
     def reader(self) -> CatalogReader:
@@ -138,7 +138,7 @@ class SnapshotTarget:
     def __init__(self, snapshot: Snapshot, storage_options: Mapping[str, str] | None = None):
         self._snapshot = snapshot
         self.storage = snapshot.files.storage
-        self.names = snapshot.files.nodes.elsewhere.names
+        self.names = snapshot.files.nodes.external_storages.names
         self.storage_options = StorageOptions(storage_options)
 
     def reader(self) -> CatalogReader:
@@ -163,11 +163,11 @@ def target_of(properties: Mapping[str, str]) -> CatalogTarget:
     version, timestamp = properties.get(VERSION), properties.get(TIMESTAMP)
     if version is None and timestamp is None:
         return LatestTarget(lake)
-    snapshot = lake.snapshot(version, None if timestamp is None else _moment(timestamp))
+    snapshot = lake.snapshot(version, None if timestamp is None else _version_or_time(timestamp))
     return SnapshotTarget(snapshot, lake.storage_options)
 
 
-def _moment(text: str) -> datetime | int:
+def _version_or_time(text: str) -> datetime | int:
     if text.isascii() and text.isdigit():
         return int(text)
     try:
@@ -230,7 +230,7 @@ class TableChange:
             self.write_metadata(table)
             return
         requests: list[Callable[[], None]] = [claim, lambda: self.write_metadata(table)]
-        run_parallel(in_one_round(lambda request: request()), requests, self.io.storage.concurrency)
+        run_parallel(in_one_round_trip(lambda request: request()), requests, self.io.storage.concurrency)
 
     def _add(self, path: str, data: bytes) -> None:
         self.writer.add_file(path, data)
@@ -312,9 +312,9 @@ def registering_io(io: StorageFileIO, uris: Iterable[str]) -> StorageFileIO:
     that of the lakehouse, which the file's path tells. Raises InvalidLocationError, LocationNotAllowedError where it
     does not.
     """
-    roots = {_root_of(uri, io.places) for uri in uris if io.places.known(uri) is None}
+    roots = {_root_of(uri, io.allowed_roots) for uri in uris if io.allowed_roots.known(uri) is None}
     opened = [open_storage(root, io.storage_options.beyond(io.root, root)) for root in sorted(roots)]
-    names = io.places.names
+    names = io.allowed_roots.names
     opening = StorageFileIO.on(io.storage, io.storage_options, read_only=True, others=opened, names=names)
     opening.metadata_limit_bytes = io.metadata_limit_bytes
     return opening.strict()
@@ -328,13 +328,13 @@ def root_to_allow(definition: TableDef, io: StorageFileIO) -> str | None:
     uri = metadata_uri(definition, io.root)
     location = f"{as_uri(read_table_metadata(io, uri).location).rstrip('/')}/"
     needed = [location, *([] if uri.startswith(location) else [_folder_of(uri)])]
-    plain = Places(io.root, io.places.names, io.places.allowed)
+    plain = AllowedRoots(io.root, io.allowed_roots.names, io.allowed_roots.allowed)
     far = [root for root in needed if plain.known(f"{root}metadata/file") is None]
     whole = [root if roots_nest(root) else root_of_table_file(f"{root}metadata/file") or root for root in far]
     return " ".join(dict.fromkeys(whole)) or None
 
 
-def _root_of(uri: str, places: Places) -> str:
+def _root_of(uri: str, places: AllowedRoots) -> str:
     """Return the root through which a metadata file under no known root is read."""
     if roots_nest(uri):
         return normalize_root_uri(_folder_of(uri))

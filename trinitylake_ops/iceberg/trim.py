@@ -23,7 +23,7 @@ from pyiceberg.table.update import (
 from trinitylake_ops.errors import FileMissingError
 from trinitylake_ops.format.definitions import METADATA_LOCATION, TableDef
 from trinitylake_ops.format.file_names import table_prefix
-from trinitylake_ops.iceberg.io.checked_files import is_in_own_place
+from trinitylake_ops.iceberg.io.checked_files import is_managed_location
 from trinitylake_ops.iceberg.io.file_io import StorageFileIO
 from trinitylake_ops.iceberg.managed import LATEST_WRITTEN_VERSION, metadata_uri
 from trinitylake_ops.iceberg.metadata import table_metadata, write_metadata
@@ -82,7 +82,7 @@ def listed_snapshots(definition: TableDef, io: StorageFileIO) -> ListedSnapshots
     metadata = table_metadata(definition, io)
     ordered = sorted(metadata.snapshots, key=lambda snapshot: (snapshot.sequence_number or 0, snapshot.timestamp_ms))
     ids = tuple(snapshot.snapshot_id for snapshot in ordered)
-    is_in_place = is_in_own_place(metadata.location, definition, io)
+    is_in_place = is_managed_location(metadata.location, definition, io)
     referred = _referred(metadata) | _staged(metadata, io.storage.now_ms())
     return ListedSnapshots(ids, referred, is_in_place, metadata.format_version <= LATEST_WRITTEN_VERSION)
 
@@ -138,12 +138,14 @@ def _staged(metadata: TableMetadata, now_ms: int) -> frozenset[int]:
     """
     most_ms = int(metadata.properties.get(_MAX_AGE_PROPERTY, _MAX_AGE_MS))
     was_current = {entry.snapshot_id for entry in metadata.snapshot_log}
-    said = {shot.snapshot_id: shot.summary.additional_properties for shot in metadata.snapshots if shot.summary}
-    published = {summary.get(_PUBLISHED_AUDIT) for summary in said.values()} | {None}
+    staged_by_snapshot = {
+        shot.snapshot_id: shot.summary.additional_properties for shot in metadata.snapshots if shot.summary
+    }
+    published = {summary.get(_PUBLISHED_AUDIT) for summary in staged_by_snapshot.values()} | {None}
     return frozenset(
         shot.snapshot_id
         for shot in metadata.snapshots
-        if said.get(shot.snapshot_id, {}).get(_AUDIT) not in published
+        if staged_by_snapshot.get(shot.snapshot_id, {}).get(_AUDIT) not in published
         and shot.snapshot_id not in was_current
         and now_ms - shot.timestamp_ms <= most_ms
     )

@@ -100,7 +100,7 @@ def spec_ids_after(updates: Sequence[TableUpdate], current: TableMetadata | None
     return added if current is None else added | current.specs().keys()
 
 
-def check_keeps_what_snapshots_use(updates: Sequence[TableUpdate], current: TableMetadata | None) -> None:
+def check_snapshot_dependencies(updates: Sequence[TableUpdate], current: TableMetadata | None) -> None:
     """Raise InvalidDefinitionError for updates that remove a schema or partition spec that readers of a snapshot need.
 
     Which snapshots use a partition spec is in their manifest lists only. So all specs of a table with snapshots stay.
@@ -138,7 +138,7 @@ def named_statistics(updates: Sequence[TableUpdate]) -> Iterator[str]:
 
 
 @contextmanager
-def asked_for() -> Iterator[None]:
+def as_invalid_input() -> Iterator[None]:
     """Take what pyiceberg raises for content that makes no sense as InvalidInputError. No commit ends in it.
 
     A snapshot that is too old for the table is a CommitFailedException.

@@ -277,13 +277,13 @@ def _entry(version: ViewVersion) -> ViewHistoryEntry:
 
 
 def _is_same(one: ViewVersion, other: ViewVersion) -> bool:
-    def said(version: ViewVersion) -> tuple[object, ...]:
+    def comparable(version: ViewVersion) -> tuple[object, ...]:
         return (
             version.summary, version.representations, version.default_catalog, version.default_namespace,
             version.schema_id,
         )  # fmt: skip
 
-    return said(one) == said(other)
+    return comparable(one) == comparable(other)
 
 
 def _check_dialects(version: ViewVersion) -> None:

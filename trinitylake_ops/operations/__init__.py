@@ -39,7 +39,14 @@ if TYPE_CHECKING:
     from trinitylake_ops.operations.hint import HintReport, HintState, inspect_hint, repair_hint
     from trinitylake_ops.operations.register import RegistrationReport, register_catalog, register_table
     from trinitylake_ops.operations.relocate import RelocationPlan, RelocationReport, plan_relocation
-    from trinitylake_ops.operations.repairs import RepairPlan, RepairReport, RepairStep, Unmended, plan_repair, repair
+    from trinitylake_ops.operations.repairs import (
+        RepairPlan,
+        RepairReport,
+        RepairStep,
+        UnrepairedFinding,
+        plan_repair,
+        repair,
+    )
     from trinitylake_ops.operations.retention import RetentionPolicy, Verdict
     from trinitylake_ops.operations.rollbacks import RollbackPlan, plan_rollback, rollback
     from trinitylake_ops.operations.status.due import DueAges
@@ -103,7 +110,7 @@ __all__ = [
     "TableTotals",
     "TrimPlan",
     "TrimReport",
-    "Unmended",
+    "UnrepairedFinding",
     "Verdict",
     "VerifyReport",
     "VersionDiff",
@@ -181,7 +188,7 @@ __getattr__, __dir__ = lazy_face(
         "hint": ("HintReport", "HintState", "inspect_hint", "repair_hint"),
         "register": ("RegistrationReport", "register_catalog", "register_table"),
         "relocate": ("RelocationPlan", "RelocationReport", "plan_relocation"),
-        "repairs": ("RepairPlan", "RepairReport", "RepairStep", "Unmended", "plan_repair", "repair"),
+        "repairs": ("RepairPlan", "RepairReport", "RepairStep", "UnrepairedFinding", "plan_repair", "repair"),
         "retention": ("RetentionPolicy", "Verdict"),
         "rollbacks": ("RollbackPlan", "plan_rollback", "rollback"),
         "status.due": ("DueAges",),

@@ -39,38 +39,38 @@ _WORD = re.compile(r"(?<=[a-z])(?=[A-Z])")
 _FIELD = "operation"
 
 
-def told(execute: C) -> C:
+def instrumented(execute: C) -> C:
     """Return the method ``execute`` of an operation, which tells of itself under the name of its class."""
 
     @functools.wraps(execute)
-    def telling_of_it(self: Any, *arguments: Any, **options: Any) -> Any:
+    def instrumented_call(self: Any, *arguments: Any, **options: Any) -> Any:
         name = _WORD.sub("-", type(self).__name__).lower()
         if fields_now().get(_FIELD) == name:  # it calls that of its base
             return execute(self, *arguments, **options)
-        with telling(name):
+        with operation_span(name):
             return execute(self, *arguments, **options)
 
-    return cast(C, telling_of_it)
+    return cast(C, instrumented_call)
 
 
-def told_as(operation: str) -> Callable[[C], C]:
+def instrumented_as(operation: str) -> Callable[[C], C]:
     """Return a decorator for a function that is an operation. Within the operation of that name it tells nothing."""
 
     def decorated(work: C) -> C:
         @functools.wraps(work)
-        def telling_of_it(*arguments: Any, **options: Any) -> Any:
+        def instrumented_call(*arguments: Any, **options: Any) -> Any:
             if fields_now().get(_FIELD) == operation:
                 return work(*arguments, **options)
-            with telling(operation):
+            with operation_span(operation):
                 return work(*arguments, **options)
 
-        return cast(C, telling_of_it)
+        return cast(C, instrumented_call)
 
     return decorated
 
 
 @contextmanager
-def telling(operation: str) -> Iterator[None]:
+def operation_span(operation: str) -> Iterator[None]:
     """Tell of an operation that a block is."""
     begun_s, outcome = time.monotonic(), "failed"
     run_id = acting_run()
@@ -81,8 +81,8 @@ def telling(operation: str) -> Iterator[None]:
         outcome = "done"
     finally:
         seconds = time.monotonic() - begun_s
-        said = {"operation": operation, "outcome": outcome, "seconds": round(seconds, 3)}
-        logger.info("%s: %s", operation, outcome, extra={"fields": said})
+        log_fields = {"operation": operation, "outcome": outcome, "seconds": round(seconds, 3)}
+        logger.info("%s: %s", operation, outcome, extra={"fields": log_fields})
         hub.add(OPERATIONS, operation=operation, outcome=outcome)
         hub.observe(OPERATION_SECONDS, seconds, operation=operation)
 
@@ -252,7 +252,7 @@ class PlannedOperation(ABC, Generic[PlannedT, ReportT]):
         """Let telemetry hear of each execution."""
         super().__init_subclass__()
         if "execute" in cls.__dict__:
-            cls.execute = told(cls.execute)  # type: ignore[method-assign]
+            cls.execute = instrumented(cls.execute)  # type: ignore[method-assign]
 
     @abstractmethod
     def plan(self) -> PlannedT:
@@ -279,7 +279,7 @@ class TimedOperation(PlannedOperation[TimedT, ReportT]):
     """Base of operations whose plans are for a version and a time."""
 
     @abstractmethod
-    def made_at(self, base: Snapshot, now_ms: int) -> TimedT:
+    def plan_at(self, base: Snapshot, now_ms: int) -> TimedT:
         """Return the plan for a version and a time, in milliseconds since the epoch."""
 
     def as_approved(self, plan: TimedT, approved_digest: str | None) -> TimedT:
@@ -303,7 +303,7 @@ class TimedOperation(PlannedOperation[TimedT, ReportT]):
                 " again"
             ) from error
         try:
-            then = self.made_at(base, now_ms)
+            then = self.plan_at(base, now_ms)
         except FileMissingError as error:
             if self.lake.latest_version() == base_version:
                 raise

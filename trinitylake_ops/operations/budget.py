@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from trinitylake_ops.errors import InvalidInputError, TrinityLakeError
 from trinitylake_ops.storage import FileInfo, MeteredStorage, RequestCounts, Storage, StorageWrapper
 
-_LISTED_BETWEEN_LOOKS = 1000
+_LISTED_BETWEEN_CHECKS = 1000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,7 +113,7 @@ class Spending:
         """Yield a listing, which ends when the time is over: while something is planned, or ``always``."""
         for number, info in enumerate(listing, start=1):
             yield info
-            if number % _LISTED_BETWEEN_LOOKS == 0 and (always or self._refuses):
+            if number % _LISTED_BETWEEN_CHECKS == 0 and (always or self._refuses):
                 self.check_time()
 
     @contextmanager
@@ -124,7 +124,7 @@ class Spending:
         """
         came = ""
 
-        def told(what: str, done: int, total: int) -> None:
+        def report_progress(what: str, done: int, total: int) -> None:
             nonlocal came
             came = f" ({what}: {done} of {total})"
             progress(what, done, total)
@@ -133,7 +133,7 @@ class Spending:
 
         self._refuses = True
         try:
-            yield told
+            yield report_progress
         except BudgetSpentError as spent:
             raise BudgetSpentBeforeError(
                 f"{spent.message} while planning{came}; nothing was deleted by this run, and running it again begins"

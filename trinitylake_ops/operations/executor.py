@@ -83,7 +83,7 @@ class Fence:
 
 
 @dataclass(frozen=True, slots=True)
-class Sent:
+class DeleteOutcome:
     """The outcome of a delete: failures by path, and ``held_back`` files, which may still be there."""
 
     failures: Mapping[str, StorageError]
@@ -119,10 +119,10 @@ class Executor(Protocol):
     def limited(self, storage: Storage, spending: Spending) -> Storage:
         """Return a storage that keeps a run within its budget. Raises InvalidInputError if that is impossible."""
 
-    def rounds_at_once(self, storage: Storage) -> int:
+    def batches_between_checks(self, storage: Storage) -> int:
         """Return how many deletes are sent between two looks at the fence."""
 
-    def delete(self, storage: Storage, paths: Sequence[str], fence: Fence | None) -> Sent:
+    def delete(self, storage: Storage, paths: Sequence[str], fence: Fence | None) -> DeleteOutcome:
         """Delete files. Nothing is sent once the fence does not hold, and nothing is under way at the end."""
 
 
@@ -162,14 +162,14 @@ class LocalExecutor:
         """Return a storage that refuses requests beyond the budget."""
         return LimitedStorage(storage, spending)
 
-    def rounds_at_once(self, storage: Storage) -> int:
+    def batches_between_checks(self, storage: Storage) -> int:
         """Return the requests that run in parallel."""
         return storage.concurrency
 
-    def delete(self, storage: Storage, paths: Sequence[str], fence: Fence | None) -> Sent:
+    def delete(self, storage: Storage, paths: Sequence[str], fence: Fence | None) -> DeleteOutcome:
         """Delete files at once: the caller has just seen that the fence holds."""
         del fence
-        return Sent(storage.delete_many(paths))
+        return DeleteOutcome(storage.delete_many(paths))
 
 
 #: The executor of operations that are given no other.

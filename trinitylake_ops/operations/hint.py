@@ -12,14 +12,14 @@ from enum import StrEnum
 
 from trinitylake_ops.errors import FileMissingError, StorageError
 from trinitylake_ops.format.file_names import HINT_PATH, MAX_VERSION, parse_hint
-from trinitylake_ops.operations.base import Cost, MeteredLakehouse, told_as
+from trinitylake_ops.operations.base import Cost, MeteredLakehouse, instrumented_as
 from trinitylake_ops.operations.rendering import Document, Table, new_table
 from trinitylake_ops.storage import background
 from trinitylake_ops.transaction.lakehouse import Lakehouse
 from trinitylake_ops.versions.roots import HINT_READ_BYTES, Roots, find_latest
 from trinitylake_ops.versions.snapshot import is_sealed_root
 
-_MOST_LOOKS = 20
+_MOST_PROBES = 20
 _PAUSE_S = 0.1  # beside the reads: mostly longer than a writer takes from its root to its hint
 
 logger = logging.getLogger(__name__)
@@ -63,7 +63,7 @@ def inspect_hint(lake: Lakehouse) -> HintReport:
     background.flush()  # of commits of this process
     metered = MeteredLakehouse(lake)
     state, hinted, latest = _state(metered.lake.files.roots)
-    for _ in range(_MOST_LOOKS):
+    for _ in range(_MOST_PROBES):
         if state != HintState.BEHIND:
             break
         # A commit between the two reads looks like that; its writer sets the hint after the root.
@@ -75,7 +75,7 @@ def inspect_hint(lake: Lakehouse) -> HintReport:
     return HintReport(state=state, hinted=hinted, latest=latest, cost=metered.cost())
 
 
-@told_as("repair-hint")
+@instrumented_as("repair-hint")
 def repair_hint(lake: Lakehouse) -> HintReport:
     """Let the hint name the latest version. Returns its former state. A right one is left alone.
 

@@ -42,7 +42,7 @@ class Lease:
 
         Raises MaintenanceBlockedError once another operation has it.
         """
-        newest = max(_standing(self.storage), default=0)
+        newest = max(_existing_leases(self.storage), default=0)
         if newest > self.number:
             raise MaintenanceBlockedError(
                 f"another operation took over the lease of this {self.operation}, which was silent for too long;"
@@ -80,27 +80,27 @@ def lease(storage: Storage, operation: str) -> Iterator[Lease]:
         taken.release()
 
 
-def held_by(storage: Storage) -> str | None:
+def describe_lease(storage: Storage) -> str | None:
     """Return a sentence that says which operation has the lease, None where none has. Lists, and reads one file.
 
     Raises StorageError.
     """
-    standing = _standing(storage)
-    if not standing:
+    existing = _existing_leases(storage)
+    if not existing:
         return None
     try:
-        _check_ended(storage, standing[max(standing)], storage.now_ms())
+        _check_ended(storage, existing[max(existing)], storage.now_ms())
     except MaintenanceBlockedError as error:
         return error.message
     return None
 
 
 def _take(storage: Storage, operation: str) -> Lease:
-    standing = _standing(storage)
-    newest = max(standing, default=0)
+    existing = _existing_leases(storage)
+    newest = max(existing, default=0)
     now_ms = storage.now_ms()
     if newest:
-        _check_ended(storage, standing[newest], now_ms)
+        _check_ended(storage, existing[newest], now_ms)
     if parse_lease_path(lease_path(newest + 1)) is None:
         raise MaintenanceBlockedError(
             f"lease {newest} is the last that there can be, and none of ours; when no operation runs, remove the file",
@@ -110,12 +110,12 @@ def _take(storage: Storage, operation: str) -> Lease:
     taken = Lease(storage, newest + 1, holder, operation, now_ms + DURATION_MS)
     data = _content(lease_path(taken.number), holder, operation, taken.expires_at_ms)
     if not create_settled(storage, lease_path(taken.number), data, is_ours=lambda found: found == data):
-        raise _taken_now(lease_path(taken.number))
-    storage.delete_many([info.path for info in standing.values()])  # never the newest: numbers are given once
+        raise _lease_taken_error(lease_path(taken.number))
+    storage.delete_many([info.path for info in existing.values()])  # never the newest: numbers are given once
     return taken
 
 
-def _standing(storage: Storage) -> dict[int, FileInfo]:
+def _existing_leases(storage: Storage) -> dict[int, FileInfo]:
     """Return the existing leases, by number."""
     found = {parse_lease_path(info.path): info for info in storage.list(LEASE_PREFIX)}
     return {number: info for number, info in found.items() if number is not None}
@@ -127,7 +127,7 @@ def _check_ended(storage: Storage, info: FileInfo, now_ms: int) -> None:
         content = decode_sealed_json(storage.read(info.path, limit_bytes=MAX_NOTE_BYTES), info.path)
         expires_at_ms, operation = int(content["expires_at_ms"]), str(content["operation"])
     except FileMissingError:
-        raise _taken_now(info.path) from None  # with a newer one there, it was deleted
+        raise _lease_taken_error(info.path) from None  # with a newer one there, it was deleted
     except (CorruptFileError, ValueError, KeyError, TypeError, OverflowError):
         expires_at_ms, operation = info.last_modified_ms + DURATION_MS, "an operation"
     if expires_at_ms > now_ms + 2 * DURATION_MS:  # no operation asks for so long
@@ -146,7 +146,7 @@ def _check_ended(storage: Storage, info: FileInfo, now_ms: int) -> None:
         )
 
 
-def _taken_now(path: str) -> MaintenanceBlockedError:
+def _lease_taken_error(path: str) -> MaintenanceBlockedError:
     return MaintenanceBlockedError("another operation took the lease at this moment; wait until it ends", path=path)
 
 

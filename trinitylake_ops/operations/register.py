@@ -22,12 +22,12 @@ from trinitylake_ops.iceberg.managed import EXTERNAL
 from trinitylake_ops.iceberg.table_change import registered_table, registered_uri, registering_io
 from trinitylake_ops.operations.base import Cost, MeteredLakehouse, uncached
 from trinitylake_ops.operations.lease import lease
-from trinitylake_ops.operations.mark.mark import CatalogReach, kept_roots
+from trinitylake_ops.operations.mark.mark import CatalogReach, retained_roots
 from trinitylake_ops.operations.mark.survey import survey_versions
 from trinitylake_ops.operations.mark.table_files import iceberg_metadata
 from trinitylake_ops.operations.rendering import Document, Table, new_table
 from trinitylake_ops.storage.options import redact_assignments
-from trinitylake_ops.storage.parallel import in_one_round, run_parallel
+from trinitylake_ops.storage.parallel import in_one_round_trip, run_parallel
 from trinitylake_ops.transaction.lakehouse import Lakehouse
 from trinitylake_ops.transaction.transaction import Transaction
 from trinitylake_ops.versions.roots import check_no_gap
@@ -99,7 +99,7 @@ def _check_committed(lake: Lakehouse, metadata_paths: Collection[str]) -> None:
     reach, missing = CatalogReach(survey.lake.files), set(metadata_paths)
     reach.add([survey.roots[survey.base.version]])
     latest = sorted(reach.tables)
-    reach.add(kept_roots(survey).roots)
+    reach.add(retained_roots(survey).roots)
     locations = [*sorted(reach.tables.difference(latest)), *latest]
     for start in range(0, len(locations), _BATCH):
         for definition in survey.lake.files.definitions.tables(locations[start : start + _BATCH]):
@@ -221,11 +221,11 @@ class _Source:
         found: list[tuple[_Name, str]] = []
         others: list[_Name] = []
         for namespace in self._chosen(namespaces):
-            with self._asked(f"list the tables of {'.'.join(namespace)}"):
+            with self._naming_failures(f"list the tables of {'.'.join(namespace)}"):
                 identifiers = self.catalog.list_tables(namespace)
             for identifier in sorted(identifiers):
                 name = (".".join(namespace), identifier[-1])
-                with self._asked(f"load table {'.'.join(name)}"):
+                with self._naming_failures(f"load table {'.'.join(name)}"):
                     try:
                         found.append((name, self.catalog.load_table(identifier).metadata_location))
                     except NoSuchIcebergTableError:
@@ -245,7 +245,7 @@ class _Source:
         return list(dict.fromkeys(chosen))
 
     def _within(self, namespace: Identifier) -> Iterator[Identifier]:
-        with self._asked("list its namespaces"):
+        with self._naming_failures("list its namespaces"):
             try:
                 inner = sorted(self.catalog.list_namespaces(namespace))
             except NoSuchNamespaceError:  # for a catalog without nested namespaces
@@ -256,7 +256,7 @@ class _Source:
                 yield from self._within(name)
 
     @contextmanager
-    def _asked(self, what: str) -> Iterator[None]:
+    def _naming_failures(self, what: str) -> Iterator[None]:
         """Name the catalog that failed, and its operation: each raises exceptions of its own clients."""
         try:
             yield
@@ -320,5 +320,5 @@ def _definitions(lake: Lakehouse, txn: Transaction, fresh: Mapping[_Name, str]) 
             error.message = f"table {'.'.join(name)} cannot be registered: {error.message}; nothing was registered"
             raise
 
-    found = run_parallel(in_one_round(definition), list(fresh), lake.storage.concurrency)
+    found = run_parallel(in_one_round_trip(definition), list(fresh), lake.storage.concurrency)
     return dict(zip(fresh, found, strict=True))

@@ -32,7 +32,7 @@ from trinitylake_ops.operations.mark.tables import defined, table_root_of, table
 from trinitylake_ops.operations.rendering import Document, Table, new_table
 from trinitylake_ops.operations.table_records import alter_tables, check_tables, discarded_on_failure
 from trinitylake_ops.storage.open import open_storage
-from trinitylake_ops.storage.parallel import in_one_round, run_parallel
+from trinitylake_ops.storage.parallel import in_one_round_trip, run_parallel
 from trinitylake_ops.transaction.lakehouse import Lakehouse, options_for
 from trinitylake_ops.versions.snapshot import Snapshot
 
@@ -119,7 +119,7 @@ class Relocation(PlannedOperation[RelocationPlan, "RelocationReport"]):
     def _plan_on(self, base: Snapshot) -> RelocationPlan:
         io = self._reading(base)
         if self.table_root and self.table_root != _named_table_root(base):
-            check_files_stand(base, io, self.table_root)
+            check_files_exist(base, io, self.table_root)
         found, damaged = moved_tables(self.lake, base, io)
         self._check_none_left(found)
         moved = tuple(one for one in found if not one.files.unmoved_deletes)
@@ -155,7 +155,7 @@ class Relocation(PlannedOperation[RelocationPlan, "RelocationReport"]):
             return io
         names = NamedRoots.of(replace(base.definition, table_root=self.table_root))
         there = StorageFileIO.on(self.lake.storage, self.lake.storage_options, read_only=True, names=names)
-        there.places.check_root(self.table_root)
+        there.allowed_roots.check_root(self.table_root)
         there.folders.check_is_of_no_copy(there.storage_at(self.table_root))
         return there
 
@@ -163,8 +163,8 @@ class Relocation(PlannedOperation[RelocationPlan, "RelocationReport"]):
         """Whether the given table root would become another one's or this lakehouse's own."""
         if not self.table_root:
             return False
-        standing = table_root_of(self.lake, replace(base.definition, table_root=self.table_root))
-        return self.table_root != _named_table_root(base) or standing is None or bool(standing.refusal)
+        existing = table_root_of(self.lake, replace(base.definition, table_root=self.table_root))
+        return self.table_root != _named_table_root(base) or existing is None or bool(existing.refusal)
 
     def execute(self, plan: RelocationPlan, approved_digest: str | None = None) -> RelocationReport:
         """Relocate by a plan made anew. Raises what :meth:`RelocationPlan.execute` raises."""
@@ -250,7 +250,7 @@ def moved_tables(
     """
     io = io or reading_io(lake)
 
-    def look(definition: TableDef) -> MovedFiles | TrinityLakeError | None:
+    def inspect_table(definition: TableDef) -> MovedFiles | TrinityLakeError | None:
         is_ours = definition.is_managed and iceberg_metadata(definition)
         try:
             return moved_files(definition, io) if is_ours else None
@@ -260,7 +260,9 @@ def moved_tables(
     found: list[MovedTable] = []
     damaged: dict[str, TrinityLakeError] = {}
     for entries in defined(base, tables_of(base)):
-        moved = run_parallel(in_one_round(look), [definition for _, _, definition in entries], lake.storage.concurrency)
+        moved = run_parallel(
+            in_one_round_trip(inspect_table), [definition for _, _, definition in entries], lake.storage.concurrency
+        )
         for (name, location, definition), files in zip(entries, moved, strict=True):
             if isinstance(files, TrinityLakeError):
                 damaged[str(name)] = files
@@ -286,7 +288,7 @@ def _left_table_root(lake: Lakehouse, base: Snapshot, found: Sequence[MovedTable
     return ""
 
 
-def check_files_stand(base: Snapshot, io: StorageFileIO, table_root: str) -> None:
+def check_files_exist(base: Snapshot, io: StorageFileIO, table_root: str) -> None:
     """Raise FileMissingError if a file of the tables of a version that is to be under a table root is not there."""
     for entries in defined(base, tables_of(base)):
         for name, _, definition in entries:
@@ -296,7 +298,7 @@ def check_files_stand(base: Snapshot, io: StorageFileIO, table_root: str) -> Non
             there = {info.path: info.size_bytes for info in listed}
             try:
                 live = [file for file in files_of(definition, io) if file.live]
-                lost = next((one.location for one in live if _is_lost(one.location, table_root, there)), None)
+                lost = next((one.location for one in live if _is_missing(one.location, table_root, there)), None)
             except FileMissingError as error:
                 lost, live = error.path, []
             if lost is not None:
@@ -317,7 +319,7 @@ def _check_size(file: TableFile, table: str, table_root: str, there: Mapping[str
         )
 
 
-def _is_lost(location: str, table_root: str, there: Container[str]) -> bool:
+def _is_missing(location: str, table_root: str, there: Container[str]) -> bool:
     return location.startswith(table_root) and location.removeprefix(table_root) not in there
 
 

@@ -32,7 +32,7 @@ class Table:
     rows: tuple[tuple[object, ...], ...]
 
     def __rich__(self) -> RichTable:
-        return _drawn(self, self.title)
+        return _rich_table(self, self.title)
 
     def __str__(self) -> str:
         return table_text(self, _WIDEST_TABLE_CHARS)
@@ -100,7 +100,7 @@ def table_text(table: Table, width_chars: int) -> str:
         return title
     text = io.StringIO()
     console = Console(file=text, width=width_chars, color_system=None)
-    console.print(_drawn(table, title=None))
+    console.print(_rich_table(table, title=None))
     lines = [title] if title else []
     return "\n".join([*lines, *(line.rstrip() for line in text.getvalue().splitlines())])
 
@@ -110,7 +110,7 @@ def new_table(title: str, *columns: str, rows: Iterable[Sequence[object]] = ()) 
     return Table(title, columns, tuple(map(tuple, rows)))
 
 
-def _drawn(table: Table, title: str | None) -> RichTable:
+def _rich_table(table: Table, title: str | None) -> RichTable:
     from rich.table import Table as RichTable
     from rich.text import Text
 

@@ -44,7 +44,7 @@ class SettleDefinition:
         return reconcile(lake).version or latest
 
 
-def gone_exports(lake: Lakehouse, definition: LakehouseDef) -> list[str]:
+def missing_exports(lake: Lakehouse, definition: LakehouseDef) -> list[str]:
     """Return the names of complete exports whose roots stood under this root and are gone. Raises StorageError."""
     complete = [record for record in definition.exports if record.state == ExportState.COMPLETE]
     roots = {record.name: record.root_location for record in complete} | dict(definition.exported_snapshots)
@@ -67,7 +67,7 @@ class DropExports:
 
     def take(self, lake: Lakehouse, latest: int) -> int:
         def dropped(base: Snapshot) -> LakehouseDef | None:
-            gone = [name for name in gone_exports(lake, base.definition) if name in self.names]
+            gone = [name for name in missing_exports(lake, base.definition) if name in self.names]
             return without_exports(base.definition, gone) if gone else None
 
         change = StateChange(OPERATION, f"exports without their root: {', '.join(self.names)}", dropped)
@@ -112,11 +112,11 @@ def _expected(lake: Lakehouse, latest: int) -> Snapshot:
     """Return the latest version. Raises CommitConflictError unless it is the expected one."""
     base = lake.snapshot()
     if base.version != latest:
-        raise _lost_race(latest, base.version)
+        raise _outdated_plan_error(latest, base.version)
     return base
 
 
-def _lost_race(base_version: int, latest_version: int) -> CommitConflictError:
+def _outdated_plan_error(base_version: int, latest_version: int) -> CommitConflictError:
     return CommitConflictError(
         f"version {latest_version} was committed after version {base_version}, for which the repair was planned;"
         " verify, and look at the new plan",
@@ -138,11 +138,11 @@ class _Tree:
         return draft_of_tree(base, stamp, self.root, info, is_rollback=True)
 
     def rebase(self, base: Snapshot, latest: Snapshot) -> None:
-        raise _lost_race(base.version, latest.version)
+        raise _outdated_plan_error(base.version, latest.version)
 
 
 @dataclass(frozen=True, slots=True)
-class GoBack:
+class RollbackStep:
     """Commits the tree of an earlier version, by its root."""
 
     version: int
@@ -168,7 +168,7 @@ class RestoreEntries:
         def check(base: Snapshot) -> None:
             check_not_expired(self.version, base.definition)
             if base.version != latest:
-                raise _lost_race(latest, base.version)
+                raise _outdated_plan_error(latest, base.version)
 
         message = f"objects of version {self.version}, which has them whole"
         with lake.transaction(message=message, operation=OPERATION) as txn:

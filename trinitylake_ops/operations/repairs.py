@@ -22,19 +22,27 @@ from trinitylake_ops.format.keys import KeyCodec, ObjectName
 from trinitylake_ops.format.version_ranges import VersionRanges
 from trinitylake_ops.iceberg.io.file_io import StorageFileIO, reading_io
 from trinitylake_ops.iceberg.reach import TableFile, files_of
-from trinitylake_ops.operations.base import Cost, MeteredLakehouse, Plan, PlannedOperation, digest_of, told_as, uncached
+from trinitylake_ops.operations.base import (
+    Cost,
+    MeteredLakehouse,
+    Plan,
+    PlannedOperation,
+    digest_of,
+    instrumented_as,
+    uncached,
+)
 from trinitylake_ops.operations.rendering import Document, Table, new_table
 from trinitylake_ops.operations.repair_steps import (
     OPERATION,
     ClaimFolders,
     DropExports,
-    GoBack,
     RestoreEntries,
+    RollbackStep,
     SetHint,
     SettleDefinition,
     Step,
     advice_on,
-    gone_exports,
+    missing_exports,
 )
 from trinitylake_ops.operations.verification.report import Finding, VerifyReport
 from trinitylake_ops.operations.verification.verify import verify
@@ -57,7 +65,7 @@ class RepairStep:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Unmended:
+class UnrepairedFinding:
     """A finding that repair leaves alone, with advice on it."""
 
     severity: str
@@ -77,7 +85,7 @@ class RepairReport(Document):
     base_version: int
     version: int
     steps: tuple[RepairStep, ...]
-    not_mended: tuple[Unmended, ...]
+    not_mended: tuple[UnrepairedFinding, ...]
     cost: Cost
 
     @property
@@ -98,7 +106,7 @@ class RepairPlan(Plan):
     base_version: int
     to_last_good: bool
     steps: tuple[RepairStep, ...]
-    not_mended: tuple[Unmended, ...]
+    not_mended: tuple[UnrepairedFinding, ...]
     to_take: tuple[Step, ...] = field(repr=False, compare=False)
     operation: Repair = field(repr=False, compare=False)
 
@@ -134,7 +142,7 @@ class RepairPlan(Plan):
         return self.operation.execute(self, approved_digest)
 
 
-def _is_complete(not_mended: Sequence[Unmended]) -> bool:
+def _is_complete(not_mended: Sequence[UnrepairedFinding]) -> bool:
     return all(finding.severity != "error" for finding in not_mended)
 
 
@@ -187,7 +195,7 @@ def _counted(steps: Sequence[RepairStep]) -> str:
     return "1 step" if len(steps) == 1 else f"{len(steps)} steps"
 
 
-def _table(title: str, steps: Sequence[RepairStep], left: Sequence[Unmended], done: str) -> Table:
+def _table(title: str, steps: Sequence[RepairStep], left: Sequence[UnrepairedFinding], done: str) -> Table:
     rows: list[tuple[object, ...]] = [(done, step.action, step.what, step.version, "") for step in steps]
     rows += [("left", finding.code, finding.path, finding.version, finding.advice) for finding in left]
     return new_table(title, "", "what", "of", "version", "what you can do", rows=rows)
@@ -205,7 +213,7 @@ def plan_repair(lake: Lakehouse, report: VerifyReport | None = None, *, to_last_
     return Repair(lake=uncached(lake), report=report, to_last_good=to_last_good).plan()
 
 
-@told_as("repair")
+@instrumented_as("repair")
 def repair(lake: Lakehouse, report: VerifyReport | None = None, *, to_last_good: bool = False) -> RepairReport:
     """Plan and execute a repair. Raises the errors of both."""
     return plan_repair(lake, report, to_last_good=to_last_good).execute()
@@ -220,7 +228,7 @@ class _Planner:
         self._wrong = {finding.path for finding in report.findings if finding.severity == "error"}
         self._steps: list[RepairStep] = []
         self._to_take: list[Step] = []
-        self._mended: set[Finding] = set()
+        self._repaired: set[Finding] = set()
         self._nowhere_whole: set[str | None] = set()
 
     def plan(self) -> RepairPlan:
@@ -233,12 +241,12 @@ class _Planner:
                 self._plan_last_good(base)
         self._plan_hint()
         open_findings = (finding for finding in self._report.findings if finding.severity != "past")
-        left = [finding for finding in open_findings if finding not in self._mended]
+        left = [finding for finding in open_findings if finding not in self._repaired]
         return RepairPlan(
             base_version=self._report.latest_version,
             to_last_good=self._to_last_good,
             steps=tuple(self._steps),
-            not_mended=tuple(map(self._unmended, left)),
+            not_mended=tuple(map(self._unrepaired, left)),
             to_take=tuple(self._to_take),
             operation=self._repair,
         )
@@ -253,13 +261,13 @@ class _Planner:
         """
         return any(finding.path == base.definition_location for finding in self._found("definition-changed"))
 
-    def _unmended(self, finding: Finding) -> Unmended:
+    def _unrepaired(self, finding: Finding) -> UnrepairedFinding:
         advice = advice_on(finding.code)
         if finding.path in self._nowhere_whole:
             advice += "; no older version has it whole: drop the object, or roll back to a version without it"
         elif finding.mend == _TO_LAST_GOOD and not self._to_last_good:
             advice += f"; {_TO_LAST_GOOD} goes back to what is whole"
-        return Unmended(
+        return UnrepairedFinding(
             severity=finding.severity, code=finding.code, path=finding.path, version=finding.version, advice=advice
         )
 
@@ -281,29 +289,29 @@ class _Planner:
 
     def _plan_reconcile(self) -> None:
         if found := self._found("reconcile-needed"):
-            self._mended.update(found)
+            self._repaired.update(found)
             self._add(SettleDefinition(), "reconcile", "settings that another program replaced")
 
     def _plan_exports(self, definition: LakehouseDef) -> None:
-        gone = gone_exports(self._lake, definition)
+        gone = missing_exports(self._lake, definition)
         if not gone:
             return
         paths = {definition.exported_snapshots.get(name, "") for name in gone}
         records = [record for record in definition.exports if record.name in gone]
         paths |= {path for record in records for path in (record.root_location, record.manifest_path)}
         found = self._found("export-unreadable", "export-damaged")
-        self._mended.update(finding for finding in found if finding.path in paths)
+        self._repaired.update(finding for finding in found if finding.path in paths)
         self._add(DropExports(tuple(gone)), "drop-export", f"exports without their root: {', '.join(gone)}")
 
     def _plan_owners(self) -> None:
         if table_ids := self._report.unclaimed:
-            self._mended.update(self._found("owner-missing"))
+            self._repaired.update(self._found("owner-missing"))
             what = f"folders of {len(table_ids)} tables, such as {table_ids[0]!r}, by an owner file"
             self._add(ClaimFolders(tuple(table_ids)), "claim", what)
 
     def _plan_hint(self) -> None:
         if found := self._found("hint-wrong"):
-            self._mended.update(found)
+            self._repaired.update(found)
             self._add(SetHint(), "hint", "the hint file")
 
     # Back to what is whole
@@ -316,7 +324,7 @@ class _Planner:
         target = next((snapshot for snapshot in self._older(base) if snapshot.version not in damaged), None)
         if target is not None:
             what = "all, with the tree of the newest version that is whole"
-            self._add(GoBack(target.version, target.root), "rollback", what, target.version)
+            self._add(RollbackStep(target.version, target.root), "rollback", what, target.version)
 
     def _older(self, base: Snapshot) -> Iterator[Snapshot]:
         """Yield the older versions that can be gone back to, newest first."""
@@ -386,9 +394,9 @@ class _Planner:
         ):
             return True
         io = reading_io(self._lake)
-        return all(self._stands(io, file) for file in files_of(definition, io) if file.live)
+        return all(self._exists(io, file) for file in files_of(definition, io) if file.live)
 
-    def _stands(self, io: StorageFileIO, file: TableFile) -> bool:
+    def _exists(self, io: StorageFileIO, file: TableFile) -> bool:
         if file.location in self._wrong:
             return False
         size_bytes = io.size_bytes(file.location)

@@ -146,7 +146,7 @@ def judge(versions: Sequence[VersionAge], policy: RetentionPolicy, now_ms: int) 
     newest_first = sorted(versions, key=lambda age: age.version, reverse=True)
     # A version of the future replaces no other. Its time may be a wrong clock's, and it is kept in any case.
     past = [age for age in newest_first if age.created_at_ms <= now_ms]
-    by_rule = _kept_by_number(past, policy) | _kept_by_period(past, policy)
+    by_rule = _retained_by_count(past, policy) | _retained_by_period(past, policy)
     return tuple(_verdict(age, policy, now_ms, by_rule.get(age.version)) for age in versions)
 
 
@@ -181,7 +181,7 @@ def _verdict(age: VersionAge, policy: RetentionPolicy, now_ms: int, rule: str | 
     )
 
 
-def _kept_by_number(newest_first: Sequence[VersionAge], policy: RetentionPolicy) -> dict[int, str]:
+def _retained_by_count(newest_first: Sequence[VersionAge], policy: RetentionPolicy) -> dict[int, str]:
     kept = {age.version: f"among the last {policy.keep_last}" for age in newest_first[: policy.keep_last]}
     minimum = {
         age.version: f"among the minimum of {policy.minimum_versions}"
@@ -198,7 +198,7 @@ _PERIODS: Mapping[str, Callable[[datetime], tuple[int, ...]]] = {
 }
 
 
-def _kept_by_period(newest_first: Sequence[VersionAge], policy: RetentionPolicy) -> dict[int, str]:
+def _retained_by_period(newest_first: Sequence[VersionAge], policy: RetentionPolicy) -> dict[int, str]:
     """Return the newest version of each of the last periods that have one, with the rule that keeps it."""
     kept: dict[int, str] = {}
     for name, period_of in _PERIODS.items():

@@ -28,11 +28,11 @@ from trinitylake_ops.operations.base import (
     Plan,
     PlannedOperation,
     digest_of,
-    told_as,
+    instrumented_as,
     uncached,
 )
 from trinitylake_ops.operations.export_records import record_of
-from trinitylake_ops.operations.mark.tables import cannot_go_back, check_table_files
+from trinitylake_ops.operations.mark.tables import check_table_files, missing_file_error
 from trinitylake_ops.operations.rendering import Table, change_rows, new_table
 from trinitylake_ops.storage.parallel import run_parallel
 from trinitylake_ops.transaction.change_set import NewNames
@@ -164,7 +164,7 @@ class Rollback(PlannedOperation[RollbackPlan, CommitReport]):
         if approved_digest is not None:
             now.check_approved(approved_digest)
         elif now.base_version != plan.base_version and not reapply:
-            raise _lost_race(plan.base_version, now.base_version)
+            raise _outdated_plan_error(plan.base_version, now.base_version)
         return CommitReport(
             operation=_OPERATION,
             base_version=now.base_version,
@@ -211,15 +211,15 @@ class Rollback(PlannedOperation[RollbackPlan, CommitReport]):
         with self.lake.transaction(message=message, properties=self._properties, operation=_OPERATION) as txn:
             base = txn.base
             if base.version != self.base.version and not reapply:
-                raise _lost_race(self.base.version, base.version)
-            txn.require(lambda latest: self.target.check_kept(latest.definition))
+                raise _outdated_plan_error(self.base.version, base.version)
+            txn.require(lambda latest: self.target.check_retained(latest.definition))
             txn.require(lambda latest: _check_unchanged(base, latest, self.chosen))
             failures: dict[ObjectName, TrinityLakeError] = {}
             differences = _checked_differences(base, self.target, self.chosen, failures)
             _check_approved(failures, approved_damage)
             for change in differences:
                 txn.restore_entry(change.key, change.after)
-            txn.date_forward()  # it took long to look for the files of tables, and none was written
+            txn.reset_age()  # it took long to look for the files of tables, and none was written
         assert txn.committed_version is not None
         return txn.committed_version
 
@@ -232,7 +232,7 @@ class _Target:
     snapshot: Snapshot
     io: StorageFileIO
 
-    def check_kept(self, latest: LakehouseDef) -> None:
+    def check_retained(self, latest: LakehouseDef) -> None:
         """Raise VersionExpiredError or ExportNotFoundError when the files of the target are not kept any more."""
         if isinstance(self.to, int):
             check_not_expired(self.to, latest)
@@ -262,8 +262,8 @@ class _WholeTree:
 
     def rebase(self, base: Snapshot, latest: Snapshot) -> None:
         if not self.reapply:
-            raise _lost_race(base.version, latest.version)
-        self.target.check_kept(latest.definition)
+            raise _outdated_plan_error(base.version, latest.version)
+        self.target.check_retained(latest.definition)
         failures: dict[ObjectName, TrinityLakeError] = {}
         _checked_differences(latest, self.target, (), failures)
         _check_approved(failures, self.approved_damage)
@@ -298,7 +298,7 @@ def _check_unchanged(base: Snapshot, latest: Snapshot, chosen: Sequence[ObjectNa
         )
 
 
-def _lost_race(base_version: int, latest_version: int) -> CommitConflictError:
+def _outdated_plan_error(base_version: int, latest_version: int) -> CommitConflictError:
     return CommitConflictError(
         f"version {latest_version} was committed after version {base_version}, on which the rollback was planned;"
         " look at the new plan, or ask to re-apply",
@@ -344,7 +344,7 @@ def _plan(
     lake = uncached(lake)
     base = lake.snapshot()
     target = _target(lake, base, to, timestamp)
-    chosen = held_objects(base, target.snapshot, target.to, namespaces, tables)
+    chosen = selected_objects(base, target.snapshot, target.to, namespaces, tables)
     return Rollback(lake=lake, base=base, target=target, chosen=chosen, message=message).plan()
 
 
@@ -357,7 +357,7 @@ def _undone_by(rollback: Rollback) -> int | None:
     return find_undone(base.files, infos, oldest=to).by(to, rollback.chosen)
 
 
-def held_objects(
+def selected_objects(
     base: Snapshot,
     target: Snapshot,
     to: int | str,
@@ -400,7 +400,7 @@ def _target(lake: Lakehouse, base: Snapshot, to: int | str | None, timestamp: da
     return _Target(str(to) if is_name else snapshot.version, snapshot, io)
 
 
-@told_as("rollback")
+@instrumented_as("rollback")
 def rollback(
     lake: Lakehouse,
     to: int | str | None = None,
@@ -476,10 +476,10 @@ def _checked_differences(
         for error in (failures[name] for name in chosen if name in failures):
             raise error
         if any(isinstance(error, FileMissingError) for error in failures.values()):
-            target.check_kept(latest_snapshot(base.files).definition)  # it may have been purged meanwhile
+            target.check_retained(latest_snapshot(base.files).definition)  # it may have been purged meanwhile
         _check_names(base, target, differences)
     except FileMissingError:
-        target.check_kept(latest_snapshot(base.files).definition)  # it may have been purged meanwhile
+        target.check_retained(latest_snapshot(base.files).definition)  # it may have been purged meanwhile
         raise
     return differences
 
@@ -523,7 +523,7 @@ def _damaged_tables(target: _Target, differences: Sequence[KeyChange]) -> dict[O
         run_parallel(files.definitions.namespace, namespaces, files.storage.concurrency)
         definitions = files.definitions.tables(list(tables.values()))
     except FileMissingError as error:
-        raise cannot_go_back(snapshot.version, "a definition", error.path) from error
+        raise missing_file_error(snapshot.version, "a definition", error.path) from error
     failures: dict[ObjectName, TrinityLakeError] = {}
     for name, definition in zip(tables, definitions, strict=True):
         try:

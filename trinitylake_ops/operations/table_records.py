@@ -12,7 +12,7 @@ from trinitylake_ops.format.definitions import TableDef
 from trinitylake_ops.format.locations import is_uri
 from trinitylake_ops.iceberg.io.file_io import StorageFileIO
 from trinitylake_ops.storage import Storage
-from trinitylake_ops.storage.parallel import in_one_round, run_parallel
+from trinitylake_ops.storage.parallel import in_one_round_trip, run_parallel
 from trinitylake_ops.transaction.commit import discard
 from trinitylake_ops.transaction.transaction import Transaction
 
@@ -77,6 +77,6 @@ def check_tables(txn: Transaction, tables: Sequence[PlannedTable], planned: str,
 
 def alter_tables(txn: Transaction, storage: Storage, tables: Sequence[T], write: Callable[[T], TableDef]) -> None:
     """Write the metadata of tables in parallel and point to it. Raises the errors of ``write``."""
-    definitions = run_parallel(in_one_round(write), tables, storage.concurrency)
+    definitions = run_parallel(in_one_round_trip(write), tables, storage.concurrency)
     for one, definition in zip(tables, definitions, strict=True):
         txn.alter_table(one.namespace, one.table, definition)

@@ -25,7 +25,7 @@ from trinitylake_ops.storage.conditional_create import create_fresh
 _VERSION = b"1"
 _CHECKSUM_BYTES = 32
 _ROWS_PER_BATCH = 1024
-_MOST_LOOKS = 3
+_MOST_PROBES = 3
 _CONTENT_PER_BATCH_BYTES = 32 << 20
 #: The bytes that a record may decompress to in all, one batch after the other. Metadata files of a table are much
 #: alike.
@@ -44,7 +44,7 @@ _SCHEMA = pa.schema(
 )
 
 
-class Kept(StrEnum):
+class RecordedPart(StrEnum):
     """The part of a file that a record keeps: its bytes, the names in it, or only its checksum."""
 
     FILE = "file"
@@ -59,7 +59,7 @@ class VerifiedFile:
     ``content`` is zstd of the whole file, or of the names in it, as JSON. It is None if only the checksum is kept.
     """
 
-    kept: Kept
+    kept: RecordedPart
     size_bytes: int
     modified_ms: int
     sha256: bytes
@@ -124,7 +124,7 @@ def read_records(storage: Storage, listed: Iterable[FileInfo]) -> Records:
 
     Raises StorageError.
     """
-    for _ in range(_MOST_LOOKS):
+    for _ in range(_MOST_PROBES):
         try:
             return _read(storage, [info for info in listed if is_verified_path(info.path)])
         except FileMissingError:  # superseded just now by a record that holds the same
@@ -144,7 +144,7 @@ def _read(storage: Storage, found: list[FileInfo]) -> Records:
             continue
         for path, row in rows.items():
             other = files.get(path)
-            if other is None or other.sha256 != row.sha256 or row.kept != Kept.CHECKSUM:
+            if other is None or other.sha256 != row.sha256 or row.kept != RecordedPart.CHECKSUM:
                 files[path] = row
     return Records(files, tuple(info.path for info in newest_first), damaged)
 
@@ -222,6 +222,6 @@ def _rows(body: bytes, path: str) -> Iterator[tuple[str, VerifiedFile]]:
                     raise CorruptFileError("the record of verified files has a negative size or time", path=path)
                 content = None if row["content"] is None else PackedBytes.of(row["content"])
                 found = VerifiedFile(
-                    Kept(row["kind"]), row["size_bytes"], row["modified_millis"], row["sha256"], content
+                    RecordedPart(row["kind"]), row["size_bytes"], row["modified_millis"], row["sha256"], content
                 )
                 yield row["path"], found

@@ -16,22 +16,22 @@ if TYPE_CHECKING:
     from trinitylake_ops.reports.status import status_page
     from trinitylake_ops.reports.versions import (
         comparison_page,
+        expiration_chart,
         expiration_page,
-        expiration_picture,
         log_page,
+        verification_chart,
         verification_page,
-        verification_picture,
     )
 
 __all__ = [
     "check_page_path",
     "comparison_page",
+    "expiration_chart",
     "expiration_page",
-    "expiration_picture",
     "log_page",
     "status_page",
+    "verification_chart",
     "verification_page",
-    "verification_picture",
     "write_page",
 ]
 
@@ -43,10 +43,10 @@ __getattr__, __dir__ = lazy_face(
         "versions": (
             "comparison_page",
             "expiration_page",
-            "expiration_picture",
+            "expiration_chart",
             "log_page",
             "verification_page",
-            "verification_picture",
+            "verification_chart",
         ),
     },
 )

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from trinitylake_ops.errors import TrinityLakeError
-from trinitylake_ops.operations.gc.unreached import FreedFiles
+from trinitylake_ops.operations.gc.unreached import ReclaimedFiles
 from trinitylake_ops.operations.verification.verify import Finding
 from trinitylake_ops.reports.chart import Chart, ago, clipped, counted, ranges, size, utc
 from trinitylake_ops.reports.timeline import Timeline, TimelineVersion, VersionState
@@ -36,7 +36,7 @@ LABELS: Mapping[VersionState, str] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Figure:
+class Metric:
     """One important number. ``tone`` is good, warn, bad or plain."""
 
     label: str
@@ -94,7 +94,7 @@ class Tree:
 
     note: str
     levels: tuple[LevelRow, ...] = ()
-    figure: Figure | None = None
+    figure: Metric | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,7 +161,7 @@ class Page:
     """The whole content of a page. ``findings`` is None if nobody looked for any."""
 
     heading: Heading
-    figures: tuple[Figure, ...]
+    figures: tuple[Metric, ...]
     chart: Chart
     states: tuple[StateRow, ...]
     kinds: tuple[KindRow, ...]
@@ -189,7 +189,7 @@ def state_rows(timeline: Timeline) -> tuple[StateRow, ...]:
     return tuple(rows)
 
 
-def kind_rows(freed: FreedFiles) -> tuple[KindRow, ...]:
+def kind_rows(freed: ReclaimedFiles) -> tuple[KindRow, ...]:
     """Return the freed files by kind, the largest first."""
     counts, sizes = freed.counts(), freed.bytes_by(freed.kinds)
     total = freed.bytes or 1
@@ -225,7 +225,7 @@ def tree_of(snapshot: Snapshot) -> Tree:
         " Thin nodes and many messages make reads slower; trinitylake compact mends both."
     )
     levels = f"{counted(shape.nodes, 'node')}, {counted(shape.height + 1, 'level')}"
-    return Tree(note=note, levels=rows, figure=Figure("Leaf fill", f"{shape.leaf_fill:.0%}", levels))
+    return Tree(note=note, levels=rows, figure=Metric("Leaf fill", f"{shape.leaf_fill:.0%}", levels))
 
 
 _SEVERITIES = ("error", "warning", "past")
@@ -308,18 +308,18 @@ def _version_row(version: TimelineVersion) -> VersionRow:
     )
 
 
-def latest_figure(timeline: Timeline, now_ms: int) -> Figure:
+def latest_version_metric(timeline: Timeline, now_ms: int) -> Metric:
     """Return the latest version, its time and its operation."""
     record = timeline.latest.record
     made = "" if record.created_at_ms is None else ago(now_ms - record.created_at_ms)
     by = clipped(record.operation or "", 40)
-    return Figure("Latest", f"{record.version:,}", " by ".join(filter(None, (made, by))))
+    return Metric("Latest", f"{record.version:,}", " by ".join(filter(None, (made, by))))
 
 
-def count_figures(timeline: Timeline) -> list[Figure]:
+def version_count_metrics(timeline: Timeline) -> list[Metric]:
     """Return a figure for each state of the past that occurs, for exports and for other programs."""
     counts = timeline.counts
-    figures = [Figure("Kept", f"{counts.get(VersionState.KEPT, 0):,}", "besides the latest")]
+    figures = [Metric("Kept", f"{counts.get(VersionState.KEPT, 0):,}", "besides the latest")]
     notes = {
         VersionState.EXPIRED: "nobody opens them",
         VersionState.PURGED: "gone for good",
@@ -331,12 +331,12 @@ def count_figures(timeline: Timeline) -> list[Figure]:
         if state in counts:
             tone = "bad" if state in (VersionState.UNREADABLE, VersionState.DELETED) else "plain"
             label = LABELS[state].split(" by ")[0]
-            figures.append(Figure(label[0].upper() + label[1:], f"{counts[state]:,}", note, tone))
+            figures.append(Metric(label[0].upper() + label[1:], f"{counts[state]:,}", note, tone))
     names = [name for version in timeline.versions for name in version.exports] + list(timeline.unplaced_exports)
     if names:
-        figures.append(Figure("Exports", f"{len(names):,}", clipped(", ".join(reversed(names)), 32)))
+        figures.append(Metric("Exports", f"{len(names):,}", clipped(", ".join(reversed(names)), 32)))
     if foreign := sum(version.is_foreign for version in timeline.versions):
-        figures.append(Figure("By others", f"{foreign:,}", "versions of another program", "warn"))
+        figures.append(Metric("By others", f"{foreign:,}", "versions of another program", "warn"))
     return figures
 
 

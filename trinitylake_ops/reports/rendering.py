@@ -14,7 +14,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from trinitylake_ops.errors import StorageError
 from trinitylake_ops.operations.rendering import visible
 from trinitylake_ops.reports.chart import Chart
-from trinitylake_ops.reports.content import Figure, Heading, Page
+from trinitylake_ops.reports.content import Heading, Metric, Page
 from trinitylake_ops.reports.timeline import VersionState
 
 
@@ -46,7 +46,7 @@ def render_page(page: Page) -> str:
     return _environment().get_template("page.html.jinja").render(page=page, heading=page.heading, chart=page.chart)
 
 
-def render_comparison(heading: Heading, figures: Sequence[Figure], sections: Sequence[object]) -> str:
+def render_comparison(heading: Heading, figures: Sequence[Metric], sections: Sequence[object]) -> str:
     """Return a page of a comparison as one HTML document.
 
     Sections have a title, rows, and a count of those left out.
@@ -61,7 +61,7 @@ def render_status(sections: Sequence[object], silent: Sequence[str], refresh_sec
     return template.render(sections=sections, silent=silent, refresh_seconds=refresh_seconds)
 
 
-def render_picture(chart: Chart, states: Mapping[VersionState, str], headline: str) -> str:
+def render_chart(chart: Chart, states: Mapping[VersionState, str], headline: str) -> str:
     """Return a chart under its headline and the labels of its states, as one SVG file."""
     template = _environment().get_template("picture.svg.jinja")
     return template.render(chart=chart, states=states, headline=headline)

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from trinitylake_ops.operations.status.activity import Committer
-from trinitylake_ops.operations.status.due import Due, Noticed
+from trinitylake_ops.operations.status.due import Due, StatusFinding
 from trinitylake_ops.operations.status.state import Status
 from trinitylake_ops.reports.chart import ago, clipped, counted, size, utc
-from trinitylake_ops.reports.content import Figure, Heading, Step
+from trinitylake_ops.reports.content import Heading, Metric, Step
 from trinitylake_ops.reports.rendering import render_status
 from trinitylake_ops.versions.snapshot import epoch_ms
 
@@ -41,7 +41,7 @@ class Section:
 
     name: str
     heading: Heading
-    figures: tuple[Figure, ...]
+    figures: tuple[Metric, ...]
     tables: tuple[StatusTable, ...]
     note: str
 
@@ -66,31 +66,31 @@ def _section(name: str, status: Status) -> Section:
     )
     tables = (
         StatusTable("Due", ("what", "state", "why", "command"), tuple(map(_due, status.due))),
-        StatusTable("Findings", ("what", "severity", "command"), tuple(map(_noticed, status.findings)), "None."),
+        StatusTable("Findings", ("what", "severity", "command"), tuple(map(_finding_row, status.findings)), "None."),
         StatusTable("Who commits", _COMMITTERS, tuple(map(_committer, status.commits.committers))),
     )
     cost = status.cost
     note = f"Told by {counted(cost.total_requests, 'request')} to the storage. Whether all files are sound, only verify"
-    return Section(clipped(name, 64), heading, _figures(status), tables, f"{note} tells.")
+    return Section(clipped(name, 64), heading, _status_metrics(status), tables, f"{note} tells.")
 
 
 _COMMITTERS = ("who", "engine", "versions", "transactions", "lost attempts", "last", "operations")
 
 
-def _figures(status: Status) -> tuple[Figure, ...]:
+def _status_metrics(status: Status) -> tuple[Metric, ...]:
     commits, now_ms = status.commits, epoch_ms(status.now)
     space = status.space.reclaimable_bytes
     hint = "unknown" if status.hint is None else status.hint.value
     lost = f"{commits.lost:,} of {commits.attempts:,}" if commits.attempts else "unknown"
     return (
-        Figure("Latest", f"{status.version:,}", ago(now_ms - epoch_ms(status.created_at))),
-        Figure("Versions", f"{status.kept:,}", f"and {status.expired:,} that wait for a purge"),
-        *(Figure("Undone", one.versions, f"by version {one.by:,}", "warn") for one in status.undone),
-        Figure("Lost attempts", lost, f"of the newest {counted(commits.versions, 'version')}"),
-        Figure("Reclaimable", "unknown" if space is None else size(space), clipped(status.space.note, _LONGEST_CHARS)),
-        Figure("Hint", hint, "", "good" if hint == "right" else "warn"),
-        Figure("Exports", f"{status.exports:,}", counted(status.clones, "clone")),
-        Figure("Running", "yes" if status.running else "none", clipped(status.running or "", _LONGEST_CHARS)),
+        Metric("Latest", f"{status.version:,}", ago(now_ms - epoch_ms(status.created_at))),
+        Metric("Versions", f"{status.kept:,}", f"and {status.expired:,} that wait for a purge"),
+        *(Metric("Undone", one.versions, f"by version {one.by:,}", "warn") for one in status.undone),
+        Metric("Lost attempts", lost, f"of the newest {counted(commits.versions, 'version')}"),
+        Metric("Reclaimable", "unknown" if space is None else size(space), clipped(status.space.note, _LONGEST_CHARS)),
+        Metric("Hint", hint, "", "good" if hint == "right" else "warn"),
+        Metric("Exports", f"{status.exports:,}", counted(status.clones, "clone")),
+        Metric("Running", "yes" if status.running else "none", clipped(status.running or "", _LONGEST_CHARS)),
     )
 
 
@@ -99,7 +99,7 @@ def _due(one: Due) -> StatusRow:
     return StatusRow(cells, _TONES[one.state.value])
 
 
-def _noticed(one: Noticed) -> StatusRow:
+def _finding_row(one: StatusFinding) -> StatusRow:
     return StatusRow((clipped(one.message, _LONGEST_CHARS), one.severity, one.command), _TONES[one.severity])
 
 

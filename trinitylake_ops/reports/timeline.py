@@ -89,7 +89,7 @@ def timeline(
     """
     known = sorted(records, key=lambda record: record.version)
     last = known[-1].version if known else -1
-    fates = _Fates(definition, verdicts, expired_now, last if latest is None else latest)
+    outcomes = _VersionOutcomes(definition, verdicts, expired_now, last if latest is None else latest)
     commit_ids: set[str] = set()
     shown: list[TimelineVersion] = []
     for record in known:
@@ -97,9 +97,9 @@ def timeline(
         is_known = record.is_readable and record.created_at_ms is not None
         is_foreign = is_known and (record.commit_id is None or record.commit_id in commit_ids)
         commit_ids.add(record.commit_id or "")
-        shown.append(fates.fate(record, is_foreign))
-    shown += map(_unseen, range(last + 1, fates.latest + 1))
-    placed = range(shown[0].number, fates.latest + 1)
+        shown.append(outcomes.fate(record, is_foreign))
+    shown += map(_unseen, range(last + 1, outcomes.latest + 1))
+    placed = range(shown[0].number, outcomes.latest + 1)
     counts = Counter(version.state for version in shown)
     return Timeline(
         versions=tuple(shown),
@@ -108,7 +108,7 @@ def timeline(
     )
 
 
-class _Fates:
+class _VersionOutcomes:
     """The entries of the lakehouse definition and of a plan on versions."""
 
     def __init__(

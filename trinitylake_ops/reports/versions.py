@@ -17,22 +17,22 @@ from trinitylake_ops.operations.verification.verify import Finding, VerifyReport
 from trinitylake_ops.reports.chart import Chart, clipped, counted, draw, listed, size, utc
 from trinitylake_ops.reports.content import (
     LABELS,
-    Figure,
     Heading,
     KindRow,
+    Metric,
     Page,
     Step,
     Tree,
-    count_figures,
     export_notes,
     finding_rows,
     kind_rows,
-    latest_figure,
+    latest_version_metric,
     state_rows,
     tree_of,
+    version_count_metrics,
     version_rows,
 )
-from trinitylake_ops.reports.rendering import render_comparison, render_page, render_picture
+from trinitylake_ops.reports.rendering import render_chart, render_comparison, render_page
 from trinitylake_ops.reports.timeline import Timeline, VersionState, timeline
 from trinitylake_ops.versions.history import VersionInfo
 from trinitylake_ops.versions.snapshot import Snapshot, epoch_ms
@@ -50,7 +50,7 @@ def log_page(latest: Snapshot, history: Sequence[VersionInfo], now_ms: int) -> s
         subject="log",
         root=latest.files.storage.root,
         now_ms=now_ms,
-        headline=f"{shown}{_gone(versions)}; the latest is {latest.version:,}",
+        headline=f"{shown}{_unreadable_versions(versions)}; the latest is {latest.version:,}",
     )
     return render_page(_page(heading, versions, draw(versions), tree_of(latest)))
 
@@ -63,9 +63,9 @@ def expiration_page(plan: ExpirationPlan, report: ExpirationReport | None = None
     versions = _planned(plan, report)
     n_bytes, n_files = (plan.bytes, len(plan.freed.sizes_bytes)) if report is None else (report.bytes, report.files)
     n_expiring = sum(verdict.expires for verdict in plan.verdicts)
-    figures = [Figure("A purge frees" if report else "Would free", size(n_bytes), counted(n_files, "file"))]
+    figures = [Metric("A purge frees" if report else "Would free", size(n_bytes), counted(n_files, "file"))]
     if report is None:
-        figures.insert(0, Figure("Would expire", f"{n_expiring:,}", "nothing is done yet"))
+        figures.insert(0, Metric("Would expire", f"{n_expiring:,}", "nothing is done yet"))
     heading = Heading(
         subject="expire",
         root=plan.base.files.storage.root,
@@ -77,10 +77,10 @@ def expiration_page(plan: ExpirationPlan, report: ExpirationReport | None = None
     return render_page(_page(heading, versions, chart, tree, figures=figures, kinds=kinds))
 
 
-def expiration_picture(plan: ExpirationPlan) -> str:
+def expiration_chart(plan: ExpirationPlan) -> str:
     """Return the drawing of a plan alone, as an SVG file; reads nothing."""
     versions = _planned(plan, None)
-    return _picture(versions, _planned_chart(plan, versions), _expiration_headline(plan, None, versions))
+    return _chart_text(versions, _planned_chart(plan, versions), _expiration_headline(plan, None, versions))
 
 
 def verification_page(report: VerifyReport, now_ms: int) -> str:
@@ -104,22 +104,22 @@ def verification_page(report: VerifyReport, now_ms: int) -> str:
             versions,
             _verified_chart(report, versions),
             unread if report.latest is None else tree_of(report.latest),
-            figures=[Figure("Findings", n_findings, tone=heading.tone)],
+            figures=[Metric("Findings", n_findings, tone=heading.tone)],
             findings=report.findings,
             notes=[*_verification_notes(report), *([note] if note else [])],
         )
     )
 
 
-def verification_picture(report: VerifyReport) -> str:
+def verification_chart(report: VerifyReport) -> str:
     """Return the drawing of verify's findings alone, as an SVG file; reads nothing."""
     versions, _ = _verified(report)
-    return _picture(versions, _verified_chart(report, versions), _verification_headline(report, versions))
+    return _chart_text(versions, _verified_chart(report, versions), _verification_headline(report, versions))
 
 
-def _picture(versions: Timeline, chart: Chart, headline: str) -> str:
+def _chart_text(versions: Timeline, chart: Chart, headline: str) -> str:
     states = {state: f"{LABELS[state]} {number:,}" for state, number in versions.counts.items()}
-    return render_picture(chart, states, headline)
+    return render_chart(chart, states, headline)
 
 
 def _page(
@@ -128,7 +128,7 @@ def _page(
     chart: Chart,
     tree: Tree,
     *,
-    figures: Sequence[Figure] = (),
+    figures: Sequence[Metric] = (),
     kinds: Sequence[KindRow] = (),
     findings: Sequence[Finding] | None = None,
     notes: Sequence[str] = (),
@@ -139,9 +139,9 @@ def _page(
     return Page(
         heading=heading,
         figures=(
-            latest_figure(versions, heading.now_ms),
+            latest_version_metric(versions, heading.now_ms),
             *figures,
-            *count_figures(versions),
+            *version_count_metrics(versions),
             *([tree.figure] if tree.figure else []),
         ),
         chart=chart,
@@ -170,7 +170,7 @@ def _record_of(info: VersionInfo) -> VersionRecord:
     return record.with_rollback(info.rollback_from, info.properties)
 
 
-def _gone(versions: Timeline) -> str:
+def _unreadable_versions(versions: Timeline) -> str:
     """Say how many versions nobody can open."""
     words = {
         VersionState.EXPIRED: "expired",
@@ -203,7 +203,7 @@ def _planned_chart(plan: ExpirationPlan, versions: Timeline) -> Chart:
 
 
 def _expiration_headline(plan: ExpirationPlan, report: ExpirationReport | None, versions: Timeline) -> str:
-    every = counted(len(versions.versions), "version") + _gone(versions)
+    every = counted(len(versions.versions), "version") + _unreadable_versions(versions)
     latest = f"the latest is {plan.base_version:,}"
     if report is not None and report.version is not None:
         n_expired = len(VersionRanges.parse(report.versions))
@@ -277,10 +277,10 @@ def _verification_headline(report: VerifyReport, versions: Timeline) -> str:
     every = counted(len(versions.versions), "version")
     latest = f"the latest is {report.latest_version:,}"
     if report.stopped is not None:
-        return f"Not finished, as {report.stopped}; {found} so far; {every}{_gone(versions)}; {latest}"
+        return f"Not finished, as {report.stopped}; {found} so far; {every}{_unreadable_versions(versions)}; {latest}"
     if report.findings:
-        return f"{found}; {every}{_gone(versions)}; {latest}"
-    return f"{every}{_gone(versions)}; {latest}; {found}"
+        return f"{found}; {every}{_unreadable_versions(versions)}; {latest}"
+    return f"{every}{_unreadable_versions(versions)}; {latest}; {found}"
 
 
 _MOST_ROWS = 500
@@ -329,11 +329,11 @@ def comparison_page(comparison: Comparison, now_ms: int) -> str:
         steps=(step,),
     )
     figures = (
-        Figure(
+        Metric(
             "In the clone alone", f"{len(comparison.on(ChangedOn.CLONE)):,}", f"version {comparison.clone_version:,}"
         ),
-        Figure("In the parent alone", f"{len(comparison.on(ChangedOn.PARENT)):,}", f"version {comparison.version:,}"),
-        Figure("In both", f"{conflicts:,}", f"since version {comparison.shared_version:,}", heading.tone),
+        Metric("In the parent alone", f"{len(comparison.on(ChangedOn.PARENT)):,}", f"version {comparison.version:,}"),
+        Metric("In both", f"{conflicts:,}", f"since version {comparison.shared_version:,}", heading.tone),
     )
     sections = [_section(comparison, side, title) for side, title in _SECTIONS]
     return render_comparison(heading, figures, [section for section in sections if section.rows])

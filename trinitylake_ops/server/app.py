@@ -23,11 +23,18 @@ from trinitylake_ops.iceberg.validation.metadata_size import PARSE_GATE
 from trinitylake_ops.server import responses
 from trinitylake_ops.server.calls import KEY_LIFETIME_MS, Call, too_large
 from trinitylake_ops.server.issuers import Issuers, read_issuers, signed_token
-from trinitylake_ops.server.responses import Answer, RefusedError, bad_request, failed, forbidden
+from trinitylake_ops.server.responses import JsonResponse, RejectedError, bad_request, failed, forbidden
 from trinitylake_ops.server.routes import ENDPOINTS, Route, find_route
 from trinitylake_ops.server.scheduling import LARGE_BODY_BYTES, Execution, Readiness, Scheduler
 from trinitylake_ops.server.settings import ServerSettings
-from trinitylake_ops.server.telemetry import Metrics, States, change_span, in_this_context, note_answer, request_span
+from trinitylake_ops.server.telemetry import (
+    Metrics,
+    States,
+    change_span,
+    in_this_context,
+    record_response,
+    request_span,
+)
 from trinitylake_ops.server.tokens import Principal, Tokens, anonymous, bearer_of, unauthorized
 from trinitylake_ops.server.tokens import Scope as Granted
 from trinitylake_ops.server.warehouses import Warehouse, Warehouses
@@ -63,7 +70,7 @@ _NO_OPERATION = "other"
 
 
 @dataclass(slots=True)
-class _Held:
+class _HeldBody:
     """How many bytes of its body a request holds, and for which principal."""
 
     principal: str = ""
@@ -102,9 +109,9 @@ class Application:
         """Answer a request, or take part in the beginning and the end of the process."""
         if scope["type"] == "http":
             request = Request(scope, receive)
-            answer = await self._logged(request)
-            headers = {"content-type": "application/json"} if answer.body else {}
-            await _response(answer, {**headers, **answer.headers})(scope, receive, send)
+            response = await self._logged(request)
+            headers = {"content-type": "application/json"} if response.body else {}
+            await _response(response, {**headers, **response.headers})(scope, receive, send)
         elif scope["type"] == "lifespan":
             await self._live(receive, send)
 
@@ -126,51 +133,53 @@ class Application:
             self._issuers.close()
         background.flush()
 
-    async def _logged(self, request: Request) -> Answer:
+    async def _logged(self, request: Request) -> JsonResponse:
         begun_s, request_id = time.monotonic(), secrets.token_hex(8)
-        said: dict[str, object] = {"request": request_id, "method": request.method, "path": _path(request)}
+        log_fields: dict[str, object] = {"request": request_id, "method": request.method, "path": _path(request)}
         with self.metrics.in_progress(), request_span(request.method, request.headers, request_id) as span:
-            answer = await self._answer(request, request_id, said)
-            operation = str(said.pop("operation", _NO_OPERATION))
-            note_answer(span, operation, answer.status, answer.error)
+            response = await self._respond(request, request_id, log_fields)
+            operation = str(log_fields.pop("operation", _NO_OPERATION))
+            record_response(span, operation, response.status, response.error)
         seconds = time.monotonic() - begun_s
-        self.metrics.note_request(operation, answer.status, seconds)
-        said["status"] = answer.status
-        said["milliseconds"] = round(seconds * 1_000, 1)
-        if answer.error is not None:
-            said |= {"error": answer.error, "detail": self._redacted(answer.detail or "")}
-        level = logging.WARNING if answer.status >= 500 else logging.INFO
-        logger.log(level, "%s %s: %d", request.method, said["path"], answer.status, extra={"fields": said})
-        return replace(answer, headers={**answer.headers, "x-request-id": request_id})
+        self.metrics.note_request(operation, response.status, seconds)
+        log_fields["status"] = response.status
+        log_fields["milliseconds"] = round(seconds * 1_000, 1)
+        if response.error is not None:
+            log_fields |= {"error": response.error, "detail": self._redacted(response.detail or "")}
+        level = logging.WARNING if response.status >= 500 else logging.INFO
+        logger.log(
+            level, "%s %s: %d", request.method, log_fields["path"], response.status, extra={"fields": log_fields}
+        )
+        return replace(response, headers={**response.headers, "x-request-id": request_id})
 
     def _redacted(self, text: str) -> str:
         for served in self.warehouses.served:
             text = served.lake.storage_options.redact(text)
         return redact_assignments(text)
 
-    async def _answer(self, request: Request, request_id: str, said: dict[str, object]) -> Answer:
-        path, changes, held = request.scope["raw_path"], False, _Held()
+    async def _respond(self, request: Request, request_id: str, log_fields: dict[str, object]) -> JsonResponse:
+        path, changes, held = request.scope["raw_path"], False, _HeldBody()
         is_look = request.method in ("GET", "HEAD")
         if "transfer-encoding" in request.headers and "content-length" in request.headers:
             # A proxy may take the other header for the length, and the rest of the body for the next client's request.
-            error = RefusedError(
+            error = RejectedError(
                 400, "BadRequestException", "the request has two lengths of its body", headers={"Connection": "close"}
             )
             return failed(error, changes=False, request_id=request_id)
         if is_look and path in (b"/healthz", b"/readyz"):
-            said["operation"] = f"GET {_path(request)}"
+            log_fields["operation"] = f"GET {_path(request)}"
             return responses.ok({"status": "ok"}) if path == b"/healthz" else await self._is_ready()
         if path == _OAUTH and request.method == "POST":
-            said["operation"] = f"POST {_path(request)}"
-            return responses.gives_no_tokens()
+            log_fields["operation"] = f"POST {_path(request)}"
+            return responses.token_rejection()
         try:
             is_page = path == _PAGE and request.method == "GET"
             principal = await self._principal(request, allows_password=is_page)
-            said["principal"] = principal.name
+            log_fields["principal"] = principal.name
             query = _query(request)
             held.principal = principal.name
             if is_page or (is_look and path in _LOOKS):
-                said["operation"] = f"GET {_path(request)}"
+                log_fields["operation"] = f"GET {_path(request)}"
                 if path == b"/metrics":
                     return await self._metrics(principal)
                 show = (lambda: self._page(principal)) if is_page else (lambda: self._configuration(principal, query))
@@ -178,7 +187,7 @@ class Application:
                     return await execution.run(Work.READ, show, changes=False)
             route, names = find_route(request.method, path)
             changes = route.changes
-            said["operation"] = f"{route.method} {route.template}"
+            log_fields["operation"] = f"{route.method} {route.template}"
             body = await self._body(request, held)
 
             def call() -> Call:
@@ -188,7 +197,7 @@ class Application:
                 headers, name = dict(request.headers.items()), warehouse.served.shown
                 return Call(
                     request.method, _path(request), names, query, headers, body, principal, warehouse, request_id,
-                    self._limits, lambda: self.metrics.note_lost(name),
+                    self._limits, lambda: self.metrics.note_conflict(name),
                 )  # fmt: skip
 
             with self._execution(principal, request) as execution:
@@ -213,12 +222,12 @@ class Application:
 
     async def _carry_out(
         self, execution: Execution, route: Route, make_call: Callable[[], Call], *, is_large: bool
-    ) -> Answer:
+    ) -> JsonResponse:
         """Run a request. One that changes tables waits for its turn between two steps, without a thread."""
         kind = Work.LARGE if is_large else route.work
         if route.tables is None:
 
-            def work() -> Answer:
+            def work() -> JsonResponse:
                 call = make_call()
                 if route.changes:
                     return self._change(route, call)
@@ -228,7 +237,7 @@ class Application:
             return await execution.run(kind, in_this_context(work), changes=route.changes)
         tables_of = route.tables
 
-        def prepare() -> Answer | tuple[Call, frozenset[TableKey]]:
+        def prepare() -> JsonResponse | tuple[Call, frozenset[TableKey]]:
             call = make_call()
             lakehouse = call.warehouse.served
             try:
@@ -237,44 +246,44 @@ class Application:
                 return self._failed_change(call, error)
 
         prepared = await execution.run(kind, in_this_context(prepare), changes=False)
-        if isinstance(prepared, Answer):
+        if isinstance(prepared, JsonResponse):
             return prepared
         call, tables = prepared
         return await execution.run(
             kind, in_this_context(lambda: self._change(route, call)), changes=True, tables=tables
         )
 
-    def _change(self, route: Route, call: Call) -> Answer:
+    def _change(self, route: Route, call: Call) -> JsonResponse:
         lakehouse = call.warehouse.served.shown
         with change_span(lakehouse):
             try:
-                answer = route.handle(call)
+                response = route.handle(call)
             except Exception as error:  # noqa: BLE001 - it becomes an answer, and is counted
                 return self._failed_change(call, error)
-            self.metrics.note_commit(lakehouse, answer.status)
-            return answer
+            self.metrics.note_commit(lakehouse, response.status)
+            return response
 
-    def _failed_change(self, call: Call, error: Exception) -> Answer:
+    def _failed_change(self, call: Call, error: Exception) -> JsonResponse:
         failure = failed(error, changes=True, request_id=call.request_id)
         self.metrics.note_commit(call.warehouse.served.shown, failure.status)
         return failure
 
-    async def _metrics(self, principal: Principal) -> Answer:
+    async def _metrics(self, principal: Principal) -> JsonResponse:
         """Return all metrics. Those of lakehouses that do not answer in time are the ones from before."""
         if principal.least_scope < Granted.READ:
             raise forbidden(f"{principal.name} may not read metrics: its scope for all namespaces is less than read")
         if not all(principal.may_see(one.name) for one in self.warehouses.served):
             raise forbidden(f"{principal.name} may not read metrics: they are about all lakehouses of the server")
         if self._reading_metrics is None or self._reading_metrics.done():  # one at a time occupies a thread
-            self._reading_metrics = asyncio.create_task(asyncio.to_thread(self._states.tell))
+            self._reading_metrics = asyncio.create_task(asyncio.to_thread(self._states.emit))
         await asyncio.wait({self._reading_metrics}, timeout=_METRICS_SECONDS)
-        return Answer(200, self.metrics.text(), {"content-type": CONTENT_TYPE})
+        return JsonResponse(200, self.metrics.text(), {"content-type": CONTENT_TYPE})
 
-    def _page(self, principal: Principal) -> Answer:
+    def _page(self, principal: Principal) -> JsonResponse:
         if principal.least_scope < Granted.READ:
             raise forbidden(f"{principal.name} may not see the state: its scope for all namespaces is less than read")
         names = {one.shown for one in self.warehouses.served if principal.may_see(one.name)}
-        return Answer(200, self._states.page(names), _PAGE_HEADERS)
+        return JsonResponse(200, self._states.page(names), _PAGE_HEADERS)
 
     async def _principal(self, request: Request, *, allows_password: bool) -> Principal:
         """Return who asks. Browsers send a token as the password of HTTP's basic authentication, for the page alone."""
@@ -300,7 +309,7 @@ class Application:
             raise forbidden(f"{principal.name} may not see this lakehouse")
         return self.warehouses.named(name)
 
-    def _configuration(self, principal: Principal, query: dict[str, str]) -> Answer:
+    def _configuration(self, principal: Principal, query: dict[str, str]) -> JsonResponse:
         warehouse = self._warehouse(principal, query.get("warehouse", ""))
         if warehouse.is_by_time and warehouse.version is not None:
             warehouse = replace(warehouse, name=f"v{warehouse.version.version}")
@@ -313,10 +322,10 @@ class Application:
             }
         )
 
-    async def _body(self, request: Request, held: _Held) -> bytes:
+    async def _body(self, request: Request, held: _HeldBody) -> bytes:
         limit = self._limits.body_bytes
-        said = request.headers.get("content-length", "0")
-        if not said.isdecimal() or len(said) > 15 or int(said) > limit:
+        length_text = request.headers.get("content-length", "0")
+        if not length_text.isdecimal() or len(length_text) > 15 or int(length_text) > limit:
             raise too_large(limit)
         parts = []
         try:
@@ -332,7 +341,7 @@ class Application:
                         raise responses.too_many("too many bodies are on their way already; try again")
                     parts.append(part)
         except TimeoutError:
-            raise RefusedError(408, "BadRequestException", "the body did not arrive in time") from None
+            raise RejectedError(408, "BadRequestException", "the body did not arrive in time") from None
         return b"".join(parts)
 
     def _ended_late(self, ended: asyncio.Future[object]) -> None:
@@ -340,21 +349,21 @@ class Application:
         how = "well" if error is None else f"with {type(error).__name__}: {error}"
         logger.warning("a request that took too long has ended %s", self._redacted(how))
 
-    async def _is_ready(self) -> Answer:
+    async def _is_ready(self) -> JsonResponse:
         failures = ["stopping"] if self._is_stopping else await self._readiness.failures()
         if not failures:
             return responses.ok({"status": "ready"})
-        error = RefusedError(503, responses.UNAVAILABLE, f"not ready: {', '.join(failures)}")
+        error = RejectedError(503, responses.UNAVAILABLE, f"not ready: {', '.join(failures)}")
         return failed(error, changes=False, request_id="")
 
 
 class _InTwoParts(Response):
     """A response whose second part is sent as it is, so that unread responses share it."""
 
-    def __init__(self, answer: Answer, headers: dict[str, str]):
-        length = str(len(answer.body) + len(answer.shared))
-        super().__init__(answer.body, answer.status, {**headers, "content-length": length})
-        self._shared = answer.shared
+    def __init__(self, response: JsonResponse, headers: dict[str, str]):
+        length = str(len(response.body) + len(response.shared))
+        super().__init__(response.body, response.status, {**headers, "content-length": length})
+        self._shared = response.shared
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
@@ -362,8 +371,8 @@ class _InTwoParts(Response):
         await send({"type": "http.response.body", "body": self._shared})
 
 
-def _response(answer: Answer, headers: dict[str, str]) -> Response:
-    return _InTwoParts(answer, headers) if answer.shared else Response(answer.body, answer.status, headers)
+def _response(response: JsonResponse, headers: dict[str, str]) -> Response:
+    return _InTwoParts(response, headers) if response.shared else Response(response.body, response.status, headers)
 
 
 def _host(request: Request) -> str:

@@ -31,14 +31,14 @@ from trinitylake_ops.format.definitions import TableDef
 from trinitylake_ops.format.keys import decode_commit_info
 from trinitylake_ops.iceberg.catalog import TrinityLakeCatalog
 from trinitylake_ops.iceberg.table_change import LatestTarget
-from trinitylake_ops.iceberg.updates import asked_for
+from trinitylake_ops.iceberg.updates import as_invalid_input
 from trinitylake_ops.iceberg.write.publication import publication_id
-from trinitylake_ops.server.responses import RefusedError, bad_request, forbidden
+from trinitylake_ops.server.responses import RejectedError, bad_request, forbidden
 from trinitylake_ops.server.settings import Limits
 from trinitylake_ops.server.tokens import Principal, Scope
 from trinitylake_ops.server.warehouses import Warehouse
 from trinitylake_ops.transaction.lakehouse import Lakehouse
-from trinitylake_ops.transaction.saved import CommittedElsewhereError, version_of
+from trinitylake_ops.transaction.saved import CommittedByOtherError, version_of
 from trinitylake_ops.transaction.transaction import Transaction
 from trinitylake_ops.versions.history import CLIENT_PROPERTY
 from trinitylake_ops.versions.roots import ProbedRoots
@@ -63,7 +63,7 @@ class Call:
     """A request that somebody may make. ``names`` are the parts of its path that are names, decoded.
 
     ``path`` is as it came, without its query. ``query`` and ``headers`` have lower case names for headers.
-    ``note_lost`` counts an attempt that lost to another commit.
+    ``note_conflict`` counts an attempt that lost to another commit.
     """
 
     method: str
@@ -76,7 +76,7 @@ class Call:
     warehouse: Warehouse
     request_id: str
     limits: Limits
-    note_lost: Callable[[], None]
+    note_conflict: Callable[[], None]
 
     @property
     def namespace(self) -> str:
@@ -101,13 +101,13 @@ class Call:
         return _UNPRINTABLE.sub("?", self.headers.get("user-agent", ""))[:_LONGEST_CLIENT_CHARS]
 
     def document(self) -> dict[str, Any]:
-        """Return the body, a JSON object. Raises RefusedError, 400, and 413 for one of too many values."""
+        """Return the body, a JSON object. Raises RejectedError, 400, and 413 for one of too many values."""
         # Marks within texts count, too. A value takes tens of bytes, even if the body has two for it.
         if sum(self.body.count(mark) for mark in (b",", b"[", b"{")) > _MOST_VALUES:
-            raise RefusedError(413, "BadRequestException", f"the body holds more than {_MOST_VALUES} values")
+            raise RejectedError(413, "BadRequestException", f"the body holds more than {_MOST_VALUES} values")
         # An object becomes a field of a schema, an update or a part of a filter: some 0.1 ms of work each.
         if self.body.count(b"{") > _MOST_OBJECTS:
-            raise RefusedError(413, "BadRequestException", f"the body holds more than {_MOST_OBJECTS} objects")
+            raise RejectedError(413, "BadRequestException", f"the body holds more than {_MOST_OBJECTS} objects")
         try:
             content = _DOCUMENT.validate_json(self.body)
         except PydanticError as error:
@@ -119,14 +119,14 @@ class Call:
     def model(self, kind: type[M], **defaults: Any) -> M:
         """Return the body as a model. ``defaults`` are for fields that the specification lets clients leave out.
 
-        Raises RefusedError, 400, InvalidInputError, and pydantic's ValidationError.
+        Raises RejectedError, 400, InvalidInputError, and pydantic's ValidationError.
         """
         content = {**defaults, **self.document()}
-        with asked_for():
+        with as_invalid_input():
             return kind.model_validate(content)
 
     def check(self, scope: Scope, namespace: str) -> None:
-        """Raise RefusedError, 403, if the principal may not do something in a namespace."""
+        """Raise RejectedError, 403, if the principal may not do something in a namespace."""
         self.principal.check(scope, namespace)
 
     def may_change(self, scope: Scope, definition: TableDef, latest: Snapshot | None = None) -> bool:
@@ -148,27 +148,27 @@ class Call:
         return bool(namespaces) and all(self.principal.may(scope, namespace) for namespace in namespaces)
 
     def check_table(self, scope: Scope, definition: TableDef, latest: Snapshot | None = None) -> None:
-        """Raise RefusedError, 403, unless :meth:`may_change`. The message names no namespace."""
+        """Raise RejectedError, 403, unless :meth:`may_change`. The message names no namespace."""
         if not self.may_change(scope, definition, latest):
             raise forbidden(
                 f"{self.principal.name} may not {scope.name.lower()} this table: it is in a namespace now that forbids"
                 " it, or it was dropped"
             )
 
-    def found_table(self, scope: Scope = Scope.READ) -> FoundTable:
+    def requested_table(self, scope: Scope = Scope.READ) -> RequestedTable:
         """Return the table in the path, to which the principal has a right under all of its current names.
 
-        Raises RefusedError, 403, NoSuchTableError, StorageError.
+        Raises RejectedError, 403, NoSuchTableError, StorageError.
         """
         namespace, name = self.table
         self.check(scope, namespace)
         catalog, latest = self.warehouse.pinned()
         definition = catalog.definition_of(namespace, name)
         self.check_table(scope, definition, latest)
-        return FoundTable(catalog, definition, latest)
+        return RequestedTable(catalog, definition, latest)
 
     def flag(self, name: str) -> bool:
-        """Return a parameter of the query that is true or false, false if absent. Raises RefusedError, 400."""
+        """Return a parameter of the query that is true or false, false if absent. Raises RejectedError, 400."""
         value = self.query.get(name, "false").lower()
         if value not in ("true", "false"):
             raise bad_request(f"{name} must be true or false")
@@ -176,7 +176,7 @@ class Call:
 
 
 @dataclass(frozen=True, slots=True)
-class FoundTable:
+class RequestedTable:
     """A table that a request names: its definition, a catalog that reads it, and the latest version if that is read."""
 
     catalog: TrinityLakeCatalog
@@ -185,7 +185,7 @@ class FoundTable:
 
 
 def _check_numbers(content: Any) -> None:
-    """Raise RefusedError, 400, for a number beyond 64 bits, or none: other programs read what is kept of it."""
+    """Raise RejectedError, 400, for a number beyond 64 bits, or none: other programs read what is kept of it."""
     rest = [content]
     while rest:
         found = rest.pop()
@@ -219,7 +219,7 @@ def names(value: Any) -> list[str]:
 def page_of(call: Call, found: Sequence[str]) -> tuple[list[str], str | None]:
     """Return one page of names, in their order, and the token of the next one, None for the last.
 
-    Clients that send no ``pageToken`` get all. Raises RefusedError, 400.
+    Clients that send no ``pageToken`` get all. Raises RejectedError, 400.
     """
     token, ordered = call.query.get("pageToken"), sorted(found)
     size = _page_size(call)
@@ -252,9 +252,9 @@ def _decoded(token: str) -> str:
         raise bad_request("pageToken is not one that this server gave") from None
 
 
-def too_large(limit_bytes: int) -> RefusedError:
+def too_large(limit_bytes: int) -> RejectedError:
     """Return the error for a body that is too large."""
-    return RefusedError(413, "BadRequestException", f"the body has more than {limit_bytes} bytes; send less at once")
+    return RejectedError(413, "BadRequestException", f"the body has more than {limit_bytes} bytes; send less at once")
 
 
 T = TypeVar("T")
@@ -285,7 +285,7 @@ class RequestTarget(LatestTarget):
     def change(self, message: str) -> Iterator[Transaction]:
         """Begin a change that the request asks for, and commit it at the end of the block.
 
-        Raises CommittedElsewhereError if the request was carried out before, and what a commit raises.
+        Raises CommittedByOtherError if the request was carried out before, and what a commit raises.
         """
         with transaction_of(self._call, message) as txn:
             yield txn
@@ -294,25 +294,28 @@ class RequestTarget(LatestTarget):
 def transaction_of(call: Call, message: str, base: Snapshot | None = None) -> Transaction:
     """Return a transaction that a request asks for, on the latest version or on ``base``.
 
-    Raises as :meth:`RequestTarget.change`, and RefusedError.
+    Raises as :meth:`RequestTarget.change`, and RejectedError.
     """
     lake, key = call.warehouse.served.lake, call.headers.get("idempotency-key")
     publication = None if key is None else publication_id("idempotency-key", call.principal.name, _checked_key(key))
     txn = lake.transaction(
-        message=message[:_LONGEST_MESSAGE_CHARS], properties=_said_of(call), transaction_id=publication, base=base
+        message=message[:_LONGEST_MESSAGE_CHARS],
+        properties=_commit_properties(call),
+        transaction_id=publication,
+        base=base,
     )
     if publication is not None and key is not None:
         txn.require(_unpublished(lake, publication, uuid.UUID(key), call), alone=False)
     return txn
 
 
-def _said_of(call: Call) -> Mapping[str, str]:
+def _commit_properties(call: Call) -> Mapping[str, str]:
     """Return what a commit says of its request. It is short, since a version has room for few bytes of each commit."""
-    said = {CLIENT_PROPERTY: call.principal.name, "request": call.request_id}
-    return {**said, _KEYED: _asked(call)} if "idempotency-key" in call.headers else said
+    properties = {CLIENT_PROPERTY: call.principal.name, "request": call.request_id}
+    return {**properties, _KEYED: _request_text(call)} if "idempotency-key" in call.headers else properties
 
 
-def _asked(call: Call) -> str:
+def _request_text(call: Call) -> str:
     """Return what tells two requests apart, in a form that people can read, too."""
     body = hashlib.sha256(call.body).hexdigest()[:_DIGEST_CHARS]
     return f"{call.method} {call.path}"[:_LONGEST_REQUEST_CHARS] + f" {body}"
@@ -340,18 +343,18 @@ def _unpublished(lake: Lakehouse, publication: str, key: uuid.UUID, call: Call) 
         )
     if made_ms > now_ms + CLOCK_MARGIN_MS:
         made_ms = now_ms - KEY_LIFETIME_MS  # the client's clock is fast, and tells nothing
-    looked_through = _version_before(lake, made_ms - CLOCK_MARGIN_MS)
+    searched_to = _version_before(lake, made_ms - CLOCK_MARGIN_MS)
 
     def check(latest: Snapshot) -> None:
-        nonlocal looked_through
+        nonlocal searched_to
         try:
-            version = version_of(latest.files, publication, looked_through, latest.version)
+            version = version_of(latest.files, publication, searched_to, latest.version)
         except VersionNotFoundError as error:
             raise CommitStateUnknownException(str(error)) from error
         if version is not None:
             _check_same_request(lake, version, call)
-            raise CommittedElsewhereError("the request was carried out before", committed_version=version)
-        looked_through = latest.version
+            raise CommittedByOtherError("the request was carried out before", committed_version=version)
+        searched_to = latest.version
 
     return check
 
@@ -365,11 +368,11 @@ def _version_before(lake: Lakehouse, moment_ms: int) -> int:
 
 
 def _check_same_request(lake: Lakehouse, version: int, call: Call) -> None:
-    """Raise RefusedError, 422, if a key was used for another request."""
-    said = decode_commit_info(lake.snapshot(version).root.system).get("properties")
-    before = said.get(_KEYED) if isinstance(said, dict) else None
-    if before is not None and before != _asked(call):
-        raise RefusedError(
+    """Raise RejectedError, 422, if a key was used for another request."""
+    properties = decode_commit_info(lake.snapshot(version).root.system).get("properties")
+    before = properties.get(_KEYED) if isinstance(properties, dict) else None
+    if before is not None and before != _request_text(call):
+        raise RejectedError(
             422, "UnprocessableEntityException", "Idempotency-Key was used for another request; make a new one for each"
         )
 
@@ -380,10 +383,10 @@ def changed(call: Call, change: Callable[[TrinityLakeCatalog], T]) -> T | None:
     Raises what the catalog raises for it.
     """
     catalog = call.warehouse.served.catalog_on(RequestTarget(call))
-    return until_it_lands(lambda: change(catalog), call.note_lost)
+    return retry_on_conflict(lambda: change(catalog), call.note_conflict)
 
 
-def until_it_lands(attempt: Callable[[], T], note_lost: Callable[[], None]) -> T | None:
+def retry_on_conflict(attempt: Callable[[], T], note_conflict: Callable[[], None]) -> T | None:
     """Return what an attempt returns that loses to no other commit. None if the request was carried out before.
 
     Raises CommitFailedException after too many attempts, and what an attempt raises.
@@ -392,7 +395,7 @@ def until_it_lands(attempt: Callable[[], T], note_lost: Callable[[], None]) -> T
     for _ in range(MOST_ATTEMPTS):
         try:
             return attempt()
-        except CommittedElsewhereError:
+        except CommittedByOtherError:
             return None
         except CommitConflictError as error:
             lost = error
@@ -400,5 +403,5 @@ def until_it_lands(attempt: Callable[[], T], note_lost: Callable[[], None]) -> T
             if not isinstance(error.__cause__, CommitConflictError):
                 raise
             lost = error
-        note_lost()
+        note_conflict()
     raise CommitFailedException(f"others were faster {MOST_ATTEMPTS} times: {lost}") from lost

@@ -41,7 +41,7 @@ from trinitylake_ops.iceberg.catalog import TrinityLakeCatalog
 from trinitylake_ops.iceberg.copy import repaired_uri, with_valid_bounds
 from trinitylake_ops.iceberg.io.checked_files import files_below
 from trinitylake_ops.iceberg.io.file_io import StorageFileIO
-from trinitylake_ops.iceberg.loaded_table import commit_message, loaded_now, registered_elsewhere
+from trinitylake_ops.iceberg.loaded_table import commit_message, loaded_now, registered_table_error
 from trinitylake_ops.iceberg.managed import (
     MANAGED_PROPERTIES,
     check_format_version,
@@ -57,8 +57,8 @@ from trinitylake_ops.iceberg.reach import files_of, manifests_in
 from trinitylake_ops.iceberg.table_change import TransactionTarget
 from trinitylake_ops.iceberg.totals import with_totals
 from trinitylake_ops.iceberg.updates import (
-    asked_for,
-    check_keeps_what_snapshots_use,
+    as_invalid_input,
+    check_snapshot_dependencies,
     fitted,
     location_in,
     named_files,
@@ -66,8 +66,8 @@ from trinitylake_ops.iceberg.updates import (
 )
 from trinitylake_ops.iceberg.validation.bounds import has_faulty_bounds
 from trinitylake_ops.iceberg.validation.checksums import unsealed_json
-from trinitylake_ops.server.calls import Call, single_level, transaction_of, until_it_lands
-from trinitylake_ops.server.responses import RefusedError, bad_request, encoded, forbidden
+from trinitylake_ops.server.calls import Call, retry_on_conflict, single_level, transaction_of
+from trinitylake_ops.server.responses import RejectedError, bad_request, encoded, forbidden
 from trinitylake_ops.server.tokens import Scope
 from trinitylake_ops.server.warehouses import Name
 from trinitylake_ops.versions.snapshot import Snapshot
@@ -95,7 +95,7 @@ class TableCommit:
 
     @classmethod
     def of(cls, request: CommitTableRequest) -> TableCommit:
-        """Return the commit of a request. Raises NoSuchNamespaceError, and RefusedError for one of too many parts."""
+        """Return the commit of a request. Raises NoSuchNamespaceError, and RejectedError for one of too many parts."""
         if max(len(request.updates), len(request.requirements)) > _MOST_PARTS:
             raise bad_request(f"a commit of a table has at most {_MOST_PARTS} updates and requirements; send several")
         namespace = single_level(request.identifier.namespace.root)
@@ -129,7 +129,7 @@ def commit_tables(call: Call, commits: Sequence[TableCommit]) -> Mapping[Name, C
     """Commit changes of tables as one version, and return what each of them is then.
 
     A request that was carried out before, and whose answer was lost, returns what is there now. Raises
-    CommitFailedException, NoSuchTableError, RefusedError, and what a commit raises.
+    CommitFailedException, NoSuchTableError, RejectedError, and what a commit raises.
     """
     for commit in commits:
         call.check(Scope.WRITE, commit.name[0])
@@ -137,7 +137,7 @@ def commit_tables(call: Call, commits: Sequence[TableCommit]) -> Mapping[Name, C
         raise bad_request("a transaction may change each table once")
     made = _committed_at_once(call, commits)
     if made is None:
-        made = until_it_lands(lambda: _Attempt(call, commits).commit(), call.note_lost)
+        made = retry_on_conflict(lambda: _Attempt(call, commits).commit(), call.note_conflict)
     return made if made is not None else _present(call.warehouse.served.catalog, commits)
 
 
@@ -172,8 +172,8 @@ class _Attempt:
         self._call = call
         self._served = call.warehouse.served
         self._commits = commits
-        said = "; ".join(commit_message(".".join(one.name), one.request.updates) for one in commits)
-        self._txn = transaction_of(call, said or "nothing", base)
+        summary = "; ".join(commit_message(".".join(one.name), one.request.updates) for one in commits)
+        self._txn = transaction_of(call, summary or "nothing", base)
         target = _OneCommit(self._txn, self._served.lake.storage_options)
         self._catalog = self._served.catalog_on(target)
         self._io: StorageFileIO = self._catalog.io
@@ -188,8 +188,8 @@ class _Attempt:
                 return _present(self._served.catalog, self._commits)
             changed: dict[Name, Committed] = {}
             for commit in self._commits:
-                with ExitStack() as turn:
-                    changed[commit.name] = self._change(commit, tables[commit.name], turn)
+                with ExitStack() as parse_slot:
+                    changed[commit.name] = self._change(commit, tables[commit.name], parse_slot)
             return changed
 
     @property
@@ -211,15 +211,15 @@ class _Attempt:
             raise NoSuchNamespaceError(f"Namespace does not exist: {namespace}")
         return None
 
-    def _change(self, commit: TableCommit, table: Table | None, turn: ExitStack) -> Committed:
-        """Apply the commit of one table. ``turn`` gets the turn of large manifests, which ends with their entries."""
+    def _change(self, commit: TableCommit, table: Table | None, parse_slot: ExitStack) -> Committed:
+        """Apply the commit of one table. ``parse_slot`` gets the slot for large manifests, which ends with them."""
         current = table.metadata if table is not None else None
         for requirement in commit.request.requirements:
             requirement.validate(current)
         if table is not None and not self._txn.table(*commit.name).is_managed:
-            raise forbidden(registered_elsewhere(".".join(commit.name)).message)
+            raise forbidden(registered_table_error(".".join(commit.name)).message)
         _check_keeps_snapshots(commit)
-        check_keeps_what_snapshots_use(commit.request.updates, current)
+        check_snapshot_dependencies(commit.request.updates, current)
         updates = fitted(commit.request.updates, current)
         if table is None or current is None:
             updates = self._placed(updates)
@@ -227,8 +227,8 @@ class _Attempt:
         else:
             check_format_version(current)
             place = current.location
-        read, empty_ids = self._check_files(commit, updates, place, current, turn)
-        with asked_for():
+        read, empty_ids = self._check_files(commit, updates, place, current, parse_slot)
+        with as_invalid_input():
             updates = list(with_totals(updates, current, self._io, read, empty_ids))
             faulty = {one for one, entries in read.items() if has_faulty_bounds(entries)}
             if faulty := {one for one in faulty if _is_within(one.manifest_path, place)}:
@@ -284,7 +284,7 @@ class _Attempt:
                     repaired.append(update.model_copy(update={"snapshot": snapshot}))
                     continue
             repaired.append(update)
-        self._txn.date_back(oldest_of(lambda: written, self._io))  # of an attempt before, some may be old
+        self._txn.backdate(oldest_of(lambda: written, self._io))  # of an attempt before, some may be old
         return repaired
 
     def _check_files(
@@ -293,14 +293,14 @@ class _Attempt:
         updates: Sequence[TableUpdate],
         place: str,
         current: TableMetadata | None,
-        turn: ExitStack,
+        parse_slot: ExitStack,
     ) -> tuple[Mapping[ManifestFile, list[ManifestEntry]], set[int]]:
         """Check that all files of new snapshots lie in the table's folder, or are its files already, each once.
 
         The transaction becomes as old as the oldest file that the snapshots add. Returns the entries of manifests that
         the table does not have yet, and the ids of snapshots whose manifest list is empty.
 
-        Raises RefusedError, LocationNotAllowedError and InvalidDefinitionError.
+        Raises RejectedError, LocationNotAllowedError and InvalidDefinitionError.
         """
         files = set(named_files(updates))
         _check_within(files, place)
@@ -308,7 +308,7 @@ class _Attempt:
             return {}, set()
         io = self._io.for_managed(table_id_of(place) or "")
         try:
-            budget = ManifestBudget(lambda: turn.enter_context(_LARGE_MANIFESTS))
+            budget = ManifestBudget(lambda: parse_slot.enter_context(_LARGE_MANIFESTS))
             new = new_files([update.snapshot for update in commit.added], current, io, budget)
         except (FileMissingError, CorruptFileError) as error:
             raise bad_request(f"a file that the commit names cannot be read: {error}") from error
@@ -324,7 +324,7 @@ class _Attempt:
         snapshots = [update.snapshot for update in commit.added]
         check_new_lists(new, snapshots, spec_ids_after(updates, current))
         check_new_entries(new.entries, snapshots, io)
-        self._txn.date_back(oldest_of(lambda: files | new.added, io))
+        self._txn.backdate(oldest_of(lambda: files | new.added, io))
         return new.entries, {snapshot_id for snapshot_id, manifests in new.listed.items() if not manifests}
 
     def _reached(self, commit: TableCommit, io: StorageFileIO) -> set[str]:
@@ -333,7 +333,7 @@ class _Attempt:
 
 
 def _check_keeps_snapshots(commit: TableCommit) -> None:
-    """Raise RefusedError for a commit that removes snapshots: what sends it may delete their files next."""
+    """Raise RejectedError for a commit that removes snapshots: what sends it may delete their files next."""
     if any(isinstance(update, RemoveSnapshotsUpdate) for update in commit.request.updates):
         raise bad_request(
             f"snapshots of {'.'.join(commit.name)} are not removed by engines: versions of the lakehouse read them, and"
@@ -349,7 +349,7 @@ def _check_within(files: set[str], place: str) -> None:
             raise _outside(file, place)
 
 
-def _outside(file: str, place: str) -> RefusedError:
+def _outside(file: str, place: str) -> RejectedError:
     return forbidden(
         f"{file[:200]!r} does not lie in the table's place '{place}/', and cannot be added; append its rows, or copy"
         f" data files to '{place}/data/' and add the copies"
@@ -417,10 +417,10 @@ def _holds(commit: TableCommit, table: Table | None) -> bool:
 def check_readable(text: bytes, uri: str) -> LoadedMetadata:
     """Return metadata as readers of its JSON get it, before any version has it.
 
-    Raises RefusedError, 400, if no reader would take it.
+    Raises RejectedError, 400, if no reader would take it.
     """
     try:
-        with asked_for():
+        with as_invalid_input():
             return parse_metadata(text, uri)
     except CorruptFileError as error:
         raise bad_request(f"the updates would leave metadata that cannot be read: {error}") from error

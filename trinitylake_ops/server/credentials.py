@@ -13,8 +13,8 @@ from trinitylake_ops.errors import InvalidDefinitionError
 from trinitylake_ops.iceberg.io.checked_files import own_location
 from trinitylake_ops.iceberg.managed import managed_table_id, metadata_uri
 from trinitylake_ops.iceberg.reach import ReachedFiles
-from trinitylake_ops.server.calls import Call, FoundTable
-from trinitylake_ops.server.responses import Answer, ok, unsupported
+from trinitylake_ops.server.calls import Call, RequestedTable
+from trinitylake_ops.server.responses import JsonResponse, ok, unsupported
 from trinitylake_ops.server.tokens import Scope
 from trinitylake_ops.storage.registry import with_environment
 
@@ -39,7 +39,7 @@ class Access:
     headers: Mapping[str, str] = field(default_factory=dict)
 
 
-def vends(call: Call, found: FoundTable | None) -> bool:
+def vends(call: Call, found: RequestedTable | None) -> bool:
     """Whether the response about a table contains credentials: the client requests them, and may have them.
 
     Args:
@@ -49,18 +49,18 @@ def vends(call: Call, found: FoundTable | None) -> bool:
     Raises:
         StorageError: If the latest version cannot be read for now.
     """
-    return _VENDED in _asked(call) and gives_credentials(call, found)
+    return _VENDED in _requested_delegation(call) and vends_credentials(call, found)
 
 
-def gives_credentials(call: Call, found: FoundTable | None) -> bool:
+def vends_credentials(call: Call, found: RequestedTable | None) -> bool:
     """Whether the client may have credentials for the folder of a table that the principal may read.
 
     Credentials reach all files in the folder, also those of the latest version. So an older version gives them only
-    for a table that the latest version has. Its files are readable there, because :meth:`Call.found_table` has checked
-    the rights under all current names. Raises as :func:`vends`.
+    for a table that the latest version has. Its files are readable there, because :meth:`Call.requested_table` has
+    checked the rights under all current names. Raises as :func:`vends`.
     """
     delegate = call.warehouse.served.delegate
-    if delegate is None or not delegate.settings.gives_credentials:
+    if delegate is None or not delegate.settings.vends_credentials:
         return False
     return found is None or call.warehouse.has_now(call.table, found.definition.id)
 
@@ -89,7 +89,7 @@ def access_at(call: Call, namespace: str, table: str, location: str | None, *, w
         config |= {**found[0]["config"], refresh: _path(call, namespace, table, "credentials")}
         return Access({"config": config, "storage-credentials": found}, NOT_KEPT)
     delegate = call.warehouse.served.delegate
-    if delegate is not None and delegate.settings.sign and _SIGNING in _asked(call):
+    if delegate is not None and delegate.settings.sign and _SIGNING in _requested_delegation(call):
         config |= {
             "s3.remote-signing-enabled": "true",
             "s3.signer": "S3V4RestSigner",
@@ -106,7 +106,7 @@ def vended(call: Call, folder: str, *, writes: bool) -> list[dict[str, Any]]:
     return [{"prefix": folder, "config": {**_public_config(call), **given.properties}}]
 
 
-def may_write(call: Call, namespace: str, found: FoundTable) -> bool:
+def may_write(call: Call, namespace: str, found: RequestedTable) -> bool:
     """Whether the principal may write to a table of a namespace, in the warehouse that it asks for."""
     is_latest, principal = call.warehouse.version is None, call.principal
     return (
@@ -124,12 +124,12 @@ def own_folder(call: Call, location: str) -> str | None:
     io, delegate = call.warehouse.served.catalog.io, call.warehouse.served.delegate
     is_own = any(managed_table_id(location, root) is not None for root in (io.root, *io.table_roots))
     is_reached = delegate is not None and location.startswith(f"{delegate.scheme}://")
-    if not is_own or not is_reached or call.warehouse.served.lake.elsewhere.names.sources:
+    if not is_own or not is_reached or call.warehouse.served.lake.external_storages.names.sources:
         return None
     return f"{location}/"
 
 
-def _asked(call: Call) -> frozenset[str]:
+def _requested_delegation(call: Call) -> frozenset[str]:
     return frozenset(word.strip().lower() for word in call.headers.get(DELEGATION, "").split(","))
 
 
@@ -168,19 +168,19 @@ class _ToSign(BaseModel):
     headers: dict[str, list[str]]
 
 
-def load_credentials(call: Call) -> Answer:
+def load_credentials(call: Call) -> JsonResponse:
     """Return credentials for a table's files, for a client whose own end soon."""
-    found = call.found_table()
+    found = call.requested_table()
     folder = _folder(call, found)
-    if folder is None or not gives_credentials(call, found):
+    if folder is None or not vends_credentials(call, found):
         raise unsupported(_NO_CREDENTIALS)
     writes = may_write(call, call.namespace, found)
     return ok({"storage-credentials": vended(call, folder, writes=writes)}, NOT_KEPT)
 
 
-def sign_request(call: Call) -> Answer:
+def sign_request(call: Call) -> JsonResponse:
     """Sign one request for a file of a table. In an older version, that is a read of a file that this one reaches."""
-    found = call.found_table()
+    found = call.requested_table()
     folder = _folder(call, found)
     delegate = call.warehouse.served.delegate
     if delegate is None or not delegate.settings.sign or folder is None:
@@ -202,7 +202,7 @@ def sign_request(call: Call) -> Answer:
     return ok({"uri": made.uri, "headers": made.headers}, NOT_KEPT)
 
 
-def _reached(call: Call, found: FoundTable) -> ReachedFiles:
+def _reached(call: Call, found: RequestedTable) -> ReachedFiles:
     """Return the files that a table reaches at the version of the warehouse. Raises StorageError."""
     io, kept = found.catalog.io, call.warehouse.served.reached
     uri = metadata_uri(found.definition, io.root)
@@ -213,7 +213,7 @@ def _reached(call: Call, found: FoundTable) -> ReachedFiles:
     return reached
 
 
-def _folder(call: Call, found: FoundTable) -> str | None:
+def _folder(call: Call, found: RequestedTable) -> str | None:
     """Return the folder of a table. None where the server gives no access to it."""
     definition = found.definition
     if not definition.is_managed:

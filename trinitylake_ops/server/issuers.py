@@ -26,7 +26,7 @@ from urllib.parse import urlsplit
 import jwt
 
 from trinitylake_ops.errors import InvalidInputError, TrinityLakeError
-from trinitylake_ops.server.responses import UNAVAILABLE, RefusedError
+from trinitylake_ops.server.responses import UNAVAILABLE, RejectedError
 from trinitylake_ops.server.settings import read_yaml
 from trinitylake_ops.server.tokens import Principal, Scope, scope_of, scopes_of, unauthorized
 from trinitylake_ops.storage.http.settings import is_loopback
@@ -79,7 +79,7 @@ class Keys:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="keys")
         self._keys: Mapping[str | None, tuple[Key, ...]] = {}
         self._fetched_s: float | None = None
-        self._asked_s: float | None = None
+        self._fetch_attempt_s: float | None = None
         self._fetching: Future[None] | None = None
 
     def wanted(self, kid: str | None) -> Future[None] | None:
@@ -91,9 +91,9 @@ class Keys:
                 return None
             if self._fetching is not None:
                 return self._fetching
-            if self._asked_s is not None and now_s - self._asked_s < PAUSE_SECONDS:
+            if self._fetch_attempt_s is not None and now_s - self._fetch_attempt_s < PAUSE_SECONDS:
                 return None
-            self._asked_s = now_s
+            self._fetch_attempt_s = now_s
             self._fetching = self._thread.submit(self._fetch)
             return self._fetching
 
@@ -168,8 +168,8 @@ def _read(url: str) -> bytes:
     except HTTPError as error:  # which is an open answer, too
         error.close()
         raise OSError(f"it answers {error.code}") from None
-    with opened as answer:
-        while part := answer.read1(_PART_BYTES):
+    with opened as response:
+        while part := response.read1(_PART_BYTES):
             n_bytes += len(part)
             if n_bytes > MOST_BYTES:
                 raise ValueError(f"it has more than {MOST_BYTES} bytes")
@@ -222,22 +222,22 @@ def read_issuers(path: Path) -> tuple[IssuerSettings, ...]:
     content = read_yaml(path, "issuers")
     if not isinstance(content, list) or not 1 <= len(content) <= _MOST:
         raise InvalidInputError(f"{str(path)!r}: 'issuers' must be a list of 1 to {_MOST} issuers", path=str(path))
-    found = tuple(_issuer(f"{str(path)!r}: issuer {at}", said) for at, said in enumerate(content, 1))
+    found = tuple(_issuer(f"{str(path)!r}: issuer {at}", raw) for at, raw in enumerate(content, 1))
     for what in ("name", "issuer"):
         if len({getattr(one, what) for one in found}) < len(found):
             raise InvalidInputError(f"{str(path)!r}: two issuers have the same {what}", path=str(path))
     return found
 
 
-def _issuer(where: str, said: Any) -> IssuerSettings:
-    if not isinstance(said, dict) or not said.keys() <= _KNOWN or not all(said.get(name) for name in _NEEDED):
+def _issuer(where: str, raw: Any) -> IssuerSettings:
+    if not isinstance(raw, dict) or not raw.keys() <= _KNOWN or not all(raw.get(name) for name in _NEEDED):
         raise InvalidInputError(
             f"{where} must be a mapping with {', '.join(_NEEDED)}; no keys are known but {', '.join(sorted(_KNOWN))}"
         )
-    name = said["name"]
+    name = raw["name"]
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise InvalidInputError(f"{where}: a name has up to 32 of a-z, 0-9, '_' and '-'")
-    grants = said["grants"]
+    grants = raw["grants"]
     if not isinstance(grants, dict):
         raise InvalidInputError(f"{where}: 'grants' must be a mapping of values of the claim to what they allow")
     for value in grants:
@@ -245,19 +245,19 @@ def _issuer(where: str, said: Any) -> IssuerSettings:
             raise InvalidInputError(f"{where}: the value {value!r} of the claim is no text; put it in quotes")
     return IssuerSettings(
         name,
-        _text(where, said, "issuer"),
-        _text(where, said, "audience"),
-        _checked_url(where, _text(where, said, "keys")),
+        _text(where, raw, "issuer"),
+        _text(where, raw, "audience"),
+        _checked_url(where, _text(where, raw, "keys")),
         {value: _grant(f"{where}, grant {value[:64]!r}", allows) for value, allows in grants.items()},
-        _algorithms(where, said.get("algorithms", list(_DEFAULT_ALGORITHMS))),
-        _text(where, said, "principal", "sub"),
-        _text(where, said, "claim", "scope"),
-        frozenset(_texts(where, "lakehouses", said["lakehouses"])) if "lakehouses" in said else None,
+        _algorithms(where, raw.get("algorithms", list(_DEFAULT_ALGORITHMS))),
+        _text(where, raw, "principal", "sub"),
+        _text(where, raw, "claim", "scope"),
+        frozenset(_texts(where, "lakehouses", raw["lakehouses"])) if "lakehouses" in raw else None,
     )
 
 
-def _text(where: str, said: Mapping[str, Any], name: str, default: str = "") -> str:
-    value = said.get(name, default)
+def _text(where: str, raw: Mapping[str, Any], name: str, default: str = "") -> str:
+    value = raw.get(name, default)
     if not isinstance(value, str) or not value:
         raise InvalidInputError(f"{where}: {name!r} must be a text")
     return value
@@ -281,19 +281,19 @@ def _checked_url(where: str, url: str) -> str:
     return url
 
 
-def _algorithms(where: str, said: Any) -> tuple[str, ...]:
-    found = tuple(_texts(where, "algorithms", said))
+def _algorithms(where: str, raw: Any) -> tuple[str, ...]:
+    found = tuple(_texts(where, "algorithms", raw))
     if not found or not set(found) <= ALGORITHMS:
         raise InvalidInputError(f"{where}: 'algorithms' must be some of {', '.join(sorted(ALGORITHMS))}")
     return found
 
 
-def _grant(where: str, said: Any) -> Grant:
-    if isinstance(said, str):
-        return Grant(scope_of(where, said))
-    if not isinstance(said, dict) or not said.keys() <= {"scope", "namespaces"}:
+def _grant(where: str, raw: Any) -> Grant:
+    if isinstance(raw, str):
+        return Grant(scope_of(where, raw))
+    if not isinstance(raw, dict) or not raw.keys() <= {"scope", "namespaces"}:
         raise InvalidInputError(f"{where} must be a scope, or a mapping with scope and namespaces")
-    return Grant(scope_of(where, said.get("scope", "none")), scopes_of(where, said.get("namespaces", {})))
+    return Grant(scope_of(where, raw.get("scope", "none")), scopes_of(where, raw.get("namespaces", {})))
 
 
 #: Three parts in base64url: a signed token as RFC 7519 writes it.
@@ -324,10 +324,10 @@ class Issuers:
             keys.close()
 
     async def principal(self, token: str) -> Principal:
-        """Return who sends a token. Raises RefusedError: 401, and 503 while the issuer's keys cannot be had."""
+        """Return who sends a token. Raises RejectedError: 401, and 503 while the issuer's keys cannot be had."""
         if len(token) > _LONGEST_CHARS:
             raise unauthorized("the token is too long")
-        header, issuer = _header(token), _said_issuer(token)
+        header, issuer = _header(token), _claimed_issuer(token)
         if issuer not in self._issuers:
             raise unauthorized("the token is of no issuer that is known here")
         settings, keys = self._issuers[issuer]
@@ -343,7 +343,7 @@ class Issuers:
         try:
             key = keys.named(kid, algorithm)
         except KeysUnavailableError as error:
-            raise RefusedError(503, UNAVAILABLE, str(error), headers={"Retry-After": "1"}) from error
+            raise RejectedError(503, UNAVAILABLE, str(error), headers={"Retry-After": "1"}) from error
         if key is None:
             raise unauthorized("the token is signed by a key that its issuer does not have")
         try:
@@ -359,11 +359,11 @@ class Issuers:
         except jwt.ExpiredSignatureError:
             raise unauthorized("the token has expired") from None
         except (jwt.PyJWTError, ValueError, TypeError, OverflowError) as error:
-            _refuse(error)
+            _reject(error)
         return _principal(settings, claims)
 
 
-def _refuse(error: Exception) -> NoReturn:
+def _reject(error: Exception) -> NoReturn:
     reasons: dict[type[Exception], str] = {
         jwt.InvalidAudienceError: "the token is for another audience",
         jwt.MissingRequiredClaimError: "the token lacks a claim that is needed: exp, iss and aud",
@@ -382,7 +382,7 @@ def _header(token: str) -> dict[str, Any]:
     return header
 
 
-def _said_issuer(token: str) -> str:
+def _claimed_issuer(token: str) -> str:
     """Return the issuer that a token names. It only chooses the keys; they show whether it is true."""
     try:
         claims = jwt.decode(token, options={"verify_signature": False})

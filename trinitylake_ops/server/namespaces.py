@@ -12,7 +12,7 @@ from pyiceberg.exceptions import NoSuchNamespaceError, NoSuchViewError
 
 from trinitylake_ops.errors import InvalidInputError
 from trinitylake_ops.iceberg.catalog import TrinityLakeCatalog
-from trinitylake_ops.iceberg.updates import asked_for
+from trinitylake_ops.iceberg.updates import as_invalid_input
 from trinitylake_ops.iceberg.views import (
     NewViewRequest,
     ReplaceViewRequest,
@@ -22,12 +22,12 @@ from trinitylake_ops.iceberg.views import (
     view_in,
 )
 from trinitylake_ops.server.calls import SEPARATOR, Call, changed, names, page_of, single_level, texts
-from trinitylake_ops.server.responses import NO_CONTENT, Answer, RefusedError, bad_request, ok, unsupported
+from trinitylake_ops.server.responses import NO_CONTENT, JsonResponse, RejectedError, bad_request, ok, unsupported
 from trinitylake_ops.server.tables import renamed
 from trinitylake_ops.server.tokens import Scope
 
 
-def list_namespaces(call: Call) -> Answer:
+def list_namespaces(call: Call) -> JsonResponse:
     """List the namespaces that the principal may read. Within a namespace there are none."""
     catalog, parent = call.warehouse.catalog(), call.query.get("parent")
     if parent:
@@ -40,7 +40,7 @@ def list_namespaces(call: Call) -> Answer:
     return ok(ListNamespaceResponse.model_validate({"namespaces": [[name] for name in page], "next-page-token": token}))
 
 
-def create_namespace(call: Call) -> Answer:
+def create_namespace(call: Call) -> JsonResponse:
     """Create a namespace of one level."""
     asked = call.document()
     levels, properties = names(asked.get("namespace")), texts(asked.get("properties") or {})
@@ -52,14 +52,14 @@ def create_namespace(call: Call) -> Answer:
     return ok(NamespaceResponse(namespace=(name,), properties=properties))
 
 
-def load_namespace(call: Call) -> Answer:
+def load_namespace(call: Call) -> JsonResponse:
     """Return the properties of a namespace."""
     name = _readable(call)
     properties = call.warehouse.catalog().load_namespace_properties((name,))
     return ok(NamespaceResponse(namespace=(name,), properties=properties))
 
 
-def namespace_exists(call: Call) -> Answer:
+def namespace_exists(call: Call) -> JsonResponse:
     """Tell whether a namespace exists."""
     name = _readable(call)
     if not call.warehouse.catalog().namespace_exists((name,)):
@@ -67,19 +67,19 @@ def namespace_exists(call: Call) -> Answer:
     return NO_CONTENT
 
 
-def drop_namespace(call: Call) -> Answer:
+def drop_namespace(call: Call) -> JsonResponse:
     """Drop an empty namespace."""
     name = _writable(call)
     changed(call, lambda catalog: catalog.drop_namespace((name,)))
     return NO_CONTENT
 
 
-def update_properties(call: Call) -> Answer:
+def update_properties(call: Call) -> JsonResponse:
     """Set and remove properties of a namespace."""
     name, asked = _writable(call), call.document()
     removals, updates = set(names(asked.get("removals") or [])), texts(asked.get("updates") or {})
     if both := sorted(removals & updates.keys()):
-        raise RefusedError(
+        raise RejectedError(
             422, "UnprocessableEntityException", f"properties are both set and removed: {', '.join(both)}"
         )
     summary = changed(call, lambda catalog: catalog.update_namespace_properties((name,), removals, updates))
@@ -104,7 +104,7 @@ def _writable(call: Call) -> str:
     return name
 
 
-def list_views(call: Call) -> Answer:
+def list_views(call: Call) -> JsonResponse:
     """List the views of a namespace."""
     namespace = call.namespace
     call.check(Scope.READ, namespace)
@@ -113,26 +113,26 @@ def list_views(call: Call) -> Answer:
     return ok(ListViewsResponse.model_validate({"identifiers": entries, "next-page-token": token}))
 
 
-def create_view(call: Call) -> Answer:
+def create_view(call: Call) -> JsonResponse:
     """Create a view."""
     namespace = call.namespace
     call.check(Scope.WRITE, namespace)
     asked = call.model(NewViewRequest)
-    with asked_for():
+    with as_invalid_input():
         made = new_view(asked.schema_, asked.view_version, asked.properties, call.warehouse.served.lake.root)
     name = (namespace, asked.name)
     done = changed(call, lambda catalog: catalog.put_view(name, lambda _: made, is_new=True))
-    return _answer(done or _present(call, name))
+    return _view_response(done or _present(call, name))
 
 
-def load_view(call: Call) -> Answer:
+def load_view(call: Call) -> JsonResponse:
     """Return the metadata of a view."""
     namespace, view = _name(call)
     call.check(Scope.READ, namespace)
-    return _answer(_present(call, (namespace, view)))
+    return _view_response(_present(call, (namespace, view)))
 
 
-def view_exists(call: Call) -> Answer:
+def view_exists(call: Call) -> JsonResponse:
     """Tell whether a view exists."""
     namespace, view = _name(call)
     call.check(Scope.READ, namespace)
@@ -141,7 +141,7 @@ def view_exists(call: Call) -> Answer:
     return NO_CONTENT
 
 
-def replace_view(call: Call) -> Answer:
+def replace_view(call: Call) -> JsonResponse:
     """Change a view: its versions, schemas and properties."""
     name = _name(call)
     call.check(Scope.WRITE, name[0])
@@ -150,14 +150,14 @@ def replace_view(call: Call) -> Answer:
     def change(current: ViewMetadata | None) -> ViewMetadata:
         if current is None:
             raise InvalidInputError("there is no view to replace")
-        with asked_for():
+        with as_invalid_input():
             return replaced_view(current, asked)
 
     done = changed(call, lambda catalog: catalog.put_view(name, change))
-    return _answer(done or _present(call, name))
+    return _view_response(done or _present(call, name))
 
 
-def drop_view(call: Call) -> Answer:
+def drop_view(call: Call) -> JsonResponse:
     """Drop a view."""
     name = _name(call)
     call.check(Scope.WRITE, name[0])
@@ -165,12 +165,12 @@ def drop_view(call: Call) -> Answer:
     return NO_CONTENT
 
 
-def rename_view(call: Call) -> Answer:
+def rename_view(call: Call) -> JsonResponse:
     """Rename a view, also into another namespace."""
     return renamed(call, TrinityLakeCatalog.move_view)
 
 
-def register_view(call: Call) -> Answer:
+def register_view(call: Call) -> JsonResponse:
     """Refuse to register a view: its metadata is no file here."""
     call.check(Scope.WRITE, call.namespace)
     raise unsupported("the metadata of a view is no file here; create the view")
@@ -184,7 +184,7 @@ def _present(call: Call, name: tuple[str, str]) -> ViewMetadata:
     return view_in(call.warehouse.catalog().target.reader(), *name)
 
 
-def _answer(metadata: ViewMetadata) -> Answer:
+def _view_response(metadata: ViewMetadata) -> JsonResponse:
     location = f"{metadata.location}/metadata/{metadata.current_version_id}.metadata.json"
     document = metadata.model_dump(mode="json", by_alias=True)
     return ok({"metadata-location": location, "metadata": document, "config": {}})

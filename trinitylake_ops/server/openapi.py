@@ -55,7 +55,7 @@ class Operation:
     """One operation. ``name`` is the one that Iceberg's specification gives it.
 
     ``query`` and ``headers`` are the parameters that have an effect. ``body`` says which members a body has, the needed
-    ones first; None for a request without one. ``answers`` are the statuses of success. ``errors`` are statuses with
+    ones first; None for a request without one. ``responses`` are the statuses of success. ``errors`` are statuses with
     the types of errors. ``scope`` is what a token needs.
     """
 
@@ -63,7 +63,7 @@ class Operation:
     method: str
     path: str
     scope: str
-    answers: tuple[int, ...]
+    responses: tuple[int, ...]
     errors: Errors
     query: tuple[str, ...] = ()
     headers: tuple[str, ...] = ()
@@ -257,9 +257,9 @@ def reference() -> str:
         path = one.path.removeprefix("/v1/{prefix}")
         parameters = "".join(f" `{name}`" for name in (*one.query, *one.headers))
         body = ", ".join(f"`{name}`" for name in one.body or ())
-        answers = ", ".join(map(str, one.answers)) or "none"
+        responses = ", ".join(map(str, one.responses)) or "none"
         own = _shown(error for error in one.errors if error not in (*_READING, *_CHANGING))
-        lines.append(f"| {one.name} | `{one.method} {path}`{parameters} | {one.scope} | {body} | {answers} | {own} |")
+        lines.append(f"| {one.name} | `{one.method} {path}`{parameters} | {one.scope} | {body} | {responses} | {own} |")
     common = [error for error in _READING if error in _CHANGING]
     return "\n".join(
         [

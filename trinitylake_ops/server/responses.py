@@ -53,7 +53,7 @@ _STATUS: tuple[tuple[type[Exception], int, str], ...] = (
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class JsonResponse:
     """An answer to a request: status, body of JSON, further headers. ``error`` is its type, for the log."""
 
     status: int
@@ -65,7 +65,7 @@ class Answer:
     shared: bytes = b""
 
 
-class RefusedError(errors.TrinityLakeError):
+class RejectedError(errors.TrinityLakeError):
     """A request is refused with a status and a type of the specification. ``detail`` is for the log alone."""
 
     def __init__(
@@ -84,30 +84,30 @@ class RefusedError(errors.TrinityLakeError):
         self.detail = detail
 
 
-def bad_request(message: str) -> RefusedError:
+def bad_request(message: str) -> RejectedError:
     """Return the error for a request that makes no sense."""
-    return RefusedError(400, "BadRequestException", message)
+    return RejectedError(400, "BadRequestException", message)
 
 
-def forbidden(message: str) -> RefusedError:
+def forbidden(message: str) -> RejectedError:
     """Return the error for what a principal, or a warehouse, does not allow."""
-    return RefusedError(403, "ForbiddenException", message)
+    return RejectedError(403, "ForbiddenException", message)
 
 
-def unsupported(message: str) -> RefusedError:
+def unsupported(message: str) -> RejectedError:
     """Return the error for what the specification has, and this server does not."""
-    return RefusedError(406, "UnsupportedOperationException", message)
+    return RejectedError(406, "UnsupportedOperationException", message)
 
 
-def too_many(message: str) -> RefusedError:
+def too_many(message: str) -> RejectedError:
     """Return the error for a request that comes while there are too many others. Nothing was done."""
-    return RefusedError(503, UNAVAILABLE, message, headers={"Retry-After": "1"})
+    return RejectedError(503, UNAVAILABLE, message, headers={"Retry-After": "1"})
 
 
-def ok(model: IcebergBaseModel | Mapping[str, Any], headers: Mapping[str, str] | None = None) -> Answer:
+def ok(model: IcebergBaseModel | Mapping[str, Any], headers: Mapping[str, str] | None = None) -> JsonResponse:
     """Return the answer 200 with a model of pyiceberg, or a document."""
     text = model.model_dump_json() if isinstance(model, IcebergBaseModel) else json.dumps(model)
-    return Answer(200, text.encode(), dict(headers or {}))
+    return JsonResponse(200, text.encode(), dict(headers or {}))
 
 
 def encoded(model: IcebergBaseModel) -> bytes:
@@ -115,21 +115,21 @@ def encoded(model: IcebergBaseModel) -> bytes:
     return model.model_dump_json().encode()
 
 
-def table_answer(
+def table_response(
     location: str | None,
     metadata: bytes,
     given: Mapping[str, Any] | None = None,
     headers: Mapping[str, str] | None = None,
-) -> Answer:
+) -> JsonResponse:
     """Return the answer 200 with a table: the URI of its metadata file, the metadata, further members.
 
     ``metadata`` is the member's JSON and the end of the body, as :func:`as_member` returns it. It is sent as it is. It
     is by far the largest part, and was encoded before.
     """
-    said = {"metadata-location": location} if location is not None else {}
-    rest = json.dumps({**said, **(given or {})})[:-1]
+    members = {"metadata-location": location} if location is not None else {}
+    rest = json.dumps({**members, **(given or {})})[:-1]
     body = f'{rest}{"" if rest == "{" else ", "}"metadata": '.encode()
-    return Answer(200, body, dict(headers or {}), shared=metadata)
+    return JsonResponse(200, body, dict(headers or {}), shared=metadata)
 
 
 def as_member(metadata: bytes) -> bytes:
@@ -137,16 +137,16 @@ def as_member(metadata: bytes) -> bytes:
     return metadata + b"}"
 
 
-NO_CONTENT = Answer(204)
+NO_CONTENT = JsonResponse(204)
 
 
-def failed(error: Exception, *, changes: bool, request_id: str) -> Answer:
+def failed(error: Exception, *, changes: bool, request_id: str) -> JsonResponse:
     """Return the answer to a request that failed.
 
     ``changes`` says that the request would change something. Then 500 tells clients that nobody knows the outcome. So a
     failure of the storage is 503, since it certainly changed nothing. What is unforeseen is not told to clients.
     """
-    if isinstance(error, RefusedError):
+    if isinstance(error, RejectedError):
         return _failure(error.status, error.kind, error.message, error.headers, error.detail)
     for kind, status, name in _STATUS:
         if isinstance(error, kind):
@@ -158,23 +158,23 @@ def failed(error: Exception, *, changes: bool, request_id: str) -> Answer:
         return _failure(503, UNAVAILABLE, _message(error), {"Retry-After": "1"}, reason=error.code)
     unforeseen = UNKNOWN_STATE if changes else "InternalServerError"
     logger.error("request %s failed", request_id, exc_info=error)
-    told = f"the server failed; its log says why, by the request id {request_id}"
-    return _failure(500, unforeseen, told, detail=f"{type(error).__name__}: {error}")
+    text = f"the server failed; its log says why, by the request id {request_id}"
+    return _failure(500, unforeseen, text, detail=f"{type(error).__name__}: {error}")
 
 
-def gives_no_tokens() -> Answer:
+def token_rejection() -> JsonResponse:
     """Return the answer to a client that asks for a token by a name and a secret. It is an error as OAuth has it."""
-    told = "this server gives no tokens; give the client one that its operator made, such as token=..."
-    body = json.dumps({"error": "unsupported_grant_type", "error_description": told}).encode()
-    return Answer(400, body, {"Cache-Control": "no-store"}, "unsupported_grant_type", told)
+    text = "this server gives no tokens; give the client one that its operator made, such as token=..."
+    body = json.dumps({"error": "unsupported_grant_type", "error_description": text}).encode()
+    return JsonResponse(400, body, {"Cache-Control": "no-store"}, "unsupported_grant_type", text)
 
 
-def late_error(*, changes: bool) -> RefusedError:
+def late_error(*, changes: bool) -> RejectedError:
     """Return the error for a request that runs for too long. It goes on, so that the outcome of a change is unknown."""
-    return RefusedError(504, UNKNOWN_STATE if changes else UNAVAILABLE, "the request took too long, and continues")
+    return RejectedError(504, UNKNOWN_STATE if changes else UNAVAILABLE, "the request took too long, and continues")
 
 
-def busy_error() -> RefusedError:
+def busy_error() -> RejectedError:
     """Return the error for a request that did not begin because too many others wait. Nothing was done."""
     return too_many("too many requests wait already; retry later")
 
@@ -197,8 +197,8 @@ def _failure(
     detail: str | None = None,
     *,
     reason: str | None = None,
-) -> Answer:
+) -> JsonResponse:
     """Return an error of the specification. ``reason`` is the code of an error of this package."""
     shown = message[:_LONGEST_MESSAGE_CHARS]
     error = {"message": shown, "type": kind, "code": status} | ({} if reason is None else {"reason": reason})
-    return Answer(status, json.dumps({"error": error}).encode(), dict(headers or {}), kind, detail or shown)
+    return JsonResponse(status, json.dumps({"error": error}).encode(), dict(headers or {}), kind, detail or shown)

@@ -10,7 +10,7 @@ from trinitylake_ops.server import credentials as access
 from trinitylake_ops.server import namespaces, tables
 from trinitylake_ops.server import namespaces as views
 from trinitylake_ops.server.calls import Call
-from trinitylake_ops.server.responses import Answer, RefusedError, bad_request
+from trinitylake_ops.server.responses import JsonResponse, RejectedError, bad_request
 from trinitylake_ops.server.scans import files as scans
 from trinitylake_ops.server.warehouses import Name
 from trinitylake_ops.server.workers import Work
@@ -26,13 +26,16 @@ _LONGEST_NAME_BYTES = 10_000
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """An endpoint. ``changes`` says that it changes the lakehouse, ``is_told`` that clients hear that it is there."""
+    """An endpoint.
+
+    ``changes`` says that it changes the lakehouse, ``is_documented`` that the list of endpoints for clients has it.
+    """
 
     method: str
     template: str
-    handle: Callable[[Call], Answer]
+    handle: Callable[[Call], JsonResponse]
     changes: bool = False
-    is_told: bool = True
+    is_documented: bool = True
     #: Returns the tables for which a request waits until no other one changes them, and checks that it may.
     tables: Callable[[Call], Collection[Name]] | None = None
     plans: bool = False
@@ -72,8 +75,8 @@ ROUTES = (
     ),
     Route("POST", f"{_TABLE}/plan", scans.plan_scan, plans=True),
     Route("POST", f"{_TABLE}/tasks", scans.fetch_tasks, plans=True),
-    Route("GET", f"{_TABLE}/plan/{{plan}}", scans.no_such_plan, is_told=False),
-    Route("DELETE", f"{_TABLE}/plan/{{plan}}", scans.no_such_plan, is_told=False),
+    Route("GET", f"{_TABLE}/plan/{{plan}}", scans.no_such_plan, is_documented=False),
+    Route("DELETE", f"{_TABLE}/plan/{{plan}}", scans.no_such_plan, is_documented=False),
     Route("GET", _VIEWS, views.list_views),
     Route("POST", _VIEWS, views.create_view, changes=True),
     Route("GET", _VIEW, views.load_view),
@@ -81,17 +84,17 @@ ROUTES = (
     Route("POST", _VIEW, views.replace_view, changes=True),
     Route("DELETE", _VIEW, views.drop_view, changes=True),
     Route("POST", "/v1/{prefix}/views/rename", views.rename_view, changes=True),
-    Route("POST", f"{_NAMESPACE}/register-view", views.register_view, changes=True, is_told=False),
+    Route("POST", f"{_NAMESPACE}/register-view", views.register_view, changes=True, is_documented=False),
 )
 #: What clients are told in the configuration.
-ENDPOINTS = tuple(f"{route.method} {route.template}" for route in ROUTES if route.is_told)
+ENDPOINTS = tuple(f"{route.method} {route.template}" for route in ROUTES if route.is_documented)
 _SPLIT = tuple((route, route.template.strip("/").split("/")) for route in ROUTES)
 
 
 def find_route(method: str, raw_path: bytes) -> tuple[Route, Mapping[str, str]]:
     """Return the route of a path as it came, percent-encoded, and the names in it.
 
-    Names are decoded one by one, as they may hold a slash. Raises RefusedError: 404 for another path, 405 for another
+    Names are decoded one by one, as they may hold a slash. Raises RejectedError: 404 for another path, 405 for another
     method, 400 for a name that is no text.
     """
     segments = raw_path.decode("ascii", "replace").strip("/").split("/")
@@ -104,11 +107,11 @@ def find_route(method: str, raw_path: bytes) -> tuple[Route, Mapping[str, str]]:
             return route, {name: _decoded(text) for name, text in names.items()}
         methods.append(route.method)
     if methods:
-        raise RefusedError(
+        raise RejectedError(
             405, "BadRequestException", f"{method} is not for this path", headers={"Allow": ", ".join(methods)}
         )
     doubled = "; leave /v1 out of the address that the client is given" if segments[:2] == ["v1", "v1"] else ""
-    raise RefusedError(
+    raise RejectedError(
         404, "NotFoundException", f"No such path: it begins with /v1/ and the prefix of a warehouse{doubled}"
     )
 

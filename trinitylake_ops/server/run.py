@@ -76,7 +76,7 @@ class LimitedConnection(H11Protocol):
     _head_timer: asyncio.TimerHandle | None = None
     _is_new = True
     _is_stopping = False
-    _n_answers = 0
+    _n_responses = 0
 
     def __init__(self, config: uvicorn.Config, *arguments: Any, **named: Any):
         super().__init__(config, *arguments, **named)
@@ -101,7 +101,7 @@ class LimitedConnection(H11Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Wait no more."""
-        self._head_is_there()
+        self._head_received()
         self.unread.pop(self, None)
         super().connection_lost(exc)
 
@@ -110,20 +110,20 @@ class LimitedConnection(H11Protocol):
         is_first, self._is_new = self._is_new, False
         super().data_received(data)
         if not getattr(self.cycle, "response_complete", True):
-            self._head_is_there()
+            self._head_received()
         elif self._head_timer is None or is_first:
             self._wait_for_head(self.limits.head_seconds)
 
     def on_response_complete(self) -> None:
         """Begin to wait until the client has read an answer that it has not read at once."""
-        self._n_answers += 1
+        self._n_responses += 1
         is_cut_short: bool = self.cycle.more_body  # answered before its body was there
         super().on_response_complete()
         if is_cut_short and self._head_timer is None:
             self._wait_for_head(self.limits.head_seconds)
         if self.transport.get_write_buffer_size():
             seconds = self.limits.stop_seconds if self._is_stopping else self.limits.seconds
-            self.loop.call_later(seconds, self._end_if_unread, self._n_answers)
+            self.loop.call_later(seconds, self._end_if_unread, self._n_responses)
             self._bound_unread()
 
     def _bound_unread(self) -> None:
@@ -151,16 +151,16 @@ class LimitedConnection(H11Protocol):
             self.transport.abort()
 
     def _wait_for_head(self, seconds: float) -> None:
-        self._head_is_there()
+        self._head_received()
         self._head_timer = self.loop.call_later(seconds, self.transport.abort)
 
-    def _head_is_there(self) -> None:
+    def _head_received(self) -> None:
         if self._head_timer is not None:
             self._head_timer.cancel()
             self._head_timer = None
 
-    def _end_if_unread(self, answer: int) -> None:
-        if self._n_answers == answer and self.transport.get_write_buffer_size():
+    def _end_if_unread(self, response: int) -> None:
+        if self._n_responses == response and self.transport.get_write_buffer_size():
             self.transport.abort()
 
 

@@ -14,7 +14,7 @@ from starlette.requests import ClientDisconnect, Request
 from trinitylake_ops.errors import TrinityLakeError
 from trinitylake_ops.server.responses import busy_error, late_error
 from trinitylake_ops.server.settings import Limits
-from trinitylake_ops.server.workers import Job, Place, TableKey, TableQueue, Work, Workers
+from trinitylake_ops.server.workers import Job, QueueTicket, TableKey, TableQueue, Work, Workers
 from trinitylake_ops.transaction.lakehouse import Lakehouse
 
 T = TypeVar("T")
@@ -80,14 +80,14 @@ class Execution:
             RefusedError: 503 if it did not begin, 504 if it has not ended in time.
             ClientDisconnect: If the client disconnected before the step began.
         """
-        place = await self._turn(tables) if tables else None
+        place = await self._enter_queue(tables) if tables else None
         workers = self._scheduler.workers
         try:
             job = workers.submit(kind, self._principal, work)
         except BaseException:
-            self._leave(place)
+            self._leave_queue(place)
             raise
-        job.ended.add_done_callback(lambda _: self._leave(place))
+        job.ended.add_done_callback(lambda _: self._leave_queue(place))
         await self._wait(job.ended, or_disconnected=True)
         if not job.ended.done() and workers.cancel(kind, job):
             raise ClientDisconnect if self._disconnected.done() else busy_error()
@@ -99,18 +99,18 @@ class Execution:
         result: T = job.ended.result()
         return result
 
-    async def _turn(self, tables: Collection[TableKey]) -> Place:
+    async def _enter_queue(self, tables: Collection[TableKey]) -> QueueTicket:
         place = self._scheduler.queue.enter(self._principal, tables)
         try:
-            await self._wait(place.turn, or_disconnected=True)
-            if not place.turn.done():
+            await self._wait(place.ready, or_disconnected=True)
+            if not place.ready.done():
                 raise ClientDisconnect if self._disconnected.done() else busy_error()
         except BaseException:
-            self._leave(place)
+            self._leave_queue(place)
             raise
         return place
 
-    def _leave(self, place: Place | None) -> None:
+    def _leave_queue(self, place: QueueTicket | None) -> None:
         if place is not None:
             self._scheduler.queue.leave(place)
 
@@ -174,12 +174,12 @@ class Readiness:
         return self._responds
 
     async def _all_respond(self) -> bool:
-        def ask() -> None:
+        def probe() -> None:
             for lake in self._lakes:
                 lake.latest_version()
 
         try:
-            await asyncio.to_thread(ask)
+            await asyncio.to_thread(probe)
         except TrinityLakeError as error:
             logger.warning("a lakehouse does not respond: %s", self._redacted(error.message))
             return False

@@ -114,34 +114,34 @@ def read_lakehouses(path: Path) -> dict[str, LakehouseSettings]:
     content = read_yaml(path, "lakehouses")
     if not isinstance(content, dict) or not content:
         raise InvalidInputError(f"{str(path)!r}: 'lakehouses' must be a mapping of names to lakehouses", path=str(path))
-    return {name: _lakehouse(path, name, said) for name, said in content.items()}
+    return {name: _lakehouse(path, name, raw) for name, raw in content.items()}
 
 
-def _lakehouse(path: Path, name: Any, said: Any) -> LakehouseSettings:
+def _lakehouse(path: Path, name: Any, raw: Any) -> LakehouseSettings:
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise InvalidInputError(
             f"{str(path)!r}: {str(name)[:64]!r} is no name of a lakehouse; use up to 63 of a-z, 0-9, '_' and '-'"
         )
     where = f"{str(path)!r}: lakehouse {name!r}"
-    if not isinstance(said, dict) or not said.keys() <= _KNOWN or not isinstance(said.get("root"), str):
+    if not isinstance(raw, dict) or not raw.keys() <= _KNOWN or not isinstance(raw.get("root"), str):
         raise InvalidInputError(f"{where} must be a mapping with a root, and perhaps storage_options and allowed_roots")
-    options, roots = said.get("storage_options", {}), said.get("allowed_roots", [])
+    options, roots = raw.get("storage_options", {}), raw.get("allowed_roots", [])
     if not isinstance(options, dict) or not isinstance(roots, list) or not all(isinstance(root, str) for root in roots):
         raise InvalidInputError(f"{where}: storage_options is a mapping of texts, allowed_roots a list of URIs")
     if roots:
         options = {**options, ALLOWED_ROOTS: " ".join(roots)}
-    return LakehouseSettings(said["root"], StorageOptions(options), _files(where, said.get("files", {})))
+    return LakehouseSettings(raw["root"], StorageOptions(options), _files(where, raw.get("files", {})))
 
 
-def _files(where: str, said: Any) -> DelegationSettings:
-    if not isinstance(said, dict) or not said.keys() <= _OF_FILES:
+def _files(where: str, raw: Any) -> DelegationSettings:
+    if not isinstance(raw, dict) or not raw.keys() <= _OF_FILES:
         raise InvalidInputError(f"{where}: files is a mapping with no other keys than {', '.join(sorted(_OF_FILES))}")
     known = DelegationSettings()
-    for name, value in said.items():
+    for name, value in raw.items():
         if type(value) is not type(getattr(known, name)):
             raise InvalidInputError(f"{where}: {name} of files must be a {type(getattr(known, name)).__name__}")
     try:
-        return DelegationSettings(**said)
+        return DelegationSettings(**raw)
     except InvalidInputError as error:
         raise InvalidInputError(f"{where}, files: {error}") from None
 

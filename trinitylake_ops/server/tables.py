@@ -29,19 +29,19 @@ from trinitylake_ops.iceberg.managed import LATEST_WRITTEN_VERSION, MANAGED_PROP
 from trinitylake_ops.iceberg.metadata import read_table_metadata
 from trinitylake_ops.iceberg.properties import check_settable
 from trinitylake_ops.iceberg.table_change import registered_uri
-from trinitylake_ops.iceberg.updates import asked_for, check_format
+from trinitylake_ops.iceberg.updates import as_invalid_input, check_format
 from trinitylake_ops.server.calls import Call, changed, page_of, single_level
 from trinitylake_ops.server.commits import TableCommit, check_readable, commit_tables
 from trinitylake_ops.server.credentials import access_at, may_write, vends
 from trinitylake_ops.server.responses import (
     NO_CONTENT,
-    Answer,
+    JsonResponse,
     as_member,
     bad_request,
     encoded,
     forbidden,
     ok,
-    table_answer,
+    table_response,
     unsupported,
 )
 from trinitylake_ops.server.tokens import Scope
@@ -57,7 +57,7 @@ _MOST_IN_TRANSACTION = 1_000
 _REPORTS = ("scan-report", "commit-report")
 
 
-def list_tables(call: Call) -> Answer:
+def list_tables(call: Call) -> JsonResponse:
     """List the tables of a namespace."""
     namespace = call.namespace
     call.check(Scope.READ, namespace)
@@ -66,34 +66,34 @@ def list_tables(call: Call) -> Answer:
     return ok(ListTablesResponse.model_validate({"identifiers": entries, "next-page-token": token}))
 
 
-def load_table(call: Call) -> Answer:
+def load_table(call: Call) -> JsonResponse:
     """Return the metadata of a table, or 304 if the client has it."""
     namespace, name = call.table
     call.check(Scope.READ, namespace)
     mode = call.query.get("snapshots", "all")
     if mode not in ("all", "refs"):
         raise bad_request("snapshots must be all or refs")
-    found = call.found_table()
+    found = call.requested_table()
     catalog, definition = found.catalog, found.definition
     tag = _tag(call, metadata_uri(definition, catalog.io.root), mode)
     is_vended = vends(call, found)
     if not is_vended and _matches(call.headers.get("if-none-match", ""), tag):
-        return Answer(304, headers={"ETag": tag})
+        return JsonResponse(304, headers={"ETag": tag})
     table = catalog.load_defined(namespace, name, definition)
     _check_served_format(table.metadata)
     writes = may_write(call, namespace, found)
     if definition.is_managed and writes:
         _make_local_folders(call, table.metadata.location)
-    return _table_answer(call, table, definition, mode, writes=writes, is_vended=is_vended)
+    return _table_response(call, table, definition, mode, writes=writes, is_vended=is_vended)
 
 
-def table_exists(call: Call) -> Answer:
+def table_exists(call: Call) -> JsonResponse:
     """Tell whether a table exists."""
-    call.found_table()
+    call.requested_table()
     return NO_CONTENT
 
 
-def create_table(call: Call) -> Answer:
+def create_table(call: Call) -> JsonResponse:
     """Create a managed table, or stage one that a later commit creates."""
     namespace = call.namespace
     call.check(Scope.WRITE, namespace)
@@ -103,7 +103,7 @@ def create_table(call: Call) -> Answer:
     check_format(properties)
     check_settable(properties)
     spec, order = asked.partition_spec or UNPARTITIONED_PARTITION_SPEC, asked.write_order or UNSORTED_SORT_ORDER
-    with asked_for():
+    with as_invalid_input():
         made = new_table_metadata(asked.table_schema, spec, order, "file:///place", dict(properties))
     check_readable(encoded(made), "the new table")
     arguments = ((namespace, asked.name), asked.table_schema, None, spec, order, properties)
@@ -114,11 +114,11 @@ def create_table(call: Call) -> Answer:
         _make_local_folders(call, staged.metadata.location)
         location, is_vended = staged.metadata.location, vends(call, None)
         access = access_at(call, namespace, asked.name, location, writes=True, is_vended=is_vended)
-        return table_answer(None, as_member(encoded(staged.metadata)), access.members, access.headers)
+        return table_response(None, as_member(encoded(staged.metadata)), access.members, access.headers)
     table = changed(call, lambda catalog: catalog.create_table(*arguments))
     table = table or call.warehouse.catalog().load_table((namespace, asked.name))
     _make_local_folders(call, table.metadata.location)
-    return _table_answer(call, table, is_vended=vends(call, None))
+    return _table_response(call, table, is_vended=vends(call, None))
 
 
 def committed_table(call: Call) -> list[Name]:
@@ -127,7 +127,7 @@ def committed_table(call: Call) -> list[Name]:
     return [call.table]
 
 
-def commit_table(call: Call) -> Answer:
+def commit_table(call: Call) -> JsonResponse:
     """Commit updates to one table."""
     namespace, name = call.table
     asked = call.model(CommitTableRequest, identifier={"namespace": [namespace], "name": name})
@@ -135,7 +135,7 @@ def commit_table(call: Call) -> Answer:
     if commit.name != (namespace, name):
         raise bad_request("the identifier in the body is not the table in the path")
     made = commit_tables(call, [commit])[commit.name]
-    return table_answer(
+    return table_response(
         made.metadata_location, as_member(made.text), headers={"ETag": _tag(call, made.metadata_location, "all")}
     )
 
@@ -155,15 +155,15 @@ def _changes(call: Call) -> list[Any]:
     return changes
 
 
-def commit_transaction(call: Call) -> Answer:
+def commit_transaction(call: Call) -> JsonResponse:
     """Commit updates to several tables as one version of the lakehouse."""
-    with asked_for():
+    with as_invalid_input():
         requests = [CommitTableRequest.model_validate(change) for change in _changes(call)]
     commit_tables(call, [TableCommit.of(request) for request in requests])
     return NO_CONTENT
 
 
-def register_table(call: Call) -> Answer:
+def register_table(call: Call) -> JsonResponse:
     """Register a table of others by its metadata file, which lies where the operator of the server allows it."""
     namespace = call.namespace
     call.check(Scope.OPERATE, namespace)
@@ -184,15 +184,15 @@ def register_table(call: Call) -> Answer:
     changed(call, lambda catalog: catalog.register_table((namespace, asked.name), uri, overwrite=bool(asked.overwrite)))
     loaded = call.warehouse.catalog().load_table((namespace, asked.name))
     definition = call.warehouse.served.lake.snapshot().table(namespace, asked.name)
-    return _table_answer(call, loaded, definition, writes=False, is_vended=False)
+    return _table_response(call, loaded, definition, writes=False, is_vended=False)
 
 
-def rename_table(call: Call) -> Answer:
+def rename_table(call: Call) -> JsonResponse:
     """Rename a table, also into another namespace."""
     return renamed(call, TrinityLakeCatalog.move_table, _check_all_names)
 
 
-def drop_table(call: Call) -> Answer:
+def drop_table(call: Call) -> JsonResponse:
     """Drop a table. Older versions still read its files, so a purge that is asked for waits for theirs."""
     namespace, name = call.table
     call.check(Scope.WRITE, namespace)
@@ -202,14 +202,14 @@ def drop_table(call: Call) -> Answer:
     return NO_CONTENT
 
 
-def report_metrics(call: Call) -> Answer:
+def report_metrics(call: Call) -> JsonResponse:
     """Take a report of a client, which is only logged."""
     namespace, name = call.table
     call.check(Scope.READ, namespace)
     kind = call.document().get("report-type")
     if kind not in _REPORTS:
         raise bad_request(f"report-type must be one of {', '.join(_REPORTS)}")
-    call.found_table()
+    call.requested_table()
     logger.debug("%s sent a report about %s.%s: %.40r", call.principal.name, namespace, name, kind)
     return NO_CONTENT
 
@@ -218,7 +218,7 @@ def renamed(
     call: Call,
     move: Callable[[TrinityLakeCatalog, tuple[str, str], tuple[str, str]], object],
     check: Callable[[Call, tuple[str, str]], None] = lambda call, source: None,
-) -> Answer:
+) -> JsonResponse:
     """Give a table or a view another name.
 
     Args:
@@ -245,7 +245,7 @@ def _check_all_names(call: Call, name: tuple[str, str]) -> None:
 
 def _identifier_of(content: Any) -> tuple[str, str]:
     """Return the namespace and the name of a table or a view in a body. Raises as a model does."""
-    with asked_for():
+    with as_invalid_input():
         found = TableIdentifier.model_validate(content)
     return single_level(found.namespace.root), found.name
 
@@ -262,14 +262,14 @@ def _check_is_not_own(io: StorageFileIO, uri: str) -> None:
 
 def _check_allowed(call: Call, uri: str) -> None:
     io = call.warehouse.served.catalog.io
-    if io.strict().places.known(uri) is None:
+    if io.strict().allowed_roots.known(uri) is None:
         raise forbidden(
             f"{uri[:200]!r} lies where this server may not read; its operator allows a root that holds it by"
             " --allow-root, or allowed_roots of the lakehouse"
         )
 
 
-def _table_answer(
+def _table_response(
     call: Call,
     table: Table,
     definition: TableDef | None = None,
@@ -277,7 +277,7 @@ def _table_answer(
     *,
     writes: bool = True,
     is_vended: bool,
-) -> Answer:
+) -> JsonResponse:
     """Return the answer with a table, and what its client needs to reach the files. By default it was just made.
 
     Args:
@@ -299,7 +299,7 @@ def _table_answer(
     location = table.metadata.location if is_managed else None
     access = access_at(call, namespace, name, location, writes=writes, is_vended=is_vended)
     headers = access.headers or {"ETag": tag}
-    return table_answer(table.metadata_location, text, access.members, headers)
+    return table_response(table.metadata_location, text, access.members, headers)
 
 
 def _check_served_format(metadata: TableMetadata) -> None:

@@ -27,7 +27,7 @@ from prometheus_client.core import CounterMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from trinitylake_ops.errors import TrinityLakeError
-from trinitylake_ops.operations.status.state import Status, lakehouse_status, tell_status
+from trinitylake_ops.operations.status.state import Status, emit_status_metrics, lakehouse_status
 from trinitylake_ops.reports.status import status_page
 from trinitylake_ops.storage import MeteredStorage
 from trinitylake_ops.telemetry.hub import STORAGE_BYTES, STORAGE_REQUESTS, listen
@@ -91,7 +91,7 @@ class Metrics:
         """Count a request that would change a lakehouse, by its answer."""
         self._commits.labels(lakehouse, _OUTCOMES.get(status, "refused")).inc()
 
-    def note_lost(self, lakehouse: str) -> None:
+    def note_conflict(self, lakehouse: str) -> None:
         """Count an attempt that lost to another commit."""
         self._lost.labels(lakehouse).inc()
 
@@ -150,12 +150,12 @@ class States:
         silent = [name for name, status in states.items() if status is None]
         return status_page(answering, silent=silent, refresh_seconds=_REFRESH_SECONDS).encode("utf-8", "replace")
 
-    def tell(self) -> None:
+    def emit(self) -> None:
         """Set the gauges of all lakehouses that answer."""
         for name in self._lakes:
             status = self._of(name, METRICS_SECONDS)
             if status is not None:
-                tell_status(status, name)
+                emit_status_metrics(status, name)
 
     def _of(self, name: str, newest_s: float) -> Status | None:
         with self._locks[name]:
@@ -193,7 +193,7 @@ def request_span(method: str, headers: Mapping[str, str], request_id: str) -> It
         yield span
 
 
-def note_answer(span: Span, operation: str, status: int, error: str | None) -> None:
+def record_response(span: Span, operation: str, status: int, error: str | None) -> None:
     """Say on a span how its request was answered. ``error`` is the type of the failure."""
     span.update_name(operation)
     span.set_attributes({"http.route": operation.partition(" ")[2], "http.response.status_code": status})

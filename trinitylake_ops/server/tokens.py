@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from trinitylake_ops.errors import InvalidInputError
-from trinitylake_ops.server.responses import RefusedError, forbidden
+from trinitylake_ops.server.responses import RejectedError, forbidden
 from trinitylake_ops.server.settings import read_yaml
 
 _HASH = re.compile(r"[0-9a-f]{64}")
@@ -68,10 +68,10 @@ class Principal:
         return max(self.scope, *self.namespaces.values()) if self.namespaces else self.scope
 
     def check(self, scope: Scope, namespace: str) -> None:
-        """Raise RefusedError, 403, if something is not allowed in a namespace, whether or not it exists."""
+        """Raise RejectedError, 403, if something is not allowed in a namespace, whether or not it exists."""
         if not self.may(scope, namespace):
-            said = f"{self.name} may not {scope.name.lower()} in namespace {namespace}"
-            raise forbidden(said + (_HOW_TO_WRITE if self.name == _ANONYMOUS else ""))
+            message = f"{self.name} may not {scope.name.lower()} in namespace {namespace}"
+            raise forbidden(message + (_HOW_TO_WRITE if self.name == _ANONYMOUS else ""))
 
     def may_see(self, lakehouse: str) -> bool:
         """Whether a lakehouse, given by its name, may be seen."""
@@ -102,11 +102,11 @@ class Tokens:
         return list(self._load().values())
 
     async def principal(self, authorization: str | None) -> Principal:
-        """Return who sends a header ``Authorization``. Raises RefusedError, 401, and 503 for a broken file."""
+        """Return who sends a header ``Authorization``. Raises RejectedError, 401, and 503 for a broken file."""
         try:
             principals = await self._current()
         except InvalidInputError as error:
-            raise RefusedError(
+            raise RejectedError(
                 503, "ServiceUnavailableException", "the file of tokens cannot be used", detail=str(error)
             ) from error
         kind, _, token = (authorization or "").partition(" ")
@@ -149,7 +149,7 @@ class Tokens:
 def bearer_of(authorization: str | None) -> str:
     """Return a header ``Authorization`` with the password of basic authentication as a token, any other as it is.
 
-    Raises RefusedError, 401, where there is none, so that a browser asks for it.
+    Raises RejectedError, 401, where there is none, so that a browser asks for it.
     """
     kind, _, encoded = (authorization or "").partition(" ")
     if kind.lower() == "bearer":
@@ -158,7 +158,7 @@ def bearer_of(authorization: str | None) -> str:
         with contextlib.suppress(ValueError):
             _, _, password = base64.b64decode(encoded.strip(), validate=True).decode().partition(":")
             return f"Bearer {password}"
-    raise RefusedError(
+    raise RejectedError(
         401,
         "NotAuthorizedException",
         "a token is needed; a browser sends it as the password, with any name",
@@ -166,9 +166,9 @@ def bearer_of(authorization: str | None) -> str:
     )
 
 
-def unauthorized(message: str) -> RefusedError:
+def unauthorized(message: str) -> RejectedError:
     """Return the error for a request whose sender is not known."""
-    return RefusedError(401, "NotAuthorizedException", message, headers={"WWW-Authenticate": "Bearer"})
+    return RejectedError(401, "NotAuthorizedException", message, headers={"WWW-Authenticate": "Bearer"})
 
 
 def _principals(path: Path) -> dict[str, Principal]:
@@ -176,66 +176,66 @@ def _principals(path: Path) -> dict[str, Principal]:
     if not isinstance(content, list):
         raise InvalidInputError(f"{str(path)!r}: 'tokens' must be a list")
     found: dict[str, Principal] = {}
-    for at, said in enumerate(content, 1):
-        digest, principal = _principal(f"{str(path)!r}: token {at}", said)
+    for at, raw in enumerate(content, 1):
+        digest, principal = _principal(f"{str(path)!r}: token {at}", raw)
         if digest in found:
             raise InvalidInputError(f"{str(path)!r}: token {at} is there twice")
         found[digest] = principal
     return found
 
 
-def _principal(where: str, said: Any) -> tuple[str, Principal]:
-    if not isinstance(said, dict) or not said.keys() <= _KNOWN:
+def _principal(where: str, raw: Any) -> tuple[str, Principal]:
+    if not isinstance(raw, dict) or not raw.keys() <= _KNOWN:
         raise InvalidInputError(f"{where} must be a mapping with no other keys than {', '.join(sorted(_KNOWN))}")
-    name, digest = said.get("name"), said.get("sha256")
+    name, digest = raw.get("name"), raw.get("sha256")
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise InvalidInputError(f"{where} needs a name of letters, digits, '.', '_', '@' and '-'")
     if not isinstance(digest, str) or not _HASH.fullmatch(digest):
         raise InvalidInputError(f"{where} needs the SHA-256 of the token as 'sha256', in 64 hexadecimal digits")
     return digest, Principal(
         name,
-        scope_of(where, said.get("scope", "none")),
-        scopes_of(where, said.get("namespaces", {})),
-        _names(where, said["lakehouses"]) if "lakehouses" in said else None,
-        _moment(where, said["expires"]) if "expires" in said else None,
+        scope_of(where, raw.get("scope", "none")),
+        scopes_of(where, raw.get("namespaces", {})),
+        _names(where, raw["lakehouses"]) if "lakehouses" in raw else None,
+        _timestamp(where, raw["expires"]) if "expires" in raw else None,
     )
 
 
-def scopes_of(where: str, said: Any) -> dict[str, Scope]:
+def scopes_of(where: str, raw: Any) -> dict[str, Scope]:
     """Return the scopes of namespaces that an operator's file gives.
 
     YAML reads some names as numbers or truths. A restriction of them would hold for another name, so it is refused.
     Raises InvalidInputError.
     """
-    if not isinstance(said, dict):
+    if not isinstance(raw, dict):
         raise InvalidInputError(f"{where}: 'namespaces' must be a mapping of namespaces to scopes")
-    for namespace in said:
+    for namespace in raw:
         if not isinstance(namespace, str):
             raise InvalidInputError(f"{where}: the namespace {namespace!r} is no text; put it in quotes")
-    return {namespace: scope_of(where, scope) for namespace, scope in said.items()}
+    return {namespace: scope_of(where, scope) for namespace, scope in raw.items()}
 
 
-def scope_of(where: str, said: Any) -> Scope:
+def scope_of(where: str, raw: Any) -> Scope:
     """Return the scope that an operator's file names. Raises InvalidInputError."""
     known = {scope.name.lower(): scope for scope in Scope}
-    if not isinstance(said, str) or said not in known:
+    if not isinstance(raw, str) or raw not in known:
         raise InvalidInputError(f"{where}: a scope is one of {', '.join(known)}")
-    return known[said]
+    return known[raw]
 
 
-def _names(where: str, said: Any) -> frozenset[str]:
-    if not isinstance(said, list) or not all(isinstance(name, str) for name in said):
+def _names(where: str, raw: Any) -> frozenset[str]:
+    if not isinstance(raw, list) or not all(isinstance(name, str) for name in raw):
         raise InvalidInputError(f"{where}: 'lakehouses' must be a list of names")
-    names: Iterable[str] = said
+    names: Iterable[str] = raw
     return frozenset(names)
 
 
-def _moment(where: str, said: Any) -> datetime:
-    if isinstance(said, str):
+def _timestamp(where: str, raw: Any) -> datetime:
+    if isinstance(raw, str):
         try:
-            said = datetime.fromisoformat(said)
+            raw = datetime.fromisoformat(raw)
         except ValueError:
-            said = None
-    if not isinstance(said, datetime):
+            raw = None
+    if not isinstance(raw, datetime):
         raise InvalidInputError(f"{where}: 'expires' must be a time, such as 2030-01-31T12:00:00Z")
-    return said if said.tzinfo is not None else said.replace(tzinfo=UTC)
+    return raw if raw.tzinfo is not None else raw.replace(tzinfo=UTC)

@@ -25,7 +25,7 @@ from trinitylake_ops.iceberg.table_change import CatalogTarget, SnapshotTarget
 from trinitylake_ops.iceberg.validation.metadata_size import MAX_METADATA_BYTES
 from trinitylake_ops.operations.base import MeteredLakehouse
 from trinitylake_ops.operations.clones.records import clone_record, opened_clone
-from trinitylake_ops.server.responses import UNAVAILABLE, RefusedError, bad_request, forbidden
+from trinitylake_ops.server.responses import UNAVAILABLE, RejectedError, bad_request, forbidden
 from trinitylake_ops.server.settings import ONLY, LakehouseSettings
 from trinitylake_ops.storage import MeteredStorage, open_storage
 from trinitylake_ops.storage.cache.memory import ByteLru
@@ -175,7 +175,7 @@ class Warehouse:
         return is_there or bool(self.served.names.keys_of(latest, table_id))
 
     def check_writable(self) -> None:
-        """Raise RefusedError, 403, for a version that can only be read."""
+        """Raise RejectedError, 403, for a version that can only be read."""
         if self.name.startswith(_CLONE):
             raise forbidden(
                 f"warehouse {self.name} is a clone, which is only read here; serve the clone's own root to write to it,"
@@ -209,7 +209,7 @@ class Warehouses:
         return tuple(self._served.values())
 
     def named(self, name: str) -> Warehouse:
-        """Return the warehouse of a name. Raises RefusedError, 404 where nothing has that name, and StorageError."""
+        """Return the warehouse of a name. Raises RejectedError, 404 where nothing has that name, and StorageError."""
         lakehouse, rest = self._split(name)
         if lakehouse not in self._served:
             raise unknown_warehouse(name, "it begins with the name of a lakehouse, such as LAKEHOUSE.main")
@@ -248,7 +248,7 @@ class Warehouses:
         if clone_id != record.clone_id:
             opened = opened_clone(MeteredLakehouse(parent.lake), record).lake
             lake = Lakehouse(opened.storage, opened.storage_options, cache="shared")
-            lake.elsewhere.give(parent.lake.storage)
+            lake.external_storages.register_storage(parent.lake.storage)
             open_latest(lake.files)
             served = Served.of(parent.name, lake, parent=parent)
             self._clones[parent.name, name] = (record.clone_id, served)
@@ -287,7 +287,7 @@ def _delegate(settings: LakehouseSettings) -> Delegate | None:
     return S3Delegate(options, files)
 
 
-def unknown_warehouse(name: str, how: str, detail: str | None = None) -> RefusedError:
+def unknown_warehouse(name: str, how: str, detail: str | None = None) -> RejectedError:
     """Return the error for a name that no warehouse has.
 
     Args:
@@ -296,13 +296,13 @@ def unknown_warehouse(name: str, how: str, detail: str | None = None) -> Refused
         detail: The cause, for the log only.
     """
     message = f"Warehouse does not exist: {name[:200]}; {how}"
-    return RefusedError(404, "NoSuchWarehouseException", message, detail=detail)
+    return RejectedError(404, "NoSuchWarehouseException", message, detail=detail)
 
 
-def _unreadable(name: str, error: errors.StorageError) -> RefusedError:
+def _unreadable(name: str, error: errors.StorageError) -> RejectedError:
     """Return the error for a warehouse at another root whose storage fails. The root is for the log only."""
     message = f"warehouse {name[:200]} cannot be read now; its operator finds the cause in the log of the server"
-    return RefusedError(503, UNAVAILABLE, message, headers={"Retry-After": "1"}, detail=str(error))
+    return RejectedError(503, UNAVAILABLE, message, headers={"Retry-After": "1"}, detail=str(error))
 
 
 def _snapshot(lake: Lakehouse, name: str) -> Snapshot | None:
@@ -313,7 +313,7 @@ def _snapshot(lake: Lakehouse, name: str) -> Snapshot | None:
         if match := _VERSION.fullmatch(name):
             return lake.snapshot(int(match[1]))
         if name.startswith(_TIME):
-            found = lake.snapshot(timestamp=_moment(name.removeprefix(_TIME)))
+            found = lake.snapshot(timestamp=_version_or_time(name.removeprefix(_TIME)))
             # In a clone, a time before its beginning chooses a version of the parent, which is another lakehouse.
             if found.files.storage.root == lake.storage.root:
                 return found
@@ -333,7 +333,7 @@ def _snapshot(lake: Lakehouse, name: str) -> Snapshot | None:
     raise unknown_warehouse(name, _FORMS)
 
 
-def _moment(text: str) -> datetime | int:
+def _version_or_time(text: str) -> datetime | int:
     if text.isascii() and text.isdecimal() and len(text) < 16:
         return int(text)
     try:

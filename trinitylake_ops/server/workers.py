@@ -223,12 +223,12 @@ TableKey: TypeAlias = tuple[str, str, str]
 
 
 @dataclass(slots=True, eq=False)
-class Place:
-    """The place of a commit in the queues of its tables. ``turn`` is done when it is the first in all of them."""
+class QueueTicket:
+    """The place of a commit in the queues of its tables. ``ready`` is done when it is the first in all of them."""
 
     principal: str
     tables: frozenset[TableKey]
-    turn: asyncio.Future[None]
+    ready: asyncio.Future[None]
     n_behind: int = 0
 
 
@@ -245,14 +245,14 @@ class TableQueue:
     def __init__(self, most: int, most_of_one: int):
         self._most = most
         self._most_of_one = most_of_one
-        self._queues: dict[TableKey, OrderedDict[Place, None]] = {}
+        self._queues: dict[TableKey, OrderedDict[QueueTicket, None]] = {}
         self._n_places: Counter[str] = Counter()
 
     def __len__(self) -> int:
         """Return the number of commits in the queues, including those whose turn it is."""
         return self._n_places.total()
 
-    def enter(self, principal: str, tables: Iterable[TableKey]) -> Place:
+    def enter(self, principal: str, tables: Iterable[TableKey]) -> QueueTicket:
         """Enter the queues of tables. The caller leaves them when its commit has ended.
 
         Args:
@@ -264,17 +264,17 @@ class TableQueue:
         """
         if len(self) >= self._most or self._n_places[principal] >= self._most_of_one:
             raise busy_error()
-        place = Place(principal, frozenset(tables), asyncio.get_running_loop().create_future())
+        place = QueueTicket(principal, frozenset(tables), asyncio.get_running_loop().create_future())
         self._n_places[principal] += 1
         for table in place.tables:
             queue = self._queues.setdefault(table, OrderedDict())
             place.n_behind += bool(queue)
             queue[place] = None
         if not place.n_behind:
-            place.turn.set_result(None)
+            place.ready.set_result(None)
         return place
 
-    def leave(self, place: Place) -> None:
+    def leave(self, place: QueueTicket) -> None:
         """Leave all queues, also before the turn has come. The next commit of each table moves up."""
         self._n_places -= Counter({place.principal: 1})
         for table in place.tables:
@@ -287,7 +287,7 @@ class TableQueue:
                 self._move_up(next(iter(queue)))
 
     @staticmethod
-    def _move_up(place: Place) -> None:
+    def _move_up(place: QueueTicket) -> None:
         place.n_behind -= 1
-        if not place.n_behind and not place.turn.done():
-            place.turn.set_result(None)
+        if not place.n_behind and not place.ready.done():
+            place.ready.set_result(None)

@@ -21,7 +21,7 @@ from pyspark.sql import SparkSession
 
 from trinitylake_ops.errors import InvalidInputError, StorageError
 from trinitylake_ops.operations.budget import NO_LIMITS, Spending
-from trinitylake_ops.operations.executor import Fence, Listing, Sent, Weight, Work
+from trinitylake_ops.operations.executor import DeleteOutcome, Fence, Listing, Weight, Work
 from trinitylake_ops.spark.executor_tasks import BatchDone, DeletesDone, FencedDeletes, delete_parts, run_batches
 from trinitylake_ops.spark.runtime.addresses import DEFAULT_MASTER
 from trinitylake_ops.spark.runtime.connect import Slots
@@ -125,23 +125,23 @@ class SparkExecutor:
             )
         return storage
 
-    def rounds_at_once(self, storage: Storage) -> int:
+    def batches_between_checks(self, storage: Storage) -> int:
         """Return the requests of a few rounds for each task. A task looks at the fence before each round."""
         requests = storage.concurrency * self.slots * _DELETE_ROUNDS_PER_SLOT
         return requests if self._rate is None else max(1, min(requests, int(self._rate)))
 
-    def delete(self, storage: Storage, paths: Sequence[str], fence: Fence | None) -> Sent:
+    def delete(self, storage: Storage, paths: Sequence[str], fence: Fence | None) -> DeleteOutcome:
         """Delete files in tasks. Each task checks before each of its rounds that the fence holds.
 
         If a task was lost, this waits until it can send nothing more, despite interrupts. Only then may the lease be
         given back. Raises JobFailedError, after the same wait.
         """
-        looked_ms = (storage if fence is None else fence.storage).now_ms()
-        until_ms = looked_ms + ROUND_MS if fence is None else min(looked_ms + ROUND_MS, fence.until_ms - SETTLE_MS)
+        checked_ms = (storage if fence is None else fence.storage).now_ms()
+        until_ms = checked_ms + ROUND_MS if fence is None else min(checked_ms + ROUND_MS, fence.until_ms - SETTLE_MS)
         begun_s = time.monotonic()
-        over_s = begun_s + (until_ms + SETTLE_MS - looked_ms) / 1000
+        over_s = begun_s + (until_ms + SETTLE_MS - checked_ms) / 1000
         slots = self.slots
-        deletes = FencedDeletes(storage, fence, looked_ms, until_ms)
+        deletes = FencedDeletes(storage, fence, checked_ms, until_ms)
         # otherwise there could be a wait between the look and the send
         pickled = self._pickled(deletes, deletes.storages, None)
         n_parts = max(1, min(slots, -(-len(paths) // storage.delete_batch_size)))
@@ -162,7 +162,7 @@ class SparkExecutor:
         for done in rows:
             _count(deletes.storages, done.requests)
             failures |= done.failures
-        return Sent(failures, frozenset(path for row in rows for path in row.held_back))
+        return DeleteOutcome(failures, frozenset(path for row in rows for path in row.held_back))
 
     def _run(
         self,

@@ -19,7 +19,7 @@ from trinitylake_ops.errors import MaintenanceBlockedError, StorageError, Trinit
 from trinitylake_ops.format.file_names import LEASE_PREFIX, parse_lease_path
 from trinitylake_ops.operations.executor import Fence
 from trinitylake_ops.storage import MeteredStorage, RequestCounts, Storage
-from trinitylake_ops.storage.retry import sent_once
+from trinitylake_ops.storage.retry import without_retries
 
 #: After the driver looked for a new version, a task need not look again for so long.
 FRESH_MS = 5_000
@@ -55,13 +55,13 @@ class DeletesDone:
 class FencedDeletes:
     """The condition for deletes: until ``until_ms``, and as long as the fence holds.
 
-    ``looked_ms`` is when the driver saw that the fence holds. Both are times of the clock of the fence's storage, of
+    ``checked_ms`` is when the driver saw that the fence holds. Both are times of the clock of the fence's storage, of
     ``storage`` where there is no fence.
     """
 
     storage: Storage
     fence: Fence | None
-    looked_ms: int
+    checked_ms: int
     until_ms: int
 
     @property
@@ -85,7 +85,7 @@ class FencedDeletes:
                 return False
             if fence.guard is not None:
                 fence.guard.check()
-            is_fresh = now_ms - self.looked_ms <= FRESH_MS
+            is_fresh = now_ms - self.checked_ms <= FRESH_MS
             return is_fresh or not fence.storage.exists(fence.next_root)
         except (StorageError, MaintenanceBlockedError):  # the driver looks again, and says why
             return False
@@ -121,7 +121,7 @@ def delete_parts(pickled_deletes: bytes, parts: Iterator[bytes]) -> Iterator[byt
 
 def _deleted(deletes: FencedDeletes, paths: list[str]) -> DeletesDone:
     # Sending again is the driver's decision, too, as it looks at lease and versions before.
-    storage = sent_once(deletes.storage)
+    storage = without_retries(deletes.storage)
     asked = [storage if one is deletes.storage else one for one in deletes.storages]
     before = _counts(asked)
     failures: dict[str, StorageError] = {}

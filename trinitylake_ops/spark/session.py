@@ -108,7 +108,7 @@ def session_scope(
     running = running_remote() or (_running_session() if remote is None else None)
     if running is not None:
         settings = {**_SETTINGS, **_given(conf)} if is_remote(running) else _settings(master, conf)
-        with _lent(running, settings):
+        with _temporary_settings(running, settings):
             register_catalog_source(running)
             yield running
         return
@@ -120,7 +120,7 @@ def session_scope(
 
 
 @contextlib.contextmanager
-def _lent(session: SparkSession, settings: Mapping[str, str]) -> Iterator[None]:
+def _temporary_settings(session: SparkSession, settings: Mapping[str, str]) -> Iterator[None]:
     """Apply the settings that a running session can take, and put the former ones back."""
     changeable = [key for key in settings if session.conf.isModifiable(key)]
     before = {key: session.conf.get(key, None) for key in changeable}

@@ -19,7 +19,7 @@ from trinitylake_ops.spark.metadata.columns import METADATA_TABLES, Row
 from trinitylake_ops.spark.source.data_source import read_metadata
 from trinitylake_ops.spark.source.opened_table import OpenedTable, open_table
 from trinitylake_ops.spark.source.options import ROOT, TABLE, SourceOptions
-from trinitylake_ops.spark.tables.reader import found_table, resolved_name
+from trinitylake_ops.spark.tables.reader import open_iceberg_table, resolved_name
 from trinitylake_ops.transaction.lakehouse import Lakehouse
 from trinitylake_ops.versions.snapshot import Snapshot
 
@@ -75,7 +75,7 @@ def _iceberg_tables(snapshot: Snapshot) -> list[tuple[str, str]]:
 
 def _frame(spark: SparkSession, lake: Lakehouse, snapshot: Snapshot, namespace: str, table: str) -> DataFrame:
     """Return the rows of a table by Spark's own reader, or else by ours."""
-    found = found_table(lake, snapshot, namespace, table)
+    found = open_iceberg_table(lake, snapshot, namespace, table)
     tasks = found.tasks()
     native = found.native_frame(spark, tasks)
     return found.scanned_frame(spark, tasks) if native is None else native

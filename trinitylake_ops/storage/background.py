@@ -26,19 +26,19 @@ REST_S = 0.02
 LONGEST_WAIT_S = 10.0
 
 
-class _Beside:
+class _BackgroundThread:
     """The thread, started at first use, and what it has to do, in the order in which it was first asked for."""
 
     def __init__(self) -> None:
-        self.forget()
+        self.after_fork_in_child()
 
-    def forget(self) -> None:
+    def after_fork_in_child(self) -> None:
         """Start anew, in a forked child: the thread is not there."""
         self._changed = threading.Condition()  # its lock may be taken again by a signal handler that forks
         self._waiting: dict[Work, int] = {}
         self._n_put = 0
         self._working_on: int | None = None
-        self._given_up: int | None = None
+        self._released: int | None = None
         self._n_flushing = 0
         self._is_idle = False  # the thread waits for work, and does not rest
         self._thread: threading.Thread | None = None
@@ -71,7 +71,7 @@ class _Beside:
                         return False
                     if rest_s <= 0 or not self._changed.wait(rest_s):
                         if longest_s >= LONGEST_WAIT_S:
-                            self._given_up = self._working_on
+                            self._released = self._working_on
                         return False
             finally:
                 self._n_flushing -= 1
@@ -84,7 +84,7 @@ class _Beside:
 
     def _is_hanging(self) -> bool:
         """Whether somebody waited in vain before for the work that is being done."""
-        return self._working_on is not None and self._working_on == self._given_up
+        return self._working_on is not None and self._working_on == self._released
 
     def _start(self) -> None:
         if self._thread is None or not self._thread.is_alive():
@@ -120,31 +120,31 @@ def do(work: Work) -> None:
 
 def put(work: Work) -> None:
     """Let work be done beside. Equal work that still waits is done once."""
-    _beside.put(work)
+    _background.put(work)
 
 
 def flush(longest_s: float = LONGEST_WAIT_S) -> bool:
     """Wait until all work is done, and return whether it is."""
-    return _beside.flush(longest_s)
+    return _background.flush(longest_s)
 
 
-_beside = _Beside()
+_background = _BackgroundThread()
 atexit.register(flush)
-os.register_at_fork(before=flush, after_in_child=_beside.forget)
+os.register_at_fork(before=flush, after_in_child=_background.after_fork_in_child)
 
 
-class Forgetful(Protocol):
+class ForkAware(Protocol):
     """Something that can start anew."""
 
-    def forget(self) -> None: ...
+    def after_fork_in_child(self) -> None: ...
 
 
-def at_fork(forgetful: Forgetful) -> None:
+def at_fork(fork_aware: ForkAware) -> None:
     """Let something start anew in every child that is forked while it lives."""
-    _forgetful.add(forgetful)
+    _fork_aware.add(fork_aware)
 
 
-def keep_for_ever(thing: object) -> None:
+def leak(thing: object) -> None:
     """Let nothing, not even the end of the interpreter, destroy an object: in a child, one of its parent's.
 
     A destroyed connection takes its socket off the list of those that its event loop waits for. A forked child shares
@@ -153,10 +153,10 @@ def keep_for_ever(thing: object) -> None:
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(thing))
 
 
-def _forget_all() -> None:
-    for forgetful in list(_forgetful):
-        forgetful.forget()
+def _run_after_fork() -> None:
+    for fork_aware in list(_fork_aware):
+        fork_aware.after_fork_in_child()
 
 
-_forgetful: WeakSet[Forgetful] = WeakSet()
-os.register_at_fork(after_in_child=_forget_all)
+_fork_aware: WeakSet[ForkAware] = WeakSet()
+os.register_at_fork(after_in_child=_run_after_fork)

@@ -18,7 +18,7 @@ from trinitylake_ops.errors import (
     UnreachableError,
 )
 from trinitylake_ops.storage.interface import Storage
-from trinitylake_ops.storage.parallel import run_round
+from trinitylake_ops.storage.parallel import run_round_trip
 from trinitylake_ops.storage.retry import checked_resends
 
 _MAX_SENDS = 5
@@ -44,7 +44,7 @@ def create_settled(
     ``trusts_refusals`` says that a refusal is raised as it came if the name cannot be read. ``read_back`` reads the
     name for callers who read more in the same round. The calls of ``also`` are made in the round of the first send.
     """
-    lost_answer: TrinityLakeError | None = None
+    lost_response: TrinityLakeError | None = None
     # The file of another writer may differ a little from ours in size.
     limit_bytes = max(2 * len(data), storage.whole_file_limit_bytes)
     read_back = read_back or functools.partial(storage.read, path, limit_bytes=limit_bytes)
@@ -53,28 +53,28 @@ def create_settled(
         also = ()
         if refusal is None:
             return True
-        if not is_sent and lost_answer is None:
+        if not is_sent and lost_response is None:
             raise refusal
         if isinstance(refusal, AmbiguousWriteError):
-            lost_answer = refusal
+            lost_response = refusal
         try:
             return is_ours(read_back())
         except FileMissingError:
             if isinstance(refusal, AmbiguousWriteError | FileExistsAlreadyError):
                 continue  # not created so far: the same bytes may be sent again
-            if lost_answer is None:
+            if lost_response is None:
                 raise refusal from None
             raise _ambiguous(path, refusal) from refusal
         except TrinityLakeError as error:
             is_definite = isinstance(refusal, UnreachableError) or (
                 trusts_refusals and not isinstance(refusal, AmbiguousWriteError | FileExistsAlreadyError)
             )
-            if is_definite and lost_answer is None:
+            if is_definite and lost_response is None:
                 raise refusal from None
             raise _ambiguous(path, error) from error
-    if lost_answer is None:
+    if lost_response is None:
         raise StorageError(f"there is something at {path!r} that is no file; remove it", path=path)
-    raise _ambiguous(path, lost_answer)
+    raise _ambiguous(path, lost_response)
 
 
 def create_fresh(storage: Storage, files: Mapping[str, bytes], also: Sequence[Callable[[], None]] = ()) -> None:
@@ -86,7 +86,7 @@ def create_fresh(storage: Storage, files: Mapping[str, bytes], also: Sequence[Ca
         *(functools.partial(create_fresh_file, storage, path, data) for path, data in files.items()),
         *also,
     ]
-    _in_one_round(storage, calls)
+    _in_one_round_trip(storage, calls)
 
 
 def create_fresh_file(storage: Storage, path: str, data: bytes) -> None:
@@ -118,19 +118,19 @@ def _send(
             refusals.append(error)
 
     if also:
-        _in_one_round(storage, [send, *also])
+        _in_one_round_trip(storage, [send, *also])
     else:
         send()
     return (refusals[0] if refusals else None), is_sent
 
 
-def _in_one_round(storage: Storage, calls: Sequence[Callable[[], None]]) -> None:
+def _in_one_round_trip(storage: Storage, calls: Sequence[Callable[[], None]]) -> None:
     """Make calls at the same time. Raises the first failure once all have ended."""
 
     def call(work: Callable[[], None]) -> None:
         work()
 
-    run_round(call, calls, storage.concurrency, storage.few_creates)
+    run_round_trip(call, calls, storage.concurrency, storage.serial_create_limit)
 
 
 def _ambiguous(path: str, cause: TrinityLakeError) -> AmbiguousWriteError:

@@ -56,10 +56,10 @@ class DelegationSettings:
     @property
     def is_on(self) -> bool:
         """Whether others get anything."""
-        return self.gives_credentials or self.sign
+        return self.vends_credentials or self.sign
 
     @property
-    def gives_credentials(self) -> bool:
+    def vends_credentials(self) -> bool:
         """Whether others get credentials."""
         return bool(self.role) or self.downscope
 
@@ -96,7 +96,7 @@ class Delegate(Protocol):
 C = TypeVar("C", bound=FolderCredentials)
 
 
-class KeptCredentials(Generic[C]):
+class CachedCredentials(Generic[C]):
     """Credentials that were given, until half of their time is over. Any thread may ask."""
 
     def __init__(self) -> None:

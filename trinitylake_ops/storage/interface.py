@@ -4,12 +4,12 @@ Every durable effect of the package crosses this interface. So a wrapper around 
 one. Paths are relative to the root (FORMAT.md, L2) and literal. Guarantees S1-S8 are those of docs/storage.md;
 ``tests/contract`` checks them on every storage.
 
-A wrapper overrides the single operations (read, stat, prepare, in_line, create, write, jot, delete, delete_batch, list,
-now_ms, expect_clock, is_linked, remove_empty_folders, drop_cached). It leaves ``exists`` and the ``*_many`` methods
-alone. These are inherited from Storage and call the single operations of the outermost wrapper. So in
+A wrapper overrides the single operations (read, stat, stage, commit_lock, create, write, write_best_effort, delete,
+delete_batch, list, now_ms, expect_clock, is_linked, remove_empty_folders, drop_cached). It keeps ``exists`` and the
+``*_many`` methods. These are inherited from Storage and call the single operations of the outermost wrapper. So in
 ``Retry(Meter(Local))`` as in ``Meter(Retry(Local))`` a ``create_many`` of five files is five creates, and each passes
 every wrapper once. In the first stack the meter counts each attempt, in the second each file. Beside the calls,
-``parallel.current_round`` tells that they belong to one parallel round.
+``parallel.current_round_trip`` tells that they belong to one parallel round.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
 from trinitylake_ops.errors import CorruptFileError, FileMissingError, StorageError
-from trinitylake_ops.storage.parallel import run_round
+from trinitylake_ops.storage.parallel import run_round_trip
 
 #: The most by which the clocks of a storage and of its users may differ (S8).
 CLOCK_MARGIN_MS = 5 * 60 * 1000
@@ -56,11 +56,11 @@ class Storage(ABC):
     #: How many requests ``*_many`` keep in flight.
     concurrency: int = 16
     #: So many reads are made one after the other: handing them to threads would take longer than they do.
-    few_reads: int = 1
+    serial_read_limit: int = 1
     #: The same of creates.
-    few_creates: int = 1
-    #: Whether ``prepare`` does something.
-    prepares: bool = False
+    serial_create_limit: int = 1
+    #: Whether ``stage`` does something.
+    supports_staging: bool = False
     #: Whether a list asks for names with its prefix only, and not for a whole folder.
     lists_by_prefix: bool = False
     #: How many files one request of ``delete_batch`` takes.
@@ -69,14 +69,14 @@ class Storage(ABC):
     whole_file_limit_bytes: int = WHOLE_FILE_LIMIT_BYTES
 
     @property
-    def creates_take_long(self) -> bool:
+    def is_high_latency(self) -> bool:
         """Whether a create takes longer than handing it to a thread."""
-        return self.concurrency > 1 and self.few_creates <= 1
+        return self.concurrency > 1 and self.serial_create_limit <= 1
 
     @property
     def is_remote(self) -> bool:
         """Whether creates take long, and no part of one can go ahead."""
-        return self.creates_take_long and not self.prepares
+        return self.is_high_latency and not self.supports_staging
 
     @abstractmethod
     def read(self, path: str, *, offset: int = 0, length: int | None = None, limit_bytes: int | None = None) -> bytes:
@@ -99,18 +99,18 @@ class Storage(ABC):
         was lost and the file may have been created.
         """
 
-    def prepare(self, path: str, data: bytes) -> None:
+    def stage(self, path: str, data: bytes) -> None:
         """Do ahead what a create of this very object at this path would have to wait for. It sends no request.
 
-        Follow it by ``create``, and by ``unprepare`` in any case. Best effort: what it cannot do, ``create`` does.
+        Follow it by ``create``, and by ``discard_staged`` in any case. Best effort: what it cannot do, ``create`` does.
         """
         del path, data  # a request to a server has no part that could go ahead
 
-    def unprepare(self, data: bytes) -> None:
-        """Undo a ``prepare`` that no ``create`` followed."""
+    def discard_staged(self, data: bytes) -> None:
+        """Undo a ``stage`` that no ``create`` followed."""
         del data
 
-    def in_line(self, longest_s: float) -> contextlib.AbstractContextManager[bool]:
+    def commit_lock(self, longest_s: float) -> contextlib.AbstractContextManager[bool]:
         """Wait in line with other processes that commit here, and keep the place in a block.
 
         At most ``longest_s`` seconds. The block gets whether others were before us: then there is a new version. Advice
@@ -123,7 +123,7 @@ class Storage(ABC):
     def write(self, path: str, data: bytes) -> None:
         """Create or atomically replace a file (S4)."""
 
-    def jot(self, path: str, data: bytes) -> None:
+    def write_best_effort(self, path: str, data: bytes) -> None:
         """Write a note whose loss, damage or delay costs requests at most. It need not be atomic, nor outlive a crash.
 
         No folder is made for it: where the folder is gone, nothing is written.
@@ -183,7 +183,7 @@ class Storage(ABC):
 
     def read_many(self, paths: Sequence[str]) -> builtins.list[bytes]:
         """Read several files in parallel, in the order given. Raises the first failure."""
-        return run_round(self.read, paths, self.concurrency, self.few_reads)
+        return run_round_trip(self.read, paths, self.concurrency, self.serial_read_limit)
 
     def read_available(
         self, paths: Sequence[str], *, limit_bytes: int | None = None
@@ -196,7 +196,7 @@ class Storage(ABC):
             except StorageError as error:
                 return error
 
-        return run_round(read_or_error, paths, self.concurrency, self.few_reads)
+        return run_round_trip(read_or_error, paths, self.concurrency, self.serial_read_limit)
 
     def create_many(self, files: Mapping[str, bytes]) -> None:
         """Create several files in parallel, each if absent. Raises the first failure after all ended."""
@@ -204,7 +204,7 @@ class Storage(ABC):
         def create_one(item: tuple[str, bytes]) -> None:
             self.create(*item)
 
-        run_round(create_one, list(files.items()), self.concurrency, self.few_creates)
+        run_round_trip(create_one, list(files.items()), self.concurrency, self.serial_create_limit)
 
     def delete_batch(self, paths: Sequence[str]) -> dict[str, StorageError]:
         """Delete up to ``delete_batch_size`` files in one request. Returns the failures by path (S5).
@@ -234,7 +234,7 @@ class Storage(ABC):
         size = self.delete_batch_size
         batches = [paths[start : start + size] for start in range(0, len(paths), size)]
         failures: dict[str, StorageError] = {}
-        for failed in run_round(delete_or_errors, batches, self.concurrency):
+        for failed in run_round_trip(delete_or_errors, batches, self.concurrency):
             failures |= failed
         return failures
 
@@ -246,9 +246,9 @@ class StorageWrapper(Storage):
         self.inner = inner
         self.root = inner.root
         self.concurrency = inner.concurrency
-        self.few_reads = inner.few_reads
-        self.few_creates = inner.few_creates
-        self.prepares = inner.prepares
+        self.serial_read_limit = inner.serial_read_limit
+        self.serial_create_limit = inner.serial_create_limit
+        self.supports_staging = inner.supports_staging
         self.lists_by_prefix = inner.lists_by_prefix
         self.delete_batch_size = inner.delete_batch_size
         self.whole_file_limit_bytes = inner.whole_file_limit_bytes
@@ -262,19 +262,19 @@ class StorageWrapper(Storage):
     def create(self, path: str, data: bytes) -> None:
         self.inner.create(path, data)
 
-    def prepare(self, path: str, data: bytes) -> None:
-        self.inner.prepare(path, data)
+    def stage(self, path: str, data: bytes) -> None:
+        self.inner.stage(path, data)
 
-    def unprepare(self, data: bytes) -> None:
-        self.inner.unprepare(data)
+    def discard_staged(self, data: bytes) -> None:
+        self.inner.discard_staged(data)
 
-    def in_line(self, longest_s: float) -> AbstractContextManager[bool]:
-        return self.inner.in_line(longest_s)
+    def commit_lock(self, longest_s: float) -> AbstractContextManager[bool]:
+        return self.inner.commit_lock(longest_s)
 
     def write(self, path: str, data: bytes) -> None:
         self.inner.write(path, data)
 
-    def jot(self, path: str, data: bytes) -> None:
+    def write_best_effort(self, path: str, data: bytes) -> None:
         self.write(path, data)  # of a wrapper that knows writes only
 
     def delete(self, path: str) -> None:

@@ -14,7 +14,7 @@ from weakref import WeakSet
 from trinitylake_ops.errors import InvalidInputError, StorageError
 from trinitylake_ops.storage.background import at_fork
 from trinitylake_ops.storage.interface import FileInfo, Storage, StorageWrapper
-from trinitylake_ops.storage.parallel import Round, current_round
+from trinitylake_ops.storage.parallel import RoundTrip, current_round_trip
 from trinitylake_ops.telemetry import hub, spans
 from trinitylake_ops.telemetry.hub import STORAGE_BYTES, STORAGE_REQUESTS
 
@@ -75,11 +75,11 @@ class MeteredStorage(StorageWrapper):
 
     def __init__(self, inner: Storage):
         super().__init__(inner)
-        self.forget()
+        self.after_fork_in_child()
         self._clear()
         at_fork(self)
 
-    def forget(self) -> None:
+    def after_fork_in_child(self) -> None:
         """Make a new lock: a forked child does not have the thread that held it. The counts go on."""
         self._lock = threading.Lock()
 
@@ -130,9 +130,9 @@ class MeteredStorage(StorageWrapper):
         self.inner.write(path, data)
         self._count_written(data)
 
-    def jot(self, path: str, data: bytes) -> None:
+    def write_best_effort(self, path: str, data: bytes) -> None:
         self._count("write")
-        self.inner.jot(path, data)
+        self.inner.write_best_effort(path, data)
         self._count_written(data)
 
     def delete(self, path: str) -> None:
@@ -155,16 +155,16 @@ class MeteredStorage(StorageWrapper):
         self._rounds = 0
         self._bytes_read = 0
         self._bytes_written = 0
-        self._seen_rounds: WeakSet[Round] = WeakSet()
+        self._seen_rounds: WeakSet[RoundTrip] = WeakSet()
 
     def _count(self, kind: str) -> None:
-        own_round = current_round()
+        own_round_trip = current_round_trip()
         with self._lock:
             self._requests[kind] += 1
-            if own_round is None:
+            if own_round_trip is None:
                 self._rounds += 1
-            elif own_round not in self._seen_rounds:
-                self._seen_rounds.add(own_round)
+            elif own_round_trip not in self._seen_rounds:
+                self._seen_rounds.add(own_round_trip)
                 self._rounds += 1
 
     def _count_written(self, data: bytes) -> None:
@@ -187,30 +187,30 @@ class ObservedStorage(StorageWrapper):
         self._scheme = inner.root.partition(":")[0]
 
     def read(self, path: str, *, offset: int = 0, length: int | None = None, limit_bytes: int | None = None) -> bytes:
-        data = self._told("read", self.inner.read, path, offset=offset, length=length, limit_bytes=limit_bytes)
+        data = self._observed("read", self.inner.read, path, offset=offset, length=length, limit_bytes=limit_bytes)
         hub.add(STORAGE_BYTES, len(data), storage=self._scheme, way="read")
         return data
 
     def stat(self, path: str) -> FileInfo:
-        return self._told("stat", self.inner.stat, path)
+        return self._observed("stat", self.inner.stat, path)
 
     def create(self, path: str, data: bytes) -> None:
-        self._told("create", self.inner.create, path, data)
+        self._observed("create", self.inner.create, path, data)
         self._count_written(data)
 
     def write(self, path: str, data: bytes) -> None:
-        self._told("write", self.inner.write, path, data)
+        self._observed("write", self.inner.write, path, data)
         self._count_written(data)
 
-    def jot(self, path: str, data: bytes) -> None:
-        self._told("write", self.inner.jot, path, data)
+    def write_best_effort(self, path: str, data: bytes) -> None:
+        self._observed("write", self.inner.write_best_effort, path, data)
         self._count_written(data)
 
     def delete(self, path: str) -> None:
-        self._told("delete", self.inner.delete, path)
+        self._observed("delete", self.inner.delete, path)
 
     def delete_batch(self, paths: Sequence[str]) -> dict[str, StorageError]:
-        return self._told("delete", self.inner.delete_batch, paths)
+        return self._observed("delete", self.inner.delete_batch, paths)
 
     def list(self, prefix: str = "") -> Iterator[FileInfo]:
         self._count("list")
@@ -219,11 +219,11 @@ class ObservedStorage(StorageWrapper):
     def __reduce__(self) -> tuple[type[ObservedStorage], tuple[Storage]]:
         return (ObservedStorage, (self.inner,))
 
-    def _told(self, kind: str, request: Callable[P, T], *args: P.args, **named: P.kwargs) -> T:
+    def _observed(self, kind: str, request: Callable[P, T], *args: P.args, **named: P.kwargs) -> T:
         self._count(kind)
-        own_round = current_round()
-        if own_round is not None:
-            own_round.requests.append(kind)
+        own_round_trip = current_round_trip()
+        if own_round_trip is not None:
+            own_round_trip.requests.append(kind)
             return request(*args, **named)
         if not spans.is_recorded():
             return request(*args, **named)
@@ -253,10 +253,10 @@ class PacedStorage(StorageWrapper):
         super().__init__(inner)
         self.requests_per_second = requests_per_second
         self._next_s = 0.0
-        self.forget()
+        self.after_fork_in_child()
         at_fork(self)
 
-    def forget(self) -> None:
+    def after_fork_in_child(self) -> None:
         """Make a new lock: a forked child does not have the thread that held it."""
         self._lock = threading.Lock()
 
@@ -276,9 +276,9 @@ class PacedStorage(StorageWrapper):
         self._wait()
         self.inner.write(path, data)
 
-    def jot(self, path: str, data: bytes) -> None:
+    def write_best_effort(self, path: str, data: bytes) -> None:
         self._wait()
-        self.inner.jot(path, data)
+        self.inner.write_best_effort(path, data)
 
     def delete(self, path: str) -> None:
         self._wait()

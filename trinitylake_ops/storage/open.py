@@ -11,7 +11,7 @@ from trinitylake_ops.storage.meter import ObservedStorage
 from trinitylake_ops.storage.options import ALLOWED_ROOTS, WHOLE_FILE_LIMIT, StorageOptions
 from trinitylake_ops.storage.registry import OWN_SCHEMES, Scheme, is_added, scheme_of
 from trinitylake_ops.storage.retry import RetryStorage
-from trinitylake_ops.telemetry.settings import is_told
+from trinitylake_ops.telemetry.settings import is_enabled
 
 _OF_ALL = CACHE_OPTIONS | {ALLOWED_ROOTS, WHOLE_FILE_LIMIT}
 
@@ -38,7 +38,7 @@ def open_storage(root_uri: str, storage_options: Mapping[str, str] | None = None
     for name in given:
         _check_other(name)
     opened = scheme.open(root_uri, options)
-    return RetryStorage(ObservedStorage(opened) if is_told() else opened)
+    return RetryStorage(ObservedStorage(opened) if is_enabled() else opened)
 
 
 def _check_names(scheme: Scheme, names: Iterable[str]) -> None:

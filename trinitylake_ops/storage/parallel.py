@@ -20,7 +20,7 @@ A = TypeVar("A")
 MAX_POOL_THREADS = 64
 
 
-class Round:
+class RoundTrip:
     """The identity of one ``*_many`` call. Its requests are in flight together, so they cost one wait."""
 
     __slots__ = ("__weakref__", "requests")
@@ -30,61 +30,63 @@ class Round:
         self.requests: list[str] = []
 
 
-_current_round: ContextVar[Round | None] = ContextVar("trinitylake_storage_round", default=None)
+_current_round_trip: ContextVar[RoundTrip | None] = ContextVar("trinitylake_storage_round", default=None)
 
 
-def current_round() -> Round | None:
+def current_round_trip() -> RoundTrip | None:
     """The ``*_many`` call that the running request belongs to; None for a single request."""
-    return _current_round.get()
+    return _current_round_trip.get()
 
 
-def in_one_round(call: Callable[[A], T]) -> Callable[[A], T]:
+def in_one_round_trip(call: Callable[[A], T]) -> Callable[[A], T]:
     """Mark every call of the returned function as belonging to the same, new round."""
-    return _within(Round(), call)
+    return _within(RoundTrip(), call)
 
 
-def run_round(call: Callable[[A], T], arguments: Sequence[A], concurrency: int, few: int = 1) -> list[T]:
+def run_round_trip(call: Callable[[A], T], arguments: Sequence[A], concurrency: int, serial_limit: int = 1) -> list[T]:
     """Do :func:`run_parallel` in one round. A span tells of it, if it asked the storage and the present one is kept.
 
     A single call that is made within another round is a part of that round.
     """
-    if len(arguments) == 1 and current_round() is not None:
+    if len(arguments) == 1 and current_round_trip() is not None:
         return [call(arguments[0])]
-    own_round = Round()
+    own_round_trip = RoundTrip()
     if not spans.is_recorded():
-        return run_parallel(_within(own_round, call), arguments, concurrency, few)
+        return run_parallel(_within(own_round_trip, call), arguments, concurrency, serial_limit)
     begun_ns = time.time_ns()
     try:
-        return run_parallel(_within(own_round, call), arguments, concurrency, few)
+        return run_parallel(_within(own_round_trip, call), arguments, concurrency, serial_limit)
     finally:
-        if own_round.requests:
-            kinds = ", ".join(sorted(set(own_round.requests)))
+        if own_round_trip.requests:
+            kinds = ", ".join(sorted(set(own_round_trip.requests)))
             attributes: dict[str, str | int | float | bool] = {
-                "trinitylake.requests": len(own_round.requests),
+                "trinitylake.requests": len(own_round_trip.requests),
                 "trinitylake.kinds": kinds,
             }
             spans.note("storage round", begun_ns, attributes)
 
 
-def _within(own_round: Round, call: Callable[[A], T]) -> Callable[[A], T]:
-    def call_in_round(argument: A) -> T:
-        token = _current_round.set(own_round)
+def _within(own_round_trip: RoundTrip, call: Callable[[A], T]) -> Callable[[A], T]:
+    def call_in_round_trip(argument: A) -> T:
+        token = _current_round_trip.set(own_round_trip)
         try:
             return call(argument)
         finally:
-            _current_round.reset(token)
+            _current_round_trip.reset(token)
 
-    return call_in_round
+    return call_in_round_trip
 
 
-def run_parallel(call: Callable[[A], T], arguments: Sequence[A], concurrency: int, few: int = 1) -> list[T]:
-    """Map ``call`` over the arguments with up to ``concurrency`` threads, in order. ``few`` calls need no threads.
+def run_parallel(call: Callable[[A], T], arguments: Sequence[A], concurrency: int, serial_limit: int = 1) -> list[T]:
+    """Map ``call`` over the arguments with up to ``concurrency`` threads, in order.
+
+    Up to ``serial_limit`` calls are made without threads.
 
     All calls end before the first failure (in argument order) is raised, and before an interrupt of the calling thread.
     So nothing still runs when the caller goes on. The calling thread takes part in the work and never waits for a
     thread that has not started. So nested calls, a crowded pool and a freshly forked process cannot deadlock.
     """
-    if len(arguments) <= few or concurrency <= 1:
+    if len(arguments) <= serial_limit or concurrency <= 1:
         return [call(argument) for argument in arguments]
     batch = _Batch(call, arguments)
     n_extra_threads = min(concurrency, len(arguments), MAX_POOL_THREADS + 1) - 1
@@ -194,7 +196,7 @@ class _SharedPool:
     _lock: threading.Lock
 
     def __init__(self) -> None:
-        self.forget()
+        self.after_fork_in_child()
 
     def submit(self, work: Callable[[], T]) -> Future[T]:
         with self._lock:
@@ -202,11 +204,11 @@ class _SharedPool:
                 self._executor = ThreadPoolExecutor(MAX_POOL_THREADS, thread_name_prefix="trinitylake-storage")
             return self._executor.submit(work)
 
-    def forget(self) -> None:
+    def after_fork_in_child(self) -> None:
         """Start anew. A forked child has none of its parent's threads, and perhaps a lock that one held."""
         self._executor = None
         self._lock = threading.Lock()
 
 
 _shared_pool = _SharedPool()
-os.register_at_fork(after_in_child=_shared_pool.forget)
+os.register_at_fork(after_in_child=_shared_pool.after_fork_in_child)

@@ -104,7 +104,7 @@ def environment_of(root_uri: str) -> tuple[str, ...]:
         return ()
 
 
-def place_of(root_uri: str) -> tuple[str, ...]:
+def server_options(root_uri: str) -> tuple[str, ...]:
     """Return the options that decide which server a root of our own schemes is on. None of another."""
     scheme = OWN_SCHEMES.get(root_uri.partition("://")[0])
     return () if scheme is None else scheme.place

@@ -95,8 +95,8 @@ class RetryStorage(StorageWrapper):
     def write(self, path: str, data: bytes) -> None:
         self._retry_idempotent(self.inner.write, path, data)
 
-    def jot(self, path: str, data: bytes) -> None:
-        self._retry_idempotent(self.inner.jot, path, data)
+    def write_best_effort(self, path: str, data: bytes) -> None:
+        self._retry_idempotent(self.inner.write_best_effort, path, data)
 
     def delete(self, path: str) -> None:
         self._retry_idempotent(self.inner.delete, path)
@@ -160,12 +160,12 @@ class RetryStorage(StorageWrapper):
         )
 
 
-def sent_once(storage: Storage) -> Storage:
+def without_retries(storage: Storage) -> Storage:
     """Take the retries out of a stack of wrappers that nobody else uses, and return it."""
     while isinstance(storage, RetryStorage):
         storage = storage.inner
     if isinstance(storage, StorageWrapper):
-        storage.inner = sent_once(storage.inner)
+        storage.inner = without_retries(storage.inner)
     return storage
 
 
@@ -176,7 +176,7 @@ def _repeated(retrying: Retrying, call: Callable[[], T], root: str) -> T:
         return call()
     except _PASSING as error:
         failure = error
-        _tell(root, error)
+        _count_retry(root, error)
 
     def attempt() -> T:
         nonlocal failure
@@ -186,13 +186,13 @@ def _repeated(retrying: Retrying, call: Callable[[], T], root: str) -> T:
         try:
             return call()
         except _PASSING as error:
-            _tell(root, error)
+            _count_retry(root, error)
             raise
 
     return retrying(attempt)
 
 
-def _tell(root: str, error: StorageError) -> None:
+def _count_retry(root: str, error: StorageError) -> None:
     hub.add(STORAGE_RETRIES, storage=root.partition(":")[0], cause=type(error).__name__)
 
 
@@ -200,7 +200,7 @@ def _tell(root: str, error: StorageError) -> None:
 FIRST_WAIT_SECONDS = 0.1
 
 
-def sent_again(call: Callable[..., T], *arguments: Any, longest_s: float = math.inf, **options: Any) -> T:
+def retry_listing(call: Callable[..., T], *arguments: Any, longest_s: float = math.inf, **options: Any) -> T:
     """Make a call that may be repeated, and repeat it while it fails in passing, but not after ``longest_s``.
 
     The retries around the storage would begin with all pages or parts anew.

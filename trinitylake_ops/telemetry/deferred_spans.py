@@ -90,7 +90,7 @@ class DeferredSpan(Span):
     def make(self) -> None:
         """Let the SDK make it, with what is known at its end. Parts of a span that is not recorded are left out."""
         above = get_current_span(self._above)
-        if self._is_part and isinstance(above, DeferredSpan) and not above.is_made_to_record():
+        if self._is_part and isinstance(above, DeferredSpan) and not above.is_recorded_by_sampler():
             return
         span = self._begun()
         if self._later is not None:
@@ -100,7 +100,7 @@ class DeferredSpan(Span):
             span.set_status(StatusCode.ERROR)
         span.end(self._ended_ns)
 
-    def is_made_to_record(self) -> bool:
+    def is_recorded_by_sampler(self) -> bool:
         """Whether the sampler wants it."""
         return self._begun().get_span_context().trace_flags.sampled
 
@@ -157,7 +157,7 @@ class DeferredSpans(SpanProcessor):
         self._ended: deque[DeferredSpan] = deque()
         self._is_shut = False
         self._begin()
-        self._stop_deferring = spans.defer(self)
+        self._stop_batching = spans.defer(self)
         _processors.add(self)
 
     def begin(self, tracer: Tracer, name: str, attributes: Attributes | None) -> DeferredSpan:
@@ -185,7 +185,7 @@ class DeferredSpans(SpanProcessor):
     def shutdown(self) -> None:
         """Make all that have ended. Those that begin from now on are made at once."""
         self._is_shut = True
-        self._stop_deferring()
+        self._stop_batching()
         self._wanted.set()
         self._thread.join()
         self._make()

@@ -54,24 +54,26 @@ def listen(listener: Listener) -> Callable[[], None]:
 def add(name: str, amount: float = 1, **labels: str) -> None:
     """Count something."""
     for listener in _listeners:
-        _tell(listener.add, name, amount, labels)
+        _notify(listener.add, name, amount, labels)
 
 
 def observe(name: str, value: float, **labels: str) -> None:
     """Add a value to a histogram."""
     for listener in _listeners:
-        _tell(listener.observe, name, value, labels)
+        _notify(listener.observe, name, value, labels)
 
 
 def put(name: str, value: float, **labels: str) -> None:
     """Set a gauge."""
     for listener in _listeners:
-        _tell(listener.put, name, value, labels)
+        _notify(listener.put, name, value, labels)
 
 
-def _tell(tell: Callable[[str, float, dict[str, str]], None], name: str, value: float, labels: dict[str, str]) -> None:
+def _notify(
+    notify: Callable[[str, float, dict[str, str]], None], name: str, value: float, labels: dict[str, str]
+) -> None:
     try:
-        tell(name, value, labels)
+        notify(name, value, labels)
     except Exception:  # whoever counts must not fail a commit
         logger.warning("a listener of %s failed; the work goes on", name, exc_info=True)
 
@@ -90,7 +92,7 @@ class Instrument:
 
     name: str
     kind: Kind
-    says: str
+    description: str
     labels: tuple[str, ...] = ()
     bounds: tuple[float, ...] = ()
     unit: str = "1"

@@ -49,7 +49,7 @@ class Origin:
 
 
 @dataclass(frozen=True, slots=True)
-class MadeTable:
+class PublishedTable:
     """A table that was published: its columns as names and types, and what was added to it."""
 
     name: str
@@ -77,7 +77,7 @@ def is_wanted(environment: Mapping[str, str] | None = None) -> bool:
 
 
 def publication_events(
-    root: str, version: int, origin: Origin, made: Sequence[MadeTable], read: Sequence[ReadTable]
+    root: str, version: int, origin: Origin, made: Sequence[PublishedTable], read: Sequence[ReadTable]
 ) -> list[RunEvent]:
     """Return the two events of a publication: the run's start, and its end with all tables.
 
@@ -110,7 +110,7 @@ def publication_events(
 
 
 def send_publication(
-    root: str, version: int, origin: Origin, made: Sequence[MadeTable], read: Sequence[ReadTable]
+    root: str, version: int, origin: Origin, made: Sequence[PublishedTable], read: Sequence[ReadTable]
 ) -> None:
     """Send the events of a publication, if somebody wants them. A failure is logged: the tables are published."""
     if not is_wanted():
@@ -139,7 +139,7 @@ def _input(one: ReadTable) -> InputDataset:
     return InputDataset(namespace=_namespace(one.root), name=one.name, facets={"version": facet})
 
 
-def _output(root: str, version: int, one: MadeTable) -> OutputDataset:
+def _output(root: str, version: int, one: PublishedTable) -> OutputDataset:
     from openlineage.client.event_v2 import OutputDataset
     from openlineage.client.generated.dataset_version_dataset import DatasetVersionDatasetFacet
     from openlineage.client.generated.output_statistics_output_dataset import OutputStatisticsOutputDatasetFacet

@@ -44,13 +44,13 @@ class OtelListener:
             full = f"trinitylake.{name}"
             if one.kind == Kind.COUNTER:
                 self._counts[name] = {}
-                meter.create_observable_counter(full, [partial(self._counted, name)], one.unit, one.says)
+                meter.create_observable_counter(full, [partial(self._counted, name)], one.unit, one.description)
             elif one.kind == Kind.HISTOGRAM:
                 self._histograms[name] = meter.create_histogram(
-                    full, one.unit, one.says, explicit_bucket_boundaries_advisory=one.bounds
+                    full, one.unit, one.description, explicit_bucket_boundaries_advisory=one.bounds
                 )
             else:
-                self._gauges[name] = meter.create_gauge(full, one.unit, one.says)
+                self._gauges[name] = meter.create_gauge(full, one.unit, one.description)
 
     def add(self, name: str, amount: float, labels: dict[str, str]) -> None:
         """Count."""

@@ -89,6 +89,6 @@ class PrometheusListener:
 def _metric(one: Instrument, registry: CollectorRegistry) -> Counter | Gauge | Histogram:
     name = f"{PREFIX}{one.name}"
     if one.kind == Kind.HISTOGRAM:
-        return Histogram(name, one.says, one.labels, buckets=one.bounds, registry=registry)
+        return Histogram(name, one.description, one.labels, buckets=one.bounds, registry=registry)
     kind = Counter if one.kind == Kind.COUNTER else Gauge
-    return kind(name, one.says, one.labels, registry=registry)
+    return kind(name, one.description, one.labels, registry=registry)

@@ -49,15 +49,15 @@ class TelemetrySettings:
     def of_environment(cls, environment: Mapping[str, str] | None = None) -> TelemetrySettings:
         """Return the settings in an environment. Raises InvalidInputError."""
         found = os.environ if environment is None else environment
-        said = found.get(OTEL_VARIABLE, "").strip().lower()
-        if said not in (*_TRUE, *_FALSE):
-            raise InvalidInputError(f"{OTEL_VARIABLE} is {said[:20]!r}; it is 1 or 0")
+        choice = found.get(OTEL_VARIABLE, "").strip().lower()
+        if choice not in (*_TRUE, *_FALSE):
+            raise InvalidInputError(f"{OTEL_VARIABLE} is {choice[:20]!r}; it is 1 or 0")
         file = found.get(FILE_VARIABLE, "")
         return cls(
             Path(file) if file else None,
             found.get(PUSH_VARIABLE, "") or None,
             found.get(JOB_VARIABLE, "") or _JOB,
-            said in _TRUE,
+            choice in _TRUE,
         )
 
     def start(self) -> Callable[[], None]:
@@ -93,7 +93,7 @@ class TelemetrySettings:
         return finish
 
 
-def is_told() -> bool:
+def is_enabled() -> bool:
     """Whether anybody hears of what is begun now. A process that has set up OpenTelemetry does, its meters too."""
     if spans.tracer() is None:
         return hub.is_heard()
@@ -151,12 +151,12 @@ class JsonFormatter(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         moment = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
-        said = {"time": moment, "level": record.levelname.lower(), "logger": record.name}
-        said["message"] = self._redact(record.getMessage())
-        said["version"] = self._engine
+        fields = {"time": moment, "level": record.levelname.lower(), "logger": record.name}
+        fields["message"] = self._redact(record.getMessage())
+        fields["version"] = self._engine
         if record.exc_info:
-            said["exception"] = self._redact(self.formatException(record.exc_info))
-        return json.dumps({**said, **fields_now(), **getattr(record, "fields", {})}, default=str)
+            fields["exception"] = self._redact(self.formatException(record.exc_info))
+        return json.dumps({**fields, **fields_now(), **getattr(record, "fields", {})}, default=str)
 
 
 def log_as_json(redact: Callable[[str], str]) -> None:

@@ -37,7 +37,7 @@ def tracer() -> Any | None:
     return _known[1]
 
 
-class Deferring(Protocol):
+class SpanBatcher(Protocol):
     """Has spans made later than the block that they tell of (``telemetry/deferred_spans.py``)."""
 
     def begin(self, tracer: Any, name: str, attributes: Attributes | None) -> AbstractContextManager[Any]:
@@ -47,18 +47,18 @@ class Deferring(Protocol):
         """Record a span that ends now."""
 
 
-_deferring: Deferring | None = None
+_batcher: SpanBatcher | None = None
 
 
-def defer(deferring: Deferring) -> Callable[[], None]:
+def defer(batcher: SpanBatcher) -> Callable[[], None]:
     """Let all spans from now on be made later. Returns what ends that."""
-    global _deferring  # noqa: PLW0603 - that of the process
-    _deferring = deferring
+    global _batcher  # noqa: PLW0603 - that of the process
+    _batcher = batcher
 
     def end() -> None:
-        global _deferring  # noqa: PLW0603
-        if _deferring is deferring:
-            _deferring = None
+        global _batcher  # noqa: PLW0603
+        if _batcher is batcher:
+            _batcher = None
 
     return end
 
@@ -101,7 +101,7 @@ class _Recorded:
 _NOTHING = _Nothing()
 
 
-class _Untold:
+class _NoopSpan:
     """A block within no span."""
 
     def __enter__(self) -> _Nothing:
@@ -111,7 +111,7 @@ class _Untold:
         pass
 
 
-class _Told:
+class _SpanScope:
     """A block within a span. By hand: half of what the interface's own context manager costs is not the span."""
 
     __slots__ = ("_contexts", "_span", "_token")
@@ -133,15 +133,15 @@ class _Told:
         self._span.end()
 
 
-_UNTOLD = _Untold()
+_NOOP_SPAN = _NoopSpan()
 
 
 def span(name: str, attributes: Attributes | None = None) -> AbstractContextManager[_Nothing | _Recorded]:
     """Begin a span within the present one, and end it with the block. An exception is its failure."""
     own = tracer()
     if own is None:
-        return _UNTOLD
-    return _Told(own, name, attributes) if _deferring is None else _deferring.begin(own, name, attributes)
+        return _NOOP_SPAN
+    return _SpanScope(own, name, attributes) if _batcher is None else _batcher.begin(own, name, attributes)
 
 
 def note(name: str, begun_ns: int, attributes: Attributes) -> None:
@@ -149,10 +149,10 @@ def note(name: str, begun_ns: int, attributes: Attributes) -> None:
     own = tracer()
     if own is None:
         return
-    if _deferring is None:
+    if _batcher is None:
         own.start_span(name, attributes=attributes, start_time=begun_ns).end(time.time_ns())
     else:
-        _deferring.note(own, name, begun_ns, attributes)
+        _batcher.note(own, name, begun_ns, attributes)
 
 
 def in_this_context(work: Callable[[], T]) -> Callable[[], T]:

@@ -30,7 +30,7 @@ from trinitylake_ops.transaction.commit import (
     outcome_unknown,
 )
 from trinitylake_ops.transaction.draft import Draft, RootStamp, Submission, Writes
-from trinitylake_ops.transaction.pacing import Courtesy
+from trinitylake_ops.transaction.pacing import Fairness
 from trinitylake_ops.transaction.time_to_live import check_age, is_young, recorded_barrier_ms, removed_before_ms
 from trinitylake_ops.tree.diff import KeyChange, diff_trees
 from trinitylake_ops.versions.commit_info import CommitInfo
@@ -55,7 +55,7 @@ class Member:
     largest_info: CommitInfo
     #: set when there is an outcome, and when this transaction has to lead
     wakes: threading.Event
-    n_lost: int = 0
+    n_conflicts: int = 0
     #: why it may not be committed; the next draft leaves it out
     failure: TrinityLakeError | None = None
     outcome: int | BaseException | None = None
@@ -86,7 +86,7 @@ class Member:
         return self.has_left or self.outcome is not None
 
     @property
-    def goes_alone(self) -> bool:
+    def is_exclusive(self) -> bool:
         """Whether the transaction gets a version to itself."""
         return self.submission.is_alone or self.is_large
 
@@ -139,7 +139,7 @@ class Member:
         return self.outcome
 
 
-class NobodyLeftError(TrinityLakeError):
+class AllSettledError(TrinityLakeError):
     """All members of a group have their outcome."""
 
 
@@ -182,10 +182,10 @@ class Members:
             member.settle(copy.copy(outcome) if isinstance(outcome, TrinityLakeError) else outcome)
         self.pending = []
 
-    def check_somebody_left(self) -> None:
-        """Raise NobodyLeftError where all have their outcome."""
+    def check_any_unsettled(self) -> None:
+        """Raise AllSettledError where all have their outcome."""
         if not self.pending:
-            raise NobodyLeftError("no transaction of the group is left")
+            raise AllSettledError("no transaction of the group is left")
 
 
 class GroupChange:
@@ -223,7 +223,7 @@ class GroupChange:
                 owners |= dict.fromkeys(writes.files, member)
                 if has_new_names:
                     checks.append(functools.partial(_check_names, member, base))
-        self._members.check_somebody_left()
+        self._members.check_any_unsettled()
         common = parts[0] if len(parts) == 1 else _together(parts)
         return common.draft(base, stamp, checks, functools.partial(_blame, owners))
 
@@ -233,10 +233,10 @@ class GroupChange:
         Members fail that conflict, are too old, or have tried often enough.
         """
         for member in list(self._members.pending):
-            member.n_lost += 1
+            member.n_conflicts += 1
             if member.failure is not None:
                 self._members.fail(member, member.failure)
-            elif member.n_lost >= member.max_attempts:
+            elif member.n_conflicts >= member.max_attempts:
                 self._members.fail(member, attempts_exhausted(member.max_attempts, latest.version))
         self._bring_to(latest)
 
@@ -255,7 +255,7 @@ class GroupChange:
                 member.base = base
             except Exception as error:  # noqa: BLE001 - whatever it is, it is this member's alone
                 self._members.fail(member, error)
-        self._members.check_somebody_left()
+        self._members.check_any_unsettled()
 
 
 class GroupAge:
@@ -301,10 +301,10 @@ class GroupAge:
 class Group:
     """A group on its way to become a version: the leader, and the members that go with it."""
 
-    def __init__(self, leader: Member, courtesy: Courtesy):
+    def __init__(self, leader: Member, fairness: Fairness):
         self._members = Members([leader])
         self._written = dict(leader.written)
-        self._courtesy = courtesy
+        self._fairness = fairness
         self._files = leader.base.files
         self._commit: Commit | None = None
 
@@ -345,10 +345,10 @@ class Group:
         members, base = self._members, self._newest_base(newest)
         change, age_limit = GroupChange(members, gather), GroupAge(self._files.storage, members)
         members.leader.is_taken = True
-        self._commit = Commit(self._files, change, age_limit, sys.maxsize, self._courtesy, self._written)
+        self._commit = Commit(self._files, change, age_limit, sys.maxsize, self._fairness, self._written)
         try:
             committed = self._commit.run(base)
-        except NobodyLeftError:
+        except AllSettledError:
             return None
         except TrinityLakeError as error:
             members.settle_all(error)

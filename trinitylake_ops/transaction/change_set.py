@@ -176,7 +176,7 @@ class Footprint:
     keys: Collection[str] = ()
     prefixes: tuple[str, ...] = ()
 
-    def meets(self, other: Footprint) -> bool:
+    def may_conflict(self, other: Footprint) -> bool:
         """Whether one of the two transactions may matter to the other."""
         return self.is_touched_by(other.writes) or other.is_touched_by(self.writes)
 

@@ -28,17 +28,17 @@ from trinitylake_ops.storage.interface import Storage
 from trinitylake_ops.telemetry import hub, spans
 from trinitylake_ops.telemetry.hub import LOST_ATTEMPTS, VERSION_ATTEMPTS, VERSION_SECONDS
 from trinitylake_ops.transaction.draft import Draft, RootStamp
-from trinitylake_ops.transaction.pacing import Courtesy, TurnRequest, may_ask
+from trinitylake_ops.transaction.pacing import Fairness, SlotRequest, may_request_slot
 from trinitylake_ops.transaction.time_to_live import AgeLimit, OperationAge, TransactionAge
 from trinitylake_ops.versions.commit_info import CommitCost
 from trinitylake_ops.versions.latest import latest_after, reading_bases
 from trinitylake_ops.versions.roots import (
     KnownRoot,
-    Look,
+    RootProbe,
     Roots,
     count_created_root,
-    look_after,
-    look_beside,
+    probe_successors,
+    speculative_probe,
 )
 from trinitylake_ops.versions.snapshot import LakehouseFiles, Snapshot
 from trinitylake_ops.versions.time_travel import time_after
@@ -117,23 +117,25 @@ class Commit:
         change: Committable,
         age_limit: AgeLimit,
         max_attempts: int,
-        courtesy: Courtesy | None = None,
+        fairness: Fairness | None = None,
         written: dict[str, bytes] | None = None,
     ):
         self._files = files
         self._change = change
         self._age_limit = age_limit
         self._max_attempts = max_attempts
-        self._courtesy = courtesy
+        self._fairness = fairness
         # Definitions, which attempts share. Some were written ahead, and each draft may bring more of those.
         self._kept = {} if written is None else written
         self._unwritten: set[str] = set()  # those whose write failed: they may exist or not
         self._nodes: dict[str, bytes] = {}  # files of this attempt
-        self._unprepare: Callable[[], None] | None = None  # of the root of this attempt, where its storage prepares
+        self._discard_staged: Callable[[], None] | None = (
+            None  # of the root of this attempt, where its storage prepares
+        )
         #: How many attempts were lost to other commits.
-        self.n_lost = 0
+        self.n_conflicts = 0
         self._has_asked = False  # for a turn
-        self._look: Look | None = None  # after the version that another commit took
+        self._root_probe: RootProbe | None = None  # after the version that another commit took
         self._n_requests = 0
         #: The current attempt: the version that it would be, and what its root carries. None before it is sent.
         self.sent: tuple[int, str] | None = None
@@ -142,21 +144,21 @@ class Commit:
 
     def run(self, base: Snapshot) -> Committed:
         """Commit on ``base`` or a later version. Raises what :func:`commit` raises."""
-        turn = TurnRequest(self._files.storage)
+        slot_request = SlotRequest(self._files.storage)
         begun_s = time.monotonic()
         try:
             with spans.span("commit", {"trinitylake.base_version": base.version}) as span:
-                committed = self._decided(base, turn)
-                span.set({"trinitylake.version": committed.version, "trinitylake.lost_attempts": self.n_lost})
-            self._settle(committed, turn)
+                committed = self._decided(base, slot_request)
+                span.set({"trinitylake.version": committed.version, "trinitylake.lost_attempts": self.n_conflicts})
+            self._settle(committed, slot_request)
             if committed.root is not None:
                 hub.observe(VERSION_SECONDS, time.monotonic() - begun_s)
-                hub.observe(VERSION_ATTEMPTS, self.n_lost + 1)
+                hub.observe(VERSION_ATTEMPTS, self.n_conflicts + 1)
             return committed
         finally:  # also after an interrupt: otherwise writers that wait for this one would wait in vain
-            turn.end()
+            slot_request.end()
 
-    def _decided(self, base: Snapshot, turn: TurnRequest) -> Committed:
+    def _decided(self, base: Snapshot, slot_request: SlotRequest) -> Committed:
         """Attempt the commit on one version after the other, until it succeeds or fails for good."""
         try:
             while True:
@@ -166,14 +168,14 @@ class Commit:
                 if self.committed is not None:
                     return self.committed
                 self.sent = None
-                base = self._rebase(base, turn, began_s)
+                base = self._rebase(base, slot_request, began_s)
         except CommitOutcomeUnknownError:
-            turn.withdraw()
+            slot_request.withdraw()
             raise
         except TrinityLakeError:
             # Typed errors say that no root was created. After any other exception, such as an interrupt, a root may
             # exist. So its files must stay, at worst as orphans.
-            turn.withdraw()
+            slot_request.withdraw()
             discard(self._files.storage, [*self._kept, *self._nodes])
             raise
 
@@ -193,8 +195,8 @@ class Commit:
                 self._discard_nodes()
                 continue
             finally:
-                if self._unprepare is not None:
-                    self._unprepare()
+                if self._discard_staged is not None:
+                    self._discard_staged()
             if is_ours:
                 return Committed(attempt.version, root)
             self._discard_nodes()
@@ -230,16 +232,16 @@ class Commit:
         nodes = draft.tree.node_files
         self._n_requests += len(nodes) + 1
         n_bytes = sum(map(len, self._kept.values())) + sum(map(len, nodes.values()))
-        cost = CommitCost(self.n_lost + 1, self._n_requests + len(self._kept) + 1, n_bytes)
+        cost = CommitCost(self.n_conflicts + 1, self._n_requests + len(self._kept) + 1, n_bytes)
         root = draft.root(cost, base.files.roots.path(attempt.version), attempt.version)
         self._nodes = nodes
         storage = base.files.roots.storage
         beside_files: list[Callable[[], None]] = list(draft.checks)
-        if storage.prepares:
-            beside_files.append(functools.partial(storage.prepare, root.path, root.data))
-            self._unprepare = functools.partial(storage.unprepare, root.data)
+        if storage.supports_staging:
+            beside_files.append(functools.partial(storage.stage, root.path, root.data))
+            self._discard_staged = functools.partial(storage.discard_staged, root.data)
         if fresh or nodes:
-            beside_files += self._looks_beside(attempt, base)
+            beside_files += self._speculative_reads(attempt, base)
         try:
             create_fresh(self._files.storage, {**fresh, **nodes}, beside_files)
         except TrinityLakeError as error:
@@ -250,17 +252,17 @@ class Commit:
         self._unwritten.clear()
         return root
 
-    def _looks_beside(self, attempt: _Attempt, base: Snapshot) -> list[Callable[[], None]]:
+    def _speculative_reads(self, attempt: _Attempt, base: Snapshot) -> list[Callable[[], None]]:
         """Return reads of the version and the next one for a round of ours, where others commit at the same time."""
-        self._look = None
-        if self._courtesy is None or not self._courtesy.is_crowded:
+        self._root_probe = None
+        if self._fairness is None or not self._fairness.is_crowded:
             return []
-        self._look, reads = look_beside(base.files.roots, attempt.version)
+        self._root_probe, reads = speculative_probe(base.files.roots, attempt.version)
         return reads
 
     def _is_outrun(self, root: KnownRoot) -> bool:
         """Whether the look beside the files saw another root of this version. Then ours need not be sent."""
-        return self._look is not None and self._look.probed.contents.get(root.path) is not None
+        return self._root_probe is not None and self._root_probe.probed.contents.get(root.path) is not None
 
     def _send(self, attempt: _Attempt, root_file: bytes, base: Snapshot) -> bool:
         """Create the root if absent, within the time to live.
@@ -272,7 +274,7 @@ class Commit:
         roots = base.files.roots
         read_back = functools.partial(self._read_back, roots, attempt.version)
         # A storage that prepares has short ways: a look costs it more than a refused root.
-        also = [] if roots.storage.prepares else self._looks_beside(attempt, base)
+        also = [] if roots.storage.supports_staging else self._speculative_reads(attempt, base)
         return create_root(roots, attempt.version, root_file, attempt.commit_id, in_time, read_back, also)
 
     def _read_back(self, roots: Roots, version: int) -> bytes:
@@ -280,29 +282,29 @@ class Commit:
 
         Nothing is read where the look beside the root has seen it. A root never changes.
         """
-        seen = None if self._look is None else self._look.probed.contents.get(roots.path(version))
+        seen = None if self._root_probe is None else self._root_probe.probed.contents.get(roots.path(version))
         if seen is not None:
             return seen
-        self._look = look_after(roots, version)
-        found = self._look.probed.contents[roots.path(version)]
+        self._root_probe = probe_successors(roots, version)
+        found = self._root_probe.probed.contents[roots.path(version)]
         if found is None:
             raise FileMissingError(f"there is no root of version {version}", path=roots.path(version))
         return found
 
-    def _rebase(self, base: Snapshot, turn: TurnRequest, began_s: float) -> Snapshot:
+    def _rebase(self, base: Snapshot, slot_request: SlotRequest, began_s: float) -> Snapshot:
         """Find the latest version and check the change on it; returns that version."""
-        self.n_lost += 1
+        self.n_conflicts += 1
         hub.add(LOST_ATTEMPTS)
-        if self._courtesy is not None:
-            self._courtesy.met_another()
-        if self.n_lost >= self._max_attempts:
+        if self._fairness is not None:
+            self._fairness.note_other_commit()
+        if self.n_conflicts >= self._max_attempts:
             raise attempts_exhausted(self._max_attempts, base.version + 1)
         attempt_s = time.monotonic() - began_s
-        if may_ask(self.n_lost, attempt_s):
+        if may_request_slot(self.n_conflicts, attempt_s):
             self._has_asked = True
-            background.put(functools.partial(turn.lost, self.n_lost, attempt_s))
-        look, self._look = self._look, None
-        latest = latest_after(self._files, look or look_after(self._files.roots, base.version + 1))
+            background.put(functools.partial(slot_request.note_conflicts, self.n_conflicts, attempt_s))
+        probe, self._root_probe = self._root_probe, None
+        latest = latest_after(self._files, probe or probe_successors(self._files.roots, base.version + 1))
         # The age is checked first: a purge may have deleted what the base of an old change reaches.
         with contextlib.suppress(DraftOutdatedError):  # rebase and draft leave out transactions that are too old
             self._age_limit.check_base(latest.definition)
@@ -310,18 +312,18 @@ class Commit:
             self._change.rebase(base, latest)
         return latest
 
-    def _settle(self, committed: Committed, turn: TurnRequest) -> None:
+    def _settle(self, committed: Committed, slot_request: SlotRequest) -> None:
         """Let the hint follow, or delete the files that were written for nothing."""
         if committed.root is None:
-            turn.withdraw()
+            slot_request.withdraw()
             discard(self._files.storage, self._kept)
             return
         self._files.roots.keep(committed.root)
         self._files.hint.note(committed.version)
         if self._has_asked:
-            background.put(turn.withdraw)
-        if self._courtesy is not None:
-            self._courtesy.look_now_and_then(self._files.storage)
+            background.put(slot_request.withdraw)
+        if self._fairness is not None:
+            self._fairness.poll_periodically(self._files.storage)
 
     def _discard_nodes(self) -> None:
         """Delete the nodes of a lost attempt, beside the next one."""

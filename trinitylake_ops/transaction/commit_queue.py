@@ -26,8 +26,8 @@ from trinitylake_ops.transaction.batch import Group, Member
 from trinitylake_ops.transaction.change_set import Footprint
 from trinitylake_ops.transaction.commit import Committed
 from trinitylake_ops.transaction.draft import Submission
-from trinitylake_ops.transaction.pacing import Courtesy
-from trinitylake_ops.versions.roots import KnownRoot, find_later, look_beside
+from trinitylake_ops.transaction.pacing import Fairness
+from trinitylake_ops.versions.roots import KnownRoot, find_later, speculative_probe
 from trinitylake_ops.versions.snapshot import LakehouseFiles, Snapshot
 
 logger = logging.getLogger(__name__)
@@ -42,7 +42,7 @@ _LONGEST_MOMENT_S = 0.5
 
 
 @dataclass(frozen=True, slots=True)
-class _JustMade:
+class _RecentCommit:
     """A version that this process committed, and when."""
 
     root: KnownRoot
@@ -63,11 +63,11 @@ class CommitQueue:
     """The transactions of a process that are to be committed to one lakehouse."""
 
     def __init__(self) -> None:
-        self._courtesy = Courtesy()
-        self.forget()
+        self._fairness = Fairness()
+        self.after_fork_in_child()
         at_fork(self)
 
-    def forget(self) -> None:
+    def after_fork_in_child(self) -> None:
         """Start anew: the waiting threads do not exist in a forked child."""
         self._lock = threading.Lock()
         self._beside = threading.RLock()  # a precondition of one that goes alone may commit, too
@@ -77,16 +77,16 @@ class CommitQueue:
         self._arrivals: SimpleQueue[None] | None = None
         self._leader: Member | None = None
         self._newest: Committed | None = None
-        self._newest_beside: Committed | None = None
-        self._just_made: _JustMade | None = None
+        self._newest_of_others: Committed | None = None
+        self._recent_commit: _RecentCommit | None = None
 
-    def just_made(self, files: LakehouseFiles) -> Snapshot | None:
+    def recent_commit(self, files: LakehouseFiles) -> Snapshot | None:
         """Return the version that this process committed a moment ago, if there is one.
 
         The storage is not asked, so another process may have committed since.
         """
-        just_made = self._just_made
-        return None if just_made is None else just_made.as_base(files)
+        recent_commit = self._recent_commit
+        return None if recent_commit is None else recent_commit.as_base(files)
 
     def commit(self, submission: Submission, max_attempts: int) -> int:
         """Commit a transaction, perhaps together with others; returns its version.
@@ -96,12 +96,12 @@ class CommitQueue:
         :func:`commit.commit` raises.
         """
         own = Member.of(submission, max_attempts)
-        if own.goes_alone:
-            before = self._newest_beside
-            with nullcontext() if own.is_large else self._beside, self._turn(own) as newest:
-                meanwhile = None if self._newest_beside is before else self._newest_beside
-                committed = Group(own, self._courtesy).run(newest or meanwhile)
-                self._newest_beside = committed or self._newest_beside
+        if own.is_exclusive:
+            before = self._newest_of_others
+            with nullcontext() if own.is_large else self._beside, self._wait_for_slot(own) as newest:
+                meanwhile = None if self._newest_of_others is before else self._newest_of_others
+                committed = Group(own, self._fairness).run(newest or meanwhile)
+                self._newest_of_others = committed or self._newest_of_others
             return own.result()
         try:
             if not self._leads_at_once(own):
@@ -118,9 +118,9 @@ class CommitQueue:
             return own.result()
         finally:
             try:
-                self._leave(own)
+                self._leave_queue(own)
             except BaseException:  # an interrupt: the other transactions must not wait for ever
-                self._leave(own)
+                self._leave_queue(own)
                 raise
 
     def _leads_at_once(self, own: Member) -> bool:
@@ -143,8 +143,8 @@ class CommitQueue:
         with self._lock:
             is_first = not self._coming and not self._is_led
             self._coming.add(own)
-        if is_first and self._courtesy.is_crowded and version < MAX_VERSION:
-            look, reads = look_beside(roots, version + 1)
+        if is_first and self._fairness.is_crowded and version < MAX_VERSION:
+            look, reads = speculative_probe(roots, version + 1)
         own.write_ahead(reads)
         known = roots.newest
         latest = None if look is None else look.latest(roots)
@@ -154,7 +154,7 @@ class CommitQueue:
             is_ours = self._is_led
             self._newest = _later(self._newest, Committed(latest.version, latest))
         if not is_ours and (known is None or known.version < latest.version):
-            self._courtesy.met_another()
+            self._fairness.note_other_commit()
 
     def _has_arrived(self, own: Member) -> None:
         """Note that it writes no files any more. May be repeated."""
@@ -165,20 +165,20 @@ class CommitQueue:
 
     def _lead(self, own: Member) -> None:
         """Commit the group that begins with ``own``."""
-        group = Group(own, self._courtesy)
+        group = Group(own, self._fairness)
         try:
-            with self._turn(own) as newest:
+            with self._wait_for_slot(own) as newest:
                 self._await_coming(own)
                 self._gather(group)
                 begun_s = time.monotonic()
                 made = group.run(self._latest_known(own, newest), functools.partial(self._gather, group))
-                self._just_made = None
+                self._recent_commit = None
                 if made is not None and made.root is not None:
                     with self._lock:
                         self._newest = _later(self._newest, made)
-                    self._just_made = _JustMade(made.root, begun_s, time.monotonic())
+                    self._recent_commit = _RecentCommit(made.root, begun_s, time.monotonic())
         finally:
-            self._take_back(group.abandoned())
+            self._requeue(group.abandoned())
 
     def _latest_known(self, own: Member, newest: Committed | None) -> Committed | None:
         """Return the latest version that anybody here knows, so that ``own`` loses no attempt to its own process."""
@@ -187,7 +187,7 @@ class CommitQueue:
         return newest if self._newest is None else _later(newest, self._newest)
 
     @contextmanager
-    def _turn(self, own: Member) -> Iterator[Committed | None]:
+    def _wait_for_slot(self, own: Member) -> Iterator[Committed | None]:
         """Wait for writers of other processes, for a part of the time that ``own`` has left.
 
         First for those that ask for a turn, then in line. Yields the latest version if it waited, so that ``own`` does
@@ -196,8 +196,8 @@ class CommitQueue:
         files = own.base.files
         rest_ms = own.begun_at_ms + own.base.definition.txn_ttl_millis - files.storage.now_ms()
         longest_s = _MOST_OF_THE_REST * rest_ms / 1000
-        gave_way = self._courtesy.give_way(files.storage, longest_s)
-        with files.storage.in_line(min(longest_s, LONGEST_LINE_S)) as has_waited:
+        gave_way = self._fairness.yield_to_others(files.storage, longest_s)
+        with files.storage.commit_lock(min(longest_s, LONGEST_LINE_S)) as has_waited:
             yield _latest(files, own.base.version) if gave_way or has_waited else None
 
     def _await_coming(self, own: Member) -> None:
@@ -231,7 +231,7 @@ class CommitQueue:
         behind: list[Footprint] = []
         for candidate in candidates:
             footprint = candidate.footprint
-            overtakes = any(footprint.meets(other) for other in behind)
+            overtakes = any(footprint.may_conflict(other) for other in behind)
             if overtakes or candidate.base.version > base_version or not group.has_room_for(candidate):
                 behind.append(footprint)
                 continue
@@ -244,7 +244,7 @@ class CommitQueue:
             if not is_free:
                 behind.append(footprint)
 
-    def _take_back(self, members: Sequence[Member]) -> None:
+    def _requeue(self, members: Sequence[Member]) -> None:
         """Let members wait again for which nothing was sent.
 
         Their files may have been discarded, and a delete whose answer was lost can take effect later. So they get new
@@ -257,7 +257,7 @@ class CommitQueue:
         with self._lock:
             self._waiting.extendleft(member for member in reversed(members) if not member.has_left)
 
-    def _leave(self, own: Member) -> None:
+    def _leave_queue(self, own: Member) -> None:
         """Leave the queue, however ``own`` ended. If it led, the next one leads. May be repeated from any point.
 
         Files that it wrote for nobody are deleted.

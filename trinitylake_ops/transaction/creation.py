@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import uuid
 
-from trinitylake_ops.access.allowed_roots import Place
+from trinitylake_ops.access.allowed_roots import FileAddress
 from trinitylake_ops.access.table_owners import claim_table_root
 from trinitylake_ops.errors import (
     CommitOutcomeUnknownError,
@@ -50,7 +50,7 @@ def create_lakehouse(files: LakehouseFiles, definition: LakehouseDef) -> None:
     path = new_lakehouse_def_path()
     info = CommitInfo("init", "create the lakehouse")
     try:
-        place_definition(storage, path, definition)
+        write_lakehouse_definition(storage, path, definition)
         root = first_root(storage, definition, path, str(uuid.uuid4()), info)
         is_ours = create_first_version(files, definition, root)
     except CommitOutcomeUnknownError:
@@ -70,9 +70,9 @@ def claim_named_root(files: LakehouseFiles, definition: LakehouseDef) -> None:
     """
     if not definition.table_root:
         return
-    elsewhere, root = files.nodes.elsewhere, normalize_root_uri(definition.table_root)
-    if elsewhere.places.may_be_named(root) or elsewhere.places.is_allowed(root):
-        claim_table_root(elsewhere.storage_of(Place(root, "")), definition.id, files.storage.root)
+    external_storages, root = files.nodes.external_storages, normalize_root_uri(definition.table_root)
+    if external_storages.allowed_roots.may_be_named(root) or external_storages.allowed_roots.is_allowed(root):
+        claim_table_root(external_storages.storage_of(FileAddress(root, "")), definition.id, files.storage.root)
 
 
 def check_no_table_under(base: Snapshot, table_root: str) -> None:
@@ -94,7 +94,7 @@ def has_roots(storage: Storage) -> bool:
     return any(root_naming(info.path) for info in storage.list(ROOT_PREFIX))
 
 
-def place_definition(storage: Storage, path: str, definition: LakehouseDef) -> None:
+def write_lakehouse_definition(storage: Storage, path: str, definition: LakehouseDef) -> None:
     """Write the definition of a new lakehouse, and check that its storage can hold one. Raises StorageError."""
     content = definition.to_bytes(path)
     create_fresh(storage, {path: content})

@@ -22,7 +22,7 @@ from trinitylake_ops.format.keys import (
 from trinitylake_ops.format.node_file import NodeFile
 from trinitylake_ops.transaction.change_set import ChangeSet, Footprint, NewNames, is_namespace_key
 from trinitylake_ops.transaction.conflicts import describe_key, merge_lakehouse_defs
-from trinitylake_ops.transaction.saved import CommittedElsewhereError, version_of
+from trinitylake_ops.transaction.saved import CommittedByOtherError, version_of
 from trinitylake_ops.tree.diff import KeyChange
 from trinitylake_ops.tree.edit import EditedTree, apply_messages, carried_tree
 from trinitylake_ops.tree.node import TreeLimits
@@ -211,7 +211,7 @@ class Submission:
         self._keys = base.keys
         self._paths: dict[str, str] = {}
         self._definition_path: str | None = None
-        self._was_taken_back = False
+        self._was_rolled_back = False
         self._names = NewNames(base, changes.writes)
 
     @property
@@ -236,7 +236,7 @@ class Submission:
     def writes_on(self, base: Snapshot) -> Writes | None:
         """Return what the transaction would write on ``base``, or None when nothing would change."""
         messages: dict[str, str | None] = {}
-        self._check_not_taken_back()
+        self._check_not_reclaimed()
         files = dict(self._changes.files)
         dropped = base.entries([key for key, entry in self._changes.writes.items() if entry is None])
         for key, entry in self._changes.writes.items():
@@ -272,11 +272,11 @@ class Submission:
         """Give new names to all files that it would write. Its former files may be deleted at any time."""
         self._paths.clear()
         self._definition_path = None
-        self._was_taken_back = True
+        self._was_rolled_back = True
 
-    def _check_not_taken_back(self) -> None:
+    def _check_not_reclaimed(self) -> None:
         """Raise CommitConflictError where files have names that others gave them, and may be deleted at any time."""
-        if self._was_taken_back and self._changes.files:
+        if self._was_rolled_back and self._changes.files:
             raise CommitConflictError(
                 "the thread that committed this transaction with others was interrupted; nothing was committed, try"
                 " again",
@@ -289,7 +289,7 @@ class Submission:
 
         Take over what merges.
 
-        Raises CommitConflictError, and what its preconditions raise. Raises CommittedElsewhereError for a saved
+        Raises CommitConflictError, and what its preconditions raise. Raises CommittedByOtherError for a saved
         transaction that one of the versions between holds, with the same changes.
         """
         if self._was_saved and (version := version_of(base.files, self.id, base.version, latest.version)) is not None:
@@ -337,7 +337,7 @@ class Submission:
             merged, conflicts = merge_lakehouse_defs(base.definition, ours, committed.definition)
             if conflicts or merged != committed.definition:
                 self._raise_changed(committed, base, "settings of the lakehouse")
-        raise CommittedElsewhereError(
+        raise CommittedByOtherError(
             f"transaction {self.id} was committed by another process", committed_version=committed.version
         )
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 from datetime import datetime
 from typing import Any, Literal
 
-from trinitylake_ops.access.external_files import Elsewhere
+from trinitylake_ops.access.external_files import ExternalStorages
 from trinitylake_ops.errors import (
     CorruptFileError,
     InvalidDefinitionError,
@@ -63,12 +63,17 @@ class Lakehouse:
             files = shared_cache_view(storage, is_immutable_path, self.storage_options)
         elif cache == "private":
             files = private_cache_view(storage, is_immutable_path, self.storage_options)
-        look_up = self._latest_definition
-        self.elsewhere = elsewhere = Elsewhere(self.root, self.storage_options, look_up=look_up, follows_moves=False)
+        load_definition = self._latest_definition
+        self.external_storages = external_storages = ExternalStorages(
+            self.root, self.storage_options, load_definition=load_definition, follows_moves=False
+        )
         roots = Roots(storage, keeps_newest=cache != "off")
-        nodes, definitions = NodeStore(files, elsewhere=elsewhere), DefinitionStore(files, elsewhere=elsewhere)
+        nodes, definitions = (
+            NodeStore(files, external_storages=external_storages),
+            DefinitionStore(files, external_storages=external_storages),
+        )
         self.files = LakehouseFiles(files, nodes, definitions, HintWriter(storage), roots)
-        self._lookup = VersionLookup(self.files, self._version_elsewhere, self._version_of_parent)
+        self._lookup = VersionLookup(self.files, self._version_at_root, self._version_of_parent)
         is_shared = cache == "shared"
         self._queue = shared_queue(storage_identity(self.root, self.storage_options)) if is_shared else CommitQueue()
 
@@ -128,11 +133,11 @@ class Lakehouse:
         other.files = replace(
             other.files,
             storage=files,
-            nodes=self.files.nodes.on(files, other.elsewhere),
-            definitions=self.files.definitions.on(files, other.elsewhere),
+            nodes=self.files.nodes.on(files, other.external_storages),
+            definitions=self.files.definitions.on(files, other.external_storages),
         )
         other.files.roots.known_naming = self.files.roots.known_naming
-        other._lookup = VersionLookup(other.files, other._version_elsewhere, other._version_of_parent)
+        other._lookup = VersionLookup(other.files, other._version_at_root, other._version_of_parent)
         return other
 
     def _latest_definition(self) -> LakehouseDef | None:
@@ -174,18 +179,18 @@ class Lakehouse:
         """
         return self._lookup.exported(name, latest_snapshot(self.files), storage_options)
 
-    def _version_elsewhere(self, root: str, version: int, storage_options: Mapping[str, str] | None) -> Snapshot:
+    def _version_at_root(self, root: str, version: int, storage_options: Mapping[str, str] | None) -> Snapshot:
         """Return a version of the lakehouse at another root, the target of an export of this one."""
         if storage_options is None:  # otherwise the caller knows the target
-            self.elsewhere.places.check_root(root)
+            self.external_storages.allowed_roots.check_root(root)
             storage_options = options_for(self, root)
         other = Lakehouse.open(root, storage_options)
-        other.elsewhere.give(self.storage)  # files that were not copied
+        other.external_storages.register_storage(self.storage)  # files that were not copied
         return other.snapshot(version)
 
     def _version_of_parent(self, parent: ParentRecord, version: int | None, timestamp_ms: int | None) -> Snapshot:
         """Return a version of the lakehouse of which this one is a clone, from before it began."""
-        places = self.elsewhere.places
+        places = self.external_storages.allowed_roots
         places.check_root(parent.root)
         other = Lakehouse.open(parent.root, options_for(self, parent.root))
         latest = other.snapshot()
@@ -244,7 +249,7 @@ class Lakehouse:
         The storage is not asked: another process may have committed since. A transaction that begins on it is rebased
         like any other. Its reads are not answers to whoever needs the latest version.
         """
-        return self._queue.just_made(self.files)
+        return self._queue.recent_commit(self.files)
 
     def resume_transaction(self, transaction_id: str) -> Transaction:
         """Return a saved transaction, to go on with it and commit it.

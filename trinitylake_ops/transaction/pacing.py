@@ -14,18 +14,18 @@ import time
 from collections.abc import Callable, Mapping
 
 from trinitylake_ops.errors import TrinityLakeError
-from trinitylake_ops.format.file_names import TURN_PREFIX, new_turn_path, parse_turn_path
+from trinitylake_ops.format.file_names import SLOT_REQUEST_PREFIX, new_slot_request_path, parse_slot_request_path
 from trinitylake_ops.storage import background
 from trinitylake_ops.storage.interface import Storage
 
 logger = logging.getLogger(__name__)
 
 #: Attempts in a row that a writer loses before it asks for a turn. Fewer losses are common among equals.
-LOSSES_BEFORE_ASKING = 5
+CONFLICTS_BEFORE_REQUEST = 5
 #: A writer also asks after losing one attempt of this length: writers with short attempts would win every time.
 LONG_ATTEMPT_S = 0.5
 #: A process looks for requests after so many of its commits.
-COMMITS_BETWEEN_LOOKS = 8
+COMMITS_BETWEEN_POLLS = 8
 #: The maximum time that a process waits before one commit, unless a request says that its attempts take longer.
 LONGEST_WAIT_S = 20.0
 #: The maximum time that a process waits for a writer whose attempts take long, as a multiple of one attempt and in all.
@@ -43,7 +43,7 @@ _SHORTEST_RENEWAL_S = 5.0
 _LONGEST_RENEWAL_WAIT_S = 1.0
 
 
-class TurnRequest:
+class SlotRequest:
     """The request for a turn of a writer that loses one attempt after the other."""
 
     def __init__(self, storage: Storage):
@@ -53,24 +53,24 @@ class TurnRequest:
         self._is_over = False
         self._lock = threading.RLock()  # a signal handler may end what its thread was asking for
 
-    def lost(self, n_lost: int, attempt_seconds: float) -> None:
+    def note_conflicts(self, n_conflicts: int, attempt_seconds: float) -> None:
         """Request a turn, or renew the request, if attempts were lost often enough or took long enough.
 
         Runs in the background, so the commit may have ended already.
 
         Args:
-            n_lost: The number of lost attempts.
+            n_conflicts: The number of lost attempts.
             attempt_seconds: The time of the last one, including its rebase.
         """
         with self._lock:
-            if may_ask(n_lost, attempt_seconds) and not self._is_over:
-                self._ask(attempt_seconds)
+            if may_request_slot(n_conflicts, attempt_seconds) and not self._is_over:
+                self._write_request(attempt_seconds)
 
-    def _ask(self, attempt_seconds: float) -> None:
+    def _write_request(self, attempt_seconds: float) -> None:
         attempt_ms = max(1, min(_LONGEST_ATTEMPT_MS, round(1000 * attempt_seconds)))
-        if self._path is not None and attempt_ms > 2 * (parse_turn_path(self._path) or 0):
+        if self._path is not None and attempt_ms > 2 * (parse_slot_request_path(self._path) or 0):
             self._delete()  # the time in its name is no longer true
-        self._path = self._path or new_turn_path(attempt_ms)
+        self._path = self._path or new_slot_request_path(attempt_ms)
         try:
             self._storage.write(self._path, b"")
         except TrinityLakeError as error:
@@ -78,7 +78,7 @@ class TurnRequest:
         self._end_renewal()
         longest_s = max(_SHORTEST_RENEWAL_S, _ATTEMPTS_RENEWED * attempt_ms / 1000)
         self._renewal = _Renewal(self._storage, self._path, time.monotonic() + longest_s)
-        start_beside(self._renewal)
+        start_in_background(self._renewal)
 
     def end(self) -> None:
         """Ask no more, and renew the request no longer. A process that sees it waits some seconds at most."""
@@ -104,9 +104,9 @@ class TurnRequest:
             _delete(self._storage, [path])
 
 
-def may_ask(n_lost: int, attempt_seconds: float) -> bool:
+def may_request_slot(n_conflicts: int, attempt_seconds: float) -> bool:
     """Return whether a writer may request a turn after losing attempts, the last of which took ``attempt_seconds``."""
-    return n_lost >= LOSSES_BEFORE_ASKING or attempt_seconds >= LONG_ATTEMPT_S
+    return n_conflicts >= CONFLICTS_BEFORE_REQUEST or attempt_seconds >= LONG_ATTEMPT_S
 
 
 class _Renewal:
@@ -141,7 +141,7 @@ class _Renewal:
         self._is_idle.wait(_LONGEST_RENEWAL_WAIT_S)
 
 
-def start_beside(work: Callable[[], None]) -> None:
+def start_in_background(work: Callable[[], None]) -> None:
     """Do work in a thread of its own, which ends with the process."""
     try:
         threading.Thread(target=work, name="turn-request", daemon=True).start()
@@ -149,14 +149,14 @@ def start_beside(work: Callable[[], None]) -> None:
         logger.warning("a request for a turn is not renewed: %s", error)
 
 
-class Courtesy:
+class Fairness:
     """What one process knows of others that commit to the same lakehouse, and its waiting for those that ask."""
 
     def __init__(self) -> None:
         self._n_commits = 0
         self._n_crowded = 0
         self._storage: Storage | None = None
-        self._asking: Mapping[str, int] = {}
+        self._pending_requests: Mapping[str, int] = {}
         self._n_pauses = _FEWEST_PAUSES
 
     @property
@@ -164,58 +164,58 @@ class Courtesy:
         """Whether the commit of another process was first in one of the last commits."""
         return self._n_commits < self._n_crowded
 
-    def met_another(self) -> None:
+    def note_other_commit(self) -> None:
         """Note that the commit of another process was first."""
-        self._n_crowded = self._n_commits + COMMITS_BETWEEN_LOOKS
+        self._n_crowded = self._n_commits + COMMITS_BETWEEN_POLLS
 
-    def look_now_and_then(self, storage: Storage) -> None:
+    def poll_periodically(self, storage: Storage) -> None:
         """Count a commit. Beside one in so many, look for requests of others."""
         self._n_commits += 1
-        if self._n_commits % COMMITS_BETWEEN_LOOKS == 0:
+        if self._n_commits % COMMITS_BETWEEN_POLLS == 0:
             self._storage = storage
-            background.put(self._look)
+            background.put(self._poll)
 
-    def _look(self) -> None:
+    def _poll(self) -> None:
         if self._storage is not None:
-            self.look(self._storage)
+            self.poll(self._storage)
 
-    def look(self, storage: Storage) -> None:
+    def poll(self, storage: Storage) -> None:
         """Look for requests of others."""
-        self._asking = _asking(storage)
+        self._pending_requests = _pending_requests(storage)
 
-    def give_way(self, storage: Storage, longest_s: float) -> bool:
+    def yield_to_others(self, storage: Storage, longest_s: float) -> bool:
         """Wait until the writers that were seen to ask have committed, but not for ever. Returns whether it waited.
 
         If such a writer still asks then, the next commit waits too, and twice as long. Where many writers wait, each in
         its own time, all of them must do so at once.
         """
-        if not self._asking:
+        if not self._pending_requests:
             return False
-        logger.info("waiting for other writers that lose all the time: %s", ", ".join(self._asking))
-        begin_s, waited_for = time.monotonic(), set(self._asking)
+        logger.info("waiting for other writers that lose all the time: %s", ", ".join(self._pending_requests))
+        begin_s, waited_for = time.monotonic(), set(self._pending_requests)
         n_paused = 0
         while True:
-            self.look(storage)
-            attempt_s = max(self._asking.values(), default=0) / 1000
+            self.poll(storage)
+            attempt_s = max(self._pending_requests.values(), default=0) / 1000
             wait_s = min(_ATTEMPTS_WAITED_FOR * attempt_s, LONGEST_WAIT_FOR_LONG_ATTEMPTS_S)
             rest_s = min(longest_s, max(LONGEST_WAIT_S, wait_s)) - (time.monotonic() - begin_s)
             pause_s = min(_LONGEST_PAUSE_S, attempt_s)
             # A long attempt gets the time that it needs, however many pauses that takes.
-            if not self._asking or rest_s <= 0 or n_paused >= max(self._n_pauses, 2 * wait_s / pause_s):
+            if not self._pending_requests or rest_s <= 0 or n_paused >= max(self._n_pauses, 2 * wait_s / pause_s):
                 break
             time.sleep(min(rest_s, random.uniform(0.5, 1) * pause_s))
             n_paused += 1
-        is_one_left = not waited_for.isdisjoint(self._asking)
+        is_one_left = not waited_for.isdisjoint(self._pending_requests)
         self._n_pauses = min(_MOST_PAUSES, 2 * self._n_pauses) if is_one_left else _FEWEST_PAUSES
         return n_paused > 0
 
 
-def _asking(storage: Storage) -> dict[str, int]:
+def _pending_requests(storage: Storage) -> dict[str, int]:
     """Return the requests that count, with how many milliseconds an attempt takes. Lapsed requests are deleted."""
     asking, lapsed = {}, []
     try:
-        for info in storage.list(TURN_PREFIX):
-            attempt_ms = parse_turn_path(info.path)
+        for info in storage.list(SLOT_REQUEST_PREFIX):
+            attempt_ms = parse_slot_request_path(info.path)
             if attempt_ms is None:
                 continue
             if abs(storage.now_ms() - info.last_modified_ms) > LAPSE_MS:

@@ -33,7 +33,7 @@ from trinitylake_ops.format.limits import validate_table_def
 from trinitylake_ops.format.node_file import decode_system_rows
 from trinitylake_ops.storage.conditional_create import create_fresh, create_settled
 from trinitylake_ops.storage.interface import CLOCK_MARGIN_MS, Storage
-from trinitylake_ops.storage.parallel import in_one_round, run_parallel
+from trinitylake_ops.storage.parallel import in_one_round_trip, run_parallel
 from trinitylake_ops.versions.roots import read_roots
 from trinitylake_ops.versions.snapshot import LakehouseFiles, Snapshot
 
@@ -97,7 +97,7 @@ def read_staged(snapshot: Snapshot, staged: Sequence[StagedDefinition]) -> list[
         table_prefix(definition.id)
         return definition
 
-    return run_parallel(in_one_round(load), staged, storage.concurrency)
+    return run_parallel(in_one_round_trip(load), staged, storage.concurrency)
 
 
 def write_saved(storage: Storage, saved: SavedTransaction) -> None:
@@ -134,7 +134,7 @@ def checked_id(transaction_id: str) -> str:
         ) from None
 
 
-def forget_saved(storage: Storage, transaction_id: str) -> None:
+def delete_saved_transaction(storage: Storage, transaction_id: str) -> None:
     """Delete the file of a transaction that has ended, best effort."""
     path = saved_transaction_path(transaction_id)
     try:
@@ -143,7 +143,7 @@ def forget_saved(storage: Storage, transaction_id: str) -> None:
         logger.warning("transaction %s has ended, but its file could not be deleted: %s", transaction_id, error)
 
 
-class CommittedElsewhereError(TrinityLakeError):
+class CommittedByOtherError(TrinityLakeError):
     """Another process resumed the same transaction and committed it, as ``committed_version``."""
 
     def __init__(self, message: str, *, committed_version: int):

@@ -135,10 +135,10 @@ def raise_barrier(storage: Storage, before_ms: int) -> None:
     The caller holds the lease. A later moment in the file stays. Raises StorageError.
     """
     try:
-        standing_ms = _read(storage)
+        existing_ms = _read(storage)
     except CorruptFileError:
-        standing_ms = 0
-    if before_ms > standing_ms:
+        existing_ms = 0
+    if before_ms > existing_ms:
         storage.write(ORPHAN_BARRIER_PATH, encode_sealed_json({_FIELD: before_ms}, ORPHAN_BARRIER_PATH))
 
 

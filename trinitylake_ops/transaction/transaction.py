@@ -47,10 +47,10 @@ from trinitylake_ops.transaction.commit import DEFAULT_MAX_ATTEMPTS
 from trinitylake_ops.transaction.commit_queue import CommitQueue
 from trinitylake_ops.transaction.draft import Precondition, Submission, check_info
 from trinitylake_ops.transaction.saved import (
-    CommittedElsewhereError,
+    CommittedByOtherError,
     StagedDefinition,
     check_staged,
-    forget_saved,
+    delete_saved_transaction,
     read_staged,
     write_saved,
 )
@@ -348,7 +348,7 @@ class Transaction(CatalogReader):
         """Return the bytes of a file that the commit will write, None for another."""
         return self._changes.files.get(path)
 
-    def date_forward(self) -> None:
+    def reset_age(self) -> None:
         """Count the time to live from now, as no file was written until now.
 
         The base may be old: if the version after it can be created, nothing was committed since. Raises ConflictError
@@ -359,7 +359,7 @@ class Transaction(CatalogReader):
             raise ConflictError("the transaction was saved, and keeps its age")
         self._begun_at_ms = self.base.files.storage.now_ms()
 
-    def date_back(self, begun_at_ms: int) -> None:
+    def backdate(self, begun_at_ms: int) -> None:
         """Count the time to live from an earlier moment, when the oldest published file was written.
 
         A removal of orphans spares files that no version reaches for no longer than that time.
@@ -408,9 +408,9 @@ class Transaction(CatalogReader):
         if self._changes.is_empty and not self._preconditions:
             self.committed_version = self.base.version
         else:
-            self.committed_version = self._told_commit(max_attempts)
+            self.committed_version = self._commit_with_telemetry(max_attempts)
         if self._is_saved:
-            forget_saved(self.base.files.storage, self.id)
+            delete_saved_transaction(self.base.files.storage, self.id)
         return self.committed_version
 
     def _require_one_name(self) -> None:
@@ -435,7 +435,7 @@ class Transaction(CatalogReader):
         dropped = table_ids(self.base, {key: self.base.entry(key) for key, table_id in ids.items() if table_id is None})
         return {table_id for table_id in ids.values() if table_id} <= set(dropped.values())
 
-    def _told_commit(self, max_attempts: int) -> int:
+    def _commit_with_telemetry(self, max_attempts: int) -> int:
         """Commit, and tell telemetry how it ended."""
         with spans.span("transaction", {"trinitylake.transaction": self.id}) as span:
             try:
@@ -461,7 +461,7 @@ class Transaction(CatalogReader):
         )
         try:
             return self._queue.commit(submission, max_attempts)
-        except CommittedElsewhereError as error:
+        except CommittedByOtherError as error:
             return error.committed_version
 
     def save(self) -> str:
@@ -499,7 +499,7 @@ class Transaction(CatalogReader):
         """Drop all changes and end the transaction. A saved one can no longer be resumed."""
         self._end()
         if self._is_saved:
-            forget_saved(self.base.files.storage, self.id)
+            delete_saved_transaction(self.base.files.storage, self.id)
 
     def _end(self) -> None:
         self._is_open = False

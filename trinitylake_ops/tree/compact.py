@@ -9,7 +9,7 @@ from trinitylake_ops.format.node_file import NodeFile
 from trinitylake_ops.tree.bulk import n_filled_keys
 from trinitylake_ops.tree.edit import EditedTree, TreeEditor, frozen_root
 from trinitylake_ops.tree.node import DirtyNode, TreeLimits, concatenate, split_evenly
-from trinitylake_ops.tree.store import MetNodes, NodeStore
+from trinitylake_ops.tree.store import NodePath, NodeStore
 
 #: Neighbouring nodes are written anew when that saves this part of them. A smaller saving is not worth the bytes.
 LEAST_SAVING = 0.1
@@ -45,12 +45,12 @@ def compacted_tree(
 class _Compaction(TreeEditor):
     def __init__(self, store: NodeStore, limits: TreeLimits, root_system: dict[str, str]):
         super().__init__(store, limits, root_system)
-        self._pointed_at = MetNodes()
+        self._pointed_at = NodePath()
         self._entered: set[str] = set()
 
     def compacts(self, root: DirtyNode) -> bool:
         """Empty all buffers of a tree and pack its nodes. Returns whether anything changed."""
-        self._pointed_at, self._entered = MetNodes(), set()
+        self._pointed_at, self._entered = NodePath(), set()
         self._pointed_at.add(child for child in root.children if isinstance(child, str))
         return self.compact(root)
 

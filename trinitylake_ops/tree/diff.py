@@ -8,8 +8,8 @@ from itertools import pairwise
 
 from trinitylake_ops.format.keys import text_array
 from trinitylake_ops.format.node_file import NodeFile
-from trinitylake_ops.tree.search import Below, Found, KeyRange, NodesInRange, get_many, look
-from trinitylake_ops.tree.store import MetNodes, NodeStore
+from trinitylake_ops.tree.search import KeyRange, Lookup, NodesInRange, Subtree, find_key, get_many
+from trinitylake_ops.tree.store import NodePath, NodeStore
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,9 +56,9 @@ def diff_in_parts(store: NodeStore, before: NodeFile, after: NodeFile) -> Iterat
         yield diff_trees(NodesInRange(store, keys), keys.part_of(before), keys.part_of(after))
 
 
-def _values(store: NodeStore, ends: Mapping[str, Found | Below]) -> dict[str, str | None]:
-    found = {key: end.location for key, end in ends.items() if isinstance(end, Found)}
-    return found | get_many(store, {key: end for key, end in ends.items() if isinstance(end, Below)})
+def _values(store: NodeStore, ends: Mapping[str, Lookup | Subtree]) -> dict[str, str | None]:
+    found = {key: end.location for key, end in ends.items() if isinstance(end, Lookup)}
+    return found | get_many(store, {key: end for key, end in ends.items() if isinstance(end, Subtree)})
 
 
 def _candidates(old: _Side, new: _Side) -> set[str]:
@@ -83,11 +83,11 @@ class _Side:
         self.root = root
         self.nodes: dict[str, NodeFile] = {}
         self.edge: set[str] = set(root.children)
-        self._met = MetNodes()
+        self._node_path = NodePath()
 
     def expand(self) -> None:
         locations = sorted(self.edge)
-        self._met.add(locations)
+        self._node_path.add(locations)
         self.edge = set()
         for location, node in zip(locations, self.store.load_many(locations), strict=True):
             self.nodes[location] = node
@@ -105,11 +105,11 @@ class _Side:
             keys.update(node.keys, node.buffer)
         return keys
 
-    def resolve(self, key: str, shared: set[str]) -> Found | Below:
+    def resolve(self, key: str, shared: set[str]) -> Lookup | Subtree:
         """Return the location of a key, or the shared subtree that would tell."""
-        end = look(self.root, key)
-        while isinstance(end, Below) and end.location not in shared:
-            end = look(self.nodes[end.location], key)
+        end = find_key(self.root, key)
+        while isinstance(end, Subtree) and end.location not in shared:
+            end = find_key(self.nodes[end.location], key)
         return end
 
 

@@ -19,7 +19,7 @@ from trinitylake_ops.format.node_file import NodeFile
 from trinitylake_ops.tree.bulk import bulk_load
 from trinitylake_ops.tree.node import DirtyNode, TreeLimits, concatenate, message_bytes, messages_bytes, split_evenly
 from trinitylake_ops.tree.search import scan_columns, with_messages
-from trinitylake_ops.tree.store import MetNodes, NodeStore, check_depth
+from trinitylake_ops.tree.store import NodePath, NodeStore, check_depth
 
 # The bytes that any node's system rows may take: a time of 20 digits.
 _NODE_SYSTEM = {CREATED_AT_MILLIS: "9" * 20}
@@ -142,7 +142,7 @@ class TreeEditor:
         self._root_system = root_system
         self._max_flushes = max_flushes
         self._no_more_flushes = None if max_flushes is None else 0
-        self._met = MetNodes()
+        self._node_path = NodePath()
         self._most_waiting_bytes = 2 * limits.buffer_target_bytes
 
     def changed_root(self, root: DirtyNode, messages: dict[str, str | None]) -> DirtyNode:
@@ -341,7 +341,7 @@ class TreeEditor:
     def dirty_child(self, parent: DirtyNode, position: int) -> DirtyNode:
         child = parent.children[position]
         if isinstance(child, str):
-            self._met.add([child])
+            self._node_path.add([child])
             child = parent.children[position] = DirtyNode.copy_of(self.store.load(child))
         return child
 

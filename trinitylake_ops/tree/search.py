@@ -12,34 +12,34 @@ import pyarrow.compute as pc
 
 from trinitylake_ops.format.keys import joined_texts, text_array
 from trinitylake_ops.format.node_file import NodeFile
-from trinitylake_ops.tree.store import MetNodes, NodeStore, check_depth
+from trinitylake_ops.tree.store import NodePath, NodeStore, check_depth
 
 _MANY_KEYS = 16  # so many lookups in one node are faster on lists than on Arrow columns
 _FEW_ROWS = 64  # fewer messages are merged faster one by one than by Arrow's functions
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class Lookup:
     """The location of a key's value; None where there is no such key."""
 
     location: str | None
 
 
 @dataclass(frozen=True, slots=True)
-class Below:
+class Subtree:
     """The location of the child that tells about a key."""
 
     location: str
 
 
-def look(node: NodeFile, key: str) -> Found | Below:
+def find_key(node: NodeFile, key: str) -> Lookup | Subtree:
     """Return the place of a key as one node knows it. A message nearer the root is newer than everything below it."""
     if key in node.buffer:
-        return Found(node.buffer[key])
+        return Lookup(node.buffer[key])
     row = bisect_left(node.keys, key)
     if row < len(node.keys) and node.keys[row] == key:
-        return Found(node.values[row])
-    return Found(None) if node.is_leaf else Below(node.children[row])
+        return Lookup(node.values[row])
+    return Lookup(None) if node.is_leaf else Subtree(node.children[row])
 
 
 def get(store: NodeStore, root: NodeFile, key: str) -> str | None:
@@ -47,16 +47,16 @@ def get(store: NodeStore, root: NodeFile, key: str) -> str | None:
 
     Raises CorruptFileError where pointers lead in a circle, as all readers here do, and what reading raises.
     """
-    told = look(root, key)
+    lookup = find_key(root, key)
     depth = 0
-    while isinstance(told, Below):
+    while isinstance(lookup, Subtree):
         depth += 1
-        check_depth(depth, told.location)
-        told = look(store.load(told.location), key)
-    return told.location
+        check_depth(depth, lookup.location)
+        lookup = find_key(store.load(lookup.location), key)
+    return lookup.location
 
 
-def get_many(store: NodeStore, places: Mapping[str, Below]) -> dict[str, str | None]:
+def get_many(store: NodeStore, places: Mapping[str, Subtree]) -> dict[str, str | None]:
     """Return the locations of keys' values, or None. Each comes from the subtree that holds its key.
 
     Reads one level of nodes after the other, each level in parallel and each node once.
@@ -73,20 +73,20 @@ def get_many(store: NodeStore, places: Mapping[str, Below]) -> dict[str, str | N
             keys_by_location[place.location].append(key)
         places = {}
         for location, keys in keys_by_location.items():
-            for key, result in look_many(nodes[location], keys):
-                if isinstance(result, Found):
+            for key, result in find_keys(nodes[location], keys):
+                if isinstance(result, Lookup):
                     found[key] = result.location
                 else:
                     places[key] = result
     return found
 
 
-def look_many(node: NodeFile, keys: Sequence[str]) -> Iterator[tuple[str, Found | Below]]:
-    """Yield each of many keys with what :func:`look` returns for it."""
+def find_keys(node: NodeFile, keys: Sequence[str]) -> Iterator[tuple[str, Lookup | Subtree]]:
+    """Yield each of many keys with what :func:`find_key` returns for it."""
     if len(keys) >= _MANY_KEYS:  # Python strings of all rows, once, instead of a few for each key
         node = NodeFile(list(node.keys), list(node.values), list(node.children), node.buffer)
     for key in keys:
-        yield key, look(node, key)
+        yield key, find_key(node, key)
 
 
 def scan(store: NodeStore, root: NodeFile, lower: str | None = None, upper: str | None = None) -> list[tuple[str, str]]:
@@ -126,10 +126,10 @@ def _parts(
 ) -> tuple[list[_Part], dict[str, str | None]]:
     """Return the keys of nodes from ``lower`` on and before ``upper``, in order, and the messages newer than them."""
     messages: dict[str, str | None] = {}
-    met = MetNodes()
+    node_path = NodePath()
     parts: list[_Part | str] = _expanded(root, lower, upper, messages)
     while below := [part for part in parts if isinstance(part, str)]:
-        met.add(below)
+        node_path.add(below)
         nodes = iter(store.load_many(below))
         parts = [
             inner
@@ -202,13 +202,13 @@ def prefix_keys(store: NodeStore, root: NodeFile, prefix: str) -> pa.ChunkedArra
     """Return all keys that start with a prefix, ascending, as a column of text in chunks."""
     parts, messages = _parts(store, root, prefix, prefix_end(prefix))
     keys = pa.chunked_array([part.cut(part.node.keys) for part in parts], pa.utf8())
-    if not messages or (len(keys) > _FEW_ROWS and _only_set_anew(keys, messages)):
+    if not messages or (len(keys) > _FEW_ROWS and _only_overwritten(keys, messages)):
         return keys
     joined = joined_texts(keys.chunks)
     return pa.chunked_array([with_messages(joined, pa.nulls(len(joined), pa.utf8()), messages)[0]])
 
 
-def _only_set_anew(keys: pa.ChunkedArray, messages: Mapping[str, str | None]) -> bool:
+def _only_overwritten(keys: pa.ChunkedArray, messages: Mapping[str, str | None]) -> bool:
     """Whether messages neither create nor drop a key."""
     known = set(keys.filter(pc.is_in(keys, pa.array(list(messages), keys.type))).to_pylist())
     return all((key in known) == (location is not None) for key, location in messages.items())

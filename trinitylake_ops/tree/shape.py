@@ -12,7 +12,7 @@ from trinitylake_ops.errors import FileMissingError
 from trinitylake_ops.format.file_names import is_misnamed
 from trinitylake_ops.format.node_file import NodeFile, encoded_size_bytes
 from trinitylake_ops.tree.node import DEFAULT_BUFFER_TARGET_BYTES, TreeLimits, messages_bytes
-from trinitylake_ops.tree.store import MetNodes, NodeStore, check_depth
+from trinitylake_ops.tree.store import NodePath, NodeStore, check_depth
 
 _BATCH = 256
 
@@ -41,7 +41,7 @@ def walk(store: NodeStore, root: NodeFile, root_location: str, known: Collection
     the locations of the level below. Raises CorruptFileError for a node that is reached twice, and
     what reading raises.
     """
-    met = MetNodes()
+    node_path = NodePath()
     visited = VisitedNode(root_location, root, 0, None, None)
     yield visited
     places = list(_child_places(visited))
@@ -49,7 +49,7 @@ def walk(store: NodeStore, root: NodeFile, root_location: str, known: Collection
         below: list[_Place] = []
         for start in range(0, len(places), _BATCH):
             batch = places[start : start + _BATCH]
-            met.add(location for location, *_ in batch)
+            node_path.add(location for location, *_ in batch)
             nodes = store.load_many([location for location, *_ in batch])
             for (location, depth, lower, upper), node in zip(batch, nodes, strict=True):
                 visited = VisitedNode(location, node, depth, lower, upper)
@@ -230,7 +230,7 @@ def is_damaged_pointer(error: object) -> bool:
     return isinstance(error, FileMissingError) and error.path is not None and is_misnamed(error.path)
 
 
-def told_of_pointer(error: FileMissingError) -> FileMissingError:
+def damaged_pointer_error(error: FileMissingError) -> FileMissingError:
     """Return the error of a file that a damaged pointer leads to."""
     message = "the pointer to it is damaged, as its prefix is not that of its name: verify says which node holds it"
     return FileMissingError(f"{error.message}; {message}", path=error.path, version=error.version)

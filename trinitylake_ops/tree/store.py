@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from trinitylake_ops.access.external_files import Elsewhere
+from trinitylake_ops.access.external_files import ExternalStorages
 from trinitylake_ops.errors import CorruptFileError, InvalidLocationError, StorageError
 from trinitylake_ops.format.file_names import root_of
 from trinitylake_ops.format.locations import is_uri, to_location, to_uri
@@ -24,17 +24,23 @@ class NodeStore:
 
     Non-root nodes are immutable, so a cached one never goes stale. Callers must not change the nodes they get. Root
     nodes are not cached: the deletion of a version overwrites its root. Bytes that do not decode are dropped from the
-    storage's cache and read once more. Nodes that an export left in another lakehouse are read from ``elsewhere``.
+    storage's cache and read once more. Nodes that an export left in another lakehouse are read from
+    ``external_storages``.
     """
 
-    def __init__(self, storage: Storage, cache_bytes: int = DEFAULT_CACHE_BYTES, elsewhere: Elsewhere | None = None):
+    def __init__(
+        self,
+        storage: Storage,
+        cache_bytes: int = DEFAULT_CACHE_BYTES,
+        external_storages: ExternalStorages | None = None,
+    ):
         self._storage = storage
-        self.elsewhere = elsewhere or Elsewhere(storage.root, StorageOptions())
+        self.external_storages = external_storages or ExternalStorages(storage.root, StorageOptions())
         self._cache: ByteLru[str, NodeFile] = ByteLru(cache_bytes)
 
-    def on(self, storage: Storage, elsewhere: Elsewhere) -> NodeStore:
+    def on(self, storage: Storage, external_storages: ExternalStorages) -> NodeStore:
         """Return what reads by another storage of the same files, and shares the nodes that are decoded."""
-        other = NodeStore(storage, elsewhere=elsewhere)
+        other = NodeStore(storage, external_storages=external_storages)
         other._cache = self._cache
         return other
 
@@ -66,7 +72,7 @@ class NodeStore:
                 else:
                     (distant if is_uri(path) else missing).append(path)
         self._decode(missing, self._storage.read_available(missing), found)
-        for path, data in zip(distant, self.elsewhere.read_available(distant), strict=True):
+        for path, data in zip(distant, self.external_storages.read_available(distant), strict=True):
             found[path] = data if isinstance(data, StorageError) else self._decoded_distant(path, data)
         return [found[place] if isinstance(place, str) else place for place in places]
 
@@ -80,7 +86,7 @@ class NodeStore:
         files = [(data, path) for path, data in zip(paths, read, strict=True) if isinstance(data, bytes)]
         for (_, path), node in zip(files, decode_nodes(files), strict=True):
             if isinstance(node, NodeFile):
-                self._kept(path, node)
+                self._cache_node(path, node)
 
     def _decode(
         self, paths: Sequence[str], read: Sequence[bytes | StorageError], found: dict[str, NodeFile | StorageError]
@@ -93,11 +99,13 @@ class NodeStore:
             else:
                 files.append((data, path))
         for (data, path), node in zip(files, decode_nodes(files), strict=True):
-            found[path] = self._kept(path, node) if isinstance(node, NodeFile) else self._decoded_or_error(path, data)
+            found[path] = (
+                self._cache_node(path, node) if isinstance(node, NodeFile) else self._decoded_or_error(path, data)
+            )
 
     def _decoded_or_error(self, path: str, data: bytes) -> NodeFile | StorageError:
         try:
-            return self._kept(path, decoded(self._storage, path, data, decode_node))
+            return self._cache_node(path, decoded(self._storage, path, data, decode_node))
         except StorageError as error:
             return error
 
@@ -113,7 +121,7 @@ class NodeStore:
         self._cache.put(uri, node, len(data) * 2 + messages_bytes(node.buffer) + _MEMORY_PER_NODE_BYTES)
         return node
 
-    def _kept(self, path: str, node: NodeFile) -> NodeFile:
+    def _cache_node(self, path: str, node: NodeFile) -> NodeFile:
         buffer_bytes = messages_bytes(node.buffer) if node.buffer else 0
         self._cache.put(path, node, node.memory_bytes + buffer_bytes + _MEMORY_PER_NODE_BYTES)
         return node
@@ -135,7 +143,7 @@ class NodeStore:
 MOST_LEVELS = 64
 
 
-class MetNodes:
+class NodePath:
     """The nodes of one tree that were met on the way down. No sound tree has a node in two places."""
 
     def __init__(self) -> None:
@@ -145,17 +153,17 @@ class MetNodes:
         """Note nodes that are about to be read. Raises CorruptFileError for one that was met before."""
         for location in locations:
             if location in self._locations:
-                raise reached_twice(location)
+                raise repeated_node_error(location)
             self._locations.add(location)
 
 
 def check_depth(depth: int, location: str) -> None:
     """Raise CorruptFileError for a node so far below the root that the pointers above must lead in a circle."""
     if depth > MOST_LEVELS:
-        raise reached_twice(location)
+        raise repeated_node_error(location)
 
 
-def reached_twice(location: str) -> CorruptFileError:
+def repeated_node_error(location: str) -> CorruptFileError:
     """Return the error of a node that is in two places of a tree."""
     return CorruptFileError(
         f"the node {location!r} is reached twice in one tree, so the tree is damaged; which versions are not,"

@@ -97,8 +97,8 @@ class CommitInfo:
             "members": list(self.members),
             "transactions": [info._own() for info in self.transactions],
         }
-        said = {name: value for name, value in info.items() if value}
-        return encode_commit_info({**said, STAMPED_VERSION: version})
+        fields = {name: value for name, value in info.items() if value}
+        return encode_commit_info({**fields, STAMPED_VERSION: version})
 
     def _own(self) -> dict[str, Any]:
         info = {

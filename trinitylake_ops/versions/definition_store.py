@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
-from trinitylake_ops.access.external_files import Elsewhere
+from trinitylake_ops.access.external_files import ExternalStorages
 from trinitylake_ops.errors import CorruptFileError, InvalidLocationError, StorageError
 from trinitylake_ops.format.definitions import LakehouseDef, NamespaceDef, TableDef
 from trinitylake_ops.format.file_names import root_of
@@ -28,24 +28,29 @@ class DefinitionStore:
 
     Definitions are immutable files, so cached ones never go stale. Bytes that do not decode are dropped from the
     storage's cache and read once more. Definitions that an export left in another lakehouse are read from
-    ``elsewhere``.
+    ``external_storages``.
     """
 
-    def __init__(self, storage: Storage, cache_bytes: int = DEFAULT_CACHE_BYTES, elsewhere: Elsewhere | None = None):
+    def __init__(
+        self,
+        storage: Storage,
+        cache_bytes: int = DEFAULT_CACHE_BYTES,
+        external_storages: ExternalStorages | None = None,
+    ):
         self._storage = storage
-        self._elsewhere = elsewhere or Elsewhere(storage.root, StorageOptions())
+        self._external_storages = external_storages or ExternalStorages(storage.root, StorageOptions())
         self._cache: ByteLru[str, LakehouseDef | NamespaceDef | TableDef] = ByteLru(cache_bytes)
 
-    def on(self, storage: Storage, elsewhere: Elsewhere) -> DefinitionStore:
+    def on(self, storage: Storage, external_storages: ExternalStorages) -> DefinitionStore:
         """Return what reads by another storage of the same files, and shares the definitions that are decoded."""
-        other = DefinitionStore(storage, elsewhere=elsewhere)
+        other = DefinitionStore(storage, external_storages=external_storages)
         other._cache = self._cache
         return other
 
     def lakehouse(self, location: str, version: int = -1) -> LakehouseDef:
         """Return the lakehouse definition of a version, at a location. Raises CorruptFileError, StorageError."""
         definition = self._load([location], LakehouseDef, _lakehouse_def)[0]
-        self._elsewhere.names.note(definition, version)
+        self._external_storages.names.note(definition, version)
         return definition
 
     def unread_path(self, location: str) -> str | None:
@@ -99,7 +104,7 @@ class DefinitionStore:
         for location, data in zip(near, self._storage.read_many([paths[place] for place in near]), strict=True):
             found[location] = decoded(self._storage, paths[location], data, decode)
             self._cache.put(location, found[location], len(data) * _MEMORY_PER_FILE_BYTE)
-        for uri, read in zip(distant, self._elsewhere.read_available(distant), strict=True):
+        for uri, read in zip(distant, self._external_storages.read_available(distant), strict=True):
             if isinstance(read, StorageError):
                 raise read
             found[uri] = (decode_distant or decode)(read, uri)

@@ -38,7 +38,7 @@ class HintWriter:
     def _write_newest(self) -> None:
         version = self._newest
         try:
-            self._storage.jot(HINT_PATH, str(version).encode("ascii"))
+            self._storage.write_best_effort(HINT_PATH, str(version).encode("ascii"))
         except TrinityLakeError as error:
             self._failed.append(version)
             logger.warning("version %d is committed, but its hint could not be written: %s", version, error)

@@ -121,7 +121,7 @@ def version_infos(
     read = (_Root.of(files, version, data) for version, data in read_roots(files.roots, versions, _BATCH))
     for root in chain(read, [None]):
         if held is not None and held.system:
-            yield _version_info(held.beside(earlier, root), latest.definition)
+            yield _version_info(held.without_shared_stamp(earlier, root), latest.definition)
         earlier, held = held if held is not None else earlier, root
 
 
@@ -146,7 +146,7 @@ class _Root:
             return cls(version, {}, 0)
         return cls(version, decode_system_rows(data, files.roots.path(version)), len(data))
 
-    def beside(self, *neighbours: _Root | None) -> _Root:
+    def without_shared_stamp(self, *neighbours: _Root | None) -> _Root:
         """Return the root without its stamp, if a neighbour, the root of the version before, has the same."""
         before = next((one for one in neighbours if one is not None and one.version == self.version - 1), None)
         return self if before is None else replace(self, system=without_carried_stamp(self.system, before.system))

@@ -7,17 +7,17 @@ from collections.abc import Iterator
 
 from trinitylake_ops.errors import CorruptFileError, FileMissingError, TransactionExpiredError, VersionExpiredError
 from trinitylake_ops.versions.roots import (
-    Look,
     ProbedRoots,
+    RootProbe,
+    confirm_latest,
     find_latest_after,
-    find_latest_again,
     find_latest_from,
     open_roots,
     read_hint,
 )
 from trinitylake_ops.versions.snapshot import LakehouseFiles, Snapshot
 
-_MOST_LOOKS = 5
+_MOST_PROBES = 5
 
 
 def latest_snapshot(files: LakehouseFiles, probed: ProbedRoots | None = None) -> Snapshot:
@@ -25,12 +25,12 @@ def latest_snapshot(files: LakehouseFiles, probed: ProbedRoots | None = None) ->
 
     Raises LakehouseNotFoundError, CorruptFileError, StorageError.
     """
-    snapshot = _found_latest(files, probed)
-    for _ in range(_MOST_LOOKS):
+    snapshot = _resolve_latest(files, probed)
+    for _ in range(_MOST_PROBES):
         if not snapshot.root.is_sealed:
             return snapshot
         # A reader that sleeps long enough finds the latest version, and reads it when it was purged.
-        snapshot = _found_latest(files)
+        snapshot = _resolve_latest(files)
     raise CorruptFileError(
         f"the root of version {snapshot.version}, the latest, is sealed: another program copied one of a purged"
         " version; move such files away, from the latest version down to one that is not sealed",
@@ -39,14 +39,14 @@ def latest_snapshot(files: LakehouseFiles, probed: ProbedRoots | None = None) ->
     )
 
 
-def _found_latest(files: LakehouseFiles, probed: ProbedRoots | None = None) -> Snapshot:
+def _resolve_latest(files: LakehouseFiles, probed: ProbedRoots | None = None) -> Snapshot:
     opened = files.roots.take_opened()
     if opened is not None and not (probed and probed.wanted):
         return Snapshot(files, opened.root.version, opened.root.path, opened.root.node, opened.read_at_ms)
     newest = files.roots.newest
     if newest is not None:
         read_at_ms = files.storage.now_ms()
-        found = find_latest_again(files.roots, newest, probed or ProbedRoots(files.roots.storage))
+        found = confirm_latest(files.roots, newest, probed or ProbedRoots(files.roots.storage))
         return _snapshot(files, *found, read_at_ms)
     files.storage.expect_clock()
     hinted = read_hint(files.storage)
@@ -62,9 +62,9 @@ def open_latest(files: LakehouseFiles) -> None:
     files.roots.opened(*open_roots(files.roots))
 
 
-def latest_after(files: LakehouseFiles, look: Look) -> Snapshot:
+def latest_after(files: LakehouseFiles, probe: RootProbe) -> Snapshot:
     """Return the latest version from a look after one that exists, mostly without another request."""
-    snapshot = _snapshot(files, *find_latest_after(files.roots, look), look.read_at_ms)
+    snapshot = _snapshot(files, *find_latest_after(files.roots, probe), probe.read_at_ms)
     return latest_snapshot(files) if snapshot.root.is_sealed else snapshot
 
 

@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Mapping
 from datetime import datetime
 
-from trinitylake_ops.access.allowed_roots import Places, cut
+from trinitylake_ops.access.allowed_roots import AllowedRoots, cut
 from trinitylake_ops.errors import (
     CorruptFileError,
     ExportNotFoundError,
@@ -32,7 +32,7 @@ _OF_PARENT = re.compile(rf"{PARENT_VERSION}(\d{{1,10}})", re.ASCII)
 _MAX_VERSION_DIGITS = 100  # far more than any version has, and few enough to convert and show
 
 #: Returns a version of the lakehouse at another root. It gets that root's storage options, if the caller gave any.
-VersionElsewhere = Callable[[str, int, Mapping[str, str] | None], Snapshot]
+VersionAtRoot = Callable[[str, int, Mapping[str, str] | None], Snapshot]
 #: Returns a version of the parent of a clone, by its number or a time in milliseconds.
 VersionOfParent = Callable[[ParentRecord, int | None, int | None], Snapshot]
 
@@ -40,12 +40,12 @@ VersionOfParent = Callable[[ParentRecord, int | None, int | None], Snapshot]
 class VersionLookup:
     """Finds the versions of one lakehouse.
 
-    ``elsewhere`` opens exports at another root, and ``of_parent`` what came before the beginning of a clone.
+    ``version_at_root`` opens exports at another root, and ``of_parent`` what came before the beginning of a clone.
     """
 
-    def __init__(self, files: LakehouseFiles, elsewhere: VersionElsewhere, of_parent: VersionOfParent):
+    def __init__(self, files: LakehouseFiles, version_at_root: VersionAtRoot, of_parent: VersionOfParent):
         self._files = files
-        self._elsewhere = elsewhere
+        self._version_at_root = version_at_root
         self._of_parent = of_parent
 
     def snapshot(
@@ -130,7 +130,7 @@ class VersionLookup:
             raise _no_such_name(name, latest)
         path = to_location(self._files.roots.storage.root, location)
         if is_uri(path):
-            return self._exported_elsewhere(name, path, storage_options)
+            return self._foreign_export(name, path, storage_options)
         try:
             root = decode_node(self._files.roots.storage.read(path), path)
         except FileMissingError as error:
@@ -143,13 +143,13 @@ class VersionLookup:
             ) from error
         return Snapshot(self._files, _exported_version(name, path, root, latest.definition), path, root)
 
-    def _exported_elsewhere(self, name: str, uri: str, storage_options: Mapping[str, str] | None) -> Snapshot:
+    def _foreign_export(self, name: str, uri: str, storage_options: Mapping[str, str] | None) -> Snapshot:
         """Return the version of another lakehouse, the one that an export made there."""
         folder, _, file_name = uri.rpartition("/")
         version, root = parse_root_path(file_name), normalize_root_uri(f"{folder}/")
         if version is None:
             raise CorruptFileError(f"export {name!r} stands at {uri!r}, which is no root of a version", path=uri)
-        return self._elsewhere(root, version, storage_options)
+        return self._version_at_root(root, version, storage_options)
 
 
 def _no_such_name(name: str, latest: Snapshot) -> ExportNotFoundError | VersionNotFoundError:
@@ -171,10 +171,10 @@ def _no_such_name(name: str, latest: Snapshot) -> ExportNotFoundError | VersionN
         )
     clones = {record.name for record in definition.exports if record.clone_id}
     exports = ", ".join(sorted(definition.exported_snapshots.keys() - clones)) or "none"
-    told = f"; clones: {', '.join(record.name for record in clones_of(definition))}" if clones else ""
+    clones_text = f"; clones: {', '.join(record.name for record in clones_of(definition))}" if clones else ""
     is_warehouse = name.startswith("at-") or (name[:1] == "v" and name[1:].isdecimal())
     hint = "; a version is named by its number, such as 12, and a time is a timestamp" if is_warehouse else ""
-    return ExportNotFoundError(f"there is no export {name!r}; exports: {exports}{told}{hint}")
+    return ExportNotFoundError(f"there is no export {name!r}; exports: {exports}{clones_text}{hint}")
 
 
 def clones_of(definition: LakehouseDef) -> list[ExportRecord]:
@@ -261,7 +261,7 @@ def check_within(parent: ParentRecord, version: int) -> int:
     return version
 
 
-def check_granted(parent: ParentRecord, latest: LakehouseDef, places: Places) -> None:
+def check_granted(parent: ParentRecord, latest: LakehouseDef, places: AllowedRoots) -> None:
     """Raise LocationNotAllowedError unless a parent, by its latest definition, knows this clone at this root.
 
     The names of roots can be guessed. So a clone's own content does not decide that all versions of another lakehouse

@@ -25,7 +25,7 @@ from trinitylake_ops.format.file_names import (
 from trinitylake_ops.format.keys import COMMIT_ID
 from trinitylake_ops.format.node_file import NodeFile, decode_node
 from trinitylake_ops.storage.interface import Storage
-from trinitylake_ops.storage.parallel import in_one_round, run_parallel
+from trinitylake_ops.storage.parallel import in_one_round_trip, run_parallel
 
 logger = logging.getLogger(__name__)
 
@@ -66,7 +66,7 @@ class KnownRoot:
         offset = self.data.find(commit_id)
         return (offset, commit_id) if offset >= 0 and len(commit_id) == _UUID_CHARS else (0, b"")
 
-    def still_stands(self, storage: Storage) -> bool:
+    def still_exists(self, storage: Storage) -> bool:
         """Whether this very root stands at its path, and not one of a lakehouse that was put in its place.
 
         Reads its ``commit_id`` only, if it has one. Raises StorageError.
@@ -171,7 +171,7 @@ def find_latest(roots: Roots) -> tuple[int, bytes]:
     """
     roots.take_opened()  # it is older than what is found now
     if roots.newest is not None:
-        return find_latest_again(roots, roots.newest, ProbedRoots(roots.storage))
+        return confirm_latest(roots, roots.newest, ProbedRoots(roots.storage))
     return find_latest_from(roots, read_hint(roots.storage))
 
 
@@ -188,7 +188,7 @@ def find_latest_from(roots: Roots, hinted: int | None, probed: ProbedRoots | Non
 
 
 @dataclass(slots=True)
-class Look:
+class RootProbe:
     """What one round tells of a version and what follows it, with the storage's time just before."""
 
     version: int
@@ -211,7 +211,7 @@ class Look:
         return roots.known(*seen[-1])
 
 
-def look_after(roots: Roots, version: int) -> Look:
+def probe_successors(roots: Roots, version: int) -> RootProbe:
     """Read the root of a version, its successor and the hint in one round.
 
     Raises the failure to read the root; the successor is read again by who needs it.
@@ -229,38 +229,38 @@ def look_after(roots: Roots, version: int) -> Look:
 
     read_at_ms = roots.storage.now_ms()
     hinted = _with_hint(roots.storage, read, _pair(roots.naming, version))
-    return Look(version, probed, hinted, read_at_ms)
+    return RootProbe(version, probed, hinted, read_at_ms)
 
 
-def look_beside(roots: Roots, version: int) -> tuple[Look, list[Callable[[], None]]]:
+def speculative_probe(roots: Roots, version: int) -> tuple[RootProbe, list[Callable[[], None]]]:
     """Return a look after a version that may not exist, and the reads that fill it, for a round of the caller's.
 
     A read that fails leaves a gap in the look. The hint is read, too, where who falls behind would take rounds to
     catch up.
     """
     probed = ProbedRoots(roots.storage)
-    look = Look(version, probed, None, roots.storage.now_ms())
+    probe = RootProbe(version, probed, None, roots.storage.now_ms())
 
     def read(path: str) -> None:
         with contextlib.suppress(StorageError):
             probed.read_one(path)
 
     def take_hint() -> None:
-        look.hinted = read_hint(roots.storage)
+        probe.hinted = read_hint(roots.storage)
 
     reads: list[Callable[[], None]] = [functools.partial(read, path) for path in _pair(roots.naming, version)]
-    return look, [*reads, take_hint] if roots.storage.is_remote else reads
+    return probe, [*reads, take_hint] if roots.storage.is_remote else reads
 
 
-def find_latest_after(roots: Roots, look: Look) -> tuple[int, bytes]:
+def find_latest_after(roots: Roots, probe: RootProbe) -> tuple[int, bytes]:
     """Return the same as :func:`find_latest` from a look after a version that exists: at once when it is the latest.
 
     Otherwise it takes one more round, as the look has read the hint, too.
     """
-    return _latest_beyond(roots, roots.naming, look.version, look.hinted, look.probed)
+    return _latest_after(roots, roots.naming, probe.version, probe.hinted, probe.probed)
 
 
-def _latest_beyond(
+def _latest_after(
     roots: Roots, naming: RootNaming, known: int, hinted: int | None, probed: ProbedRoots
 ) -> tuple[int, bytes]:
     """Go on from a version that is known to exist. What was read of it and its successor is not read again."""
@@ -273,7 +273,7 @@ def _latest_beyond(
     return _latest_from(roots, naming, start, probed)
 
 
-def find_latest_again(roots: Roots, newest: KnownRoot, probed: ProbedRoots) -> tuple[int, bytes]:
+def confirm_latest(roots: Roots, newest: KnownRoot, probed: ProbedRoots) -> tuple[int, bytes]:
     """Return the same as :func:`find_latest` in one round, where ``newest`` is still the latest.
 
     The round reads the hint, the successor of ``newest``, a few bytes of ``newest`` itself, and what ``probed`` wants.
@@ -284,7 +284,7 @@ def find_latest_again(roots: Roots, newest: KnownRoot, probed: ProbedRoots) -> t
 
     def read_or_compare(read_path: str) -> None:
         if read_path == path:
-            stands.append(newest.still_stands(roots.storage))
+            stands.append(newest.still_exists(roots.storage))
         else:
             probed.read_one(read_path)
 
@@ -292,8 +292,8 @@ def find_latest_again(roots: Roots, newest: KnownRoot, probed: ProbedRoots) -> t
     hinted = _with_hint(roots.storage, read_or_compare, list(paths))
     if stands[0]:
         probed.contents[path] = newest.data
-        probed.standing.add(path)
-        return _latest_beyond(roots, naming, newest.version, hinted, probed)
+        probed.existing.add(path)
+        return _latest_after(roots, naming, newest.version, hinted, probed)
     roots.newest = None
     return find_latest_from(roots, hinted, probed)
 
@@ -308,9 +308,9 @@ def open_roots(roots: Roots) -> tuple[int, bytes, int]:
     roots.storage.expect_clock()
     start = _probe_oldest(probed) or 0
     read_at_ms = roots.storage.now_ms()
-    naming = next((naming for naming in ROOT_NAMINGS if naming.path(0) in probed.standing), ROOT_NAMING)
+    naming = next((naming for naming in ROOT_NAMINGS if naming.path(0) in probed.existing), ROOT_NAMING)
     probed.read([*_pair(naming, start), *(other.path(start) for other in ROOT_NAMINGS)])
-    one_naming(roots.storage.root, probed.standing)
+    one_naming(roots.storage.root, probed.existing)
     return *_latest_from(roots, naming, start, probed), read_at_ms
 
 
@@ -323,19 +323,19 @@ class ProbedRoots:
     def __init__(self, storage: Storage, wanted: Iterable[int] = ()):
         self.storage = storage
         self.wanted = [version for version in wanted if 0 <= version <= MAX_VERSION]
-        self.standing: set[str] = set()
+        self.existing: set[str] = set()
         self.contents: dict[str, bytes | None] = {}
 
     def read(self, paths: Iterable[str]) -> None:
         """Read roots in one round. Raises the first failure to read a root that exists."""
         unread = [path for path in dict.fromkeys(paths) if path not in self.contents]
-        run_parallel(in_one_round(self.read_one), unread, self.storage.concurrency, self.storage.few_reads)
+        run_parallel(in_one_round_trip(self.read_one), unread, self.storage.concurrency, self.storage.serial_read_limit)
 
     def read_one(self, path: str) -> None:
         """Read a root. Raises StorageError."""
         try:
             self.contents[path] = self.storage.read(path)
-            self.standing.add(path)
+            self.existing.add(path)
         except FileMissingError:
             self.contents[path] = None
 
@@ -345,13 +345,13 @@ def _probe_oldest(probed: ProbedRoots) -> int | None:
 
     def probe(path: str) -> None:
         if path == _OLDEST_PREFIX:
-            probed.standing.update(info.path for info in probed.storage.list(path) if root_naming(info.path))
+            probed.existing.update(info.path for info in probed.storage.list(path) if root_naming(info.path))
             return
         try:
             probed.storage.read(path, length=1)  # some storages do not say why they refuse a stat
         except FileMissingError:
             return
-        probed.standing.add(path)
+        probed.existing.add(path)
 
     names = [_OLDEST_PREFIX] if probed.storage.lists_by_prefix else [naming.path(0) for naming in ROOT_NAMINGS]
     return _with_hint(probed.storage, probe, names)
@@ -367,7 +367,7 @@ def _with_hint(storage: Storage, probe: Callable[[str], None], paths: Sequence[s
         else:
             probe(path)
 
-    run_parallel(in_one_round(read_or_probe), [HINT_PATH, *paths], storage.concurrency, storage.few_reads)
+    run_parallel(in_one_round_trip(read_or_probe), [HINT_PATH, *paths], storage.concurrency, storage.serial_read_limit)
     return hinted[0]
 
 
@@ -380,7 +380,7 @@ def _latest_from(roots: Roots, naming: RootNaming, start: int, probed: ProbedRoo
     if probed.contents[naming.path(start)] is None:
         candidates = ROOT_NAMINGS if roots.known_naming is None else (naming,)
         probed.read(path for named in candidates for version in (0, start) for path in _pair(named, version))
-        naming = one_naming(probed.storage.root, probed.standing) or naming
+        naming = one_naming(probed.storage.root, probed.existing) or naming
         start = 0 if probed.contents[naming.path(start)] is None else start
     root = probed.contents[naming.path(start)]
     if root is None:
@@ -455,20 +455,20 @@ def find_later(roots: Roots, known: int) -> int:
     Version numbers have no gaps, since no name is ever freed. Raises StorageError.
     """
     step = 1
-    while known + step <= MAX_VERSION and _stands(roots, known + step):
+    while known + step <= MAX_VERSION and _exists(roots, known + step):
         known += step
         step *= 2
     absent = min(known + step, MAX_VERSION + 1)
     while absent - known > 1:
         middle = (known + absent) // 2
-        if _stands(roots, middle):
+        if _exists(roots, middle):
             known = middle
         else:
             absent = middle
     return known
 
 
-def _stands(roots: Roots, version: int) -> bool:
+def _exists(roots: Roots, version: int) -> bool:
     return roots.storage.exists(roots.path(version))
 
 
@@ -504,7 +504,7 @@ def _versions(paths: Iterable[str]) -> set[int]:
 def versions_beyond_gap(roots: Roots, latest: int, listed: Iterable[int]) -> list[int]:
     """Return the listed versions above the latest, ascending; none where the next one was committed since."""
     beyond = sorted(version for version in listed if version > latest)
-    return beyond if beyond and not _stands(roots, latest + 1) else []
+    return beyond if beyond and not _exists(roots, latest + 1) else []
 
 
 def check_no_gap(roots: Roots, latest: int) -> None:

@@ -15,7 +15,7 @@ from datetime import UTC, datetime, timedelta
 import pyarrow as pa
 
 from trinitylake_ops._lazy import cached_attribute
-from trinitylake_ops.access.external_files import Elsewhere
+from trinitylake_ops.access.external_files import ExternalStorages
 from trinitylake_ops.errors import (
     CorruptFileError,
     FileMissingError,
@@ -38,8 +38,8 @@ from trinitylake_ops.format.keys import (
 from trinitylake_ops.format.node_file import NodeFile, decode_node, decode_system_rows
 from trinitylake_ops.storage.interface import Storage
 from trinitylake_ops.tree.node import TreeLimits
-from trinitylake_ops.tree.search import Below, Found, KeyRange, get, get_many, look_many, prefix_keys
-from trinitylake_ops.tree.shape import TreeShape, is_damaged_pointer, measure_tree, told_of_pointer
+from trinitylake_ops.tree.search import KeyRange, Lookup, Subtree, find_keys, get, get_many, prefix_keys
+from trinitylake_ops.tree.shape import TreeShape, damaged_pointer_error, is_damaged_pointer, measure_tree
 from trinitylake_ops.tree.store import NodeStore
 from trinitylake_ops.versions.definition_store import DefinitionStore
 from trinitylake_ops.versions.hint import HintWriter
@@ -106,13 +106,19 @@ class LakehouseFiles:
 
     def __reduce__(self) -> tuple[object, ...]:
         # In another process the caches begin empty.
-        return (_reopened_files, (self.storage, self.nodes.elsewhere, self.roots.storage, self.roots.known_naming))
+        return (
+            _reopened_files,
+            (self.storage, self.nodes.external_storages, self.roots.storage, self.roots.known_naming),
+        )
 
 
 def _reopened_files(
-    storage: Storage, elsewhere: Elsewhere, root_storage: Storage, naming: RootNaming | None
+    storage: Storage, external_storages: ExternalStorages, root_storage: Storage, naming: RootNaming | None
 ) -> LakehouseFiles:
-    nodes, definitions = NodeStore(storage, elsewhere=elsewhere), DefinitionStore(storage, elsewhere=elsewhere)
+    nodes, definitions = (
+        NodeStore(storage, external_storages=external_storages),
+        DefinitionStore(storage, external_storages=external_storages),
+    )
     return LakehouseFiles(storage, nodes, definitions, HintWriter(root_storage), Roots(root_storage, naming))
 
 
@@ -286,9 +292,9 @@ class Snapshot(CatalogReader):
     def entries(self, keys: Sequence[str]) -> dict[str, str | None]:
         """Return the location of each key's definition, or None. Reads each node once, each level in parallel."""
         with self.reading():
-            places = dict(look_many(self.root, keys))
-            found = {key: place.location for key, place in places.items() if isinstance(place, Found)}
-            below = {key: place for key, place in places.items() if isinstance(place, Below)}
+            places = dict(find_keys(self.root, keys))
+            found = {key: place.location for key, place in places.items() if isinstance(place, Lookup)}
+            below = {key: place for key, place in places.items() if isinstance(place, Subtree)}
             return found | get_many(self.files.nodes, below)
 
     def prefix_keys(self, prefix: str) -> pa.ChunkedArray:
@@ -318,7 +324,7 @@ class Snapshot(CatalogReader):
                     "the version was expired and purged while it was read", path=self.location, version=self.version
                 ) from error
             if is_damaged_pointer(error):
-                raise told_of_pointer(error) from error
+                raise damaged_pointer_error(error) from error
             raise
 
     def is_sealed_now(self) -> bool:

@@ -193,22 +193,22 @@ def _proven(files: LakehouseFiles, info: VersionInfo, *, reads_nodes: bool) -> I
             yield Return(version, to)
             return
     if reads_nodes:
-        yield from _objects_taken_back(files, after, claims)
+        yield from _rolled_back_objects(files, after, claims)
 
 
-def _objects_taken_back(files: LakehouseFiles, after: Snapshot, targets: Sequence[int]) -> Iterator[Return]:
+def _rolled_back_objects(files: LakehouseFiles, after: Snapshot, targets: Sequence[int]) -> Iterator[Return]:
     """Yield the objects that a version changed to their state at earlier versions."""
     previous = readable_version(files, after.version - 1)
     for to in targets:
         try:
-            found = None if previous is None else _taken_back(previous, after, readable_version(files, to))
+            found = None if previous is None else _restored_objects(previous, after, readable_version(files, to))
         except (FileMissingError, CorruptFileError, VersionExpiredError):
             found = None  # the record is all that is left
         if found is None or found:
             yield Return(after.version, to, found)
 
 
-def _taken_back(previous: Snapshot, after: Snapshot, target: Snapshot | None) -> frozenset[ObjectName]:
+def _restored_objects(previous: Snapshot, after: Snapshot, target: Snapshot | None) -> frozenset[ObjectName]:
     """Return the objects that differ from the previous version, and are as the target has them, if it is left."""
     nodes = after.files.nodes
     changes = {change.key: change.after for change in diff_trees(nodes, previous.root, after.root)}
@@ -236,10 +236,10 @@ def is_same_state(key: str, before: tuple[Snapshot, str | None], after: tuple[Sn
         return was == now
     if not key.startswith(TABLE_KEY_PREFIX):
         return earlier.namespace_at(was) == later.namespace_at(now)
-    return _without_place(earlier.table_at(was)) == _without_place(later.table_at(now))
+    return _without_location(earlier.table_at(was)) == _without_location(later.table_at(now))
 
 
-def _without_place(definition: TableDef) -> TableDef:
+def _without_location(definition: TableDef) -> TableDef:
     """Return a definition with the name of its metadata file, which has a UUID, instead of its location."""
     location = definition.format_properties.get(METADATA_LOCATION, "")
     name = {METADATA_LOCATION: location.rpartition("/")[2]}

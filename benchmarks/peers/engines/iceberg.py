@@ -47,7 +47,7 @@ class SqlCatalogSynced(Peer):
             ),
         )
         if not self.is_synced:
-            event.listen(catalog.engine, "connect", _leave_syncs_out)
+            event.listen(catalog.engine, "connect", _disable_syncs)
             catalog.engine.dispose()
         return catalog
 
@@ -101,5 +101,5 @@ class SqlCatalogUnsynced(SqlCatalogSynced):
     is_synced = False
 
 
-def _leave_syncs_out(connection: Any, _record: Any) -> None:
+def _disable_syncs(connection: Any, _record: Any) -> None:
     connection.execute("PRAGMA synchronous = OFF")

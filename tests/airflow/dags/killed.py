@@ -29,7 +29,7 @@ from trinitylake_ops.storage.local.storage import LocalStorage
 TABLE = "sales.killed"
 OF_OTHERS = -1  # rows that another program appends
 AGAIN = {"retries": 8, "retry_delay": timedelta(0)}
-_STEPS = ("prepare", "create", "write", "jot", "delete")
+_STEPS = ("stage", "create", "write", "write_best_effort", "delete")
 _ROOT = re.compile(r"^_[01]{32}\.(arrow|ipc)$")
 _RANDOM = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}|[01]{4}(/[01]{4}){2}/[01]{8}|[0-9]{5,}")
 _LONGEST_WAIT_S = 900

@@ -11,7 +11,7 @@ import dagster as dg
 from trinitylake_ops import Lakehouse
 from trinitylake_ops.dagster_plugin._dagster_internals import is_backfill_running, last_of_backfill, step_key_of
 from trinitylake_ops.dagster_plugin.runs.membership import Membership
-from trinitylake_ops.dagster_plugin.runs.reads import BackfillRead, backfill_reads, record_taken
+from trinitylake_ops.dagster_plugin.runs.reads import BackfillRead, backfill_reads, record_takeover
 from trinitylake_ops.dagster_plugin.runs.records import (
     BACKFILL_TAG,
     ROOT_TAG,
@@ -81,7 +81,7 @@ def wait_for_sources(
                 allow_retries=False,
             )
         shown = f"{name}{'' if partition is None else f' of partition {partition}'}"
-        _wait_for(context, publisher, shown, [run for run in runs if _makes(context, run, partition)], backfill)
+        _wait_for(context, publisher, shown, [run for run in runs if _materializes(context, run, partition)], backfill)
 
 
 def staged_by_other_runs(
@@ -121,13 +121,13 @@ def staged_by_other_runs(
             allow_retries=False,
         )
     for run_id in found:
-        _check_is_not_refused(instance, key, run_id)
+        _check_no_failed_check(instance, key, run_id)
         if takes:
-            record_taken(instance, run, key, run_id)
+            record_takeover(instance, run, key, run_id)
     return [(staged, None if partitions is None else covered) for staged, covered in found.values()]
 
 
-def is_left_to_last(membership: Membership, key: dg.AssetKey, partitions: dg.PartitionKeyRange | None) -> bool:
+def is_deferred_to_last(membership: Membership, key: dg.AssetKey, partitions: dg.PartitionKeyRange | None) -> bool:
     """Whether the last publication of the backfill publishes a table without partitions, instead of this one.
 
     Such a table may be made from partitions that each publication of the backfill publishes, so that only the last
@@ -149,7 +149,7 @@ def is_left_to_last(membership: Membership, key: dg.AssetKey, partitions: dg.Par
     return last is not None and last not in {partitions.start, partitions.end}
 
 
-def _check_is_not_refused(instance: dg.DagsterInstance, key: dg.AssetKey, run_id: str) -> None:
+def _check_no_failed_check(instance: dg.DagsterInstance, key: dg.AssetKey, run_id: str) -> None:
     """Raise dg.Failure if a blocking check of an asset failed in the run that staged it."""
     for check in failed_blocking_checks(instance, run_id, key):
         raise dg.Failure(
@@ -217,7 +217,7 @@ def _fail(publisher: str, source: str, cause: str) -> NoReturn:
     )
 
 
-def _makes(context: dg.AssetExecutionContext, run: dg.DagsterRun, partition: str | None) -> bool:
+def _materializes(context: dg.AssetExecutionContext, run: dg.DagsterRun, partition: str | None) -> bool:
     """Whether a run makes a partition of the publish asset. It may publish a table without partitions in any run."""
     partitions = context.assets_def.partitions_def
     if partition is None or partitions is None:

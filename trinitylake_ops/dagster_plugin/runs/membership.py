@@ -74,7 +74,7 @@ def check_publishers(assets: Iterable[dg.AssetsDefinition]) -> None:
         spec = asset.get_asset_spec(publisher)
         keys = _publishes(spec.metadata)
         for key in keys - made.keys():
-            raise InvalidInputError(_made_elsewhere(key))
+            raise InvalidInputError(_foreign_location_message(key))
         tables = [made[key].get_asset_spec(key) for key in sorted(keys, key=dg.AssetKey.to_user_string)]
         check_together(publisher, tables, spec.partitions_def)
 
@@ -254,10 +254,10 @@ def check_can_stage(assets: StepAssets, key: dg.AssetKey) -> None:
     """
     if assets.graph.get(key).is_materializable:
         return
-    raise dg.Failure(_made_elsewhere(key), allow_retries=False)
+    raise dg.Failure(_foreign_location_message(key), allow_retries=False)
 
 
-def _made_elsewhere(key: dg.AssetKey) -> str:
+def _foreign_location_message(key: dg.AssetKey) -> str:
     shown = key.to_user_string()
     return (
         f"{shown} cannot be published: another code location makes it, so that no run of this one can stage it; leave"

@@ -123,7 +123,7 @@ class RunPublisher:
         """
         if self.outcome is not None:
             return self.outcome
-        taken_over = [table for key, table in self.left.items() if self._met_a_conflict(key)]
+        taken_over = [table for key, table in self.left.items() if self._had_conflict(key)]
         if taken_over:
             names = ", ".join(sorted(f"{table.namespace}.{table.table}" for table in taken_over))
             self._context.log.info("an earlier run met a conflict: %s replaces the rows of the latest version", names)
@@ -212,10 +212,10 @@ class RunPublisher:
         """Return the index of the run that staged a table."""
         return next((at for at, run in enumerate(self._runs) if run.run_id == self._stager(key)), 0)
 
-    def _met_a_conflict(self, key: dg.AssetKey) -> bool:
+    def _had_conflict(self, key: dg.AssetKey) -> bool:
         """Whether an earlier run failed to publish a table that is taken over, because it met a conflict."""
         since_staged = self._runs[1 : self._runs_before(key) + 1]
-        return any(_met_a_conflict(self._instance, run, self._asset) for run in since_staged)
+        return any(_had_conflict(self._instance, run, self._asset) for run in since_staged)
 
     def _superseded(self) -> list[StagedTable]:
         return [
@@ -338,7 +338,7 @@ def committed_versions(lake: Lakehouse, attempts: Iterable[Attempt]) -> dict[str
     return published_versions(lake, set(since), min(since.values())) if since else {}
 
 
-def _met_a_conflict(instance: dg.DagsterInstance, run: dg.DagsterRun, asset: str) -> bool:
+def _had_conflict(instance: dg.DagsterInstance, run: dg.DagsterRun, asset: str) -> bool:
     """Whether a publication failed in a run, as others had changed what it replaces."""
     for record in instance.get_records_for_run(run.run_id, of_type=dg.DagsterEventType.STEP_FAILURE).records:
         event = record.event_log_entry.dagster_event

@@ -107,7 +107,7 @@ def backfill_reads(instance: dg.DagsterInstance, run_id: str) -> Sequence[Backfi
     return _Events.of(instance, run_id).backfill_reads
 
 
-def record_taken(instance: dg.DagsterInstance, run: dg.DagsterRun, asset_key: dg.AssetKey, earlier_id: str) -> None:
+def record_takeover(instance: dg.DagsterInstance, run: dg.DagsterRun, asset_key: dg.AssetKey, earlier_id: str) -> None:
     """Record that a run goes on with tables that an earlier one staged, and so with that run's reads."""
     message = f"{asset_key.to_user_string()} is taken as run {earlier_id} staged it"
     record_in_run(instance, run, message, {_TAKEN_FROM: earlier_id})

@@ -142,26 +142,26 @@ def files_below(io: StorageFileIO, folder: str) -> Iterator[FileInfo]:
     yield from storage.list(path.removesuffix("any"))
 
 
-def in_own_place(metadata: TableMetadata, definition: TableDef, io: StorageFileIO) -> TableMetadata:
+def at_managed_location(metadata: TableMetadata, definition: TableDef, io: StorageFileIO) -> TableMetadata:
     """Return metadata with the place of a MANAGED table as its location, if it names that of another lakehouse."""
-    if not definition.is_managed or is_in_own_place(metadata.location, definition, io):
+    if not definition.is_managed or is_managed_location(metadata.location, definition, io):
         return metadata
     if table_id_of(metadata.location) != definition.id:
         return metadata
     home = io.home_of(definition.id)
     read_at = to_uri(io.root, io.location(metadata_uri(definition, io.root)))
     if read_at.startswith(home):  # otherwise the source of this copy was moved
-        io.note_place_of(metadata.location)
+        io.note_former_location(metadata.location)
     return metadata.model_copy(update={"location": own_location(definition, home)})
 
 
-def is_in_own_place(location: str, definition: TableDef, io: StorageFileIO) -> bool:
+def is_managed_location(location: str, definition: TableDef, io: StorageFileIO) -> bool:
     """Whether a location, a URI, is a MANAGED table's place: under the root, or under a table root of its lakehouse."""
     try:
         if location == own_location(definition, io.root):
             return True
         is_under_table_root = any(location == own_location(definition, root) for root in io.table_roots)
-        return is_under_table_root and not io.note_place_of(location)
+        return is_under_table_root and not io.note_former_location(location)
     except InvalidDefinitionError:  # such an id names no folder
         return False
 

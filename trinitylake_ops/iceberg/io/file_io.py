@@ -20,8 +20,8 @@ from typing import Any, Self
 from pyiceberg.io import FileIO, InputFile, OutputFile
 from pyiceberg.typedef import EMPTY_DICT, Properties
 
-from trinitylake_ops.access.allowed_roots import NamedRoots, Place, Places, cut
-from trinitylake_ops.access.external_files import Elsewhere
+from trinitylake_ops.access.allowed_roots import AllowedRoots, FileAddress, NamedRoots, cut
+from trinitylake_ops.access.external_files import ExternalStorages
 from trinitylake_ops.errors import (
     FileMissingError,
     InvalidInputError,
@@ -132,17 +132,17 @@ class StorageFileIO(FileIO):
         self._strict: Self | None = None
         self._pending: PendingFiles | None = None
         self._table = table
-        self._elsewhere = Elsewhere(
+        self._external_storages = ExternalStorages(
             storage.root,
             options,
             names,
             others,
-            look_up=self._latest_definition,
+            load_definition=self._latest_definition,
             follows_moves=follows_moves,
             own=storage,
         )
         #: Finds the owners of the folders of tables that files are written to.
-        self.folders = FolderOwners(storage, options, self._elsewhere)
+        self.folders = FolderOwners(storage, options, self._external_storages)
 
     def _latest_definition(self) -> LakehouseDef | None:
         return latest_definition_at(self.storage, self.storage_options)
@@ -155,8 +155,8 @@ class StorageFileIO(FileIO):
             "options": with_environment(self.root, self.storage_options),
             "read_only": self.read_only,
             "others": self._others,
-            "names": self._elsewhere.names,
-            "follows_moves": self.places.follows_moves,
+            "names": self._external_storages.names,
+            "follows_moves": self.allowed_roots.follows_moves,
             "table": self._table,
             "metadata_limit_bytes": self.metadata_limit_bytes,
         }
@@ -170,35 +170,35 @@ class StorageFileIO(FileIO):
     @property
     def table_roots(self) -> tuple[str, ...]:
         """The table root of the lakehouse, with its final ``/``, if it has one."""
-        return self._elsewhere.table_roots()
+        return self._external_storages.table_roots()
 
     def home_of(self, table_id: str) -> str:
         """Return the root under which the folder of a MANAGED table is: the own one or the table root.
 
         Raises StorageError.
         """
-        return self._elsewhere.home_of(table_id)
+        return self._external_storages.home_of(table_id)
 
     @property
     def has_moved(self) -> bool:
         """Whether any file was read that content names at a former place of the lakehouse."""
-        return self._elsewhere.has_moved
+        return self._external_storages.has_moved
 
     @property
-    def places(self) -> Places:
+    def allowed_roots(self) -> AllowedRoots:
         """The places that may be read beyond the root, as far as it is known."""
-        return self._elsewhere.places
+        return self._external_storages.allowed_roots
 
     def storage_at(self, root: str) -> Storage:
         """Return the storage of the own root or of the table root."""
-        return self._elsewhere.storage_of(Place(root, ""))
+        return self._external_storages.storage_of(FileAddress(root, ""))
 
     def strict(self) -> Self:
         """Return a FileIO for tables of others.
 
         It takes no file of a table elsewhere for the one of the same path here.
         """
-        if not self.places.follows_moves:
+        if not self.allowed_roots.follows_moves:
             return self
         if self._strict is None:
             self._strict = copy.copy(self)
@@ -215,7 +215,7 @@ class StorageFileIO(FileIO):
         if definition.is_managed:
             return self.for_managed(definition.id)
         metadata = to_uri(self.root, definition.format_properties.get(METADATA_LOCATION) or "none")
-        return self.strict()._confined(_Table(self.places.folder_id(metadata) or "", is_managed=False))
+        return self.strict()._confined(_Table(self.allowed_roots.folder_id(metadata) or "", is_managed=False))
 
     def for_managed(self, table_id: str) -> Self:
         """Return a FileIO that opens only files which the MANAGED table with an id may have."""
@@ -239,10 +239,10 @@ class StorageFileIO(FileIO):
         if table is None:
             return
         if "/.." not in uri and uri.startswith(f"{self.root}{TABLES_PREFIX}{table.id}/"):
-            self._check_links(Place(self.root, uri.removeprefix(self.root)))
+            self._check_links(FileAddress(self.root, uri.removeprefix(self.root)))
             return
         try:
-            place = self._elsewhere.place_named(as_uri(uri))
+            place = self._external_storages.locate(as_uri(uri))
         except (InvalidLocationError, LocationNotAllowedError):
             if not table.is_managed:
                 return  # it may be read by other programs only
@@ -250,9 +250,9 @@ class StorageFileIO(FileIO):
         self._check_place(place)
         self._check_links(place)
 
-    def _check_place(self, place: Place) -> None:
+    def _check_place(self, place: FileAddress) -> None:
         table = self._table
-        if table is None or self.places.is_file_of(place, table.id, is_managed=table.is_managed):
+        if table is None or self.allowed_roots.is_file_of(place, table.id, is_managed=table.is_managed):
             return
         shown = cut(place.root + place.path)
         raise LocationNotAllowedError(
@@ -261,7 +261,7 @@ class StorageFileIO(FileIO):
             path=shown,
         )
 
-    def _check_links(self, place: Place) -> None:
+    def _check_links(self, place: FileAddress) -> None:
         """Check that no symbolic link below a root leads from a place on this machine to a file elsewhere.
 
         A client with rights on its own folder could otherwise link to a file, or to a folder for new files, that only
@@ -287,15 +287,15 @@ class StorageFileIO(FileIO):
         """Whether a link may lead to a file, a URI without links: within its home, or below an allowed root."""
         if is_table and target.startswith(home):
             return True
-        names = self.places.names
+        names = self.allowed_roots.names
         roots = (self.root, *names.table_roots, *names.sources, *names.targets)
         if any(lies_within(target, f"{root}{TABLES_PREFIX}") for root in roots):
             return False  # the folder of another table
-        return any(lies_within(target, root) for root in (*(() if is_table else (home,)), *self.places.allowed))
+        return any(lies_within(target, root) for root in (*(() if is_table else (home,)), *self.allowed_roots.allowed))
 
     def writes_pending(self, location: str) -> bool:
         """Whether files of a change of a table go to the lakehouse's own storage, and threads gain time there."""
-        return not self.read_only and location.startswith(self.root) and self.storage.creates_take_long
+        return not self.read_only and location.startswith(self.root) and self.storage.is_high_latency
 
     def for_change(self) -> Self:
         """Return a FileIO for one change of a table, whose new files are on their way while the change goes on.
@@ -347,26 +347,26 @@ class StorageFileIO(FileIO):
             raise InvalidLocationError(f"{uri!r} is neither a URI nor an absolute path", path=uri)
         if not full.startswith(self.root):
             try:
-                place = self._elsewhere.find(full)
+                place = self._external_storages.find(full)
             except (InvalidLocationError, LocationNotAllowedError):  # the reader gets the error
                 return full
-            self._elsewhere.has_moved |= place.is_moved
+            self._external_storages.has_moved |= place.is_moved
             full = place.root + place.path
         try:
             return to_location(self.root, full)
         except InvalidLocationError:
             return full
 
-    def note_place_of(self, location: str) -> bool:
+    def note_former_location(self, location: str) -> bool:
         """Note where a table was, as a URI, when metadata of ours was written. Returns whether that is a former place.
 
         Raises StorageError.
         """
         try:
-            is_moved = self._elsewhere.place_named(f"{location}/metadata/any").is_moved
+            is_moved = self._external_storages.locate(f"{location}/metadata/any").is_moved
         except (InvalidLocationError, LocationNotAllowedError):
             return False
-        self._elsewhere.has_moved |= is_moved
+        self._external_storages.has_moved |= is_moved
         return is_moved
 
     def real_uri(self, uri: str) -> str:
@@ -415,7 +415,7 @@ class StorageFileIO(FileIO):
         storage, path = self.resolve(location, is_written=True)
         self.folders.check(storage, path)
         if self.has_moved:
-            _say_once(self.root)
+            _log_once(self.root)
         return StorageOutputFile(location, self._through(storage), path, add_file if storage is self.storage else None)
 
     def delete(self, location: str | InputFile | OutputFile) -> None:
@@ -441,11 +441,11 @@ class StorageFileIO(FileIO):
         uri = as_uri(location)
         if uri.startswith(self.root):
             path = uri.removeprefix(self.root)
-            place = Place(self.root, path)
+            place = FileAddress(self.root, path)
             self._check_place(place)
             self._check_links(place)
             return self.storage, path
-        place = self._elsewhere.find(uri)
+        place = self._external_storages.find(uri)
         self._check_place(place)
         self._check_links(place)
         if is_written and (place.is_moved or not place.is_writable):
@@ -454,14 +454,14 @@ class StorageFileIO(FileIO):
                 " own root only; load the table again, which gives it its place there",
                 path=cut(uri),
             )
-        self._elsewhere.has_moved |= place.is_moved
-        return self._elsewhere.storage_of(place), place.path
+        self._external_storages.has_moved |= place.is_moved
+        return self._external_storages.storage_of(place), place.path
 
 
 _said: set[str] = set()
 
 
-def _say_once(root: str) -> None:
+def _log_once(root: str) -> None:
     """Log, once in a process, that a lakehouse that is written to was moved."""
     if root not in _said:
         _said.add(root)
@@ -477,10 +477,10 @@ def reading_io(lake: Lakehouse, others: Sequence[Storage] = ()) -> StorageFileIO
 
     ``others`` are as in :meth:`StorageFileIO.on`.
     """
-    names = lake.elsewhere.names
+    names = lake.external_storages.names
     return StorageFileIO.on(lake.storage, lake.storage_options, read_only=True, others=others, names=names)
 
 
 def writing_io(lake: Lakehouse) -> StorageFileIO:
     """Return a FileIO that reads and writes files of a lakehouse's tables."""
-    return StorageFileIO.on(lake.storage, lake.storage_options, names=lake.elsewhere.names)
+    return StorageFileIO.on(lake.storage, lake.storage_options, names=lake.external_storages.names)

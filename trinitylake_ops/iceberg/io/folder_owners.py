@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from trinitylake_ops.access.allowed_roots import Place, cut
-from trinitylake_ops.access.external_files import Elsewhere
+from trinitylake_ops.access.allowed_roots import FileAddress, cut
+from trinitylake_ops.access.external_files import ExternalStorages
 from trinitylake_ops.access.table_owners import add_user
 from trinitylake_ops.errors import (
     CorruptFileError,
@@ -30,13 +30,13 @@ _TABLE_FILE = re.compile(rf"{TABLES_PREFIX}([^/]+)/.+", re.DOTALL)
 class FolderOwners:
     """Checks the owner of a table's folder before a file in it is written or deleted.
 
-    ``storage`` is that of the lakehouse. ``elsewhere`` reads and writes beyond its root, with ``options``.
+    ``storage`` is that of the lakehouse. ``external_storages`` reads and writes beyond its root, with ``options``.
     """
 
-    def __init__(self, storage: Storage, options: StorageOptions, elsewhere: Elsewhere):
+    def __init__(self, storage: Storage, options: StorageOptions, external_storages: ExternalStorages):
         self._storage = storage
         self._options = options
-        self._elsewhere = elsewhere
+        self._external_storages = external_storages
         self._checked_roots: set[str] = set()
 
     def check(self, storage: Storage, path: str) -> None:
@@ -46,11 +46,11 @@ class FolderOwners:
         """
         if storage is self._storage:
             self.claim(path)
-        elif storage.root in self._elsewhere.names.table_roots:
-            if not self._elsewhere.places.is_allowed(storage.root):
+        elif storage.root in self._external_storages.names.table_roots:
+            if not self._external_storages.allowed_roots.is_allowed(storage.root):
                 self.check_is_of_no_copy(storage)
                 self._claim(storage, path)
-            self._leave_word(storage)
+            self._register_writer(storage)
 
     def is_own_file(self, uri: str) -> bool:
         """Whether a file is one in a table's folder of this lakehouse, below its root or its table root.
@@ -60,13 +60,15 @@ class FolderOwners:
         """
         if to_location(self._storage.root, uri).startswith(TABLES_PREFIX):
             return True
-        for root in self._elsewhere.table_roots():
+        for root in self._external_storages.table_roots():
             match = _TABLE_FILE.fullmatch(uri.removeprefix(root))
             if match is not None and uri.startswith(root):
                 path = f"{TABLES_PREFIX}{match[1]}/{OWNER_NAME}"
                 try:
-                    data = self._elsewhere.storage_of(Place(root, path)).read(path, limit_bytes=MAX_NOTE_BYTES)
-                    return read_owner(data, path) == self._elsewhere.names.lakehouse_id
+                    data = self._external_storages.storage_of(FileAddress(root, path)).read(
+                        path, limit_bytes=MAX_NOTE_BYTES
+                    )
+                    return read_owner(data, path) == self._external_storages.names.lakehouse_id
                 except FileMissingError:
                     return False
                 except CorruptFileError:
@@ -78,7 +80,7 @@ class FolderOwners:
 
         In other lakehouses the creator of a table does this. Raises FileExistsAlreadyError, StorageError.
         """
-        if self._elsewhere.names.is_copy:
+        if self._external_storages.names.is_copy:
             self._claim(self._storage, path)
 
     def check_is_of_no_copy(self, table_root: Storage) -> None:
@@ -89,7 +91,7 @@ class FolderOwners:
         if table_root.root in self._checked_roots:
             return
         definition = latest_definition_at(table_root, self._options)
-        if definition is not None and definition.id == self._elsewhere.names.lakehouse_id:
+        if definition is not None and definition.id == self._external_storages.names.lakehouse_id:
             raise LocationNotAllowedError(
                 f"the table root {cut(table_root.root)!r} is the root of another copy of this lakehouse, which would"
                 " remove what is written there; 'trinitylake relocate' gives up that table root",
@@ -97,15 +99,15 @@ class FolderOwners:
             )
         self._checked_roots.add(table_root.root)
 
-    def _leave_word(self, table_root: Storage) -> None:
+    def _register_writer(self, table_root: Storage) -> None:
         """Say, once, that this lakehouse writes under a table root, so that no copy of it frees these files."""
-        names = self._elsewhere.names
+        names = self._external_storages.names
         if table_root.root not in names.claimed:
-            add_user(table_root, names.lakehouse_id, self._elsewhere.places.root)
+            add_user(table_root, names.lakehouse_id, self._external_storages.allowed_roots.root)
             names.note_claimed(table_root.root)
 
     def _claim(self, storage: Storage, path: str) -> None:
-        names = self._elsewhere.names
+        names = self._external_storages.names
         match = _TABLE_FILE.fullmatch(path)
         if match is None or match[1] in names.claimed:
             return

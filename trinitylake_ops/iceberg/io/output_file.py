@@ -27,7 +27,7 @@ from trinitylake_ops.iceberg.validation.files import PARQUET_END_BYTES, footer_b
 from trinitylake_ops.storage.background import at_fork
 from trinitylake_ops.storage.conditional_create import create_fresh_file
 from trinitylake_ops.storage.interface import FileInfo, Storage, StorageWrapper
-from trinitylake_ops.storage.parallel import Started, in_one_round
+from trinitylake_ops.storage.parallel import Started, in_one_round_trip
 from trinitylake_ops.storage.paths import check_range
 
 #: The bytes that a file being written may hold in memory before it moves to a temporary file.
@@ -213,11 +213,11 @@ class PendingFiles(StorageWrapper):
         self._n_bytes = 0
         self._failure: TrinityLakeError | None = None
         self._is_open = True
-        self._send: Callable[[Callable[[], None]], None] = in_one_round(lambda request: request())
-        self.forget()
+        self._send: Callable[[Callable[[], None]], None] = in_one_round_trip(lambda request: request())
+        self.after_fork_in_child()
         at_fork(self)
 
-    def forget(self) -> None:
+    def after_fork_in_child(self) -> None:
         """Make a new lock: a forked child does not have the thread that held it. It writes the files once more."""
         self._lock = threading.RLock()
 

@@ -94,7 +94,7 @@ class ParseGate:
 
     def __init__(self) -> None:
         self._large = threading.BoundedSemaphore(_MOST_LARGE_PARSES)
-        self._huge = threading.Lock()
+        self._large_parses = threading.Lock()
         self._is_paused = False
         self._of_thread = threading.local()
         at_fork(self)
@@ -106,12 +106,12 @@ class ParseGate:
         Otherwise many threads would hold what they parsed, and each run of the garbage collector would visit all of it.
         The block must not wait for other threads that parse metadata.
         """
-        with ExitStack() as turn:
-            self._of_thread.turn, self._of_thread.has_turn = turn, False
+        with ExitStack() as slot:
+            self._of_thread.slot, self._of_thread.has_slot = slot, False
             try:
                 yield
             finally:
-                del self._of_thread.turn
+                del self._of_thread.slot
 
     @contextmanager
     def admit(self, n_bytes: int) -> Iterator[None]:
@@ -122,19 +122,19 @@ class ParseGate:
             with self._large:
                 yield
         else:
-            with self._huge_turn(), self._large, self._without_collections():
+            with self._large_parse_slot(), self._large, self._without_collections():
                 yield
 
     @contextmanager
-    def _huge_turn(self) -> Iterator[None]:
-        turn: ExitStack | None = getattr(self._of_thread, "turn", None)
-        if turn is None:
-            with self._huge:
+    def _large_parse_slot(self) -> Iterator[None]:
+        slot: ExitStack | None = getattr(self._of_thread, "slot", None)
+        if slot is None:
+            with self._large_parses:
                 yield
             return
-        if not self._of_thread.has_turn:
-            turn.enter_context(self._huge)
-            self._of_thread.has_turn = True
+        if not self._of_thread.has_slot:
+            slot.enter_context(self._large_parses)
+            self._of_thread.has_slot = True
         yield
 
     @contextmanager
@@ -151,10 +151,10 @@ class ParseGate:
             gc.enable()
         self._is_paused = False
 
-    def forget(self) -> None:
+    def after_fork_in_child(self) -> None:
         """Admit the threads of a forked child, where no thread of the parent ends its turn."""
         self._large = threading.BoundedSemaphore(_MOST_LARGE_PARSES)
-        self._huge = threading.Lock()
+        self._large_parses = threading.Lock()
         self._resume()
 
 

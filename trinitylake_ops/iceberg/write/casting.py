@@ -39,7 +39,7 @@ def _conformed_column(batch: pa.RecordBatch, target: pa.Field, schema: Schema) -
     else:
         kind = batch.schema.field(target.name).type
         _check_time_zones(target.name, kind, target.type)
-        if lost := _lost_field(kind, target.type):
+        if lost := _dropped_field(kind, target.type):
             raise InvalidInputError(
                 f"column {target.name!r} has the field {lost!r}, which the table's column lacks; add it to the schema"
                 " or drop it"
@@ -107,18 +107,18 @@ def check_distinct(schema: pa.Schema) -> None:
         raise InvalidInputError(f"there are {names.count(twice)} columns {twice!r}; names of columns differ")
 
 
-def _lost_field(given: pa.DataType, target: pa.DataType) -> str | None:
+def _dropped_field(given: pa.DataType, target: pa.DataType) -> str | None:
     """Return a field within a nested type that a cast would silently drop, None if there is none."""
     if pa.types.is_struct(given) and pa.types.is_struct(target):
         known = {field.name: field.type for field in target}
         for field in given:
-            lost = _lost_field(field.type, known[field.name]) if field.name in known else ""
+            lost = _dropped_field(field.type, known[field.name]) if field.name in known else ""
             if lost is not None:
                 return f"{field.name}.{lost}" if lost else field.name
     elif pa.types.is_map(given) and pa.types.is_map(target):
-        return _lost_field(given.item_type, target.item_type) or _lost_field(given.key_type, target.key_type)
+        return _dropped_field(given.item_type, target.item_type) or _dropped_field(given.key_type, target.key_type)
     elif _is_list(given) and _is_list(target):
-        return _lost_field(given.value_type, target.value_type)
+        return _dropped_field(given.value_type, target.value_type)
     return None
 
 

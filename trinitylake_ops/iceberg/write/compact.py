@@ -90,7 +90,7 @@ class FileGroup:
 
 
 @dataclass(frozen=True, slots=True)
-class FoundFiles:
+class CompactionCandidates:
     """The data files of a table: groups worth writing anew, and how many files of older partition specs it has.
 
     Without ``repartition`` files with deleted rows do not count there: they are written by the current spec.
@@ -101,7 +101,7 @@ class FoundFiles:
     older_spec_files: int
 
 
-def find_groups(metadata: TableMetadata, io: StorageFileIO, rules: RewriteRules) -> FoundFiles:
+def find_groups(metadata: TableMetadata, io: StorageFileIO, rules: RewriteRules) -> CompactionCandidates:
     """Look through a table's manifests for files that are worth writing anew.
 
     Raises InvalidDefinitionError for a table of a format version that cannot be written, or with delete files that are
@@ -123,7 +123,7 @@ class _Choice:
     rules: RewriteRules
     deletes: Mapping[str, frozenset[DataFile]]
 
-    def among(self, entries: Sequence[ManifestEntry]) -> FoundFiles:
+    def among(self, entries: Sequence[ManifestEntry]) -> CompactionCandidates:
         spec_id = self.metadata.default_spec_id
         files = [entry.data_file for entry in entries]
         of_older_specs = [file for file in files if file.spec_id != spec_id]
@@ -138,7 +138,7 @@ class _Choice:
             packed_groups = (self._group(packed, partition) for packed in _packed(chosen, self._target_bytes))
             groups += [group for group in packed_groups if self._is_worth(group)]
         left = of_older_specs if self.rules.repartition else [file for file in of_older_specs if file not in older]
-        return FoundFiles(tuple(groups), len(entries), len(left))
+        return CompactionCandidates(tuple(groups), len(entries), len(left))
 
     def _older(self, files: Sequence[DataFile]) -> list[DataFile]:
         """Return those of files of older partition specs that are written by the current one."""

@@ -164,7 +164,7 @@ def presence(lake: Lakehouse, version: Snapshot, staged: StagedTable) -> Presenc
     return _presence_before(lake, version, staged, oldest)
 
 
-def is_there(lake: Lakehouse, version: Snapshot, staged: StagedTable) -> bool:
+def is_latest_change(lake: Lakehouse, version: Snapshot, staged: StagedTable) -> bool:
     """Whether the latest change of a table is the staged one, as it was staged or on a newer table.
 
     Raises StorageError.

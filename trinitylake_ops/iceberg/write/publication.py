@@ -16,14 +16,14 @@ from datetime import UTC, datetime
 
 from trinitylake_ops.errors import CommitConflictError, InvalidInputError, VersionNotFoundError
 from trinitylake_ops.format.definitions import METADATA_LOCATION, IsolationLevel
-from trinitylake_ops.iceberg.write.presence import is_there
+from trinitylake_ops.iceberg.write.presence import is_latest_change
 from trinitylake_ops.iceberg.write.rebase import rebase
 from trinitylake_ops.iceberg.write.replacement import ReadsCheck, StagedRead, TableRead
 from trinitylake_ops.iceberg.write.staged_table import StagedTable
 from trinitylake_ops.iceberg.write.staging import publish
-from trinitylake_ops.telemetry.lineage import MadeTable, Origin, ReadTable, is_wanted, send_publication
+from trinitylake_ops.telemetry.lineage import Origin, PublishedTable, ReadTable, is_wanted, send_publication
 from trinitylake_ops.transaction.lakehouse import Lakehouse
-from trinitylake_ops.transaction.saved import CommittedElsewhereError, version_of, versions_of
+from trinitylake_ops.transaction.saved import CommittedByOtherError, version_of, versions_of
 from trinitylake_ops.versions.roots import ProbedRoots
 from trinitylake_ops.versions.snapshot import Snapshot, epoch_ms, utc_of
 from trinitylake_ops.versions.time_travel import find_version_before
@@ -106,10 +106,10 @@ def publish_once(
         TrinityLakeError: The other errors of a commit.
     """
     _check_distinct(staged)
-    looked_through = min(table.base_version for table in staged)
+    searched_to = min(table.base_version for table in staged)
     if since is not None:
-        looked_through = min(looked_through, since)
-    search = _Search(publication, looked_through)
+        searched_to = min(searched_to, since)
+    search = _Search(publication, searched_to)
     replacing = {(table.namespace, table.table) for table in replaces_latest}
     # An append that removes files was staged without those that it repeats.
     repeated = {(table.namespace, table.table) for table in superseded}
@@ -138,7 +138,7 @@ def publish_once(
             left = {
                 given.metadata_location: table
                 for table, given in zip(ours, staged, strict=True)
-                if not is_there(lake, txn.base, given)
+                if not is_latest_change(lake, txn.base, given)
             }
             if reads or staged_reads:
                 check = reads_check(txn.isolation)
@@ -158,11 +158,11 @@ def publish_once(
             if superseded and ours == list(staged) and not all(table.removed_files for table in superseding):
                 ours = _on_the_latest(lake, staged, ours, replacing, superseded)
             return Publication(commit(ours), search.was_published, tuple(ours))
-        except CommittedElsewhereError as error:
+        except CommittedByOtherError as error:
             return Publication(error.committed_version, was_published=True)
         except CommitConflictError:
             # The same tables are in a faster worker's commit. So this one conflicts before it looks for that one.
-            version = published_version(lake, publication, search.looked_through)
+            version = published_version(lake, publication, search.searched_to)
             if version is not None:
                 return Publication(version, was_published=True)
             now = _on_the_latest(lake, staged, ours, replacing, superseded)
@@ -189,17 +189,17 @@ class _Search:
     """The search for a publication in the history, before each attempt and on each rebase of its transaction."""
 
     publication: str
-    looked_through: int
+    searched_to: int
     was_published: bool = False
 
     def must_be_unpublished(self, latest: Snapshot) -> None:
-        version = version_of(latest.files, self.publication, self.looked_through, latest.version)
+        version = version_of(latest.files, self.publication, self.searched_to, latest.version)
         if version is not None:
             self.was_published = True
-            raise CommittedElsewhereError(
+            raise CommittedByOtherError(
                 f"publication {self.publication} was committed before", committed_version=version
             )
-        self.looked_through = latest.version
+        self.searched_to = latest.version
 
 
 def _on_the_latest(
@@ -220,7 +220,7 @@ def _on_the_latest(
     for given, attempted in zip(staged, ours, strict=True):
         name = (given.namespace, given.table)
         is_attempted = name not in earlier or attempted != given or given.removed_files > 0
-        if is_there(lake, latest, given):
+        if is_latest_change(lake, latest, given):
             found.append(given)
         elif is_attempted and _location(latest, attempted) == attempted.base_metadata_location:
             found.append(attempted)
@@ -269,7 +269,7 @@ def version_before(lake: Lakehouse, moment: datetime) -> int:
 logger = logging.getLogger(__name__)
 
 
-def tell_lineage(
+def emit_lineage(
     lake: Lakehouse,
     version: int,
     staged: Sequence[StagedTable],
@@ -298,12 +298,12 @@ def tell_lineage(
         lake.root,
         version,
         origin,
-        [_made(table) for table in staged],
+        [_published_table(table) for table in staged],
         [ReadTable(root, name, at) for (root, name), at in read.items()],
     )
 
 
-def _made(table: StagedTable) -> MadeTable:
+def _published_table(table: StagedTable) -> PublishedTable:
     columns = tuple((column.name, column.type_name) for column in table.table_def.schema.columns)
     name = f"{table.namespace}.{table.table}"
-    return MadeTable(name, columns, table.added_rows, table.added_bytes, table.added_files)
+    return PublishedTable(name, columns, table.added_rows, table.added_bytes, table.added_files)

@@ -93,11 +93,11 @@ def rebase(
         if rebased.lacks_history and presence(lake, version, staged) is Presence.TRIMMED:
             # Its rows can be in files that other writers made of its own since.
             raise moved(name, staged.base_version, "lost the snapshots that show whether it was published")
-        return rebased.staged_again()
+        return rebased.restaged()
     files = _superseded_files(lake, catalog, table, superseded)
     if is_unmoved and not files:
         return staged
-    return _Rebase(catalog, table, staged, superseded=files).staged_again()
+    return _Rebase(catalog, table, staged, superseded=files).restaged()
 
 
 def _superseded_files(
@@ -154,7 +154,7 @@ class _Rebase:
         """Whether the table no longer has all snapshots since the base, or was set back to one before it."""
         return self._since is None
 
-    def staged_again(self) -> StagedTable:
+    def restaged(self) -> StagedTable:
         self._check_files()
         transaction = self._table.transaction()
         self._put_columns(transaction)

@@ -151,7 +151,7 @@ def _not_written(group: FileGroup, reason: str) -> CorruptFileError:
 GroupWriter: TypeAlias = Callable[[Sequence[tuple[Rewriting, FileGroup]]], Sequence[list[DataFile]]]
 
 
-def rewrite_here(groups: Sequence[tuple[Rewriting, FileGroup]]) -> list[list[DataFile]]:
+def rewrite_in_process(groups: Sequence[tuple[Rewriting, FileGroup]]) -> list[list[DataFile]]:
     """Write groups one after the other in this process. Raises as :meth:`Rewriting.rewrite`. Nothing is left then."""
     written: list[list[DataFile]] = []
     try:
@@ -201,7 +201,7 @@ def stage_rewritten(
     if table.metadata.default_spec_id != metadata.default_spec_id:
         raise _moved(name, catalog.base_version, "it is partitioned in another way")
     removed = [file for group in groups for file in group.files]
-    gone = _deletes_that_go(table, groups, catalog, name)
+    gone = _unused_deletes(table, groups, catalog, name)
     change = table.transaction()
     try:
         with _RewriteFiles(change, gone) as rewrite:
@@ -226,7 +226,7 @@ def stage_rewritten(
 _LOST_FILES = "some of the files are not in it any more"
 
 
-def _deletes_that_go(
+def _unused_deletes(
     table: Table, groups: Sequence[FileGroup], catalog: StagingCatalog, name: tuple[str, str]
 ) -> set[DataFile]:
     """Return the delete files that apply to no data file of a table but those of groups.

@@ -225,7 +225,7 @@ def publish(
     """
     for staged in staged_tables:
         _check_fresh(transaction, staged)
-        transaction.date_back(staged.begun_at_ms)
+        transaction.backdate(staged.begun_at_ms)
         identifier = (staged.namespace, staged.table)
         is_new = staged.base_metadata_location is None
         if is_new and create_namespaces and not transaction.has_namespace(staged.namespace):

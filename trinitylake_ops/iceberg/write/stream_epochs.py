@@ -57,14 +57,14 @@ def _half_of(*names: str) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class FoundEpoch:
-    """The version that holds an epoch, None if there is none up to ``looked_through``."""
+class EpochLookup:
+    """The version that holds an epoch, None if there is none up to ``searched_to``."""
 
     version: int | None
-    looked_through: int
+    searched_to: int
 
 
-def find_epoch(lake: Lakehouse, epoch: Epoch) -> FoundEpoch:
+def find_epoch(lake: Lakehouse, epoch: Epoch) -> EpochLookup:
     """Search the history for an epoch, newest version first.
 
     An epoch was committed if a version has its number and its rows. A query id lives as long as a checkpoint, so
@@ -82,20 +82,20 @@ def find_epoch(lake: Lakehouse, epoch: Epoch) -> FoundEpoch:
     version, is_known = _search(latest, epoch, begun)
     if not is_known and begun < 0:
         pinned_version(latest, pin)
-    return FoundEpoch(version, latest.version)
+    return EpochLookup(version, latest.version)
 
 
 class EpochGuard:
     """Precondition of the commit of an epoch: no other process has committed an epoch of the stream meanwhile."""
 
-    def __init__(self, epoch: Epoch, looked_through: int):
+    def __init__(self, epoch: Epoch, searched_to: int):
         self._epoch = epoch
-        self._looked_through = looked_through
+        self._searched_to = searched_to
 
     def __call__(self, latest: Snapshot) -> None:
         """Search the versions since the last call. Raises what :func:`find_epoch` raises."""
-        _search(latest, self._epoch, self._looked_through)
-        self._looked_through = latest.version
+        _search(latest, self._epoch, self._searched_to)
+        self._searched_to = latest.version
 
 
 def _search(latest: Snapshot, epoch: Epoch, after: int) -> tuple[int | None, bool]:

@@ -247,7 +247,7 @@ class _Upsert:
 
     def batches(self) -> Iterator[pa.RecordBatch]:
         """Yield the rows to write: those that stay of changed files, and the new ones."""
-        kept = (batch for task in self._changed for batch in self._kept(task).to_batches())
+        kept = (batch for task in self._changed for batch in self._unchanged_rows(task).to_batches())
         new = self._new if self._written is None else self._new.take(self._written)
         for batch in chain(kept, new.to_batches()):
             self._digest.add(batch, self._plan.metadata.schema(), {})
@@ -263,7 +263,7 @@ class _Upsert:
     def _check_same(self, before: ContentDigest, after: ContentDigest) -> None:
         before.check_same(after, self._name, self._plan.metadata.location)
 
-    def _kept(self, task: FileScanTask) -> pa.Table:
+    def _unchanged_rows(self, task: FileScanTask) -> pa.Table:
         # A damaged file is not written again with fresh checksums.
         io = CheckedFileIO.like(self._scanned, {task.file.file_path: task.file.file_size_in_bytes})
         stored = DigestedRows(self._scan(io))

@@ -26,7 +26,7 @@ from trinitylake_ops.iceberg.trim import is_first
 from trinitylake_ops.iceberg.write.data_files import with_path
 from trinitylake_ops.iceberg.write.replacement import add_snapshot
 from trinitylake_ops.operations.clones.promoted import clone_io
-from trinitylake_ops.operations.clones.three_way import ObjectState, Sides
+from trinitylake_ops.operations.clones.three_way import MergeInputs, ObjectState
 from trinitylake_ops.operations.mark.table_files import iceberg_metadata
 from trinitylake_ops.transaction.lakehouse import Lakehouse
 from trinitylake_ops.versions.snapshot import Snapshot as Version
@@ -64,7 +64,7 @@ class Appends:
 class FindsAppends:
     """Finds out whether both sides appended to a table, and what. Reads metadata and manifests, no data."""
 
-    def __init__(self, sides: Sides):
+    def __init__(self, sides: MergeInputs):
         self._definitions = sides.clone.lake.files.definitions
         self._io = clone_io(sides)
 

@@ -50,7 +50,7 @@ from trinitylake_ops.storage import open_storage
 from trinitylake_ops.storage.conditional_create import create_fresh
 from trinitylake_ops.storage.local.posix_files import make_root_folder
 from trinitylake_ops.transaction.commit import discard
-from trinitylake_ops.transaction.creation import create_first_version, first_root, has_roots, place_definition
+from trinitylake_ops.transaction.creation import create_first_version, first_root, has_roots, write_lakehouse_definition
 from trinitylake_ops.transaction.lakehouse import Lakehouse, options_for
 from trinitylake_ops.tree.edit import carried_tree
 from trinitylake_ops.tree.node import TreeLimits
@@ -189,8 +189,8 @@ class Clone(PlannedOperation[ClonePlan, CloneReport]):
     def _check_target(self, record: ExportRecord) -> None:
         storage = open_storage(record.target_uri, self._target_options(record.target_uri))
         there = uncached_on(storage, self.target_options)
-        if has_roots(storage) and not _is_made(there, record):
-            raise _taken(there)
+        if has_roots(storage) and not _is_complete_clone(there, record):
+            raise _existing_lakehouse_error(there)
 
     def _target_options(self, root: str) -> Mapping[str, str] | None:
         return self.target_options if self.target_options is not None else options_for(self.lake, root)
@@ -207,7 +207,7 @@ class Clone(PlannedOperation[ClonePlan, CloneReport]):
         options = self._target_options(record.target_uri)
         there = uncached_on(metered.also(open_storage(record.target_uri, options)), options)
         finish_manifest(lake.storage, record, [], with_definitions=False)
-        if not _is_made(there, record):
+        if not _is_complete_clone(there, record):
             _make(there, lake.snapshot(record.version), lake.root, record)
         location = f"{there.root}{there.files.roots.path(0)}"
         try:
@@ -276,7 +276,7 @@ def _commit_id(record: ExportRecord) -> str:
     return str(uuid.uuid5(uuid.UUID(record.clone_id), "commit"))
 
 
-def _is_made(there: Lakehouse, record: ExportRecord) -> bool:
+def _is_complete_clone(there: Lakehouse, record: ExportRecord) -> bool:
     """Whether version 0 of this very clone stands.
 
     Raises LakehouseExistsError if the lakehouse there is another one, StorageError.
@@ -286,11 +286,11 @@ def _is_made(there: Lakehouse, record: ExportRecord) -> bool:
     except LakehouseNotFoundError:
         return False
     if first.root.system.get(COMMIT_ID) != _commit_id(record):
-        raise _taken(there)
+        raise _existing_lakehouse_error(there)
     return True
 
 
-def _taken(there: Lakehouse) -> LakehouseExistsError:
+def _existing_lakehouse_error(there: Lakehouse) -> LakehouseExistsError:
     return LakehouseExistsError(
         f"there is a lakehouse at {there.root} already; clone to another target", path=there.root
     )
@@ -300,7 +300,7 @@ def _make(there: Lakehouse, source: Snapshot, source_root: str, record: ExportRe
     """Create version 0 of a clone. All names but those of roots follow from the record, so that it may be repeated."""
     definition = _definition(there, source, source_root, record)
     definition_path = lakehouse_def_copy(export_id(record))
-    place_definition(there.storage, definition_path, definition)
+    write_lakehouse_definition(there.storage, definition_path, definition)
     properties = {"source": source_root, "source_id": source.definition.id, "source_version": str(source.version)}
     info = CommitInfo(CLONE, f"version {source.version} of {source_root}"[:500], properties=properties)
     root = first_root(there.storage, definition, definition_path, _commit_id(record), info, CommitCost(1, 1, 0))
@@ -313,8 +313,8 @@ def _make(there: Lakehouse, source: Snapshot, source_root: str, record: ExportRe
     edited = carried_tree(there.files.nodes, tree, limits, created_at_ms=created_at_ms, root_system=root.system)
     create_fresh(there.storage, edited.node_files)
     first = replace(edited.root, system=root.system)
-    if not create_first_version(there.files, definition, first) and not _is_made(there, record):
-        raise _taken(there)
+    if not create_first_version(there.files, definition, first) and not _is_complete_clone(there, record):
+        raise _existing_lakehouse_error(there)
 
 
 def _tree(there: Lakehouse, source: Snapshot, source_root: str, record: ExportRecord, limits: TreeLimits) -> NodeFile:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from trinitylake_ops.iceberg.metadata import load_table_metadata
 from trinitylake_ops.operations.base import Cost, MeteredLakehouse
 from trinitylake_ops.operations.clones.promoted import clone_io
-from trinitylake_ops.operations.clones.three_way import ChangedOn, ObjectState, Sides
+from trinitylake_ops.operations.clones.three_way import ChangedOn, MergeInputs, ObjectState
 from trinitylake_ops.operations.diff.versions import TableDelta, TableState, signed, table_delta
 from trinitylake_ops.operations.mark.table_files import iceberg_metadata
 from trinitylake_ops.operations.rendering import Document, Table, new_table
@@ -74,7 +74,7 @@ def compare(lake: Lakehouse, name: str, *, target_options: Mapping[str, str] | N
     there, LocationNotAllowedError, CorruptFileError, StorageError.
     """
     metered = MeteredLakehouse(lake)
-    sides = Sides.open(metered, name, target_options)
+    sides = MergeInputs.open(metered, name, target_options)
     states = sides.states
     compared = run_parallel(_Comparing(sides), states, sides.clone.lake.storage.concurrency)
     return Comparison(
@@ -91,7 +91,7 @@ def compare(lake: Lakehouse, name: str, *, target_options: Mapping[str, str] | N
 class _Comparing:
     """Reads the definitions and metadata of an object on each side where it changed."""
 
-    def __init__(self, sides: Sides):
+    def __init__(self, sides: MergeInputs):
         self._definitions = sides.clone.lake.files.definitions
         self._io = clone_io(sides)
 

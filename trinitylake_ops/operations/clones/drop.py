@@ -28,11 +28,18 @@ from trinitylake_ops.format.file_names import (
     root_naming,
 )
 from trinitylake_ops.format.locations import to_location
-from trinitylake_ops.operations.base import MeteredLakehouse, Plan, PlannedOperation, digest_of, told_as, uncached
+from trinitylake_ops.operations.base import (
+    MeteredLakehouse,
+    Plan,
+    PlannedOperation,
+    digest_of,
+    instrumented_as,
+    uncached,
+)
 from trinitylake_ops.operations.clones.records import (
     OpenedClone,
     OtherLakehouseError,
-    check_belongs_here,
+    check_is_clone_of,
     check_no_dependents,
     check_not_registered,
     clone_record,
@@ -173,7 +180,7 @@ class DropClone(PlannedOperation[DropClonePlan, DropCloneReport]):
         """
         try:
             clone = opened_clone(metered, record, self.target_options)
-            check_belongs_here(metered.lake, clone)
+            check_is_clone_of(metered.lake, clone)
         except LakehouseNotFoundError:
             return None, None
         except OtherLakehouseError as error:
@@ -255,7 +262,7 @@ def plan_drop_clone(
     return DropClone(lake=uncached(lake), name=name, deletes_files=delete_files, target_options=target_options).plan()
 
 
-@told_as("drop-clone")
+@instrumented_as("drop-clone")
 def drop_clone(
     lake: Lakehouse, name: str, *, delete_files: bool = False, target_options: Mapping[str, str] | None = None
 ) -> DropCloneReport:

@@ -14,7 +14,7 @@ from trinitylake_ops.errors import CommitConflictError, InvalidInputError
 from trinitylake_ops.format.keys import ObjectName
 from trinitylake_ops.operations.base import MeteredLakehouse, Plan, PlannedOperation, ReportT
 from trinitylake_ops.operations.clones.appends import Appends
-from trinitylake_ops.operations.clones.three_way import ChangedOn, ObjectState, Sides
+from trinitylake_ops.operations.clones.three_way import ChangedOn, MergeInputs, ObjectState
 from trinitylake_ops.operations.rendering import Table, change_rows, new_table
 from trinitylake_ops.transaction.change_set import NewNames
 from trinitylake_ops.tree.diff import diff_trees
@@ -87,7 +87,7 @@ class Merge:
     @classmethod
     def of(
         cls,
-        sides: Sides,
+        sides: MergeInputs,
         chosen: Sequence[ObjectState],
         choices: Choices,
         appends: Callable[[ObjectState], Appends | str],
@@ -136,7 +136,7 @@ class Merge:
     def _take(self, state: ObjectState) -> None:
         source = ChangedOn.CLONE if self.into_parent else ChangedOn.PARENT
         if state.changed_on == source:
-            self.changes[state.key] = self._theirs_of(state)
+            self.changes[state.key] = self._other_state(state)
         elif state.changed_on == ChangedOn.BOTH:
             # Where somebody chose a side, nobody asks for the appends.
             is_open = self.choices.side_of(state.name) is None
@@ -151,13 +151,13 @@ class Merge:
     def _decide(self, state: ObjectState, why: str) -> None:
         parent, clone = _verb(state.base, state.parent), _verb(state.base, state.clone)
         reason = f"the parent {parent} it, clone {self.name} {clone} it"
-        if self._is_theirs(state.name, f"{reason} ({why})" if why else reason):
-            self.changes[state.key] = self._theirs_of(state)
+        if self._is_other_side(state.name, f"{reason} ({why})" if why else reason):
+            self.changes[state.key] = self._other_state(state)
 
-    def _theirs_of(self, state: ObjectState) -> str | None:
+    def _other_state(self, state: ObjectState) -> str | None:
         return state.clone if self.into_parent else state.parent
 
-    def _is_theirs(self, name: ObjectName, reason: str) -> bool:
+    def _is_other_side(self, name: ObjectName, reason: str) -> bool:
         """Whether the other side was chosen for a conflict. Without a choice the conflict is noted."""
         self._named |= {str(name), name.namespace}
         side = self.choices.side_of(name)
@@ -172,14 +172,14 @@ class Merge:
         if self.changes.get(state.key) is None:
             return
         key = self.into.keys.namespace_key(state.name.namespace)
-        standing = self.changes[key] if key in self.changes else self.into.entry(key)
-        if standing is not None:
+        existing = self.changes[key] if key in self.changes else self.into.entry(key)
+        if existing is not None:
             return
         there = by_key.get(key)
-        is_new = there is not None and there.base is None and self._theirs_of(there) is not None
-        ours, theirs = sides_named(self.name, into_parent=self.into_parent)
-        if is_new or self._is_theirs(state.name, f"{ours} dropped its namespace, {theirs} has it new or changed"):
-            location = self._theirs_of(there) if there is not None else None
+        is_new = there is not None and there.base is None and self._other_state(there) is not None
+        ours, theirs = side_labels(self.name, into_parent=self.into_parent)
+        if is_new or self._is_other_side(state.name, f"{ours} dropped its namespace, {theirs} has it new or changed"):
+            location = self._other_state(there) if there is not None else None
             assert location is not None, "a table there has a namespace there"
             self.changes[key] = location
         else:
@@ -211,8 +211,8 @@ class Merge:
         if not left:
             return
         names = ", ".join(sorted(left.values())[:_MOST_NAMED]) + (", ..." if len(left) > _MOST_NAMED else "")
-        ours, theirs = sides_named(self.name, into_parent=self.into_parent)
-        if self._is_theirs(state.name, f"{theirs} dropped it, {ours} has new or changed tables in it ({names})"):
+        ours, theirs = side_labels(self.name, into_parent=self.into_parent)
+        if self._is_other_side(state.name, f"{theirs} dropped it, {ours} has new or changed tables in it ({names})"):
             self.changes |= dict.fromkeys(left)
         else:
             del self.changes[state.key]
@@ -224,7 +224,7 @@ def _verb(base: str | None, now: str | None) -> str:
     return "dropped" if now is None else "altered"
 
 
-def sides_named(name: str, *, into_parent: bool) -> tuple[str, str]:
+def side_labels(name: str, *, into_parent: bool) -> tuple[str, str]:
     """Return how messages name the side that gets the changes, "ours", and the other one, "theirs"."""
     parent, clone = "the parent", f"clone {name}"
     return (parent, clone) if into_parent else (clone, parent)
@@ -249,7 +249,7 @@ class MergePlan(Plan):
 
     def how_to_choose(self, option: str = "--") -> str:
         """Return which option decides the first conflict for which side. ``option`` is what stands before its name."""
-        ours, theirs = sides_named(self.name, into_parent=self.into_parent)
+        ours, theirs = side_labels(self.name, into_parent=self.into_parent)
         name = self.conflicts[0].name
         return f"{option}ours {name} keeps what {ours} has, {option}theirs {name} takes what {theirs} has"
 
@@ -293,18 +293,18 @@ class MergeOperation(PlannedOperation[MergePlanT, ReportT]):
     target_options: Mapping[str, str] | None
 
     @abstractmethod
-    def planned(self, sides: Sides) -> MergePlanT:
+    def planned(self, sides: MergeInputs) -> MergePlanT:
         """Plan on both sides, as they were opened."""
 
     def plan(self) -> MergePlanT:
         """Plan on the latest versions of both sides. Raises what opening them and :meth:`planned` raise."""
         return self.planned(self.opened(MeteredLakehouse(self.lake)))
 
-    def opened(self, metered: MeteredLakehouse) -> Sides:
-        """Open both sides at their latest versions. Raises what :meth:`Sides.open` raises."""
-        return Sides.open(metered, self.name, self.target_options)
+    def opened(self, metered: MeteredLakehouse) -> MergeInputs:
+        """Open both sides at their latest versions. Raises what :meth:`MergeInputs.open` raises."""
+        return MergeInputs.open(metered, self.name, self.target_options)
 
-    def decided(self, plan: MergePlanT, approved_digest: str | None, sides: Sides) -> MergePlanT:
+    def decided(self, plan: MergePlanT, approved_digest: str | None, sides: MergeInputs) -> MergePlanT:
         """Return the plan to execute, made again if a digest was approved.
 
         Raises PlanChangedError, and CommitConflictError for conflicts that nobody decided.

@@ -27,7 +27,7 @@ from trinitylake_ops.operations.clones.merge import (
 )
 from trinitylake_ops.operations.clones.promoted import Promoted, PromotedContent, clone_io
 from trinitylake_ops.operations.clones.records import same_clone
-from trinitylake_ops.operations.clones.three_way import ObjectState, Sides
+from trinitylake_ops.operations.clones.three_way import MergeInputs, ObjectState
 from trinitylake_ops.operations.executor import LOCAL, Executor
 from trinitylake_ops.operations.exports.copy import Copier
 from trinitylake_ops.operations.mark.survey import Progress, no_progress
@@ -142,7 +142,7 @@ class Promote(MergeOperation[PromotionPlan, PromotionReport]):
     tables: tuple[str, ...]
     executor: Executor
 
-    def planned(self, sides: Sides) -> PromotionPlan:
+    def planned(self, sides: MergeInputs) -> PromotionPlan:
         """Plan on both sides. Raises what :func:`plan_promotion` raises."""
         only = chosen_names(sides, self.namespaces, self.tables)
         chosen = [state for state in sides.states if is_chosen(state, only)]
@@ -196,7 +196,7 @@ class Promote(MergeOperation[PromotionPlan, PromotionReport]):
             cost=metered.cost(),
         )
 
-    def _promote(self, plan: PromotionPlan, sides: Sides, copier: Copier) -> int:
+    def _promote(self, plan: PromotionPlan, sides: MergeInputs, copier: Copier) -> int:
         lake, content = sides.lake, plan.promoted.content
         base = lake.snapshot(plan.base_version, latest=sides.latest)
         written_since_ms = lake.storage.now_ms()
@@ -219,13 +219,13 @@ class Promote(MergeOperation[PromotionPlan, PromotionReport]):
             return lake.commit(change, base, written_since_ms=written_since_ms)
 
     def _combined(
-        self, plan: PromotionPlan, sides: Sides, base: Snapshot, written: list[str]
+        self, plan: PromotionPlan, sides: MergeInputs, base: Snapshot, written: list[str]
     ) -> dict[str, tuple[str, TableDef]]:
         """Return the definitions of tables that both sides appended to, by key, with their paths."""
         content, found = PromotedContent(sides, plan.promotion_id), {}
         limit_bytes = base.definition.file_path_max_size_bytes
         for one in plan.appended:
-            definition = combined(sides.lake, base, one, content.new_place(one.table_id))
+            definition = combined(sides.lake, base, one, content.relocated_uri(one.table_id))
             written.append(definition.format_properties[METADATA_LOCATION])
             path = new_table_path(one.name.namespace, one.name.table or "", limit_bytes)
             found[one.key] = (path, definition)
@@ -298,7 +298,7 @@ def plan_promotion(
     ).plan()
 
 
-def chosen_names(sides: Sides, namespaces: Sequence[str], tables: Sequence[str]) -> tuple[ObjectName, ...]:
+def chosen_names(sides: MergeInputs, namespaces: Sequence[str], tables: Sequence[str]) -> tuple[ObjectName, ...]:
     """Return what was named, as one of the sides has it. Raises NamespaceNotFoundError, TableNotFoundError."""
     readers = (sides.clone.latest, sides.latest, sides.base)
     for namespace in namespaces:

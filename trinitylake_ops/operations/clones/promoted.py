@@ -13,17 +13,17 @@ from trinitylake_ops.format.definitions import TableDef
 from trinitylake_ops.format.file_names import table_prefix
 from trinitylake_ops.format.keys import ObjectName
 from trinitylake_ops.format.locations import is_uri, to_location, to_uri
-from trinitylake_ops.iceberg.copy import REWRITTEN, FileCopy, TablePlaces, copied_definition, copies_of
+from trinitylake_ops.iceberg.copy import REWRITTEN, FileCopy, TableFileMap, copied_definition, copies_of
 from trinitylake_ops.iceberg.io.file_io import StorageFileIO, reading_io
 from trinitylake_ops.iceberg.reach import FileKind, files_of
 from trinitylake_ops.operations.clones.records import records_of_clone
-from trinitylake_ops.operations.clones.three_way import Sides, promoted_path
+from trinitylake_ops.operations.clones.three_way import MergeInputs, promoted_path
 from trinitylake_ops.operations.exports.content import Content, DefinitionCopy, TableCopy
 from trinitylake_ops.operations.mark.table_files import iceberg_metadata
 from trinitylake_ops.storage.parallel import run_parallel
 
 
-def clone_io(sides: Sides) -> StorageFileIO:
+def clone_io(sides: MergeInputs) -> StorageFileIO:
     """Return a reader of files of tables as the clone names them; those of the parent go through its storage."""
     return reading_io(sides.clone.lake, [sides.lake.storage])
 
@@ -39,7 +39,7 @@ class Promoted:
 class PromotedContent:
     """Finds what a promotion copies, under names that no earlier attempt gave."""
 
-    def __init__(self, sides: Sides, promotion_id: str):
+    def __init__(self, sides: MergeInputs, promotion_id: str):
         self._sides = sides
         self._id = promotion_id
         self._io = clone_io(sides)
@@ -64,7 +64,7 @@ class PromotedContent:
             if uri is None:
                 entries[key] = None
             elif uri.startswith(self._sides.lake.root):
-                entries[key] = self._standing(key, name, uri)
+                entries[key] = self._existing_path(key, name, uri)
             else:
                 own.append((key, name, to_location(self._sides.clone.lake.root, uri)))
         tables = [one for one in own if one[1].table is not None]
@@ -85,23 +85,23 @@ class PromotedContent:
                 found.append(FileCopy(FileKind.DATA, location, places.path(location), file.file_size_in_bytes))
         return TableCopy(places, tuple(found))
 
-    def new_place(self, table_id: str) -> Callable[[str], str]:
+    def relocated_uri(self, table_id: str) -> Callable[[str], str]:
         """Return what tells where a data file of the clone, given by its URI, stands after the promotion."""
         places = self._places(table_id)
         return lambda uri: places.uri(self._io, uri)
 
-    def _places(self, table_id: str, standing: Mapping[str, str] | None = None) -> TablePlaces:
+    def _places(self, table_id: str, existing: Mapping[str, str] | None = None) -> TableFileMap:
         root = self._sides.lake.root
-        return TablePlaces(
+        return TableFileMap(
             table_id,
             self._sides.clone.lake.root,
             root,
             folder=_folder(self._id),
             kept_root=root,
-            standing=standing or {},
+            existing=existing or {},
         )
 
-    def _standing(self, key: str, name: ObjectName, uri: str) -> str:
+    def _existing_path(self, key: str, name: ObjectName, uri: str) -> str:
         """Return the path of a definition of the parent's. It must be one that is kept for the clone."""
         path = to_location(self._sides.lake.root, uri)
         if path not in [snapshot.entry(key) for snapshot in self._kept]:
@@ -132,7 +132,7 @@ class PromotedContent:
         place = to_location(clone_root, metadata)
         if not definition.is_managed:
             return copied_definition(definition, to_uri(clone_root, metadata)), None
-        places = self._places(definition.id, self._standing_copies(key, definition))
+        places = self._places(definition.id, self._existing_copies(key, definition))
         where = self._io.location(to_uri(clone_root, metadata))
         if places.keeps(where):  # the clone changed the definition alone
             self._check_kept(key, name, definition, to_location(root, where))
@@ -141,7 +141,7 @@ class PromotedContent:
         return copied_definition(definition, places.path(place if not is_uri(where) else where)), copy
 
     @cached_attribute
-    def _gone(self) -> list[str]:
+    def _missing_keys(self) -> list[str]:
         """The keys of tables that are gone in the clone, where they may have been renamed."""
         return [one.key for one in self._sides.states if one.name.table and one.base and one.clone is None]
 
@@ -151,7 +151,7 @@ class PromotedContent:
         It may have had another name there, which is gone in the clone.
         """
         for snapshot in self._kept:
-            for entry in filter(None, map(snapshot.entry, [key, *self._gone])):
+            for entry in filter(None, map(snapshot.entry, [key, *self._missing_keys])):
                 known = snapshot.table_at(entry)
                 found = iceberg_metadata(known)
                 if known.id == definition.id and found and to_location(self._sides.lake.root, found) == metadata:
@@ -162,7 +162,7 @@ class PromotedContent:
             path=metadata,
         )
 
-    def _standing_copies(self, key: str, definition: TableDef) -> dict[str, str]:
+    def _existing_copies(self, key: str, definition: TableDef) -> dict[str, str]:
         """Return the data files of a table that earlier promotions copied: path in the clone -> path in the parent.
 
         The parent's table has them, and so does the version on which the commit is made. Their names hold a uuid, so
@@ -171,11 +171,11 @@ class PromotedContent:
         entry = self._sides.latest.entry(key) if self._sides.record.promotions else None
         if entry is None:
             return {}
-        standing = self._sides.latest.table_at(entry)
+        existing = self._sides.latest.table_at(entry)
         prefix = table_prefix(definition.id)
-        if standing.id != definition.id or not standing.is_managed or not iceberg_metadata(standing):
+        if existing.id != definition.id or not existing.is_managed or not iceberg_metadata(existing):
             return {}
-        found = files_of(standing, self._parent_io)
+        found = files_of(existing, self._parent_io)
         files = [file.location for file in found if file.live and file.kind not in REWRITTEN]
         folders = [f"{prefix}{_folder(promotion.id)}" for promotion in self._sides.record.promotions]
         return {

@@ -106,7 +106,7 @@ def lakehouse_of(
     """
     source = metered.lake
     if target_options is None:  # otherwise the caller knows the target
-        source.elsewhere.places.check_root(record.target_uri)
+        source.external_storages.allowed_roots.check_root(record.target_uri)
         target_options = options_for(source, record.target_uri)
     options = StorageOptions({**(target_options or {}), "file.follow_links": "false"})
     return uncached_on(metered.also(open_storage(record.target_uri, options)), target_options)
@@ -137,7 +137,7 @@ def opened_clone(
             " place; drop the clone, which leaves that lakehouse alone",
             path=lake.root,
         )
-    lake.elsewhere.give(source.storage)
+    lake.external_storages.register_storage(source.storage)
     return OpenedClone(lake, latest, parent)
 
 
@@ -155,7 +155,7 @@ def foreign_parent(lake: Lakehouse, clone: OpenedClone) -> str | None:
     )
 
 
-def check_belongs_here(lake: Lakehouse, clone: OpenedClone) -> None:
+def check_is_clone_of(lake: Lakehouse, clone: OpenedClone) -> None:
     """Raise OtherLakehouseError for a clone that was made at another root than that of ``lake``."""
     if reason := foreign_parent(lake, clone):
         raise OtherLakehouseError(reason, path=clone.lake.root)
@@ -188,7 +188,7 @@ def check_not_registered(lake: Lakehouse, latest: Snapshot, record: ExportRecord
     ]
     tables = {after: name for name, after in entries if name is not None and name.table is not None}
     read = zip(tables.values(), lake.files.definitions.tables(list(tables)), strict=True)
-    found = sorted(str(name) for name, definition in read if _is_read_there(definition, clone.lake.root))
+    found = sorted(str(name) for name, definition in read if _is_read_at(definition, clone.lake.root))
     if found:
         names = ", ".join(found[:_MOST_NAMED]) + (", ..." if len(found) > _MOST_NAMED else "")
         raise MaintenanceBlockedError(
@@ -199,7 +199,7 @@ def check_not_registered(lake: Lakehouse, latest: Snapshot, record: ExportRecord
         )
 
 
-def _is_read_there(definition: TableDef, root: str) -> bool:
+def _is_read_at(definition: TableDef, root: str) -> bool:
     metadata = iceberg_metadata(definition)
     return not definition.is_managed and bool(metadata) and lies_within(as_uri(str(metadata)), root)
 

@@ -23,7 +23,7 @@ from trinitylake_ops.operations.clones.merge import (
     steps_table,
 )
 from trinitylake_ops.operations.clones.records import records_of_clone, same_clone
-from trinitylake_ops.operations.clones.three_way import ChangedOn, Sides
+from trinitylake_ops.operations.clones.three_way import ChangedOn, MergeInputs
 from trinitylake_ops.operations.export_records import check_unused, finish_manifest, is_used
 from trinitylake_ops.operations.records import StateChange
 from trinitylake_ops.operations.rendering import Table, new_table
@@ -117,7 +117,7 @@ class RefreshPlan(MergePlan):
 class Refresh(MergeOperation[RefreshPlan, CommitReport]):
     """The refresh of a clone, with the sides that were chosen for conflicts."""
 
-    def planned(self, sides: Sides) -> RefreshPlan:
+    def planned(self, sides: MergeInputs) -> RefreshPlan:
         """Plan on both sides. Raises what :func:`plan_refresh` raises."""
         clone = sides.clone.latest
         merge = Merge.of(sides, sides.states, self.choices, FindsAppends(sides), into_parent=False)
@@ -174,7 +174,9 @@ class Refresh(MergeOperation[RefreshPlan, CommitReport]):
         )
 
 
-def _combined(sides: Sides, plan: RefreshPlan, base: Snapshot, written: list[str]) -> dict[str, tuple[str, TableDef]]:
+def _combined(
+    sides: MergeInputs, plan: RefreshPlan, base: Snapshot, written: list[str]
+) -> dict[str, tuple[str, TableDef]]:
     """Return the definitions of tables that both sides appended to, by key, with their paths in the clone."""
     found = {}
     limit_bytes = base.definition.file_path_max_size_bytes
@@ -185,7 +187,7 @@ def _combined(sides: Sides, plan: RefreshPlan, base: Snapshot, written: list[str
     return found
 
 
-def _keep(sides: Sides, plan: RefreshPlan) -> None:
+def _keep(sides: MergeInputs, plan: RefreshPlan) -> None:
     """Commit in the parent that it keeps one more version for the clone, unless an earlier attempt did so.
 
     Versions that the clone shared before stay, too: its own versions, and files of its tables, need them.

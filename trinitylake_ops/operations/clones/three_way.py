@@ -19,7 +19,7 @@ from trinitylake_ops.format.locations import to_uri
 from trinitylake_ops.operations.base import MeteredLakehouse
 from trinitylake_ops.operations.clones.records import (
     OpenedClone,
-    check_belongs_here,
+    check_is_clone_of,
     check_no_table_root,
     clone_record,
     opened_clone,
@@ -60,7 +60,7 @@ class ObjectState:
 
 
 @dataclass(frozen=True)
-class Sides:
+class MergeInputs:
     """Both lakehouses, opened: ``base`` is the parent's version that both share, and ``latest`` the parent's latest."""
 
     lake: Lakehouse
@@ -70,7 +70,7 @@ class Sides:
     latest: Snapshot
 
     @classmethod
-    def open(cls, metered: MeteredLakehouse, name: str, target_options: Mapping[str, str] | None) -> Sides:
+    def open(cls, metered: MeteredLakehouse, name: str, target_options: Mapping[str, str] | None) -> MergeInputs:
         """Open a clone beside its parent.
 
         Raises ExportNotFoundError, and InvalidInputError for a clone that was cut off or belongs to another lakehouse.
@@ -82,7 +82,7 @@ class Sides:
             raise InvalidInputError(f"clone {name!r} was cut off; clone once more to finish it, or drop it")
         check_no_table_root(latest.definition, metered.lake.root)
         clone = opened_clone(metered, record, target_options)
-        check_belongs_here(metered.lake, clone)
+        check_is_clone_of(metered.lake, clone)
         check_no_table_root(clone.latest.definition, clone.lake.root)
         kept = {one.version for one in records_of_clone(latest.definition, record.clone_id)}
         if clone.parent.version not in kept:
@@ -101,8 +101,8 @@ class Sides:
 
         Objects of unknown type do not count.
         """
-        here = {change.key: change for change in self._changes_here()}
-        there = {change.key: change for change in self._changes_there()}
+        here = {change.key: change for change in self._parent_changes()}
+        there = {change.key: change for change in self._clone_changes()}
         found = []
         for key in sorted(here.keys() | there.keys()):
             name = self.latest.keys.decode(key)
@@ -111,14 +111,14 @@ class Sides:
                 found += [] if state is None else [state]
         return found
 
-    def _changes_here(self) -> list[KeyChange]:
+    def _parent_changes(self) -> list[KeyChange]:
         root = self.lake.root
         return [
             KeyChange(change.key, _uri(root, change.before), _uri(root, change.after))
             for change in diff_trees(self.lake.files.nodes, self.base.root, self.latest.root)
         ]
 
-    def _changes_there(self) -> list[KeyChange]:
+    def _clone_changes(self) -> list[KeyChange]:
         lake = self.clone.lake
         shared = self.base.root.rebased(lambda location: to_uri(self.lake.root, location))
         return [

@@ -18,7 +18,7 @@ from trinitylake_ops.iceberg.write.staged_table import StagedTable
 from trinitylake_ops.operations.base import Cost
 from trinitylake_ops.operations.mark.tables import defined, tables_of
 from trinitylake_ops.operations.rendering import Document, Table, new_table
-from trinitylake_ops.storage.parallel import in_one_round, run_parallel
+from trinitylake_ops.storage.parallel import in_one_round_trip, run_parallel
 from trinitylake_ops.transaction.lakehouse import Lakehouse
 from trinitylake_ops.versions.snapshot import Snapshot
 
@@ -74,7 +74,7 @@ def survey_data_files(lake: Lakehouse, version: Snapshot, max_seconds: float) ->
         n_seen += len(batch)
         ours = [(name, definition) for name, _, definition in batch if is_trimmable(definition, io)]
         counts = run_parallel(
-            in_one_round(lambda definition: _counts(definition, io)),
+            in_one_round_trip(lambda definition: _counts(definition, io)),
             [definition for _, definition in ours],
             lake.storage.concurrency,
         )

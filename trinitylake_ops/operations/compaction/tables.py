@@ -31,13 +31,19 @@ from trinitylake_ops.iceberg.reach import DAMAGE
 from trinitylake_ops.iceberg.write.compact import FileGroup, RewriteRules, find_groups
 from trinitylake_ops.iceberg.write.data_files import delete_data_files
 from trinitylake_ops.iceberg.write.publication import Publication, publication_id, publish_once, published_version
-from trinitylake_ops.iceberg.write.rewrite import GroupWriter, Rewriting, rewrite_here, rewriting_of, stage_rewritten
+from trinitylake_ops.iceberg.write.rewrite import (
+    GroupWriter,
+    Rewriting,
+    rewrite_in_process,
+    rewriting_of,
+    stage_rewritten,
+)
 from trinitylake_ops.iceberg.write.staged_table import StagedTable
 from trinitylake_ops.operations.base import MeteredLakehouse, Plan, PlannedOperation, digest_of
 from trinitylake_ops.operations.compaction.data_files import CompactTablesReport, report_of
 from trinitylake_ops.operations.mark.tables import defined, tables_of
 from trinitylake_ops.operations.rendering import Table, new_table
-from trinitylake_ops.storage.parallel import in_one_round, run_parallel
+from trinitylake_ops.storage.parallel import in_one_round_trip, run_parallel
 from trinitylake_ops.transaction.lakehouse import Lakehouse
 from trinitylake_ops.transaction.saved import pinned_version
 
@@ -121,7 +127,7 @@ class CompactTablesPlan(Plan):
 
     def execute(
         self,
-        write: GroupWriter = rewrite_here,
+        write: GroupWriter = rewrite_in_process,
         *,
         run_id: str | None = None,
         approved_digest: str | None = None,
@@ -156,17 +162,17 @@ class CompactTables(PlannedOperation[CompactTablesPlan, CompactTablesReport]):
         left: dict[str, str] = {}
         older: dict[str, int] = {}
 
-        def look(item: tuple[ObjectName, TableDef]) -> tuple[TableCompaction, int] | str | None:
+        def inspect_item(item: tuple[ObjectName, TableDef]) -> tuple[TableCompaction, int] | str | None:
             if not _is_candidate(item[1]):
                 return None if self.only is None else "only MANAGED Iceberg tables can be"
             try:
-                return _looked_through(item[0], item[1], io, self.rules)
+                return _inspect_table(item[0], item[1], io, self.rules)
             except _OF_ONE_TABLE as error:
                 return str(error)
 
         for batch in defined(base, tables_of(base, self.only)):
             items = [(name, definition) for name, _, definition in batch]
-            looked = run_parallel(in_one_round(look), items, self.lake.storage.concurrency)
+            looked = run_parallel(in_one_round_trip(inspect_item), items, self.lake.storage.concurrency)
             for (table, _), seen in zip(items, looked, strict=True):
                 if isinstance(seen, str):
                     left[str(table)] = seen
@@ -189,7 +195,7 @@ class CompactTables(PlannedOperation[CompactTablesPlan, CompactTablesReport]):
         plan: CompactTablesPlan,
         approved_digest: str | None = None,
         *,
-        write: GroupWriter = rewrite_here,
+        write: GroupWriter = rewrite_in_process,
         run_id: str | None = None,
         message: str | None = None,
     ) -> CompactTablesReport:
@@ -259,7 +265,7 @@ def _is_candidate(definition: TableDef) -> bool:
     return definition.is_managed and definition.is_iceberg and METADATA_LOCATION in definition.format_properties
 
 
-def _looked_through(
+def _inspect_table(
     name: ObjectName, definition: TableDef, io: StorageFileIO, rules: RewriteRules
 ) -> tuple[TableCompaction, int]:
     metadata = table_metadata(definition, io)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from trinitylake_ops.operations.base import Cost, MeteredLakehouse, Plan, PlannedOperation, digest_of, told_as
+from trinitylake_ops.operations.base import Cost, MeteredLakehouse, Plan, PlannedOperation, digest_of, instrumented_as
 from trinitylake_ops.operations.rendering import Document, Table, new_table
 from trinitylake_ops.transaction.commit import commit
 from trinitylake_ops.transaction.draft import Draft, RootStamp
@@ -132,7 +132,7 @@ def plan_compact(lake: Lakehouse) -> CompactionPlan:
     return Compact(lake=lake).plan()
 
 
-@told_as("compact")
+@instrumented_as("compact")
 def compact(lake: Lakehouse, message: str | None = None) -> CompactionReport:
     """Flush all buffers down and merge thin nodes, as a commit of its own.
 

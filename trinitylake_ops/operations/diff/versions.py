@@ -29,7 +29,7 @@ from trinitylake_ops.iceberg.totals import NO_TOTALS, TableTotals, count_in, row
 from trinitylake_ops.iceberg.trim import is_first
 from trinitylake_ops.operations.mark.table_files import iceberg_metadata
 from trinitylake_ops.operations.rendering import Document, Table, new_table
-from trinitylake_ops.storage.parallel import in_one_round, run_parallel
+from trinitylake_ops.storage.parallel import in_one_round_trip, run_parallel
 from trinitylake_ops.transaction.lakehouse import Lakehouse
 from trinitylake_ops.versions.history import Change, diff_snapshots
 from trinitylake_ops.versions.snapshot import Snapshot
@@ -290,7 +290,7 @@ def count_changes(lake: Lakehouse, before: Snapshot, after: Snapshot, changes: S
     counted = tables[:MOST_COUNTED] if are_here else []
     states = TableStates(lake)
     found = run_parallel(
-        in_one_round(lambda change: states.changed(before, after, change)), counted, lake.storage.concurrency
+        in_one_round_trip(lambda change: states.changed(before, after, change)), counted, lake.storage.concurrency
     )
     by_name = {(one.namespace, one.table): one for one in found}
     objects = [

@@ -18,9 +18,9 @@ from trinitylake_ops.format.file_names import parse_root_path
 from trinitylake_ops.format.locations import is_uri, located, to_location
 from trinitylake_ops.iceberg.io.file_io import StorageFileIO, reading_io
 from trinitylake_ops.iceberg.reach import files_of
-from trinitylake_ops.operations.base import Cost, MeteredLakehouse, told_as, uncached_on
+from trinitylake_ops.operations.base import Cost, MeteredLakehouse, instrumented_as, uncached_on
 from trinitylake_ops.operations.export_records import CopiedFile, check_no_clone, read_manifest, record_of
-from trinitylake_ops.operations.exports.roots import check_made_of
+from trinitylake_ops.operations.exports.roots import check_is_export_of
 from trinitylake_ops.operations.mark.mark import CatalogReach
 from trinitylake_ops.operations.mark.survey import Progress, SurveyedRoot, no_progress
 from trinitylake_ops.operations.mark.table_files import iceberg_metadata
@@ -66,7 +66,7 @@ class ExportCheck(Document):
         return new_table(title, "what", "path", rows=rows)
 
 
-@told_as("verify-export")
+@instrumented_as("verify-export")
 def verify_export(
     lake: Lakehouse,
     name: str,
@@ -96,7 +96,7 @@ def verify_export(
     storage, options = metered.lake.storage, lake.storage_options
     if record.target_uri:
         if target_options is None:  # otherwise the caller knows the target
-            lake.elsewhere.places.check_root(record.target_uri)
+            lake.external_storages.allowed_roots.check_root(record.target_uri)
         options = StorageOptions(target_options if target_options is not None else options_for(lake, record.target_uri))
         storage = metered.also(open_storage(record.target_uri, options))
     there = {info.path: info.size_bytes for info in storage.list()}
@@ -108,8 +108,8 @@ def verify_export(
     damaged: set[str] = set()
     if record.target_uri:
         other = uncached_on(storage, options)
-        other.elsewhere.give(metered.lake.storage)  # for files that were not copied
-        needed, damaged = _needed_elsewhere(metered.lake, other, record, there)
+        other.external_storages.register_storage(metered.lake.storage)  # for files that were not copied
+        needed, damaged = _needed_at_target(metered.lake, other, record, there)
         copies = [copy for copy in copies if copy.target in needed]
         sizes_bytes = {path: sizes_bytes.get(path, size) for path, size in needed.items()}
     changed = damaged | {path for path, size in sizes_bytes.items() if size not in (None, there.get(path, size))}
@@ -128,7 +128,7 @@ def verify_export(
     )
 
 
-def _needed_elsewhere(
+def _needed_at_target(
     lake: Lakehouse, other: Lakehouse, record: ExportRecord, there: Container[str]
 ) -> tuple[dict[str, int | None], set[str]]:
     """Return the files that an export's version at another root needs there, and those that cannot be read.
@@ -143,7 +143,7 @@ def _needed_elsewhere(
     version = parse_root_path(path)
     assert version is not None, "the root of a version was recorded"
     exported = other.snapshot(version)
-    check_made_of(exported, lake.snapshot(), record.name)
+    check_is_export_of(exported, lake.snapshot(), record.name)
     reach = CatalogReach(other.files, skips_damaged=True)
     reach.add([SurveyedRoot.of(version, exported.root, path, located(other.root))])
     needed.update(dict.fromkeys(one for one in (*reach.nodes, *reach.tables, *reach.others) if not is_uri(one)))
@@ -184,8 +184,8 @@ def _with_other_checksums(
 
     def is_other(copy: CopiedFile) -> bool:
         try:
-            held_by, path = io.resolve(copy.target) if is_uri(copy.target) else (storage, copy.target)
-            return _sha256(held_by, path) != copy.sha256
+            describe_lease, path = io.resolve(copy.target) if is_uri(copy.target) else (storage, copy.target)
+            return _sha256(describe_lease, path) != copy.sha256
         except FileMissingError:
             return True  # deleted since the list
 

@@ -27,7 +27,7 @@ from trinitylake_ops.format.file_names import (
 )
 from trinitylake_ops.format.keys import TABLE_KEY_PREFIX, ObjectName
 from trinitylake_ops.format.locations import is_uri, normalize_root_uri, to_uri
-from trinitylake_ops.iceberg.copy import FileCopy, TablePlaces, copied_definition, copies_of
+from trinitylake_ops.iceberg.copy import FileCopy, TableFileMap, copied_definition, copies_of
 from trinitylake_ops.iceberg.io.file_io import StorageFileIO
 from trinitylake_ops.iceberg.reach import DAMAGE
 from trinitylake_ops.operations.executor import LOCAL, Executor, Weight
@@ -66,7 +66,7 @@ class DefinitionCopy:
 class TableCopy:
     """A managed Iceberg table to copy with all its files."""
 
-    places: TablePlaces
+    places: TableFileMap
     files: tuple[FileCopy, ...]
 
 
@@ -206,11 +206,11 @@ class _Gathering:
         tables: list[tuple[str, ObjectName, str]] = []
         for key, location in entries:
             name = self._name(key)
-            standing = self._there.get(key)
+            existing = self._there.get(key)
             if not self._choice.copies_definitions or name is None:
                 placed[key] = self._destination.pointer(self._root, location)
-            elif standing is not None and self._destination.is_copy(standing, name, location, self._limit_bytes):
-                placed[key] = standing
+            elif existing is not None and self._destination.is_copy(existing, name, location, self._limit_bytes):
+                placed[key] = existing
             elif name.table is None:
                 placed[key] = self._copy_definition(name, location)
             else:
@@ -329,7 +329,7 @@ class TableCopies:
             return None
         target_root = self.destination.root if self.own_io is None else self.own_io.home_of(definition.id)
         folder, holder_root = self.destination.folder, self.destination.root
-        places = TablePlaces(definition.id, root, target_root, self.table_root, folder, holder_root)
+        places = TableFileMap(definition.id, root, target_root, self.table_root, folder, holder_root)
         return TableCopy(places, tuple(copies_of(definition, self.io, places)))
 
     def _check_without_files(self, definition: TableDef) -> None:

@@ -16,7 +16,7 @@ from typing import ClassVar
 from trinitylake_ops.errors import CorruptFileError, InvalidInputError, InvalidLocationError, TrinityLakeError
 from trinitylake_ops.format.definitions import LakehouseDef, resealed
 from trinitylake_ops.format.locations import normalize_root_uri, to_uri
-from trinitylake_ops.iceberg.copy import REWRITTEN, SIZED_IN, FileCopy, TablePlaces, rewritten
+from trinitylake_ops.iceberg.copy import REWRITTEN, SIZED_IN, FileCopy, TableFileMap, rewritten
 from trinitylake_ops.iceberg.io.checked_files import check_whole
 from trinitylake_ops.iceberg.io.file_io import StorageFileIO
 from trinitylake_ops.iceberg.reach import DAMAGE, FileKind
@@ -50,7 +50,7 @@ class CopyJob:
     size_bytes: int = 0
     there_bytes: int | None = None
     file: FileCopy | None = None
-    places: TablePlaces | None = None
+    places: TableFileMap | None = None
     sizes_bytes: Mapping[str, int] = field(default_factory=dict)
     is_definition: bool = False
     replaces: bool = False
@@ -116,9 +116,9 @@ class CopyWork:
         Raises CorruptFileError where a copy is not what it was made of, StorageError.
         """
         # Each copy waits for its source, too; what goes one by one stays so.
-        return run_parallel(self._told, jobs, 2 * self._target.concurrency - 1)
+        return run_parallel(self._copy_or_error, jobs, 2 * self._target.concurrency - 1)
 
-    def _told(self, job: CopyJob) -> Copied | Uncopied | None:
+    def _copy_or_error(self, job: CopyJob) -> Copied | Uncopied | None:
         copied = self._copy(job)
         if self._on_copied is None or isinstance(copied, Uncopied):
             return copied
@@ -351,7 +351,7 @@ def check_contains_no_source(root: str, content: Content, lake_root: str) -> Non
 def _used_roots(lake: Lakehouse, definitions: Sequence[LakehouseDef]) -> Iterator[tuple[str, str]]:
     """Yield the roots that a lakehouse reads or writes, and what each is."""
     yield lake.root, "the lakehouse itself"
-    names = lake.elsewhere.names
+    names = lake.external_storages.names
     roots = [(root, "its table root") for root in names.table_roots]
     roots += [(root, "a lakehouse whose files it reads") for root in names.sources]
     for definition in definitions:

@@ -110,19 +110,19 @@ class PruneExports(PlannedOperation[PrunePlan, CommitReport]):
                     name=record.name,
                     created_at=utc_of(record.created_at_millis),
                     is_dropped=verdict.expires,
-                    reason=self._said(verdict.reason, is_dropped=verdict.expires),
+                    reason=self._decision(verdict.reason, is_dropped=verdict.expires),
                 )
                 for record, verdict in reversed(list(zip(ordered, verdicts, strict=True)))
             ),
             operation=self,
         )
 
-    def _said(self, reason: str, *, is_dropped: bool) -> str:
+    def _decision(self, reason: str, *, is_dropped: bool) -> str:
         """Return why an export is kept or dropped, of what is said of a version as old as it is."""
-        said = reason.replace("superseded", "made").replace(" version of ", " one of ")
+        text = reason.replace("superseded", "made").replace(" version of ", " one of ")
         if is_dropped and not self.policy.maximum_age_ms:
-            return f"{said.partition(',')[0]}, and no rule keeps it"
-        return said.replace("it is the latest", "it is the newest")
+            return f"{text.partition(',')[0]}, and no rule keeps it"
+        return text.replace("it is the latest", "it is the newest")
 
     def execute(self, plan: PrunePlan, approved_digest: str | None = None) -> CommitReport:
         """Drop them in one commit. Raises what :meth:`PrunePlan.execute` raises."""
@@ -193,16 +193,16 @@ class DropExportPlan(Plan):
         """What follows from the drop, a sentence each."""
         export = self.export
         if export.version is None:
-            said = [f"nothing keeps {export.location}"]
+            notes = [f"nothing keeps {export.location}"]
         elif self.other_exports:
-            said = [f"version {export.version} is still kept by {', '.join(self.other_exports)}"]
+            notes = [f"version {export.version} is still kept by {', '.join(self.other_exports)}"]
         else:
-            said = [f"version {export.version} can expire from then on"]
+            notes = [f"version {export.version} can expire from then on"]
         if export.target:
-            said.append(f"the lakehouse at {export.target} stays")
+            notes.append(f"the lakehouse at {export.target} stays")
         if self.loses_files:
-            said.append(f"{export.target} reads files from here that nothing keeps any more")
-        return tuple(said)
+            notes.append(f"{export.target} reads files from here that nothing keeps any more")
+        return tuple(notes)
 
     def table(self) -> Table:
         """Return one row for the export."""

@@ -20,7 +20,7 @@ from trinitylake_ops.operations.executor import LOCAL, Executor
 from trinitylake_ops.operations.export_records import EXPORT, check_name, check_unused, is_cut_off, record_of
 from trinitylake_ops.operations.exports.content import Choice, Content
 from trinitylake_ops.operations.exports.copy import check_contains_no_source, target_root
-from trinitylake_ops.operations.exports.outcome import ExportReport, left_files, left_out, reasons
+from trinitylake_ops.operations.exports.outcome import ExportReport, left_out, reasons, uncopied_note
 from trinitylake_ops.operations.exports.work import ExportWork, Opened
 from trinitylake_ops.operations.mark.survey import Progress, no_progress
 from trinitylake_ops.operations.rendering import Table, new_table
@@ -76,7 +76,7 @@ class ExportPlan(Plan):
         state = "goes on" if self.resumes else "new"
         row = (self.name, self.version, self.level, ", ".join(self.namespaces), where, self.files, self.bytes, state)
         columns = ("name", "version", "level", "namespaces", "to", "files", "bytes", "state")
-        title = f"Export plan{left_files(self.registered)}{left_out(self.damaged)}"
+        title = f"Export plan{uncopied_note(self.registered)}{left_out(self.damaged)}"
         return new_table(title, *columns, rows=[row])
 
     def execute(self, approved_digest: str | None = None, *, progress: Progress = no_progress) -> ExportReport:

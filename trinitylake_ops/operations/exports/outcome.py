@@ -68,11 +68,11 @@ class ExportReport(Document):
         """Return one row."""
         row = (self.name, self.version, self.level, self.location, self.files, self.copied_files, self.copied_bytes)
         columns = ("name", "version", "level", "root", "files", "files copied", "bytes copied")
-        title = f"Export{left_files(self.registered)}{left_out(self.damaged)}"
+        title = f"Export{uncopied_note(self.registered)}{left_out(self.damaged)}"
         return new_table(title, *columns, rows=[row])
 
 
-def left_files(registered: Sequence[str]) -> str:
+def uncopied_note(registered: Sequence[str]) -> str:
     """Return what people have to know of tables whose files a full export does not copy, empty if there are none."""
     if not registered:
         return ""

@@ -27,19 +27,19 @@ from trinitylake_ops.operations.base import (
     Plan,
     PlannedOperation,
     digest_of,
-    told_as,
+    instrumented_as,
     uncached,
 )
 from trinitylake_ops.operations.export_records import check_no_clone, record_of
 from trinitylake_ops.operations.exports.content import Choice, Content, chosen_entries, gather
 from trinitylake_ops.operations.exports.copy import Copier
 from trinitylake_ops.operations.exports.outcome import Destination, left_out, reasons
-from trinitylake_ops.operations.exports.roots import check_made_of
-from trinitylake_ops.operations.exports.work import claim_places
+from trinitylake_ops.operations.exports.roots import check_is_export_of
+from trinitylake_ops.operations.exports.work import claim_table_folders
 from trinitylake_ops.operations.mark.survey import Progress, no_progress
 from trinitylake_ops.operations.mark.tables import check_table_files
 from trinitylake_ops.operations.rendering import Table, change_rows, new_table
-from trinitylake_ops.operations.rollbacks import RollbackPlan, held_objects, is_chosen, plan_rollback
+from trinitylake_ops.operations.rollbacks import RollbackPlan, is_chosen, plan_rollback, selected_objects
 from trinitylake_ops.storage import Storage
 from trinitylake_ops.storage.parallel import run_parallel
 from trinitylake_ops.transaction.change_set import NewNames, is_namespace_key
@@ -135,7 +135,7 @@ def plan_restore(
     ).plan()
 
 
-@told_as("restore")
+@instrumented_as("restore")
 def restore_export(
     lake: Lakehouse,
     name: str,
@@ -170,14 +170,14 @@ class Restore(PlannedOperation[RestorePlan, CommitReport]):
         base, export = self.lake.snapshot(), self.lake.exported(self.name, self.target_options)
         record = record_of(base.definition, self.name)
         check_no_clone(record)
-        check_made_of(export, base, self.name)
-        only = held_objects(base, export, self.name, self.namespaces, self.tables)
+        check_is_export_of(export, base, self.name)
+        only = selected_objects(base, export, self.name, self.namespaces, self.tables)
         here = {key: place for key, place in scan(base.files.nodes, base.root) if is_chosen(base, key, only)}
         there = {key: place for key, place in chosen_entries(export, ()) if is_chosen(base, key, only)}
         own_io = reading_io(self.lake)
         is_same = self._comparison(base, export)
         different = [(key, place) for key, place in there.items() if not is_same(key, here.get(key), place)]
-        lost = self._with_lost_files(base, here, there.keys() - dict(different), own_io)
+        lost = self._with_missing_files(base, here, there.keys() - dict(different), own_io)
         different = sorted([*different, *((key, there[key]) for key in lost)])
         identifier = uuid.uuid4()
         fresh = Destination(self.lake.root, identifier, f"restore-{identifier}/")
@@ -240,7 +240,7 @@ class Restore(PlannedOperation[RestorePlan, CommitReport]):
             for key, location in plan.content.entries:
                 txn.restore_entry(key, location)
             copier = Copier(lake.storage, progress=progress, n_expected=plan.content.n_files)
-            copier.table_storages = claim_places(writing_io(lake), plan.content.tables, txn.base.definition)
+            copier.table_storages = claim_table_folders(writing_io(lake), plan.content.tables, txn.base.definition)
             copier.copy_content(plan.content, io)
         assert txn.committed_version is not None
         return txn.committed_version
@@ -265,7 +265,7 @@ class Restore(PlannedOperation[RestorePlan, CommitReport]):
                 damaged[definition.id] = error
         content.leave_out(damaged)
 
-    def _with_lost_files(
+    def _with_missing_files(
         self, base: Snapshot, here: Mapping[str, str], keys: Iterable[str], own_io: StorageFileIO
     ) -> list[str]:
         """Return the keys of objects that lost a file here, of those that are as a full export has them.
@@ -276,7 +276,7 @@ class Restore(PlannedOperation[RestorePlan, CommitReport]):
         if record is None or record.level != ExportLevel.FULL:
             return []  # such an export has no files of its own to bring back
 
-        def has_lost(key: str) -> bool:
+        def lacks_file(key: str) -> bool:
             name = base.keys.decode(key)
             if name is None:
                 return False
@@ -292,7 +292,7 @@ class Restore(PlannedOperation[RestorePlan, CommitReport]):
             return False
 
         chosen = sorted(keys)
-        found = run_parallel(has_lost, chosen, self.lake.storage.concurrency)
+        found = run_parallel(lacks_file, chosen, self.lake.storage.concurrency)
         return [key for key, is_lost in zip(chosen, found, strict=True) if is_lost]
 
     def _reading(self, other: Storage, lake: Lakehouse) -> StorageFileIO:

@@ -24,7 +24,7 @@ from trinitylake_ops.operations.export_records import CLONE, EXPORT
 from trinitylake_ops.operations.exports.content import Choice
 from trinitylake_ops.operations.mark.listing import without_acknowledged
 from trinitylake_ops.storage.conditional_create import create_fresh
-from trinitylake_ops.transaction.creation import create_first_version, first_root, has_roots, place_definition
+from trinitylake_ops.transaction.creation import create_first_version, first_root, has_roots, write_lakehouse_definition
 from trinitylake_ops.transaction.draft import Draft, RootStamp, draft_of_tree
 from trinitylake_ops.transaction.lakehouse import Lakehouse
 from trinitylake_ops.transaction.transaction import Transaction
@@ -161,7 +161,7 @@ def leaves_objects(info: VersionInfo) -> bool:
     return info.operation in _LEAVE_OBJECTS and not is_from_elsewhere
 
 
-def check_made_of(exported: Snapshot, source: Snapshot, name: str) -> None:
+def check_is_export_of(exported: Snapshot, source: Snapshot, name: str) -> None:
     """Raise InvalidInputError if a version at another root does not hold an export of this lakehouse."""
     for info in history(exported.files, latest=exported):
         if info.operation == EXPORT and _SOURCE_ID in info.properties:
@@ -229,7 +229,7 @@ class TargetExport:
         """
         lake = self.target.lake
         if self.target.base is None:
-            place_definition(lake.storage, self._definition_path, self.definition)
+            write_lakehouse_definition(lake.storage, self._definition_path, self.definition)
             return None
         self._record_sources()
         if self.choice.level == ExportLevel.MINIMAL:

@@ -29,7 +29,7 @@ _BATCH = 256
 
 
 @dataclass(frozen=True, slots=True)
-class LostTable:
+class IncompleteTable:
     """An unchanged table that lacks files at the target: its key and definition there, and its files."""
 
     key: str
@@ -49,7 +49,7 @@ class TargetFiles:
 
     known: frozenset[str] = frozenset()
     lost: frozenset[str] = frozenset()
-    tables: tuple[LostTable, ...] = ()
+    tables: tuple[IncompleteTable, ...] = ()
 
     @classmethod
     def of(cls, lake: Lakehouse, base: Snapshot, content: Content, there: Mapping[str, int]) -> TargetFiles:
@@ -70,7 +70,7 @@ class TargetFiles:
         wanted, io = dict(content.entries), reading_io(lake)
         known: set[str] = set()
         lost: set[str] = set()
-        tables: list[LostTable] = []
+        tables: list[IncompleteTable] = []
 
         def compare(entry: tuple[str, str]) -> tuple[TableDef | None, set[str], set[str]]:
             key, location = entry
@@ -102,7 +102,7 @@ class TargetFiles:
                     known |= intact
                     lost |= missing
                 if missing and wanted.get(key) == location:
-                    tables.append(LostTable(key, location, definition, frozenset(intact), frozenset(missing)))
+                    tables.append(IncompleteTable(key, location, definition, frozenset(intact), frozenset(missing)))
         return cls(frozenset(known - lost), frozenset(lost), tuple(tables))
 
 
@@ -127,7 +127,7 @@ def _compared(definition: TableDef, io: StorageFileIO, there: Mapping[str, int])
     return intact - lost, lost
 
 
-def lost_file(root: str, path: str) -> FileMissingError:
+def missing_target_file(root: str, path: str) -> FileMissingError:
     """Return the error for a file that the target of an export has lost."""
     return FileMissingError(
         f"the lakehouse at {root} has lost {path!r}, which an earlier export copied: restore it there, or export to"
@@ -148,11 +148,11 @@ def check_definitions(content: Content, choice: Choice, root: str, there: Contai
     new = {copy.target for copy in content.definitions}
     for _, place in content.entries:
         if choice.copies_definitions and not is_uri(place) and place not in new and place not in there:
-            raise lost_file(root, place)
+            raise missing_target_file(root, place)
 
 
-def lost_content(
-    tables: Collection[LostTable],
+def missing_content(
+    tables: Collection[IncompleteTable],
     source: Snapshot,
     choice: Choice,
     names: Destination,
@@ -197,16 +197,16 @@ def lost_content(
                 content.entries.append((key, table.location))
                 content.copied.setdefault(table.definition.id, []).append(CopiedTable(key, name, table.location))
     for table in remaining.values():  # under names that an earlier version of this program made
-        raise lost_file(names.root, min(table.lost))
+        raise missing_target_file(names.root, min(table.lost))
     return content
 
 
-def _metadata_path(table: LostTable, root: str) -> str:
+def _metadata_path(table: IncompleteTable, root: str) -> str:
     return to_location(root, iceberg_metadata(table.definition) or "")
 
 
-def check_copied_again(
-    tables: Iterable[LostTable], content: Content, lake: Lakehouse, there: Mapping[str, int]
+def check_recopied(
+    tables: Iterable[IncompleteTable], content: Content, lake: Lakehouse, there: Mapping[str, int]
 ) -> None:
     """Raise an error for a table that still lacks files at the target after they were copied again.
 
@@ -226,13 +226,13 @@ def check_copied_again(
     """
     io, left = reading_io(lake), {key for key, _ in content.entries}
 
-    def check(table: LostTable) -> None:
+    def check(table: IncompleteTable) -> None:
         for file in files_of(table.definition, io) if table.key in left else ():
             if not file.live or is_uri(file.location):
                 continue
             size_bytes = there.get(file.location)
             if size_bytes is None:
-                raise lost_file(lake.root, file.location)
+                raise missing_target_file(lake.root, file.location)
             if file.kind in REWRITTEN and file.size_bytes not in (None, size_bytes):
                 raise CorruptFileError(
                     f"the lakehouse at {lake.root} has another file at {file.location!r} than its table names; export"

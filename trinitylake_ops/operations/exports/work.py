@@ -40,23 +40,23 @@ from trinitylake_ops.operations.exports.roots import (
     root_in_same_lakehouse,
 )
 from trinitylake_ops.operations.exports.target_files import (
-    LostTable,
+    IncompleteTable,
     TargetFiles,
-    check_copied_again,
     check_definitions,
-    lost_content,
+    check_recopied,
+    missing_content,
 )
 from trinitylake_ops.operations.mark.survey import Progress
 from trinitylake_ops.storage import FileInfo, Storage, open_storage
 from trinitylake_ops.storage.local.posix_files import make_root_folder
-from trinitylake_ops.storage.parallel import in_one_round, run_parallel
+from trinitylake_ops.storage.parallel import in_one_round_trip, run_parallel
 from trinitylake_ops.transaction.lakehouse import Lakehouse
 from trinitylake_ops.transaction.transaction import Transaction
 from trinitylake_ops.tree.node import TreeLimits
 from trinitylake_ops.versions.snapshot import Snapshot
 
 
-def claim_places(io: StorageFileIO, tables: Sequence[TableCopy], definition: LakehouseDef) -> dict[str, Storage]:
+def claim_table_folders(io: StorageFileIO, tables: Sequence[TableCopy], definition: LakehouseDef) -> dict[str, Storage]:
     """Write the owner files of the folders that copies go to. Returns the storages beyond the own root, by their roots.
 
     ``io`` writes files of the lakehouse that has the copies, with ``definition``. Raises LocationNotAllowedError for a
@@ -73,11 +73,11 @@ def claim_places(io: StorageFileIO, tables: Sequence[TableCopy], definition: Lak
         else:
             io.folders.check(storages[root], owner_path(table_id))
 
-    run_parallel(in_one_round(claim), sorted(places), io.storage.concurrency)
+    run_parallel(in_one_round_trip(claim), sorted(places), io.storage.concurrency)
     return storages
 
 
-def standing_in(storages: Mapping[str, Storage], tables: Sequence[TableCopy]) -> dict[str, int]:
+def existing_files_in(storages: Mapping[str, Storage], tables: Sequence[TableCopy]) -> dict[str, int]:
     """Return the sizes in bytes of the files that stand in folders of tables beyond the own root, by their paths.
 
     Raises StorageError.
@@ -170,9 +170,9 @@ class ExportWork:
             work = ExportWork.on(lake, self.source, record, self.choice, self.opened.target_options, self.executor)
         try:
             if work.target is None:
-                copied = work.copy_here(metered, progress, resumed=resumed)
+                copied = work.copy_within(metered, progress, resumed=resumed)
             else:
-                copied = work.copy_elsewhere(metered, progress)
+                copied = work.copy_to_target(metered, progress)
             until_ms = None if retain_for_ms is None else lake.storage.now_ms() + retain_for_ms
             version = complete(metered.lake, record, copied.root_location, until_ms, self._check_source)
         except TrinityLakeError as error:
@@ -209,7 +209,7 @@ class ExportWork:
                 f" meanwhile; drop {self.record.name!r}, too"
             )
 
-    def copy_here(self, metered: MeteredLakehouse, progress: Progress, *, resumed: bool) -> _Copied:
+    def copy_within(self, metered: MeteredLakehouse, progress: Progress, *, resumed: bool) -> _Copied:
         """Copy within the lakehouse. The root of a minimal export is the source's own."""
         storage = metered.lake.storage
         there = {info.path: info.size_bytes for info in storage.list()} if resumed else {}
@@ -221,9 +221,9 @@ class ExportWork:
         else:
             targets = [*self.content.targets(), *((None, path) for path in self._node_paths())]
             begin_manifest(storage, self.record, targets, with_definitions=self.choice.with_definitions)
-            copier.table_storages = claim_places(io, self.content.tables, self.source.definition)
+            copier.table_storages = claim_table_folders(io, self.content.tables, self.source.definition)
             if resumed:
-                copier.there |= standing_in(copier.table_storages, self.content.tables)
+                copier.there |= existing_files_in(copier.table_storages, self.content.tables)
             copier.copy_content(self.content, io)
             tree = self._built_tree(copier.place)
             copied_def = lakehouse_def_copy(export_id(self.record))
@@ -244,7 +244,7 @@ class ExportWork:
         self._built_tree(paths.extend)
         return paths
 
-    def copy_elsewhere(self, metered: MeteredLakehouse, progress: Progress) -> _Copied:
+    def copy_to_target(self, metered: MeteredLakehouse, progress: Progress) -> _Copied:
         """Copy to another root, unless an earlier run has done so. Commit a version there."""
         assert self.target is not None
         lake = self.target.lake
@@ -265,13 +265,13 @@ class ExportWork:
         if txn is not None:
             content = self._unendangered_content(txn, listed, state.known | state.lost)
         if state.tables:
-            content = self._with_lost(content, state.tables)
+            content = self._with_missing_files(content, state.tables)
             copier.known = copier.known.union(*(table.known for table in state.tables))
             copier.replaced = copier.replaced.union(*(table.lost for table in state.tables))
         for table_id in self._table_ids():
             claim_location(storage, f"{storage.root}{table_prefix(table_id)}".rstrip("/"), writer.target_definition)
         copier.copy_content(content, StorageFileIO.on(metered.lake.storage, self.opened.io.storage_options))
-        check_copied_again(state.tables, content, target.lake, copier.sizes_bytes)
+        check_recopied(state.tables, content, target.lake, copier.sizes_bytes)
         tree = NodeFile() if txn is not None else writer.whole_tree(content.entries, copier.place)
         finish_manifest(metered.lake.storage, self.record, copier.files, with_definitions=self.choice.with_definitions)
         version = writer.put(tree) if txn is None else writer.commit(txn, content.entries)
@@ -294,7 +294,7 @@ class ExportWork:
             if oldest_ms is None:
                 return content
             if oldest_ms >= eldest_ms:
-                txn.date_back(oldest_ms)
+                txn.backdate(oldest_ms)
                 return content
         raise AssertionError("unreachable")
 
@@ -312,10 +312,10 @@ class ExportWork:
         content.entries = sorted([*unchanged.items(), *content.entries])
         return content
 
-    def _with_lost(self, content: Content, tables: Collection[LostTable]) -> Content:
+    def _with_missing_files(self, content: Content, tables: Collection[IncompleteTable]) -> Content:
         """Return the files to copy with those of unchanged tables that the target lacks."""
         names = Destination.other_root(self.record.target_uri, self.source.definition.id, self.choice.level)
-        again = lost_content(tables, self.source, self.choice, names, self.opened.io, self.executor)
+        again = missing_content(tables, self.source, self.choice, names, self.opened.io, self.executor)
         left_out = {table.key for table in tables} - {key for key, _ in again.entries}
         copied = {
             key: [*content.copied.get(key, ()), *again.copied.get(key, ())] for key in content.copied | again.copied

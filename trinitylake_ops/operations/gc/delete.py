@@ -166,7 +166,7 @@ class _Deleting:
         while left and self._done.stopped is None:
             batch = [left.popleft() for _ in range(min(self._batch_files(), len(left)))]
             self._delete(self._allowed(batch))
-            self._go_back(left, batch)
+            self._put_back(left, batch)
             self._progress("deleted", len(self._sizes_bytes) - len(left), len(self._sizes_bytes))
             if left and self._done.stopped is None:
                 self._done.stopped = self._spending.exhausted()
@@ -174,12 +174,12 @@ class _Deleting:
 
     def _batch_files(self) -> int:
         """Return how many files are sent together: a round of parallel requests, fewer when the budget ends."""
-        requests = self._spending.within(self._executor.rounds_at_once(self._storage))
+        requests = self._spending.within(self._executor.batches_between_checks(self._storage))
         if self._budget.requests_per_second is not None:
             requests = min(requests, max(1, int(self._budget.requests_per_second)))
         return max(1, requests) * self._storage.delete_batch_size
 
-    def _go_back(self, left: deque[str], batch: Collection[str]) -> None:
+    def _put_back(self, left: deque[str], batch: Collection[str]) -> None:
         """Put back files that executors held back. Ends the deletion if they repeatedly made no progress."""
         left.extendleft(sorted(self._held_back, reverse=True))
         self._idle_rounds = self._idle_rounds + 1 if len(self._held_back) == len(batch) else 0
@@ -209,7 +209,7 @@ class _Deleting:
         def attempt() -> None:
             nonlocal remaining
             self._keep_pace()  # before the check: the batch that it allows is sent at once
-            fence = self._look()
+            fence = self._check_fence()
             for path in [path for path in remaining if path in self._spared]:
                 remaining.remove(path)
                 self._done.failures.pop(path, None)
@@ -249,7 +249,7 @@ class _Deleting:
         if self._unseen is not None:
             self._done.stopped = f"it could not be seen whether more may be deleted: {self._unseen.message}"
 
-    def _look(self) -> Fence | None:
+    def _check_fence(self) -> Fence | None:
         """Check that the batch may be sent. Remembers a passing failure, and raises it to be tried again."""
         try:
             fence = self._before_batch()
@@ -281,13 +281,15 @@ class DeletingOperation(TimedOperation[TimedT, ReportT]):
     executor: Executor
 
     @abstractmethod
-    def made_at(self, base: Snapshot, now_ms: int, *, progress: Progress = no_progress) -> TimedT:
+    def plan_at(self, base: Snapshot, now_ms: int, *, progress: Progress = no_progress) -> TimedT:
         """Return the plan for a version and a time, in milliseconds since the epoch."""
 
     def plan(self, *, budget: Budget | Spending = NO_LIMITS, progress: Progress = no_progress) -> TimedT:
         """Plan on the latest version. Raises BudgetSpentBeforeError, and what ``plan_`` of its kind raises."""
         spending = Spending.of(budget)
         here = replace(self, lake=MeteredLakehouse(self.lake, spending).lake)
-        with spending.planning(progress) as told:
-            made = on_latest(here.lake, lambda base: here.made_at(base, here.lake.storage.now_ms(), progress=told))
+        with spending.planning(progress) as counted_progress:
+            made = on_latest(
+                here.lake, lambda base: here.plan_at(base, here.lake.storage.now_ms(), progress=counted_progress)
+            )
         return replace(made, operation=replace(made.operation, lake=uncached(self.lake)))

@@ -22,10 +22,10 @@ from trinitylake_ops.format.definitions import ExpirationBatch, ExpirationState,
 from trinitylake_ops.format.keys import SEALED_AT_MILLIS
 from trinitylake_ops.format.node_file import decode_system_rows
 from trinitylake_ops.format.version_ranges import VersionRanges
-from trinitylake_ops.operations.base import Cost, MeteredLakehouse, TimedOperation, TimedPlan, told_as, uncached
+from trinitylake_ops.operations.base import Cost, MeteredLakehouse, TimedOperation, TimedPlan, instrumented_as, uncached
 from trinitylake_ops.operations.executor import LOCAL, Executor
 from trinitylake_ops.operations.export_records import without_exports
-from trinitylake_ops.operations.gc.unreached import FreedFiles, damaged_tables, freed_files
+from trinitylake_ops.operations.gc.unreached import ReclaimedFiles, damaged_tables, reclaimed_files
 from trinitylake_ops.operations.mark.survey import Progress, is_lapsed, no_progress, on_latest, survey_versions
 from trinitylake_ops.operations.records import PlanFile, StateChange, VersionRecord, write_plan_file
 from trinitylake_ops.operations.rendering import Document, Table, new_table
@@ -101,7 +101,7 @@ class ExpirationPlan(TimedPlan):
     files: Mapping[str, int]
     bytes: int
     damaged: Mapping[str, str] = field(compare=False)
-    freed: FreedFiles = field(repr=False, compare=False)
+    freed: ReclaimedFiles = field(repr=False, compare=False)
     records: tuple[VersionRecord, ...] = field(repr=False, compare=False)
     operation: Expiration = field(repr=False, compare=False)
 
@@ -156,7 +156,7 @@ class ExpirationPlan(TimedPlan):
         """
         return self.operation.execute(self, approved_digest, progress=progress)
 
-    def within(self, freed: FreedFiles) -> Self:
+    def within(self, freed: ReclaimedFiles) -> Self:
         """Return this plan with those of its files that others have, too."""
         within = self.freed.within(freed)
         return replace(self, freed=within, bytes=within.bytes)
@@ -172,9 +172,9 @@ class Expiration(TimedOperation[ExpirationPlan, ExpirationReport]):
 
     def plan(self, *, progress: Progress = no_progress) -> ExpirationPlan:
         """Plan on the latest version. Raises what :func:`plan_expiration` raises."""
-        return on_latest(self.lake, lambda base: self.made_at(base, self.lake.storage.now_ms(), progress=progress))
+        return on_latest(self.lake, lambda base: self.plan_at(base, self.lake.storage.now_ms(), progress=progress))
 
-    def made_at(
+    def plan_at(
         self,
         base: Snapshot,
         now_ms: int,
@@ -195,7 +195,7 @@ class Expiration(TimedOperation[ExpirationPlan, ExpirationReport]):
             allowed = VersionRanges.parse(within.versions)
             expiring = [version for version in expiring if version in allowed]
             exports = [name for name in exports if name in within.exports]
-        freed = freed_files(survey, expiring, exports, progress)
+        freed = reclaimed_files(survey, expiring, exports, progress)
         return ExpirationPlan(
             base_version=base.version,
             now_ms=now_ms,
@@ -233,7 +233,7 @@ class Expiration(TimedOperation[ExpirationPlan, ExpirationReport]):
         """Return a plan on its or a later version: without versions kept there, and never with more."""
         if latest.version == approved.base_version:
             return approved
-        return self.made_at(latest, approved.now_ms, within=approved, progress=progress).within(approved.freed)
+        return self.plan_at(latest, approved.now_ms, within=approved, progress=progress).within(approved.freed)
 
 
 def _commit(
@@ -324,7 +324,7 @@ def plan_expiration(
     return Expiration(lake=uncached(lake), policy=policy, executor=executor).plan(progress=progress)
 
 
-@told_as("undelete")
+@instrumented_as("undelete")
 def undelete(lake: Lakehouse, versions: str | int | Iterable[int]) -> int:
     """Bring expired versions back, given as ``3-90,95``, a number or numbers. Returns the version that records it.
 

@@ -13,7 +13,7 @@ from datetime import timedelta
 from typing import Self
 
 from trinitylake_ops.errors import MaintenanceBlockedError
-from trinitylake_ops.format.checksums import FoldedSet
+from trinitylake_ops.format.checksums import CompactUuidSet
 from trinitylake_ops.format.definitions import ExpirationState, LakehouseDef
 from trinitylake_ops.format.file_names import (
     OWNER_NAME,
@@ -81,9 +81,11 @@ def find_orphans(lake: Lakehouse, mark: Mark, listed: Iterable[FileInfo], modifi
         mark.add_tables()
         owned = owned_tables(lake.storage, table_ids, mark.base.definition.id, mark.tables.managed_ids)
     orphans = {
-        path: info.size_bytes for path, info in sorted(old.items()) if path not in mark and _is_ours(path, owned)
+        path: info.size_bytes
+        for path, info in sorted(old.items())
+        if path not in mark and _is_lakehouse_file(path, owned)
     }
-    owners = _owners_that_go(orphans, found, mark.tables.managed_ids)
+    owners = _unused_owner_files(orphans, found, mark.tables.managed_ids)
     unowned = [info for path, info in old.items() if (table_id := table_id_in(path)) and table_id not in owned]
     going = {path: size for path, size in orphans.items() if path in owners or not _is_owner_path(path)}
     return Orphans(
@@ -94,7 +96,7 @@ def find_orphans(lake: Lakehouse, mark: Mark, listed: Iterable[FileInfo], modifi
     )
 
 
-def find_orphans_there(mark: Mark, now_ms: int, age_ms: int, listed: Iterable[FileInfo] | None = None) -> Orphans:
+def find_table_root_orphans(mark: Mark, now_ms: int, age_ms: int, listed: Iterable[FileInfo] | None = None) -> Orphans:
     """Find the orphans under the table root, in folders whose owner files name the lakehouse, of an age at ``now_ms``.
 
     Files of others, and of a table root that is not freed from here, are left alone and not counted. Age is told by the
@@ -114,7 +116,7 @@ def find_orphans_there(mark: Mark, now_ms: int, age_ms: int, listed: Iterable[Fi
     table_ids = {table_id for path in old if (table_id := table_id_in(path)) is not None}
     owned = owned_tables(table_root.storage, table_ids, table_root.lakehouse_id)
     orphans = {path: info.size_bytes for path, info in sorted(old.items()) if table_id_in(path) in owned}
-    owners = _owners_that_go(orphans, found, reached.managed_ids)
+    owners = _unused_owner_files(orphans, found, reached.managed_ids)
     root = table_root.root
     return Orphans(
         sizes_bytes={f"{root}{path}": size for path, size in orphans.items() if not _is_owner_path(path)},
@@ -151,7 +153,7 @@ class _Listing:
         return cls(old, n_table_files)
 
 
-def _is_ours(path: str, tables: set[str]) -> bool:
+def _is_lakehouse_file(path: str, tables: set[str]) -> bool:
     is_operational = is_operation_path(path) or parse_lease_path(path) is not None
     return is_operational or is_deletable(path, tables)
 
@@ -161,7 +163,7 @@ def _is_owner_path(path: str) -> bool:
     return table_id is not None and path == f"{TABLES_PREFIX}{table_id}/{OWNER_NAME}"
 
 
-def _owners_that_go(orphans: Iterable[str], found: _Listing, managed_ids: FoldedSet) -> set[str]:
+def _unused_owner_files(orphans: Iterable[str], found: _Listing, managed_ids: CompactUuidSet) -> set[str]:
     """Return the owner files of tables that no kept version defines, if all other files are deleted, too."""
     going = Counter(table_id for path in orphans if (table_id := table_id_in(path)) is not None)
     return {
@@ -276,7 +278,7 @@ class OrphanRemoval(DeletingOperation[OrphanPlan, OrphanReport]):
     older_than_ms: int | None
     inventory: str | None
 
-    def made_at(self, base: Snapshot, now_ms: int, *, progress: Progress = no_progress) -> OrphanPlan:
+    def plan_at(self, base: Snapshot, now_ms: int, *, progress: Progress = no_progress) -> OrphanPlan:
         """Return the plan with the same age for a version and time."""
         _check_no_purge(base.definition)
         known = (
@@ -290,7 +292,7 @@ class OrphanRemoval(DeletingOperation[OrphanPlan, OrphanReport]):
         if own is None:
             own = list_without(self.lake.storage, self.executor, mark.catalog.paths)
         found = Orphans.of_all(
-            find_orphans(self.lake, mark, own, now_ms - age_ms), find_orphans_there(mark, now_ms, age_ms, there)
+            find_orphans(self.lake, mark, own, now_ms - age_ms), find_table_root_orphans(mark, now_ms, age_ms, there)
         )
         sizes_bytes = {**found.sizes_bytes, **found.owners}
         return OrphanPlan(
@@ -330,11 +332,11 @@ class OrphanRemoval(DeletingOperation[OrphanPlan, OrphanReport]):
         with lease(lake.storage, _OPERATION) as held:
             has_tables = any(is_uri(path) or is_below_tables(path) for path in approved.paths)
 
-            with spending.planning(progress) as told:
+            with spending.planning(progress) as counted_progress:
 
                 def marked(base: Snapshot) -> Mark:
-                    survey = survey_versions(lake, base, told, executor=self.executor)
-                    return Mark(survey, with_tables=has_tables, progress=told)
+                    survey = survey_versions(lake, base, counted_progress, executor=self.executor)
+                    return Mark(survey, with_tables=has_tables, progress=counted_progress)
 
                 mark = on_latest(lake, marked)
 
@@ -360,7 +362,7 @@ class OrphanRemoval(DeletingOperation[OrphanPlan, OrphanReport]):
             still_needed = len(approved.sizes_bytes) - len(doomed) + done.spared
             # deleted last: without it, the owner of the other files is unknown
             if done.is_complete and approved.owners:
-                inhabited = {_owner_beside(path, mark) for path in approved.sizes_bytes if path not in doomed}
+                inhabited = {_folder_owner_file(path, mark) for path in approved.sizes_bytes if path not in doomed}
                 owners = unreached(mark, approved.owners)
                 owners = {path: size for path, size in owners.items() if path not in inhabited}
                 last = delete_unreached(lake.storage, owners, mark, held, spending)
@@ -400,7 +402,7 @@ def _check_no_purge(definition: LakehouseDef) -> None:
             raise MaintenanceBlockedError(f"the purge of versions {batch.versions} is unfinished; run it first: purge")
 
 
-def _owner_beside(location: str, mark: Mark) -> str | None:
+def _folder_owner_file(location: str, mark: Mark) -> str | None:
     """Return the location of the owner file of the table in whose folder a file is, None where it is in none."""
     root = mark.table_root.root if mark.table_root is not None and location.startswith(mark.table_root.root) else ""
     table_id = table_id_in(location.removeprefix(root))

@@ -33,11 +33,11 @@ from trinitylake_ops.operations.mark.survey import (
     survey_versions,
 )
 from trinitylake_ops.operations.mark.table_files import is_below_tables
-from trinitylake_ops.operations.mark.tables import named_standing
+from trinitylake_ops.operations.mark.tables import existing_named_files
 from trinitylake_ops.operations.records import StateChange
 from trinitylake_ops.operations.rendering import Table, new_table
 from trinitylake_ops.operations.retention import duration_ms, protected_ms
-from trinitylake_ops.storage.parallel import in_one_round, run_parallel
+from trinitylake_ops.storage.parallel import in_one_round_trip, run_parallel
 from trinitylake_ops.transaction.commit import discard
 from trinitylake_ops.transaction.lakehouse import Lakehouse
 from trinitylake_ops.versions.snapshot import Snapshot
@@ -142,7 +142,7 @@ class Purge(DeletingOperation[PurgePlan, PurgeReport]):
 
     grace_ms: int | None
 
-    def made_at(self, base: Snapshot, now_ms: int, *, progress: Progress = no_progress) -> PurgePlan:
+    def plan_at(self, base: Snapshot, now_ms: int, *, progress: Progress = no_progress) -> PurgePlan:
         """Return the plan with the same grace for a version and time."""
         grace_ms = max(self.grace_ms or 0, protected_ms(base.definition))
         batches, versions, planned = unpurged_batches(self.lake, base.definition, now_ms, grace_ms)
@@ -215,8 +215,8 @@ class _PurgeRun:
         doomed = unreached(mark, self._plan.sizes_bytes)
         still_needed = len(self._plan.planned) - len(doomed)
         if self._is_resumed:  # files that are gone would use up the budget, and count twice
-            standing = named_standing(self._lake.storage, self._executor, doomed, mark.table_root)
-            doomed = {info.path: doomed[info.path] for info in standing}
+            existing = existing_named_files(self._lake.storage, self._executor, doomed, mark.table_root)
+            doomed = {info.path: doomed[info.path] for info in existing}
         deletion = delete_unreached(self._lake.storage, doomed, mark, self._held, self._spending, self._progress)
         still_needed += deletion.spared
         version = self._finish(deletion, still_needed) if deletion.is_complete else None
@@ -264,9 +264,9 @@ class _PurgeRun:
 
     def _check_batches(self, definition: LakehouseDef, states: Collection[ExpirationState] = _UNFINISHED) -> None:
         """Raise PlanChangedError unless all batches are there as they were planned, in one of these states."""
-        standing = {batch.id: batch.versions for batch in definition.expirations if batch.state in states}
+        existing = {batch.id: batch.versions for batch in definition.expirations if batch.state in states}
         for batch_id, versions in self._batches.items():
-            if standing.get(batch_id) != versions:
+            if existing.get(batch_id) != versions:
                 raise PlanChangedError(
                     f"the expired versions {versions} were undeleted, in part, or purged since the plan: plan again"
                 )
@@ -299,7 +299,7 @@ class _PurgeRun:
             self._held.check()
             self._check_batches(self._lake.snapshot().definition, (ExpirationState.PURGING,))
             batch = versions[done : done + self._spending.within(_SEALED_AT_ONCE)]
-            run_parallel(in_one_round(seal), batch, storage.concurrency)
+            run_parallel(in_one_round_trip(seal), batch, storage.concurrency)
             done += len(batch)
             self._progress("sealed", done, len(versions))
         spent = self._spending.exhausted() if sealed else None

@@ -14,7 +14,7 @@ from trinitylake_ops.errors import FileMissingError
 from trinitylake_ops.format.definitions import ExpirationBatch, ExpirationState, ExportRecord, ExportState, LakehouseDef
 from trinitylake_ops.format.locations import is_uri, to_location
 from trinitylake_ops.format.version_ranges import VersionRanges
-from trinitylake_ops.operations.base import Cost, MeteredLakehouse, Plan, PlannedOperation, digest_of, told_as
+from trinitylake_ops.operations.base import Cost, MeteredLakehouse, Plan, PlannedOperation, digest_of, instrumented_as
 from trinitylake_ops.operations.lease import lease
 from trinitylake_ops.operations.mark.listing import (
     acknowledged_versions,
@@ -146,7 +146,7 @@ def plan_reconcile(lake: Lakehouse, *, acknowledge: str = "") -> ReconcilePlan:
     return Reconcile(lake=lake, acknowledge=acknowledge).plan()
 
 
-@told_as("reconcile")
+@instrumented_as("reconcile")
 def reconcile(lake: Lakehouse, *, acknowledge: str = "") -> ReconcileReport:
     """Repair exports, pins and expirations after another program replaced the lakehouse definition, in one commit.
 
@@ -214,7 +214,7 @@ class _Settled:
         records, snapshots = _all_exports(spelled[0], spelled[1:])
         expirations = _agreed(ours, replaced)
         gone = versions_in(expirations, _BEGUN)
-        dropped = {name for name, location in snapshots.items() if not _stands(survey, location)}
+        dropped = {name for name, location in snapshots.items() if not _exists(survey, location)}
         dropped |= {
             name for name, record in records.items() if record.state == ExportState.COPYING and record.version in gone
         }
@@ -309,10 +309,10 @@ def _free_name(name: str, records: Mapping[str, ExportRecord], snapshots: Mappin
 def _was_dropped(survey: Survey, record: ExportRecord, sides: Iterable[LakehouseDef]) -> bool:
     """Whether a side lacks an export at another root whose manifest was deleted, as by a drop."""
     is_known = all(record.manifest_path in {other.manifest_path for other in side.exports} for side in sides)
-    return bool(record.target_uri) and not is_known and not _stands(survey, record.manifest_path)
+    return bool(record.target_uri) and not is_known and not _exists(survey, record.manifest_path)
 
 
-def _stands(survey: Survey, location: str) -> bool:
+def _exists(survey: Survey, location: str) -> bool:
     path = to_location(survey.lake.root, location)
     if is_uri(path):
         return True

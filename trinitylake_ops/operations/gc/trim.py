@@ -24,13 +24,13 @@ from trinitylake_ops.iceberg.trim import (
     write_without_snapshots,
 )
 from trinitylake_ops.operations.base import Cost, MeteredLakehouse, Plan, PlannedOperation, digest_of
-from trinitylake_ops.operations.mark.mark import CatalogReach, kept_roots
+from trinitylake_ops.operations.mark.mark import CatalogReach, retained_roots
 from trinitylake_ops.operations.mark.survey import on_latest, survey_versions
 from trinitylake_ops.operations.mark.tables import defined, in_batches, tables_of
 from trinitylake_ops.operations.rendering import Document, Table, new_table
 from trinitylake_ops.operations.retention import RetentionPolicy
 from trinitylake_ops.operations.table_records import alter_tables, check_tables, discarded_on_failure
-from trinitylake_ops.storage.parallel import in_one_round, run_parallel
+from trinitylake_ops.storage.parallel import in_one_round_trip, run_parallel
 from trinitylake_ops.transaction.lakehouse import Lakehouse
 from trinitylake_ops.versions.roots import check_no_gap
 from trinitylake_ops.versions.snapshot import Snapshot
@@ -94,7 +94,9 @@ def candidates_of(lake: Lakehouse, base: Snapshot, only: Sequence[str] | None) -
     for entries in defined(base, tables_of(base, only)):
         refused += [str(name) for name, _, definition in entries if not is_trimmable(definition, io)]
         ours = [entry for entry in entries if is_trimmable(entry[2], io)]
-        found = run_parallel(in_one_round(listed), [definition for _, _, definition in ours], lake.storage.concurrency)
+        found = run_parallel(
+            in_one_round_trip(listed), [definition for _, _, definition in ours], lake.storage.concurrency
+        )
         for (name, location, definition), snapshots in zip(ours, found, strict=True):
             if snapshots is None:
                 unreadable.append(str(name))
@@ -167,7 +169,7 @@ def _needed(lake: Lakehouse, candidates: Sequence[Candidate], kept_definitions: 
             if undecided.get(definition.id) and is_trimmable(definition, io) and metadata_location not in seen:
                 fresh[metadata_location] = definition
         seen.update(fresh)
-        found = run_parallel(in_one_round(referred), list(fresh.values()), lake.storage.concurrency)
+        found = run_parallel(in_one_round_trip(referred), list(fresh.values()), lake.storage.concurrency)
         for definition, ids in zip(fresh.values(), found, strict=True):
             needed[definition.id] |= undecided[definition.id].intersection(ids)
             undecided[definition.id].difference_update(ids)
@@ -253,7 +255,7 @@ class Trim(PlannedOperation[TrimPlan, "TrimReport"]):
     def _plan_on(self, base: Snapshot) -> TrimPlan:
         check_no_gap(self.lake.files.roots, base.version)
         found = candidates_of(self.lake, base, self.only)
-        kept = _kept_definitions(self.lake, base, self.policy) if found.tables else frozenset()
+        kept = _retained_definitions(self.lake, base, self.policy) if found.tables else frozenset()
         return TrimPlan(
             base_version=base.version,
             tables=trims_of(self.lake, found.tables, kept),
@@ -324,14 +326,14 @@ def plan_trim_tables(
     return Trim(lake=lake, policy=policy, only=None if tables is None else tuple(tables)).plan()
 
 
-def _kept_definitions(lake: Lakehouse, base: Snapshot, policy: RetentionPolicy | None) -> frozenset[str]:
+def _retained_definitions(lake: Lakehouse, base: Snapshot, policy: RetentionPolicy | None) -> frozenset[str]:
     """Return the locations of all table definitions that kept versions and exports reach."""
     survey = survey_versions(lake, base)
     survey.check_reconciled()
     verdicts = survey.verdicts(policy or RetentionPolicy.of(base.definition), lake.storage.now_ms())
     leaving = [verdict.version for verdict in verdicts if verdict.expires]
     # Versions that can be undeleted need nothing of the latest metadata: they have their own.
-    kept = kept_roots(survey, without=[*leaving, *survey.expired(ExpirationState.EXPIRED)])
+    kept = retained_roots(survey, without=[*leaving, *survey.expired(ExpirationState.EXPIRED)])
     reach = CatalogReach(lake.files)
     reach.add(kept.roots)
     return frozenset(reach.tables)

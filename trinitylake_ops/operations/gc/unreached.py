@@ -20,7 +20,7 @@ from trinitylake_ops.operations.lease import Lease
 from trinitylake_ops.operations.mark.mark import CatalogReach, Mark, exported_roots, is_deletable, owned_tables
 from trinitylake_ops.operations.mark.survey import Progress, Survey, no_progress
 from trinitylake_ops.operations.mark.table_files import table_id_in
-from trinitylake_ops.operations.mark.tables import TableRoot, freed_table_files, named_standing
+from trinitylake_ops.operations.mark.tables import TableRoot, existing_named_files, reclaimed_table_files
 from trinitylake_ops.storage import Storage
 
 
@@ -40,10 +40,10 @@ def delete_unreached(
     """
     roots = mark.survey.lake.files.roots
 
-    def look() -> Fence:
+    def check_fence() -> Fence:
         held.check()
         before = mark.base
-        mark.look()
+        mark.mark_new_commits()
         if mark.base is not before:  # the mark may take longer than the lease lasts
             held.check()
         return Fence(storage, held.number, held.expires_at_ms, roots.path(mark.base.version + 1))
@@ -51,36 +51,40 @@ def delete_unreached(
     spending = Spending.of(budget)
     own = {path: size for path, size in sizes_bytes.items() if not is_uri(path)}
     executor = mark.survey.executor
-    done = delete_files(storage, own, spending, before_batch=look, spared=mark, progress=progress, executor=executor)
+    done = delete_files(
+        storage, own, spending, before_batch=check_fence, spared=mark, progress=progress, executor=executor
+    )
     there = {uri: size for uri, size in sizes_bytes.items() if uri not in own}
     if not there or done.stopped is not None or mark.table_root is None:
         return done
     done.stopped = spending.exhausted() if own else None
     if done.stopped is None:
-        done.add(_delete_there(mark.table_root, there, mark, look, spending, progress), mark.table_root.root)
+        done.add(
+            _delete_in_table_root(mark.table_root, there, mark, check_fence, spending, progress), mark.table_root.root
+        )
     return done
 
 
-def _delete_there(
+def _delete_in_table_root(
     table_root: TableRoot,
     sizes_bytes: Mapping[str, int],
     mark: Mark,
-    look: Callable[[], Fence],
+    check_fence: Callable[[], Fence],
     spending: Spending,
     progress: Progress,
 ) -> Deletion:
     """Delete files under the table root, given by their URIs. Leases and versions stand beside the lakehouse."""
 
-    def look_there() -> Fence:
+    def check_table_root() -> Fence:
         table_root.check()
-        return replace(look(), guard=table_root)
+        return replace(check_fence(), guard=table_root)
 
     paths = {uri.removeprefix(table_root.root): size for uri, size in sizes_bytes.items()}
     return delete_files(
         table_root.storage,
         paths,
         spending,
-        before_batch=look_there,
+        before_batch=check_table_root,
         spared=mark.tables.there,
         progress=progress,
         executor=mark.survey.executor,
@@ -123,7 +127,7 @@ Key = TypeVar("Key", str, int)
 
 
 @dataclass(frozen=True, slots=True)
-class FreedFiles:
+class ReclaimedFiles:
     """The files that only expiring versions and exports reach, by path: sizes, kinds, and versions that wrote them.
 
     ``damaged`` are tables whose files cannot all be read, by their metadata files, with the reason: all files in their
@@ -152,13 +156,15 @@ class FreedFiles:
             sums[key_of[path]] += size_bytes
         return dict(sums)
 
-    def within(self, other: FreedFiles) -> FreedFiles:
+    def within(self, other: ReclaimedFiles) -> ReclaimedFiles:
         """Return the files that another one has, too."""
         sizes_bytes = {path: size for path, size in self.sizes_bytes.items() if path in other.sizes_bytes}
         return replace(self, sizes_bytes=sizes_bytes)
 
 
-def freed_files(survey: Survey, expiring: Iterable[int], exports: Sequence[str], progress: Progress) -> FreedFiles:
+def reclaimed_files(
+    survey: Survey, expiring: Iterable[int], exports: Sequence[str], progress: Progress
+) -> ReclaimedFiles:
     """Return the files that only these versions and exports reach.
 
     Raises MaintenanceBlockedError before a reconcile, StorageError. Raises FileMissingError and CorruptFileError for a
@@ -166,7 +172,7 @@ def freed_files(survey: Survey, expiring: Iterable[int], exports: Sequence[str],
     """
     leaving = set(expiring)
     if not leaving and not exports:
-        return FreedFiles({}, {}, {})
+        return ReclaimedFiles({}, {}, {})
     lake = survey.lake
     # Files of versions that expired before are not kept here: no plan would name the files that they share with these.
     # A purge spares it.
@@ -183,7 +189,7 @@ def freed_files(survey: Survey, expiring: Iterable[int], exports: Sequence[str],
     gone.add([*(survey.roots[version] for version in leaving), *exported_roots(survey, exports)], progress)
     table_root = None if mark.table_root is None or mark.table_root.refusal else mark.table_root
     root = "" if table_root is None else table_root.root
-    files = freed_table_files(lake, sorted(gone.tables), survey.executor, root)
+    files = reclaimed_table_files(lake, sorted(gone.tables), survey.executor, root)
     if files:
         mark.add_tables()
     kind_of = {
@@ -198,11 +204,11 @@ def freed_files(survey: Survey, expiring: Iterable[int], exports: Sequence[str],
     writers = _Writers(survey)
     sizes_bytes: dict[str, int] = {}
     writer_of: dict[str, int] = {}
-    for info in named_standing(lake.storage, survey.executor, candidates, table_root):
+    for info in existing_named_files(lake.storage, survey.executor, candidates, table_root):
         if is_uri(info.path) or info.path in export_paths or is_deletable(info.path, owned):
             sizes_bytes[info.path] = info.size_bytes
             writer_of[info.path] = writers.at(info.last_modified_ms)
-    return FreedFiles(
+    return ReclaimedFiles(
         dict(sorted(sizes_bytes.items())),
         {path: kind_of[path] for path in sorted(sizes_bytes)},
         writer_of,

@@ -46,7 +46,7 @@ from trinitylake_ops.operations.mark.mark import Mark
 from trinitylake_ops.operations.mark.survey import Progress, no_progress
 from trinitylake_ops.operations.mark.table_files import is_below_tables, table_id_in
 from trinitylake_ops.storage import TEMPORARY_PREFIX, FileInfo, Storage, open_storage
-from trinitylake_ops.storage.parallel import in_one_round, run_parallel
+from trinitylake_ops.storage.parallel import in_one_round_trip, run_parallel
 from trinitylake_ops.storage.paths import check_path
 from trinitylake_ops.transaction.lakehouse import Lakehouse, options_for
 
@@ -82,7 +82,7 @@ class Inventory:
 
 
 @dataclass(frozen=True, slots=True)
-class Sought:
+class InventoryQuery:
     """What is sought: keys that begin with ``key_prefix`` and that nothing reaches, as paths without that.
 
     ``reached`` are digests of what is reached, ascending. With ``only_tables`` just files of tables are sought.
@@ -114,7 +114,7 @@ class InventorySearch:
 
     io: StorageFileIO
     inventory: Inventory
-    sought: tuple[Sought, ...]
+    query: tuple[InventoryQuery, ...]
 
     @property
     def storages(self) -> Sequence[Storage]:
@@ -127,25 +127,25 @@ class InventorySearch:
         Raises CorruptFileError, FileMissingError, StorageError.
         """
         reached = []
-        for one in self.sought:
+        for one in self.query:
             digests = array("Q")
             digests.frombytes(one.reached)
             reached.append(digests)
         return [self._matches(uri, reached) for uri in files]
 
     def _matches(self, uri: str, reached: Sequence[array[int]]) -> list[InventoryMatches]:
-        found = [InventoryMatches() for _ in self.sought]
-        searches = list(zip(self.sought, reached, found, strict=True))
+        found = [InventoryMatches() for _ in self.query]
+        searches = list(zip(self.query, reached, found, strict=True))
         for key in self._keys(uri):
-            for sought, digests, matches in searches:
-                if not key.startswith(sought.key_prefix):
+            for query, digests, matches in searches:
+                if not key.startswith(query.key_prefix):
                     continue
-                path = key.removeprefix(sought.key_prefix)
+                path = key.removeprefix(query.key_prefix)
                 digest = _digest(path)
                 place = bisect_left(digests, digest)
                 if place < len(digests) and digests[place] == digest:
                     matches.n_reached += 1
-                elif _is_name_of_ours(path, only_tables=sought.only_tables):
+                elif _is_generated_name(path, only_tables=query.only_tables):
                     matches.unreached.append(path)
         return found
 
@@ -170,7 +170,7 @@ class InventorySearch:
         return CorruptFileError(message, path=uri)
 
 
-def _is_name_of_ours(path: str, *, only_tables: bool) -> bool:
+def _is_generated_name(path: str, *, only_tables: bool) -> bool:
     """Whether a file of this path may be an orphan; those with names of operations are listed instead."""
     is_catalog_file = not only_tables and is_immutable_path(path) and not path.startswith(ROOT_PREFIX)
     if not is_catalog_file and not is_below_tables(path):
@@ -329,7 +329,7 @@ def list_by_inventory(
     mark.add_tables()
     own, there = _searched(lake, inventory, mark)
     roots = [root for root in (own, there) if root is not None]
-    search = InventorySearch(_inventory_io(lake, inventory.location), inventory, tuple(root.sought for root in roots))
+    search = InventorySearch(_inventory_io(lake, inventory.location), inventory, tuple(root.query for root in roots))
     for done, found in enumerate(executor.map(search, inventory.files), 1):
         for root, matches in zip(roots, found, strict=True):
             root.take(matches)
@@ -341,8 +341,8 @@ def list_by_inventory(
             path=inventory.location,
         )
     return ListedByInventory(
-        own.standing(executor, (ROOT_PREFIX, TEMPORARY_PREFIX)) if own is not None and own.n_reached else None,
-        there.standing(executor) if there is not None and there.n_reached else None,
+        own.existing(executor, (ROOT_PREFIX, TEMPORARY_PREFIX)) if own is not None and own.n_reached else None,
+        there.existing(executor) if there is not None and there.n_reached else None,
     )
 
 
@@ -351,11 +351,11 @@ def _searched(lake: Lakehouse, inventory: Inventory, mark: Mark) -> tuple[_Searc
     own = there = None
     if (prefix := inventory.key_prefix(lake.root)) is not None:
         reached = chain(*mark.catalog.paths, mark.tables.files)
-        own = _Searched(lake.storage, mark, Sought.beyond(prefix, reached))
+        own = _Searched(lake.storage, mark, InventoryQuery.beyond(prefix, reached))
     if mark.table_root is not None and (prefix := inventory.key_prefix(mark.table_root.root)) is not None:
         files = mark.tables.there
-        sought = Sought.beyond(prefix, files.paths, only_tables=True)
-        there = _Searched(mark.table_root.storage, files, sought)
+        query = InventoryQuery.beyond(prefix, files.paths, only_tables=True)
+        there = _Searched(mark.table_root.storage, files, query)
     return own, there
 
 
@@ -365,7 +365,7 @@ class _Searched:
 
     storage: Storage
     reached: Container[str]
-    sought: Sought
+    query: InventoryQuery
     n_reached: int = 0
     unreached: dict[str, None] = field(default_factory=dict)
 
@@ -375,7 +375,7 @@ class _Searched:
         self.n_reached += matches.n_reached + len(matches.unreached) - len(left)
         self.unreached |= dict.fromkeys(left)
 
-    def standing(self, executor: Executor, prefixes: Sequence[str] = ()) -> Iterator[FileInfo]:
+    def existing(self, executor: Executor, prefixes: Sequence[str] = ()) -> Iterator[FileInfo]:
         """Yield what stands of what was found, all files of tables whose owner file may go, and those of prefixes."""
         for prefix in prefixes:
             yield from self.storage.list(prefix)
@@ -384,13 +384,13 @@ class _Searched:
         yield from list_folders(self.storage, executor, [f"{TABLES_PREFIX}{table_id}/" for table_id in going])
         known = frozenset(going)
         asked = [path for path in self.unreached if table_id_in(path) not in known]
-        for info in executor.map(Standing(self.storage), asked):
+        for info in executor.map(ExistenceCheck(self.storage), asked):
             if info is not None:
                 yield info
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class ExistenceCheck:
     """Work: asks whether files stand, by their paths."""
 
     weight: ClassVar[Weight] = Weight.ANSWER
@@ -404,7 +404,7 @@ class Standing:
 
     def __call__(self, paths: Sequence[str]) -> list[FileInfo | None]:
         """Return size and time of each file, None where a listing would tell none. Raises StorageError."""
-        return run_parallel(in_one_round(self._seen), paths, self.storage.concurrency)
+        return run_parallel(in_one_round_trip(self._seen), paths, self.storage.concurrency)
 
     def _seen(self, path: str) -> FileInfo | None:
         try:

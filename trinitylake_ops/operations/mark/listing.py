@@ -35,7 +35,7 @@ _DIGEST_BYTES = 16
 _FILES_PER_PART = 2_000
 
 
-def may_be_ours(path: str) -> bool:
+def may_be_lakehouse_file(path: str) -> bool:
     """Whether a path is one of those that a listing by parts has."""
     return path.startswith((*_FOLDERS, ROOT_PREFIX, TABLES_PREFIX))
 
@@ -46,7 +46,7 @@ class Part:
 
     prefix: str
     digests: bytes
-    tells_only_these: bool
+    returns_listed: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,17 +64,17 @@ class PartsWork:
 
     def __call__(self, parts: Sequence[Part]) -> list[list[FileInfo]]:
         """Return the files of each part. Raises StorageError."""
-        return run_parallel(self._told, parts, self.storage.concurrency)
+        return run_parallel(self._list_part, parts, self.storage.concurrency)
 
-    def _told(self, part: Part) -> list[FileInfo]:
+    def _list_part(self, part: Part) -> list[FileInfo]:
         starts = range(0, len(part.digests), _DIGEST_BYTES)
         known = {part.digests[start : start + _DIGEST_BYTES] for start in starts}
         infos = self.storage.list(part.prefix)
-        return [info for info in infos if (_digest(info.path) in known) == part.tells_only_these]
+        return [info for info in infos if (_digest(info.path) in known) == part.returns_listed]
 
 
 @dataclass(frozen=True, slots=True)
-class _StandingFiles:
+class _ExistingFiles:
     """A listing of all files but those being written; parts leave out what bears no name that we give.
 
     Parts leave out nodes and definitions, too, but ``with_catalog``.
@@ -138,12 +138,12 @@ class _NamedFiles:
         return PartsWork(self.storage), [Part(prefix, bytes(known), True) for prefix, known in digests.items()]
 
 
-def list_standing(storage: Storage, executor: Executor, *, with_catalog: bool) -> Iterator[FileInfo]:
+def list_existing(storage: Storage, executor: Executor, *, with_catalog: bool) -> Iterator[FileInfo]:
     """Yield all files but those being written, in no set order.
 
     Who lists by parts leaves out what bears no name that we give, and nodes and definitions but ``with_catalog``.
     """
-    return executor.listed(_StandingFiles(storage, with_catalog))
+    return executor.listed(_ExistingFiles(storage, with_catalog))
 
 
 def list_without(storage: Storage, executor: Executor, reached: Sequence[Collection[str]]) -> Iterator[FileInfo]:

@@ -33,7 +33,7 @@ from trinitylake_ops.storage import Storage
 from trinitylake_ops.transaction.lakehouse import Lakehouse
 from trinitylake_ops.versions.snapshot import LakehouseFiles, Snapshot
 
-_TOLD_EACH = 256
+_REPORTED_EACH = 256
 
 
 class CatalogReach:
@@ -95,7 +95,7 @@ class CatalogReach:
                 elif not (self._skips_damaged and isinstance(pointers, FileMissingError | CorruptFileError)):
                     raise pointers
                 walked.add(path)
-                if done % _TOLD_EACH == 0 or done == len(frontier):
+                if done % _REPORTED_EACH == 0 or done == len(frontier):
                     n_walked = len(self.nodes) + len(walked)
                     progress("nodes", n_walked, n_walked + len(frontier) - done)
             frontier = below
@@ -137,14 +137,16 @@ class NodeWalk:
 
 
 @dataclass(frozen=True)
-class KeptRoots:
+class RetainedRoots:
     """The roots whose files must stay, and single files that belong to exports."""
 
     roots: tuple[SurveyedRoot, ...]
     paths: frozenset[str] = field(default_factory=frozenset)
 
 
-def kept_roots(survey: Survey, *, without: Iterable[int] = (), without_exports: Iterable[str] = ()) -> KeptRoots:
+def retained_roots(
+    survey: Survey, *, without: Iterable[int] = (), without_exports: Iterable[str] = ()
+) -> RetainedRoots:
     """Return the kept roots: versions that are live or can be undeleted, exports, and what operations need.
 
     Those are the copies that manifests of unfinished exports name, and the plans of expired versions. ``without``
@@ -163,7 +165,7 @@ def kept_roots(survey: Survey, *, without: Iterable[int] = (), without_exports: 
     for record in records:
         if record.state == ExportState.COPYING and not record.target_uri:
             paths |= manifest_targets(survey.lake.storage, record.manifest_path)
-    return KeptRoots((*roots, *exported_roots(survey, staying)), frozenset(paths | set(staying.values())))
+    return RetainedRoots((*roots, *exported_roots(survey, staying)), frozenset(paths | set(staying.values())))
 
 
 def _exports(survey: Survey, without: Iterable[str]) -> dict[str, str]:
@@ -199,7 +201,7 @@ class Mark:
     """What the kept roots reach at one version, and then at later ones: what has once been reached stays marked.
 
     A location is in it that may be needed: a path under the root, or a URI under the table root. ``without`` and
-    ``without_exports`` go, as for :func:`kept_roots`. Files of tables are marked with
+    ``without_exports`` go, as for :func:`retained_roots`. Files of tables are marked with
     ``with_tables``, or from ``add_tables`` on. Raises MaintenanceBlockedError where another program changed the
     lakehouse definition and nobody reconciled, and what reading raises.
     """
@@ -233,7 +235,7 @@ class Mark:
             return False
         if self.table_root is not None and path.startswith(self.table_root.root):
             return path.removeprefix(self.table_root.root) in self.tables.there
-        if self._has(path) or self._is_of_kept_table(path):
+        if self._has(path) or self._is_of_retained_table(path):
             return True
         # A listing may show another name than a file was given: what may be needed stays.
         names = (self.catalog.other_names, self.tables.other_names, self._other_names)
@@ -242,7 +244,7 @@ class Mark:
     def _has(self, path: str) -> bool:
         return path in self.catalog or path in self._paths or path in self.tables.files
 
-    def _is_of_kept_table(self, path: str) -> bool:
+    def _is_of_retained_table(self, path: str) -> bool:
         """Whether a file is of a table whose files nobody can tell, or the owner file of one that is kept."""
         table_id = table_id_in(path)
         if table_id is None:
@@ -272,7 +274,7 @@ class Mark:
             ) from error
         self.survey = extended  # not before: whoever tries again marks again
 
-    def look(self) -> None:
+    def mark_new_commits(self) -> None:
         """Mark what was committed since. Raises as ``extend`` does."""
         lake = self.survey.lake
         if lake.storage.exists(lake.files.roots.path(self.base.version + 1)):
@@ -287,7 +289,7 @@ class Mark:
         survey.check_reconciled()
         if survey.definition.table_root != self._named_table_root:
             raise PlanChangedError("the table root of the lakehouse was changed meanwhile: run it again")
-        kept = kept_roots(survey, without=self._without, without_exports=self._without_exports)
+        kept = retained_roots(survey, without=self._without, without_exports=self._without_exports)
         self.catalog.add(kept.roots, self._progress)
         self._paths |= kept.paths
         self.tables.there.take([path for path in kept.paths if is_uri(path)])

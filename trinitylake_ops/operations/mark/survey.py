@@ -33,7 +33,7 @@ from trinitylake_ops.versions.roots import Roots, one_naming, read_roots, versio
 from trinitylake_ops.versions.snapshot import Snapshot
 
 RECONCILE = "reconcile"
-_MOST_LOOKS = 10
+_MOST_PROBES = 10
 
 T = TypeVar("T")
 
@@ -228,7 +228,7 @@ def on_latest(lake: Lakehouse, work: Callable[[Snapshot], T]) -> T:
     for a file that the latest version needs, and what ``work`` raises.
     """
     base = lake.snapshot()
-    for _ in range(_MOST_LOOKS):
+    for _ in range(_MOST_PROBES):
         try:
             return work(base)
         except FileMissingError:

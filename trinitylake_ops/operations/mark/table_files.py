@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Protocol
 
 from trinitylake_ops.errors import FileMissingError, LocationNotAllowedError, StoragePermissionError, TrinityLakeError
-from trinitylake_ops.format.checksums import FoldedSet, OtherNames, folded
+from trinitylake_ops.format.checksums import CompactUuidSet, OtherNames, folded
 from trinitylake_ops.format.definitions import METADATA_LOCATION, TableDef
 from trinitylake_ops.format.file_names import OWNER_NAME, TABLES_PREFIX
 from trinitylake_ops.format.locations import is_uri, to_location, to_uri
@@ -28,7 +28,7 @@ from trinitylake_ops.versions.snapshot import LakehouseFiles
 
 logger = logging.getLogger(__name__)
 
-_TOLD_EACH = 256
+_REPORTED_EACH = 256
 
 #: Each folder of a table that a text may name, also after a root that ends in ``tables/`` itself.
 _TABLE_FOLDER = re.compile(rf"(?<![^/\n])(?={TABLES_PREFIX}([^/\n]+)(?:/|$))", re.MULTILINE)
@@ -71,11 +71,11 @@ class TableReach:
         self._walked_metadata: set[str] = set()
         self._walked_definitions: set[str] = set()
         self.files: set[str] = set()
-        self.managed_ids = FoldedSet()
-        self.opaque_ids = FoldedSet()
+        self.managed_ids = CompactUuidSet()
+        self.opaque_ids = CompactUuidSet()
         self.damaged: dict[str, str] = {}
         self.other_names = OtherNames()
-        self.there = ReachedThere(table_root)
+        self.there = TableRootReach(table_root)
 
     def add(self, locations: Iterable[str], progress: Progress = no_progress) -> None:
         """Add what the tables of definitions reach.
@@ -94,7 +94,7 @@ class TableReach:
             for done, outline in enumerate(self._new_tables(batch), start + 1):
                 if outline is not None:
                     tables.setdefault(outline.id, []).append(outline)
-                if done % _TOLD_EACH == 0 or done == len(missing):
+                if done % _REPORTED_EACH == 0 or done == len(missing):
                     progress("tables", done, len(missing))
             self._add_tables(list(tables.values()), progress)
             self._walked_definitions.update(batch)
@@ -147,7 +147,7 @@ class TableReach:
         self._walked_metadata.add(outline.metadata)
 
 
-class ReachedThere:
+class TableRootReach:
     """The files of tables under a table root that definitions reach, by their paths there.
 
     ``root`` is that of the table root, empty where there is none. A path is in it that may be one of these files, or
@@ -157,8 +157,8 @@ class ReachedThere:
 
     def __init__(self, root: str):
         self.root = root
-        self.managed_ids = FoldedSet()
-        self.opaque_ids = FoldedSet()
+        self.managed_ids = CompactUuidSet()
+        self.opaque_ids = CompactUuidSet()
         self._files: set[str] = set()
         self._other_names = OtherNames()
 
@@ -175,11 +175,11 @@ class ReachedThere:
         paths = {location.removeprefix(self.root) for location in there}
         self._files |= paths
         self._other_names.update(paths)
-        elsewhere = [location for location in locations if location not in there]
-        self.opaque_ids.update(_TABLE_FOLDER.findall("\n".join(elsewhere)))
+        external = [location for location in locations if location not in there]
+        self.opaque_ids.update(_TABLE_FOLDER.findall("\n".join(external)))
         if managed_id is not None:
             self.managed_ids.update([managed_id] if any(table_id_in(path) == managed_id for path in paths) else [])
-            self.opaque_ids.update([managed_id] if any(map(is_uri, elsewhere)) else [])
+            self.opaque_ids.update([managed_id] if any(map(is_uri, external)) else [])
 
     def __contains__(self, path: object) -> bool:
         if not isinstance(path, str):

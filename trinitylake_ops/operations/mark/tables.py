@@ -11,8 +11,8 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar, TypeVar
 
-from trinitylake_ops.access.allowed_roots import Place, cut
-from trinitylake_ops.access.table_owners import why_not_freed
+from trinitylake_ops.access.allowed_roots import FileAddress, cut
+from trinitylake_ops.access.table_owners import retention_reason
 from trinitylake_ops.errors import CorruptFileError, FileMissingError, MaintenanceBlockedError, StorageError
 from trinitylake_ops.format.definitions import METADATA_LOCATION, LakehouseDef, TableDef
 from trinitylake_ops.format.file_names import TABLES_PREFIX, table_prefix
@@ -77,15 +77,15 @@ def check_table_files(version: int, io: StorageFileIO, definition: TableDef) -> 
         live = [file for file in files_of(definition, io) if file.live]
     except FileMissingError as error:
         path = (error.path or "").removeprefix(storage.root)
-        raise cannot_go_back(version, "a file of a table", path) from error
+        raise missing_file_error(version, "a file of a table", path) from error
     unlisted = [file for file in live if file.location not in there]
     sizes_bytes = run_parallel(io.size_bytes, [file.location for file in unlisted], storage.concurrency)
     for file, size_bytes in zip(unlisted, sizes_bytes, strict=True):
         if size_bytes is None:
-            raise cannot_go_back(version, f"a {file.kind} file of a table", file.location)
+            raise missing_file_error(version, f"a {file.kind} file of a table", file.location)
 
 
-def cannot_go_back(version: int, what: str, path: str | None) -> FileMissingError:
+def missing_file_error(version: int, what: str, path: str | None) -> FileMissingError:
     """Return the error that something which a version needs is missing."""
     return FileMissingError(
         f"cannot go back to version {version}: {what} it needs is missing; nothing was changed", path=path
@@ -115,11 +115,11 @@ class TableRoot:
 
     def check(self) -> None:
         """Raise MaintenanceBlockedError where nothing may be deleted any more. Raises StorageError."""
-        if refusal := self.refusal or why_not_freed(self.storage, self.lakehouse_id, self.lake_root):
+        if refusal := self.refusal or retention_reason(self.storage, self.lakehouse_id, self.lake_root):
             raise MaintenanceBlockedError(f"nothing under the table root {cut(self.root)} is deleted: {refusal}")
 
 
-def named_standing(
+def existing_named_files(
     storage: Storage, executor: Executor, locations: Collection[str], table_root: TableRoot | None
 ) -> Iterator[FileInfo]:
     """Yield those of some files that stand, under the root and the table root, the latter's by their URIs.
@@ -144,24 +144,24 @@ def table_root_of(lake: Lakehouse, definition: LakehouseDef) -> TableRoot | None
     It takes a few requests there. Raises StorageError.
     """
     root = normalize_root_uri(definition.table_root) if definition.table_root else lake.root
-    places = lake.elsewhere.places
+    places = lake.external_storages.allowed_roots
     if root.startswith(lake.root) or not (places.may_be_named(root) or places.is_allowed(root)):
         return None
-    storage = counted_with(lake.storage, lake.elsewhere.storage_of(Place(root, "")))
+    storage = counted_with(lake.storage, lake.external_storages.storage_of(FileAddress(root, "")))
     return TableRoot(storage, definition.id, lake.root, _refusal(lake, storage, definition.id))
 
 
 def _refusal(lake: Lakehouse, storage: Storage, lakehouse_id: str) -> str:
     try:
-        standing = latest_definition_at(storage, lake.storage_options)
+        existing = latest_definition_at(storage, lake.storage_options)
     except CorruptFileError as error:
         return f"it cannot be told whose root it is: {error.message}"
-    if standing is not None and standing.id == lakehouse_id:
+    if existing is not None and existing.id == lakehouse_id:
         return "it is the root of another copy of this lakehouse; 'trinitylake relocate' gives it up"
-    return why_not_freed(storage, lakehouse_id, lake.root)
+    return retention_reason(storage, lakehouse_id, lake.root)
 
 
-def freed_table_files(
+def reclaimed_table_files(
     lake: Lakehouse, locations: Sequence[str], executor: Executor, table_root: str = ""
 ) -> dict[str, TableFile]:
     """Return what :func:`table_files` tells of the tables of definitions.

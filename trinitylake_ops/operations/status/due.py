@@ -64,7 +64,7 @@ DEFAULT_AGES = DueAges()
 
 
 @dataclass(frozen=True, kw_only=True)
-class Facts:
+class MaintenanceInputs:
     """What the rules need beside the settings: the oldest versions, the first one, and the newest verification."""
 
     oldest: tuple[VersionInfo, ...] = ()
@@ -72,7 +72,7 @@ class Facts:
     verified_ms: int | None = None
 
     @classmethod
-    def of(cls, latest: Snapshot, commits: Commits, now_ms: int) -> Facts:
+    def of(cls, latest: Snapshot, commits: Commits, now_ms: int) -> MaintenanceInputs:
         """Read them: three roots and one list. Raises CorruptFileError, StorageError."""
         definition = latest.definition
         pinned = {record.version for record in definition.exports if not is_lapsed(record, now_ms)}
@@ -93,7 +93,7 @@ class Facts:
 
 def due_of(
     definition: LakehouseDef,
-    facts: Facts,
+    inputs: MaintenanceInputs,
     commits: Commits,
     batches: Sequence[PurgeBatch],
     ages: DueAges,
@@ -101,11 +101,11 @@ def due_of(
 ) -> tuple[Due, ...]:
     """Return what is due, what will be, and what is not, in the order in which it is done."""
     return (
-        _expiry(definition, facts, commits, now_ms),
+        _expiry(definition, inputs, commits, now_ms),
         _purge(batches, now_ms),
-        _orphans(definition, facts, ages, now_ms),
-        _by_age("verify", "verify --incremental", facts.verified_ms, facts, ages.verify_ms, now_ms),
-        _exports(definition, facts, ages, now_ms),
+        _orphans(definition, inputs, ages, now_ms),
+        _by_age("verify", "verify --incremental", inputs.verified_ms, inputs, ages.verify_ms, now_ms),
+        _exports(definition, inputs, ages, now_ms),
         _clones(definition, ages, now_ms),
     )
 
@@ -115,9 +115,9 @@ def _superseded_at_ms(info: VersionInfo, successor: VersionInfo | None) -> int |
     return None if successor is None else epoch_ms(max(info.created_at, successor.created_at))
 
 
-def _expiry(definition: LakehouseDef, facts: Facts, commits: Commits, now_ms: int) -> Due:
+def _expiry(definition: LakehouseDef, inputs: MaintenanceInputs, commits: Commits, now_ms: int) -> Due:
     """Judge the versions that were read by the lakehouse's own rules. Fewer versions never let more expire."""
-    infos = {info.version: info for info in (*commits.infos, *facts.oldest) if info.state == "live"}
+    infos = {info.version: info for info in (*commits.infos, *inputs.oldest) if info.state == "live"}
     pinned = {record.version for record in definition.exports if not is_lapsed(record, now_ms)}
     versions = [
         VersionAge(
@@ -165,12 +165,12 @@ def _purge(batches: Sequence[PurgeBatch], now_ms: int) -> Due:
     return Due(what="purge", state=DueState.DUE, why=why, command="purge", since_seconds=since_seconds)
 
 
-def _orphans(definition: LakehouseDef, facts: Facts, ages: DueAges, now_ms: int) -> Due:
+def _orphans(definition: LakehouseDef, inputs: MaintenanceInputs, ages: DueAges, now_ms: int) -> Due:
     """Say to which age orphans were removed. Whether there are any, nobody knows without a list of all files."""
     removed_ms = definition.orphans_removed_before_millis or None
     # A removal records which files it looked at, not when it was.
-    told = "files older than {} were tidied up"
-    found = _by_age("orphans", "orphans", removed_ms, facts, ages.orphans_ms, now_ms, told)
+    template = "files older than {} were tidied up"
+    found = _by_age("orphans", "orphans", removed_ms, inputs, ages.orphans_ms, now_ms, template)
     if found.state != DueState.DUE:
         return found
     return replace(found, state=DueState.LOOK, why=found.why.replace("one is wanted", "a look is wanted"))
@@ -180,15 +180,15 @@ def _by_age(
     what: str,
     command: str,
     last_ms: int | None,
-    facts: Facts,
+    inputs: MaintenanceInputs,
     most_ms: int | None,
     now_ms: int,
-    told: str = "the last was {} ago",
+    template: str = "the last was {} ago",
 ) -> Due:
     """Say whether something is due again that happened last at ``last_ms``, or never."""
-    begun_ms = last_ms if last_ms is not None else facts.first_ms
+    begun_ms = last_ms if last_ms is not None else inputs.first_ms
     age_ms = None if begun_ms is None else max(0, now_ms - begun_ms)
-    happened = "" if last_ms is None or age_ms is None else told.format(span_text(age_ms))
+    happened = "" if last_ms is None or age_ms is None else template.format(span_text(age_ms))
     if most_ms is None:
         return Due(what=what, state=DueState.FINE, why=happened or "none so far", command="")
     every = f"one is wanted every {span_text(most_ms)}"
@@ -199,7 +199,7 @@ def _by_age(
     return Due(what=what, state=DueState.DUE, why=why, command=command, since_seconds=since_seconds)
 
 
-def _exports(definition: LakehouseDef, facts: Facts, ages: DueAges, now_ms: int) -> Due:
+def _exports(definition: LakehouseDef, inputs: MaintenanceInputs, ages: DueAges, now_ms: int) -> Due:
     own = [record for record in definition.exports if not record.clone_id]
     overdue = [record.name for record in own if is_past(record, now_ms)]
     if overdue:
@@ -211,7 +211,7 @@ def _exports(definition: LakehouseDef, facts: Facts, ages: DueAges, now_ms: int)
         return Due(what="exports", state=DueState.DUE, why=why, command="exports")
     complete = [record.created_at_millis for record in own if record.state == ExportState.COMPLETE]
     name = f"kept-{utc_of(now_ms):%Y-%m-%d}"
-    return _by_age("exports", f"export {name}", max(complete, default=None), facts, ages.export_ms, now_ms)
+    return _by_age("exports", f"export {name}", max(complete, default=None), inputs, ages.export_ms, now_ms)
 
 
 def _clones(definition: LakehouseDef, ages: DueAges, now_ms: int) -> Due:
@@ -246,7 +246,7 @@ _FUTURE_MS = 5 * 60 * 1000
 
 
 @dataclass(frozen=True, slots=True)
-class Noticed:
+class StatusFinding:
     """Something wrong: error or warning, what, and the command that mends it or tells more, without the root."""
 
     severity: str
@@ -254,21 +254,27 @@ class Noticed:
     command: str
 
 
-def noticed_in(definition: LakehouseDef, commits: Commits, hint: HintState | None, now_ms: int) -> tuple[Noticed, ...]:
+def status_findings(
+    definition: LakehouseDef, commits: Commits, hint: HintState | None, now_ms: int
+) -> tuple[StatusFinding, ...]:
     """Return what is wrong with the hint and the newest versions. Versions that an operator knows of are left out."""
     known = acknowledged_versions(definition)
     found = []
     if hint not in (None, HintState.RIGHT):
-        found.append(Noticed("warning", f"the hint is {hint.value}, which costs readers requests", "hint --repair"))
+        found.append(
+            StatusFinding("warning", f"the hint is {hint.value}, which costs readers requests", "hint --repair")
+        )
     for version in commits.backwards:
         if version not in known:
             message = f"version {version} is not younger than the one before"
-            found.append(Noticed("warning", message, f"reconcile --acknowledge {version}"))
+            found.append(StatusFinding("warning", message, f"reconcile --acknowledge {version}"))
     foreign = [version for version in commits.foreign if version not in known]
     if foreign:
         message = f"another program committed {len(foreign)} of the newest versions, such as {foreign[0]}"
-        found.append(Noticed("warning", message, "log"))
+        found.append(StatusFinding("warning", message, "log"))
     newest = commits.newest
     if newest is not None and newest.created_at.timestamp() * 1000 > now_ms + _FUTURE_MS:
-        found.append(Noticed("warning", "the latest version is of the future: a clock of a writer is wrong", "log"))
+        found.append(
+            StatusFinding("warning", "the latest version is of the future: a clock of a writer is wrong", "log")
+        )
     return tuple(found)

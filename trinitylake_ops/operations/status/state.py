@@ -18,7 +18,7 @@ from trinitylake_ops.format.definitions import ExpirationState, LakehouseDef
 from trinitylake_ops.format.version_ranges import VersionRanges
 from trinitylake_ops.operations.base import Cost, MeteredLakehouse
 from trinitylake_ops.operations.hint import HintState, inspect_hint
-from trinitylake_ops.operations.lease import held_by
+from trinitylake_ops.operations.lease import describe_lease
 from trinitylake_ops.operations.mark.survey import expired_versions
 from trinitylake_ops.operations.rendering import Document, Table, new_table
 from trinitylake_ops.operations.retention import span_text
@@ -35,10 +35,10 @@ from trinitylake_ops.operations.status.due import (
     Due,
     DueAges,
     DueState,
-    Facts,
-    Noticed,
+    MaintenanceInputs,
+    StatusFinding,
     due_of,
-    noticed_in,
+    status_findings,
 )
 from trinitylake_ops.telemetry import hub
 from trinitylake_ops.telemetry import hub as named
@@ -91,7 +91,7 @@ class Status(Document):
     running: str | None
     due: tuple[Due, ...]
     space: Space
-    findings: tuple[Noticed, ...]
+    findings: tuple[StatusFinding, ...]
     ages: Activity
     cost: Cost = field(compare=False)
 
@@ -130,8 +130,8 @@ class Status(Document):
 
     def to_dict(self) -> dict[str, object]:
         """Return the content as values of JSON, with the headline and the commands."""
-        said = {"headline": self.headline, "age_seconds": round(self.age_seconds, 3), "next": list(self.commands)}
-        return {**said, **super().to_dict()}
+        document = {"headline": self.headline, "age_seconds": round(self.age_seconds, 3), "next": list(self.commands)}
+        return {**document, **super().to_dict()}
 
     def table(self) -> Table:
         """Return a row for each thing that may be due."""
@@ -161,8 +161,8 @@ def lakehouse_status(
         "the rollbacks", lambda: find_undone(latest.files, commits.infos, most_requests=_ROLLBACK_REQUESTS), Undone()
     )
     recorded = reading.attempt("the plans of expiries", lambda: recorded_space(latest, now_ms), Space(note="unknown"))
-    facts = reading.attempt("what is due", lambda: Facts.of(latest, commits, now_ms), Facts())
-    running = reading.attempt("the lease", lambda: held_by(latest.files.roots.storage), None)
+    facts = reading.attempt("what is due", lambda: MaintenanceInputs.of(latest, commits, now_ms), MaintenanceInputs())
+    running = reading.attempt("the lease", lambda: describe_lease(latest.files.roots.storage), None)
     hint = reading.attempt("the hint", lambda: inspect_hint(metered.lake).state, None)
     space = recorded if plan_seconds <= 0 else planned_space(lake, plan_seconds)
     due = reading.attempt(
@@ -191,7 +191,7 @@ def lakehouse_status(
         running=running,
         due=due,
         space=space,
-        findings=(*reading.failures, *noticed_in(definition, commits, hint, now_ms)),
+        findings=(*reading.failures, *status_findings(definition, commits, hint, now_ms)),
         ages=Activity.of(definition, facts.verified_ms, now_ms, epoch_ms(latest.created_at)),
         cost=metered.cost(),
     )
@@ -218,7 +218,7 @@ class _Reading:
 
     def __init__(self, lake: Lakehouse):
         self.latest: Snapshot = lake.snapshot()
-        self.failures: list[Noticed] = []
+        self.failures: list[StatusFinding] = []
 
     def attempt(self, what: str, read: Callable[[], T], otherwise: T) -> T:
         """Return a part, or ``otherwise`` with a finding. Raises LakehouseNotFoundError."""
@@ -227,7 +227,7 @@ class _Reading:
         except LakehouseNotFoundError:
             raise
         except TrinityLakeError as error:
-            self.failures.append(Noticed("error", f"{what} cannot be read: {error.message}", "verify"))
+            self.failures.append(StatusFinding("error", f"{what} cannot be read: {error.message}", "verify"))
             return otherwise
 
 
@@ -236,17 +236,17 @@ _SEVERITIES = ("error", "warning")
 _UNKNOWN_SINCE = 1.0
 
 
-def tell_status(status: Status, lakehouse: str) -> None:
+def emit_status_metrics(status: Status, lakehouse: str) -> None:
     """Set the gauges of a lakehouse, by the name that an operator gave it. What never happened is +Inf ago."""
     ages = status.ages
-    told = {
+    ages_by_kind = {
         "commit": ages.commit_seconds,
         "verify": ages.verify_seconds,
         "export": ages.export_seconds,
         "expiry": ages.expiry_seconds,
         "orphans": ages.orphans_seconds,
     }
-    for of, seconds in told.items():
+    for of, seconds in ages_by_kind.items():
         hub.put(named.AGE_SECONDS, math.inf if seconds is None else seconds, lakehouse=lakehouse, of=of)
     for one in status.due:
         since = (one.since_seconds or _UNKNOWN_SINCE) if one.state == DueState.DUE else 0.0

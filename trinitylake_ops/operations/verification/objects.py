@@ -147,7 +147,7 @@ class ObjectVerifier:
             return 0
         return self.ahead.n_seen - sum(map(self.ahead.is_seen, {location for location, _ in self._is_whole}))
 
-    def forget_ahead(self) -> None:
+    def discard_read_ahead(self) -> None:
         """Free the definitions that were read ahead, once all is checked."""
         self._n_seen_ahead += self._n_ahead()
         self.ahead = None
@@ -178,13 +178,13 @@ class ObjectVerifier:
             for changes in _in_batches(self._changes(snapshot)):
                 touched |= self._check_changes(changes, snapshot)
         except TrinityLakeError:
-            self._forget_objects()
+            self._discard_objects()
             raise
         self._check_namespaces(touched, snapshot)
         self._before = snapshot
         return not self._missing_namespaces and not self.damaged
 
-    def _forget_objects(self) -> None:
+    def _discard_objects(self) -> None:
         """Forget the objects of the versions up to now, as only a part of the last one was seen."""
         self._before = None
         self._namespaces, self._missing_namespaces, self._tables_of = set(), set(), Counter()

@@ -140,7 +140,7 @@ class VerifyReport(Document):
         """Return the files with and without checksums in a deep run, as text. It is empty for another run."""
         if not self.checked_files and not self.without_checksum:
             return ""
-        rest = f", {told(self.without_checksum)} without one" if self.without_checksum else ""
+        rest = f", {kinds_text(self.without_checksum)} without one" if self.without_checksum else ""
         return f"{self.checked_files} files checked by their checksums{rest}"
 
 
@@ -240,11 +240,11 @@ class Findings:
     def all(self, *, can_go_back: bool) -> tuple[Finding, ...]:
         """Return all findings. If the latest version is damaged and a commit can repair that, it is named."""
         return tuple(
-            replace(one, mend=one.mend or (_mend_of(one.code) if can_go_back else None)) for one in self._found
+            replace(one, mend=one.mend or (_repair_command(one.code) if can_go_back else None)) for one in self._found
         )
 
 
-def _mend_of(code: str) -> str | None:
+def _repair_command(code: str) -> str | None:
     """Return the command that repairs damage of a latest version. Only a deep check sees a data file's."""
     if code not in _DAMAGE:
         return None
@@ -289,7 +289,7 @@ def kind_of(path: str) -> str:
     return "definition" if path.endswith(".binpb") else "node"
 
 
-def told(without_checksum: Mapping[str, int]) -> str:
+def kinds_text(without_checksum: Mapping[str, int]) -> str:
     """Return the numbers of files by kind as text."""
     return ", ".join(f"{count} {kind if count == 1 else _plural(kind)}" for kind, count in without_checksum.items())
 

@@ -34,9 +34,9 @@ from trinitylake_ops.format.file_names import (
 from trinitylake_ops.format.locations import is_uri, to_location
 from trinitylake_ops.format.sealed_files import decode_sealed_json
 from trinitylake_ops.operations.export_records import EXPORT, check_manifest, kind_of, record_of
-from trinitylake_ops.operations.gc.orphans import Orphans, find_orphans, find_orphans_there
-from trinitylake_ops.operations.mark.listing import list_without, may_be_ours
-from trinitylake_ops.operations.mark.mark import Mark, kept_roots
+from trinitylake_ops.operations.gc.orphans import Orphans, find_orphans, find_table_root_orphans
+from trinitylake_ops.operations.mark.listing import list_without, may_be_lakehouse_file
+from trinitylake_ops.operations.mark.mark import Mark, retained_roots
 from trinitylake_ops.operations.mark.survey import Survey, expired_versions, pinned_versions
 from trinitylake_ops.operations.mark.table_files import TableWalk
 from trinitylake_ops.operations.records import PlanFile
@@ -174,7 +174,7 @@ def check_left_over(survey: Survey, listing: Mapping[str, FileInfo], warn: Warn)
     """Warn of files of operations that nobody names and that are too old to be in use. Raises StorageError."""
     before_ms = survey.lake.storage.now_ms() - protected_ms(survey.definition)
     old = [path for path, info in listing.items() if info.last_modified_ms < before_ms and is_operation_path(path)]
-    kept = kept_roots(survey).paths if old else ()
+    kept = retained_roots(survey).paths if old else ()
     for prefix, code, what in _LEFT_OVER:
         left = sorted(path for path in old if path.startswith(prefix) and path not in kept)
         if left:
@@ -191,13 +191,13 @@ def orphans_of(survey: Survey, listing: Mapping[str, FileInfo], walk: TableWalk)
     storage = survey.lake.storage
     before_ms = storage.now_ms() - protected_ms(survey.definition)
     listed: Iterable[FileInfo] = [*listing.values(), *storage.list(TEMPORARY_PREFIX)]
-    is_any_old = any(info.last_modified_ms < before_ms and may_be_ours(info.path) for info in listed)
+    is_any_old = any(info.last_modified_ms < before_ms and may_be_lakehouse_file(info.path) for info in listed)
     if not is_any_old and not survey.definition.table_root:
         return _NO_ORPHANS
     return _all_orphans(survey, Mark(survey, walk=walk), listed)
 
 
-def orphans_listed_anew(survey: Survey) -> Orphans:
+def relisted_orphans(survey: Survey) -> Orphans:
     """Tell the orphans at a version, where no listing has all files: what nothing reaches is listed by the executor.
 
     Raises MaintenanceBlockedError for an unfinished purge, what marking raises.
@@ -218,7 +218,7 @@ def _all_orphans(survey: Survey, mark: Mark, listed: Iterable[FileInfo]) -> Orph
     """Tell the orphans by a mark: those under the root, by a listing, and those under the table root."""
     now_ms, age_ms = survey.lake.storage.now_ms(), protected_ms(survey.definition)
     own = find_orphans(survey.lake, mark, listed, now_ms - age_ms)
-    return Orphans.of_all(own, find_orphans_there(mark, now_ms, age_ms))
+    return Orphans.of_all(own, find_table_root_orphans(mark, now_ms, age_ms))
 
 
 def check_names(latest: Snapshot, warn: Warn) -> None:
@@ -350,7 +350,7 @@ class ExportVerifier:
         with self._findings.unless(is_dropped) as has_forgotten:
             yield
         if has_forgotten():
-            self._versions.tree.forget_broken()
+            self._versions.tree.reset_broken()
 
     def _is_elsewhere(self, location: str) -> bool:
         """Whether a location lies beyond this root. A location that breaks the rules does not, and is checked."""

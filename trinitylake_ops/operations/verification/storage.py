@@ -24,7 +24,13 @@ from trinitylake_ops.iceberg.reach import FileKind, TableFile
 from trinitylake_ops.operations.mark.table_files import table_id_in
 from trinitylake_ops.operations.mark.tables import table_root_of
 from trinitylake_ops.operations.verification.report import ChecksumTally, Findings, kind_of
-from trinitylake_ops.operations.verified_files import Kept, PackedBytes, VerifiedFile, decode_names, encode_names
+from trinitylake_ops.operations.verified_files import (
+    PackedBytes,
+    RecordedPart,
+    VerifiedFile,
+    decode_names,
+    encode_names,
+)
 from trinitylake_ops.storage import FileInfo, Storage, StorageWrapper
 from trinitylake_ops.storage.parallel import run_parallel
 from trinitylake_ops.transaction.lakehouse import Lakehouse
@@ -78,7 +84,7 @@ class KnownFilesStorage(StorageWrapper):
             self.count_taken(path)
             return known[offset : None if length is None else offset + length]
         data = self._answered(path, offset, length, limit_bytes)
-        if offset == 0 and (length is None or len(data) < length) and (is_catalog or _is_given_once(path)):
+        if offset == 0 and (length is None or len(data) < length) and (is_catalog or _is_unique_name(path)):
             self._note(path, hashlib.sha256(data).digest())
             if self._is_deep and not path.startswith(TABLES_PREFIX):
                 self.count_checksum(path, data)
@@ -114,7 +120,7 @@ class KnownFilesStorage(StorageWrapper):
             self._contents.pop(path, None)
         return False
 
-    def forget_contents(self) -> None:
+    def discard_contents(self) -> None:
         """Let go of all bytes: whoever asks for them again asks the storage."""
         with self._lock:
             self._contents.clear()
@@ -123,7 +129,7 @@ class KnownFilesStorage(StorageWrapper):
         content = self._contents.get(path)
         if content is None:
             row = self.recorded(path)
-            if row is None or row.content is None or row.kept != Kept.FILE:
+            if row is None or row.content is None or row.kept != RecordedPart.FILE:
                 return None
             content = row.content
             with self._lock:
@@ -160,7 +166,7 @@ class KnownFilesStorage(StorageWrapper):
         found = self._names.get(path)
         if found is None:
             row = self.recorded(path)
-            if row is None or row.content is None or row.kept != Kept.NAMES:
+            if row is None or row.content is None or row.kept != RecordedPart.NAMES:
                 return None
             try:
                 found = self._names[path] = decode_names(row.content.unpacked())
@@ -232,11 +238,11 @@ class KnownFilesStorage(StorageWrapper):
             info = self._listing.get(path)
             if info is None or path in without or path in self.changed:
                 continue
-            kept, content = Kept.CHECKSUM, None
+            kept, content = RecordedPart.CHECKSUM, None
             if path in self._contents:
-                kept, content = Kept.FILE, self._contents[path]
+                kept, content = RecordedPart.FILE, self._contents[path]
             elif self._is_complete(path, complete):
-                kept, content = Kept.NAMES, PackedBytes.of(encode_names(self._names[path]))
+                kept, content = RecordedPart.NAMES, PackedBytes.of(encode_names(self._names[path]))
             found[path] = VerifiedFile(kept, info.size_bytes, info.last_modified_ms, sha256, content)
         kept_on = without | self.changed | self._listing.keys()
         return {path: row for path, row in self._recorded.items() if path in kept_on} | found
@@ -253,7 +259,7 @@ class KnownFilesStorage(StorageWrapper):
 _LEADS = (FileKind.MANIFEST_LIST, FileKind.MANIFEST)
 
 
-def _is_given_once(path: str) -> bool:
+def _is_unique_name(path: str) -> bool:
     """Whether a file that is none of the catalog bears a name that is never given again."""
     return path.startswith(TABLES_PREFIX) or (is_operation_path(path) and path.endswith((".json", ".arrow")))
 

@@ -13,12 +13,12 @@ from trinitylake_ops.format.definitions import ExpirationState, LakehouseDef
 from trinitylake_ops.format.file_names import HINT_PATH, parse_root_path, root_naming
 from trinitylake_ops.format.keys import clock_reset
 from trinitylake_ops.format.version_ranges import VersionRanges
-from trinitylake_ops.operations.base import MeteredLakehouse, telling, uncached_on
+from trinitylake_ops.operations.base import MeteredLakehouse, operation_span, uncached_on
 from trinitylake_ops.operations.budget import NO_LIMITS, Budget, BudgetSpentError, Spending
 from trinitylake_ops.operations.executor import LOCAL, Executor
 from trinitylake_ops.operations.gc.orphans import Orphans
 from trinitylake_ops.operations.hint import HintState, inspect_hint
-from trinitylake_ops.operations.mark.listing import acknowledged_versions, list_standing
+from trinitylake_ops.operations.mark.listing import acknowledged_versions, list_existing
 from trinitylake_ops.operations.mark.survey import Survey, expired_versions
 from trinitylake_ops.operations.relocate import moved_tables
 from trinitylake_ops.operations.verification import state as verify_state
@@ -67,7 +67,7 @@ def verify(
     if spending.budget.requests_per_second is not None:
         raise InvalidInputError("verify keeps no rate of requests; limit their number, or the time")
     run = _Verification(lake, executor, spending, deep=deep, incremental=incremental)
-    with telling("verify"):
+    with operation_span("verify"):
         return run.run(progress or (lambda _done, _all: None))
 
 
@@ -87,7 +87,7 @@ class _Verification:
         self._records = Records({})
         self._stopped: str | None = None
         try:
-            listed = list_standing(self._limited, executor, with_catalog=incremental)
+            listed = list_existing(self._limited, executor, with_catalog=incremental)
             listing = {info.path: info for info in listed}
             self._records = read_records(self._limited, listing.values())
             self.listing = listing
@@ -352,10 +352,10 @@ class _Verification:
         if not self._has_read_ahead:
             return verify_state.orphans_of(survey, self.listing, self.tables.walk)
         # All is marked once more: that takes the place in memory of what was read ahead.
-        self.versions.objects.forget_ahead()
+        self.versions.objects.discard_read_ahead()
         if not self._incremental:
-            self._known.forget_contents()
-        return verify_state.orphans_listed_anew(survey)
+            self._known.discard_contents()
+        return verify_state.relisted_orphans(survey)
 
     def _check_moved(self) -> None:
         """Tell once that tables of the latest version name the place where the lakehouse stood before."""

@@ -54,7 +54,7 @@ class TreeVerifier:
         """Files read, roots left out."""
         return len(self._counted)
 
-    def forget_broken(self) -> None:
+    def reset_broken(self) -> None:
         """Check broken nodes again when they are met again: nodes deleted meanwhile need not exist."""
         self._known = {location: below for location, below in self._known.items() if below is not None}
 
@@ -297,7 +297,7 @@ class VersionVerifier:
         with self._findings.unless(lambda: is_sealed_root(self._plain, snapshot.location)) as has_forgotten:
             yield
         if has_forgotten():
-            self.tree.forget_broken()
+            self.tree.reset_broken()
 
     def check_content(self, snapshot: Snapshot) -> bool:
         """Check the files that a root reaches. Returns whether all of it is whole."""

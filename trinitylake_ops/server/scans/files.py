@@ -18,7 +18,7 @@ from pyiceberg.types import PrimitiveType
 
 from trinitylake_ops.errors import CorruptFileError
 from trinitylake_ops.server.calls import Call
-from trinitylake_ops.server.responses import Answer, RefusedError
+from trinitylake_ops.server.responses import JsonResponse, RejectedError
 from trinitylake_ops.server.scans.parts import no_such_task, part_of
 from trinitylake_ops.server.scans.planner import Planned, Planner, check_is_of
 
@@ -48,7 +48,7 @@ def scan_document(
 
     Raises:
         CorruptFileError: If a file has values that make no sense.
-        RefusedError: 413 if the filter is too long to repeat it for each file.
+        RejectedError: 413 if the filter is too long to repeat it for each file.
     """
     writer = _Writer(metadata, stats_fields, planned.residual)
     tasks, n_bytes = [], 0
@@ -56,7 +56,7 @@ def scan_document(
         tasks.append(writer.task(task))
         n_bytes += len(tasks[-1])
         if n_bytes > _MOST_BYTES:
-            raise RefusedError(
+            raise RejectedError(
                 413,
                 "BadRequestException",
                 f"the plan has more than {_MOST_BYTES >> 20} MiB, because it repeats the filter for each file;"
@@ -186,14 +186,14 @@ def _expression(expression: BooleanExpression) -> Any:
     return None if dump is None else dump(mode="json")
 
 
-def plan_scan(call: Call) -> Answer:
+def plan_scan(call: Call) -> JsonResponse:
     """Plan a scan of a table."""
     planner = Planner(_table(call), call.document(), call.limits.scan_files)
     completed = {"status": "completed"}
-    return Answer(200, scan_document(planner.whole(), planner.metadata, planner.stats_fields, completed))
+    return JsonResponse(200, scan_document(planner.whole(), planner.metadata, planner.stats_fields, completed))
 
 
-def fetch_tasks(call: Call) -> Answer:
+def fetch_tasks(call: Call) -> JsonResponse:
     """Return the files of a part of a scan, and further parts if it has too many."""
     table, part = _table(call), part_of(call.model(FetchScanTasksRequest).plan_task)
     check_is_of(part, table)
@@ -201,17 +201,17 @@ def fetch_tasks(call: Call) -> Answer:
     pinned = {} if "end-snapshot-id" in part.request else {"snapshot-id": part.snapshot_id}
     try:
         planner = Planner(table, {**part.request, **pinned}, call.limits.scan_files)
-    except RefusedError as error:
+    except RejectedError as error:
         raise no_such_task() from error
-    return Answer(200, scan_document(planner.part(part), planner.metadata, planner.stats_fields))
+    return JsonResponse(200, scan_document(planner.part(part), planner.metadata, planner.stats_fields))
 
 
-def no_such_plan(call: Call) -> Answer:
+def no_such_plan(call: Call) -> JsonResponse:
     """Tell that a plan does not exist: every one is answered whole, and none is kept."""
     _table(call)
-    raise RefusedError(404, "NoSuchPlanIdException", "Plan does not exist: each is answered at once, and none is kept")
+    raise RejectedError(404, "NoSuchPlanIdException", "Plan does not exist: each is answered at once, and none is kept")
 
 
 def _table(call: Call) -> Table:
-    found = call.found_table()
+    found = call.requested_table()
     return found.catalog.load_defined(*call.table, found.definition)

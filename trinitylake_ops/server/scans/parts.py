@@ -37,7 +37,7 @@ from pyiceberg.schema import Schema
 from trinitylake_ops.errors import TrinityLakeError
 from trinitylake_ops.iceberg.io.file_io import StorageFileIO
 from trinitylake_ops.iceberg.reach import entries_within
-from trinitylake_ops.server.responses import RefusedError, bad_request
+from trinitylake_ops.server.responses import RejectedError, bad_request
 
 #: The longest request for a scan that is planned in parts, as each part repeats it.
 LONGEST_REQUEST_BYTES = 32 << 10
@@ -64,7 +64,7 @@ class Part:
     after: int = 0
 
     def text(self) -> str:
-        """Return the part as a client gets it. Raises RefusedError, 400, where the request is too long to repeat."""
+        """Return the part as a client gets it. Raises RejectedError, 400, where the request is too long to repeat."""
         request = json.dumps(self.request, separators=(",", ":"))
         if len(request) > LONGEST_REQUEST_BYTES:
             raise bad_request(
@@ -77,7 +77,7 @@ class Part:
 
 
 def part_of(text: str) -> Part:
-    """Return the part that a text is. Raises RefusedError, 404, for any other text."""
+    """Return the part that a text is. Raises RejectedError, 404, for any other text."""
     if len(text) > _LONGEST_TASK_CHARS:
         raise no_such_task()
     try:
@@ -98,9 +98,9 @@ def part_of(text: str) -> Part:
     return Part(table_uuid, snapshot_id, asked, first, last, after)
 
 
-def no_such_task() -> RefusedError:
+def no_such_task() -> RejectedError:
     """Return the error for a task that no plan of this table has."""
-    return RefusedError(404, "NoSuchPlanTaskException", "Plan task does not exist; plan the scan again")
+    return RejectedError(404, "NoSuchPlanTaskException", "Plan task does not exist; plan the scan again")
 
 
 #: The units of the largest filter: 50,000 values, or 5,000 predicates and operators.
@@ -115,7 +115,7 @@ _MOST_VALUES = 200
 
 
 def units_of(content: Any) -> int:
-    """Return the units of a filter in JSON, before anything is parsed of it. Raise RefusedError, 413, if too many."""
+    """Return the units of a filter in JSON, before anything is parsed of it. Raise RejectedError, 413, if too many."""
     units, rest = 0, [content]
     while rest:
         value = rest.pop()
@@ -125,7 +125,7 @@ def units_of(content: Any) -> int:
         elif isinstance(value, list):
             rest += value
         if units + len(rest) > MOST_UNITS:
-            raise RefusedError(
+            raise RejectedError(
                 413,
                 "BadRequestException",
                 f"the filter has more than {MOST_UNITS} values or {MOST_UNITS // _NODE_UNITS} predicates and operators;"

@@ -19,8 +19,8 @@ from pyiceberg.table.snapshots import Operation, Snapshot
 from trinitylake_ops.errors import CorruptFileError, TrinityLakeError
 from trinitylake_ops.iceberg.io.file_io import StorageFileIO
 from trinitylake_ops.iceberg.reach import manifests_in
-from trinitylake_ops.iceberg.updates import asked_for
-from trinitylake_ops.server.responses import RefusedError, bad_request, unsupported
+from trinitylake_ops.iceberg.updates import as_invalid_input
+from trinitylake_ops.server.responses import RejectedError, bad_request, unsupported
 from trinitylake_ops.server.scans.parts import (
     EntryBudget,
     Part,
@@ -50,7 +50,7 @@ _MOST_DELETES = 100_000
 _EQUALITY = "equality deletes"
 
 
-class _Some:
+class _PartialSnapshot:
     """A snapshot of which only some manifests count."""
 
     def __init__(self, manifests: Sequence[ManifestFile]):
@@ -63,7 +63,7 @@ class _Some:
 class _PartialScan(DataScan):
     """A scan of some manifests of a snapshot."""
 
-    some = _Some([])
+    some = _PartialSnapshot([])
 
     def snapshot(self) -> Any:
         return self.some
@@ -80,7 +80,7 @@ class Planned:
 
 
 class Planner:
-    """Plans one scan of a table. Raises RefusedError for a request that fits no scan: 400, 404 or 406.
+    """Plans one scan of a table. Raises RejectedError for a request that fits no scan: 400, 404 or 406.
 
     ``most_files`` is the largest number of data files in one answer.
     """
@@ -93,7 +93,7 @@ class Planner:
         self._io = io
         self._units = units_of(request.get("filter", True))
         _check_names(request)
-        with asked_for():
+        with as_invalid_input():
             self._asked = PlanTableScanRequest.model_validate(request)
         if self._asked.end_snapshot_id is not None and self._asked.start_snapshot_id is None:
             raise bad_request("an incremental scan has both start-snapshot-id and end-snapshot-id")
@@ -101,7 +101,7 @@ class Planner:
         self._appends = _appends(table.metadata, self._asked.start_snapshot_id, self._snapshot)
         self._metadata = _with_schema_of(table.metadata, self._snapshot, self._asked)
         schema = self._metadata.schema()
-        with asked_for():
+        with as_invalid_input():
             schema.select(*(self._asked.select or ()), case_sensitive=self._asked.case_sensitive)
             self.stats_fields = {
                 schema.find_field(name, self._asked.case_sensitive).field_id for name in self._asked.stats_fields or ()
@@ -230,7 +230,7 @@ class Planner:
     ) -> list[FileScanTask]:
         assert self._snapshot is not None
         scan = self._scan(row_filter)
-        scan.some = _Some([*data, *deletes])
+        scan.some = _PartialSnapshot([*data, *deletes])
         with _reading(self._snapshot):
             tasks = list(scan.plan_files())
         for file in (one for task in tasks for one in (task.file, *task.delete_files)):
@@ -246,11 +246,11 @@ def _check_names(request: dict[str, Any]) -> None:
     for member in ("select", "stats-fields"):
         names = request.get(member)
         if isinstance(names, list) and len(names) > _MOST_NAMES:
-            raise RefusedError(413, "BadRequestException", f"{member} has more than {_MOST_NAMES} names")
+            raise RejectedError(413, "BadRequestException", f"{member} has more than {_MOST_NAMES} names")
 
 
 def check_is_of(part: Part, table: Table) -> None:
-    """Raise RefusedError, 404, for a part of another table."""
+    """Raise RejectedError, 404, for a part of another table."""
     if part.table_uuid != str(table.metadata.table_uuid):
         raise no_such_task()
 

@@ -29,14 +29,14 @@ Kind: TypeAlias = Literal["no such namespace", "no such table", "namespace exist
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class CatalogResponse:
     """A value of JSON, and the columns of a table."""
 
     value: Any = None
     schema: StructType | None = None
 
 
-class RefusedError(Exception):
+class CatalogError(Exception):
     """A request that the catalog in Spark turns into an exception of Spark's own, such as for a missing table."""
 
     def __init__(self, kind: Kind, message: str):
@@ -50,13 +50,13 @@ def in_terms_of_the_catalog() -> Iterator[None]:
     try:
         yield
     except NoSuchNamespaceError as error:
-        raise RefusedError("no such namespace", str(error)) from error
+        raise CatalogError("no such namespace", str(error)) from error
     except NoSuchTableError as error:
-        raise RefusedError("no such table", str(error)) from error
+        raise CatalogError("no such table", str(error)) from error
     except NamespaceAlreadyExistsError as error:
-        raise RefusedError("namespace exists", str(error)) from error
+        raise CatalogError("namespace exists", str(error)) from error
     except TableAlreadyExistsError as error:
-        raise RefusedError("table exists", str(error)) from error
+        raise CatalogError("table exists", str(error)) from error
     except NamespaceNotEmptyError as error:
         raise errors.NamespaceNotEmptyError(f"{error}; DROP NAMESPACE ... CASCADE drops its tables, too") from error
     except CommitFailedException as error:
@@ -75,36 +75,36 @@ OWNER = "owner"
 LOCATION = "location"
 
 
-def list_namespaces(lake: Lakehouse, _request: Mapping[str, Any]) -> Answer:
+def list_namespaces(lake: Lakehouse, _request: Mapping[str, Any]) -> CatalogResponse:
     """Answer the names."""
-    return Answer(list(lake.snapshot().namespaces()))
+    return CatalogResponse(list(lake.snapshot().namespaces()))
 
 
-def load_namespace(lake: Lakehouse, request: Mapping[str, Any]) -> Answer:
+def load_namespace(lake: Lakehouse, request: Mapping[str, Any]) -> CatalogResponse:
     """Answer the properties."""
     name = one_level(request["namespace"])
-    return Answer(catalog_at(lake).load_namespace_properties((name,)))
+    return CatalogResponse(catalog_at(lake).load_namespace_properties((name,)))
 
 
-def create_namespace(lake: Lakehouse, request: Mapping[str, Any]) -> Answer:
+def create_namespace(lake: Lakehouse, request: Mapping[str, Any]) -> CatalogResponse:
     """Create a namespace."""
     if len(request["namespace"]) != 1:
         raise InvalidInputError(f"namespaces have one level, unlike {'.'.join(request['namespace'])!r}")
     properties = {key: value for key, value in request["properties"].items() if key != OWNER}
     check_no_location(properties)
     catalog_at(lake).create_namespace(tuple(request["namespace"]), properties)
-    return Answer()
+    return CatalogResponse()
 
 
-def alter_namespace(lake: Lakehouse, request: Mapping[str, Any]) -> Answer:
+def alter_namespace(lake: Lakehouse, request: Mapping[str, Any]) -> CatalogResponse:
     """Set and remove properties."""
     name = one_level(request["namespace"])
     check_no_location(request["updates"])
     catalog_at(lake).update_namespace_properties((name,), set(request["removals"]), request["updates"])
-    return Answer()
+    return CatalogResponse()
 
 
-def drop_namespace(lake: Lakehouse, request: Mapping[str, Any]) -> Answer:
+def drop_namespace(lake: Lakehouse, request: Mapping[str, Any]) -> CatalogResponse:
     """Drop a namespace, with ``cascade`` all of its tables, in one version."""
     name = one_level(request["namespace"])
     catalog = catalog_at(lake)
@@ -113,14 +113,14 @@ def drop_namespace(lake: Lakehouse, request: Mapping[str, Any]) -> Answer:
     elif catalog.namespace_exists((name,)):
         plan_drop_namespace(lake, name, cascade=True).execute()
     else:
-        raise RefusedError("no such namespace", name)
-    return Answer()
+        raise CatalogError("no such namespace", name)
+    return CatalogResponse()
 
 
 def one_level(namespace: Sequence[str]) -> str:
-    """Return the name of a namespace. Raises RefusedError for one inside another, as there are none."""
+    """Return the name of a namespace. Raises CatalogError for one inside another, as there are none."""
     if len(namespace) != 1:
-        raise RefusedError("no such namespace", ".".join(namespace))
+        raise CatalogError("no such namespace", ".".join(namespace))
     return str(namespace[0])
 
 

@@ -16,7 +16,7 @@ from pyspark.sql import SparkSession
 from trinitylake_ops.errors import InvalidInputError
 from trinitylake_ops.spark.catalog.source import CatalogSource
 from trinitylake_ops.spark.runtime.connect import is_remote
-from trinitylake_ops.spark.runtime.java import cache_folder, place_file
+from trinitylake_ops.spark.runtime.java import cache_folder, replace_file
 from trinitylake_ops.spark.source.data_source import register_data_source
 from trinitylake_ops.storage.options import is_secret
 
@@ -36,7 +36,7 @@ def jar_file() -> Path:
     data = resources.files(__package__).joinpath(CATALOG_JAR.name).read_bytes()
     copy = cache_folder() / f"{CATALOG_JAR.stem}-{hashlib.sha256(data).hexdigest()[:16]}.jar"
     if not (copy.is_file() and copy.read_bytes() == data):
-        place_file(copy, lambda file: file.write(data))
+        replace_file(copy, lambda file: file.write(data))
     return copy
 
 

@@ -24,8 +24,8 @@ from trinitylake_ops.spark.catalog import namespaces
 from trinitylake_ops.spark.catalog.namespaces import (
     LOCATION,
     OWNER,
-    Answer,
-    RefusedError,
+    CatalogError,
+    CatalogResponse,
     check_no_location,
     in_terms_of_the_catalog,
     one_level,
@@ -33,7 +33,7 @@ from trinitylake_ops.spark.catalog.namespaces import (
 from trinitylake_ops.spark.metadata.columns import METADATA_TABLES, comparable_columns
 from trinitylake_ops.spark.source.opened_table import open_metadata, snapshot_of
 from trinitylake_ops.spark.source.options import TABLE, SourceOptions, TableRequest
-from trinitylake_ops.spark.tables.reader import found_table, name_option
+from trinitylake_ops.spark.tables.reader import name_option, open_iceberg_table
 from trinitylake_ops.spark.tables.schema import to_iceberg_schema, to_spark_schema
 from trinitylake_ops.transaction.lakehouse import Lakehouse
 
@@ -178,29 +178,29 @@ _COMPARABLE = (BooleanType, DateType, IntegerType, LongType, StringType, Timesta
 _FIGURE = re.compile("[0-9]{1,18}", re.ASCII)
 
 
-def list_tables(lake: Lakehouse, request: Request) -> Answer:
+def list_tables(lake: Lakehouse, request: Request) -> CatalogResponse:
     """Answer the tables of a namespace, or without one the metadata tables."""
     if not request["namespace"]:
-        return Answer(list(METADATA_TABLES))
+        return CatalogResponse(list(METADATA_TABLES))
     names = catalog_at(lake).list_tables((one_level(request["namespace"]),))
-    return Answer([name[-1] for name in names])
+    return CatalogResponse([name[-1] for name in names])
 
 
-def load_table(lake: Lakehouse, request: Request) -> Answer:
+def load_table(lake: Lakehouse, request: Request) -> CatalogResponse:
     """Answer a table at the latest version, at a version, at the name of an export, or at a time."""
     path = request["table"]
     if len(path) == 1 and path[0] in METADATA_TABLES:
         return _metadata_table(lake, path[0], request)
     if len(path) != 2:
-        raise RefusedError("no such table", ".".join(path))
+        raise CatalogError("no such table", ".".join(path))
     namespace, table = path
     asked = _at(name_option(namespace, table), request)
     snapshot = snapshot_of(lake, asked)
     try:
-        found = found_table(lake, snapshot, namespace, table)
+        found = open_iceberg_table(lake, snapshot, namespace, table)
     except (NamespaceNotFoundError, TableNotFoundError) as error:
         if asked.time is None:
-            raise RefusedError("no such table", str(error)) from error
+            raise CatalogError("no such table", str(error)) from error
         raise
     pinned = {"export": asked.export} if asked.export is not None else {"version": str(snapshot.version)}
     is_latest = asked.time is None
@@ -216,7 +216,7 @@ def _at(name: str, request: Request) -> TableRequest:
     return TableRequest(table=name, version=int(value) if time == "version" else None)
 
 
-def _metadata_table(lake: Lakehouse, name: str, request: Request) -> Answer:
+def _metadata_table(lake: Lakehouse, name: str, request: Request) -> CatalogResponse:
     asked = _at(name, request)
     if asked.export is None and name != _EXPORTS:
         asked = replace(asked, version=snapshot_of(lake, asked).version, timestamp=None)
@@ -230,10 +230,10 @@ def _metadata_table(lake: Lakehouse, name: str, request: Request) -> Answer:
         # Spark takes equal descriptions for one state, and exports have no version to tell theirs.
         "state": str(uuid.uuid4()) if name == _EXPORTS else None,
     }
-    return Answer(value, open_metadata(lake, asked).schema)
+    return CatalogResponse(value, open_metadata(lake, asked).schema)
 
 
-def _described(metadata: TableMetadata, name: str, pinned: Mapping[str, str], *, is_writable: bool) -> Answer:
+def _described(metadata: TableMetadata, name: str, pinned: Mapping[str, str], *, is_writable: bool) -> CatalogResponse:
     path = {"path": name}
     snapshot = metadata.current_snapshot()
     summary = snapshot.summary if snapshot is not None else None
@@ -249,7 +249,7 @@ def _described(metadata: TableMetadata, name: str, pinned: Mapping[str, str], *,
         "rows": _count(summary, "total-records"),
         "size_bytes": _count(summary, "total-files-size"),
     }
-    return Answer(value, to_spark_schema(metadata.schema()))
+    return CatalogResponse(value, to_spark_schema(metadata.schema()))
 
 
 def _count(summary: Summary | None, name: str) -> int | None:
@@ -258,7 +258,7 @@ def _count(summary: Summary | None, name: str) -> int | None:
     return int(text) if text is not None and _FIGURE.fullmatch(text) else None
 
 
-def create_table(lake: Lakehouse, request: Request) -> Answer:
+def create_table(lake: Lakehouse, request: Request) -> CatalogResponse:
     """Create a managed table."""
     namespace, table = _names(request["table"])
     schema = to_iceberg_schema(_columns(request["columns"]))
@@ -269,14 +269,14 @@ def create_table(lake: Lakehouse, request: Request) -> Answer:
     return _described(created.metadata, name_option(namespace, table), {}, is_writable=True)
 
 
-def stage_table(lake: Lakehouse, request: Request) -> Answer:
+def stage_table(lake: Lakehouse, request: Request) -> CatalogResponse:
     """Answer a table that a write of rows will make, in the commit of these rows."""
     namespace, table = _names(request["table"])
     catalog = catalog_at(lake)
     if not catalog.namespace_exists((namespace,)):
-        raise RefusedError("no such namespace", namespace)
+        raise CatalogError("no such namespace", namespace)
     if catalog.target.reader().has_table(namespace, table):
-        raise RefusedError("table exists", f"{namespace}.{table}")
+        raise CatalogError("table exists", f"{namespace}.{table}")
     if _properties(request["properties"]):
         raise InvalidInputError(
             "CREATE TABLE ... AS SELECT takes no COMMENT and no TBLPROPERTIES: create the table, then INSERT INTO it"
@@ -291,7 +291,7 @@ def stage_table(lake: Lakehouse, request: Request) -> Answer:
         "write_options": {**path, "create": "true", **_partition_option(partition_by)},
         "is_writable": True,
     }
-    return Answer(value, schema)
+    return CatalogResponse(value, schema)
 
 
 def _partition_option(columns: Sequence[str]) -> dict[str, str]:
@@ -300,25 +300,25 @@ def _partition_option(columns: Sequence[str]) -> dict[str, str]:
     return {"partition_by": ",".join(columns)} if columns else {}
 
 
-def alter_table(lake: Lakehouse, request: Request) -> Answer:
+def alter_table(lake: Lakehouse, request: Request) -> CatalogResponse:
     """Change a table's columns and properties, in one version."""
     namespace, table = _existing(request["table"])
     changed = change_table(catalog_at(lake).load_table((namespace, table)), request["changes"])
     return _described(changed.metadata, name_option(namespace, table), {}, is_writable=True)
 
 
-def drop_table(lake: Lakehouse, request: Request) -> Answer:
+def drop_table(lake: Lakehouse, request: Request) -> CatalogResponse:
     """Drop a table. Older versions still have it."""
     catalog_at(lake).drop_table(_existing(request["table"]))
-    return Answer()
+    return CatalogResponse()
 
 
-def rename_table(lake: Lakehouse, request: Request) -> Answer:
+def rename_table(lake: Lakehouse, request: Request) -> CatalogResponse:
     """Rename a table, also into another namespace. A name without a namespace stays in the same one."""
     namespace, table = _existing(request["table"])
     to = request["to"]
     catalog_at(lake).move_table((namespace, table), _names([namespace, *to] if len(to) == 1 else to))
-    return Answer()
+    return CatalogResponse()
 
 
 def _names(path: Sequence[str]) -> tuple[str, str]:
@@ -329,7 +329,7 @@ def _names(path: Sequence[str]) -> tuple[str, str]:
 
 def _existing(path: Sequence[str]) -> tuple[str, str]:
     if len(path) != 2:
-        raise RefusedError("no such table", ".".join(path))
+        raise CatalogError("no such table", ".".join(path))
     return str(path[0]), str(path[1])
 
 
@@ -355,7 +355,7 @@ def _properties(given: Mapping[str, str]) -> dict[str, str]:
     return {key: value for key, value in given.items() if key not in (OWNER, _PROVIDER)}
 
 
-_ANSWERED_BY: Mapping[str, Callable[[Lakehouse, Request], Answer]] = {
+_RESPONSE_SOURCE: Mapping[str, Callable[[Lakehouse, Request], CatalogResponse]] = {
     "list_namespaces": namespaces.list_namespaces,
     "load_namespace": namespaces.load_namespace,
     "create_namespace": namespaces.create_namespace,
@@ -371,10 +371,10 @@ _ANSWERED_BY: Mapping[str, Callable[[Lakehouse, Request], Answer]] = {
 }
 
 
-def answer(request: Request, options: Mapping[str, str]) -> Answer:
+def handle_request(request: Request, options: Mapping[str, str]) -> CatalogResponse:
     """Return the answer to a request. ``options`` are those of the catalog: the root, and ``storage.*``.
 
-    Raises RefusedError, and the errors of what was asked for. Raises InvalidInputError for wrong options.
+    Raises CatalogError, and the errors of what was asked for. Raises InvalidInputError for wrong options.
     """
     unknown = [name for name in options if name.lower() != "root" and not name.lower().startswith("storage.")]
     if unknown:
@@ -383,4 +383,4 @@ def answer(request: Request, options: Mapping[str, str]) -> Answer:
         )
     settings = SourceOptions.parse({**options, TABLE: "objects"})
     with in_terms_of_the_catalog():
-        return _ANSWERED_BY[request["request"]](Lakehouse.open(settings.root, settings.storage_options), request)
+        return _RESPONSE_SOURCE[request["request"]](Lakehouse.open(settings.root, settings.storage_options), request)

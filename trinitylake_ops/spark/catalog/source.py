@@ -15,7 +15,7 @@ from pyspark.sql.types import StringType, StructType
 from trinitylake_ops.errors import InvalidInputError, TrinityLakeError
 
 if TYPE_CHECKING:
-    from trinitylake_ops.spark.catalog.namespaces import Answer
+    from trinitylake_ops.spark.catalog.namespaces import CatalogResponse
 
 #: Names that the catalog in Spark knows, too.
 CATALOG_FORMAT = "trinitylake_catalog"
@@ -30,21 +30,23 @@ class CatalogSource(DataSource):
         return CATALOG_FORMAT
 
     def schema(self) -> StructType:
-        from trinitylake_ops.spark.catalog.namespaces import RefusedError
-        from trinitylake_ops.spark.catalog.requests import answer
+        from trinitylake_ops.spark.catalog.namespaces import CatalogError
+        from trinitylake_ops.spark.catalog.requests import handle_request
 
         if REQUEST not in self.options:
             raise InvalidInputError(f"the source {CATALOG_FORMAT!r} has no rows; it answers Spark's catalog")
         request: dict[str, Any] = json.loads(self.options[REQUEST])
         try:
-            return _packed(answer(request, {key: self.options[key] for key in self.options if key.lower() != REQUEST}))
-        except RefusedError as refusal:
+            return _packed(
+                handle_request(request, {key: self.options[key] for key in self.options if key.lower() != REQUEST})
+            )
+        except CatalogError as refusal:
             return _as_schema({"refusal": refusal.kind, "error": str(refusal)})
         except TrinityLakeError as error:
             return _as_schema({"error": f"{type(error).__name__}: {error}"})
 
 
-def _packed(answered: Answer) -> StructType:
+def _packed(answered: CatalogResponse) -> StructType:
     schema = _as_schema({"value": answered.value})
     return schema if answered.schema is None else schema.add("schema", answered.schema)
 

@@ -24,7 +24,7 @@ from trinitylake_ops.versions.snapshot import Snapshot
 
 _FEWEST_VERSIONS = 32
 _MOST_VERSIONS = 500
-_LOOK_BACK = 16
+_SEARCH_BACK = 16
 
 
 def _shares(versions: Sequence[int], parallelism: int) -> list[Sequence[int]]:
@@ -123,8 +123,8 @@ def _snapshot_at(latest: Snapshot, version: int) -> Snapshot:
 
 def _live_before(latest: Snapshot, version: int) -> Snapshot | None:
     """Return the last live version before one, None where there is none."""
-    for end in range(version - 1, -1, -_LOOK_BACK):
-        infos = version_infos(latest.files, range(end, max(-1, end - _LOOK_BACK), -1), latest)
+    for end in range(version - 1, -1, -_SEARCH_BACK):
+        infos = version_infos(latest.files, range(end, max(-1, end - _SEARCH_BACK), -1), latest)
         found = next((info.version for info in infos if info.state == "live"), None)
         if found is not None:
             return _snapshot_at(latest, found)
@@ -302,7 +302,7 @@ class Files:
 
     def rows(self, partition: tuple[KeyRange, ...]) -> Iterator[Row]:
         snapshot = self.snapshot.open()
-        names = snapshot.files.nodes.elsewhere.names
+        names = snapshot.files.nodes.external_storages.names
         io = StorageFileIO.on(snapshot.files.storage, self.snapshot.storage_options, read_only=True, names=names)
         for keys in partition:
             # All definitions of an object are read together, as shadowed ones share files with the others.

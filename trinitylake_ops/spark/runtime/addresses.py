@@ -10,7 +10,7 @@ from trinitylake_ops.errors import InvalidInputError, JobFailedError
 DEFAULT_MASTER = "local[2]"
 
 #: How long a server of Spark may take to answer before it counts as unreachable.
-ANSWER_SECONDS = 10.0
+RESPONSE_SECONDS = 10.0
 
 _STANDALONE = "spark://"
 _TOKEN = "token"
@@ -47,7 +47,7 @@ def check_master(master: str) -> None:
     servers = [_server(master, address) for address in master.removeprefix(_STANDALONE).split(",")]
     if not any(_is_reachable(host, port) for host, port in servers):
         raise JobFailedError(
-            f"cannot start Spark at {master}: no master accepts connections there within {ANSWER_SECONDS:.0f} s;"
+            f"cannot start Spark at {master}: no master accepts connections there within {RESPONSE_SECONDS:.0f} s;"
             " check the address, and that the master runs"
         )
 
@@ -65,7 +65,7 @@ def _server(master: str, address: str) -> tuple[str, int]:
 
 def _is_reachable(host: str, port: int) -> bool:
     try:
-        with socket.create_connection((host, port), ANSWER_SECONDS):
+        with socket.create_connection((host, port), RESPONSE_SECONDS):
             return True
     except OSError:
         return False

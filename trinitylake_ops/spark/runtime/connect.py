@@ -23,7 +23,7 @@ from pyspark.sql import SparkSession
 
 from trinitylake_ops.errors import InvalidInputError, JobFailedError
 from trinitylake_ops.extras import needs
-from trinitylake_ops.spark.runtime.addresses import ANSWER_SECONDS, check_remote
+from trinitylake_ops.spark.runtime.addresses import RESPONSE_SECONDS, check_remote
 
 if TYPE_CHECKING:
     from pyspark.sql.connect.session import SparkSession as ConnectSession
@@ -35,7 +35,7 @@ if sys.stdin.buffer.read() != {_DONE!r}:
     from {__name__} import release
     release(*sys.argv[1:])
 """
-_LEAVE_SECONDS = 10
+_LEAVE_QUEUE_SECONDS = 10
 
 
 def start_keeper(url: str, session_id: str, user_id: str | None) -> subprocess.Popen[bytes]:
@@ -52,7 +52,7 @@ def start_keeper(url: str, session_id: str, user_id: str | None) -> subprocess.P
 def dismiss(keeper: subprocess.Popen[bytes]) -> None:
     """Let the process go, as the session is released."""
     try:
-        keeper.communicate(_DONE, timeout=_LEAVE_SECONDS)
+        keeper.communicate(_DONE, timeout=_LEAVE_QUEUE_SECONDS)
     except subprocess.TimeoutExpired:  # the machine is too busy to end the process; it has nothing to do any more
         keeper.kill()
         keeper.wait()
@@ -132,10 +132,10 @@ def _connected(url: str, address: str, app_name: str) -> ConnectSession:
     # The channel must be ready first, as a session would go on trying a missing server.
     with DefaultChannelBuilder(url).toChannel() as channel:
         try:
-            grpc.channel_ready_future(channel).result(timeout=ANSWER_SECONDS)
+            grpc.channel_ready_future(channel).result(timeout=RESPONSE_SECONDS)
         except grpc.FutureTimeoutError:
             raise JobFailedError(
-                f"no Spark Connect server answers at {address} within {ANSWER_SECONDS:.0f} s"
+                f"no Spark Connect server answers at {address} within {RESPONSE_SECONDS:.0f} s"
             ) from None
     try:
         session = ConnectSession.builder.remote(url).appName(app_name).create()

@@ -53,7 +53,7 @@ def temporary_folder(purpose: str) -> Path:
     return folder
 
 
-def place_file(path: Path, write: Callable[[BinaryIO], object], *, mode: int = 0o644) -> None:
+def replace_file(path: Path, write: Callable[[BinaryIO], object], *, mode: int = 0o644) -> None:
     """Create or replace ``path`` atomically. A reader sees all that ``write`` wrote, or the old file."""
     path.parent.mkdir(parents=True, exist_ok=True)
     descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}-")
@@ -138,7 +138,7 @@ def java_home_for_spark(java: Java) -> Path:
     home = cache_folder() / f"java-{java.version}-{hashlib.sha256(script).hexdigest()[:16]}"
     wrapper = home / "bin" / "java"
     if not (wrapper.is_file() and wrapper.read_bytes() == script and os.access(wrapper, os.X_OK)):
-        place_file(wrapper, lambda file: file.write(script), mode=0o755)
+        replace_file(wrapper, lambda file: file.write(script), mode=0o755)
     return home
 
 
@@ -194,20 +194,20 @@ def handed_over(value: Any) -> Iterator[str]:
         shutil.rmtree(folder)
 
 
-def take_given(folder: str) -> Any:
+def receive_input(folder: str) -> Any:
     """Return the value that was handed over. Called in another process of the same user."""
     return pickle.loads((Path(folder) / _GIVEN).read_bytes())
 
 
-def put_returned(folder: str, value: Any) -> None:
+def send_output(folder: str, value: Any) -> None:
     """Leave an answer, whole or not at all."""
     _put(Path(folder) / _RETURNED, value)
 
 
-def take_returned(folder: str) -> Any:
+def receive_output(folder: str) -> Any:
     """Return the answer. Raises FileNotFoundError when there is none."""
     return pickle.loads((Path(folder) / _RETURNED).read_bytes())
 
 
 def _put(path: Path, value: Any) -> None:
-    place_file(path, lambda file: pickle.dump(value, file), mode=_OWNER_ONLY)
+    replace_file(path, lambda file: pickle.dump(value, file), mode=_OWNER_ONLY)

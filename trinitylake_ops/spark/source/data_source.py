@@ -26,7 +26,7 @@ from pyspark.sql.types import StructType
 from trinitylake_ops.errors import InvalidInputError
 from trinitylake_ops.spark.runtime.connect import activate, default_parallelism, is_remote
 from trinitylake_ops.spark.runtime.errors import STREAM_READS, STREAM_WRITES, TooOld, spark_version, too_old
-from trinitylake_ops.spark.runtime.java import HANDOVER, handed_over, take_given
+from trinitylake_ops.spark.runtime.java import HANDOVER, handed_over, receive_input
 from trinitylake_ops.spark.runtime.task_jobs import frame_by_tasks
 from trinitylake_ops.spark.source.options import STREAM_OPTIONS
 
@@ -160,7 +160,7 @@ class TrinityLakeSource(DataSource):
 
 
 def _handed_over(options: Mapping[str, str]) -> OpenedTable:
-    opened: OpenedTable = take_given(options[HANDOVER])
+    opened: OpenedTable = receive_input(options[HANDOVER])
     return opened
 
 

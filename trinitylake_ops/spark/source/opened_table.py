@@ -125,12 +125,12 @@ def snapshot_of(lake: Lakehouse, request: TableRequest) -> Snapshot:
 
 def open_data(lake: Lakehouse, request: TableRequest) -> OpenedData:
     """Open the data of a table. Raises InvalidInputError, NotFoundError, StorageError, UnsupportedTypeError."""
-    from trinitylake_ops.spark.tables.reader import DataPlan, found_table, projected, resolved_name
+    from trinitylake_ops.spark.tables.reader import DataPlan, open_iceberg_table, projected, resolved_name
     from trinitylake_ops.spark.tables.schema import bound, parsed, to_spark_schema
 
     snapshot = snapshot_of(lake, request)
     name = resolved_name(request.table, snapshot)
-    found = found_table(lake, snapshot, *name)
+    found = open_iceberg_table(lake, snapshot, *name)
     schema = projected(found.metadata.schema(), request.columns)
     bound(request.row_filter, found.metadata.schema())  # bound now, so that a filter that does not fit is refused
     plan = DataPlan(name, found, schema, parsed(request.row_filter), request.parallelism)

@@ -36,7 +36,7 @@ from trinitylake_ops.spark.source.stream_reader import (
     expired_between,
     gap_error,
 )
-from trinitylake_ops.spark.tables.reader import check_reachable, found_table, group_files, planned
+from trinitylake_ops.spark.tables.reader import check_reachable, group_files, open_iceberg_table, planned
 from trinitylake_ops.spark.tables.tasks import ReadJob, read_tasks
 from trinitylake_ops.transaction.lakehouse import Lakehouse
 
@@ -85,7 +85,7 @@ class FollowedTable:
         snapshot = lake.snapshot(version)
         if not (snapshot.has_namespace(self.namespace) and snapshot.has_table(self.namespace, self.table)):
             return {"version": version, "table_id": _NONE, "snapshot_id": _NONE}
-        found = found_table(lake, snapshot, self.namespace, self.table)
+        found = open_iceberg_table(lake, snapshot, self.namespace, self.table)
         current = found.metadata.current_snapshot_id
         return {
             "version": version,

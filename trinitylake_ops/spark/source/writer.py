@@ -314,14 +314,14 @@ class StreamWriter(DataSourceStreamArrowWriter):
         if found.version is not None:
             return
         plan: TableWrite = pickle.loads(written[0].pickled_plan)
-        guard = EpochGuard(epoch, found.looked_through)
+        guard = EpochGuard(epoch, found.searched_to)
 
         def publish(staged: StagedTable) -> Publication:
             return publish_once(
                 lake,
                 [staged],
                 epoch.publication,
-                since=found.looked_through,
+                since=found.searched_to,
                 operation=_STREAM,
                 message=self._target.options.message or f"epoch {batchId} of {self._stream_id}",
                 properties={
@@ -337,7 +337,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
             lambda: staged_by(lake, plan, files, Replace.ALL if self._is_complete else Replace.NOTHING),
             publish,
             epoch.publication,
-            since=found.looked_through,
+            since=found.searched_to,
         )
         if not is_ours:  # the search for it did not know its query
             find_epoch(lake, epoch)

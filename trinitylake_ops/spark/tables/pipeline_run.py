@@ -29,10 +29,10 @@ from trinitylake_ops.iceberg.write.partition_key import PartitionValue
 from trinitylake_ops.iceberg.write.plan import Evolution
 from trinitylake_ops.iceberg.write.publication import (
     Publication,
+    emit_lineage,
     publication_id,
     publish_once,
     published_version,
-    tell_lineage,
 )
 from trinitylake_ops.iceberg.write.replacement import TableRead
 from trinitylake_ops.iceberg.write.staged_table import StagedTable
@@ -171,7 +171,7 @@ class PipelineRun:
                 require=lambda latest: self._check_unchanged(latest, names),
                 since=self.version,
             )
-            tell_lineage(
+            emit_lineage(
                 self._lake,
                 self._published.version,
                 self._published.tables,

@@ -67,7 +67,7 @@ def read_table(
     of name or a table that is not Iceberg's, and the errors of read_files.
     """
     snapshot = lake.snapshot(version)
-    found = found_table(lake, snapshot, *resolved_name(table, snapshot))
+    found = open_iceberg_table(lake, snapshot, *resolved_name(table, snapshot))
     wanted = parsed(row_filter)
     tasks = found.tasks(wanted)
     native = found.native_frame(spark, tasks, columns) if row_filter is None else None
@@ -109,12 +109,12 @@ def read_files(
     check_reachable(lake)
     io = reading_io(lake)
     metadata = read_table_metadata(io, to_uri(lake.root, table)) if isinstance(table, str) else table.metadata
-    found, wanted = FoundTable(io, metadata), parsed(row_filter)
+    found, wanted = OpenIcebergTable(io, metadata), parsed(row_filter)
     return found.scanned_frame(spark, found.tasks(wanted), wanted, columns)
 
 
 @dataclass(frozen=True, slots=True)
-class FoundTable:
+class OpenIcebergTable:
     """The metadata of a table, and the FileIO for its files.
 
     ``version`` is None for a table of no version, or elsewhere.
@@ -200,7 +200,7 @@ def _json_name(text: str) -> tuple[str, str] | None:
     return names[0], names[1]
 
 
-def found_table(lake: Lakehouse, snapshot: Snapshot, namespace: str, table: str) -> FoundTable:
+def open_iceberg_table(lake: Lakehouse, snapshot: Snapshot, namespace: str, table: str) -> OpenIcebergTable:
     """Return an Iceberg table of a version of a lakehouse, or of its export. Raises as :func:`read_table`."""
     check_reachable(lake)
     definition = snapshot.table(namespace, table)
@@ -211,7 +211,7 @@ def found_table(lake: Lakehouse, snapshot: Snapshot, namespace: str, table: str)
     io = _io_of(lake, snapshot).for_table(definition)
     version = ReadVersion.of(snapshot, io)
     with reading_at(version, io):
-        return FoundTable(io, table_metadata(definition, io), version)
+        return OpenIcebergTable(io, table_metadata(definition, io), version)
 
 
 def _io_of(lake: Lakehouse, snapshot: Snapshot) -> StorageFileIO:
@@ -219,7 +219,7 @@ def _io_of(lake: Lakehouse, snapshot: Snapshot) -> StorageFileIO:
     storage = snapshot.files.storage
     if storage.root == lake.root:
         return reading_io(lake)
-    names, options = snapshot.files.nodes.elsewhere.names, options_for(lake, storage.root)
+    names, options = snapshot.files.nodes.external_storages.names, options_for(lake, storage.root)
     return StorageFileIO.on(storage, options, read_only=True, others=[lake.storage], names=names)
 
 
@@ -284,7 +284,7 @@ class DataPlan:
     """The read of a table. ``schema`` has the columns, and at least so many tasks share it if it is large enough."""
 
     name: tuple[str, str]
-    found: FoundTable
+    found: OpenIcebergTable
     schema: Schema
     row_filter: BooleanExpression
     parallelism: int

@@ -22,7 +22,7 @@ from pyspark.sql.types import StructType
 
 from trinitylake_ops.errors import CorruptFileError
 from trinitylake_ops.spark.runtime.errors import arrow_schema, value_of
-from trinitylake_ops.spark.runtime.java import HANDOVER, put_returned, take_given
+from trinitylake_ops.spark.runtime.java import HANDOVER, receive_input, send_output
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -58,7 +58,7 @@ class TableSink(DataSource):
 
     def writer(self, schema: StructType, overwrite: bool) -> TableSinkWriter:
         folder = self.options[HANDOVER]
-        return TableSinkWriter(folder, take_given(folder))
+        return TableSinkWriter(folder, receive_input(folder))
 
 
 @dataclass
@@ -82,7 +82,7 @@ class TableSinkWriter(DataSourceArrowWriter):
         return _WrittenFiles(pickle.dumps(data_files))
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
-        put_returned(self._folder, [message.pickled_data_files for message in _written(messages)])
+        send_output(self._folder, [message.pickled_data_files for message in _written(messages)])
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
         # These are the files of tasks that ended well. A failed task has deleted its own. One that still runs, or that
@@ -128,7 +128,7 @@ class TableScan(DataSource):
 
     def __init__(self, options: dict[str, str]):
         super().__init__(options)
-        self._scan: Scan = take_given(options[HANDOVER])
+        self._scan: Scan = receive_input(options[HANDOVER])
 
     @classmethod
     def name(cls) -> str:

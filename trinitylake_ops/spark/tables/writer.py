@@ -34,7 +34,7 @@ from trinitylake_ops.iceberg.write.staged_table import StagedTable
 from trinitylake_ops.iceberg.write.staging import Mode, check_mode, replaced_by, stage_replacing
 from trinitylake_ops.spark.runtime.connect import activate, is_remote
 from trinitylake_ops.spark.runtime.errors import spark_failures
-from trinitylake_ops.spark.runtime.java import HANDOVER, handed_over, take_returned
+from trinitylake_ops.spark.runtime.java import HANDOVER, handed_over, receive_output
 from trinitylake_ops.spark.runtime.task_jobs import run_in_tasks
 from trinitylake_ops.spark.tables.reader import check_reachable
 from trinitylake_ops.spark.tables.schema import to_iceberg_schema
@@ -161,7 +161,7 @@ def _write(frame: DataFrame, plan: TableWrite, target_file_size_bytes: int) -> l
     frame.sparkSession.dataSource.register(TableSink)
     with handed_over(job) as folder:
         frame.write.format(TableSink.name()).mode("append").option(HANDOVER, folder).save()
-        return unpickled_data_files(take_returned(folder))
+        return unpickled_data_files(receive_output(folder))
 
 
 def write_groups_on(spark: SparkSession) -> GroupWriter:

@@ -28,9 +28,9 @@ from azure.identity.aio import DefaultAzureCredential
 from azure.storage.blob.aio import BlobServiceClient
 
 from trinitylake_ops.errors import StorageError, TrinityLakeError
-from trinitylake_ops.storage.azure.errors import AzureRequest, error_from_answer, error_without_credentials
+from trinitylake_ops.storage.azure.errors import AzureRequest, error_from_response, error_without_credentials
 from trinitylake_ops.storage.azure.settings import Account, AzureSettings
-from trinitylake_ops.storage.background import at_fork, keep_for_ever
+from trinitylake_ops.storage.background import at_fork, leak
 from trinitylake_ops.storage.http.aiohttp_errors import reason, transport_failure
 from trinitylake_ops.storage.http.clients import close_on_loop, run_on_loop
 from trinitylake_ops.storage.http.requests import error_from_transport
@@ -41,7 +41,7 @@ T = TypeVar("T")
 _AT_ONCE_BYTES = 1 << 18
 
 
-class _OneSendTransport(AioHttpTransport):  # type: ignore[misc] # azure-core hides its type behind a __getattr__
+class _SingleRequestTransport(AioHttpTransport):  # type: ignore[misc] # azure-core hides its type behind a __getattr__
     """The transport of azure-core without aiohttp's own second sends.
 
     aiohttp repeats a PUT or DELETE whose connection broke before the answer, without a word. A repeated create would
@@ -54,7 +54,7 @@ class _OneSendTransport(AioHttpTransport):  # type: ignore[misc] # azure-core hi
         self.session._retry_connection = False
 
 
-class Answer(NamedTuple):
+class BlobResponse(NamedTuple):
     """An answer whose body is still to be read. The names of its headers have no case."""
 
     status: int
@@ -111,7 +111,7 @@ class BlobClient:
         query: Mapping[str, str] | None = None,
         headers: Mapping[str, str] | None = None,
         body: bytes | None = None,
-    ) -> AsyncIterator[Answer]:
+    ) -> AsyncIterator[BlobResponse]:
         """Send one request about a blob or, without a name, the container, and give its answer to the block."""
         service = self._client().service
         url = self._container_url if name is None else f"{self._container_url}/{quote(name, safe='/~')}"
@@ -129,28 +129,28 @@ class BlobClient:
         sent = await pipeline.run(request, stream=True)
         response = sent.http_response.internal_response
         try:
-            yield Answer(response.status, response.headers, response)
+            yield BlobResponse(response.status, response.headers, response)
         finally:
             response.release() if response.content.is_eof() else response.close()
 
-    async def delete_batch(self, names: Sequence[str], on_answer: Callable[[Mapping[str, str]], None]) -> list[int]:
+    async def delete_batch(self, names: Sequence[str], on_response: Callable[[Mapping[str, str]], None]) -> list[int]:
         """Delete blobs in one request, and return the status of each. Raises the library's exceptions.
 
-        ``on_answer`` gets the headers of the answer, also of a refusal.
+        ``on_response`` gets the headers of the answer, also of a refusal.
         """
         container = self._client().service.get_container_client(self._container)
         parts = await container.delete_blobs(
             *names,
             raise_on_any_failure=False,
-            raw_response_hook=lambda answer: on_answer(answer.http_response.headers),
+            raw_response_hook=lambda response: on_response(response.http_response.headers),
         )
         return [part.status_code async for part in parts]
 
-    def forget(self) -> None:
+    def after_fork_in_child(self) -> None:
         """Start anew in a forked child. The client is its parent's, and the thread that held the lock is gone."""
         self._lock = threading.Lock()
         for opened in self._opened:
-            keep_for_ever(opened)
+            leak(opened)
         self._opened.clear()
 
     def _client(self) -> _Opened:
@@ -169,7 +169,7 @@ class BlobClient:
             credential = AzureSasCredential(account.sas_token)
         else:
             credential = token = DefaultAzureCredential()
-        transport = _OneSendTransport(
+        transport = _SingleRequestTransport(
             connection_timeout=settings.connect_timeout_seconds, read_timeout=settings.read_timeout_seconds
         )
         service = BlobServiceClient(
@@ -256,7 +256,7 @@ def typed_error(request: AzureRequest, error: BaseException, endpoint: str) -> T
     if isinstance(error, (ClientAuthenticationError, CredentialUnavailableError)):
         return error_without_credentials(request, "there are no valid credentials")
     if isinstance(error, HttpResponseError) and error.status_code is not None:
-        return error_from_answer(request, error.status_code, code_of(error), None)
+        return error_from_response(request, error.status_code, code_of(error), None)
     inner = _inner(error)
     if isinstance(error, (AzureError, OSError, aiohttp.ClientError)):
         return error_from_transport(request, transport_failure(inner), endpoint, reason(inner))

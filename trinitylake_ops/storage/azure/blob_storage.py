@@ -10,15 +10,15 @@ from typing import Any, TypeVar
 from trinitylake_ops.errors import FileMissingError, StorageError, TransientError, TrinityLakeError
 from trinitylake_ops.storage.azure.blob_client import (
     CLIENT_ERRORS,
-    Answer,
     BlobClient,
+    BlobResponse,
     ListedBlob,
     code_of,
     date_ms,
     page_of,
     typed_error,
 )
-from trinitylake_ops.storage.azure.errors import NO_BATCH_CODES, AzureRequest, error_from_answer
+from trinitylake_ops.storage.azure.errors import NO_BATCH_CODES, AzureRequest, error_from_response
 from trinitylake_ops.storage.azure.settings import (
     MAX_BODY_BYTES,
     MAX_NAMES_PER_BATCH,
@@ -29,11 +29,11 @@ from trinitylake_ops.storage.azure.settings import (
     account_of_environment,
 )
 from trinitylake_ops.storage.http.clock import ServerClock, monotonic_ms
-from trinitylake_ops.storage.http.requests import Request, part_asked_for, range_header
+from trinitylake_ops.storage.http.requests import Request, range_header, requested_part
 from trinitylake_ops.storage.interface import FileInfo, Storage
 from trinitylake_ops.storage.options import StorageOptions, whole_file_limit_bytes
 from trinitylake_ops.storage.paths import check_range, is_hidden
-from trinitylake_ops.storage.retry import sent_again
+from trinitylake_ops.storage.retry import retry_listing
 
 T = TypeVar("T")
 
@@ -88,17 +88,17 @@ class AzureStorage(Storage):
 
         async def get() -> bytes | None:
             headers = range_header(offset, length, "x-ms-range")
-            async with self._sent(Request.READ, path, "GET", name, headers=headers, accepted=(416,)) as answer:
-                if answer.status == 416:
+            async with self._sent(Request.READ, path, "GET", name, headers=headers, accepted=(416,)) as response:
+                if response.status == 416:
                     return b""
-                self._refuse_folder(path, answer)
-                if "Content-Length" not in answer.headers:
+                self._refuse_folder(path, response)
+                if "Content-Length" not in response.headers:
                     return None  # there is no bound of what would come
-                size_bytes = int(answer.headers["Content-Length"])
+                size_bytes = int(response.headers["Content-Length"])
                 self._check_size(path, size_bytes, length, limit_bytes)
                 async with self._client.time_limit(size_bytes):
-                    data = await answer.response.read()
-                    return part_asked_for(data, answer.headers.get("Content-Range"), size_bytes, offset, length)
+                    data = await response.response.read()
+                    return requested_part(data, response.headers.get("Content-Range"), size_bytes, offset, length)
 
         found = self._run(Request.READ, path, get)
         if found is None:
@@ -112,9 +112,11 @@ class AzureStorage(Storage):
         name = self._location.name(path)
 
         async def head() -> FileInfo:
-            async with self._sent(Request.STAT, path, "HEAD", name) as answer:
-                self._refuse_folder(path, answer)
-                return FileInfo(path, int(answer.headers["Content-Length"]), date_ms(answer.headers["Last-Modified"]))
+            async with self._sent(Request.STAT, path, "HEAD", name) as response:
+                self._refuse_folder(path, response)
+                return FileInfo(
+                    path, int(response.headers["Content-Length"]), date_ms(response.headers["Last-Modified"])
+                )
 
         try:
             return self._run(Request.STAT, path, head)
@@ -153,7 +155,7 @@ class AzureStorage(Storage):
         return self._files(prefix, self._location.listed(prefix))
 
     def now_ms(self) -> int:
-        return self._clock.now_ms(self._ask_time)
+        return self._clock.now_ms(self._fetch_time)
 
     def _put(self, operation: Request, path: str, data: bytes, condition: Mapping[str, str]) -> None:
         name, body = self._location.name(path), bytes(data)
@@ -168,8 +170,8 @@ class AzureStorage(Storage):
                 path=path,
             )
 
-    def _refuse_folder(self, path: str, answer: Answer) -> None:
-        headers = answer.headers
+    def _refuse_folder(self, path: str, response: BlobResponse) -> None:
+        headers = response.headers
         is_folder = headers.get("x-ms-resource-type", "").lower() == "directory"
         if is_folder or headers.get("x-ms-meta-hdi_isfolder", "").lower() == "true":
             raise FileMissingError(f"there is no file {path!r} under {self.root}, but a folder", path=path)
@@ -181,12 +183,12 @@ class AzureStorage(Storage):
         async def delete() -> Sequence[int] | None:
             sent_at_ms = monotonic_ms()
 
-            def look_at(headers: Mapping[str, str]) -> None:
+            def observe_headers(headers: Mapping[str, str]) -> None:
                 self._clock.observe(headers.get("Date"), sent_at_ms, monotonic_ms())
 
             async with self._client.time_limit():
                 try:
-                    return await self._client.delete_batch(list(path_by_name), look_at)
+                    return await self._client.delete_batch(list(path_by_name), observe_headers)
                 except CLIENT_ERRORS as error:
                     if code_of(error) in NO_BATCH_CODES:
                         return None
@@ -208,7 +210,7 @@ class AzureStorage(Storage):
         blobs, marker = self._page(prefix, name_prefix, None)
         yield from blobs
         while marker:
-            blobs, next_marker = sent_again(self._page, prefix, name_prefix, marker)
+            blobs, next_marker = retry_listing(self._page, prefix, name_prefix, marker)
             if next_marker == marker:
                 raise StorageError(f"cannot list {prefix!r} under {self.root}: the service repeats itself", path=prefix)
             marker = next_marker
@@ -230,7 +232,7 @@ class AzureStorage(Storage):
             path=prefix,
         )
 
-    def _ask_time(self) -> None:
+    def _fetch_time(self) -> None:
         try:
             self._send(Request.CLOCK, "", "HEAD", self._location.name(_CLOCK_PATH))
         except FileMissingError:
@@ -240,10 +242,10 @@ class AzureStorage(Storage):
         """Send a request and return the body of its answer. Raises typed errors."""
 
         async def send() -> bytes:
-            async with self._sent(operation, path, method, name, **arguments) as answer:
-                size_bytes = int(answer.headers.get("Content-Length", 0))
+            async with self._sent(operation, path, method, name, **arguments) as response:
+                size_bytes = int(response.headers.get("Content-Length", 0))
                 async with self._client.time_limit(size_bytes):
-                    body: bytes = await answer.response.read()
+                    body: bytes = await response.response.read()
                     return body
 
         return self._run(operation, path, send)
@@ -258,28 +260,28 @@ class AzureStorage(Storage):
         *,
         accepted: Sequence[int] = (),
         **arguments: Any,
-    ) -> AsyncIterator[Answer]:
+    ) -> AsyncIterator[BlobResponse]:
         """Send one request, look at the server's clock, and give a good answer to the block. Raises typed errors."""
         sending = self._client.send(method, name, **arguments)
         sent_at_ms = monotonic_ms()
         async with self._client.time_limit(len(arguments.get("body") or b"")):
-            answer = await sending.__aenter__()
+            response = await sending.__aenter__()
         try:
-            self._clock.observe(answer.headers.get("Date"), sent_at_ms, monotonic_ms())
-            if answer.status >= 300 and answer.status not in accepted:
-                raise await self._failure(self._request(operation, path), answer)
-            yield answer
+            self._clock.observe(response.headers.get("Date"), sent_at_ms, monotonic_ms())
+            if response.status >= 300 and response.status not in accepted:
+                raise await self._failure(self._request(operation, path), response)
+            yield response
         finally:
             await sending.__aexit__(None, None, None)
 
-    async def _failure(self, request: AzureRequest, answer: Answer) -> TrinityLakeError:
+    async def _failure(self, request: AzureRequest, response: BlobResponse) -> TrinityLakeError:
         async with self._client.time_limit():
-            body: bytes = await answer.response.content.read(_MOST_ERROR_BYTES)
+            body: bytes = await response.response.content.read(_MOST_ERROR_BYTES)
         message, code = _MESSAGE.search(body), _CODE.search(body)
-        return error_from_answer(
+        return error_from_response(
             request,
-            answer.status,
-            answer.error_code or (code.group(1).decode() if code else None),
+            response.status,
+            response.error_code or (code.group(1).decode() if code else None),
             message.group(1).decode(errors="replace") if message else None,
         )
 

@@ -61,19 +61,19 @@ class AzureRequest(StorageRequest):
         return self.root.partition("://")[2].partition("/")[0].partition("@")[0]
 
 
-def error_from_answer(
+def error_from_response(
     request: AzureRequest, status: int | None, code: str | None, message: str | None
 ) -> TrinityLakeError:
     """Return the typed error for an answer of the service: one line that says what to do.
 
     ``code`` is the service's own word (``BlobNotFound``), None if the answer has none, as that of a proxy.
     """
-    what = f"{request.failure}: the service says {request.answered(status, code, message)}"
+    what = f"{request.failure}: the service says {request.described(status, code, message)}"
     return (
-        _about_credentials(request, status, code)
-        or _about_the_place(request, what, status, code)
-        or _about_the_file(request, what, status, code)
-        or _about_the_moment(request, what, status, code)
+        _credentials_error(request, status, code)
+        or _location_error(request, what, status, code)
+        or _file_error(request, what, status, code)
+        or _transient_error(request, what, status, code)
         or StorageError(f"{what}; check the request and the storage options", path=request.path)
     )
 
@@ -87,7 +87,7 @@ def error_without_credentials(request: AzureRequest, reason: str) -> StoragePerm
     )
 
 
-def _about_credentials(request: AzureRequest, status: int | None, code: str | None) -> TrinityLakeError | None:
+def _credentials_error(request: AzureRequest, status: int | None, code: str | None) -> TrinityLakeError | None:
     # The service's own words are left out, as they may quote the request and its signature.
     if code in _WRONG_CREDENTIALS:
         advice = "the credentials are wrong or have expired; check them, and the clock of this machine"
@@ -95,11 +95,11 @@ def _about_credentials(request: AzureRequest, status: int | None, code: str | No
         advice = "not allowed; check the credentials and their permissions on the container"
     else:
         return None
-    answer = request.answered(status, code)
-    return StoragePermissionError(f"{request.failure}: {advice} (the service says {answer})", path=request.path)
+    response = request.described(status, code)
+    return StoragePermissionError(f"{request.failure}: {advice} (the service says {response})", path=request.path)
 
 
-def _about_the_place(request: AzureRequest, what: str, status: int | None, code: str | None) -> TrinityLakeError | None:
+def _location_error(request: AzureRequest, what: str, status: int | None, code: str | None) -> TrinityLakeError | None:
     whole_container = request.operation not in (Request.READ, Request.STAT, Request.DELETE, Request.CLOCK)
     if code in _NO_CONTAINER or (status == 404 and code is None and whole_container):
         return StorageError(
@@ -112,7 +112,7 @@ def _about_the_place(request: AzureRequest, what: str, status: int | None, code:
     return None
 
 
-def _about_the_file(request: AzureRequest, what: str, status: int | None, code: str | None) -> TrinityLakeError | None:
+def _file_error(request: AzureRequest, what: str, status: int | None, code: str | None) -> TrinityLakeError | None:
     path = request.path
     if code in NO_FILE_CODES or status == 404:
         return FileMissingError(f"there is no file {path!r} under {request.root}", path=path)
@@ -131,12 +131,10 @@ def _about_the_file(request: AzureRequest, what: str, status: int | None, code: 
     return None
 
 
-def _about_the_moment(
-    request: AzureRequest, what: str, status: int | None, code: str | None
-) -> TrinityLakeError | None:
+def _transient_error(request: AzureRequest, what: str, status: int | None, code: str | None) -> TrinityLakeError | None:
     if status == 408 or (code is None and status in (409, 429) and request.operation.changes_files):
         # The service names its reason. A proxy that names none may still hold the request.
-        return request.lost(what)
+        return request.ambiguous_error(what)
     if status == 429 or code in _SLOWER:
         return ThrottledError(f"{what}; retry at a slower pace", path=request.path)
     if code in _DAMAGED_ON_THE_WAY:
@@ -144,5 +142,5 @@ def _about_the_moment(
     if status == 409 and code is None:
         return TransientError(f"{what}: another request for the same name is under way; retry", path=request.path)
     if status is not None and status >= 500 and status != 501:
-        return request.lost(what)
+        return request.ambiguous_error(what)
     return None

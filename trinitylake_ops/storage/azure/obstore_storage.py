@@ -14,12 +14,12 @@ from obstore.store import AzureStore
 
 from trinitylake_ops.errors import StorageError, TrinityLakeError
 from trinitylake_ops.storage.azure.blob_storage import AzureStorage
-from trinitylake_ops.storage.azure.errors import AzureRequest, error_from_answer, error_without_credentials
+from trinitylake_ops.storage.azure.errors import AzureRequest, error_from_response, error_without_credentials
 from trinitylake_ops.storage.azure.settings import Account, AzureSettings
 from trinitylake_ops.storage.http.clients import Fork, ObstoreClients
 from trinitylake_ops.storage.http.obstore_errors import (
     OBSTORE_ERRORS,
-    has_no_answer,
+    is_response_missing,
     reason,
     server_message,
     status_and_code,
@@ -106,10 +106,10 @@ def typed_error(request: AzureRequest, error: BaseException, endpoint: str) -> T
     text = str(error)
     status, code = status_and_code(error)
     if status is not None:
-        return error_from_answer(request, status, code, server_message(error))
+        return error_from_response(request, status, code, server_message(error))
     if isinstance(error, UnauthenticatedError) or _PROVIDER in text:
         return error_without_credentials(request, "there are no valid credentials")
-    if has_no_answer(error):
+    if is_response_missing(error):
         return error_from_transport(request, transport_failure(error), endpoint, reason(error))
     if request.operation.changes_files:
         # The service may have done its work, though obstore cannot read the answer.
@@ -151,9 +151,9 @@ class ObstoreAzureStorage(AzureStorage):
 
         def get() -> bytes:
             try:
-                answer = obstore.get(self._stores.for_reading(), name, options=options)
-                self._check_size(path, answer.range[1] - answer.range[0], length, limit_bytes)
-                return self._stores.body_of(answer)
+                response = obstore.get(self._stores.for_reading(), name, options=options)
+                self._check_size(path, response.range[1] - response.range[0], length, limit_bytes)
+                return self._stores.body_of(response)
             except OBSTORE_ERRORS as error:
                 if is_beyond_end(error):
                     return b""
@@ -175,7 +175,7 @@ class ObstoreAzureStorage(AzureStorage):
 
     def expect_clock(self) -> None:
         """Ask beside: answers through obstore show no ``Date``."""
-        self._clock.expect(self._ask_time)
+        self._clock.expect(self._fetch_time)
 
     def _put(self, operation: Request, path: str, data: bytes, condition: Mapping[str, str]) -> None:
         if Fork.happened:

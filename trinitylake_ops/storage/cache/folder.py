@@ -35,7 +35,7 @@ _OWN_NAME = re.compile(r"[0-9a-f]{64}(\.[0-9a-f]{32}\.tmp)?")
 _BLOCK_BYTES = 4096
 _LARGEST_SHARE = 16
 #: After each written part of the limit of this size, the folder is looked through once.
-_LOOK_SHARE = 32
+_SCAN_SHARE = 32
 _TOUCH_AFTER_S = 60
 _ABANDONED_AFTER_S = 3600
 _PAUSE_AFTER_FAILURE_S = 300
@@ -59,7 +59,7 @@ class CacheFolder:
         self._writes_paused_until_s = 0.0
         self._undeletable: set[str] = set()
         # A short-lived process writes less than that part of the limit, so whether it looks is a matter of chance.
-        self._until_look_bytes = random.uniform(0, limit_bytes / _LOOK_SHARE)
+        self._until_scan_bytes = random.uniform(0, limit_bytes / _SCAN_SHARE)
 
     def get(self, identity: str, path: str) -> bytes | None:
         """Return the body kept for a path, or None. A file that is not a right copy is deleted."""
@@ -92,9 +92,9 @@ class CacheFolder:
             self._make_ready()
             _write(os.path.join(self._own_folder, name), _MAGIC + _checksum(name, body) + body)
             self._undeletable.discard(name)
-            self._until_look_bytes -= size_bytes
-            if self._until_look_bytes <= 0:
-                self._until_look_bytes = self.limit_bytes / _LOOK_SHARE
+            self._until_scan_bytes -= size_bytes
+            if self._until_scan_bytes <= 0:
+                self._until_scan_bytes = self.limit_bytes / _SCAN_SHARE
                 self._evict()
         except FileNotFoundError:
             self._is_ready = False  # the folder was removed: the next call makes it again

@@ -84,7 +84,7 @@ class ByteLru(Generic[K, V]):
                     key, entry = smaller.popitem()  # the least recently used first
                     self._entries[key] = entry
 
-    def forget(self) -> None:
+    def after_fork_in_child(self) -> None:
         """Start anew. A forked child may have a lock that a thread of its parent held, and half a change."""
         self._lock = threading.Lock()
         self._entries, self._large = self._empty(self._capacity_bytes), self._empty(self._large_bytes)

@@ -36,7 +36,7 @@ class FileCache:
 
     def __init__(self, capacity_bytes: int):
         self._files: ByteLru[_Key, bytes] = ByteLru(capacity_bytes)
-        self.forget()
+        self.after_fork_in_child()
         at_fork(self)
 
     @property
@@ -102,12 +102,12 @@ class FileCache:
                     del self._reads[identity, path]
             own.has_ended.set()
 
-    def forget(self) -> None:
+    def after_fork_in_child(self) -> None:
         """Forget everything."""
         self._lock = threading.Lock()
         self._reads: dict[_Key, _Read] = {}
         self._n_dropped = 0
-        self._files.forget()
+        self._files.after_fork_in_child()
 
 
 class _Read:
@@ -271,7 +271,7 @@ def clear_process_caches() -> None:
     Its cache is no longer shared or counted with those opened later.
     """
     global _process_cache  # noqa: PLW0603 - the one cache of the process
-    _process_cache.forget()
+    _process_cache.after_fork_in_child()
     _process_cache = FileCache(0)
     _folders.clear()
 

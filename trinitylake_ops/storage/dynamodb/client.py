@@ -17,20 +17,20 @@ from botocore.httpsession import ProtocolError, URLLib3ReadTimeoutError, URLLib3
 
 from trinitylake_ops.errors import AmbiguousWriteError, TransientError
 from trinitylake_ops.storage.background import at_fork
-from trinitylake_ops.storage.dynamodb.errors import CLIENT_ERRORS, MISSING_TABLE, answer_of, code_of, typed_error
+from trinitylake_ops.storage.dynamodb.errors import CLIENT_ERRORS, MISSING_TABLE, code_of, error_response, typed_error
 from trinitylake_ops.storage.dynamodb.settings import PATH_KEY, ROOT_KEY, DynamoDBLocation, DynamoDBSettings
 from trinitylake_ops.storage.http.clock import ServerClock, monotonic_ms
 from trinitylake_ops.storage.http.requests import Request, StorageRequest
 from trinitylake_ops.storage.http.settings import MAX_CONNECTIONS, MIN_BYTES_PER_SECOND, longest_seconds
 from trinitylake_ops.storage.options import StorageOptions
 
-Answer = Mapping[str, Any]
+ItemResponse = Mapping[str, Any]
 
 _PIECE_BYTES = 64 * 1024
 _CHECKSUM = "x-amz-crc32"
 
 
-class _WholeAnswers:
+class _WholeResponses:
     """botocore's transport, which itself takes an answer that was cut, and waits for one that trickles.
 
     DynamoDB gives the checksum of every answer. Without it, what a proxy or another server says would look like an
@@ -91,10 +91,10 @@ class DynamoDBClient:
     def __init__(self, settings: DynamoDBSettings, options: StorageOptions):
         self._settings = settings
         self._options = options
-        self.forget()
+        self.after_fork_in_child()
         at_fork(self)
 
-    def forget(self) -> None:
+    def after_fork_in_child(self) -> None:
         """Start anew in a forked child. The client is its parent's, and the thread that held the lock is gone."""
         self._lock = threading.Lock()
         self._client: Any = None
@@ -105,11 +105,11 @@ class DynamoDBClient:
             if self._client is None:
                 self._client = self._new_client()
 
-    def call(self, method: str, arguments: Mapping[str, Any]) -> Answer:
+    def call(self, method: str, arguments: Mapping[str, Any]) -> ItemResponse:
         """Send one request, once. Raises botocore's exceptions, OSError and ValueError."""
         self.open()
-        answer: Answer = getattr(self._client, method)(**arguments)
-        return answer
+        response: ItemResponse = getattr(self._client, method)(**arguments)
+        return response
 
     def _new_client(self) -> Any:
         options, settings = self._options, self._settings
@@ -131,7 +131,7 @@ class DynamoDBClient:
             ),
         )
         # There is no public place for it. A test on the wire watches that answers go through it.
-        client._endpoint.http_session = _WholeAnswers(client._endpoint.http_session, settings)
+        client._endpoint.http_session = _WholeResponses(client._endpoint.http_session, settings)
         return client
 
 
@@ -157,7 +157,7 @@ class TableRequests:
         self._client = DynamoDBClient(self._settings, options)
         self._clock = ServerClock()
 
-    def send(self, operation: Request, path: str, method: str, **arguments: Any) -> Answer:
+    def send(self, operation: Request, path: str, method: str, **arguments: Any) -> ItemResponse:
         """Send a request and return the answer. Raises typed errors.
 
         With ``create_table`` a missing table counts as an empty one, and the first create or write makes it.
@@ -180,16 +180,16 @@ class TableRequests:
 
     def now_ms(self) -> int:
         """Return milliseconds since the epoch on the server's clock. Raises StorageError."""
-        return self._clock.now_ms(self._ask_for_time)
+        return self._clock.now_ms(self._fetch_time)
 
     def about(self, operation: Request, path: str) -> StorageRequest:
         """Return the request that an error's message is about."""
         return StorageRequest(operation, path, self._location.root, self.options)
 
-    def _ask_for_time(self) -> None:
+    def _fetch_time(self) -> None:
         self.send(Request.CLOCK, "", "get_item", Key=self._location.clock_key(), ProjectionExpression=ROOT_KEY)
 
-    def _once(self, operation: Request, path: str, method: str, arguments: dict[str, Any]) -> Answer:
+    def _once(self, operation: Request, path: str, method: str, arguments: dict[str, Any]) -> ItemResponse:
         try:
             return self._call(method, arguments)
         except CLIENT_ERRORS as error:
@@ -199,19 +199,19 @@ class TableRequests:
     def _typed(self, operation: Request, path: str, error: BaseException) -> Exception:
         return typed_error(self.about(operation, path), error, self._location.table, self._endpoint)
 
-    def _call(self, method: str, arguments: dict[str, Any]) -> Answer:
+    def _call(self, method: str, arguments: dict[str, Any]) -> ItemResponse:
         """Send one request, and look at the server's clock."""
         self._client.open()  # which is not the server's time
         sent_at_ms = monotonic_ms()
-        answer: Answer | None = None
+        response: ItemResponse | None = None
         try:
-            answer = self._client.call(method, arguments)
-            return answer
+            response = self._client.call(method, arguments)
+            return response
         except CLIENT_ERRORS as error:
-            answer = answer_of(error)
+            response = error_response(error)
             raise
         finally:
-            headers = (answer or {}).get("ResponseMetadata", {}).get("HTTPHeaders", {})
+            headers = (response or {}).get("ResponseMetadata", {}).get("HTTPHeaders", {})
             self._clock.observe(headers.get("date"), sent_at_ms, monotonic_ms())
 
     def _make_table(self, operation: Request, path: str) -> None:
@@ -241,8 +241,8 @@ class TableRequests:
         while True:
             failure: Exception | None = None
             try:
-                answer = self._call("describe_table", {"TableName": self._location.table})
-                if answer["Table"]["TableStatus"] in ("ACTIVE", "UPDATING"):
+                response = self._call("describe_table", {"TableName": self._location.table})
+                if response["Table"]["TableStatus"] in ("ACTIVE", "UPDATING"):
                     return
             except CLIENT_ERRORS as error:
                 # Nothing was written yet, so a lost answer is no lost write. A new table may be unknown for a moment.

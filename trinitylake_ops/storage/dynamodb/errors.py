@@ -28,11 +28,11 @@ from trinitylake_ops.errors import (
     TransientError,
     TrinityLakeError,
 )
-from trinitylake_ops.storage.http.aws import about_credentials, about_the_moment, error_without_credentials
+from trinitylake_ops.storage.http.aws import credentials_error, error_without_credentials, transient_error
 from trinitylake_ops.storage.http.botocore_errors import NO_CREDENTIALS
 from trinitylake_ops.storage.http.requests import Request, StorageRequest, TransportFailure, error_from_transport
 
-_NO_ANSWER = (BotoConnectionError, HTTPClientError, ResponseParserError, OSError)
+_NO_RESPONSE = (BotoConnectionError, HTTPClientError, ResponseParserError, OSError)
 #: Every exception that a request may end with.
 CLIENT_ERRORS = (ClientError, BotoCoreError, ResponseParserError, ValueError, OSError)
 
@@ -65,7 +65,7 @@ def code_of(error: BaseException) -> str | None:
     return error.response.get("Error", {}).get("Code") if isinstance(error, ClientError) else None
 
 
-def answer_of(error: BaseException) -> Mapping[str, Any] | None:
+def error_response(error: BaseException) -> Mapping[str, Any] | None:
     """Return the parsed answer of the server that an exception stands for, if there was one."""
     response: Mapping[str, Any] | None = error.response if isinstance(error, ClientError) else None
     return response
@@ -74,10 +74,10 @@ def answer_of(error: BaseException) -> Mapping[str, Any] | None:
 def typed_error(request: StorageRequest, error: BaseException, table: str, endpoint: str) -> TrinityLakeError:
     """Return the typed error for the end of a request, one of ``CLIENT_ERRORS``."""
     if isinstance(error, ClientError):
-        return _from_answer(request, error.response, table)
+        return _from_response(request, error.response, table)
     if isinstance(error, NO_CREDENTIALS):
         return error_without_credentials(request, str(error))
-    if isinstance(error, _NO_ANSWER):
+    if isinstance(error, _NO_RESPONSE):
         return error_from_transport(request, _transport_failure(error), endpoint, _reason(error))
     return StorageError(
         f"{request.failure}: the DynamoDB client cannot be used ({request.safe(_reason(error))}); check the "
@@ -93,7 +93,7 @@ def throttled(request: StorageRequest) -> ThrottledError:
     )
 
 
-def _from_answer(request: StorageRequest, response: Mapping[str, Any], table: str) -> TrinityLakeError:
+def _from_response(request: StorageRequest, response: Mapping[str, Any], table: str) -> TrinityLakeError:
     status = response.get("ResponseMetadata", {}).get("HTTPStatusCode")
     code = str(response.get("Error", {}).get("Code", ""))
     message = str(response.get("Error", {}).get("Message", ""))
@@ -140,14 +140,14 @@ def _invalid(request: StorageRequest, message: str, table: str) -> TrinityLakeEr
 def _about_all(request: StorageRequest, status: int | None, code: str | None, message: str) -> TrinityLakeError:
     """Return the error for an answer that says nothing of its own about tables or items."""
     code = None if not code or code.isdigit() else code
-    what = f"{request.failure}: the server says {request.answered(status, code, message)}"
+    what = f"{request.failure}: the server says {request.described(status, code, message)}"
     if status is not None and 300 <= status < 400:
         return StorageError(
             f"{what}: the table lives elsewhere; set the option 'region' or 'endpoint' to its place", path=request.path
         )
     return (
-        about_credentials(request, status, code, "table")
-        or about_the_moment(request, what, status, code)
+        credentials_error(request, status, code, "table")
+        or transient_error(request, what, status, code)
         or StorageError(f"{what}; check the request and the server's log", path=request.path)
     )
 

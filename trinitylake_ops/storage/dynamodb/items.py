@@ -21,7 +21,7 @@ from trinitylake_ops.storage.dynamodb.settings import PATH_KEY, ROOT_KEY, Dynamo
 from trinitylake_ops.storage.http.requests import Request
 from trinitylake_ops.storage.parallel import run_parallel
 from trinitylake_ops.storage.paths import check_path
-from trinitylake_ops.storage.retry import sent_again
+from trinitylake_ops.storage.retry import retry_listing
 
 Item = Mapping[str, Mapping[str, Any]]
 
@@ -156,7 +156,7 @@ LONGEST_REPEATED_SECONDS = 10.0
 #: The most items of one BatchWriteItem.
 BATCH_ITEMS = 25
 
-_sent_again = functools.partial(sent_again, longest_s=LONGEST_REPEATED_SECONDS)
+_retry_listing = functools.partial(retry_listing, longest_s=LONGEST_REPEATED_SECONDS)
 
 
 class Parts:
@@ -212,7 +212,7 @@ class Parts:
     def _prepared(self, operation: Request, path: str, item: dict[str, Any]) -> None:
         """Write an item that nothing names yet. A lost answer loses nothing but time."""
         try:
-            _sent_again(self._requests.send, operation, path, "put_item", Item=item)
+            _retry_listing(self._requests.send, operation, path, "put_item", Item=item)
         except AmbiguousWriteError as error:
             lost = TransientError(error.message, path=path)
         else:
@@ -234,8 +234,10 @@ class Parts:
 
         def get_part(number: int) -> bytes | None:
             key = self._location.part_key(file.upload or "", number)
-            answer = _sent_again(self._requests.send, Request.READ, file.path, "get_item", Key=key, ConsistentRead=True)
-            return part_body(answer["Item"]) if "Item" in answer else None
+            response = _retry_listing(
+                self._requests.send, Request.READ, file.path, "get_item", Key=key, ConsistentRead=True
+            )
+            return part_body(response["Item"]) if "Item" in response else None
 
         found = run_parallel(get_part, range(first, last + 1), self._concurrency)
         pieces = [piece for piece in found if piece is not None]
@@ -261,11 +263,11 @@ class Parts:
 
         def delete_parts(batch: Sequence[int]) -> None:
             keys = [self._location.part_key(upload.id, number) for number in batch]
-            _sent_again(self._delete_all, upload.path, keys)
+            _retry_listing(self._delete_all, upload.path, keys)
 
         run_parallel(delete_parts, batches, self._concurrency)
         key = self._location.upload_key(upload.id)
-        _sent_again(self._requests.send, Request.DELETE, upload.path, "delete_item", Key=key)
+        _retry_listing(self._requests.send, Request.DELETE, upload.path, "delete_item", Key=key)
 
     def _delete_all(self, path: str, keys: list[Key]) -> None:
         if self.delete_items(path, keys):
@@ -275,8 +277,8 @@ class Parts:
         """Delete up to 25 items in one request, and return the keys that the server left for later."""
         table = self._location.table
         deletes = [{"DeleteRequest": {"Key": dict(key)}} for key in keys]
-        answer = self._requests.send(Request.DELETE, path, "batch_write_item", RequestItems={table: deletes})
-        left = answer.get("UnprocessedItems", {}).get(table, ())
+        response = self._requests.send(Request.DELETE, path, "batch_write_item", RequestItems={table: deletes})
+        left = response.get("UnprocessedItems", {}).get(table, ())
         return [request["DeleteRequest"]["Key"] for request in left]
 
     # --- sweep ---------------------------------------------------------------------------------
@@ -296,11 +298,11 @@ class Parts:
 
     def _unnamed(self, upload: Upload) -> Upload | None:
         key = self._location.key(upload.path)
-        answer = sent_again(
+        response = retry_listing(
             self._requests.send, Request.STAT, upload.path, "get_item", Key=key, ConsistentRead=True,
             ProjectionExpression=OWNED, ExpressionAttributeNames=OWNED_NAMES,
         )  # fmt: skip
-        is_named = "Item" in answer and StoredFile.of_item(answer["Item"]).upload == upload.id
+        is_named = "Item" in response and StoredFile.of_item(response["Item"]).upload == upload.id
         return None if is_named else upload
 
     def _uploads(self) -> Iterator[Upload]:
@@ -324,10 +326,12 @@ class Parts:
             "KeyConditionExpression": condition, "ExpressionAttributeNames": names,
             "ExpressionAttributeValues": values, "ConsistentRead": True, **shown,
         }  # fmt: skip
-        answer = self._requests.send(Request.LIST, prefix, "query", **arguments)
-        yield from answer.get("Items", ())
-        while last := answer.get("LastEvaluatedKey"):
-            answer = sent_again(self._requests.send, Request.LIST, prefix, "query", ExclusiveStartKey=last, **arguments)
-            if answer.get("LastEvaluatedKey") == last:
+        response = self._requests.send(Request.LIST, prefix, "query", **arguments)
+        yield from response.get("Items", ())
+        while last := response.get("LastEvaluatedKey"):
+            response = retry_listing(
+                self._requests.send, Request.LIST, prefix, "query", ExclusiveStartKey=last, **arguments
+            )
+            if response.get("LastEvaluatedKey") == last:
                 raise StorageError(f"cannot list {prefix!r}: the server repeats itself", path=prefix)
-            yield from answer.get("Items", ())
+            yield from response.get("Items", ())

@@ -87,13 +87,13 @@ class DynamoDBStorage(Storage):
         self._put(Request.CREATE, path, data, condition)
 
     def write(self, path: str, data: bytes) -> None:
-        answer = self._put(Request.WRITE, path, data, {"ReturnValues": "ALL_OLD"})
-        self._parts.drop(self._former(answer))
+        response = self._put(Request.WRITE, path, data, {"ReturnValues": "ALL_OLD"})
+        self._parts.drop(self._former(response))
 
     def delete(self, path: str) -> None:
         key = self._location.key(path)
-        answer = self._requests.send(Request.DELETE, path, "delete_item", Key=key, ReturnValues="ALL_OLD")
-        self._parts.drop(self._former(answer))
+        response = self._requests.send(Request.DELETE, path, "delete_item", Key=key, ReturnValues="ALL_OLD")
+        self._parts.drop(self._former(response))
 
     def delete_batch(self, paths: Sequence[str]) -> dict[str, StorageError]:
         """Delete up to 25 files: one BatchGetItem tells which have parts, one BatchWriteItem deletes the items.
@@ -153,10 +153,10 @@ class DynamoDBStorage(Storage):
     ) -> StoredFile:
         projection = {"ProjectionExpression": shown, "ExpressionAttributeNames": names} if shown else {}
         key = self._location.key(path)
-        answer = self._requests.send(operation, path, "get_item", Key=key, ConsistentRead=True, **projection)
-        if "Item" not in answer:
+        response = self._requests.send(operation, path, "get_item", Key=key, ConsistentRead=True, **projection)
+        if "Item" not in response:
             raise FileMissingError(f"there is no file {path!r} under {self.root}", path=path)
-        return self._file(answer["Item"])
+        return self._file(response["Item"])
 
     def _uploads_of(self, first: str, key_by_path: Mapping[str, items.Item]) -> tuple[dict[str, Upload], set[str]]:
         """Return the owners of parts by path, and the paths that the server left for later."""
@@ -165,17 +165,17 @@ class DynamoDBStorage(Storage):
             "ExpressionAttributeNames": items.OWNED_NAMES,
         }  # fmt: skip
         table = self._location.table
-        answer = self._requests.send(Request.STAT, first, "batch_get_item", RequestItems={table: asked})
-        found = [self._file(item) for item in answer.get("Responses", {}).get(table, ())]
-        left = answer.get("UnprocessedKeys", {}).get(table, {}).get("Keys", ())
+        response = self._requests.send(Request.STAT, first, "batch_get_item", RequestItems={table: asked})
+        found = [self._file(item) for item in response.get("Responses", {}).get(table, ())]
+        left = response.get("UnprocessedKeys", {}).get(table, {}).get("Keys", ())
         return (
             {file.path: upload for file in found if (upload := file.parts) is not None},
             {key[PATH_KEY]["S"] for key in left},
         )
 
-    def _former(self, answer: Mapping[str, Any]) -> Upload | None:
+    def _former(self, response: Mapping[str, Any]) -> Upload | None:
         """Return the owner of the parts that the item had before."""
-        return self._file(answer["Attributes"]).parts if answer.get("Attributes") else None
+        return self._file(response["Attributes"]).parts if response.get("Attributes") else None
 
     def _files(self, prefix: str) -> Iterator[FileInfo]:
         shown = {"ProjectionExpression": items.LISTED, "ExpressionAttributeNames": items.LISTED_NAMES}

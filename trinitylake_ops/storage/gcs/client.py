@@ -31,7 +31,7 @@ from google.oauth2 import credentials as user_credentials
 from google.oauth2 import service_account
 
 from trinitylake_ops.errors import StorageError
-from trinitylake_ops.storage.background import at_fork, keep_for_ever
+from trinitylake_ops.storage.background import at_fork, leak
 from trinitylake_ops.storage.gcs.errors import GcsRequest, error_without_credentials
 from trinitylake_ops.storage.gcs.settings import ANONYMOUS, GcsSettings, check_kind
 from trinitylake_ops.storage.http.aiohttp_errors import reason, transport_failure
@@ -40,7 +40,7 @@ from trinitylake_ops.storage.http.requests import error_from_transport
 from trinitylake_ops.storage.http.settings import MAX_CONNECTIONS, longest_seconds
 
 
-def given_credentials(credentials: str | Mapping[str, Any], scope: str) -> Any:
+def scoped_credentials(credentials: str | Mapping[str, Any], scope: str) -> Any:
     """Return the credentials of a file, or of a text, whose tokens have a scope. Raises ``AUTH_ERRORS``."""
     if isinstance(credentials, str):
         with open(credentials, encoding="utf-8") as file:
@@ -65,11 +65,11 @@ def typed_error(request: GcsRequest, error: BaseException, endpoint: str) -> Sto
     """Return the typed error for the end of a request, one of ``CLIENT_ERRORS``."""
     if isinstance(error, CredentialsError):
         causes = list(_causes(error))
-        told = next((cause for cause in causes if isinstance(cause, GoogleAuthError)), error.__cause__)
+        auth_error = next((cause for cause in causes if isinstance(cause, GoogleAuthError)), error.__cause__)
         is_passing = any(
             isinstance(cause, (TransportError, TimeoutError)) or getattr(cause, "retryable", False) for cause in causes
         )
-        return error_without_credentials(request, _reason_for_no_token(told), is_passing=is_passing)
+        return error_without_credentials(request, _reason_for_no_token(auth_error), is_passing=is_passing)
     return error_from_transport(request, transport_failure(error), endpoint, reason(error))
 
 
@@ -172,7 +172,7 @@ class GcsClient:
             raise CredentialsError("the credentials give no token") from error
 
     @asynccontextmanager
-    async def answer(self, call: Call) -> AsyncIterator[aiohttp.ClientResponse]:
+    async def send(self, call: Call) -> AsyncIterator[aiohttp.ClientResponse]:
         """Send a request once, to the one place it is meant for, and give the answer, whose body is still to come."""
         opened = self._open()
         file_system = opened.file_system
@@ -202,11 +202,11 @@ class GcsClient:
         """
         return asyncio.timeout(longest_seconds(self._settings, n_bytes))
 
-    def forget(self) -> None:
+    def after_fork_in_child(self) -> None:
         """Start anew in a forked child. The client is its parent's, and the thread that held the lock is gone."""
         self._lock = threading.Lock()
         for opened in self._opened:
-            keep_for_ever(opened)
+            leak(opened)
         self._opened.clear()
 
     def _open(self) -> Opened:
@@ -225,7 +225,7 @@ def _token(credentials: str | Mapping[str, Any] | None) -> Any:
         return "google_default"
     if credentials == ANONYMOUS:
         return "anon"
-    return given_credentials(credentials, _SCOPE)
+    return scoped_credentials(credentials, _SCOPE)
 
 
 def _close(opened: list[Opened]) -> None:
@@ -247,7 +247,7 @@ class Body(NamedTuple):
     content_type: str
 
 
-class PartAnswer(NamedTuple):
+class PartResponse(NamedTuple):
     """The answer to one call of a batch."""
 
     status: int
@@ -280,11 +280,11 @@ def batch_of_deletes(targets: Sequence[str]) -> Body:
     return Body("".join([*parts, f"--{boundary}--\r\n"]).encode(), f"multipart/mixed; boundary={boundary}")
 
 
-def answers_of_batch(content_type: str, body: bytes) -> dict[int, PartAnswer]:
+def batch_responses(content_type: str, body: bytes) -> dict[int, PartResponse]:
     """Return the answers of a batch by the numbers of its calls. An answer that cannot be read is not among them."""
     parser = email.parser.BytesParser(policy=email.policy.HTTP)
     message = parser.parsebytes(b"Content-Type: %b\r\n\r\n%b" % (content_type.encode("latin-1", "replace"), body))
-    found: dict[int, PartAnswer] = {}
+    found: dict[int, PartResponse] = {}
     for part in message.iter_parts() if message.is_multipart() else ():
         number = _NUMBER.search(str(part.get("Content-ID", "")))
         payload = part.get_payload(decode=True)
@@ -292,7 +292,7 @@ def answers_of_batch(content_type: str, body: bytes) -> dict[int, PartAnswer]:
         if number is None or status is None or not isinstance(payload, bytes):
             continue
         content = re.split(rb"\r?\n\r?\n", payload.lstrip(), maxsplit=1)
-        found[int(number[1])] = PartAnswer(int(status[1]), content[1].strip() if len(content) > 1 else b"")
+        found[int(number[1])] = PartResponse(int(status[1]), content[1].strip() if len(content) > 1 else b"")
     return found
 
 

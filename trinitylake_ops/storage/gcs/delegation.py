@@ -24,8 +24,8 @@ from google.oauth2 import sts
 
 from trinitylake_ops._lazy import cached_attribute
 from trinitylake_ops.errors import InvalidInputError, StorageError, StoragePermissionError, TransientError
-from trinitylake_ops.storage.delegation import DelegationSettings, KeptCredentials
-from trinitylake_ops.storage.gcs.client import AUTH_ERRORS, given_credentials
+from trinitylake_ops.storage.delegation import CachedCredentials, DelegationSettings
+from trinitylake_ops.storage.gcs.client import AUTH_ERRORS, scoped_credentials
 from trinitylake_ops.storage.gcs.settings import ANONYMOUS, GcsLocation, GcsSettings
 from trinitylake_ops.storage.http.settings import is_loopback
 from trinitylake_ops.storage.options import StorageOptions
@@ -72,7 +72,7 @@ class GcsDelegate:
                 "requests to this storage carry no token, so there is none to downscope; give the server credentials"
             )
         _check_address(settings.sts_endpoint)
-        self._kept: KeptCredentials[DownscopedToken] = KeptCredentials()
+        self._kept: CachedCredentials[DownscopedToken] = CachedCredentials()
 
     def credentials(self, folder: str, *, writes: bool, name: str) -> DownscopedToken:
         """Return a token for a folder, a URI that ends with ``/``, and for nothing beside it.
@@ -93,7 +93,7 @@ class GcsDelegate:
         try:
             if self._of_storage.credentials is None:
                 return google.auth.default(scopes=[_SCOPE])[0]
-            return given_credentials(self._of_storage.credentials, _SCOPE)
+            return scoped_credentials(self._of_storage.credentials, _SCOPE)
         except AUTH_ERRORS as error:
             raise StoragePermissionError("there are no credentials that may ask for downscoped tokens") from error
 
@@ -116,10 +116,10 @@ class GcsDelegate:
             "timeout": (settings.connect_timeout_seconds, settings.read_timeout_seconds),
             "allow_redirects": False,
         }
-        answer = request(url, **{**sent, **bounds})
-        if answer.status >= 500 or answer.status == 429:
-            raise TransientError(f"the service that gives tokens, or the storage, is busy ({answer.status}); retry")
-        return answer
+        response = request(url, **{**sent, **bounds})
+        if response.status >= 500 or response.status == 429:
+            raise TransientError(f"the service that gives tokens, or the storage, is busy ({response.status}); retry")
+        return response
 
     def _check_bucket(self, bucket: str, source: Any, request: Callable[..., Any]) -> None:
         """Raise StoragePermissionError for a bucket with lists of rights (ACLs), which no boundary is for."""
@@ -127,23 +127,23 @@ class GcsDelegate:
         headers: dict[str, str] = {}
         source.apply(headers)
         url = f"{endpoint}/storage/v1/b/{quote(bucket, safe='')}?fields=iamConfiguration"
-        answer = request(url=url, method="GET", headers=headers)
-        if answer.status != 200:
+        response = request(url=url, method="GET", headers=headers)
+        if response.status != 200:
             raise StoragePermissionError(
-                f"no downscoped token is given, as the settings of the bucket cannot be read ({answer.status}); the"
+                f"no downscoped token is given, as the settings of the bucket cannot be read ({response.status}); the"
                 " operator gives the server the permission storage.buckets.get"
             )
-        told = json.loads(answer.data).get("iamConfiguration", {}).get("uniformBucketLevelAccess", {})
-        if told.get("enabled") is not True:
+        access_setting = json.loads(response.data).get("iamConfiguration", {}).get("uniformBucketLevelAccess", {})
+        if access_setting.get("enabled") is not True:
             raise StoragePermissionError(
                 "no downscoped token is given, as the bucket has no uniform bucket-level access; its operator turns"
                 " that on"
             )
 
-    def _typed(self, ask: Callable[[], DownscopedToken]) -> DownscopedToken:
+    def _typed(self, fetch_token: Callable[[], DownscopedToken]) -> DownscopedToken:
         """Return what a call returns. Its errors become typed, and none repeats what a service said."""
         try:
-            return ask()
+            return fetch_token()
         except (StorageError, InvalidInputError):
             raise
         except TransportError as error:

@@ -63,17 +63,17 @@ _NO_BUCKET = re.compile(r"bucket does not exist", re.IGNORECASE)
 _REQUESTER_PAYS = re.compile(r"requester pays", re.IGNORECASE)
 
 
-def error_from_answer(request: GcsRequest, status: int, body: bytes) -> TrinityLakeError:
+def error_from_response(request: GcsRequest, status: int, body: bytes) -> TrinityLakeError:
     """Return the typed error for an answer of the server: one line that says what to do.
 
     The server's text is shown shortened, on one line and redacted.
     """
     refusal = Refusal.of(status, body)
-    what = f"{request.failure}: the server says {request.answered(status, refusal.reason, refusal.message)}"
+    what = f"{request.failure}: the server says {request.described(status, refusal.reason, refusal.message)}"
     return (
-        _about_the_moment(request, what, refusal)
-        or _about_rights(request, what, refusal)
-        or _about_the_file(request, what, refusal)
+        _transient_error(request, what, refusal)
+        or _permission_error(request, what, refusal)
+        or _file_error(request, what, refusal)
         or StorageError(f"{what}; check the request and the server's log", path=request.path)
     )
 
@@ -102,24 +102,24 @@ def unreadable(request: GcsRequest) -> StorageError:
     )
 
 
-def _about_the_moment(request: GcsRequest, what: str, refusal: Refusal) -> TrinityLakeError | None:
+def _transient_error(request: GcsRequest, what: str, refusal: Refusal) -> TrinityLakeError | None:
     status, reason, _ = refusal
     if reason in _SLOWER or (status == 429 and (reason is not None or not request.operation.changes_files)):
         return ThrottledError(f"{what}; retry at a slower pace", path=request.path)
     if status in (408, 429):
-        return request.lost(what)  # a proxy that names no reason may still hold the request
+        return request.ambiguous_error(what)  # a proxy that names no reason may still hold the request
     if status == 409 and (reason is not None or not request.operation.changes_files):
         return TransientError(f"{what}: another request for the same name is under way; retry", path=request.path)
     if status == 409:
-        return request.lost(what)
+        return request.ambiguous_error(what)
     if status == 501:
         return StorageError(f"{what}: the server cannot do this; use another", path=request.path)
     if status >= 500:
-        return request.lost(what)
+        return request.ambiguous_error(what)
     return None
 
 
-def _about_rights(request: GcsRequest, what: str, refusal: Refusal) -> TrinityLakeError | None:
+def _permission_error(request: GcsRequest, what: str, refusal: Refusal) -> TrinityLakeError | None:
     status, reason, message = refusal
     if status == 403 and reason in _FULL:
         return StorageFullError(f"{what}; raise the quota, then retry", path=request.path)
@@ -136,11 +136,11 @@ def _about_rights(request: GcsRequest, what: str, refusal: Refusal) -> TrinityLa
     else:
         return None
     # The server's own words are left out, as they may quote the request or who sent it.
-    answer = request.answered(status, reason)
-    return StoragePermissionError(f"{request.failure}: {advice} (the server says {answer})", path=request.path)
+    response = request.described(status, reason)
+    return StoragePermissionError(f"{request.failure}: {advice} (the server says {response})", path=request.path)
 
 
-def _about_the_file(request: GcsRequest, what: str, refusal: Refusal) -> TrinityLakeError | None:
+def _file_error(request: GcsRequest, what: str, refusal: Refusal) -> TrinityLakeError | None:
     status, reason, message = refusal
     path = request.path
     if status == 404:

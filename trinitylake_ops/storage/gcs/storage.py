@@ -21,13 +21,13 @@ from trinitylake_ops.storage.gcs.client import (
     CLIENT_ERRORS,
     Call,
     GcsClient,
-    answers_of_batch,
     batch_of_deletes,
+    batch_responses,
     object_target,
     typed_error,
     upload_body,
 )
-from trinitylake_ops.storage.gcs.errors import GcsRequest, error_from_answer, unreadable
+from trinitylake_ops.storage.gcs.errors import GcsRequest, error_from_response, unreadable
 from trinitylake_ops.storage.gcs.settings import (
     MAX_CALLS_PER_BATCH,
     MAX_NAMES_PER_PAGE,
@@ -36,11 +36,11 @@ from trinitylake_ops.storage.gcs.settings import (
     gcs_of_environment,
 )
 from trinitylake_ops.storage.http.clock import ServerClock, monotonic_ms
-from trinitylake_ops.storage.http.requests import Request, part_asked_for, range_header
+from trinitylake_ops.storage.http.requests import Request, range_header, requested_part
 from trinitylake_ops.storage.interface import FileInfo, Storage
 from trinitylake_ops.storage.options import StorageOptions, whole_file_limit_bytes
 from trinitylake_ops.storage.paths import check_range, is_hidden
-from trinitylake_ops.storage.retry import sent_again
+from trinitylake_ops.storage.retry import retry_listing
 
 T = TypeVar("T")
 
@@ -51,7 +51,7 @@ _MOST_ERROR_BYTES = 64 << 10
 _FILE_FIELDS = "name,size,updated"
 
 
-class Answer(NamedTuple):
+class ObjectResponse(NamedTuple):
     """An answer of the server, with its whole body."""
 
     status: int
@@ -104,23 +104,23 @@ class GcsStorage(Storage):
         async def body_of(response: aiohttp.ClientResponse) -> bytes:
             return await self._body(response, path, length, limit_bytes)
 
-        answer = self._send(Request.READ, path, call, body_of)
-        if answer.status == 416:
+        object_response = self._send(Request.READ, path, call, body_of)
+        if object_response.status == 416:
             return b""
-        found = part_asked_for(answer.body, answer.headers.get("Content-Range"), None, offset, length)
+        found = requested_part(object_response.body, object_response.headers.get("Content-Range"), None, offset, length)
         if found is None:
             raise TransientError(
-                f"{self._request(Request.READ, path).failure}: the server sent {len(answer.body)} bytes, not those "
-                "asked for; retry",
+                f"{self._request(Request.READ, path).failure}: the server sent {len(object_response.body)} bytes, not"
+                " those asked for; retry",
                 path=path,
             )
         return found
 
     def stat(self, path: str) -> FileInfo:
         target = object_target(self._location.bucket, self._location.key(path))
-        answer = self._send(Request.STAT, path, Call("GET", f"/storage/v1/{target}", {"fields": _FILE_FIELDS}))
+        object_response = self._send(Request.STAT, path, Call("GET", f"/storage/v1/{target}", {"fields": _FILE_FIELDS}))
         request = self._request(Request.STAT, path)
-        return _file_info(request, path, _decoded(request, answer))
+        return _file_info(request, path, _decoded(request, object_response))
 
     def create(self, path: str, data: bytes) -> None:
         self._upload(Request.CREATE, path, data, {"ifGenerationMatch": "0"})
@@ -144,16 +144,16 @@ class GcsStorage(Storage):
         body = batch_of_deletes([f"/storage/v1/{target}{query}" for target in by_target])
         call = Call("POST", "/batch/storage/v1", {}, {"Content-Type": body.content_type}, body.data)
         found = self._send(Request.DELETE, paths[0], call)
-        answers = answers_of_batch(found.headers.get("Content-Type", ""), found.body)
+        responses = batch_responses(found.headers.get("Content-Type", ""), found.body)
         failures: dict[str, StorageError] = {}
         for number, path in enumerate(by_target.values()):
             request = self._request(Request.DELETE, path)
-            if number not in answers:
+            if number not in responses:
                 failures[path] = AmbiguousWriteError(
                     f"{request.failure}: the answer to a batch says nothing of it; it may have taken effect", path=path
                 )
-            elif not 200 <= answers[number].status < 300:
-                error = error_from_answer(request, *answers[number])
+            elif not 200 <= responses[number].status < 300:
+                error = error_from_response(request, *responses[number])
                 if isinstance(error, StorageError) and not isinstance(error, FileMissingError):
                     failures[path] = error
         return failures
@@ -193,8 +193,8 @@ class GcsStorage(Storage):
 
         def page(token: str | None = None) -> Mapping[str, Any]:
             position = {} if token is None else {"pageToken": token}
-            answer = self._send(Request.LIST, prefix, Call("GET", self._objects(), {**parameters, **position}))
-            return _decoded(request, answer)
+            object_response = self._send(Request.LIST, prefix, Call("GET", self._objects(), {**parameters, **position}))
+            return _decoded(request, object_response)
 
         current = page()
         yield current
@@ -202,7 +202,7 @@ class GcsStorage(Storage):
         while token := current.get("nextPageToken"):
             if token == last_token:
                 raise StorageError(f"{request.failure}: the server repeats itself", path=prefix)
-            last_token, current = token, sent_again(page, token)
+            last_token, current = token, retry_listing(page, token)
             yield current
 
     def _send(
@@ -211,39 +211,39 @@ class GcsStorage(Storage):
         path: str,
         call: Call,
         body_of: Callable[[aiohttp.ClientResponse], Coroutine[Any, Any, bytes]] | None = None,
-    ) -> Answer:
+    ) -> ObjectResponse:
         """Send a request. Raises typed errors, also for an answer that refuses it."""
 
-        async def exchange() -> Answer:
+        async def exchange() -> ObjectResponse:
             return await self._exchange(call, body_of)
 
         try:
-            answer = self._client.run(exchange)
+            object_response = self._client.run(exchange)
         except CLIENT_ERRORS as error:
             failure = typed_error(self._request(operation, path), error, self._endpoint)
         else:
-            if 200 <= answer.status < 300 or (answer.status == 416 and operation is Request.READ):
-                return answer
-            raise error_from_answer(self._request(operation, path), answer.status, answer.body)
+            if 200 <= object_response.status < 300 or (object_response.status == 416 and operation is Request.READ):
+                return object_response
+            raise error_from_response(self._request(operation, path), object_response.status, object_response.body)
         # This is raised outside the handler: messages of client libraries may hold parts of the request.
         raise failure
 
     async def _exchange(
         self, call: Call, body_of: Callable[[aiohttp.ClientResponse], Coroutine[Any, Any, bytes]] | None
-    ) -> Answer:
+    ) -> ObjectResponse:
         """Send one request, look at the server's clock, and take in the answer."""
         await self._client.authorize()
         async with AsyncExitStack() as scope:
             sent_at_ms = monotonic_ms()
             async with self._client.time_limit(len(call.data)):
-                response = await scope.enter_async_context(self._client.answer(call))
+                response = await scope.enter_async_context(self._client.send(call))
             self._clock.observe(response.headers.get("Date"), sent_at_ms, monotonic_ms())
             if 200 <= response.status < 300 and body_of is not None:
                 body = await body_of(response)
             else:
                 async with self._client.time_limit():
                     body = await _bounded(response)
-            return Answer(response.status, response.headers, body)
+            return ObjectResponse(response.status, response.headers, body)
 
     async def _body(
         self, response: aiohttp.ClientResponse, path: str, length: int | None, limit_bytes: int | None
@@ -278,9 +278,9 @@ async def _bounded(response: aiohttp.ClientResponse) -> bytes:
     return b"".join(pieces)
 
 
-def _decoded(request: GcsRequest, answer: Answer) -> Mapping[str, Any]:
+def _decoded(request: GcsRequest, object_response: ObjectResponse) -> Mapping[str, Any]:
     try:
-        found = json.loads(answer.body)
+        found = json.loads(object_response.body)
     except (ValueError, RecursionError):
         found = None
     if not isinstance(found, Mapping):

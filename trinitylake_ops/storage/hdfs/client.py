@@ -9,7 +9,7 @@ from typing import NamedTuple, TypeVar
 
 from hdfs_native import Client
 
-from trinitylake_ops.storage.background import at_fork, keep_for_ever
+from trinitylake_ops.storage.background import at_fork, leak
 from trinitylake_ops.storage.hdfs.errors import FAILURES, Request, call_within, is_connection_lost, typed_error
 from trinitylake_ops.storage.hdfs.settings import HdfsLocation, HdfsSettings
 from trinitylake_ops.storage.http.clock import MAX_DRIFT, monotonic_ms
@@ -25,17 +25,17 @@ class HdfsClient:
         self._location = location
         self._settings = settings
         self._client: Client | None = None
-        self.forget()
+        self.after_fork_in_child()
         at_fork(self)
 
-    def forget(self) -> None:
+    def after_fork_in_child(self) -> None:
         """Make a new lock: a forked child does not have the thread that held it."""
         self._lock = threading.Lock()
         if self._client is not None:
             # A client that is destroyed waits for its threads, which a child does not have.
-            keep_for_ever(self._client)
+            leak(self._client)
 
-    def ask(self, request: Request, work: Callable[[Client], T], n_bytes: int = 0) -> T:
+    def send(self, request: Request, work: Callable[[Client], T], n_bytes: int = 0) -> T:
         """Make a call that transfers so many bytes. Raises the typed error of its failure."""
         limit_seconds = self._limit_seconds(n_bytes)
         try:
@@ -87,7 +87,7 @@ class _Reading(NamedTuple):
 
     server_ms: float
     local_ms: float
-    answered_at_ms: float
+    responded_at_ms: float
 
     def least_at(self, local_ms: float) -> float:
         return self.server_ms + (local_ms - self.local_ms) * (1 - MAX_DRIFT)
@@ -104,10 +104,10 @@ class NameNodeClock:
     def __init__(self, *, local_ms: Callable[[], float] = monotonic_ms):
         self._local_ms = local_ms
         self._known: _Reading | None = None
-        self.forget()
+        self.after_fork_in_child()
         at_fork(self)
 
-    def forget(self) -> None:
+    def after_fork_in_child(self) -> None:
         """Make a new lock: a forked child does not have the thread that held it."""
         self._lock = threading.Lock()
 
@@ -117,17 +117,17 @@ class NameNodeClock:
         It is called where the last was more than two minutes ago. Raises what it raises.
         """
         known = self._known
-        if known is None or self._local_ms() - known.answered_at_ms > MAX_AGE_MS:
+        if known is None or self._local_ms() - known.responded_at_ms > MAX_AGE_MS:
             sent_at_ms = self._local_ms()
             stamped_ms = stamp()
             known = self._observe(stamped_ms, sent_at_ms, self._local_ms())
         return int(known.least_at(self._local_ms()))
 
     def _observe(self, stamped_ms: float, sent_at_ms: float, received_at_ms: float) -> _Reading:
-        told = _Reading(stamped_ms, received_at_ms, received_at_ms)
+        reading = _Reading(stamped_ms, received_at_ms, received_at_ms)
         most_ms = stamped_ms + 1 + (received_at_ms - sent_at_ms) * (1 + MAX_DRIFT)
         with self._lock:
             if self._known is not None and stamped_ms < self._known.least_at(received_at_ms) <= most_ms:
-                told = self._known._replace(answered_at_ms=received_at_ms)  # the tighter bound of the two
-            self._known = told
-            return told
+                reading = self._known._replace(responded_at_ms=received_at_ms)  # the tighter bound of the two
+            self._known = reading
+            return reading

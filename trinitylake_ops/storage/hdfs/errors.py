@@ -32,7 +32,7 @@ from trinitylake_ops.errors import (
     TrinityLakeError,
     UnreachableError,
 )
-from trinitylake_ops.storage.http.requests import lost
+from trinitylake_ops.storage.http.requests import ambiguous_error
 
 T = TypeVar("T")
 
@@ -77,16 +77,16 @@ class _Worker:
                 future.set_result(result)
                 del result
             del call, future
-            self._pool.give_back(self)
+            self._pool.release_worker(self)
 
 
 class _Pool:
     def __init__(self) -> None:
         self.was_forked = False
         self._is_used = False
-        self.forget()
+        self.after_fork_in_child()
 
-    def forget(self) -> None:
+    def after_fork_in_child(self) -> None:
         """Start anew, in a forked child: the threads are not there."""
         if self._is_used:
             # Among its parent's garbage may be a client that was given up. To destroy it would wait for its threads.
@@ -115,14 +115,14 @@ class _Pool:
                     raise OverdueError("time-out", begun=True) from None
             return future.result()
 
-    def give_back(self, worker: _Worker) -> None:
+    def release_worker(self, worker: _Worker) -> None:
         with self._lock:
             self._hanging.discard(worker)
             self._idle.append(worker)
 
 
 _pool = _Pool()
-os.register_at_fork(after_in_child=_pool.forget)
+os.register_at_fork(after_in_child=_pool.after_fork_in_child)
 
 
 def call_within(seconds: float, call: Callable[[], T]) -> T:
@@ -195,19 +195,19 @@ _FULL = {
 _NAMELESS = {"InvalidPathException", "PathComponentTooLongException"}
 _BLOCKED = {"ParentNotDirectoryException", "NotDirectoryException"}
 _LOST_ON_THE_WAY = {"DataTransferError", "BlocksNotFound", "ChecksumError", "OperationFailed", "InvalidRPCResponse"}
-_LEASE_LOST = {"LeaseExpiredException", "AlreadyBeingCreatedException", "NotReplicatedYetException"}
+_LEASE_EXPIRED = {"LeaseExpiredException", "AlreadyBeingCreatedException", "NotReplicatedYetException"}
 _MAX_SHOWN_CHARACTERS = 200
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class RpcFailure:
     """A failure as the server, or the library itself, names it."""
 
     kind: str
     message: str
 
     @classmethod
-    def of(cls, error: BaseException) -> Answer:
+    def of(cls, error: BaseException) -> RpcFailure:
         """Reduce an exception of the library to the name of its class, without packages, and a line of text."""
         text = str(error)
         found = _CLASS.match(text)
@@ -234,12 +234,12 @@ def is_parent_missing(error: BaseException) -> bool:
 
 def is_not_empty(error: BaseException) -> bool:
     """Whether a delete was refused because a folder with files has that name."""
-    return Answer.of(error).kind == "PathIsNotEmptyDirectoryException"
+    return RpcFailure.of(error).kind == "PathIsNotEmptyDirectoryException"
 
 
-def is_nothing_there(error: BaseException) -> bool:
+def is_missing_path(error: BaseException) -> bool:
     """Whether no file can have that name, since none is there, or a part of the path is a file."""
-    return isinstance(error, FileNotFoundError | IsADirectoryError) or Answer.of(error).kind in _BLOCKED
+    return isinstance(error, FileNotFoundError | IsADirectoryError) or RpcFailure.of(error).kind in _BLOCKED
 
 
 def typed_error(request: Request, error: BaseException, limit_seconds: float) -> TrinityLakeError:
@@ -253,54 +253,54 @@ def typed_error(request: Request, error: BaseException, limit_seconds: float) ->
     if isinstance(error, OverdueError):
         if not error.begun:
             return UnreachableError(f"{request.failure}: {error}; check the servers", path=request.path)
-        return _lost(request, f"{request.failure}: no answer within {limit_seconds:.3g} s")
-    answer = Answer.of(error)
+        return _ambiguous_error(request, f"{request.failure}: no answer within {limit_seconds:.3g} s")
+    rpc_failure = RpcFailure.of(error)
     return (
-        _about_the_name(request, error, answer)
-        or _about_rights_and_space(request, answer)
-        or _about_the_moment(request, error, answer)
+        _name_error(request, error, rpc_failure)
+        or _permission_or_space_error(request, rpc_failure)
+        or _transient_error(request, error, rpc_failure)
     )
 
 
-def _about_the_name(request: Request, error: BaseException, answer: Answer) -> TrinityLakeError | None:
+def _name_error(request: Request, error: BaseException, rpc_failure: RpcFailure) -> TrinityLakeError | None:
     path, step = request.path, request.step
-    what = f"{request.failure}: {answer.message}"
-    if step.is_rename and isinstance(error, FileNotFoundError) and answer.message.startswith(_NO_SOURCE):
+    what = f"{request.failure}: {rpc_failure.message}"
+    if step.is_rename and isinstance(error, FileNotFoundError) and rpc_failure.message.startswith(_NO_SOURCE):
         # Somebody tidied up, or a client repeated a rename whose answer was lost: then it was done.
-        return _lost(request, f"{request.failure}: its temporary file is gone")
-    if step in (Step.READ, Step.STAT) and is_nothing_there(error):
+        return _ambiguous_error(request, f"{request.failure}: its temporary file is gone")
+    if step in (Step.READ, Step.STAT) and is_missing_path(error):
         return FileMissingError(f"there is no file {path!r} under {request.root}", path=path)
-    has_folder = "must both be directories" in answer.message
+    has_folder = "must both be directories" in rpc_failure.message
     if step is Step.CREATE and (has_folder or isinstance(error, FileExistsError)):
         stands = "a folder" if has_folder else "a file"
         return FileExistsAlreadyError(f"{stands} stands at {path!r} already; choose another name", path=path)
-    if answer.kind in _BLOCKED or (step is Step.FOLDER and isinstance(error, FileExistsError)):
+    if rpc_failure.kind in _BLOCKED or (step is Step.FOLDER and isinstance(error, FileExistsError)):
         return StorageError(
             f"{request.failure}: a file stands where a folder is needed; choose another path", path=path
         )
-    if answer.kind in _NAMELESS or "Pathname too long" in answer.message:
+    if rpc_failure.kind in _NAMELESS or "Pathname too long" in rpc_failure.message:
         return InvalidLocationError(f"{what}; use a shorter or plainer name", path=path)
     if step is Step.WRITE and has_folder:
         return StorageError(f"{request.failure}: a folder stands there; remove it", path=path)
     return None
 
 
-def _about_rights_and_space(request: Request, answer: Answer) -> TrinityLakeError | None:
-    what = f"{request.failure}: {answer.message}"
-    if answer.kind in _NOT_ALLOWED:
+def _permission_or_space_error(request: Request, rpc_failure: RpcFailure) -> TrinityLakeError | None:
+    what = f"{request.failure}: {rpc_failure.message}"
+    if rpc_failure.kind in _NOT_ALLOWED:
         return StoragePermissionError(
             f"{what}; check the user (HADOOP_USER_NAME or Kerberos), and owner and mode of the folder",
             path=request.path,
         )
-    if answer.kind in _NO_CREDENTIALS:
+    if rpc_failure.kind in _NO_CREDENTIALS:
         return StoragePermissionError(
-            f"{request.failure}: the server asks for credentials that are not there or not valid ({answer.kind});"
+            f"{request.failure}: the server asks for credentials that are not there or not valid ({rpc_failure.kind});"
             " check Kerberos' tickets and Hadoop's configuration",
             path=request.path,
         )
-    if answer.kind in _FULL:
+    if rpc_failure.kind in _FULL:
         return StorageFullError(f"{what}; free space or raise the quota, then retry", path=request.path)
-    if _NO_REPLICA.search(answer.message) and not _NO_DATANODES.search(answer.message):
+    if _NO_REPLICA.search(rpc_failure.message) and not _NO_DATANODES.search(rpc_failure.message):
         return StorageFullError(
             f"{request.failure}: no DataNode takes another block; free space or check the DataNodes, then retry",
             path=request.path,
@@ -308,34 +308,38 @@ def _about_rights_and_space(request: Request, answer: Answer) -> TrinityLakeErro
     return None
 
 
-def _about_the_moment(request: Request, error: BaseException, answer: Answer) -> StorageError:
-    what = f"{request.failure}: {answer.message}"
-    if "too busy" in answer.message and not request.step.is_rename:
+def _transient_error(request: Request, error: BaseException, rpc_failure: RpcFailure) -> StorageError:
+    what = f"{request.failure}: {rpc_failure.message}"
+    if "too busy" in rpc_failure.message and not request.step.is_rename:
         return ThrottledError(f"{what}; retry at a slower pace", path=request.path)
-    if answer.kind in _NOT_NOW:
+    if rpc_failure.kind in _NOT_NOW:
         # A rename may have been done before the server stopped, and the library has repeated it since.
-        return _lost(request, what) if request.step.is_rename else TransientError(f"{what}; retry", path=request.path)
-    if _NO_REPLICA.search(answer.message):
+        return (
+            _ambiguous_error(request, what)
+            if request.step.is_rename
+            else TransientError(f"{what}; retry", path=request.path)
+        )
+    if _NO_REPLICA.search(rpc_failure.message):
         return TransientError(f"{request.failure}: no DataNode can be reached; retry", path=request.path)
-    if answer.kind in _LEASE_LOST or answer.kind in _LOST_ON_THE_WAY or isinstance(error, FileExistsError):
-        return _lost(request, what)
+    if rpc_failure.kind in _LEASE_EXPIRED or rpc_failure.kind in _LOST_ON_THE_WAY or isinstance(error, FileExistsError):
+        return _ambiguous_error(request, what)
     if isinstance(error, OSError) and not isinstance(error, FileNotFoundError):
-        if _NOT_CONNECTED.search(answer.message) and not request.step.changes_files:
+        if _NOT_CONNECTED.search(rpc_failure.message) and not request.step.changes_files:
             return UnreachableError(
                 f"{what}; check the address of the NameNode, and that it and the DataNodes run, then retry",
                 path=request.path,
             )
-        return _lost(request, what)
+        return _ambiguous_error(request, what)
     if request.step is Step.STAGE and isinstance(error, FileNotFoundError):
         return TransientError(f"{what}; retry", path=request.path)  # somebody removed it while it was written
-    if "No NameNode hosts found" in answer.message:
+    if "No NameNode hosts found" in rpc_failure.message:
         return StorageError(
             f"{request.failure}: the name service is not known; give the port of a NameNode in the root, the option"
             " 'namenodes', or Hadoop's configuration by HADOOP_CONF_DIR",
             path=request.path,
         )
-    return StorageError(f"{what} ({answer.kind}); check the request and the server's log", path=request.path)
+    return StorageError(f"{what} ({rpc_failure.kind}); check the request and the server's log", path=request.path)
 
 
-def _lost(request: Request, what: str) -> StorageError:
-    return lost(what, request.path, changes_files=request.step.changes_files)
+def _ambiguous_error(request: Request, what: str) -> StorageError:
+    return ambiguous_error(what, request.path, changes_files=request.step.changes_files)

@@ -118,23 +118,23 @@ class HdfsSettings:
         Each NameNode is asked once: RetryStorage repeats, and knows what may be repeated.
         """
         service = location.host
-        told = {
+        config = {
             "dfs.client.failover.sleep.base.millis": "10",
             "dfs.client.failover.sleep.max.millis": "100",
             # Where no other DataNode is to be had, those that are left do. The NameNode makes up for it later.
             "dfs.client.block.write.replace-datanode-on-failure.best-effort": "true",
         }
         if location.port is not None:
-            told["dfs.client.failover.max.attempts"] = "0"
+            config["dfs.client.failover.max.attempts"] = "0"
         if self.namenodes:
             names = [f"namenode{number}" for number in range(len(self.namenodes))]
-            told["dfs.client.failover.max.attempts"] = str(len(names) - 1)
-            told[f"dfs.ha.namenodes.{service}"] = ",".join(names)
+            config["dfs.client.failover.max.attempts"] = str(len(names) - 1)
+            config[f"dfs.ha.namenodes.{service}"] = ",".join(names)
             for name, address in zip(names, self.namenodes, strict=True):
-                told[f"dfs.namenode.rpc-address.{service}.{name}"] = address
+                config[f"dfs.namenode.rpc-address.{service}.{name}"] = address
         else:
-            told.setdefault("dfs.client.failover.max.attempts", _MOST_FAILOVERS)
-        return told
+            config.setdefault("dfs.client.failover.max.attempts", _MOST_FAILOVERS)
+        return config
 
 
 def _check_names(path: str, shown: str) -> None:

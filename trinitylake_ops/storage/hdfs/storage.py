@@ -17,8 +17,8 @@ from trinitylake_ops.storage.hdfs.errors import (
     FAILURES,
     Request,
     Step,
+    is_missing_path,
     is_not_empty,
-    is_nothing_there,
     is_parent_missing,
 )
 from trinitylake_ops.storage.hdfs.settings import HdfsLocation, HdfsSettings
@@ -84,15 +84,15 @@ class HdfsStorage(Storage):
             return bytes(opened.read_range(offset, n_bytes)) if n_bytes <= _SMALL_BYTES else opened
 
         # One hand-over to another thread for most files. A large one has more time, once its size is known.
-        found = self._client.ask(request, read_if_small)
+        found = self._client.send(request, read_if_small)
         if isinstance(found, bytes):
             return found
         n_bytes = wanted(found)
-        return self._client.ask(request, lambda _: bytes(found.read_range(offset, n_bytes)), n_bytes)
+        return self._client.send(request, lambda _: bytes(found.read_range(offset, n_bytes)), n_bytes)
 
     def stat(self, path: str) -> FileInfo:
         absolute = self._location.absolute(path)
-        found = self._client.ask(self._request(Step.STAT, path), lambda client: client.get_file_info(absolute))
+        found = self._client.send(self._request(Step.STAT, path), lambda client: client.get_file_info(absolute))
         if found.isdir:
             raise FileMissingError(f"there is no file {path!r} under {self.root}", path=path)
         return _file_info(path, found)
@@ -103,7 +103,7 @@ class HdfsStorage(Storage):
     def write(self, path: str, data: bytes) -> None:
         self._put(Step.WRITE, path, data, makes_folder=True)
 
-    def jot(self, path: str, data: bytes) -> None:
+    def write_best_effort(self, path: str, data: bytes) -> None:
         self._put(Step.WRITE, path, data, makes_folder=False)
 
     def delete(self, path: str) -> None:
@@ -112,7 +112,7 @@ class HdfsStorage(Storage):
         try:
             self._client.call(lambda client: client.delete(absolute, False))
         except FAILURES as error:
-            if is_nothing_there(error) or is_not_empty(error):
+            if is_missing_path(error) or is_not_empty(error):
                 return
             failure = self._client.typed(self._request(Step.DELETE, path), error)
         else:
@@ -139,7 +139,7 @@ class HdfsStorage(Storage):
         absolute, temporary = self._location.absolute(path), self._new_temporary()
         body = bytes(data)
         try:
-            self._client.ask(self._request(Step.STAGE, path), self._staged(temporary, body), len(body))
+            self._client.send(self._request(Step.STAGE, path), self._staged(temporary, body), len(body))
             self._rename(step, path, temporary, absolute, makes_folder=makes_folder)
         except TrinityLakeError:
             self._remove(temporary)
@@ -161,10 +161,10 @@ class HdfsStorage(Storage):
             self._remove(temporary)
             return None
         folder = absolute.rpartition("/")[0]
-        self._client.ask(
+        self._client.send(
             self._request(Step.FOLDER, path), lambda client: client.mkdirs(folder, _FOLDER_MODE, create_parent=True)
         )
-        return self._client.ask(request, rename)
+        return self._client.send(request, rename)
 
     def _staged(self, temporary: str, body: bytes) -> Callable[[Client], None]:
         """Return the call that writes a temporary file. Its folders are made by the server."""
@@ -197,9 +197,9 @@ class HdfsStorage(Storage):
     def _stamp(self) -> int:
         """Let the NameNode stamp an empty file, and return that time."""
         temporary, request = self._new_temporary(), self._request(Step.CLOCK, "")
-        self._client.ask(request, self._staged(temporary, b""))
+        self._client.send(request, self._staged(temporary, b""))
         try:
-            found = self._client.ask(request, lambda client: client.get_file_info(temporary))
+            found = self._client.send(request, lambda client: client.get_file_info(temporary))
         finally:
             self._remove(temporary)
         return int(found.modification_time)
@@ -237,7 +237,7 @@ class HdfsStorage(Storage):
             try:
                 page = self._client.call(next_page)
             except FAILURES as error:
-                if is_nothing_there(error):
+                if is_missing_path(error):
                     return
                 failure, page = self._client.typed(request, error), []
             if failure is not None:

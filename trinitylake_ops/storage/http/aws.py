@@ -49,7 +49,7 @@ def error_without_credentials(request: StorageRequest, reason: str) -> StoragePe
     )
 
 
-def about_credentials(
+def credentials_error(
     request: StorageRequest, status: int | None, code: str | None, place: str
 ) -> StoragePermissionError | None:
     """Return the error for a refusal of who asks. ``place`` is what has a policy, such as a bucket."""
@@ -66,17 +66,17 @@ def about_credentials(
         advice = f"not allowed; check the credentials, the clock and the policy of the {place}"
     else:
         return None
-    answer = request.answered(status, code)
-    return StoragePermissionError(f"{request.failure}: {advice} (the server says {answer})", path=request.path)
+    response = request.described(status, code)
+    return StoragePermissionError(f"{request.failure}: {advice} (the server says {response})", path=request.path)
 
 
-def about_the_moment(request: StorageRequest, what: str, status: int | None, code: str | None) -> StorageError | None:
+def transient_error(request: StorageRequest, what: str, status: int | None, code: str | None) -> StorageError | None:
     """Return the error for what failed in passing, or may have had its effect. ``what`` begins its message."""
     if code in _LOST or status == 408:
-        return request.lost(what)
+        return request.ambiguous_error(what)
     if code is None and status in (409, 429) and request.operation.changes_files:
         # A service names its reason. A proxy that names none may still hold the request.
-        return request.lost(what)
+        return request.ambiguous_error(what)
     if status == 429 or code in _SLOWER:
         return ThrottledError(f"{what}; retry at a slower pace", path=request.path)
     if status == 409:
@@ -86,7 +86,7 @@ def about_the_moment(request: StorageRequest, what: str, status: int | None, cod
     if status == 501 or code == "NotImplemented":
         return StorageError(f"{what}: the server cannot do this; use another server", path=request.path)
     if (status is not None and status >= 500) or code == "InternalError":
-        return request.lost(what)
+        return request.ambiguous_error(what)
     return None
 
 

@@ -71,12 +71,12 @@ class ObstoreClients(ABC, Generic[Store]):
         """Return the client for answers of unknown size, which ``body_of`` takes in. Raises as ``for_body`` does."""
         return self._store(None)
 
-    def body_of(self, answer: GetResult) -> bytes:
+    def body_of(self, response: GetResult) -> bytes:
         """Take in an answer. Its time is bounded here, since only now its size is known. Raises TimeoutError."""
-        start, end = answer.range
+        start, end = response.range
         deadline = time.monotonic() + longest_seconds(self._timeouts, end - start)
         chunks = []
-        for chunk in answer.stream(min_chunk_size=1):
+        for chunk in response.stream(min_chunk_size=1):
             chunks.append(bytes(chunk))
             if time.monotonic() > deadline:
                 raise TimeoutError
@@ -92,10 +92,10 @@ class ObstoreClients(ABC, Generic[Store]):
             return found
         with self._lock:
             if allowance_bytes not in self._by_allowance:
-                self._by_allowance[allowance_bytes] = self._made(allowance_bytes)
+                self._by_allowance[allowance_bytes] = self._create_store(allowance_bytes)
             return self._by_allowance[allowance_bytes]
 
-    def _made(self, allowance_bytes: int | None) -> Store:
+    def _create_store(self, allowance_bytes: int | None) -> Store:
         read_timeout, timeout = timedelta(seconds=self._timeouts.read_timeout_seconds), _ONE_DAY
         if allowance_bytes is not None:
             timeout = timedelta(seconds=longest_seconds(self._timeouts, allowance_bytes))
@@ -115,7 +115,7 @@ T = TypeVar("T")
 _MOST = 16
 
 
-class KeptClients(Generic[T]):
+class ClientCache(Generic[T]):
     """The clients that were used last, by all that decides how they ask. Thread-safe.
 
     Making a client takes tens of milliseconds of CPU time: it reads certificates and the descriptions of a service.
@@ -143,7 +143,7 @@ class KeptClients(Generic[T]):
             for key in [key for key, kept in self._kept.items() if kept is client]:
                 del self._kept[key]
 
-    def forget(self) -> None:
+    def after_fork_in_child(self) -> None:
         """Go on in a forked child, whose thread that held the lock is gone. Clients see to themselves."""
         self._lock = threading.Lock()
 
@@ -161,11 +161,11 @@ def run_on_loop(request: Coroutine[Any, Any, T]) -> T:
     if _is_own_thread(loop):
         request.close()
         raise RuntimeError("a request was sent from the thread of the event loop, which would wait for itself")
-    answer = asyncio.run_coroutine_threadsafe(request, loop)
+    response = asyncio.run_coroutine_threadsafe(request, loop)
     try:
-        return answer.result()
+        return response.result()
     except BaseException:
-        answer.cancel()  # after an interrupt no request stays behind
+        response.cancel()  # after an interrupt no request stays behind
         raise
 
 

@@ -58,7 +58,7 @@ class _Known(NamedTuple):
 
     least: _Reading
     most: _Reading
-    answered_at_ms: float
+    responded_at_ms: float
 
 
 class ServerClock:
@@ -81,10 +81,10 @@ class ServerClock:
         self._wall_ms = wall_ms
         self._known: _Known | None = None
         self._expected: Started[object] | None = None
-        self.forget()
+        self.after_fork_in_child()
         at_fork(self)
 
-    def forget(self) -> None:
+    def after_fork_in_child(self) -> None:
         """Make a new lock: a forked child does not have the thread that held it."""
         self._lock = threading.Lock()
 
@@ -96,29 +96,31 @@ class ServerClock:
         date_ms = _date_ms(date)
         if date_ms is None:
             return
-        told = _Known(
-            _Reading(date_ms, received_at_ms), _Reading(date_ms + _SECOND_MS, sent_at_ms), answered_at_ms=received_at_ms
+        reading = _Known(
+            _Reading(date_ms, received_at_ms),
+            _Reading(date_ms + _SECOND_MS, sent_at_ms),
+            responded_at_ms=received_at_ms,
         )
         with self._lock:
-            self._known = told if self._known is None else _both(self._known, told)
+            self._known = reading if self._known is None else _both(self._known, reading)
 
-    def expect(self, ask: Callable[[], object]) -> None:
+    def expect(self, fetch_time: Callable[[], object]) -> None:
         """Let another thread ask where ``now_ms``, which is called soon, would ask."""
         if not self._is_fresh() and self._expected is None:
-            self._expected = Started(ask)
+            self._expected = Started(fetch_time)
 
-    def now_ms(self, ask: Callable[[], object]) -> int:
+    def now_ms(self, fetch_time: Callable[[], object]) -> int:
         """Return milliseconds since the epoch on the server's clock.
 
-        ``ask`` sends a request whose answer goes to :meth:`observe`. It is called only if there was no answer in the
-        last ``MAX_AGE_SECONDS``. Raises StorageError when answers carry no date or one that is hours off, and what
-        ``ask`` raises.
+        ``fetch_time`` sends a request whose answer goes to :meth:`observe`. It is called only without an answer in
+        the last ``MAX_AGE_SECONDS``. Raises StorageError when answers carry no date or one that is hours off, and what
+        ``fetch_time`` raises.
         """
         expected, self._expected = self._expected, None
         if expected is not None:
             expected.result()
         if not self._is_fresh():
-            ask()
+            fetch_time()
         known = self._known
         if known is None:
             raise StorageError(
@@ -135,14 +137,14 @@ class ServerClock:
 
     def _is_fresh(self) -> bool:
         known = self._known
-        return known is not None and self._local_ms() - known.answered_at_ms <= MAX_AGE_SECONDS * _SECOND_MS
+        return known is not None and self._local_ms() - known.responded_at_ms <= MAX_AGE_SECONDS * _SECOND_MS
 
 
-def _both(known: _Known, told: _Known) -> _Known:
-    at_ms = max(known.answered_at_ms, told.answered_at_ms)
-    least = max(known.least, told.least, key=lambda reading: reading.least_at(at_ms))
-    most = min(known.most, told.most, key=lambda reading: reading.most_at(at_ms))
-    return _Known(least, most, at_ms) if least.least_at(at_ms) < most.most_at(at_ms) else told
+def _both(known: _Known, newer: _Known) -> _Known:
+    at_ms = max(known.responded_at_ms, newer.responded_at_ms)
+    least = max(known.least, newer.least, key=lambda reading: reading.least_at(at_ms))
+    most = min(known.most, newer.most, key=lambda reading: reading.most_at(at_ms))
+    return _Known(least, most, at_ms) if least.least_at(at_ms) < most.most_at(at_ms) else newer
 
 
 def _date_ms(date: str | None) -> float | None:

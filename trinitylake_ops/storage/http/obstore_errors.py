@@ -22,7 +22,7 @@ OBSTORE_ERRORS = (BaseError, OSError, ValueError, NotImplementedError)
 # line ends escaped. It is raw only before the dump, so the last match is the dump's own.
 _ANSWER = re.compile(r'^ *inner: Status \{\n +status: (\d{3}),\n +body: (?:None|Some\(\n +"(.*)",\n)', re.MULTILINE)
 _BARE_REDIRECT = re.compile(r"^ *inner: BareRedirect", re.MULTILINE)
-_NO_ANSWER = re.compile(r"^ *(?:inner: Http\($|source: HttpError \{$)", re.MULTILINE)
+_NO_RESPONSE = re.compile(r"^ *(?:inner: Http\($|source: HttpError \{$)", re.MULTILINE)
 _WHILE_CONNECTING = re.compile(r"^ *source: hyper_util::client::legacy::Error\(\n +Connect,$", re.MULTILINE)
 _TIME_OUT = re.compile(r"^ *kind: Timeout,$", re.MULTILINE)
 _TLS = re.compile(r"^ *error: (?:InvalidCertificate|InvalidMessage|AlertReceived|Peer\w+)|certificate", re.MULTILINE)
@@ -35,9 +35,9 @@ _MESSAGE = re.compile(r"<Message>(.*?)</Message>", re.DOTALL)
 def status_and_code(error: BaseException) -> tuple[int | None, str | None]:
     """Return HTTP status and the server's own code of the answer behind an exception of obstore, if there are any."""
     text = str(error)
-    answers = _ANSWER.findall(text)
-    if answers:
-        status, body = answers[-1]
+    responses = _ANSWER.findall(text)
+    if responses:
+        status, body = responses[-1]
         code = _CODE.search(body)
         return int(status), code.group(1) if code else None
     # obstore drops the status of a redirect that names no other place.
@@ -46,14 +46,14 @@ def status_and_code(error: BaseException) -> tuple[int | None, str | None]:
 
 def server_message(error: BaseException) -> str | None:
     """Return what the server says in its answer, if there is one."""
-    answers = _ANSWER.findall(str(error))
-    found = _MESSAGE.search(answers[-1][1]) if answers else None
+    responses = _ANSWER.findall(str(error))
+    found = _MESSAGE.search(responses[-1][1]) if responses else None
     return found.group(1).replace("\\n", " ").replace('\\"', '"') if found else None
 
 
-def has_no_answer(error: BaseException) -> bool:
+def is_response_missing(error: BaseException) -> bool:
     """Whether an exception says that no whole answer came."""
-    return isinstance(error, TimeoutError) or _NO_ANSWER.search(str(error)) is not None
+    return isinstance(error, TimeoutError) or _NO_RESPONSE.search(str(error)) is not None
 
 
 def transport_failure(error: BaseException) -> TransportFailure:

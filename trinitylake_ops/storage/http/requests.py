@@ -74,18 +74,18 @@ class StorageRequest:
         text = " ".join(part for part in re.split(r"[\s\x00-\x1f\x7f]+", text) if part).rstrip(".;: ")
         return text if len(text) <= _MAX_SHOWN_CHARACTERS else f"{text[:_MAX_SHOWN_CHARACTERS]}..."
 
-    def answered(self, status: int | None, code: str | None, message: str | None = None) -> str:
+    def described(self, status: int | None, code: str | None, message: str | None = None) -> str:
         """Return what the server said, as messages show it: status, its own word for the reason, and its text."""
-        answer = " ".join(part for part in (str(status) if status is not None else None, code) if part) or "no reason"
+        response = " ".join(part for part in (str(status) if status is not None else None, code) if part) or "no reason"
         text = self.safe(message or "")
-        return f"{self.safe(answer)} ({text})" if text else self.safe(answer)
+        return f"{self.safe(response)} ({text})" if text else self.safe(response)
 
-    def lost(self, what: str) -> StorageError:
+    def ambiguous_error(self, what: str) -> StorageError:
         """Return the error for a request that may have had its effect, if it has one."""
-        return lost(what, self.path, changes_files=self.operation.changes_files)
+        return ambiguous_error(what, self.path, changes_files=self.operation.changes_files)
 
 
-def lost(what: str, path: str, *, changes_files: bool) -> StorageError:
+def ambiguous_error(what: str, path: str, *, changes_files: bool) -> StorageError:
     """Return the error for what may have taken effect although no answer says so, if it has an effect."""
     if changes_files:
         return AmbiguousWriteError(f"{what}; it may have taken effect: read the name to see", path=path)
@@ -108,7 +108,7 @@ def error_from_transport(
             f"{where}: no connection ({why}); check the option 'endpoint' and that the server runs, then retry",
             path=request.path,
         )
-    return request.lost(f"{where}: no complete answer ({why})")
+    return request.ambiguous_error(f"{where}: no complete answer ({why})")
 
 
 _CONTENT_RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+)")
@@ -122,7 +122,7 @@ def range_header(offset: int, length: int | None, name: str = "Range") -> dict[s
     return {name: f"bytes={offset}-{last}"}
 
 
-def part_asked_for(
+def requested_part(
     data: bytes, content_range: str | None, size_bytes: int | None, offset: int, length: int | None
 ) -> bytes | None:
     """Return the bytes of the range, or None when the answer does not hold what its headers and the request say.

@@ -20,16 +20,16 @@ logger = logging.getLogger(__name__)
 _CROWDED_S = 1.0
 
 
-class Line:
+class CommitLock:
     """A place in the line before one folder. All threads of a process may use the same object."""
 
     def __init__(self, folder: bytes):
         self._folder = folder
         self._crowded_until_s = 0.0
-        self._in_vain: _Wait | None = None
+        self._abandoned_wait: _Wait | None = None
 
     @contextlib.contextmanager
-    def place(self, longest_s: float) -> Iterator[bool]:
+    def acquire(self, longest_s: float) -> Iterator[bool]:
         """Hold the front of the line in a block, and yield whether others were before us, now or a moment ago.
 
         Goes on without a place after ``longest_s``, and where the file system has no such locks.
@@ -53,14 +53,14 @@ class Line:
 
         Where an earlier wait was in vain and its place did not come since, nobody is waited for.
         """
-        if self._in_vain is not None and self._in_vain.goes_on:
+        if self._abandoned_wait is not None and self._abandoned_wait.is_waiting:
             os.close(descriptor)
             return False
         wait = _Wait(descriptor)
         if wait.ends_within(longest_s):
             self._crowded_until_s = time.monotonic() + _CROWDED_S
             return True
-        self._in_vain = wait
+        self._abandoned_wait = wait
         logger.info("no longer waiting for a process that commits to %r", os.fsdecode(self._folder))
         return False
 
@@ -79,7 +79,7 @@ class _Wait:
         self._is_left = False
 
     @property
-    def goes_on(self) -> bool:
+    def is_waiting(self) -> bool:
         """Whether the lock did not come yet."""
         return not self._is_over.is_set()
 
@@ -93,9 +93,9 @@ class _Wait:
             self._is_over.set()
             return False
         try:
-            return self._is_over.wait(longest_s) or not self._leave()
+            return self._is_over.wait(longest_s) or not self._abandon()
         except BaseException:  # an interrupt
-            if not self._leave():
+            if not self._abandon():
                 _unlock(self._descriptor)
             raise
 
@@ -106,10 +106,10 @@ class _Wait:
                 _unlock(self._descriptor)
             self._is_over.set()
 
-    def _leave(self) -> bool:
+    def _abandon(self) -> bool:
         """Stay no longer, unless the lock came just now. Returns whether we left."""
         with self._choice:
-            self._is_left = self.goes_on
+            self._is_left = self.is_waiting
             return self._is_left
 
 

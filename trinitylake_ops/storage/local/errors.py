@@ -24,7 +24,7 @@ _MISSING = {errno.ENOENT, errno.ENOTDIR}
 _FORBIDDEN = {errno.EACCES, errno.EPERM, errno.EROFS}
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 _PASSING = {errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.EINTR, errno.ENOMEM, errno.ENOBUFS, errno.EBUSY}
-_WITHOUT_ANSWER = {errno.EIO, errno.ETIMEDOUT, errno.ESTALE, errno.EREMOTEIO, errno.ENODEV, errno.ENXIO}
+_WITHOUT_RESPONSE = {errno.EIO, errno.ETIMEDOUT, errno.ESTALE, errno.EREMOTEIO, errno.ENODEV, errno.ENXIO}
 
 
 @contextmanager
@@ -100,7 +100,7 @@ def no_folder_possible(root: str, path: str, verb: str) -> StorageError:
 
 def outcome_unknown(error: OSError) -> bool:
     """Whether the failed system call may have taken effect all the same."""
-    return error.errno in _WITHOUT_ANSWER
+    return error.errno in _WITHOUT_RESPONSE
 
 
 def ambiguous_write(error: OSError, root: str, path: str, verb: str) -> AmbiguousWriteError:

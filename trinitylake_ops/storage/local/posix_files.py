@@ -90,7 +90,7 @@ def sync_folder(name: bytes) -> None:
         os.close(descriptor)
 
 
-def make_one_folder(name: bytes) -> bool:
+def create_folder(name: bytes) -> bool:
     """Make a folder in an existing folder.
 
     Returns whether it was missing. Raises NotADirectoryError where a file is in the way, FileNotFoundError if the outer
@@ -100,7 +100,7 @@ def make_one_folder(name: bytes) -> bool:
         try:
             os.mkdir(name)
         except FileNotFoundError:
-            _make_in_held_folder(name)
+            _create_in_unlisted_folder(name)
     except FileExistsError:
         if not os.path.isdir(name):
             raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR)) from None
@@ -108,7 +108,7 @@ def make_one_folder(name: bytes) -> bool:
     return True
 
 
-def _make_in_held_folder(name: bytes) -> None:
+def _create_in_unlisted_folder(name: bytes) -> None:
     """Make a folder in one that was just missing, or that lists no new folders."""
     outer, _, last = name.rpartition(b"/")
     held = os.open(outer or b"/", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -203,14 +203,14 @@ def check_can_hold(root: str) -> None:
     if not root.startswith(_FILE):
         return
     folder = root.removeprefix(_FILE).rstrip("/") or "/"
-    standing = next(place for place in _upwards(folder) if os.path.lexists(place))
-    if not os.path.isdir(standing):  # also a link that leads nowhere
+    existing = next(place for place in _upwards(folder) if os.path.lexists(place))
+    if not os.path.isdir(existing):  # also a link that leads nowhere
         raise InvalidInputError(
-            f"target {root!r} cannot be a folder: a file stands at {standing!r}; choose another one"
+            f"target {root!r} cannot be a folder: a file stands at {existing!r}; choose another one"
         )
-    if not os.access(standing, os.W_OK | os.X_OK, effective_ids=True):
+    if not os.access(existing, os.W_OK | os.X_OK, effective_ids=True):
         raise StoragePermissionError(
-            f"target {root!r} cannot be written: the folder {standing!r} does not allow it; check its owner and mode",
+            f"target {root!r} cannot be written: the folder {existing!r} does not allow it; check its owner and mode",
             path=root,
         )
 
@@ -225,7 +225,7 @@ def make_root_folder(root: str) -> None:
     folder = root.removeprefix(_FILE).rstrip("/") or "/"
     for place in reversed([place for place in _upwards(folder) if not os.path.isdir(place)]):
         with translated(root, place, "create"):
-            make_one_folder(place.encode())
+            create_folder(place.encode())
 
 
 def remove_empty(folder: bytes, paths: Iterable[bytes]) -> None:

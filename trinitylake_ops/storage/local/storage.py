@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from trinitylake_ops.errors import FileMissingError, InvalidLocationError, StorageError
 from trinitylake_ops.storage.interface import WHOLE_FILE_LIMIT_BYTES, FileInfo, Storage
-from trinitylake_ops.storage.local.commit_lock import Line
+from trinitylake_ops.storage.local.commit_lock import CommitLock
 from trinitylake_ops.storage.local.errors import (
     ambiguous_write,
     behind_a_link,
@@ -29,9 +29,9 @@ from trinitylake_ops.storage.local.errors import (
 from trinitylake_ops.storage.local.posix_files import (
     READING,
     clock_difference_s,
+    create_folder,
     folder_without_links,
     link_to_free_name,
-    make_one_folder,
     overwrite_in_place,
     read_range,
     remove_empty,
@@ -72,7 +72,7 @@ class LocalStorage(Storage):
     """
 
     concurrency = 8  # enough to share the waits for fsync; more threads only contend
-    few_reads = 4  # of files that were read or written lately
+    serial_read_limit = 4  # of files that were read or written lately
     delete_batch_size = 1000  # an unlink is faster than handing it to a thread
 
     def __init__(
@@ -90,13 +90,13 @@ class LocalStorage(Storage):
         self.fsync = fsync
         self.follows_links = follows_links
         self.whole_file_limit_bytes = whole_file_limit_bytes
-        self.few_creates = 1 if fsync else 4  # without waits for a device
-        self.prepares = fsync
+        self.serial_create_limit = 1 if fsync else 4  # without waits for a device
+        self.supports_staging = fsync
         self._prepared: dict[int, _Prepared] = {}
         self._folder = path.encode()
         self._temporary_folder = (path + TEMPORARY_PREFIX).encode().rstrip(b"/")
         self._known_folders: set[bytes] = set()
-        self._line = Line(self._folder)
+        self._line = CommitLock(self._folder)
 
     def read(self, path: str, *, offset: int = 0, length: int | None = None, limit_bytes: int | None = None) -> bytes:
         check_range(path, offset, length)
@@ -141,7 +141,7 @@ class LocalStorage(Storage):
         with translated(self.root, path, "look up"):
             return os.path.islink(place) or not self._is_folder_without_links(path.rpartition("/")[0])
 
-    def prepare(self, path: str, data: bytes) -> None:
+    def stage(self, path: str, data: bytes) -> None:
         """Bring the bytes of a file to the device under a temporary name, so that ``create`` only has to link it.
 
         Best effort: where that fails, ``create`` does all of it, and says what is wrong.
@@ -149,21 +149,21 @@ class LocalStorage(Storage):
         if not self.fsync:
             return
         temporary = self._new_temporary()
-        self._prepared[id(data)] = _Prepared(data, temporary)  # before there is a file: ``unprepare`` knows of it
+        self._prepared[id(data)] = _Prepared(data, temporary)  # before there is a file: ``discard_staged`` knows of it
         try:
             self._sync(self._make_folder(self._temporary_folder))
             write_new_file(temporary, data, fsync=True)
         except OSError as error:
             logger.debug("%r is not prepared: %s", path, error)
-            self.unprepare(data)
+            self.discard_staged(data)
 
-    def unprepare(self, data: bytes) -> None:
+    def discard_staged(self, data: bytes) -> None:
         prepared = self._prepared.pop(id(data), None)
         if prepared is not None:
             _remove_temporary(prepared.temporary)
 
-    def in_line(self, longest_s: float) -> contextlib.AbstractContextManager[bool]:
-        return self._line.place(longest_s)
+    def commit_lock(self, longest_s: float) -> contextlib.AbstractContextManager[bool]:
+        return self._line.acquire(longest_s)
 
     def create(self, path: str, data: bytes) -> None:
         self._put(path, data, link_to_free_name, "create")
@@ -171,7 +171,7 @@ class LocalStorage(Storage):
     def write(self, path: str, data: bytes) -> None:
         self._put(path, data, os.replace, "write")
 
-    def jot(self, path: str, data: bytes) -> None:
+    def write_best_effort(self, path: str, data: bytes) -> None:
         """Overwrite a note where it is, or replace one of another size. Nothing is synced, and no folder is made."""
         target = self._locate(path)
         with translated(self.root, path, "write"):
@@ -286,7 +286,7 @@ class LocalStorage(Storage):
             return []
         is_below_root = folder.startswith(self._folder)
         made = self._make_folder(os.path.dirname(folder)) if is_below_root or not os.path.isdir(folder) else []
-        was_missing = make_one_folder(folder)
+        was_missing = create_folder(folder)
         if len(self._known_folders) >= _MAX_KNOWN_FOLDERS:
             self._known_folders.clear()
         if self.fsync and (is_below_root or was_missing):

@@ -18,11 +18,11 @@ from redis.maint_notifications import MaintNotificationsConfig
 from redis.retry import Retry
 
 from trinitylake_ops.storage.background import at_fork
-from trinitylake_ops.storage.redis.errors import CLIENT_ERRORS, NoAnswerError, NoConnectionError
+from trinitylake_ops.storage.redis.errors import CLIENT_ERRORS, NoConnectionError, NoResponseError
 from trinitylake_ops.storage.redis.server import Command, DurabilityCheck
 from trinitylake_ops.storage.redis.settings import RedisLocation, RedisSettings
 
-_PLAIN_ANSWERS = (b"+", b"-")
+_PLAIN_RESPONSES = (b"+", b"-")
 
 
 class TlsConnection(SSLConnection):
@@ -37,7 +37,7 @@ class TlsConnection(SSLConnection):
         try:
             connected: socket.socket = super()._connect()  # type: ignore[no-untyped-call]
         except TimeoutError as error:
-            if "handshake" in str(error) and self._answers_plainly():
+            if "handshake" in str(error) and self._responds_without_tls():
                 raise ssl.SSLError("the port takes no TLS") from error
             raise
         finally:
@@ -45,7 +45,7 @@ class TlsConnection(SSLConnection):
         connected.settimeout(answer_s)
         return connected
 
-    def _answers_plainly(self) -> bool:
+    def _responds_without_tls(self) -> bool:
         try:
             plain = Connection._connect(self)
         except OSError:
@@ -53,7 +53,7 @@ class TlsConnection(SSLConnection):
         with plain:
             try:
                 plain.sendall(b"PING\r\n")
-                return plain.recv(1) in _PLAIN_ANSWERS
+                return plain.recv(1) in _PLAIN_RESPONSES
             except OSError:
                 return False
 
@@ -77,10 +77,10 @@ class RedisClient:
         self._settings = settings
         self._check = DurabilityCheck(settings, location.root)
         self._closers: list[finalize[[], RedisClient]] = []
-        self.forget()
+        self.after_fork_in_child()
         at_fork(self)
 
-    def forget(self) -> None:
+    def after_fork_in_child(self) -> None:
         """Start without connections: a forked child must not use those of its parent."""
         for closer in self._closers:
             closer.detach()
@@ -95,7 +95,7 @@ class RedisClient:
         """Send commands in one go and return their replies, errors of the server among them.
 
         A connection that is to change files is asked first what its server keeps, once. Raises NoConnectionError when
-        nothing was sent, NoAnswerError, and what :meth:`DurabilityCheck.verify` raises.
+        nothing was sent, NoResponseError, and what :meth:`DurabilityCheck.verify` raises.
         """
         if not self._settings.is_cluster:
             return self._send_to(self._server(), self._location.address, commands, changes_files)
@@ -105,7 +105,7 @@ class RedisClient:
             if not isinstance(moved, AskError):
                 break
             is_asking = not isinstance(moved, MovedError)
-            replies = self._send_to_node(self._node_told(moved), commands, changes_files, is_asking)
+            replies = self._send_to_node(self._redirect_node(moved), commands, changes_files, is_asking)
         return replies
 
     def _send_to_node(
@@ -115,7 +115,7 @@ class RedisClient:
         try:
             pool = self._known_cluster().get_redis_connection(node).connection_pool
             replies = self._send_to(pool, f"{node.host}:{node.port}", asked, changes_files)
-        except (NoConnectionError, NoAnswerError):
+        except (NoConnectionError, NoResponseError):
             self._is_cluster_changed = True  # another node may have its place now
             raise
         return replies[1:] if is_asking else replies
@@ -130,16 +130,16 @@ class RedisClient:
         try:
             if changes_files and connection not in self._checked:
                 if self._check.commands:
-                    self._ask_what_it_keeps(connection, address)
+                    self._check_durability(connection, address)
                 self._checked.add(connection)
             try:
                 return _exchange(connection, commands)
             except CLIENT_ERRORS as error:
-                raise NoAnswerError(address, error) from None
+                raise NoResponseError(address, error) from None
         finally:
             pool.release(connection)
 
-    def _ask_what_it_keeps(self, connection: Connection, address: str) -> None:
+    def _check_durability(self, connection: Connection, address: str) -> None:
         try:
             replies = _exchange(connection, self._check.commands)
         except CLIENT_ERRORS as error:
@@ -205,7 +205,7 @@ class RedisClient:
             raise NoConnectionError(self._location.address, error) from error
         return node
 
-    def _node_told(self, moved: AskError) -> ClusterNode:
+    def _redirect_node(self, moved: AskError) -> ClusterNode:
         """Return the node that a refusal names. Raises NoConnectionError."""
         cluster = self._known_cluster()
         try:
@@ -252,8 +252,8 @@ def _greet(checked: WeakSet[Connection], connection: Connection) -> None:
     """Begin a session: what an earlier one over this connection was told counts no more."""
     checked.discard(connection)
     connection.on_connect()
-    told: Mapping[Any, Any] = connection.handshake_metadata or {}
-    if told.get(b"role") != b"master":
+    handshake: Mapping[Any, Any] = connection.handshake_metadata or {}
+    if handshake.get(b"role") != b"master":
         raise ReadOnlyError("You can't use a read only replica, whose files may be old.")
 
 

@@ -47,7 +47,7 @@ class NoConnectionError(Exception):
         self.cause = cause
 
 
-class NoAnswerError(Exception):
+class NoResponseError(Exception):
     """The request was sent, at least in part, and no whole answer came, for the reason given."""
 
     def __init__(self, address: str, cause: Exception):
@@ -91,7 +91,7 @@ def error_from_reply(request: StorageRequest, error: Exception) -> StorageError:
         )
     if code == "NOPERM":
         return StoragePermissionError(f"{what}; check the server's ACL for this user", path=request.path)
-    return _about_the_moment(request, what, code, text) or StorageError(
+    return _transient_error(request, what, code, text) or StorageError(
         f"{what}; check the root, the options and the server's log", path=request.path
     )
 
@@ -119,14 +119,14 @@ def error_without_connection(request: StorageRequest, failed: NoConnectionError)
     )
 
 
-def error_without_answer(request: StorageRequest, failed: NoAnswerError) -> StorageError:
+def error_without_response(request: StorageRequest, failed: NoResponseError) -> StorageError:
     """Return the typed error for a request whose answer did not come."""
     reason = "time-out" if isinstance(failed.cause, TimeoutError) else request.safe(_text(failed.cause))
     what = f"{request.failure} at {failed.address}: no complete answer ({reason})"
-    return request.lost(what)
+    return request.ambiguous_error(what)
 
 
-def _about_the_moment(request: StorageRequest, what: str, code: str, text: str) -> StorageError | None:
+def _transient_error(request: StorageRequest, what: str, code: str, text: str) -> StorageError | None:
     if code == "OOM":
         return StorageFullError(f"{what}; raise the server's maxmemory or free space, then retry", path=request.path)
     if code == "MISCONF":

@@ -66,7 +66,7 @@ class DurabilityCheck:
             return
         info: dict[str, str] = {}
         for reply in replies[:3]:
-            info |= _fields(self._told(reply, "INFO"))
+            info |= _fields(self._reply_or_error(reply, "INFO"))
         self._verify_memory(info)
         if int(info.get("connected_slaves", "0")) < self.settings.wait_replicas:
             raise TransientError(
@@ -76,20 +76,24 @@ class DurabilityCheck:
         if self.settings.durability == "assured":
             return
         if info.get("aof_enabled") != "1":
-            raise self._refused(
+            raise self._unsafe_server_error(
                 "keeps no append-only file ('appendonly no')", "set 'appendonly yes' and 'appendfsync always'"
             )
         if self.settings.durability == "always":
-            self._verify_sync(self._told(replies[3], "CONFIG GET"))
+            self._verify_sync(self._reply_or_error(replies[3], "CONFIG GET"))
         if self.settings.waits_for_disk and isinstance(replies[3], ResponseError):
-            raise self._refused("has no WAITAOF, which came with Redis 7.2", "set 'appendfsync always' there")
+            raise self._unsafe_server_error(
+                "has no WAITAOF, which came with Redis 7.2", "set 'appendfsync always' there"
+            )
 
     def _verify_memory(self, info: Mapping[str, str]) -> None:
         policy = info.get("maxmemory_policy", "")
         if not policy:
-            raise self._refused("does not tell its 'maxmemory-policy'", "let INFO memory show it")
+            raise self._unsafe_server_error("does not tell its 'maxmemory-policy'", "let INFO memory show it")
         if policy.startswith("allkeys"):
-            raise self._refused(f"may evict any key ('maxmemory-policy {policy}')", "set 'maxmemory-policy noeviction'")
+            raise self._unsafe_server_error(
+                f"may evict any key ('maxmemory-policy {policy}')", "set 'maxmemory-policy noeviction'"
+            )
 
     def _verify_sync(self, reply: Any) -> None:
         if isinstance(reply, Mapping):
@@ -98,17 +102,17 @@ class DurabilityCheck:
             given = dict(zip(map(_text, reply[::2]), map(_text, reply[1::2]), strict=True))
         sync = given.get("appendfsync")
         if sync is None:
-            raise self._refused("does not tell its 'appendfsync'", "let CONFIG GET show it")
+            raise self._unsafe_server_error("does not tell its 'appendfsync'", "let CONFIG GET show it")
         if sync != "always":
-            raise self._refused(
+            raise self._unsafe_server_error(
                 f"answers before a write is on its disk ('appendfsync {sync}')", "set 'appendfsync always'"
             )
         if given.get("no-appendfsync-on-rewrite") == "yes":
-            raise self._refused(
+            raise self._unsafe_server_error(
                 "syncs nothing while it rewrites its file ('no-appendfsync-on-rewrite yes')", "set it to 'no'"
             )
 
-    def _told(self, reply: Any, command: str) -> Any:
+    def _reply_or_error(self, reply: Any, command: str) -> Any:
         if isinstance(reply, NoPermissionError) or (
             isinstance(reply, ResponseError) and "unknown command" in str(reply)
         ):
@@ -122,7 +126,7 @@ class DurabilityCheck:
             )
         return reply
 
-    def _refused(self, what: str, advice: str) -> StorageError:
+    def _unsafe_server_error(self, what: str, advice: str) -> StorageError:
         return StorageError(
             f"the server of {self.root} {what}, so commits could be lost; nothing was written; {advice}; {_OTHERWISE}"
         )
@@ -153,14 +157,14 @@ class ServerClock:
         self._local_ms = local_ms
         self._known: tuple[float, float] | None = None
 
-    def now_ms(self, ask: Callable[[], float]) -> int:
-        """Return milliseconds since the epoch on the server's clock. ``ask`` returns what the server says now."""
+    def now_ms(self, fetch_time: Callable[[], float]) -> int:
+        """Return milliseconds since the epoch on the server's clock. ``fetch_time`` returns the server's time now."""
         known = self._known
         if known is None or not 0 <= self._local_ms() - known[1] <= MAX_AGE_MS:
-            told_ms = ask()
-            self._known = known = (told_ms, self._local_ms())
-        told_ms, at_ms = known
-        return int(told_ms + (self._local_ms() - at_ms) * (1 - MAX_DRIFT))
+            server_ms_now = fetch_time()
+            self._known = known = (server_ms_now, self._local_ms())
+        server_ms_now, at_ms = known
+        return int(server_ms_now + (self._local_ms() - at_ms) * (1 - MAX_DRIFT))
 
 
 #: Separates the path of a member from size and time.

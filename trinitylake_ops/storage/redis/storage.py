@@ -20,11 +20,11 @@ from trinitylake_ops.storage.options import StorageOptions, whole_file_limit_byt
 from trinitylake_ops.storage.paths import check_range, is_hidden
 from trinitylake_ops.storage.redis.client import RedisClient
 from trinitylake_ops.storage.redis.errors import (
-    NoAnswerError,
     NoConnectionError,
+    NoResponseError,
     error_from_reply,
-    error_without_answer,
     error_without_connection,
+    error_without_response,
 )
 from trinitylake_ops.storage.redis.server import (
     AFTER_ALL,
@@ -46,7 +46,7 @@ from trinitylake_ops.storage.redis.settings import (
     RedisSettings,
     redis_of_environment,
 )
-from trinitylake_ops.storage.retry import sent_again
+from trinitylake_ops.storage.retry import retry_listing
 
 T = TypeVar("T")
 
@@ -75,7 +75,7 @@ class RedisStorage(Storage):
         self._client = RedisClient(self._location, self._settings)
         self._clock = ServerClock()
         self._unconfirmed: set[str] = set()
-        self.forget()
+        self.after_fork_in_child()
         at_fork(self)
 
     def __repr__(self) -> str:
@@ -84,7 +84,7 @@ class RedisStorage(Storage):
     def __reduce__(self) -> tuple[type[RedisStorage], tuple[str, StorageOptions]]:
         return (RedisStorage, (self.root, self.options.on_top_of(redis_of_environment(self.root, self.options))))
 
-    def forget(self) -> None:
+    def after_fork_in_child(self) -> None:
         """Make a new lock: a forked child does not have the thread that held it."""
         self._lock = threading.Lock()
 
@@ -132,9 +132,9 @@ class RedisStorage(Storage):
         return self._files(prefix, self._location.member_prefix(prefix))
 
     def now_ms(self) -> int:
-        return self._clock.now_ms(self._ask_time)
+        return self._clock.now_ms(self._fetch_time)
 
-    def _ask_time(self) -> float:
+    def _fetch_time(self) -> float:
         seconds, microseconds = self._send(Request.CLOCK, "", ("TIME",))
         return int(seconds) * 1000 + int(microseconds) / 1000
 
@@ -171,10 +171,10 @@ class RedisStorage(Storage):
             raise error_from_reply(request, done)
         if not isinstance(copies, Exception) and self._are_enough(copies):
             return int(done)
-        told = str(copies) if isinstance(copies, Exception) else f"{wait[0]} returned {copies}"
+        outcome = str(copies) if isinstance(copies, Exception) else f"{wait[0]} returned {copies}"
         raise AmbiguousWriteError(
-            f"{request.failure}: disk or replicas did not confirm it in time ({self.options.redact(told)}); it may be"
-            " lost by a failover or crash: read the name to see",
+            f"{request.failure}: disk or replicas did not confirm it in time ({self.options.redact(outcome)}); it may"
+            " be lost by a failover or crash: read the name to see",
             path=path,
         )
 
@@ -209,7 +209,7 @@ class RedisStorage(Storage):
                 return
             # Past all members of the last path: it may have been written again, and have another member now.
             after = b"[" + path_of(page[-1]) + AFTER_PATH
-            page = sent_again(self._page, prefix, after, end)
+            page = retry_listing(self._page, prefix, after, end)
 
     def _page(self, prefix: str, start: bytes, end: bytes) -> Sequence[bytes]:
         asked: Command = (
@@ -242,8 +242,8 @@ class RedisStorage(Storage):
             return self._client.send(commands, changes_files=operation.changes_files)
         except NoConnectionError as error:
             failure = error_without_connection(self._request(operation, path), error)
-        except NoAnswerError as error:
-            failure = error_without_answer(self._request(operation, path), error)
+        except NoResponseError as error:
+            failure = error_without_response(self._request(operation, path), error)
         # This is raised outside the handler: messages of client libraries may hold parts of the request.
         raise failure
 

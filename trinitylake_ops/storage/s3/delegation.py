@@ -18,10 +18,10 @@ from botocore.exceptions import BotoCoreError, ClientError
 
 from trinitylake_ops._lazy import cached_attribute
 from trinitylake_ops.errors import InvalidInputError, StoragePermissionError, TransientError
-from trinitylake_ops.storage.delegation import DelegationSettings, KeptCredentials
+from trinitylake_ops.storage.delegation import CachedCredentials, DelegationSettings
 from trinitylake_ops.storage.http.botocore_errors import NO_CREDENTIALS
 from trinitylake_ops.storage.options import StorageOptions
-from trinitylake_ops.storage.s3.s3fs_client import BucketPlace, bucket_place, new_session
+from trinitylake_ops.storage.s3.s3fs_client import BucketAddress, bucket_address, new_session
 from trinitylake_ops.storage.s3.settings import S3Location, S3Settings
 from trinitylake_ops.storage.s3.signing import SignedRequest, UnsignedRequest, check_request, signed
 
@@ -63,8 +63,8 @@ class S3Delegate:
         self.settings = settings
         self._of_storage = S3Settings.of(options)
         self._session = new_session(options)
-        self._kept: KeptCredentials[SessionCredentials] = KeptCredentials()
-        self._places: dict[str, BucketPlace] = {}
+        self._kept: CachedCredentials[SessionCredentials] = CachedCredentials()
+        self._addresses: dict[str, BucketAddress] = {}
 
     def credentials(self, folder: str, *, writes: bool, name: str) -> SessionCredentials:
         """Return credentials for a folder, a URI that ends with ``/``, and for nothing beside it.
@@ -108,7 +108,7 @@ class S3Delegate:
             TransientError: If the service of sessions does not respond.
         """
         location = S3Location.of(folder)
-        place = self._place(location.bucket)
+        place = self._bucket_address(location.bucket)
         writes = check_request(
             request, location, place, may_write=may_write and bool(self.settings.role), reached=reached
         )
@@ -119,10 +119,10 @@ class S3Delegate:
             keys = self._own_keys()
         return signed(request, place.region, keys)
 
-    def _place(self, bucket: str) -> BucketPlace:
-        if bucket not in self._places:
-            self._places[bucket] = bucket_place(self._session, self._of_storage, bucket)
-        return self._places[bucket]
+    def _bucket_address(self, bucket: str) -> BucketAddress:
+        if bucket not in self._addresses:
+            self._addresses[bucket] = bucket_address(self._session, self._of_storage, bucket)
+        return self._addresses[bucket]
 
     def _own_keys(self) -> Credentials:
         found = self._session.get_credentials()

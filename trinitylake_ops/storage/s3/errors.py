@@ -17,7 +17,7 @@ from trinitylake_ops.errors import (
     StorageFullError,
     TrinityLakeError,
 )
-from trinitylake_ops.storage.http.aws import about_credentials, about_the_moment
+from trinitylake_ops.storage.http.aws import credentials_error, transient_error
 from trinitylake_ops.storage.http.requests import Request, StorageRequest
 
 
@@ -48,7 +48,7 @@ def is_range_beyond_end(status: int | None, code: str | None) -> bool:
     return status == 416 or code == "InvalidRange"
 
 
-def error_from_answer(
+def error_from_response(
     request: S3Request, status: int | None, code: str | None, message: str | None
 ) -> TrinityLakeError:
     """Return the typed error for an answer of the server: one line that says what to do.
@@ -58,12 +58,12 @@ def error_from_answer(
     may be None for a file's own result in a batch.
     """
     code = None if not code or code.isdigit() else code
-    what = f"{request.failure}: the server says {request.answered(status, code, message)}"
+    what = f"{request.failure}: the server says {request.described(status, code, message)}"
     return (
-        (None if _is_of_the_file(code) else about_credentials(request, status, code, "bucket"))
-        or _about_the_place(request, what, status, code)
-        or _about_the_file(request, what, status, code)
-        or about_the_moment(request, what, status, code)
+        (None if _is_of_the_file(code) else credentials_error(request, status, code, "bucket"))
+        or _location_error(request, what, status, code)
+        or _file_error(request, what, status, code)
+        or transient_error(request, what, status, code)
         or StorageError(f"{what}; check the request and the server's log", path=request.path)
     )
 
@@ -73,7 +73,7 @@ def _is_of_the_file(code: str | None) -> bool:
     return code in _FULL | _WRONG_PLACE or code == "InvalidObjectState"
 
 
-def _about_the_place(request: S3Request, what: str, status: int | None, code: str | None) -> TrinityLakeError | None:
+def _location_error(request: S3Request, what: str, status: int | None, code: str | None) -> TrinityLakeError | None:
     whole_bucket = request.operation not in (Request.READ, Request.STAT, Request.DELETE)
     if code == "NoSuchBucket" or (status == 404 and code is None and whole_bucket):
         return StorageError(
@@ -93,7 +93,7 @@ def _about_the_place(request: S3Request, what: str, status: int | None, code: st
     return None
 
 
-def _about_the_file(request: S3Request, what: str, status: int | None, code: str | None) -> TrinityLakeError | None:
+def _file_error(request: S3Request, what: str, status: int | None, code: str | None) -> TrinityLakeError | None:
     path = request.path
     if code == "NoSuchKey" or (status == 404 and code is None):
         return FileMissingError(f"there is no file {path!r} under {request.root}", path=path)

@@ -18,10 +18,10 @@ from obstore.store import S3Store
 
 from trinitylake_ops.errors import FileMissingError, StorageError, TrinityLakeError
 from trinitylake_ops.storage.http.aws import error_without_credentials
-from trinitylake_ops.storage.http.clients import Fork, KeptClients, ObstoreClients
+from trinitylake_ops.storage.http.clients import ClientCache, Fork, ObstoreClients
 from trinitylake_ops.storage.http.obstore_errors import (
     OBSTORE_ERRORS,
-    has_no_answer,
+    is_response_missing,
     reason,
     server_message,
     status_and_code,
@@ -32,10 +32,10 @@ from trinitylake_ops.storage.interface import FileInfo
 from trinitylake_ops.storage.options import StorageOptions
 from trinitylake_ops.storage.parallel import run_parallel
 from trinitylake_ops.storage.paths import check_range, is_hidden
-from trinitylake_ops.storage.retry import sent_again
+from trinitylake_ops.storage.retry import retry_listing
 from trinitylake_ops.storage.s3 import s3fs_client as s3_failures
-from trinitylake_ops.storage.s3.errors import S3Request, error_from_answer, is_range_beyond_end
-from trinitylake_ops.storage.s3.s3fs_client import S3Client, bucket_place, new_session
+from trinitylake_ops.storage.s3.errors import S3Request, error_from_response, is_range_beyond_end
+from trinitylake_ops.storage.s3.s3fs_client import S3Client, bucket_address, new_session
 from trinitylake_ops.storage.s3.s3fs_storage import S3Storage
 from trinitylake_ops.storage.s3.settings import MAX_KEYS_PER_REQUEST, S3Settings, s3_of_environment
 
@@ -94,14 +94,14 @@ class S3Stores(ObstoreClients[S3Store]):
     def _resolve(self) -> None:
         session = new_session(self._options)
         self._provider = _credential_provider(session)
-        place = bucket_place(session, self._settings, self._bucket)
+        place = bucket_address(session, self._settings, self._bucket)
         parts = urlsplit(place.endpoint)
         netloc = f"{self._bucket}.{parts.netloc}" if place.is_virtual else parts.netloc
         endpoint = urlunsplit((parts.scheme, netloc, parts.path, "", ""))
         self._place = (endpoint, place.region, place.is_virtual)
 
 
-_kept: KeptClients[S3Stores] = KeptClients()
+_kept: ClientCache[S3Stores] = ClientCache()
 
 
 def _credential_provider(session: botocore.session.Session) -> Callable[[], S3Credential]:
@@ -135,10 +135,10 @@ def typed_error(request: S3Request, error: BaseException, endpoint: str) -> Trin
     text = str(error)
     status, code = status_and_code(error)
     if status is not None:
-        return error_from_answer(request, status, code, server_message(error))
+        return error_from_response(request, status, code, server_message(error))
     if isinstance(error, UnauthenticatedError) and _PROVIDER in text:
         return error_without_credentials(request, "AWS's environment gives no valid credentials")
-    if has_no_answer(error):
+    if is_response_missing(error):
         return error_from_transport(request, transport_failure(error), endpoint, reason(error))
     if request.operation.changes_files:
         # The server may have done its work, though obstore cannot read the answer.
@@ -193,9 +193,9 @@ class ObstoreS3Storage(S3Storage):
 
         def get() -> bytes | None:
             try:
-                answer = obstore.get(self._stores.for_reading(), key, options=options)
-                self._check_size(path, answer.range[1] - answer.range[0], length, limit_bytes)
-                return self._stores.body_of(answer)
+                response = obstore.get(self._stores.for_reading(), key, options=options)
+                self._check_size(path, response.range[1] - response.range[0], length, limit_bytes)
+                return self._stores.body_of(response)
             except OBSTORE_ERRORS as error:
                 if is_range_beyond_end(*status_and_code(error)):
                     return None
@@ -222,7 +222,7 @@ class ObstoreS3Storage(S3Storage):
 
     def expect_clock(self) -> None:
         """Ask beside: answers through obstore show no ``Date``."""
-        self._clock.expect(self._ask_time)
+        self._clock.expect(self._fetch_time)
 
     def _put(self, operation: Request, path: str, data: bytes) -> None:
         key, body = self._location.key(path), bytes(data)
@@ -290,7 +290,7 @@ class ObstoreS3Storage(S3Storage):
             start_after = max(found["path"] for found in page)
             if start_after > key_prefix and not start_after.startswith(key_prefix):
                 return
-            page = sent_again(sent_page)
+            page = retry_listing(sent_page)
         if page is None:
             yield None
 

@@ -41,20 +41,20 @@ from botocore.parsers import ResponseParserError
 from botocore.utils import parse_timestamp
 
 from trinitylake_ops.errors import StorageError, TrinityLakeError
-from trinitylake_ops.storage.background import at_fork, keep_for_ever
+from trinitylake_ops.storage.background import at_fork, leak
 from trinitylake_ops.storage.http.aws import environment_of_clients, error_without_credentials
 from trinitylake_ops.storage.http.botocore_errors import NO_CREDENTIALS
-from trinitylake_ops.storage.http.clients import KeptClients, close_on_loop, run_on_loop
+from trinitylake_ops.storage.http.clients import ClientCache, close_on_loop, run_on_loop
 from trinitylake_ops.storage.http.requests import TransportFailure, error_from_transport
 from trinitylake_ops.storage.http.settings import MAX_CONNECTIONS, longest_seconds
 from trinitylake_ops.storage.options import StorageOptions
-from trinitylake_ops.storage.s3.errors import S3Request, error_from_answer
+from trinitylake_ops.storage.s3.errors import S3Request, error_from_response
 from trinitylake_ops.storage.s3.settings import S3Settings
 
 T = TypeVar("T")
 
 
-class _OneSend:
+class _SingleRequest:
     """An aiohttp session that sends each request to the one place it is meant for."""
 
     def __init__(self, session: aiohttp.ClientSession):
@@ -64,7 +64,7 @@ class _OneSend:
         return self._session.request(method, allow_redirects=False, **arguments)
 
 
-class _OneSendSession(AIOHTTPSession):  # type: ignore[misc] # aiobotocore ships no types
+class _SingleRequestSession(AIOHTTPSession):  # type: ignore[misc] # aiobotocore ships no types
     """aiobotocore's transport without aiohttp's own second sends.
 
     aiohttp repeats a PUT or DELETE whose connection broke before the answer, without a word. A repeated create would
@@ -72,10 +72,10 @@ class _OneSendSession(AIOHTTPSession):  # type: ignore[misc] # aiobotocore ships
     public switch for it in aiohttp. A test on the wire watches that this one keeps working.
     """
 
-    async def _get_session(self, proxy_url: str | None) -> _OneSend:
+    async def _get_session(self, proxy_url: str | None) -> _SingleRequest:
         session: aiohttp.ClientSession = await super()._get_session(proxy_url)
         session._retry_connection = False
-        return _OneSend(session)
+        return _SingleRequest(session)
 
     async def send(self, request: Any) -> Any:
         # Before it sends a body, botocore asks whether it may, which costs a round trip. The answer has no time-out in
@@ -124,11 +124,11 @@ class S3Client:
         """
         return asyncio.timeout(longest_seconds(self._settings, n_bytes))
 
-    def forget(self) -> None:
+    def after_fork_in_child(self) -> None:
         """Start anew in a forked child. The client is its parent's, and the thread that held the lock is gone."""
         self._lock = threading.Lock()
         for opened in self._opened:
-            keep_for_ever(opened)  # aiohttp complains about unclosed ones
+            leak(opened)  # aiohttp complains about unclosed ones
         self._opened.clear()
 
     def _file_system(self) -> s3fs.S3FileSystem:
@@ -142,7 +142,7 @@ class S3Client:
         session = AioSession()
         session.register_component("data_loader", service_models())
         session.register("before-call.s3", _stay_in_region)
-        session.get_component("response_parser_factory").set_parser_defaults(timestamp_parser=_moment)
+        session.get_component("response_parser_factory").set_parser_defaults(timestamp_parser=_timestamp)
         file_system = s3fs.S3FileSystem(
             session=session,
             key=options.get("access_key_id"),
@@ -158,7 +158,7 @@ class S3Client:
                 "request_checksum_calculation": "when_required",
                 "response_checksum_validation": "when_required",
                 "s3": {"addressing_style": settings.addressing_style},
-                "http_session_cls": _OneSendSession,
+                "http_session_cls": _SingleRequestSession,
                 "user_agent": _USER_AGENT,
             },
             asynchronous=True,  # otherwise s3fs closes itself in a way that fails in a forked child
@@ -173,7 +173,7 @@ class S3Client:
 _USER_AGENT = f"trinitylake-ops/{version('trinitylake-ops')}"
 
 
-def _moment(text: str | float) -> datetime:
+def _timestamp(text: str | float) -> datetime:
     """Return the time of an answer: ISO 8601 in lists, HTTP's form elsewhere. Raises ValueError.
 
     botocore's own parser guesses the form, which takes longer than all else of a small answer.
@@ -187,7 +187,7 @@ def _moment(text: str | float) -> datetime:
     return moment
 
 
-_kept: KeptClients[S3Client] = KeptClients()
+_kept: ClientCache[S3Client] = ClientCache()
 
 
 def _stay_in_region(params: dict[str, Any], **_: Any) -> None:
@@ -214,7 +214,7 @@ NO_REGION = "us-east-1"
 
 
 @dataclass(frozen=True, slots=True)
-class BucketPlace:
+class BucketAddress:
     """The address of a service, the region, and whether the bucket's name stands in the host's name."""
 
     endpoint: str
@@ -231,7 +231,7 @@ def new_session(options: StorageOptions) -> botocore.session.Session:
     return session
 
 
-def bucket_place(session: botocore.session.Session, settings: S3Settings, bucket: str) -> BucketPlace:
+def bucket_address(session: botocore.session.Session, settings: S3Settings, bucket: str) -> BucketAddress:
     """Return the place of a bucket. Nothing is sent."""
     # This client signs and sends nothing. It knows all places where AWS's endpoints and regions are set up.
     client = session.create_client(
@@ -244,10 +244,10 @@ def bucket_place(session: botocore.session.Session, settings: S3Settings, bucket
     example = client.generate_presigned_url("get_object", Params={"Bucket": bucket, "Key": "key"})
     is_virtual = (urlsplit(example).hostname or "").startswith(f"{bucket.lower()}.")
     is_known = region and region != "aws-global"
-    return BucketPlace(client.meta.endpoint_url.rstrip("/"), region if is_known else NO_REGION, is_virtual)
+    return BucketAddress(client.meta.endpoint_url.rstrip("/"), region if is_known else NO_REGION, is_virtual)
 
 
-_NO_ANSWER = (
+_NO_RESPONSE = (
     BotoConnectionError,
     HTTPClientError,
     IncompleteReadError,
@@ -257,10 +257,10 @@ _NO_ANSWER = (
     OSError,  # TimeoutError too
 )
 #: Every exception that a request may end with.
-CLIENT_ERRORS = (ClientError, BotoCoreError, ValueError, *_NO_ANSWER)
+CLIENT_ERRORS = (ClientError, BotoCoreError, ValueError, *_NO_RESPONSE)
 
 
-def answer_of(error: BaseException) -> Mapping[str, Any] | None:
+def error_response(error: BaseException) -> Mapping[str, Any] | None:
     """Return the parsed answer of the server that a client's exception stands for, if there was one."""
     for cause in _causes(error):
         if isinstance(cause, ClientError):
@@ -269,21 +269,21 @@ def answer_of(error: BaseException) -> Mapping[str, Any] | None:
     return None
 
 
-def status_and_code(answer: Mapping[str, Any]) -> tuple[int | None, str | None]:
+def status_and_code(response: Mapping[str, Any]) -> tuple[int | None, str | None]:
     """Return HTTP status and S3 error code of a parsed answer."""
-    return answer.get("ResponseMetadata", {}).get("HTTPStatusCode"), answer.get("Error", {}).get("Code")
+    return response.get("ResponseMetadata", {}).get("HTTPStatusCode"), response.get("Error", {}).get("Code")
 
 
 def typed_error(request: S3Request, error: BaseException, endpoint: str) -> TrinityLakeError:
     """Return the typed error for the end of a request, one of ``CLIENT_ERRORS``."""
-    answer = answer_of(error)
-    if answer is not None:
-        status, code = status_and_code(answer)
-        return error_from_answer(request, status, code, answer.get("Error", {}).get("Message"))
+    response = error_response(error)
+    if response is not None:
+        status, code = status_and_code(response)
+        return error_from_response(request, status, code, response.get("Error", {}).get("Message"))
     for cause in _causes(error):
         if isinstance(cause, NO_CREDENTIALS):
             return error_without_credentials(request, str(cause))
-        if isinstance(cause, _NO_ANSWER):
+        if isinstance(cause, _NO_RESPONSE):
             return error_from_transport(request, _transport_failure(cause), endpoint, _reason(cause))
     return StorageError(
         f"{request.failure}: the S3 client cannot be used ({request.safe(_reason(error))}); "

@@ -11,17 +11,17 @@ import s3fs
 
 from trinitylake_ops.errors import FileMissingError, StorageError, TransientError
 from trinitylake_ops.storage.http.clock import ServerClock, monotonic_ms
-from trinitylake_ops.storage.http.requests import Request, part_asked_for, range_header
+from trinitylake_ops.storage.http.requests import Request, range_header, requested_part
 from trinitylake_ops.storage.interface import FileInfo, Storage
 from trinitylake_ops.storage.options import StorageOptions, whole_file_limit_bytes
 from trinitylake_ops.storage.paths import check_range, is_hidden
-from trinitylake_ops.storage.retry import sent_again
-from trinitylake_ops.storage.s3.errors import S3Request, error_from_answer, is_range_beyond_end
-from trinitylake_ops.storage.s3.s3fs_client import CLIENT_ERRORS, S3Client, answer_of, status_and_code, typed_error
+from trinitylake_ops.storage.retry import retry_listing
+from trinitylake_ops.storage.s3.errors import S3Request, error_from_response, is_range_beyond_end
+from trinitylake_ops.storage.s3.s3fs_client import CLIENT_ERRORS, S3Client, error_response, status_and_code, typed_error
 from trinitylake_ops.storage.s3.settings import MAX_KEYS_PER_REQUEST, S3Location, S3Settings, s3_of_environment
 
 T = TypeVar("T")
-Answer = Mapping[str, Any]
+S3Response = Mapping[str, Any]
 
 #: An answer without a length is read in parts of this size.
 _PIECE_BYTES = 1 << 20
@@ -69,29 +69,29 @@ class S3Storage(Storage):
             self.stat(path)
             return b""
 
-        async def get(file_system: s3fs.S3FileSystem) -> tuple[Answer, bytes] | None:
+        async def get(file_system: s3fs.S3FileSystem) -> tuple[S3Response, bytes] | None:
             try:
-                answer = await self._call(file_system, "get_object", Key=key, **range_header(offset, length))
+                response = await self._call(file_system, "get_object", Key=key, **range_header(offset, length))
             except CLIENT_ERRORS as error:
-                if is_range_beyond_end(*status_and_code(answer_of(error) or {})):
+                if is_range_beyond_end(*status_and_code(error_response(error) or {})):
                     return None
                 raise
-            size_bytes = answer.get("ContentLength", 0)
-            async with answer["Body"] as body, self._client.time_limit(size_bytes):
+            size_bytes = response.get("ContentLength", 0)
+            async with response["Body"] as body, self._client.time_limit(size_bytes):
                 self._check_size(path, size_bytes, length, limit_bytes)
-                if "ContentLength" in answer:
-                    return answer, await body.read()
+                if "ContentLength" in response:
+                    return response, await body.read()
                 pieces: list[bytes] = []
                 while piece := await body.read(_PIECE_BYTES):
                     pieces.append(piece)
                     size_bytes += len(piece)
                     self._check_size(path, size_bytes, length, limit_bytes)
-                return answer, b"".join(pieces)
+                return response, b"".join(pieces)
 
         got = self._run(Request.READ, path, get)
         if got is None:
             return b""
-        found = _asked_for(*got, offset, length)
+        found = _requested_part(*got, offset, length)
         if found is None:
             raise TransientError(
                 f"{self._request(Request.READ, path).failure}: the server sent {len(got[1])} bytes, not those asked"
@@ -101,14 +101,14 @@ class S3Storage(Storage):
         return found
 
     def stat(self, path: str) -> FileInfo:
-        answer = self._send(Request.STAT, path, "head_object", Key=self._location.key(path))
-        if "ContentLength" not in answer or "LastModified" not in answer:
+        response = self._send(Request.STAT, path, "head_object", Key=self._location.key(path))
+        if "ContentLength" not in response or "LastModified" not in response:
             raise StorageError(
                 f"cannot look up {path!r} under {self.root}: the answer has no size or no time; check that the option "
                 "'endpoint' names an S3 server",
                 path=path,
             )
-        return FileInfo(path, int(answer["ContentLength"]), _whole_seconds_ms(answer["LastModified"]))
+        return FileInfo(path, int(response["ContentLength"]), _whole_seconds_ms(response["LastModified"]))
 
     def create(self, path: str, data: bytes) -> None:
         key, body = self._location.key(path), bytes(data)
@@ -140,24 +140,24 @@ class S3Storage(Storage):
         return self._files(prefix, self._location.listed(prefix))
 
     def now_ms(self) -> int:
-        return self._clock.now_ms(self._ask_time)
+        return self._clock.now_ms(self._fetch_time)
 
-    def _ask_time(self) -> None:
+    def _fetch_time(self) -> None:
         self._send(Request.CLOCK, "", "head_bucket")
 
     def _delete_objects(self, path_by_key: Mapping[str, str]) -> dict[str, StorageError]:
         objects = [{"Key": key} for key in path_by_key]
         shown = next(iter(path_by_key.values()))
-        answer = self._send(Request.DELETE, shown, "delete_objects", Delete={"Objects": objects, "Quiet": True})
+        response = self._send(Request.DELETE, shown, "delete_objects", Delete={"Objects": objects, "Quiet": True})
         failures: dict[str, StorageError] = {}
-        for failed in answer.get("Errors", ()):
+        for failed in response.get("Errors", ()):
             path = path_by_key.get(failed.get("Key", ""))
             if path is None:
                 raise StorageError(
                     f"cannot tell which files under {self.root} were deleted: the server reports a failure for a name "
                     "that was not in the request; delete them again"
                 )
-            error = error_from_answer(
+            error = error_from_response(
                 self._request(Request.DELETE, path), None, failed.get("Code"), failed.get("Message")
             )
             if isinstance(error, StorageError) and not isinstance(error, FileMissingError):
@@ -177,8 +177,8 @@ class S3Storage(Storage):
                 if path is not None and not is_hidden(path, prefix):
                     yield FileInfo(path, int(found["Size"]), _whole_seconds_ms(found["LastModified"]))
 
-    def _pages(self, prefix: str, key_prefix: str) -> Iterator[Answer]:
-        def page(**position: str) -> Answer:
+    def _pages(self, prefix: str, key_prefix: str) -> Iterator[S3Response]:
+        def page(**position: str) -> S3Response:
             return self._send(Request.LIST, prefix, "list_objects_v2", Prefix=key_prefix, **position)
 
         current, token = page(), None
@@ -188,11 +188,11 @@ class S3Storage(Storage):
             if not token or token == last_token:
                 how = "repeats itself" if token else "ends in the middle"
                 raise StorageError(f"cannot list {prefix!r} under {self.root}: the server {how}", path=prefix)
-            current = sent_again(page, ContinuationToken=token)
+            current = retry_listing(page, ContinuationToken=token)
             yield current
 
-    def _send(self, operation: Request, path: str, method: str, **arguments: Any) -> Answer:
-        def call(file_system: s3fs.S3FileSystem) -> Coroutine[Any, Any, Answer]:
+    def _send(self, operation: Request, path: str, method: str, **arguments: Any) -> S3Response:
+        def call(file_system: s3fs.S3FileSystem) -> Coroutine[Any, Any, S3Response]:
             return self._call(file_system, method, **arguments)
 
         return self._run(operation, path, call)
@@ -202,38 +202,38 @@ class S3Storage(Storage):
         try:
             return self._client.run(send)
         except CLIENT_ERRORS as error:
-            if answer_of(error) is None:
+            if error_response(error) is None:
                 self._client.unshare()
             failure = typed_error(self._request(operation, path), error, self._endpoint)
         # This is raised outside the handler: messages of client libraries may hold parts of the request and its
         # credentials.
         raise failure
 
-    async def _call(self, file_system: s3fs.S3FileSystem, method: str, **arguments: Any) -> Answer:
+    async def _call(self, file_system: s3fs.S3FileSystem, method: str, **arguments: Any) -> S3Response:
         """Send one request, and look at the server's clock."""
         await file_system.set_session()  # the first use loads for a while, which is not the server's time
         sent_at_ms = monotonic_ms()
-        answer: Answer | None = None
+        response: S3Response | None = None
         try:
             async with self._client.time_limit(len(arguments.get("Body", b""))):
-                answer = await file_system._call_s3(method, Bucket=self._location.bucket, **arguments)
-                return answer
+                response = await file_system._call_s3(method, Bucket=self._location.bucket, **arguments)
+                return response
         except CLIENT_ERRORS as error:
-            answer = answer_of(error)
+            response = error_response(error)
             raise
         finally:
-            headers = (answer or {}).get("ResponseMetadata", {}).get("HTTPHeaders", {})
+            headers = (response or {}).get("ResponseMetadata", {}).get("HTTPHeaders", {})
             self._clock.observe(headers.get("date"), sent_at_ms, monotonic_ms())
 
     def _request(self, operation: Request, path: str) -> S3Request:
         return S3Request(operation, path, self.root, self.options)
 
 
-def _asked_for(answer: Answer, data: bytes, offset: int, length: int | None) -> bytes | None:
+def _requested_part(response: S3Response, data: bytes, offset: int, length: int | None) -> bytes | None:
     # If a chunked body, which has no length, is cut, aiohttp notices.
-    chunked = "transfer-encoding" in answer["ResponseMetadata"]["HTTPHeaders"]
-    size_bytes = None if chunked else answer.get("ContentLength", -1)
-    return part_asked_for(data, answer.get("ContentRange"), size_bytes, offset, length)
+    chunked = "transfer-encoding" in response["ResponseMetadata"]["HTTPHeaders"]
+    size_bytes = None if chunked else response.get("ContentLength", -1)
+    return requested_part(data, response.get("ContentRange"), size_bytes, offset, length)
 
 
 def _whole_seconds_ms(moment: datetime) -> int:

@@ -17,7 +17,7 @@ from botocore.credentials import Credentials
 
 from trinitylake_ops.errors import InvalidInputError, InvalidLocationError, LocationNotAllowedError
 from trinitylake_ops.storage.paths import check_path
-from trinitylake_ops.storage.s3.s3fs_client import BucketPlace
+from trinitylake_ops.storage.s3.s3fs_client import BucketAddress
 from trinitylake_ops.storage.s3.settings import S3Location
 
 _URI = re.compile(r"[\x21-\x7e]+")
@@ -83,7 +83,7 @@ class SignedRequest:
 def check_request(
     request: UnsignedRequest,
     folder: S3Location,
-    place: BucketPlace,
+    place: BucketAddress,
     *,
     may_write: bool,
     reached: Container[str] | None = None,
@@ -178,7 +178,7 @@ def _host(split: SplitResult) -> str:
     return host if port in (None, _DEFAULT_PORTS.get(split.scheme)) else f"{host}:{port}"
 
 
-def _key(split: SplitResult, folder: S3Location, place: BucketPlace) -> str:
+def _key(split: SplitResult, folder: S3Location, place: BucketAddress) -> str:
     """Return the key of the file that a URI names, empty for the bucket itself."""
     endpoint = urlsplit(place.endpoint)
     hosts = {endpoint.netloc: f"{endpoint.path}/{folder.bucket}", f"{folder.bucket}.{endpoint.netloc}": endpoint.path}
@@ -228,9 +228,9 @@ def signed(request: UnsignedRequest, region: str, keys: Credentials) -> SignedRe
         kept["host"] = _host(split)
     if (request.method, frozenset(_query(split)) - {"x-id"}) in _CREATES:
         kept["if-none-match"] = "*"
-    said = ", ".join(request.headers.get(_CONTENT_HASH, ()))
+    content_hash = ", ".join(request.headers.get(_CONTENT_HASH, ()))
     made = AWSRequest(request.method, request.uri, headers=kept)
-    _Signer(keys, region, said if _HASH.fullmatch(said) else "UNSIGNED-PAYLOAD").add_auth(made)
+    _Signer(keys, region, content_hash if _HASH.fullmatch(content_hash) else "UNSIGNED-PAYLOAD").add_auth(made)
     headers = {name: [value] for name, value in made.headers.items()}
     return SignedRequest(request.uri, headers)
 
