@@ -110,7 +110,7 @@ class Times:
         self.wall.append(time.perf_counter() - begun)
         self.cpu.append(time.process_time() - begun_cpu)
 
-    def after_fork_in_child(self, n: int) -> None:
+    def drop_first(self, n: int) -> None:
         """Forget the first turns, which connect."""
         del self.wall[:n], self.cpu[:n]
 
@@ -169,7 +169,7 @@ def measure(storage: Storage, work: Work, bare: BareClient, n_turns: int) -> Fig
             found.bare.add(functools.partial(replay.send, rounds, f"{turn}-alone"))
             found.decoding.add(functools.partial(replay.send, rounds, f"{turn}-decoded", decoded))
     for times in (found.engine, found.bare, found.decoding):
-        times.after_fork_in_child(N_FIRST_TURNS)
+        times.drop_first(N_FIRST_TURNS)
     return found
 
 

@@ -65,7 +65,8 @@ class Pages:
         self.page.goto(f"{self.topology.viewer_url if viewer else self.topology.url}{path}")
 
     def picture(self, name: str) -> None:
-        """Draw what the window shows as ``NAME.png``."""
+        """Draw what the window shows as ``NAME.png``, once the events of a run are there."""
+        expect(self.page.get_by_text("Loading run logs")).to_have_count(0)
         self.look()
         self.page.screenshot(path=self.folder / f"{name}.png", animations="disabled")
 

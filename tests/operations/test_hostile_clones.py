@@ -104,11 +104,11 @@ def test_a_refresh_in_the_middle_of_a_drop_leaves_no_version_kept(
     append_rows(lake)
     refreshed = operations.plan_refresh(lake, "feature")
     plan = operations.plan_drop_clone(lake, "feature")
-    after_fork_in_child = operations.clones.drop.drop_exports
+    drop_exports = operations.clones.drop.drop_exports
 
     def later(*arguments: object) -> int:
         refreshed.execute()
-        return after_fork_in_child(*arguments)  # type: ignore[arg-type]
+        return drop_exports(*arguments)  # type: ignore[arg-type]
 
     monkeypatch.setattr(operations.clones.drop, "drop_exports", later)
     plan.execute()

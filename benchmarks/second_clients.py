@@ -1,0 +1,129 @@
+"""Whether the second client of a storage pays for its place: whole operations of a user, with both clients by turns.
+
+Run from the project's root: ``.venv/bin/python -m benchmarks.second_clients``; it starts its servers (the packages of
+``deploy/debian-packages.txt``) behind a proxy that delays each response by 5 ms, and writes
+``benchmarks/results/second_clients.md``. Times are only worth as ratios within the run. ``--quick`` shows within a
+minute or two that all works.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmarks.delay import delayed
+from benchmarks.lakes import Later, change_tables, filled
+from benchmarks.report import RESULTS, table, write_result
+from benchmarks.servers import running
+from trinitylake_ops import Lakehouse, operations
+from trinitylake_ops.storage import open_storage
+
+N_TABLES, N_TURNS = 10_000, 3
+QUICK_TABLES, QUICK_TURNS = 300, 1
+DELAY_SECONDS = 0.005
+#: A second client stays if it is so many times as fast in one of the operations.
+LEAST_GAIN = 1.5
+_TABLES_A_COMMIT = 1_000
+_POLICY = operations.RetentionPolicy(maximum_age_ms=0, minimum_versions=1, protected_ms=0)
+
+
+@dataclass(frozen=True)
+class Rivals:
+    """A storage, and the option ``client`` of its first and of its second client."""
+
+    name: str
+    server: str
+    first: str
+    second: str
+
+
+ALL_RIVALS = (
+    Rivals("S3 (radosgw)", "radosgw", "s3fs", "obstore"),
+    Rivals("Azure (azurite)", "azurite", "azure-storage-blob", "obstore"),
+)
+
+
+def times_of(root: str, target: str, options: Mapping[str, str], n_tables: int) -> dict[str, float]:
+    """Return the seconds of each operation, on a fresh lakehouse with two definitions of each table."""
+    storage = open_storage(root, options)
+    filled(storage, n_tables)
+    lake = Lakehouse(storage, options)
+    for first in range(0, n_tables, _TABLES_A_COMMIT):
+        change_tables(lake, range(first, min(first + _TABLES_A_COMMIT, n_tables)))
+    found: dict[str, float] = {}
+
+    def timed(what: str, work: Callable[[], object]) -> None:
+        begun = time.perf_counter()
+        work()
+        found[what] = time.perf_counter() - begun
+
+    timed("verify", lambda: operations.verify(lake))
+    export = operations.plan_export(lake, "away", "full", target=target, target_options=options)
+    timed("full export", export.execute)
+    operations.drop_export(lake, "away")
+    later = Lakehouse(Later(storage), options)
+    operations.plan_expiration(later, _POLICY).execute()
+    purge = operations.plan_purge(Lakehouse(Later(storage, years=2), options))
+    assert purge.files >= n_tables, purge.files
+    timed("purge", purge.execute)
+    return found
+
+
+def measure(rivals: Rivals, n_tables: int, n_turns: int) -> dict[str, dict[str, list[float]]]:
+    """Return, by client and operation, the seconds of each turn; the clients take turns."""
+    results: dict[str, dict[str, list[float]]] = {rivals.first: {}, rivals.second: {}}
+    with running(rivals.server) as server, delayed(server.endpoint, DELAY_SECONDS) as endpoint:
+        for turn in range(n_turns):
+            for client in (rivals.first, rivals.second)[:: 1 if turn % 2 else -1]:
+                options = {**dataclasses.replace(server, endpoint=endpoint).storage_options, "client": client}
+                root, target = server.fresh_root(), server.fresh_root("export")
+                for what, seconds in times_of(root, target, options, n_tables).items():
+                    results[client].setdefault(what, []).append(seconds)
+                    print(f"{rivals.name}, {client}: {what} {seconds:.1f} s", flush=True)
+                for used in (root, target):
+                    server.delete_all(used)
+    return results
+
+
+def report(
+    results: Mapping[str, Mapping[str, Mapping[str, Sequence[float]]]], n_tables: int, n_turns: int
+) -> list[str]:
+    """Return the lines of Markdown."""
+    rows = []
+    for rivals in ALL_RIVALS:
+        by_client = results[rivals.name]
+        for what, first in by_client[rivals.first].items():
+            second = by_client[rivals.second][what]
+            medians = statistics.median(first), statistics.median(second)
+            names = (rivals.name, what, f"{rivals.first}, {rivals.second}")
+            rows.append([*names, *(f"{seconds:.1f}" for seconds in medians), f"{medians[0] / medians[1]:.2f}"])
+    return [
+        "# Second clients of a storage",
+        "",
+        f"Made by `benchmarks/second_clients.py`: whole operations on a lakehouse of {n_tables:,} tables with two"
+        f" definitions each; every response comes {DELAY_SECONDS * 1000:.0f} ms later than the server, on the same"
+        f" machine, sends it. The purge deletes {n_tables:,} definitions. Medians of {n_turns} turns, by turns in one"
+        f" run. A second client stays where it is at least {LEAST_GAIN} times as fast.",
+        "",
+        *table(["storage", "operation", "clients", "first, s", "second, s", "first / second"], rows),
+    ]
+
+
+def main() -> None:
+    """Measure, print and write the result."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.second_clients", description=__doc__.splitlines()[0])
+    parser.add_argument("--quick", action="store_true", help="few tables and turns: nothing but a trial")
+    parser.add_argument("--to", type=Path, default=RESULTS, help="folder of the result")
+    given = parser.parse_args()
+    n_tables, n_turns = (QUICK_TABLES, QUICK_TURNS) if given.quick else (N_TABLES, N_TURNS)
+    results = {rivals.name: measure(rivals, n_tables, n_turns) for rivals in ALL_RIVALS}
+    write_result("second_clients", report(results, n_tables, n_turns), given.to)
+
+
+if __name__ == "__main__":
+    main()
