@@ -267,7 +267,7 @@ def test_a_node_may_be_pointed_to_by_its_full_uri(tree: Tree, tmp_path: Path) ->
     with pytest.raises(LocationNotAllowedError):
         tree.store().load(root + path)
     allowing = NodeStore(
-        tree.storage, elsewhere=ExternalStorages(tree.storage.root, StorageOptions({"allowed_roots": root}))
+        tree.storage, external_storages=ExternalStorages(tree.storage.root, StorageOptions({"allowed_roots": root}))
     )
     found = allowing.load(root + path)
     assert (found.keys, found.values) == (["k"], [f"{root}v.binpb"])
