@@ -139,7 +139,7 @@ class World:
     def __init__(self, seed: int, fault_rate: float, interrupt_rate: float, stop_rate: float | None = None):
         self.random = random.Random(seed)
         self._uuids = random.Random(f"uuids of {seed}")
-        #: Whether transactions write their files before they wait (decision 84).
+        #: Whether transactions write their files before they wait (docs/internals/fast-commits.md).
         self._is_remote = random.Random(f"remote {seed}").random() < 0.5
         self.fault_rate = fault_rate
         self._interrupt_rate = interrupt_rate

@@ -1,4 +1,4 @@
-"""Clients of S3 are made once for equal settings (docs/decisions/0080)."""
+"""Clients of S3 are made once for equal settings (decision 33)."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ from trinitylake_ops.errors import InvalidDefinitionError
 #: The property of a table that allows columns whose names differ by case only, if it is ``true``.
 CASE_SENSITIVE = "trinitylake.case-sensitive-columns"
 _FIRST_WITH_DEFAULTS = 3
-#: The largest size of values of a column of fixed size (decision 135).
+#: The largest size of values of a column of fixed size (decision 12).
 MAX_FIXED_BYTES = 4_096
 #: Ids of columns from here on belong to metadata columns (Iceberg's specification, "Reserved Field IDs").
 FIRST_RESERVED_ID = 2**31 - 1 - 200

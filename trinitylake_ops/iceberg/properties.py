@@ -6,7 +6,7 @@ run.
 
 pyiceberg, and clients built on it, configure the FileIO of a table with the properties of its metadata: where to send
 requests, through which proxy, with which credentials. So a property that one writer sets could redirect the sessions of
-all readers. Only these names are allowed (decision 101):
+all readers. Only these names are allowed (decision 10):
 
 * the namespaces in which Iceberg keeps its table properties, and the names that engines set for themselves;
 * names below ``user.``, which belong to users;

@@ -1,4 +1,4 @@
-"""Fairness between writers: one that lost often, or much, asks the others to wait (docs/protocol.md, C; decision 10).
+"""Fairness between writers: one that lost often, or much, asks the others to wait (docs/internals/fast-commits.md).
 
 A request is an empty file, whose name says how long an attempt of its writer takes. A request is advice: no commit
 depends on it, and its failure harms no commit. Its writer renews it every second for as long as the attempt may take. A

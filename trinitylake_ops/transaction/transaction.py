@@ -398,7 +398,7 @@ class Transaction(CatalogReader):
 
         Raises CommitConflictError, CommitAttemptsExhaustedError, TransactionExpiredError,
         CommitOutcomeUnknownError, StorageError. Raises ObjectExistsError if a table and a view would have the same name
-        (docs/decisions/0107). The transaction has ended in any case.
+        (decision 7). The transaction has ended in any case.
         """
         self._check_open()
         if type(max_attempts) is not int or max_attempts < 1:

@@ -6,7 +6,7 @@ is bounded, and each record and item takes bytes.
 
 The compiled decoder follows lengths and counts out of its memory. So a manifest of a kilobyte ends the process. Or it
 takes any bytes behind it, credentials too, for a path. A module of pyiceberg provides the decoder.
-:func:`read_bounded_avro` replaces it there, for all Avro that this process reads by pyiceberg (decision 38).
+:func:`read_bounded_avro` replaces it there, for all Avro that this process reads by pyiceberg (decision 11).
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 DuckDB cuts the lower bound of a text at 16 bytes, which can be within a character. No reader can decode such a bound:
 a filter on the column fails in every engine. :func:`read_valid_bounds` repairs bounds when pyiceberg decodes a manifest
-in this process, so that all readers here work (decision 110):
+in this process, so that all readers here work (decision 13):
 
 - A lower bound of text is cut back to its last whole character. A prefix of a lower bound is one, too.
 - Any other bound that is no value of its type is left out. Readers then expect any value.

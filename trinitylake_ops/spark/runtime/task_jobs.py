@@ -4,7 +4,7 @@ A Spark of this process has RDDs. A server has frames. There the elements are ro
 batches (``mapInArrow``). It needs pandas where it is called, as all of Spark Connect's client does. In both, secrets -
 storages with their credentials - go inside the function. Spark shows them neither in plans nor in its UI nor in event
 logs. There is no shuffle, and each task runs once. A task that Spark repeats has an ``attemptNumber`` above 0 (decision
-19).
+18).
 
 In other sessions the data source takes the objects of this process through a folder of the driver (``handover``). A
 server has another disk. So the reader goes inside a function, with the storage's credentials, and the input of each

@@ -1,6 +1,6 @@
 """Access to a folder of a bucket for others: tokens that Google's service of tokens (STS) downscopes.
 
-A token is bound by a credential access boundary (decision 66). It reaches one folder, for the time of a token of this
+A token is bound by a credential access boundary (decision 37). It reaches one folder, for the time of a token of this
 process. The credentials of this process are given to nobody.
 """
 

@@ -1,7 +1,7 @@
 """Access to a folder of a bucket for others: credentials of a session that ends soon, and signatures of requests.
 
 Credentials come from AWS's STS, or from a server that speaks its protocol. They are the session of a role, with a
-policy of its own (decision 65). The keys of this process are given to nobody.
+policy of its own (decision 37). The keys of this process are given to nobody.
 """
 
 from __future__ import annotations

@@ -60,7 +60,7 @@ class S3Stores(ObstoreClients[S3Store]):
 
     @classmethod
     def shared(cls, client: S3Client, bucket: str, settings: S3Settings, options: StorageOptions) -> S3Stores:
-        """Return the clients of this process for a bucket, beside the shared one of s3fs (docs/decisions/0080).
+        """Return the clients of this process for a bucket, beside the shared one of s3fs (decision 33).
 
         That one is the same for equal settings in an equal environment, so it stands for both here.
         """

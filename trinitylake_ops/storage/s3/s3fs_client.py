@@ -93,7 +93,7 @@ class S3Client:
 
     @classmethod
     def shared(cls, settings: S3Settings, options: StorageOptions) -> S3Client:
-        """Return the client of this process for these settings (docs/decisions/0080)."""
+        """Return the client of this process for these settings (decision 33)."""
         key = (settings, options, environment_of_clients())
         return _kept.get(key, lambda: cls(settings, options))
 

@@ -1,7 +1,7 @@
 """Signatures of single requests to S3 for others, who have no keys. Each is checked before it is signed.
 
 A signature covers method, host, path and query, and the headers that it names. Some servers also obey headers that it
-does not name, such as the source of a copy. So what a request writes is bounded by its credentials (decision 65).
+does not name, such as the source of a copy. So what a request writes is bounded by its credentials (decision 37).
 """
 
 from __future__ import annotations
