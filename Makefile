@@ -81,10 +81,11 @@ soak: setup ## run the races between writers at full length, and the engine's te
 	@LONG_ON_RADOSGW="$(LONG_ON_RADOSGW)" LONG_ON_MOTO="$(LONG_ON_MOTO)" WITH_SHUFFLED_LISTS="$(WITH_SHUFFLED_LISTS)" \
 		ON_OTHER_SERVERS="$(ON_OTHER_SERVERS)" OTHER_SERVERS="$(OTHER_SERVERS)" scripts/run_soak.sh $(ARGS)
 
-lint: setup ## ruff, mypy --strict, import contracts, declared dependencies
+lint: setup ## ruff, codespell, mypy --strict, import contracts, declared dependencies
 	@echo "==> ruff check"; $(BIN)/ruff check --quiet .
 	@echo "==> ruff format --check"; $(BIN)/ruff format --quiet --check . \
 		|| { echo "not formatted; run $(BIN)/ruff format ." >&2; exit 1; }
+	@echo "==> codespell"; $(BIN)/codespell
 	@echo "==> mypy --strict"; $(BIN)/mypy --strict --no-error-summary trinitylake_ops definitions.py
 	@echo "==> import contracts"; $(BIN)/lint-imports --no-logo > .venv/lint-imports.log \
 		|| { cat .venv/lint-imports.log; exit 1; }

@@ -1,12 +1,14 @@
 #!/usr/bin/env bash
-# Creates .venv with everything that the project's targets need, pinned by constraints.txt; make bench names its extra.
+# Creates .venv with everything that the project's targets need, pinned by constraints.txt.
+# An argument names one more dependency group, as make bench and make dist do.
 # Done at once when .venv is current: same folder, same pyproject.toml, constraints.txt and script.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 python=${PYTHON:-}
 venv=.venv
-extras=all,deploy,docs,test,lint${1:+,$1}
+extras=all,deploy
+groups=(docs lint test ${1:+"$1"})
 stamp=$venv/.installed${1:+-$1}
 
 fail() {
@@ -54,7 +56,7 @@ install() {
     "${pip[@]}" install --constraint constraints.txt pip setuptools uv wheel </dev/null
     echo "==> installing pinned packages (about $([ -n "$1" ] && echo 500 MB || echo 1 GB), a few minutes)"
     # Most modules are never imported: Python compiles the others at their first import.
-    local what=(--constraint constraints.txt --no-build-isolation --editable ".[$extras]")
+    local what=(--constraint constraints.txt --no-build-isolation --editable ".[$extras]" "${groups[@]/#/--group=}")
     # uv fetches packages side by side, and links those that it has. It does not know what pip is configured to do.
     "$venv/bin/uv" pip install --quiet --system-certs --python "$venv/bin/python" "${what[@]}" </dev/null 2>/dev/null ||
         "${pip[@]}" install --no-compile "${what[@]}" </dev/null

@@ -20,7 +20,6 @@ from pathlib import Path
 
 PROJECT = Path(__file__).resolve().parent.parent
 #: Extras for who works on the package, or only measures it.
-_OF_DEVELOPERS = {"bench", "lint", "release", "test"}
 #: Extras that go together with no other, and what pins the versions of what they bring.
 _APART = {"airflow": PROJECT / "tests" / "airflow" / "constraints.txt"}
 _COMMANDS = (
@@ -96,8 +95,7 @@ def metadata(wheel: Path) -> tuple[str, list[str]]:
     with zipfile.ZipFile(wheel) as archive:
         (name,) = (name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
         said = Parser().parsestr(archive.read(name).decode())
-    extras = [extra for extra in said.get_all("Provides-Extra", []) if extra not in _OF_DEVELOPERS]
-    return said["Version"], sorted(extras)
+    return said["Version"], sorted(said.get_all("Provides-Extra", []))
 
 
 def try_extra(extra: str, version: str, made: Environment, folder: Path) -> None:

@@ -7,7 +7,8 @@ report=$(mktemp)
 trap 'rm -f "$report"' EXIT
 echo "==> resolving pyproject.toml"
 .venv/bin/python -m pip --disable-pip-version-check --no-input -qq install --dry-run --ignore-installed \
-    --no-build-isolation --report "$report" --editable '.[all,bench,deploy,docs,release,test,lint]' pip setuptools wheel </dev/null
+    --no-build-isolation --report "$report" --editable '.[all,deploy]' \
+    --group=bench --group=docs --group=lint --group=release --group=test pip setuptools wheel </dev/null
 .venv/bin/python - "$report" >constraints.txt.new <<'PYTHON'
 import json
 import sys

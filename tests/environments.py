@@ -48,6 +48,13 @@ def declared() -> dict[str, list[Requirement]]:
 
 
 @cache
+def dependency_groups() -> dict[str, list[Requirement]]:
+    """Return the requirements of each dependency group of pyproject.toml, which developers install."""
+    groups = tomllib.loads((PROJECT / "pyproject.toml").read_text())["dependency-groups"]
+    return {group: [Requirement(text) for text in texts] for group, texts in groups.items()}
+
+
+@cache
 def packages_distributions() -> Mapping[str, list[str]]:
     """Return the distributions of each top module that is installed: to find out, all their lists of files are read."""
     return metadata.packages_distributions()

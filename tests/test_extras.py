@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 import time
 from pathlib import Path
@@ -17,6 +18,7 @@ from tests.environments import (
     PROJECT,
     Environment,
     declared,
+    dependency_groups,
     distributions_of,
     installed_with,
     make_environment,
@@ -249,14 +251,15 @@ def test_the_modules_of_an_extra_come_from_what_it_declares(extra: str) -> None:
 
 
 def test_what_is_set_up_has_every_extra() -> None:
-    set_up = (PROJECT / "scripts" / "setup_venv.sh").read_text().partition("extras=")[2].partition("$")[0]
-    pinned = (
-        (PROJECT / "scripts" / "update_constraints.sh").read_text().partition("--editable '.[")[2].partition("]")[0]
-    )
-    # What only make bench and make dist install is pinned as well.
-    for named in ([*set_up.split(","), "bench", "release"], pinned.split(",")):
+    set_up = (PROJECT / "scripts" / "setup_venv.sh").read_text()
+    pinned = (PROJECT / "scripts" / "update_constraints.sh").read_text()
+    for pattern, script in ((r"extras=(\S+)\n", set_up), (r"--editable '\.\[(.*?)\]'", pinned)):
+        named = {*re.findall(pattern, script)[0].split(",")}
         assert {*named, *EXTRAS, ""} == set(declared())
-        assert not APART.keys() & {*named}
+        assert not APART.keys() & named
+    # Packages that only make bench and make dist install are pinned as well.
+    groups = set(re.findall(r"groups=\(([a-z ]+)", set_up)[0].split())
+    assert groups | {"bench", "release"} == set(dependency_groups()) == set(re.findall(r"--group=(\w+)", pinned))
     # The contract is for who writes a storage, not for who uses one.
     of_users = EXTRAS.keys() - {"contract"} - APART.keys()
     assert distributions_of("all") == {name for extra in of_users for name in distributions_of(extra)}

@@ -13,7 +13,7 @@ from dagster._core.run_coordinator import DefaultRunCoordinator
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from tests.environments import APART
+from tests.environments import APART, dependency_groups
 
 PROJECT = Path(__file__).resolve().parent.parent
 PIN = re.compile(r"([A-Za-z0-9][A-Za-z0-9._-]*)==([A-Za-z0-9][A-Za-z0-9.!+_-]*)")
@@ -37,14 +37,15 @@ def pins(file: str = "constraints.txt") -> dict[str, str]:
 
 
 def declared_requirements(apart: str = "") -> list[Requirement]:
-    """Return what is needed in the environment of all extras, or in one of an extra's own."""
+    """Return the requirements of the environment of developers, or of the separate one of an extra."""
     project = tomllib.loads((PROJECT / "pyproject.toml").read_text())
     texts = [*project["project"]["dependencies"]]
     texts += [] if apart else [*project["build-system"]["requires"], "pip", "wheel"]
     for extra, needs in project["project"]["optional-dependencies"].items():
         if extra == apart or not (apart or extra in APART):
             texts += needs
-    return [one for one in map(Requirement, texts) if one.name != project["project"]["name"]]
+    requirements = [one for one in map(Requirement, texts) if one.name != project["project"]["name"]]
+    return requirements + ([] if apart else [one for group in dependency_groups().values() for one in group])
 
 
 def test_generated_protobuf_code_is_current(tmp_path: Path) -> None:
@@ -54,6 +55,26 @@ def test_generated_protobuf_code_is_current(tmp_path: Path) -> None:
     committed = {path.name: path.read_text() for path in (PROJECT / folder).glob("*_pb2.*")}
     assert sorted(generated) == ["definitions_pb2.py", "definitions_pb2.pyi"]
     assert committed == generated, "run make proto"
+
+
+def test_hooks_before_a_commit_run_installed_programs_and_existing_tests() -> None:
+    (repository,) = yaml.safe_load((PROJECT / ".pre-commit-config.yaml").read_text())["repos"]
+    assert repository["repo"] == "local"
+    assert {hook["id"] for hook in repository["hooks"]} == {"ruff", "ruff-format", "codespell", "check-yaml", "links"}
+    for hook in repository["hooks"]:
+        program, *arguments = hook["entry"].split()
+        assert Path(program).parent == Path(".venv/bin")
+        assert Path(sys.executable).with_name(Path(program).name).exists(), hook["id"]
+        assert all((PROJECT / path).exists() for path in arguments if path.startswith("tests/"))
+
+
+def test_owners_are_of_paths_that_exist() -> None:
+    lines = (PROJECT / ".github/CODEOWNERS").read_text().splitlines()
+    owned = [line.split() for line in lines if line and not line.startswith("#")]
+    assert owned[0][0] == "*"
+    for path, *owners in owned:
+        assert owners
+        assert path == "*" or (PROJECT / path.removeprefix("/")).exists(), path
 
 
 @pytest.mark.debian_packages
