@@ -268,7 +268,7 @@ def commit_rows(sizes: Mapping[int, AtSize], chosen: Callable[[AtSize], Commits]
 
 
 def diff_rows(sizes: Mapping[int, AtSize]) -> list[list[object]]:
-    """Return what diffs of neighbours read."""
+    """Return what diffs of neighbors read."""
     return [
         [
             f"{n_tables:,}",
@@ -371,7 +371,7 @@ def main() -> None:
             "",
             plot("commits", lambda axes: draw_commits(axes, sizes), 3),
             "",
-            "Nodes below the roots that a cold diff of two neighbours among the last"
+            "Nodes below the roots that a cold diff of two neighbors among the last"
             f" {N_DIFFS} versions reads; bound: twice the levels, of which the root is one. A flush is two paths, and"
             " the old value of the changed key a third.",
             "",

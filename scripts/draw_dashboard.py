@@ -1,6 +1,6 @@
 """Draws a Grafana dashboard from its JSON and Prometheus's answers to its own queries. It is not drawn by Grafana.
 
-Panels have their places, titles, legends, units, thresholds and stacking from the JSON. Colours are Grafana's.
+Panels have their places, titles, legends, units, thresholds and stacking from the JSON. Colors are Grafana's.
 """
 
 from __future__ import annotations
@@ -193,7 +193,7 @@ def _frame(figure: Figure, title: str, box: tuple[float, float, float, float], t
 
 
 def _stat(axes: Axes, found: Sequence[Series], unit: str, steps: Sequence[Mapping[str, Any]]) -> None:
-    """Draw the last value, in the colour of its threshold, over the line of all values."""
+    """Draw the last value, in the color of its threshold, over the line of all values."""
     series = found[0]
     last = series.values[-1][1]
     passed = [step["color"] for step in steps if step["value"] is None or last >= step["value"]]

@@ -17,7 +17,7 @@ REPOSITORY = Path(__file__).resolve().parent.parent
 IMAGES = REPOSITORY / "docs" / "images"
 TESTS = ("tests/e2e/test_deployed_browser.py", "tests/e2e/test_deployed_incident.py")
 #: Enough for pages, which have few, and a third of the bytes.
-COLOURS = 128
+COLORS = 128
 
 
 def draw(*tests: str, pictures: str) -> None:
@@ -32,10 +32,10 @@ def draw(*tests: str, pictures: str) -> None:
 
 
 def keep(drawn: Path) -> None:
-    """Put a picture among those of the docs, with few colours."""
+    """Put a picture among those of the docs, with few colors."""
     kept = IMAGES / drawn.name
     with Image.open(drawn) as image:
-        image.convert("RGB").quantize(COLOURS).save(kept, optimize=True)
+        image.convert("RGB").quantize(COLORS).save(kept, optimize=True)
     print(f"{kept.relative_to(REPOSITORY)}: {kept.stat().st_size // 1000} kB")
 
 

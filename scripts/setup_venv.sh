@@ -62,7 +62,7 @@ install() {
         "${pip[@]}" install --no-compile "${what[@]}" </dev/null
 }
 
-# The system's own Python is preferred: distributions build it with profile-guided optimisation.
+# The system's own Python is preferred: distributions build it with profile-guided optimization.
 if [ -z "$python" ]; then
     python=python3
     /usr/bin/python3 -c 'import ensurepip, sys, venv; sys.exit(sys.version_info < (3, 11) or not ensurepip.version())' \

@@ -1,4 +1,4 @@
-"""``trinitylake status``: one screen, in words and colours, as JSON and as a page; and what it tells Prometheus."""
+"""``trinitylake status``: one screen, in words and colors, as JSON and as a page; and what it tells Prometheus."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def test_it_watches_until_it_is_interrupted(
     assert '<meta http-equiv="refresh" content="3">' in path.read_text()
 
 
-def test_a_terminal_has_colours_and_no_name_controls_it(lake: Lakehouse) -> None:
+def test_a_terminal_has_colors_and_no_name_controls_it(lake: Lakehouse) -> None:
     create(lake, "evil\u202e")
     console = Console(force_terminal=True, width=100, color_system="standard", record=True)
     with console.capture() as shown:

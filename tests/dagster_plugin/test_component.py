@@ -28,7 +28,7 @@ WRONG = [
     ("name: null", "name= of LakehouseSettings is missing"),
     ("name: Sales!", "'Sales!' cannot name a lakehouse"),
     ("root: s3://bucket/../lake", "'root' is not shown, as it may hold credentials"),
-    ("storage_options: {colour: red}", "unknown option 'colour'"),
+    ("storage_options: {color: red}", "unknown option 'color'"),
     ("allowed_roots: [s3://KEY:secret@bucket/lake]", "one of 'allowed_roots' is not shown"),
     (f"storage_options: {{secret_access_key: {SECRET_ACCESS_KEY}}}", "'secret_access_key' is a credential"),
     (f"storage_options: {{s3.secret_access_key: {SECRET_ACCESS_KEY}}}", "'s3.secret_access_key' is a credential"),

@@ -147,8 +147,8 @@ def test_a_wrong_root_and_wrong_credentials_are_one_line(kind: str, server_of: A
     assert_one_line(command("log", **{**place.environment, "TRINITYLAKE_ROOT": place.missing}), 5, place.missing)
     refused = {"TRINITYLAKE_ROOT": place.root.replace("/tests/", "/")} if place.scheme == "hdfs" else {}
     assert_one_line(command("init", **{**place.environment, **place.wrong, **refused}), 5, place.refusal)
-    mistyped = {**place.environment, "TRINITYLAKE_STORAGE_OPTIONS": f"{place.scheme}.colour=red"}
-    assert_one_line(command("log", **mistyped), 2, "unknown storage option 'colour'")
+    mistyped = {**place.environment, "TRINITYLAKE_STORAGE_OPTIONS": f"{place.scheme}.color=red"}
+    assert_one_line(command("log", **mistyped), 2, "unknown storage option 'color'")
 
 
 @pytest.mark.parametrize("kind", but_in_soak("redis_server"))

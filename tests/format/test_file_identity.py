@@ -1,4 +1,4 @@
-"""Which names may mean the same file, on file systems that fold case or normalise Unicode."""
+"""Which names may mean the same file, on file systems that fold case or normalize Unicode."""
 
 from __future__ import annotations
 

@@ -53,7 +53,7 @@ def test_the_limit_is_in_bytes_and_inclusive(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["\x80", "\x85", "\xa0", "\u200b", "\ufeff", "ﬁ", "e\u0301", "A", "🦆", "\U0010ffff"])
-def test_names_are_never_trimmed_folded_or_normalised(name: str) -> None:
+def test_names_are_never_trimmed_folded_or_normalized(name: str) -> None:
     assert CODEC.decode(CODEC.table_key(name, name)) == ObjectName(name, name)
 
 

@@ -66,7 +66,7 @@ def read_ids(table: Table, written: list[list[DataFile]]) -> list[list[int | Non
     return [scan.to_table([FileScanTask(file)])["id"].to_pylist() for files in written for file in files]
 
 
-def test_neighbours_are_grouped_up_to_the_target(catalog: TrinityLakeCatalog) -> None:
+def test_neighbors_are_grouped_up_to_the_target(catalog: TrinityLakeCatalog) -> None:
     table = appended(catalog, *(rows(number) for number in range(7)))
     size = max(task.file.file_size_in_bytes for task in table.scan().plan_files())
     found = find_groups(table.metadata, io_of(table), RewriteRules(3 * size, min_input_files=2))

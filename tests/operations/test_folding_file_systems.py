@@ -1,4 +1,4 @@
-"""File systems that list other names than were written: normalised, or in another case. Nothing that is needed goes."""
+"""File systems that list other names than were written: normalized, or in another case. Nothing that is needed goes."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class Elsewhere(LocalExecutor):
         read()
 
 
-@pytest.fixture(params=[nfd, str.lower], ids=["normalising", "folding case"])
+@pytest.fixture(params=[nfd, str.lower], ids=["normalizing", "folding case"])
 def clock(request: pytest.FixtureRequest, lakes: Lakes, monkeypatch: pytest.MonkeyPatch) -> AgingStorage:
     """A storage of that kind, under definitions named in the letters that we once used."""
     monkeypatch.setattr(file_names, "_readable", str)
@@ -171,7 +171,7 @@ def test_a_foreign_name_in_capitals_is_spared(lakes: Lakes) -> None:
     assert path.lower() not in operations.plan_orphan_removal(lake).paths
 
 
-@pytest.mark.parametrize("fold", [nfd, str.lower], ids=["normalising", "folding case"])
+@pytest.mark.parametrize("fold", [nfd, str.lower], ids=["normalizing", "folding case"])
 def test_names_that_differ_only_so_are_two_objects(lakes: Lakes, fold: Callable[[str], str]) -> None:
     storage = lakes.storage()
     lake = Lakehouse.create(storage.root, storage=FoldingStorage(storage, fold))

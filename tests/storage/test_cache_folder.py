@@ -156,12 +156,12 @@ def test_a_folder_that_is_removed_is_made_again(folder: CacheFolder, place: Path
 def test_the_limit_holds_and_the_least_recently_used_go(folder: CacheFolder, place: Path) -> None:
     (place / "trinitylake-cache").mkdir(parents=True, mode=0o700)
     (place / "trinitylake-cache" / "notes.txt").write_text("somebody else's")
-    folder.put("identity", "favourite", body(0))
+    folder.put("identity", "favorite", body(0))
     used_ns: dict[Path, int] = {}
     for number in range(1, 200):
         for file in files(place):
             os.utime(file, ns=(0, used_ns.setdefault(file, 10**9 * number)))
-        assert folder.get("identity", "favourite") == body(0)  # its use is noted: the time is long ago
+        assert folder.get("identity", "favorite") == body(0)  # its use is noted: the time is long ago
         folder.put("identity", str(number), body(number))
         assert disk_bytes(place) <= MIB
     kept = [number for number in range(1, 200) if folder.get("identity", str(number)) is not None]

@@ -125,7 +125,7 @@ def test_a_file_whose_part_is_gone_is_damaged(dynalite: DynamoDBServer, root: st
 
 def test_an_item_of_another_program_is_no_file(dynalite: DynamoDBServer, root: str, storage: DynamoDBStorage) -> None:
     key = {"root": {"S": partition(root)}, "path": {"S": "theirs"}}
-    dynalite.client.put_item(TableName=dynalite.table, Item={**key, "colour": {"S": "red"}})
+    dynalite.client.put_item(TableName=dynalite.table, Item={**key, "color": {"S": "red"}})
     for operation in (storage.read, storage.stat, lambda _: list(storage.list())):
         with pytest.raises(StorageError, match="'theirs'"):
             operation("theirs")

@@ -48,7 +48,7 @@ def test_refused_roots_are_not_repeated(root: str) -> None:
 
 
 @pytest.mark.parametrize("root", ["dynamodb://table", "dynamodb://table/a", "dynamodb://table/a//b/"])
-def test_roots_that_are_not_normalised(root: str) -> None:
+def test_roots_that_are_not_normalized(root: str) -> None:
     with pytest.raises(InvalidLocationError):
         DynamoDBLocation.of(root)
 

@@ -47,7 +47,7 @@ def test_refused_roots_are_not_repeated(root: str) -> None:
 
 
 @pytest.mark.parametrize("root", ["gs://bucket", "gs://bucket/a", "gs://bucket/a//b/", "gs://bucket/../"])
-def test_roots_that_are_not_normalised(root: str) -> None:
+def test_roots_that_are_not_normalized(root: str) -> None:
     with pytest.raises(InvalidLocationError):
         GcsLocation.of(root)
 

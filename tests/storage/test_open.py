@@ -99,7 +99,7 @@ def test_unknown_schemes(root: str) -> None:
 @pytest.mark.parametrize(
     "root", ["file:///x", "file://host/x/", "file:///a/../", "memory:///", "memory://x", "s3://bucket"]
 )
-def test_roots_that_are_not_normalised(root: str) -> None:
+def test_roots_that_are_not_normalized(root: str) -> None:
     with pytest.raises(InvalidLocationError):
         open_storage(root)
 

@@ -47,8 +47,8 @@ def test_roots_of_another_form_are_not_repeated(root: str) -> None:
     assert "hidden" not in str(caught.value)
 
 
-def test_a_query_has_no_place_in_a_normalised_root() -> None:
-    """Why the prefix is a path: normalisation appends a slash, so a query would end up as a folder."""
+def test_a_query_has_no_place_in_a_normalized_root() -> None:
+    """Why the prefix is a path: normalization appends a slash, so a query would end up as a folder."""
     assert normalize_root_uri("redis://host/0?prefix=lake") == "redis://host/0?prefix=lake/"
     assert normalize_root_uri("redis://host:6379/0/lake") == "redis://host:6379/0/lake/"
 

@@ -43,7 +43,7 @@ def test_refused_roots_are_not_repeated(root: str) -> None:
 @pytest.mark.parametrize(
     "root", ["s3://bucket", "s3://bucket/a", "s3://bucket/a//b/", "s3://bucket/../", "s3://bucket/\0/"]
 )
-def test_roots_that_are_not_normalised(root: str) -> None:
+def test_roots_that_are_not_normalized(root: str) -> None:
     with pytest.raises(InvalidLocationError):
         S3Location.of(root)
 

@@ -314,7 +314,7 @@ def test_staged_definitions_that_cannot_be_taken(lakes: Lakes) -> None:
 
 @pytest.mark.parametrize("limit_bytes", [None, 80])
 @pytest.mark.parametrize(("namespace", "name"), [("ns", "new"), ("n-s", "a/b"), ("ns", "航班"), ("ns", "x" * 60)])
-def test_names_of_staged_definitions_are_recognised(
+def test_names_of_staged_definitions_are_recognized(
     lakes: Lakes, namespace: str, name: str, limit_bytes: int | None
 ) -> None:
     lake = lakes.memory(**({} if limit_bytes is None else {"file_path_max_size_bytes": limit_bytes}))

@@ -80,7 +80,7 @@ def test_the_shape_counts_what_is_there() -> None:
 
 @settings(max_examples=30)
 @given(st.integers(3, 9), st.integers(0, 1000), st.integers(0, 400), st.integers(0, 3000))
-@example(5, 0, 120, 12)  # a node that was looked through is merged with its neighbour, and looked through again
+@example(5, 0, 120, 12)  # a node that was looked through is merged with its neighbor, and looked through again
 def test_any_tree(order: int, seed: int, n_keys: int, buffer_target_bytes: int) -> None:
     generator = random.Random(seed)
     tree = filled(order, n_keys, buffer_target_bytes=buffer_target_bytes)

@@ -266,7 +266,7 @@ def test_the_fewest_keys_of_a_node() -> None:
 
 
 def test_the_size_limit_holds_when_nodes_with_full_buffers_are_merged() -> None:
-    """A sequence, found by search, in which two neighbours' messages do not fit one file."""
+    """A sequence, found by search, in which two neighbors' messages do not fit one file."""
     rng = random.Random(72)
     tree = Tree(3, node_file_max_size_bytes=2_300, buffer_target_bytes=10**6)
     tree.apply(dict.fromkeys(keys(*range(40)), "v"))

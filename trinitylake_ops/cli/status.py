@@ -122,7 +122,7 @@ def _watch(
 
 
 def _print(console: Console, found: Status) -> None:
-    """Print the screen, as wide as the terminal, in colours where it has them."""
+    """Print the screen, as wide as the terminal, in colors where it has them."""
     screen = Group(*_parts(found))
     if console.is_terminal:
         console.print(screen)

@@ -17,10 +17,10 @@ from trinitylake_ops.versions.snapshot import Snapshot, epoch_ms
 
 _FORMAT = 1
 
-#: Whose run made a version: one of this code location that ended well, or still runs, or of nobody here. A neighbour
+#: Whose run made a version: one of this code location that ended well, or still runs, or of nobody here. A neighbor
 #: told only a part of it: a run of another code location of this Dagster instance, or one that was killed.
-RunOrigin: TypeAlias = Literal["own", "running", "neighbour", "other"]
-_RUN_ORIGINS: tuple[RunOrigin, ...] = ("other", "neighbour", "running", "own")
+RunOrigin: TypeAlias = Literal["own", "running", "neighbor", "other"]
+_RUN_ORIGINS: tuple[RunOrigin, ...] = ("other", "neighbor", "running", "own")
 #: So many of the last versions that were made by running runs are looked at again, when these ended.
 _MOST_RUNNING = 100
 
@@ -82,7 +82,7 @@ class Limits:
 class CommitRange:
     """Versions ``first`` to ``last`` that others committed, and the changes of all of them together.
 
-    ``by_neighbours`` says that runs of this instance made all of them, and told a part of it.
+    ``by_neighbors`` says that runs of this instance made all of them, and told a part of it.
     ``ends`` are the version before the first, as far as it can be read, and the last. ``commits`` describe each of them
     whose root is there.
     """
@@ -92,7 +92,7 @@ class CommitRange:
     ends: tuple[Snapshot, Snapshot]
     changes: tuple[Change, ...]
     commits: tuple[VersionInfo, ...]
-    by_neighbours: bool = False
+    by_neighbors: bool = False
 
     @property
     def versions(self) -> str:
@@ -193,7 +193,7 @@ class _CommitPoll:
         infos = self._infos(base)
         lag_ms = self._lag_ms(infos)
         reached = self._report(base, infos, cursor)
-        by_others = [commit_range.last for commit_range in self.commit_ranges if not commit_range.by_neighbours]
+        by_others = [commit_range.last for commit_range in self.commit_ranges if not commit_range.by_neighbors]
         is_news = bool(self.notes or by_others)
         newest = max(by_others, default=base.version)
         is_run_due = is_news and newest > cursor.requested
@@ -234,7 +234,7 @@ class _CommitPoll:
                 ends=(before, after),
                 changes=tuple(changes[: self.limits.changes]),
                 commits=(info,),
-                by_neighbours=True,
+                by_neighbors=True,
             )
             self.commit_ranges.append(found)
 
@@ -308,7 +308,7 @@ class _CommitPoll:
                     ends=(base, target),
                     changes=listed,
                     commits=tuple(commits),
-                    by_neighbours=met == {"neighbour"},
+                    by_neighbors=met == {"neighbor"},
                 )
                 self.commit_ranges.append(found)
                 if len(changes) > room:

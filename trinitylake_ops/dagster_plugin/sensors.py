@@ -128,8 +128,8 @@ def _run_origin(instance: dg.DagsterInstance, run_id: str, place: str | None) ->
     if run is None:
         return "other"
     if place is not None and (code_location_of(run) or place) != place:
-        return "neighbour"
-    return "running" if not run.is_finished else "own" if run.is_success else "neighbour"
+        return "neighbor"
+    return "running" if not run.is_finished else "own" if run.is_success else "neighbor"
 
 
 def _run_request(commit_batch: CommitBatch, run_config: Callable[[int], Mapping[str, Any]] | None) -> dg.RunRequest:
@@ -178,7 +178,7 @@ def _table_events(
     for commit_range in commit_batch.commit_ranges:
         before, after = commit_range.ends
         changes = TableChanges(lake, before, after, assets, instance)
-        materialized = _materialized_by(commit_range, instance) if commit_range.by_neighbours else set()
+        materialized = _materialized_by(commit_range, instance) if commit_range.by_neighbors else set()
         for event in changes.events(commit_range.changes, {"versions": commit_range.versions}):
             if event.asset_key not in materialized:
                 yield event
@@ -199,7 +199,7 @@ def _materialized_by(commit_range: CommitRange, instance: dg.DagsterInstance) ->
 def _events(
     commit_batch: CommitBatch, lake: Lakehouse, page: VersionsPage
 ) -> Iterator[dg.AssetMaterialization | dg.AssetObservation]:
-    commit_ranges = [commit_range for commit_range in commit_batch.commit_ranges if not commit_range.by_neighbours]
+    commit_ranges = [commit_range for commit_range in commit_batch.commit_ranges if not commit_range.by_neighbors]
     if commit_ranges:
         yield from page.events(
             lake,

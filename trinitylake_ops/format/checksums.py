@@ -78,7 +78,7 @@ _CATALOG_NAME = re.compile(rf"({_UUID.pattern})\.(?:arrow|ipc|binpb)", re.IGNORE
 
 
 def folded(text: str) -> str:
-    """Return the part of a text that no case or normalisation changes: ASCII, in lower case, without marks."""
+    """Return the part of a text that no case or normalization changes: ASCII, in lower case, without marks."""
     if text.isascii():
         return text.lower()
     decomposed = unicodedata.normalize("NFD", text.casefold())
@@ -138,7 +138,7 @@ class CompactUuidSet:
         return text in self._members
 
     def has_like(self, text: str) -> bool:
-        """Whether a member differs in nothing but case and normalisation."""
+        """Whether a member differs in nothing but case and normalization."""
         return folded(text) in self._folded
 
 

@@ -72,14 +72,14 @@ def as_version_4(identifier: uuid.UUID) -> uuid.UUID:
 
 
 def optimize_path(original: str) -> str:
-    """Return the optimised file path of an original path (L4, L5)."""
+    """Return the optimized file path of an original path (L4, L5)."""
     low_bits = mmh3.hash(original.encode("utf-8"), seed=0, signed=False) & ((1 << _HASH_BITS) - 1)
     bits = f"{low_bits:0{_HASH_BITS}b}"
     return f"{bits[0:4]}/{bits[4:8]}/{bits[8:12]}/{bits[12:20]}-{original.replace('/', '-')}"
 
 
 def is_misnamed(path: str) -> bool:
-    """Whether a path has the form of an optimised path, but another prefix than its name gives.
+    """Whether a path has the form of an optimized path, but another prefix than its name gives.
 
     No file of ours has such a path, so a pointer to it is damaged. Other programs may have hashed a path with ``/`` in
     place of ``-``. So this says something only if there is no file.

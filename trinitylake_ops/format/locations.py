@@ -96,13 +96,13 @@ def _check_segments(segments: list[str], location: str) -> None:
 
 
 def to_uri(root: str, location: str) -> str:
-    """Return the full URI of a location under a normalised root."""
+    """Return the full URI of a location under a normalized root."""
     validate_location(location)
     return location if is_uri(location) else root + location
 
 
 def to_location(root: str, uri: str) -> str:
-    """Return ``uri`` as a path when it lies under the normalised root, else unchanged (L3)."""
+    """Return ``uri`` as a path when it lies under the normalized root, else unchanged (L3)."""
     location = uri.removeprefix(root)
     if ":/" in location:
         respelled = _respelled(root, uri)

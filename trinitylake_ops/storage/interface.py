@@ -51,7 +51,7 @@ class Storage(ABC):
     ``storage/interface.py``).
     """
 
-    #: Normalised root URI, with its final ``/`` and without credentials.
+    #: Normalized root URI, with its final ``/`` and without credentials.
     root: str
     #: How many requests ``*_many`` keep in flight.
     concurrency: int = 16

@@ -17,7 +17,7 @@ _OF_ALL = CACHE_OPTIONS | {ALLOWED_ROOTS, WHOLE_FILE_LIMIT}
 
 
 def open_storage(root_uri: str, storage_options: Mapping[str, str] | None = None) -> Storage:
-    """Open the storage of a normalised root URI (FORMAT.md, L1), wrapped in retries.
+    """Open the storage of a normalized root URI (FORMAT.md, L1), wrapped in retries.
 
     Each kind of storage takes options of its own (docs/storage.md): ``file:///folder/`` takes ``fsync`` (``true``, the
     default, or ``false``), ``memory://name/`` none. ``s3://bucket/prefix/`` takes ``S3_OPTIONS``; ``client`` (``s3fs``,

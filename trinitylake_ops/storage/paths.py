@@ -1,6 +1,6 @@
 """Checks which paths, prefixes and roots every storage accepts (FORMAT.md, L1 and L2).
 
-Names are literal: nothing is decoded, expanded or normalised. A name that could be read as another place than it spells
+Names are literal: nothing is decoded, expanded or normalized. A name that could be read as another place than it spells
 is refused.
 """
 
@@ -50,7 +50,7 @@ def is_hidden(path: str, prefix: str) -> bool:
 
 
 def split_root(root_uri: str, scheme: str) -> tuple[str, str]:
-    """Split a normalised root URI ``scheme://authority/path/`` into authority and path.
+    """Split a normalized root URI ``scheme://authority/path/`` into authority and path.
 
     The path begins and ends with ``/``, and may be only ``/``. Raises InvalidLocationError when the URI has another
     scheme, no final ``/``, or an empty, ``.`` or ``..`` segment.

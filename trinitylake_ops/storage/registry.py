@@ -42,7 +42,7 @@ class Scheme:
     """A kind of storage.
 
     ``name`` is what its roots begin with, before ``://``. ``options`` are the names of its own options
-    (docs/storage.md). ``open`` returns the storage of a normalised root, without retries around it, and sends no
+    (docs/storage.md). ``open`` returns the storage of a normalized root, without retries around it, and sends no
     request. It raises InvalidLocationError and InvalidInputError, which repeat no credentials, and MissingExtraError.
     ``environment`` are the variables that decide where a root is and who asks, where the options do not say.
     ``check_root`` raises InvalidLocationError for a root of another form, and repeats no credentials. ``place`` are the
@@ -87,7 +87,7 @@ def scheme_of(root_uri: str) -> Scheme:
 
 
 def check_root(root_uri: str) -> None:
-    """Check the form of a normalised root of our own schemes; others are checked when they are opened.
+    """Check the form of a normalized root of our own schemes; others are checked when they are opened.
 
     Raises InvalidLocationError, which repeats no credentials.
     """

@@ -82,7 +82,7 @@ class Lakehouse:
 
     @property
     def root(self) -> str:
-        """The normalised root URI."""
+        """The normalized root URI."""
         return self.storage.root
 
     @classmethod

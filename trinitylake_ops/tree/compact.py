@@ -11,7 +11,7 @@ from trinitylake_ops.tree.edit import EditedTree, TreeEditor, frozen_root
 from trinitylake_ops.tree.node import DirtyNode, TreeLimits, concatenate, split_evenly
 from trinitylake_ops.tree.store import NodePath, NodeStore
 
-#: Neighbouring nodes are written anew when that saves this part of them. A smaller saving is not worth the bytes.
+#: Neighboring nodes are written anew when that saves this part of them. A smaller saving is not worth the bytes.
 LEAST_SAVING = 0.1
 
 
@@ -70,7 +70,7 @@ class _Compaction(TreeEditor):
         self.relieve(node, {}, None)
         self._children(node)  # read together, then one by one from the cache
         for position in reversed(range(len(node.children))):
-            if position < len(node.children):  # the child may have been merged with its left neighbour
+            if position < len(node.children):  # the child may have been merged with its left neighbor
                 changed |= self._compact_child(node, position)
         return self._pack(node) or changed
 

@@ -3,7 +3,7 @@
 A change appends its messages to the root's buffer. When a buffer outgrows its target, a group of its messages moves
 down: those for one child, the group with the most bytes. The child's own buffer may then do the same, once. So most
 changes rewrite the root alone, and a change of a single message rewrites one path. Nodes that split or merge rewrite
-neighbours, too. A change of as many messages as the tree has keys builds it anew instead.
+neighbors, too. A change of as many messages as the tree has keys builds it anew instead.
 """
 
 from __future__ import annotations
@@ -285,7 +285,7 @@ class TreeEditor:
         self.restore_child(node, row)
 
     def _joined(self, left: DirtyNode, right: DirtyNode) -> DirtyNode:
-        """Return one node, of any number of keys, for two neighbours of one level with nothing between them."""
+        """Return one node, of any number of keys, for two neighbors of one level with nothing between them."""
         if left.is_leaf:
             return concatenate(left, right)
         seam = len(left.keys)
@@ -317,12 +317,12 @@ class TreeEditor:
             self._merge_child(parent, position)
 
     def _merge_child(self, parent: DirtyNode, position: int) -> None:
-        """Merge a child with a neighbour and the key between them. An overfull result is split again."""
+        """Merge a child with a neighbor and the key between them. An overfull result is split again."""
         left_position = self._merge_partner(parent, position)
         left, right = self.dirty_child(parent, left_position), self.dirty_child(parent, left_position + 1)
         merged = concatenate(left, right, (parent.keys.pop(left_position), parent.values.pop(left_position)))
         parent.children[left_position : left_position + 2] = [merged]
-        # A node that had no keys left may bring along a child that is too small. That child now has neighbours.
+        # A node that had no keys left may bring along a child that is too small. That child now has neighbors.
         for below in reversed(range(len(merged.children))):
             if below < len(merged.children):
                 self.restore_child(merged, below)
@@ -331,7 +331,7 @@ class TreeEditor:
 
     @staticmethod
     def _merge_partner(parent: DirtyNode, position: int) -> int:
-        """Return the left position of the pair to merge. A neighbour that is rewritten anyway is preferred."""
+        """Return the left position of the pair to merge. A neighbor that is rewritten anyway is preferred."""
         if position == 0:
             return 0
         if position == len(parent.children) - 1:

@@ -175,7 +175,7 @@ def split_evenly(node: DirtyNode, order: int) -> Split:
 
 
 def concatenate(left: DirtyNode, right: DirtyNode, between: tuple[str, str] | None = None) -> DirtyNode:
-    """Return one node of two neighbours. It includes the entry between them, unless they are leaves being joined.
+    """Return one node of two neighbors. It includes the entry between them, unless they are leaves being joined.
 
     The result may have more keys than fit; the caller splits it.
     """

@@ -110,7 +110,7 @@ def scan_columns(
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """Keys that are neighbours in a node: those of the rows from ``first`` on and before ``end``."""
+    """Keys that are neighbors in a node: those of the rows from ``first`` on and before ``end``."""
 
     node: NodeFile
     first: int

@@ -114,7 +114,7 @@ def version_infos(
 ) -> Iterator[VersionInfo]:
     """Yield the records of some versions up to ``latest``, in their order, as :func:`history` does.
 
-    A version whose stamp is also that of its neighbour, or of ``before``, counts as one without a stamp.
+    A version whose stamp is also that of its neighbor, or of ``before``, counts as one without a stamp.
     """
     earlier = None if before is None else _Root(before.version, before.root.system, 0)
     held: _Root | None = None
@@ -146,9 +146,9 @@ class _Root:
             return cls(version, {}, 0)
         return cls(version, decode_system_rows(data, files.roots.path(version)), len(data))
 
-    def without_shared_stamp(self, *neighbours: _Root | None) -> _Root:
-        """Return the root without its stamp, if a neighbour, the root of the version before, has the same."""
-        before = next((one for one in neighbours if one is not None and one.version == self.version - 1), None)
+    def without_shared_stamp(self, *neighbors: _Root | None) -> _Root:
+        """Return the root without its stamp, if a neighbor, the root of the version before, has the same."""
+        before = next((one for one in neighbors if one is not None and one.version == self.version - 1), None)
         return self if before is None else replace(self, system=without_carried_stamp(self.system, before.system))
 
 

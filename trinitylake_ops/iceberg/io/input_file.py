@@ -27,15 +27,15 @@ from trinitylake_ops.storage.interface import Storage
 
 
 class TableFileMissingError(FileMissingError, FileNotFoundError):
-    """A FileMissingError that pyiceberg recognises."""
+    """A FileMissingError that pyiceberg recognizes."""
 
 
 class TableFileExistsError(FileExistsAlreadyError, FileExistsError):
-    """A FileExistsAlreadyError that pyiceberg recognises."""
+    """A FileExistsAlreadyError that pyiceberg recognizes."""
 
 
 class TableFilePermissionError(StoragePermissionError, PermissionError):
-    """A StoragePermissionError that pyiceberg recognises."""
+    """A StoragePermissionError that pyiceberg recognizes."""
 
 
 class TableFileUnreadableError(StorageError):

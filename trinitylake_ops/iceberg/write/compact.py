@@ -172,7 +172,7 @@ class _Choice:
 def _packed(files: Iterable[DataFile], target_bytes: int) -> list[tuple[DataFile, ...]]:
     """Return files in groups of up to the target.
 
-    A group has neighbours, so that files that arrived together stay together.
+    A group has neighbors, so that files that arrived together stay together.
     """
     groups: list[list[DataFile]] = []
     group_bytes = 0

@@ -29,7 +29,7 @@ QUERY_ID = "query_id"
 _BATCH = 16
 #: An id of a publication is one UUID of 32 hexadecimal digits.
 _HALF_DIGITS = 16
-#: The number of neighbouring epochs that are known when they are met in the history.
+#: The number of neighboring epochs that are known when they are met in the history.
 _KNOWN_EPOCHS = 1_000
 
 

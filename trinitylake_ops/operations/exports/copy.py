@@ -296,7 +296,7 @@ _SAME_SCHEMES = {"s3a": "s3", "s3n": "s3", "abfs": "abfss", "gcs": "gs"}
 
 
 def target_root(lake: Lakehouse, target: str | None, *definitions: LakehouseDef) -> str:
-    """Return the normalised root of a target, empty for none.
+    """Return the normalized root of a target, empty for none.
 
     What is recorded before the first write to the target would stay where that write fails.
 
@@ -320,7 +320,7 @@ def target_root(lake: Lakehouse, target: str | None, *definitions: LakehouseDef)
             )
     for definition in definitions:
         for record in definition.exports:
-            other = _normalised(record.target_uri)
+            other = _normalized(record.target_uri)
             if other and _spelled(other) != _spelled(root) and _overlap(root, other):
                 raise InvalidInputError(
                     f"target {root!r} cannot be used: it lies in, or contains the target {other!r} of"
@@ -360,7 +360,7 @@ def _used_roots(lake: Lakehouse, definitions: Sequence[LakehouseDef]) -> Iterato
         if definition.parent is not None:
             roots.append((definition.parent.root, "its parent"))
     for named, what in roots:
-        if root := _normalised(named):
+        if root := _normalized(named):
             yield root, what
 
 
@@ -380,7 +380,7 @@ def _spelled(uri: str) -> str:
     return f"{scheme}{separator}{host.lower()}{slash}{path}"
 
 
-def _normalised(root: str) -> str:
+def _normalized(root: str) -> str:
     """Return a root that content names, empty for none and for a text that is no root."""
     try:
         return normalize_root_uri(root) if root else ""

@@ -286,7 +286,7 @@ class RootWalk:
 
     def __call__(self, versions: Sequence[int]) -> list[SurveyedRoot]:
         """Return what roots say. Raises CorruptFileError for one that is gone or unreadable, StorageError."""
-        found, place = [], located(self.roots.storage.root)  # neighbours differ in few locations
+        found, place = [], located(self.roots.storage.root)  # neighbors differ in few locations
         for version, data in read_roots(self.roots, versions, len(versions)):
             path = self.roots.path(version)
             if data is None:
@@ -296,7 +296,7 @@ class RootWalk:
 
 
 def _with_shared_text(root: SurveyedRoot, interned: dict[str, str]) -> SurveyedRoot:
-    """Return a root whose locations share their memory with those of other roots: neighbours differ in few."""
+    """Return a root whose locations share their memory with those of other roots: neighbors differ in few."""
 
     def shared(locations: Iterable[str]) -> tuple[str, ...]:
         return tuple(interned.setdefault(location, location) for location in locations)

@@ -102,7 +102,7 @@ class Status(Document):
 
     @property
     def tone(self) -> str:
-        """Return good, warn or bad, for the colour of the headline."""
+        """Return good, warn or bad, for the color of the headline."""
         if any(one.severity == "error" for one in self.findings):
             return "bad"
         return "warn" if self.findings or self.is_due else "good"

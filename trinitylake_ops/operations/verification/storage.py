@@ -230,7 +230,7 @@ class KnownFilesStorage(StorageWrapper):
         """Return what to record: all that stands and that is known, by this run or a recorded one.
 
         Files in ``without`` have a fault. For these, and for missing files, the former record stays, so that they are
-        recognised when they come back.
+        recognized when they come back.
         """
         found: dict[str, VerifiedFile] = {}
         complete: dict[str, bool] = {}

@@ -131,7 +131,7 @@ class MetadataTable(Protocol):
     """A metadata table at one time. A helper of the driver plans it, tasks read it, and it is pickled in between."""
 
     def limited(self, conditions: Sequence[Condition]) -> MetadataTable:
-        """Return the table without parts that are not needed for rows that fulfil all conditions."""
+        """Return the table without parts that are not needed for rows that fulfill all conditions."""
         ...
 
     def partitions(self) -> Sequence[object]:
@@ -286,11 +286,11 @@ class MetadataFilter:
         return sorted(self.schema.find_field(field_id).name for field_id in extract_field_ids(self.expression))
 
     def conditions(self) -> list[Condition]:
-        """Return conditions that all rows fulfil. There may be more to the filter."""
+        """Return conditions that all rows fulfill. There may be more to the filter."""
         return _conditions(self.expression)
 
     def rows_of(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """Return the rows of a batch that fulfil the filter. The batch has the filter's columns."""
+        """Return the rows of a batch that fulfill the filter. The batch has the filter's columns."""
         from pyiceberg.io.pyarrow import expression_to_pyarrow
 
         return batch.filter(expression_to_pyarrow(self.expression, self.schema))

@@ -79,7 +79,7 @@ def error_from_response(
 
 
 def error_without_credentials(request: AzureRequest, reason: str) -> StoragePermissionError:
-    """Return the error for a request that could not be authorised; nothing was sent."""
+    """Return the error for a request that could not be authorized; nothing was sent."""
     return StoragePermissionError(
         f"{request.failure}: {request.safe(reason)}; give one of the options 'account_key', 'sas_token' and"
         " 'connection_string', or set up credentials of Azure",

@@ -67,7 +67,7 @@ class AzureLocation:
 
     @classmethod
     def of(cls, root: str) -> AzureLocation:
-        """Split a normalised root URI.
+        """Split a normalized root URI.
 
         Raises InvalidLocationError for another form, for a root that is too long, and for a container or account that
         has no name of one. Such text may be a credential: no message repeats a root of another form.

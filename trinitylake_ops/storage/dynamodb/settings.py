@@ -40,7 +40,7 @@ class DynamoDBLocation:
 
     @classmethod
     def of(cls, root: str) -> DynamoDBLocation:
-        """Split a normalised root URI.
+        """Split a normalized root URI.
 
         Raises InvalidLocationError for another form, a root that is too long, and a name that no table has. Such a
         name may be credentials, or a host with a port. The message does not repeat it.

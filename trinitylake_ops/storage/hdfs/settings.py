@@ -40,7 +40,7 @@ class HdfsLocation:
 
     @classmethod
     def of(cls, root: str) -> HdfsLocation:
-        """Split a normalised root URI.
+        """Split a normalized root URI.
 
         Raises InvalidLocationError for another form, and for names that HDFS keeps for itself. The message does not
         repeat what may be a credential.

@@ -126,7 +126,7 @@ class BucketLocation:
 
     @classmethod
     def of(cls, root: str) -> Self:
-        """Split a normalised root URI.
+        """Split a normalized root URI.
 
         Raises InvalidLocationError for another form, for a root that is too long, and for a bucket that is no name of
         one.

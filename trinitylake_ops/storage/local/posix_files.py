@@ -163,7 +163,7 @@ _FOLDER = getattr(os, "O_PATH", os.O_RDONLY) | os.O_DIRECTORY | os.O_CLOEXEC
 
 
 def lies_within(root: str, other: str) -> bool:
-    """Whether a normalised root is another one, or lies in it: by its text, and for a folder by where it leads."""
+    """Whether a normalized root is another one, or lies in it: by its text, and for a folder by where it leads."""
     if root.startswith(other):
         return True
     if not (root.startswith(_FILE) and other.startswith(_FILE)):

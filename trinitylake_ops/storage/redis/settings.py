@@ -62,7 +62,7 @@ class RedisLocation:
 
     @classmethod
     def of(cls, root: str) -> RedisLocation:
-        """Split a normalised root URI.
+        """Split a normalized root URI.
 
         Raises InvalidLocationError for another form. The message does not repeat it, as it may hold credentials.
         """
