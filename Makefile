@@ -16,6 +16,8 @@ DAGSTER_HOME ?= $(CURDIR)/.demo/dagster_home
 PORT ?= 3000
 # Of make dist: versions of Python, or programs; by default 3.11 to 3.14.
 PYTHONS ?=
+# mypy's cache, which clones of this repository share: without it mypy takes a minute.
+MYPY_CACHE := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/trinitylake-tests/mypy
 # Further arguments, of the demo or of pytest.
 ARGS ?=
 # Tests whose lakehouses live on an S3 server when they run once more: every file that uses the fixture `lakes`.
@@ -71,10 +73,10 @@ test: setup ## check everything: all tests, and beside them lint, transactions a
 	@TESTS_ON_RADOSGW="$(TESTS_ON_RADOSGW)" LONG_ON_RADOSGW="$(LONG_ON_RADOSGW)" scripts/run_tests.sh $(ARGS)
 
 unit: setup ## the tests of the engine without servers, JVM and Dagster, in less than a minute
-	@$(BIN)/python -m pytest -q -n 2 --max-worker-restart=0 --dist loadfile -m "not soak and not debian_packages" $(UNIT_TESTS) $(ARGS)
+	@$(BIN)/python -m pytest -q --workers 2 -m "not soak and not debian_packages" $(UNIT_TESTS) $(ARGS)
 
 check: lint ## lint, types, contracts and the quick tests, for the minutes between
-	@echo "==> pytest, the quick tests"; $(BIN)/python -m pytest -q -n 2 --max-worker-restart=0 --dist loadfile \
+	@echo "==> pytest, the quick tests"; $(BIN)/python -m pytest -q --workers 2 \
 		-m "not soak and not debian_packages" $(QUICK_TESTS) $(ARGS)
 
 soak: setup ## run the races between writers at full length, and the engine's tests on every storage; kept in soak/
@@ -86,7 +88,7 @@ lint: setup ## ruff, codespell, mypy --strict, import contracts, declared depend
 	@echo "==> ruff format --check"; $(BIN)/ruff format --quiet --check . \
 		|| { echo "not formatted; run $(BIN)/ruff format ." >&2; exit 1; }
 	@echo "==> codespell"; $(BIN)/codespell
-	@echo "==> mypy --strict"; $(BIN)/mypy --strict --no-error-summary trinitylake_ops definitions.py
+	@echo "==> mypy --strict"; $(BIN)/mypy --cache-dir $(MYPY_CACHE) --strict --no-error-summary trinitylake_ops definitions.py
 	@echo "==> import contracts"; $(BIN)/lint-imports --no-logo > .venv/lint-imports.log \
 		|| { cat .venv/lint-imports.log; exit 1; }
 	@echo "==> declared dependencies"; $(BIN)/deptry . > .venv/deptry.log 2>&1 \

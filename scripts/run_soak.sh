@@ -26,12 +26,12 @@ run_all() {
     trap 'exit 130' INT # pytest ends by itself then, and the next part would begin
     run_part "long tests" --durations=0 -m "soak${selection:+ and $selection}" "$@"
     if [ $# = 0 ]; then
-        run_part "lakehouses on radosgw" -n 2 --dist worksteal --lakes=radosgw "${long_on_radosgw[@]}"
-        run_part "lakehouses on moto" -n 2 --dist worksteal --lakes=moto "${long_on_moto[@]}"
-        run_part "shuffled lists" -n 2 --dist worksteal --lists=shuffled "${with_shuffled_lists[@]}"
+        run_part "lakehouses on radosgw" --workers 2 --lakes=radosgw "${long_on_radosgw[@]}"
+        run_part "lakehouses on moto" --workers 2 --lakes=moto "${long_on_moto[@]}"
+        run_part "shuffled lists" --workers 2 --lists=shuffled "${with_shuffled_lists[@]}"
         local kind
         for kind in "${other_servers[@]}"; do
-            run_part "lakehouses on $kind" -n 2 --dist worksteal --lakes="$kind" "${on_other_servers[@]}"
+            run_part "lakehouses on $kind" --workers 2 --lakes="$kind" "${on_other_servers[@]}"
         done
     fi
     [ ${#failed[@]} = 0 ] || echo "make soak: failed, see $log: $(printf '%s; ' "${failed[@]}")"

@@ -24,24 +24,18 @@ shown_status() {
     return "$status"
 }
 
-compiled=
 if [ $# = 0 ]; then
     make lint >"$kept/lint" 2>&1 &
     lint=$!
     jobs+=("$lint")
-    # In a fresh clone this compiles all modules, once: the workers would each do it, all at the same time.
-    PYTEST_ADDOPTS='' $python -m pytest --collect-only -qq </dev/null >/dev/null 2>&1 &
-    compiled=$!
-    jobs+=("$compiled")
 fi
 SPARK_SUBMIT_OPTS=$(scripts/share_classes.sh)
 export SPARK_SUBMIT_OPTS
 selection=$(scripts/debian_packages.sh)
-[ -z "$compiled" ] || wait "$compiled" || true # what cannot be collected is told below
 
 again=
 if [ $# = 0 ] && [ -z "$selection" ]; then
-    PYTEST_ADDOPTS='' $python -m pytest -n 1 -p no:cacheprovider --lakes=radosgw "${on_radosgw[@]}" \
+    PYTEST_ADDOPTS='' $python -m pytest -p no:cacheprovider --lakes=radosgw "${on_radosgw[@]}" \
         "${long_on_radosgw[@]/#/--ignore=}" >"$kept/pytest, lakehouses on radosgw" 2>&1 &
     again=$!
     jobs+=("$again")
@@ -49,9 +43,7 @@ fi
 
 echo "==> pytest"
 status=0
-# A worker that dies ends the run: pytest-xdist waits for ever after some of those it replaces.
-$python -m pytest -n 4 --max-worker-restart=0 --durations=25 --dist loadfile --no-loadscope-reorder \
-    -m "not soak${selection:+ and $selection}" "$@" || status=$?
+$python -m pytest --workers 4 --durations=25 -m "not soak${selection:+ and $selection}" "$@" || status=$?
 [ -z "$again" ] || shown_status "pytest, lakehouses on radosgw" "$again" || status=$((status ? status : 1))
 [ $# -gt 0 ] || shown_status lint "$lint" || status=$((status ? status : 1))
 exit "$status"

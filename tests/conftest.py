@@ -3,13 +3,10 @@
 import gc
 import os
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis.strategies import none
-from xdist.scheduler import LoadFileScheduling
-from xdist.scheduler.protocol import Scheduling
 
 from tests.known_schemas import keep_known_schemas
 from tests.unordered import shuffle_lists
@@ -33,24 +30,8 @@ keep_known_schemas()
 SHOWN = "shown"
 
 _LONGEST = ("spark", "spark_places", "e2e", "dagster_plugin", "simulator", "crash")  # folders
-#: Folders and files whose tests share a Spark session: to start one and to warm it up takes longer than most tests.
-_ON_SPARK = (
-    "tests/spark/",
-    "tests/dagster_plugin/test_compaction_jobs.py",
-    "tests/dagster_plugin/test_engine.py",
-    "tests/dagster_plugin/test_flights_pipeline.py",
-    "tests/dagster_plugin/test_io_manager.py",
-    "tests/dagster_plugin/test_pipeline_on_s3.py",
-    "tests/e2e/test_demo.py",
-)
-#: Of those files, one whose session is in a process of its own.
-_BESIDE_SPARK = "tests/spark/test_java.py"
-#: Folders whose tests take long one by one, and share nothing worth waiting for.
-_ONE_BY_ONE = ("tests/simulator/", "tests/crash/")
-#: Files whose tests share the deployment: to start it takes longer than most of them.
-_ON_DEPLOYMENT = "tests/e2e/test_deployed_"
 
-pytest_plugins = ["tests.servers.plugin"]
+pytest_plugins = ["tests.servers.plugin", "tests.workers"]
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -103,23 +84,6 @@ def pytest_collection_finish() -> None:
     settings(max_examples=1, database=None)(given(none())(lambda _: None))()
     gc.collect()
     gc.freeze()
-
-
-class _ByFile(LoadFileScheduling):
-    """Each file goes to one worker, all that use Spark, or the deployment, to the same one, some tests each to any."""
-
-    def _split_scope(self, nodeid: str) -> str:
-        if nodeid.startswith(_ON_SPARK) and not nodeid.startswith(_BESIDE_SPARK):
-            return "spark"
-        if nodeid.startswith(_ON_DEPLOYMENT):
-            return "deployment"
-        return nodeid if nodeid.startswith(_ONE_BY_ONE) else super()._split_scope(nodeid)
-
-
-@pytest.hookimpl(optionalhook=True)
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Scheduling | None:
-    """Let ``--dist loadfile`` keep what uses Spark together."""
-    return _ByFile(config, log) if config.getvalue("dist") == "loadfile" else None
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

@@ -139,26 +139,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Agree on one folder for the servers of this run."""
-    shared: dict[str, Any] | None = getattr(config, "workerinput", None)
-    if shared is None:
-        run = ServerRun(Path(tempfile.mkdtemp(prefix="trinitylake-servers-")), os.getpid())
-    else:
-        run = ServerRun(Path(shared["server_folder"]), shared["server_leader_pid"])
-    config.stash[SERVER_RUN] = run
-
-
-@pytest.hookimpl(optionalhook=True)
-def pytest_configure_node(node: Any) -> None:
-    """Tell a worker of pytest-xdist which folder that is."""
-    run = node.config.stash[SERVER_RUN]
-    node.workerinput["server_folder"] = str(run.folder)
-    node.workerinput["server_leader_pid"] = run.leader_pid
+    """Make the folder for the servers of this run."""
+    config.stash[SERVER_RUN] = ServerRun(Path(tempfile.mkdtemp(prefix="trinitylake-servers-")), os.getpid())
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
-    """End the servers, also after Ctrl-C; only the leader does."""
-    if not hasattr(config, "workerinput") and SERVER_RUN in config.stash:
+    """End the servers, including after Ctrl-C."""
+    if SERVER_RUN in config.stash:
         config.stash[SERVER_RUN].stop()
 
 

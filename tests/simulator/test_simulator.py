@@ -53,19 +53,16 @@ def _summary(injected: Counter[tuple[str, str]], happened: Counter[str]) -> str:
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("part", range(N_PARTS))
 def test_every_seed_is_explained_by_the_order_of_commits(
-    part: int, tmp_path_factory: pytest.TempPathFactory, record_property: Callable[[str, object], None]
+    part: int, run_folder: Path, record_property: Callable[[str, object], None]
 ) -> None:
     """Seeds in parts that run beside each other. The part that ends last looks at what all have met."""
     own = seeds()[part::N_PARTS]
     injected, happened = _run(own)
     assert happened["committed"] > 15 * len(own)
-    folder = tmp_path_factory.getbasetemp()
-    if "PYTEST_XDIST_WORKER" in os.environ:
-        folder = folder.parent  # all workers of a run share it
-    written = folder / f"simulated-{part}.part"
+    written = run_folder / f"simulated-{part}.part"
     written.write_bytes(pickle.dumps((injected, happened)))
-    written.rename(folder / f"simulated-{part}")
-    ended = [folder / f"simulated-{number}" for number in range(N_PARTS)]
+    written.rename(run_folder / f"simulated-{part}")
+    ended = [run_folder / f"simulated-{number}" for number in range(N_PARTS)]
     if all(file.exists() for file in ended):
         _check_reached_situations([pickle.loads(file.read_bytes()) for file in ended], record_property)
 

@@ -1,0 +1,235 @@
+"""Run tests in worker processes that are forked from a process that has collected them: ``pytest --workers 4``.
+
+Collecting all tests takes as long as hundreds of them: a fork shares the modules and the tests of its parent.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from multiprocessing.connection import Connection, Pipe, wait
+from pathlib import Path
+from typing import Any, NoReturn
+
+import pytest
+
+#: Folders and files whose tests share a Spark session: to start one and to warm it up takes longer than most tests.
+_ON_SPARK = (
+    "tests/spark/",
+    "tests/dagster_plugin/test_compaction_jobs.py",
+    "tests/dagster_plugin/test_engine.py",
+    "tests/dagster_plugin/test_flights_pipeline.py",
+    "tests/dagster_plugin/test_io_manager.py",
+    "tests/dagster_plugin/test_pipeline_on_s3.py",
+    "tests/e2e/test_demo.py",
+)
+#: Of those files, one whose session is in a separate process.
+_APART = "tests/spark/test_java.py"
+#: Folders whose tests take long one by one and share no fixture.
+_ONE_BY_ONE = ("tests/simulator/", "tests/crash/")
+#: Files whose tests share the deployment: to start it takes longer than most of them.
+_ON_DEPLOYMENT = "tests/e2e/test_deployed_"
+
+_WORKER = "worker"
+_INDEX_BYTES = 4
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--workers",
+        type=int,
+        default=0,
+        metavar="N",
+        help="run the tests in N processes; each file goes to one of them; 0, the default: in this process",
+    )
+
+
+def pytest_runtestloop(session: pytest.Session) -> bool | None:
+    """Run all groups of tests in workers. Without the option, pytest does what it does."""
+    config = session.config
+    groups = _groups(session.items)
+    n_workers = min(config.getoption("workers"), len(groups))
+    if n_workers < 1 or session.testsfailed or config.option.collectonly:
+        return None
+    queue = _queue(len(groups))
+    base = config._tmp_path_factory.getbasetemp()  # type: ignore[attr-defined]
+    workers: list[_Worker] = []
+    try:
+        for number in range(n_workers):
+            folder = base / f"{_WORKER}{number}"
+            folder.mkdir(mode=0o700)
+            reader, writer = Pipe(duplex=False)
+            pid = os.fork()
+            if pid == 0:
+                for pipe in (reader, *(worker.pipe for worker in workers)):
+                    pipe.close()
+                config._tmp_path_factory._basetemp = folder  # type: ignore[attr-defined]
+                _work(session, groups, queue, writer)
+            writer.close()
+            workers.append(_Worker(folder.name, pid, reader))
+        _receive(session, workers)
+    finally:
+        for worker in workers:
+            worker.stop()
+    return True
+
+
+@pytest.fixture(scope="session")
+def run_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The temporary folder that all workers of a run share."""
+    base = tmp_path_factory.getbasetemp()
+    return base.parent if base.name.startswith(_WORKER) else base
+
+
+def _group_of(nodeid: str) -> str:
+    if nodeid.startswith(_ON_SPARK) and not nodeid.startswith(_APART):
+        return "spark"
+    if nodeid.startswith(_ON_DEPLOYMENT):
+        return "deployment"
+    return nodeid if nodeid.startswith(_ONE_BY_ONE) else nodeid.split("::", 1)[0]
+
+
+def _groups(items: Sequence[pytest.Item]) -> list[list[pytest.Item]]:
+    """Return groups of tests, each for one worker: a file, files that share a fixture, or a test that takes long."""
+    groups: dict[str, list[pytest.Item]] = {}
+    for item in items:
+        groups.setdefault(_group_of(item.nodeid), []).append(item)
+    return list(groups.values())
+
+
+def _queue(n_groups: int) -> int:
+    """Return the end of a pipe from which workers read the indexes of groups; all are in it, so it never blocks."""
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+    os.write(writer, b"".join(index.to_bytes(_INDEX_BYTES, "big") for index in range(n_groups)))
+    os.close(writer)
+    return reader
+
+
+# The worker
+
+
+def _work(session: pytest.Session, groups: Sequence[Sequence[pytest.Item]], queue: int, pipe: Connection) -> NoReturn:
+    """Run groups until none is left, and end this process."""
+    status = 1
+    try:
+        manager = session.config.pluginmanager
+        manager.unregister(name="terminalreporter")
+        capture: Any = manager.getplugin("capturemanager")
+        if capture.is_globally_capturing():
+            capture.stop_global_capturing()  # its files are the parent's
+            capture.start_global_capturing()
+            capture.suspend_global_capture()
+        manager.register(_Sender(session.config, pipe))
+        _run(session, groups, queue)
+        status = 0
+    except KeyboardInterrupt:
+        pass
+    finally:
+        os._exit(status)
+
+
+def _run(session: pytest.Session, groups: Sequence[Sequence[pytest.Item]], queue: int) -> None:
+    """Run tests, each with the one that comes next at hand, which decides what is torn down."""
+    items = _taken(groups, queue)
+    item = next(items, None)
+    while item is not None:
+        following = next(items, None)
+        item.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
+        if session.shouldfail or session.shouldstop:
+            break
+        item = following
+    session._setupstate.teardown_exact(None)
+
+
+def _taken(groups: Sequence[Sequence[pytest.Item]], queue: int) -> Iterator[pytest.Item]:
+    while taken := os.read(queue, _INDEX_BYTES):
+        yield from groups[int.from_bytes(taken, "big")]
+
+
+@dataclass(frozen=True)
+class _Sender:
+    """The plugin of a worker that sends to the parent what a terminal shows."""
+
+    config: pytest.Config
+    pipe: Connection
+
+    def pytest_runtest_logstart(self, nodeid: str) -> None:
+        self._send("start", nodeid)
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        self._send("report", self.config.hook.pytest_report_to_serializable(config=self.config, report=report))
+
+    def pytest_runtest_logfinish(self, nodeid: str, location: tuple[str, int | None, str]) -> None:
+        self._send("finish", nodeid, location)
+
+    def _send(self, *message: object) -> None:
+        self.pipe.send(message)
+
+
+# The parent
+
+
+@dataclass
+class _Worker:
+    name: str
+    pid: int
+    pipe: Connection
+    running: str = ""
+    exit_code: int | None = None
+
+    def end(self) -> int:
+        """Wait for the process, and return its exit code."""
+        if self.exit_code is None:
+            self.pipe.close()
+            self.exit_code = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+        return self.exit_code
+
+    def stop(self) -> None:
+        """End the process if it still runs."""
+        if self.exit_code is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, signal.SIGTERM)
+            self.end()
+
+
+def _receive(session: pytest.Session, workers: Sequence[_Worker]) -> None:
+    """Report what workers send, until all have ended. Raises Failed when one dies, or tests were not run."""
+    running = {worker.pipe: worker for worker in workers}
+    n_finished = 0
+    while running:
+        for pipe in wait(list(running)):
+            assert isinstance(pipe, Connection)
+            worker = running[pipe]
+            try:
+                kind, *content = pipe.recv()
+            except EOFError:
+                del running[pipe]
+                if code := worker.end():
+                    _fail(session, f"{worker.name} ended with {code} in {worker.running}")
+                continue
+            n_finished += kind == "finish"
+            _show(session, worker, kind, content)
+            if session.shouldfail:
+                raise session.Failed(session.shouldfail)
+    if n_finished < len(session.items):
+        _fail(session, f"{len(session.items) - n_finished} tests were not run")
+
+
+def _fail(session: pytest.Session, message: str) -> NoReturn:
+    session.shouldfail = message
+    raise session.Failed(message)
+
+
+def _show(session: pytest.Session, worker: _Worker, kind: str, content: list[Any]) -> None:
+    hook = session.config.hook
+    if kind == "start":
+        (worker.running,) = content
+    elif kind == "report":
+        report = hook.pytest_report_from_serializable(config=session.config, data=content[0])
+        hook.pytest_runtest_logreport(report=report)
+    else:
+        hook.pytest_runtest_logfinish(nodeid=content[0], location=content[1])
