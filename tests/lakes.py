@@ -15,7 +15,7 @@ from trinitylake_ops import Lakehouse
 from trinitylake_ops.errors import VersionExpiredError
 from trinitylake_ops.format.definitions import LakehouseDef, TableDef
 from trinitylake_ops.format.file_names import HINT_PATH, ORPHAN_BARRIER_PATH, ROOT_PREFIX, TABLES_PREFIX, root_path
-from trinitylake_ops.format.keys import clock_reset
+from trinitylake_ops.format.keys import TABLE_KEY_PREFIX, clock_reset
 from trinitylake_ops.format.limits import smallest_node_file_limit_bytes
 from trinitylake_ops.format.locations import is_uri
 from trinitylake_ops.format.node_file import decode_node, encode_sealed_root
@@ -52,17 +52,26 @@ def check_version(lake: Lakehouse, version: int) -> Snapshot:
 
 
 def check_lake(lake: Lakehouse) -> None:
-    """Assert the invariants of every version, through fresh caches.
+    """Assert the invariants of every version, through fresh caches; read a definition once, as no version changes it.
 
     Times rise strictly, except at versions that set the clock back.
     """
     lake = Lakehouse(lake.storage, lake.storage_options)
     before: Snapshot | None = None
+    read: set[tuple[str, str]] = set()
     for version in range(lake.latest_version() + 1):
         try:
-            snapshot = check_version(lake, version)
+            snapshot = lake.snapshot(version)
         except VersionExpiredError:
             continue
+        assert check_tree(lake.files.nodes, snapshot.root, snapshot.location, snapshot.limits) == []
+        for key, location in set(scan(lake.files.nodes, snapshot.root)) - read:
+            if key.startswith(TABLE_KEY_PREFIX):
+                assert snapshot.has_namespace(snapshot.object_name(key).namespace)
+                snapshot.table_at(location)
+            else:
+                snapshot.namespace_at(location)
+            read.add((key, location))
         if before is not None and snapshot.created_at_ms <= before.created_at_ms:
             assert (clock_reset(snapshot.root.system, version) or 0) > before.version
         before = snapshot

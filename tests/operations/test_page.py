@@ -10,7 +10,7 @@ import pytest
 
 from tests.foreign import ForeignLake
 from tests.lakes import Lakes, table
-from tests.operations.aging import Aging, grow, keeping, needed_files
+from tests.operations.aging import Aging, keeping, needed_files
 from tests.operations.changes import alter, create
 from tests.operations.pages import Parsed, enlarged, parsed
 from trinitylake_ops import Lakehouse, operations
@@ -266,7 +266,8 @@ def test_versions_deleted_by_another_program_are_shown_between_others() -> None:
 
 @pytest.mark.parametrize("requests", [1, 6])
 def test_the_page_of_a_verify_that_ended_early(aging: Aging, requests: int) -> None:
-    grow(aging, 70, "m")
+    for _ in range(70):
+        alter(aging.lake, "n0", "a")
     report = operations.verify(aging.lake, budget=operations.Budget(max_requests=requests))
     assert not report.is_complete
     page = parsed(verification_page(report, aging.lake.storage.now_ms()))

@@ -76,7 +76,7 @@ def _trust_the_hint() -> AbstractContextManager[Any]:
 
 def _keep_the_tree_of_the_base() -> AbstractContextManager[Any]:
     """Rebase the number of the version, not its pointers."""
-    bring = batch.GroupChange.bring_to
+    bring = batch.GroupChange._bring_to
 
     def bring_to(self: Any, base: Snapshot) -> None:
         bring(self, base)
@@ -90,7 +90,7 @@ def _keep_the_tree_of_the_base() -> AbstractContextManager[Any]:
         return draft_of(self, Snapshot(base.files, base.version, base.location, stale, base.read_at_ms), stamp)
 
     return both(
-        mock.patch.object(batch.GroupChange, "bring_to", bring_to),
+        mock.patch.object(batch.GroupChange, "_bring_to", bring_to),
         mock.patch.object(batch.GroupChange, "draft", draft),
     )
 

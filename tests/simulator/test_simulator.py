@@ -120,18 +120,20 @@ _CAUGHT_AT = {
     "carry stale pointers in a rebase": 1,
     "delete the files of a commit with an unknown outcome": 22,
     "delete what the plan names, reached or not": 5,
+    "expire what was exported meanwhile": 120,
     "export elsewhere beside other exports": 1,
+    "export into what others clean up, with copies of any age": 197,
     "forget exports": 1,
     "free the names of purged versions": 1,
-    "give an interrupted group to the next leader, though its root was sent": 1,
-    "give up an old transaction whose root was sent": 13,
-    "keep nothing that can be undeleted": 10,
-    "let transactions commit whose files went as orphans": 113,
+    "give an interrupted group to the next leader, though its root was sent": 19,
+    "give up an old transaction whose root was sent": 0,
+    "keep nothing that can be undeleted": 6,
+    "let transactions commit whose files went as orphans": 9,
     "look nowhere for a resumed transaction": 8,
-    "make up conflicts": 16,
+    "make up conflicts": 2,
     "mark no definitions of the lakehouse and of namespaces": 5,
     "mark no messages": 14,
-    "mark no nodes": 10,
+    "mark no nodes": 6,
     "mark only once": 1_934,
     "overwrite roots instead of creating them": 1,
     "overwrite the settings that others changed": 3,
@@ -182,8 +184,12 @@ def test_mutations_are_caught(name: str) -> None:
     assert any(simulate(seed, ALL_MUTATIONS[name], **conditions).wrong for seed in seeds)
 
 
-def test_mutations_that_were_caught_are_there() -> None:
+def test_each_mutation_changes_something_that_exists() -> None:
+    """Most mutations run in ``make soak`` only: a renamed attribute of the engine must fail before."""
     assert _CAUGHT_AT.keys() <= ALL_MUTATIONS.keys()
+    for mutation in ALL_MUTATIONS.values():
+        with mutation():
+            pass
 
 
 def _digest(outcome: Outcome) -> str:
@@ -191,7 +197,7 @@ def _digest(outcome: Outcome) -> str:
 
 
 def test_a_seed_replays_exactly() -> None:
-    """Also in another process, where sets of text have another order."""
+    """A seed does the same in another process, where sets of text have another order."""
     here = _digest(simulate(7))
     assert here == _digest(simulate(7))
     program = "from tests.simulator.test_simulator import _digest; from tests.simulator.scenario import simulate; "
