@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import hashlib
 import itertools
 import random
 from collections import Counter
@@ -85,6 +86,11 @@ class Outcome:
     log: list[tuple[str, str, str, str]]
     injected: Counter[tuple[str, str]]
     happened: Counter[str]
+
+
+def digest(outcome: Outcome) -> str:
+    """Return a digest of all that happened in a run."""
+    return hashlib.sha256(repr((outcome.log, outcome.wrong)).encode()).hexdigest()
 
 
 def simulate(

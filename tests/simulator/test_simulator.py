@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import itertools
 import os
 import pickle
@@ -17,7 +16,7 @@ import pytest
 from tests.conftest import SHOWN
 from tests.simulator.choose_seeds import HAPPENINGS, seeds
 from tests.simulator.mutations import CONDITIONS, MUTATIONS
-from tests.simulator.scenario import N_FOREIGN_STEPS, Outcome, simulate
+from tests.simulator.scenario import N_FOREIGN_STEPS, digest, simulate
 from tests.simulator.upkeep import OPERATIONS
 from tests.simulator.upkeep_mutations import RARE_UPKEEP_MUTATIONS, UPKEEP_CONDITIONS, UPKEEP_MUTATIONS
 from tests.simulator.world import empty_cells, matrix
@@ -192,20 +191,18 @@ def test_each_mutation_changes_something_that_exists() -> None:
             pass
 
 
-def _digest(outcome: Outcome) -> str:
-    return hashlib.sha256(repr((outcome.log, outcome.wrong)).encode()).hexdigest()
-
-
 def test_a_seed_replays_exactly() -> None:
     """A seed does the same in another process, where sets of text have another order."""
-    here = _digest(simulate(7))
-    assert here == _digest(simulate(7))
-    program = "from tests.simulator.test_simulator import _digest; from tests.simulator.scenario import simulate; "
-    program += "print(_digest(simulate(7)))"
-    for hash_seed in ("1", "2"):
-        environment = {**os.environ, "PYTHONHASHSEED": hash_seed}
-        folder = Path(__file__).parents[2]
-        ran = subprocess.run(
-            [sys.executable, "-c", program], env=environment, cwd=folder, capture_output=True, text=True, check=True
-        )
-        assert ran.stdout.strip() == here
+    here = digest(simulate(7))
+    assert here == digest(simulate(7))
+    program = "from tests.simulator.scenario import digest, simulate; print(digest(simulate(7)))"
+    hash_seed = "1" if os.environ.get("PYTHONHASHSEED") != "1" else "2"
+    ran = subprocess.run(
+        [sys.executable, "-c", program],
+        env={**os.environ, "PYTHONHASHSEED": hash_seed},
+        cwd=Path(__file__).parents[2],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert ran.stdout.strip() == here
