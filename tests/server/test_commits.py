@@ -386,7 +386,7 @@ def test_data_files_of_others_are_refused(served: Served, rest: RestCatalog, lak
     rest.load_table("ns.u").append(ROWS)
     (task,) = rest.load_table("ns.u").scan().plan_files()
     before = lake.latest_version()
-    with pytest.raises(Exception, match="does not lie in the table's place"):
+    with pytest.raises(ForbiddenError, match="copy data files to"):
         rest.load_table("ns.t").add_files([task.file.file_path])
     assert lake.latest_version() == before
 
@@ -397,7 +397,7 @@ def test_data_files_outside_the_lakehouse_are_rejected_without_advice_to_allow_a
     """An allowed root makes files readable. It never lets a commit add them, so the error must not suggest it."""
     pq.write_table(ROWS, tmp_path / "a.parquet")
     table, before = rest.load_table("ns.t"), lake.latest_version()
-    with pytest.raises(ForbiddenError, match=r"does not lie in the table's place .* copy data files to") as raised:
+    with pytest.raises(ForbiddenError, match="copy data files to") as raised:
         table.add_files([f"file://{tmp_path}/a.parquet"])
     assert "allow-root" not in str(raised.value)
     assert lake.latest_version() == before

@@ -107,13 +107,13 @@ def test_a_client_with_a_name_and_a_secret_hears_that_it_needs_a_token(guarded: 
             assert (answer.status, answer.document["error"]) == (400, "unsupported_grant_type")
             assert "verysecret42" not in answer.body.decode()
             given = {"credential": "etl:verysecret42", "oauth2-server-uri": f"{served.url}/v1/oauth/tokens"}
-            with pytest.raises(OAuthError, match="gives no tokens"):
+            with pytest.raises(OAuthError, match="unsupported_grant_type"):
                 served.catalog(**given)
     assert guarded.ask("GET", "/v1/oauth/tokens").error == UNAUTHORIZED
 
 
 def test_a_client_without_a_token_is_not_told_that_its_token_is_wrong(guarded: Served) -> None:
-    with pytest.raises(UnauthorizedError, match="a bearer token is needed"):
+    with pytest.raises(UnauthorizedError, match="missing"):
         guarded.catalog()
 
 
@@ -324,7 +324,7 @@ def test_a_time_of_expiry_in_yaml_is_understood(tmp_path: Path) -> None:
 
 def test_without_tokens_this_machine_reads_only(lake: Lakehouse) -> None:
     with serving(settings_for(lake, anonymous_writes=False)) as served:
-        with pytest.raises(ForbiddenError, match=r"anonymous may not write .*; its operator lets .*--anonymous-writes"):
+        with pytest.raises(ForbiddenError, match=r"anonymous .*--anonymous-writes"):
             served.catalog().create_namespace("ns")
         assert served.catalog().list_namespaces() == []
         assert served.ask("GET", "/v1/config", headers={"Authorization": "Bearer None"}).status == 200
@@ -351,7 +351,7 @@ def test_settings_that_let_strangers_in_are_refused(tmp_path: Path) -> None:
         (replace(plain, host="0.0.0.0"), "--tokens"),
         (replace(plain, host="lake.example", anonymous_writes=True), "--tokens"),
         (replace(plain, host="::", tokens=file), "--behind-proxy"),
-        (replace(plain, tokens=file, anonymous_writes=True), "exclude"),
+        (replace(plain, tokens=file, anonymous_writes=True), "token file"),
         (replace(plain, tls_key=file), "both"),
     ):
         with pytest.raises(InvalidInputError, match=told):

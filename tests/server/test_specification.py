@@ -303,7 +303,7 @@ def test_other_paths_and_methods(served: Served) -> None:
     assert served.ask("GET", "/v2").error[0] == 404
     doubled = served.ask("GET", "/v1/v1/config")
     assert doubled.error[0] == 404
-    assert "leave /v1 out of the address" in doubled.document["error"]["message"]
+    assert "remove /v1" in doubled.document["error"]["message"]
     assert served.ask("GET", "/v1/main/namespaces/ns/tables/t/play").error[0] == 404
     wrong = served.ask("PUT", NAMESPACES, {})
     assert (wrong.error[0], wrong.headers["allow"]) == (405, "GET, POST")

@@ -1,6 +1,6 @@
-"""The application: who asks, for what, and how long that may take. Requests are carried out by threads.
+"""The ASGI application: authenticates requests, limits them, and runs them in threads.
 
-The engine is synchronous, so a request occupies a thread while it runs. While it waits for its turn, it occupies none.
+The engine is synchronous, so a request occupies a thread while it runs, but not while it waits in a queue.
 """
 
 from __future__ import annotations
@@ -46,11 +46,11 @@ from trinitylake_ops.telemetry.prometheus import CONTENT_TYPE
 
 logger = logging.getLogger(__name__)
 
-#: Where a browser may send requests from to a server without tokens.
+#: The values of ``Sec-Fetch-Site`` that a server without tokens accepts.
 _SITES = frozenset({"none", "same-origin"})
-#: Metrics of lakehouses that do not respond within so many seconds are the previous ones.
+#: How long a request for metrics waits for the lakehouses. The previous values are used for slower ones.
 _METRICS_SECONDS = 5.0
-#: The page with the state of the lakehouses, and what browsers are told about it: nothing from elsewhere, no copy.
+#: The status page, and its headers: browsers must load no external content, and keep no copy.
 _PAGE = b"/"
 _PAGE_HEADERS = {
     "content-type": "text/html; charset=utf-8",
@@ -59,28 +59,34 @@ _PAGE_HEADERS = {
     "cache-control": "no-store",
     "referrer-policy": "no-referrer",
 }
-#: Where clients ask for a token that were given a name and a secret instead of one.
+#: The endpoint for OAuth tokens, which clients use that are configured with a client id and a secret.
 _OAUTH = b"/v1/oauth/tokens"
 _LOOKS = (b"/v1/config", b"/metrics")
 _MAX_QUERY_BYTES = 16 << 10
 _MOST_QUERY_FIELDS = 50
 _LONGEST_PATH_CHARS = 500
-#: The operation of a request that is for none.
+#: The operation name of requests that match no operation.
 _NO_OPERATION = "other"
 
 
 @dataclass(slots=True)
 class _HeldBody:
-    """How many bytes of its body a request holds, and for which principal."""
+    """The part of a request's body that is in memory."""
 
+    #: The name of the principal.
     principal: str = ""
+    #: The number of bytes in memory.
     n_bytes: int = 0
 
 
 class Application:
-    """A server of lakehouses as an ASGI application. Raises what opening them and reading the tokens raises.
+    """A server of lakehouses as an ASGI application.
 
-    ``warehouses`` replaces the lakehouses that the settings would open.
+    The constructor raises the errors of opening the lakehouses and of reading the token and issuer files.
+
+    Args:
+        settings: The settings of the server.
+        warehouses: The lakehouses to serve instead of those in the settings, None to open those.
     """
 
     def __init__(self, settings: ServerSettings, warehouses: Warehouses | None = None):
@@ -91,9 +97,11 @@ class Application:
         self._issuers = None if settings.issuers is None else Issuers(read_issuers(settings.issuers))
         self._anonymous = anonymous(Granted.OPERATE if settings.anonymous_writes else Granted.READ)
         self.warehouses = warehouses or Warehouses.opened(settings.lakehouses)
-        storages = {one.shown: one.lake.storage for one in self.warehouses.served}
-        self.metrics = Metrics({name: one for name, one in storages.items() if isinstance(one, MeteredStorage)})
-        self._states = States({one.shown: one.lake for one in self.warehouses.served})
+        storages = {served.shown: served.lake.storage for served in self.warehouses.served}
+        self.metrics = Metrics(
+            {name: storage for name, storage in storages.items() if isinstance(storage, MeteredStorage)}
+        )
+        self._states = States({served.shown: served.lake for served in self.warehouses.served})
         is_shared = self._tokens is not None or self._issuers is not None
         self.scheduler = Scheduler(self._limits, is_shared=is_shared, ended_late=self._ended_late)
         self._readiness = Readiness(
@@ -106,7 +114,7 @@ class Application:
         self._is_stopping = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a request, or take part in the beginning and the end of the process."""
+        """Handle a request, or an event of the process' lifespan."""
         if scope["type"] == "http":
             request = Request(scope, receive)
             response = await self._logged(request)
@@ -125,7 +133,7 @@ class Application:
                 return
 
     def stop(self) -> None:
-        """Take no more requests, and wait until those that were begun are carried out, commits above all."""
+        """Reject new requests, and wait until those that have begun are finished, above all commits."""
         self._is_stopping = True
         self.scheduler.workers.close()
         self.metrics.close()
@@ -161,9 +169,12 @@ class Application:
         path, changes, held = request.scope["raw_path"], False, _HeldBody()
         is_look = request.method in ("GET", "HEAD")
         if "transfer-encoding" in request.headers and "content-length" in request.headers:
-            # A proxy may take the other header for the length, and the rest of the body for the next client's request.
+            # A proxy may use the other header for the length, and forward the rest of the body as another request.
             error = RejectedError(
-                400, "BadRequestException", "the request has two lengths of its body", headers={"Connection": "close"}
+                400,
+                "BadRequestException",
+                "the request has both Transfer-Encoding and Content-Length; send one of them",
+                headers={"Connection": "close"},
             )
             return failed(error, changes=False, request_id=request_id)
         if is_look and path in (b"/healthz", b"/readyz"):
@@ -203,8 +214,8 @@ class Application:
             with self._execution(principal, request) as execution:
                 return await self._carry_out(execution, route, call, is_large=len(body) > LARGE_BODY_BYTES)
         except ClientDisconnect:
-            return failed(bad_request("the client disconnected before its request began"), changes=False, request_id="")
-        except Exception as error:  # noqa: BLE001 - each becomes an answer, and the log has what was unforeseen
+            return failed(bad_request("the client disconnected before the request began"), changes=False, request_id="")
+        except Exception as error:  # noqa: BLE001 - each becomes a response, and unexpected ones are logged
             return failed(error, changes=changes, request_id=request_id)
         finally:
             self._n_body_bytes -= held.n_bytes
@@ -223,7 +234,7 @@ class Application:
     async def _carry_out(
         self, execution: Execution, route: Route, make_call: Callable[[], Call], *, is_large: bool
     ) -> JsonResponse:
-        """Run a request. One that changes tables waits for its turn between two steps, without a thread."""
+        """Run a request. One that changes tables waits in their queues between two steps, without a thread."""
         kind = Work.LARGE if is_large else route.work
         if route.tables is None:
 
@@ -242,7 +253,7 @@ class Application:
             lakehouse = call.warehouse.served
             try:
                 return call, frozenset((lakehouse.name, *name) for name in tables_of(call))
-            except Exception as error:  # noqa: BLE001 - it becomes an answer, and is counted
+            except Exception as error:  # noqa: BLE001 - it becomes a response, and is counted
                 return self._failed_change(call, error)
 
         prepared = await execution.run(kind, in_this_context(prepare), changes=False)
@@ -258,7 +269,7 @@ class Application:
         with change_span(lakehouse):
             try:
                 response = route.handle(call)
-            except Exception as error:  # noqa: BLE001 - it becomes an answer, and is counted
+            except Exception as error:  # noqa: BLE001 - it becomes a response, and is counted
                 return self._failed_change(call, error)
             self.metrics.note_commit(lakehouse, response.status)
             return response
@@ -269,24 +280,30 @@ class Application:
         return failure
 
     async def _metrics(self, principal: Principal) -> JsonResponse:
-        """Return all metrics. Those of lakehouses that do not answer in time are the ones from before."""
+        """Return all metrics, with the previous values of lakehouses that do not respond in time."""
         if principal.least_scope < Granted.READ:
-            raise forbidden(f"{principal.name} may not read metrics: its scope for all namespaces is less than read")
-        if not all(principal.may_see(one.name) for one in self.warehouses.served):
-            raise forbidden(f"{principal.name} may not read metrics: they are about all lakehouses of the server")
-        if self._reading_metrics is None or self._reading_metrics.done():  # one at a time occupies a thread
+            raise forbidden(
+                f"{principal.name} is not allowed to read metrics: that needs scope read in every namespace"
+            )
+        if not all(principal.may_see(served.name) for served in self.warehouses.served):
+            raise forbidden(
+                f"{principal.name} is not allowed to read metrics: that needs access to all lakehouses of the server"
+            )
+        if self._reading_metrics is None or self._reading_metrics.done():  # at most one thread reads them
             self._reading_metrics = asyncio.create_task(asyncio.to_thread(self._states.emit))
         await asyncio.wait({self._reading_metrics}, timeout=_METRICS_SECONDS)
         return JsonResponse(200, self.metrics.text(), {"content-type": CONTENT_TYPE})
 
     def _page(self, principal: Principal) -> JsonResponse:
         if principal.least_scope < Granted.READ:
-            raise forbidden(f"{principal.name} may not see the state: its scope for all namespaces is less than read")
-        names = {one.shown for one in self.warehouses.served if principal.may_see(one.name)}
+            raise forbidden(
+                f"{principal.name} is not allowed to read the status page: that needs scope read in every namespace"
+            )
+        names = {served.shown for served in self.warehouses.served if principal.may_see(served.name)}
         return JsonResponse(200, self._states.page(names), _PAGE_HEADERS)
 
     async def _principal(self, request: Request, *, allows_password: bool) -> Principal:
-        """Return who asks. Browsers send a token as the password of HTTP's basic authentication, for the page alone."""
+        """Return the principal. For the status page, browsers send a token as the basic authentication password."""
         authorization = request.headers.get("authorization")
         if allows_password and (self._tokens is not None or self._issuers is not None):
             authorization = bearer_of(authorization)
@@ -295,18 +312,18 @@ class Application:
         if self._tokens is not None:
             return await self._tokens.principal(authorization)
         if self._issuers is not None:
-            raise unauthorized("a bearer token is needed")
-        # Pages in a browser of this machine could send requests with any name for this machine. Some have no origin,
-        # such as images and links; Sec-Fetch-Site is "none" if the person opened the address.
+            raise unauthorized("the bearer token is missing")
+        # Any web page in a browser on this machine could send requests to a loopback name. Some requests, for example
+        # for images and links, have no origin; Sec-Fetch-Site is "none" if the user opened the address directly.
         site = request.headers.get("sec-fetch-site", "none")
         if "origin" in request.headers or site not in _SITES or not is_loopback(_host(request)):
-            raise forbidden("without tokens only programs on this machine are answered, not pages in a browser")
+            raise forbidden("a server without tokens accepts requests of local programs only, not of web pages")
         return self._anonymous
 
     def _warehouse(self, principal: Principal, name: str) -> Warehouse:
-        # The check comes first, so that the response does not reveal whether a lakehouse or a warehouse exists.
+        # Checked first, so that the response does not reveal whether a lakehouse or a warehouse exists.
         if not principal.may_see(self.warehouses.lakehouse_of(name)) or principal.most_scope < Granted.READ:
-            raise forbidden(f"{principal.name} may not see this lakehouse")
+            raise forbidden(f"{principal.name} is not allowed to access this lakehouse")
         return self.warehouses.named(name)
 
     def _configuration(self, principal: Principal, query: dict[str, str]) -> JsonResponse:
@@ -338,7 +355,7 @@ class Application:
                         raise too_large(limit)
                     is_too_many = self._n_bytes_of[held.principal] > self._most_bytes_of_one
                     if is_too_many or self._n_body_bytes > self._limits.bodies_bytes:
-                        raise responses.too_many("too many bodies are on their way already; try again")
+                        raise responses.too_many("too many request bodies are in transit; retry later")
                     parts.append(part)
         except TimeoutError:
             raise RejectedError(408, "BadRequestException", "the body did not arrive in time") from None
@@ -346,8 +363,8 @@ class Application:
 
     def _ended_late(self, ended: asyncio.Future[object]) -> None:
         error = None if ended.cancelled() else ended.exception()
-        how = "well" if error is None else f"with {type(error).__name__}: {error}"
-        logger.warning("a request that took too long has ended %s", self._redacted(how))
+        outcome = "successfully" if error is None else f"with {type(error).__name__}: {error}"
+        logger.warning("a request that exceeded its time limit has ended %s", self._redacted(outcome))
 
     async def _is_ready(self) -> JsonResponse:
         failures = ["stopping"] if self._is_stopping else await self._readiness.failures()
@@ -358,7 +375,7 @@ class Application:
 
 
 class _InTwoParts(Response):
-    """A response whose second part is sent as it is, so that unread responses share it."""
+    """A response whose second part is sent without a copy, so that unread responses share its memory."""
 
     def __init__(self, response: JsonResponse, headers: dict[str, str]):
         length = str(len(response.body) + len(response.shared))
@@ -396,5 +413,5 @@ def _query(request: Request) -> dict[str, str]:
             text.decode("ascii"), keep_blank_values=True, errors="strict", max_num_fields=_MOST_QUERY_FIELDS
         )
     except ValueError:
-        raise bad_request("the query cannot be read") from None
+        raise bad_request("the query is not valid") from None
     return dict(fields)

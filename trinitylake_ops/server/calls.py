@@ -1,7 +1,7 @@
-"""A request as its handler sees it: who sends it, its body, and how the commit records it.
+"""A request from its handler's point of view: its principal, its body, and the transaction that it commits.
 
-A request with an ``Idempotency-Key`` is a publication (``iceberg/write/publication.py``). Its id is among the members
-of the version that has its change. So any replica finds it, without a store of answers.
+A request with an ``Idempotency-Key`` is a publication (``iceberg/write/publication.py``): its id is recorded in the
+version that contains its change. Any replica can therefore find it, and no store of responses is needed.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ from trinitylake_ops.versions.time_travel import find_version_before
 
 M = TypeVar("M", bound=IcebergBaseModel)
 
-#: Stands between the levels of a namespace in a path.
+#: The separator of the levels of a namespace in a path.
 SEPARATOR = "\x1f"
 _DOCUMENT: TypeAdapter[dict[str, Any]] = TypeAdapter(dict[str, Any])
 _PROPERTIES: TypeAdapter[dict[str, str]] = TypeAdapter(dict[str, str])
@@ -60,34 +60,41 @@ _MOST_OBJECTS = 50_000
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A request that somebody may make. ``names`` are the parts of its path that are names, decoded.
+    """An authenticated request."""
 
-    ``path`` is as it came, without its query. ``query`` and ``headers`` have lower case names for headers.
-    ``note_conflict`` counts an attempt that lost to another commit.
-    """
-
+    #: The HTTP method.
     method: str
+    #: The raw path, without the query.
     path: str
+    #: The decoded names in the path, by their names in the route template.
     names: Mapping[str, str]
+    #: The parameters of the query.
     query: Mapping[str, str]
+    #: The headers, by lower-case name.
     headers: Mapping[str, str]
+    #: The body.
     body: bytes
+    #: The sender.
     principal: Principal
+    #: The warehouse that the path names.
     warehouse: Warehouse
+    #: The id of the request in the log.
     request_id: str
+    #: The limits of the server.
     limits: Limits
+    #: Counts a commit attempt that conflicted with another commit.
     note_conflict: Callable[[], None]
 
     @property
     def namespace(self) -> str:
-        """The namespace in the path. Raises NoSuchNamespaceError for one of several levels."""
+        """The namespace in the path. Raises NoSuchNamespaceError if it has several levels."""
         return single_level(self.names["namespace"].split(SEPARATOR))
 
     @property
     def table(self) -> tuple[str, str]:
-        """The namespace and the table in the path. Raises NoSuchTableError for one in a namespace of several levels.
+        """The namespace and the table in the path. Raises NoSuchTableError if the namespace has several levels.
 
-        Iceberg's Java asks for ``ns.t.snapshots`` so, and takes it for a metadata table if no such table is there.
+        Iceberg's Java client requests a metadata table as ``ns.t.snapshots``, and expects this error for it.
         """
         try:
             return self.namespace, self.names["table"]
@@ -97,50 +104,62 @@ class Call:
 
     @property
     def client(self) -> str:
-        """The program that asks, as it says."""
+        """The user agent that the client declares."""
         return _UNPRINTABLE.sub("?", self.headers.get("user-agent", ""))[:_LONGEST_CLIENT_CHARS]
 
     def document(self) -> dict[str, Any]:
-        """Return the body, a JSON object. Raises RejectedError, 400, and 413 for one of too many values."""
-        # Marks within texts count, too. A value takes tens of bytes, even if the body has two for it.
+        """Return the body as a JSON object. Raises RejectedError: 400, or 413 if it has too many values."""
+        # Marks within strings are counted as well. Parsed, a value takes tens of bytes for as few as two of the body.
         if sum(self.body.count(mark) for mark in (b",", b"[", b"{")) > _MOST_VALUES:
-            raise RejectedError(413, "BadRequestException", f"the body holds more than {_MOST_VALUES} values")
-        # An object becomes a field of a schema, an update or a part of a filter: some 0.1 ms of work each.
+            raise RejectedError(413, "BadRequestException", f"the body contains more than {_MOST_VALUES} values")
+        # An object becomes a schema field, an update or a part of a filter, at about 0.1 ms of work each.
         if self.body.count(b"{") > _MOST_OBJECTS:
-            raise RejectedError(413, "BadRequestException", f"the body holds more than {_MOST_OBJECTS} objects")
+            raise RejectedError(413, "BadRequestException", f"the body contains more than {_MOST_OBJECTS} objects")
         try:
             content = _DOCUMENT.validate_json(self.body)
         except PydanticError as error:
             reason = error.errors(include_url=False, include_context=False, include_input=False)[0]["msg"]
-            raise bad_request(f"the body is no JSON object: {reason}") from None
+            raise bad_request(f"the body is not a JSON object: {reason}") from None
         _check_numbers(content)
         return content
 
     def model(self, kind: type[M], **defaults: Any) -> M:
-        """Return the body as a model. ``defaults`` are for fields that the specification lets clients leave out.
+        """Return the body as a model.
 
-        Raises RejectedError, 400, InvalidInputError, and pydantic's ValidationError.
+        Args:
+            kind: The class of the model.
+            **defaults: Values for fields that the specification allows clients to omit.
+
+        Raises:
+            RejectedError: 400 or 413 if the body is not an acceptable JSON object.
+            InvalidInputError: If a value is invalid.
+            pydantic.ValidationError: If the body does not match the model.
         """
         content = {**defaults, **self.document()}
         with as_invalid_input():
             return kind.model_validate(content)
 
     def check(self, scope: Scope, namespace: str) -> None:
-        """Raise RejectedError, 403, if the principal may not do something in a namespace."""
+        """Raise RejectedError, 403, if the principal does not have a scope in a namespace.
+
+        Args:
+            scope: The required scope.
+            namespace: The name of the namespace.
+        """
         self.principal.check(scope, namespace)
 
     def may_change(self, scope: Scope, definition: TableDef, latest: Snapshot | None = None) -> bool:
-        """Whether the principal may do something to a table under all of its current names.
+        """Whether the principal has a scope for a table under all of its current names.
 
-        A table that was dropped has none, so only a principal with the right in every namespace has it there.
+        A dropped table has no current name, so the principal needs the scope in every namespace.
 
         Args:
-            scope: What the principal wants to do.
-            definition: The table's definition, in whatever version.
+            scope: The required scope.
+            definition: The table's definition, in any version.
             latest: The latest version, if the caller has just read it.
 
         Raises:
-            StorageError: If the latest version cannot be read for now.
+            StorageError: If the latest version cannot be read at the moment.
         """
         if self.principal.least_scope >= scope:
             return True
@@ -148,17 +167,23 @@ class Call:
         return bool(namespaces) and all(self.principal.may(scope, namespace) for namespace in namespaces)
 
     def check_table(self, scope: Scope, definition: TableDef, latest: Snapshot | None = None) -> None:
-        """Raise RejectedError, 403, unless :meth:`may_change`. The message names no namespace."""
+        """Raise RejectedError, 403, unless :meth:`may_change`. The message reveals no namespace.
+
+        Args:
+            scope: The required scope.
+            definition: The table's definition, in any version.
+            latest: The latest version, if the caller has just read it.
+        """
         if not self.may_change(scope, definition, latest):
             raise forbidden(
-                f"{self.principal.name} may not {scope.name.lower()} this table: it is in a namespace now that forbids"
-                " it, or it was dropped"
+                f"{self.principal.name} is not allowed to {scope.name.lower()} this table: it was dropped, or it is"
+                " now in a namespace without this permission"
             )
 
     def requested_table(self, scope: Scope = Scope.READ) -> RequestedTable:
-        """Return the table in the path, to which the principal has a right under all of its current names.
+        """Return the table in the path, after checking the principal's scope under all of its current names.
 
-        Raises RejectedError, 403, NoSuchTableError, StorageError.
+        Raises RejectedError, 403, NoSuchTableError, or StorageError.
         """
         namespace, name = self.table
         self.check(scope, namespace)
@@ -168,7 +193,7 @@ class Call:
         return RequestedTable(catalog, definition, latest)
 
     def flag(self, name: str) -> bool:
-        """Return a parameter of the query that is true or false, false if absent. Raises RejectedError, 400."""
+        """Return a boolean parameter of the query, False if absent. Raises RejectedError, 400."""
         value = self.query.get(name, "false").lower()
         if value not in ("true", "false"):
             raise bad_request(f"{name} must be true or false")
@@ -177,28 +202,31 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class RequestedTable:
-    """A table that a request names: its definition, a catalog that reads it, and the latest version if that is read."""
+    """A table that a request names."""
 
+    #: Reads the table at the version of the warehouse.
     catalog: TrinityLakeCatalog
+    #: The definition of the table at that version.
     definition: TableDef
+    #: The latest version, None if the warehouse is at another version.
     latest: Snapshot | None
 
 
 def _check_numbers(content: Any) -> None:
-    """Raise RejectedError, 400, for a number beyond 64 bits, or none: other programs read what is kept of it."""
+    """Raise RejectedError, 400, for numbers beyond 64 bits, NaN or infinity, which other programs could not read."""
     rest = [content]
     while rest:
-        found = rest.pop()
-        if isinstance(found, dict):
-            rest += found.values()
-        elif isinstance(found, list):
-            rest += found
-        elif isinstance(found, int | float) and not -(2**63) <= found < 2**63:
+        value = rest.pop()
+        if isinstance(value, dict):
+            rest += value.values()
+        elif isinstance(value, list):
+            rest += value
+        elif isinstance(value, int | float) and not -(2**63) <= value < 2**63:
             raise bad_request("a number in the body does not fit into 64 bits")
 
 
 def single_level(levels: Sequence[str]) -> str:
-    """Return the name of a namespace. Raises NoSuchNamespaceError for one of no or several levels: there is none."""
+    """Return the name of a namespace. Raises NoSuchNamespaceError if it does not have exactly one level."""
     if len(levels) != 1:
         raise NoSuchNamespaceError(
             f"Namespace does not exist: {'.'.join(levels)} (namespaces of a lakehouse have one level)"
@@ -207,19 +235,27 @@ def single_level(levels: Sequence[str]) -> str:
 
 
 def texts(value: Any) -> dict[str, str]:
-    """Return properties of a body. Raises pydantic's ValidationError for another thing than texts by names."""
+    """Validate properties in a body. Raises pydantic's ValidationError unless it is a mapping of strings."""
     return _PROPERTIES.validate_python(value)
 
 
 def names(value: Any) -> list[str]:
-    """Return names of a body. Raises pydantic's ValidationError for another thing than a list of texts."""
+    """Validate names in a body. Raises pydantic's ValidationError unless it is a list of strings."""
     return _NAMES.validate_python(value)
 
 
 def page_of(call: Call, found: Sequence[str]) -> tuple[list[str], str | None]:
-    """Return one page of names, in their order, and the token of the next one, None for the last.
+    """Return one page of sorted names. Clients that send no ``pageToken`` get all names.
 
-    Clients that send no ``pageToken`` get all. Raises RejectedError, 400.
+    Args:
+        call: The request.
+        found: All names.
+
+    Returns:
+        The names of the page, and the token of the next page, None for the last page.
+
+    Raises:
+        RejectedError: 400 if the token or the page size is invalid.
     """
     token, ordered = call.query.get("pageToken"), sorted(found)
     size = _page_size(call)
@@ -237,7 +273,7 @@ def _page_size(call: Call) -> int:
     if text is None:
         return call.limits.page_names
     if not (text.isascii() and text.isdecimal()) or len(text) > 9 or int(text) < 1:
-        raise bad_request("pageSize must be a whole number of at least 1")
+        raise bad_request("pageSize must be a positive integer")
     return min(int(text), call.limits.page_names)
 
 
@@ -249,32 +285,32 @@ def _decoded(token: str) -> str:
     try:
         return base64.b64decode(token + "=" * (-len(token) % 4), altchars=b"-_", validate=True).decode()
     except (ValueError, binascii.Error):
-        raise bad_request("pageToken is not one that this server gave") from None
+        raise bad_request("pageToken is not a token of this server") from None
 
 
 def too_large(limit_bytes: int) -> RejectedError:
     """Return the error for a body that is too large."""
-    return RejectedError(413, "BadRequestException", f"the body has more than {limit_bytes} bytes; send less at once")
+    return RejectedError(413, "BadRequestException", f"the body has more than {limit_bytes} bytes; split the request")
 
 
 T = TypeVar("T")
 
-#: A key can be sent again for so long after it was made, by the client's clock.
+#: How long a key can be sent again after it was created, by the client's clock.
 KEY_LIFETIME_MS = 30 * 60_000
-#: The clocks of clients may be so far from the storage's.
+#: The accepted difference between the clocks of clients and of the storage.
 CLOCK_MARGIN_MS = 5 * 60_000
-#: A change that loses to others is made again so often.
+#: How often a change is attempted if it conflicts with other commits.
 MOST_ATTEMPTS = 20
 _LONGEST_MESSAGE_CHARS = 500
 _LONGEST_REQUEST_CHARS = 300
 _KEY_CHARS = 36
 _DIGEST_CHARS = 12
-#: The property of a commit with a key that says what was asked for.
+#: The commit property that identifies the request of an idempotency key.
 _KEYED = "asked"
 
 
 class RequestTarget(LatestTarget):
-    """The latest version of a lakehouse, whose changes are those of one request."""
+    """The latest version of a lakehouse, as the target of the changes of one request."""
 
     def __init__(self, call: Call):
         self._call = call
@@ -283,18 +319,24 @@ class RequestTarget(LatestTarget):
 
     @contextmanager
     def change(self, message: str) -> Iterator[Transaction]:
-        """Begin a change that the request asks for, and commit it at the end of the block.
+        """Begin a change of the request, and commit it at the end of the block.
 
-        Raises CommittedByOtherError if the request was carried out before, and what a commit raises.
+        Raises CommittedByOtherError if the request was already carried out, and the errors of a commit.
         """
         with transaction_of(self._call, message) as txn:
             yield txn
 
 
 def transaction_of(call: Call, message: str, base: Snapshot | None = None) -> Transaction:
-    """Return a transaction that a request asks for, on the latest version or on ``base``.
+    """Begin a transaction for a request.
 
-    Raises as :meth:`RequestTarget.change`, and RejectedError.
+    Args:
+        call: The request.
+        message: The commit message.
+        base: The version to build on, None for the latest one.
+
+    Raises:
+        RejectedError: 400 or 422 if the idempotency key is invalid, too old, or was used for another request.
     """
     lake, key = call.warehouse.served.lake, call.headers.get("idempotency-key")
     publication = None if key is None else publication_id("idempotency-key", call.principal.name, _checked_key(key))
@@ -310,13 +352,13 @@ def transaction_of(call: Call, message: str, base: Snapshot | None = None) -> Tr
 
 
 def _commit_properties(call: Call) -> Mapping[str, str]:
-    """Return what a commit says of its request. It is short, since a version has room for few bytes of each commit."""
+    """Return the commit properties of a request. They are short, because a version has little room for each commit."""
     properties = {CLIENT_PROPERTY: call.principal.name, "request": call.request_id}
     return {**properties, _KEYED: _request_text(call)} if "idempotency-key" in call.headers else properties
 
 
 def _request_text(call: Call) -> str:
-    """Return what tells two requests apart, in a form that people can read, too."""
+    """Return a readable text that identifies the request."""
     body = hashlib.sha256(call.body).hexdigest()[:_DIGEST_CHARS]
     return f"{call.method} {call.path}"[:_LONGEST_REQUEST_CHARS] + f" {body}"
 
@@ -327,22 +369,23 @@ def _checked_key(key: str) -> str:
     except ValueError:
         parsed = None
     if parsed is None or len(key) != _KEY_CHARS or parsed.version != 7:
-        raise bad_request("Idempotency-Key must be a UUID of version 7, in its written form")
+        raise bad_request("Idempotency-Key must be a UUID of version 7, in its canonical text form")
     return str(parsed)
 
 
 def _unpublished(lake: Lakehouse, publication: str, key: uuid.UUID, call: Call) -> Callable[[Snapshot], None]:
-    """Return a condition that a publication is in no version since its key was made.
+    """Return a condition: no version since the key was created contains the publication.
 
-    Versions are looked through once. The moment of the key is the client's, and is not believed to the minute.
+    Each version is searched once. The key's timestamp is from the client's clock, and is trusted only within a margin.
     """
     now_ms, made_ms = lake.storage.now_ms(), key.int >> 80
     if made_ms < now_ms - KEY_LIFETIME_MS - CLOCK_MARGIN_MS:
         raise bad_request(
-            "Idempotency-Key is too old, so nobody would find what it did; look whether it was done, or send a new one"
+            "Idempotency-Key is too old to be checked for duplicates; find out whether the request was carried out, or"
+            " send a new key"
         )
     if made_ms > now_ms + CLOCK_MARGIN_MS:
-        made_ms = now_ms - KEY_LIFETIME_MS  # the client's clock is fast, and tells nothing
+        made_ms = now_ms - KEY_LIFETIME_MS  # the client's clock is fast, so its timestamp is not usable
     searched_to = _version_before(lake, made_ms - CLOCK_MARGIN_MS)
 
     def check(latest: Snapshot) -> None:
@@ -353,55 +396,75 @@ def _unpublished(lake: Lakehouse, publication: str, key: uuid.UUID, call: Call) 
             raise CommitStateUnknownException(str(error)) from error
         if version is not None:
             _check_same_request(lake, version, call)
-            raise CommittedByOtherError("the request was carried out before", committed_version=version)
+            raise CommittedByOtherError("the request was already carried out", committed_version=version)
         searched_to = latest.version
 
     return check
 
 
-def _version_before(lake: Lakehouse, moment_ms: int) -> int:
+def _version_before(lake: Lakehouse, timestamp_ms: int) -> int:
     roots = lake.files.roots
     try:
-        return find_version_before(roots, moment_ms, lake.latest_version(), ProbedRoots(roots.storage))
-    except VersionNotFoundError:  # the lakehouse is younger
+        return find_version_before(roots, timestamp_ms, lake.latest_version(), ProbedRoots(roots.storage))
+    except VersionNotFoundError:  # the lakehouse was created later
         return 0
 
 
 def _check_same_request(lake: Lakehouse, version: int, call: Call) -> None:
-    """Raise RejectedError, 422, if a key was used for another request."""
+    """Raise RejectedError, 422, if the idempotency key was used for another request."""
     properties = decode_commit_info(lake.snapshot(version).root.system).get("properties")
     before = properties.get(_KEYED) if isinstance(properties, dict) else None
     if before is not None and before != _request_text(call):
         raise RejectedError(
-            422, "UnprocessableEntityException", "Idempotency-Key was used for another request; make a new one for each"
+            422,
+            "UnprocessableEntityException",
+            "Idempotency-Key was used for another request; use a new key for each request",
         )
 
 
 def changed(call: Call, change: Callable[[TrinityLakeCatalog], T]) -> T | None:
-    """Make one change by a catalog, and again where others were faster. None if it was made by the request before.
+    """Make a change through the catalog, and retry it if it conflicts with another commit.
 
-    Raises what the catalog raises for it.
+    Args:
+        call: The request.
+        change: Makes the change; also called for each retry.
+
+    Returns:
+        The result of the change, None if an earlier attempt of this request was already committed.
+
+    Raises:
+        CommitFailedException: After too many conflicts. Other errors of the catalog are passed on.
     """
     catalog = call.warehouse.served.catalog_on(RequestTarget(call))
     return retry_on_conflict(lambda: change(catalog), call.note_conflict)
 
 
 def retry_on_conflict(attempt: Callable[[], T], note_conflict: Callable[[], None]) -> T | None:
-    """Return what an attempt returns that loses to no other commit. None if the request was carried out before.
+    """Retry an attempt until it does not conflict with another commit.
 
-    Raises CommitFailedException after too many attempts, and what an attempt raises.
+    Args:
+        attempt: Makes and commits the change.
+        note_conflict: Called for each conflict.
+
+    Returns:
+        The result of the attempt, None if the request was already carried out.
+
+    Raises:
+        CommitFailedException: After ``MOST_ATTEMPTS`` conflicts. Other errors of an attempt are passed on.
     """
-    lost: Exception | None = None
+    conflict: Exception | None = None
     for _ in range(MOST_ATTEMPTS):
         try:
             return attempt()
         except CommittedByOtherError:
             return None
         except CommitConflictError as error:
-            lost = error
+            conflict = error
         except CommitFailedException as error:
             if not isinstance(error.__cause__, CommitConflictError):
                 raise
-            lost = error
+            conflict = error
         note_conflict()
-    raise CommitFailedException(f"others were faster {MOST_ATTEMPTS} times: {lost}") from lost
+    raise CommitFailedException(
+        f"commit failed after {MOST_ATTEMPTS} conflicts with other commits; retry later: {conflict}"
+    ) from conflict

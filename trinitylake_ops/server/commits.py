@@ -1,8 +1,8 @@
-"""Commits of tables: one request is one version of the lakehouse, however many tables it changes.
+"""Commits of tables: a request becomes one version of the lakehouse, however many tables it changes.
 
-Requirements are checked on the version that the commit builds on. Where another commit was faster, the engine rebases.
-If it cannot, since the same table has changed, all is done again on what is there now. So a client hears of a conflict
-only if its own requirements no longer hold.
+Requirements are checked against the version that the commit builds on. After a conflict, the engine rebases. If it
+cannot, because the same table has changed, the request is applied to the new latest version from scratch. A client
+therefore gets a conflict only if its own requirements are no longer satisfied.
 """
 
 from __future__ import annotations
@@ -74,62 +74,79 @@ from trinitylake_ops.versions.snapshot import Snapshot
 
 logger = logging.getLogger(__name__)
 
-#: Each update is applied to all metadata, so that its work grows with both.
+#: The maximum number of updates and of requirements. Each update is applied to all metadata, so the work multiplies.
 _MOST_PARTS = 1_000
-#: Entries of large manifests take gigabytes in memory, so that one commit has them at a time.
+#: The entries of large manifests can take gigabytes of memory, so only one commit at a time may load them.
 _LARGE_MANIFESTS = threading.Lock()
 
 
 class _OneCommit(TransactionTarget):
-    """An open transaction in which each table changes once, so that its files can go with the commit."""
+    """An open transaction in which each table changes once, so that its files are written with the commit."""
 
     commits_changes = True
 
 
 @dataclass(frozen=True, slots=True)
 class TableCommit:
-    """What a client asks for one table."""
+    """A client's request to change one table."""
 
+    #: The namespace and the name of the table.
     name: Name
+    #: The requirements and updates.
     request: CommitTableRequest
 
     @classmethod
     def of(cls, request: CommitTableRequest) -> TableCommit:
-        """Return the commit of a request. Raises NoSuchNamespaceError, and RejectedError for one of too many parts."""
+        """Return the commit of a request. Raises NoSuchNamespaceError, or RejectedError if it has too many parts."""
         if max(len(request.updates), len(request.requirements)) > _MOST_PARTS:
-            raise bad_request(f"a commit of a table has at most {_MOST_PARTS} updates and requirements; send several")
+            raise bad_request(
+                f"a table commit may have at most {_MOST_PARTS} updates and as many requirements; split it"
+            )
         namespace = single_level(request.identifier.namespace.root)
         return cls((namespace, request.identifier.name), request)
 
     @property
     def added(self) -> list[AddSnapshotUpdate]:
-        """The snapshots that it adds."""
+        """The snapshots that the commit adds."""
         return [update for update in self.request.updates if isinstance(update, AddSnapshotUpdate)]
 
     @property
     def creates(self) -> bool:
-        """Whether the table must not exist."""
+        """Whether the commit requires that the table does not exist."""
         return any(isinstance(requirement, AssertCreate) for requirement in self.request.requirements)
 
 
 @dataclass(frozen=True, slots=True)
 class Committed:
-    """What a table is after a commit: the URI of its metadata file, and the JSON of the metadata."""
+    """A table after a commit."""
 
+    #: The URI of its metadata file.
     metadata_location: str
+    #: Its metadata as JSON.
     text: bytes
 
     @classmethod
     def of(cls, table: Table) -> Committed:
-        """Return it for a table that was loaded."""
+        """Return the result for a loaded table."""
         return cls(table.metadata_location, encoded(table.metadata))
 
 
 def commit_tables(call: Call, commits: Sequence[TableCommit]) -> Mapping[Name, Committed]:
-    """Commit changes of tables as one version, and return what each of them is then.
+    """Commit changes of tables as one version.
 
-    A request that was carried out before, and whose answer was lost, returns what is there now. Raises
-    CommitFailedException, NoSuchTableError, RejectedError, and what a commit raises.
+    Args:
+        call: The request.
+        commits: The changes, at most one per table.
+
+    Returns:
+        Each table after the commit. If the request was already carried out and its response was lost, the tables in
+        the latest version.
+
+    Raises:
+        CommitFailedException: If a requirement is not satisfied, or after too many conflicts.
+        CommitStateUnknownException: If it is unknown whether the request was committed.
+        NoSuchTableError: If a table does not exist.
+        RejectedError: If the request is invalid or not allowed.
     """
     for commit in commits:
         call.check(Scope.WRITE, commit.name[0])
@@ -142,10 +159,10 @@ def commit_tables(call: Call, commits: Sequence[TableCommit]) -> Mapping[Name, C
 
 
 def _committed_at_once(call: Call, commits: Sequence[TableCommit]) -> Mapping[Name, Committed] | None:
-    """Commit on the version that this server made a moment ago, without a question to the storage first.
+    """Commit on the version that this server has just committed, without first reading the latest version.
 
-    Returns None where there is no such version, and where anything was in the way: the latest version may not be it.
-    Raises CommitStateUnknownException.
+    Returns None if there is no such version, or if the attempt failed for any reason, because that version may no
+    longer be the latest. Raises CommitStateUnknownException.
     """
     base = call.warehouse.served.lake.just_committed()
     if base is None or "idempotency-key" in call.headers or any(commit.creates for commit in commits):
@@ -155,8 +172,8 @@ def _committed_at_once(call: Call, commits: Sequence[TableCommit]) -> Mapping[Na
         made = attempt.commit()
     except (CommitStateUnknownException, CommitOutcomeUnknownError):
         raise
-    except Exception as error:  # noqa: BLE001 - the attempt on the latest version has the answer
-        logger.debug("a commit on version %s failed, and begins anew: %s", base.version, error)
+    except Exception as error:  # noqa: BLE001 - the attempt on the latest version reports it
+        logger.debug("commit on version %s failed; retrying on the latest version: %s", base.version, error)
         return None
     return made if attempt.has_changed else None
 
@@ -166,20 +183,20 @@ def _present(catalog: TrinityLakeCatalog, commits: Sequence[TableCommit]) -> dic
 
 
 class _Attempt:
-    """One attempt to commit a request, on ``base`` or the version that is the latest when it begins."""
+    """One attempt to commit a request, on ``base`` or, if that is None, on the latest version."""
 
     def __init__(self, call: Call, commits: Sequence[TableCommit], base: Snapshot | None = None):
         self._call = call
         self._served = call.warehouse.served
         self._commits = commits
-        summary = "; ".join(commit_message(".".join(one.name), one.request.updates) for one in commits)
+        summary = "; ".join(commit_message(".".join(commit.name), commit.request.updates) for commit in commits)
         self._txn = transaction_of(call, summary or "nothing", base)
         target = _OneCommit(self._txn, self._served.lake.storage_options)
         self._catalog = self._served.catalog_on(target)
         self._io: StorageFileIO = self._catalog.io
 
     def commit(self) -> Mapping[Name, Committed]:
-        """Commit, and return what each table is then. Raises as :func:`commit_tables`, and CommitConflictError."""
+        """Commit, and return each table after it. Raises as :func:`commit_tables`, and CommitConflictError."""
         with self._txn:
             tables = {commit.name: self._load(commit) for commit in self._commits}
             if any(_was_applied(commit, tables[commit.name]) for commit in self._commits):
@@ -212,7 +229,7 @@ class _Attempt:
         return None
 
     def _change(self, commit: TableCommit, table: Table | None, parse_slot: ExitStack) -> Committed:
-        """Apply the commit of one table. ``parse_slot`` gets the slot for large manifests, which ends with them."""
+        """Apply the commit of one table. ``parse_slot`` receives the lock for large manifests, and releases it."""
         current = table.metadata if table is not None else None
         for requirement in commit.request.requirements:
             requirement.validate(current)
@@ -230,16 +247,16 @@ class _Attempt:
         read, empty_ids = self._check_files(commit, updates, place, current, parse_slot)
         with as_invalid_input():
             updates = list(with_totals(updates, current, self._io, read, empty_ids))
-            faulty = {one for one, entries in read.items() if has_faulty_bounds(entries)}
-            if faulty := {one for one in faulty if _is_within(one.manifest_path, place)}:
+            faulty = {manifest for manifest, entries in read.items() if has_faulty_bounds(entries)}
+            if faulty := {manifest for manifest in faulty if _is_within(manifest.manifest_path, place)}:
                 updates = self._with_valid_bounds(updates, faulty)
             response = self._catalog.commit_table(table, commit.request.requirements, tuple(updates))
         return self._read_back(response)
 
     def _read_back(self, made: CommitTableResponse) -> Committed:
-        """Return what a table will be, by the very bytes that the commit writes. Raises as :func:`check_readable`.
+        """Return a table after the commit, from the bytes that the commit writes. Raises as :func:`check_readable`.
 
-        They are parsed once. The next request for the table finds what was parsed here.
+        They are parsed once: the result is cached for the next request for the table.
         """
         uri = made.metadata_location
         data = self._txn.added_file(uri.removeprefix(self._io.root))
@@ -254,7 +271,7 @@ class _Attempt:
         return StagedTable(name, self._catalog._empty_table_metadata(), "", self._io, self._catalog, config)
 
     def _placed(self, updates: list[TableUpdate]) -> list[TableUpdate]:
-        """Return the updates of a new table with its place, which is one of this lakehouse that no table has had."""
+        """Return the updates of a new table with its location, which must be in this lakehouse and unused."""
         lakehouse = self._txn.base.definition
         place = location_in(updates)
         if not place:
@@ -263,16 +280,20 @@ class _Attempt:
             return [*updates, SetLocationUpdate(location=place)]
         roots = [self._io.root, *([normalize_root_uri(lakehouse.table_root)] if lakehouse.table_root else [])]
         if all(managed_table_id(place, root) is None for root in roots):
-            raise forbidden("a new table lies where this server staged it; begin with a staged create, or leave it out")
+            raise forbidden(
+                "a new table must be in a location that this server staged; stage the create first, or send no location"
+            )
         table_id = managed_table_id(place, self._io.root)
         is_ours = table_id is None or is_owner(self._io.storage, table_id, lakehouse)
         if not is_ours or _has_metadata(self._io, place):
-            raise forbidden("the place of the new table is not one that this server staged, or it is in use already")
+            raise forbidden(
+                "the new table's location was not staged by this server, or is already in use; stage the create first"
+            )
         kept = [update for update in updates if not isinstance(update, SetLocationUpdate)]
         return [*kept, SetLocationUpdate(location=place)]
 
     def _with_valid_bounds(self, updates: Sequence[TableUpdate], faulty: set[ManifestFile]) -> list[TableUpdate]:
-        """Return the updates with snapshots whose manifests are written again where their bounds are faulty."""
+        """Return the updates with new copies of manifests that have invalid bounds."""
         repaired: list[TableUpdate] = []
         written: set[str] = set()
         for update in updates:
@@ -284,7 +305,7 @@ class _Attempt:
                     repaired.append(update.model_copy(update={"snapshot": snapshot}))
                     continue
             repaired.append(update)
-        self._txn.backdate(oldest_of(lambda: written, self._io))  # of an attempt before, some may be old
+        self._txn.backdate(oldest_of(lambda: written, self._io))  # copies of an earlier attempt may be old
         return repaired
 
     def _check_files(
@@ -295,12 +316,17 @@ class _Attempt:
         current: TableMetadata | None,
         parse_slot: ExitStack,
     ) -> tuple[Mapping[ManifestFile, list[ManifestEntry]], set[int]]:
-        """Check that all files of new snapshots lie in the table's folder, or are its files already, each once.
+        """Check that each file of new snapshots is in the table's folder or already in the table, and listed once.
 
-        The transaction becomes as old as the oldest file that the snapshots add. Returns the entries of manifests that
-        the table does not have yet, and the ids of snapshots whose manifest list is empty.
+        The transaction is backdated to the oldest file that the snapshots add.
 
-        Raises RejectedError, LocationNotAllowedError and InvalidDefinitionError.
+        Returns:
+            The entries of manifests that are new in the table, and the ids of snapshots with an empty manifest list.
+
+        Raises:
+            RejectedError: If a file is outside the table, cannot be read, or is invalid.
+            LocationNotAllowedError: If an existing file of the table is in a location that is not allowed.
+            InvalidDefinitionError: If the id of the table is not valid.
         """
         files = set(named_files(updates))
         _check_within(files, place)
@@ -311,13 +337,15 @@ class _Attempt:
             budget = ManifestBudget(lambda: parse_slot.enter_context(_LARGE_MANIFESTS))
             new = new_files([update.snapshot for update in commit.added], current, io, budget)
         except (FileMissingError, CorruptFileError) as error:
-            raise bad_request(f"a file that the commit names cannot be read: {error}") from error
-        except LocationNotAllowedError as error:  # its advice, to allow a root, helps a table that has such files only
+            raise bad_request(f"cannot read a file that the commit refers to: {error}") from error
+        except (
+            LocationNotAllowedError
+        ) as error:  # its advice, to allow a root, only helps if the table already has such files
             if current is not None:
                 self._reached(commit, io)
             raise _outside(error.path or "the file", place) from error
         beyond = {file for file in new.named if not _is_within(file, place)}
-        if beyond and current is not None:  # such as files that the operator allowed, which others wrote
+        if beyond and current is not None:  # for example external files that the operator allowed
             reached = self._reached(commit, io)
             beyond = {file for file in beyond if io.location(file) not in reached}
         _check_within(beyond, place)
@@ -328,18 +356,18 @@ class _Attempt:
         return new.entries, {snapshot_id for snapshot_id, manifests in new.listed.items() if not manifests}
 
     def _reached(self, commit: TableCommit, io: StorageFileIO) -> set[str]:
-        """Return the locations of all files that the table has. Raises LocationNotAllowedError for an external one."""
+        """Return the locations of all files of the table. Raises LocationNotAllowedError for an external one."""
         return {file.location for file in files_of(self._txn.table(*commit.name), io)}
 
 
 def _check_keeps_snapshots(commit: TableCommit) -> None:
-    """Raise RejectedError for a commit that removes snapshots: what sends it may delete their files next."""
+    """Raise RejectedError for a commit that removes snapshots, because the client may delete their files next."""
     if any(isinstance(update, RemoveSnapshotsUpdate) for update in commit.request.updates):
         raise bad_request(
-            f"snapshots of {'.'.join(commit.name)} are not removed by engines: versions of the lakehouse read them, and"
-            " an engine would delete their files next; 'trinitylake trim' drops those that no kept version needs, then"
-            " 'trinitylake expire' and 'trinitylake purge' free their files, and 'trinitylake orphans' what nothing"
-            " names"
+            f"engines may not remove snapshots of {'.'.join(commit.name)}: versions of the lakehouse still use them,"
+            " and an engine would delete their files next; use 'trinitylake trim' to drop unneeded snapshots, then"
+            " 'trinitylake expire' and 'trinitylake purge' to reclaim their files, and 'trinitylake orphans' for"
+            " unreferenced files"
         )
 
 
@@ -351,14 +379,14 @@ def _check_within(files: set[str], place: str) -> None:
 
 def _outside(file: str, place: str) -> RejectedError:
     return forbidden(
-        f"{file[:200]!r} does not lie in the table's place '{place}/', and cannot be added; append its rows, or copy"
-        f" data files to '{place}/data/' and add the copies"
+        f"cannot add {file[:200]!r}: it is not in the table's folder '{place}/'; append its rows, or copy data files to"
+        f" '{place}/data/' and add the copies"
     )
 
 
 def _is_within(file: str, place: str) -> bool:
     try:
-        return to_location(f"{place}/", file) != file  # engines on Hadoop spell some URIs in their own way
+        return to_location(f"{place}/", file) != file  # engines on Hadoop write some URIs in another form
     except InvalidLocationError:
         return False
 
@@ -368,33 +396,33 @@ def _has_metadata(io: StorageFileIO, place: str) -> bool:
 
 
 def _was_applied(commit: TableCommit, table: Table | None) -> bool:
-    """Whether a table has the snapshots of a commit, exactly. Their ids are random, so it is this commit's own."""
+    """Whether a table has exactly the snapshots of a commit. Snapshot ids are random, so this commit added them."""
     if table is None or not commit.added:
         return False
-    found = {snapshot.snapshot_id: snapshot.manifest_list for snapshot in table.metadata.snapshots}
+    manifest_lists = {snapshot.snapshot_id: snapshot.manifest_list for snapshot in table.metadata.snapshots}
     return all(
         (uri := update.snapshot.manifest_list) != ""
-        and found.get(update.snapshot.snapshot_id) in (uri, repaired_uri(uri))
+        and manifest_lists.get(update.snapshot.snapshot_id) in (uri, repaired_uri(uri))
         for update in commit.added
     )
 
 
 def _check_all_applied(commits: Sequence[TableCommit], tables: Mapping[Name, Table | None]) -> None:
-    """Raise CommitStateUnknownException where tables have snapshots of a request, but not all that it asks for.
+    """Raise CommitStateUnknownException if tables have the snapshots of a request, but not all of its other changes.
 
-    Then others have changed it since, or it is another request with these snapshots. It is no conflict: a client would
-    delete the files of its snapshots.
+    Either a later commit undid them, or another request used the same snapshots. This must not be reported as a
+    conflict, because a client would then delete the files of its snapshots.
     """
     lacking = [".".join(commit.name) for commit in commits if not _holds(commit, tables[commit.name])]
     if lacking:
         raise CommitStateUnknownException(
-            f"snapshots of this request were committed before, but {', '.join(lacking)} lacks something that it asks"
-            " for; load the tables, and ask again for what is missing, without these snapshots"
+            f"snapshots of this request were already committed, but {', '.join(lacking)} lacks other changes of it;"
+            " load the tables, and request the missing changes without these snapshots"
         )
 
 
 def _holds(commit: TableCommit, table: Table | None) -> bool:
-    """Whether a table has what a commit asks for, as far as later commits leave it as it was."""
+    """Whether a table has the changes of a commit, as far as later commits cannot have replaced them."""
     if table is None or not (_was_applied(commit, table) or not commit.added):
         return False
     metadata, asked = table.metadata, commit.request
@@ -415,12 +443,17 @@ def _holds(commit: TableCommit, table: Table | None) -> bool:
 
 
 def check_readable(text: bytes, uri: str) -> LoadedMetadata:
-    """Return metadata as readers of its JSON get it, before any version has it.
+    """Parse metadata as its readers will, before it is committed.
 
-    Raises RejectedError, 400, if no reader would take it.
+    Args:
+        text: The metadata as JSON.
+        uri: The URI of the metadata file, for errors.
+
+    Raises:
+        RejectedError: 400 if readers would reject it.
     """
     try:
         with as_invalid_input():
             return parse_metadata(text, uri)
     except CorruptFileError as error:
-        raise bad_request(f"the updates would leave metadata that cannot be read: {error}") from error
+        raise bad_request(f"the updates would result in invalid metadata: {error}") from error

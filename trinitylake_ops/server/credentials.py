@@ -1,4 +1,4 @@
-"""Access to the files of tables for clients without keys: credentials and signed requests."""
+"""Access to the files of tables for clients without storage credentials: vended credentials and signed requests."""
 
 from __future__ import annotations
 
@@ -18,46 +18,55 @@ from trinitylake_ops.server.responses import JsonResponse, ok, unsupported
 from trinitylake_ops.server.tokens import Scope
 from trinitylake_ops.storage.registry import with_environment
 
-#: What a client may ask for, by its header.
+#: The access delegation header, and the values that a client may request.
 DELEGATION, _VENDED, _SIGNING = "x-iceberg-access-delegation", "vended-credentials", "remote-signing"
-#: What clients of a storage on S3 need too, by the names that Iceberg has for it. None is a secret.
+#: Client properties that an S3 storage needs in addition, by Iceberg's names. They contain no secret.
 _ENDPOINT = "s3.endpoint"
-#: The specification has the first name for the region, which Java alone needs. The other one is pyiceberg's.
+#: The specification uses the first name for the region, which only Java clients need. The second is pyiceberg's.
 _REGIONS = ("client.region", "s3.region")
 _PATH_STYLE = "s3.path-style-access"
 _GCS_ENDPOINT = "gcs.service.host"
-#: Where clients ask for credentials again, by the scheme of the storage.
+#: The client property with the endpoint to refresh credentials, by the scheme of the storage.
 _REFRESH = {"s3": "client.refresh-credentials-endpoint", "gs": "gcs.oauth2.refresh-credentials-endpoint"}
 NOT_KEPT = {"Cache-Control": "no-store"}
 
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """Members of an answer, and its headers. An answer with credentials is kept by nobody."""
+    """Access configuration for a response about a table. Responses with credentials must not be cached."""
 
+    #: Members of the response body.
     members: Mapping[str, Any]
+    #: Headers of the response.
     headers: Mapping[str, str] = field(default_factory=dict)
 
 
 def vends(call: Call, found: RequestedTable | None) -> bool:
-    """Whether the response about a table contains credentials: the client requests them, and may have them.
+    """Whether the response about a table contains credentials: the client requests them, and is allowed to get them.
 
     Args:
         call: The request.
         found: The table, None for one that the request creates.
 
     Raises:
-        StorageError: If the latest version cannot be read for now.
+        StorageError: If the latest version cannot be read at the moment.
     """
     return _VENDED in _requested_delegation(call) and vends_credentials(call, found)
 
 
 def vends_credentials(call: Call, found: RequestedTable | None) -> bool:
-    """Whether the client may have credentials for the folder of a table that the principal may read.
+    """Whether the client may get credentials for the folder of a table that the principal may read.
 
-    Credentials reach all files in the folder, also those of the latest version. So an older version gives them only
-    for a table that the latest version has. Its files are readable there, because :meth:`Call.requested_table` has
-    checked the rights under all current names. Raises as :func:`vends`.
+    Credentials give access to all files in the folder, including those of the latest version. A warehouse of an older
+    version therefore vends them only for a table that still exists in the latest version. The principal may read those
+    files there, because :meth:`Call.requested_table` has checked its rights under all current names.
+
+    Args:
+        call: The request.
+        found: The table, None for one that the request creates.
+
+    Raises:
+        StorageError: If the latest version cannot be read at the moment.
     """
     delegate = call.warehouse.served.delegate
     if delegate is None or not delegate.settings.vends_credentials:
@@ -66,19 +75,19 @@ def vends_credentials(call: Call, found: RequestedTable | None) -> bool:
 
 
 def access_at(call: Call, namespace: str, table: str, location: str | None, *, writes: bool, is_vended: bool) -> Access:
-    """Return what a client needs to reach the files of a table.
+    """Return what a client needs to access the files of a table.
 
     Args:
         call: The request.
         namespace: The namespace of the table.
         table: The name of the table.
-        location: The place of the table, None for one that is another catalog's.
+        location: The location of the table, None for an external table.
         writes: Whether the client may write there.
-        is_vended: Whether the client gets credentials, as :func:`vends` returns it.
+        is_vended: Whether the client gets credentials, from :func:`vends`.
 
     Raises:
-        InvalidInputError: If no credentials can be bound to the place.
-        StorageError: If the storage gives no credentials.
+        InvalidInputError: If credentials cannot be restricted to the location.
+        StorageError: If the storage issues no credentials.
     """
     config = _public_config(call)
     folder = None if location is None else own_folder(call, location)
@@ -99,15 +108,31 @@ def access_at(call: Call, namespace: str, table: str, location: str | None, *, w
 
 
 def vended(call: Call, folder: str, *, writes: bool) -> list[dict[str, Any]]:
-    """Return credentials for a table's folder, as the specification has them. Raises as :func:`access_at`."""
+    """Return credentials for a table's folder in the specification's form.
+
+    Args:
+        call: The request.
+        folder: The URI of the folder.
+        writes: Whether the client may write there.
+
+    Raises:
+        InvalidInputError: If credentials cannot be restricted to the folder.
+        StorageError: If the storage issues no credentials.
+    """
     delegate = call.warehouse.served.delegate
     assert delegate is not None
-    given = delegate.credentials(folder, writes=writes, name=call.principal.name)
-    return [{"prefix": folder, "config": {**_public_config(call), **given.properties}}]
+    credentials = delegate.credentials(folder, writes=writes, name=call.principal.name)
+    return [{"prefix": folder, "config": {**_public_config(call), **credentials.properties}}]
 
 
 def may_write(call: Call, namespace: str, found: RequestedTable) -> bool:
-    """Whether the principal may write to a table of a namespace, in the warehouse that it asks for."""
+    """Whether the principal may write to a table, in the requested warehouse.
+
+    Args:
+        call: The request.
+        namespace: The namespace of the table.
+        found: The table.
+    """
     is_latest, principal = call.warehouse.version is None, call.principal
     return (
         is_latest
@@ -117,9 +142,9 @@ def may_write(call: Call, namespace: str, found: RequestedTable) -> bool:
 
 
 def own_folder(call: Call, location: str) -> str | None:
-    """Return the folder of a MANAGED table as a URI that ends with ``/``. None for one that is nobody's to give.
+    """Return the folder of a managed table as a URI that ends with ``/``, None if access to it cannot be delegated.
 
-    A clone and its parent share files. Access to the parent's is not given by the clone.
+    A clone shares files with its parent, and must not give access to the parent's files.
     """
     io, delegate = call.warehouse.served.catalog.io, call.warehouse.served.delegate
     is_own = any(managed_table_id(location, root) is not None for root in (io.root, *io.table_roots))
@@ -138,7 +163,7 @@ def _path(call: Call, namespace: str, table: str, what: str) -> str:
 
 
 def _public_config(call: Call) -> dict[str, str]:
-    """Return what a client needs to reach the files of tables, beside credentials."""
+    """Return the client properties for access to the files of tables, except credentials."""
     lake = call.warehouse.served.lake
     scheme = lake.root.partition("://")[0]
     if scheme not in _REFRESH:
@@ -146,21 +171,21 @@ def _public_config(call: Call) -> dict[str, str]:
     options: Mapping[str, str] = with_environment(lake.root, lake.storage_options).of_scheme(scheme)
     if scheme == "gs":
         return {_GCS_ENDPOINT: options["endpoint"].rstrip("/")} if "endpoint" in options else {}
-    found = {client: options["region"] for client in _REGIONS if "region" in options}
+    config = {client: options["region"] for client in _REGIONS if "region" in options}
     if "endpoint" in options:
-        # All clients take both forms. ClickHouse finds no file by the other one, as it joins paths in its own way.
-        found[_ENDPOINT] = f"{options['endpoint'].rstrip('/')}/"
+        # All clients accept both forms. ClickHouse joins paths differently, and needs the trailing slash.
+        config[_ENDPOINT] = f"{options['endpoint'].rstrip('/')}/"
     if options.get("addressing_style") == "path":
-        found[_PATH_STYLE] = "true"
-    return found
+        config[_PATH_STYLE] = "true"
+    return config
 
 
-_NO_CREDENTIALS = "this server gives no credentials for files of this table; use your own"
-_NO_SIGNATURES = "this server signs no requests for files of this table; use your own credentials"
+_NO_CREDENTIALS = "this server vends no credentials for this table; use your own credentials for its files"
+_NO_SIGNATURES = "this server signs no requests for this table; use your own credentials for its files"
 
 
 class _ToSign(BaseModel):
-    """The body of a request for a signature, as Iceberg's specification of signers has it."""
+    """The body of a signing request, in the form of Iceberg's signer specification."""
 
     method: str
     uri: str
@@ -169,19 +194,19 @@ class _ToSign(BaseModel):
 
 
 def load_credentials(call: Call) -> JsonResponse:
-    """Return credentials for a table's files, for a client whose own end soon."""
-    found = call.requested_table()
-    folder = _folder(call, found)
-    if folder is None or not vends_credentials(call, found):
+    """Return credentials for a table's files, for a client whose credentials expire soon."""
+    requested = call.requested_table()
+    folder = _folder(call, requested)
+    if folder is None or not vends_credentials(call, requested):
         raise unsupported(_NO_CREDENTIALS)
-    writes = may_write(call, call.namespace, found)
+    writes = may_write(call, call.namespace, requested)
     return ok({"storage-credentials": vended(call, folder, writes=writes)}, NOT_KEPT)
 
 
 def sign_request(call: Call) -> JsonResponse:
-    """Sign one request for a file of a table. In an older version, that is a read of a file that this one reaches."""
-    found = call.requested_table()
-    folder = _folder(call, found)
+    """Sign a request for a file of a table. In an older version, only reads of files of that version are signed."""
+    requested = call.requested_table()
+    folder = _folder(call, requested)
     delegate = call.warehouse.served.delegate
     if delegate is None or not delegate.settings.sign or folder is None:
         raise unsupported(_NO_SIGNATURES)
@@ -192,18 +217,18 @@ def sign_request(call: Call) -> JsonResponse:
     assert isinstance(delegate, S3Delegate)
     headers = {name.lower(): values for name, values in asked.headers.items()}
     request = UnsignedRequest(asked.method.upper(), asked.uri, asked.region, headers)
-    made = delegate.sign(
+    signed = delegate.sign(
         request,
         folder,
-        may_write=may_write(call, call.namespace, found),
+        may_write=may_write(call, call.namespace, requested),
         name=call.principal.name,
-        reached=None if call.warehouse.version is None else _reached(call, found),
+        reached=None if call.warehouse.version is None else _reached(call, requested),
     )
-    return ok({"uri": made.uri, "headers": made.headers}, NOT_KEPT)
+    return ok({"uri": signed.uri, "headers": signed.headers}, NOT_KEPT)
 
 
 def _reached(call: Call, found: RequestedTable) -> ReachedFiles:
-    """Return the files that a table reaches at the version of the warehouse. Raises StorageError."""
+    """Return the files that a table refers to at the version of the warehouse. Raises StorageError."""
     io, kept = found.catalog.io, call.warehouse.served.reached
     uri = metadata_uri(found.definition, io.root)
     reached = kept.get(uri)
@@ -214,11 +239,11 @@ def _reached(call: Call, found: RequestedTable) -> ReachedFiles:
 
 
 def _folder(call: Call, found: RequestedTable) -> str | None:
-    """Return the folder of a table. None where the server gives no access to it."""
+    """Return the folder of a table, None if the server gives no access to it."""
     definition = found.definition
     if not definition.is_managed:
         return None
     try:
         return own_folder(call, own_location(definition, found.catalog.io.home_of(definition.id)))
-    except InvalidDefinitionError:  # such an id names no folder
+    except InvalidDefinitionError:  # an invalid id has no folder
         return None

@@ -1,8 +1,8 @@
-"""Tokens of other issuers: which are trusted, and checks by keys that are fetched within bounds.
+"""Tokens of external issuers: the trusted issuers, and signature checks with their published keys.
 
-The address is the operator's. What stands there is not believed: its size, the time it takes and the number of keys
-have bounds. Only keys of the algorithms that the operator named are taken. Whoever needs keys that are being
-fetched waits for the same request, and in no thread.
+The operator configures the address of the keys. The content is untrusted: its size, the download time and the number of
+keys are limited, and only keys for the configured algorithms are used. Requests that need keys while they are being
+fetched wait for the same download, and occupy no thread.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ from trinitylake_ops.storage.http.settings import is_loopback
 
 logger = logging.getLogger(__name__)
 
-#: Keys are asked for again when they are older, so that a key that was withdrawn is out after that time.
+#: Keys are fetched again when they are older than this, so that a withdrawn key is rejected after at most this time.
 KEPT_SECONDS = 300.0
-#: Keys are used for so long while their address does not answer.
+#: How long keys are used while their address does not respond.
 LONGEST_KEPT_SECONDS = 3_600.0
-#: A token with an unknown key lets keys be fetched no more often than this.
+#: The minimum interval between downloads that unknown keys in tokens cause.
 PAUSE_SECONDS = 10.0
 LONGEST_FETCH_SECONDS = 10.0
 MOST_BYTES = 1 << 20
@@ -49,18 +49,20 @@ _FAMILIES = {"RS": "RSA", "PS": "RSA", "ES": "EC", "Ed": "OKP"}
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """A public key, and the only algorithm that its issuer lets it have, None for any of its family."""
+    """A public key of an issuer."""
 
+    #: The key.
     key: jwt.PyJWK
+    #: The only algorithm that the issuer allows for the key, None for any algorithm of its family.
     algorithm: str | None
 
     def fits(self, algorithm: str) -> bool:
-        """Whether a signature by an algorithm can be of this key."""
+        """Whether the key can verify signatures of an algorithm."""
         return self.key.key_type == _FAMILIES[algorithm[:2]] and self.algorithm in (None, algorithm)
 
 
 class KeysUnavailableError(TrinityLakeError):
-    """The keys of an issuer could not be had."""
+    """The keys of an issuer are not available."""
 
 
 class _NoRedirect(urllib.request.HTTPRedirectHandler):
@@ -69,7 +71,13 @@ class _NoRedirect(urllib.request.HTTPRedirectHandler):
 
 
 class Keys:
-    """The keys at an address, by their ids. ``now`` is a clock in seconds that never goes back."""
+    """The keys at an address, by id.
+
+    Args:
+        url: The address of the JSON Web Key Set.
+        algorithms: The accepted algorithms.
+        now: A monotonic clock, in seconds.
+    """
 
     def __init__(self, url: str, algorithms: tuple[str, ...], now: Callable[[], float] = time.monotonic):
         self._url = url
@@ -83,7 +91,7 @@ class Keys:
         self._fetching: Future[None] | None = None
 
     def wanted(self, kid: str | None) -> Future[None] | None:
-        """Return the request to wait for before a token with a key id is checked, None if the keys are good for it."""
+        """Return the download to wait for before a token with a key id is checked, None if no download is needed."""
         now_s = self._now()
         with self._lock:
             is_old = self._fetched_s is None or now_s - self._fetched_s >= KEPT_SECONDS
@@ -98,22 +106,30 @@ class Keys:
             return self._fetching
 
     def named(self, kid: str | None, algorithm: str) -> jwt.PyJWK | None:
-        """Return the key of an id that fits an algorithm, None if there is none. Raises KeysUnavailableError.
+        """Return the key with an id that fits an algorithm.
 
-        A token without an id is checked by the only key of its family.
+        Args:
+            kid: The key id in the token. A token without an id needs exactly one key of the algorithm's family.
+            algorithm: The algorithm in the token.
+
+        Returns:
+            The key, None if there is no such key or more than one.
+
+        Raises:
+            KeysUnavailableError: If there are no keys, or they are too old.
         """
         now_s = self._now()
         with self._lock:
             if self._fetched_s is None or now_s - self._fetched_s >= LONGEST_KEPT_SECONDS:
-                raise KeysUnavailableError("the keys of the issuer cannot be had")
-            found = (
-                self._keys.get(kid, ()) if kid is not None else [one for many in self._keys.values() for one in many]
+                raise KeysUnavailableError("the issuer's keys are not available; retry later")
+            candidates = (
+                self._keys.get(kid, ()) if kid is not None else [key for keys in self._keys.values() for key in keys]
             )
-        fitting = [key for key in found if key.fits(algorithm)]
+        fitting = [key for key in candidates if key.fits(algorithm)]
         return fitting[0].key if len(fitting) == 1 else None
 
     def close(self) -> None:
-        """End the thread that fetches."""
+        """Stop the thread that fetches keys."""
         self._thread.shutdown(wait=False, cancel_futures=True)
 
     def _fetch(self) -> None:
@@ -121,7 +137,7 @@ class Keys:
             keys = self._parsed(_read(self._url))
         except (OSError, ValueError, http.client.HTTPException, RecursionError, jwt.PyJWTError) as error:
             reason = error.reason if isinstance(error, URLError) else error
-            logger.warning("the keys at %s cannot be had: %s", self._url, str(reason)[:300] or type(error).__name__)
+            logger.warning("cannot fetch keys from %s: %s", self._url, str(reason)[:300] or type(error).__name__)
             keys = None
         with self._lock:
             self._fetching = None
@@ -132,19 +148,19 @@ class Keys:
         content = json.loads(data)
         listed = content.get("keys") if isinstance(content, dict) else None
         if not isinstance(listed, list) or not 1 <= len(listed) <= MOST_KEYS:
-            raise ValueError(f"it is no set of 1 to {MOST_KEYS} keys")
-        found: dict[str | None, tuple[Key, ...]] = {}
-        for one in listed:
-            key = self._key(one)
+            raise ValueError(f"the response is not a set of 1 to {MOST_KEYS} keys")
+        keys: dict[str | None, tuple[Key, ...]] = {}
+        for entry in listed:
+            key = self._key(entry)
             if key is not None:
                 kid = key.key.key_id
-                found[kid] = (*found.get(kid, ()), key)
-        if not found:
-            raise ValueError(f"it holds no key for {', '.join(self._algorithms)}")
-        return found
+                keys[kid] = (*keys.get(kid, ()), key)
+        if not keys:
+            raise ValueError(f"the response contains no key for {', '.join(self._algorithms)}")
+        return keys
 
     def _key(self, content: Any) -> Key | None:
-        """Return a key of the set, None for one that is not for signatures, or of an algorithm that is not taken."""
+        """Return a key of the set, None if it is not for signatures or its algorithm is not accepted."""
         if not isinstance(content, dict) or content.get("use", "sig") != "sig":
             return None
         if content.get("alg", self._algorithms[0]) not in self._algorithms or "d" in content:
@@ -154,32 +170,32 @@ class Keys:
         try:
             return Key(jwt.PyJWK(content), content.get("alg"))
         except jwt.PyJWTError as error:
-            logger.warning("a key at %s cannot be used: %s", self._url, type(error).__name__)
+            logger.warning("ignoring an invalid key from %s: %s", self._url, type(error).__name__)
             return None
 
 
 def _read(url: str) -> bytes:
-    """Return what stands at an address. Raises OSError, HTTPException, and ValueError beyond the bounds."""
+    """Return the content at an address. Raises OSError, HTTPException, or ValueError if it is too large."""
     deadline_s = time.monotonic() + LONGEST_FETCH_SECONDS
     request = urllib.request.Request(url, headers={"Accept": "application/json"})
     parts, n_bytes = [], 0
     try:
         opened = urllib.request.build_opener(_NoRedirect).open(request, timeout=_CONNECT_SECONDS)
-    except HTTPError as error:  # which is an open answer, too
+    except HTTPError as error:  # it is also an open response
         error.close()
-        raise OSError(f"it answers {error.code}") from None
+        raise OSError(f"the response has status {error.code}") from None
     with opened as response:
         while part := response.read1(_PART_BYTES):
             n_bytes += len(part)
             if n_bytes > MOST_BYTES:
-                raise ValueError(f"it has more than {MOST_BYTES} bytes")
+                raise ValueError(f"the response is larger than {MOST_BYTES} bytes")
             if time.monotonic() > deadline_s:
-                raise TimeoutError(f"it took longer than {LONGEST_FETCH_SECONDS:.0f} seconds")
+                raise TimeoutError(f"the download took longer than {LONGEST_FETCH_SECONDS:.0f} seconds")
             parts.append(part)
     return b"".join(parts)
 
 
-#: The families of algorithms with a public key. With a secret key, who checks a token could also make one.
+#: Algorithms with public keys only: with a shared secret, a server that verifies tokens could also create them.
 ALGORITHMS = frozenset(
     {"RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA"}
 )  # fmt: skip
@@ -192,57 +208,65 @@ _MOST = 100
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """What a value of the claim allows: a scope, and other scopes in some namespaces."""
+    """The rights that one value of the claim grants."""
 
+    #: The scope in namespaces without an entry in ``namespaces``.
     scope: Scope
+    #: The scopes of single namespaces.
     namespaces: Mapping[str, Scope] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class IssuerSettings:
-    """An issuer of tokens. ``issuer`` and ``audience`` are compared with those of a token, letter by letter.
+    """Settings of a token issuer."""
 
-    ``keys_url`` is where its keys are, as a JSON Web Key Set. ``principal`` is the claim that says who asks, ``claim``
-    the one whose values choose ``grants``. ``lakehouses`` are the names of those that may be seen, None for every one.
-    """
-
+    #: The name, which prefixes its principals.
     name: str
+    #: The exact value of a token's ``iss`` claim.
     issuer: str
+    #: The exact value that a token's ``aud`` claim must have or contain.
     audience: str
+    #: The address of its keys, as a JSON Web Key Set.
     keys_url: str
+    #: The rights for each value of ``claim``.
     grants: Mapping[str, Grant]
+    #: The accepted signature algorithms.
     algorithms: tuple[str, ...] = _DEFAULT_ALGORITHMS
+    #: The claim with the name of the principal.
     principal: str = "sub"
+    #: The claim whose values select ``grants``.
     claim: str = "scope"
+    #: The names of the lakehouses that its principals may access, None for all.
     lakehouses: frozenset[str] | None = None
 
 
 def read_issuers(path: Path) -> tuple[IssuerSettings, ...]:
-    """Return the issuers of a YAML file, which has a list ``issuers``. Raises InvalidInputError."""
+    """Read the issuers of a YAML file, which contains a list ``issuers``. Raises InvalidInputError."""
     content = read_yaml(path, "issuers")
     if not isinstance(content, list) or not 1 <= len(content) <= _MOST:
         raise InvalidInputError(f"{str(path)!r}: 'issuers' must be a list of 1 to {_MOST} issuers", path=str(path))
-    found = tuple(_issuer(f"{str(path)!r}: issuer {at}", raw) for at, raw in enumerate(content, 1))
-    for what in ("name", "issuer"):
-        if len({getattr(one, what) for one in found}) < len(found):
-            raise InvalidInputError(f"{str(path)!r}: two issuers have the same {what}", path=str(path))
-    return found
+    issuers = tuple(_issuer(f"{str(path)!r}: issuer {at}", raw) for at, raw in enumerate(content, 1))
+    for field_name in ("name", "issuer"):
+        if len({getattr(issuer, field_name) for issuer in issuers}) < len(issuers):
+            raise InvalidInputError(f"{str(path)!r}: two issuers have the same {field_name}", path=str(path))
+    return issuers
 
 
 def _issuer(where: str, raw: Any) -> IssuerSettings:
     if not isinstance(raw, dict) or not raw.keys() <= _KNOWN or not all(raw.get(name) for name in _NEEDED):
         raise InvalidInputError(
-            f"{where} must be a mapping with {', '.join(_NEEDED)}; no keys are known but {', '.join(sorted(_KNOWN))}"
+            f"{where} must be a mapping with {', '.join(_NEEDED)}, and with no keys other than"
+            f" {', '.join(sorted(_KNOWN))}"
         )
     name = raw["name"]
     if not isinstance(name, str) or not _NAME.fullmatch(name):
-        raise InvalidInputError(f"{where}: a name has up to 32 of a-z, 0-9, '_' and '-'")
+        raise InvalidInputError(f"{where}: the name must be up to 32 of a-z, 0-9, '_' and '-'")
     grants = raw["grants"]
     if not isinstance(grants, dict):
-        raise InvalidInputError(f"{where}: 'grants' must be a mapping of values of the claim to what they allow")
+        raise InvalidInputError(f"{where}: 'grants' must be a mapping of claim values to scopes")
     for value in grants:
         if not isinstance(value, str):
-            raise InvalidInputError(f"{where}: the value {value!r} of the claim is no text; put it in quotes")
+            raise InvalidInputError(f"{where}: claim value {value!r} is not a string; put it in quotes")
     return IssuerSettings(
         name,
         _text(where, raw, "issuer"),
@@ -259,33 +283,35 @@ def _issuer(where: str, raw: Any) -> IssuerSettings:
 def _text(where: str, raw: Mapping[str, Any], name: str, default: str = "") -> str:
     value = raw.get(name, default)
     if not isinstance(value, str) or not value:
-        raise InvalidInputError(f"{where}: {name!r} must be a text")
+        raise InvalidInputError(f"{where}: {name!r} must be a non-empty string")
     return value
 
 
 def _texts(where: str, name: str, value: Any) -> list[str]:
-    if not isinstance(value, list) or not all(isinstance(one, str) for one in value):
-        raise InvalidInputError(f"{where}: {name!r} must be a list of texts")
+    if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
+        raise InvalidInputError(f"{where}: {name!r} must be a list of strings")
     return value
 
 
 def _checked_url(where: str, url: str) -> str:
-    """Return the address of keys. Who can change them on their way could let anybody in, so it has TLS."""
+    """Return the address of keys. It must use TLS, because forging keys in transit would let attackers sign tokens."""
     try:
         split = urlsplit(url)
         host = split.hostname or ""
     except ValueError:
         host, split = "", urlsplit("")
     if not host or not (split.scheme == "https" or (split.scheme == "http" and is_loopback(host))):
-        raise InvalidInputError(f"{where}: 'keys' must be an https:// address; http:// is for this machine alone")
+        raise InvalidInputError(
+            f"{where}: 'keys' must be an https:// address; http:// is allowed for loopback addresses only"
+        )
     return url
 
 
 def _algorithms(where: str, raw: Any) -> tuple[str, ...]:
-    found = tuple(_texts(where, "algorithms", raw))
-    if not found or not set(found) <= ALGORITHMS:
-        raise InvalidInputError(f"{where}: 'algorithms' must be some of {', '.join(sorted(ALGORITHMS))}")
-    return found
+    algorithms = tuple(_texts(where, "algorithms", raw))
+    if not algorithms or not set(algorithms) <= ALGORITHMS:
+        raise InvalidInputError(f"{where}: 'algorithms' must be a non-empty list of {', '.join(sorted(ALGORITHMS))}")
+    return algorithms
 
 
 def _grant(where: str, raw: Any) -> Grant:
@@ -296,44 +322,49 @@ def _grant(where: str, raw: Any) -> Grant:
     return Grant(scope_of(where, raw.get("scope", "none")), scopes_of(where, raw.get("namespaces", {})))
 
 
-#: Three parts in base64url: a signed token as RFC 7519 writes it.
+#: Three base64url parts: the compact form of a signed token (RFC 7515).
 _SIGNED = re.compile(r"[A-Za-z0-9_-]+\.[A-Za-z0-9_-]+\.[A-Za-z0-9_-]*")
 _LONGEST_CHARS = 16 << 10
 _PRINCIPAL = re.compile(r"[\x21-\x7e]{1,64}")
-#: Clocks may be so far from each other.
+#: The accepted difference between clocks.
 LEEWAY_SECONDS = 60
 _MOST_VALUES = 1_000
 
 
 def signed_token(authorization: str | None) -> str | None:
-    """Return the signed token in a header ``Authorization``, None if what it has is not of that form."""
+    """Return the signed token in an ``Authorization`` header, None if the header contains no token of that form."""
     kind, _, token = (authorization or "").partition(" ")
     return token.strip() if kind.lower() == "bearer" and _SIGNED.fullmatch(token.strip()) else None
 
 
 class Issuers:
-    """The issuers whose tokens are taken."""
+    """The issuers whose tokens are accepted.
+
+    Args:
+        settings: The issuers.
+        keys: Returns the keys of an issuer; by default they are fetched from its address.
+    """
 
     def __init__(self, settings: Sequence[IssuerSettings], keys: Callable[[IssuerSettings], Keys] | None = None):
-        make = keys or (lambda one: Keys(one.keys_url, one.algorithms))
-        self._issuers = {one.issuer: (one, make(one)) for one in settings}
+        make = keys or (lambda issuer: Keys(issuer.keys_url, issuer.algorithms))
+        self._issuers = {issuer.issuer: (issuer, make(issuer)) for issuer in settings}
 
     def close(self) -> None:
-        """End the threads that fetch keys."""
+        """Stop the threads that fetch keys."""
         for _, keys in self._issuers.values():
             keys.close()
 
     async def principal(self, token: str) -> Principal:
-        """Return who sends a token. Raises RejectedError: 401, and 503 while the issuer's keys cannot be had."""
+        """Return the principal of a token. Raises RejectedError: 401, or 503 if the issuer's keys are not available."""
         if len(token) > _LONGEST_CHARS:
             raise unauthorized("the token is too long")
         header, issuer = _header(token), _claimed_issuer(token)
         if issuer not in self._issuers:
-            raise unauthorized("the token is of no issuer that is known here")
+            raise unauthorized("the token's issuer is not trusted by this server")
         settings, keys = self._issuers[issuer]
         algorithm, kid = header.get("alg"), header.get("kid")
         if algorithm not in settings.algorithms:
-            raise unauthorized("the token is signed in a way that is not taken here")
+            raise unauthorized("the token's signature algorithm is not accepted")
         wanted = keys.wanted(kid)
         if wanted is not None:
             await asyncio.wait({asyncio.wrap_future(wanted)}, timeout=LONGEST_FETCH_SECONDS)
@@ -345,7 +376,7 @@ class Issuers:
         except KeysUnavailableError as error:
             raise RejectedError(503, UNAVAILABLE, str(error), headers={"Retry-After": "1"}) from error
         if key is None:
-            raise unauthorized("the token is signed by a key that its issuer does not have")
+            raise unauthorized("the token's signing key is unknown")
         try:
             claims = jwt.decode(
                 token,
@@ -366,7 +397,7 @@ class Issuers:
 def _reject(error: Exception) -> NoReturn:
     reasons: dict[type[Exception], str] = {
         jwt.InvalidAudienceError: "the token is for another audience",
-        jwt.MissingRequiredClaimError: "the token lacks a claim that is needed: exp, iss and aud",
+        jwt.MissingRequiredClaimError: "the token lacks a required claim (exp, iss, aud)",
         jwt.ImmatureSignatureError: "the token is not valid yet",
     }
     raise unauthorized(reasons.get(type(error), "the token is not valid")) from None
@@ -383,7 +414,7 @@ def _header(token: str) -> dict[str, Any]:
 
 
 def _claimed_issuer(token: str) -> str:
-    """Return the issuer that a token names. It only chooses the keys; they show whether it is true."""
+    """Return the issuer that a token names. It only selects the keys, which then verify the token."""
     try:
         claims = jwt.decode(token, options={"verify_signature": False})
     except (jwt.PyJWTError, ValueError, TypeError):
@@ -395,14 +426,14 @@ def _claimed_issuer(token: str) -> str:
 
 
 def _principal(settings: IssuerSettings, claims: dict[str, Any]) -> Principal:
-    """Return the principal of claims. The file of tokens has no such name: it begins with that of the issuer."""
-    who = claims.get(settings.principal)
-    if not isinstance(who, str) or not _PRINCIPAL.fullmatch(who):
-        raise unauthorized(f"the claim {settings.principal} does not say who asks, in up to 64 letters and signs")
+    """Return the principal of verified claims. The issuer's prefix keeps its name apart from static tokens."""
+    subject = claims.get(settings.principal)
+    if not isinstance(subject, str) or not _PRINCIPAL.fullmatch(subject):
+        raise unauthorized(f"claim {settings.principal} is not a name of 1 to 64 printable characters without spaces")
     grants = [settings.grants[value] for value in _values(claims.get(settings.claim)) if value in settings.grants]
     names = {name for grant in grants for name in grant.namespaces}
     return Principal(
-        f"{settings.name}:{who}",
+        f"{settings.name}:{subject}",
         max((grant.scope for grant in grants), default=Scope.NONE),
         {name: max(_in_namespace(grant, name) for grant in grants) for name in names},
         settings.lakehouses,
@@ -414,7 +445,7 @@ def _in_namespace(grant: Grant, name: str) -> Scope:
 
 
 def _values(claim: Any) -> list[str]:
-    """Return the values of a claim: words of a text, as in ``scope``, or a list of texts, as in ``roles``."""
+    """Return the values of a claim: the words of a string, as in ``scope``, or a list of strings, as in ``roles``."""
     values = claim.split() if isinstance(claim, str) else claim
     if not isinstance(values, list):
         return []

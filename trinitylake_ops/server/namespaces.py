@@ -1,4 +1,4 @@
-"""Requests about namespaces and views."""
+"""Request handlers for namespaces and views."""
 
 from __future__ import annotations
 
@@ -28,24 +28,26 @@ from trinitylake_ops.server.tokens import Scope
 
 
 def list_namespaces(call: Call) -> JsonResponse:
-    """List the namespaces that the principal may read. Within a namespace there are none."""
+    """List the namespaces that the principal may read. A namespace contains no other namespaces."""
     catalog, parent = call.warehouse.catalog(), call.query.get("parent")
     if parent:
         name = single_level(parent.split(SEPARATOR))
         call.check(Scope.READ, name)
         catalog.load_namespace_properties((name,))
         return ok({"namespaces": [], "next-page-token": None})
-    found = [name for (name,) in catalog.list_namespaces() if call.principal.may(Scope.READ, name)]
-    page, token = page_of(call, found)
+    visible = [name for (name,) in catalog.list_namespaces() if call.principal.may(Scope.READ, name)]
+    page, token = page_of(call, visible)
     return ok(ListNamespaceResponse.model_validate({"namespaces": [[name] for name in page], "next-page-token": token}))
 
 
 def create_namespace(call: Call) -> JsonResponse:
-    """Create a namespace of one level."""
+    """Create a namespace, which must have one level."""
     asked = call.document()
     levels, properties = names(asked.get("namespace")), texts(asked.get("properties") or {})
     if len(levels) != 1:
-        raise bad_request(f"namespace {'.'.join(levels)!r} has {len(levels)} levels; a lakehouse has one level")
+        raise bad_request(
+            f"namespace {'.'.join(levels)!r} has {len(levels)} levels; namespaces of a lakehouse have one level"
+        )
     name = levels[0]
     call.check(Scope.WRITE, name)
     changed(call, lambda catalog: catalog.create_namespace((name,), properties))
@@ -60,7 +62,7 @@ def load_namespace(call: Call) -> JsonResponse:
 
 
 def namespace_exists(call: Call) -> JsonResponse:
-    """Tell whether a namespace exists."""
+    """Report whether a namespace exists."""
     name = _readable(call)
     if not call.warehouse.catalog().namespace_exists((name,)):
         raise NoSuchNamespaceError(f"Namespace does not exist: {name}")
@@ -133,7 +135,7 @@ def load_view(call: Call) -> JsonResponse:
 
 
 def view_exists(call: Call) -> JsonResponse:
-    """Tell whether a view exists."""
+    """Report whether a view exists."""
     namespace, view = _name(call)
     call.check(Scope.READ, namespace)
     if not call.warehouse.catalog().view_exists((namespace, view)):
@@ -149,7 +151,7 @@ def replace_view(call: Call) -> JsonResponse:
 
     def change(current: ViewMetadata | None) -> ViewMetadata:
         if current is None:
-            raise InvalidInputError("there is no view to replace")
+            raise InvalidInputError("the view does not exist, so it cannot be replaced; create it")
         with as_invalid_input():
             return replaced_view(current, asked)
 
@@ -166,14 +168,14 @@ def drop_view(call: Call) -> JsonResponse:
 
 
 def rename_view(call: Call) -> JsonResponse:
-    """Rename a view, also into another namespace."""
+    """Rename a view, possibly into another namespace."""
     return renamed(call, TrinityLakeCatalog.move_view)
 
 
 def register_view(call: Call) -> JsonResponse:
-    """Refuse to register a view: its metadata is no file here."""
+    """Reject the registration of a view, because the metadata of views is not stored in files."""
     call.check(Scope.WRITE, call.namespace)
-    raise unsupported("the metadata of a view is no file here; create the view")
+    raise unsupported("views cannot be registered, because their metadata is not stored in files; create the view")
 
 
 def _name(call: Call) -> tuple[str, str]:

@@ -1,6 +1,7 @@
-"""Every operation: method, path, parameters, answers, and the types of errors. Written by hand, and checked by tests.
+"""Every operation of the server: method, path, parameters, statuses and error types. Written manually.
 
-Generated requests are checked against it: no answer may be outside it. The table in docs/serve.md is made of it.
+Tests send generated requests, and fail for any response that is not listed here. The reference in docs/serve.md is
+generated from it.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ UNAVAILABLE = (503, "ServiceUnavailableException")
 LATE = (504, "ServiceUnavailableException")
 LATE_COMMIT = (504, "CommitStateUnknownException")
 
-#: What any request may be answered.
+#: Errors that any request may get.
 _ALWAYS: Errors = (BAD, UNAUTHORIZED, FORBIDDEN, LATE_BODY, TOO_LARGE, UNAVAILABLE)
 _READING: Errors = (*_ALWAYS, NO_WAREHOUSE, NO_NAMESPACE, BROKEN, LATE)
 _CHANGING: Errors = (*_ALWAYS, NO_WAREHOUSE, NO_NAMESPACE, CONFLICT, UNPROCESSABLE, UNKNOWN, LATE_COMMIT)
@@ -52,21 +53,25 @@ _KEY = ("Idempotency-Key",)
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """One operation. ``name`` is the one that Iceberg's specification gives it.
+    """One operation."""
 
-    ``query`` and ``headers`` are the parameters that have an effect. ``body`` says which members a body has, the needed
-    ones first; None for a request without one. ``responses`` are the statuses of success. ``errors`` are statuses with
-    the types of errors. ``scope`` is what a token needs.
-    """
-
+    #: The name in Iceberg's specification.
     name: str
+    #: The HTTP method.
     method: str
+    #: The path template.
     path: str
+    #: The scope that a token needs.
     scope: str
+    #: The statuses of success.
     responses: tuple[int, ...]
+    #: The possible errors, as statuses and error types.
     errors: Errors
+    #: The parameters of the query that have an effect.
     query: tuple[str, ...] = ()
+    #: The headers that have an effect.
     headers: tuple[str, ...] = ()
+    #: The members of the body, required ones first; None for a request without a body.
     body: tuple[str, ...] | None = None
 
 
@@ -246,28 +251,29 @@ OPERATIONS = (
     Operation("registerView", "POST", f"{_NAMESPACE}/register-view", "write", (), (*_CHANGING, UNSUPPORTED)),
 )
 
-#: Answers to requests that are for none of the operations.
+#: Errors of requests that match no operation.
 OF_NO_OPERATION: Errors = (*_ALWAYS, NO_PATH, NO_METHOD)
 
 
 def reference() -> str:
-    """Return the operations as a table in Markdown, and what is common to them, for docs/serve.md."""
-    lines = ["| operation | request | scope | body | answers | and these errors |", "|---|---|---|---|---|---|"]
-    for one in OPERATIONS:
-        path = one.path.removeprefix("/v1/{prefix}")
-        parameters = "".join(f" `{name}`" for name in (*one.query, *one.headers))
-        body = ", ".join(f"`{name}`" for name in one.body or ())
-        responses = ", ".join(map(str, one.responses)) or "none"
-        own = _shown(error for error in one.errors if error not in (*_READING, *_CHANGING))
-        lines.append(f"| {one.name} | `{one.method} {path}`{parameters} | {one.scope} | {body} | {responses} | {own} |")
+    """Return the reference of all operations in Markdown, for docs/serve.md."""
+    lines = ["| operation | request | scope | body | success | specific errors |", "|---|---|---|---|---|---|"]
+    for operation in OPERATIONS:
+        path = operation.path.removeprefix("/v1/{prefix}")
+        parameters = "".join(f" `{name}`" for name in (*operation.query, *operation.headers))
+        body = ", ".join(f"`{name}`" for name in operation.body or ())
+        responses = ", ".join(map(str, operation.responses)) or "none"
+        own = _shown(error for error in operation.errors if error not in (*_READING, *_CHANGING))
+        request = f"`{operation.method} {path}`{parameters}"
+        lines.append(f"| {operation.name} | {request} | {operation.scope} | {body} | {responses} | {own} |")
     common = [error for error in _READING if error in _CHANGING]
     return "\n".join(
         [
             *lines,
             "",
             f"- Every operation: {_shown(common)}.",
-            f"- Those that read, too: {_shown(error for error in _READING if error not in common)}.",
-            f"- Those that change something, too: {_shown(error for error in _CHANGING if error not in common)}.",
+            f"- Operations that read, in addition: {_shown(error for error in _READING if error not in common)}.",
+            f"- Operations that write, in addition: {_shown(error for error in _CHANGING if error not in common)}.",
         ]
     )
 

@@ -1,4 +1,4 @@
-"""Answers, and the status and type that Iceberg's specification has for each failure."""
+"""Responses, and the status and error type in Iceberg's specification for each failure."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ UNAVAILABLE = "ServiceUnavailableException"
 _LONGEST_MESSAGE_CHARS = 2_000
 _SHOWN_FAULTS = 3
 
-#: The first that fits counts, so that a subclass stands before its base.
+#: The first match applies, so a subclass must precede its base class.
 _STATUS: tuple[tuple[type[Exception], int, str], ...] = (
     (NoSuchNamespaceError, 404, "NoSuchNamespaceException"),
     (NoSuchTableError, 404, "NoSuchTableException"),
@@ -54,19 +54,32 @@ _STATUS: tuple[tuple[type[Exception], int, str], ...] = (
 
 @dataclass(frozen=True, slots=True)
 class JsonResponse:
-    """An answer to a request: status, body of JSON, further headers. ``error`` is its type, for the log."""
+    """A response with a JSON body."""
 
+    #: The HTTP status.
     status: int
+    #: The body, or its first part.
     body: bytes = b""
+    #: The headers in addition to the defaults.
     headers: Mapping[str, str] = field(default_factory=dict)
+    #: The error type, for the log; None for success.
     error: str | None = None
+    #: The cause of the error, for the log only.
     detail: str | None = None
-    #: The rest of the body. Several answers that clients have not read may share it.
+    #: The second part of the body. Several responses that clients have not read yet may share it in memory.
     shared: bytes = b""
 
 
 class RejectedError(errors.TrinityLakeError):
-    """A request is refused with a status and a type of the specification. ``detail`` is for the log alone."""
+    """A request is rejected with a status and an error type of the specification.
+
+    Args:
+        status: The HTTP status.
+        kind: The error type.
+        message: The message for the client.
+        headers: Additional headers of the response.
+        detail: The cause, for the log only.
+    """
 
     def __init__(
         self,
@@ -85,33 +98,38 @@ class RejectedError(errors.TrinityLakeError):
 
 
 def bad_request(message: str) -> RejectedError:
-    """Return the error for a request that makes no sense."""
+    """Return the error for an invalid request."""
     return RejectedError(400, "BadRequestException", message)
 
 
 def forbidden(message: str) -> RejectedError:
-    """Return the error for what a principal, or a warehouse, does not allow."""
+    """Return the error for a request that the principal's rights or the warehouse do not allow."""
     return RejectedError(403, "ForbiddenException", message)
 
 
 def unsupported(message: str) -> RejectedError:
-    """Return the error for what the specification has, and this server does not."""
+    """Return the error for a part of the specification that this server does not support."""
     return RejectedError(406, "UnsupportedOperationException", message)
 
 
 def too_many(message: str) -> RejectedError:
-    """Return the error for a request that comes while there are too many others. Nothing was done."""
+    """Return the error for a request that is rejected under load. Nothing was done, so it can be retried."""
     return RejectedError(503, UNAVAILABLE, message, headers={"Retry-After": "1"})
 
 
 def ok(model: IcebergBaseModel | Mapping[str, Any], headers: Mapping[str, str] | None = None) -> JsonResponse:
-    """Return the answer 200 with a model of pyiceberg, or a document."""
+    """Return the response 200.
+
+    Args:
+        model: The body, as a model of pyiceberg or a JSON document.
+        headers: Additional headers.
+    """
     text = model.model_dump_json() if isinstance(model, IcebergBaseModel) else json.dumps(model)
     return JsonResponse(200, text.encode(), dict(headers or {}))
 
 
 def encoded(model: IcebergBaseModel) -> bytes:
-    """Return the JSON of a model of pyiceberg."""
+    """Return the JSON of a pyiceberg model."""
     return model.model_dump_json().encode()
 
 
@@ -121,10 +139,14 @@ def table_response(
     given: Mapping[str, Any] | None = None,
     headers: Mapping[str, str] | None = None,
 ) -> JsonResponse:
-    """Return the answer 200 with a table: the URI of its metadata file, the metadata, further members.
+    """Return the response 200 with a table.
 
-    ``metadata`` is the member's JSON and the end of the body, as :func:`as_member` returns it. It is sent as it is. It
-    is by far the largest part, and was encoded before.
+    Args:
+        location: The URI of its metadata file, None for a staged table.
+        metadata: The end of the body with the table's metadata, from :func:`as_member`. It is by far the largest part,
+            so it is encoded once and sent unchanged.
+        given: Further members of the body.
+        headers: Additional headers.
     """
     members = {"metadata-location": location} if location is not None else {}
     rest = json.dumps({**members, **(given or {})})[:-1]
@@ -133,7 +155,7 @@ def table_response(
 
 
 def as_member(metadata: bytes) -> bytes:
-    """Return the JSON of metadata as the last member of the body of an answer."""
+    """Return encoded metadata as the last member of a response body."""
     return metadata + b"}"
 
 
@@ -141,10 +163,15 @@ NO_CONTENT = JsonResponse(204)
 
 
 def failed(error: Exception, *, changes: bool, request_id: str) -> JsonResponse:
-    """Return the answer to a request that failed.
+    """Return the response to a request that failed, and log unexpected errors.
 
-    ``changes`` says that the request would change something. Then 500 tells clients that nobody knows the outcome. So a
-    failure of the storage is 503, since it certainly changed nothing. What is unforeseen is not told to clients.
+    For a change, clients treat 500 as an unknown outcome. A storage error that certainly changed nothing is therefore
+    reported as 503. The response does not contain the text of unexpected errors.
+
+    Args:
+        error: The failure.
+        changes: Whether the request may change something.
+        request_id: The id of the request.
     """
     if isinstance(error, RejectedError):
         return _failure(error.status, error.kind, error.message, error.headers, error.detail)
@@ -158,25 +185,29 @@ def failed(error: Exception, *, changes: bool, request_id: str) -> JsonResponse:
         return _failure(503, UNAVAILABLE, _message(error), {"Retry-After": "1"}, reason=error.code)
     unforeseen = UNKNOWN_STATE if changes else "InternalServerError"
     logger.error("request %s failed", request_id, exc_info=error)
-    text = f"the server failed; its log says why, by the request id {request_id}"
+    text = f"internal error; find the cause in the server log by request id {request_id}"
     return _failure(500, unforeseen, text, detail=f"{type(error).__name__}: {error}")
 
 
 def token_rejection() -> JsonResponse:
-    """Return the answer to a client that asks for a token by a name and a secret. It is an error as OAuth has it."""
-    text = "this server gives no tokens; give the client one that its operator made, such as token=..."
+    """Return the response to a request for an OAuth token, in OAuth's error format."""
+    text = "this server issues no tokens; configure the client with a token from its operator, for example token=..."
     body = json.dumps({"error": "unsupported_grant_type", "error_description": text}).encode()
     return JsonResponse(400, body, {"Cache-Control": "no-store"}, "unsupported_grant_type", text)
 
 
 def late_error(*, changes: bool) -> RejectedError:
-    """Return the error for a request that runs for too long. It goes on, so that the outcome of a change is unknown."""
-    return RejectedError(504, UNKNOWN_STATE if changes else UNAVAILABLE, "the request took too long, and continues")
+    """Return the error for a request that exceeded its time limit. It continues, so a change has an unknown outcome."""
+    return RejectedError(
+        504,
+        UNKNOWN_STATE if changes else UNAVAILABLE,
+        "the request exceeded the time limit and continues in the background",
+    )
 
 
 def busy_error() -> RejectedError:
-    """Return the error for a request that did not begin because too many others wait. Nothing was done."""
-    return too_many("too many requests wait already; retry later")
+    """Return the error for a request that was rejected because too many others are waiting. Nothing was done."""
+    return too_many("too many requests are waiting; retry later")
 
 
 def _message(error: Exception) -> str:
@@ -185,7 +216,7 @@ def _message(error: Exception) -> str:
             f"{'.'.join(map(str, fault['loc']))}: {fault['msg']}"
             for fault in error.errors(include_url=False, include_context=False, include_input=False)[:_SHOWN_FAULTS]
         ]
-        return f"the request is not as the specification has it: {'; '.join(shown)}"
+        return f"the request does not match the specification: {'; '.join(shown)}"
     return str(error) or type(error).__name__
 
 
@@ -198,7 +229,7 @@ def _failure(
     *,
     reason: str | None = None,
 ) -> JsonResponse:
-    """Return an error of the specification. ``reason`` is the code of an error of this package."""
+    """Return an error response of the specification. ``reason`` is the code of one of this package's errors."""
     shown = message[:_LONGEST_MESSAGE_CHARS]
     error = {"message": shown, "type": kind, "code": status} | ({} if reason is None else {"reason": reason})
     return JsonResponse(status, json.dumps({"error": error}).encode(), dict(headers or {}), kind, detail or shown)

@@ -1,4 +1,4 @@
-"""The paths of Iceberg's REST specification that this server answers."""
+"""The routes of Iceberg's REST specification that this server implements."""
 
 from __future__ import annotations
 
@@ -26,23 +26,26 @@ _LONGEST_NAME_BYTES = 10_000
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """An endpoint.
+    """An endpoint."""
 
-    ``changes`` says that it changes the lakehouse, ``is_documented`` that the list of endpoints for clients has it.
-    """
-
+    #: The HTTP method.
     method: str
+    #: The path, with ``{name}`` in place of each name.
     template: str
+    #: The request handler.
     handle: Callable[[Call], JsonResponse]
+    #: Whether the request changes the lakehouse.
     changes: bool = False
+    #: Whether the endpoint is in the list that clients get.
     is_documented: bool = True
-    #: Returns the tables for which a request waits until no other one changes them, and checks that it may.
+    #: Checks the principal's rights and returns the tables that the request changes, in whose queues it waits.
     tables: Callable[[Call], Collection[Name]] | None = None
+    #: Whether the request plans a scan.
     plans: bool = False
 
     @property
     def work(self) -> Work:
-        """The class of work, unless the body is large."""
+        """The class of work of requests without a large body."""
         if self.plans:
             return Work.PLAN
         return Work.CHANGE if self.changes else Work.READ
@@ -86,16 +89,25 @@ ROUTES = (
     Route("POST", "/v1/{prefix}/views/rename", views.rename_view, changes=True),
     Route("POST", f"{_NAMESPACE}/register-view", views.register_view, changes=True, is_documented=False),
 )
-#: What clients are told in the configuration.
+#: The endpoints that clients get with the configuration.
 ENDPOINTS = tuple(f"{route.method} {route.template}" for route in ROUTES if route.is_documented)
 _SPLIT = tuple((route, route.template.strip("/").split("/")) for route in ROUTES)
 
 
 def find_route(method: str, raw_path: bytes) -> tuple[Route, Mapping[str, str]]:
-    """Return the route of a path as it came, percent-encoded, and the names in it.
+    """Find the route of a request.
 
-    Names are decoded one by one, as they may hold a slash. Raises RejectedError: 404 for another path, 405 for another
-    method, 400 for a name that is no text.
+    Names are decoded one by one, because they may contain a slash.
+
+    Args:
+        method: The HTTP method.
+        raw_path: The path, percent-encoded.
+
+    Returns:
+        The route, and the decoded names in the path.
+
+    Raises:
+        RejectedError: 404 for an unknown path, 405 for the wrong method, 400 for a name that is not UTF-8.
     """
     segments = raw_path.decode("ascii", "replace").strip("/").split("/")
     methods = []
@@ -108,11 +120,14 @@ def find_route(method: str, raw_path: bytes) -> tuple[Route, Mapping[str, str]]:
         methods.append(route.method)
     if methods:
         raise RejectedError(
-            405, "BadRequestException", f"{method} is not for this path", headers={"Allow": ", ".join(methods)}
+            405,
+            "BadRequestException",
+            f"method {method} is not allowed for this path",
+            headers={"Allow": ", ".join(methods)},
         )
-    doubled = "; leave /v1 out of the address that the client is given" if segments[:2] == ["v1", "v1"] else ""
+    doubled = "; remove /v1 from the address in the client's configuration" if segments[:2] == ["v1", "v1"] else ""
     raise RejectedError(
-        404, "NotFoundException", f"No such path: it begins with /v1/ and the prefix of a warehouse{doubled}"
+        404, "NotFoundException", f"No such path: paths begin with /v1/ and the prefix of a warehouse{doubled}"
     )
 
 
@@ -134,4 +149,4 @@ def _decoded(text: str) -> str:
     try:
         return unquote_to_bytes(text).decode()
     except UnicodeDecodeError:
-        raise bad_request("a name in the path is no UTF-8") from None
+        raise bad_request("a name in the path is not valid UTF-8") from None

@@ -1,4 +1,4 @@
-"""Runs a server until a signal ends it."""
+"""Run a server until it is stopped by a signal."""
 
 from __future__ import annotations
 
@@ -26,32 +26,32 @@ from trinitylake_ops.server.settings import Limits, ServerSettings
 logger = logging.getLogger(__name__)
 
 _BACKLOG = 2_048
-#: Threads switch so often. By default a request waits 5 ms for the interpreter, for each thread that computes.
+#: The interval of thread switches. By default, a request waits 5 ms for the interpreter per thread that computes.
 _SWITCH_SECONDS = 0.0005
-#: uvloop accepts one connection for each listening socket before it serves all others that have sent data, so a new
-#: client would wait behind each one of many.
+#: Additional listening sockets. For each listening socket, uvloop accepts only one connection before it serves all
+#: connections with pending data, so new clients would wait behind many active ones.
 _MORE_LISTENERS = 15
 _MOST_FILES = 65_536
-#: Of TLS 1.2, only suites with forward secrecy and authenticated encryption. Those of TLS 1.3 are all allowed.
+#: For TLS 1.2, only cipher suites with forward secrecy and authenticated encryption. All suites of TLS 1.3 are allowed.
 _CIPHERS = "ECDHE+AESGCM:ECDHE+CHACHA20"
 _MOST_HEADER_BYTES = 64 << 10
-#: So many files stay free for the storage, however many clients are connected.
+#: The number of open files that are reserved for the storage, however many clients are connected.
 _FILES_OF_STORAGE = 512
-#: A body may arrive in so many chunks of any size, and in one more for each of these bytes.
+#: A body may arrive in this number of chunks of any size, plus one more per this number of bytes.
 _FREE_CHUNKS, _BYTES_PER_CHUNK = 128, 256
 
 
 class TooManyChunksError(Exception):
-    """The chunks of a body are too small. h11 parses each of them on the event loop."""
+    """The chunks of a body are too small, which is expensive because h11 parses each of them on the event loop."""
 
 
 class ChunkLimitedParser(h11.Connection):
-    """A parser of HTTP/1.1 that bounds the number of chunks of each body by its bytes."""
+    """An HTTP/1.1 parser that limits the number of chunks of a body in proportion to its size."""
 
     _n_chunks = _n_bytes = 0
 
     def next_event(self) -> h11.Event | type[h11.NEED_DATA] | type[h11.PAUSED]:
-        """Return the next event, as h11 does. Raises TooManyChunksError."""
+        """Return the next event, like h11. Raises TooManyChunksError."""
         event = super().next_event()
         if isinstance(event, h11.Request):
             self._n_chunks = self._n_bytes = 0
@@ -64,14 +64,14 @@ class ChunkLimitedParser(h11.Connection):
 
 
 class LimitedConnection(H11Protocol):
-    """A connection that a client cannot hold for ever, by a slow head, a slow body, or by not reading its answer.
+    """A connection with limits for slow clients: slow heads, slow bodies, and unread responses.
 
-    uvicorn alone bounds the time between requests.
+    uvicorn itself only limits the time between requests.
     """
 
     limits = Limits()
     most_connections = _MOST_FILES
-    #: The connections of a server with a response that its client has not read, the oldest first.
+    #: The connections with a response that the client has not read completely, oldest first. Shared by a server.
     unread: ClassVar[dict[LimitedConnection, None]] = {}
     _head_timer: asyncio.TimerHandle | None = None
     _is_new = True
@@ -83,16 +83,16 @@ class LimitedConnection(H11Protocol):
         self.conn = ChunkLimitedParser(h11.SERVER, _MOST_HEADER_BYTES)
 
     def handle_events(self) -> None:
-        """Handle what the client has sent. A body in too many chunks ends the connection."""
+        """Handle received data. A body in too many chunks ends the connection."""
         try:
             super().handle_events()
         except TooManyChunksError:
             self.transport.abort()
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Begin to wait for the head of a request. Above the most connections there is none."""
+        """Wait for the head of a request, or close the connection if there are too many."""
         super().connection_made(transport)
-        # asyncio's own loop does so for some sockets only. Without it an answer waits some 40 ms for its second part.
+        # asyncio's own loop sets it for some sockets only. Without it, the second part of a response is delayed 40 ms.
         transport.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         if len(self.connections) > self.most_connections:
             transport.abort()
@@ -100,13 +100,13 @@ class LimitedConnection(H11Protocol):
             self._wait_for_head(self.limits.idle_seconds)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Wait no more."""
+        """Cancel all timers."""
         self._head_received()
         self.unread.pop(self, None)
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        """Take data. What comes outside a request is the head of the next one, or a body that nobody waits for."""
+        """Process received data. Between requests, it is the next request's head or the rest of an unused body."""
         is_first, self._is_new = self._is_new, False
         super().data_received(data)
         if not getattr(self.cycle, "response_complete", True):
@@ -115,9 +115,9 @@ class LimitedConnection(H11Protocol):
             self._wait_for_head(self.limits.head_seconds)
 
     def on_response_complete(self) -> None:
-        """Begin to wait until the client has read an answer that it has not read at once."""
+        """Limit the time that the client may take to read the rest of the response."""
         self._n_responses += 1
-        is_cut_short: bool = self.cycle.more_body  # answered before its body was there
+        is_cut_short: bool = self.cycle.more_body  # the response was sent before the whole body arrived
         super().on_response_complete()
         if is_cut_short and self._head_timer is None:
             self._wait_for_head(self.limits.head_seconds)
@@ -127,21 +127,21 @@ class LimitedConnection(H11Protocol):
             self._bound_unread()
 
     def _bound_unread(self) -> None:
-        """End the connections whose responses are unread for longest, until all others are within the limit."""
+        """Close the connections with the oldest unread responses, until the other connections are within the limit."""
         self.unread.pop(self, None)
         self.unread[self] = None
-        sizes = {one: one.transport.get_write_buffer_size() for one in self.unread}
+        sizes = {connection: connection.transport.get_write_buffer_size() for connection in self.unread}
         rest_bytes = sum(sizes.values())
-        for one, size_bytes in sizes.items():
-            is_beyond = rest_bytes > self.limits.unread_bytes and one is not self
+        for connection, size_bytes in sizes.items():
+            is_beyond = rest_bytes > self.limits.unread_bytes and connection is not self
             if is_beyond and size_bytes:
-                one.transport.abort()
+                connection.transport.abort()
                 rest_bytes -= size_bytes
             if is_beyond or not size_bytes:
-                del self.unread[one]
+                del self.unread[connection]
 
     def shutdown(self) -> None:
-        """Let a request that was begun finish. A client that only sends or reads slowly does not hold up the stop."""
+        """Finish requests in progress, but do not let clients delay the stop by sending or reading slowly."""
         self._is_stopping = True
         super().shutdown()
         self.loop.call_later(self.limits.stop_seconds, self._end_if_slow)
@@ -165,9 +165,9 @@ class LimitedConnection(H11Protocol):
 
 
 def serve(settings: ServerSettings) -> None:
-    """Serve lakehouses until SIGTERM or SIGINT. Requests that were begun are carried out before it returns.
+    """Serve lakehouses until SIGTERM or SIGINT. Requests in progress are completed before it returns.
 
-    Raises InvalidInputError when address or certificate cannot be had, and what :class:`Application` raises.
+    Raises InvalidInputError if the address or the certificate is not usable, and the errors of :class:`Application`.
     """
     settings.check()
     _check_certificate(settings)
@@ -182,12 +182,12 @@ def serve(settings: ServerSettings) -> None:
             extra={
                 "fields": {
                     "address": f"{scheme}://{shown}:{listener.getsockname()[1]}",
-                    "lakehouses": {one.name or "main": one.lake.root for one in application.warehouses.served},
+                    "lakehouses": {served.name or "main": served.lake.root for served in application.warehouses.served},
                     "authentication": _authentication(settings),
                 }
             },
         )
-        # What is there by now stays. To look through it again and again would stop all requests for that long.
+        # Exclude existing objects from garbage collection, because scanning them repeatedly would stall all requests.
         gc.collect()
         gc.freeze()
         sys.setswitchinterval(_SWITCH_SECONDS)
@@ -205,14 +205,14 @@ def _authentication(settings: ServerSettings) -> str:
 
 
 def _allow_many_connections() -> None:
-    """Let the process have as many open files as the system lets it: each connection is one, and often 1,024 may be."""
+    """Raise the limit on open files, because each connection needs one and the default is often 1,024."""
     try:
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         wanted = _MOST_FILES if hard == resource.RLIM_INFINITY else min(hard, _MOST_FILES)
         if soft != resource.RLIM_INFINITY and soft < wanted:
             resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
     except (OSError, ValueError) as error:
-        logger.warning("the limit on open files stays as it is: %s", error)
+        logger.warning("cannot raise the limit on open files: %s", error)
 
 
 def _check_certificate(settings: ServerSettings) -> None:
@@ -220,16 +220,16 @@ def _check_certificate(settings: ServerSettings) -> None:
         return
     try:
         ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(settings.tls_certificate, settings.tls_key)
-    except (OSError, ValueError) as error:  # among them those of SSL
+    except (OSError, ValueError) as error:  # includes ssl.SSLError
         raise InvalidInputError(
-            f"TLS certificate {str(settings.tls_certificate)!r} or key {str(settings.tls_key)!r} cannot be used:"
+            f"cannot use TLS certificate {str(settings.tls_certificate)!r} with key {str(settings.tls_key)!r}:"
             f" {error}; provide readable PEM files that belong together"
         ) from error
 
 
 @contextlib.contextmanager
 def _stopped_by_signals(server: uvicorn.Server) -> Iterator[None]:
-    """Let a signal stop a server, and nothing more: uvicorn raises it again when all is done."""
+    """Make signals stop the server only. Otherwise uvicorn would raise them again after it has stopped."""
 
     def stop(_number: int, _frame: FrameType | None) -> None:
         server.should_exit = True
@@ -248,11 +248,16 @@ def _listening(host: str, port: int) -> socket.socket:
         return socket.create_server((host, port), family=family, backlog=_BACKLOG)
     except (OSError, OverflowError) as error:
         reason = getattr(error, "strerror", None) or str(error)
-        raise InvalidInputError(f"cannot listen at {host[:64]} port {port}: {reason}") from error
+        raise InvalidInputError(f"cannot listen on {host[:64]} port {port}: {reason}") from error
 
 
 def configuration_of(application: Application, settings: ServerSettings) -> uvicorn.Config:
-    """Return how uvicorn serves an application."""
+    """Return the configuration of uvicorn for an application.
+
+    Args:
+        application: The application.
+        settings: The settings of the server.
+    """
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     most = _MOST_FILES if soft == resource.RLIM_INFINITY else max(soft - _FILES_OF_STORAGE, soft // 2)
     bounds = {"limits": settings.limits, "most_connections": most, "unread": {}}

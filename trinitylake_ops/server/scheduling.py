@@ -1,4 +1,4 @@
-"""When a request runs, and whether the server is ready."""
+"""Scheduling of requests, and readiness of the server."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from trinitylake_ops.transaction.lakehouse import Lakehouse
 
 T = TypeVar("T")
 
-#: A request with a longer body belongs to the class of large ones.
+#: A request with a larger body belongs to the class of large requests.
 LARGE_BODY_BYTES = 128 << 10
 
 
@@ -29,7 +29,7 @@ class Scheduler:
     Args:
         limits: The limits of requests.
         is_shared: Whether requests have different principals.
-        ended_late: Called with the job of a request that was answered before it ended.
+        ended_late: Called with the job of a request whose client got a timeout, when the job ends.
     """
 
     def __init__(self, limits: Limits, *, is_shared: bool, ended_late: Callable[[asyncio.Future[object]], None]):
@@ -40,21 +40,21 @@ class Scheduler:
         self.queue = TableQueue(most, max(1, most // 2) if is_shared else most)
 
     def begin(self, principal: str, request: Request) -> Execution:
-        """Return the execution of a request whose body has arrived. Its time begins now.
+        """Begin the execution of a request whose body has arrived. Its time limit starts now.
 
         Args:
             principal: The name of the principal.
-            request: The request, whose connection is watched.
+            request: The request, whose connection is monitored.
         """
         return Execution(self, principal, request, self._seconds)
 
     def note_late(self, job: Job) -> None:
-        """Report a job when it ends, because its request was answered before."""
+        """Report a job when it ends, because its client got a timeout."""
         job.ended.add_done_callback(self._ended_late)
 
 
 class Execution:
-    """The execution of one request, in one step or several. It is closed when the request was answered."""
+    """The execution of one request, in one or more steps. The caller closes it after the response."""
 
     def __init__(self, scheduler: Scheduler, principal: str, request: Request, seconds: float):
         self._scheduler = scheduler
@@ -64,20 +64,20 @@ class Execution:
         self._disconnected = asyncio.ensure_future(_disconnection(request))
 
     def close(self) -> None:
-        """Watch the connection no longer."""
+        """Stop monitoring the connection."""
         self._disconnected.cancel()
 
     async def run(self, kind: Work, work: Callable[[], T], *, changes: bool, tables: Collection[TableKey] = ()) -> T:
-        """Run a step in a thread, and return what it returns.
+        """Run a step in a thread, and return its result.
 
         Args:
             kind: The class of work.
             work: The step.
-            changes: Whether it may change a lakehouse.
-            tables: The tables that it changes. It waits, without a thread, until no other request changes one of them.
+            changes: Whether the step may change a lakehouse.
+            tables: The tables that the step changes. It waits, without a thread, until it is first in their queues.
 
         Raises:
-            RefusedError: 503 if it did not begin, 504 if it has not ended in time.
+            RejectedError: 503 if the step did not begin, 504 if it did not end in time.
             ClientDisconnect: If the client disconnected before the step began.
         """
         place = await self._enter_queue(tables) if tables else None
@@ -91,7 +91,7 @@ class Execution:
         await self._wait(job.ended, or_disconnected=True)
         if not job.ended.done() and workers.cancel(kind, job):
             raise ClientDisconnect if self._disconnected.done() else busy_error()
-        if not job.ended.done():  # a client that has disconnected does not end what has begun
+        if not job.ended.done():  # a step that has begun continues even if the client has disconnected
             await self._wait(job.ended, or_disconnected=False)
         if not job.ended.done():
             self._scheduler.note_late(job)
@@ -132,19 +132,19 @@ async def _disconnection(request: Request) -> None:
 logger = logging.getLogger(__name__)
 
 _PROBE_SECONDS = 5.0
-#: The storage is asked no more often.
+#: The minimum interval between probes of the storage.
 _PROBE_AGE_SECONDS = 1.0
-#: A pool is saturated if requests wait and none has begun or ended for so long.
+#: A pool is saturated if requests wait and none has begun or ended for this time.
 STALLED_SECONDS = 5.0
 
 
 class Readiness:
-    """Checks whether a server is ready.
+    """Checks whether the server is ready for requests.
 
     Args:
         lakes: The lakehouses that it serves.
         workers: Its threads.
-        redacted: Removes secrets from a text for the log.
+        redacted: Removes secrets from a log text.
     """
 
     def __init__(self, lakes: Sequence[Lakehouse], workers: Workers, redacted: Callable[[str], str]):
@@ -155,7 +155,7 @@ class Readiness:
         self._probed_s, self._responds = -_PROBE_AGE_SECONDS, True
 
     async def failures(self) -> list[str]:
-        """Return the reasons why the server is not ready, none if it is. They name no lakehouse."""
+        """Return the reasons why the server is not ready, without names of lakehouses. Empty if it is ready."""
         reasons = [f"saturated-{kind}" for kind in self._workers.saturated(STALLED_SECONDS)]
         if not await self._lakehouses_respond():
             reasons.append("storage-unreachable")
@@ -165,7 +165,7 @@ class Readiness:
 
     async def _lakehouses_respond(self) -> bool:
         if time.monotonic() - self._probed_s >= _PROBE_AGE_SECONDS:
-            # One probe at a time: a storage that does not respond holds one thread, however often clients ask.
+            # One probe at a time, so that a hanging storage occupies only one thread, however often clients probe.
             if self._probe is None or self._probe.done():
                 self._probe = asyncio.create_task(self._all_respond())
             await asyncio.wait({self._probe}, timeout=_PROBE_SECONDS)

@@ -1,4 +1,4 @@
-"""Requests about tables."""
+"""Request handlers for tables."""
 
 from __future__ import annotations
 
@@ -50,10 +50,10 @@ from trinitylake_ops.server.warehouses import Name
 logger = logging.getLogger(__name__)
 
 _LOCAL = "file://"
-#: Only one thread encodes the metadata of an ETag, by the hash of the ETag.
+#: Locks that make concurrent requests encode the same metadata only once, selected by the hash of its ETag.
 _ENCODING = tuple(threading.Lock() for _ in range(64))
 _MOST_IN_TRANSACTION = 1_000
-#: The types of reports about the metrics of a client.
+#: The types of client reports that are accepted.
 _REPORTS = ("scan-report", "commit-report")
 
 
@@ -73,28 +73,28 @@ def load_table(call: Call) -> JsonResponse:
     mode = call.query.get("snapshots", "all")
     if mode not in ("all", "refs"):
         raise bad_request("snapshots must be all or refs")
-    found = call.requested_table()
-    catalog, definition = found.catalog, found.definition
+    requested = call.requested_table()
+    catalog, definition = requested.catalog, requested.definition
     tag = _tag(call, metadata_uri(definition, catalog.io.root), mode)
-    is_vended = vends(call, found)
+    is_vended = vends(call, requested)
     if not is_vended and _matches(call.headers.get("if-none-match", ""), tag):
         return JsonResponse(304, headers={"ETag": tag})
     table = catalog.load_defined(namespace, name, definition)
     _check_served_format(table.metadata)
-    writes = may_write(call, namespace, found)
+    writes = may_write(call, namespace, requested)
     if definition.is_managed and writes:
         _make_local_folders(call, table.metadata.location)
     return _table_response(call, table, definition, mode, writes=writes, is_vended=is_vended)
 
 
 def table_exists(call: Call) -> JsonResponse:
-    """Tell whether a table exists."""
+    """Report whether a table exists."""
     call.requested_table()
     return NO_CONTENT
 
 
 def create_table(call: Call) -> JsonResponse:
-    """Create a managed table, or stage one that a later commit creates."""
+    """Create a managed table, or stage one that is created by a later commit."""
     namespace = call.namespace
     call.check(Scope.WRITE, namespace)
     absent: dict[str, Any] = {"location": None, "partition-spec": None, "write-order": None}
@@ -122,7 +122,7 @@ def create_table(call: Call) -> JsonResponse:
 
 
 def committed_table(call: Call) -> list[Name]:
-    """Return the table that a commit changes. Raise RefusedError, 403, if the principal may not."""
+    """Return the table that a commit changes. Raises RejectedError, 403, if the principal may not change it."""
     call.check(Scope.WRITE, call.table[0])
     return [call.table]
 
@@ -133,7 +133,7 @@ def commit_table(call: Call) -> JsonResponse:
     asked = call.model(CommitTableRequest, identifier={"namespace": [namespace], "name": name})
     commit = TableCommit.of(asked)
     if commit.name != (namespace, name):
-        raise bad_request("the identifier in the body is not the table in the path")
+        raise bad_request("the identifier in the body does not match the table in the path")
     made = commit_tables(call, [commit])[commit.name]
     return table_response(
         made.metadata_location, as_member(made.text), headers={"ETag": _tag(call, made.metadata_location, "all")}
@@ -141,7 +141,7 @@ def commit_table(call: Call) -> JsonResponse:
 
 
 def committed_tables(call: Call) -> list[Name]:
-    """Return the tables that a transaction changes. Raise RefusedError, 403, if the principal may not change one."""
+    """Return the tables that a transaction changes. Raises RejectedError, 403, if the principal may not change one."""
     names = [_identifier_of(isinstance(change, dict) and change.get("identifier")) for change in _changes(call)]
     for namespace, _ in names:
         call.check(Scope.WRITE, namespace)
@@ -151,7 +151,7 @@ def committed_tables(call: Call) -> list[Name]:
 def _changes(call: Call) -> list[Any]:
     changes = call.document().get("table-changes")
     if not isinstance(changes, list) or not 1 <= len(changes) <= _MOST_IN_TRANSACTION:
-        raise bad_request(f"table-changes must be a list of 1 to {_MOST_IN_TRANSACTION} commits")
+        raise bad_request(f"table-changes must be a list of 1 to {_MOST_IN_TRANSACTION} changes")
     return changes
 
 
@@ -164,19 +164,19 @@ def commit_transaction(call: Call) -> JsonResponse:
 
 
 def register_table(call: Call) -> JsonResponse:
-    """Register a table of others by its metadata file, which lies where the operator of the server allows it."""
+    """Register an external table by its metadata file, which must be in a location that the operator allows."""
     namespace = call.namespace
     call.check(Scope.OPERATE, namespace)
     asked = call.model(RegisterTableRequest, overwrite=False)
     io = call.warehouse.served.catalog.io.strict()
     uri = registered_uri(io.root, asked.metadata_location)
     _check_allowed(call, uri)
-    # Before the file is read, so that the response does not reveal whether another table has such a file.
+    # Checked before the file is read, so that the response does not reveal whether another table has such a file.
     _check_is_not_own(io, uri)
     try:
         metadata = read_table_metadata(io, uri)
     except (FileMissingError, CorruptFileError) as error:
-        raise bad_request(f"the metadata file cannot be read: {error}") from error
+        raise bad_request(f"cannot read the metadata file: {error}") from error
     _check_served_format(metadata)
     place = as_uri(metadata.location).rstrip("/")
     _check_allowed(call, f"{place}/metadata/any")
@@ -188,12 +188,12 @@ def register_table(call: Call) -> JsonResponse:
 
 
 def rename_table(call: Call) -> JsonResponse:
-    """Rename a table, also into another namespace."""
+    """Rename a table, possibly into another namespace."""
     return renamed(call, TrinityLakeCatalog.move_table, _check_all_names)
 
 
 def drop_table(call: Call) -> JsonResponse:
-    """Drop a table. Older versions still read its files, so a purge that is asked for waits for theirs."""
+    """Drop a table. Its files are kept for older versions even if a purge is requested, and are purged with those."""
     namespace, name = call.table
     call.check(Scope.WRITE, namespace)
     call.flag("purgeRequested")
@@ -203,7 +203,7 @@ def drop_table(call: Call) -> JsonResponse:
 
 
 def report_metrics(call: Call) -> JsonResponse:
-    """Take a report of a client, which is only logged."""
+    """Accept a metrics report of a client, which is only logged."""
     namespace, name = call.table
     call.check(Scope.READ, namespace)
     kind = call.document().get("report-type")
@@ -219,12 +219,12 @@ def renamed(
     move: Callable[[TrinityLakeCatalog, tuple[str, str], tuple[str, str]], object],
     check: Callable[[Call, tuple[str, str]], None] = lambda call, source: None,
 ) -> JsonResponse:
-    """Give a table or a view another name.
+    """Rename a table or a view.
 
     Args:
         call: The request.
-        move: The method of the catalog that does it.
-        check: Raises RefusedError if the principal may not change the object of the old name.
+        move: The catalog method that renames the object.
+        check: Raises RejectedError if the principal may not change the object under its old name.
     """
     asked = call.document()
     source, target = (_identifier_of(asked.get(name)) for name in ("source", "destination"))
@@ -236,26 +236,26 @@ def renamed(
 
 
 def _check_all_names(call: Call, name: tuple[str, str]) -> None:
-    """Raise RefusedError, 403, if the principal may not write a table under all of its current names."""
+    """Raise RejectedError, 403, unless the principal may write the table under all of its current names."""
     if call.principal.least_scope < Scope.WRITE:
         latest = call.warehouse.served.lake.snapshot()
-        with contextlib.suppress(NotFoundError):  # which the change reports, unless it was made before
+        with contextlib.suppress(NotFoundError):  # the change reports it, unless this request already did it
             call.check_table(Scope.WRITE, latest.table(*name), latest)
 
 
 def _identifier_of(content: Any) -> tuple[str, str]:
-    """Return the namespace and the name of a table or a view in a body. Raises as a model does."""
+    """Parse the namespace and the name of a table or a view in a request body. Raises InvalidInputError."""
     with as_invalid_input():
-        found = TableIdentifier.model_validate(content)
-    return single_level(found.namespace.root), found.name
+        identifier = TableIdentifier.model_validate(content)
+    return single_level(identifier.namespace.root), identifier.name
 
 
 def _check_is_not_own(io: StorageFileIO, uri: str) -> None:
-    """Raise RefusedError, 400, for a URI in the folder of a managed table of this lakehouse, existing or not."""
+    """Raise RejectedError, 400, if a URI is in the folder of a managed table of this lakehouse, existing or not."""
     if io.folders.is_own_file(uri):
         raise bad_request(
-            f"{uri[:200]!r} cannot be registered: it is in a table folder of this lakehouse; rename an existing table"
-            " instead, or ask the operator to bring back a dropped one by 'trinitylake rollback' or 'trinitylake"
+            f"cannot register {uri[:200]!r}: it is in a table folder of this lakehouse; rename an existing table"
+            " instead, or ask the operator to restore a dropped one with 'trinitylake rollback' or 'trinitylake"
             " register-table'"
         )
 
@@ -264,8 +264,8 @@ def _check_allowed(call: Call, uri: str) -> None:
     io = call.warehouse.served.catalog.io
     if io.strict().allowed_roots.known(uri) is None:
         raise forbidden(
-            f"{uri[:200]!r} lies where this server may not read; its operator allows a root that holds it by"
-            " --allow-root, or allowed_roots of the lakehouse"
+            f"this server may not read {uri[:200]!r}; ask its operator to allow a root that contains it, with"
+            " --allow-root or the lakehouse's allowed_roots"
         )
 
 
@@ -278,18 +278,18 @@ def _table_response(
     writes: bool = True,
     is_vended: bool,
 ) -> JsonResponse:
-    """Return the answer with a table, and what its client needs to reach the files. By default it was just made.
+    """Return a response with a table, and what its client needs to access the files. The defaults are for a new table.
 
     Args:
         call: The request.
         table: The table.
-        definition: Its definition, None for a managed table.
-        mode: Which snapshots the client asked for.
+        definition: Its definition, None for a new managed table.
+        mode: Which snapshots the client requested: ``all`` or ``refs``.
         writes: Whether the client may write the table's files.
-        is_vended: Whether the client gets credentials for them.
+        is_vended: Whether the client gets credentials for the files.
     """
     tag, kept = _tag(call, table.metadata_location, mode), call.warehouse.served.encoded
-    with _ENCODING[hash(tag) % len(_ENCODING)]:  # many clients may load a new version of a large table
+    with _ENCODING[hash(tag) % len(_ENCODING)]:  # many clients may load the same large table
         text = kept.get(tag)
         if text is None:
             text = as_member(encoded(table.metadata if mode == "all" else _with_refs_only(table.metadata)))
@@ -303,11 +303,11 @@ def _table_response(
 
 
 def _check_served_format(metadata: TableMetadata) -> None:
-    """Raise RefusedError, 406, for a format version that pyiceberg does not write as JSON."""
+    """Raise RejectedError, 406, for a format version that pyiceberg cannot write as JSON."""
     if metadata.format_version > LATEST_WRITTEN_VERSION:
         raise unsupported(
-            f"the table has Iceberg's format version {metadata.format_version}, and {LATEST_WRITTEN_VERSION} is the"
-            " latest that is served; read its metadata file with an engine"
+            f"the table has Iceberg format version {metadata.format_version}, and this server supports versions up to"
+            f" {LATEST_WRITTEN_VERSION}; read the table's metadata file with an engine"
         )
 
 
@@ -319,23 +319,24 @@ def _with_refs_only(metadata: TableMetadata) -> TableMetadata:
 
 
 def _tag(call: Call, metadata_location: str, mode: str) -> str:
-    """Return the ETag of a table's metadata. Each metadata file has a name of its own, and is never changed.
+    """Return the ETag of a table's metadata. Metadata files have unique names and never change.
 
-    An export at another root may share the metadata file, but its table has a location under that root.
+    The root is included because an export at another root may share the metadata file, and its table has a location
+    under that root.
     """
     text = f"{mode} {call.warehouse.root} {metadata_location}"
     return f'"{hashlib.sha256(text.encode()).hexdigest()[:32]}"'
 
 
 def _matches(asked: str, tag: str) -> bool:
-    return tag in (one.strip().removeprefix("W/") for one in asked.split(","))
+    return tag in (value.strip().removeprefix("W/") for value in asked.split(","))
 
 
 def _make_local_folders(call: Call, location: str) -> None:
-    """Make the folders of a managed table on a local disk, if this process may.
+    """Create the folders of a managed table on a local disk, if this process may write there.
 
-    Some engines write files there and make no folders. Readers need none. No folder is made at another location, which
-    a definition or metadata file of another writer could name.
+    Some engines that write files do not create folders. No folder is created at other locations, because a definition
+    or metadata file of another writer could name any location.
     """
     root = call.warehouse.served.lake.root
     if root.startswith(_LOCAL) and managed_table_id(location, root) is not None:
@@ -343,4 +344,4 @@ def _make_local_folders(call: Call, location: str) -> None:
             try:
                 os.makedirs(f"{location.removeprefix(_LOCAL)}/{folder}", exist_ok=True)
             except OSError as error:
-                logger.info("the folder %r of %s is not made: %s", folder, location, error)
+                logger.info("cannot create the folder %r of %s: %s", folder, location, error)

@@ -1,13 +1,11 @@
-"""Metrics and traces of a server.
+"""Metrics, traces and the status page of a server.
 
-Labels have few values: an operation by its path with names left out, a status, a lakehouse by its name in the settings.
-No name of a table, token or person is among them.
+Metric labels have few distinct values: the route template, the status, and the lakehouse's name in the settings. They
+never contain a table, a token or a principal. The state of a lakehouse is read on demand only, and at most once every
+few seconds, however many clients request it.
 
-It is read when somebody asks for it, and not more often than every few seconds, whoever asks.
-
-The interface alone does nothing. The extra ``traces`` brings what sends spans away, and ``send_traces`` switches it on.
-A request may name its caller's span by the header ``traceparent``. Attributes have the values that metrics have as
-labels, and the request's id, which is in the log.
+Spans are exported only if the extra ``traces`` is installed and ``send_traces`` was called. A client may pass its span
+in the header ``traceparent``. Span attributes have the same values as metric labels, and the request id of the log.
 """
 
 from __future__ import annotations
@@ -39,32 +37,34 @@ _OUTCOMES = {200: "committed", 204: "committed", 409: "conflict", 500: "unknown"
 
 
 class Metrics:
-    """Counts of one server, and what the engine tells in its process.
+    """The metrics of one server, and those that the engine emits in its process.
 
-    ``storages`` are those of its lakehouses, by their names, which count by themselves.
+    Args:
+        storages: The storages of its lakehouses, by name. They count their own requests.
     """
 
     def __init__(self, storages: Mapping[str, MeteredStorage]):
         self._registry = CollectorRegistry()
         self._requests = Counter(
-            "trinitylake_requests", "Requests that were answered.", ("operation", "status"), registry=self._registry
+            "trinitylake_requests", "Completed requests.", ("operation", "status"), registry=self._registry
         )
         self._seconds = Histogram(
             "trinitylake_request_seconds",
-            "How long requests took.",
+            "Duration of requests.",
             ("operation",),
             buckets=_SECONDS,
             registry=self._registry,
         )
-        self._in_progress = Gauge(
-            "trinitylake_requests_in_progress", "Requests without an answer so far.", registry=self._registry
-        )
+        self._in_progress = Gauge("trinitylake_requests_in_progress", "Requests in progress.", registry=self._registry)
         self._commits = Counter(
-            "trinitylake_commits", "Requests to change a lakehouse.", ("lakehouse", "outcome"), registry=self._registry
+            "trinitylake_commits",
+            "Requests that change a lakehouse, by outcome.",
+            ("lakehouse", "outcome"),
+            registry=self._registry,
         )
         self._lost = Counter(
             "trinitylake_lost_attempts",
-            "Attempts to change a table that lost to another commit and were made again.",
+            "Commit attempts that conflicted with another commit and were retried.",
             ("lakehouse",),
             registry=self._registry,
         )
@@ -73,35 +73,46 @@ class Metrics:
         self._end = listen(self._listener)
 
     def close(self) -> None:
-        """Hear no more of the engine."""
+        """Stop listening to the engine's metrics."""
         self._end()
 
     @contextmanager
     def in_progress(self) -> Iterator[None]:
-        """Count a request as being in progress."""
+        """Count a request as in progress."""
         with self._in_progress.track_inprogress():
             yield
 
     def note_request(self, operation: str, status: int, seconds: float) -> None:
-        """Count a request that was answered. ``operation`` is its method and the template of its path."""
+        """Count a completed request.
+
+        Args:
+            operation: The method and the route template.
+            status: The HTTP status of the response.
+            seconds: The duration of the request.
+        """
         self._requests.labels(operation, str(status)).inc()
         self._seconds.labels(operation).observe(seconds)
 
     def note_commit(self, lakehouse: str, status: int) -> None:
-        """Count a request that would change a lakehouse, by its answer."""
+        """Count a request that changes a lakehouse, by its outcome.
+
+        Args:
+            lakehouse: The name of the lakehouse.
+            status: The HTTP status of the response.
+        """
         self._commits.labels(lakehouse, _OUTCOMES.get(status, "refused")).inc()
 
     def note_conflict(self, lakehouse: str) -> None:
-        """Count an attempt that lost to another commit."""
+        """Count a commit attempt that conflicted with another commit."""
         self._lost.labels(lakehouse).inc()
 
     def text(self) -> bytes:
-        """Return all metrics as Prometheus reads them."""
+        """Return all metrics in Prometheus' text format."""
         return self._listener.text()
 
 
 class _OfStorages(Collector):
-    """What the storages have counted so far."""
+    """Metrics from the counters of the storages."""
 
     def __init__(self, storages: Mapping[str, MeteredStorage]):
         self._storages = storages
@@ -111,11 +122,11 @@ class _OfStorages(Collector):
             "trinitylake_storage_requests", "Requests to the storage.", labels=("lakehouse", "storage", "kind")
         )
         rounds = CounterMetricFamily(
-            "trinitylake_storage_rounds", "Waits for the storage, one after the other.", labels=("lakehouse",)
+            "trinitylake_storage_rounds", "Sequential round trips to the storage.", labels=("lakehouse",)
         )
         n_bytes = CounterMetricFamily(
             "trinitylake_storage_bytes",
-            "Bytes read from the storage and written to it.",
+            "Bytes read from and written to the storage.",
             labels=("lakehouse", "storage", "way"),
         )
         for lakehouse, storage in self._storages.items():
@@ -130,13 +141,13 @@ class _OfStorages(Collector):
 
 logger = logging.getLogger(__name__)
 
-#: How old a state may be on the page, and in metrics.
+#: The maximum age of a state on the status page, and in metrics.
 PAGE_SECONDS, METRICS_SECONDS = 5.0, 60.0
 _REFRESH_SECONDS = 30
 
 
 class States:
-    """The states of lakehouses, by the names that the server's settings give them."""
+    """The states of lakehouses, by their names in the server's settings."""
 
     def __init__(self, lakes: Mapping[str, Lakehouse]):
         self._lakes = lakes
@@ -144,14 +155,14 @@ class States:
         self._known: dict[str, tuple[float, Status | None]] = {}
 
     def page(self, names: Collection[str]) -> bytes:
-        """Return the page of those of the lakehouses that are named. One that does not answer is told as such."""
+        """Return the status page of some lakehouses. It lists those whose state cannot be read."""
         states = {name: self._of(name, PAGE_SECONDS) for name in self._lakes if name in names}
         answering = [(name, status) for name, status in states.items() if status is not None]
         silent = [name for name, status in states.items() if status is None]
         return status_page(answering, silent=silent, refresh_seconds=_REFRESH_SECONDS).encode("utf-8", "replace")
 
     def emit(self) -> None:
-        """Set the gauges of all lakehouses that answer."""
+        """Set the gauges of all lakehouses whose state can be read."""
         for name in self._lakes:
             status = self._of(name, METRICS_SECONDS)
             if status is not None:
@@ -165,7 +176,7 @@ class States:
             try:
                 status = lakehouse_status(self._lakes[name])
             except TrinityLakeError as error:
-                logger.warning("the state of lakehouse %s cannot be read: %s", name, error.message)
+                logger.warning("cannot read the state of lakehouse %s: %s", name, error.message)
                 status = None
             self._known[name] = (time.monotonic(), status)
             return status
@@ -180,7 +191,13 @@ _LONGEST_CHARS = 512
 
 @contextmanager
 def request_span(method: str, headers: Mapping[str, str], request_id: str) -> Iterator[Span]:
-    """Begin the span of a request, within that of its caller if it names one."""
+    """Begin the span of a request, as a child of the client's span if the client passes one.
+
+    Args:
+        method: The HTTP method.
+        headers: The headers of the request, in lower case.
+        request_id: The id of the request.
+    """
     carrier = {name: headers[name] for name in _CALLERS if len(headers.get(name, "")) in range(1, _LONGEST_CHARS)}
     tracer = trace.get_tracer(_NAME)
     with tracer.start_as_current_span(
@@ -194,7 +211,14 @@ def request_span(method: str, headers: Mapping[str, str], request_id: str) -> It
 
 
 def record_response(span: Span, operation: str, status: int, error: str | None) -> None:
-    """Say on a span how its request was answered. ``error`` is the type of the failure."""
+    """Record the outcome of a request on its span.
+
+    Args:
+        span: The span.
+        operation: The method and the route template.
+        status: The HTTP status of the response.
+        error: The type of the failure, None for success.
+    """
     span.update_name(operation)
     span.set_attributes({"http.route": operation.partition(" ")[2], "http.response.status_code": status})
     if error is not None:
@@ -205,7 +229,7 @@ def record_response(span: Span, operation: str, status: int, error: str | None) 
 
 @contextmanager
 def change_span(lakehouse: str) -> Iterator[Span]:
-    """Begin the span of a change of a lakehouse, with all its attempts."""
+    """Begin the span of a change of a lakehouse, which covers all commit attempts."""
     with trace.get_tracer(_NAME).start_as_current_span(
         "change", attributes={"trinitylake.lakehouse": lakehouse}, record_exception=False
     ) as span:
@@ -213,6 +237,6 @@ def change_span(lakehouse: str) -> Iterator[Span]:
 
 
 def in_this_context(work: Callable[[], T]) -> Callable[[], T]:
-    """Return work that belongs to the present span, whichever thread does it."""
+    """Return a function that runs in the current tracing context, in whichever thread it is called."""
     context = contextvars.copy_context()
     return lambda: context.run(work)

@@ -1,4 +1,4 @@
-"""Who asks: bearer tokens from a file of the operator, which holds their hashes only."""
+"""Authentication with bearer tokens; the token file stores only their SHA-256 hashes."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ from trinitylake_ops.server.settings import read_yaml
 _HASH = re.compile(r"[0-9a-f]{64}")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,63}")
 _ANONYMOUS = "anonymous"
-_HOW_TO_WRITE = "; its operator lets programs on this machine write by --anonymous-writes, and others by --tokens"
-#: How long a request waits for the file of tokens to be read.
+_HOW_TO_WRITE = "; start the server with --anonymous-writes for programs on this machine, or with --tokens for others"
+#: How long a request waits until the token file has been read.
 _READ_SECONDS = 5.0
-#: What pyiceberg sends for a token when it was given none.
+#: The token that pyiceberg sends if none is configured.
 _OF_PYICEBERG = "None"
 _KNOWN = frozenset({"name", "sha256", "scope", "namespaces", "lakehouses", "expires"})
 
 
 class Scope(IntEnum):
-    """What a principal may do. Each includes those before it; OPERATE registers tables of others."""
+    """Rights of a principal. Each scope includes those before it; OPERATE may also register external tables."""
 
     NONE = 0
     READ = 1
@@ -41,52 +41,67 @@ class Scope(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Principal:
-    """Somebody who asks, with a name for the log.
+    """The authenticated sender of a request."""
 
-    ``scope`` holds in namespaces that ``namespaces`` does not have. ``lakehouses`` are the names of those that may be
-    seen at all, None for every one. ``expires`` is when the token ends.
-    """
-
+    #: The name in the log and in commits.
     name: str
+    #: The scope in namespaces without an entry in ``namespaces``.
     scope: Scope
+    #: The scopes of single namespaces.
     namespaces: Mapping[str, Scope] = field(default_factory=dict)
+    #: The names of the lakehouses that the principal may access, None for all.
     lakehouses: frozenset[str] | None = None
+    #: When the token expires, None for never.
     expires: datetime | None = None
 
     def may(self, scope: Scope, namespace: str) -> bool:
-        """Whether something is allowed in a namespace."""
+        """Whether the principal has a scope in a namespace.
+
+        Args:
+            scope: The required scope.
+            namespace: The name of the namespace, which need not exist.
+        """
         return self.namespaces.get(namespace, self.scope) >= scope
 
     @property
     def least_scope(self) -> Scope:
-        """What is allowed in every namespace."""
+        """The scope that the principal has in every namespace."""
         return min(self.scope, *self.namespaces.values()) if self.namespaces else self.scope
 
     @property
     def most_scope(self) -> Scope:
-        """What is allowed in at least one namespace."""
+        """The highest scope that the principal has in any namespace."""
         return max(self.scope, *self.namespaces.values()) if self.namespaces else self.scope
 
     def check(self, scope: Scope, namespace: str) -> None:
-        """Raise RejectedError, 403, if something is not allowed in a namespace, whether or not it exists."""
+        """Check the scope in a namespace, whether or not the namespace exists.
+
+        Args:
+            scope: The required scope.
+            namespace: The name of the namespace.
+
+        Raises:
+            RejectedError: 403 if the principal does not have the scope.
+        """
         if not self.may(scope, namespace):
-            message = f"{self.name} may not {scope.name.lower()} in namespace {namespace}"
+            message = f"{self.name} is not allowed to {scope.name.lower()} in namespace {namespace}"
             raise forbidden(message + (_HOW_TO_WRITE if self.name == _ANONYMOUS else ""))
 
     def may_see(self, lakehouse: str) -> bool:
-        """Whether a lakehouse, given by its name, may be seen."""
+        """Whether the principal may access a lakehouse, by its name."""
         return self.lakehouses is None or lakehouse in self.lakehouses
 
 
 def anonymous(scope: Scope) -> Principal:
-    """Return the principal for everybody, where there are no tokens."""
+    """Return the principal of all requests to a server without tokens."""
     return Principal(_ANONYMOUS, scope)
 
 
 class Tokens:
-    """The principals of a file of tokens. The file is read again when it has changed, so that a token can be revoked.
+    """The principals of a token file. The file is read again after each change, so that a token can be revoked.
 
-    Raises InvalidInputError when the file cannot be used at first. Later nobody is let in until it can.
+    The constructor raises InvalidInputError if the file is not usable. If it becomes unusable later, all requests are
+    rejected until it is fixed.
     """
 
     def __init__(self, path: Path):
@@ -98,36 +113,36 @@ class Tokens:
         self._load()
 
     def principals(self) -> list[Principal]:
-        """Return everybody whom the file names. Raises InvalidInputError."""
+        """Return all principals in the file. Raises InvalidInputError."""
         return list(self._load().values())
 
     async def principal(self, authorization: str | None) -> Principal:
-        """Return who sends a header ``Authorization``. Raises RejectedError, 401, and 503 for a broken file."""
+        """Return the principal of an ``Authorization`` header. Raises RejectedError: 401, or 503 if the file is bad."""
         try:
             principals = await self._current()
         except InvalidInputError as error:
             raise RejectedError(
-                503, "ServiceUnavailableException", "the file of tokens cannot be used", detail=str(error)
+                503, "ServiceUnavailableException", "the token file is not usable", detail=str(error)
             ) from error
         kind, _, token = (authorization or "").partition(" ")
         if kind.lower() != "bearer" or token.strip() in ("", _OF_PYICEBERG):
-            raise unauthorized("a bearer token is needed")
-        found = principals.get(hashlib.sha256(token.strip().encode("utf-8", "replace")).hexdigest())
-        if found is None:
-            raise unauthorized("the token is not known")
-        if found.expires is not None and found.expires <= datetime.now(UTC):
-            raise unauthorized(f"the token of {found.name} has expired")
-        return found
+            raise unauthorized("the bearer token is missing")
+        principal = principals.get(hashlib.sha256(token.strip().encode("utf-8", "replace")).hexdigest())
+        if principal is None:
+            raise unauthorized("the token is unknown")
+        if principal.expires is not None and principal.expires <= datetime.now(UTC):
+            raise unauthorized(f"the token of {principal.name} has expired")
+        return principal
 
     async def _current(self) -> dict[str, Principal]:
-        """Read the file in one thread for all requests, because a file system may not respond."""
+        """Read the file in one thread for all requests, because the file system may hang."""
         reading = self._reading
         if reading is None or reading.done():
             reading = self._reading = asyncio.create_task(asyncio.to_thread(self._load))
-            reading.add_done_callback(lambda task: task.cancelled() or task.exception())  # no request may be left
+            reading.add_done_callback(lambda task: task.cancelled() or task.exception())  # all requests may be gone
         await asyncio.wait({reading}, timeout=_READ_SECONDS)
         if not reading.done():
-            raise InvalidInputError(f"{str(self._path)!r} cannot be read within {_READ_SECONDS:g} s")
+            raise InvalidInputError(f"{str(self._path)!r} was not read within {_READ_SECONDS:g} s")
         return reading.result()
 
     def _load(self) -> dict[str, Principal]:
@@ -136,8 +151,8 @@ class Tokens:
                 status = self._path.stat()
             except OSError as error:
                 self._state = None
-                raise InvalidInputError(f"{str(self._path)!r} cannot be read: {error.strerror}") from error
-            # A writer can keep the size and the time of modification, but not that of the change.
+                raise InvalidInputError(f"cannot read {str(self._path)!r}: {error.strerror}") from error
+            # A writer can preserve the size and the modification time, but not the change time (ctime).
             state = (status.st_mtime_ns, status.st_ctime_ns, status.st_size, status.st_ino, status.st_dev)
             if state != self._state:
                 self._state = None
@@ -147,9 +162,10 @@ class Tokens:
 
 
 def bearer_of(authorization: str | None) -> str:
-    """Return a header ``Authorization`` with the password of basic authentication as a token, any other as it is.
+    """Return an ``Authorization`` header in bearer form. Browsers send the token as the basic authentication password.
 
-    Raises RejectedError, 401, where there is none, so that a browser asks for it.
+    A bearer header is returned unchanged. Raises RejectedError, 401, for any other header, so that a browser prompts
+    for the token.
     """
     kind, _, encoded = (authorization or "").partition(" ")
     if kind.lower() == "bearer":
@@ -161,13 +177,13 @@ def bearer_of(authorization: str | None) -> str:
     raise RejectedError(
         401,
         "NotAuthorizedException",
-        "a token is needed; a browser sends it as the password, with any name",
+        "the token is missing; in a browser, enter it as the password, with any user name",
         headers={"WWW-Authenticate": 'Basic realm="trinitylake", charset="UTF-8"'},
     )
 
 
 def unauthorized(message: str) -> RejectedError:
-    """Return the error for a request whose sender is not known."""
+    """Return the error for a request without a valid token."""
     return RejectedError(401, "NotAuthorizedException", message, headers={"WWW-Authenticate": "Bearer"})
 
 
@@ -175,23 +191,23 @@ def _principals(path: Path) -> dict[str, Principal]:
     content = read_yaml(path, "tokens")
     if not isinstance(content, list):
         raise InvalidInputError(f"{str(path)!r}: 'tokens' must be a list")
-    found: dict[str, Principal] = {}
+    principals: dict[str, Principal] = {}
     for at, raw in enumerate(content, 1):
         digest, principal = _principal(f"{str(path)!r}: token {at}", raw)
-        if digest in found:
-            raise InvalidInputError(f"{str(path)!r}: token {at} is there twice")
-        found[digest] = principal
-    return found
+        if digest in principals:
+            raise InvalidInputError(f"{str(path)!r}: token {at} is a duplicate")
+        principals[digest] = principal
+    return principals
 
 
 def _principal(where: str, raw: Any) -> tuple[str, Principal]:
     if not isinstance(raw, dict) or not raw.keys() <= _KNOWN:
-        raise InvalidInputError(f"{where} must be a mapping with no other keys than {', '.join(sorted(_KNOWN))}")
+        raise InvalidInputError(f"{where} must be a mapping with only these keys: {', '.join(sorted(_KNOWN))}")
     name, digest = raw.get("name"), raw.get("sha256")
     if not isinstance(name, str) or not _NAME.fullmatch(name):
-        raise InvalidInputError(f"{where} needs a name of letters, digits, '.', '_', '@' and '-'")
+        raise InvalidInputError(f"{where}: the name is missing or not made of letters, digits, '.', '_', '@' and '-'")
     if not isinstance(digest, str) or not _HASH.fullmatch(digest):
-        raise InvalidInputError(f"{where} needs the SHA-256 of the token as 'sha256', in 64 hexadecimal digits")
+        raise InvalidInputError(f"{where}: 'sha256' must be the SHA-256 of the token, as 64 hexadecimal digits")
     return digest, Principal(
         name,
         scope_of(where, raw.get("scope", "none")),
@@ -202,24 +218,39 @@ def _principal(where: str, raw: Any) -> tuple[str, Principal]:
 
 
 def scopes_of(where: str, raw: Any) -> dict[str, Scope]:
-    """Return the scopes of namespaces that an operator's file gives.
+    """Parse the scopes of namespaces in an operator's file.
 
-    YAML reads some names as numbers or truths. A restriction of them would hold for another name, so it is refused.
-    Raises InvalidInputError.
+    YAML parses some unquoted names as numbers or booleans. A restriction under such a key would apply to another name,
+    so it is rejected.
+
+    Args:
+        where: The place in the file, for error messages.
+        raw: The parsed YAML.
+
+    Raises:
+        InvalidInputError: If it is not a mapping of names to scopes.
     """
     if not isinstance(raw, dict):
         raise InvalidInputError(f"{where}: 'namespaces' must be a mapping of namespaces to scopes")
     for namespace in raw:
         if not isinstance(namespace, str):
-            raise InvalidInputError(f"{where}: the namespace {namespace!r} is no text; put it in quotes")
+            raise InvalidInputError(f"{where}: namespace {namespace!r} is not a string; put it in quotes")
     return {namespace: scope_of(where, scope) for namespace, scope in raw.items()}
 
 
 def scope_of(where: str, raw: Any) -> Scope:
-    """Return the scope that an operator's file names. Raises InvalidInputError."""
+    """Parse a scope in an operator's file.
+
+    Args:
+        where: The place in the file, for error messages.
+        raw: The parsed YAML.
+
+    Raises:
+        InvalidInputError: If it is not a scope.
+    """
     known = {scope.name.lower(): scope for scope in Scope}
     if not isinstance(raw, str) or raw not in known:
-        raise InvalidInputError(f"{where}: a scope is one of {', '.join(known)}")
+        raise InvalidInputError(f"{where}: the scope must be one of {', '.join(known)}")
     return known[raw]
 
 
@@ -237,5 +268,5 @@ def _timestamp(where: str, raw: Any) -> datetime:
         except ValueError:
             raw = None
     if not isinstance(raw, datetime):
-        raise InvalidInputError(f"{where}: 'expires' must be a time, such as 2030-01-31T12:00:00Z")
+        raise InvalidInputError(f"{where}: 'expires' must be a timestamp, for example 2030-01-31T12:00:00Z")
     return raw if raw.tzinfo is not None else raw.replace(tzinfo=UTC)

@@ -1,8 +1,8 @@
-"""Warehouses: a lakehouse at its latest version, or at one that a name, a number or a time chooses.
+"""Warehouses: a lakehouse at its latest version, or at a version that is selected by number, time or export.
 
 The name of a warehouse is also the prefix in the paths of its requests: ``main``, ``v12``, ``at-<time>`` or
-``export-<name>``. ``clone-<name>`` is a clone at its latest version. Where a server has several lakehouses, the
-name of the lakehouse and a dot stand before it.
+``export-<name>``. ``clone-<name>`` is a clone at its latest version. On a server with several lakehouses, the name of
+the lakehouse and a dot precede it.
 """
 
 from __future__ import annotations
@@ -47,40 +47,44 @@ _EXPORT = "export-"
 _CLONE = "clone-"
 _LONGEST_CHARS = 1_000
 _FORMS = f"write {MAIN}, v12, {_TIME}2030-01-31T12:00:00Z, {_EXPORT}NAME or {_CLONE}NAME"
-#: JSON of tables' metadata that is kept parsed, which takes several times as much, and that is kept as it is sent.
+#: The cache sizes for parsed metadata, by its JSON size (parsed, it takes several times as much), and for encoded one.
 _PARSED_BYTES, _ENCODED_BYTES = 8 << 20, 16 << 20
-#: JSON of large metadata that is kept as it is sent. Parsed metadata has a bound of its own for it.
+#: The cache size for large encoded metadata. Parsed metadata has a separate limit for it.
 _LARGE_ENCODED_BYTES = 32 << 20
-#: Hashes of the files that old versions of tables reach: 8 bytes each.
+#: The cache size for hashes of the files that old versions of tables refer to, 8 bytes each.
 _REACHED_BYTES = 64 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """A lakehouse that is served, with a catalog that keeps the metadata of tables for all requests."""
+    """A served lakehouse, with caches that all requests share."""
 
+    #: The name in the server's settings.
     name: str
+    #: The lakehouse.
     lake: Lakehouse
+    #: A catalog at the latest version.
     catalog: TrinityLakeCatalog
-    #: Encoded metadata of tables, by the ETags of the answers that it went into.
+    #: Encoded metadata of tables, by the ETags of their responses.
     encoded: ByteLru[str, bytes]
-    #: Gives clients access to files of tables; None where they have credentials of their own.
+    #: Gives clients access to files of tables, None if they need their own credentials.
     delegate: Delegate | None = None
-    #: The lakehouse of which this one is a clone, whose tables have the same ids.
+    #: For a clone, its parent, whose tables have the same ids.
     parent: Served | None = None
+    #: The names of tables by their ids, for versions that were read.
     names: TableNames = field(default_factory=TableNames)
-    #: The files that old versions of tables reach, by the URIs of their metadata files.
+    #: The files that old versions of tables refer to, by the URIs of their metadata files.
     reached: ByteLru[str, ReachedFiles] = field(default_factory=lambda: ByteLru(_REACHED_BYTES))
 
     @classmethod
     def of(cls, name: str, lake: Lakehouse, delegate: Delegate | None = None, parent: Served | None = None) -> Self:
-        """Return a lakehouse that is served. What is parsed and encoded once is kept for the next requests.
+        """Return a served lakehouse with empty caches.
 
         Args:
             name: The name of the lakehouse in the server's settings.
             lake: The lakehouse.
             delegate: Gives clients access to files of tables, None for no access.
-            parent: The lakehouse of which it is a clone, None for any other.
+            parent: The parent of a clone, None for other lakehouses.
         """
         catalog = catalog_at(lake)
         catalog.parsed = ParsedMetadata(_PARSED_BYTES)
@@ -89,11 +93,11 @@ class Served:
 
     @property
     def shown(self) -> str:
-        """Its name for operators. One that is alone has none by itself."""
+        """The name for operators, which is never empty."""
         return self.name or MAIN
 
     def catalog_on(self, target: CatalogTarget) -> TrinityLakeCatalog:
-        """Return a catalog that reads and changes a target, with the same cache if it is at the same root."""
+        """Return a catalog that reads and changes a target. It shares the cache if the target is at the same root."""
         if target.storage.root != self.lake.root:
             other = TrinityLakeCatalog.on(target)
             other.io.metadata_limit_bytes = MAX_METADATA_BYTES
@@ -105,51 +109,54 @@ class Served:
 
 @dataclass(frozen=True, slots=True)
 class Warehouse:
-    """What a prefix names. ``version`` is None for the latest version, and the only one that can be written."""
+    """A lakehouse at one version."""
 
+    #: The lakehouse.
     served: Served
+    #: The name, without the name of the lakehouse.
     name: str
+    #: The version, None for the latest one. Only the latest version is writable.
     version: Snapshot | None = None
 
     @property
     def prefix(self) -> str:
-        """The prefix of its paths, as it stands in an URL."""
+        """The prefix of the paths, percent-encoded."""
         return quote(f"{self.served.name}.{self.name}" if self.served.name else self.name, safe="")
 
     @property
     def root(self) -> str:
-        """The root at which the version is: that of the lakehouse, unless an export has another one."""
+        """The root of the version: that of the lakehouse, unless the version is an export with another root."""
         return self.served.lake.root if self.version is None else self.version.files.storage.root
 
     @property
     def is_by_time(self) -> bool:
-        """Whether a time chose the version. Later commits may be no younger, so another version may be chosen then."""
+        """Whether a time selected the version. The same time may select another version after a later commit."""
         return self.name.startswith(_TIME)
 
     def catalog(self) -> TrinityLakeCatalog:
-        """Return a catalog that reads it."""
+        """Return a catalog that reads the version."""
         if self.version is None:
             return self.served.catalog
         return self.served.catalog_on(SnapshotTarget(self.version, self.served.lake.storage_options))
 
     def pinned(self) -> tuple[TrinityLakeCatalog, Snapshot | None]:
-        """Return a catalog for one request, and the latest version of the lakehouse if the catalog reads that one."""
+        """Return a catalog pinned for one request, and the latest version if the catalog reads that version."""
         if self.version is not None:
             return self.catalog(), None
         latest = self.served.lake.snapshot()
         return self.served.catalog_on(SnapshotTarget(latest, self.served.lake.storage_options)), latest
 
     def current_namespaces(self, table_id: str, latest: Snapshot | None = None) -> frozenset[str]:
-        """Return the namespaces in which a table is now, by its id: whatever an older version calls it.
+        """Return the namespaces that contain a table in the latest version, whatever an older version calls it.
 
-        There are none for a table that was dropped. A table of a clone is also where its parent has it.
+        Empty for a dropped table. For a table of a clone, the namespaces in the parent are included.
 
         Args:
             table_id: The id of the table.
             latest: The latest version, if the caller has just read it.
 
         Raises:
-            StorageError: If the latest version cannot be read for now.
+            StorageError: If the latest version cannot be read at the moment.
         """
         served = self.served
         names = served.names.names_of(latest or served.lake.snapshot(), table_id)
@@ -158,14 +165,14 @@ class Warehouse:
         return frozenset(name.namespace for name in names)
 
     def has_now(self, name: Name, table_id: str) -> bool:
-        """Whether the latest version of this lakehouse has a table, by its id, under any name.
+        """Whether the latest version of this lakehouse contains a table, by its id, under any name.
 
         Args:
-            name: The name under which this warehouse has the table, which is checked first.
+            name: The name of the table in this warehouse, which is checked first.
             table_id: The id of the table.
 
         Raises:
-            StorageError: If the latest version cannot be read for now.
+            StorageError: If the latest version cannot be read at the moment.
         """
         if self.version is None:
             return True
@@ -175,33 +182,33 @@ class Warehouse:
         return is_there or bool(self.served.names.keys_of(latest, table_id))
 
     def check_writable(self) -> None:
-        """Raise RejectedError, 403, for a version that can only be read."""
+        """Raise RejectedError, 403, if the warehouse is read-only."""
         if self.name.startswith(_CLONE):
             raise forbidden(
-                f"warehouse {self.name} is a clone, which is only read here; serve the clone's own root to write to it,"
-                " or promote it"
+                f"warehouse {self.name} is a clone, which this server serves read-only; serve the clone's own root to"
+                " write to it, or promote it"
             )
         if self.version is not None:
             main = f"{self.served.name}.{MAIN}" if self.served.name else MAIN
             raise forbidden(
-                f"warehouse {self.name} is version {self.version.version}, which nothing changes any more;"
-                f" connect to the warehouse {main} to write"
+                f"warehouse {self.name} is version {self.version.version}, and versions are read-only; connect to"
+                f" warehouse {main} to write"
             )
 
 
 class Warehouses:
-    """The lakehouses of a server, by their names."""
+    """The lakehouses of a server, by name."""
 
     def __init__(self, lakes: Mapping[str, Lakehouse], delegates: Mapping[str, Delegate | None] | None = None):
-        given = delegates or {}
-        self._served = {name: Served.of(name, lake, given.get(name)) for name, lake in lakes.items()}
+        delegates_by_name = delegates or {}
+        self._served = {name: Served.of(name, lake, delegates_by_name.get(name)) for name, lake in lakes.items()}
         self._clones: dict[tuple[str, str], tuple[str, Served]] = {}
 
     @classmethod
     def opened(cls, settings: Mapping[str, LakehouseSettings]) -> Self:
-        """Open lakehouses. Raises what ``Lakehouse.open`` raises, and InvalidInputError."""
-        delegates = {name: _delegate(one) for name, one in settings.items()}
-        return cls({name: _opened(one) for name, one in settings.items()}, delegates)
+        """Open lakehouses. Raises InvalidInputError, and the errors of ``Lakehouse.open``."""
+        delegates = {name: _delegate(lakehouse) for name, lakehouse in settings.items()}
+        return cls({name: _opened(lakehouse) for name, lakehouse in settings.items()}, delegates)
 
     @property
     def served(self) -> tuple[Served, ...]:
@@ -209,27 +216,27 @@ class Warehouses:
         return tuple(self._served.values())
 
     def named(self, name: str) -> Warehouse:
-        """Return the warehouse of a name. Raises RejectedError, 404 where nothing has that name, and StorageError."""
+        """Return a warehouse by name. Raises StorageError, or RejectedError, 404, if there is none."""
         lakehouse, rest = self._split(name)
         if lakehouse not in self._served:
-            raise unknown_warehouse(name, "it begins with the name of a lakehouse, such as LAKEHOUSE.main")
+            raise unknown_warehouse(name, "names begin with a lakehouse, for example LAKEHOUSE.main")
         served = self._served[lakehouse]
         if rest.startswith(_CLONE):
             return self._clone_warehouse(served, rest)
         return Warehouse(served, rest, _snapshot(served.lake, rest))
 
     def lakehouse_of(self, name: str) -> str:
-        """Return the name of the lakehouse in the name of a warehouse, whether or not it exists."""
+        """Return the lakehouse part of a warehouse name, whether or not it exists."""
         return self._split(name)[0]
 
     def _split(self, name: str) -> tuple[str, str]:
-        """Return the names of the lakehouse and of the warehouse in it."""
+        """Split a warehouse name into the lakehouse's name and the rest."""
         name = name[:_LONGEST_CHARS]
         lakehouse, _, rest = (ONLY, "", name) if ONLY in self._served else name.partition(".")
         return lakehouse, rest or MAIN
 
     def _clone_warehouse(self, parent: Served, name: str) -> Warehouse:
-        """Return the warehouse of a clone. Its errors contain no root, because a clone is located elsewhere."""
+        """Return the warehouse of a clone. Its errors do not reveal the clone's root."""
         try:
             clone = self._clone(parent, name.removeprefix(_CLONE))
             return Warehouse(clone, name, clone.lake.snapshot())
@@ -239,9 +246,9 @@ class Warehouses:
             raise _unreadable(name, error) from error
 
     def _clone(self, parent: Served, name: str) -> Served:
-        """Return a clone, opened once. Raises NotFoundError, LocationNotAllowedError, StorageError.
+        """Return a clone, which is opened once. Raises NotFoundError, LocationNotAllowedError, or StorageError.
 
-        The parent's record and the clone's own definition have to agree, as for every operation on clones.
+        The parent's record must match the clone's own definition, as for every operation on clones.
         """
         record = clone_record(parent.lake.snapshot().definition, name)
         clone_id, served = self._clones.get((parent.name, name), ("", parent))
@@ -256,7 +263,7 @@ class Warehouses:
 
 
 def _opened(settings: LakehouseSettings) -> Lakehouse:
-    """Open a lakehouse whose requests to its storage are counted."""
+    """Open a lakehouse with a storage that counts its requests."""
     storage = MeteredStorage(open_storage(normalize_root_uri(settings.root), settings.storage_options))
     lake = Lakehouse(storage, settings.storage_options, cache="shared")
     open_latest(lake.files)
@@ -264,7 +271,7 @@ def _opened(settings: LakehouseSettings) -> Lakehouse:
 
 
 def _delegate(settings: LakehouseSettings) -> Delegate | None:
-    """Return what gives clients access to files of tables, None for nothing."""
+    """Return the delegate that gives clients access to files of tables, None if that is not configured."""
     files = settings.files
     if not files.is_on:
         return None
@@ -273,14 +280,14 @@ def _delegate(settings: LakehouseSettings) -> Delegate | None:
     if files.downscope:
         if scheme != "gs":
             raise errors.InvalidInputError(
-                "downscoped tokens are for lakehouses on Google Cloud Storage; leave them out for other roots"
+                "files.downscope: supported on Google Cloud Storage only; remove it for other roots"
             )
         with needs("gcs"):
             from trinitylake_ops.storage.gcs.delegation import GcsDelegate
 
         return GcsDelegate(options, files)
     if scheme != "s3":
-        raise errors.InvalidInputError("a role and signatures are for lakehouses on S3; leave them out for other roots")
+        raise errors.InvalidInputError("files.role and files.sign: supported on S3 only; remove them for other roots")
     with needs("s3"):
         from trinitylake_ops.storage.s3.delegation import S3Delegate
 
@@ -288,11 +295,11 @@ def _delegate(settings: LakehouseSettings) -> Delegate | None:
 
 
 def unknown_warehouse(name: str, how: str, detail: str | None = None) -> RejectedError:
-    """Return the error for a name that no warehouse has.
+    """Return the error for a warehouse that does not exist.
 
     Args:
         name: The name in the request.
-        how: What the client can do. It must not name other exports, clones or roots.
+        how: What the client can do. It must not reveal other exports, clones or roots.
         detail: The cause, for the log only.
     """
     message = f"Warehouse does not exist: {name[:200]}; {how}"
@@ -300,30 +307,30 @@ def unknown_warehouse(name: str, how: str, detail: str | None = None) -> Rejecte
 
 
 def _unreadable(name: str, error: errors.StorageError) -> RejectedError:
-    """Return the error for a warehouse at another root whose storage fails. The root is for the log only."""
-    message = f"warehouse {name[:200]} cannot be read now; its operator finds the cause in the log of the server"
+    """Return the error for an export or a clone whose storage fails. Its root is for the log only."""
+    message = f"warehouse {name[:200]} cannot be read at the moment; the server log contains the cause"
     return RejectedError(503, UNAVAILABLE, message, headers={"Retry-After": "1"}, detail=str(error))
 
 
 def _snapshot(lake: Lakehouse, name: str) -> Snapshot | None:
-    """Return the version that a name chooses, None for the latest."""
+    """Return the version that a warehouse name selects, None for the latest."""
     if name == MAIN:
         return None
     try:
         if match := _VERSION.fullmatch(name):
             return lake.snapshot(int(match[1]))
         if name.startswith(_TIME):
-            found = lake.snapshot(timestamp=_version_or_time(name.removeprefix(_TIME)))
-            # In a clone, a time before its beginning chooses a version of the parent, which is another lakehouse.
-            if found.files.storage.root == lake.storage.root:
-                return found
+            snapshot = lake.snapshot(timestamp=_version_or_time(name.removeprefix(_TIME)))
+            # In a clone, a time before its creation selects a version of the parent, which is another lakehouse.
+            if snapshot.files.storage.root == lake.storage.root:
+                return snapshot
         if name.startswith(_EXPORT):
             export = name.removeprefix(_EXPORT)
-            # Otherwise it would be taken for a version, of this lakehouse or of a clone's parent.
+            # Otherwise the name would select a version, of this lakehouse or of a clone's parent.
             if not export.isdecimal() and not export.startswith(PARENT_VERSION):
                 return lake.snapshot(export)
     except (errors.NotFoundError, errors.LocationNotAllowedError) as error:
-        # The errors about versions and times name nothing but these; those about exports name others.
+        # Errors about versions and times mention only these; errors about exports mention other exports.
         how = _FORMS if name.startswith(_EXPORT) or error.path is not None else error.message
         raise unknown_warehouse(name, how, str(error)) from error
     except errors.StorageError as error:
@@ -337,9 +344,9 @@ def _version_or_time(text: str) -> datetime | int:
     if text.isascii() and text.isdecimal() and len(text) < 16:
         return int(text)
     try:
-        moment = datetime.fromisoformat(text)
+        timestamp = datetime.fromisoformat(text)
     except ValueError:
         raise bad_request(
-            f"{text[:64]!r} is neither ISO 8601, such as 2030-01-31T12:00:00Z, nor milliseconds"
+            f"{text[:64]!r} is not a time; use ISO 8601 such as 2030-01-31T12:00:00Z, or milliseconds since the epoch"
         ) from None
-    return moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)
+    return timestamp if timestamp.tzinfo is not None else timestamp.replace(tzinfo=UTC)

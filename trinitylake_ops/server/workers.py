@@ -1,10 +1,10 @@
-"""Threads for requests, and the queue of commits of one table.
+"""Threads for requests, and a queue of commits for each table.
 
-A request of one class never waits for a thread of another one. Within a pool principals take turns, and one principal
-never occupies all threads. All methods are called on the event loop.
+Each class of work has its own thread pool, so requests of one class never wait for a thread of another. Within a pool,
+principals take turns, and a single principal never occupies all threads. All methods are called on the event loop.
 
-A commit in the queue occupies no thread. The queue is in the memory of one server and no commit depends on it: other
-processes change the same tables.
+A commit that waits in a queue occupies no thread. The queues are in the memory of one server, and correctness never
+depends on them, because other processes can change the same tables.
 """
 
 from __future__ import annotations
@@ -23,29 +23,33 @@ from trinitylake_ops.server.settings import Limits
 
 
 class Work(StrEnum):
-    """A class of requests, by what they need most."""
+    """A class of requests, by the resource that they need most."""
 
-    #: Loads and lists: they wait for the storage, and clients wait for them.
+    #: Loads and lists, which wait for the storage and are latency-sensitive.
     READ = "read"
-    #: Scan planning: it decodes manifests.
+    #: Scan planning, which decodes manifests.
     PLAN = "plan"
-    #: Commits and other changes: they wait for the storage, and share versions.
+    #: Commits and other changes, which wait for the storage and can share a version.
     CHANGE = "change"
-    #: Requests with a large body, which occupy the interpreter.
+    #: Requests with a large body, which keep the interpreter busy.
     LARGE = "large"
 
 
-#: Classes that occupy the interpreter have few threads, because the others wait for it.
+#: Classes of work that keep the interpreter busy have few threads, because all others wait for the interpreter.
 _FEW_THREADS = {Work.PLAN: 8, Work.LARGE: 2}
 
 
 @dataclass(slots=True, eq=False)
 class Job:
-    """A request in a pool. ``ended`` gets the result, or the error; it is cancelled if the job never started."""
+    """A request in a pool."""
 
+    #: The name of its principal.
     principal: str
+    #: The function to run in a thread.
     work: Callable[[], Any]
+    #: Completes with the result or the error; cancelled if the job never started.
     ended: asyncio.Future[Any]
+    #: Whether the job was handed to a thread.
     has_begun: bool = False
 
 
@@ -54,9 +58,9 @@ class _Pool:
 
     Args:
         kind: The class of work.
-        n_threads: The number of jobs that run at a time.
-        n_waiting: The number of jobs that may wait for a thread.
-        is_shared: Whether principals share the pool, so that each one gets only a part of it.
+        n_threads: The maximum number of jobs that run at a time.
+        n_waiting: The maximum number of jobs that wait for a thread.
+        is_shared: Whether principals share the pool, so that each one may use only a part of it.
     """
 
     def __init__(self, kind: Work, n_threads: int, n_waiting: int, *, is_shared: bool):
@@ -72,23 +76,23 @@ class _Pool:
 
     @property
     def stalled_s(self) -> float:
-        """The seconds since a job began or ended while others wait for a thread that is free for none of them."""
+        """The seconds since a job last began or ended, while jobs wait and all threads are busy; otherwise 0."""
         return time.monotonic() - self._progress_s if self.n_waiting and self.n_running == self._n_threads else 0.0
 
     @property
     def is_full(self) -> bool:
-        """Whether the next job is rejected, whatever its principal."""
+        """Whether the pool rejects the next job of any principal."""
         return self.n_running + self.n_waiting >= self._most
 
     def submit(self, principal: str, work: Callable[[], Any]) -> Job:
-        """Start a job, or put it into the queue of its principal.
+        """Start a job, or add it to the queue of its principal.
 
         Args:
             principal: The name of the principal.
             work: The function to run in a thread.
 
         Raises:
-            RefusedError: 503 if too many jobs wait already, in all or of this principal.
+            RejectedError: 503 if too many jobs are waiting, in total or for this principal.
         """
         queue = self._queues.get(principal, ())
         if self.is_full or self._running[principal] + len(queue) >= self._most_of_one:
@@ -100,7 +104,7 @@ class _Pool:
         return job
 
     def cancel(self, job: Job) -> bool:
-        """Remove a job from its queue. Return False if it has begun already."""
+        """Remove a job from its queue. Return False if it has already begun."""
         if job.has_begun:
             return False
         if not job.ended.done():
@@ -109,7 +113,7 @@ class _Pool:
         return True
 
     def close(self) -> None:
-        """Wait until all jobs that began have ended."""
+        """Wait until all jobs that have begun are finished."""
         self._executor.shutdown(wait=True)
 
     def _removed(self, principal: str, remove: Callable[[deque[Job]], Any]) -> Any:
@@ -122,7 +126,7 @@ class _Pool:
 
     def _start_waiting(self) -> None:
         while self.n_running < self._n_threads:
-            principal = next((one for one in self._queues if self._running[one] < self._most_running), None)
+            principal = next((name for name in self._queues if self._running[name] < self._most_running), None)
             if principal is None:
                 return
             job: Job = self._removed(principal, deque.popleft)
@@ -160,7 +164,7 @@ class _Pool:
 
 
 def _without_stop_iteration(work: Callable[[], Any]) -> Any:
-    """Run a job. No asyncio future can hold a StopIteration, so a job that raises one would never end."""
+    """Run a job. An asyncio future cannot hold StopIteration, so a job that raises it would never complete."""
     try:
         return work()
     except StopIteration as error:
@@ -168,11 +172,11 @@ def _without_stop_iteration(work: Callable[[], Any]) -> Any:
 
 
 class Workers:
-    """The pools of a server.
+    """The thread pools of a server.
 
     Args:
-        limits: The number of threads, and of requests that may wait for one.
-        is_shared: Whether requests have different principals. Without tokens all have the same one.
+        limits: The number of threads, and of requests that may wait for a thread.
+        is_shared: Whether requests have different principals. Without tokens, all requests have the same principal.
     """
 
     def __init__(self, limits: Limits, *, is_shared: bool):
@@ -187,7 +191,7 @@ class Workers:
         }
 
     def submit(self, kind: Work, principal: str, work: Callable[[], Any]) -> Job:
-        """Start a job in a pool, or queue it there.
+        """Start a job in a pool, or add it to the pool's queue.
 
         Args:
             kind: The class of work.
@@ -195,12 +199,12 @@ class Workers:
             work: The function to run in a thread.
 
         Raises:
-            RefusedError: 503 if too many jobs wait already.
+            RejectedError: 503 if too many jobs are waiting.
         """
         return self._pools[kind].submit(principal, work)
 
     def cancel(self, kind: Work, job: Job) -> bool:
-        """Remove a job from the queue of a pool. Return False if it has begun already.
+        """Remove a job from the queue of a pool. Return False if it has already begun.
 
         Args:
             kind: The class of work.
@@ -209,11 +213,11 @@ class Workers:
         return self._pools[kind].cancel(job)
 
     def saturated(self, longest_s: float) -> list[Work]:
-        """Return the classes of work that reject all requests, or have started none for ``longest_s`` seconds."""
+        """Return the classes of work that reject every request, or have made no progress for ``longest_s`` seconds."""
         return [kind for kind, pool in self._pools.items() if pool.is_full or pool.stalled_s > longest_s]
 
     def close(self) -> None:
-        """Wait until all jobs that began have ended."""
+        """Wait until all jobs that have begun are finished."""
         for pool in self._pools.values():
             pool.close()
 
@@ -224,22 +228,26 @@ TableKey: TypeAlias = tuple[str, str, str]
 
 @dataclass(slots=True, eq=False)
 class QueueTicket:
-    """The place of a commit in the queues of its tables. ``ready`` is done when it is the first in all of them."""
+    """The position of a commit in the queues of its tables."""
 
+    #: The name of its principal.
     principal: str
+    #: The tables that the commit changes.
     tables: frozenset[TableKey]
+    #: Completes when the commit is first in all queues.
     ready: asyncio.Future[None]
+    #: The number of queues in which it is not the first.
     n_behind: int = 0
 
 
 class TableQueue:
-    """A queue for each table. A commit enters those of all its tables at once, so that none waits for a later one.
+    """A queue for each table. A commit enters the queues of all its tables at once, which prevents deadlocks.
 
     All methods are called on the event loop.
 
     Args:
-        most: The number of commits in all queues, including those that run.
-        most_of_one: The number of commits of one principal.
+        most: The maximum number of commits in all queues, including running ones.
+        most_of_one: The maximum number of commits of one principal.
     """
 
     def __init__(self, most: int, most_of_one: int):
@@ -249,18 +257,18 @@ class TableQueue:
         self._n_places: Counter[str] = Counter()
 
     def __len__(self) -> int:
-        """Return the number of commits in the queues, including those whose turn it is."""
+        """Return the number of commits in the queues, including running ones."""
         return self._n_places.total()
 
     def enter(self, principal: str, tables: Iterable[TableKey]) -> QueueTicket:
-        """Enter the queues of tables. The caller leaves them when its commit has ended.
+        """Enter the queues of tables. The caller must leave them when its commit has ended.
 
         Args:
             principal: The name of the principal.
             tables: The tables that the commit changes.
 
         Raises:
-            RefusedError: 503 if too many commits are there already, in all or of this principal.
+            RejectedError: 503 if too many commits are in the queues, in total or for this principal.
         """
         if len(self) >= self._most or self._n_places[principal] >= self._most_of_one:
             raise busy_error()
@@ -275,7 +283,7 @@ class TableQueue:
         return place
 
     def leave(self, place: QueueTicket) -> None:
-        """Leave all queues, also before the turn has come. The next commit of each table moves up."""
+        """Leave all queues, whether or not the commit was first in them. The next commit of each table moves up."""
         self._n_places -= Counter({place.principal: 1})
         for table in place.tables:
             queue = self._queues[table]

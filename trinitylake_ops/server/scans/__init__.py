@@ -1,1 +1,1 @@
-"""Scan planning: which files a scan reads, so that a client needs no Avro. Nothing is kept between requests."""
+"""Scan planning, so that clients need not read manifests. No state is kept between requests."""

@@ -1,4 +1,4 @@
-"""The files of a scan, and the requests about it."""
+"""Responses of scan planning: the files of a scan as JSON, and the request handlers."""
 
 from __future__ import annotations
 
@@ -35,20 +35,20 @@ _BOUNDS = ("lower_bounds", "upper_bounds")
 def scan_document(
     planned: Planned, metadata: TableMetadata, stats_fields: Collection[int], members: Mapping[str, Any] | None = None
 ) -> bytes:
-    """Return files and parts of a scan as JSON.
+    """Encode the files and parts of a scan as JSON.
 
-    A delete file is contained once, and the data files that it belongs to name it by its position. Texts are joined
-    file by file, because one call that encodes all of them would stop all other requests.
+    Each delete file is listed once, and data files refer to it by its index. Tasks are encoded one by one, because
+    encoding all of them in one call would block all other requests.
 
     Args:
         planned: The files and parts.
         metadata: The metadata of the table, with the schema of the scan.
-        stats_fields: The ids of the columns whose statistics are contained.
-        members: Further members of the document.
+        stats_fields: The ids of the columns whose statistics are included.
+        members: Additional members of the document.
 
     Raises:
-        CorruptFileError: If a file has values that make no sense.
-        RejectedError: 413 if the filter is too long to repeat it for each file.
+        CorruptFileError: If a file has invalid partition values or column bounds.
+        RejectedError: 413 if the filter is too long to be repeated for each file.
     """
     writer = _Writer(metadata, stats_fields, planned.residual)
     tasks, n_bytes = [], 0
@@ -59,8 +59,8 @@ def scan_document(
             raise RejectedError(
                 413,
                 "BadRequestException",
-                f"the plan has more than {_MOST_BYTES >> 20} MiB, because it repeats the filter for each file;"
-                " plan with a shorter filter, or from the manifests",
+                f"the plan is larger than {_MOST_BYTES >> 20} MiB, because it repeats the filter for each file;"
+                " plan with a shorter filter, or read the manifests in the client",
             )
     head = {**(members or {}), "plan-tasks": [part.text() for part in planned.parts]}
     if writer.deletes:
@@ -69,7 +69,7 @@ def scan_document(
 
 
 class _Writer:
-    """Writes the files of one answer. ``deletes`` are the delete files so far."""
+    """Encodes the files of one response."""
 
     def __init__(self, metadata: TableMetadata, stats_fields: Collection[int], residual: BooleanExpression | None):
         schema = metadata.schema()
@@ -80,7 +80,7 @@ class _Writer:
         self._stats = {field_id: schema.find_type(field_id) for field_id in stats_fields}
         self._positions: dict[tuple[str, int], int] = {}
         self._residual = residual
-        #: The last residual and its JSON. Files share it where partitions say nothing about it.
+        #: The last residual and its JSON. Files share a residual unless their partitions simplify it.
         self._encoded: tuple[BooleanExpression | None, bytes | None] = (None, None)
         self.deletes: list[dict[str, Any]] = []
 
@@ -118,8 +118,7 @@ class _Writer:
             return self._document(file)
         except (ValueError, TypeError, LookupError, ArithmeticError, NotImplementedError) as error:
             raise CorruptFileError(
-                f"{file.file_path[:200]!r} has values of partitions or columns that cannot be read:"
-                f" {type(error).__name__}",
+                f"{file.file_path[:200]!r} has invalid partition values or column statistics: {type(error).__name__}",
                 path=file.file_path[:200],
             ) from error
 
@@ -169,35 +168,35 @@ def _columns(name: str, values: Mapping[int, Any]) -> dict[str, Any]:
 
 
 def _attribute(file: DataFile, name: str) -> Any:
-    """Return a value of a file, None where its format version has no such field."""
+    """Return an attribute of a file, None if its format version has no such field."""
     return getattr(file, name, None)
 
 
 def _value(kind: Any, value: Any) -> Any:
-    """Return a value as the specification writes it in JSON, which has no infinite numbers."""
+    """Return a value in the specification's JSON form. None for infinity and NaN, which JSON cannot represent."""
     if value is None or (isinstance(value, float) and not math.isfinite(value)):
         return None
     return to_json(kind, value)
 
 
 def _expression(expression: BooleanExpression) -> Any:
-    """Return an expression as a document, None if it is one that only this process can write."""
+    """Return an expression as a JSON document, None if it cannot be serialized."""
     dump = getattr(expression, "model_dump", None)
     return None if dump is None else dump(mode="json")
 
 
 def plan_scan(call: Call) -> JsonResponse:
-    """Plan a scan of a table."""
+    """Plan a scan of a table, completely within this request."""
     planner = Planner(_table(call), call.document(), call.limits.scan_files)
     completed = {"status": "completed"}
     return JsonResponse(200, scan_document(planner.whole(), planner.metadata, planner.stats_fields, completed))
 
 
 def fetch_tasks(call: Call) -> JsonResponse:
-    """Return the files of a part of a scan, and further parts if it has too many."""
+    """Return the files of a part of a scan, or further parts if it has too many files."""
     table, part = _table(call), part_of(call.model(FetchScanTasksRequest).plan_task)
     check_is_of(part, table)
-    # A scan of the current snapshot stays one of that snapshot.
+    # A scan of the current snapshot stays on the snapshot that was current when it was planned.
     pinned = {} if "end-snapshot-id" in part.request else {"snapshot-id": part.snapshot_id}
     try:
         planner = Planner(table, {**part.request, **pinned}, call.limits.scan_files)
@@ -207,9 +206,11 @@ def fetch_tasks(call: Call) -> JsonResponse:
 
 
 def no_such_plan(call: Call) -> JsonResponse:
-    """Tell that a plan does not exist: every one is answered whole, and none is kept."""
+    """Report that a plan does not exist: every plan is completed in its own request, and none is stored."""
     _table(call)
-    raise RejectedError(404, "NoSuchPlanIdException", "Plan does not exist: each is answered at once, and none is kept")
+    raise RejectedError(
+        404, "NoSuchPlanIdException", "Plan does not exist: this server completes plans at once and stores none"
+    )
 
 
 def _table(call: Call) -> Table:

@@ -1,10 +1,10 @@
-"""Parts of a scan, the cost of their filters, and windows of files.
+"""Parts of a scan, the cost of filters, and windows of manifest entries.
 
-The text is checked when it comes back, like any request. It is not signed, since it allows nothing. Who may plan a scan
-of a table may plan any of its scans, and asks with the same rights.
+The text of a part is validated when a client sends it back, like any other request. It is not signed, because it grants
+nothing: a principal who may plan one scan of a table may plan any scan of it, and the same rights are checked.
 
-pyiceberg evaluates a filter for each file: for its partition, its metrics, and what is left of it. A weaker filter
-selects more files and no fewer, so a plan stays correct if its files name the whole filter as what is left to evaluate.
+pyiceberg evaluates a filter for each file: for its partition, its metrics, and the residual. A weaker filter selects
+the same files and possibly more, so a plan stays correct if its files carry the whole filter as their residual.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from trinitylake_ops.iceberg.io.file_io import StorageFileIO
 from trinitylake_ops.iceberg.reach import entries_within
 from trinitylake_ops.server.responses import RejectedError, bad_request
 
-#: The longest request for a scan that is planned in parts, as each part repeats it.
+#: The maximum size of a request for a scan that is planned in parts, because each part repeats it.
 LONGEST_REQUEST_BYTES = 32 << 10
 _LONGEST_TASK_CHARS = 64 << 10
 _MOST_BYTES = 128 << 10
@@ -50,26 +50,28 @@ _MOST_FILES = 2**40
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A part of a scan of a snapshot.
+    """A part of a scan of a snapshot."""
 
-    ``first`` and ``last`` bound its manifests of data files, counted in the manifest list. For a part of a single
-    manifest, ``after`` is how many entries of it come before the part. ``request`` is what the client asked for.
-    """
-
+    #: The table's UUID.
     table_uuid: str
+    #: The snapshot that is scanned.
     snapshot_id: int
+    #: The client's request for the whole scan.
     request: dict[str, Any]
+    #: The index of its first manifest, among the data manifests of the manifest list.
     first: int
+    #: The index after its last manifest.
     last: int
+    #: For a part of a single manifest, the number of entries that precede the part.
     after: int = 0
 
     def text(self) -> str:
-        """Return the part as a client gets it. Raises RejectedError, 400, where the request is too long to repeat."""
+        """Encode the part for the client. Raises RejectedError, 400, if the request is too long to be repeated."""
         request = json.dumps(self.request, separators=(",", ":"))
         if len(request) > LONGEST_REQUEST_BYTES:
             raise bad_request(
-                f"the scan has too many files for one answer, and a filter of more than {LONGEST_REQUEST_BYTES} bytes;"
-                " plan with a shorter one"
+                f"the scan has too many files for one response, and its filter has more than {LONGEST_REQUEST_BYTES}"
+                " bytes; plan with a shorter filter"
             )
         content = [_VERSION, self.table_uuid, self.snapshot_id, request, self.first, self.last, self.after]
         packed = zlib.compress(json.dumps(content, separators=(",", ":")).encode(), level=6)
@@ -77,7 +79,7 @@ class Part:
 
 
 def part_of(text: str) -> Part:
-    """Return the part that a text is. Raises RejectedError, 404, for any other text."""
+    """Decode the text of a part. Raises RejectedError, 404, if it is not valid."""
     if len(text) > _LONGEST_TASK_CHARS:
         raise no_such_task()
     try:
@@ -99,23 +101,23 @@ def part_of(text: str) -> Part:
 
 
 def no_such_task() -> RejectedError:
-    """Return the error for a task that no plan of this table has."""
+    """Return the error for a plan task that does not belong to this table."""
     return RejectedError(404, "NoSuchPlanTaskException", "Plan task does not exist; plan the scan again")
 
 
-#: The units of the largest filter: 50,000 values, or 5,000 predicates and operators.
+#: The units of the largest accepted filter: 50,000 values, or 5,000 predicates and operators.
 MOST_UNITS = 50_000
 _NODE_UNITS = 10
-#: The units that are evaluated for all files of a plan together.
+#: The maximum number of filter units times files that one plan evaluates.
 MOST_STEPS = 2_000_000
-#: A partition spec costs as much as so many files, as the filter is projected to its partitions.
+#: A partition spec costs as much as this number of files, because the filter is projected to its partitions.
 _FILES_PER_SPEC = 10
-#: Sets of more values are ranges in a weaker filter. pyiceberg compares no larger ones with the metrics of a file.
+#: A weaker filter replaces larger sets by ranges. pyiceberg does not compare larger sets with the metrics of a file.
 _MOST_VALUES = 200
 
 
 def units_of(content: Any) -> int:
-    """Return the units of a filter in JSON, before anything is parsed of it. Raise RejectedError, 413, if too many."""
+    """Return the units of a filter in JSON, before it is parsed. Raises RejectedError, 413, if it has too many."""
     units, rest = 0, [content]
     while rest:
         value = rest.pop()
@@ -129,13 +131,13 @@ def units_of(content: Any) -> int:
                 413,
                 "BadRequestException",
                 f"the filter has more than {MOST_UNITS} values or {MOST_UNITS // _NODE_UNITS} predicates and operators;"
-                " plan with a shorter filter, or from the manifests",
+                " plan with a shorter filter, or read the manifests in the client",
             )
     return units
 
 
 def is_too_much(units: int, n_files: int, n_specs: int) -> bool:
-    """Return whether to evaluate a filter for so many files is too much work.
+    """Return whether evaluating a filter for all files is too much work.
 
     Args:
         units: The units of the filter.
@@ -146,12 +148,12 @@ def is_too_much(units: int, n_files: int, n_specs: int) -> bool:
 
 
 def weakened(expression: BooleanExpression, schema: Schema, *, case_sensitive: bool) -> BooleanExpression:
-    """Return a filter that every row of the expression satisfies, with ranges instead of large sets of values.
+    """Return a weaker filter, which selects all rows of the expression, with ranges instead of large sets of values.
 
     Args:
-        expression: The filter, which fits the schema.
+        expression: The filter, which must match the schema.
         schema: The schema of the table.
-        case_sensitive: Whether the names of its columns are.
+        case_sensitive: Whether column names are case-sensitive.
     """
 
     def weaker(part: BooleanExpression) -> BooleanExpression:
@@ -169,11 +171,11 @@ def weakened(expression: BooleanExpression, schema: Schema, *, case_sensitive: b
 
 
 def _range(part: In, schema: Schema, *, case_sensitive: bool) -> BooleanExpression:
-    bound = part.bind(schema, case_sensitive)  # values are in the order of the column's type, not of JSON
+    bound = part.bind(schema, case_sensitive)  # values are ordered by the column's type, not as in JSON
     if not isinstance(bound, BoundIn):
         return part
     literals = bound.literals
-    if any(isinstance(one, AboveMax | BelowMin) or one.value != one.value for one in literals):  # or no number at all
+    if any(isinstance(one, AboveMax | BelowMin) or one.value != one.value for one in literals):  # NaN
         return AlwaysTrue()
     return And(
         GreaterThanOrEqual(term=part.term, value=min(literals)), LessThanOrEqual(term=part.term, value=max(literals))
@@ -181,21 +183,21 @@ def _range(part: In, schema: Schema, *, case_sensitive: bool) -> BooleanExpressi
 
 
 def n_units(expression: BooleanExpression) -> int:
-    """Return the units of a filter that has only small sets."""
+    """Return the units of a filter without large sets."""
     if isinstance(expression, And | Or):
         return _NODE_UNITS + n_units(expression.left) + n_units(expression.right)
     return _NODE_UNITS
 
 
 class TooManyEntriesError(TrinityLakeError):
-    """Manifests have more entries than one request decodes."""
+    """The manifests have more entries than one request may decode."""
 
 
 class EntryBudget:
-    """How many entries a request may decode. Threads share it.
+    """The number of manifest entries that a request may decode. It is shared by threads.
 
     Args:
-        n_entries: The number of entries.
+        n_entries: The maximum number of entries.
     """
 
     def __init__(self, n_entries: int):
@@ -204,24 +206,24 @@ class EntryBudget:
         self._lock = threading.Lock()
 
     def take(self, n_entries: int) -> None:
-        """Use some of the budget. Raises TooManyEntriesError."""
+        """Use up part of the budget. Raises TooManyEntriesError if it is exceeded."""
         with self._lock:
             self.n_taken += n_entries
             if self.n_taken > self._most:
-                raise TooManyEntriesError("the manifests have too many entries for one request; plan in parts")
+                raise TooManyEntriesError("manifests: too many entries for one request; plan in parts")
 
 
 class WindowedManifest(ManifestFile):
-    """A manifest of which pyiceberg sees the entries in ``window``. It is read from the storage once.
+    """A manifest of which pyiceberg sees only the entries in ``window``. It is read from the storage once.
 
-    Entries count by their numbers in the file, with those of deleted files. ``n_entries`` is the number of all of them,
-    None before the first read: pyiceberg reads no manifest whose summary excludes the filter.
+    Entries are numbered as in the file, including those of deleted files. ``n_entries`` is their total number, None
+    before the first read, because pyiceberg skips manifests whose summary excludes the filter.
     """
 
     window: range
     budget: EntryBudget
     n_entries: int | None
-    #: The locations of files that the entries of the window add.
+    #: The locations of the files that the entries in the window add.
     added: set[str]
     _stored: bytes | None
     _decoded: tuple[range, list[ManifestEntry]] | None
@@ -233,7 +235,7 @@ class WindowedManifest(ManifestFile):
         Args:
             manifest: The entry of the manifest list.
             window: The numbers of the entries to decode.
-            budget: What the entries count for.
+            budget: The budget that is charged for decoded entries.
         """
         windowed = cls(*manifest._data)
         windowed.window, windowed.budget = window, budget
@@ -246,11 +248,11 @@ class WindowedManifest(ManifestFile):
 
         Args:
             io: Reads the manifest.
-            discard_deleted: Whether entries of deleted files are left out.
+            discard_deleted: Whether to leave out entries of deleted files.
 
         Raises:
-            TooManyEntriesError: The entries exceed the budget.
-            CorruptFileError: The manifest is not Avro, or claims more than it has.
+            TooManyEntriesError: If the entries exceed the budget.
+            CorruptFileError: If the manifest is not valid Avro, or declares more content than it has.
         """
         assert isinstance(io, StorageFileIO)
         if self._decoded is None or self._decoded[0] != self.window:

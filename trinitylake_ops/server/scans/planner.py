@@ -1,4 +1,4 @@
-"""Which files a scan reads, by pyiceberg's own scan over some of a snapshot's manifests."""
+"""Scan planning with pyiceberg's own scan, over some of a snapshot's manifests."""
 
 from __future__ import annotations
 
@@ -33,25 +33,25 @@ from trinitylake_ops.server.scans.parts import (
     weakened,
 )
 
-#: A part has no more manifests, so that what they say of their sizes need not be true.
+#: The maximum number of manifests of a part, so that false sizes in the manifest list cannot cause unlimited work.
 MOST_MANIFESTS = 100
-#: An answer names no more parts; the last of them stands for the rest.
+#: The maximum number of parts in a response; the last one covers all remaining manifests.
 MOST_PARTS = 100
-#: The names of columns that a request selects, or of which it asks for statistics.
+#: The maximum number of columns that a request may select, or request statistics for.
 _MOST_NAMES = 20_000
-#: The statistics in one answer: columns times files.
+#: The maximum number of statistics in one response: columns times files.
 _MOST_STATISTICS = 500_000
-#: The entries of data files that a request decodes. Each takes 30 microseconds or more.
+#: The maximum number of data file entries that a request decodes, at 30 microseconds or more each.
 _MOST_ENTRIES = 20_000
-#: No manifest that can be read has more entries.
+#: More entries than any readable manifest has.
 _MOST_ENTRIES_OF_FILE = 1 << 40
-#: The entries of delete files, which each part of a scan needs.
+#: The maximum number of delete file entries, all of which each part of a scan needs.
 _MOST_DELETES = 100_000
 _EQUALITY = "equality deletes"
 
 
 class _PartialSnapshot:
-    """A snapshot of which only some manifests count."""
+    """A snapshot restricted to some of its manifests."""
 
     def __init__(self, manifests: Sequence[ManifestFile]):
         self._manifests = manifests
@@ -61,7 +61,7 @@ class _PartialSnapshot:
 
 
 class _PartialScan(DataScan):
-    """A scan of some manifests of a snapshot."""
+    """A scan restricted to some manifests of a snapshot."""
 
     some = _PartialSnapshot([])
 
@@ -71,18 +71,24 @@ class _PartialScan(DataScan):
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """What an answer tells of a scan: files to read, and parts to ask for later."""
+    """The result of planning: files to read, and parts to plan later."""
 
     tasks: Sequence[FileScanTask]
     parts: Sequence[Part]
-    #: The filter that is left of the scan's for each of the files, None where each file has its own.
+    #: The residual filter of all files, None if each file has its own.
     residual: BooleanExpression | None = None
 
 
 class Planner:
-    """Plans one scan of a table. Raises RejectedError for a request that fits no scan: 400, 404 or 406.
+    """Plans one scan of a table.
 
-    ``most_files`` is the largest number of data files in one answer.
+    Args:
+        table: The table.
+        request: The client's request, as JSON.
+        most_files: The maximum number of data files in one response.
+
+    Raises:
+        RejectedError: 400, 404, 406 or 413 if the request describes no valid scan.
     """
 
     def __init__(self, table: Table, request: dict[str, Any], most_files: int):
@@ -96,7 +102,7 @@ class Planner:
         with as_invalid_input():
             self._asked = PlanTableScanRequest.model_validate(request)
         if self._asked.end_snapshot_id is not None and self._asked.start_snapshot_id is None:
-            raise bad_request("an incremental scan has both start-snapshot-id and end-snapshot-id")
+            raise bad_request("an incremental scan needs both start-snapshot-id and end-snapshot-id")
         self._snapshot = _snapshot_of(table.metadata, self._asked.end_snapshot_id or self._asked.snapshot_id)
         self._appends = _appends(table.metadata, self._asked.start_snapshot_id, self._snapshot)
         self._metadata = _with_schema_of(table.metadata, self._snapshot, self._asked)
@@ -106,16 +112,16 @@ class Planner:
             self.stats_fields = {
                 schema.find_field(name, self._asked.case_sensitive).field_id for name in self._asked.stats_fields or ()
             }
-            list(self._scan(self._filter).plan_files())  # of no manifest; it raises for a filter that does not fit
+            list(self._scan(self._filter).plan_files())  # reads no manifest; raises if the filter is invalid
         self._most_files = max(1, min(most_files, _MOST_STATISTICS // max(1, len(self.stats_fields))))
 
     @property
     def metadata(self) -> TableMetadata:
-        """The table's metadata, with the schema that the scan has."""
+        """The metadata of the table, with the schema of the scan."""
         return self._metadata
 
     def whole(self) -> Planned:
-        """Plan the whole scan: all files if they fit into one answer, otherwise all parts."""
+        """Plan the whole scan: return all files if they fit into one response, otherwise only parts."""
         if self._snapshot is None:
             return Planned([], [])
         data, _ = self._manifests()
@@ -124,7 +130,7 @@ class Planner:
         return Planned([], self._parts(data, 0))
 
     def part(self, part: Part) -> Planned:
-        """Plan a part. It may have more parts."""
+        """Plan a part. The result may contain further parts."""
         if self._snapshot is None:
             raise no_such_task()
         data, deletes = self._manifests()
@@ -143,8 +149,8 @@ class Planner:
                 tasks, rest = self._single(part, data[part.first], whole, row_filter)
             except TooManyEntriesError as error:
                 raise unsupported(
-                    f"scans of tables with more than {_MOST_DELETES} delete files are not planned here; compact the"
-                    " table, or plan from the manifests"
+                    f"tables with more than {_MOST_DELETES} delete files are not supported by scan planning; compact"
+                    " the table, or read the manifests in the client"
                 ) from error
             return Planned(tasks, rest, residual)
         budget = EntryBudget(_MOST_ENTRIES)
@@ -153,30 +159,30 @@ class Planner:
             tasks = self._tasks(several, whole, row_filter)
             if len(tasks) <= self._most_files:
                 return Planned(tasks, [], residual)
-        # the manifest list counts fewer files
+        # the manifest list declares fewer files than there are
         return Planned([], [self._part(at, at + 1) for at in range(part.first, part.last)])
 
     def _single(
         self, part: Part, manifest: ManifestFile, deletes: list[WindowedManifest], row_filter: BooleanExpression
     ) -> tuple[list[FileScanTask], list[Part]]:
-        """Return files of one manifest from an entry on, and the part that has the rest of its entries."""
-        found: list[FileScanTask] = []
+        """Return files of one manifest from an entry on, and the part with the remaining entries."""
+        tasks_so_far: list[FileScanTask] = []
         begin = part.after
         budget = EntryBudget(_MOST_ENTRIES_OF_FILE)
         windowed = WindowedManifest.of(manifest, range(0), budget)
-        while budget.n_taken < _MOST_ENTRIES and len(found) < self._most_files:
+        while budget.n_taken < _MOST_ENTRIES and len(tasks_so_far) < self._most_files:
             windowed.window = range(begin, begin + self._most_files)
             tasks = self._tasks([windowed], deletes, row_filter)
-            if len(found) + len(tasks) > self._most_files:
+            if len(tasks_so_far) + len(tasks) > self._most_files:
                 break
-            found += tasks
+            tasks_so_far += tasks
             begin += self._most_files
             if windowed.n_entries is None or begin >= windowed.n_entries:
-                return found, []
-        return found, [self._part(part.first, part.last, begin)]
+                return tasks_so_far, []
+        return tasks_so_far, [self._part(part.first, part.last, begin)]
 
     def _manifests(self) -> tuple[list[ManifestFile], list[ManifestFile]]:
-        """Return the manifests of data files, and of deletes, which do not count for what was appended."""
+        """Return the manifests of data files and of delete files. Incremental scans ignore delete files."""
         assert self._snapshot is not None
         if self._appends is not None:
             return [one for append in self._appends for one in self._appended_by(append)], []
@@ -197,7 +203,7 @@ class Planner:
         return Part(uuid, self._snapshot.snapshot_id, self._request, first, last, after)
 
     def _parts(self, data: Sequence[ManifestFile], first: int) -> list[Part]:
-        """Return parts of about as many files as an answer has, by what the manifest list says of the manifests."""
+        """Return parts with about as many files as fit into a response, by the sizes in the manifest list."""
         parts: list[Part] = []
         begin, n_files = first, 0
         for at in range(first, len(data)):
@@ -214,7 +220,7 @@ class Planner:
         return self._asked.filter or AlwaysTrue()
 
     def _filter_for(self, manifests: Sequence[ManifestFile]) -> BooleanExpression:
-        """Return the filter for the files of manifests: the request's, or a weaker one if that is too much work."""
+        """Return the filter to evaluate for files: the request's, or a weaker one if that is too much work."""
         n_files, n_specs = _n_files(manifests), len({one.partition_spec_id for one in manifests})
         if not is_too_much(self._units, n_files, n_specs):
             return self._filter
@@ -237,7 +243,7 @@ class Planner:
             self._io.check_may_have(file.file_path)
         if self._appends is None:
             return tasks
-        # A manifest of an append may list files that were there before, as it took the place of others.
+        # An append may rewrite existing manifests, so its manifests may also list files of earlier snapshots.
         added = set().union(*(one.added for one in data))
         return [task for task in tasks if task.file.file_path in added]
 
@@ -250,7 +256,7 @@ def _check_names(request: dict[str, Any]) -> None:
 
 
 def check_is_of(part: Part, table: Table) -> None:
-    """Raise RejectedError, 404, for a part of another table."""
+    """Raise RejectedError, 404, if the part belongs to another table."""
     if part.table_uuid != str(table.metadata.table_uuid):
         raise no_such_task()
 
@@ -260,12 +266,12 @@ def _snapshot_of(metadata: TableMetadata, snapshot_id: int | None) -> Snapshot |
         return metadata.current_snapshot()
     found = metadata.snapshot_by_id(snapshot_id)
     if found is None:
-        raise bad_request(f"snapshot {snapshot_id} is not in the table")
+        raise bad_request(f"snapshot {snapshot_id} does not exist in the table")
     return found
 
 
 def _appends(metadata: TableMetadata, start_id: int | None, end: Snapshot | None) -> list[Snapshot] | None:
-    """Return the snapshots after one, up to another, that appended files. None for a scan that is not incremental."""
+    """Return the append snapshots between two snapshots, oldest first, or None for a scan that is not incremental."""
     if start_id is None:
         return None
     by_id = {snapshot.snapshot_id: snapshot for snapshot in metadata.snapshots}
@@ -275,7 +281,7 @@ def _appends(metadata: TableMetadata, start_id: int | None, end: Snapshot | None
         found.append(at)
         at = None if at.parent_snapshot_id is None else by_id.get(at.parent_snapshot_id)
     if at is None or at.snapshot_id != start_id:
-        raise bad_request(f"snapshot {start_id} is not among those that snapshot {end and end.snapshot_id} came from")
+        raise bad_request(f"snapshot {start_id} is not an ancestor of snapshot {end and end.snapshot_id}")
     return [one for one in reversed(found) if one.summary is not None and one.summary.operation == Operation.APPEND]
 
 
@@ -284,8 +290,8 @@ def _with_schema_of(metadata: TableMetadata, snapshot: Snapshot | None, asked: P
         return metadata
     if all(schema.schema_id != snapshot.schema_id for schema in metadata.schemas):
         raise CorruptFileError(
-            f"snapshot {snapshot.snapshot_id} names schema {snapshot.schema_id}, which the table does not have; plan"
-            " without its schema, or roll the table back to another snapshot",
+            f"snapshot {snapshot.snapshot_id} has schema {snapshot.schema_id}, which the table does not have; plan"
+            " without the snapshot's schema, or roll the table back to another snapshot",
             path=snapshot.manifest_list,
         )
     return metadata.model_copy(update={"current_schema_id": snapshot.schema_id})
@@ -297,7 +303,7 @@ def _n_files(manifests: Sequence[ManifestFile]) -> int:
 
 @contextmanager
 def _reading(snapshot: Snapshot) -> Iterator[None]:
-    """Take what pyiceberg raises for manifests: of broken ones anything at all."""
+    """Translate the errors of pyiceberg for manifests, which for broken ones can be of any type."""
     try:
         yield
     except (TrinityLakeError, PydanticError):
@@ -305,14 +311,14 @@ def _reading(snapshot: Snapshot) -> Iterator[None]:
     except Exception as error:
         if _EQUALITY in str(error):
             raise unsupported(
-                "scans of tables with equality deletes are not planned here; plan from the manifests"
+                "equality deletes are not supported by scan planning; read the manifests in the client"
             ) from (error)
         if isinstance(error, TypeError) and "NoneType" in str(error):
-            # pyiceberg compares the value of a partition, whatever it is
+            # pyiceberg compares partition values even if they are null
             raise unsupported(
-                "a filter on partitions without a value is not planned here; plan from the manifests"
+                "a filter on null partition values is not supported by scan planning; read the manifests in the client"
             ) from (error)
         raise CorruptFileError(
-            f"manifests of snapshot {snapshot.snapshot_id} cannot be planned: {type(error).__name__}",
+            f"cannot plan manifests of snapshot {snapshot.snapshot_id}: {type(error).__name__}",
             path=snapshot.manifest_list,
         ) from error
